@@ -44,7 +44,7 @@ def _title(page: Path) -> str:
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Reports and figures of the studies, and pages beside the README, stand where links from docs/ lead."""
     found = [path for name in STUDIES for path in (ROOT / "studies" / name).glob("figures/*.svg")]
-    found += [ROOT / "studies" / name / "report.md" for name in STUDIES]
+    found += [ROOT / "studies" / name / file for name in STUDIES for file in ("report.md", "table.csv")]
     found += [path for name in ROOT_PAGES if (path := ROOT / name).is_file()]
     for path in found:
         place = path.relative_to(ROOT).as_posix()

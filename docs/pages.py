@@ -9,8 +9,6 @@ name. What a block prints stands in a block of `output` right behind it. A comme
     <!-- may end with 1 -->  its one command checks something, and may well find that it fails
     <!-- not run: why -->    nothing here can run it; the tests see to it that its options exist
     <!-- before: command --> a command that readers need not see
-
-Between `<!-- took -->` and `<!-- -->` stands how long it takes on one core, once policies are compiled.
 """
 
 from __future__ import annotations
@@ -37,7 +35,6 @@ BLOCK = re.compile(
     r"(?P<output>\n```output\n.*?^```\n)?",
     re.MULTILINE | re.DOTALL,
 )
-TOOK = re.compile(r"<!-- took -->.*?<!-- -->", re.DOTALL)
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
 COMMANDS = """\
 specsim() { "$PYTHON" -m specsim "$@"; }
@@ -96,9 +93,9 @@ def blocks(text: str) -> list[Block]:
 
 
 def block(page: str, holds: str, language: str = "python") -> str:
-    """A page's one block of this language that holds these words."""
-    found = [one.code for one in blocks((HOME / page).read_text()) if one.language == language and holds in one.code]
-    (code,) = found
+    """The code of a page's only block in this language that contains these words."""
+    all_blocks = blocks((HOME / page).read_text())
+    (code,) = [block.code for block in all_blocks if block.language == language and holds in block.code]
     return code
 
 
@@ -109,7 +106,7 @@ def written() -> list[Path]:
 
 def pages() -> list[Path]:
     """The pages with blocks that run, the README among them."""
-    return [path for path in written() if any(one.runs for one in blocks(path.read_text()))]
+    return [path for path in written() if any(block.runs for block in blocks(path.read_text()))]
 
 
 @contextlib.contextmanager
@@ -160,34 +157,34 @@ def run(text: str, folder: Path, slow: bool = False) -> list[str | None]:
     """What every block of a page prints, None of those that are not run."""
     names: dict[str, object] = {"__name__": "__main__"}
     printed: list[str | None] = []
-    for one in blocks(text):
-        for command in one.before if slow or not one.slow else ():
+    for block in blocks(text):
+        for command in block.before if slow or not block.slow else ():
             _shell(command, folder)
-        if one.title is not None:
-            (folder / one.title).parent.mkdir(parents=True, exist_ok=True)
-            (folder / one.title).write_text(one.code)
-        if one.title is not None or not one.runs or (one.slow and not slow):
+        if block.title is not None:
+            (folder / block.title).parent.mkdir(parents=True, exist_ok=True)
+            (folder / block.title).write_text(block.code)
+        if block.title is not None or not block.runs or (block.slow and not slow):
             printed.append(None)
-        elif one.language == "sh":
-            printed.append(_shown(one, _shell(one.code, folder, one.exit_codes)))
+        elif block.language == "sh":
+            printed.append(_shown(block, _shell(block.code, folder, block.exit_codes)))
         else:
-            printed.append(_shown(one, _python(one.code, folder, names)))
+            printed.append(_shown(block, _python(block.code, folder, names)))
     return printed
 
 
-def _shown(one: Block, printed: str) -> str:
+def _shown(block: Block, printed: str) -> str:
     """What a page shows of it: no blanks at the ends of lines, nothing of a quiet block."""
-    if "quiet" in one.notes:
+    if "quiet" in block.notes:
         return ""
     return "".join(f"{line.rstrip()}\n" for line in printed.rstrip().splitlines())
 
 
-def differs(one: Block, printed: str | None) -> bool:
+def differs(block: Block, printed: str | None) -> bool:
     """Whether a block prints something else than what stands below it."""
     if printed is None:
         return False
-    recorded = one.output or ""
-    if one.measured:
+    recorded = block.output or ""
+    if block.measured:
         return _words(recorded) != _words(printed)
     return recorded != printed
 
@@ -198,16 +195,8 @@ def _words(text: str) -> set[str]:
     return set(re.findall(r"[^\W\d_]{2,}", NUMBER.sub("", "\n".join(lines))))
 
 
-def duration(seconds: float) -> str:
-    """A time as a reader wants it: rounded up, and never to be compared."""
-    if seconds < 55:
-        return f"{max(5, int(-(-seconds // 5)) * 5)} s"
-    minutes = int(-(-seconds // 60))
-    return f"{minutes} minute{'s' if minutes > 1 else ''}"
-
-
 def rewrite(page: Path, slow: bool = True) -> None:
-    """Run a page and write what its blocks print, the processor time of all, and the figures that it shows."""
+    """Run a page and write what its blocks print, and the figures that it shows."""
     import matplotlib  # pages are read without it
 
     matplotlib.rcParams["svg.hashsalt"] = page.stem  # figures of the same bytes every time
@@ -215,9 +204,7 @@ def rewrite(page: Path, slow: bool = True) -> None:
     text = page.read_text()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name).resolve()
-        begin = sum(os.times()[:4])
         printed = iter(run(text, folder, slow))
-        seconds = sum(os.times()[:4]) - begin
         for path in figures(page):
             if (folder / path.name).is_file():
                 path.parent.mkdir(exist_ok=True)
@@ -231,9 +218,7 @@ def rewrite(page: Path, slow: bool = True) -> None:
         title = f' title="{found["title"]}"' if found["title"] else ""
         return f"{found['notes']}```{found['language']}{title}\n{found['code']}```\n{output}"
 
-    text = BLOCK.sub(written, text)
-    what = "All of it" if slow else "All but what really decodes"
-    page.write_text(TOOK.sub(f"<!-- took -->{what} takes {duration(seconds)} on one core.<!-- -->", text))
+    page.write_text(BLOCK.sub(written, text))
 
 
 def figures(page: Path) -> list[Path]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from docs import pages, values
 from docs.pages import HOME, ROOT
-from studies.words import first_best, without_withdrawn
+from studies.comparisons import first_best, without_withdrawn
 
 STUDIES = ROOT / "studies"
 PLACE = re.compile(r"<!-- table: (?P<name>[^\n]+?) -->.*?<!-- end of table -->", re.DOTALL)
@@ -92,7 +92,7 @@ def import_formats() -> str:
     """What `specsim import` reads, and which real files each reader was tested on."""
     from specsim.engines.formats.registry import FORMATS, UNTESTED
 
-    rows = [f"`{kind}` | {one.doc} | {one.tested or UNTESTED}" for kind, one in FORMATS.items()]
+    rows = [f"`{kind}` | {format_.doc} | {format_.tested or UNTESTED}" for kind, format_ in FORMATS.items()]
     return _table("kind | what it reads | tested on", rows)
 
 

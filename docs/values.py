@@ -2,8 +2,8 @@
 
     <!-- value: between runs -->1.7<!-- -->
 
-Every one has its owner: what a run recorded, a constant of the code, or a bound that a test asserts. Names with a dot
-are figures of the papers' audit with their format, as in studies/papers/sentences.toml:
+The owner of a value is a recorded run, a constant of the code, or a bound that a test asserts. Names with a dot
+are figures of the papers' audit with their format:
 
     <!-- value: eesd.eq14_one_ratio_error:.2f -->1.75<!-- -->
 """
@@ -17,15 +17,15 @@ from typing import Any
 
 from docs.pages import ROOT
 from realrun.campaign.run import MOST_S
+from realrun.measure.turns import TURN_ROUNDS
 from realrun.pairs.pair import LAB_DEEP_LAYERS
-from realrun.profiling.turns import TURN_ROUNDS
 from specsim.claims.diff import BETWEEN_RUNS_PERCENT
 from specsim.cost.files import read_cost
 from specsim.engines.conventions import CONVENTIONS
-from specsim.speedup.intervals import FEW, LARGEST_FLOOR_PERCENT, REPEATS
+from specsim.replaying.intervals import FEW, LARGEST_FLOOR_PERCENT, REPEATS
 from studies.papers.adaedl import DRAWS
 from studies.papers.audit import findings
-from studies.papers.run import filled
+from studies.papers.record import filled
 from tests.contract.test_house import MOST_LINES
 from tests.specsim.claims.test_diff import FOUND_PERCENT
 from tests.specsim.engines.test_advise import FEWEST_ROUNDS, NEAR_PERCENT, RIGHT_PERCENT
@@ -53,13 +53,13 @@ def prompts_with_rounds() -> int:
 
 def _range(series: str, part: str, digits: int) -> str:
     """From the least to the largest of some figures of the audit: those of a series whose names end so."""
-    found = [one.value for one in findings() if one.series == series and one.name.endswith(part)]
-    return f"{min(found):.{digits}f} to {max(found):.{digits}f}"
+    values = [each.value for each in findings() if each.series == series and each.name.endswith(part)]
+    return f"{min(values):.{digits}f} to {max(values):.{digits}f}"
 
 
 def _alphas() -> str:
     """Rows of EDD's tables whose alpha is tau over depth, of all."""
-    verdicts = [one.verdict for one in findings() if one.series == "edd.alpha"]
+    verdicts = [finding.verdict for finding in findings() if finding.series == "edd.alpha"]
     return f"{verdicts.count('supports')} of {len(verdicts)} rows"
 
 

@@ -12,24 +12,24 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from realrun.decode.decoder import Decoder
     from realrun.decode.sampling import Sampler
+    from realrun.experiment.run import ValidationSettings, validate
+    from realrun.measure.profile import profile
+    from realrun.measure.record import RecordSettings, record
     from realrun.pairs.joined import join_pairs
     from realrun.pairs.pair import load_pair
     from realrun.pairs.prompts import read_prompts
-    from realrun.profiling.profile import profile
-    from realrun.recording.record import RecordSettings, record
-    from realrun.validation.run import ValidationSettings, validate
 
 _HOMES = {  # public name -> module that defines it
     "Decoder": "realrun.decode.decoder",
-    "RecordSettings": "realrun.recording.record",
+    "RecordSettings": "realrun.measure.record",
     "Sampler": "realrun.decode.sampling",
-    "ValidationSettings": "realrun.validation.run",
+    "ValidationSettings": "realrun.experiment.run",
     "join_pairs": "realrun.pairs.joined",
     "load_pair": "realrun.pairs.pair",
-    "profile": "realrun.profiling.profile",
+    "profile": "realrun.measure.profile",
     "read_prompts": "realrun.pairs.prompts",
-    "record": "realrun.recording.record",
-    "validate": "realrun.validation.run",
+    "record": "realrun.measure.record",
+    "validate": "realrun.experiment.run",
 }
 __all__ = [
     "Decoder",

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from specsim.errors import InputError
-from specsim.json_files import read_json
+from specsim.io.errors import InputError
+from specsim.io.json import read_json
 
 MAX_BYTES = 2**30  # of a file
 

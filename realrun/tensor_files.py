@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from specsim.files import replacing
+from specsim.io.files import replacing
 
 OS_ERROR = re.compile(r"\(os error (\d+)\)")  # in what safetensors says of a disk
 
@@ -29,7 +29,7 @@ def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapp
         try:
             save_file(whole, written, metadata=dict(metadata))
         except SafetensorError as error:
-            if found := OS_ERROR.search(str(error)):
-                raise OSError(int(found[1]), os.strerror(int(found[1]))) from None
+            if number := OS_ERROR.search(str(error)):
+                raise OSError(int(number[1]), os.strerror(int(number[1]))) from None
             raise
         os.replace(written, temporary)

@@ -7,12 +7,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from specsim.api.calibrate import calibrate
-    from specsim.api.generate import generate
-    from specsim.api.join import join_traces
-    from specsim.api.predict import policies, predict, replay
-    from specsim.api.serve import serve, serve_batches, serve_schedule
-    from specsim.api.tune import cross_validate, leaderboard, tune
+    from specsim.acceptance.generate import generate
+    from specsim.compare.leaderboard import leaderboard
+    from specsim.cost.calibrate import calibrate
     from specsim.cost.files import read_cost
     from specsim.cost.joined import JoinedCost
     from specsim.cost.model import ConstantCost, CostModel
@@ -20,12 +17,16 @@ if TYPE_CHECKING:
     from specsim.engines.diagnose import diagnose
     from specsim.engines.export import export_flags
     from specsim.engines.import_records import import_records
-    from specsim.errors import InputError
+    from specsim.io.errors import InputError
+    from specsim.learn.predict import predict, replay
+    from specsim.learn.tune import cross_validate, tune
     from specsim.policy.base import setting
     from specsim.policy.chain.base import ChainPolicy
-    from specsim.policy.registry import make_policy
+    from specsim.policy.registry import make_policy, policies
     from specsim.policy.tree.base import TreePolicy
+    from specsim.serving.serve import serve, serve_batches, serve_schedule
     from specsim.trace.files import read_trace, write_trace
+    from specsim.trace.join import join_traces
     from specsim.trace.trace import Trace
 
 __version__ = "0.1.0"
@@ -34,30 +35,30 @@ _HOMES = {  # public name -> module that defines it
     "ChainPolicy": "specsim.policy.chain.base",
     "ConstantCost": "specsim.cost.model",
     "CostModel": "specsim.cost.model",
-    "InputError": "specsim.errors",
+    "InputError": "specsim.io.errors",
     "JoinedCost": "specsim.cost.joined",
     "Trace": "specsim.trace.trace",
     "TreePolicy": "specsim.policy.tree.base",
     "advise": "specsim.engines.advise",
-    "calibrate": "specsim.api.calibrate",
-    "cross_validate": "specsim.api.tune",
+    "calibrate": "specsim.cost.calibrate",
+    "cross_validate": "specsim.learn.tune",
     "diagnose": "specsim.engines.diagnose",
     "export_flags": "specsim.engines.export",
-    "generate": "specsim.api.generate",
+    "generate": "specsim.acceptance.generate",
     "import_records": "specsim.engines.import_records",
-    "join_traces": "specsim.api.join",
-    "leaderboard": "specsim.api.tune",
+    "join_traces": "specsim.trace.join",
+    "leaderboard": "specsim.compare.leaderboard",
     "make_policy": "specsim.policy.registry",
-    "policies": "specsim.api.predict",
-    "predict": "specsim.api.predict",
+    "policies": "specsim.policy.registry",
+    "predict": "specsim.learn.predict",
     "read_cost": "specsim.cost.files",
     "read_trace": "specsim.trace.files",
-    "replay": "specsim.api.predict",
-    "serve": "specsim.api.serve",
-    "serve_batches": "specsim.api.serve",
-    "serve_schedule": "specsim.api.serve",
+    "replay": "specsim.learn.predict",
+    "serve": "specsim.serving.serve",
+    "serve_batches": "specsim.serving.serve",
+    "serve_schedule": "specsim.serving.serve",
     "setting": "specsim.policy.base",
-    "tune": "specsim.api.tune",
+    "tune": "specsim.learn.tune",
     "write_trace": "specsim.trace.files",
 }
 __all__ = [

@@ -13,12 +13,12 @@ from typing import Annotated
 import typer
 
 from specsim.cli.console import run
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 
 HOME = Path(__file__).parent
 STUDIES = tuple(sorted(path.parent.name for path in HOME.glob("*/run.py")))
 RECORDED = "recorded"  # in a study's folder: what its real run left and its report is made of
-WRITTEN = ("report.md", "figures")
+WRITTEN = ("report.md", "table.csv", "figures")
 
 
 def patterns(name: str) -> tuple[str, ...]:

@@ -1,37 +1,35 @@
 """What the studies share: their configuration, jobs that run once and are read again, and where they ran.
 
-A study is a folder with config.toml, run.py and the report that was written by it: `python -m studies.edd.run [OUT]`.
+A study is a folder with config.toml, run.py, report.py, and the report that these wrote: `python -m studies edd`.
 """
 
 from __future__ import annotations
 
 import json
-import sys
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from realrun.decode.sampling import Sampler
-from realrun.pairs.pair import Pair, load_pair
+from realrun.experiment.run import TUNING_REPEATS, ValidationSettings, validate
+from realrun.measure.profile import profile
+from realrun.measure.record import RecordSettings
+from realrun.measure.reuse import recorded_trace
+from realrun.pairs.pair import LAB_DEEP, Pair, load_pair
 from realrun.pairs.prompts import study_prompts
-from realrun.profiling.profile import profile
-from realrun.recording.record import RecordSettings
-from realrun.recording.reuse import recorded_trace
-from realrun.validation.run import TUNING_REPEATS, ValidationSettings, validate
+from specsim.compare.leaderboard import leaderboards
 from specsim.cost.contexts import context_range
 from specsim.cost.files import read_cost
 from specsim.cost.model import CostModel
-from specsim.errors import InputError
-from specsim.files import write_json
+from specsim.io.errors import InputError
+from specsim.io.files import write_json
+from specsim.io.progress import Progress
 from specsim.policy.base import Policy
 from specsim.policy.registry import make_policy
-from specsim.progress import Progress
-from specsim.ranking.leaderboard import leaderboard
+from specsim.replaying.intervals import paired_difference
 from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import Replay
-from specsim.speedup.intervals import paired_difference
 from specsim.trace.files import read_trace
 from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
@@ -42,13 +40,6 @@ Document = dict[str, Any]
 REPLAYED = "replayed.json"  # the document that `validation` makes, and reads where it is
 VALIDATED = (REPLAYED, "profile.json", "rounds.parquet", "trace/*")  # what reports are made of
 MOST_TRUNCATED = 0.05  # share of a row's rounds; a row with more is not compared
-
-
-def run_study(main: Callable[[Path, Config], None], file: str) -> None:
-    """Run a study with the config.toml beside its file, into the folder that the command line names, else out/."""
-    home = Path(file).parent
-    config = tomllib.loads((home / "config.toml").read_text())
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else home / "out", config)
 
 
 def claim(out: Path, config: Config) -> None:
@@ -191,7 +182,7 @@ def truncated_share(replayed: Replay) -> float:
 def board(done: Path, cost: CostModel, kinds: list[type[Policy]], config: Config, report: Progress) -> Document:
     """The leaderboard of these policies on the trace beside it at this cost; read where it is there."""
     if not done.is_file():
-        (ranked,) = leaderboard(
+        (ranked,) = leaderboards(
             {done.stem: read_trace(done.parent / "trace")},
             [cost],
             kinds=kinds,
@@ -222,16 +213,26 @@ def without_truncated(board: Document) -> Document:
     return {**board, "rows": rows, "left_out": named}
 
 
-def about_prompts(config: Config, document: Config, rest: str = "report on") -> str:
-    """Which prompts a study used. rest : what those were for that were not tuned on"""
+def run_title(run: Config) -> str:
+    """Return how a run's way of decoding is called in reports."""
+    return "greedy" if run["mode"] == "greedy" else f"T = {run['temperature']:g}"
+
+
+def is_deepened(config: Config) -> bool:
+    """Return whether the study's target is the lab's with identity blocks added."""
+    return str(config["target"]).partition(":")[0] == LAB_DEEP
+
+
+def about_prompts(config: Config, document: Config) -> str:
+    """Return which prompts a study used."""
     sequences = document["sequences"]
     return (
         f"{config['prompts']} prompts from library files that the lab was not trained on, {config['max_new_tokens']} "
-        f"tokens each, {sequences['tuning']} to tune on and {sequences['holdout']} to {rest}, no file on both sides"
+        f"tokens each, {sequences['tuning']} for tuning and {sequences['holdout']} held out, no file in both"
     )
 
 
 def about_machine(document: Config) -> str:
-    """Where and when a study ran."""
+    """Return where and when a study ran."""
     where = document["environment"]
     return f"{where['device']}, {where['threads']} thread, {document['dtype']}, {where['date'][:10]}"

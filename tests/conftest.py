@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 from hypothesis import settings
 
-from specsim.progress import ProgressLines
+from specsim.io.progress import ProgressLines
 from tests.support import default_cases
 
 # The first example of a policy compiles its kernel, so a deadline per example means nothing.

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypedDict
 import torch
 
 from realrun.own_files import read_kept
-from specsim.progress import Progress
+from specsim.io.progress import Progress
 
 KIND = "specsim-campaign"
 VERSION = 1

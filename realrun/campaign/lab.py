@@ -18,11 +18,12 @@ from realrun.decode.sampling import Sampler
 from realrun.lab.evaluate import evaluate
 from realrun.lab.models import Role, Size
 from realrun.lab.train import TrainSettings, encode_split, export, train
-from realrun.pairs.pair import LAB_WEIGHTS, load_pair
+from realrun.measure.record import RecordSettings
+from realrun.measure.reuse import recorded_trace
+from realrun.pairs.lab_drafters import LAB_WEIGHTS
+from realrun.pairs.pair import load_pair
 from realrun.pairs.prompts import lab_prompts
-from realrun.recording.record import RecordSettings
-from realrun.recording.reuse import recorded_trace
-from specsim.files import remove_folder
+from specsim.io.files import remove_folder
 from specsim.trace.packed import pack_trace
 
 # Of the time left when training begins.

@@ -10,8 +10,8 @@ import gc
 from typing import Any
 
 from realrun.campaign.job import Job
+from realrun.measure.cost_grid import Axes, run_cost_grid
 from realrun.pairs.shapes import pass_weight_bytes, shape_config
-from realrun.profiling.cost_grid import Axes, run_cost_grid
 from speckernels.bench.machine import measure_ceilings
 
 # The most wanted first: time may run out.

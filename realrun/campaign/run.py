@@ -14,9 +14,9 @@ import torch
 
 from realrun.campaign.job import KIND, VERSION, Job, OutOfTime, read_result
 from realrun.provenance import provenance
-from specsim.errors import InputError
-from specsim.files import write_json
-from specsim.progress import Progress
+from specsim.io.errors import InputError
+from specsim.io.files import write_json
+from specsim.io.progress import Progress
 
 # Modules of this package and their shares of the time. A stage is imported when its turn comes: on a machine that lacks
 # what one of them needs, the others run.

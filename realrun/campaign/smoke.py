@@ -23,10 +23,11 @@ from realrun.decode.decoder import Decoder
 from realrun.decode.sampling import Sampler
 from realrun.lm.kernels import use_kernels
 from realrun.lm.static.llama import StaticLlama
-from realrun.pairs.pair import LAB_DRAFTERS, LAB_WEIGHTS, Pair, load_pair
+from realrun.measure.cost_grid import Axes, run_cost_grid
+from realrun.pairs.lab_drafters import LAB_DRAFTERS, LAB_WEIGHTS, has_lab_drafter
+from realrun.pairs.pair import Pair, load_pair
 from realrun.pairs.prompts import Prompt, lab_prompts
 from realrun.pairs.shapes import random_model, shape_config
-from realrun.profiling.cost_grid import Axes, run_cost_grid
 from speckernels import Unsupported, use_backend
 from speckernels.bench.cases import OPERATIONS
 from speckernels.bench.cases.base import SEED, Arguments, Operation
@@ -39,7 +40,7 @@ from specsim.policy.registry import make_policy
 BACKENDS = ("triton", "cuda")
 STEP_SHAPES = ("llama-3.2-1b", "llama-3.1-8b")
 STEP_AXES = Axes(tokens=(1,), contexts=(128,), batches=(1,))
-DRAFTERS = ("model", "prompt-lookup", *LAB_DRAFTERS)
+DRAFTERS = ("model", "prompt-lookup", *filter(has_lab_drafter, LAB_DRAFTERS))
 NEW_TOKENS, K = 16, 3
 Check = Callable[[Job], Any]
 

@@ -14,12 +14,12 @@ import numpy as np
 
 from realrun.campaign.job import Job, OutOfTime
 from realrun.campaign.lab import CHOICES
+from realrun.experiment.run import ValidationSettings, validate
+from realrun.experiment.scripted.run import run_scripted
+from realrun.measure.record import RecordSettings
+from realrun.measure.reuse import recorded_trace
 from realrun.pairs.pair import load_pair
 from realrun.pairs.prompts import lab_prompts
-from realrun.recording.record import RecordSettings
-from realrun.recording.reuse import recorded_trace
-from realrun.validation.run import ValidationSettings, validate
-from realrun.validation.scripted.run import run_scripted
 from specsim.trace.files import read_trace
 from specsim.trace.trace import Trace
 

@@ -4,71 +4,62 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
+from realrun.cli.options import silence_libraries
+from specsim.cli.command import Answer
+from specsim.cli.console import print_table, progress_bar
+from specsim.cli.options import SeedSettings
+from specsim.cli.settings import setting
 
-from specsim.cli.console import MAX_SEED, print_json, print_table, progress_bar
+
+@dataclass(frozen=True, kw_only=True)
+class CampaignOptions(SeedSettings):
+    """Which stages run, where, and for how long."""
+
+    out: Path = setting(..., "Folder of result files; a second run continues there.")
+    minutes: float = setting(30, "Time for all stages together.", low=0.1)
+    stage: list[str] = setting([], "smoke, kernels, profile, lab or validate; repeat for several. Default: all.")
+    work: Path | None = setting(None, "Folder for checkpoints and scratch. Default: OUT-work.")
+    device: str | None = setting(None, "cuda, cpu, ... Default: cuda if available.")
+    overwrite: bool = setting(False, "Run stages again whose results are complete.", flag="--overwrite/--no-overwrite")
 
 
-def campaign(
-    out: Annotated[Path, typer.Option(help="Folder of result files; a second run goes on there.", show_default=False)],
-    minutes: Annotated[float, typer.Option(help="Time for all stages together.", min=0.1)] = 30,
-    stage: Annotated[
-        list[str],
-        typer.Option(help="smoke, kernels, profile, lab, validate; repeat for several. Default: all of them."),
-    ] = [],  # noqa: B006 (typer reads the default, nobody changes it)
-    work: Annotated[
-        Path | None, typer.Option(help="Folder for checkpoints and scratch; default: OUT-work.", show_default=False)
-    ] = None,
-    device: Annotated[
-        str | None, typer.Option(help="cuda, cpu, ...; default: cuda where there is one.", show_default=False)
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of all randomness.", min=0, max=MAX_SEED)] = 0,
-    overwrite: Annotated[bool, typer.Option(help="Run stages again whose results are complete.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
-) -> None:
-    """Everything that needs a GPU, in short stages that each write one result file.
+def campaign(options: CampaignOptions) -> Answer:
+    """Run everything that needs a GPU, in stages.
 
-    smoke: 90 s at most, whether everything runs here and agrees with the CPU. kernels: the tests
-    for a GPU, a memory and race check, the benchmark. profile: cost grids at true
-    model shapes. lab: train a larger lab pair and record its traces. validate: predicted
-    against measured speedup, on the lab and by scripted acceptance at 7B to 13B.
+    Every stage is short and writes one result file. smoke: at most 90 s, checks that everything runs here and agrees
+    with the CPU. kernels: GPU tests, a memory and race check, the benchmark. profile: cost grids at true model shapes.
+    lab: train a larger lab pair and record its traces. validate: predicted against measured speedup, on the lab and
+    with scripted acceptance at 7B to 13B.
 
-    Without a GPU the same stages run at reduced sizes. `specsim data list --folder OUT` reads
-    the results.
+    Without a GPU the same stages run at reduced sizes. `specsim data list --folder OUT` reads the results.
     """
     begun = time.monotonic()  # on a busy machine what follows takes many seconds
 
-    from transformers.utils import logging
-
+    silence_libraries()
     from realrun.campaign.run import ALL, run_campaign
-    from specsim.files import working_in
+    from specsim.io.files import working_in
 
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
-    with working_in(out), progress_bar() as report:
+    with working_in(options.out), progress_bar() as report:
         results = run_campaign(
-            out,
-            minutes=minutes,
-            stages=stage or [ALL],
-            work=work,
-            device=device,
-            overwrite=overwrite,
-            seed=seed,
+            options.out,
+            minutes=options.minutes,
+            stages=options.stage or [ALL],
+            work=options.work,
+            device=options.device,
+            overwrite=options.overwrite,
+            seed=options.seed,
             progress=report,
             begun=begun,
         )
-    if json:
-        print_json({"out": str(out), "stages": results})
-    else:
-        rows = []
-        for result in results:
-            rows.append([result["stage"], f"{result['seconds']:.0f}", state_in_words(result)])
-        print_table(f"campaign in {out}", ["stage", "seconds", "state"], rows)
-    if any(result.get("error") or result.get("errors") for result in results):
-        raise typer.Exit(1)
+    rows = [[result["stage"], f"{result['seconds']:.0f}", state_in_words(result)] for result in results]
+    show = partial(print_table, f"campaign in {options.out}", ["stage", "seconds", "state"], rows)
+    passed = not any(result.get("error") or result.get("errors") for result in results)
+    return Answer({"out": str(options.out), "stages": results}, show, passed)
 
 
 def state_in_words(result: Mapping[str, Any]) -> str:
@@ -80,5 +71,5 @@ def state_in_words(result: Mapping[str, Any]) -> str:
     if result.get("errors"):
         return "; ".join(f"{what}: {why}" for what, why in result["errors"].items())
     left = result.get("left") or ""
-    told = left if isinstance(left, str) else f"{', '.join(left)} left"
-    return f"out of time{f' ({told})' if told else ''}: run again to go on"
+    remaining = left if isinstance(left, str) else f"{', '.join(left)} left"
+    return f"out of time{f' ({remaining})' if remaining else ''}: run again to go on"

@@ -2,74 +2,68 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from realrun.cli.options import (
-    DeviceOption,
-    DraftModelOption,
-    DtypeOption,
-    JsonOption,
-    SeedOption,
-    TargetOption,
-    ThreadsOption,
-    load,
-)
-from specsim.cli.console import print_json, print_table
+from realrun.cli.options import MachineSettings, ModelSettings
+from specsim.cli.command import Answer, command
+from specsim.cli.console import print_facts, progress_bar
+from specsim.cli.options import SeedSettings
+from specsim.cli.settings import setting
 
-lab = typer.Typer(help="Train and examine the embedded lab's models.", no_args_is_help=True)
+lab = typer.Typer(help="Train and evaluate the bundled lab models.", no_args_is_help=True)
 
 
-@lab.command()
-def train(
-    work: Annotated[Path, typer.Option(help="Folder for checkpoints; a second run resumes from it.")] = Path(
-        "lab-work"
-    ),
-    out: Annotated[Path, typer.Option(help="Folder for the trained models.")] = Path("lab-weights"),
-    target_tokens: Annotated[float, typer.Option(help="Training tokens of the target, in millions.")] = 17,
-    draft_tokens: Annotated[float, typer.Option(help="Training tokens of the draft model, in millions.")] = 12,
-    distill_tokens: Annotated[float, typer.Option(help="Further tokens of distillation, in millions.")] = 4,
-    device: DeviceOption = "cpu",
-    threads: ThreadsOption = 0,
-    seed: SeedOption = 0,
-) -> None:
-    """Train tokenizer, target and draft model from Python's standard library. Hours on a CPU."""
+@dataclass(frozen=True, kw_only=True)
+class LabTraining(SeedSettings):
+    """How long the lab's models are trained, and where."""
+
+    work: Path = setting(Path("lab-work"), "Folder for checkpoints; a second run resumes from it.")
+    out: Path = setting(Path("lab-weights"), "Folder for the trained models.")
+    target_tokens: float = setting(17, "Training tokens of the target, in millions.")
+    draft_tokens: float = setting(12, "Training tokens of the draft model, in millions.")
+    distill_tokens: float = setting(4, "Additional distillation tokens, in millions.")
+    device: str = setting("cpu", "cpu, cuda, cuda:1, ...")
+    threads: int = setting(0, "CPU threads; 0: torch's own choice.", low=0)
+
+
+@command(lab)
+def train(options: LabTraining) -> None:
+    """Train tokenizer, target and draft model.
+
+    They learn from Python's standard library. Takes hours on a CPU.
+    """
     import torch
 
     from realrun.lab.train import train_lab
-    from specsim.files import working_in
+    from specsim.io.files import working_in
 
-    if threads:
-        torch.set_num_threads(threads)
+    if options.threads:
+        torch.set_num_threads(options.threads)
     million = 1_000_000
-    with working_in(work):
+    with working_in(options.work), progress_bar() as progress:
         train_lab(
-            work,
-            out,
-            target_tokens=int(target_tokens * million),
-            draft_tokens=int(draft_tokens * million),
-            distill_tokens=int(distill_tokens * million),
-            device=device,
-            seed=seed,
+            options.work,
+            options.out,
+            target_tokens=int(options.target_tokens * million),
+            draft_tokens=int(options.draft_tokens * million),
+            distill_tokens=int(options.distill_tokens * million),
+            device=options.device,
+            seed=options.seed,
+            progress=progress,
         )
 
 
-@lab.command()
-def evaluate(
-    target: TargetOption = "lab",
-    draft_model: DraftModelOption = "lab",
-    device: DeviceOption = "cpu",
-    dtype: DtypeOption = "float32",
-    threads: ThreadsOption = 1,
-    json: JsonOption = False,
-) -> None:
-    """Held-out loss of both models in nats per token, and how often their top tokens agree."""
+@command(lab)
+def evaluate(models: ModelSettings, machine: MachineSettings) -> Answer:
+    """Measure held-out loss and agreement.
+
+    Loss is in nats per token; agreement is how often the top tokens of both models are equal.
+    """
     from realrun.lab.evaluate import evaluate as run_evaluate
 
-    document = run_evaluate(load(target, draft_model, device, dtype, threads))
-    if json:
-        print_json(document)
-    else:
-        print_table("held-out text", ["", "value"], [[k, f"{v:.3f}"] for k, v in document.items()])
+    document = run_evaluate(models.load(machine))
+    return Answer(document, partial(print_facts, "held-out text", document, number=".3f"))

@@ -1,195 +1,138 @@
-"""The command `leaderboard`: all drafters of a target with their best policies, at equal cost accounting."""
+"""`realrun leaderboard`: all drafters of a target with their best policies, at equal cost accounting."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import StrEnum
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any, Literal
 
 from realrun.cli.options import (
-    ClockName,
-    ClockOption,
-    DeviceOption,
-    DraftModelOption,
-    DtypeOption,
-    JsonOption,
-    Kernels,
-    KernelsOption,
-    MaxDraftTokensOption,
-    MaxNewTokensOption,
-    NumPromptsOption,
-    PolicyFileOption,
-    PromptsOption,
-    RepeatsOption,
-    SeedOption,
-    TargetOption,
-    TemperatureOption,
-    ThreadsOption,
-    TokenizerDifferenceOption,
-    TopKOption,
-    TopPOption,
-    TreeWidthOption,
-    TrialsOption,
-    TuningShareOption,
-    how_to_go_on,
-    load,
-    load_prompts,
+    OVERWRITE_HELP,
+    RecordOptions,
+    TimedSettings,
+    TokenizerSettings,
+    TuneOptions,
+    working,
 )
-from specsim.cli.console import print_json, print_table, progress_bar
+from specsim.cli.command import Answer
+from specsim.cli.console import print_table
+from specsim.cli.settings import Settings, setting
 
 
-class ExactMode(StrEnum):
-    """How the target chooses tokens; the ways of `realrun.cli.options.Mode` that are replayed exactly."""
+@dataclass(frozen=True, kw_only=True)
+class BoardFolder(Settings):
+    """Which drafters to rank, and where."""
 
-    greedy = "greedy"
-    gumbel = "gumbel"
+    out: Path = setting(Path("leaderboard"), "Folder for measurements, result and report.")
+    drafters: str | None = setting(
+        None,
+        "Drafters, comma-separated: model (with --draft-model), prompt-lookup, names of the lab's drafters, or folders "
+        "made by `realrun train`. Default: all of the lab's.",
+    )
+    overwrite: bool = setting(False, OVERWRITE_HELP, flag="--overwrite/--no-overwrite")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoardRecordOptions(RecordOptions):
+    """What to record for a ranking, which only takes what replays exactly."""
+
+    tree_nodes: int = setting(64, "Nodes of every recorded tree; 0 compares chain policies alone.", low=0)
+    mode: Literal["greedy", "gumbel"] = setting(
+        "gumbel", "Greedy decoding, or sampling with Gumbel noise; both replay exactly."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoardTuneOptions(TuneOptions):
+    """How policies are tuned for a ranking."""
+
+    policy: list[str] = setting([], "Policy to tune, by name or FILE.py; repeat for more. Default: all.")
+    measure: bool = setting(
+        True, "Decode the held-out prompts with every row for real.", flag="--measure/--predict-only"
+    )
 
 
 def leaderboard(
-    out: Annotated[Path, typer.Option(help="Folder for all that is measured, the result and the report.")] = Path(
-        "leaderboard"
-    ),
-    drafters: Annotated[
-        str | None,
-        typer.Option(
-            help="Drafters, comma-separated: model (with --draft-model), prompt-lookup, names of the lab's, or folders "
-            "made by `realrun train`. Default: all of the lab's.",
-            show_default=False,
-        ),
-    ] = None,
-    target: TargetOption = "lab",
-    draft_model: DraftModelOption = "lab",
-    allow_tokenizer_difference: TokenizerDifferenceOption = False,
-    prompts: PromptsOption = None,
-    num_prompts: NumPromptsOption = None,
-    max_new_tokens: MaxNewTokensOption = 128,
-    max_draft_tokens: MaxDraftTokensOption = 16,
-    tree_nodes: Annotated[int, typer.Option(help="Nodes of every recorded tree; 0 compares chains alone.", min=0)] = 64,
-    tree_width: TreeWidthOption = 10,
-    mode: Annotated[
-        ExactMode, typer.Option(help="Greedy, or sampling with Gumbel noise; both are replayed exactly.")
-    ] = ExactMode.gumbel,
-    temperature: TemperatureOption = 0.8,
-    top_p: TopPOption = 1.0,
-    top_k: TopKOption = 0,
-    policy: Annotated[
-        list[str], typer.Option(help="A policy to tune, by name or FILE.py; repeat for more. Default: all.")
-    ] = [],  # noqa: B006 (typer reads the default, nobody changes it)
-    policy_file: PolicyFileOption = [],  # noqa: B006
-    trials: TrialsOption = 100,
-    measure: Annotated[
-        bool, typer.Option("--measure/--predict-only", help="Really decode the held-out prompts with every row.")
-    ] = True,
-    repeats: RepeatsOption = 3,
-    tuning_share: TuningShareOption = 0.5,
-    seed: SeedOption = 0,
-    device: DeviceOption = "cpu",
-    dtype: DtypeOption = "float32",
-    threads: ThreadsOption = 1,
-    kernels: KernelsOption = Kernels.auto,
-    clock: ClockOption = ClockName.wall,
-    overwrite: Annotated[bool, typer.Option(help="Start anew, replacing what an earlier start left there.")] = False,
-    json: JsonOption = False,
-) -> None:
-    """Rank all drafters, each with its best fixed K, adaptive chain and tree, and with its paper's own policy.
+    folder: BoardFolder,
+    models: TokenizerSettings,
+    record: BoardRecordOptions,
+    tune: BoardTuneOptions,
+    machine: TimedSettings,
+) -> Answer:
+    """Rank all drafters with their best policies.
 
-    All get the same prompts, half of them to tune on and half to be ranked on. Policies are tuned under the median
-    costs of profiles that all drafters and the plain target take in turns; what tuning promises is the forecast,
-    written before a held-out prompt is decoded. Then all rows and two plain baselines decode every prompt at once, in
-    turns of two rounds, so that drift of the machine hits all alike.
+    Every drafter is ranked with its best fixed K, adaptive chain and tree, and its paper's own policy. All get the
+    same prompts: half to tune on, half held out for the ranking. Policies are tuned under the median costs of profiles
+    that all drafters and the plain target take in turns. The forecast is written before any held-out prompt is
+    decoded. Then all rows and two baselines decode every prompt in turns of two rounds, so that drift of the machine
+    affects all of them equally.
 
-    Columns: forecast; measured speedup by medians, with an interval that holds for all rows at once, and by the wall
-    clock; the speedup replayed at the costs of the run's own rounds, and its error; "behind", the leader's speedup less
-    the row's; "without loops", the speedup over prompts whose text does not repeat itself; tau, output tokens per
-    target pass; v_d, accepted over drafted tokens; HM, the harmonic mean of v_d and accepted over output tokens. A star
-    marks the row of each drafter that was best on the tuning prompts. MEDUSA-2 and SPACE come with a target of their
-    own, of the same architecture, whose text differs: speed is compared, not what they write.
+    Columns: forecast; measured speedup by medians, with a simultaneous 95 % interval, and by the wall clock; speedup
+    replayed at the costs of the run's own rounds, and its error; "behind", the leader's speedup minus the row's;
+    "without loops", the speedup over prompts whose text does not repeat itself; tau, mean acceptance length; v_d,
+    draft acceptance rate. A star marks each drafter's best row on the tuning prompts. MEDUSA-2 and SPACE come with a
+    target of their own with the same architecture: compare their speed, not their text.
 
-    Started again, the command goes on where it ended. Writes a folder per drafter (trace/, profile.json,
+    After an interruption the same command goes on. Writes a folder per drafter (trace/, profile.json,
     tuning_profile.json, tuned.json), forecast.json, decoded/, leaderboard.json, leaderboard.csv and report.html.
 
     Example: realrun leaderboard --out board --drafters model,medusa-1,prompt-lookup --mode greedy
     """
-    from realrun.decode.sampling import Sampler
-    from realrun.leaderboard.job import Settings, named, run_leaderboard
-    from realrun.lm.clock import check_clock, use_clock
-    from realrun.lm.kernels import use_kernels
+    from realrun.leaderboard.job import Settings as BoardSettings
+    from realrun.leaderboard.job import named, run_leaderboard
+    from realrun.measure.record import longest_prompt
     from realrun.pairs.pair import LOOKUP
-    from realrun.pairs.prompts import prompts_source
-    from realrun.recording.record import RecordSettings, longest_prompt
-    from specsim.files import working_in
-    from specsim.policy.registry import POLICIES, find_policies
+    from specsim.policy.registry import POLICIES
 
-    check_clock(clock.value, device, threads)
-    sampler = Sampler(mode.value, temperature, seed, top_p, top_k)
-    source = prompts_source(target, prompts)
-    settings = Settings(
-        record=RecordSettings(max_draft_tokens, max_new_tokens, sampler, tree_nodes, tree_width, source),
-        kinds=tuple(find_policies([*(policy or POLICIES), *policy_file]).values()),
-        trials=trials,
-        repeats=repeats if measure else 0,
-        tuning_share=tuning_share,
-        seed=seed,
-    )
-    names = named(drafters, target)
-    where = target, draft_model, device, dtype, threads
-    with (
-        working_in(out, how_to_go_on(overwrite)),
-        use_kernels(kernels.value),
-        use_clock(clock.value),
-        progress_bar() as report,
-    ):
-        plain = load(*where, "none", LOOKUP)
-        pairs = {name: load(*where, "auto", given, plain, allow_tokenizer_difference) for name, given in names.items()}
-        longest = min(longest_prompt(pair, max_new_tokens, max_draft_tokens) for pair in pairs.values())
-        chosen = load_prompts(plain, prompts, num_prompts, longest)
-        document = run_leaderboard(pairs, plain, chosen, settings, out, report, overwrite=overwrite)
-    if json:
-        print_json(document)
-    else:
+    machine.check()
+    search = {**tune.search, "repeats": tune.repeats if tune.measure else 0}
+    settings = BoardSettings(record.settings(models.target, tune.seed), tune.kinds([*POLICIES]), **search)
+    sources = named(folder.drafters, models.target)
+    with working(folder.out, machine, overwrite=folder.overwrite) as report:
+        plain = models.load(machine, drafter=LOOKUP)
+        pairs = {
+            name: models.load(machine, predictor="auto", drafter=source, beside=plain)
+            for name, source in sources.items()
+        }
+        lengths = record.max_new_tokens, record.max_draft_tokens
+        prompts = record.load(plain, min(longest_prompt(pair, *lengths) for pair in pairs.values()))
+        document = run_leaderboard(pairs, plain, prompts, settings, folder.out, report, overwrite=folder.overwrite)
+
+    def show() -> None:
         print_board(document)
-        print(f"report: {out / 'report.html'}")
+        print(f"report: {folder.out / 'report.html'}")
+
+    return Answer(document, show)
 
 
 def print_board(document: Mapping[str, Any]) -> None:
-    """The ranking as a table."""
+    """Print the ranking as a table, and what qualifies it."""
+    from specsim.report import page
     from specsim.report.documents import drafters_columns, drafters_rows
-    from specsim.report.page import (
-        choice_text,
-        floor_text,
-        machine_text,
-        prompts_text,
-        repeats_text,
-        speculation_text,
-        truncated_text,
-        wall_clock_text,
-    )
     from specsim.report.table import as_text
 
     measured = document["options"]["repeats"] > 0
     sequences = document["sequences"]
-    print(f"prompts: {prompts_text(document['prompts'])}")
+    print(f"prompts: {page.prompts_text(document['prompts'])}")
     title = (
         f"{document['target']}: tuned on {sequences['tuning']} prompts, ranked on {sequences['holdout']} others, "
         f"{document['output_tokens']} tokens, 95 % intervals"
     )
     print_table(title, *as_text(drafters_columns(measured=measured), drafters_rows(document)), labels=2)
-    for line in truncated_text(document["rows"]):
+    for line in page.truncated_text(document["rows"]):
         print(line)
     if measured:
-        print(f"measured: {repeats_text(document['options']['repeats'])}; wall clock: all repeats summed")
-        for line in wall_clock_text(document["rows"]):
+        print(f"measured: {page.repeats_text(document['options']['repeats'])}; wall clock: all repeats summed")
+        for line in page.wall_clock_text(document["rows"]):
             print(line)
-        print(f"machine: {machine_text(document)}")
-        print(floor_text(document))
+        print(f"machine: {page.machine_text(document)}")
+        print(page.floor_text(document))
         error = document["median_abs_error_percent"]
         print(f"median error of replay at the costs of the run's own rounds: {error:.2f} %")
-        print(choice_text(document["choice"]))
-    top = document["rows"][0]
-    speedup = top["measured"] if measured else top["speedup"]
-    print(speculation_text(top["label"], speedup, document["noise_floor_percent"] or 0.0))
+        print(page.choice_text(document["choice"]))
+    leader = document["rows"][0]
+    speedup = leader["measured"] if measured else leader["speedup"]
+    print(page.speculation_text(leader["label"], speedup, document["noise_floor_percent"] or 0.0))
     if document["looping_prompts"]:
         print(f"prompts whose text repeats itself: {document['looping_prompts']} of {sequences['holdout']}")

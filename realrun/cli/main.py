@@ -14,11 +14,12 @@ from realrun.cli.shapes import cost_grid, scripted, shapes
 from realrun.cli.train import train as train_group
 from realrun.cli.typical import typical
 from realrun.cli.validate import validate
+from specsim.cli.command import command
 from specsim.cli.console import options_of_all, run
 
 app = typer.Typer(
-    help="Run speculative decoding for real: record traces, profile the machine, validate predictions.\n\n"
-    "Without models of your own, the embedded lab is used: a small pair trained on Python's standard library.",
+    help="Record, profile and validate speculative decoding with real models.\n\n"
+    "Default models: the bundled lab, a small pair trained on Python's standard library.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -31,7 +32,7 @@ app.add_typer(train_group, name="train")
 
 
 for _command in (record, profile, batch_profile, validate, campaign, cost_grid, leaderboard, scripted, shapes, typical):
-    app.command()(_command)
+    command(app)(_command)
 
 
 def main() -> None:

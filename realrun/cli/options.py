@@ -1,204 +1,271 @@
-"""Arguments and options that the `realrun` commands share."""
+"""Groups of options that the `realrun` commands share, and how models and prompts are loaded by them."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections import Counter
-from collections.abc import Sequence
-from enum import StrEnum
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from specsim.cli.console import MAX_SEED
-from specsim.errors import InputError
+from specsim.cli.console import progress_bar
+from specsim.cli.options import POLICY_FILE_HELP, SeedSettings
+from specsim.cli.settings import Settings, setting
+from specsim.io.errors import InputError
 
 if TYPE_CHECKING:
+    from realrun.decode.sampling import Sampler
+    from realrun.measure.record import RecordSettings
     from realrun.pairs.pair import Pair
     from realrun.pairs.prompts import Prompt
+    from specsim.io.progress import Progress
+    from specsim.policy.base import Policy
+
+LAB_COUNT = 36  # of the lab's prompts, by default
 
 
-LAB_COUNT = 36  # of the lab's prompts, unless told
+@dataclass(frozen=True, kw_only=True)
+class MachineSettings(Settings):
+    """Where and in which number type models run."""
+
+    device: str = setting("cpu", "cpu, cuda, cuda:1, ...")
+    dtype: str = setting(
+        "float32",
+        "Number type of the models: float32, float64, bfloat16, float16, or bfloat16-float32-logits and "
+        "float16-float32-logits, 16-bit models whose logits are float32 and tie less often.",
+    )
+    threads: int = setting(1, "CPU threads. 1 is steadiest for small models; 0: torch's own choice.", low=0)
 
 
-class Mode(StrEnum):
+@dataclass(frozen=True, kw_only=True)
+class KernelSettings(MachineSettings):
+    """And with which kernels."""
+
+    kernels: Literal["auto", "reference", "triton", "cuda"] = setting(
+        "auto",
+        "Kernels of attention and draft statistics. auto: CUDA C++ or Triton on a GPU, plain torch on a CPU. A "
+        "CPU runs named kernels interpreted (Triton) or on emulated threads (CUDA C++): slow, but the same rounds.",
+    )
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Run models with these kernels."""
+        from realrun.lm.kernels import use_kernels
+
+        with use_kernels(self.kernels):
+            yield
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedSettings(KernelSettings):
+    """And by which clock."""
+
+    clock: Literal["wall", "cpu"] = setting(
+        "wall", "Clock: wall, or this process's CPU time, which ignores other processes (CPU, one thread)."
+    )
+
+    def check(self) -> None:
+        """Raise InputError where the clock cannot measure such a run."""
+        from realrun.lm.clock import check_clock
+
+        check_clock(self.clock, self.device, self.threads)
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Run models with these kernels, timed by this clock."""
+        from realrun.lm.clock import use_clock
+
+        with super().in_use(), use_clock(self.clock):
+            yield
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetSettings(Settings):
+    """Which model to accelerate."""
+
+    target: str = setting(
+        "lab",
+        'Model to accelerate: local folder, Hub id, or "lab" (bundled). "lab-deep" is the lab\'s model with identity '
+        "blocks added up to 40 layers: same output, cost of a 40-layer model; lab-deep:24 has 24.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings(TargetSettings):
+    """A target and a draft model."""
+
+    draft_model: str = setting("lab", 'Draft model, with the target\'s vocabulary: folder, Hub id or "lab".')
+
+    def load(self, machine: MachineSettings, **changes: Any) -> Pair:
+        """Load the pair; changes as for `realrun.load_pair`. Notes about the vocabularies go to standard error."""
+        silence_libraries()
+        from realrun.pairs.pair import load_pair
+
+        pair = load_pair(**{"predictor": "none", **vars(self), **_torch_options(machine), **changes})
+        models: dict[str, Any] = {} if changes.get("beside") is not None else {"target": pair.target}
+        if pair.drafter.origin == "model":
+            models["draft model"] = pair.drafter.weights(pair.target)[0]
+        _print_padding(models)
+        return pair
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerSettings(ModelSettings):
+    """And whether their tokenizers may differ."""
+
+    allow_tokenizer_difference: bool = setting(
+        False,
+        "Allow a draft model whose tokenizer lacks some of the target's tokens or has more, where shared tokens have "
+        "the same ids. It reads a token that it lacks as a mean token, and never proposes it.",
+        flag="--allow-tokenizer-difference",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrafterSettings(TokenizerSettings):
+    """And how to draft."""
+
+    drafter: str = setting(
+        "model",
+        "Drafter: model (with --draft-model), prompt-lookup (any target), a self-speculative drafter or draft head of "
+        "the lab's target (eagle, self-sd, or once trained eesd, medusa-1, medusa-2, edd, space), or a folder made by "
+        "`realrun train`.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairSettings(DrafterSettings):
+    """And which acceptance predictor runs beside it."""
+
+    predictor: str = setting(
+        "auto",
+        'Acceptance predictor to record and to run: a file made by `realrun train predictor`, "lab", "none", or '
+        "\"auto\": the one in the drafter's folder, or the lab's for the lab's pair.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptSettings(Settings):
+    """Which prompts are decoded, and how far."""
+
+    prompts: Path | None = setting(
+        None,
+        'Prompts as JSON Lines: {"text": ...}, {"prompt": ...} or {"messages": [...]}, optionally with a "domain"; or '
+        "lines of MT-Bench, Spec-Bench, ShareGPT, GSM8K or Alpaca (first question). Required for your own models; "
+        "default: the lab's held-out prompts.",
+    )
+    num_prompts: int | None = setting(
+        None, "Prompts to use, balanced over domains. Default: the whole file, or 36 of the lab's.", low=1
+    )
+    max_new_tokens: int = setting(128, "Maximum output tokens per prompt.", low=1)
+
+    def load(self, pair: Pair, longest: int) -> list[Prompt]:
+        """Load the prompts of at most `longest` tokens."""
+        return load_prompts(pair, self.prompts, self.num_prompts, longest)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingSettings(Settings):
     """How the target chooses tokens."""
 
-    greedy = "greedy"
-    gumbel = "gumbel"
-    rejection = "rejection"
+    mode: Literal["greedy", "gumbel", "rejection"] = setting(
+        "gumbel",
+        "How the target chooses tokens: greedy; gumbel (sampling with Gumbel noise, replayed exactly); or rejection "
+        "(classical rejection sampling, replayed approximately).",
+    )
+    temperature: float = setting(0.8, "Sampling temperature; greedy ignores it.")
+    top_p: float = setting(1.0, "Sample from the most probable tokens with this total probability.")
+    top_k: int = setting(0, "Sample from this many most probable tokens; 0: all.", low=0)
+
+    def sampler(self, seed: int) -> Sampler:
+        """How tokens are drawn with this seed."""
+        from realrun.decode.sampling import Sampler
+
+        return Sampler(self.mode, self.temperature, seed, self.top_p, self.top_k)
 
 
-class Kernels(StrEnum):
-    """What computes attention and draft statistics."""
+@dataclass(frozen=True, kw_only=True)
+class DepthSettings(Settings):
+    """How far is drafted."""
 
-    auto = "auto"
-    reference = "reference"
-    triton = "triton"
-    cuda = "cuda"
+    max_draft_tokens: int = setting(16, "Maximum draft length D to record and profile.", low=1, high=64)
 
 
-class ClockName(StrEnum):
-    """What rounds are timed by."""
+@dataclass(frozen=True, kw_only=True)
+class RecordOptions(SamplingSettings, DepthSettings, PromptSettings):
+    """What to record, and how tokens are chosen."""
 
-    wall = "wall"
-    cpu = "cpu"
+    tree_nodes: int = setting(
+        0,
+        "Nodes of the draft tree to record at every position; 0: no trees. Tree policies replay exactly up to this "
+        "size. 128 nodes take about five times as long as decoding. Not in rejection mode.",
+        low=0,
+    )
+    tree_width: int = setting(10, "Maximum children per tree node to record.", low=1)
 
+    def settings(self, target: str, seed: int) -> RecordSettings:
+        """Make the settings of a recording; raises InputError where prompts are missing."""
+        from realrun.measure.record import RecordSettings
+        from realrun.pairs.prompts import prompts_source
 
-ClockOption = Annotated[
-    ClockName,
-    typer.Option(
-        help="Clock: wall, or cpu, the CPU time of this process, which other processes do not move (CPU, one thread)."
-    ),
-]
-RepeatsOption = Annotated[
-    int, typer.Option(help="Timed runs of every prompt, of which the median counts: odd, 3 or more.")
-]
-TargetOption = Annotated[
-    str,
-    typer.Option(
-        help='Target model, whose text is to come faster: local folder, hub id, "lab", or "lab-deep", the lab\'s with '
-        "blocks that pass their input on, 40 layers in all (lab-deep:24 has 24): it says what the lab's says and takes "
-        "as long as a model so deep."
-    ),
-]
-DraftModelOption = Annotated[
-    str,
-    typer.Option(
-        "--draft-model",
-        help='Smaller model of the same vocabulary, with which the drafter "model" drafts: folder, hub id or "lab".',
-    ),
-]
-TokenizerDifferenceOption = Annotated[
-    bool,
-    typer.Option(
-        "--allow-tokenizer-difference",
-        help="Take a draft model whose tokenizer lacks tokens of the target's, or has more, if both give an id to the "
-        "same token: what it lacks it reads as a mean token and never proposes.",
-    ),
-]
-DrafterOption = Annotated[
-    str,
-    typer.Option(
-        help="How to draft: model (with --draft-model), prompt-lookup (copies what followed the same words before, "
-        "with any target), a drafter inside the lab's target (eesd, medusa-1, medusa-2, self-sd, edd, eagle, space; "
-        "or lab:eesd), or a folder made by `realrun train`. All but model ignore --draft-model."
-    ),
-]
-DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")]
-DTYPE_HELP = (
-    "Number type of the models: float32, float64, bfloat16 or float16; bfloat16-float32-logits and "
-    "float16-float32-logits are those with logits in float32, of which fewer are equal."
-)
-DtypeOption = Annotated[str, typer.Option(help=DTYPE_HELP)]
-ThreadsOption = Annotated[
-    int, typer.Option(help="CPU threads; 1 is steadiest for small models, 0 leaves torch's choice.", min=0)
-]
-PromptsOption = Annotated[
-    Path | None,
-    typer.Option(
-        help='JSON Lines of {"text": ...}, {"prompt": ...}, {"messages": [...]} (a chat, put into words by the '
-        'tokenizer\'s template), each with a "domain" if you like, or lines of MT-Bench, Spec-Bench, ShareGPT, GSM8K '
-        "or Alpaca, of which the first question is asked. Models of your own need some; default: the lab's held-out "
-        "prompts.",
-        show_default=False,
-    ),
-]
-NumPromptsOption = Annotated[
-    int | None,
-    typer.Option(
-        "--num-prompts",
-        help="Prompts to use, as many of each domain as of another; each is one sequence. Default: the whole file, or "
-        "36 of the lab's.",
-        min=1,
-        show_default=False,
-    ),
-]
-MaxNewTokensOption = Annotated[int, typer.Option("--max-new-tokens", help="Output tokens per prompt.", min=1)]
-MaxDraftTokensOption = Annotated[
-    int,
-    typer.Option(
-        "--max-draft-tokens",
-        help="D, longest draft of a round, in tokens: so far a trace is recorded and a profile measured, and policies "
-        "that would draft further are cut to it.",
-        min=1,
-        max=64,
-    ),
-]
-TreeNodesOption = Annotated[
-    int,
-    typer.Option(
-        "--tree-nodes",
-        help="Nodes of the drafter's tree to record at every position, those of largest path probability; 0: no trees. "
-        "A tree policy replays exactly as far as its nodes were recorded. Recording 128 takes about five times as long "
-        "as decoding alone (the lab on one CPU thread). Not in rejection mode.",
-        min=0,
-    ),
-]
-TreeWidthOption = Annotated[int, typer.Option(help="Children of a node to record, at most.", min=1)]
-ModeOption = Annotated[
-    Mode,
-    typer.Option(
-        help="How the target chooses tokens: greedy; gumbel, sampling with Gumbel noise (replayed exactly, too); or "
-        "rejection, classical rejection sampling, whose replay is approximate."
-    ),
-]
-TemperatureOption = Annotated[float, typer.Option(help="Sampling temperature; greedy ignores it.")]
-TopPOption = Annotated[
-    float, typer.Option(help="Sample from the most probable tokens that together have this probability.")
-]
-TopKOption = Annotated[int, typer.Option(help="Sample from this many most probable tokens; 0: all.", min=0)]
-PolicyFileOption = Annotated[
-    list[str],
-    typer.Option(
-        "--policy-file",
-        help="Add policies of your own to those: FILE.py, or FILE.py:NAME for one of several; repeat for more.",
-        metavar="FILE.py",
-    ),
-]
-TrialsOption = Annotated[int, typer.Option(help="Configurations to try per policy, offline on the trace.", min=1)]
-TuningShareOption = Annotated[
-    float, typer.Option(help="Share of the prompts to tune on; the others show what was gained.")
-]
-SeedOption = Annotated[int, typer.Option(help="Seed of all randomness.", min=0, max=MAX_SEED)]
-KernelsOption = Annotated[
-    Kernels,
-    typer.Option(
-        help="Kernels of attention and draft statistics. auto: CUDA C++ or Triton on a GPU, plain torch on a CPU. "
-        "By name they run anywhere, with a static cache: on a CPU Triton is interpreted and CUDA C++ runs on "
-        "emulated threads, which is slow, but gives the rounds that a GPU gives."
-    ),
-]
-PredictorOption = Annotated[
-    str,
-    typer.Option(
-        help="Acceptance predictor, whose scores are recorded and which runs where a policy reads them: a file of "
-        '`realrun train predictor`, "lab", "none", or "auto": what lies in the folder of a drafter inside the target, '
-        "and the lab's for the lab's own pair."
-    ),
-]
-SmokeTestOption = Annotated[
-    bool,
-    typer.Option("--smoke-test", help="Toy sizes, to see within seconds that all works; the numbers mean nothing."),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
-OverwriteOption = Annotated[bool, typer.Option(help="Record anew, replacing the trace that is there.")]
+        source = prompts_source(target, self.prompts)
+        lengths = self.max_draft_tokens, self.max_new_tokens
+        return RecordSettings(*lengths, self.sampler(seed), self.tree_nodes, self.tree_width, source)
 
 
-def how_to_go_on(overwrite: bool) -> str:
-    """After an interruption; --overwrite would start anew once more."""
-    return "the same command without --overwrite goes on" if overwrite else "the same command goes on"
+REPEATS_HELP = "Timed runs per prompt, odd, at least 3; their median counts."
+TRIALS_HELP = "Configurations to try per policy, offline on the trace."
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneOptions(SeedSettings):
+    """Which policies are tuned and decoded, and how."""
+
+    policy: list[str] = setting([], "Policy to compare, by name or FILE.py; repeat for more. Default: all.")
+    policy_file: list[str] = setting([], POLICY_FILE_HELP, metavar="FILE.py")
+    trials: int = setting(100, TRIALS_HELP, low=1)
+    repeats: int = setting(3, REPEATS_HELP)
+    tuning_share: float = setting(0.5, "Share of the prompts to tune on; the others are held out.")
+
+    def kinds(self, default: Sequence[str]) -> tuple[type[Policy], ...]:
+        """The policies to compare; without --policy these by default."""
+        from specsim.policy.registry import find_policies
+
+        return tuple(find_policies([*(self.policy or default), *self.policy_file]).values())
+
+    @property
+    def search(self) -> dict[str, Any]:
+        """How to tune and measure."""
+        return {name: getattr(self, name) for name in ("trials", "repeats", "tuning_share", "seed")}
+
+
+@contextmanager
+def working(out: Path, machine: KernelSettings, *, overwrite: bool) -> Iterator[Progress]:
+    """Work in a folder that no other command uses; gives what reports progress."""
+    from specsim.io.files import working_in
+
+    # --overwrite would start anew once more.
+    resume = "the same command without --overwrite goes on" if overwrite else "the same command goes on"
+    with working_in(out, resume), machine.in_use(), progress_bar() as report:
+        yield report
+
+
+SMOKE_TEST_HELP = "Toy sizes, to check within seconds that everything runs; ignore the numbers."
+OVERWRITE_HELP = "Start anew and replace what is there."
 
 
 def refuse_beside(ctx: typer.Context, decider: str, decided: Sequence[str]) -> None:
-    """InputError where an option was given beside the one that decides it; both by their parameters' names."""
-    flags = {one.name: one.opts[0] for one in ctx.command.params}
+    """Raise InputError where an option is given that another one decides; both by their parameters' names."""
+    flags = {parameter.name: parameter.opts[0] for parameter in ctx.command.params}
     for name in decided:
         source = ctx.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
-            raise InputError(f"{flags[decider]} says what {flags[name]} says; leave one of them out")
+            raise InputError(f"{flags[decider]} already decides {flags[name]}; remove one of them")
 
 
 def silence_libraries() -> None:
@@ -210,51 +277,22 @@ def silence_libraries() -> None:
     logging.set_verbosity_error()
 
 
-def load_alone(target: str, device: str, dtype: str, threads: int) -> Pair:
-    """Load a target as `load` loads a pair; as its own drafter."""
+def load_alone(target: str, machine: MachineSettings) -> Pair:
+    """Load a target as its own drafter."""
     silence_libraries()
     from realrun.pairs.pair import load_target
 
-    pair = load_target(target, device=device, dtype=dtype, threads=threads or None)
-    _say_padding({"target": pair.target})
+    pair = load_target(target, **_torch_options(machine))
+    _print_padding({"target": pair.target})
     return pair
 
 
-def load(
-    target: str,
-    draft_model: str,
-    device: str,
-    dtype: str,
-    threads: int,
-    predictor: str = "none",
-    drafter: str = "model",
-    beside: Pair | None = None,
-    allow_tokenizer_difference: bool = False,
-) -> Pair:
-    """Load a pair; threads 0 leaves torch's choice. The last two as for `realrun.pairs.pair.load_pair`."""
-    silence_libraries()
-    from realrun.pairs.pair import load_pair
-
-    pair = load_pair(
-        target,
-        draft_model,
-        device=device,
-        dtype=dtype,
-        threads=threads or None,
-        predictor=predictor,
-        drafter=drafter,
-        beside=beside,
-        allow_tokenizer_difference=allow_tokenizer_difference,
-    )
-    models = {} if beside is not None else {"target": pair.target}
-    _say_padding(
-        models | ({"draft model": pair.drafter.weights(pair.target)[0]} if pair.drafter.origin == "model" else {})
-    )
-    return pair
+def _torch_options(machine: MachineSettings) -> dict[str, Any]:
+    return {"device": machine.device, "dtype": machine.dtype, "threads": machine.threads or None}
 
 
-def _say_padding(models: dict[str, Any]) -> None:
-    """On standard error, what was left out of these models' vocabularies."""
+def _print_padding(models: dict[str, Any]) -> None:
+    """Print to standard error what was left out of these models' vocabularies."""
     from realrun.pairs.vocabulary import padding_notes
 
     for note in padding_notes(models):
@@ -262,9 +300,9 @@ def _say_padding(models: dict[str, Any]) -> None:
 
 
 def load_prompts(pair: Pair, file: Path | None, num_prompts: int | None, longest: int) -> list[Prompt]:
-    """Prompts of the file that have no more tokens than `longest`, or the lab's held-out ones.
+    """Load the prompts of the file that have at most `longest` tokens, or the lab's held-out ones.
 
-    Says so, on standard error, where a file is not used whole.
+    Says on standard error which share of a file is used.
     """
     from realrun.pairs.prompts import lab_prompts, leave_out_long, read_prompts, spread
 

@@ -2,236 +2,186 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from realrun.cli.options import (
-    ClockName,
-    ClockOption,
-    DeviceOption,
-    DrafterOption,
-    DraftModelOption,
-    DtypeOption,
-    JsonOption,
-    Kernels,
-    KernelsOption,
-    MaxDraftTokensOption,
-    Mode,
-    ModeOption,
-    PredictorOption,
-    SeedOption,
-    TargetOption,
-    TemperatureOption,
-    ThreadsOption,
-    TokenizerDifferenceOption,
-    TopKOption,
-    TopPOption,
-    load,
+    DepthSettings,
+    MachineSettings,
+    PairSettings,
+    SamplingSettings,
+    TimedSettings,
+    TokenizerSettings,
     refuse_beside,
 )
-from specsim.cli.console import OverwriteFileOption, check_new, parse_numbers, print_json, print_table, progress_bar
+from specsim.cli.command import Answer
+from specsim.cli.console import claim_file, print_table, progress_bar
+from specsim.cli.options import OVERWRITE_FILE_HELP, SeedSettings
+from specsim.cli.settings import argument, setting
 
-FROM_TRACE = (
-    "contexts",
-    "max_draft_tokens",
-    "tree_nodes",
-    "mode",
-    "temperature",
-    "top_p",
-    "top_k",
-)  # what --for decides
+if TYPE_CHECKING:
+    from realrun.decode.sampling import Sampler
+    from specsim.trace.trace import Trace
+
+FROM_TRACE = ("contexts", "max_draft_tokens", "tree_nodes", "mode", "temperature", "top_p", "top_k")  # by --for
 
 
-def profile(
-    ctx: typer.Context,
-    out: Annotated[Path, typer.Argument(help="Profile to write, JSON.", show_default=False)],
-    target: TargetOption = "lab",
-    draft_model: DraftModelOption = "lab",
-    allow_tokenizer_difference: TokenizerDifferenceOption = False,
-    drafter: DrafterOption = "model",
-    predictor: PredictorOption = "auto",
-    for_: Annotated[
-        Path | None,
-        typer.Option(
-            "--for",
-            help="A trace of this pair: contexts, the longest draft, the largest tree and how tokens are chosen are "
-            "taken from it, so that the profile prices all that is recorded there.",
-            metavar="TRACE",
-            show_default=False,
-        ),
-    ] = None,
-    contexts: Annotated[str, typer.Option(help="Cached tokens to measure at, comma-separated.")] = "32,64,128,256",
-    max_draft_tokens: MaxDraftTokensOption = 16,
-    repeats: Annotated[int, typer.Option(help="Timed rounds per size and context.", min=2)] = 40,
-    tree_nodes: Annotated[
-        int,
-        typer.Option(help="Largest draft tree to measure, the pending token not counted; 0: no trees.", min=0, max=510),
-    ] = 64,
-    mode: ModeOption = Mode.gumbel,
-    temperature: TemperatureOption = 0.8,
-    top_p: TopPOption = 1.0,
-    top_k: TopKOption = 0,
-    seed: SeedOption = 0,
-    device: DeviceOption = "cpu",
-    dtype: DtypeOption = "float32",
-    threads: ThreadsOption = 1,
-    kernels: KernelsOption = Kernels.auto,
-    clock: ClockOption = ClockName.wall,
-    overwrite: OverwriteFileOption = False,
-    json: JsonOption = False,
-) -> None:
-    """Measure draft steps, verification of 1..D+1 tokens and of trees, policy steps and round overhead.
+@dataclass(frozen=True, kw_only=True)
+class ProfileOptions(SamplingSettings, DepthSettings, SeedSettings):
+    """What to measure, and where to write it."""
+
+    out: Path = argument("Profile to write, JSON.")
+    for_: Path | None = setting(
+        None,
+        "Take contexts, draft length, tree size and sampling from this trace of the pair, so that the profile covers "
+        "everything recorded there.",
+        metavar="TRACE",
+    )
+    contexts: tuple[int, ...] = setting((32, 64, 128, 256), "Cached tokens to measure at, comma-separated.")
+    repeats: int = setting(40, "Timed rounds per size and context.", low=2)
+    tree_nodes: int = setting(
+        64, "Largest draft tree to measure, without the pending token; 0: no trees.", low=0, high=510
+    )
+    overwrite: bool = setting(False, OVERWRITE_FILE_HELP, flag="--overwrite")
+
+
+def profile(ctx: typer.Context, pair: PairSettings, options: ProfileOptions, machine: TimedSettings) -> Answer:
+    """Measure the costs of decoding steps.
+
+    Measures draft steps, verification of 1 to D+1 tokens and of trees, policy steps and round overhead.
 
     Example: realrun profile profile.json --for TRACE --target MODEL --draft-model SMALL_MODEL
     """
-    from realrun.decode.sampling import Sampler
-    from realrun.lm.clock import check_clock, use_clock
-    from realrun.lm.kernels import use_kernels
-    from realrun.profiling.profile import contexts_between
-    from realrun.profiling.profile import profile as run_profile
-    from realrun.profiling.trees import MAX_TREE_TOKENS
-    from realrun.recording.again import check_pair, sampler_of
-    from specsim.cost.contexts import context_range
-    from specsim.files import check_writable, write_json
+    from realrun.measure.again import check_pair
+    from realrun.measure.profile import profile as run_profile
+    from specsim.io.files import write_json
     from specsim.trace.files import read_trace
 
-    check_clock(clock.value, device, threads)
-    check_new(out, overwrite=overwrite)
-    check_writable(out)
-    trace = None
-    if for_ is None:
-        grid = parse_numbers(contexts, "--contexts", int, "64,128,256")
-        sampler = Sampler(mode.value, temperature, seed, top_p, top_k)
-    else:
+    machine.check()
+    claim_file(options.out, overwrite=options.overwrite)
+    sampler, trace = options.sampler(options.seed), None
+    if options.for_ is not None:
         refuse_beside(ctx, "for_", FROM_TRACE)
-        trace = read_trace(for_)
-        grid, sampler = contexts_between(*context_range(trace)), sampler_of(trace, str(for_))
-        max_draft_tokens = trace.depth
-        if trace.tree is not None:
-            tree_nodes = min(trace.tree.nodes, MAX_TREE_TOKENS - 1)
-        elif trace.true_rank is None:  # without which no static tree is replayed either
-            tree_nodes = 0
-    where = target, draft_model, device, dtype, threads
-    pair = load(*where, predictor, drafter, allow_tokenizer_difference=allow_tokenizer_difference)
+        trace = read_trace(options.for_)
+        options, sampler = _options_for(trace, options)
+    loaded = pair.load(machine)
     if trace is not None:
-        check_pair(trace, pair, str(for_))
-    with use_kernels(kernels.value), use_clock(clock.value), progress_bar() as report:
+        check_pair(trace, loaded, str(options.for_))
+    with machine.in_use(), progress_bar() as report:
         document = run_profile(
-            pair,
-            contexts=grid,
-            depth=max_draft_tokens,
-            repeats=repeats,
+            loaded,
+            contexts=options.contexts,
+            depth=options.max_draft_tokens,
+            repeats=options.repeats,
             sampler=sampler,
-            seed=seed,
-            tree_tokens=tree_nodes and tree_nodes + 1,
-            progress=lambda done, total: report("profile", done, total),
+            seed=options.seed,
+            tree_tokens=options.tree_nodes and options.tree_nodes + 1,
+            progress=partial(report, "profile"),
         )
-    write_json(document, out)
-    if json:
-        print_json(document)
-        return
+    write_json(document, options.out)
+    return Answer(document, partial(_print_profile, document, options.tree_nodes))
+
+
+def _options_for(trace: Trace, options: ProfileOptions) -> tuple[ProfileOptions, Sampler]:
+    """The options that cover a trace, and how its tokens were chosen."""
+    from realrun.measure.again import sampler_of
+    from realrun.measure.profile import contexts_between
+    from realrun.measure.trees import MAX_TREE_TOKENS
+    from specsim.cost.contexts import context_range
+
+    nodes = options.tree_nodes
+    if trace.tree is not None:
+        nodes = min(trace.tree.nodes, MAX_TREE_TOKENS - 1)
+    elif trace.true_rank is None:  # without which no static tree is replayed either
+        nodes = 0
+    contexts = tuple(contexts_between(*context_range(trace)))
+    sampler = sampler_of(trace, str(options.for_))
+    return replace(options, contexts=contexts, max_draft_tokens=trace.depth, tree_nodes=nodes), sampler
+
+
+def _print_profile(document: dict[str, Any], tree_nodes: int) -> None:
     median = document["median_s"]
     depth = len(median["draft_step"])  # less than asked for where the drafter goes no further
-    rows = []
-    for column, context in enumerate(grid):
-        verify = [row[column] for row in median["verify"]]
-        cells = [
-            sum(row[column] for row in median["draft_step"]) / depth,
-            median["autoregressive"][column],
-            verify[0],
-            verify[depth // 2],
-            verify[depth],
-            *([median["tree"]["verify"][-1][column]] if "tree" in median else []),
-        ]
-        rows.append([str(context), *(f"{1e3 * x:.2f}" for x in cells)])
-    columns = [
-        "context",
-        "draft step",
-        "autoregressive step",
-        "verify 1",
-        f"verify {depth // 2 + 1}",
-        f"verify {depth + 1}",
-        *([f"verify tree of {tree_nodes}"] if "tree" in median else []),
+    tree = {f"verify tree of {tree_nodes}": median["tree"]["verify"][-1]} if "tree" in median else {}
+    draft_step = [sum(steps) / depth for steps in zip(*median["draft_step"], strict=True)]
+    seconds = {
+        "draft step": draft_step,
+        "baseline step": median["autoregressive"],
+        **{f"verify {size + 1}": median["verify"][size] for size in (0, depth // 2, depth)},
+        **tree,
+    }
+    rows = [
+        [str(context), *(f"{1e3 * column[number]:.2f}" for column in seconds.values())]
+        for number, context in enumerate(document["contexts"])
     ]
-    print_table(f"{document['provenance']['device']}, median milliseconds", columns, rows)
+    print_table(f"{document['provenance']['device']}, median milliseconds", ["context", *seconds], rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchProfileOptions(SeedSettings):
+    """What to measure of batches, and where to write it."""
+
+    out: Path = argument("Batch profile to write, JSON.")
+    for_: Path | None = setting(None, "Take contexts and draft length from this trace of the pair.", metavar="TRACE")
+    batches: tuple[int, ...] = setting((1, 2, 4, 8), "Batch sizes, starting at 1.")
+    contexts: tuple[int, ...] = setting((32, 128, 256), "Cached tokens to measure at, comma-separated.")
+    max_draft_tokens: int = setting(8, "Maximum draft length.", low=1, high=255)
+    repeats: int = setting(20, "Timed rounds per draft length, context and batch size.", low=2)
+    overwrite: bool = setting(False, OVERWRITE_FILE_HELP, flag="--overwrite")
 
 
 def batch_profile(
-    ctx: typer.Context,
-    out: Annotated[Path, typer.Argument(help="Batch profile to write, JSON.", show_default=False)],
-    target: TargetOption = "lab",
-    draft_model: DraftModelOption = "lab",
-    allow_tokenizer_difference: TokenizerDifferenceOption = False,
-    for_: Annotated[
-        Path | None,
-        typer.Option(
-            "--for",
-            help="A trace of this pair, from which contexts and the longest draft are taken.",
-            metavar="TRACE",
-            show_default=False,
-        ),
-    ] = None,
-    batches: Annotated[str, typer.Option(help="Sequences decoded together, from 1 on.")] = "1,2,4,8",
-    contexts: Annotated[str, typer.Option(help="Cached tokens to measure at, comma-separated.")] = "32,128,256",
-    max_draft_tokens: Annotated[int, typer.Option(help="Longest draft in tokens.", min=1, max=255)] = 8,
-    repeats: Annotated[int, typer.Option(help="Timed rounds per draft length, context and batch.", min=2)] = 20,
-    seed: SeedOption = 0,
-    device: DeviceOption = "cpu",
-    dtype: DtypeOption = "float32",
-    threads: ThreadsOption = 1,
-    overwrite: OverwriteFileOption = False,
-    json: JsonOption = False,
-) -> None:
-    """Measure rounds of several sequences decoded together, greedy chains of a draft model.
+    ctx: typer.Context, models: TokenizerSettings, options: BatchProfileOptions, machine: MachineSettings
+) -> Answer:
+    """Measure what batched decoding steps cost.
 
-    `specsim serve` takes the profile as its costs: for the best draft length per batch on this
-    machine, and what a batch gains.
+    Sequences are decoded together with greedy chains of a draft model. `specsim serve` takes the profile as its costs:
+    it finds the best draft length per batch size on this machine.
 
     Example: realrun batch-profile batches.json --for TRACE --target MODEL --draft-model SMALL_MODEL
     """
-    from realrun.profiling.batches import profile_batches
-    from realrun.profiling.profile import contexts_between
-    from realrun.recording.again import check_pair
+    from realrun.measure.again import check_pair
+    from realrun.measure.batches import profile_batches
+    from realrun.measure.profile import contexts_between
     from specsim.cost.contexts import context_range
-    from specsim.files import check_writable, write_json
+    from specsim.io.files import write_json
     from specsim.trace.files import read_trace
 
-    check_new(out, overwrite=overwrite)
-    check_writable(out)
-    sizes, grid = (
-        parse_numbers(batches, "--batches", int, "1,2,4,8"),
-        parse_numbers(contexts, "--contexts", int, "64,128"),
-    )
-    trace = None
-    if for_ is not None:
+    claim_file(options.out, overwrite=options.overwrite)
+    contexts, depth, trace = options.contexts, options.max_draft_tokens, None
+    if options.for_ is not None:
         refuse_beside(ctx, "for_", ("contexts", "max_draft_tokens"))
-        trace = read_trace(for_)
-        grid, max_draft_tokens = contexts_between(*context_range(trace)), trace.depth
-    pair = load(target, draft_model, device, dtype, threads, allow_tokenizer_difference=allow_tokenizer_difference)
+        trace = read_trace(options.for_)
+        contexts, depth = tuple(contexts_between(*context_range(trace))), trace.depth
+    pair = models.load(machine)
     if trace is not None:
-        check_pair(trace, pair, str(for_))
+        check_pair(trace, pair, str(options.for_))
     with progress_bar() as report:
         document = profile_batches(
             pair,
-            batches=sizes,
-            contexts=grid,
-            depth=max_draft_tokens,
-            repeats=repeats,
-            seed=seed,
-            progress=lambda done, total: report("probes", done, total),
+            batches=options.batches,
+            contexts=contexts,
+            depth=depth,
+            repeats=options.repeats,
+            seed=options.seed,
+            progress=partial(report, "probes"),
         )
-    write_json(document, out)
-    if json:
-        print_json(document)
-        return
-    middle = len(grid) // 2
+    write_json(document, options.out)
+    return Answer(document, partial(_print_batch_profile, document, options.batches, contexts))
+
+
+def _print_batch_profile(document: dict[str, Any], batches: tuple[int, ...], contexts: tuple[int, ...]) -> None:
+    middle = len(contexts) // 2
     rows = [
         [f"{batch}", *(f"{1e3 * seconds:.2f}" for seconds in (drafts[middle][0], *passes[middle]))]
-        for batch, drafts, passes in zip(sizes, document["draft_s"], document["verify_s"], strict=True)
+        for batch, drafts, passes in zip(batches, document["draft_s"], document["verify_s"], strict=True)
     ]
     columns = ["batch", "first draft step", *(f"pass of {size}" for size in document["tokens"])]
     floor = document["noise_floor"]
     noise = "" if floor is None else f"; noise floor {100 * floor:.1f} %"
-    print_table(f"{document['provenance']['device']}, milliseconds at context {grid[middle]}{noise}", columns, rows)
+    title = f"{document['provenance']['device']}, milliseconds at context {contexts[middle]}{noise}"
+    print_table(title, columns, rows)

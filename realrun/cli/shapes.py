@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from realrun.cli.options import DtypeOption, JsonOption, RepeatsOption, SeedOption, SmokeTestOption, TrialsOption
-from specsim.cli.console import OverwriteFileOption, check_new, parse_numbers, print_json, print_table, progress_bar
-
-DeviceOption = Annotated[str, typer.Option(help="cuda, cuda:1, cpu, ...")]
-MinutesOption = Annotated[float | None, typer.Option(help="Stop in good order after this time.", min=0.01)]
+from realrun.cli.options import REPEATS_HELP, SMOKE_TEST_HELP, TRIALS_HELP
+from specsim.cli.command import Answer
+from specsim.cli.console import claim_file, print_table, progress_bar
+from specsim.cli.options import OVERWRITE_FILE_HELP, SeedSettings
+from specsim.cli.settings import argument, setting
 
 
-def shapes(json: JsonOption = False) -> None:
-    """List the public model shapes that cost-grid and scripted know."""
+@dataclass(frozen=True, kw_only=True)
+class ShapeRun(SeedSettings):
+    """Where a run on model shapes takes place, for how long, and which file it writes."""
+
+    out: Path = setting(..., "File to write, JSON.")
+    device: str = setting("cuda", "cuda, cuda:1, cpu, ...")
+    dtype: str = setting("bfloat16", "Number type of the models: float32, float64, bfloat16 or float16.")
+    smoke_test: bool = setting(False, SMOKE_TEST_HELP, flag="--smoke-test")
+    minutes: float | None = setting(None, "Stop in good order after this time.", low=0.01)
+    overwrite: bool = setting(False, OVERWRITE_FILE_HELP, flag="--overwrite")
+
+    @property
+    def run(self) -> dict[str, Any]:
+        """As the functions take it."""
+        names = ("device", "dtype", "seed", "minutes")
+        return {**{name: getattr(self, name) for name in names}, "smoke": self.smoke_test}
+
+
+def shapes() -> Answer:
+    """List the shapes for cost-grid and scripted."""
     from realrun.pairs.shapes import DRAFTERS, SHAPES, kv_bytes_per_token, parameter_count, shape_config
 
     rows: list[dict[str, Any]] = []
@@ -31,133 +49,104 @@ def shapes(json: JsonOption = False) -> None:
                 "cache_bytes_per_token": kv_bytes_per_token(config),
             }
         )
-    if json:
-        print_json({"shapes": rows})
-        return
-    table = [
+    cells = [
         [r["shape"], r["role"], f"{r['parameters'] / 1e9:.2f} B", str(r["layers"]), f"{r['vocabulary']:,}",
          f"{r['cache_bytes_per_token'] / 1024:.0f} KiB"]
         for r in rows
     ]  # fmt: skip
-    print_table("shapes", ["shape", "role", "parameters", "layers", "vocabulary", "cache per token, bf16"], table)
+    columns = ["shape", "role", "parameters", "layers", "vocabulary", "cache per token, bf16"]
+    return Answer({"shapes": rows}, partial(print_table, "shapes", columns, cells))
 
 
-def cost_grid(
-    shape: Annotated[str, typer.Argument(help="A shape; `realrun shapes` lists them.", show_default=False)],
-    out: Annotated[Path, typer.Option(help="File to write, JSON.", show_default=False)],
-    tokens: Annotated[str | None, typer.Option(help="New tokens per pass. Default: 16 sizes from 1 to 256.")] = None,
-    contexts: Annotated[str | None, typer.Option(help="Cached tokens. Default: 0, and 128 to 32k, doubling.")] = None,
-    batches: Annotated[str | None, typer.Option(help="Sequences. Default: 1 to 64, doubling.")] = None,
-    repeats: Annotated[int, typer.Option(help="Timed passes per point.", min=2)] = 10,
-    device: DeviceOption = "cuda",
-    dtype: DtypeOption = "bfloat16",
-    smoke_test: SmokeTestOption = False,
-    minutes: MinutesOption = None,
-    seed: SeedOption = 0,
-    overwrite: OverwriteFileOption = False,
-    json: JsonOption = False,
-) -> None:
-    """Time a model shape's passes over new tokens, context and batch.
+@dataclass(frozen=True, kw_only=True)
+class GridOptions(ShapeRun):
+    """Of which shape, and over which sizes."""
 
-    `specsim replay --cost TARGET_GRID --draft-cost DRAFTER_GRID --batch B` prices a trace with two of them.
+    shape: str = argument("A shape; `realrun shapes` lists them.")
+    tokens: tuple[int, ...] | None = setting(None, "New tokens per pass. Default: 16 sizes from 1 to 256.")
+    contexts: tuple[int, ...] | None = setting(None, "Cached tokens. Default: 0, and 128 to 32k, doubling.")
+    batches: tuple[int, ...] | None = setting(None, "Batch sizes. Default: 1 to 64, doubling.")
+    repeats: int = setting(10, "Timed passes per point.", low=2)
+
+
+def cost_grid(options: GridOptions) -> Answer:
+    """Time forward passes of a model shape.
+
+    Passes are timed over new tokens, context and batch size. Two grids price a trace:
+    `specsim replay --cost TARGET_GRID --draft-cost DRAFTER_GRID --batch B`.
 
     Example: realrun cost-grid llama-3.1-8b --out 8b.json --batches 1,8 --minutes 5
     """
-    from realrun.profiling.cost_grid import BATCHES, CONTEXTS, TOKENS, Axes, run_cost_grid
-    from specsim.files import check_writable, write_json
+    from realrun.measure.cost_grid import BATCHES, CONTEXTS, TOKENS, Axes, run_cost_grid
+    from specsim.io.files import write_json
 
-    check_new(out, overwrite=overwrite)
-    check_writable(out)
-    axes = Axes(
-        _numbers("--tokens", tokens, TOKENS),
-        _numbers("--contexts", contexts, CONTEXTS),
-        _numbers("--batches", batches, BATCHES),
-    )
+    claim_file(options.out, overwrite=options.overwrite)
+    axes = Axes(*map(list, (options.tokens or TOKENS, options.contexts or CONTEXTS, options.batches or BATCHES)))
     with progress_bar() as report:
-        document = run_cost_grid(
-            shape,
-            axes=axes,
-            repeats=repeats,
-            device=device,
-            dtype=dtype,
-            smoke=smoke_test,
-            seed=seed,
-            minutes=minutes,
-            progress=report,
-        )
-    write_json(document, out)
-    if json:
-        print_json(document)
-        return
-    table: list[list[str]] = []
+        document = run_cost_grid(options.shape, axes=axes, repeats=options.repeats, progress=report, **options.run)
+    write_json(document, options.out)
+    return Answer(document, partial(_print_grid, document))
+
+
+def _print_grid(document: dict[str, Any]) -> None:
+    rows: list[list[str]] = []
     for batch, times in zip(document["batches"], document["median_s"], strict=True):
-        for context, row in zip(document["contexts"], times, strict=True):
-            table.append([str(batch), str(context), *("-" if t is None else f"{1000 * t:.3f}" for t in row)])
+        for context, passes in zip(document["contexts"], times, strict=True):
+            rows.append([str(batch), str(context), *("-" if t is None else f"{1000 * t:.3f}" for t in passes)])
     columns = ["batch", "context", *(f"{n} tokens" for n in document["tokens"])]
-    print_table(f"{document['model']}: milliseconds per pass", columns, table, labels=2)
+    print_table(f"{document['model']}: milliseconds per pass", columns, rows, labels=2)
 
 
-def scripted(
-    target: Annotated[str, typer.Argument(help="Target shape; `realrun shapes` lists them.", show_default=False)],
-    draft: Annotated[str, typer.Argument(help="Drafter shape.", show_default=False)],
-    trace: Annotated[Path, typer.Argument(help="Trace that says what is accepted.", show_default=False)],
-    out: Annotated[Path, typer.Option(help="File to write, JSON.", show_default=False)],
-    context: Annotated[int, typer.Option(help="Tokens of random text before every prompt.", min=0)] = 0,
-    trials: TrialsOption = 100,
-    repeats: RepeatsOption = 3,
-    device: DeviceOption = "cuda",
-    dtype: DtypeOption = "bfloat16",
-    smoke_test: SmokeTestOption = False,
-    minutes: MinutesOption = None,
-    seed: SeedOption = 0,
-    overwrite: OverwriteFileOption = False,
-    json: JsonOption = False,
-) -> None:
-    """Predicted against measured speedup at true shapes, with acceptance scripted by a trace.
+@dataclass(frozen=True, kw_only=True)
+class ScriptedOptions(ShapeRun):
+    """Which shapes decode by which trace."""
 
-    Weights are random, all compute is real; what is accepted, and what a policy sees of each
-    drafted token, is read from the trace. Policies are tuned on one half of it, run on the other.
+    target: str = argument("Target shape; `realrun shapes` lists them.")
+    draft: str = argument("Drafter shape.")
+    trace: Path = argument("Trace that decides which tokens are accepted.")
+    context: int = setting(0, "Tokens of random text before every prompt.", low=0)
+    trials: int = setting(100, TRIALS_HELP, low=1)
+    repeats: int = setting(3, REPEATS_HELP)
+
+
+def scripted(options: ScriptedOptions) -> Answer:
+    """Validate speedups at true model shapes.
+
+    Acceptance, and what a policy sees of each drafted token, comes from the trace; weights are random, all compute is
+    real. Policies are tuned on one half of the trace and run on the other.
     """
-    from realrun.validation.scripted.run import run_scripted
-    from realrun.validation.timing import check_repeats
-    from specsim.files import check_writable, write_json
+    from realrun.experiment.scripted.run import run_scripted
+    from realrun.experiment.timing import check_repeats
+    from specsim.io.files import write_json
     from specsim.trace.files import read_plain_trace
 
-    check_repeats(repeats)
-    check_new(out, overwrite=overwrite)
-    check_writable(out)
+    check_repeats(options.repeats)
+    claim_file(options.out, overwrite=options.overwrite)
     with progress_bar() as report:
         document = run_scripted(
-            target,
-            draft,
-            read_plain_trace(trace),
-            context=context,
-            trials=trials,
-            repeats=repeats,
-            device=device,
-            dtype=dtype,
-            smoke=smoke_test,
-            seed=seed,
-            minutes=minutes,
+            options.target,
+            options.draft,
+            read_plain_trace(options.trace),
+            context=options.context,
+            trials=options.trials,
+            repeats=options.repeats,
             progress=report,
+            **options.run,
         )
-    write_json(document, out)
-    if json:
-        print_json(document)
-        return
+    write_json(document, options.out)
+    return Answer(document, partial(_print_scripted, document, options.context))
+
+
+def _print_scripted(document: dict[str, Any], context: int) -> None:
     rows = [
         [r["label"], r["role"], f"{r['predicted']['estimate']:.3f}", f"{r['measured']['estimate']:.3f}",
          f"{r['error_percent']:+.1f}", f"{r['rounds_identical_percent']:.2f}", f"{r['tau']:.2f}",
          f"{100 * r['oracle_regret']:.1f} %"]
         for r in document["rows"]
     ]  # fmt: skip
-    columns = ["policy", "settings", "predicted", "measured", "error %", "rounds identical %", "tau", "regret"]
+    columns = ["policy", "settings", "predicted", "measured", "error %", "rounds identical %", "tau", "gap to oracle"]
     print_table(f"{document['target']} + {document['drafter']}, context {context}", columns, rows)
     print(f"median absolute error: {document['median_abs_error_percent']:.2f} %")
-    if document["done"]["stopped_early"]:
-        done = document["done"]
-        print(f"out of time: {done['sequence_runs']} of {done['sequence_runs_asked']} sequence runs were made")
-
-
-def _numbers(option: str, text: str | None, default: Any) -> list[int]:
-    return list(default) if text is None else parse_numbers(text, option, int, "1,8,64")
+    done = document["done"]
+    if done["stopped_early"]:
+        print(f"out of time: {done['sequence_runs']} of {done['sequence_runs_asked']} sequence runs finished")

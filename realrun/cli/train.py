@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
-from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,32 +11,28 @@ import typer
 from typer.core import TyperGroup
 
 from realrun.cli.options import (
-    DeviceOption,
-    DrafterOption,
-    DraftModelOption,
-    DtypeOption,
-    JsonOption,
-    SeedOption,
-    SmokeTestOption,
-    TargetOption,
-    ThreadsOption,
-    TokenizerDifferenceOption,
-    load,
+    SMOKE_TEST_HELP,
+    DrafterSettings,
+    MachineSettings,
+    TargetSettings,
     load_alone,
 )
-from specsim.cli.console import print_json, print_table, progress_bar
+from specsim.cli.command import Answer, JsonOption, parameters_of, print_answer, with_signature
+from specsim.cli.console import print_table, progress_bar
+from specsim.cli.options import SeedSettings
+from specsim.cli.settings import from_options
 
 if TYPE_CHECKING:
-    from realrun.training.common.settings import Option
-    from realrun.training.common.trainings import Training
+    from realrun.train.common.trainings import Training
 
 
 class Trainings(TyperGroup):
-    """Makes its commands when one is asked for, as the trainings import torch."""
+    """A group that makes its commands on first use, because the trainings import torch."""
 
     @cached_property
-    def made(self) -> dict[str, Any]:
-        from realrun.training.registry import TRAININGS
+    def trainings(self) -> dict[str, Any]:
+        """Every training's command by name."""
+        from realrun.train.registry import TRAININGS
 
         app = typer.Typer(rich_markup_mode=None)
         for training in TRAININGS:
@@ -47,13 +41,13 @@ class Trainings(TyperGroup):
         return {training.name: group.commands[training.name] for training in TRAININGS}
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return list(self.made)
+        return list(self.trainings)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        return self.made.get(cmd_name)
+        return self.trainings.get(cmd_name)
 
 
-train = typer.Typer(cls=Trainings, help="Train drafters, and what they need beside their models.", no_args_is_help=True)
+train = typer.Typer(cls=Trainings, help="Train drafters and predictors.", no_args_is_help=True)
 
 
 @train.callback()
@@ -61,74 +55,38 @@ def _group() -> None: ...
 
 
 def command_of(training: Training) -> Callable[..., None]:
-    """The command of a training, with the signature that Typer makes options of."""
-    from realrun.training.common.settings import from_options, options_of
-    from specsim.files import working_in
+    """Make the command of a training, with a signature that Typer turns into options."""
+    from specsim.io.files import working_in
+
+    models: type[TargetSettings] = DrafterSettings if training.beside_draft else TargetSettings
 
     def command(out: Path, json: bool, **given: Any) -> None:
         smoke_test = given.get("smoke_test", False)
         settings = from_options(training.settings, given, smoke_test=smoke_test)
         shared = from_options(training.shared, given, smoke_test=smoke_test)
         shared.check(given["target"])
-        where = (given["device"], given["dtype"], given["threads"])
+        machine = from_options(MachineSettings, given)
         with working_in(out), progress_bar() as report:
             if training.beside_draft:
-                differs = given["allow_tokenizer_difference"]
-                pair = load(
-                    given["target"],
-                    given["draft_model"],
-                    *where,
-                    "none",
-                    given["drafter"],
-                    allow_tokenizer_difference=differs,
-                )
+                pair = from_options(DrafterSettings, given).load(machine)
             else:
-                pair = load_alone(given["target"], *where)
+                pair = load_alone(given["target"], machine)
             document = shared.start(training.run, pair.core, settings, out, report)
-        if json:
-            print_json(document)
-            return
-        print_table(*training.summarise(document))
-        print(f"{training.trains}: {document[training.trains]}")
 
-    out_help = f"Folder for the {training.trains}; a run that was killed goes on from what is there."
-    options: dict[str, tuple[Any, Any]] = {
-        "out": (Annotated[Path, typer.Option(help=out_help)], inspect.Parameter.empty),
-        "target": (TargetOption, "lab"),
-    }
-    if training.beside_draft:
-        options |= {"draft_model": (DraftModelOption, "lab"), "drafter": (DrafterOption, "model")}
-        options["allow_tokenizer_difference"] = TokenizerDifferenceOption, False
-    for option in (*options_of(training.settings), *options_of(training.shared)):
-        options[option.name] = _option(option), training.defaults.get(option.name, _default(option))
-    options |= {"seed": (SeedOption, 0), "device": (DeviceOption, "cpu")}
-    options.setdefault("dtype", (DtypeOption, "float32"))
-    options["threads"] = ThreadsOption, 1
+        def show() -> None:
+            print_table(*training.summarise(document))
+            print(f"{training.trains}: {document[training.trains]}")
+
+        print_answer(Answer(document, show), json)
+
+    out_help = f"Folder for the {training.trains}; an interrupted run resumes from it."
+    options: dict[str, tuple[Any, Any]] = {"out": (Annotated[Path, typer.Option(help=out_help)], ...)}
+    for kind in (models, training.settings, training.shared, SeedSettings, MachineSettings):
+        options |= {name: option for name, option in parameters_of(kind).items() if name not in options}
+    for name, default in training.defaults.items():
+        options[name] = options[name][0], default
     if training.smoke_test:
-        options["smoke_test"] = SmokeTestOption, False
+        options["smoke_test"] = Annotated[bool, typer.Option("--smoke-test", help=SMOKE_TEST_HELP)], False
     options["json"] = JsonOption, False
     command.__doc__ = training.help
-    command.__annotations__ = {name: annotation for name, (annotation, _) in options.items()}
-    kind = inspect.Parameter.KEYWORD_ONLY
-    command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [inspect.Parameter(n, kind, default=default, annotation=a) for n, (a, default) in options.items()]
-    )
-    return command
-
-
-def _option(option: Option) -> Any:
-    """A setting's annotation for Typer."""
-    name = "--" + option.name.replace("_", "-")
-    if option.kind is bool:
-        return Annotated[bool, typer.Option(name, help=option.doc)]
-    kind: Any = str if option.kind is tuple else option.kind
-    if option.choices:
-        enum: Any = StrEnum  # of which type checkers know literal members only
-        kind = enum("Word", {choice: choice for choice in option.choices})
-    if option.optional:
-        kind = kind | None
-    return Annotated[kind, typer.Option(name, help=option.doc, min=option.low, max=option.high)]
-
-
-def _default(option: Option) -> Any:
-    return ",".join(f"{number:g}" for number in option.default) if option.kind is tuple else option.default
+    return with_signature(command, options)

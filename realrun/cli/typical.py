@@ -1,95 +1,73 @@
-"""The command `typical`: MEDUSA's typical acceptance against loss-free decoding."""
+"""`realrun typical`: MEDUSA's typical acceptance against lossless decoding."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from realrun.cli.options import (
-    DeviceOption,
-    DrafterOption,
-    DraftModelOption,
-    DtypeOption,
-    JsonOption,
-    MaxNewTokensOption,
-    NumPromptsOption,
-    PromptsOption,
-    SeedOption,
-    TargetOption,
-    ThreadsOption,
-    TokenizerDifferenceOption,
-    load,
-    load_prompts,
-)
-from specsim.cli.console import (
-    OverwriteFileOption,
-    check_new,
-    parse_numbers,
-    parse_settings,
-    print_json,
-    print_table,
-    progress_bar,
-)
-from specsim.speedup.intervals import interval_text
+from realrun.cli.options import DrafterSettings, MachineSettings, PromptSettings
+from specsim.cli.command import Answer
+from specsim.cli.console import claim_file, parse_settings, print_table, progress_bar
+from specsim.cli.options import OVERWRITE_FILE_HELP, SET_HELP, SeedSettings
+from specsim.cli.settings import setting
 
 
-def typical(
-    target: TargetOption = "lab",
-    draft_model: DraftModelOption = "lab",
-    allow_tokenizer_difference: TokenizerDifferenceOption = False,
-    drafter: DrafterOption = "medusa-1",
-    prompts: PromptsOption = None,
-    num_prompts: NumPromptsOption = None,
-    max_new_tokens: MaxNewTokensOption = 128,
-    temperature: Annotated[float, typer.Option(help="Temperature of sampling and of the rule.")] = 0.7,
-    epsilons: Annotated[str | None, typer.Option(help="Thresholds, comma-separated. Default: 0.01 to 0.25.")] = None,
-    delta: Annotated[float | None, typer.Option(help="The rule's second threshold. Default: sqrt(epsilon).")] = None,
-    policy: Annotated[str, typer.Option(help="Tree policy that says what is drafted.")] = "sparse_tree",
-    set_: Annotated[
-        list[str], typer.Option("--set", help="A setting of it, NAME=VALUE; repeat for more.", metavar="NAME=VALUE")
-    ] = [],  # noqa: B006 (typer reads the default, nobody changes it)
-    out: Annotated[Path | None, typer.Option(help="JSON file to write as well.")] = None,
-    seed: SeedOption = 0,
-    device: DeviceOption = "cpu",
-    dtype: DtypeOption = "float32",
-    threads: ThreadsOption = 1,
-    overwrite: OverwriteFileOption = False,
-    json: JsonOption = False,
-) -> None:
-    """Speed and quality of typical acceptance over its threshold, with greedy and sampled decoding beside it.
+@dataclass(frozen=True, kw_only=True)
+class TreeDrafterSettings(DrafterSettings):
+    """A pair whose drafter proposes trees."""
 
-    Speed is tokens per target pass, quality the target's log-likelihood of the output. Typical acceptance
-    is lossy: what it writes is not what the target would have written.
+    drafter: str = setting("eagle", "Draft head of the lab's target, or a folder made by `realrun train`.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TypicalOptions(PromptSettings, SeedSettings):
+    """Thresholds and policy of typical acceptance."""
+
+    temperature: float = setting(0.7, "Temperature of sampling and of the acceptance rule.")
+    epsilons: tuple[float, ...] | None = setting(None, "Thresholds, comma-separated. Default: 0.01 to 0.25.")
+    delta: float | None = setting(None, "Second threshold of the rule. Default: sqrt(epsilon).")
+    policy: str = setting("sparse_tree", "Tree policy that decides what is drafted.")
+    set_: list[str] = setting([], SET_HELP, metavar="NAME=VALUE")
+    out: Path | None = setting(None, "JSON file to write as well.")
+    overwrite: bool = setting(False, OVERWRITE_FILE_HELP, flag="--overwrite")
+
+
+def typical(models: TreeDrafterSettings, options: TypicalOptions, machine: MachineSettings) -> Answer:
+    """Compare typical acceptance with lossless.
+
+    Typical acceptance is compared over its threshold with greedy and sampled decoding. Speed is tokens per target
+    pass, quality the target's log-likelihood of the output. Typical acceptance is lossy: it does not write what the
+    target would have written.
     """
+    from realrun.experiment.typical_acceptance import EPSILONS, TypicalSettings, compare_typical
+    from realrun.measure.record import longest_prompt
     from realrun.pairs.prompts import prompts_source
-    from realrun.recording.record import longest_prompt
-    from realrun.validation.typical_acceptance import EPSILONS, TypicalSettings, compare_typical
-    from specsim.files import check_writable, write_json
+    from specsim.io.files import write_json
+    from specsim.learn.space import cap_depth
     from specsim.policy.base import build_policy
     from specsim.policy.registry import find_policies
-    from specsim.tuning.space import cap_depth
 
-    if out is not None:
-        check_new(out, overwrite=overwrite)
-        check_writable(out)
-    source = prompts_source(target, prompts)
-    settings = TypicalSettings(_thresholds(epsilons) or EPSILONS, delta, temperature, max_new_tokens, seed, source)
-    (kind,) = find_policies([policy]).values()
-    where = target, draft_model, device, dtype, threads
-    pair = load(*where, "none", drafter, allow_tokenizer_difference=allow_tokenizer_difference)
-    cut: dict[str, Any] = cap_depth(kind, pair.drafter.max_depth) if pair.drafter.max_depth else {}
-    chosen = build_policy(kind, {**cut, **parse_settings(set_)})
+    if options.out is not None:
+        claim_file(options.out, overwrite=options.overwrite)
+    source = prompts_source(models.target, options.prompts)
+    thresholds = options.epsilons or EPSILONS, options.delta, options.temperature
+    settings = TypicalSettings(*thresholds, options.max_new_tokens, options.seed, source)
+    (kind,) = find_policies([options.policy]).values()
+    pair = models.load(machine)
+    limits: dict[str, Any] = cap_depth(kind, pair.drafter.max_depth) if pair.drafter.max_depth else {}
+    policy = build_policy(kind, {**limits, **parse_settings(options.set_)})
     with progress_bar() as report:
-        longest = longest_prompt(pair, max_new_tokens, chosen.max_draft_tokens)
-        texts = load_prompts(pair, prompts, num_prompts, longest)
-        document = compare_typical(pair, texts, chosen, settings, lambda done, total: report("decode", done, total))
-    if out is not None:
-        write_json(document, out)
-    if json:
-        print_json(document)
-        return
+        prompts = options.load(pair, longest_prompt(pair, options.max_new_tokens, policy.max_draft_tokens))
+        document = compare_typical(pair, prompts, policy, settings, partial(report, "decode"))
+    if options.out is not None:
+        write_json(document, options.out)
+    return Answer(document, partial(_print_arms, document, policy.name, options.temperature))
+
+
+def _print_arms(document: dict[str, Any], policy: str, temperature: float) -> None:
+    from specsim.replaying.intervals import interval_text
 
     rows = [
         [
@@ -101,16 +79,7 @@ def typical(
         ]
         for arm in document["arms"]
     ]
-    columns = [
-        "acceptance",
-        "tokens per target pass",
-        "nats per token",
-        f"at temperature {temperature:g}",
-        "distinct trigrams",
-    ]
-    title = f"{document['drafter']}, {chosen.name}, {document['prompts']['count']} prompts, 95 % intervals"
+    at_temperature = f"at temperature {temperature:g}"
+    columns = ["acceptance", "tokens per target pass", "nats per token", at_temperature, "distinct trigrams"]
+    title = f"{document['drafter']}, {policy}, {document['prompts']['count']} prompts, 95 % intervals"
     print_table(title, columns, rows)
-
-
-def _thresholds(text: str | None) -> tuple[float, ...]:
-    return () if text is None else tuple(parse_numbers(text, "--epsilons", float, "0.05,0.1,0.2"))

@@ -1,7 +1,7 @@
-"""Greedy chains of several sequences at once: every pass of the drafter and of the target is one over all of them.
+"""Greedy chains of several sequences at once: every pass of drafter and target processes all of them.
 
-Sequences accept different numbers of tokens, so each has a length of its own. A sequence that is over leaves the batch,
-which goes on without it. The output of each is what it is alone.
+Sequences accept different numbers of tokens, so each has its own length. A finished sequence leaves the batch. Every
+output is the same as without the batch.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import torch
 
 from realrun.lm.batched_llama import BatchedLlama
 from realrun.lm.clock import device_clock
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 
 
 @dataclass
-class Row:
-    """One sequence: its number, its text, of which all but the last token is cached, and where it has to end.
+class BatchedSequence:
+    """A sequence of the batch: its number, its tokens, all but the last of them cached, and its maximum length `end`.
 
     rounds : (t, drafted, accepted), as `realrun.decode.rounds.Decoded.log` has them
     """
@@ -37,9 +37,9 @@ class Row:
 
 
 class BatchRound(NamedTuple):
-    """A round of the batch: which sequences took part, by number, and the seconds of its parts.
+    """A round of the batch: the numbers of its sequences, and the seconds of its parts.
 
-    step_s : of each draft step; other_s : beside these and verification
+    step_s : of each draft step; other_s : of everything but these and verification
     """
 
     numbers: tuple[int, ...]
@@ -53,16 +53,16 @@ class BatchRound(NamedTuple):
 
 
 class BatchDecoding:
-    """Sequences that are decoded together, round by round, prefilled when this is made.
+    """Decodes sequences together, round by round; making it prefills them.
 
     Parameters
     ----------
     target, drafter : BatchedLlama
-        Which forget what they held.
+        Their caches are reset.
     prompts : sequence of token ids
-        At least one, each with at least one token.
+        Not empty, each with at least one token.
     budgets : sequence of int
-        Most output tokens of each.
+        Maximum number of output tokens of each.
     k : int
         Tokens to draft in every round, 0 for decoding without speculation.
     eos_token_ids : sequence of int
@@ -71,12 +71,12 @@ class BatchDecoding:
     Raises
     ------
     InputError
-        For no prompt or an empty one, and texts that exceed the models' positions.
+        If a prompt is missing or empty, or a text exceeds the models' positions.
 
     Attributes
     ----------
-    rows : every sequence
-    rounds : of the batch
+    rows : list of BatchedSequence
+    rounds : list of BatchRound
     """
 
     @torch.inference_mode()
@@ -91,7 +91,7 @@ class BatchDecoding:
     ):
         self.target, self.drafter, self.k, self.eos_token_ids = target, drafter, k, frozenset(eos_token_ids)
         self.rows = [
-            Row(number, list(prompt), len(prompt), len(prompt) + budget)
+            BatchedSequence(number, list(prompt), len(prompt), len(prompt) + budget)
             for number, (prompt, budget) in enumerate(zip(prompts, budgets, strict=True))
         ]
         self._check()
@@ -105,7 +105,7 @@ class BatchDecoding:
 
     def _check(self) -> None:
         if not self.rows or not all(row.tokens for row in self.rows):
-            raise InputError("no prompts, or an empty one; give at least one token each")
+            raise InputError("no prompts, or an empty prompt; give at least one token each")
         longest, most = max(row.end for row in self.rows), min(self.target.max_positions, self.drafter.max_positions)
         if min(row.end - row.prompt_tokens for row in self.rows) < 1 or longest > most:
             raise InputError(
@@ -115,7 +115,7 @@ class BatchDecoding:
 
     @property
     def position(self) -> float:
-        """Output tokens so far, averaged over the sequences."""
+        """Mean number of output tokens so far."""
         return sum(len(row.output) for row in self.rows) / len(self.rows)
 
     @property
@@ -124,7 +124,7 @@ class BatchDecoding:
 
     @torch.inference_mode()
     def advance(self) -> BatchRound:
-        """One round of all that are not over."""
+        """Run a round of the unfinished sequences."""
         start = self.clock()
         drafts: list[list[int]] = [[] for _ in self.active]
         step_s = self._draft(drafts)
@@ -145,9 +145,9 @@ class BatchDecoding:
         return self.rounds[-1]
 
     def _draft(self, drafts: list[list[int]]) -> list[float]:
-        """Extend the drafts, one pass per token; the seconds of each.
+        """Extend the drafts, a pass per token; return the seconds of each pass.
 
-        Who drafts no further, by its budget or behind an end-of-text token, takes part with no token.
+        A sequence that drafts no further, because of its budget or an end-of-text token, feeds no token.
         """
         limits = [min(self.k, row.end - len(row.tokens) - 1) for row in self.active]
         step_s = []
@@ -167,8 +167,8 @@ class BatchDecoding:
             step_s.append(self.clock() - start)
         return step_s
 
-    def _commit(self, row: Row, draft: list[int], own: list[int]) -> None:
-        """Emit what the target's own choices accept of a draft, and one of them."""
+    def _commit(self, row: BatchedSequence, draft: list[int], own: list[int]) -> None:
+        """Emit the accepted tokens of a draft and the target's own token after them."""
         accepted = 0
         while accepted < len(draft) and draft[accepted] == own[accepted]:
             accepted += 1
@@ -180,7 +180,7 @@ class BatchDecoding:
         row.tokens.extend(emitted)
 
     def _leave(self) -> None:
-        """Those that are over leave; from behind, as the last one takes the place."""
+        """Remove finished sequences, from the last on because the last one takes a removed one's place."""
         for place in reversed(range(len(self.active))):
             row = self.active[place]
             if len(row.tokens) >= row.end or row.tokens[-1] in self.eos_token_ids:

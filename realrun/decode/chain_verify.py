@@ -18,9 +18,9 @@ from realrun.decode.sampling import Sampler, draw, plain_calls
 
 
 def rejection_verifier(logits: torch.Tensor, draft: Draft, context: RoundContext) -> list[int]:
-    """The tokens to emit: the accepted ones and one of the target's own; with nothing drafted, a sample of p.
+    """Emit the accepted tokens and a token of the target's own; a sample of p if nothing was drafted.
 
-    logits : [k + 1, V], the target's after the pending token and each drafted one
+    logits : [k + 1, V], the target's after the pending token and each drafted token
     """
     sampler, sequence, position, *_ = context
     drafted = len(draft.tokens)
@@ -36,11 +36,10 @@ def verify_chain(
     target_probs: torch.Tensor,
     uniforms: Sequence[float],
 ) -> list[int]:
-    """The accepted tokens of a chain of k, and one token more: speckernels.chain_rejection in plain calls.
+    """Emit the accepted tokens of a chain of k and another token: speckernels.chain_rejection in plain calls.
 
-    Token i is accepted if its uniform u < p/q (strictly: p = 0 is never accepted). In the
-    place of the first rejected one a token is drawn from the normalised (p - q)+, after the
-    last from p.
+    Token i is accepted if its uniform u < p/q (strictly: p = 0 is never accepted). The first rejected token is
+    replaced by a draw from the normalised (p - q)+. If all are accepted, the last token is drawn from p.
 
     draft_probs : [k] of [V], what each token was drawn from; target_probs : [k + 1, V]
     uniforms : [k + 1], the last of them for the draw
@@ -61,7 +60,7 @@ def verify_by_kernel(
     target_probs: torch.Tensor,
     uniforms: Sequence[float],
 ) -> list[int]:
-    """`verify_chain` by speckernels.chain_rejection, in float32."""
+    """Do the same as `verify_chain` by speckernels.chain_rejection, in float32."""
     device = target_probs.device
     stacked = torch.stack([*draft_probs]) if draft_probs else target_probs[:0]
     verified = speckernels.chain_rejection(
@@ -70,7 +69,7 @@ def verify_by_kernel(
         target_probs[None].float(),
         torch.tensor([[*uniforms]], dtype=torch.float64, device=device),
     )
-    # One copy from the device; emitted tokens are followed by -1.
+    # A single copy from the device; emitted tokens are followed by -1.
     return [token for token in verified.emitted[0].tolist() if token >= 0]
 
 
@@ -78,14 +77,14 @@ class Verifier(Protocol):
     """Judges a chain by the target's logits."""
 
     def __call__(self, logits: torch.Tensor, draft: Draft, context: RoundContext) -> list[int]:
-        """The tokens to emit: the accepted ones and one of the target's own.
+        """Emit the accepted tokens and a token of the target's own.
 
-        logits : [k + 1, V], after the pending token and each drafted one
+        logits : [k + 1, V], after the pending token and each drafted token
         """
 
 
 def match_verifier(logits: torch.Tensor, draft: Draft, context: RoundContext) -> list[int]:
-    """Accept the leading tokens that equal the target's own choices; greedy or Gumbel, loss-free."""
+    """Accept the leading tokens that equal the target's own choices; lossless in greedy and Gumbel mode."""
     chosen: list[int] = context.sampler.tokens(logits, context.sequence, context.position).tolist()
     drafted = draft.tokens
     accepted = 0
@@ -95,5 +94,5 @@ def match_verifier(logits: torch.Tensor, draft: Draft, context: RoundContext) ->
 
 
 def verifier_for(sampler: Sampler) -> Verifier:
-    """The loss-free verifier of this way of choosing tokens."""
+    """Choose the lossless verifier of this sampler."""
     return rejection_verifier if sampler.mode == "rejection" else match_verifier

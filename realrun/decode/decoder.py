@@ -1,9 +1,9 @@
-"""The one loop of real decoding: propose -> verify -> commit."""
+"""The loop of real decoding: propose -> verify -> commit."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -18,29 +18,49 @@ from realrun.lm.cached import CachedLM
 from realrun.lm.clock import device_clock, now
 from realrun.lm.number_type import TargetPeaks
 from realrun.lm.open import make_lm
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 from specsim.policy.base import Policy
 from specsim.policy.chain.base import ChainPolicy, Step
 from specsim.policy.switch.base import SwitchPolicy
 from specsim.policy.tree.base import TreePolicy
 
 
-class Decoder:
-    """Decodes sequences with one target, with or without a drafter.
+class Acceptance(NamedTuple):
+    """What a round's verification accepted, up to the end of the text.
 
-    The autoregressive baseline is this very loop with nothing drafted.
+    emitted : the accepted tokens and one of the target's own
+    path : places of the accepted tokens in the draft
+    depth : length of the verified chain, or depth of the tree
+    target_hidden : the target's last state [d] that produced the newest token, if the drafter wants it
+    """
+
+    emitted: list[int]
+    path: Sequence[int]
+    depth: int
+    target_hidden: torch.Tensor | None
+
+    @property
+    def cached(self) -> Sequence[int]:
+        """The accepted tokens that stay in caches: the token emitted last is the next pending token."""
+        return self.path[: len(self.emitted) - 1]
+
+
+class Decoder:
+    """Decodes sequences with a target, with or without a drafter.
+
+    The autoregressive baseline is the same loop with nothing drafted.
 
     Parameters
     ----------
     target : PreTrainedModel or CachedLM
     drafter : Drafter
-        With its target's pass, as `realrun.pairs.pair.Pair.make_drafter` gives both.
+        Made with its target's pass by `realrun.pairs.pair.Pair.make_drafter`.
     eos_token_ids : sequence of int
         Tokens that end an output.
     sampler : Sampler
         How tokens are chosen.
     verifier, tree_verifier : optional
-        Of chains and of trees; the loss-free ones of this sampler unless given.
+        Of chains and of trees; the lossless ones of this sampler unless given.
 
     Examples
     --------
@@ -81,7 +101,7 @@ class Decoder:
         seed: int = 0,
         state: Any = None,
     ) -> Decoded:
-        """Decode one prompt, until max_new_tokens or an end-of-text token, which is emitted.
+        """Decode a prompt until max_new_tokens or an end-of-text token, which is emitted.
 
         Parameters
         ----------
@@ -91,10 +111,10 @@ class Decoder:
         policy : Policy or None
             None is the autoregressive baseline.
         sequence, seed : int
-            Number of the sequence, which keys its noise, and the seed of the policy's own uniforms.
+            Number of the sequence, which keys its noise, and the seed of the policy's uniforms.
         state : optional
-            The policy's state after the sequence before, where it carries one (`Policy.carries_state`); else the
-            policy starts anew.
+            The policy's state after the previous sequence, used if the policy carries it over
+            (`Policy.carries_state`).
 
         Returns
         -------
@@ -104,7 +124,7 @@ class Decoder:
         Raises
         ------
         InputError
-            If the prompt is empty or leaves no room for the output, or a model gives logits that are no numbers.
+            If the prompt is empty or leaves no room for the output, or a model's logits are NaN or infinite.
         """
         decoding = Decoding(self, prompt, max_new_tokens, policy, sequence, seed, state)
         while not decoding.done:
@@ -119,66 +139,44 @@ class Decoder:
         state: Any,
         rounds: list[Round],
     ) -> tuple[Any, Draft]:
-        """One round: extends `tokens` and `rounds`; the policy's new state and the draft.
+        """Run one round: extends `tokens` and `rounds`; returns the policy's new state and the draft.
 
-        Rounds begin and end with an idle device. Between, what was drafted and what was verified has been copied to the
-        host when the time is read, so that nothing is waited for twice.
+        Rounds begin and end with an idle device. In between, drafted and verified tokens have been copied to the host
+        when the time is read, so that nothing is waited for twice. Where nothing is drafted, or all of a tree is
+        dropped, this is a plain step of the target. verify_s of a tree includes the compaction of the target's cache,
+        which takes the longer, the larger the tree.
         """
-        if isinstance(policy, TreePolicy):
-            return self._tree_round(tokens, context, policy, state, rounds)
-        assert policy is None or isinstance(policy, ChainPolicy)
         start = now()
-        draft = Draft()
-        drafted = 0
-        if context.limit > 0 and policy is not None:
-            if isinstance(policy, SwitchPolicy):
-                switching: Any = self.drafter  # a SwitchingDrafter, as `_prepare` has seen: asking takes its time
-                state, context = switching.choose(tokens, context, policy, state)
-            decide, params = policy.keep_drafting, policy.params
-            proceed = True
-
-            def keep(step: Step, depth: int) -> bool:
-                nonlocal state, proceed
-                proceed, state = decide(state, params, step, depth, context.policy_uniform(depth))
-                return bool(proceed)
-
-            draft = self.drafter.propose(tokens, context, keep)
-            drafted = len(draft.tokens)
-            if policy.drops_refused and drafted:
-                if draft.asked < drafted:
-                    asking = now()
-                    keep(draft.steps[-1], drafted)
-                    draft.asked += 1
-                    draft.policy_s += now() - asking
-                if not proceed:
-                    draft.drop_last()
-        proposed = now()
-        logits = self.target.forward([tokens[-1], *draft.tokens])
-        emitted = self.verifier(logits, draft, context)
-        verified = now()
-        verified_tokens = len(draft.tokens)
-        self.logits = logits
-        accepted = len(emitted) - 1
-        target_hidden = self.produced_by(accepted)
-        for index, token in enumerate(emitted):
-            if token in self.eos_token_ids:
-                emitted = emitted[: index + 1]
-                accepted = min(accepted, len(emitted))
-                break
-        tokens.extend(emitted)
+        if isinstance(policy, TreePolicy):
+            draft, state = self._draft_tree(tokens, context, policy, state)
+            proposed = now()
+            accepted = self._verify_tree(tokens, draft, context)
+            verified = self.clock()
+        else:
+            assert policy is None or isinstance(policy, ChainPolicy)
+            draft, state = self._draft_chain(tokens, context, policy, state)
+            proposed = now()
+            accepted = self._verify_chain(tokens, draft, context)
+            verified = now()
+        tokens.extend(accepted.emitted)
         self.target.truncate(len(tokens) - 1)
-        if policy is not None and drafted:
-            self.drafter.commit(len(tokens) - 1, target_hidden)
-            state = policy.update(state, policy.params, verified_tokens, accepted)
+        if policy is not None and draft.drafted:
+            if isinstance(policy, TreePolicy):
+                nodes, params = [draft.nodes[node] for node in accepted.cached], params_of(policy)
+                cast(TreeDrafter, self.drafter).commit_tree(nodes, accepted.target_hidden)
+            else:
+                params = policy.params
+                self.drafter.commit(len(tokens) - 1, accepted.target_hidden)
+            state = policy.update(state, params, accepted.depth, len(accepted.path))
         elif policy is not None and self.drafter.wants_target_hidden:  # another token is pending all the same
-            self.drafter.commit(len(tokens) - 1, target_hidden)
+            self.drafter.commit(len(tokens) - 1, accepted.target_hidden)
         rounds.append(
             Round(
                 t=context.position,
-                drafted=drafted,
-                accepted=accepted,
-                verified=verified_tokens,
-                last=accepted,
+                drafted=draft.drafted,
+                accepted=len(accepted.path),
+                verified=len(draft.tokens),
+                last=accepted.path[-1] + 1 if accepted.path else 0,
                 draft_s=proposed - start - draft.policy_s,
                 policy_s=draft.policy_s,
                 verify_s=verified - proposed,
@@ -192,77 +190,80 @@ class Decoder:
         )
         return state, draft
 
-    def _tree_round(
-        self,
-        tokens: list[int],
-        context: RoundContext,
-        policy: TreePolicy,
-        state: Any,
-        rounds: list[Round],
-    ) -> tuple[Any, Draft]:
-        """`round` of a tree; a plain step of the target where nothing is drafted or all of it is dropped.
+    def _draft_chain(
+        self, tokens: list[int], context: RoundContext, policy: ChainPolicy | None, state: Any
+    ) -> tuple[Draft, Any]:
+        """Draft a chain; with the policy's new state."""
+        if policy is None or context.limit == 0:
+            return Draft(), state
+        if isinstance(policy, SwitchPolicy):  # `_prepare` has checked the drafter, which takes its time
+            state, context = cast(SwitchingDrafter, self.drafter).choose(tokens, context, policy, state)
+        decide, params = policy.keep_drafting, policy.params
+        proceed = True
 
-        verify_s holds the compaction of the target's cache as well: it takes the longer, the larger the tree.
-        """
-        drafter, target = self.drafter, self.target
-        assert isinstance(drafter, TreeDrafter)
-        start = now()
-        draft = Draft()
-        if context.limit > 0:
-            draft, state = drafter.propose_tree(tokens, context, policy, state)
-        proposed = now()
-        depth = 0
+        def keep(step: Step, depth: int) -> bool:
+            nonlocal state, proceed
+            proceed, state = decide(state, params, step, depth, context.policy_uniform(depth))
+            return bool(proceed)
+
+        draft = self.drafter.propose(tokens, context, keep)
+        draft.drafted = len(draft.tokens)
+        if policy.drops_refused and draft.drafted:
+            if draft.asked < draft.drafted:
+                asking = now()
+                keep(draft.steps[-1], draft.drafted)
+                draft.asked += 1
+                draft.policy_s += now() - asking
+            if not proceed:
+                draft.drop_last()
+        return draft, state
+
+    def _draft_tree(
+        self, tokens: list[int], context: RoundContext, policy: TreePolicy, state: Any
+    ) -> tuple[Draft, Any]:
+        """Draft a tree; with the policy's new state."""
+        if context.limit == 0:
+            return Draft(), state
+        return cast(TreeDrafter, self.drafter).propose_tree(tokens, context, policy, state)
+
+    def _verify_chain(self, tokens: list[int], draft: Draft, context: RoundContext) -> Acceptance:
+        """Verify a chain in one pass of the target."""
+        self.logits = self.target.forward([tokens[-1], *draft.tokens])
+        emitted = self.verifier(self.logits, draft, context)
+        path = range(len(emitted) - 1)
+        target_hidden = self.produced_by(len(path))
+        count = self._count_to_end(emitted)
+        return Acceptance(emitted[:count], path[:count], len(draft.tokens), target_hidden)
+
+    def _verify_tree(self, tokens: list[int], draft: Draft, context: RoundContext) -> Acceptance:
+        """Verify a tree in one pass of the target, which keeps the accepted nodes in its cache."""
+        target, depth = self.target, 0
         if draft.tokens:
             depths, visible = layout(np.array(draft.parents))
             depth = int(depths[-1])  # nodes are in level order
-            logits = target.forward_nodes([tokens[-1], *draft.tokens], depths.tolist(), torch.from_numpy(visible))
+            self.logits = target.forward_nodes([tokens[-1], *draft.tokens], depths.tolist(), torch.from_numpy(visible))
         else:
-            logits = target.forward(tokens[-1:])
-        path, own_token = self.tree_verifier(logits, draft, context)
-        emitted = [*(draft.tokens[node] for node in path), own_token]
-        self.logits = logits
-        for index, token in enumerate(emitted):
-            if token in self.eos_token_ids:
-                emitted, path = emitted[: index + 1], path[: index + 1]
-                break
-        cached = path[: len(emitted) - 1]  # the token emitted last is the next pending one
+            self.logits = target.forward(tokens[-1:])
+        path, own_token = self.tree_verifier(self.logits, draft, context)
         target_hidden = self.produced_by(path[-1] + 1 if path else 0)
+        emitted = [*(draft.tokens[node] for node in path), own_token]
+        count = self._count_to_end(emitted)
+        accepted = Acceptance(emitted[:count], path[:count], depth, target_hidden)
         if draft.tokens:
-            target.keep_nodes([0, *(node + 1 for node in cached)])
-        verified = self.clock()
-        tokens.extend(emitted)
-        nodes = [draft.nodes[node] for node in path]
-        if draft.drafted:
-            drafter.commit_tree(nodes[: len(cached)], target_hidden)
-            state = policy.update(state, params_of(policy), depth, len(path))
-        elif drafter.wants_target_hidden:  # another token is pending, though nothing was drafted
-            drafter.commit(len(tokens) - 1, target_hidden)
-        rounds.append(
-            Round(
-                t=context.position,
-                drafted=draft.drafted,
-                accepted=len(path),
-                verified=len(draft.tokens),
-                last=path[-1] + 1 if path else 0,
-                draft_s=proposed - start - draft.policy_s,
-                policy_s=draft.policy_s,
-                verify_s=verified - proposed,
-                other_s=self.clock() - verified,
-                step_s=tuple(draft.step_s),
-                level_nodes=tuple(draft.level_nodes),
-                fed=draft.fed,
-                asked=draft.asked,
-            )
-        )
-        return state, draft
+            target.keep_nodes([0, *(node + 1 for node in accepted.cached)])
+        return accepted
+
+    def _count_to_end(self, emitted: Sequence[int]) -> int:
+        """Count the emitted tokens up to the first end-of-text token, and with it."""
+        return next((i for i, token in enumerate(emitted, start=1) if token in self.eos_token_ids), len(emitted))
 
     def produced_by(self, row: int) -> torch.Tensor | None:
-        """The target's last state at this row of its last pass, if the drafter wants it and there was one."""
+        """Give the target's last state [d] at this row of its last pass, if the drafter wants it and there was one."""
         hidden = self.target.hidden if self.target.keep_hidden else None
         return None if hidden is None else hidden[row]
 
     def _prepare(self, length: int, max_new_tokens: int, policy: Policy | None, sequence: int) -> None:
-        """What a sequence needs and no clock should see: noise, room in the caches, graphs."""
+        """Prepare before timing starts what a sequence needs: noise, room in the caches, graphs."""
         positions, model = max_new_tokens + 1, self.target.model
         self.sampler.prepare(sequence, positions, int(model.config.vocab_size), self.target.device, model.dtype)
         if isinstance(policy, TreePolicy):
@@ -302,9 +303,9 @@ class Decoder:
 
 
 class Decoding:
-    """A sequence that one decoder decodes round by round, prefilled when it is made; a decoder has one at a time.
+    """A sequence that a decoder decodes round by round; a decoder has only one at a time.
 
-    Arguments and errors are those of `Decoder.decode`.
+    Making it prefills the prompt. Arguments and errors are those of `Decoder.decode`.
 
     position : output tokens so far
     done : whether the budget or the end of the text is reached
@@ -346,12 +347,12 @@ class Decoding:
 
     @torch.inference_mode()
     def advance(self) -> Draft:
-        """One round; what it drafted."""
+        """Run a round; returns its draft."""
         decoder, before = self.decoder, len(self.tokens)
         limit = min(self.longest, self.end - len(self.tokens) - 1)
         context = RoundContext(decoder.sampler, self.sequence, self.position, limit, self.seed)
         self.state, draft = decoder.round(self.tokens, context, self.policy, self.state, self.rounds)
-        self.peaks.note(decoder.logits, self.tokens, before)  # off the round's clock
+        self.peaks.note(decoder.logits, self.tokens, before)  # not timed
         self.done = len(self.tokens) >= self.end or self.tokens[-1] in decoder.eos_token_ids
         if self.done:
             self.peaks.check(self.tokens)
@@ -359,5 +360,5 @@ class Decoding:
 
     @property
     def result(self) -> Decoded:
-        """What was decoded so far."""
+        """Everything decoded so far."""
         return Decoded(self.tokens[self.prompt_tokens :], self.rounds, self.prefill_s, self.state)

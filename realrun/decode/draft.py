@@ -1,4 +1,4 @@
-"""What a drafter proposes for one round, and what the decoding loop asks of it."""
+"""What a drafter proposes for a round, and the interface that the decoding loop calls."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ KeepDrafting = Callable[[Step, int], bool]  # (the token just drafted, its depth
 
 @dataclass
 class Draft:
-    """What a drafter proposes for one round; a chain is a path in a tree.
+    """A drafter's proposal for a round; a chain is a path in a tree.
 
     tokens, parents : [k], the parent of node i is node parents[i], or -1 for the pending token
-    steps : [k], features of each token; of a chain only
-    probs : [k] of [V], the distribution each was drawn from; in rejection mode only
-    siblings : how the children of one node were drafted, which decides how they may be judged
+    steps : [k], features of each token of a chain
+    probs : [k] of [V], the distribution each token was drawn from, in rejection mode
+    siblings : how the children of a node were drafted, which decides how they may be judged
     policy_s : seconds spent in the policy; step_s : seconds of each draft step or pass
-    drafted : nodes drafted, of which a tree's tokens are those to verify
-    nodes : [k], each token's index in the drafted tree, the root being 0; of a tree only
-    level_nodes : nodes that each draft pass ingested; of a tree only
+    drafted : number of tokens or nodes drafted; `tokens` are those to verify
+    nodes : [k], each token's index in the drafted tree, whose root is 0
+    level_nodes : nodes of a tree that each draft pass ingested
     fed : tokens that the first draft step ingested
     asked : decisions of the policy
-    drafter : of several, which one drafted, from 1 on; 0 where there is one, or nothing was drafted
+    drafter : number of the drafter among several, from 1; 0 with a single drafter, or if nothing was drafted
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -53,16 +53,16 @@ class Draft:
     drafter: int = 0
 
     def drop_last(self) -> None:
-        """Leave the last token of a chain out of what is verified; its draft step has been made all the same."""
+        """Remove the last token of a chain from verification; its draft step has been made all the same."""
         for values in (self.tokens, self.parents, self.steps, self.probs):
             del values[-1:]
 
 
 class Drafter(Protocol):
-    """Proposes tokens. `prepare` ahead of the clock, `begin`, then `propose` and `commit` in turn."""
+    """Proposes tokens: `prepare` before timing starts, `begin`, then `propose` and `commit` in turn."""
 
-    # Whether `begin` and `commit` are to be given the target's last state [d_T] at the position
-    # that produced the newest output token (None before there is one); `prepare` decides.
+    # Whether `begin` and `commit` need the target's last state [d_T] at the position that produced the newest output
+    # token (None before the first token); `prepare` decides.
     wants_target_hidden: bool
 
     def prepare(
@@ -78,7 +78,7 @@ class Drafter(Protocol):
 
 @runtime_checkable
 class SwitchingDrafter(Drafter, Protocol):
-    """Several drafters: `choose` says ahead of `propose` with which the round drafts, and how many tokens at most."""
+    """Several drafters: `choose`, called before `propose`, picks the drafter of the round and the draft limit."""
 
     def choose(
         self, tokens: Sequence[int], context: RoundContext, policy: SwitchPolicy, state: Any
@@ -104,15 +104,15 @@ class TreeDrafter(Drafter, Protocol):
 
 @lru_cache(maxsize=64)
 def params_of(policy: TreePolicy) -> tuple[Any, ...]:
-    """The policy's params, made once: those of a static tree are its whole shape."""
+    """Cache a policy's params: those of a static tree are its whole shape."""
     return policy.params
 
 
 @nb.njit(cache=True)
 def layout(parents):  # type: ignore[no-untyped-def]
-    """Of a tree of nodes 0 .. n - 1 below a root: depths [n + 1] and, bool [n + 1, n + 1], whom each sees; root first.
+    """Lay out a tree of nodes 0 .. n - 1 below a root: depths [n + 1] and attention mask, bool [n + 1, n + 1].
 
-    parents : int [n], of earlier nodes or, -1, the root
+    The root comes first. parents : int [n], earlier nodes, or -1 for the root
     """
     size = len(parents) + 1
     depths, visible = np.zeros(size, np.int64), np.zeros((size, size), np.bool_)

@@ -1,4 +1,4 @@
-"""Vanilla speculative decoding's drafter: an independent draft model, token by token or level by level of a tree."""
+"""Vanilla speculative decoding's drafter: an independent draft model, for chains and trees."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from realrun.lm.clock import now
 from realrun.lm.number_type import refuse_logits
 from realrun.lm.open import make_lm
 from realrun.lm.static.sizes import Mirrored
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 from specsim.policy.chain.base import Step
 from specsim.policy.tree.base import TreePolicy
 
 
 class StepDescription:
-    """What a chain's draft step says of its row, a `realrun.lm.cached.Describe`: [c], as it is copied to the host.
+    """Statistics [c] of a chain's draft step in greedy and Gumbel mode, a `realrun.lm.cached.Describe`.
 
-    Token, its probability, the largest one, entropy in nats; then the predictor's score and the top-10 confidence,
-    where these are wanted. All that changes from step to step and from round to round is read at fixed addresses, so
-    that it can be recorded with the pass. Greedy and Gumbel.
+    Token, its probability, the largest probability, entropy in nats; then the predictor's score and the top-10
+    confidence, if requested. Everything that changes from step to step and from round to round is read at fixed
+    addresses, so that CUDA graphs can record it with the pass.
 
-    room : output positions that there is noise for
+    room : number of output positions that there is noise for
     """
 
     def __init__(self, lm: CachedLM, sampler: Sampler, room: int, predictor: Predictor | None, weighing_top10: bool):
@@ -49,7 +49,7 @@ class StepDescription:
             self._by_target = predictor.bias.clone()[None]  # [1, M]
 
     def begin_sequence(self, sequence: int) -> None:
-        """Take up a sequence's noise; ahead of the clock, where the sequence is known there."""
+        """Load a sequence's noise, before timing starts where the sequence is known by then."""
         if sequence == self._sequence:
             return
         self._sequence = sequence
@@ -59,7 +59,7 @@ class StepDescription:
             part.copy_(gumbel_noise(seed, sequence, start, len(part), self._vocab, self._device, self._type))
 
     def begin_round(self, context: RoundContext, tokens: int, target_hidden: torch.Tensor | None) -> None:
-        """The next steps draft after a text of so many tokens."""
+        """Prepare steps that draft after a text of this many tokens."""
         self.begin_sequence(context.sequence)
         places = tokens - context.position, tokens if self.predictor is not None else 0
         if places != self._known:
@@ -87,16 +87,16 @@ class StepDescription:
 class DraftModel:
     """An independent model with the target's tokenizer (Leviathan et al. 2023).
 
-    Drafters inside the target give their own pass, a `CachedLM`, in its place.
+    Drafters inside the target give their own pass, a `CachedLM`, in place of the model.
 
-    max_depth : levels that it can draft, None for no limit
-    scoring : whether the predictor's scores are being made
-    weighing_top10 : whether `Step.top10_confidence` is being made
-    predictor : gives every drafted token of a chain its score, for policies that read it
-    siblings : how the children of a tree's node are drafted in rejection mode; drawn ones must all
-        be verified, so that only top_k serves every policy. Else they are always top_k
+    max_depth : maximum number of levels to draft, None for no limit
+    scoring : whether the predictor's scores are computed
+    weighing_top10 : whether `Step.top10_confidence` is computed
+    predictor : scores every drafted token of a chain, for policies that read scores
+    siblings : how the children of a tree's node are drafted in rejection mode. Drawn siblings must all
+        be verified, so that only top_k serves every policy. Other modes always use top_k
     wants_target_hidden : whether `begin`, `commit` and `commit_tree` need the target's last state [d_T]
-        at the position that produced the newest output token; for scores they do
+        at the position that produced the newest output token; scores need it
     """
 
     max_depth: int | None = None
@@ -119,9 +119,9 @@ class DraftModel:
     def prepare(
         self, length: int, sampler: Sampler, sequence: int, positions: int, features: Sequence[str] = ()
     ) -> None:
-        """Do ahead of the clock what sequences of `length` tokens, `positions` of them output, will need.
+        """Prepare, before timing starts, sequences of `length` tokens, `positions` of them output.
 
-        features : what the policy will read; scores are made only if "score" is among it, and so is top10_confidence
+        features : what the policy reads; "score" and "top10_confidence" are computed only if they are among them
         """
         if "score" in features and self.predictor is None:
             raise InputError(
@@ -139,43 +139,46 @@ class DraftModel:
             self.lm.warm_description(feeds, description)
 
     def _description(self, sampler: Sampler, positions: int) -> StepDescription | None:
-        """What a step says that is recorded with its pass, for so many output positions; None where it is not."""
+        """Get the statistics computed in the draft step's CUDA graph; None if the step runs without one.
+
+        positions : number of output positions
+        """
         if not self.lm.describes or sampler.mode == "rejection":
             return None
         key = sampler, self.scoring, self.weighing_top10
-        found = self._descriptions.get(key)
-        if found is None or found.room < positions:
-            if found is not None:
-                self.lm.forget_description(found)
+        description = self._descriptions.get(key)
+        if description is None or description.room < positions:
+            if description is not None:
+                self.lm.forget_description(description)
             room = -(-positions // BLOCK) * BLOCK
-            found = StepDescription(
+            description = StepDescription(
                 self.lm, sampler, room, self.predictor if self.scoring else None, self.weighing_top10
             )
-            self._descriptions[key] = found
-        return found
+            self._descriptions[key] = description
+        return description
 
     def enable_scores(self, scoring: bool) -> None:
-        """Make scores from now on, or none."""
+        """Turn the computation of scores on or off."""
         self.scoring = self.wants_target_hidden = self.lm.keep_hidden = scoring
 
     def take_hidden(self, target_hidden: torch.Tensor | None) -> None:
-        """The target's last state [d_T] at the position that produced the pending token."""
+        """Take up the target's last state [d_T] at the position that produced the pending token."""
         self._target_hidden = target_hidden
 
     def begin(self, context: Sequence[int], target_hidden: torch.Tensor | None = None) -> None:
-        """Start a sequence whose tokens but the pending one are given."""
+        """Start a sequence; context holds its tokens except the pending one."""
         self.lm.reset()
         self.lm.prefill(context)
         self.take_hidden(target_hidden)
 
     def foretold(self, tokens: Sequence[int]) -> float:
-        """How likely it knows the token after these before it drafts, as `specsim.trace.joined.foretold` says."""
+        """Estimate, before drafting, how likely it predicts the next token; see `specsim.trace.joined.foretold`."""
         return 1.0
 
     def propose(self, tokens: Sequence[int], context: RoundContext, keep: KeepDrafting) -> Draft:
         """Draft 1 to `limit` tokens after `tokens`, for output positions `position` and on, of this context.
 
-        Stops at the limit, at an end-of-text token, or when `keep` says so.
+        Stops at the limit, at an end-of-text token, or when `keep` returns False.
         """
         feed = tokens[self.lm.length :]
         draft = Draft(fed=len(feed))
@@ -193,7 +196,7 @@ class DraftModel:
                 raise refuse_logits(self.lm, [*tokens, *draft.tokens], "drafter")
             draft.parents.append(len(draft.tokens) - 1)
             draft.tokens.append(int(token))
-            # Traces hold float32, and both worlds must decide on the same numbers.
+            # Traces hold float32, and replay must decide on the same numbers.
             prob, confidence, entropy_nats, *more = (float(np.float32(x)) for x in features)
             top10_confidence = more.pop() if self.weighing_top10 else 0.0
             score = more.pop() if self.scoring else 0.0
@@ -213,7 +216,7 @@ class DraftModel:
     def _step(
         self, feed: Sequence[int], context: RoundContext, depth: int, description: StepDescription | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """What is said of the token drafted at this depth, from 1: [c]; by rejection what it was drawn from, [V]."""
+        """Draft the token at this depth, from 1: statistics [c] and, in rejection mode, its distribution [V]."""
         if description is not None:
             return self.lm.describe(feed, description, follows=depth > 1), None
         logits = self.lm.forward(feed)[-1:]
@@ -225,9 +228,9 @@ class DraftModel:
         return described, None if probs is None else probs[0]
 
     def _score(self, depth: int) -> torch.Tensor:
-        """The score [1] of the token that the last pass drafted, at this depth of the round, from 1.
+        """Score [1] the token that the last pass drafted, at this depth of the round, from 1.
 
-        Of a tree's level it is that of the first node: the round's first pass may have caught up on tokens before it.
+        In a tree's level this is the first node. The round's first pass may have fed tokens before it as well.
         """
         assert self.predictor is not None and self.lm.hidden is not None
         if depth == 1:
@@ -245,7 +248,7 @@ class DraftModel:
         return TreeGrower(self.lm)
 
     def prepare_tree(self, policy: TreePolicy, length: int) -> None:
-        """Do ahead of the clock, after `prepare`, what trees of this policy will need."""
+        """Prepare this policy's trees before timing starts, after `prepare`."""
         self._grower.warm(policy, length)
 
     def propose_tree(
@@ -257,12 +260,12 @@ class DraftModel:
     ) -> tuple[Draft, Any]:
         """Draft a tree of up to `limit` levels after `tokens`, for output positions `position` and on, of this context.
 
-        Returns the draft, of which the policy chose the tokens, and the policy's new state.
+        Returns the draft, whose tokens the policy selected, and the policy's new state.
         """
         siblings = self.siblings if context.sampler.mode == "rejection" else "top_k"
         return self._grower.grow(tokens, context, policy, state, siblings, self._score if self.scoring else None)
 
     def commit_tree(self, path: Sequence[int], target_hidden: torch.Tensor | None = None) -> None:
-        """Keep the cache of the accepted nodes, numbered as in `Draft.nodes`; they are now part of the output."""
+        """Keep the cache of the accepted nodes, numbered as in `Draft.nodes`."""
         self._grower.commit(path)
         self.take_hidden(target_hidden)

@@ -1,4 +1,4 @@
-"""Gumbel noise keyed by (seed, sequence, position): the same on every device, for replay and real run alike."""
+"""Gumbel noise keyed by (seed, sequence, position): the same on every device, in replay and in real runs."""
 
 from __future__ import annotations
 
@@ -7,25 +7,19 @@ from functools import lru_cache
 import torch
 
 _MASK = (1 << 64) - 1
-
-
 _GOLDEN = 0x9E3779B97F4A7C15
-
-
 _MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-
-
 BLOCK = 64  # positions per generated block of noise
 
 
 def _signed(x: int) -> int:
-    """The int64 with the bits of this uint64."""
+    """Reinterpret the bits of a uint64 as int64."""
     x &= _MASK
     return x - (1 << 64) if x >> 63 else x
 
 
 def _mix(x: int) -> int:
-    """The finaliser of SplitMix64, as in specsim.rng."""
+    """Apply the finaliser of SplitMix64, as specsim.io.rng does."""
     x &= _MASK
     x = (x ^ (x >> 30)) * _MIX_1 & _MASK
     x = (x ^ (x >> 27)) * _MIX_2 & _MASK
@@ -33,7 +27,7 @@ def _mix(x: int) -> int:
 
 
 def _shift(x: torch.Tensor, bits: int) -> torch.Tensor:
-    """Logical right shift of int64."""
+    """Shift int64 right logically."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
@@ -47,7 +41,7 @@ def _mix_tensor(x: torch.Tensor) -> torch.Tensor:
 def _noise_block(
     seed: int, sequence: int, block: int, vocab: int, device: torch.device, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Standard Gumbel noise [BLOCK, V] for positions block * BLOCK and on, computed in float64."""
+    """Draw standard Gumbel noise [BLOCK, V] for positions block * BLOCK and on, computed in float64."""
     base = _mix(_mix(seed + _GOLDEN) + sequence + _GOLDEN)
     keys = [_signed(_mix(base + block * BLOCK + i + _GOLDEN)) for i in range(BLOCK)]
     key = torch.tensor(keys, device=device)[:, None]
@@ -66,7 +60,7 @@ def gumbel_noise(
     device: torch.device,
     dtype: torch.dtype = torch.float64,
 ) -> torch.Tensor:
-    """Noise for output positions start .. start + count - 1, [count, V]."""
+    """Draw noise [count, V] for output positions start .. start + count - 1."""
     parts, end = [], start + count
     for block in range(start // BLOCK, (end - 1) // BLOCK + 1):
         begin = block * BLOCK

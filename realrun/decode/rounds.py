@@ -1,4 +1,4 @@
-"""What a round is given, and what a real run did, round by round."""
+"""The input of a round, and the record of a real run, round by round."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from realrun.decode.sampling import Sampler
-from specsim.rng import uniform
+from specsim.io.rng import uniform
 
 
 class RoundContext(NamedTuple):
-    """Which round it is, and how its tokens are chosen; with these, every run of the round draws the same numbers.
+    """Identifies a round and how its tokens are chosen, so that every run of the round draws the same numbers.
 
     sequence : number of the sequence, which keys noise and uniforms
     position : output position of the first token that the round decides
-    limit : most tokens, or levels of a tree, that may be drafted
-    seed : of the policy's own uniforms
+    limit : maximum number of tokens, or levels of a tree, to draft
+    seed : of the policy's uniforms
     """
 
     sampler: Sampler
@@ -25,21 +25,21 @@ class RoundContext(NamedTuple):
     seed: int = 0
 
     def policy_uniform(self, level: int) -> float:
-        """The policy's uniform in (0, 1) at this depth of a chain (from 1) or level of a tree (from 0)."""
+        """Draw the policy's uniform in (0, 1) at this depth of a chain (from 1) or level of a tree (from 0)."""
         return float(uniform(self.seed, self.sequence, self.position, level))
 
 
 @dataclass(frozen=True)
 class Round:
-    """One round: at output position t, `drafted` tokens proposed, `accepted` of them kept.
+    """A round at output position t, in which `accepted` of `drafted` tokens were accepted.
 
-    verified : tokens in the target's pass beside the pending one; of a chain all but what its policy drops
-    last : place of the last accepted token among the verified ones, from 1 on; 0 if none was accepted
+    verified : drafted tokens in the target's pass: all but those that the policy drops
+    last : place of the last accepted token among the verified ones, from 1; 0 if none was accepted
     step_s : seconds of each draft step, or pass of a tree; part of draft_s
     level_nodes : nodes that each draft pass of a tree ingested
     fed : tokens that the first draft step ingested
     asked : decisions of the policy
-    drafter : of several, which one drafted, from 1 on; 0 where there is one, or nothing was drafted
+    drafter : number of the drafter among several, from 1; 0 with a single drafter, or if nothing was drafted
     """
 
     t: int
@@ -64,7 +64,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Decoded:
-    """A decoded sequence; `seconds` covers the rounds, prefill_s what went before."""
+    """A decoded sequence; `seconds` covers the rounds, prefill_s the prompt."""
 
     tokens: list[int]
     rounds: list[Round]
@@ -76,13 +76,13 @@ class Decoded:
         return sum(r.seconds for r in self.rounds)
 
     def log(self) -> list[tuple[int, int, int]]:
-        """(t, drafted, accepted) per round."""
+        """List (t, drafted, accepted) per round."""
         return [(r.t, r.drafted, r.accepted) for r in self.rounds]
 
     def tree_log(self) -> list[tuple[int, int, int, int, int]]:
-        """(t, drafted, accepted, verified, last) per round."""
+        """List (t, drafted, accepted, verified, last) per round."""
         return [(r.t, r.drafted, r.accepted, r.verified, r.last) for r in self.rounds]
 
     def full_log(self) -> list[tuple[int, ...]]:
-        """The same and the drafter, as `specsim.replaying.rounds.RoundLog` has them behind the sequence."""
-        return [(*row, one.drafter) for row, one in zip(self.tree_log(), self.rounds, strict=True)]
+        """List (t, drafted, accepted, verified, last, drafter) per round, as `specsim.replaying.rounds.RoundLog`."""
+        return [(r.t, r.drafted, r.accepted, r.verified, r.last, r.drafter) for r in self.rounds]

@@ -1,17 +1,15 @@
 """How a token is chosen from logits: greedy, by Gumbel noise, or by rejection sampling.
 
-argmax(log p + g) with Gumbel noise g is an exact sample of p. As g depends only on (seed,
-sequence, output position, token), the target's choice at a position does not depend on
-who drafted, which makes replay exact at temperature > 0. The drafter uses the same noise,
-so that it often agrees with the target.
+argmax(log p + g) with Gumbel noise g is an exact sample of p. Because g depends only on (seed, sequence, output
+position, token), the target's choice at a position does not depend on the draft, which makes replay exact at
+temperature > 0. The drafter uses the same noise, so that it often agrees with the target.
 
-Rejection sampling (Leviathan et al. 2023; Chen et al. 2023) accepts somewhat more often: the
-drafter samples its own tokens, and `realrun.decode.chain_verify` accepts them with probability p/q.
-Each of its draws is a uniform keyed by what it is for, sequence, round and depth.
+Rejection sampling (Leviathan et al. 2023; Chen et al. 2023) accepts somewhat more often: the drafter samples its own
+tokens, and `realrun.decode.chain_verify` accepts them with probability p/q. Each draw is a uniform keyed by its
+purpose, sequence, round and depth.
 
-Temperature, then top-k, then top-p, make of the logits the distribution that is sampled from, the
-target's and the drafter's alike, in the order of Hugging Face and vLLM; features (probability,
-confidence, entropy) are those of that distribution.
+Temperature, then top-k, then top-p turn the logits of both target and drafter into the distribution that is sampled
+from, in the order of Hugging Face and vLLM. Features (probability, confidence, entropy) are those of that distribution.
 """
 
 from __future__ import annotations
@@ -29,19 +27,17 @@ import speckernels
 from realrun.decode.gumbel import BLOCK, gumbel_noise
 from realrun.lm import kernels
 from speckernels.ops.draft_statistics import MAX_TOP_K
-from specsim.errors import InputError
-from specsim.rng import uniform
+from specsim.io.errors import InputError
+from specsim.io.rng import uniform
 
 Mode = Literal["greedy", "gumbel", "rejection"]
-Stream = Literal["draft", "judge", "last", "couple"]  # what a uniform of rejection sampling is for
-
-
+Stream = Literal["draft", "judge", "last", "couple"]  # purpose of a uniform in rejection sampling
 _STREAMS: tuple[Stream, ...] = ("draft", "judge", "last", "couple")
 
 
 @lru_cache(maxsize=64)
 def _stream_seed(seed: int, stream: Stream) -> int:
-    """A 63-bit seed of this stream's own."""
+    """Derive a 63-bit seed for this stream."""
     words = np.random.SeedSequence((seed, _STREAMS.index(stream))).generate_state(1, np.uint64)
     return int(words[0] >> np.uint64(1))
 
@@ -53,11 +49,11 @@ class Sampler:
     Attributes
     ----------
     mode : "greedy", "gumbel" or "rejection"
-    temperature : by which logits are divided, in (0, 100)
+    temperature : divisor of the logits, in (0, 100)
     seed : of the noise
     top_p : sample from the nucleus, the smallest set of most probable tokens whose mass
-        reaches it (Holtzman et al. 2020); 1 keeps all. Greedy ignores it, as the temperature.
-    top_k : sample from that many most probable tokens (Fan et al. 2018), before top_p; 0 keeps all.
+        reaches it (Holtzman et al. 2020); 1 keeps all. Greedy ignores it and the temperature.
+    top_k : sample from this many most probable tokens (Fan et al. 2018), before top_p; 0 keeps all.
 
     Examples
     --------
@@ -83,7 +79,7 @@ class Sampler:
             raise InputError(f"top_k={self.top_k} is below 0; 0 keeps every token")
 
     def prepare(self, sequence: int, positions: int, vocab: int, device: torch.device, dtype: torch.dtype) -> None:
-        """Make a sequence's noise ahead of the clock, for logits [n, vocab] of this device and type."""
+        """Draw a sequence's noise before timing starts, for logits [n, vocab] of this device and type."""
         if self.mode == "gumbel":
             for start in range(0, positions, BLOCK):
                 gumbel_noise(self.seed, sequence, start, 1, vocab, device, compared_in(dtype))
@@ -91,33 +87,33 @@ class Sampler:
             self.uniform("last", sequence, 0, 0)  # the first call in a process compiles it
 
     def statistics(self, logits: torch.Tensor, sequence: int, position: int) -> torch.Tensor:
-        """The token chosen after each row of logits [n, V], and how sure the row is of it: [n, 4].
+        """Choose the token after each row of logits [n, V]; with its statistics, [n, 4].
 
-        Rows belong to output positions position, position + 1, ... Columns: token, its
-        probability, the largest probability, entropy in nats; all of the distribution that is
-        sampled from, in at least float32. One tensor, so that one copy brings everything to
-        the host. Greedy and Gumbel only; rejection sampling draws in `draft`.
+        Rows belong to output positions position, position + 1, ... Columns: token, its probability, the largest
+        probability, entropy in nats; all of the distribution that is sampled from, in at least float32. They are in a
+        single tensor so that a single copy brings them to the host. Greedy and Gumbel only; rejection sampling draws
+        in `draft`.
         """
         return self.statistics_with(logits, self._noise(logits, sequence, range(position, position + len(logits))))
 
     def statistics_with(self, logits: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor:
-        """`statistics` by the rows' noise [n, V], None for none."""
+        """Compute `statistics` with the rows' noise [n, V], or without noise."""
         logits, temperature = self._truncated(logits), self._temperature
         if plain_calls(logits):
             return plain_statistics(logits, noise, temperature)
         return speckernels.draft_statistics(logits, noise=noise, temperature=temperature).values[:, :4]
 
     def top10_confidence(self, logits: torch.Tensor) -> torch.Tensor:
-        """The largest probability among each row's ten likeliest tokens alone, [n] from logits [n, V]."""
+        """Compute the largest probability of each row's ten likeliest tokens, renormalised: [n] from logits [n, V]."""
         best = self.warped(logits).topk(min(10, logits.shape[1]), dim=-1).values
         return best.softmax(-1)[:, 0]
 
     def tokens(self, logits: torch.Tensor, sequence: int, position: int) -> torch.Tensor:
-        """The tokens of `statistics`, int64 [n]."""
+        """Choose the tokens of `statistics`, int64 [n]."""
         return self.tokens_at(logits, sequence, range(position, position + len(logits)))
 
     def tokens_at(self, logits: torch.Tensor, sequence: int, positions: Sequence[int]) -> torch.Tensor:
-        """The token chosen after each row of logits [n, V], int64 [n]; row i is for output position positions[i]."""
+        """Choose the token after each row of logits [n, V], int64 [n]; row i is for output position positions[i]."""
         noise = self._noise(logits, sequence, positions)
         if plain_calls(logits):
             return _argmax(self.warped(logits), noise)
@@ -127,13 +123,13 @@ class Sampler:
     def candidates(
         self, logits: torch.Tensor, sequence: int, positions: Sequence[int], width: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The first `width` siblings below each row of logits [n, V], in order: tokens int64 [n, w] and probs [n, w].
+        """Order the first `width` siblings below each row of logits [n, V]: tokens int64 [n, w] and probs [n, w].
 
-        Row i is for output position positions[i]; w is `width`, or V if that is less. With q the
-        distribution that is sampled from and g the noise of the position (0 but in Gumbel mode),
-        siblings are ordered by log q + g, lowest index first at ties, so that the first is the
-        token that a chain drafts, and a sibling's prob is softmax(log q + g): as the target chooses by the
-        same noise, this says how likely it chooses the sibling, and q does not.
+        Row i is for output position positions[i]; w is `width`, or V if that is less. With q the distribution that is
+        sampled from and g the noise of the position (0 except in Gumbel mode), siblings are ordered by log q + g,
+        lowest index first at ties, so that the first sibling is the token that a chain drafts. A sibling's prob is
+        softmax(log q + g): because the target chooses by the same noise, this estimates how likely it chooses the
+        sibling, which q does not.
         """
         scores = self.warped(logits)
         noise = self._noise(logits, sequence, positions) if self.mode == "gumbel" else None
@@ -142,9 +138,9 @@ class Sampler:
     def draft(
         self, logits: torch.Tensor, sequence: int, position: int, depth: int
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Statistics [1, 4] of the depth-th token (from 1) of the round at `position`, from logits [1, V].
+        """Draft the depth-th token (from 1) of the round at `position`, from logits [1, V]: statistics [1, 4].
 
-        With it, in rejection mode, the distribution [1, V] that the token was drawn from.
+        In rejection mode, the second result is the distribution [1, V] that the token was drawn from.
         """
         if self.mode != "rejection":
             return self.statistics(logits, sequence, position + depth - 1), None
@@ -152,19 +148,19 @@ class Sampler:
         return describe(probs, draw(probs, [self.uniform("draft", sequence, position, depth)])), probs
 
     def probs(self, logits: torch.Tensor) -> torch.Tensor:
-        """The distribution [n, V] that is sampled from, in at least float32."""
+        """Compute the distribution [n, V] that is sampled from, in at least float32."""
         return self.warped(logits).softmax(-1)
 
     def warped(self, logits: torch.Tensor) -> torch.Tensor:
-        """Logits [n, V] of `probs`: at the temperature, -inf where top-k or top-p cuts, in at least float32."""
+        """Compute the logits [n, V] of `probs`: at the temperature, -inf where top-k or top-p cuts."""
         return _scaled(self._truncated(logits), self._temperature)
 
     def uniform(self, stream: Stream, sequence: int, position: int, depth: int) -> float:
-        """A uniform in (0, 1) for token `depth` of the round at `position`, shared with no other stream or place."""
+        """Draw the uniform in (0, 1) of this stream for token `depth` of the round at `position`."""
         return float(uniform(_stream_seed(self.seed, stream), sequence, position, depth))
 
     def _truncated(self, logits: torch.Tensor) -> torch.Tensor:
-        """Logits with -inf where top-k, then top-p, cuts."""
+        """Set logits to -inf where top-k, then top-p, cuts."""
         if self.mode == "greedy":
             return logits
         if 0 < self.top_k < logits.shape[1]:
@@ -178,7 +174,7 @@ class Sampler:
         return 1.0 if self.mode == "greedy" else self.temperature
 
     def _noise(self, logits: torch.Tensor, sequence: int, positions: Sequence[int]) -> torch.Tensor | None:
-        """The noise [n, V] of the rows' positions, None for none."""
+        """Draw the noise [n, V] of the rows' positions; None in greedy mode."""
         assert self.mode != "rejection", "rejection sampling needs the depth in the draft as well"
         if self.mode == "greedy":
             return None
@@ -194,7 +190,7 @@ class Sampler:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON form. top_p and top_k are left out where they cut nothing, as in traces from before they existed."""
+        """Make the JSON form, without top_p and top_k where they cut nothing, as in old traces."""
         values = {"mode": self.mode, "temperature": self.temperature, "seed": self.seed}
         if self.top_p < 1.0:
             values["top_p"] = self.top_p
@@ -202,19 +198,19 @@ class Sampler:
 
 
 def top_tokens(scores: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The tokens of each row's largest scores [n, V], falling, lowest index first at ties, and their softmax(scores).
+    """Find the tokens of each row's largest scores [n, V], descending, and their softmax(scores); both [n, w].
 
-    Both [n, w], where w is `width`, or V if that is less. Scores are finite or -inf.
+    At ties the lowest index comes first; w is `width`, or V if that is less. Scores are finite or -inf.
     """
     vocabulary = scores.shape[1]
     width = min(width, vocabulary)
     if not plain_calls(scores) and width <= MAX_TOP_K:
         # Kernels give no token for -inf; this far down, the probability is 0 all the same.
         statistics = speckernels.draft_statistics(scores.clamp(min=-1e30), top_k=width)
-        return statistics.top_ids, statistics.top_probs.clamp(max=1)  # one rounding above it otherwise
+        return statistics.top_ids, statistics.top_probs.clamp(max=1)  # may exceed 1 by rounding
     best, tokens = scores.topk(min(width + 1, vocabulary), dim=-1)
     tokens = tokens[:, :width]
-    if bool((best[:, 1:] == best[:, :-1]).any()):  # topk leaves open which of equals it takes
+    if bool((best[:, 1:] == best[:, :-1]).any()):  # topk does not define which of equal scores it takes
         tokens = torch.stack(
             [_top_of_row(row, least, width) for row, least in zip(scores, best[:, width - 1], strict=True)]
         )
@@ -222,55 +218,55 @@ def top_tokens(scores: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Te
 
 
 def _top_of_row(scores: torch.Tensor, least: torch.Tensor, width: int) -> torch.Tensor:
-    """The tokens of `top_tokens` for one row [V], `least` being its width-th largest score."""
+    """Find the tokens of `top_tokens` for a row [V] whose width-th largest score is `least`."""
     tokens = torch.cat([(scores > least).nonzero()[:, 0], (scores == least).nonzero()[:width, 0]])
     return tokens[scores[tokens].argsort(descending=True, stable=True)][:width]
 
 
 def most_likely(logits: torch.Tensor, top_k: int) -> torch.Tensor:
-    """bool [n, V]: the `top_k` largest logits of each row; lowest index first at ties."""
+    """Mark the `top_k` largest logits of each row, bool [n, V]; lowest index first at ties."""
     order = logits.sort(dim=-1, descending=True, stable=True).indices
     return torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order[:, :top_k], value=True)
 
 
 def nucleus(probs: torch.Tensor, top_p: float) -> torch.Tensor:
-    """bool [n, V]: the fewest most probable tokens of each row with mass >= top_p; lowest index first at ties."""
+    """Mark the fewest most probable tokens of each row with mass >= top_p, bool [n, V]; lowest index first at ties."""
     ranked, order = probs.sort(dim=-1, descending=True, stable=True)
     ranked = ranked.double()
-    kept = ranked.cumsum(-1) - ranked < top_p
-    return torch.zeros_like(kept).scatter(-1, order, kept)
+    inside = ranked.cumsum(-1) - ranked < top_p
+    return torch.zeros_like(inside).scatter(-1, order, inside)
 
 
 def draw(weights: torch.Tensor, uniforms: Sequence[float]) -> torch.Tensor:
-    """A token int64 [n] for each row of weights [n, V], which need not sum to 1, from its uniform [n]: by inversion."""
+    """Draw a token for each row of weights [n, V], which need not sum to 1, by inversion of its uniform: int64 [n]."""
     return draw_each(weights, [[u] for u in uniforms])[:, 0]
 
 
 def draw_each(weights: torch.Tensor, uniforms: Sequence[Sequence[float]]) -> torch.Tensor:
-    """Tokens int64 [n, w], independent draws from each row of weights [n, V] by its uniforms [n, w]."""
+    """Draw tokens int64 [n, w] independently from each row of weights [n, V] by its uniforms [n, w]."""
     cumulative = weights.double().cumsum(-1)
     at = torch.tensor(uniforms, dtype=torch.float64, device=weights.device) * cumulative[:, -1:]
     return torch.searchsorted(cumulative, at, right=True).clamp(max=weights.shape[-1] - 1)
 
 
 def describe(probs: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """The columns of `Sampler.statistics` [n, 4] for tokens [n] drawn from probs [n, V]."""
+    """Compute the columns of `Sampler.statistics` [n, 4] for tokens [n] drawn from probs [n, V]."""
     entropy = torch.special.entr(probs).sum(-1)
     prob = probs.gather(-1, tokens[:, None])[:, 0]
     return torch.stack([tokens.to(probs.dtype), prob, probs.amax(-1), entropy], dim=-1)
 
 
 def plain_statistics(logits: torch.Tensor, noise: torch.Tensor | None, temperature: float) -> torch.Tensor:
-    """speckernels.draft_statistics of logits, finite or -inf, in fewer calls: the first four columns.
+    """Compute the first four columns of speckernels.draft_statistics of logits, finite or -inf, in fewer calls.
 
-    At a small model on a CPU the operation would take as long as a good part of a draft step.
+    With a small model on a CPU the operation would take a good part of a draft step.
     """
     scaled = _scaled(logits, temperature)
     return describe(scaled.softmax(-1), _argmax(scaled, noise))
 
 
 def plain_calls(logits: torch.Tensor) -> bool:
-    """Whether plain torch calls do the work: on a CPU, unless kernels were named."""
+    """Decide whether plain torch calls do the work: on a CPU, unless kernels were named."""
     return logits.device.type == "cpu" and not kernels.named()
 
 
@@ -278,7 +274,7 @@ def _scaled(logits: torch.Tensor, temperature: float) -> torch.Tensor:
     logits = logits.to(compared_in(logits.dtype))
     if temperature == 1.0:
         return logits
-    # Divided as speckernels.draft_statistics does: by a number, torch would multiply by its reciprocal on a GPU.
+    # Divided as speckernels.draft_statistics does: on a GPU, torch would multiply by the reciprocal of a number.
     on_cpu = logits.device.type == "cpu"
     return logits / (temperature if on_cpu else torch.full((), temperature, dtype=logits.dtype, device=logits.device))
 
@@ -288,5 +284,5 @@ def _argmax(scaled: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor:
 
 
 def compared_in(dtype: torch.dtype) -> torch.dtype:
-    """The type in which logits of this type are compared."""
+    """Choose the type in which logits of this type are compared."""
     return torch.float64 if dtype == torch.float64 else torch.float32

@@ -1,6 +1,6 @@
-"""A draft tree from a draft model: level by level, one pass for each.
+"""Grows a draft tree by a draft model: level by level, a pass for each.
 
-The same steps as in `specsim.replaying.tree`, whose nodes come from a record instead.
+The steps are those of `specsim.replaying.tree`, whose nodes come from a record instead.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from realrun.decode.siblings import draw_siblings
 from realrun.lm.cached import CachedLM
 from realrun.lm.clock import now
 from realrun.lm.number_type import refuse_logits
-from specsim.arrays import Array
-from specsim.errors import InputError
+from specsim.io.arrays import Array
+from specsim.io.errors import InputError
 from specsim.policy.tree.base import MAX_DRAFTED, TreePolicy, close_kept, limit_widths, new_tree
 
 
@@ -27,8 +27,8 @@ class TreeGrower:
     """Grows trees on a draft model's cache.
 
     tree, token : the nodes drafted so far, the root first
-    slot : int32, where each node stands among the nodes of the draft's cache, -1 while it is not
-        expanded. All expanded nodes but the root do, whose token is a cached one
+    slot : int32, place of each expanded node among the nodes of the draft model's cache; -1 for others, and for the
+        root, whose token is cached
     """
 
     def __init__(self, lm: CachedLM):
@@ -39,7 +39,7 @@ class TreeGrower:
         self.keep = np.zeros(room, dtype=np.bool_)
 
     def warm(self, policy: TreePolicy, length: int) -> None:
-        """Get the model ready for this policy's passes over sequences of `length` tokens."""
+        """Prepare the model for this policy's passes over sequences of `length` tokens."""
         nodes = policy.max_expanded * policy.max_draft_tokens
         self.lm.warm(range(1, max(2, policy.max_expanded) + 1), length + nodes, nodes)
 
@@ -52,21 +52,22 @@ class TreeGrower:
         siblings: Siblings,
         score: Callable[[int], torch.Tensor] | None = None,
     ) -> tuple[Draft, Any]:
-        """A tree of up to `limit` levels after `tokens`, for output positions `position` and on; with the new state.
+        """Grow a tree of up to `limit` levels after `tokens`, for output positions `position` and on.
 
         Where the policy expands nothing at the root, no pass is made and nothing drafted.
 
-        score : the predictor's [1] of what the last pass drafted at this depth, from 1, along the first candidates'
-            chain; None where the policy reads none
+        score : gives the predictor's score [1] of the last pass's first token at this depth, from 1; None where the
+            policy reads none
+
+        Returns the draft and the policy's new state.
         """
-        sampler, sequence, position, limit, _ = context
         tree, widths, params = self.tree, self.widths, params_of(policy)
         draft = Draft(siblings=siblings, fed=len(tokens) - self.lm.length)
         drawn_from: dict[int, torch.Tensor] = {}
         first, count = 0, 1
         chain = 0  # node of the newest level on the first candidates' chain, -1 where that has ended
         widths[0] = 0
-        for level in range(limit):
+        for level in range(context.limit):
             asked, end = now(), count
             state = policy.expand(state, params, tree, first, end, context.policy_uniform(level), widths)
             drafted, expanded = limit_widths(widths, first, end, MAX_DRAFTED + 1 - count)
@@ -79,28 +80,19 @@ class TreeGrower:
                 break
             parents = expanded_nodes(widths, first, end, expanded)
             logits = self._pass(tokens, parents, level)
-            each = widths[parents]
-            if siblings == "top_k":
-                # Rows of one memory are one distribution, as all nodes of a level have it that no token changes.
-                rows = logits[:1] if expanded > 1 and logits.stride(0) == 0 else logits
-                found, probs = sampler.candidates(rows, sequence, [position + level] * len(rows), int(each.max()))
-                found, probs = found.expand(expanded, -1), probs.expand(expanded, -1)
-            else:
-                drawn = draw_siblings(logits, siblings, each.tolist(), sampler, sequence, position, count)
-                found, probs = drawn.tokens, drawn.probs
-                drawn_from |= zip(parents.tolist(), drawn.rows, strict=True)
-            parts = [found.double(), probs.double()]
+            columns, rows = self._children(logits, widths[parents], context, siblings, level, count)
+            drawn_from |= zip(parents.tolist(), rows, strict=False)
             chain = count if parents[0] == chain else -1  # a level begins with it, and with its children if it has any
             if score is not None and chain >= 0:
-                parts.append(score(level + 1).double().expand(expanded, 1))
+                columns = torch.cat([columns, score(level + 1).double().expand(expanded, 1)], dim=1)
             # The only copy from the device to the host in a pass.
-            columns = torch.cat(parts, dim=1).cpu().numpy()
+            on_host = columns.cpu().numpy()
             # Every expanded node has a first child; later columns of narrower nodes are filled with -1.
-            if np.isnan(columns).any() or (columns[:, 0] < 0).any():
+            if np.isnan(on_host).any() or (on_host[:, 0] < 0).any():
                 raise refuse_logits(self.lm, tokens, "drafter")
-            if score is not None:  # of float32, as traces hold it
-                tree.score[level] = np.float32(columns[0, -1]) if chain >= 0 else tree.score[level - 1]
-            count = add_level(tree, self.token, widths, self.slot, parents, count, level + 1, columns)
+            if score is not None:  # in float32, as in traces
+                tree.score[level] = np.float32(on_host[0, -1]) if chain >= 0 else tree.score[level - 1]
+            count = add_level(tree, self.token, widths, self.slot, parents, count, level + 1, on_host)
             first = end
             draft.level_nodes.append(expanded)
             draft.step_s.append(now() - start)
@@ -109,12 +101,37 @@ class TreeGrower:
             self._select(draft, count, policy, state, drawn_from)
         return draft, state
 
+    def _children(
+        self,
+        logits: torch.Tensor,
+        widths: Array,
+        context: RoundContext,
+        siblings: Siblings,
+        level: int,
+        first_node: int,
+    ) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
+        """Draft widths[i] children from row i of logits [n, V]: tokens and probabilities [n, 2 w] in float64.
+
+        first_node : number of the first child in the tree
+
+        Returns them and, if they were drawn, the n distributions [V] that they were drawn from.
+        """
+        sampler, sequence, position, *_ = context
+        if siblings != "top_k":
+            drawn = draw_siblings(logits, siblings, widths.tolist(), context, first_node)
+            return torch.cat([drawn.tokens.double(), drawn.probs.double()], dim=1), [*drawn.rows]
+        n = len(logits)
+        # Rows that share memory are the same distribution, for example of all nodes of a level of MEDUSA.
+        rows = logits[:1] if n > 1 and logits.stride(0) == 0 else logits
+        tokens, probs = sampler.candidates(rows, sequence, [position + level] * len(rows), int(widths.max()))
+        return torch.cat([tokens.expand(n, -1).double(), probs.expand(n, -1).double()], dim=1), []
+
     def commit(self, path: Sequence[int]) -> None:
-        """Keep the cache of these nodes of the tree, the accepted ones; the last may be a leaf, which it lacks."""
+        """Keep the cache of the accepted nodes; the last may be a leaf, which is not cached."""
         self.lm.keep_nodes([slot for slot in (int(self.slot[node]) for node in path) if slot >= 0])
 
     def _pass(self, tokens: Sequence[int], nodes: Array, level: int) -> torch.Tensor:
-        """Logits [n, V] after these nodes of a level, which then are in the cache."""
+        """Compute logits [n, V] after these nodes of a level, which enter the cache."""
         if level == 0:
             return self.lm.forward(tokens[self.lm.length :])[-1:]
         visible = ingest(self.tree.parent, self.slot, nodes, self.lm.nodes)
@@ -124,7 +141,7 @@ class TreeGrower:
     def _select(
         self, draft: Draft, count: int, policy: TreePolicy, state: Any, drawn_from: dict[int, torch.Tensor]
     ) -> None:
-        """Write into the draft what the policy keeps."""
+        """Write the nodes that the policy selects into the draft."""
         keep = self.keep
         keep[:count] = False
         keep[0] = True
@@ -141,7 +158,7 @@ class TreeGrower:
 
 @nb.njit(cache=True)
 def expanded_nodes(widths, first, end, expanded):  # type: ignore[no-untyped-def]
-    """The nodes of first .. end - 1 that get children."""
+    """List the nodes of first .. end - 1 that get children."""
     nodes = np.empty(expanded, np.int64)
     at = 0
     for node in range(first, end):
@@ -153,7 +170,7 @@ def expanded_nodes(widths, first, end, expanded):  # type: ignore[no-untyped-def
 
 @nb.njit(cache=True)
 def ingest(parent, slot, nodes, held):  # type: ignore[no-untyped-def]
-    """Give these nodes the slots behind the `held` ones; bool [n, held + n], which slots each sees."""
+    """Give these nodes the slots behind the `held` ones; bool [n, held + n]: the slots that each sees."""
     visible = np.zeros((len(nodes), held + len(nodes)), np.bool_)
     for row, node in enumerate(nodes):
         slot[node] = held + row
@@ -166,9 +183,9 @@ def ingest(parent, slot, nodes, held):  # type: ignore[no-untyped-def]
 
 @nb.njit(cache=True)
 def add_level(tree, token, widths, slot, parents, count, level, columns):  # type: ignore[no-untyped-def]
-    """Append the children of these nodes; the nodes then.
+    """Append the children of these nodes; return the number of nodes.
 
-    columns [n, 2 w] or [n, 2 w + 1]: tokens, then probabilities, then what is not read here
+    columns [n, 2 w] or [n, 2 w + 1]: tokens, then probabilities, then perhaps a score
     """
     most = columns.shape[1] // 2
     for row, node in enumerate(parents):
@@ -189,7 +206,7 @@ def add_level(tree, token, widths, slot, parents, count, level, columns):  # typ
 
 @nb.njit(cache=True)
 def kept_nodes(parent, keep, count, kept):  # type: ignore[no-untyped-def]
-    """The kept nodes beside the root and their parents, numbered among them: -1 the root, 0 the first kept."""
+    """List the kept nodes but the root, and their parents, numbered among them: -1 is the root."""
     nodes, parents = np.empty(kept, np.int64), np.empty(kept, np.int64)
     number = np.full(count, -1)
     at = 0

@@ -1,11 +1,11 @@
 """Verification of a draft tree: which path of it becomes output, and the token after it.
 
-A verifier is given the target's logits [k + 1, V], row 0 after the pending token and row i + 1 after
-node i of the draft, and returns the accepted nodes, from the top down and numbered as in
-`Draft.tokens`, with the target's own token after the last of them.
+A verifier takes the target's logits [k + 1, V], row 0 after the pending token and row i + 1 after node i of the draft,
+and returns the accepted nodes, from the top down and numbered as in `Draft.tokens`, and the target's own token after
+the last of them.
 
-On a CPU, where nothing has to be copied from a device, only rows on the accepted path are
-looked at: the others may be sixty, and take longer than a draft pass.
+On a CPU, where nothing has to be copied from a device, only rows on the accepted path are looked at: all sixty rows of
+a tree may take longer than a draft pass.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import speckernels
 from realrun.decode.draft import Draft, Siblings
 from realrun.decode.rounds import RoundContext
 from realrun.decode.sampling import Sampler, draw, plain_calls
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 
 Accepted = tuple[list[int], int]  # path, token
 
@@ -30,7 +30,7 @@ Accepted = tuple[list[int], int]  # path, token
 class TreeVerifier(Protocol):
     """Judges a draft tree by the target's logits.
 
-    lossy : whether the output may differ from the target's own, in law or, if greedy, in tokens
+    lossy : whether the output may differ from the target's own, in distribution or, if greedy, in tokens
     """
 
     lossy: ClassVar[bool]
@@ -40,10 +40,10 @@ class TreeVerifier(Protocol):
 
 @dataclass(frozen=True)
 class MatchTree:
-    """Accept each node that is the target's own choice after its accepted parent; greedy or Gumbel, loss-free.
+    """Accept each node that is the target's own choice after its accepted parent; lossless in greedy and Gumbel mode.
 
-    Of several deepest accepted nodes, which siblings of the same token allow, that of lowest
-    index ends the path, as in speckernels.greedy_verify.
+    If siblings have the same token, several accepted nodes may be deepest; that of lowest index ends the path, as in
+    speckernels.greedy_verify.
     """
 
     lossy: ClassVar[bool] = False
@@ -65,16 +65,16 @@ class MatchTree:
 
 @dataclass(frozen=True)
 class RejectTree:
-    """Multi-branch rejection sampling by the rule that fits how the siblings were drafted; loss-free.
+    """Multi-branch rejection sampling by the rule that fits how the siblings were drafted; lossless.
 
     iid : SpecInfer (Miao et al. 2024, arXiv:2305.09781, Algorithm 2)
     without_replacement : Sequoia (Chen et al. 2024, arXiv:2402.12374, Algorithm 2)
     top_k : draw from the target, and see whether the token is among the children
 
     On chains this is `realrun.decode.chain_verify`, draw for draw. Raises InputError for a draft that could bias
-    the output: drawn siblings without their distributions, siblings that were not drawn with
-    some, and drawn siblings of which some were left out after they were drawn. Whether a node is
-    left out must not depend on its own token, and where the most probable nodes are kept it does.
+    the output: drawn siblings without their distributions, other siblings with distributions, and drawn siblings of
+    which some are not verified. Whether a node is verified must not depend on its own token, and it does where a
+    policy selects the most probable nodes.
     """
 
     lossy: ClassVar[bool] = False
@@ -96,14 +96,12 @@ class RejectTree:
 class TypicalAcceptance:
     """Accept each node with p(token) > min(epsilon, delta exp(-H)) after its accepted parent. Lossy.
 
-    p is the target's distribution at the choice's temperature, H its entropy in nats. The
-    longest path is taken, and the token after it is greedy, so the output follows neither the
-    target's distribution nor its greedy text. Only greedy choices, the rule's limit as the temperature falls
-    to 0, are loss-free: they are judged by `match_tree`.
+    p is the target's distribution at the sampler's temperature, H its entropy in nats. The longest path is taken, and
+    the token after it is greedy, so the output follows neither the target's distribution nor its greedy text. Greedy
+    mode, the limit as the temperature falls to 0, is lossless: it uses `match_tree`.
 
-    MEDUSA (Cai et al. 2024, arXiv:2401.10774), section 3.3.1, where the token accepted without condition
-    is here the one that ended the round before. The paper names no epsilon; 0.09 is that of
-    its released code.
+    MEDUSA (Cai et al. 2024, arXiv:2401.10774), section 3.3.1. The token that the paper accepts without condition is
+    here the last token of the previous round. The paper names no epsilon; 0.09 is that of its released code.
 
     delta : sqrt(epsilon) if None, as in the paper's section 4.3.2
     """
@@ -115,7 +113,7 @@ class TypicalAcceptance:
     def __post_init__(self) -> None:
         for name, value in (("epsilon", self.epsilon), ("delta", self.delta)):
             if value is not None and not 0 <= value < math.inf:
-                raise InputError(f"{name}={value} of typical acceptance is no threshold; give a number of at least 0")
+                raise InputError(f"{name}={value} of typical acceptance is out of range; give a number of at least 0")
 
     def __call__(self, logits: torch.Tensor, draft: Draft, context: RoundContext) -> Accepted:
         sampler = context.sampler
@@ -132,13 +130,13 @@ class TypicalAcceptance:
 
         @cache
         def after(row: int) -> tuple[torch.Tensor, float]:
-            """The target's probabilities at this row, and the least that is accepted."""
+            """Give the target's probabilities at this row, and the acceptance threshold."""
             probs = sampler.probs(logits[row : row + 1])[0].double()
             return probs, min(self.epsilon, delta * math.exp(-float(torch.special.entr(probs).sum())))
 
         def accepts(node: int) -> bool:
-            probs, least = after(draft.parents[node] + 1)
-            return float(probs[draft.tokens[node]]) > least
+            probs, threshold = after(draft.parents[node] + 1)
+            return float(probs[draft.tokens[node]]) > threshold
 
         path = longest_path(draft.parents, accepts)
         return path, int(logits[path[-1] + 1 if path else 0].argmax())
@@ -149,14 +147,14 @@ reject_tree = RejectTree()
 
 
 def tree_verifier_for(sampler: Sampler) -> TreeVerifier:
-    """The loss-free verifier of this way of choosing tokens."""
+    """Choose the lossless verifier of this sampler."""
     return reject_tree if sampler.mode == "rejection" else match_tree
 
 
 def longest_path(parents: Sequence[int], accepts: Callable[[int], bool]) -> list[int]:
-    """The way to the deepest accepted node, of several to that of lowest index; nodes follow their parents.
+    """Find the path to the deepest accepted node, to that of lowest index if there are several.
 
-    accepts : asked of children of the pending token and of accepted nodes only
+    Nodes follow their parents. accepts : called for children of the pending token and of accepted nodes only
     """
     depth = {-1: 0}
     for node, parent in enumerate(parents):
@@ -171,7 +169,7 @@ def longest_path(parents: Sequence[int], accepts: Callable[[int], bool]) -> list
 
 
 def check_siblings(draft: Draft) -> None:
-    """Refuse a draft whose parts do not agree on how its siblings were drafted."""
+    """Raise InputError for a draft whose parts contradict each other on how its siblings were drafted."""
     kind, tokens, probs = draft.siblings, len(draft.tokens), len(draft.probs)
     if kind not in get_args(Siblings):
         raise InputError(f"siblings {kind!r} of a draft are unknown; known: {', '.join(get_args(Siblings))}")
@@ -182,8 +180,8 @@ def check_siblings(draft: Draft) -> None:
         )
     if kind != "top_k" and probs != tokens:
         raise InputError(
-            f"a draft of {kind} siblings carries {probs} distributions for {tokens} tokens; give the one "
-            "that each was drawn from, or call siblings that were not drawn top_k"
+            f"a draft of {kind} siblings carries {probs} distributions for {tokens} tokens; give the "
+            "distribution that each was drawn from, or call siblings that were not drawn top_k"
         )
     if kind != "top_k" and draft.drafted > tokens:
         raise InputError(
@@ -198,7 +196,7 @@ def walk(
     judge: Callable[[int], float],
     last: float,
 ) -> Accepted:
-    """speckernels.tree_rejection in plain calls and in float64.
+    """Do the same as speckernels.tree_rejection in plain calls and in float64.
 
     target_probs : the target's distribution [V] at a row; judge : the uniform of a node, last :
         that of the last token
@@ -218,10 +216,10 @@ def walk(
 def judge_children(
     draft: Draft, children: Sequence[int], target: torch.Tensor, judge: Callable[[int], float]
 ) -> tuple[int | None, torch.Tensor]:
-    """The first of one node's children to be accepted, if any, and what those before it left of the target's [V].
+    """Find a node's first accepted child, if any, and what the children before it left of the target's [V].
 
-    See speckernels.tree_rejection for the rules. Tokens that cannot have been drafted are passed
-    over: of probability 0 in the draft, or without replacement drawn before.
+    See speckernels.tree_rejection for the rules. Tokens that cannot have been drafted are skipped: tokens of
+    probability 0 in the draft, or drawn before without replacement.
     """
     rest = target
     offered = draft.probs[children[0]].double() if children and draft.siblings != "top_k" else None
@@ -242,21 +240,21 @@ def judge_children(
 
 
 def without(weights: torch.Tensor, token: int) -> torch.Tensor:
-    """Weights [V] with none for this token."""
+    """Set the weight of this token to 0 in a copy of weights [V]."""
     weights = weights.clone()
     weights[token] = 0
     return weights
 
 
 def reject_by_kernel(draft: Draft, target_probs: torch.Tensor, uniforms: Sequence[float]) -> Accepted:
-    """`walk` by speckernels.tree_rejection, in float32, for target_probs [k + 1, V].
+    """Do the same as `walk` by speckernels.tree_rejection, in float32, for target_probs [k + 1, V].
 
     uniforms : [k + 1], of each node and of the last token
     """
     device = target_probs.device
     offered = None
     if draft.siblings != "top_k":
-        # By parent, whose children share their distribution; what stands at leaves does not matter.
+        # By parent, whose children share a distribution; the rows of leaves do not matter.
         drawn_from = {parent + 1: probs for parent, probs in zip(draft.parents, draft.probs, strict=True)}
         rows = [drawn_from.get(row, target_probs[row]) for row in range(len(target_probs))]
         offered = torch.stack([row.float() for row in rows])[None]
@@ -271,7 +269,7 @@ def reject_by_kernel(draft: Draft, target_probs: torch.Tensor, uniforms: Sequenc
 
 
 def kernel_tree(draft: Draft, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens and parents [1, k + 1] as the kernels number them: the pending token, which is not judged, is node 0."""
+    """Number tokens and parents [1, k + 1] as the kernels do: node 0 is the pending token, which is not judged."""
     parents = [-1, *(parent + 1 for parent in draft.parents)]
     return (
         torch.tensor([[0, *draft.tokens]], device=device),
@@ -280,7 +278,7 @@ def kernel_tree(draft: Draft, device: torch.device) -> tuple[torch.Tensor, torch
 
 
 def read(verified: speckernels.Verified) -> Accepted:
-    """The kernels' result for one tree, by one copy to the host."""
+    """Copy the kernels' result for a tree to the host."""
     path, emitted = torch.stack([verified.path[0].long(), verified.emitted[0]]).tolist()
     nodes = [node - 1 for node in path if node > 0]
     return nodes, emitted[len(nodes)]

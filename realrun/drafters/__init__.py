@@ -1,1 +1,1 @@
-"""Drafters: one file per mechanism."""
+"""Drafters: a file per mechanism."""

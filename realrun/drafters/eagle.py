@@ -1,15 +1,15 @@
 """EAGLE's drafter: autoregression on the features that the target's head reads (Li et al. 2024, arXiv:2401.15077).
 
-One layer maps a token's embedding, fused with the feature before it, to the feature after it; the target's own
-head makes logits of that. A feature is the target's last state after its final norm. In a round that
-starts with token n pending, the rows of tokens 0 .. n are fused with true features, the first one with
-zeros, and the rows of drafted tokens with what the drafter itself has put out before them.
+One layer maps a token's embedding, fused with the feature before it, to the feature after it; the target's own head
+makes logits of that. A feature is the target's last state after its final norm. In a round that starts with token n
+pending, the rows of tokens 0 .. n are fused with features of the target (zeros for token 0), and the rows of drafted
+tokens with the drafter's own output before them.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -17,24 +17,20 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from realrun.decode.acceptance_predictor import Predictor
-from realrun.decode.draft_model import DraftModel
-from realrun.decode.sampling import Sampler
 from realrun.drafters.edd import one_layer_model
-from realrun.drafters.kind import DrafterKind
-from realrun.drafters.state_drafter import StateDrafterLM
-from realrun.drafters.static.eagle import StaticEagle
+from realrun.drafters.inside_target import InsideTargetKind
+from realrun.drafters.state_drafter import STATE_ROWS, StateDrafterLM, StatePass, StaticStateDrafter
 from realrun.lm.cached import CachedLM
-from realrun.lm.layer_stack import model_parts
-from realrun.lm.open import static_serves
 from realrun.lm.split_target import SplitTarget
+from realrun.lm.static.llama import StaticLlama
+from realrun.lm.static.sizes import Rows
 from realrun.lm.static.split import StaticSplitTarget
-from realrun.proposals.recorder import Recorder
-from realrun.proposals.target_cache import target_cache_recorder
+from realrun.lm.variants.shared_weights import with_layers
+from specsim.io.arrays import Bools, Ints
 
 
 class Eagle(torch.nn.Module):
-    """What is trained: a fusing projection [2 d -> d] and one layer of the target's kind."""
+    """The trained modules: a fusing projection [2 d -> d] and one layer of the target's kind."""
 
     def __init__(self, target: Any, seed: int = 0):
         super().__init__()
@@ -46,7 +42,7 @@ class Eagle(torch.nn.Module):
         self.layers = one_layer_model(target, seed).model.layers
 
     def fused(self, embedded: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
-        """Input [..., d] of the layer for embeddings of tokens and the features before them, [..., d] each."""
+        """Make the layer's input [..., d] of embeddings of tokens and the features before them, [..., d] each."""
         fused: torch.Tensor = self.fuse(torch.cat([embedded, features], dim=-1))
         return fused
 
@@ -54,16 +50,16 @@ class Eagle(torch.nn.Module):
 class EagleLM(StateDrafterLM):
     """The drafter's pass over a target that is split above its last layer.
 
-    features : [nodes, d], what was put out in the rows of nodes; `feature`, in the last row that is none
-    order : of the nodes, numbers by slot
+    features : [nodes, d], output in the rows of nodes; `feature` [d], output in the last row that is no node
+    order : numbers of the nodes by slot
     """
 
-    caches_pending_token = True  # its row is fused with a true feature
+    caches_pending_token = True  # its row is fused with a feature of the target
     feature: torch.Tensor
 
     def __init__(self, target: SplitTarget, eagle: Eagle):
         self.eagle = eagle
-        super().__init__(target, target.model, target.pieces, eagle.layers)
+        super().__init__(target, target.model, target.parts, eagle.layers)
 
     def reset(self) -> None:
         super().reset()
@@ -79,28 +75,28 @@ class EagleLM(StateDrafterLM):
 
     def _forward(self, tokens: Sequence[int], keep: int) -> torch.Tensor:
         start, end = self.length, self.length + len(tokens)
-        embedded = self.pieces.embed(tokens)
+        embedded = self.parts.embed(tokens)
         if start > self.target.length:  # a token that it drafted itself
             assert len(tokens) == 1
             x = self.eagle.fused(embedded, self.feature[None])
         else:
             assert end <= self.target.length + 1
-            self.given = end
-            x = self.eagle.fused(embedded, self._true_features(range(start - 1, end - 1)))
+            self.state_rows = end
+            x = self.eagle.fused(embedded, self._target_features(range(start - 1, end - 1)))
             if len(tokens) > 1:  # only the last output is needed
                 self.stack.fill(x[:-1], start, slice(start, end - 1))
         x = self.stack.run(x[-1:], end - 1, slice(end - 1, end), None)
         self.feature = x[0]
-        return self._finish(x)
+        return self.finish(x)
 
-    def _own_rows(
+    def _draft_rows(
         self, tokens: Sequence[int], positions: Sequence[int], seen: torch.Tensor, roots: bool
     ) -> torch.Tensor:
-        """Level by level, since what a node's row is made of is what its parent's row puts out."""
+        """Compute the rows level by level because a node's row is made of the output of its parent's row."""
         before, count = len(self.features), len(tokens)
         lineage = seen[:, self.length :].numpy()
         parent, level = parents_and_levels(lineage, before)
-        embedded, at = self.pieces.embed(tokens), torch.tensor(positions, device=self.device)
+        embedded, at = self.parts.embed(tokens), torch.tensor(positions, device=self.device)
         out = torch.empty(count, embedded.shape[1], dtype=embedded.dtype, device=self.device)
         for depth in range(level.max() + 1):
             rows = np.flatnonzero(level == depth)
@@ -111,34 +107,35 @@ class EagleLM(StateDrafterLM):
             none = torch.from_numpy(parent[rows] < 0).to(self.device)[:, None]
             if bool(none.any()):
                 if roots:
-                    first = self._true_features([positions[row] - 1 for row in rows.tolist()])
+                    first = self._target_features([positions[row] - 1 for row in rows.tolist()])
                 else:
                     first = self.feature.expand(len(rows), -1)
                 above = torch.where(none, first, above)
             end = self.length + len(self.order)
             x = self.eagle.fused(embedded[torch.from_numpy(rows)], above)
             index = torch.from_numpy(rows)
-            out[index] = self.stack.run(x, end - len(rows), at[index], self.pieces.tree_mask(slots, end))
+            out[index] = self.stack.run(x, end - len(rows), at[index], self.parts.tree_mask(slots, end))
         self.features = torch.cat([self.features, out])
-        return self._finish(out)
+        return self.finish(out)
 
-    def _true_features(self, positions: Sequence[int]) -> torch.Tensor:
-        """The target's features [n, d] of tokens at these positions, ascending; zeros before the first token."""
+    def _target_features(self, positions: Sequence[int]) -> torch.Tensor:
+        """Look up the target's features [n, d] at these positions, ascending; zeros before the first token."""
         before = sum(position < 0 for position in positions)
         index = torch.tensor([*positions][before:], dtype=torch.long, device=self.device)
-        features = self.target.pieces.normed(self.target.states[index], self.target.norm)
+        features = self.target.parts.normed(self.target.states[index], self.target.norm)
         return F.pad(features, (0, 0, before, 0))
 
-    def _finish(self, features: torch.Tensor) -> torch.Tensor:
+    def finish(self, x: torch.Tensor, keep: int = 0) -> torch.Tensor:
+        """Compute logits of features [n, d] by the target's head; the norm is in the target's features only."""
         if self.keep_hidden:
-            self.hidden = features
-        return self.pieces.logits(features, self.target.head)
+            self.hidden = x
+        return self.parts.logits(x, self.target.head)
 
 
 def parents_and_levels(lineage: np.ndarray[Any, Any], before: int) -> tuple[np.ndarray[Any, Any], ...]:
-    """Of n nodes behind `before` others: the number of each one's parent, -1 for none, and levels among the n.
+    """Find the parents of n nodes behind `before` others, -1 for none, and their levels among the n.
 
-    lineage : bool [n, before + n], each one's ancestors and itself; ancestors come first
+    lineage : bool [n, before + n], each node's ancestors and itself; ancestors come first
     """
     count = len(lineage)
     above = lineage.copy()
@@ -152,8 +149,74 @@ def parents_and_levels(lineage: np.ndarray[Any, Any], before: int) -> tuple[np.n
     return parent, level
 
 
+class StaticEagle(StaticStateDrafter):
+    """`EagleLM` over static caches; features [capacity, d] are the layer's output, by slot.
+
+    State rows and the row of the pending token are fused with the target's features. A row behind it is fused with the
+    layer's output in the row before it in the text, whose slot is its source.
+
+    fuse : makes the layer's input of embeddings and features, [N, d] each
+    """
+
+    caches_pending_token = True
+
+    def __init__(self, target: StaticSplitTarget, layers: Sequence[Any], fuse: Callable[..., torch.Tensor]):
+        self.fuse = fuse
+        super().__init__(target, with_layers(target.model, layers))
+        self.features = self.keys.new_empty(self.capacity, self.embedding.shape[1])
+
+    @torch.inference_mode()
+    def reserve(self, length: int) -> None:
+        before = self.capacity
+        super().reserve(length)
+        if self.capacity > before:
+            self.features = F.pad(self.features, (0, 0, 0, self.capacity - before))
+
+    def _state_input(self, rows: Rows) -> torch.Tensor:
+        above = rows.slots - 1
+        features = self._ops.norm(self.target.states[above.clamp(min=0)], self.norm_out, self.eps)
+        return self.fuse(self._embedded(rows), torch.where((above >= 0)[:, None], features, 0))
+
+    def _open(self, tokens: Sequence[int]) -> tuple[Sequence[int], int, Hashable]:
+        start, end = self.length, self.length + len(tokens)
+        if start > self.target.length:  # a token that it drafted itself
+            assert len(tokens) == 1
+            return tokens, start, StatePass(0, of_state=False)
+        assert end <= self.target.length + 1
+        self.state_rows = end
+        return tokens[-1:], end - 1, StatePass(self._prepare_state_rows(tokens[:-1], start), of_state=True)
+
+    def _variants(self, n: int) -> Sequence[Hashable]:
+        of_states = (StatePass(rows, of_state=True) for rows in (0, *STATE_ROWS))
+        return (StatePass(0, of_state=False), *(of_states if n == 1 else ()))
+
+    def _sources(self, visible: Bools) -> Ints:
+        """Find the slots of the nodes' parents, less the first slot of the pass."""
+        n, nodes = visible.shape
+        assert not visible[:, nodes - n :][~np.eye(n, dtype=np.bool_)].any(), "nodes of one level come in one pass"
+        above = visible[:, : nodes - n]
+        last = above.shape[1] - 1 - above[:, ::-1].argmax(axis=1) if above.shape[1] else np.zeros(n, np.int64)
+        return np.where(above.any(axis=1), last, -1) - (nodes - n)
+
+    def _input(self, rows: Rows, variant: Hashable) -> torch.Tensor:
+        assert isinstance(variant, StatePass)
+        if variant.rows:
+            self._fill_state_rows(variant)
+        if variant.of_state:
+            return self._state_input(rows)
+        return self.fuse(self._embedded(rows), self.features[rows.sources])
+
+    def _embedded(self, rows: Rows) -> torch.Tensor:
+        return super()._input(rows, None)
+
+    def _through(self, rows: Rows, variant: Hashable) -> tuple[torch.Tensor, torch.Tensor]:
+        features, _ = self.stack.run(self._input(rows, variant), rows)
+        self.features[rows.slots] = features
+        return self._of_states(features, rows), features
+
+
 @dataclass(frozen=True, eq=False)
-class EagleKind(DrafterKind):
+class EagleKind(InsideTargetKind):
     """Its file holds the state of `Eagle`."""
 
     eagle: Eagle
@@ -162,31 +225,18 @@ class EagleKind(DrafterKind):
     paper_policy: ClassVar[str | None] = "eagle2"
 
     @classmethod
-    def check_target(cls, target: Any) -> None:
-        model_parts(target)
-
-    @classmethod
     def load(cls, target: Any, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> tuple[Any, Self]:
         eagle = Eagle(target)
         eagle.load_state_dict(tensors)
         return target, cls(eagle.eval())
 
-    def make_drafter(
-        self, target: Any, eos_token_ids: Sequence[int], predictor: Predictor | None
-    ) -> tuple[CachedLM, DraftModel]:
-        if static_serves(target):
-            static = StaticSplitTarget(target, int(target.config.num_hidden_layers))
-            drafting = StaticEagle(static, self.eagle.layers, self.eagle.fused)
-            return static, DraftModel(drafting, eos_token_ids, predictor)
-        split, lm = self._passes(target)
-        return split, DraftModel(lm, eos_token_ids, predictor)
-
-    def make_recorder(self, target: Any, sampler: Sampler) -> Recorder:
-        return target_cache_recorder(*self._passes(target), sampler)
-
-    def _passes(self, target: Any) -> tuple[SplitTarget, EagleLM]:
+    def make_passes(self, target: Any) -> tuple[SplitTarget, CachedLM]:
         split = SplitTarget(target, int(target.config.num_hidden_layers))
         return split, EagleLM(split, self.eagle)
+
+    def make_static_passes(self, target: Any) -> tuple[StaticLlama, StaticLlama]:
+        static = StaticSplitTarget(target, int(target.config.num_hidden_layers))
+        return static, StaticEagle(static, self.eagle.layers, self.eagle.fused)
 
     def weights(self, target: Any) -> Sequence[torch.nn.Module]:
         return (self.eagle,)

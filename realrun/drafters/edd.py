@@ -1,10 +1,10 @@
 """EDD, the Effective Draft Decoder: one layer that reads the target's states as soft prompts ("Faster Speculative
 Decoding via Effective Draft Decoder with Pruned Candidate Tree", section 3.1).
 
-It has the target's structure with one layer; embedding and head start as copies of the target's. In a
-round that starts with token n pending it sees the target's states h_0 .. h_{n-1}, those of a layer a few
-below the last, and behind them the embeddings of the pending token and of what it has drafted.
-States and embeddings stand at the positions of their tokens (errata B8 to B10).
+It has the target's structure with one layer; embedding and head start as copies of the target's. In a round that
+starts with token n pending, it sees the target's states h_0 .. h_{n-1}, which come from a layer a few below the last,
+and behind them the embeddings of the pending token and of the tokens that it has drafted. States and embeddings stand
+at the positions of their tokens (errata B8 to B10).
 
 The same decoder without the states is the paper's VDM, an independent draft model.
 """
@@ -12,41 +12,37 @@ The same decoder without the states is the paper's VDM, an independent draft mod
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import torch
 from transformers import PreTrainedModel
 
-from realrun.decode.acceptance_predictor import Predictor
-from realrun.decode.draft_model import DraftModel
-from realrun.decode.sampling import Sampler
 from realrun.drafters.independent import IndependentKind
-from realrun.drafters.kind import DrafterKind, Origin
-from realrun.drafters.state_drafter import StateDrafterLM
-from realrun.drafters.static.edd import StaticDraftDecoder
+from realrun.drafters.inside_target import InsideTargetKind
+from realrun.drafters.kind import Origin
+from realrun.drafters.state_drafter import STATE_ROWS, StateDrafterLM, StatePass, StaticStateDrafter
 from realrun.lm.cached import CachedLM
 from realrun.lm.layer_stack import model_parts
 from realrun.lm.number_type import in_number_type, number_type
-from realrun.lm.open import static_serves
 from realrun.lm.split_target import SplitTarget
+from realrun.lm.static.llama import StaticLlama
+from realrun.lm.static.sizes import Rows
 from realrun.lm.static.split import StaticSplitTarget
 from realrun.lm.variants.block_expansion import layers_below
-from realrun.proposals.recorder import Recorder
-from realrun.proposals.target_cache import target_cache_recorder
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 
 LAYERS_ABOVE = 3  # of the fourth-to-last state, of a list that starts with the embeddings: 29 of 32 layers below it
 
 
 def default_split(target: Any) -> int:
-    """Layers below the states that EDD reads by default, at least one."""
+    """Choose how many layers lie below the states that EDD reads: all but three, at least one."""
     return max(1, int(target.config.num_hidden_layers) - LAYERS_ABOVE)
 
 
 def one_layer_model(target: Any, seed: int = 0) -> PreTrainedModel:
-    """A model of the target's kind with one random layer, and its embedding, final norm and head."""
+    """Make a model of the target's kind: one random layer, and copies of its embedding, final norm and head."""
     config = copy.deepcopy(target.config)
     config.num_hidden_layers = 1
     if getattr(config, "layer_types", None):
@@ -64,14 +60,14 @@ def one_layer_model(target: Any, seed: int = 0) -> PreTrainedModel:
 
 
 def check_split(target: Any, split: int) -> None:
-    """InputError unless the target has so many layers and states."""
+    """Raise InputError unless the target has states after this many layers."""
     depth = int(target.config.num_hidden_layers)
     if not 1 <= split <= depth:
         raise InputError(f"states after {split} of {depth} layers; choose 1 to {depth}")
 
 
 def own_state(model: Any) -> dict[str, torch.Tensor]:
-    """The model's tensors, each once: without a head that is the embedding itself."""
+    """Collect the model's tensors, each once: without the head if it is tied to the embedding."""
     state: dict[str, torch.Tensor] = model.state_dict()
     if model.get_output_embeddings().weight is model.get_input_embeddings().weight:
         state = {name: value for name, value in state.items() if name != "lm_head.weight"}
@@ -79,7 +75,7 @@ def own_state(model: Any) -> dict[str, torch.Tensor]:
 
 
 def load_own_state(model: Any, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Take up what `own_state` gave; RuntimeError where it does not fit."""
+    """Load what `own_state` collected; RuntimeError if it does not fit."""
     whole = dict(tensors)
     if model.get_output_embeddings().weight is model.get_input_embeddings().weight:
         whole["lm_head.weight"] = whole["model.embed_tokens.weight"]
@@ -87,7 +83,7 @@ def load_own_state(model: Any, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 class EffectiveDraftDecoderLM(StateDrafterLM):
-    """The decoder's pass; given rows are soft prompts, of which only keys and values matter."""
+    """The decoder's pass; state rows are soft prompts, of which only keys and values matter."""
 
     def __init__(self, target: SplitTarget, model: Any):
         self.norm, self.head = model.model.norm, model.get_output_embeddings()
@@ -97,34 +93,52 @@ class EffectiveDraftDecoderLM(StateDrafterLM):
         start, end = self.length, self.length + len(tokens)
         known = min(max(self.target.length - start, 0), len(tokens))
         if known:
-            self.given = start + known
-            self.stack.fill(self.target.states[start : self.given], start, slice(start, self.given))
-        own = tokens[known:]
-        if not own:
-            return self._nothing()
-        first = end - len(own)
-        mask = self.pieces.causal_mask(len(own), end)
-        return self._finish(self.stack.run(self.pieces.embed(own), first, slice(first, end), mask), keep)
+            self.state_rows = start + known
+            self.stack.fill(self.target.states[start : self.state_rows], start, slice(start, self.state_rows))
+        drafted = tokens[known:]
+        if not drafted:
+            return self._no_logits()
+        first = end - len(drafted)
+        mask = self.parts.causal_mask(len(drafted), end)
+        return self.finish(self.stack.run(self.parts.embed(drafted), first, slice(first, end), mask), keep)
 
-    def _own_rows(
+    def _draft_rows(
         self, tokens: Sequence[int], positions: Sequence[int], seen: torch.Tensor, roots: bool
     ) -> torch.Tensor:
         start, at = self.length + self.nodes, torch.tensor(positions, device=self.device)
-        mask = self.pieces.tree_mask(seen, start + len(tokens))
-        return self._finish(self.stack.run(self.pieces.embed(tokens), start, at, mask), keep=0)
+        mask = self.parts.tree_mask(seen, start + len(tokens))
+        return self.finish(self.stack.run(self.parts.embed(tokens), start, at, mask), keep=0)
 
-    def _finish(self, x: torch.Tensor, keep: int) -> torch.Tensor:
-        hidden = self.pieces.normed(x[-keep:] if keep else x, self.norm)
-        if self.keep_hidden:
-            self.hidden = hidden
-        return self.pieces.logits(hidden, self.head)
+
+class StaticDraftDecoder(StaticStateDrafter):
+    """`EffectiveDraftDecoderLM` over static caches."""
+
+    def _state_input(self, rows: Rows) -> torch.Tensor:
+        return self.target.states[rows.slots]
+
+    def _open(self, tokens: Sequence[int]) -> tuple[Sequence[int], int, Hashable]:
+        start = self.length
+        known = min(max(self.target.length - start, 0), len(tokens))
+        if known:
+            self.state_rows = start + known
+        variant = StatePass(self._prepare_state_rows(tokens[:known], start), of_state=False)
+        return tokens[known:], start + known, variant
+
+    def _variants(self, n: int) -> Sequence[Hashable]:
+        return tuple(StatePass(rows, of_state=False) for rows in ((0, *STATE_ROWS) if n == 1 else (0,)))
+
+    def _input(self, rows: Rows, variant: Hashable) -> torch.Tensor:
+        assert isinstance(variant, StatePass)
+        if variant.rows:
+            self._fill_state_rows(variant)
+        return super()._input(rows, variant)
 
 
 @dataclass(frozen=True, eq=False)
-class EDDKind(DrafterKind):
+class EDDKind(InsideTargetKind):
     """The decoder as a model, and how many of the target's layers lie below the states that it reads.
 
-    Its file holds `own_state` of the decoder; fact "states_after", that number.
+    Its file holds `own_state` of the decoder, and that number as fact "states_after".
     """
 
     decoder: Any
@@ -134,31 +148,19 @@ class EDDKind(DrafterKind):
     paper_policy: ClassVar[str | None] = "pct"
 
     @classmethod
-    def check_target(cls, target: Any) -> None:
-        model_parts(target)
-
-    @classmethod
     def load(cls, target: Any, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> tuple[Any, Self]:
         decoder = one_layer_model(target)
         load_own_state(decoder, tensors)
         check_split(target, facts["states_after"])
         return target, cls(decoder, facts["states_after"])
 
-    def make_drafter(
-        self, target: Any, eos_token_ids: Sequence[int], predictor: Predictor | None
-    ) -> tuple[CachedLM, DraftModel]:
-        if static_serves(target):
-            static = StaticSplitTarget(target, layers_below(target, self.split))
-            return static, DraftModel(StaticDraftDecoder(static, self.decoder), eos_token_ids, predictor)
-        split, lm = self._passes(target)
-        return split, DraftModel(lm, eos_token_ids, predictor)
-
-    def make_recorder(self, target: Any, sampler: Sampler) -> Recorder:
-        return target_cache_recorder(*self._passes(target), sampler)
-
-    def _passes(self, target: Any) -> tuple[SplitTarget, EffectiveDraftDecoderLM]:
+    def make_passes(self, target: Any) -> tuple[SplitTarget, CachedLM]:
         split = SplitTarget(target, layers_below(target, self.split))
         return split, EffectiveDraftDecoderLM(split, self.decoder)
+
+    def make_static_passes(self, target: Any) -> tuple[StaticLlama, StaticLlama]:
+        static = StaticSplitTarget(target, layers_below(target, self.split))
+        return static, StaticDraftDecoder(static, self.decoder)
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -2,15 +2,14 @@
 
     p(y_t) = softmax(W^T RMSNorm(Transformer^e(H_t^N)))      (Liu et al. 2024, Eq. 1)
 
-Keys, values and states of the first N layers are the target's own (`realrun.lm.split_target`): what
-is drafted needs no second run through them, in verification or after it. The exit layer has
-a cache of its own.
+Keys, values and states of the first N layers are the target's own (`realrun.lm.split_target`), so that drafted tokens
+pass through these layers once. The exit layer has a cache of its own.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -23,23 +22,26 @@ from realrun.decode.draft_model import DraftModel
 from realrun.decode.rounds import RoundContext
 from realrun.decode.sampling import Sampler
 from realrun.drafters.independent import IndependentKind
-from realrun.drafters.kind import DrafterKind
-from realrun.drafters.static.eesd import StaticEarlyExit
+from realrun.drafters.inside_target import InsideTargetKind, StaticInsideTarget
 from realrun.lm.cached import CachedLM
-from realrun.lm.layer_stack import model_parts
+from realrun.lm.layer_stack import PartsLM
 from realrun.lm.open import static_serves
 from realrun.lm.split_target import RowsAhead, SplitTarget
+from realrun.lm.static.llama import StaticLlama
+from realrun.lm.static.sizes import Rows
 from realrun.lm.static.split import StaticSplitTarget
 from realrun.lm.variants.block_expansion import layers_below
+from realrun.lm.variants.shared_weights import with_layers
 from realrun.proposals.recorder import Recorder
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 from specsim.policy.tree.base import TreePolicy
 
 
 class EarlyExit(torch.nn.Module):
-    """What EESD trains: E exit layers, a norm and a head; as many layers of the target stay below.
+    """The modules that EESD trains: E exit layers, a norm and a head, above the first N layers of the target.
 
-    layers : int, N; with no exit layer (E = 0) the norm and the head stand on the first N layers alone
+    layers : N
+    exit_layers : E; with 0 the norm and the head stand on the first N layers alone
     """
 
     def __init__(self, target: Any, layers: int, exit_layers: int = 1):
@@ -50,7 +52,7 @@ class EarlyExit(torch.nn.Module):
         if not 0 <= exit_layers <= depth - layers:
             raise InputError(f"{exit_layers} early-exit layers; choose 0 to {depth - layers}")
         self.split = layers
-        # Initialised from the target's last layers, its norm and its head, as the paper has it.
+        # Initialised from the target's last layers, its norm and its head, as in the paper.
         self.layers = copy.deepcopy(target.model.layers[depth - exit_layers :])
         for number, layer in enumerate(self.layers):
             layer.self_attn.layer_idx = layers + number
@@ -59,72 +61,50 @@ class EarlyExit(torch.nn.Module):
 
 
 def as_model(target: Any, early_exit: EarlyExit) -> PreTrainedModel:
-    """The drafter as a language model of N + E layers, which shares the target's embedding and first N layers.
+    """Make a language model of N + E layers of the drafter, which shares the target's embedding and first N layers.
 
-    What an independent drafter can do, such as being recorded at every position at once, this model can.
+    This model can be recorded as an independent drafter is, at every position at once.
     """
-    model = copy.copy(target)
-    model._modules = dict(target._modules)
-    model.config = copy.deepcopy(target.config)
-    model.config.num_hidden_layers = early_exit.split + len(early_exit.layers)
-    if getattr(model.config, "layer_types", None):
-        types, exits = model.config.layer_types, len(early_exit.layers)
-        model.config.layer_types = [*types[: early_exit.split], *types[len(types) - exits :]]
-    model.config.tie_word_embeddings = False
-    inner = copy.copy(target.model)
-    inner._modules = dict(target.model._modules)
-    inner.config = model.config
-    inner.layers = torch.nn.ModuleList([*target.model.layers[: early_exit.split], *early_exit.layers])
-    inner.norm = early_exit.norm
-    model.model, model.lm_head = inner, early_exit.head
+    split, exits, config = early_exit.split, len(early_exit.layers), copy.deepcopy(target.config)
+    config.num_hidden_layers = split + exits
+    if getattr(config, "layer_types", None):
+        types = config.layer_types
+        config.layer_types = [*types[:split], *types[len(types) - exits :]]
+    config.tie_word_embeddings = False
+    model = with_layers(target, [*target.model.layers[:split], *early_exit.layers], config)
+    model.model.norm, model.lm_head = early_exit.norm, early_exit.head
     return model
 
 
-class EarlyExitLM(CachedLM):
-    """The drafter's pass over what the split target holds; `length` counts the slots of the exit layer.
+class EarlyExitLM(PartsLM):
+    """The drafter's pass over the states of a split target; `length` counts the slots of the exit layer.
 
-    shared : the model's layers that the target runs, perhaps with identity blocks behind each
+    shared : number of the model's layers that the target runs, perhaps with identity blocks behind each
     """
 
     def __init__(self, target: SplitTarget, model: Any, shared: int):
-        self.target = target
-        self.exit = target.pieces.stack(model.model.layers[shared:])
+        self.target, self.parts = target, target.parts
+        self.exit = target.parts.stack(model.model.layers[shared:])
         self.norm, self.head = model.model.norm, model.get_output_embeddings()
         super().__init__(model)
 
-    def reset(self) -> None:
-        self.length = self.nodes = 0
-        self.hidden = None
-
     def _forward(self, tokens: Sequence[int], keep: int) -> torch.Tensor:
-        target, pieces = self.target, self.target.pieces
+        target, parts = self.target, self.target.parts
         start, n = self.length, len(tokens)
         known = target.length + len(target.ahead) - start
         if known < n:
             target.feed_ahead(tokens[known:])
         states = target.states[start : start + n]
-        x = self.exit.run(states, start, slice(start, start + n), pieces.causal_mask(n, start + n))
-        return self._finish(x, keep)
+        x = self.exit.run(states, start, slice(start, start + n), parts.causal_mask(n, start + n))
+        return self.finish(x, keep)
 
     def _forward_nodes(self, tokens: Sequence[int], depths: Sequence[int], visible: torch.Tensor) -> torch.Tensor:
         target = self.target
         start, n = self.length + self.nodes, len(tokens)
         positions = [self.length + depth for depth in depths]
         target.feed_nodes_ahead(tokens, positions, visible)
-        at, mask = torch.tensor(positions, device=self.device), target.pieces.tree_mask(visible, start + n)
-        return self._finish(self.exit.run(target.states[start : start + n], start, at, mask), keep=0)
-
-    def _finish(self, x: torch.Tensor, keep: int) -> torch.Tensor:
-        hidden = self.target.pieces.normed(x[-keep:] if keep else x, self.norm)
-        if self.keep_hidden:
-            self.hidden = hidden
-        return self.target.pieces.logits(hidden, self.head)
-
-    def _check_trees(self) -> None:
-        """As the target."""
-
-    def _crop(self, end: int) -> None:
-        """The buffers need not know where the tokens end."""
+        at, mask = torch.tensor(positions, device=self.device), target.parts.tree_mask(visible, start + n)
+        return self.finish(self.exit.run(target.states[start : start + n], start, at, mask), keep=0)
 
     def _move_nodes(self, path: Sequence[int]) -> None:
         self.exit.move([self.length + node for node in path], self.length)
@@ -149,9 +129,65 @@ class EarlyExitDrafter(DraftModel):
         return draft, state
 
 
+class StaticEarlyExit(StaticInsideTarget):
+    """`EarlyExitLM` over static caches.
+
+    A pass's variant is how many of its first rows have been through the target's lower layers; the others run through
+    them in the same pass.
+    """
+
+    def __init__(self, target: StaticSplitTarget, model: Any, shared: int):
+        self.target = target
+        target.runs_ahead = True
+        super().__init__(target, with_layers(model, model.model.layers[shared:]))
+
+    @torch.inference_mode()
+    def reserve(self, length: int) -> None:
+        self.target.reserve(length)
+        super().reserve(length)
+
+    def warm(self, sizes: Iterable[int], length: int = 0, tree_nodes: int = 0) -> None:
+        if tree_nodes:
+            self.reserve(length)
+            self.target.warm_lower(tree_nodes)
+        super().warm(sizes, length, tree_nodes)
+
+    def _open(self, tokens: Sequence[int]) -> tuple[Sequence[int], int, Hashable]:
+        target = self.target
+        known = min(target.length + len(target.ahead) - self.length, len(tokens))
+        target.ahead += tokens[known:]
+        return tokens, self.length, known
+
+    def _variants(self, n: int) -> Sequence[Hashable]:
+        return (0, n - 1) if n > 1 else (0,)
+
+    def _forward_nodes(self, tokens: Sequence[int], depths: Sequence[int], visible: torch.Tensor) -> torch.Tensor:
+        assert len(self.target.ahead) == 1
+        logits = super()._forward_nodes(tokens, depths, visible)
+        self.target.nodes_ahead += len(tokens)
+        return logits
+
+    def _input(self, rows: Rows, variant: Hashable) -> torch.Tensor:
+        assert isinstance(variant, int)
+        if variant == 0:
+            return self.target.run_lower(rows)
+        if variant < len(rows.slots):
+            self.target.run_lower(rows.tail(len(rows.slots) - variant))
+        return self.target.states[rows.slots]
+
+    def _prompt(self, tokens: Sequence[int], keep: int) -> torch.Tensor:
+        start, end, target = self.length, self.length + len(tokens), self.target
+        known = target.length + len(target.ahead) - start
+        if known < len(tokens):
+            target.prompt_ahead(tokens[known:])
+        _, hidden = self.stack.prompt(target.states[start:end], start, self.norm_out)
+        self.hidden = hidden[-keep:].clone() if keep else hidden
+        return self.logits_of(self.hidden)
+
+
 @dataclass(frozen=True, eq=False)
-class EESDKind(DrafterKind):
-    """An early exit as a model (`as_model`), and N, the target's layers that it shares.
+class EESDKind(InsideTargetKind):
+    """An early exit as a model (`as_model`), and N, the number of the target's layers that it shares.
 
     Its file holds the state of `EarlyExit`; facts "layers" (N) and "exit_layers" (E).
     """
@@ -163,27 +199,28 @@ class EESDKind(DrafterKind):
     paper_policy: ClassVar[str | None] = "cali_ts"
 
     @classmethod
-    def check_target(cls, target: Any) -> None:
-        model_parts(target)
-
-    @classmethod
     def load(cls, target: Any, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> tuple[Any, Self]:
         early_exit = EarlyExit(target, facts["layers"], facts["exit_layers"])
         early_exit.load_state_dict(tensors)
         return target, cls(as_model(target, early_exit.eval()), early_exit.split)
 
+    def make_passes(self, target: Any) -> tuple[SplitTarget, CachedLM]:
+        split = SplitTarget(target, layers_below(target, self.split))
+        return split, EarlyExitLM(split, self.model, self.split)
+
+    def make_static_passes(self, target: Any) -> tuple[StaticLlama, StaticLlama]:
+        static = StaticSplitTarget(target, layers_below(target, self.split))
+        return static, StaticEarlyExit(static, self.model, self.split)
+
     def make_drafter(
         self, target: Any, eos_token_ids: Sequence[int], predictor: Predictor | None
     ) -> tuple[CachedLM, DraftModel]:
-        if static_serves(target):
-            static = StaticSplitTarget(target, layers_below(target, self.split))
-            exit_pass = StaticEarlyExit(static, self.model, self.split)
-            return static, EarlyExitDrafter(static, exit_pass, eos_token_ids, predictor)
-        split = SplitTarget(target, layers_below(target, self.split))
-        return split, EarlyExitDrafter(split, EarlyExitLM(split, self.model, self.split), eos_token_ids, predictor)
+        split: Any
+        split, draft = self.make_static_passes(target) if static_serves(target) else self.make_passes(target)
+        return split, EarlyExitDrafter(split, draft, eos_token_ids, predictor)
 
     def make_recorder(self, target: Any, sampler: Sampler) -> Recorder:
-        """An early exit proposes what an independent model of its layers would."""
+        """Record the independent model of the same layers, which makes the same proposals."""
         return IndependentKind(self.model).make_recorder(target, sampler)
 
     @property

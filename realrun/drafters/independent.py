@@ -22,7 +22,7 @@ from realrun.proposals.rejection import rejection_columns
 
 @dataclass(frozen=True, eq=False)
 class IndependentKind(DrafterKind):
-    """A model that sees tokens alone."""
+    """A draft model, which sees only tokens."""
 
     model: Any
 

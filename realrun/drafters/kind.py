@@ -1,4 +1,4 @@
-"""What a drafting mechanism is to the rest of the program."""
+"""Interface of a drafting mechanism."""
 
 from __future__ import annotations
 
@@ -13,40 +13,39 @@ from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
 from realrun.lm.cached import CachedLM
 from realrun.proposals.recorder import Recorder
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 
 Origin = Literal["file", "model", "target"]
 
 
 class DrafterKind(ABC):
-    """A drafter of one mechanism with its weights. Methods are given the target that it drafts for.
+    """A drafter with its weights. Methods take the target that it drafts for.
 
-    A new mechanism is a subclass in a file of its own and one line in `realrun.drafters.registry.DRAFTERS`.
+    A new mechanism is a subclass in a new file and a line in `realrun.drafters.registry.DRAFTERS`.
 
     Attributes
     ----------
     name : str
-        What traces and profiles call it.
+        Its name in traces and profiles.
     origin : {"file", "model", "target"}
-        Where it comes from: a file that `realrun train` made, a model of its own (--draft-model), or nowhere, since
-        any target has it.
+        Where it comes from: a file from `realrun train`, a draft model (--draft-model), or any target.
     trees : bool
         Whether it can draft trees.
     has_states : bool
-        Whether there are states behind its tokens that an acceptance predictor can read.
+        Whether an acceptance predictor can read the states behind its tokens.
     paper_policy : str or None
-        The policy that its paper drafts with, if it has one of its own.
+        The drafting policy that its paper proposes, if any.
     mask_groups : bool
-        Whether each verified token brings mask tokens into the target's pass, which then are profiled as well.
+        Whether each verified token brings mask tokens into the target's pass, which are then profiled as well.
     needs_own_pass : bool
-        Whether it runs or reads the target's pass that it comes with, of which a decoder of several drafters has one.
+        Whether it runs or reads the target's pass that it comes with; joined drafters share a single pass.
     """
 
     name: ClassVar[str]
     origin: ClassVar[Origin] = "file"
     trees: ClassVar[bool] = True
     has_states: ClassVar[bool] = True
-    # Facts that together with its settings decide a training; older files lack some.
+    # Facts that together with the settings define a training; older files lack some.
     recipe: ClassVar[tuple[str, ...]] = (
         "objective", "optimizer", "schedule", "learning_rates", "loop", "text", "text_digests",
     )  # fmt: skip
@@ -56,50 +55,50 @@ class DrafterKind(ABC):
 
     @classmethod  # noqa: B027 (some serve any target)
     def check_target(cls, target: Any) -> None:
-        """InputError, before anything is trained or loaded, where no drafter of this kind can serve this target."""
+        """Raise InputError, before anything is trained or loaded, if this target cannot have such a drafter."""
 
     @classmethod
     def load(cls, target: Any, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> tuple[Any, Self]:
-        """The drafter from its file's tensors and facts, which are empty where any target has it.
+        """Load the drafter from its file's tensors and facts, which are empty if any target has it.
 
         Returns
         -------
         (target, drafter)
             The target itself, or a tuned copy of it that the drafter needs.
         """
-        raise InputError(f"a drafter of kind {cls.name} does not come from a file; load it otherwise")
+        raise InputError(f"a drafter of kind {cls.name} does not come from a file; give its name instead")
 
     @abstractmethod
     def make_drafter(
         self, target: Any, eos_token_ids: Sequence[int], predictor: Predictor | None
     ) -> tuple[CachedLM, DraftModel]:
-        """The target's pass and, over it or beside it, the drafter that decodes for real; drafts end at eos tokens."""
+        """Make the target's pass and the drafter for decoding; drafts end at eos tokens."""
 
     @abstractmethod
     def make_recorder(self, target: Any, sampler: Sampler) -> Recorder:
-        """The pass that gives the proposals at every position of an output, in the sampler's mode.
+        """Make the recorder of the proposals at every position of an output, in the sampler's mode.
 
         Raises InputError for a mode in which this mechanism is not recorded.
         """
 
     @property
     def max_depth(self) -> int | None:
-        """Most tokens that it can draft in a round, None for no limit."""
+        """Maximum number of tokens drafted in a round, None for no limit."""
         return None
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What it is made of, for a trace's "drafter_facts"."""
+        """Its description, for a trace's "drafter_facts"."""
         return {}
 
     def weights(self, target: Any) -> Sequence[torch.nn.Module]:
-        """The modules that, after the target, tell this drafter's weights from another's."""
+        """List the modules that identify this drafter's weights, beside the target."""
         return ()
 
     def config(self, target: Any) -> Any:
-        """The configuration that has the sizes of its vocabulary and of its states."""
+        """Give the configuration with the sizes of its vocabulary and of its states."""
         return target.config
 
     def profiling_text(self, tokens: list[int]) -> list[int]:
-        """Random tokens, changed so that it drafts after them."""
+        """Change random tokens so that it drafts after them."""
         return tokens

@@ -1,9 +1,9 @@
-"""Prompt lookup (Saxena 2023) as a drafter: what followed the text's last n tokens where they stood before.
+"""Prompt lookup (Saxena 2023) as a drafter: it copies what followed an earlier occurrence of the last n tokens.
 
-By specsim's own rule (`specsim.trace.ngram`): n from 3 down to 1, the most recent occurrence, copied on past the text's
-end. On the lab's prompts, at drafts of 8 tokens, greedy, a round emits 2.91 tokens by the first occurrence, 2.87 by the
-most recent one and 3.19 if that is copied on: what is near is likely to come again, but leaves few tokens to copy
-unless it is.
+The rule is that of `specsim.lookup.ngram`: n from 3 down to 1, the most recent occurrence, copied on past its end. On
+the lab's prompts, with greedy drafts of 8 tokens, a round emits 2.91 tokens by the first occurrence, 2.87 by the most
+recent occurrence, and 3.19 if copying continues past its end: a near occurrence is likely to repeat, but leaves few
+tokens to copy otherwise.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 
-from realrun.decode.acceptance_predictor import Predictor, Scorer
+from realrun.decode.acceptance_predictor import Predictor
 from realrun.decode.draft import Draft, KeepDrafting
 from realrun.decode.draft_model import DraftModel
 from realrun.decode.rounds import RoundContext
@@ -25,29 +25,28 @@ from realrun.drafters.kind import DrafterKind, Origin
 from realrun.lm.cached import CachedLM
 from realrun.lm.clock import now
 from realrun.lm.open import make_lm
-from realrun.proposals.recorder import Columns, Recorder
-from realrun.proposals.trees import TreeSize
-from specsim.errors import InputError
+from realrun.proposals.recorder import Columns, Recorder, RecordRequest
+from specsim.io.errors import InputError
+from specsim.lookup.ngram import RULES, NgramIndex, lookup_columns
 from specsim.policy.chain.base import Step
 from specsim.policy.tree.base import TreePolicy
-from specsim.trace.ngram import RULES, NgramIndex, lookup_columns
 
 RULE = RULES["specsim"]
 
 
 def step_of(index: NgramIndex, depth: int) -> Step:
-    """What a policy sees of the depth-th token; numbers as traces hold them."""
+    """Make the features of the depth-th token, with numbers as in traces."""
     prob = index.prob(depth)
     seen, entropy_nats = float(np.float32(prob)), float(np.float32(index.entropy_nats(prob)))
     return Step(seen, seen, entropy_nats, score=0.0, top10_confidence=0.0)
 
 
 class LookupDrafter(DraftModel):
-    """Drafts what `NgramIndex` foretells, or nothing where there is no match; chains only, and no scores.
+    """Drafts what `NgramIndex` predicts, or nothing where there is no match; chains only, without scores.
 
-    In rejection mode the distribution that a token is drawn from is certain of it.
+    In rejection mode a token is drawn from a distribution of that token alone.
 
-    lm : the target's pass; the drafter has none of its own, and no cache that could lag behind
+    lm : the target's pass; the drafter has no pass and no cache of its own
     """
 
     def __init__(self, target: CachedLM, eos_token_ids: Sequence[int]):
@@ -59,13 +58,13 @@ class LookupDrafter(DraftModel):
     ) -> None:
         if "top10_confidence" in features:
             raise InputError(
-                "the policy reads the probabilities of the ten likeliest tokens, and prompt lookup knows of one; "
+                "the policy reads the probabilities of the ten likeliest tokens, prompt lookup predicts only one; "
                 "choose another policy"
             )
         if "score" in features:
             raise InputError(
-                "the policy reads the score of an acceptance predictor, and prompt lookup has no states that one could "
-                "read; choose another policy"
+                "the policy reads the score of an acceptance predictor, and prompt lookup has no states to "
+                "score; choose another policy"
             )
 
     def begin(self, context: Sequence[int], target_hidden: torch.Tensor | None = None) -> None:
@@ -77,7 +76,7 @@ class LookupDrafter(DraftModel):
         return step_of(self.index, 1).prob if self.index.matched else 0.0
 
     def propose(self, tokens: Sequence[int], context: RoundContext, keep: KeepDrafting) -> Draft:
-        """Draft 0 to `context.limit` tokens after `tokens`, which go on where those of the last call ended."""
+        """Draft 0 to `context.limit` tokens after `tokens`, which continue those of the last call."""
         draft, index = Draft(), self.index
         start = now()
         index.extend(tokens[len(index.text) :])
@@ -103,31 +102,22 @@ class LookupDrafter(DraftModel):
                 return draft
 
     def _certain(self, token: int) -> torch.Tensor:
-        """The distribution [V] of this token alone."""
+        """Make the distribution [V] of this token alone."""
         probs = torch.zeros(self.index.vocabulary, device=self.lm.device)
         probs[token] = 1.0
         return probs
 
     def commit(self, length: int, target_hidden: torch.Tensor | None = None) -> None:
-        """There is no cache to mend."""
+        """Do nothing: there is no cache."""
 
     def prepare_tree(self, policy: TreePolicy, length: int) -> None:
         raise InputError(f"policy {policy.name} drafts trees, prompt lookup chains only; choose another policy")
 
 
-def _columns(
-    vocabulary: int,
-    prompt: Sequence[int],
-    output: Sequence[int],
-    depth: int,
-    sampler: Sampler,
-    sequence: int,
-    scorer: Scorer | None = None,
-    tree: TreeSize | None = None,
-) -> Columns:
-    """What is proposed at every position, a `Recorder` once the vocabulary's size is given."""
-    assert tree is None, "prompt lookup drafts chains"
-    return lookup_columns(RULE, vocabulary, prompt, output, depth)
+def _columns(vocabulary: int, request: RecordRequest) -> Columns:
+    """Record what is proposed at every position; a `Recorder` once the vocabulary's size is given."""
+    assert request.tree is None, "prompt lookup drafts chains"
+    return lookup_columns(RULE, vocabulary, request.prompt, request.output, request.depth)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""The drafters, by what a drafter file or --drafter calls them. A new one is a file and a line here."""
+"""The drafters by their name in drafter files and in --drafter. A new drafter is a new file and a line here."""
 
 from __future__ import annotations
 

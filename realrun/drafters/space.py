@@ -1,12 +1,11 @@
-"""SPACE's drafter (Yi et al. 2024, section 3): the target itself, which mask tokens ask for the next k candidates.
+"""SPACE's drafter (Yi et al. 2024, section 3): the target itself predicts the next k candidates at mask tokens.
 
-A pass holds the pending token, the candidates c_1 .. c_m that it verifies, and behind each of these m + 1
-tokens a group of k mask tokens. Mask j of a group predicts the token j places after the one that its
-real token predicts (errata C3). If a candidates are accepted, group a proposes the next ones, so drafting
-costs no pass of its own. Candidates of a round are conditioned on all tokens but the pending one, and
-not on each other (C12).
+A pass holds the pending token, the candidates c_1 .. c_m that it verifies, and behind each of these m + 1 tokens a
+group of k mask tokens. Mask j of a group predicts the token j places after the token that its real token predicts
+(errata C3). If a candidates are accepted, group a proposes the next candidates, so drafting takes no extra pass.
+Candidates of a round are conditioned on all tokens but the pending token, and not on each other (C12).
 
-The mask token is one row more of the embedding and has no place in the head: it can be fed, never chosen (C11).
+The mask token is an additional row of the embedding and has no row in the head: it can be fed, never chosen (C11).
 """
 
 from __future__ import annotations
@@ -20,23 +19,21 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 
-from realrun.decode.acceptance_predictor import Predictor, Scorer
+from realrun.decode.acceptance_predictor import Predictor
 from realrun.decode.draft import layout
 from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
 from realrun.drafters.kind import DrafterKind
-from realrun.drafters.static.rows import RoundRows
-from realrun.lm.cached import CachedLM, Describe
+from realrun.drafters.parallel_rows import ParallelRowsLM
+from realrun.lm.cached import CachedLM
 from realrun.lm.layer_stack import capped, check_head
 from realrun.lm.open import make_lm
-from realrun.lm.static.llama import StaticLlama
 from realrun.lm.variants.tuned_weights import tuned_target
 from realrun.proposals.chain import CHUNK
 from realrun.proposals.positionwise import positionwise_columns
-from realrun.proposals.recorder import Columns, Recorder
-from realrun.proposals.trees import TreeSize
-from specsim.arrays import Ints
-from specsim.errors import InputError
+from realrun.proposals.recorder import Columns, Recorder, RecordRequest
+from specsim.io.arrays import Ints
+from specsim.io.errors import InputError
 from specsim.policy.tree.base import TreePolicy
 
 MAX_MASKS = 16
@@ -44,10 +41,10 @@ CHAINS_ONLY = "SPACE drafts chains only; choose a policy that does not draft tre
 
 
 def with_mask(target: Any, mask: torch.Tensor) -> Any:
-    """A copy of a Hugging Face causal model whose embedding has this row [d] more, the mask token's, as its last.
+    """Copy a Hugging Face causal model and append the mask token's row [d] to its embedding.
 
-    The head keeps its rows and the configuration its vocabulary. A head that was tied to the
-    embedding is one of its own from now on, of the same values.
+    The head keeps its rows and the configuration its vocabulary. A head that was tied to the embedding becomes a
+    separate head of the same values.
     """
     tuned = copy.deepcopy(target)
     embedding, head = tuned.get_input_embeddings(), tuned.get_output_embeddings()
@@ -56,24 +53,24 @@ def with_mask(target: Any, mask: torch.Tensor) -> Any:
         head.weight = torch.nn.Parameter(weight.clone(), requires_grad=embedding.weight.requires_grad)
     tuned.config.tie_word_embeddings = False
     rows = torch.cat([weight, mask.detach().to(weight)[None]])
-    # The module stays, as some scale what they look up (Gemma).
+    # The module stays because some scale what they look up (Gemma).
     embedding.weight = torch.nn.Parameter(rows, requires_grad=embedding.weight.requires_grad)
     embedding.num_embeddings = len(rows)
     return tuned
 
 
 def mask_token(target: Any) -> int:
-    """The mask token's number in a target that has one."""
+    """Give the mask token's number in a target from `with_mask`."""
     return int(target.get_input_embeddings().num_embeddings) - 1
 
 
 @lru_cache(maxsize=256)
 def pass_layout(tokens: int, masks: int) -> tuple[Ints, torch.Tensor]:
-    """Depths [n] and attention mask, bool [n, n], of n = tokens (masks + 1) rows: real tokens first, then their groups.
+    """Lay out a pass of n = tokens (masks + 1) rows, real tokens first, then their groups: depths [n], mask [n, n].
 
-    The parent of every mask is the one before it in its group, that of the first its real token; rows
-    see their ancestors and themselves. That is the mask of Eqs. 6 and 7 as the text means it (errata C2, C6,
-    C7), in another order of rows, in which accepted tokens lie in a row from the start.
+    The parent of a group's first mask is its real token, that of every other mask the mask before it. Rows see their
+    ancestors and themselves. This is the mask of Eqs. 6 and 7 as the text means it (errata C2, C6, C7), in another
+    order of rows, so that accepted tokens need not be moved.
     """
     parents = [*range(-1, tokens - 1)]
     for group in range(tokens):
@@ -86,11 +83,11 @@ def pass_layout(tokens: int, masks: int) -> tuple[Ints, torch.Tensor]:
 class MaskedTarget(CachedLM):
     """The target's pass with a group of `masks` mask tokens behind every token that it is fed.
 
-    most : the masks that the target was trained with
-    masks : as many until `warm` says how long drafts are; 0, as for the autoregressive baseline, feeds none
+    most : number of masks that the target was trained with
+    masks : mask tokens of a group: `most` until `warm` is told the draft length; 0 for the autoregressive baseline
     mask_logits : [groups, masks, V], of the groups of the last pass, which began behind `first` cached
         tokens; `mask_hidden` [groups, masks, d] where hidden states are kept
-    group : which of them drafts next, that behind the last token that was kept; None where there is none
+    group : the group that drafts next, behind the last token that was kept; None if there is none
     """
 
     def __init__(self, model: Any, most: int):
@@ -103,7 +100,7 @@ class MaskedTarget(CachedLM):
         self._forget()
 
     def warm(self, sizes: Iterable[int], length: int = 0, tree_nodes: int = 0) -> None:
-        """sizes : of the pending token with what is verified; the largest says how long drafts, and so groups, are."""
+        """sizes : of the pending token with the verified ones; the largest decides the length of drafts and groups."""
         sizes = {*sizes}
         self.masks = min(max(sizes) - 1, self.most)
         passes = {size * (self.masks + 1) for size in sizes} | ({self.masks} if self.masks else set())
@@ -111,7 +108,7 @@ class MaskedTarget(CachedLM):
         self._forget()
 
     def forward(self, tokens: Sequence[int]) -> torch.Tensor:
-        """Append tokens to the cache; logits [n, V] after each of them. What their masks say is kept."""
+        """Append tokens to the cache; logits [n, V] after each of them. Their masks' logits are kept."""
         if not self.masks:
             self.inner.keep_hidden = self.keep_hidden
             logits = self.inner.forward(tokens)
@@ -126,13 +123,13 @@ class MaskedTarget(CachedLM):
         return logits[:n]
 
     def prefill(self, tokens: Sequence[int]) -> None:
-        """Append tokens without masks; the drafter asks for those behind the last one."""
+        """Append tokens without masks; `ask` feeds those behind the last token."""
         self.inner.keep_hidden = self.keep_hidden
         self.inner.prefill(tokens)
         self._forget()
 
     def ask(self) -> None:
-        """Let a group of masks behind the last cached token, or behind none, say the next candidates."""
+        """Feed a group of masks behind the cached tokens, if any, for the next candidates."""
         assert self.masks, "this run has no masks"
         chain = torch.ones(self.masks, self.masks, dtype=torch.bool).tril()
         logits = self._run([self.mask_id] * self.masks, np.arange(self.masks), chain)
@@ -140,7 +137,7 @@ class MaskedTarget(CachedLM):
         self._take(logits, self._kept_hidden(), self.length - 1)
 
     def proposals(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Logits [masks, V] of the next candidates, and the states [masks, d] behind them where those are kept."""
+        """Look up the next candidates' logits [masks, V], and the states [masks, d] behind them if kept."""
         assert self.mask_logits is not None and self.group is not None, "no masks were fed"
         return self.mask_logits[self.group], None if self.mask_hidden is None else self.mask_hidden[self.group]
 
@@ -155,86 +152,56 @@ class MaskedTarget(CachedLM):
         raise InputError(CHAINS_ONLY)
 
     def _run(self, tokens: Sequence[int], depths: Ints, visible: torch.Tensor) -> torch.Tensor:
-        """Logits of these rows behind the cached tokens.
+        """Compute logits of these rows behind the cached tokens.
 
-        Masks beyond the model's last position stand at it: what they say would exceed the room for the output, and
-        nothing else sees them.
+        Masks beyond the model's last position get that position: their candidates would exceed the room for the
+        output, and nothing else sees them.
         """
         self.inner.keep_hidden = self.keep_hidden
         last = self.max_positions - 1 - self.length
         return self.inner.forward_nodes(tokens, np.minimum(depths, last).tolist(), visible)
 
     def _kept_hidden(self) -> torch.Tensor | None:
-        """The states of the last pass; what lies there where none are kept is of an earlier one."""
+        """Give the states of the last pass, None unless they are kept: the buffer may hold those of an earlier pass."""
         return self.inner.hidden if self.keep_hidden else None
 
     def _take(self, logits: torch.Tensor, hidden: torch.Tensor | None, start: int) -> None:
-        """Keep what the masks of a pass behind `start` tokens gave: logits [groups * masks, V], hidden likewise."""
+        """Keep the masks' logits [groups * masks, V], and likewise hidden, of a pass behind `start` tokens."""
         self.mask_logits = logits.unflatten(0, (-1, self.masks))
         self.mask_hidden = None if hidden is None else hidden.unflatten(0, (-1, self.masks))
         self.first, self.length, self.group = start, self.inner.length, len(self.mask_logits) - 1
 
     def _forget(self) -> None:
-        """After a pass without masks."""
+        """Drop all groups, after a pass without masks."""
         self.length, self.nodes, self.hidden = self.inner.length, 0, self.inner.hidden
         self.mask_logits = self.mask_hidden = self.group = None
         self.first = self.length
 
 
-class SpaceLM(CachedLM):
-    """The masks' logits behind the interface of a model: the i-th pass of a round gives those of mask i."""
+class SpaceLM(ParallelRowsLM):
+    """The masks as a model; mask i gives row i."""
+
+    predictors = "masks of SPACE"
+    target: MaskedTarget
 
     def __init__(self, target: MaskedTarget):
-        self.target = target
-        self.describes = target.inner.describes
-        super().__init__(target.model)
-        if isinstance(target.inner, StaticLlama):
-            sizes = int(self.model.config.vocab_size), int(self.model.config.hidden_size)
-            self._said = RoundRows(self, target.inner.recorded.graphs, target.most, *sizes)
+        config: Any = target.model.config
+        super().__init__(target, target.inner, target.most, int(config.vocab_size), int(config.hidden_size))
 
     def load(self) -> None:
-        """Bring what the masks said to the address that its description was recorded with."""
+        """Copy the mask tokens' logits into the static buffers that the CUDA graphs read."""
         if self.describes and self.target.group is not None:
             logits, hidden = self.target.proposals()
-            self._said.logits[: len(logits)].copy_(logits)
+            self.logits[: len(logits)].copy_(logits)
             if hidden is not None:
-                self._said.states[: len(hidden)].copy_(hidden)
+                self.states[: len(hidden)].copy_(hidden)
 
-    def warm_description(self, sizes: Iterable[int], describe: Describe) -> None:
-        for step in range(self.target.most):
-            self._said.describe(step, 0, describe)
+    @property
+    def rows(self) -> int:
+        return len(self._round()[0])
 
-    def forget_description(self, describe: Describe) -> None:
-        self._said.recorded.forget(describe)
-
-    def _describe(self, tokens: Sequence[int], describe: Describe, follows: bool) -> torch.Tensor:
-        step = self._next_step(len(self.target.proposals()[0]))
-        self.hidden = self._said.states[step : step + 1]
-        return self._said.describe(step, self.target.length, describe)
-
-    def _next_step(self, masks: int) -> int:
-        if self.step == masks:
-            raise InputError(f"{self.step} masks of SPACE draft at most {self.step} tokens; lower the policy's limit")
-        self.step += 1
-        return self.step - 1
-
-    def reset(self) -> None:
-        self.length = self.nodes = self.step = 0
-        self.hidden = None
-
-    def prefill(self, tokens: Sequence[int]) -> None:
-        """The target has fed them."""
-        self.truncate(0)
-
-    def truncate(self, length: int) -> None:
-        self.length, self.nodes, self.step = self.target.length, 0, 0
-
-    def _forward(self, tokens: Sequence[int], keep: int) -> torch.Tensor:
-        logits, hidden = self.target.proposals()
-        step = self._next_step(len(logits))
-        if self.keep_hidden:
-            self.hidden = None if hidden is None else hidden[step : step + 1]
-        return logits[step : step + 1]
+    def _round(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return self.target.proposals()
 
 
 class SpaceDrafter(DraftModel):
@@ -261,7 +228,7 @@ class SpaceDrafter(DraftModel):
 
 
 class MaskProposals:
-    """What the masks propose by their states [T, D, d]; a `realrun.proposals.positionwise.Positionwise`."""
+    """The masks' proposals from their states [T, D, d]; a `realrun.proposals.positionwise.Positionwise`."""
 
     def __init__(self, head: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor):
         self.head, self.hidden = head, hidden
@@ -274,32 +241,22 @@ class MaskProposals:
 
 
 @torch.inference_mode()
-def mask_columns(
-    target: Any,
-    masks: int,
-    prompt: Sequence[int],
-    output: Sequence[int],
-    depth: int,
-    sampler: Sampler,
-    sequence: int,
-    scorer: Scorer | None = None,
-    tree: TreeSize | None = None,
-) -> Columns:
-    """What the masks propose at every position, a `Recorder` once target and masks are given; no trees."""
-    assert tree is None, "SPACE drafts chains"
-    if depth > masks:
-        raise InputError(f"{masks} masks of SPACE draft at most {masks} tokens, not {depth}; lower the depth")
-    head, states = target.get_output_embeddings(), mask_states(target, prompt, output, depth)
+def mask_columns(target: Any, masks: int, request: RecordRequest) -> Columns:
+    """Record what the masks propose at every position; a `Recorder` once target and masks are given. No trees."""
+    assert request.tree is None, "SPACE drafts chains"
+    if request.depth > masks:
+        raise InputError(f"{masks} masks of SPACE draft at most {masks} tokens, not {request.depth}; lower the depth")
+    head = target.get_output_embeddings()
+    states = mask_states(target, request.prompt, request.output, request.depth)
     proposed = MaskProposals(lambda hidden: capped(target.config, head(hidden)), states)
-    return positionwise_columns(target, proposed, prompt, output, depth, sampler, sequence, scorer)
+    return positionwise_columns(target, proposed, request)
 
 
 def mask_states(target: Any, prompt: Sequence[int], output: Sequence[int], depth: int) -> torch.Tensor:
-    """States [T, D, d] of D masks behind prompt + output[:t - 1], for t = 0 .. T - 1; at t = 0 behind prompt[:-1].
+    """Compute states [T, D, d] of D masks behind prompt + output[:t - 1]; at t = 0 behind prompt[:-1].
 
-    A round at output position t drafts what the masks behind the text without the pending token proposed. So one
-    pass feeds the text, and behind it every position has a group of masks of its own, which sees that prefix and
-    itself.
+    The candidates of a round at output position t come from masks behind the text without the pending token. So one
+    pass feeds the text, and behind it every position has its group of masks, which sees that prefix and itself.
     """
     lm, total, before = CachedLM(target), len(output), len(prompt) - 1
     lm.keep_hidden = True

@@ -7,40 +7,40 @@ what the recording says of a draft so long. Where all do, both are the simulated
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from realrun.engines.compare import Agreement, Counted, Models, NearTie, difference, draft_tie, near, text_tie
-from specsim.arrays import Ints
 from specsim.cost.linear import LinearCost, LinearPass
 from specsim.engines.as_engine import as_engine, output_lengths
 from specsim.engines.conventions import Conventions
-from specsim.errors import InputError
+from specsim.io.arrays import Ints
+from specsim.io.errors import InputError
 from specsim.serving.arrivals import Requests
-from specsim.serving.continuous import serve
+from specsim.serving.continuous import run_server
 from specsim.serving.draft_length import ScheduledK
-from specsim.serving.drafts import RuleDrafts
+from specsim.serving.drafts import Drafts, drafts_of
 from specsim.trace.trace import Trace
 
 ANY_COST = LinearCost(LinearPass(1e-2), LinearPass(1e-3))  # a schedule does not look at costs
 Replayed = tuple[int, int, int]  # t, drafted and accepted tokens of a round
 
 
-class CountedDrafts(RuleDrafts):
-    """Drafts of which is accepted what an engine counted, round by round.
+@dataclass(frozen=True, eq=False)
+class CountedDrafts(Drafts):
+    """Drafts of which as many tokens are accepted as an engine counted, round by round.
 
-    accepted : by sequence, in its rounds that drafted
+    counted : by sequence, the accepted tokens of its rounds that drafted
     """
 
-    def __init__(self, trace: Trace, rule: ScheduledK, accepted: Sequence[Sequence[int]]) -> None:
-        super().__init__(trace, rule)
-        self._accepted = [iter(one) for one in accepted]
+    counted: Sequence[Iterator[int]] = ()
 
-    def draft(self, k: int, sequence: Ints, place: Ints) -> tuple[Ints, Ints]:
-        drafted, _ = super().draft(k, sequence, place)
-        counted = [next(self._accepted[s], 0) if some else 0 for s, some in zip(sequence, drafted, strict=True)]
-        return drafted, np.minimum(drafted, np.array(counted, dtype=np.int64))
+    def draft(self, k: int, sequence: Ints, row: Ints) -> tuple[Ints, Ints]:
+        drafted, _ = super().draft(k, sequence, row)
+        accepted = [next(self.counted[s], 0) if count else 0 for s, count in zip(sequence, drafted, strict=True)]
+        return drafted, np.minimum(drafted, np.array(accepted, dtype=np.int64))
 
 
 def compare_batch(
@@ -92,8 +92,9 @@ def _simulated(
     every = np.arange(played.sequences)
     prompt_tokens, output_tokens = (np.asarray(v, np.int64) for v in (played.prompt_tokens, played.output_tokens))
     requests = Requests(np.zeros(len(every)), prompt_tokens, output_tokens, every)
-    drafts = CountedDrafts(played, rule, [[accepted for _, accepted in one] for one in theirs])
-    run = serve(drafts, ANY_COST, requests, slots=slots, users=len(every), drafts_ahead=conventions.drafts_ahead)
+    counted = [iter([accepted for _, accepted in rounds]) for rounds in theirs]
+    drafts = CountedDrafts(**vars(drafts_of(played, rule)), counted=counted)
+    run = run_server(drafts, ANY_COST, requests, slots=slots, users=len(every), drafts_ahead=conventions.drafts_ahead)
     found = []
     for request in every:
         mine = run.rounds["request"] == request

@@ -15,17 +15,17 @@ from realrun.decode.sampling import Sampler
 from realrun.engines.batches import compare_batch
 from realrun.engines.compare import Agreement, BestTwo, Models, compare_sequence
 from realrun.engines.engine import Engine, EngineRun, Job, Setting, Sums
+from realrun.measure.again import check_pair, prompts_of, sampler_of
+from realrun.measure.record import RecordSettings, record
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_facts
-from realrun.recording.again import check_pair, prompts_of, sampler_of
-from realrun.recording.record import RecordSettings, record
 from specsim.acceptance.sources import Rounds
 from specsim.engines.as_engine import as_engine, counters_of
-from specsim.errors import InputError
-from specsim.progress import Progress
+from specsim.io.errors import InputError
+from specsim.io.progress import Progress
+from specsim.lookup.from_text import TokenText, lookup_trace
+from specsim.lookup.ngram import NgramRule
 from specsim.serving.draft_length import ScheduledK
-from specsim.trace.from_text import TokenText, lookup_trace
-from specsim.trace.ngram import NgramRule
 from specsim.trace.trace import NO_TOKEN, Trace
 
 

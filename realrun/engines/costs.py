@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specsim.arrays import Floats, Ints
+from specsim.io.arrays import Floats, Ints
 
 
 class Rounds(NamedTuple):

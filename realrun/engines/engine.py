@@ -15,10 +15,10 @@ from typing import Any, ClassVar, NamedTuple
 
 from realrun.pairs.pair import Pair
 from specsim.engines.conventions import Conventions, find_conventions
-from specsim.errors import InputError
+from specsim.io.errors import InputError
+from specsim.lookup.ngram import NgramRule
 from specsim.policy.chain.base import ChainPolicy
 from specsim.serving.draft_length import ScheduledK, fixed_length
-from specsim.trace.ngram import NgramRule
 
 INSTALL = "pip install -c constraints.txt '.[engines]'"
 PROCESSES = Path(__file__).parent / "processes"

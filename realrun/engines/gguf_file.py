@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedModel
 
 from realrun.lm.llama import supported
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 
 TOKEN = re.compile(r"t(\d+)")
 ENDS = ("add_eos_token_id", "add_eot_token_id", "add_eom_token_id")  # tokens that may end a text, by what sets them

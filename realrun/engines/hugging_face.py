@@ -7,9 +7,9 @@ from pathlib import Path
 
 from realrun.engines.engine import Engine, EngineRun, Job, Setting, run_apart, save_models
 from realrun.pairs.pair import Pair
+from specsim.lookup.ngram import RULES
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.chain.fixed_k import FixedK
-from specsim.trace.ngram import RULES
 
 PROCESS = "run_transformers.py"
 

@@ -13,9 +13,9 @@ from realrun.engines.engine import Engine, EngineRun, Job, Setting, Sums, Turn, 
 from realrun.engines.gguf_file import ids_of, write_gguf
 from realrun.pairs.pair import Pair
 from specsim.engines.formats import prometheus
-from specsim.engines.formats.imported import log_lines
 from specsim.engines.formats.llamacpp import Log
-from specsim.errors import InputError
+from specsim.engines.formats.reading import log_lines
+from specsim.io.errors import InputError
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.chain.p_min import LlamaCpp
 

@@ -6,7 +6,7 @@ from realrun.engines.engine import Engine
 from realrun.engines.hugging_face import HuggingFaceEngine
 from realrun.engines.llamacpp import LlamaCppEngine
 from realrun.engines.vllm import VllmEngine
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 
 ENGINES: dict[str, type[Engine]] = {kind.name: kind for kind in (LlamaCppEngine, VllmEngine, HuggingFaceEngine)}
 

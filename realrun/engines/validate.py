@@ -17,19 +17,19 @@ import numpy as np
 from realrun.engines.compare import ANY_COST
 from realrun.engines.costs import EngineCosts, Rounds, Timed, fit_costs
 from realrun.engines.engine import Engine, Job, Setting, Turn
+from realrun.experiment.choice import Forecast, choice_of
+from realrun.experiment.timing import check_repeats
 from realrun.machine_load import load_from, watch
+from realrun.measure.again import prompts_of
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import prompt_facts
 from realrun.provenance import provenance
-from realrun.recording.again import prompts_of
-from realrun.validation.choice import Forecast, choice_of
-from realrun.validation.timing import check_repeats
-from specsim.arrays import Floats
 from specsim.engines.as_engine import as_engine
-from specsim.errors import InputError
-from specsim.progress import Progress
+from specsim.io.arrays import Floats
+from specsim.io.errors import InputError
+from specsim.io.progress import Progress
+from specsim.replaying.intervals import noise_floor_percent, ratio_interval
 from specsim.replaying.priced import PricedTrace
-from specsim.speedup.intervals import noise_floor_percent, ratio_interval
 from specsim.trace.trace import Trace
 
 BASELINE = Setting(0)

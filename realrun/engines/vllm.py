@@ -12,11 +12,11 @@ from typing import Any
 from realrun.engines.engine import Engine, EngineRun, Job, Setting, Sums, run_apart, save_models
 from realrun.pairs.pair import Pair
 from specsim.engines.formats import prometheus
-from specsim.errors import InputError
+from specsim.io.errors import InputError
+from specsim.lookup.ngram import NgramRule
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.serving.speedup_map import schedule_ranges
-from specsim.trace.ngram import NgramRule
 
 PROCESS = "run_vllm.py"
 PYTHON = "SPECSIM_VLLM_PYTHON"  # names the interpreter that has vLLM

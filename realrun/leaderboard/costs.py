@@ -16,15 +16,14 @@ from typing import Any
 import numpy as np
 
 from realrun.decode.sampling import Sampler
+from realrun.measure.profile import TREE_TOKENS, profile
+from realrun.measure.stream import STATISTICS, Samples, Stream
 from realrun.own_files import read_own
 from realrun.pairs.pair import Pair
-from realrun.profiling.profile import profile
-from realrun.profiling.slices import TREE_TOKENS
-from realrun.profiling.stream import STATISTICS, Samples, Stream
 from specsim.cost.profile import ProfileCost, profile_from_json
-from specsim.errors import InputError
-from specsim.files import write_json
-from specsim.progress import Counter
+from specsim.io.errors import InputError
+from specsim.io.files import write_json
+from specsim.io.progress import Counter
 
 SLICES, MOST_SLICES = 5, 15  # of each; the most where costs still cannot be
 SLICE_REPEATS = 2  # of every round

@@ -18,6 +18,9 @@ from typing import Any, TypedDict
 import numpy as np
 import torch
 
+from realrun.experiment.document import rate_of
+from realrun.experiment.measured_costs import MeasuredCosts
+from realrun.experiment.timing import check_repeats
 from realrun.leaderboard.costs import ANEW, PLAIN, Costs, models
 from realrun.leaderboard.measure import Contender, Measured, measure, runs_of
 from realrun.leaderboard.rows import (
@@ -38,29 +41,25 @@ from realrun.leaderboard.rows import (
 from realrun.lm.clock import clock_name
 from realrun.lm.variants.block_expansion import expansion_of
 from realrun.machine_load import Load
+from realrun.measure.profile import TREE_TOKENS, contexts_between
+from realrun.measure.record import RecordSettings
+from realrun.measure.reuse import check_job, recorded_trace
 from realrun.own_files import read_own, refuse_other
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_digest, prompt_facts
-from realrun.profiling.profile import contexts_between
-from realrun.profiling.slices import TREE_TOKENS
 from realrun.provenance import device_name
-from realrun.recording.record import RecordSettings
-from realrun.recording.reuse import check_job, recorded_trace
-from realrun.validation.document import rate_of
-from realrun.validation.measured_costs import MeasuredCosts
-from realrun.validation.timing import check_repeats
 from speckernels import backend_for
+from specsim.compare.leaderboard import leaderboards
 from specsim.cost.contexts import context_range
 from specsim.cost.profile import ProfileCost
-from specsim.errors import InputError
-from specsim.files import remove_folder, write_json, write_text
+from specsim.io.errors import InputError
+from specsim.io.files import remove_folder, write_json, write_text
+from specsim.io.progress import Progress
+from specsim.learn.journal import source_digest
 from specsim.policy.base import Policy, build_policy
-from specsim.progress import Progress
-from specsim.ranking.leaderboard import leaderboard
-from specsim.speedup.intervals import noise_floor_percent, ratio_interval
+from specsim.replaying.intervals import noise_floor_percent, ratio_interval
 from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
-from specsim.tuning.journal import source_digest
 
 SETTINGS, FORECAST, DECODED = "settings.json", "forecast.json", "decoded"
 
@@ -308,7 +307,7 @@ def _tuned(
     paper_policy : name of the one that the drafter's paper drafts with
     """
     if not path.is_file():
-        (board,) = leaderboard(
+        (board,) = leaderboards(
             {f"{name}: tune": trace},
             [cost],
             kinds=settings.kinds,
@@ -335,7 +334,8 @@ def _tuned(
 
 def named(drafters: str | None, target: str) -> dict[str, str]:
     """Names, in the leaderboard, of the drafters that were asked for: a folder's own name, else the drafter's."""
-    from realrun.pairs.pair import LAB_DRAFTERS, LAB_PREFIX, LAB_WEIGHTS, LOOKUP, is_lab
+    from realrun.pairs.lab_drafters import LAB_DRAFTERS, LAB_PREFIX, has_lab_drafter
+    from realrun.pairs.pair import LOOKUP, is_lab
 
     if drafters is None:
         if not is_lab(target):
@@ -345,7 +345,7 @@ def named(drafters: str | None, target: str) -> dict[str, str]:
         return {
             name: f"{LAB_PREFIX}{name}" if name in LAB_DRAFTERS else name
             for name in ("model", *LAB_DRAFTERS, LOOKUP)
-            if name not in LAB_DRAFTERS or (LAB_WEIGHTS / name).exists()
+            if name not in LAB_DRAFTERS or has_lab_drafter(name)
         }
     found: dict[str, str] = {}
     for given in (part.strip() for part in drafters.split(",") if part.strip()):

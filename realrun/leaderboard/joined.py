@@ -14,17 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from realrun.own_files import read_own
-from realrun.pairs.joined import join_pairs
-from realrun.pairs.pair import Pair
-from realrun.pairs.prompts import Prompt, prompt_facts
-from realrun.profiling.profile import profile
-from realrun.recording.reuse import check_job, recorded_trace
-from realrun.validation.choice import Forecast, choice_of
-from realrun.validation.document import rate_of
-from realrun.validation.measured_costs import MeasuredCosts, Run
-from realrun.validation.measuring import Costs, measure_in_turns
-from realrun.validation.run import (
+from realrun.experiment.choice import Forecast, choice_of
+from realrun.experiment.document import rate_of
+from realrun.experiment.measured_costs import MeasuredCosts, Run
+from realrun.experiment.measuring import Costs, measure_in_turns
+from realrun.experiment.run import (
     ANEW,
     TUNING_REPEATS,
     UNFINISHED,
@@ -33,24 +27,30 @@ from realrun.validation.run import (
     identity_of,
     keep_forecast,
 )
-from realrun.validation.timing import Arm, Timings, make_arm, wall_clock
-from realrun.validation.validate import TUNED, Candidate, candidates, output_identical, rounds_identical
+from realrun.experiment.timing import Arm, Timings, make_arm, wall_clock
+from realrun.experiment.validate import TUNED, Candidate, candidates, output_identical, rounds_identical
+from realrun.measure.profile import profile
+from realrun.measure.reuse import check_job, recorded_trace
+from realrun.own_files import read_own
+from realrun.pairs.joined import join_pairs
+from realrun.pairs.pair import Pair
+from realrun.pairs.prompts import Prompt, prompt_facts
 from specsim.cost.contexts import context_range
 from specsim.cost.joined import JoinedCost, joined_document
 from specsim.cost.profile import profile_from_json
-from specsim.errors import InputError
-from specsim.files import remove_folder, write_json
+from specsim.io.errors import InputError
+from specsim.io.files import remove_folder, write_json
+from specsim.io.progress import Progress
+from specsim.learn.search import best_policy
+from specsim.learn.settings import SearchSettings
 from specsim.policy.base import Policy
 from specsim.policy.registry import SWITCH_POLICIES
 from specsim.policy.switch.one_drafter import OneDrafter
-from specsim.progress import Progress
+from specsim.replaying.intervals import beyond_floor, noise_floor_percent, paired_difference, ratio_interval
+from specsim.replaying.prediction import oracle_seconds, summarise
 from specsim.replaying.priced import PricedTrace
-from specsim.speedup.intervals import beyond_floor, noise_floor_percent, paired_difference, ratio_interval
-from specsim.speedup.prediction import oracle_seconds, summarise
 from specsim.trace.joined import JoinedTrace, join_traces
 from specsim.trace.split import split_sequences
-from specsim.tuning.search import best_policy
-from specsim.tuning.settings import SearchSettings
 
 
 def validate_joined(
@@ -67,7 +67,7 @@ def validate_joined(
     pairs : sequence of Pair
         Of one target, in the order in which drafters count; see `realrun.pairs.joined.join_pairs`.
     prompts, settings, out, progress
-        As of `realrun.validation.run.validate`; a trace is kept for every drafter.
+        As of `realrun.experiment.run.validate`; a trace is kept for every drafter.
 
     Returns
     -------

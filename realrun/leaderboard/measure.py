@@ -10,16 +10,16 @@ import numpy as np
 
 from realrun.decode.rounds import Round
 from realrun.decode.sampling import Sampler
+from realrun.experiment.measured_costs import MeasuredCosts, Run
+from realrun.experiment.measuring import Costs, measure_in_turns
+from realrun.experiment.timing import Timings, make_arm
+from realrun.experiment.validate import output_identical, rounds_identical
 from realrun.machine_load import Load
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
-from realrun.validation.measured_costs import MeasuredCosts, Run
-from realrun.validation.measuring import Costs, measure_in_turns
-from realrun.validation.timing import Timings, make_arm
-from realrun.validation.validate import output_identical, rounds_identical
-from specsim.arrays import Floats, Ints
+from specsim.io.arrays import Floats, Ints
+from specsim.io.progress import Counter
 from specsim.policy.base import Policy
-from specsim.progress import Counter
 from specsim.replaying.replay import Replay
 from specsim.trace.trace import Trace
 

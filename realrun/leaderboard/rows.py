@@ -9,25 +9,25 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from realrun.experiment.choice import Forecast, choice_of
+from realrun.experiment.timing import wall_clock
 from realrun.leaderboard.costs import models
 from realrun.leaderboard.measure import Measured
 from realrun.pairs.drafter_files import weights_digest
 from realrun.pairs.pair import Pair
-from realrun.validation.choice import Forecast, choice_of
-from realrun.validation.timing import wall_clock
-from specsim.arrays import Floats
+from specsim.acceptance.formulas import distinct_trigrams
 from specsim.cost.profile import ProfileCost
+from specsim.io.arrays import Floats
 from specsim.policy.base import Policy
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.chain.space_k import SpaceK
 from specsim.policy.tree.base import TreePolicy
+from specsim.replaying.intervals import Estimate, ratio_interval
+from specsim.replaying.prediction import summarise
 from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import Replay
+from specsim.replaying.simultaneous import simultaneous
 from specsim.replaying.sums import PARTS
-from specsim.speedup.formulas import distinct_trigrams
-from specsim.speedup.intervals import Estimate, ratio_interval
-from specsim.speedup.prediction import summarise
-from specsim.speedup.simultaneous import simultaneous
 from specsim.trace.trace import Trace
 
 FIXED, ADAPTIVE, TREE, PAPER = "fixed K", "adaptive chain", "tree", "its paper's"

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
-from transformers import PreTrainedModel, StaticCache
+from transformers import PreTrainedModel
 
 from realrun.lm.windows import make_cache, masks_of, window_of
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 
 MASKED_ATTENTION = ("eager", "sdpa")  # of the library's attention functions, those that read any 4-D mask
 
@@ -22,10 +22,10 @@ def max_positions(config: Any) -> int:
 
 
 class Describe(Protocol):
-    """Says all that is asked about a row, in launches that can be recorded with the pass before them."""
+    """Computes statistics of a row by operations that a CUDA graph can record together with the pass before them."""
 
     def __call__(self, logits: torch.Tensor, position: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        """Numbers [c], the first of them the token that is chosen.
+        """Compute statistics [c], of which the first is the chosen token.
 
         logits : [1, V]; position : int64 [1], of the row in the text; hidden : [1, d], the state behind the logits
         """
@@ -38,18 +38,17 @@ class CachedLM:
     by `forward_nodes`. `keep_nodes` makes one path of them the next tokens of the cache;
     everything else (forward, prefill, truncate, reset) drops them.
 
-    static_tokens : tokens and nodes that a static cache of the library has room for; a dynamic
-        cache unless given
     nodes : tree nodes behind the `length` tokens
-    known_tokens : ids from here on have the logit -inf, as a draft model's tokenizer lacks them; None for no such ids
+    known_tokens : ids from here on have the logit -inf because a draft model's tokenizer lacks them; None if it
+        lacks none
     hidden : where `keep_hidden` is set, what the last pass fed to the model's head, [n, d]: the
         last layer's states after the final norm, one row for every row of logits. A prefill
         leaves one row, that of its last token; None before the first token. Like logits,
         it may lie at an address that the next pass of the same size overwrites
-    reads_target_states : whether it is a drafter that takes something from the target for every verified token, so that
-        each round begins with some to ingest
-    caches_pending_token : of such a drafter, whether what it made of a round's pending token stays
-    describes : whether it has `describe`, a pass and what is said of its last row in one
+    reads_target_states : whether this is a drafter that takes something from the target for every verified token, so
+        that each round begins with some to ingest
+    caches_pending_token : of such a drafter, whether the row of a round's pending token stays cached
+    describes : whether `describe` is available: a pass and the statistics of its last row in one launch
     """
 
     reads_target_states = caches_pending_token = describes = False
@@ -57,31 +56,23 @@ class CachedLM:
     hidden: torch.Tensor | None = None
     nodes = 0
 
-    def __init__(self, model: PreTrainedModel, static_tokens: int | None = None):
+    def __init__(self, model: PreTrainedModel):
         self.model = model
         self.device = model.device
-        self.static_tokens = static_tokens
         self.max_positions = max_positions(model.config)
         self.known_tokens = getattr(model.config, "known_tokens", None)
         self.window = window_of(model.config)
-        if self.window is not None and static_tokens is not None:
-            raise InputError(
-                f"{type(model).__name__} has layers with a sliding window and cannot have a static cache; choose a "
-                "model whose every layer has full attention"
-            )
         self.reset()
 
     def reset(self) -> None:
         """Forget everything."""
         self.cache: Any = make_cache(self.model.config)
-        if self.static_tokens is not None:
-            self.cache = StaticCache(config=self.model.config, max_cache_len=self.static_tokens)
-        self.slot_positions = torch.empty(0, dtype=torch.long, device=self.device)  # where there are windows
+        self.slot_positions = torch.empty(0, dtype=torch.long, device=self.device)  # of models with windows
         self.length = self.nodes = 0
         self.hidden = None
 
     def warm(self, sizes: Iterable[int], length: int = 0, tree_nodes: int = 0) -> None:
-        """Get ready, ahead of the clock, for passes of these sizes; forgets everything.
+        """Prepare passes of these sizes before timing starts; forgets everything.
 
         length : tokens, and nodes behind them, that the cache is to hold
         tree_nodes : the most nodes of a tree that grows by several passes of these sizes; 0 if
@@ -94,29 +85,29 @@ class CachedLM:
         return self._append(tokens, keep=0)
 
     def describe(self, tokens: Sequence[int], describe: Describe, follows: bool = False) -> torch.Tensor:
-        """Append tokens to the cache; [c], what is said of the last of them, where the next call overwrites it.
+        """Append tokens to the cache; statistics [c] of the last of them, which the next call overwrites.
 
-        follows : whether the only token is the one that the call before chose
+        follows : whether the only token is the one that the previous call chose
         """
         if self.nodes:
             self.truncate(self.length)
         end = self.length + len(tokens)
-        self._check_room(end, end)
-        said = self._describe(tokens, describe, follows)
+        self._check_positions(end)
+        statistics = self._describe(tokens, describe, follows)
         self.length = end
-        return said
+        return statistics
 
     def warm_description(self, sizes: Iterable[int], describe: Describe) -> None:
-        """After `warm`, the same for `describe` with so many tokens."""
+        """Prepare `describe` for passes of these sizes, after `warm`."""
 
     def forget_description(self, describe: Describe) -> None:
-        """Drop what was recorded to say this, as it will not be asked again."""
+        """Drop the graphs that were recorded for this description."""
 
     def _describe(self, tokens: Sequence[int], describe: Describe, follows: bool) -> torch.Tensor:
         raise NotImplementedError("only passes over static caches describe")
 
     def prefill(self, tokens: Sequence[int]) -> None:
-        """Append tokens to the cache and drop their logits; no tokens is no work."""
+        """Append tokens, if any, to the cache and drop their logits."""
         if tokens:
             self._append(tokens, keep=1)
 
@@ -128,13 +119,13 @@ class CachedLM:
         visible : bool [n, nodes + n] on the CPU, which of the nodes, earlier ones first, each
             sees: its ancestors and itself. All see the cached tokens
 
-        Raises InputError where the model or its cache cannot do it, or the positions end.
+        Raises InputError where the model reads no tree masks, or has too few positions.
         References: Miao et al. 2024, arXiv:2305.09781, section 4.2 (tree attention).
         """
         end = self.nodes + len(tokens)
         assert len(depths) == len(tokens) and visible.shape == (len(tokens), end)
         self._check_trees()
-        self._check_room(self.length + max(depths) + 1, self.length + end)
+        self._check_positions(self.length + max(depths) + 1)
         logits = self._forward_nodes(tokens, depths, visible)
         self.nodes = end
         return self._of_known(logits)
@@ -145,7 +136,7 @@ class CachedLM:
         path : ascending, from 0; a path of the tree that starts at depth 0
         """
         assert all(a < b for a, b in zip([-1, *path], [*path, self.nodes], strict=True))
-        if path and path[-1] >= len(path):  # else they lie there already
+        if path and path[-1] >= len(path):  # else they are in place
             self._move_nodes(path)
         self._crop(self.length + len(path))
         self.length, self.nodes = self.length + len(path), 0
@@ -173,30 +164,26 @@ class CachedLM:
         if self.nodes:
             self.truncate(self.length)
         end = self.length + len(tokens)
-        self._check_room(end, end)
+        self._check_positions(end)
         logits = self._forward(tokens, keep)
         self.length = end
         return self._of_known(logits)
 
     def _of_known(self, logits: torch.Tensor) -> torch.Tensor:
-        """Logits [..., V] without those of ids that are not known, in place."""
+        """Set the logits [..., V] of unknown ids to -inf, in place."""
         if self.known_tokens is not None and self.known_tokens < logits.shape[-1]:
             logits[..., self.known_tokens :] = -torch.inf
         return logits
 
-    def _check_room(self, positions: int, slots: int) -> None:
-        """InputError unless the model has so many positions and a static cache so many slots."""
+    def _check_positions(self, positions: int) -> None:
+        """Raise InputError if the model has fewer positions."""
         if positions > self.max_positions:
             raise InputError(
                 f"{positions} tokens exceed the {self.max_positions} positions of the model; shorten prompt or output"
             )
-        if self.static_tokens is not None and slots > self.static_tokens:
-            raise InputError(
-                f"{slots} tokens and tree nodes exceed the static cache of {self.static_tokens}; make it larger"
-            )
 
     def _check_trees(self) -> None:
-        """InputError unless the model reads tree masks."""
+        """Raise InputError unless the model reads tree masks."""
         attention = self.model.config._attn_implementation
         if attention not in MASKED_ATTENTION:
             raise InputError(
@@ -214,10 +201,8 @@ class CachedLM:
     def _forward_nodes(self, tokens: Sequence[int], depths: Sequence[int], visible: torch.Tensor) -> torch.Tensor:
         end = self.length + self.nodes + len(tokens)
         dtype = self.model.dtype
-        # A static cache hands the whole of its buffer to attention.
-        mask = torch.full((len(tokens), self.static_tokens or end), torch.finfo(dtype).min, dtype=dtype)
-        mask[:, : self.length] = 0
-        mask[:, self.length : end].masked_fill_(visible, 0)
+        mask = torch.zeros(len(tokens), end, dtype=dtype)
+        mask[:, self.length :].masked_fill_(~visible, torch.finfo(dtype).min)
         positions = torch.tensor([self.length + depth for depth in depths], device=self.device)
         return self.run_model(
             input_ids=torch.tensor([tokens], device=self.device),
@@ -226,11 +211,11 @@ class CachedLM:
         )
 
     def run_model(self, **inputs: Any) -> torch.Tensor:
-        """The library's own pass over the cache with these inputs: logits [n, V]; keeps hidden rows if asked."""
+        """Run the library's own pass over the cache: logits [n, V]; keeps hidden rows if `keep_hidden` is set."""
         inputs |= {"past_key_values": self.cache, "use_cache": True}
         if self.window is not None:
             rows = inputs["position_ids"][0]
-            # Slots that were dropped since are at the end.
+            # Slots that were dropped since the last pass are at the end.
             self.slot_positions = torch.cat([self.slot_positions[: self.cache.get_seq_length()], rows])
             if "attention_mask" in inputs:
                 mask = inputs["attention_mask"]
@@ -250,7 +235,7 @@ class CachedLM:
         return self._of_known(logits)
 
     def drop_rows(self, count: int) -> None:
-        """Drop the last `count` rows that `run_model` has left in the library's cache."""
+        """Drop the last `count` rows that `run_model` left in the library's cache."""
         self.cache.crop(-count)
 
     def truncate(self, length: int) -> None:
@@ -260,15 +245,10 @@ class CachedLM:
         self.length, self.nodes = length, 0
 
     def _crop(self, end: int) -> None:
-        """Let the library's cache end after this many of its tokens and nodes."""
+        """Crop the library's cache to this many of its tokens and nodes."""
         surplus = self.length + self.nodes - end
-        if surplus == 0:
-            return
-        if self.static_tokens is None:
+        if surplus:
             self.cache.crop(-surplus)
-        else:  # static layers cannot crop; what lies beyond their length is overwritten and never read
-            for layer in self.cache.layers:
-                layer.cumulative_length.fill_(end)
 
     def _move_nodes(self, path: Sequence[int]) -> None:
         """Copy these nodes' keys and values, in place, to the slots that follow the cached tokens."""

@@ -1,4 +1,4 @@
-"""The one clock that decoding is timed by: the wall's, or the process's own CPU time; it waits for the device."""
+"""The clock that times decoding: wall time or the process's CPU time, after the device has finished."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 
 Clock = Callable[[], float]
 WALL, CPU = "wall", "cpu"
@@ -18,8 +18,7 @@ _chosen = WALL
 def now() -> float:
     """Read the host's clock in seconds; only differences mean something.
 
-    The CPU clock counts user and system time of all threads of this process, native ones included, so that work done
-    elsewhere than in the calling thread is never left out.
+    The CPU clock counts user and system time of all threads of this process, native threads included.
     """
     return time.process_time() if _chosen == CPU else time.perf_counter()
 

@@ -1,4 +1,4 @@
-"""The elementwise parts of the static cache's pass, as they are or joined by torch.compile."""
+"""The elementwise operations of the static cache's pass, plain or fused by torch.compile."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from realrun.lm.llama import rms_norm
 def add_norm(
     x: torch.Tensor, change: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """x + change, and its norm. All [rows, hidden]."""
+    """Add, and normalise the sum. All [rows, hidden]."""
     x = x + change
     return x, rms_norm(x, weight, eps)
 
@@ -34,7 +34,7 @@ def rotate_and_store(
     k_norm: torch.Tensor | None,
     eps: float,
 ) -> torch.Tensor:
-    """The rotated query [rows, Hq, D]; keys and values go to their slots in [B, Hkv, capacity, D].
+    """Compute the rotated query [rows, Hq, D]; keys and values go to their slots in [B, Hkv, capacity, D].
 
     qkv : [rows, (Hq + 2 Hkv) * D]; cos, sin : [rows, 1, D], the sine signed as for `roll`
     rows, slots : [rows], each new token's sequence and slot
@@ -51,14 +51,14 @@ def rotate_and_store(
 
 
 def gate(gate_up: torch.Tensor) -> torch.Tensor:
-    """SiLU of the first half times the second: [rows, 2 * intermediate] -> [rows, intermediate]."""
+    """Multiply the SiLU of the first half by the second: [rows, 2 * intermediate] -> [rows, intermediate]."""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up
 
 
 @dataclass(frozen=True)
-class ModelParts:
-    """The elementwise parts of a pass, as they are or compiled."""
+class ElementwiseOps:
+    """The elementwise operations of a pass, plain or compiled."""
 
     norm: Callable[..., torch.Tensor]
     add_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]]
@@ -66,15 +66,15 @@ class ModelParts:
     gate: Callable[..., torch.Tensor]
 
 
-PLAIN = ModelParts(rms_norm, add_norm, rotate_and_store, gate)
+PLAIN = ElementwiseOps(rms_norm, add_norm, rotate_and_store, gate)
 
 
 @cache
-def compiled_pieces() -> ModelParts:
-    # A variant per model shape; the default of 8 is soon used up by a grid of models.
+def compiled_ops() -> ElementwiseOps:
+    # Every model shape takes a variant; a grid of models soon exceeds the default of 8.
     torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
     rows, buffer = (0,), (0, 2)
-    return ModelParts(
+    return ElementwiseOps(
         _compiled(rms_norm, rows),
         _compiled(add_norm, rows, rows),
         _compiled(rotate_and_store, rows, rows, rows, rows, rows, buffer, buffer),
@@ -83,7 +83,7 @@ def compiled_pieces() -> ModelParts:
 
 
 def _compiled(function: Callable[..., Any], *free: tuple[int, ...]) -> Callable[..., Any]:
-    """Compiled for fixed shapes but for these dimensions of the first arguments: rows, batch, capacity.
+    """Compile for fixed shapes, except for these dimensions of the first arguments: rows, batch, capacity.
 
     A variant for every number of rows and every batch would take minutes to compile.
     """
@@ -95,7 +95,7 @@ def _compiled(function: Callable[..., Any], *free: tuple[int, ...]) -> Callable[
                 if tensor.shape[dimension] > 1:
                     torch._dynamo.maybe_mark_dynamic(tensor, dimension)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's compiler warns of itself, and of matrix products not made here
+            warnings.simplefilter("ignore")  # from torch's compiler
             return fast(*args)
 
     return call

@@ -1,8 +1,8 @@
-"""A head that gives its logits in float32, whatever the type of its weights.
+"""A head that computes its logits in float32, whatever the type of its weights.
 
-A head with 16-bit weights rounds its logits to 16 bits: those near 20 lie 1/8 apart in bfloat16, and some are equal.
-Products of 16-bit numbers are summed in float32 anyway; here that sum is the logit. The states that it is of stay
-rounded to 16 bits, which passes of other sizes do differently.
+A head with 16-bit weights rounds its logits to 16 bits: near 20, bfloat16 numbers are 1/8 apart, so that logits tie.
+Products of 16-bit numbers are summed in float32 anyway, and here that sum is the logit. The states are still rounded to
+16 bits, differently in passes of other sizes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 
 
 class Float32Head(torch.nn.Linear):
@@ -25,7 +25,7 @@ class Float32Head(torch.nn.Linear):
 def float32_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """a @ b in float32 of 16-bit matrices, [n, d] and [d, m], or of batches of them.
 
-    Where there is no such product, on the CPU and where gradients are wanted, both are copied to float32 first.
+    On the CPU and for gradients there is no such product, and both are copied to float32 first.
     """
     if a.device.type == "cuda" and not torch.is_grad_enabled():
         product = torch.mm if a.dim() == 2 else torch.bmm
@@ -34,24 +34,24 @@ def float32_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def gives_float32(model: Any) -> bool:
-    """Whether a model's head is a `Float32Head`."""
+    """Check whether a model's head is a `Float32Head`."""
     return isinstance(model.get_output_embeddings(), Float32Head)
 
 
 def logits_type(model: Any) -> torch.dtype:
-    """The number type of a model's logits."""
+    """Give the number type of a model's logits."""
     return torch.float32 if gives_float32(model) else model.dtype
 
 
 def with_float32_logits(model: Any) -> Any:
-    """The model itself, its head now a `Float32Head` on the same weights, which may be the embedding's.
+    """Replace the model's head by a `Float32Head` on the same weights, which may be the embedding's.
 
-    InputError where its head is no matrix of numbers, such as a quantised one.
+    Returns the model itself. Raises InputError if its head is not a plain matrix, for example if it is quantised.
     """
     old = model.get_output_embeddings()
     if type(old) is not torch.nn.Linear:
         raise InputError(
-            f"{type(model).__name__} has a head of type {type(old).__name__}, whose logits cannot be had in float32; "
+            f"{type(model).__name__} has a head of type {type(old).__name__}, which gives no logits in float32; "
             "choose a number type without float32 logits"
         )
     head = Float32Head(old.in_features, old.out_features, bias=old.bias is not None, device="meta")

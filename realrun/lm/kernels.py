@@ -1,4 +1,4 @@
-"""Which kernels a command runs with: ours by `--kernels auto|reference|triton|cuda`, and the library's for prompts."""
+"""Choice of kernels: ours by `--kernels auto|reference|triton|cuda`, and torch's attention for prompts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from speckernels import BACKENDS, Unsupported, use_backend
 from speckernels.runtime.dispatch import AUTO, requested
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 
 KERNELS = (AUTO, *BACKENDS)
 PLANLESS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -18,11 +18,11 @@ PLANLESS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBacke
 
 @contextmanager
 def use_kernels(name: str) -> Iterator[None]:
-    """Run the block with these kernels; "auto" takes the best ones that the device has.
+    """Run the block with these kernels; "auto" takes the best kernels that the device has.
 
-    Named kernels are used on the CPU as well: interpreted or on emulated threads, with the
-    static cache that goes with them, so that a run on a GPU can be repeated without one.
-    Raises InputError for an unknown name, or where the named kernels cannot do the work.
+    Named kernels are used on the CPU as well: interpreted or on emulated threads, and with static caches, so that a
+    run on a GPU can be repeated without a GPU. Raises InputError for an unknown name, or if the named kernels do not
+    support the work.
     """
     if name not in KERNELS:
         raise InputError(f"kernels {name!r} are unknown; known: {', '.join(KERNELS)}")
@@ -34,14 +34,14 @@ def use_kernels(name: str) -> Iterator[None]:
 
 
 def named() -> bool:
-    """Whether kernels were asked for by name, here or by the environment variable of speckernels."""
+    """Check whether kernels were chosen by name, here or by the environment variable of speckernels."""
     return requested() != AUTO
 
 
 def planless_attention(device: torch.device) -> AbstractContextManager[None]:
-    """Attention without cuDNN inside, which on a GPU prepares a plan for every new pair of lengths.
+    """Run the block's attention without cuDNN, which prepares a plan for every new pair of lengths.
 
-    Prompts and recordings bring new lengths all the time, and a plan takes tens of milliseconds of the host: CUDA GPUs
-    from Hopper on prefer cuDNN since torch 2.11.
+    Prompts and recordings bring new lengths all the time, and a plan takes tens of milliseconds of the host. Since
+    torch 2.11, GPUs from Hopper on prefer cuDNN.
     """
     return sdpa_kernel(PLANLESS) if device.type == "cuda" else nullcontext()

@@ -1,9 +1,8 @@
-"""A leaner forward pass for Hugging Face Llama and Qwen3 models: same weights, same arithmetic, fewer calls.
+"""A fused forward pass for Hugging Face Llama and Qwen3 models: same weights, same arithmetic, fewer calls.
 
-At batch 1 a small model spends most of a pass between its operations, not in them. This
-pass joins the projections that share an input, keeps keys and values in one buffer that is
-written in place, and calls no module but the head. Results differ from the library's by rounding only.
-Baseline and speculative decoding use it alike.
+At batch 1 a small model spends most of a pass between its operations, not in them. This pass joins the projections
+that share an input, keeps keys and values in a buffer that is written in place, and calls no module but the head.
+Results differ from the library's by rounding only. Baseline and speculative decoding both use it.
 """
 
 from __future__ import annotations
@@ -22,11 +21,15 @@ from realrun.lm.variants.skipped_layers import NOTHING, SkippedSublayers
 LONG_PASS = 64  # new tokens; beyond it, attention goes through the library's fused operation
 FIRST_ROOM = 256  # cached tokens that the buffers hold at first
 TREE_ROOM = 256  # slots that growing buffers may have beyond the model's positions, for a tree's nodes
+Rotation = tuple[torch.Tensor, torch.Tensor]  # cosines and signed sines of positions, [..., 1, D]
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer's weights; those that share an input are rows of one matrix."""
+    """A layer's weights and arithmetic; weights that share an input are rows of the same matrix.
+
+    Rows of hidden states are [..., d] with any dimensions in front.
+    """
 
     norm_in: torch.Tensor
     qkv: torch.Tensor  # [(Hq + 2 Hkv) * head_dim, hidden]
@@ -36,10 +39,31 @@ class Layer:
     norm_mlp: torch.Tensor
     gate_up: torch.Tensor  # [2 * intermediate, hidden]
     down: torch.Tensor
+    kv_heads: int
+    head_dim: int
+    eps: float
+
+    def project(self, x: torch.Tensor, rotation: Rotation) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Compute queries [..., H, D], keys and values [..., Hkv, D] of rows x, rotated to their positions."""
+        qkv = F.linear(rms_norm(x, self.norm_in, self.eps), self.qkv).unflatten(-1, (-1, self.head_dim))
+        heads = qkv.shape[-2] - 2 * self.kv_heads
+        qk, v = qkv.split([heads + self.kv_heads, self.kv_heads], dim=-2)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = qk.split([heads, self.kv_heads], dim=-2)
+            qk = torch.cat([rms_norm(q, self.q_norm, self.eps), rms_norm(k, self.k_norm, self.eps)], dim=-2)
+        cos, sin = rotation
+        qk = torch.addcmul(qk * cos, qk.roll(self.head_dim // 2, dims=-1), sin)
+        q, k = qk.split([heads, self.kv_heads], dim=-2)
+        return q, k, v
+
+    def add_mlp(self, x: torch.Tensor) -> torch.Tensor:
+        """Add the MLP's output to the residual stream x."""
+        gate, up = F.linear(rms_norm(x, self.norm_mlp, self.eps), self.gate_up).chunk(2, dim=-1)
+        return x + F.linear(F.silu(gate).mul_(up), self.down)
 
 
 def supported(model: PreTrainedModel) -> bool:
-    """Plain Llama or Qwen3: no biases, SiLU, full attention, positions that do not depend on the sequence length."""
+    """Check for a plain Llama or Qwen3: no biases, SiLU, full attention, rotary angles independent of the length."""
     if type(model) not in (LlamaForCausalLM, Qwen3ForCausalLM):
         return False
     config: Any = model.config
@@ -66,7 +90,7 @@ class LlamaLM(CachedLM):
         self.embedding = model.model.embed_tokens.weight
         self.norm_out = model.model.norm.weight
         self.head = model.lm_head
-        self.layers = [_join(layer) for layer in model.model.layers]
+        self.layers = [_join(layer, self.eps) for layer in model.model.layers]
         positions = torch.arange(config.max_position_embeddings, device=model.device)[None]
         cos, sin = model.model.rotary_emb(self.embedding[:1, :1], positions)
         half = self.head_dim // 2
@@ -76,36 +100,35 @@ class LlamaLM(CachedLM):
         super().__init__(model)
 
     def logits_of(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits [..., V] of states [..., d] after the final norm."""
+        """Compute logits [..., V] of states [..., d] after the final norm."""
         logits: torch.Tensor = self.head(hidden)
         return logits
 
     def _check_trees(self) -> None:
-        """All models with these weights can do it."""
+        """Do nothing: every supported model can verify trees."""
 
     def _crop(self, end: int) -> None:
-        """The buffers need not know where the tokens end."""
+        """Do nothing: slots behind the tokens are never read."""
 
     def _causal_mask(self, n: int, end: int) -> torch.Tensor:
-        """[groups * n, L]: new token i sees the cache and the new tokens up to itself."""
+        """Make a mask [groups * n, L]: new token i sees the cache and the new tokens up to itself."""
         mask = torch.full((n, n), float("-inf"), dtype=self.model.dtype, device=self.device).triu_(1)
         return self._behind_cache(mask, end)
 
     def _tree_mask(self, visible: torch.Tensor, end: int) -> torch.Tensor:
-        """[groups * n, L]: new node i sees the cached tokens and the nodes j where visible[i, j], [n, nodes + n]."""
+        """Make a mask [groups * n, L]: new node i sees the cached tokens and nodes j where visible[i, j]."""
         mask = torch.zeros(visible.shape, dtype=self.model.dtype).masked_fill_(~visible, float("-inf"))
         return self._behind_cache(mask.to(self.device), end)
 
     def _behind_cache(self, mask: torch.Tensor, end: int) -> torch.Tensor:
-        """A mask [n, k] of the last k of `end` slots, for all slots and all query heads of a group."""
+        """Extend a mask [n, k] of the last k of `end` slots to all slots and all query heads of a group."""
         return F.pad(mask, (end - mask.shape[1], 0)).repeat(self.heads // self.kv_heads, 1)
 
 
 class FusedStack:
     """Consecutive layers of such a model with their keys and values, in buffers that grow.
 
-    n new tokens or nodes, H heads, D head size, L slots. Slots are whose key or value lies where; the
-    caller knows which are taken.
+    n new tokens or nodes, H heads, D head size, L slots. The caller knows which slots are taken.
     """
 
     def __init__(self, lm: LlamaLM, layers: Sequence[Layer]):
@@ -122,47 +145,33 @@ class FusedStack:
         mask: torch.Tensor | None,
         skip: SkippedSublayers = NOTHING,
     ) -> torch.Tensor:
-        """Hidden states [n, d] of these layers for input x [n, d]; keys and values enter slots `start` and on.
+        """Compute hidden states [n, d] of these layers from x [n, d]; keys and values enter slots `start` and on.
 
-        positions : of the rows; mask : [groups * n, start + n], added to the scores; skip : sublayers passed over
+        positions : of the rows; mask : [groups * n, start + n], added to the scores; skip : sublayers to skip
         """
         end = start + len(x)
         self._reserve(end)
-        turns = self.lm.cos[positions], self.lm.sin[positions]
+        rotation = self.lm.cos[positions], self.lm.sin[positions]
         for number, layer in enumerate(self.layers):
             if number not in skip.attention:
-                q = self._project(number, layer, x, start, turns)
+                q = self._project(number, x, start, rotation)
                 keys, values = self.keys[number, :, :end], self.values[number, :, :end]
                 x = x + F.linear(self._attend(q, keys, values, mask), layer.out)
             if number not in skip.mlp:
-                gate, up = F.linear(rms_norm(x, layer.norm_mlp, self.lm.eps), layer.gate_up).chunk(2, dim=-1)
-                x = x + F.linear(F.silu(gate).mul_(up), layer.down)
+                x = layer.add_mlp(x)
         return x
 
     def fill(self, x: torch.Tensor, start: int, positions: slice) -> None:
-        """Of a stack of one layer, the keys and values of rows x [n, d], whose output is not needed."""
-        (layer,) = self.layers
+        """Write only the keys and values of rows x [n, d], in a stack of a single layer."""
+        assert len(self.layers) == 1
         self._reserve(start + len(x))
-        self._project(0, layer, x, start, (self.lm.cos[positions], self.lm.sin[positions]))
+        self._project(0, x, start, (self.lm.cos[positions], self.lm.sin[positions]))
 
-    def _project(
-        self, number: int, layer: Layer, x: torch.Tensor, start: int, turns: tuple[torch.Tensor, torch.Tensor]
-    ) -> torch.Tensor:
-        """Queries [n, H, D] of rows x [n, d] in this layer; their keys and values enter slots `start` and on.
-
-        turns : cosines and sines of their positions
-        """
-        lm, end, (cos, sin) = self.lm, start + len(x), turns
-        qkv = F.linear(rms_norm(x, layer.norm_in, lm.eps), layer.qkv)
-        qkv = qkv.view(len(x), lm.heads + 2 * lm.kv_heads, lm.head_dim)
-        qk, v = qkv.split([lm.heads + lm.kv_heads, lm.kv_heads], dim=1)
-        if layer.q_norm is not None and layer.k_norm is not None:
-            q, k = qk.split([lm.heads, lm.kv_heads], dim=1)
-            qk = torch.cat([rms_norm(q, layer.q_norm, lm.eps), rms_norm(k, layer.k_norm, lm.eps)], dim=1)
-        qk = torch.addcmul(qk * cos, qk.roll(lm.head_dim // 2, dims=-1), sin)
-        q, k = qk.split([lm.heads, lm.kv_heads], dim=1)
-        self.keys[number, :, start:end] = k.transpose(0, 1)
-        self.values[number, :, start:end] = v.transpose(0, 1)
+    def _project(self, number: int, x: torch.Tensor, start: int, rotation: Rotation) -> torch.Tensor:
+        """Compute queries [n, H, D] of rows x [n, d]; their keys and values enter slots `start` and on."""
+        q, k, v = self.layers[number].project(x, rotation)
+        self.keys[number, :, start : start + len(x)] = k.transpose(0, 1)
+        self.values[number, :, start : start + len(x)] = v.transpose(0, 1)
         return q
 
     def move(self, slots: Sequence[int], start: int) -> None:
@@ -172,7 +181,7 @@ class FusedStack:
             cached[:, :, start : start + len(slots)] = cached[:, :, source]
 
     def _reserve(self, length: int) -> None:
-        """Make room for `length` slots, at least doubling, so that copies stay rare."""
+        """Make room for `length` slots, at least doubling the buffers, so that copies stay rare."""
         have = self.keys.shape[2]
         if length > have:
             most = self.lm.max_positions + TREE_ROOM
@@ -182,10 +191,10 @@ class FusedStack:
     def _attend(
         self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
     ) -> torch.Tensor:
-        """Attention output [n, H * D] for q [n, H, D] and keys, values [Hkv, L, D]."""
+        """Compute attention output [n, H * D] for q [n, H, D] and keys, values [Hkv, L, D]."""
         lm = self.lm
         n, groups = len(q), lm.heads // lm.kv_heads
-        # The query heads of one key-value head are rows of one matrix: [Hkv, groups * n, L].
+        # The query heads of each key-value head are rows of the same matrix: [Hkv, groups * n, L].
         q = q.view(n, lm.kv_heads, groups, lm.head_dim).permute(1, 2, 0, 3)
         q = q.reshape(lm.kv_heads, groups * n, lm.head_dim)
         if n > LONG_PASS:  # a prompt: do not hold all its scores at once
@@ -201,7 +210,7 @@ class FusedStack:
 
 
 class FusedLlama(LlamaLM):
-    """One sequence over one stack of all layers."""
+    """A single sequence over a stack of all layers."""
 
     def reset(self) -> None:
         """Forget everything; the buffers stay."""
@@ -212,7 +221,7 @@ class FusedLlama(LlamaLM):
 
     @property
     def keys(self) -> torch.Tensor:
-        """[layers, Hkv, room, D], as are `values`."""
+        """Keys [layers, Hkv, room, D]; `values` has the same shape."""
         return self.stack.keys
 
     @property
@@ -241,7 +250,7 @@ class FusedLlama(LlamaLM):
         mask: torch.Tensor | None,
         keep: int,
     ) -> torch.Tensor:
-        """Logits after the last `keep` tokens, or all if 0; see `FusedStack.run`."""
+        """Compute logits after the last `keep` tokens, or all if 0; see `FusedStack.run`."""
         x = F.embedding(torch.tensor(tokens, device=self.device), self.embedding)
         x = self.stack.run(x, start, positions, mask)
         x = rms_norm(x[-keep:] if keep else x, self.norm_out, self.eps)
@@ -251,13 +260,13 @@ class FusedLlama(LlamaLM):
 
 
 class FusedParts:
-    """`realrun.lm.layer_stack.ModelParts` over these passes."""
+    """`realrun.lm.layer_stack.ModelParts` of fused layers."""
 
     def __init__(self, model: Any):
         self.lm = FusedLlama(model)
 
     def stack(self, layers: Sequence[Any]) -> FusedStack:
-        return FusedStack(self.lm, [_join(layer) for layer in layers])
+        return FusedStack(self.lm, [_join(layer, self.lm.eps) for layer in layers])
 
     def embed(self, tokens: Sequence[int]) -> torch.Tensor:
         return F.embedding(torch.tensor(tokens, device=self.lm.device), self.lm.embedding)
@@ -277,17 +286,17 @@ class FusedParts:
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """x over its root mean square along the last dimension, times the weight."""
+    """Divide x by its root mean square along the last dimension, and multiply by the weight."""
     if x.dtype == torch.float32:
         return F.rms_norm(x, (x.shape[-1],), weight, eps)
     # The library normalises in float32 whatever the model's type.
     return F.rms_norm(x.float(), (x.shape[-1],), None, eps).to(x.dtype) * weight
 
 
-def _join(layer: Any) -> Layer:
-    """A layer's weights, with those that share an input in one matrix.
+def _join(layer: Any, eps: float) -> Layer:
+    """Collect a layer's weights and join those that share an input into a matrix.
 
-    The modules' weights become views into the joint matrix, so memory does not double.
+    The modules' weights become views into that matrix, so memory does not double.
     """
     attention, mlp = layer.self_attn, layer.mlp
     q_norm, k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
@@ -300,6 +309,9 @@ def _join(layer: Any) -> Layer:
         norm_mlp=layer.post_attention_layernorm.weight,
         gate_up=_joint(mlp.gate_proj, mlp.up_proj),
         down=mlp.down_proj.weight,
+        kv_heads=attention.k_proj.out_features // attention.head_dim,
+        head_dim=attention.head_dim,
+        eps=eps,
     )
 
 

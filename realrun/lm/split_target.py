@@ -1,9 +1,9 @@
 """A target whose lower layers can run ahead of verification, for drafters that share them.
 
-The first N layers (`split`) and the others are two stacks. A drafter runs the lower one over the
-pending token and those it drafts; their states after layer N are kept, so that verification
-runs the upper layers alone, over all of them, and all layers only for what the drafter never
-fed (EESD: the newest token; errata A13). With N = 0 nothing is shared but the cache.
+The first N layers (`split`) and the others are two stacks. A drafter runs the lower stack over the pending token and
+the tokens that it drafts. Their states after layer N are kept, so that verification runs only the upper layers over
+them, and all layers only over tokens that the drafter never fed (EESD: the newest token; errata A13). With N = 0 only
+the cache is shared.
 """
 
 from __future__ import annotations
@@ -14,19 +14,18 @@ import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel
 
-from realrun.lm.cached import CachedLM
-from realrun.lm.layer_stack import model_parts
+from realrun.lm.layer_stack import PartsLM, model_parts
 
 FIRST_ROOM = 256  # rows of states that the buffer holds at first
 
 
 class RowsAhead:
-    """What a drafter has fed to the lower layers: of these, slots behind the cached tokens may be taken already.
+    """Rows that a drafter has fed to the lower layers ahead of verification, in slots behind the cached tokens.
 
-    ahead : the tokens, the pending one first
-    nodes_ahead : tree nodes behind those, in the order in which they were fed
+    ahead : the tokens, starting with the pending token
+    nodes_ahead : number of tree nodes behind those, in the order in which they were fed
     row_nodes : for the next pass over a tree, which of the nodes ahead each row but the first is, -1 for none
-    row_slots : of the rows of the last pass over a tree, their slots in the lower layers
+    row_slots : slots in the lower layers of the rows of the last pass over a tree
     """
 
     def forget_ahead(self) -> None:
@@ -36,15 +35,15 @@ class RowsAhead:
         self.row_slots: list[int] = []
 
     def take_ahead(self, tokens: Sequence[int]) -> int:
-        """How many of these next tokens the drafter has fed, all that is ahead."""
+        """Count how many of the next tokens the drafter has fed."""
         known = len(self.ahead)
-        assert self.ahead == [*tokens[:known]], "the target is to verify other tokens than were drafted"
+        assert self.ahead == [*tokens[:known]], "the target verifies tokens that were not drafted"
         return known
 
     def place_rows(self, n: int) -> tuple[list[int], list[int]]:
-        """Each of a tree's n rows' place among the slots behind the cached ones, and the rows that were never fed.
+        """Place each of a tree's n rows among the slots behind the cached tokens; with the rows that were never fed.
 
-        The latter are placed behind all others.
+        These are placed behind all others.
         """
         fed = [0, *(self.row_nodes or [-1] * (n - 1))]
         used = len(self.ahead) + self.nodes_ahead
@@ -55,40 +54,39 @@ class RowsAhead:
         return place, missing
 
 
-class SplitTarget(RowsAhead, CachedLM):
+class SplitTarget(RowsAhead, PartsLM):
     """CachedLM in two stacks.
 
-    states : [room, d], what the lower layers gave in each of their slots
+    states : [room, d], output of the lower layers by slot
     """
 
     def __init__(self, model: PreTrainedModel, split: int):
-        self.pieces = model_parts(model)
+        self.parts = model_parts(model)
         layers = model.model.layers
         self.split = split
-        self.lower, self.upper = self.pieces.stack(layers[:split]), self.pieces.stack(layers[split:])
+        self.lower, self.upper = self.parts.stack(layers[:split]), self.parts.stack(layers[split:])
         self.norm, self.head = model.model.norm, model.get_output_embeddings()
         self.states = torch.empty(0, int(model.config.hidden_size), dtype=model.dtype, device=model.device)
         super().__init__(model)
 
     def reset(self) -> None:
-        self.length = self.nodes = 0
-        self.hidden = None
+        super().reset()
         self.forget_ahead()
 
     def feed_ahead(self, tokens: Sequence[int]) -> None:
-        """Run the lower layers over the next tokens, behind those that are ahead."""
+        """Run the lower layers over the next tokens, behind those already fed ahead."""
         start = self.length + len(self.ahead)
         end = start + len(tokens)
-        self._check_room(end, end)
-        self._run_lower(tokens, start, slice(start, end), self.pieces.causal_mask(len(tokens), end))
+        self._check_positions(end)
+        self._run_lower(tokens, start, slice(start, end), self.parts.causal_mask(len(tokens), end))
         self.ahead += tokens
 
     def feed_nodes_ahead(self, tokens: Sequence[int], positions: Sequence[int], visible: torch.Tensor) -> None:
-        """Run the lower layers over tree nodes behind the pending token; visible [n, nodes_ahead + n], as ever."""
+        """Run the lower layers over tree nodes behind the pending token; visible [n, nodes_ahead + n]."""
         assert len(self.ahead) == 1
         start = self.length + 1 + self.nodes_ahead
         at = torch.tensor(positions, device=self.device)
-        self._run_lower(tokens, start, at, self.pieces.tree_mask(visible, start + len(tokens)))
+        self._run_lower(tokens, start, at, self.parts.tree_mask(visible, start + len(tokens)))
         self.nodes_ahead += len(tokens)
 
     def keep_nodes(self, path: Sequence[int]) -> None:
@@ -98,19 +96,12 @@ class SplitTarget(RowsAhead, CachedLM):
             self.states[start : start + len(path)] = self.states[torch.tensor(slots, device=self.device)]
         super().keep_nodes(path)
 
-    def finish(self, x: torch.Tensor, keep: int) -> torch.Tensor:
-        """Logits after the last `keep` rows of what the last layer gave, or all if 0."""
-        hidden = self.pieces.normed(x[-keep:] if keep else x, self.norm)
-        if self.keep_hidden:
-            self.hidden = hidden
-        return self.pieces.logits(hidden, self.head)
-
     def _forward(self, tokens: Sequence[int], keep: int) -> torch.Tensor:
         start, n, known = self.length, len(tokens), self.take_ahead(tokens)
         end = start + n
-        mask = self.pieces.causal_mask(n, end)
+        mask = self.parts.causal_mask(n, end)
         if known < n:
-            own = mask if known == 0 else self.pieces.causal_mask(n - known, end)
+            own = mask if known == 0 else self.parts.causal_mask(n - known, end)
             self._run_lower(tokens[known:], start + known, slice(start + known, end), own)
         x = self.upper.run(self.states[start:end], start, slice(start, end), mask)
         self.forget_ahead()
@@ -119,8 +110,8 @@ class SplitTarget(RowsAhead, CachedLM):
     def _forward_nodes(self, tokens: Sequence[int], depths: Sequence[int], visible: torch.Tensor) -> torch.Tensor:
         assert self.nodes == 0 and depths[0] == 0, "a split target takes a tree in one pass, its root first"
         start, n = self.length, len(tokens)
-        positions = torch.tensor([start + depth for depth in depths], device=self.device)
-        mask = self.pieces.tree_mask(visible, start + n)
+        positions = self.node_positions(depths)
+        mask = self.parts.tree_mask(visible, start + n)
         if not self.ahead:
             self.row_slots = [*range(start, start + n)]
             self._run_lower(tokens, start, positions, mask)
@@ -132,7 +123,7 @@ class SplitTarget(RowsAhead, CachedLM):
             seen[:, place] = visible[missing]
             first = start + used - len(missing)
             at = positions[torch.tensor(missing, device=self.device)]
-            self._run_lower([tokens[row] for row in missing], first, at, self.pieces.tree_mask(seen, start + used))
+            self._run_lower([tokens[row] for row in missing], first, at, self.parts.tree_mask(seen, start + used))
         self.row_slots = [start + slot for slot in place]
         x = self.states[torch.tensor(self.row_slots, device=self.device)]
         x = self.upper.run(x, start, positions, mask)
@@ -141,14 +132,11 @@ class SplitTarget(RowsAhead, CachedLM):
     def _run_lower(
         self, tokens: Sequence[int], start: int, positions: slice | torch.Tensor, mask: torch.Tensor | None
     ) -> None:
-        x = self.lower.run(self.pieces.embed(tokens), start, positions, mask)
+        x = self.lower.run(self.parts.embed(tokens), start, positions, mask)
         end, have = start + len(tokens), len(self.states)
         if end > have:
             self.states = F.pad(self.states, (0, 0, 0, max(end, 2 * have, FIRST_ROOM) - have))
         self.states[start:end] = x
-
-    def _check_trees(self) -> None:
-        """All models that come in pieces can do it."""
 
     def _crop(self, end: int) -> None:
         self.forget_ahead()

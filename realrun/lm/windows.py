@@ -1,7 +1,7 @@
-"""Layers that see the last tokens alone (sliding windows), and the caches that drafting needs.
+"""Layers with sliding windows, and the caches that drafting needs for them.
 
-A draft is rolled back and the nodes of a tree hang behind the cache, so what has left a window may come back into it.
-The cache therefore keeps all keys and values of every layer, and the window is in the masks.
+After a draft is rolled back, tokens that had left a window are in it again. The cache therefore keeps all keys and
+values of every layer, and the masks implement the window.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def layer_types(config: Any) -> list[str]:
-    """What each layer sees, FULL or SLIDING.
+    """List each layer's type, FULL or SLIDING.
 
-    Raises InputError where a layer's cache cannot be rolled back token by token: recurrent states, chunks of tokens.
+    Raises InputError if a layer's cache cannot be rolled back token by token: recurrent states, chunks of tokens.
     """
     text = config.get_text_config()
     named = {*(getattr(text, "layer_types", None) or ())} - {FULL, SLIDING}
@@ -35,19 +35,19 @@ def layer_types(config: Any) -> list[str]:
 
 
 def window_of(config: Any) -> int | None:
-    """Tokens, its own included, that a row of a SLIDING layer sees; None where no layer has a window."""
+    """Give the tokens, its own included, that a row of a SLIDING layer sees; None if no layer has a window."""
     return int(config.get_text_config().sliding_window) if SLIDING in layer_types(config) else None
 
 
 def make_cache(config: Any) -> Any:
-    """The library's own cache, which keeps what has left a window."""
+    """Make the library's own cache, but let it keep what has left a window."""
     cache: Any = DynamicCache(config=config)
     cache.layers = [DynamicLayer() if type(layer) is DynamicSlidingWindowLayer else layer for layer in cache.layers]
     return cache
 
 
 def within_window(mask: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor, window: int) -> torch.Tensor:
-    """Bool or additive mask [..., n, k] that also hides slots `window` positions or more before a row.
+    """Hide, in a bool or additive mask [..., n, k], slots `window` positions or more before a row.
 
     rows, slots : positions [..., n] and [..., k]
     """
@@ -56,9 +56,9 @@ def within_window(mask: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor, w
 
 
 def masks_of(config: Any, window: int | None, mask: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor) -> Any:
-    """What a model of this configuration takes as attention mask, from an additive one [B, 1, n, k] without windows.
+    """Make the attention masks of a model of this configuration from an additive mask [B, 1, n, k] without windows.
 
-    window : its `window_of`, which takes a millisecond, as long as some passes
+    window : its `window_of`, which takes a millisecond to compute, as long as some passes
     rows, slots : positions [n] and [k], or with a batch in front, [B, n] and [B, k]
     """
     if window is None:
@@ -66,5 +66,5 @@ def masks_of(config: Any, window: int | None, mask: torch.Tensor, rows: torch.Te
     if rows.ndim == 2:
         rows, slots = rows[:, None], slots[:, None]
     near = within_window(mask, rows, slots, window)
-    # Models whose layers differ take one mask for each type of layer.
+    # Models whose layers differ take a mask for each type of layer.
     return {FULL: mask, SLIDING: near} if getattr(config.get_text_config(), "layer_types", None) else near

@@ -1,4 +1,4 @@
-"""Trained drafters on disk: one safetensors file, whose header says what it is and which target it belongs to.
+"""Trained drafters on disk: a safetensors file, whose header names the kind of drafter and its target.
 
 Its tensors and its other facts are the kind's own (`realrun.drafters`).
 """
@@ -17,9 +17,9 @@ from safetensors import SafetensorError, safe_open
 from realrun.drafters.kind import DrafterKind
 from realrun.drafters.registry import DRAFTERS
 from realrun.tensor_files import save_tensors
-from specsim.errors import InputError
-from specsim.files import digest
-from specsim.json_files import parse_json
+from specsim.io.errors import InputError
+from specsim.io.files import digest
+from specsim.io.json import parse_json
 
 FILE = "drafter.safetensors"
 FORMAT = "specsim-drafter-1"
@@ -92,7 +92,7 @@ def describe_target(target: Any, name: str) -> dict[str, Any]:
 
 
 def without_name(described: Mapping[str, Any]) -> dict[str, Any]:
-    """What tells a target from others: not the path or name that it was loaded by."""
+    """The fact "target" without the path or name that the target was loaded by."""
     return {key: value for key, value in described.items() if key != "name"}
 
 
@@ -110,14 +110,14 @@ def read_drafter(path: Path) -> DrafterFile:
     """Read what `save_drafter` wrote; a folder stands for the file in it. InputError says what is wrong."""
     file = path / FILE if path.is_dir() else path
     if not file.is_file():
-        raise InputError(f"drafter {file} does not exist; train one with `realrun train`")
+        raise InputError(f"drafter {file} does not exist; train a drafter with `realrun train`")
     again = "train it again with `realrun train`"
     try:
         with safe_open(file, framework="pt") as handle:
             metadata = handle.metadata() or {}
             kind = DRAFTERS.get(metadata.get("kind", ""))
             if metadata.get("format") != FORMAT or kind is None or kind.origin != "file":
-                raise InputError(f"{file} is no drafter that this program reads ({FORMAT}); {again}")
+                raise InputError(f"{file} is not a drafter that this program reads ({FORMAT}); {again}")
             tensors = {name: handle.get_tensor(name) for name in handle.keys() if name != "none"}  # noqa: SIM118
         text = metadata["facts"]
     except (SafetensorError, OSError, KeyError) as error:
@@ -149,7 +149,7 @@ def training_recipe(path: Path) -> dict[str, Any]:
 def load_drafter(path: Path, target: Any) -> tuple[Any, DrafterKind]:
     """Its target and the drafter in this file or folder, in the target's type and on its device.
 
-    The target is the given one, or a copy with the tuned weights that the file holds beside the drafter.
+    The target is `target`, or a copy with the tuned weights that the file holds beside the drafter.
     Raises InputError where it belongs to another target or does not fit it.
     """
     file = read_drafter(path)
@@ -165,8 +165,8 @@ def load_drafter(path: Path, target: Any) -> tuple[Any, DrafterKind]:
 
 
 def _check_target(file: DrafterFile, target: Any) -> None:
-    wanted, here = file.facts["target"], describe_target(target, "")
-    name = wanted.get("name")
+    trained_on, here = file.facts["target"], describe_target(target, "")
+    name = trained_on.get("name")
     for key, what in (
         ("architecture", "the architecture"),
         ("layers", "layers"),
@@ -174,8 +174,8 @@ def _check_target(file: DrafterFile, target: Any) -> None:
         ("vocab_size", "the vocabulary size"),
         ("digest", "weights"),
     ):
-        if wanted.get(key) != here[key]:
+        if trained_on.get(key) != here[key]:
             raise InputError(
-                f"drafter {file.path} was trained on {name} with {what} {wanted.get(key)}, this target has "
-                f"{here[key]}; train one with `realrun train {file.kind}`"
+                f"drafter {file.path} was trained on {name} with {what} {trained_on.get(key)}, this target has "
+                f"{here[key]}; train a drafter with `realrun train {file.kind}`"
             )

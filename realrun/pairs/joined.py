@@ -1,4 +1,4 @@
-"""Several drafters over one target, of which a switching policy chooses one for every round.
+"""Several drafters over one target; a switching policy chooses a drafter for every round.
 
 Each keeps a cache of its own. What others drafted meanwhile it ingests with the first step of its next draft; prompt
 lookup, which has no cache, reads it.
@@ -23,13 +23,13 @@ from realrun.lm.cached import CachedLM
 from realrun.lm.clock import now
 from realrun.pairs.pair import Pair
 from realrun.proposals.recorder import Recorder
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 from specsim.policy.switch.base import SwitchPolicy, chosen, longest_draft
 from specsim.trace.joined import JOINED, MAX_DRAFTERS
 
 
 class JoinedDrafter(DraftModel):
-    """Drafts with one of several drafters a round, that which `choose` chose last.
+    """Drafts with the drafter that `choose` chose last.
 
     lag : int [D], tokens of the text but for the pending one that each drafter's cache lacks; of prompt lookup, and of
         drafters that make rows of the target's states in every round, tokens since it drafted last
@@ -98,7 +98,7 @@ class JoinedDrafter(DraftModel):
 
 @dataclass(frozen=True, eq=False)
 class JoinedKind(DrafterKind):
-    """Several kinds over one target. One of them at most may run or read the target's own pass."""
+    """Several kinds over one target. At most one of them may run or read the target's own pass."""
 
     kinds: tuple[DrafterKind, ...]
 
@@ -109,9 +109,9 @@ class JoinedKind(DrafterKind):
     def make_drafter(
         self, target: Any, eos_token_ids: Sequence[int], predictor: Predictor | None
     ) -> tuple[CachedLM, DraftModel]:
-        made = [kind.make_drafter(target, eos_token_ids, None) for kind in self.kinds]
-        own = [lm for kind, (lm, _) in zip(self.kinds, made, strict=True) if kind.needs_own_pass]
-        return (own or [made[0][0]])[0], JoinedDrafter([drafter for _, drafter in made])
+        parts = [kind.make_drafter(target, eos_token_ids, None) for kind in self.kinds]
+        own = [lm for kind, (lm, _) in zip(self.kinds, parts, strict=True) if kind.needs_own_pass]
+        return (own or [parts[0][0]])[0], JoinedDrafter([drafter for _, drafter in parts])
 
     def make_recorder(self, target: Any, sampler: Sampler) -> Recorder:
         raise InputError(
@@ -160,12 +160,12 @@ def join_pairs(pairs: Sequence[Pair]) -> Pair:
         raise InputError(f"{len(pairs)} drafters to join ({names}); give 2 to {MAX_DRAFTERS}")
     if any(pair.target is not first.target for pair in pairs):
         raise InputError(f"drafters {names} do not share one target; join drafters of the target as it is")
-    if any(pair.drafter.mask_groups for pair in pairs):
-        raise InputError(f"of drafters {names} one drafts in the target's own pass, as SPACE does; leave it out")
+    if inside := [pair.draft_name for pair in pairs if pair.drafter.mask_groups]:
+        raise InputError(f"cannot join {names}: {inside[0]} drafts inside the target's forward pass; remove it")
     own = [pair.draft_name for pair in pairs if pair.drafter.needs_own_pass]
     if len(own) > 1:
         raise InputError(
-            f"drafters {', '.join(own)} each take part in the target's pass; join one of them with a draft model or "
-            "prompt lookup"
+            f"drafters {', '.join(own)} each take part in the target's pass; join only one of them, with a draft "
+            "model or prompt lookup"
         )
     return replace(first, drafter=JoinedKind(tuple(pair.drafter for pair in pairs)), draft_name=names, predictor=None)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from specsim.files import digest
+from specsim.io.files import digest
 
 Split = Literal["train", "held_out"]
 

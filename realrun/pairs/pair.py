@@ -24,19 +24,17 @@ from realrun.lm.number_type import find_dtype, in_number_type, number_type
 from realrun.lm.variants.block_expansion import core_of, expand, expanded_like
 from realrun.lm.windows import layer_types
 from realrun.pairs.drafter_files import load_drafter, training_recipe, weights_digest
+from realrun.pairs.lab_drafters import LAB_DRAFTERS, LAB_PREFIX, LAB_WEIGHTS, lab_drafter
 from realrun.pairs.vocabulary import check_tokenizers, fit_vocabulary, tokens_of
 from realrun.proposals.recorder import Recorder
 from realrun.provenance import provenance
 from speckernels import backend_for
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 
 LAB = "lab"
 LAB_DEEP = "lab-deep"  # the lab's target under identity blocks; lab-deep:24 has 24 layers
 LAB_DEEP_LAYERS = 40
-LAB_WEIGHTS = Path(__file__).parents[1] / "lab" / "weights"
 LAB_PREDICTOR = LAB_WEIGHTS / "predictor" / FILE
-LAB_DRAFTERS = ("eesd", "medusa-1", "medusa-2", "self-sd", "edd", "eagle", "space")
-LAB_PREFIX = "lab:"  # before the name of a drafter of the lab's
 LOOKUP = "prompt-lookup"  # the drafter that any target has
 
 
@@ -218,12 +216,12 @@ def load_target(target: str = LAB, *, device: str = "cpu", dtype: str = "float32
 
 
 def _drafter_named(name: str) -> str:
-    """The drafter's plain name or folder; InputError where it is both, one of the lab's and a folder."""
+    """The drafter's plain name or folder; InputError where the name is both the lab's and a folder's."""
     plain = name.removeprefix(LAB_PREFIX)
     if plain != name and plain not in LAB_DRAFTERS:
         raise InputError(f"the lab has no drafter {plain}; it has {', '.join(LAB_DRAFTERS)}")
     if plain == name and name in LAB_DRAFTERS and Path(name).exists():
-        raise InputError(f"drafter {name} is one of the lab's and a folder here; write {LAB_PREFIX}{name} or ./{name}")
+        raise InputError(f"drafter {name} is both the lab's and a folder here; write {LAB_PREFIX}{name} or ./{name}")
     return plain
 
 
@@ -240,13 +238,11 @@ def _load_inside(
     if drafter not in DRAFTERS and drafter not in LAB_DRAFTERS and not Path(drafter).exists():
         known = [name for name, kind in DRAFTERS.items() if kind.origin != "file"]
         raise InputError(
-            f"drafter {drafter} is neither {', '.join(known)} nor one of the lab's ({', '.join(LAB_DRAFTERS)}) nor a "
-            "folder; make one with `realrun train`"
+            f"drafter {drafter} is unknown; give {', '.join(known)}, a drafter of the lab's "
+            f"({', '.join(LAB_DRAFTERS)}), or a folder made by `realrun train`"
         )
-    kind, path = DRAFTERS.get(drafter), LAB_WEIGHTS / drafter if drafter in LAB_DRAFTERS else Path(drafter)
+    kind, path = DRAFTERS.get(drafter), lab_drafter(drafter) if drafter in LAB_DRAFTERS else Path(drafter)
     free = kind is not None and kind.origin == "target"
-    if not free and not path.exists():
-        raise InputError(f"the lab has no drafter {drafter}; make one with `realrun train` and give its folder")
     if kind is not None and not kind.has_states and predictor not in (None, "none", "auto"):
         raise InputError(f"drafter {drafter} has no states that a predictor reads; leave --predictor {predictor} out")
     alone = load_target(target, device=device, dtype=dtype, threads=threads) if beside is None else beside

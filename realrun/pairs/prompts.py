@@ -14,9 +14,9 @@ from transformers import PreTrainedTokenizerBase
 
 from realrun.pairs.library_text import Split, docstring_spans, library_files
 from realrun.pairs.pair import is_lab
-from specsim.errors import InputError
-from specsim.files import digest
-from specsim.json_files import checked, parse_json
+from specsim.io.errors import InputError
+from specsim.io.files import digest
+from specsim.io.json import checked, parse_json
 
 NAMED_PROMPTS = 5  # most that a message names
 TEXTS = ("text", "prompt")  # forms of a prompt in a file: a text to be continued,
@@ -56,9 +56,9 @@ def read_prompts(path: Path, tokenizer: PreTrainedTokenizerBase, limit: int | No
         Or a line of a common data set, whose first question is asked as a chat, or is a text to be continued where the
         tokenizer has no template: {"turns": [...]} of MT-Bench and Spec-Bench, {"conversations": [...]} of ShareGPT,
         {"question": ...} of GSM8K, {"instruction": ..., "input": ...} of Alpaca. "domain" is optional; without it,
-        "category" is one.
+        "category" is the domain.
     tokenizer
-        That of the pair. A text that begins with its first special token does not get a second one.
+        That of the pair. A text that begins with its first special token does not get a second.
     limit : int, optional
         Most prompts to take, as many of each domain as of another; all of them unless given.
 
@@ -89,7 +89,7 @@ def read_prompts(path: Path, tokenizer: PreTrainedTokenizerBase, limit: int | No
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")  # JSON text may hold other line separators
     except UnicodeDecodeError as error:
-        raise InputError(f"{path} is no UTF-8 text ({error}); save it as UTF-8") from None
+        raise InputError(f"{path} is not UTF-8 text ({error}); save it as UTF-8") from None
     prompts = []
     for number, line in enumerate(lines, start=1):
         if line.strip():
@@ -106,9 +106,10 @@ def check_prompts_file(path: Path) -> None:
 
 
 def prompts_source(target: str, path: Path | None) -> str:
-    """Where the prompts for a target come from, for result files: a file's name, or in words the lab's.
+    """Source of the prompts for a target, for result files: a file's name, or the lab's held-out prompts.
 
-    Raises InputError, before models are loaded, where there is no such file, or none for models of one's own.
+    Raises InputError, before models are loaded, where the file does not exist, or another target than the lab's has
+    none.
     """
     if path is not None:
         check_prompts_file(path)
@@ -122,12 +123,12 @@ def prompts_source(target: str, path: Path | None) -> str:
 
 
 def _prompt(line: str, where: str, tokenizer: PreTrainedTokenizerBase) -> Prompt:
-    row = parse_json(line, where, invalid="mend the line")
+    row = parse_json(line, where, invalid="correct the line")
     forms = [form for form in FORMS if isinstance(row, dict) and form in row]
     if len(forms) != 1:
         raise InputError(
-            f"{where} is no prompt: it has {' and '.join(forms) or 'none'} of {', '.join(FORMS)}, of which one makes a "
-            "prompt; mend the line"
+            f"{where} is not a prompt: it has {' and '.join(forms) or 'none'} of {', '.join(FORMS)}; give "
+            "exactly one of them"
         )
     form, value = forms[0], row[forms[0]]
     if form in DATASETS:
@@ -136,17 +137,17 @@ def _prompt(line: str, where: str, tokenizer: PreTrainedTokenizerBase) -> Prompt
             form, value = "messages", [{"role": "user", "content": value}]
     text = _chat_text(value, where, tokenizer) if form == "messages" else value
     if not isinstance(text, str):
-        raise InputError(f"{where}: {form!r} is no text; mend the line")
+        raise InputError(f"{where}: {form!r} is not a text; correct the line")
     begun = form == "messages" or bool(tokenizer.bos_token and text.startswith(tokenizer.bos_token))
     tokens = tokenizer(text, add_special_tokens=not begun)["input_ids"]
     if not tokens:
         raise InputError(f"{where}: the prompt is empty; give some text")
-    domain = checked(row.get("domain", row.get("category", "all")), f"{where}: domain", str, invalid="mend the line")
+    domain = checked(row.get("domain", row.get("category", "all")), f"{where}: domain", str, invalid="correct the line")
     return Prompt(domain, tokens, place=where)
 
 
 def _first_question(form: str, row: dict[str, Any], where: str) -> str:
-    """What the user of a data set's line says first; later turns answer what another model said."""
+    """Return the user's first message of a data set's line; later turns answer another model."""
     value = row[form]
     if form == "turns" and isinstance(value, list):
         value = next(iter(value), None)
@@ -156,32 +157,35 @@ def _first_question(form: str, row: dict[str, Any], where: str) -> str:
     elif form == "instruction" and row.get("input"):
         value = f"{value}\n\n{row['input']}"
     if not isinstance(value, str) or not value:
-        raise InputError(f"{where}: {form!r} holds no question of the user; mend the line, or leave it out")
+        raise InputError(f"{where}: {form!r} holds no question of the user; correct the line, or leave it out")
     return value
 
 
 def _chat_text(messages: Any, where: str, tokenizer: PreTrainedTokenizerBase) -> str:
-    """A chat in the words of the tokenizer's template, up to where the assistant's answer begins."""
+    """Format a chat by the tokenizer's template, up to where the assistant's answer begins."""
     whole = isinstance(messages, list) and messages
     if not whole or not all(
-        isinstance(one, dict) and all(isinstance(one.get(key), str) for key in ("role", "content")) for one in messages
+        isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content"))
+        for message in messages
     ):
-        raise InputError(f'{where}: "messages" is no list of {{"role": ..., "content": ...}}; mend the line')
+        raise InputError(f'{where}: "messages" is not a list of {{"role": ..., "content": ...}}; correct the line')
     if not tokenizer.chat_template:
         raise InputError(f'{where}: the tokenizer has no chat template for "messages"; give the whole text as "text"')
     try:
         return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
     except (TemplateError, TypeError, ValueError) as error:
-        raise InputError(f"{where}: the tokenizer's chat template refuses it: {error}; mend the messages") from None
+        raise InputError(f"{where}: the tokenizer's chat template refuses it: {error}; correct the messages") from None
 
 
 def leave_out_long(prompts: Sequence[Prompt], longest: int) -> list[Prompt]:
-    """The prompts of up to `longest` tokens; says on standard error how many and which are left out.
+    """Leave out prompts of more than `longest` tokens, and name them on standard error.
 
     InputError if all are longer.
     """
     fitting = [prompt for prompt in prompts if len(prompt.tokens) <= longest]
-    long = [one.place or f"number {number}" for number, one in enumerate(prompts, 1) if len(one.tokens) > longest]
+    long = [
+        prompt.place or f"number {number}" for number, prompt in enumerate(prompts, 1) if len(prompt.tokens) > longest
+    ]
     if not long:
         return fitting
     room = f"longer than the {max(longest, 0)} tokens that output and draft leave of the models' positions"
@@ -206,7 +210,7 @@ def spread(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
 def lab_prompts(
     tokenizer: PreTrainedTokenizerBase, count: int, prompt_tokens: int = 64, split: Split = "held_out"
 ) -> list[Prompt]:
-    """Prompts from library files, held-out ones unless told: program code, documentation prose, and tests.
+    """Cut prompts from library files: program code, documentation prose, and tests.
 
     Each prompt is the prompt_tokens tokens before a cut: a line in the middle of a module
     (code) or of a test file (tests), or 40 % into a long docstring (prose). One prompt a
@@ -232,17 +236,17 @@ def lab_prompts(
             for context, name in contexts
         ]
         usable[domain] = [prompt for prompt in cut if len(prompt.tokens) == prompt_tokens]
-    usable = {domain: kept for domain, kept in usable.items() if kept}
+    usable = {domain: pool for domain, pool in usable.items() if pool}
     prompts: list[Prompt] = []
-    for number, (domain, kept) in enumerate(usable.items()):
-        wanted = count // len(usable) + (number < count % len(usable))
-        if len(kept) < wanted:
+    for number, (domain, pool) in enumerate(usable.items()):
+        share = count // len(usable) + (number < count % len(usable))
+        if len(pool) < share:
             raise InputError(
-                f"the library's {split} files give {len(kept)} prompts of domain {domain}, {wanted} were asked "
-                f"for; ask for fewer prompts"
+                f"the library's {split} files give {len(pool)} prompts of domain {domain}, {share} are needed; "
+                "ask for fewer prompts"
             )
-        stride = len(kept) / max(wanted, 1)
-        prompts.extend(kept[int(i * stride)] for i in range(wanted))
+        stride = len(pool) / max(share, 1)
+        prompts.extend(pool[int(i * stride)] for i in range(share))
     if not prompts:
         raise InputError(f"the library has no {split} source files; give prompts with --prompts")
     return prompts
@@ -268,5 +272,5 @@ def prompt_digest(prompts: Sequence[Prompt]) -> str:
 
 
 def prompt_facts(prompts: Sequence[Prompt], source: str) -> dict[str, Any]:
-    """What result files say of their prompts: where they come from, how many they are, and a hash of their tokens."""
+    """Source, number and token digest of prompts, for result files."""
     return {"source": source or "not named", "count": len(prompts), "digest": prompt_digest(prompts)}

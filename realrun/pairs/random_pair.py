@@ -10,7 +10,7 @@ from realrun.drafters.independent import IndependentKind
 from realrun.lm.number_type import find_dtype, in_number_type
 from realrun.pairs.pair import Pair
 from realrun.pairs.shapes import random_model, shape_config
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 
 
 class _Vocabulary:

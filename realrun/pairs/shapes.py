@@ -1,7 +1,7 @@
 """True shapes of public models, for runs without their weights.
 
 Time does not depend on what a dense model has learned, only on its shape. The shapes are those that
-`specsim.cost.roofline` prices; `random_model` fills one with noise.
+`specsim.cost.roofline` prices; `random_model` fills a shape with noise.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qw
 
 from realrun.pairs.pair import find_device
 from specsim.cost.roofline.architecture import public_shapes
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 
 INIT_STD = 0.02  # of every weight matrix; with norms of 1 the largest shapes stay far below float16's limit
 REDUCED_LAYERS, REDUCED_HEADS, REDUCED_HEAD_DIM, REDUCED_VOCAB = 2, 4, 16, 384
@@ -78,7 +78,7 @@ def shape_config(name: str, *, positions: int | None = None, smoke: bool = False
     """The configuration of that name; InputError names the known ones.
 
     positions : stretch the model to at least so many positions. Its time per pass does not depend on that
-    limit, so long contexts can be timed on a shape published with a short one.
+    limit, so long contexts can be timed on a shape that was published with a short limit.
     smoke : the reduced shape instead
     """
     if name not in SHAPES:
@@ -155,7 +155,7 @@ def weight_bytes(config: PretrainedConfig, dtype: torch.dtype = torch.bfloat16) 
 
 
 def pass_weight_bytes(config: PretrainedConfig, dtype: torch.dtype = torch.bfloat16) -> int:
-    """Bytes of weights that one decoding pass must read: all but an embedding table of which it reads rows.
+    """Bytes of weights that a decoding pass reads: all but the embedding table, whose rows it looks up.
 
     Over the memory bandwidth, this is the floor of a pass's time.
     """
@@ -164,7 +164,7 @@ def pass_weight_bytes(config: PretrainedConfig, dtype: torch.dtype = torch.bfloa
 
 
 def kv_bytes_per_token(config: PretrainedConfig, dtype: torch.dtype = torch.bfloat16) -> int:
-    """Bytes of keys and values that one cached token of one sequence fills, over all layers."""
+    """Bytes of keys and values per cached token of a sequence, over all layers."""
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return int(2 * config.num_hidden_layers * config.num_key_value_heads * head_dim * dtype.itemsize)
 
@@ -175,8 +175,8 @@ def free_bytes(device: torch.device) -> int:
         torch.cuda.empty_cache()
         return int(torch.cuda.mem_get_info(device)[0])
     meminfo = Path("/proc/meminfo")
-    found = re.search(r"MemAvailable:\s+(\d+) kB", meminfo.read_text()) if meminfo.exists() else None
-    return int(found[1]) * 1024 if found else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    available = re.search(r"MemAvailable:\s+(\d+) kB", meminfo.read_text()) if meminfo.exists() else None
+    return int(available[1]) * 1024 if available else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def describe(config: PretrainedConfig, dtype: torch.dtype) -> dict[str, Any]:

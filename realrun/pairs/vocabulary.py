@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 
 NAMED = 5  # tokens that an error names
 
@@ -28,7 +28,7 @@ def check_tokenizers(
 ) -> None:
     """InputError where those of target and draft model differ, or, if that is allowed, in what an id stands for.
 
-    What one of them alone knows may differ then: the draft model never proposes what it does not know.
+    Tokens that only one tokenizer knows may differ then: the draft model never proposes tokens that it does not know.
     """
     target, draft = (tokenizer.get_vocab() for tokenizer in tokenizers)
     if target == draft:
@@ -40,8 +40,8 @@ def check_tokenizers(
     both = f"target {names[0]} and draft model {names[1]} have tokenizers that differ"
     if not allow_difference:
         raise InputError(
-            f"{both} in {_listed(differing, target, draft)}; choose a pair that shares one, or pass "
-            "--allow-tokenizer-difference where they differ only in tokens that one of them lacks"
+            f"{both} in {_listed(differing, target, draft)}; choose a pair that shares a tokenizer, or pass "
+            "--allow-tokenizer-difference if they differ only in tokens that one tokenizer lacks"
         )
     theirs = {number: token for token, number in draft.items()}
     clashing = [token for token, number in target.items() if theirs.get(number, token) != token]

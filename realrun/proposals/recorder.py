@@ -1,9 +1,10 @@
-"""How a pass over an output is called, and what it gives."""
+"""What a dense recording is asked for, and what it gives: the proposals at every position of an output."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy.typing as npt
 
@@ -14,30 +15,33 @@ from realrun.proposals.trees import TreeSize
 Columns = dict[str, npt.NDArray[Any]]  # of a trace, [T] or [T, depth]
 
 
-class Recorder(Protocol):
-    """Says what the drafter proposes after prompt + output[:t], for every t at once."""
+@dataclass(frozen=True)
+class RecordRequest:
+    """A text, and what to record of the drafter's proposals after prompt + output[:t], for every t.
 
-    def __call__(
-        self,
-        prompt: Sequence[int],
-        output: Sequence[int],
-        depth: int,
-        sampler: Sampler,
-        sequence: int,
-        scorer: Scorer | None = None,
-        tree: TreeSize | None = None,
-    ) -> Columns:
-        """Columns as in `specsim.trace.trace` for an output of T tokens, [T] or [T, depth].
+    Attributes
+    ----------
+    prompt, output : token ids
+        The output has T tokens.
+    depth : int
+        Tokens drafted at every position.
+    sampler : Sampler
+        How tokens are chosen.
+    sequence : int
+        The sequence's number, which keys its noise.
+    scorer : optional
+        The predictor's scorer of T rounds; adds the column "score".
+    tree : optional
+        Adds the trees, the fields of `realrun.proposals.trees.Trees`, as columns "tree_parent", ...
+    """
 
-        Parameters
-        ----------
-        prompt, output : token ids
-        depth : int
-            Tokens drafted at every position.
-        sampler, sequence
-            How tokens are chosen, and the sequence's number, which keys its noise.
-        scorer
-            The predictor's, after the target's states of T rounds; adds the column "score".
-        tree
-            Adds the trees, the fields of `realrun.proposals.trees.Trees`, as columns "tree_parent", ...
-        """
+    prompt: Sequence[int]
+    output: Sequence[int]
+    depth: int
+    sampler: Sampler
+    sequence: int = 0
+    scorer: Scorer | None = None
+    tree: TreeSize | None = None
+
+
+Recorder = Callable[[RecordRequest], Columns]  # columns as in `specsim.trace.trace`

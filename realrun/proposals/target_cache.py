@@ -1,34 +1,31 @@
-"""What a drafter that lives on the target's cache or states proposes at every position of an output at once.
+"""Dense recording of drafters that read the target's cache or states (Self-SD, EDD, EAGLE).
 
-At output position t Self-SD's drafter sees the target's own keys and values of all tokens before the
-pending one, EDD's and EAGLE's those that they make of its states; all make those of the pending token and of
-what they draft. So the target feeds the whole text once, and behind what it leaves every position has a
-branch of its own, whose first node is the pending token. As the branch's keys and values depend on where it
-starts, ranks of the true tokens do too: they are not those of an independent model, equal along a diagonal,
-and take a pass of their own.
+At output position t, Self-SD's drafter sees the target's own keys and values of all tokens before the pending token;
+those of EDD and EAGLE are made of the target's states. All compute those of the pending token and of drafted tokens by
+themselves. So the target feeds the whole text once, and every position has a branch behind it, whose first node is the
+pending token. The branch's keys and values depend on where it starts, and so do the ranks of the true tokens: unlike
+an independent model's they are not equal along a diagonal, and they take a separate pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from realrun.decode.acceptance_predictor import Scorer
 from realrun.decode.sampling import Sampler
 from realrun.lm.cached import CachedLM
 from realrun.lm.split_target import SplitTarget
 from realrun.proposals.chain import CHUNK, MAX_RANK, NO_RANK, Proposals, true_ranks
-from realrun.proposals.recorder import Columns, Recorder
-from realrun.proposals.trees import CHUNK_NODES, TreeSize
-from specsim.errors import InputError
+from realrun.proposals.recorder import Columns, Recorder, RecordRequest
+from realrun.proposals.trees import CHUNK_NODES
+from specsim.io.errors import InputError
 
 
 def target_cache_recorder(target: SplitTarget, lm: CachedLM, sampler: Sampler) -> Recorder:
-    """`target_cache_columns` of this drafter; InputError in rejection mode."""
+    """Make the recorder of this drafter; InputError in rejection mode."""
     if sampler.mode == "rejection":
         raise InputError(
             "drafters that read the target's cache or states are recorded in greedy and Gumbel mode only; choose one "
@@ -38,59 +35,42 @@ def target_cache_recorder(target: SplitTarget, lm: CachedLM, sampler: Sampler) -
 
 
 @torch.inference_mode()
-def target_cache_columns(
-    target: SplitTarget,
-    lm: CachedLM,
-    prompt: Sequence[int],
-    output: Sequence[int],
-    depth: int,
-    sampler: Sampler,
-    sequence: int,
-    scorer: Scorer | None = None,
-    tree: TreeSize | None = None,
-    ranks: bool = True,
-) -> Columns:
-    """What the drafter proposes at every position, a `Recorder` once target and lm, its pass over it, are given.
+def target_cache_columns(target: SplitTarget, lm: CachedLM, request: RecordRequest, ranks: bool = True) -> Columns:
+    """Record what the drafter proposes at every position; a `Recorder` once target and lm, its pass, are given.
 
     One pass of the target, then one of the drafter for each depth, in which every position's branch
     grows by a token, and one over the true tokens after every position.
 
     ranks : whether true_rank, which only trees need, is among the columns
     """
+    prompt, output = request.prompt, request.output
     total, first = len(output), len(prompt)
-    proposals = Proposals(total, depth, sampler, sequence, scorer, tree, int(lm.model.config.vocab_size))
-    target.reset()
-    target.prefill([*prompt, *output[:-1]])
-    lm.reset()
-    lm.prefill([*prompt, *output[:-1]])
-    lm.keep_hidden = scorer is not None
+    proposals = Proposals(request, int(lm.model.config.vocab_size))
+    for each in (target, lm):
+        each.reset()
+        each.prefill([*prompt, *output[:-1]])
+    lm.keep_hidden = request.scorer is not None
     pending = np.array([prompt[-1], *output[:-1]])
     for begin in range(0, total, CHUNK):
         at = np.arange(begin, min(begin + CHUNK, total))
         prefix = np.arange(lm.length) < (first - 1 + at)[:, None]
         own, branch = np.eye(len(at), dtype=np.bool_), pending[at]
-        for step in range(depth):
+        for step in range(request.depth):
             seen = torch.from_numpy(np.hstack([prefix, *[own] * (step + 1)]))
             logits = lm.append_rows(branch.tolist(), (first - 1 + at + step).tolist(), seen)
-            branch = proposals.take(lm, logits, begin, step).cpu().numpy()
+            branch = proposals.take(logits, lm.hidden, begin, step).cpu().numpy()
         lm.truncate(lm.length)
-    columns = proposals.columns(lm, first, output, np.zeros(total, np.int64), pending)
+    columns = proposals.columns(np.zeros(total, np.int64)) | proposals.grown_tree_columns(lm, pending)
     del columns["true_rank"]
-    return columns | {"true_rank": true_path_ranks(lm, prompt, output, depth, sampler, sequence)} if ranks else columns
+    return columns | {"true_rank": true_path_ranks(lm, request)} if ranks else columns
 
 
-def true_path_ranks(
-    lm: CachedLM,
-    prompt: Sequence[int],
-    output: Sequence[int],
-    depth: int,
-    sampler: Sampler,
-    sequence: int,
-) -> npt.NDArray[np.int16]:
-    """Rank [T, D] of output[t + i] where the drafter has fed the pending token and output[t : t + i]; -1 beyond T.
+def true_path_ranks(lm: CachedLM, request: RecordRequest) -> npt.NDArray[np.int16]:
+    """Rank output[t + i], [T, D], where the drafter has fed the pending token and output[t : t + i]; -1 beyond T.
 
     lm : over a target that has fed the text but for its last token
     """
+    prompt, output, depth = request.prompt, request.output, request.depth
     total, before = len(output), len(prompt) - 1
     text = np.array([*prompt, *output])
     rank = np.full((total, depth), NO_RANK)
@@ -108,6 +88,7 @@ def true_path_ranks(
             place = begin + step
             if counts[step]:
                 truth = output[place : place + counts[step]]
-                rank[begin : begin + counts[step], step] = true_ranks(part, truth, sampler, sequence, place)
+                ranks = true_ranks(part, truth, request.sampler, request.sequence, place)
+                rank[begin : begin + counts[step], step] = ranks
         lm.truncate(lm.length)
     return np.minimum(rank, MAX_RANK).astype(np.int16)

@@ -1,15 +1,13 @@
 """The draft trees of every position of an output, by best-first expansion of many positions side by side.
 
-The record of a position holds the chain, the first sibling at every depth, and beside it the
-nodes of largest path probability, M together. What is known of a position at first is the
-chain with all siblings along it. Then, pass by pass, each position expands the best of its M
-best known nodes, until all M have been expanded or lie at the last depth.
+The record of a position holds the chain (the first sibling at every depth) and the nodes of largest path
+probability, M together. At first the chain and all siblings along it are known. Then, pass by pass, each position
+expands the best of its M best known nodes, until all M have been expanded or lie at the last depth.
 
-This finds the best M. A node unknown at the end descends from a known one that was not
-expanded. That one is not among the best M, else it would have been expanded; and no path is
-larger than its beginning, so the best M stand before the unknown node as well. For the same
-reason no node outside the record has a larger path than the largest of the known ones
-outside: this is the horizon, and being the path of a node, it could not be lower.
+This finds the best M. A node unknown at the end descends from a known node that was not expanded, and which is
+therefore not among the best M. No path is larger than its beginning, so the best M come before the unknown node as
+well. For the same reason no node outside the record has a larger path than the largest known node outside: this is the
+horizon, and it is tight because it is the path of a node.
 
 Nodes of equal path stand in the order in which they became known, which puts ancestors
 before descendants and siblings by rank, so that a record is a tree and siblings in it are the
@@ -18,7 +16,7 @@ first ranks. Children of a node of path 0 have path 0 too and are not looked at.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -26,7 +24,7 @@ import torch
 
 from realrun.decode.sampling import Sampler
 from realrun.lm.cached import CachedLM
-from specsim.arrays import Array
+from specsim.io.arrays import Array
 from specsim.trace.tree_record import NO_TOKEN
 
 CHUNK_NODES = 1024  # recorded nodes of the positions that share their passes
@@ -40,8 +38,15 @@ NOT_EXPANDED = -1
 Expand = Callable[[Array, Array, Array, Array], tuple[Array, Array]]
 
 
+class Noise(NamedTuple):
+    """How a sequence's tokens are chosen; its number keys the noise."""
+
+    sampler: Sampler
+    sequence: int
+
+
 class TreeSize(NamedTuple):
-    """What is recorded of a position: M nodes at most, of each node's children the ranks below `width`."""
+    """Size of the tree recorded for a position: at most M nodes; children of ranks below `width`."""
 
     nodes: int
     width: int
@@ -79,20 +84,13 @@ ABSENT = (NO_NODE, 0.0, 0.0, NO_TOKEN, 0, 0, ROOT, NOT_EXPANDED)  # fields of Kn
 
 @torch.inference_mode()
 def grown_trees(
-    lm: CachedLM,
-    first: int,
-    tokens: Array,
-    probs: Array,
-    nodes: int,
-    sampler: Sampler,
-    sequence: int,
-    pending: Array | None = None,
+    lm: CachedLM, noise: Noise, first: int, tokens: Array, probs: Array, nodes: int, pending: Array | None = None
 ) -> Trees:
-    """The trees of `nodes` nodes of every position of an output of T tokens.
+    """Grow the trees of `nodes` nodes of every position of an output of T tokens.
 
     lm : holds the prompt of `first` tokens and the output but for its last token, and does so again afterwards
     tokens, probs : [T, D, W], the siblings along each position's chain, in order, by `Sampler.candidates`
-    pending : [T], the token before each position, of drafters that do not use its cached keys and values
+    pending : [T], the token before each position, for drafters that do not use its cached keys and values
         but make their own
     """
     total, parts = len(tokens), []
@@ -100,18 +98,23 @@ def grown_trees(
     for begin in range(0, total, step):
         chunk = slice(begin, min(begin + step, total))
         roots = None if pending is None else pending[chunk]
-        branches = Branches(lm, first + np.arange(begin, chunk.stop), tokens.shape[2], sampler, sequence, begin, roots)
+        branches = Branches(lm, noise, first + np.arange(begin, chunk.stop), tokens.shape[2], begin, roots)
         branches.append_chains(tokens[chunk, :-1, 0])
         parts.append(best_trees(tokens[chunk], probs[chunk], nodes, branches.expand))
         branches.remove()
+    return joined_trees(parts)
+
+
+def joined_trees(parts: Sequence[Trees]) -> Trees:
+    """Join the trees of consecutive chunks of positions."""
     return Trees(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
 def best_trees(tokens: Array, probs: Array, nodes: int, expand: Expand) -> Trees:
-    """The trees of P positions, from the siblings along their chains, [P, D, W].
+    """Find the trees of P positions, from the siblings along their chains, [P, D, W].
 
-    expand : gives the children of nodes. It numbers the nodes it is asked about one after the
-        other; the chains' nodes above the last depth have the first numbers, position by position
+    expand : gives the children of nodes. It numbers the nodes in the order of the calls; the chains' nodes above the
+        last depth have the first numbers, position by position
     """
     positions, depth, width = tokens.shape
     chain = np.arange(positions * (depth - 1)).reshape(positions, depth - 1)
@@ -145,7 +148,7 @@ def best_trees(tokens: Array, probs: Array, nodes: int, expand: Expand) -> Trees
 
 
 def children(key: Array, path: Array, number: Array, depth: Array, tokens: Array, probs: Array) -> Known:
-    """The children [..., W] of nodes [...] from their tokens and probs [..., W]."""
+    """Make the children [..., W] of nodes [...] from their tokens and probs [..., W]."""
     probs = probs.astype(np.float32)
     paths = path[..., None] * probs
     return Known(
@@ -161,7 +164,7 @@ def children(key: Array, path: Array, number: Array, depth: Array, tokens: Array
 
 
 def with_children(known: Known, new: Known, rows: Array, places: Array) -> Known:
-    """Known nodes [P, m] and, behind them, the children [n, W] of nodes of these rows, each at its place in its row."""
+    """Append to known nodes [P, m] the children [n, W] of nodes of these rows, each at its place in its row."""
     shape = (len(known.key), int(places.max()) + 1, new.key.shape[1])
     fields = []
     for before, added, absent in zip(known, new, ABSENT, strict=True):
@@ -172,7 +175,7 @@ def with_children(known: Known, new: Known, rows: Array, places: Array) -> Known
 
 
 def in_level_order(known: Known, nodes: int, horizon: Array) -> Trees:
-    """The trees that these nodes make; nodes above the last depth that have children have their number."""
+    """Make trees of these nodes; nodes above the last depth that have children are numbered."""
     positions = len(known.key)
     shape = (positions, nodes)
     trees = Trees(np.full(shape, -1), np.full(shape, NO_TOKEN), np.zeros(shape, np.float32), horizon)
@@ -206,15 +209,14 @@ class Branches:
     def __init__(
         self,
         lm: CachedLM,
+        noise: Noise,
         visible: Array,
         width: int,
-        sampler: Sampler,
-        sequence: int,
         begin: int,
         roots: Array | None = None,
     ):
-        self.lm, self.visible = lm, visible
-        self.width, self.sampler, self.sequence, self.begin = width, sampler, sequence, begin
+        self.lm, self.noise, self.visible = lm, noise, visible
+        self.width, self.begin = width, begin
         self.lineage = np.zeros((0, 0), np.bool_)  # [n, n], which nodes are each node's ancestors or itself
         self.roots = 0 if roots is None else len(roots)
         if roots is not None:
@@ -222,7 +224,7 @@ class Branches:
             self._append(owner, np.zeros_like(owner), np.eye(self.roots, dtype=np.bool_), roots, keep=1)
 
     def append_chains(self, tokens: Array) -> None:
-        """The chains' nodes [P, D - 1], whose children are known."""
+        """Append the chains' nodes [P, D - 1], whose children are known."""
         positions, depth = tokens.shape
         if depth == 0:
             return
@@ -232,7 +234,7 @@ class Branches:
         self._append(owner, depths + 1, lineage, tokens.ravel(), keep=1)
 
     def expand(self, owner: Array, depth: Array, parent: Array, tokens: Array) -> tuple[Array, Array]:
-        """Children of new nodes; see `Expand`."""
+        """Append nodes and find their children; see `Expand`."""
         before = len(self.lineage)
         lineage = np.zeros((len(owner), before + len(owner)), np.bool_)
         above = np.where(parent == ROOT, owner, self.roots + parent)
@@ -241,15 +243,16 @@ class Branches:
         np.fill_diagonal(lineage[:, before:], True)
         logits = self._append(owner, depth, lineage, tokens, keep=0)
         for_output = (self.begin + owner + depth).tolist()
-        found, probs = self.sampler.candidates(logits, self.sequence, for_output, self.width)
-        return found.cpu().numpy(), probs.cpu().numpy()
+        sampler, sequence = self.noise
+        children, probs = sampler.candidates(logits, sequence, for_output, self.width)
+        return children.cpu().numpy(), probs.cpu().numpy()
 
     def remove(self) -> None:
-        """Leave the prefix alone in the cache."""
+        """Drop all nodes from the cache."""
         self.lm.truncate(self.lm.length)
 
     def _append(self, owner: Array, depth: Array, lineage: Array, tokens: Array, keep: int) -> torch.Tensor:
-        """Logits after new nodes, or after the last `keep`; lineage [n, nodes + n]."""
+        """Compute logits after new nodes, or after the last `keep`; lineage [n, nodes + n]."""
         visible = self.visible[owner]
         before = visible - (self.roots > 0)  # what a root sees of the prefix ends before its own token
         seen = np.concatenate([np.arange(self.lm.length) < before[:, None], lineage], axis=1)

@@ -9,12 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from specsim.acceptance.difficulty_fit import from_rounds, from_trace
-from specsim.acceptance.latent import Drift
-from specsim.acceptance.quantiles import KNOTS, Table
+from specsim.acceptance.latent import KNOTS, Drift, Table
 from specsim.acceptance.sources import Counters, Source
 from specsim.acceptance.synthetic import Drafts, match_lengths
-from specsim.arrays import Floats, Ints
-from specsim.errors import InputError
+from specsim.io.arrays import Floats, Ints
+from specsim.io.errors import InputError
 from specsim.trace.trace import Trace
 
 
@@ -23,7 +22,7 @@ class Difficulty:
     """Latent difficulty that drifts along the text and drives confidence, entropy and acceptance.
 
     Every output token has, for branches that are accepted up to it, three standard normal scores:
-    of top-1 confidence, of entropy, and of the drafted token's probability over the top one's.
+    of top-1 confidence, of entropy, and of the drafted token's probability over the top token's.
     A Gaussian copula correlates them (`on_correlation`: confidence-entropy, confidence-ratio,
     entropy-ratio), and tables of quantiles at KNOTS turn them into values. Confidence and entropy drift
     by `feature_drift` (latent.Drift), the ratio is fresh at every token. A weighted sum of the scores,

@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specsim.acceptance.latent import MISSING, fit_drift, fit_hidden, fit_mean
-from specsim.acceptance.quantiles import KNOTS, Table
+from specsim.acceptance.latent import KNOTS, MISSING, Table, fit_drift, fit_hidden, fit_mean
 from specsim.acceptance.sources import Rounds
 from specsim.acceptance.synthetic import geometric_entropy_nats
-from specsim.arrays import Bools, Floats, IntArray
-from specsim.errors import InputError
+from specsim.io.arrays import Bools, Floats, IntArray
+from specsim.io.errors import InputError
 from specsim.trace.trace import Trace
 
 MIN_TOKENS = 200  # fewer are not enough for calibration
@@ -68,8 +67,8 @@ def from_rounds(rounds: Rounds) -> dict[str, Any]:
     of several policies over the same sequences are combined.
 
     Default joint distribution: confidence is calibrated and reveals the share INFORMED of the latent's variance;
-    entropy is that of a geometric distribution with this mode; the drafted token is the most likely
-    one; after a rejection confidence keeps its distribution and is independent of the rejected token's.
+    entropy is that of a geometric distribution with this mode; the drafted token is the most
+    likely; after a rejection confidence keeps its distribution and is independent of the rejected token's.
     """
     from scipy.special import ndtr, ndtri
 
@@ -136,7 +135,7 @@ def _quantiles(values: Floats, low: float, high: float) -> Table:
 
 
 def _correlations(scores: Floats) -> Table:
-    """Correlations (01, 02, 12) of scores [3, n]; 0 where one is constant."""
+    """Correlations (01, 02, 12) of scores [3, n]; 0 where a score is constant."""
     scores = scores - scores.mean(axis=1, keepdims=True)
     spread = np.sqrt((scores**2).mean(axis=1))
     pairs = ((0, 1), (0, 2), (1, 2))

@@ -9,10 +9,10 @@ from typing import Any, TypedDict, get_type_hints
 from specsim.acceptance.difficulty import Difficulty
 from specsim.acceptance.iid import IID
 from specsim.acceptance.per_position import PerPosition
-from specsim.acceptance.synthetic import AcceptanceModel, plain
-from specsim.errors import InputError
-from specsim.files import write_json
-from specsim.json_files import checked, read_json
+from specsim.acceptance.synthetic import AcceptanceModel, parameters_of
+from specsim.io.errors import InputError
+from specsim.io.files import write_json
+from specsim.io.json import checked, read_json
 
 KIND, VERSION = "specsim-acceptance", 1
 AGAIN = "fit the model again"
@@ -25,7 +25,7 @@ def as_document(model: AcceptanceModel, fitted_to: dict[str, Any] | None = None)
         "kind": KIND,
         "version": VERSION,
         "model": model.name,
-        "parameters": plain(model),
+        "parameters": parameters_of(model),
         "fitted_to": fitted_to or {},
     }
 
@@ -36,7 +36,7 @@ def save_model(model: AcceptanceModel, path: Path | str, fitted_to: dict[str, An
 
 
 def load_model(path: str | PathLike[str]) -> AcceptanceModel:
-    """Read a model; InputError for a file that does not hold one."""
+    """Read a model; InputError for any other file."""
     path = Path(path)
     make = "make a model with `specsim acceptance fit`"
     document = read_json(path, str(path), missing=make, invalid=AGAIN)

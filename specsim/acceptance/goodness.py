@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from specsim.acceptance.synthetic import AcceptanceModel, generate
-from specsim.arrays import Bools, Floats
-from specsim.progress import Counter
-from specsim.speedup.formulas import reliability
+from specsim.acceptance.formulas import reliability
+from specsim.acceptance.generate import generate
+from specsim.acceptance.synthetic import AcceptanceModel
+from specsim.io.arrays import Bools, Floats
+from specsim.io.progress import Counter
 from specsim.trace.trace import Trace
 
 LAGS = (1, 2, 4, 8, 16)
@@ -35,7 +36,7 @@ class Statistic:
 
 @dataclass(frozen=True)
 class FitReport:
-    """Comparison of a model's traces with a recorded one.
+    """Comparison of a model's traces with a recorded trace.
 
     accepted_length, model_accepted_length : shares of match lengths 0..D
     total_variation : half the sum of their absolute differences, in [0, 1]
@@ -97,7 +98,7 @@ def fit_report(
 
 
 def summary(trace: Trace) -> dict[str, Any]:
-    """Statistics of one trace: shares of match lengths [D + 1] under "shares", and numbers by name.
+    """Statistics of a trace: shares of match lengths [D + 1] under "shares", and numbers by name.
 
     Match lengths are limited to `draft_limit`.
     """

@@ -8,8 +8,8 @@ import numpy as np
 
 from specsim.acceptance.sources import Source, verified_by_depth
 from specsim.acceptance.synthetic import Drafts, match_lengths, uninformed
-from specsim.arrays import Ints
-from specsim.errors import InputError
+from specsim.io.arrays import Ints
+from specsim.io.errors import InputError
 from specsim.trace.trace import Trace
 
 

@@ -7,12 +7,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from specsim.arrays import Floats, IntArray, Ints
+from specsim.io.arrays import Floats, IntArray, Ints
 
 SEQUENCE_NODES, TOKEN_STATES = 7, 15
 MAX_POSITIONS = 12_000  # that the likelihood uses; enough for the shares
 ROUGH_POSITIONS = 3_000
 MISSING = -1
+Table = tuple[float, ...]
+KNOTS = np.linspace(-3.5, 3.5, 57)  # normal scores at which tables hold the quantiles of a distribution
 
 
 class Drift(NamedTuple):

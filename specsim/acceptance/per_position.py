@@ -8,15 +8,15 @@ import numpy as np
 
 from specsim.acceptance.sources import Source, verified_by_depth
 from specsim.acceptance.synthetic import Drafts, match_lengths, uninformed
-from specsim.arrays import Ints
-from specsim.errors import InputError
+from specsim.io.arrays import Ints
+from specsim.io.errors import InputError
 
 
 @dataclass(frozen=True)
 class PerPosition:
     """alpha[i - 1] in [0, 1]: probability that the i-th drafted token is accepted if all before it were.
 
-    Every output token has one uniform random number; a branch that drafts the token as its i-th is
+    Every output token has a uniform random number; a branch that drafts the token as its i-th is
     accepted there if the number is below alpha_i. Tokens are independent; branches over the same token
     agree as far as their alphas allow. Confidence is alpha_i, as in the i.i.d. model.
     """

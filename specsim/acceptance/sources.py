@@ -11,10 +11,10 @@ from typing import Any, NotRequired, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from specsim.arrays import Bools, Floats, Ints
-from specsim.errors import InputError
-from specsim.examples import is_example
-from specsim.json_files import checked, plain_json, read_json
+from specsim.io.arrays import Bools, Floats, Ints
+from specsim.io.errors import InputError
+from specsim.io.examples import is_example
+from specsim.io.json import checked, plain_json, read_json
 from specsim.trace.trace import Trace
 
 MOST_COUNT = 2**53  # of rounds or tokens; larger integers are not exact in float64
@@ -113,7 +113,7 @@ def read_rounds(path: Path | str, *, policy: str | None = None) -> Rounds:
     """
     import pyarrow.compute as pc
 
-    from specsim.parquet_files import FLAGS, INTEGERS, TEXT, read_table
+    from specsim.io.parquet import FLAGS, INTEGERS, TEXT, read_table
 
     path = Path(path)
     counts = ("drafted", "accepted", "verified", "sequence_id", "t")
@@ -160,7 +160,7 @@ def read_rounds(path: Path | str, *, policy: str | None = None) -> Rounds:
 def _check_chained(rounds: Rounds, path: Path) -> None:
     """Raise InputError unless each run's rounds are consecutive: the next t is t + accepted + 1.
 
-    Rows of one policy and sequence are in the order of their rounds; a smaller t starts another run.
+    Rows of a policy and sequence are in the order of their rounds; a smaller t starts another run.
     """
     if rounds.sequence_id is None or rounds.t is None:
         return

@@ -1,10 +1,10 @@
-"""Synthetic dense traces of acceptance models, which share one rule for branches over the same token.
+"""Synthetic dense traces of acceptance models, with a common rule for branches over the same token.
 
 The draft at position t, depth i concerns output token t + i - 1, and so do the drafts at
 t + 1, depth i - 1, and so on: as long as a branch is accepted, its context is the output itself.
 An independent draft model, asked for the same token in the same context, answers the same.
-Hence every output token has one draw: branches that are accepted up to it have the same
-outcome, and the same confidence if the model has one, and branches that are rejected at the same token
+Hence every output token has a single draw: branches that are accepted up to it have the same
+outcome, and the same confidence if the model has any, and branches that are rejected at the same token
 continue identically. (Recorded traces of draft models show exactly this, greedy and with coupled noise.)
 A drafter whose answer depends on the way to a context, such as parallel heads, shares less.
 """
@@ -18,9 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specsim.acceptance.sources import Source
-from specsim.arrays import Bools, Floats, Ints
-from specsim.errors import InputError
-from specsim.trace.trace import MAX_DEPTH, Trace
+from specsim.io.arrays import Bools, Floats, Ints
 
 EOS = 0  # never drawn, so that sequences end by their budget
 VOCABULARY = 32_000
@@ -52,67 +50,6 @@ class Drafts:
     entropy_nats: npt.NDArray[np.float32]
 
 
-def generate(
-    model: AcceptanceModel,
-    sequences: int,
-    output_tokens: int | npt.ArrayLike,
-    depth: int,
-    seed: int = 0,
-    *,
-    prompt_tokens: int = 64,
-) -> Trace:
-    """Generate a dense trace of this model, as a pure function of the arguments.
-
-    output_tokens : length of every sequence, or of each, [sequences]
-    depth : D, longest draft recorded, in tokens
-
-    Tokens are uniform noise over a vocabulary of 32,000 that never holds the end token; every
-    sequence fills its budget. Raises InputError for sizes outside their ranges.
-    """
-    if sequences < 1 or not 1 <= depth <= MAX_DEPTH or prompt_tokens < 1:
-        raise InputError(
-            f"sequences={sequences}, depth={depth}, prompt_tokens={prompt_tokens}; "
-            f"give at least 1 of each and depth up to {MAX_DEPTH}"
-        )
-    if not 0 <= seed <= MAX_SEED:
-        raise InputError(f"seed={seed} is outside [0, {MAX_SEED}]; choose a value inside")
-    lengths = np.broadcast_to(np.asarray(output_tokens, dtype=np.int64), (sequences,)).copy()
-    if lengths.min() < 1:
-        raise InputError(f"output_tokens={lengths.min()}; give at least 1 per sequence")
-    rng = np.random.default_rng(seed)
-    drafts = model.draw(lengths, depth, rng)
-    token = rng.integers(EOS + 1, VOCABULARY, size=int(lengths.sum()), dtype=np.int32)
-    return Trace(
-        meta={
-            "target": "synthetic",
-            "drafter": f"synthetic ({model.name})",
-            "drafter_kind": "chain",
-            "synthetic": {
-                "model": model.name,
-                "parameters": plain(model),
-                "seed": seed,
-                "informed": model.informed,
-            },
-            "decoding": {"mode": "greedy"},
-            "depth": depth,
-            "eos_token_id": [EOS],
-            "dtype": "float32",
-            "device": "none",
-        },
-        sequence_id=np.arange(sequences),
-        domain=np.full(sequences, "synthetic"),
-        prompt_tokens=np.full(sequences, prompt_tokens),
-        budget_tokens=lengths,
-        offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-        token=token,
-        match_len=drafts.match_len,
-        draft_token=_draft_tokens(token, drafts.match_len, depth, rng),
-        prob=drafts.prob,
-        confidence=drafts.confidence,
-        entropy_nats=drafts.entropy_nats,
-    )
-
-
 def match_lengths(accepted: list[Bools], lengths: Ints) -> npt.NDArray[np.uint8]:
     """Number of leading accepted tokens of the branch at every position, uint8 [N], up to the sequence's end.
 
@@ -127,23 +64,6 @@ def match_lengths(accepted: list[Bools], lengths: Ints) -> npt.NDArray[np.uint8]
         alive = alive[here[alive + i]]
         match[alive] += 1
     return match
-
-
-def _draft_tokens(
-    token: npt.NDArray[np.int32], match_len: npt.NDArray[np.uint8], depth: int, rng: np.random.Generator
-) -> npt.NDArray[np.int32]:
-    """Draw drafted tokens [N, D]: the output's up to match_len, then others, the same after the same rejection."""
-    total = len(token)
-    # Token p + j after a rejection at p is the output's token shifted by an offset that depends on p.
-    shift = rng.integers(1, VOCABULARY - 1, size=total, dtype=np.int32)
-    drafted = np.empty((total, depth), dtype=np.int32)
-    start = np.arange(total)
-    rejected = np.minimum(start + match_len, total - 1)
-    for i in range(depth):
-        truth = token[np.minimum(start + i, total - 1)]
-        wrong = (truth - 1 + shift[rejected]) % (VOCABULARY - 1) + 1
-        drafted[:, i] = np.where(i < match_len, truth, wrong)
-    return drafted
 
 
 def geometric_entropy_nats(confidence: npt.ArrayLike) -> Floats:
@@ -161,6 +81,6 @@ def uninformed(accept_prob: Floats, total: int) -> dict[str, npt.NDArray[np.floa
     return {"prob": confidence, "confidence": confidence.copy(), "entropy_nats": entropy}
 
 
-def plain(model: Any) -> dict[str, Any]:
+def parameters_of(model: Any) -> dict[str, Any]:
     """Parameters of a model, as a JSON object."""
     return asdict(model)

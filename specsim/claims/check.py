@@ -1,4 +1,4 @@
-"""Evaluate claims again and judge them: holds, drifted, contradicted, or not decidable."""
+"""Evaluate claims and judge them: holds, drifted, contradicted, or not decidable."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ from typing import Any
 
 import numpy as np
 
-from specsim.arrays import Floats
-from specsim.claims.claim import Claim, Verdict, policy_file, subject_text
+from specsim.claims.claim import Claim, ReplaySubject, RunSubject, Subject, Verdict, policy_file, subject_text
 from specsim.claims.files import read_claims
-from specsim.claims.measured import Measured, PerSequence
-from specsim.claims.subjects import measure
-from specsim.errors import InputError
-from specsim.speedup.intervals import Estimate, ratio_difference, ratio_of_ratios
+from specsim.claims.measured import Measured, PerSequence, of_value
+from specsim.claims.replayed import of_replay
+from specsim.claims.runs import of_run
+from specsim.io.arrays import Floats
+from specsim.io.errors import InputError
+from specsim.replaying.intervals import Estimate, ratio_difference, ratio_of_ratios
 
 ROUNDING = 1e-9  # relative, of a bound: what sums in another order may differ by
 
 
 @dataclass(frozen=True)
 class Checked:
-    """A claim and what it came out as.
+    """A claim with its verdict.
 
-    found : the value with what it may be, which decided; None of an order
-    interval : the value with its 95 % interval over sequences, where the claim has one
-    steps : of an order, each neighbour's lead over the next with its interval
-    seconds : of the first subject, per sequence [S], and its tokens [S]; None where nothing takes time
+    found : the value with the interval that decided; None for an order
+    interval : the value with its 95 % interval over sequences, where the claim has an interval
+    steps : for an order, each subject's lead over the next with its interval
+    seconds : seconds and tokens per sequence [S] of the first subject; None where nothing is timed
     """
 
     claim: Claim
@@ -40,12 +41,12 @@ class Checked:
 
     @property
     def passed(self) -> bool:
-        """Whether the verdict is the one that the claim is known to have."""
+        """Whether the verdict is the claim's known verdict."""
         return self.verdict == self.claim.statement.verdict
 
     @property
     def recomputed(self) -> str:
-        """What was found, in words; the interval only where there is one."""
+        """The recomputed value in words, with its interval where it has any."""
         if self.found is None:
             names = [subject_text(subject) for subject in self.claim.subjects]
             return ", ".join(f"{name} {_signed(step)}" for name, step in zip(names, self.steps, strict=False))
@@ -53,13 +54,12 @@ class Checked:
 
     @property
     def message(self) -> str:
-        """One line for whoever has to mend it."""
+        """One line: verdict, claimed and recomputed value, source."""
         known = self.claim.statement.verdict
-        wanted = "" if known == "holds" else f", known as {known}"
+        expected = "" if known == "holds" else f", known as {known}"
         source = f" ({self.claim.statement.source})" if self.claim.statement.source else ""
-        return (
-            f"{self.claim.name}: {self.verdict}{wanted}: claimed {self.claim.claimed}, found {self.recomputed}{source}"
-        )
+        compared = f"claimed {self.claim.claimed}, found {self.recomputed}"
+        return f"{self.claim.name}: {self.verdict}{expected}: {compared}{source}"
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -74,8 +74,17 @@ class Checked:
         }
 
 
+def measure(subject: Subject, home: Path) -> Measured:
+    """Evaluate a claim's subject; paths in it are relative to `home`."""
+    if isinstance(subject, ReplaySubject):
+        return of_replay(subject, home)
+    if isinstance(subject, RunSubject):
+        return of_run(subject, home)
+    return of_value(subject, home)
+
+
 def judge(found: Estimate, bounds: tuple[float, float], *, outside: Verdict) -> Verdict:
-    """Whether all that a value may be lies inside the bounds, outside, or neither: then nothing can be decided."""
+    """Whether a value's interval lies inside the bounds, outside, or straddles them, which decides nothing."""
     low, high = (bound * (1 + side * ROUNDING * np.sign(bound)) for bound, side in zip(bounds, (-1, 1), strict=True))
     if low <= found.low and found.high <= high:
         return "holds"
@@ -83,7 +92,7 @@ def judge(found: Estimate, bounds: tuple[float, float], *, outside: Verdict) -> 
 
 
 def judge_order(leads: Iterable[Estimate]) -> Verdict:
-    """An order holds where every subject leads the next one significantly, each by its interval."""
+    """An order holds if every subject leads the next significantly, each by its interval."""
     leads = tuple(leads)
     if any(lead.high < 0 for lead in leads):
         return "contradicted"
@@ -91,7 +100,7 @@ def judge_order(leads: Iterable[Estimate]) -> Verdict:
 
 
 def check(claim: Claim) -> Checked:
-    """Evaluate one claim. InputError, which names it, where it cannot be evaluated."""
+    """Evaluate a claim; InputError names a claim that cannot be evaluated."""
     try:
         measured = [measure(subject, claim.home) for subject in claim.subjects]
         statement = claim.statement
@@ -149,15 +158,15 @@ def check_files(
             check_policy_files(claim, allowed=allow_policy_files)
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
-    found = []
+    results = []
     for done, (path, claim) in enumerate(claims, start=1):
         try:
-            found.append(check(claim))
+            results.append(check(claim))
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
         if progress:
             progress("claims", done, len(claims))
-    return found
+    return results
 
 
 def _lead(first: Measured, second: Measured, *, over_prompts: bool) -> Estimate:
@@ -172,14 +181,16 @@ def _ends_hold(found: Estimate, claim: Claim) -> bool:
     statement = claim.statement
     assert statement.interval is not None
     ends = zip((found.low, found.high), statement.interval, strict=True)
-    return all(judge(Estimate.exact(end), statement.around(said), outside="drifted") == "holds" for end, said in ends)
+    return all(
+        judge(Estimate.exact(end), statement.around(claimed), outside="drifted") == "holds" for end, claimed in ends
+    )
 
 
 def _value(only: Measured, *, over_prompts: bool) -> Estimate:
     return only.prompts if over_prompts else only.record
 
 
-def _apart(first: Measured, second: Measured, *, over_prompts: bool) -> Estimate:
+def _unpaired_difference(first: Measured, second: Measured, *, over_prompts: bool) -> Estimate:
     """The first value less the second, by the ends of their intervals."""
     a, b = (_value(measured, over_prompts=over_prompts) for measured in (first, second))
     return Estimate(a.estimate - b.estimate, a.low - b.high, a.high - b.low)
@@ -189,10 +200,10 @@ def _difference(first: Measured, second: Measured, *, over_prompts: bool) -> Est
     """The first value less the second; of the same sequences in pairs. The noise floors widen it."""
     a, b = first.per_sequence, second.per_sequence
     if not over_prompts or a is None or b is None or not _same_sequences(a, b):
-        return _apart(first, second, over_prompts=over_prompts)
-    found = ratio_difference(a.top, a.bottom, b.top, b.bottom).difference
+        return _unpaired_difference(first, second, over_prompts=over_prompts)
+    paired = ratio_difference(a.top, a.bottom, b.top, b.bottom).difference
     reach = max(first.floor_percent, second.floor_percent) / 100 * abs(second.value)
-    return Estimate(found.estimate, found.low - reach, found.high + reach)
+    return Estimate(paired.estimate, paired.low - reach, paired.high + reach)
 
 
 def _ratio(first: Measured, second: Measured, *, over_prompts: bool) -> Estimate:
@@ -205,13 +216,13 @@ def _ratio(first: Measured, second: Measured, *, over_prompts: bool) -> Estimate
 
 
 def _paired(first: Measured, second: Measured) -> Estimate | None:
-    """The ratio of two values of the same sequences; None where they are of others. The noise floors widen it."""
+    """The ratio of two values of the same sequences, widened by the noise floors; None for different sequences."""
     a, b = first.per_sequence, second.per_sequence
     if a is None or b is None or not _same_sequences(a, b):
         return None
-    found = ratio_of_ratios(a.top, a.bottom, b.top, b.bottom)
+    ratio = ratio_of_ratios(a.top, a.bottom, b.top, b.bottom)
     factor = 1 + max(first.floor_percent, second.floor_percent) / 100
-    return Estimate(found.estimate, found.low / factor, found.high * factor)
+    return Estimate(ratio.estimate, ratio.low / factor, ratio.high * factor)
 
 
 def _same_sequences(a: PerSequence, b: PerSequence) -> bool:
@@ -221,10 +232,10 @@ def _same_sequences(a: PerSequence, b: PerSequence) -> bool:
 FORMS: dict[str, Callable[..., Estimate]] = {"value": _value, "ratio": _ratio, "difference": _difference}
 
 
-def _text(found: Estimate) -> str:
-    if found.low == found.high:
-        return f"{found.estimate:.6g}"
-    return f"{found.estimate:.4g} [{found.low:.4g}, {found.high:.4g}]"
+def _text(value: Estimate) -> str:
+    if value.low == value.high:
+        return f"{value.estimate:.6g}"
+    return f"{value.estimate:.4g} [{value.low:.4g}, {value.high:.4g}]"
 
 
 def _signed(step: Estimate) -> str:

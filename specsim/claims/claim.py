@@ -1,77 +1,59 @@
 """What a claim states, and of what: the form of a claim file.
 
-A claim is a value with its tolerance, a bound, or an order, of one subject: a replay, a real run or a value of a JSON
-document; or of two, their ratio or their difference. Everything else in this package follows from these classes.
+A claim is a value with its tolerance, a bound, or an order. Its subject is a replay, a real run or a value of a JSON
+document; a ratio and a difference have two subjects.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    FiniteFloat,
-    PositiveFloat,
-    PositiveInt,
-    model_validator,
-)
+import msgspec
+from msgspec import Meta
 
 VERSION = 1
 
-
-def _printable(text: str) -> str:
-    """Text that fits on one line of a terminal, and into XML."""
-    if not text.isprintable():
-        raise ValueError(f"{text[:60]!r} holds characters that cannot be printed; write one line of plain text")
-    return text
-
-
-Printable: TypeAlias = Annotated[str, AfterValidator(_printable)]
-Text: TypeAlias = Annotated[Printable, Field(min_length=1)]
-Share: TypeAlias = Annotated[float, Field(gt=0, lt=1)]
-NotNegative: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Setting: TypeAlias = bool | int | FiniteFloat | Text | list[FiniteFloat]
-Step: TypeAlias = Text | Annotated[int, Field(ge=0)] | dict[str, Printable | int | float | bool]
-Way: TypeAlias = Annotated[list[Step], Field(min_length=1)]
-Names: TypeAlias = Annotated[list[Text], Field(min_length=1)]
-Ends: TypeAlias = Annotated[list[FiniteFloat], Field(min_length=2, max_length=2)]
+Text: TypeAlias = Annotated[str, Meta(min_length=1)]
+PositiveInt: TypeAlias = Annotated[int, Meta(ge=1)]
+PositiveFloat: TypeAlias = Annotated[float, Meta(gt=0)]
+NotNegative: TypeAlias = Annotated[float, Meta(ge=0)]
+Share: TypeAlias = Annotated[float, Meta(gt=0, lt=1)]
+Setting: TypeAlias = bool | int | float | Text | list[float]
+Step: TypeAlias = Text | Annotated[int, Meta(ge=0)] | dict[str, str | int | float | bool]
+JsonPath: TypeAlias = Annotated[list[Step], Meta(min_length=1)]
 Verdict: TypeAlias = Literal["holds", "drifted", "contradicted", "not decidable"]
 
 
-class Strict(BaseModel):
-    """No key that is not known, no value of another type than the key's, no NaN."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+class Strict(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """Base of all parts of a claim: unknown keys and values of another type are refused."""
 
 
-class Seconds(Strict):
+class Seconds(Strict, frozen=True):
     """The papers' cost: seconds of a draft step and of a target pass."""
 
-    s_d: Annotated[PositiveFloat, Field(allow_inf_nan=False)]
-    s_t: Annotated[PositiveFloat, Field(allow_inf_nan=False)]
+    s_d: PositiveFloat
+    s_t: PositiveFloat
 
 
-class ReplaySubject(Strict):
+class ReplaySubject(Strict, frozen=True):
     """A policy replayed on a trace. Paths are relative to the claim file.
 
-    average : "tokens" weighs every token alike (sum over sum), "sequences" every sequence (mean of their ratios)
+    average : "tokens" weighs every token the same (sum over sum), "sequences" every sequence (mean of their ratios)
     max_output_tokens : every sequence as if it had been decoded with this limit
     max_draft_tokens : the trace as if it had been recorded to this depth
-    tuning_share : share of the sequences on which policies that learn do so; given, every policy is reported on the
-        others alone. Unless given, a half, and policies that do not learn are reported on all
-    rounds : of quantity "rounds_identical_percent", the rounds.parquet of a real run of these sequences
-    replays : of a policy that draws, the mean over so many, with seeds from `seed` on
+    tuning_share : share of the sequences on which policies that learn do so; if given, every policy is reported on the
+        others alone. Default: a half, and policies that do not learn are reported on all sequences
+    rounds : for quantity "rounds_identical_percent", the rounds.parquet of a real run of these sequences
+    replays : for a policy that draws, the mean over this many replays, with seeds from `seed` on
     """
 
     trace: Text
     cost: Text | Seconds
+    policy: Text
     draft_cost: Text | None = None
     batch: PositiveInt | None = None
-    policy: Text
     settings: dict[str, Setting] = {}
     quantity: Text = "speedup"
     average: Literal["tokens", "sequences"] = "tokens"
@@ -79,30 +61,12 @@ class ReplaySubject(Strict):
     max_draft_tokens: PositiveInt | None = None
     tuning_share: Share | None = None
     rounds: Text | None = None
-    replays: Annotated[int, Field(ge=1, le=1000)] = 1
-    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    replays: Annotated[int, Meta(ge=1, le=1000)] = 1
+    seed: Annotated[int, Meta(ge=0, lt=2**32)] = 0
 
 
-class ServingSubject(Strict):
-    """The speedup of a policy in full batches, as `specsim serve schedule` has it.
-
-    serving : the trace whose acceptance every sequence has
-    cost : one that knows batches
-    context : tokens in every cache; those of the trace unless given
-    policy : one that learns nothing, or "goodput", which chooses K anew in every round up to its max_draft_tokens
-    """
-
-    serving: Text
-    cost: Text
-    batch: Annotated[int, Field(ge=1, le=65_536)] = 1
-    context: PositiveInt | None = None
-    policy: Text
-    settings: dict[str, Setting] = {}
-    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
-
-
-class RunSubject(Strict):
-    """What `realrun validate` measured: of one of its rows, by label or by policy, or of the whole run.
+class RunSubject(Strict, frozen=True):
+    """A number that `realrun validate` measured: of a row, by its label or policy, or of the whole run.
 
     validation : the folder that it wrote, or its validation.json
     """
@@ -112,55 +76,50 @@ class RunSubject(Strict):
     quantity: Text = "speedup"
 
 
-class ValueSubject(Strict):
-    """A number in a JSON document, a value with keys estimate, low, high, or the mean of a list, no number below 0.
+class ValueSubject(Strict, frozen=True):
+    """A number in a JSON document, a value with keys estimate, low, high, or the mean of a list of numbers from 0 on.
 
-    at : the way to it: keys, positions from 0, and {key = value, ...} for the one entry of a list that has these
-    over : the way to a second list, of the same sequences, all above 0; the value is then the first one's sum over this
-        one's
+    at : the path to it: keys, positions from 0, and {key = value, ...} for the only entry of a list with these values
     """
 
     document: Text
-    at: Way
-    over: Way | None = None
+    at: JsonPath
 
 
-Subject: TypeAlias = ReplaySubject | ServingSubject | RunSubject | ValueSubject
+Subject: TypeAlias = ReplaySubject | RunSubject | ValueSubject
 SUBJECTS: dict[str, type[Subject]] = {  # by the key that tells them apart
     "trace": ReplaySubject,
-    "serving": ServingSubject,
     "validation": RunSubject,
     "document": ValueSubject,
 }
 
 
-class Statement(Strict):
-    """What is claimed, apart from its subject.
+class Statement(Strict, frozen=True):
+    """What is claimed of the subject.
 
     about : "record" asks whether these very sequences give that number, so that only the noise of measured seconds
         leaves doubt; "prompts" asks it of prompts like these, with the 95 % interval over sequences. The first is the
         default of `expected`, the second that of bounds and orders
     interval : beside `expected`, both ends of the 95 % interval over sequences, with its tolerance
-    verdict : what the claim is known to come out as; another verdict fails
+    verdict : the known verdict; another verdict fails
     source : where the figure is printed, or who states it
     """
 
     name: Text
-    source: Printable = ""
-    expected: FiniteFloat | None = None
+    source: str = ""
+    expected: float | None = None
     tolerance: NotNegative | None = None
     tolerance_percent: NotNegative | None = None
-    interval: Ends | None = None
-    at_least: FiniteFloat | None = None
-    at_most: FiniteFloat | None = None
+    interval: tuple[float, float] | None = None
+    at_least: float | None = None
+    at_most: float | None = None
     about: Literal["record", "prompts"] | None = None
     verdict: Verdict = "holds"
 
-    @model_validator(mode="after")
-    def _states_one_thing(self) -> Self:
-        bounds = self.at_least is not None or self.at_most is not None
+    def __post_init__(self) -> None:
+        has_bounds = self.at_least is not None or self.at_most is not None
         tolerances = (self.tolerance is not None) + (self.tolerance_percent is not None)
-        if self.expected is not None and bounds:
+        if self.expected is not None and has_bounds:
             raise ValueError("expected and a bound exclude each other; keep one")
         if (self.expected is not None) != (tolerances == 1):
             raise ValueError("expected goes with one of tolerance and tolerance_percent")
@@ -168,11 +127,10 @@ class Statement(Strict):
             raise ValueError("interval is [low, high] beside expected; give both, the lower end first")
         if self.at_least is not None and self.at_most is not None and self.at_least > self.at_most:
             raise ValueError("at_least is above at_most; swap them")
-        return self
 
     @property
     def bounds(self) -> tuple[float, float] | None:
-        """The least and the largest value with which it holds; None of an order."""
+        """The least and the largest value with which it holds; None for an order."""
         if self.expected is not None:
             return self.around(self.expected)
         if self.at_least is None and self.at_most is None:
@@ -181,7 +139,7 @@ class Statement(Strict):
         return low, float("inf") if self.at_most is None else self.at_most
 
     def around(self, value: float) -> tuple[float, float]:
-        """The least and the largest value that the tolerance does not tell from this one."""
+        """The least and the largest value within the tolerance of this value."""
         percent = self.tolerance_percent or 0.0
         reach = abs(value) * percent / 100 if self.tolerance is None else self.tolerance
         return value - reach, value + reach
@@ -192,11 +150,13 @@ class Statement(Strict):
         return self.about == "prompts" if self.about else self.expected is None
 
 
-class Claim(Strict):
-    """One claim of a file.
+@dataclass(frozen=True)
+class Claim:
+    """A claim of a file.
 
-    form : "value" of one subject, "ratio" of the first subject's value to the second's, "difference" of the first's
-        less the second's, or "order", in which each subject's value is above the next one's
+    home : the file's folder
+    form : "value" of one subject; "ratio" or "difference" of the first subject's value and the second's; or "order", in
+        which each subject's value is above the next subject's
     """
 
     home: Path
@@ -204,8 +164,7 @@ class Claim(Strict):
     form: Literal["value", "ratio", "difference", "order"]
     subjects: tuple[Subject, ...]
 
-    @model_validator(mode="after")
-    def _fits_its_form(self) -> Self:
+    def __post_init__(self) -> None:
         count, bounds = len(self.subjects), self.statement.bounds
         if self.form == "order" and (bounds is not None or count < 2):
             raise ValueError("an order is of two subjects or more, and has neither expected nor bounds")
@@ -213,7 +172,6 @@ class Claim(Strict):
             raise ValueError("nothing is claimed; give expected with a tolerance, at_least, at_most, or an order")
         if self.form in ("ratio", "difference") and count != 2:
             raise ValueError(f"a {self.form} is of two subjects")
-        return self
 
     @property
     def name(self) -> str:
@@ -241,22 +199,22 @@ def policy_at(policy: str, home: Path) -> str:
 
 
 def policy_file(subject: Subject, home: Path) -> Path | None:
-    """The Python file that evaluating this subject runs; None where it runs none."""
-    if not isinstance(subject, ReplaySubject | ServingSubject):
+    """The Python file that evaluating this subject runs, or None."""
+    if not isinstance(subject, ReplaySubject):
         return None
     name = policy_at(subject.policy, home)
     return None if name == subject.policy else Path(name.rpartition(".py")[0] + ".py").resolve()
 
 
 def subject_text(subject: Subject) -> str:
-    """What tells a subject of an order from the others, in short."""
-    if isinstance(subject, ReplaySubject | ServingSubject):
+    """Short text that tells a subject of an order from the others."""
+    if isinstance(subject, ReplaySubject):
         settings = ", ".join(f"{key}={value}" for key, value in subject.settings.items())
         return f"{subject.policy}({settings})" if settings else subject.policy
     if isinstance(subject, RunSubject):
         return subject.policy or subject.quantity
-    return _way_text(subject.at)
+    return ".".join(_step_text(step) for step in subject.at)
 
 
-def _way_text(at: list[Any]) -> str:
-    return ".".join(",".join(str(value) for value in one.values()) if isinstance(one, dict) else str(one) for one in at)
+def _step_text(step: Any) -> str:
+    return ",".join(map(str, step.values())) if isinstance(step, dict) else str(step)

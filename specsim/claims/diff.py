@@ -1,12 +1,10 @@
-"""Two measurements of the same things, before and after: did this commit slow speculation down?
+"""Compare two measurements, before and after a commit, and tell which rows became slower.
 
-A validation's rows are compared in pairs of sequences, as speedups over the baseline that ran beside them, so that a
-machine that is faster as a whole does not count. What is left varies from run to run by more than from sequence to
-sequence: passes of one size get dearer beside those of another. So the error of a change has two parts, that over
-sequences and that between runs of one commit, which no single run can show; several runs a side make it smaller. A row
-has changed where its p value, corrected for the number of rows (Holm 1979), is below 5 %, and the change lies beyond
-the noise floors of both sides.
-Kernels' and pytest-benchmark's times have neither pairs nor null arms: they change where both spreads leave a gap.
+Rows of validations are compared in pairs of sequences, as speedups over the baseline of the same run, so that a faster
+machine does not count. The error of a change has two parts: over sequences, and between runs of the same commit, which
+is larger and which a single run cannot show; several runs a side make it smaller. A row has changed if its p value,
+corrected for the number of rows (Holm 1979), is below 5 %, and the change exceeds the noise floors of both sides.
+Times of kernels and pytest-benchmark have neither pairs nor an A/A test: they change if their spreads leave a gap.
 """
 
 from __future__ import annotations
@@ -19,13 +17,13 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from specsim.arrays import Floats
 from specsim.claims.measured import PerSequence
 from specsim.claims.runs import VALIDATION_KIND, floor_percent, run_columns
-from specsim.errors import InputError
-from specsim.json_files import read_json
-from specsim.results import BENCH_KIND
-from specsim.speedup.intervals import Estimate, log_ratio_error
+from specsim.io.arrays import Floats
+from specsim.io.errors import InputError
+from specsim.io.json import read_json
+from specsim.replaying.intervals import Estimate, log_ratio_error
+from specsim.report.result_files import BENCH_KIND
 
 Change = Literal["slower", "faster", "no change", "not comparable"]
 Runs: TypeAlias = Sequence[tuple[str, Mapping[str, Any]]]  # validations of one side: where each is, and its document
@@ -110,7 +108,7 @@ def diff_validations(before: Runs, after: Runs, *, between_runs_percent: float =
     Runs of a side are taken together: the seconds of a sequence are the sum of theirs.
     """
     sides = [[(where, document, _rows(document, where)) for where, document in side] for side in (before, after)]
-    floor = math.hypot(*(floor_percent(one, where) / len(side) for side in sides for where, one, _ in side))
+    floor = math.hypot(*(floor_percent(document, where) / len(side) for side in sides for where, document, _ in side))
     between = between_runs_percent * math.sqrt(1 / len(before) + 1 / len(after))
     compared: list[tuple[str, float, float, Estimate, float]] = []
     others: list[Line] = []
@@ -119,7 +117,7 @@ def diff_validations(before: Runs, after: Runs, *, between_runs_percent: float =
             [run_columns(document, rows[name], "speedup", where) for where, document, rows in side if name in rows]
             for side in sides
         )
-        was, now = _together(old), _together(new)
+        was, now = _summed(old), _summed(new)
         if was is None or now is None:
             note = "only in the new run" if was is None else "only in the old run"
         elif (len(old), len(new)) != (len(before), len(after)):
@@ -127,8 +125,8 @@ def diff_validations(before: Runs, after: Runs, *, between_runs_percent: float =
         elif was.key is None or was.key != now.key:
             note = "other sequences were decoded"
         else:
-            found = change(now.top, now.bottom, was.top, was.bottom, between)
-            compared.append((name, _speedup(was), _speedup(now), *found))
+            ratio_and_p = change(now.top, now.bottom, was.top, was.bottom, between)
+            compared.append((name, _speedup(was), _speedup(now), *ratio_and_p))
             continue
         first, second = (None if side is None else _speedup(side) for side in (was, now))
         others.append(Line(name, first, second, None, "not comparable", note))
@@ -145,15 +143,14 @@ def diff_validations(before: Runs, after: Runs, *, between_runs_percent: float =
     return Diff("speedup", floor, (*lines, *others))
 
 
-def _together(runs: Sequence[PerSequence | None]) -> PerSequence | None:
-    """The runs of a side as one, without a key where they are not of the same sequences; None of none."""
-    columns = [one for one in runs if one is not None]
+def _summed(runs: Sequence[PerSequence | None]) -> PerSequence | None:
+    """Sum the runs of a side; without a key where they are of different sequences; None for no runs."""
+    columns = [run for run in runs if run is not None]
     if not columns:
         return None
-    keys = {one.key for one in columns}
-    if len(keys) > 1 or columns[0].key[1] is None:
+    if len({run.key for run in columns}) > 1 or columns[0].key[1] is None:
         return replace(columns[0], key=None)
-    top, bottom = (np.sum([getattr(one, end) for one in columns], axis=0) for end in ("top", "bottom"))
+    top, bottom = (np.sum([getattr(run, end) for run in columns], axis=0) for end in ("top", "bottom"))
     return replace(columns[0], top=top, bottom=bottom)
 
 
@@ -226,28 +223,28 @@ def _diff_times(before: Times, after: Times, floor: float) -> Diff:
 
 
 def _kernel_times(document: Mapping[str, Any], where: str) -> Times:
-    found: Times = {}
+    times: Times = {}
     for row in document["rows"]:
         name = " ".join(str(row.get(key)) for key in KERNEL_KEYS)
         if row.get("median_us") is not None:
-            found[name] = _spread([row.get(key) for key in ("median_us", "p20_us", "p80_us")], 1e-6, f"{where}: {name}")
-    return found
+            times[name] = _spread([row.get(key) for key in ("median_us", "p20_us", "p80_us")], 1e-6, f"{where}: {name}")
+    return times
 
 
 def _benchmark_times(document: Mapping[str, Any], where: str) -> Times:
-    found: Times = {}
+    times: Times = {}
     for row in document["benchmarks"]:
         stats = row.get("stats")
         if not isinstance(stats, dict):
             raise InputError(f"{where}: benchmark {row.get('fullname')!r} has no stats; run it again")
         keys = ("median", "q1", "q3")
-        found[str(row.get("fullname"))] = _spread([stats.get(key) for key in keys], 1.0, where)
-    return found
+        times[str(row.get("fullname"))] = _spread([stats.get(key) for key in keys], 1.0, where)
+    return times
 
 
 def _spread(values: list[Any], unit_s: float, where: str) -> tuple[float, float, float]:
     if not all(isinstance(value, int | float) and np.isfinite(value) and value > 0 for value in values):
-        raise InputError(f"{where}: a time is no positive number; measure again")
+        raise InputError(f"{where}: a time is not a positive number; measure again")
     median, low, high = (value * unit_s for value in values)
     return median, min(low, median), max(high, median)
 
@@ -256,7 +253,7 @@ def _document(path: Path) -> dict[str, Any]:
     path = path / "validation.json" if path.is_dir() else path
     document = read_json(path, f"file {path}", missing="check the path", invalid="make it again")
     if not isinstance(document, dict):
-        raise InputError(f"{path} is no measurement; give a validation, or a file of a benchmark")
+        raise InputError(f"{path} is not a measurement; give a validation, or a file of a benchmark")
     return document
 
 
@@ -271,5 +268,5 @@ def _kind(document: Mapping[str, Any], path: str) -> str:
     if isinstance(rows, list) and all(isinstance(row, dict) for row in rows):
         return "pytest-benchmark"
     raise InputError(
-        f"{path} is no measurement; give a validation, or a file of `speckernels bench` or pytest-benchmark"
+        f"{path} is not a measurement; give a validation, or a file of `speckernels bench` or pytest-benchmark"
     )

@@ -1,4 +1,4 @@
-"""What every subject of a claim comes out as, and what those of JSON documents do."""
+"""The measured value of a claim's subject, with its doubt; subjects that are values of JSON documents."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from specsim.arrays import Floats
 from specsim.claims.claim import ValueSubject
-from specsim.errors import InputError
-from specsim.json_files import read_json
-from specsim.speedup.intervals import Estimate, ratio_interval
+from specsim.io.arrays import Floats
+from specsim.io.errors import InputError
+from specsim.io.json import read_json
+from specsim.replaying.intervals import Estimate, ratio_interval
 
 Stamp: TypeAlias = tuple[tuple[str, int, int], ...]  # of files: name, time of the last change, size
 
 
 @dataclass(frozen=True)
 class PerSequence:
-    """A ratio of sums over sequences: both sums' parts [S], and whose they are, so that two can be compared in pairs.
+    """A ratio of sums over sequences: numerators and denominators [S].
 
-    key : equal for subjects of the same sequences
+    key : equal for subjects of the same sequences, which can be compared in pairs
     """
 
     top: Floats
@@ -32,12 +32,12 @@ class PerSequence:
 
 @dataclass(frozen=True)
 class Measured:
-    """A value, with the doubt about it.
+    """A value with its intervals.
 
-    record : what it may be of these very sequences: the value alone where nothing was timed, else with the noise floor
-    prompts : what it may be of prompts like these, 95 %
-    floor_percent : the noise floor of measured seconds, 0 of what is computed
-    seconds : per sequence [S], and tokens [S], of what takes time; None of other values
+    record : interval for these very sequences: the value alone where nothing was timed, else with the noise floor
+    prompts : 95 % interval for prompts like these
+    floor_percent : noise floor of measured seconds; 0 for computed values
+    seconds : seconds and tokens per sequence [S], where the value comes from times
     """
 
     value: float
@@ -54,7 +54,7 @@ def from_columns(columns: PerSequence, *, average: str = "tokens", floor_percent
     if average == "sequences":
         top, bottom = np.divide(top, bottom, out=np.zeros(top.shape), where=bottom > 0), np.ones(top.shape)
     if not bottom.sum() > 0:
-        raise InputError("the ratio has nothing below: no round or no token is counted; choose another quantity")
+        raise InputError("the denominator is 0: no round or no token is counted; choose another quantity")
     over = ratio_interval(top, bottom)
     factor = 1 + floor_percent / 100
     return Measured(
@@ -67,54 +67,48 @@ def from_columns(columns: PerSequence, *, average: str = "tokens", floor_percent
 
 
 def as_measured(value: Any, where: str) -> Measured:
-    """A plain number, an estimate with its interval, or the mean of a list, whose entries are sequences."""
+    """Read a number, an estimate with its interval, or the mean of a list with an entry per sequence."""
     if isinstance(value, dict) and {"estimate", "low", "high"} <= set(value):
         numbers = [value[key] for key in ("estimate", "low", "high")]
         if all(is_number(number) for number in numbers):
             estimate = float(numbers[0])
             return Measured(estimate, Estimate.exact(estimate), Estimate(*map(float, numbers)))
-    if isinstance(value, list) and value and all(is_number(one) and one >= 0 for one in value):
+    if isinstance(value, list) and value and all(is_number(entry) and entry >= 0 for entry in value):
         entries = np.asarray(value, dtype=np.float64)
         return from_columns(PerSequence(entries, np.ones(entries.shape), ("list", where)))
     if not is_number(value):
-        raise InputError(f"{where}: what is claimed is no number but {str(value)[:40]!r}; name a number")
+        raise InputError(f"{where}: the claimed value is not a number but {str(value)[:40]!r}; name a number")
     exact = Estimate.exact(float(value))
     return Measured(exact.estimate, exact, exact)
 
 
-def in_document(subject: ValueSubject, path: Path) -> Measured:
-    document, where = _document(path), str(path)
-    found = found_at(document, subject.at, where)
-    if subject.over is None:
-        return as_measured(found, where)
-    top = not_negative(found, f"{where}: what at leads to")
-    bottom = positive(found_at(document, subject.over, where), f"{where}: what over leads to")
-    if top.shape != bottom.shape:
-        raise InputError(f"{where}: at and over are lists of different lengths; name lists of the same sequences")
-    return from_columns(PerSequence(top, bottom, ("list", where)))
+def of_value(subject: ValueSubject, home: Path) -> Measured:
+    """Evaluate a claim's number of a JSON document."""
+    path = home / subject.document
+    return as_measured(value_at(_read_document(path, stamp_of(path)), subject.at, str(path)), str(path))
 
 
-def found_at(document: Any, at: list[Any], where: str) -> Any:
-    """What lies at the end of this way through a JSON document."""
-    found = document
+def value_at(document: Any, at: list[Any], where: str) -> Any:
+    """Follow a path through a JSON document; InputError names the step that does not fit."""
+    value = document
     for number, step in enumerate(at, start=1):
         place = f"{where}: step {number} of at, {str(step)[:60]}"
-        if isinstance(step, str) and isinstance(found, dict):
-            if step not in found:
-                raise InputError(f"{place}: there is no such key; there are {', '.join(map(str, list(found)[:12]))}")
-            found = found[step]
-        elif isinstance(step, int) and isinstance(found, list):
-            if step >= len(found):
-                raise InputError(f"{place}: the list has {len(found)} entries, counted from 0")
-            found = found[step]
-        elif isinstance(step, dict) and isinstance(found, list):
-            fitting = [one for one in found if isinstance(one, dict) and step.items() <= _plain(one).items()]
-            if len(fitting) != 1:
-                raise InputError(f"{place}: {len(fitting)} entries have these values; name exactly one")
-            found = fitting[0]
+        if isinstance(step, str) and isinstance(value, dict):
+            if step not in value:
+                raise InputError(f"{place}: there is no such key; there are {', '.join(map(str, list(value)[:12]))}")
+            value = value[step]
+        elif isinstance(step, int) and isinstance(value, list):
+            if step >= len(value):
+                raise InputError(f"{place}: the list has {len(value)} entries, counted from 0")
+            value = value[step]
+        elif isinstance(step, dict) and isinstance(value, list):
+            entries = [entry for entry in value if isinstance(entry, dict) and step.items() <= _plain(entry).items()]
+            if len(entries) != 1:
+                raise InputError(f"{place}: {len(entries)} entries have these values; name exactly one")
+            value = entries[0]
         else:
-            raise InputError(f"{place}: there is no {'list' if isinstance(found, dict) else 'object'} to take it from")
-    return found
+            raise InputError(f"{place}: there is no {'list' if isinstance(value, dict) else 'object'} to take it from")
+    return value
 
 
 def _plain(entry: dict[str, Any]) -> dict[str, Any]:
@@ -125,17 +119,13 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and bool(np.isfinite(value))
 
 
-def _document(path: Path) -> Any:
-    return _read_document(path, stamp_of(path))
-
-
-@lru_cache(maxsize=8)  # many claims are of one document
+@lru_cache(maxsize=8)  # many claims are about the same document
 def _read_document(path: Path, stamp: Stamp) -> Any:
     return read_json(path, f"document {path}", missing="check the path", invalid="make it again")
 
 
 def stamp_of(path: Path) -> Stamp:
-    """What changes where a file, or one in this folder, does; nothing of what is not there, or cannot be looked at."""
+    """Cache key: names, mtimes and sizes of the file or of the folder's files; empty if unreadable."""
     try:
         files = sorted(path.iterdir()) if path.is_dir() else [path]
         states = [(file.name, file.stat()) for file in files if file.is_file()]
@@ -144,13 +134,8 @@ def stamp_of(path: Path) -> Stamp:
     return tuple((name, state.st_mtime_ns, state.st_size) for name, state in states)
 
 
-def not_negative(values: Any, where: str) -> Floats:
-    if not isinstance(values, list) or not values or not all(is_number(one) and one >= 0 for one in values):
-        raise InputError(f"{where} is no list of numbers from 0 on; name another")
-    return np.asarray(values, dtype=np.float64)
-
-
 def positive(values: Any, where: str) -> Floats:
-    if not isinstance(values, list) or not values or not all(is_number(one) and one > 0 for one in values):
-        raise InputError(f"{where} is no list of positive numbers; validate again")
+    """A list of positive numbers as an array; InputError for anything else."""
+    if not isinstance(values, list) or not values or not all(is_number(value) and value > 0 for value in values):
+        raise InputError(f"{where} is not a list of positive numbers; validate again")
     return np.asarray(values, dtype=np.float64)

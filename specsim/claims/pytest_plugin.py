@@ -43,8 +43,8 @@ class ClaimItem(pytest.Item):
         raise ClaimFailed(checked.message)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], *arguments: Any, **others: Any) -> Any:
-        from specsim.errors import InputError
-        from specsim.printable import printable
+        from specsim.io.errors import InputError
+        from specsim.io.printable import printable
 
         if isinstance(excinfo.value, ClaimFailed | InputError):
             return printable(str(excinfo.value))
@@ -59,7 +59,7 @@ class ClaimFile(pytest.File):
 
     def collect(self) -> Iterable[ClaimItem]:
         from specsim.claims.files import read_claims
-        from specsim.errors import InputError
+        from specsim.io.errors import InputError
 
         try:
             claims = read_claims(self.path)

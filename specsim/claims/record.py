@@ -1,4 +1,4 @@
-"""Claims written from what was found: a replay, a validation, a leaderboard, or a benchmark's file."""
+"""Write claims from a replay, a validation, a leaderboard, or a benchmark's file."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from specsim.claims.check import measure
 from specsim.claims.claim import ReplaySubject
 from specsim.claims.diff import KERNEL_KEYS
 from specsim.claims.files import rounded
 from specsim.claims.runs import VALIDATION_KIND
-from specsim.claims.subjects import measure
-from specsim.errors import InputError
-from specsim.examples import is_example
-from specsim.json_files import read_json
-from specsim.results import BENCH_KIND
+from specsim.io.errors import InputError
+from specsim.io.examples import is_example
+from specsim.io.json import read_json
+from specsim.report.result_files import BENCH_KIND
 
 REPLAYED_PERCENT = 0.1  # tolerance of what is computed; the same inputs give the same to far more digits
 MEASURED_PERCENT = 3.0  # of measured speedups, above the noise floor of a sound run
@@ -35,9 +37,9 @@ def replay_claim(
     *,
     tolerance_percent: float | None = None,
 ) -> Entry:
-    """The claim that a replay gives what it gives now, its paths relative to `home`.
+    """The claim that a replay keeps its present value; its paths are relative to `home`.
 
-    cost : a file, or the name of one that ships; policy : a name, or a FILE.py
+    cost : a file, or the name of a shipped cost; policy : a name, or a FILE.py
     """
     subject = {
         "trace": str(trace) if is_example(trace) else os.path.relpath(trace, home),
@@ -47,16 +49,16 @@ def replay_claim(
         "quantity": quantity,
     }
     percent = REPLAYED_PERCENT if tolerance_percent is None else tolerance_percent
-    found = measure(ReplaySubject(**subject), home).value  # type: ignore[arg-type]
-    return {"name": f"{quantity} of {subject['policy']}", **subject, **_expected(found, percent)}
+    value = measure(msgspec.convert(subject, ReplaySubject), home).value
+    return {"name": f"{quantity} of {subject['policy']}", **subject, **_expected(value, percent)}
 
 
 def document_claims(path: Path, home: Path, *, tolerance_percent: float | None = None) -> list[Entry]:
-    """The claims that a JSON document makes: every speedup or time in it, and what makes it sound."""
+    """The claims of a JSON document: every speedup or time in it, and the checks that make it sound."""
     path = path / "validation.json" if path.is_dir() else path
     document = read_json(path, f"file {path}", missing="check the path", invalid="make it again")
     if not isinstance(document, dict):
-        raise InputError(f"{path} is no measurement; give a validation, a leaderboard or a file of a benchmark")
+        raise InputError(f"{path} is not a measurement; give a validation, a leaderboard or a file of a benchmark")
     try:
         return _claims_of(document, path, os.path.relpath(path, home), tolerance_percent)
     except (KeyError, TypeError, AttributeError) as error:
@@ -67,40 +69,32 @@ def _claims_of(document: Mapping[str, Any], path: Path, file: str, tolerance_per
     if document.get("kind") == VALIDATION_KIND:
         return _of_validation(document, file, MEASURED_PERCENT if tolerance_percent is None else tolerance_percent)
     if isinstance(document.get("boards"), list):
-        percent = REPLAYED_PERCENT if tolerance_percent is None else tolerance_percent
-        return [
-            {
-                "name": f"{row['label']} on {board['trace']}, drafts up to {board['max_draft']}",
-                "document": file,
-                "at": ["boards", number, "rows", {"label": row["label"]}, "speedup"],
-                **_expected(row["speedup"]["estimate"], percent),
-            }
+        values = {
+            f"{row['label']} on {board['trace']}, drafts up to {board['max_draft']}": (
+                ["boards", number, "rows", {"label": row["label"]}, "speedup"],
+                row["speedup"]["estimate"],
+            )
             for number, board in enumerate(document["boards"])
             for row in board["rows"]
-        ]
-    percent = TIMED_PERCENT if tolerance_percent is None else tolerance_percent
-    if document.get("kind") == BENCH_KIND:
-        return [
-            {
-                "name": " ".join(str(row[key]) for key in KERNEL_KEYS),
-                "document": file,
-                "at": ["rows", {key: row[key] for key in KERNEL_KEYS}, "median_us"],
-                **_expected(row["median_us"], percent),
-            }
-            for row in document["rows"]
+        }
+    elif document.get("kind") == BENCH_KIND:
+        keys = [{key: row[key] for key in KERNEL_KEYS} for row in document["rows"]]
+        values = {
+            " ".join(map(str, key.values())): (["rows", key, "median_us"], row["median_us"])
+            for key, row in zip(keys, document["rows"], strict=True)
             if row["median_us"] is not None
-        ]
-    if isinstance(document.get("benchmarks"), list):
-        return [
-            {
-                "name": row["fullname"],
-                "document": file,
-                "at": ["benchmarks", {"fullname": row["fullname"]}, "stats", "median"],
-                **_expected(row["stats"]["median"], percent),
-            }
+        }
+    elif isinstance(document.get("benchmarks"), list):
+        values = {
+            row["fullname"]: (["benchmarks", {"fullname": row["fullname"]}, "stats", "median"], row["stats"]["median"])
             for row in document["benchmarks"]
-        ]
-    raise InputError(f"{path} is no measurement; give a validation, a leaderboard or a file of a benchmark")
+        }
+    else:
+        raise InputError(f"{path} is not a measurement; give a validation, a leaderboard or a file of a benchmark")
+    usual = REPLAYED_PERCENT if "boards" in document else TIMED_PERCENT
+    percent = usual if tolerance_percent is None else tolerance_percent
+    return [{"name": name, "document": file, "at": at, **_expected(value, percent)}
+            for name, (at, value) in values.items()]  # fmt: skip
 
 
 def _of_validation(document: Mapping[str, Any], file: str, percent: float) -> list[Entry]:

@@ -1,4 +1,4 @@
-"""What a check found, for machines: JSON, JUnit XML, and times in pytest-benchmark's form."""
+"""Results of a check for machines: JSON, JUnit XML, and times in pytest-benchmark's form."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ from specsim.claims.check import Checked
 from specsim.claims.claim import Verdict
 
 
-def as_document(checked: Sequence[Checked]) -> dict[str, Any]:
+def as_document(results: Sequence[Checked]) -> dict[str, Any]:
     """The JSON form of a check."""
     return {
         "kind": "specsim-claims",
         "version": 1,
-        "passed": all(one.passed for one in checked),
-        "verdicts": {verdict: sum(one.verdict == verdict for one in checked) for verdict in get_args(Verdict)},
-        "claims": [one.as_dict() for one in checked],
+        "passed": all(result.passed for result in results),
+        "verdicts": {verdict: sum(result.verdict == verdict for result in results) for verdict in get_args(Verdict)},
+        "claims": [result.as_dict() for result in results],
     }
 
 
-def junit_xml(checked: Sequence[Checked]) -> str:
-    """JUnit XML as pytest writes it: a claim is a test case, what did not pass is a failure of its verdict's type."""
-    failed = sum(not one.passed for one in checked)
+def junit_xml(results: Sequence[Checked]) -> str:
+    """JUnit XML as pytest writes it: a claim is a test case; a failure has the verdict as its type."""
+    failed = sum(not result.passed for result in results)
     suites = ElementTree.Element("testsuites", name="specsim claims")
-    counts = {"tests": str(len(checked)), "failures": str(failed), "errors": "0", "skipped": "0"}
+    counts = {"tests": str(len(results)), "failures": str(failed), "errors": "0", "skipped": "0"}
     suite = ElementTree.SubElement(suites, "testsuite", {"name": "specsim claims", **counts})
-    for one in checked:
+    for result in results:
         case = ElementTree.SubElement(
-            suite, "testcase", classname=one.claim.home.name or "claims", name=one.claim.name, time="0"
+            suite, "testcase", classname=result.claim.home.name or "claims", name=result.claim.name, time="0"
         )
-        if not one.passed:
-            ElementTree.SubElement(case, "failure", type=one.verdict, message=one.message).text = one.message
-        ElementTree.SubElement(case, "system-out").text = f"{one.verdict}: {one.recomputed}"
+        if not result.passed:
+            ElementTree.SubElement(case, "failure", type=result.verdict, message=result.message).text = result.message
+        ElementTree.SubElement(case, "system-out").text = f"{result.verdict}: {result.recomputed}"
     return str(ElementTree.tostring(suites, encoding="unicode", xml_declaration=True)) + "\n"
 
 
-def benchmark_document(checked: Sequence[Checked]) -> dict[str, Any]:
-    """Seconds per output token of every claim that has them, for `pytest-benchmark compare`; a round is a sequence."""
+def benchmark_document(results: Sequence[Checked]) -> dict[str, Any]:
+    """Seconds per output token of every timed claim, for `pytest-benchmark compare`; its rounds are sequences."""
     from specsim import __version__
 
-    timed = [(one, *one.seconds) for one in checked if one.seconds is not None]
+    timed = [(result, *result.seconds) for result in results if result.seconds is not None]
     return {
         "machine_info": {"node": platform.node(), "machine": platform.machine(), "system": platform.system()},
         "commit_info": {},
@@ -54,15 +54,19 @@ def benchmark_document(checked: Sequence[Checked]) -> dict[str, Any]:
         "benchmarks": [
             {
                 "group": None,
-                "name": one.claim.name,
-                "fullname": one.claim.name,
+                "name": result.claim.name,
+                "fullname": result.claim.name,
                 "params": None,
                 "param": None,
-                "extra_info": {"verdict": one.verdict, "claimed": one.claim.claimed, "recomputed": one.recomputed},
+                "extra_info": {
+                    "verdict": result.verdict,
+                    "claimed": result.claim.claimed,
+                    "recomputed": result.recomputed,
+                },
                 "options": {},
                 "stats": _stats(seconds / tokens),
             }
-            for one, seconds, tokens in timed
+            for result, seconds, tokens in timed
         ],
     }
 

@@ -2,148 +2,149 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from specsim.cli.console import check_new, print_json, print_table, progress_bar
-from specsim.cli.options import JsonOption, RoundsPolicyOption, SeedOption
+from specsim.cli.command import Answer, command
+from specsim.cli.console import check_new, fact_text, print_facts, print_table, progress_bar
+from specsim.cli.options import SeedSettings
+from specsim.cli.settings import Settings, argument, setting
+
+if TYPE_CHECKING:
+    from specsim.acceptance.goodness import FitReport
 
 acceptance = typer.Typer(
-    help="Acceptance models: fit one to what data there is, generate traces from it, see how well it fits.\n\n"
-    "iid: one acceptance rate, any source. per_position: one per draft depth, any source, such as a server's "
-    "counters. difficulty: easy and hard stretches with confidence and entropy, from a dense trace; from rounds "
-    "with a default distribution of confidence.\n\n"
-    "Only difficulty tells policies that look at confidence or entropy anything; under the others, compare "
-    "fixed draft lengths.",
+    help="Fit acceptance models, generate traces.\n\n"
+    "iid: one acceptance rate, from any source. per_position: one rate per draft depth, from any source, such as a "
+    "server's counters. difficulty: easy and hard stretches with confidence and entropy, from a dense trace; from "
+    "rounds with a default distribution of confidence.\n\n"
+    "Policies that read confidence or entropy need difficulty; with the other models, compare fixed draft lengths.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
+MODEL_HELP = "Model made by `specsim acceptance fit`."
+OVERWRITE_HELP = "Replace what is at --out."
 
 
-class ModelKind(StrEnum):
-    """Acceptance models by name."""
+@dataclass(frozen=True, kw_only=True)
+class FitOptions(Settings):
+    """What is fitted to which data."""
 
-    iid = "iid"
-    per_position = "per_position"
-    difficulty = "difficulty"
+    source: Path = argument(
+        "A trace (folder or .zip), rounds of real runs (.parquet, as `realrun validate` writes them), or counters per "
+        'draft position (.json, {"drafted": [...], "accepted": [...]}).'
+    )
+    model: Literal["iid", "per_position", "difficulty"] = setting(..., "Acceptance model to fit.")
+    out: Path = setting(..., "Where to write the model, as JSON.")
+    policy: str | None = setting(None, "Use only rounds recorded under this policy.")
+    overwrite: bool = setting(False, OVERWRITE_HELP, flag="--overwrite")
 
 
-ModelArgument = Annotated[Path, typer.Argument(help="Model made by `specsim acceptance fit`.", show_default=False)]
-OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace what is at --out.")]
+@command(acceptance)
+def fit(options: FitOptions) -> Answer:
+    """Fit an acceptance model to data.
 
-
-@acceptance.command()
-def fit(
-    source: Annotated[
-        Path,
-        typer.Argument(
-            help="A trace (folder or .zip), rounds of real runs (.parquet, as `realrun validate` writes them), or "
-            'counters per draft position (.json, {"drafted": [...], "accepted": [...]}).',
-            show_default=False,
-        ),
-    ],
-    model: Annotated[ModelKind, typer.Option(help="What to fit.", show_default=False)],
-    out: Annotated[Path, typer.Option(help="Where to write the model, as JSON.", show_default=False)],
-    policy: RoundsPolicyOption = None,
-    overwrite: OverwriteOption = False,
-    json: JsonOption = False,
-) -> None:
-    """Fit an acceptance model.
-
-    Rounds that accept their whole draft are read as censored: they bound the match length from
-    below. That holds for drafts whose end had nothing to do with how they would have gone on, so
-    give rounds of a fixed draft length where you have them.
+    Rounds that accept their whole draft are read as censored: they bound the longest accepted prefix from below. This
+    requires drafts whose end does not depend on how they would have continued, so prefer rounds of a fixed draft
+    length.
 
     Example: specsim acceptance fit counters.json --model per_position --out model.json
     """
     from specsim.acceptance.files import MODELS, as_document, save_model
     from specsim.acceptance.sources import describe, read_source, verified_by_depth
-    from specsim.acceptance.synthetic import plain
+    from specsim.acceptance.synthetic import parameters_of
 
-    check_new(out, overwrite=overwrite)
-    data = read_source(source, policy=policy)
-    fitted = MODELS[model.value].fit(data)
-    save_model(fitted, out, describe(data))
-    if json:
-        print_json(as_document(fitted, describe(data)))
-        return
-    accepted, verified = verified_by_depth(data)
-    rows = [
-        [str(i + 1), f"{verified[i]:,.0f}", f"{accepted[i]:,.0f}", f"{accepted[i] / verified[i]:.3f}"]
-        for i in range(len(verified))
-        if verified[i] > 0
-    ]
-    where = " (rounds that draft the whole depth)" if describe(data)["source"] == "dense trace" else ""
-    print_table(f"{source}{where}", ["draft depth", "verified", "accepted", "rate"], rows)
-    print_table(f"{model.value}, written to {out}", ["parameter", "value"], _parameter_rows(plain(fitted)))
+    check_new(options.out, overwrite=options.overwrite)
+    data = read_source(options.source, policy=options.policy)
+    fitted, description = MODELS[options.model].fit(data), describe(data)
+    save_model(fitted, options.out, description)
+
+    def show() -> None:
+        accepted, verified = verified_by_depth(data)
+        rows = [
+            [str(i + 1), f"{verified[i]:,.0f}", f"{accepted[i]:,.0f}", f"{accepted[i] / verified[i]:.3f}"]
+            for i in range(len(verified))
+            if verified[i] > 0
+        ]
+        which = " (rounds that draft the whole depth)" if description["source"] == "dense trace" else ""
+        print_table(f"{options.source}{which}", ["draft depth", "verified", "accepted", "rate"], rows)
+        parameters = _parameter_rows(parameters_of(fitted))
+        print_table(f"{options.model}, written to {options.out}", ["parameter", "value"], parameters)
+
+    return Answer(as_document(fitted, description), show)
 
 
-@acceptance.command()
-def generate(
-    model: ModelArgument,
-    out: Annotated[Path, typer.Option(help="Trace folder to write.", show_default=False)],
-    sequences: Annotated[int, typer.Option(help="Sequences.", min=1)] = 100,
-    output_tokens: Annotated[int, typer.Option(help="Output tokens of each.", min=1)] = 128,
-    max_draft_tokens: Annotated[int, typer.Option(help="Longest draft recorded, in tokens.", min=1, max=255)] = 16,
-    prompt_tokens: Annotated[int, typer.Option(help="Prompt tokens of each; costs depend on them.", min=1)] = 64,
-    seed: SeedOption = 0,
-    overwrite: OverwriteOption = False,
-    json: JsonOption = False,
-) -> None:
-    """Write a synthetic dense trace, which `specsim replay` and `specsim tune` read like a recorded one.
+@dataclass(frozen=True, kw_only=True)
+class GenerateOptions(SeedSettings):
+    """How much is generated from which model."""
 
-    Its meta.json says that it is synthetic and holds the model.
+    model: Path = argument(MODEL_HELP)
+    out: Path = setting(..., "Trace folder to write.")
+    sequences: int = setting(100, "Number of sequences.", low=1)
+    output_tokens: int = setting(128, "Output tokens per sequence.", low=1)
+    max_draft_tokens: int = setting(16, "Maximum draft length to record.", low=1, high=255)
+    prompt_tokens: int = setting(64, "Prompt tokens per sequence; costs depend on them.", low=1)
+    overwrite: bool = setting(False, OVERWRITE_HELP, flag="--overwrite")
+
+
+@command(acceptance)
+def generate(options: GenerateOptions) -> Answer:
+    """Generate a synthetic trace from a model.
+
+    `specsim replay` and `specsim tune` read it like a recorded trace. Its meta.json marks it as synthetic and holds
+    the model.
 
     Example: specsim acceptance generate model.json --out synthetic --sequences 200
     """
     from specsim.acceptance.files import load_model
-    from specsim.api.generate import generate as run_generate
+    from specsim.acceptance.generate import generate as run_generate
     from specsim.trace.files import check_free, write_trace
 
-    check_free(out, overwrite=overwrite)
-    loaded = load_model(model)
+    check_free(options.out, overwrite=options.overwrite)
+    model = load_model(options.model)
     with progress_bar() as report:
         report("generate", 0, 2)
         trace = run_generate(
-            loaded,
-            sequences=sequences,
-            output_tokens=output_tokens,
-            depth=max_draft_tokens,
-            prompt_tokens=prompt_tokens,
-            seed=seed,
+            model,
+            sequences=options.sequences,
+            output_tokens=options.output_tokens,
+            depth=options.max_draft_tokens,
+            prompt_tokens=options.prompt_tokens,
+            seed=options.seed,
         )
         report("generate", 1, 2)
-        write_trace(trace, out, overwrite=overwrite)
+        write_trace(trace, options.out, overwrite=options.overwrite)
     document = {
-        "trace": str(out),
-        "model": loaded.name,
+        "trace": str(options.out),
+        "model": model.name,
         "sequences": trace.sequences,
         "output_tokens": len(trace.token),
-        "depth": max_draft_tokens,
-        "seed": seed,
+        "depth": options.max_draft_tokens,
+        "seed": options.seed,
         "mean_match_len": float(trace.match_len.mean()),
     }
-    if json:
-        print_json(document)
-        return
-    print_table("synthetic trace", ["", "value"], [[key, _number(value)] for key, value in document.items()])
+    return Answer(document, partial(print_facts, "synthetic trace", document))
 
 
-@acceptance.command()
-def check(
-    model: ModelArgument,
-    trace: Annotated[Path, typer.Argument(help="Recorded trace to compare with.", show_default=False)],
-    replicates: Annotated[int, typer.Option(help="Traces to generate.", min=2)] = 39,
-    seed: SeedOption = 0,
-    json: JsonOption = False,
-) -> None:
-    """Compare a model with a trace: accepted lengths, autocorrelation, calibration.
+@dataclass(frozen=True, kw_only=True)
+class CheckOptions(SeedSettings):
+    """Which model is compared with which trace."""
 
-    Traces of the same size are generated from the model. The range holds 95 % of such traces: of a
-    true model, about one statistic in twenty lies outside.
+    model: Path = argument(MODEL_HELP)
+    trace: Path = argument("Recorded trace to compare with.")
+    replicates: int = setting(39, "Traces to generate.", low=2)
+
+
+@command(acceptance)
+def check(options: CheckOptions) -> Answer:
+    """Compare an acceptance model with a trace.
+
+    Compares accepted lengths, autocorrelation and calibration with traces of the same size that are generated from
+    the model. The range holds 95 % of such traces, so for a true model about one statistic in twenty lies outside.
 
     Example: specsim acceptance check model.json TRACE
     """
@@ -151,34 +152,24 @@ def check(
     from specsim.acceptance.goodness import fit_report
     from specsim.trace.files import read_plain_trace
 
-    loaded, recorded = load_model(model), read_plain_trace(trace)
+    model, trace = load_model(options.model), read_plain_trace(options.trace)
     with progress_bar() as report:
-        result = fit_report(
-            loaded,
-            recorded,
-            replicates=replicates,
-            seed=seed,
-            progress=lambda done, total: report("generate", done, total),
-        )
-    if json:
-        print_json({"model": loaded.name, **result.as_dict()})
-        return
-    lengths = zip(result.accepted_length, result.model_accepted_length, strict=True)
-    print_table(
-        "match length, share of positions",
-        ["tokens", "observed", "model"],
-        [[str(length), f"{own:.4f}", f"{others:.4f}"] for length, (own, others) in enumerate(lengths)],
-    )
-    rows = [
+        progress = partial(report, "generate")
+        fit = fit_report(model, trace, replicates=options.replicates, seed=options.seed, progress=progress)
+    title = f"{model.name} against {options.trace}: {fit.replicates} generated traces of {fit.sequences} sequences"
+    return Answer({"model": model.name, **fit.as_dict()}, partial(_print_fit, fit, title))
+
+
+def _print_fit(fit: FitReport, title: str) -> None:
+    lengths = zip(fit.accepted_length, fit.model_accepted_length, strict=True)
+    rows = [[str(length), f"{observed:.4f}", f"{model:.4f}"] for length, (observed, model) in enumerate(lengths)]
+    print_table("longest accepted prefix, share of positions", ["tokens", "observed", "model"], rows)
+    noise, distance = fit.total_variation_noise, fit.total_variation
+    rows = [["total variation of these shares", f"{distance:.3f}", "", f"up to {noise:.3f}", _yes(distance <= noise)]]
+    rows += [
         [s.name, f"{s.observed:.3f}", f"{s.model:.3f}", f"{s.low:.3f} to {s.high:.3f}", _yes(s.fits)]
-        for s in result.statistics
+        for s in fit.statistics
     ]
-    noise, distance = result.total_variation_noise, result.total_variation
-    rows.insert(
-        0,
-        ["total variation of match lengths", f"{distance:.3f}", "", f"up to {noise:.3f}", _yes(distance <= noise)],
-    )
-    title = f"{loaded.name} against {trace}: {result.replicates} generated traces of {result.sequences} sequences"
     print_table(title, ["statistic", "observed", "model", "95 % range", "fits"], rows)
 
 
@@ -186,18 +177,14 @@ def _yes(fact: bool) -> str:
     return "yes" if fact else "no"
 
 
-def _number(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
 def _parameter_rows(parameters: dict[str, Any]) -> list[list[str]]:
-    """Parameters to read; of a long table its ends and middle."""
+    """Names and values of parameters; of a long table its ends and middle."""
     rows = []
     for name, value in parameters.items():
-        values = value if isinstance(value, tuple | list) else [value]
+        values = list(value) if isinstance(value, tuple | list) else [value]
         if len(values) > 32:
-            text = f"{_number(values[0])} ... {_number(values[len(values) // 2])} ... {_number(values[-1])}"
+            text = " ... ".join(map(fact_text, (values[0], values[len(values) // 2], values[-1])))
         else:
-            text = ", ".join(_number(one) for one in values)
+            text = fact_text(values)
         rows.append([name, text])
     return rows

@@ -1,183 +1,178 @@
-"""`specsim claims`: keep a speedup as a regression test."""
+"""`specsim claims`: guard a speedup with a regression check."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING
 
 import typer
 
-from specsim.cli.console import OverwriteFileOption, check_new, parse_settings, print_json, print_table, progress_bar
-from specsim.cli.options import JsonOption
+from specsim.cli.command import Answer, command
+from specsim.cli.console import check_new, parse_settings, print_table, progress_bar
+from specsim.cli.options import OVERWRITE_FILE_HELP, SET_HELP
+from specsim.cli.settings import Settings, argument, setting
 
-claims = typer.Typer(
-    help="Claims about speculation in TOML files: check them again, write them, compare two runs.",
-    no_args_is_help=True,
-)
-Files = Annotated[
-    list[Path],
-    typer.Argument(help="Claim files, or folders with *.claims.toml.", metavar="FILE...", show_default=False),
-]
+if TYPE_CHECKING:
+    from specsim.claims.check import Checked
+    from specsim.claims.diff import Diff
+
+claims = typer.Typer(help="Guard speedups with regression checks.", no_args_is_help=True)
 
 
-@claims.command()
-def check(
-    files: Files,
-    junit: Annotated[Path | None, typer.Option(help="File for JUnit XML.", show_default=False)] = None,
-    out: Annotated[Path | None, typer.Option(help="File for the JSON that --json prints.", show_default=False)] = None,
-    benchmark_json: Annotated[
-        Path | None,
-        typer.Option(help="File for seconds per token in pytest-benchmark's form.", show_default=False),
-    ] = None,
-    allow_policy_files: Annotated[
-        bool, typer.Option("--allow-policy-files", help="Let claims run policy files outside the working tree.")
-    ] = False,
-    json: JsonOption = False,
-) -> None:
-    """Evaluate claims again and judge them.
+@dataclass(frozen=True, kw_only=True)
+class CheckOptions(Settings):
+    """Which claims are checked, and which reports are written."""
 
-    A claim "holds" where all that its value may be lies inside what is claimed; is "drifted" (an expected value) or
-    "contradicted" (a bound, an order) where it lies outside; and is "not decidable" where the interval straddles the
-    bound, which is never a pass. Exits 1 unless every claim has the verdict that it is known to have.
+    files: list[Path] = argument("Claim files, or folders with *.claims.toml.", metavar="FILE...")
+    junit: Path | None = setting(None, "Write JUnit XML to this file.")
+    out: Path | None = setting(None, "Write the JSON that --json prints to this file.")
+    benchmark_json: Path | None = setting(None, "Write seconds per token to this file, in pytest-benchmark's format.")
+    allow_policy_files: bool = setting(
+        False, "Allow claims to run policy files outside the working tree.", flag="--allow-policy-files"
+    )
 
-    A claim whose policy is a FILE.py runs that file, which is a Python program: check claims of people whom you trust.
-    Files outside the working tree (Git's, or else the current folder) are run with --allow-policy-files only.
+
+@command(claims)
+def check(options: CheckOptions) -> Answer:
+    """Check claims against a new evaluation.
+
+    A claim "holds" if its whole interval satisfies it; it is "drifted" (an expected value) or "contradicted" (a bound,
+    an order) if the interval lies outside; and it is "not decidable" if the interval straddles the bound, which never
+    passes. Exits with 1 unless every claim has its known status.
+
+    A claim whose policy is a FILE.py runs that Python file, so check only claims of people whom you trust. Files
+    outside the working tree (Git's, or else the current folder) need --allow-policy-files.
 
     Example: specsim claims check claims/ --junit claims.xml
     """
     from specsim.claims.check import check_files
     from specsim.claims.files import claim_files
     from specsim.claims.reports import as_document, benchmark_document, junit_xml
-    from specsim.files import write_json, write_text
+    from specsim.io.files import write_json, write_text
 
-    paths = claim_files(files)
+    paths = claim_files(options.files)
     with progress_bar() as progress:
-        checked = check_files(paths, allow_policy_files=allow_policy_files, progress=progress)
+        checked = check_files(paths, allow_policy_files=options.allow_policy_files, progress=progress)
     document = as_document(checked)
-    if junit is not None:
-        write_text(junit, junit_xml(checked))
-    if out is not None:
-        write_json(document, out)
-    if benchmark_json is not None:
-        write_json(benchmark_document(checked), benchmark_json)
-    if json:
-        print_json(document)
-    else:
-        rows = [[one.claim.name, one.claim.claimed, one.recomputed, _verdict(one)] for one in checked]
-        passed = sum(one.passed for one in checked)
-        print_table(f"{passed} of {len(checked)} claims pass", ["claim", "claimed", "recomputed", "verdict"], rows)
-    if not document["passed"]:
-        raise typer.Exit(1)
+    if options.junit is not None:
+        write_text(options.junit, junit_xml(checked))
+    if options.out is not None:
+        write_json(document, options.out)
+    if options.benchmark_json is not None:
+        write_json(benchmark_document(checked), options.benchmark_json)
+    rows = [[result.claim.name, result.claim.claimed, result.recomputed, _verdict(result)] for result in checked]
+    title = f"{sum(result.passed for result in checked)} of {len(checked)} claims pass"
+    show = partial(print_table, title, ["claim", "claimed", "recomputed", "verdict"], rows)
+    return Answer(document, show, bool(document["passed"]))
 
 
-def _verdict(one: Any) -> str:
-    known = one.claim.statement.verdict
-    if one.passed:
-        return one.verdict if known == "holds" else f"{one.verdict}, as known"
-    return one.verdict.upper() if known == "holds" else f"{one.verdict.upper()}, known as {known}"
+def _verdict(result: Checked) -> str:
+    known, verdict = result.claim.statement.verdict, result.verdict
+    if result.passed:
+        return verdict if known == "holds" else f"{verdict}, as known"
+    return verdict.upper() if known == "holds" else f"{verdict.upper()}, known as {known}"
 
 
-@claims.command()
-def record(
-    out: Annotated[Path, typer.Argument(help="Claim file to write, NAME.claims.toml.", show_default=False)],
-    source: Annotated[
-        Path,
-        typer.Argument(
-            help="A validation, leaderboard.json, a file of `speckernels bench` or pytest-benchmark, or a trace.",
-            show_default=False,
-        ),
-    ],
-    cost: Annotated[
-        Path | None, typer.Option(help="Of a trace: its cost file, or a name that ships.", show_default=False)
-    ] = None,
-    policy: Annotated[str | None, typer.Option(help="Of a trace: the policy.", show_default=False)] = None,
-    set_: Annotated[
-        list[str], typer.Option("--set", help="A setting, NAME=VALUE; repeat for more.", metavar="NAME=VALUE")
-    ] = [],  # noqa: B006 (typer reads the default, it is never changed)
-    quantity: Annotated[str, typer.Option(help="Of a trace: what to claim.")] = "speedup",
-    tolerance_percent: Annotated[
-        float | None,
-        typer.Option(help="Default: 0.1 of replays, 3 of measured speedups, 20 of single times.", min=0),
-    ] = None,
-    overwrite: OverwriteFileOption = False,
-) -> None:
-    """Write claims from what was found: every speedup of a validation, row of a board, time of a benchmark.
+@dataclass(frozen=True, kw_only=True)
+class RecordOptions(Settings):
+    """Which claims are written, from which result."""
 
-    Paths are written relative to the claim file. The claims hold at once; change what you would rather claim.
+    out: Path = argument("Claim file to write, NAME.claims.toml.")
+    source: Path = argument(
+        "A validation, leaderboard.json, a file of `speckernels bench` or pytest-benchmark, or a trace."
+    )
+    cost: Path | None = setting(None, "For a trace: its cost file, or a name of `specsim cost list`.")
+    policy: str | None = setting(None, "For a trace: the policy.")
+    set_: list[str] = setting([], SET_HELP, metavar="NAME=VALUE")
+    quantity: str = setting("speedup", "For a trace: what to claim.")
+    tolerance_percent: float | None = setting(
+        None, "Tolerance (default: 0.1 for replays, 3 for measured speedups, 20 for single times).", low=0
+    )
+    overwrite: bool = setting(False, OVERWRITE_FILE_HELP, flag="--overwrite")
+
+
+@command(claims)
+def record(options: RecordOptions) -> None:
+    """Write claims from a result.
+
+    Writes a claim for every speedup of a validation, row of a leaderboard or time of a benchmark. Paths are relative
+    to the claim file. The claims hold at once; edit them as you like.
 
     Example: specsim claims record speedups.claims.toml validation/
     """
     from specsim.claims.files import SUFFIX, write_claims
     from specsim.claims.record import document_claims, replay_claim
-    from specsim.errors import InputError
-    from specsim.examples import is_example
+    from specsim.io.errors import InputError
+    from specsim.io.examples import is_example
 
+    out, source, cost, policy = options.out, options.source, options.cost, options.policy
     if not out.name.endswith(SUFFIX):
         raise InputError(f"{out}: a claim file is called NAME{SUFFIX}; rename it")
-    check_new(out, overwrite=overwrite)
-    home = out.parent
+    check_new(out, overwrite=options.overwrite)
+    tolerance = options.tolerance_percent
     if is_example(source) or (source / "meta.json").is_file() or source.suffix == ".zip":
         if cost is None or policy is None:
             raise InputError("a claim of a trace needs --cost and --policy; give both")
-        settings = parse_settings(set_)
-        entries = [replay_claim(source, cost, policy, settings, quantity, home, tolerance_percent=tolerance_percent)]
+        chosen = source, cost, policy, parse_settings(options.set_), options.quantity
+        entries = [replay_claim(*chosen, out.parent, tolerance_percent=tolerance)]
     else:
-        if cost is not None or policy is not None or set_:
-            raise InputError(f"--cost, --policy and --set belong to a trace, {source} is none; leave them out")
-        entries = document_claims(source, home, tolerance_percent=tolerance_percent)
+        if cost is not None or policy is not None or options.set_:
+            raise InputError(f"--cost, --policy and --set belong to a trace, which {source} is not; leave them out")
+        entries = document_claims(source, out.parent, tolerance_percent=tolerance)
     write_claims(out, entries, title=f"Written from {source.name} by `specsim claims record`.")
     print(f"{out}: {len(entries)} claims")
 
 
-@claims.command()
-def diff(
-    old: Annotated[Path, typer.Argument(help="Before: a validation, or a benchmark's file.", show_default=False)],
-    new: Annotated[Path, typer.Argument(help="After: the same, made again.", show_default=False)],
-    between_runs_percent: Annotated[
-        float | None,
-        typer.Option(
-            help="Standard deviation of a speedup between runs of one commit, default 1.7; of a benchmark's times, the "
-            "least gap that counts, default 5.",
-            min=0,
-            show_default=False,
-        ),
-    ] = None,
-    more_old: Annotated[
-        list[Path] | None, typer.Option(help="A further validation of before; may be given several times.")
-    ] = None,
-    more_new: Annotated[
-        list[Path] | None, typer.Option(help="A further validation of after; may be given several times.")
-    ] = None,
-    json: JsonOption = False,
-) -> None:
-    """Compare two measurements of the same things: did this commit slow speculation down?
+@dataclass(frozen=True, kw_only=True)
+class DiffOptions(Settings):
+    """Which measurements are compared."""
 
-    Validations are compared in pairs of sequences, row by row with the same settings; a change counts where it is
-    significant (95 %, all rows together, runs of one commit varying as given) and beyond the noise floor of both.
-    Several runs a side find smaller changes.
-    Files of `speckernels bench` and of pytest-benchmark are compared by median and spread. Exits 1 where a row is
-    slower.
+    old: Path = argument("Before: a validation, or a benchmark's file.")
+    new: Path = argument("After: the same kind of file.")
+    between_runs_percent: float | None = setting(
+        None,
+        "Standard deviation of a speedup between runs of one commit (default 1.7); for benchmarks, the smallest gap "
+        "that counts (default 5).",
+        low=0,
+    )
+    more_old: list[Path] = setting([], "Another validation of before; repeat for more.")
+    more_new: list[Path] = setting([], "Another validation of after; repeat for more.")
+
+
+@command(claims)
+def diff(options: DiffOptions) -> Answer:
+    """Compare two measurements: any slowdown?
+
+    Validations are compared row by row, paired over sequences. A change counts if it is significant (95 %, all rows
+    together, given the deviation between runs of one commit) and exceeds the noise floor of both. Several runs per
+    side detect smaller changes. Files of `speckernels bench` and of pytest-benchmark are compared by median and
+    spread. Exits with 1 if a row is slower.
 
     Example: specsim claims diff before/ after/
     """
     from specsim.claims.diff import read_diff
 
-    found = read_diff(
-        old, new, more_old=more_old or (), more_new=more_new or (), between_runs_percent=between_runs_percent
+    changes = read_diff(
+        options.old,
+        options.new,
+        more_old=options.more_old,
+        more_new=options.more_new,
+        between_runs_percent=options.between_runs_percent,
     )
-    if json:
-        print_json(found.as_dict())
-    else:
-        rows = [
-            [
-                line.name,
-                *("" if value is None else f"{value:.4g}" for value in (line.old, line.new)),
-                "" if line.ratio is None else str(line.ratio),
-                f"{line.change}: {line.note}" if line.note else line.change,
-            ]
-            for line in found.lines
+    return Answer(changes.as_dict(), partial(_print_changes, changes), not changes.slower)
+
+
+def _print_changes(changes: Diff) -> None:
+    rows = [
+        [
+            line.name,
+            *("" if value is None else f"{value:.4g}" for value in (line.old, line.new)),
+            "" if line.ratio is None else str(line.ratio),
+            f"{line.change}: {line.note}" if line.note else line.change,
         ]
-        title = f"{found.quantity}, noise floor {found.floor_percent:.2f} %; new over old, below 1 is slower"
-        print_table(title, ["row", "old", "new", "new over old", "verdict"], rows)
-    if found.slower:
-        raise typer.Exit(1)
+        for line in changes.lines
+    ]
+    title = f"{changes.quantity}, noise floor {changes.floor_percent:.2f} %; new over old, below 1 is slower"
+    print_table(title, ["row", "old", "new", "new over old", "verdict"], rows)

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from enum import StrEnum
@@ -21,9 +21,9 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from specsim import __version__
-from specsim.errors import InputError, Interrupted
-from specsim.printable import one_line, printable, printable_output, unescaped
-from specsim.progress import Progress, ProgressLines, ProgressReports
+from specsim.io.errors import InputError, Interrupted
+from specsim.io.printable import one_line, printable, printable_output, unescaped
+from specsim.io.progress import Progress, ProgressLines, ProgressReports
 
 BAD_INPUT = 2
 INTERRUPTED = 130  # as shells have it
@@ -138,25 +138,30 @@ def options_of_all(
     progress: Annotated[
         ProgressForm,
         typer.Option(
-            help="How long commands say on standard error how far they are. auto: a bar on a terminal, else a line "
-            "every half minute; json: for programs, one object a line of progress, done, total, elapsed_s and left_s."
+            help="Progress output on stderr. auto: a bar on a terminal, else a line every 30 s; json: JSON lines with "
+            "progress, done, total, elapsed_s and left_s."
         ),
     ] = ProgressForm.AUTO,
 ) -> None:
     _progress_form.set(progress)
 
 
-OverwriteFileOption = Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")]
-
-
 def check_new(path: Path, *, overwrite: bool) -> None:
-    """InputError, ahead of the work, where a file is there that is not to be replaced."""
+    """Raise InputError, before any work, where a file exists and is not to be replaced."""
     if path.exists() and not overwrite:
         raise InputError(f"{path} exists; choose another name or overwrite it (--overwrite)")
 
 
+def claim_file(path: Path, *, overwrite: bool) -> None:
+    """Raise InputError or OSError, before any work, where a file exists or is not writable."""
+    from specsim.io.files import check_writable
+
+    check_new(path, overwrite=overwrite)
+    check_writable(path)
+
+
 def print_json(document: Any) -> None:
-    """One JSON object on standard output."""
+    """Print one JSON object on standard output."""
     print(json.dumps(document, indent=2))
 
 
@@ -167,10 +172,33 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
     terminal.print_table(title, columns, rows, labels=labels)
 
 
-def print_notes(notes: Iterable[str]) -> None:
-    """What qualifies the result above, a line each."""
+def print_facts(title: str, facts: Mapping[str, Any], *, number: str = ".4g") -> None:
+    """Print names and values as a table; `number` is how floats are formatted."""
+    print_table(title, ["", "value"], [[name, fact_text(value, number)] for name, value in facts.items()])
+
+
+def fact_text(value: Any, number: str = ".4g") -> str:
+    """A value of a JSON document as people read it."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {fact_text(part, number)}" for name, part in value.items()) or "none"
+    if isinstance(value, list):
+        return ", ".join(fact_text(part, number) for part in value) or "none"
+    if value is None:
+        return "none"
+    return f"{value:{number}}" if isinstance(value, float) else str(value)
+
+
+def print_skipped(title: str, skipped: Iterable[Mapping[str, str]]) -> None:
+    """Print which policies were left out, and why."""
+    rows = [[line["policy"], line["reason"]] for line in skipped]
+    if rows:
+        print_table(title, ["policy", "reason"], rows)
+
+
+def print_notes(notes: Iterable[str], label: str = "note") -> None:
+    """Print what qualifies the result above, a line each."""
     for note in notes:
-        print(f"note: {note}")
+        print(f"{label}: {note}")
 
 
 @contextmanager

@@ -4,144 +4,140 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from specsim.cli.console import parse_numbers, print_json, print_table, progress_bar
-from specsim.cli.options import BatchOption, DraftCostOption, JsonOption, PolicyFileOption, SeedOption, read_costs
-from specsim.ranking.document import as_document, trace_names, write_results
+from specsim.cli.command import Answer
+from specsim.cli.console import print_notes, print_skipped, print_table, progress_bar
+from specsim.cli.options import (
+    DRAFT_COST_HELP,
+    JOBS_HELP,
+    POLICY_FILE_HELP,
+    BatchSettings,
+    SplitSettings,
+    read_costs,
+)
+from specsim.cli.settings import argument, setting
+from specsim.compare.document import as_document, trace_names, write_results
 from specsim.report.documents import BOARD_COLUMNS, EFFECT_COLUMNS, board_rows, effect_rows
 from specsim.report.page import speculation_text, truncated_text
 from specsim.report.table import as_text
 
 
-def leaderboard(
-    traces: Annotated[
-        list[Path],
-        typer.Argument(
-            help="Trace folders, made by `realrun record`, or names of `specsim example --list`.",
-            metavar="TRACE...",
-            show_default=False,
-        ),
-    ],
-    cost: Annotated[
-        list[Path],
-        typer.Option(
-            help='Cost file: a profile, {"s_d": seconds, "s_t": seconds}, or with --draft-cost the target\'s cost '
-            "grid. One for all traces, or repeated, one for each in their order.",
-            show_default=False,
-        ),
-    ],
-    draft_cost: DraftCostOption = None,
-    batch: BatchOption = None,
-    policy: Annotated[
-        list[str], typer.Option(help="A policy to compare, by name or FILE.py; repeat for more. Default: all.")
-    ] = [],  # noqa: B006 (typer reads the default, it is never changed)
-    policy_file: PolicyFileOption = [],  # noqa: B006
-    max_draft_tokens: Annotated[
-        str,
-        typer.Option(
-            help="Longest draft in tokens; a list such as 3,7,16 makes a board of each. Default: as deep as recorded.",
-            show_default=False,
-        ),
-    ] = "",
-    trials: Annotated[int, typer.Option(help="Configurations to try per policy.", min=1)] = 100,
-    tuning_share: Annotated[float, typer.Option(help="Share of the sequences to tune on.")] = 0.5,
-    replays: Annotated[
-        int,
-        typer.Option(help="Replays, each with another seed, to average over where a policy draws at random.", min=1),
-    ] = 5,
-    sensitivity: Annotated[
-        bool, typer.Option(help="Vary each tuned setting over its range, to see how much it matters.")
-    ] = True,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Folder for leaderboard.json, leaderboard.csv and report.html.", show_default=False),
-    ] = None,
-    jobs: Annotated[
-        int | None, typer.Option(help="Threads; default one per core. The answer is the same.", min=1)
-    ] = None,
-    seed: SeedOption = 0,
-    json: JsonOption = False,
-) -> None:
-    """Tune every policy on one part of each trace, rank them on the other.
+@dataclass(frozen=True, kw_only=True)
+class BoardOptions(SplitSettings, BatchSettings):
+    """Which policies are ranked, on which traces and at which costs."""
 
-    A row is a policy in one form: tuned, with a fixed or adaptive threshold, or with an
-    engine's defaults. Columns: speedup over autoregressive decoding with its 95 % interval, which
-    holds for all rows at once; "behind", the leader's speedup less the row's, and "not significant"
-    where these sequences do not show that the row is slower; v_d, accepted over drafted tokens;
-    r_d, accepted over output tokens; HM, their harmonic mean; tau, output tokens per target pass;
-    the mean number of drafted tokens that a round verified, with the middle 80 % of rounds;
-    gap to oracle, how much slower it is than a policy that knows beforehand what will be accepted;
-    gap to learned rule, how much slower it is than the fastest rule learned from the same signals.
+    traces: list[Path] = argument(
+        "Trace folders, made by `realrun record`, or names of `specsim example --list`.", metavar="TRACE..."
+    )
+    cost: list[Path] = setting(
+        ...,
+        'Cost file: a profile, {"s_d": seconds, "s_t": seconds}, or the target\'s cost grid (with --draft-cost). One '
+        "for all traces, or repeat: one per trace, in order.",
+    )
+    draft_cost: Path | None = setting(None, DRAFT_COST_HELP)
+    policy: list[str] = setting([], "Policy to compare, by name or FILE.py; repeat for more. Default: all.")
+    policy_file: list[str] = setting([], POLICY_FILE_HELP, metavar="FILE.py")
+    max_draft_tokens: tuple[int, ...] | None = setting(
+        None, "Maximum draft length; a list such as 3,7,16 makes a leaderboard each. Default: as deep as recorded."
+    )
+    replays: int = setting(5, "Replays with different seeds to average over, for policies that draw at random.", low=1)
+    sensitivity: bool = setting(
+        True,
+        "Vary each tuned setting over its range to see its effect.",
+        flag="--sensitivity/--no-sensitivity",
+    )
+    out: Path | None = setting(None, "Folder for leaderboard.json, leaderboard.csv and report.html.")
+    jobs: int | None = setting(None, JOBS_HELP, low=1)
 
-    What a trace cannot serve (a column not recorded, another kind of drafter) is listed with
-    the reason. With several traces a combined ranking follows: geometric mean of the speedups,
-    and mean rank.
+    @property
+    def described(self) -> dict[str, Any]:
+        """The options that the document names."""
+        options = {
+            "cost": ", ".join(path.name for path in self.cost),
+            "draft_cost": self.draft_cost.name if self.draft_cost else None,
+            "batch": self.batch,
+            "trials": self.trials,
+            "tuning_share": self.tuning_share,
+            "seeds": self.replays,
+            "seed": self.seed,
+        }
+        return {name: value for name, value in options.items() if value is not None}
+
+
+def leaderboard(options: BoardOptions) -> Answer:
+    """Tune all policies and rank them.
+
+    Policies are tuned on one part of each trace and ranked on the other. A row is a policy with fixed or adaptive
+    threshold, tuned or with an engine's defaults. Columns: speedup over the baseline with a simultaneous 95 %
+    interval; "behind", the leader's speedup minus the row's, and "not significant" where these sequences do not show
+    that the row is slower; v_d, draft acceptance rate; r_d, share of output tokens that were drafted; HM, their
+    harmonic mean; tau, mean acceptance length; the mean number of verified draft tokens with the middle 80 % of
+    rounds; gap to oracle, how much slower the row is than a policy that knows what will be accepted; gap to learned
+    rule, how much slower it is than the fastest rule learned from the same signals.
+
+    Policies that a trace cannot serve (a column not recorded, another kind of drafter) are listed with the reason.
+    With several traces a combined ranking follows: geometric mean of the speedups, and mean rank.
 
     Example: specsim leaderboard TRACE --cost profile.json --policy-file my_policy.py --out board
     """
-    from specsim.files import working_in
+    from specsim.compare.leaderboard import default_policies
+    from specsim.compare.leaderboard import leaderboards as run
+    from specsim.io.files import working_in
     from specsim.policy.registry import find_policies
-    from specsim.ranking.leaderboard import default_policies
-    from specsim.ranking.leaderboard import leaderboard as run
     from specsim.trace.files import read_trace
 
-    depths = parse_numbers(max_draft_tokens, "--max-draft-tokens", int, "3,7,16") if max_draft_tokens else []
-    models = [read_costs(path, draft_cost, batch) for path in cost]
-    find_policies([*policy, *policy_file])  # names a bad one before any trace is read
-    named = dict(zip(trace_names(traces), map(read_trace, traces), strict=True))
-    kinds = find_policies([*(policy or default_policies(named.values())), *policy_file])
-    options = {
-        "cost": ", ".join(path.name for path in cost),
-        "draft_cost": draft_cost.name if draft_cost else None,
-        "batch": batch,
-        "trials": trials,
-        "tuning_share": tuning_share,
-        "seeds": replays,
-        "seed": seed,
-    }
+    out = options.out
+    costs = [read_costs(path, options.draft_cost, options.batch) for path in options.cost]
+    find_policies([*options.policy, *options.policy_file])  # names a bad one before any trace is read
+    traces = dict(zip(trace_names(options.traces), map(read_trace, options.traces), strict=True))
+    kinds = find_policies([*(options.policy or default_policies(traces.values())), *options.policy_file])
     with nullcontext() if out is None else working_in(out, None):
         with progress_bar() as report:
             boards = run(
-                named,
-                models,
+                traces,
+                costs,
                 kinds=list(kinds.values()),
-                max_drafts=depths,
-                trials=trials,
-                tuning_share=tuning_share,
-                replays=replays,
-                seed=seed,
-                sensitivity=sensitivity,
-                jobs=jobs or -1,
+                max_drafts=options.max_draft_tokens or (),
+                trials=options.trials,
+                tuning_share=options.tuning_share,
+                replays=options.replays,
+                seed=options.seed,
+                sensitivity=options.sensitivity,
+                jobs=options.jobs or -1,
                 progress=report,
             )
-        document = as_document(boards, {key: value for key, value in options.items() if value is not None})
+        document = as_document(boards, options.described)
         if out is not None:
             write_results(out, document)
-    if json:
-        print_json(document)
-        return
-    for board in document["boards"]:
-        print_board(board)
-    for group in document["combined"]:
-        rows = [
-            [one["label"], f"{one['speedup']:.3f}", f"{one['mean_rank']:.1f}", ", ".join(map(str, one["ranks"]))]
-            for one in group["standings"]
-        ]
-        title = f"all {len(traces)} traces, drafts up to {group['max_draft']}"
-        print_table(title, ["policy", "geometric mean speedup", "mean rank", "ranks"], rows)
-    if out is not None:
-        print(f"{out / 'report.html'} shows all of it")
+
+    def show() -> None:
+        for board in document["boards"]:
+            print_board(board)
+        for group in document["combined"]:
+            _print_combined(group, len(traces))
+        if out is not None:
+            print(f"full report: {out / 'report.html'}")
+
+    return Answer(document, show)
+
+
+def _print_combined(group: Mapping[str, Any], traces: int) -> None:
+    rows = [
+        [row["label"], f"{row['speedup']:.3f}", f"{row['mean_rank']:.1f}", ", ".join(map(str, row["ranks"]))]
+        for row in group["standings"]
+    ]
+    title = f"all {traces} traces, drafts up to {group['max_draft']}"
+    print_table(title, ["policy", "geometric mean speedup", "mean rank", "ranks"], rows)
 
 
 def print_board(board: Mapping[str, Any]) -> None:
-    """One board as tables: the ranking, what was skipped, how much each setting matters."""
+    """Print a leaderboard: the ranking, what was skipped, how much each setting matters."""
     title = (
         f"{board['trace']}: drafts up to {board['max_draft']}, tuned on {board['sequences']['tuning']} sequences, "
-        f"ranked on {board['sequences']['holdout']} others"
+        f"ranked on {board['sequences']['holdout']} held-out ones"
     )
     if board["approximate"]:
         title += " (approximate: rejection sampling)"
@@ -149,10 +145,8 @@ def print_board(board: Mapping[str, Any]) -> None:
     print(speculation_text(board["rows"][0]["label"], board["rows"][0]["speedup"]))
     for line in truncated_text(board["rows"]):
         print(line)
-    for warning in board["warnings"]:
-        print(f"warning: {warning}")
-    if board["skipped"]:
-        print_table("not on this board", ["policy", "reason"], [[s["policy"], s["reason"]] for s in board["skipped"]])
+    print_notes(board["warnings"], "warning")
+    print_skipped("not on this leaderboard", board["skipped"])
     if board["sensitivity"]:
         title = "sensitivity: how much slower the worst value in a setting's range is than the best"
         print_table(title, *as_text(EFFECT_COLUMNS, effect_rows(board)))

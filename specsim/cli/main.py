@@ -8,6 +8,7 @@ import typer
 
 from specsim.cli.acceptance import acceptance
 from specsim.cli.claims import claims
+from specsim.cli.command import command
 from specsim.cli.console import options_of_all, run
 from specsim.cli.cost import cost
 from specsim.cli.engines.advise import advise
@@ -27,11 +28,11 @@ from specsim.cli.sweep import sweep
 from specsim.cli.tree import tree
 from specsim.cli.tune import tune
 
-OBJECTS = 100_000  # made between two searches for garbage, which cost a tenth of a replay where they are many
+OBJECTS = 100_000  # between two garbage collections, which otherwise take a tenth of a replay
 
 app = typer.Typer(
-    help="Simulate speculative decoding: replay a recorded trace under any policy, tune it, rank them all.\n\n"
-    "Traces come from `realrun record`, costs from `realrun profile`; `specsim example --list` has some of both.",
+    help="Tune and benchmark speculative decoding offline: record once, replay any policy, predict the speedup.\n\n"
+    "Traces come from `realrun record`, costs from `realrun profile`; `specsim example --list` lists examples of both.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -63,8 +64,8 @@ COMMANDS = (
     join,
 )
 for _command in COMMANDS:
-    app.command()(_command)
-app.command("import")(import_)
+    command(app)(_command)
+command(app, "import")(import_)
 
 
 def main() -> None:

@@ -1,82 +1,114 @@
-"""Arguments and options that the `specsim` commands share."""
+"""Groups of options that the `specsim` commands share."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from specsim.cli.console import MAX_SEED
+from specsim.cli.console import MAX_SEED, parse_settings
+from specsim.cli.settings import Settings, argument, setting
 
 if TYPE_CHECKING:
     from specsim.cost.model import CostModel
 
-TUNED = ["fixed_k", "max_confidence", "adaedl"]  # policies of commands that tune some, unless others are named
+TUNED = ["fixed_k", "max_confidence", "adaedl"]  # policies that commands tune by default
 
-TraceArgument = Annotated[
-    Path,
-    typer.Argument(
-        help="Trace folder, made by `realrun record`, or a name of `specsim example --list`.", show_default=False
-    ),
-]
-PolicyOption = Annotated[
-    str,
-    typer.Option(help="Policy: a name that `specsim policies` lists, or a FILE.py of your own.", show_default=False),
-]
-PolicyFileOption = Annotated[
-    list[str],
-    typer.Option(
-        help="Policies of your own beside those, FILE.py or FILE.py:NAME; repeat for more.", metavar="FILE.py"
-    ),
-]
-SetOption = Annotated[
-    list[str], typer.Option("--set", help="A setting, NAME=VALUE; repeat for more.", metavar="NAME=VALUE")
-]
-CostOption = Annotated[
-    Path,
-    typer.Option(
-        help='Cost file: a profile, {"s_d": seconds, "s_t": seconds}, a name of `specsim cost list` or '
-        "`specsim example --list`, or with --draft-cost the target's cost grid.",
-        show_default=False,
-    ),
-]
-DraftCostOption = Annotated[
-    Path | None,
-    typer.Option(
-        help="The drafter's cost grid; FILE:MODEL names one of a campaign's profile.json.", show_default=False
-    ),
-]
-BatchCostOption = Annotated[
-    Path,
-    typer.Option(
-        help="Costs that know batches: a linear, roofline or silicon cost file, a batch profile, or a name of "
+SET_HELP = "Policy setting, NAME=VALUE; repeat for more."
+POLICY_FILE_HELP = "Add your own policies: FILE.py, or FILE.py:NAME for one of several; repeat for more."
+OVERWRITE_FILE_HELP = "Replace an existing file."
+TRIALS_HELP = "Configurations to try per policy."
+TUNING_SHARE_HELP = "Share of the sequences to tune on; the others are held out."
+LEARNING_SHARE_HELP = "Share of the sequences that a policy which learns from data learns from."
+JOBS_HELP = "Number of threads (default: one per core). Does not change the result."
+DRAFT_COST_HELP = "The drafter's cost grid; FILE:MODEL picks a grid of a campaign's profile.json."
+TRACE_HELP = "Trace folder, made by `realrun record`, or a name of `specsim example --list`."
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeedSettings(Settings):
+    """Seed of a command that draws random numbers."""
+
+    seed: int = setting(0, "Seed of all randomness.", low=0, high=MAX_SEED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceSettings(Settings):
+    """The recorded trace that a command reads."""
+
+    trace: Path = argument(TRACE_HELP)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchSettings(Settings):
+    """Batch size that costs are read at."""
+
+    batch: int | None = setting(None, "Batch size, for cost grids and linear costs (default: 1).", low=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostSettings(BatchSettings):
+    """What draft steps and verification steps cost."""
+
+    cost: Path = setting(
+        ...,
+        'Cost file: a profile, {"s_d": seconds, "s_t": seconds}, a name of `specsim cost list` or '
+        "`specsim example --list`, or the target's cost grid (with --draft-cost).",
+    )
+    draft_cost: Path | None = setting(None, DRAFT_COST_HELP)
+
+    def read(self) -> CostModel:
+        """Read the cost model that the options name."""
+        return read_costs(self.cost, self.draft_cost, self.batch)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchCostSettings(TraceSettings):
+    """A trace, and batch-aware costs."""
+
+    cost: Path = setting(
+        ...,
+        "Batch-aware cost model: a linear, roofline or silicon cost file, a batch profile, or a name of "
         "`specsim cost list`.",
         metavar="COST",
-    ),
-]
-BatchOption = Annotated[int | None, typer.Option(help="Batch size, of cost grids and linear costs; default 1.", min=1)]
-CountsArgument = Annotated[
-    Path,
-    typer.Argument(
-        help='What was accepted: {"drafted": [...], "accepted": [...]} by depth as .json, a rounds.parquet, or a '
-        "trace.",
-        show_default=False,
-    ),
-]
-RoundsPolicyOption = Annotated[
-    str | None, typer.Option(help="Of rounds, only those of this policy, as the file spells it.")
-]
-ContextOption = Annotated[int, typer.Option(help="Tokens in the cache at which costs are taken.", min=1)]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
-LearningShareOption = Annotated[
-    float, typer.Option(help="Share of the sequences that a policy which learns from data learns from.")
-]
-SeedOption = Annotated[int, typer.Option(help="Seed of all randomness.", min=0, max=MAX_SEED)]
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicySettings(Settings):
+    """A policy and its settings."""
+
+    policy: str = setting(..., "Policy: a name of `specsim policies`, or your own FILE.py.")
+    set_: list[str] = setting([], SET_HELP, metavar="NAME=VALUE")
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """Settings of the policy by name, as text."""
+        return parse_settings(self.set_)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitSettings(SeedSettings):
+    """How many configurations are tried, and on which sequences."""
+
+    trials: int = setting(100, TRIALS_HELP, low=1)
+    tuning_share: float = setting(0.5, TUNING_SHARE_HELP)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountsSettings(SeedSettings):
+    """What an engine counted as accepted, and the context that costs are taken at."""
+
+    source: Path = argument(
+        'Accepted drafts: counters by depth as .json, {"drafted": [...], "accepted": [...]}, a rounds.parquet, or a '
+        "trace."
+    )
+    context: int = setting(1000, "Cached tokens at which costs are taken.", low=1)
+    policy: str | None = setting(None, "Use only rounds recorded under this policy.")
 
 
 def read_costs(cost: Path, draft_cost: Path | None, batch: int | None) -> CostModel:
-    """The cost model that --cost, --draft-cost and --batch name."""
+    """Read the cost model that --cost, --draft-cost and --batch name."""
     from specsim.cost.files import read_cost
     from specsim.cost.grid import read_grid_pair
 

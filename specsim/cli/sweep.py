@@ -3,142 +3,100 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from enum import StrEnum
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any, Literal
 
-import typer
-
-from specsim.cli.console import parse_numbers, print_json, print_table, progress_bar
-from specsim.cli.options import TUNED, JsonOption, SeedOption
-from specsim.errors import InputError
-
-
-class Backend(StrEnum):
-    """Who does the work."""
-
-    loky = "loky"
-    dask = "dask"
-    ray = "ray"
+from specsim.cli.command import Answer
+from specsim.cli.console import print_table, progress_bar
+from specsim.cli.options import TUNED, SplitSettings
+from specsim.cli.settings import argument, setting
+from specsim.io.errors import InputError
 
 
-def sweep(
-    traces: Annotated[
-        list[str],
-        typer.Argument(
-            help="Trace folders, packed traces (.zip), or URLs of either, such as s3://bucket/trace, which every "
-            "worker fetches when it comes to them.",
-            metavar="TRACE...",
-            show_default=False,
-        ),
-    ],
-    cost: Annotated[
-        list[str],
-        typer.Option(help="Cost file, or a name of `specsim cost list`; repeat for more.", show_default=False),
-    ],
-    batch: Annotated[
-        str, typer.Option(help="Sequences in lockstep, as 1,8,64; default the costs' own.", show_default=False)
-    ] = "",
-    policy: Annotated[list[str], typer.Option(help="A policy to sweep, by name or FILE.py; repeat for more.")] = TUNED,
-    trials: Annotated[int, typer.Option(help="Configurations per policy; fewer where it has no more.", min=1)] = 100,
-    tuning_share: Annotated[float, typer.Option(help="Share of the sequences to tune on.")] = 0.5,
-    backend: Annotated[
-        Backend, typer.Option(help="Processes of this machine, or a Dask or Ray cluster.")
-    ] = Backend.loky,
-    jobs: Annotated[
-        int | None,
-        typer.Option(help="Processes; default one per core, or all of a cluster. The answer is the same.", min=1),
-    ] = None,
-    scheduler: Annotated[
-        str | None,
-        typer.Option(help="Address of a cluster; default: one on this machine.", metavar="ADDRESS", show_default=False),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder for sweep.json and sweep.parquet; where a sweep was interrupted, the same command goes on.",
-            show_default=False,
-        ),
-    ] = None,
-    seed: SeedOption = 0,
-    json: JsonOption = False,
-) -> None:
-    """Sweep configurations of policies over traces, costs and batches, on one machine or a cluster.
+@dataclass(frozen=True, kw_only=True)
+class SweepOptions(SplitSettings):
+    """What is swept, and by which workers."""
 
-    Every configuration is replayed on both parts of every trace's sequences, under every cost
-    and batch. Of each of these cells the table shows the configuration that is fastest on the
-    tuning part, with its speedup on the other and the 95 % interval; --out has all speedups in a
-    Parquet file. A lost Dask worker's tasks are done again; the answer is the same with every
-    backend and any number of workers.
+    traces: list[str] = argument(
+        "Trace folders, packed traces (.zip), or URLs of either, such as s3://bucket/trace, fetched by every worker.",
+        metavar="TRACE...",
+    )
+    cost: list[str] = setting(..., "Cost file, or a name of `specsim cost list`; repeat for more.")
+    batch: tuple[int, ...] | None = setting(None, "Batch sizes, as 1,8,64 (default: the costs' own).")
+    policy: list[str] = setting(TUNED, "Policy to sweep, by name or FILE.py; repeat for more.")
+    trials: int = setting(100, "Configurations per policy; fewer where it has no more.", low=1)
+    backend: Literal["loky", "dask", "ray"] = setting("loky", "Processes of this machine, or a Dask or Ray cluster.")
+    jobs: int | None = setting(
+        None, "Number of processes (default: one per core, or the whole cluster). Does not change the result.", low=1
+    )
+    scheduler: str | None = setting(None, "Address of a cluster (default: a local one).", metavar="ADDRESS")
+    out: Path | None = setting(None, "Folder for sweep.json and sweep.parquet; an interrupted sweep resumes from it.")
+
+
+def sweep(options: SweepOptions) -> Answer:
+    """Sweep policies over traces, costs, batches.
+
+    Every configuration is replayed on both parts of every trace's sequences, under every cost and batch size, on this
+    machine or a cluster. The table shows, for each of these cells, the configuration that is fastest on the tuning
+    part, with its held-out speedup and 95 % interval; --out writes all speedups to a Parquet file. A lost Dask
+    worker's tasks are repeated; the result is the same with every backend and any number of workers.
 
     Example: specsim sweep a/ b/ --cost h100.json --cost l40s.json --batch 1,8 --trials 1000 --backend dask
     """
+    from specsim.compare.sweep import JOURNAL, RESULT, TABLE, Cell, configurations_of, sweep_job, write_sweep
+    from specsim.compare.sweep import sweep as run
+    from specsim.compare.workers import Workers
     from specsim.cost.files import read_cost
-    from specsim.files import check_writable, working_in
-    from specsim.ranking.sweep import JOURNAL, RESULT, TABLE, Cell, configurations_of, sweep_job, write_sweep
-    from specsim.ranking.sweep import sweep as run
-    from specsim.ranking.workers import Workers
+    from specsim.io.files import check_writable, working_in
+    from specsim.learn.journal import Journal
     from specsim.trace.remote import depth_at
-    from specsim.tuning.journal import Journal
 
+    out = options.out
     if out is not None:
         check_writable(out / RESULT)
-    for kind, given in (("trace", traces), ("cost", cost)):
-        for one in given:
-            if given.count(one) > 1:
-                raise InputError(f"{kind} {one} is given twice; give each once")
-    workers = Workers(backend.value, jobs, scheduler)
-    batches = parse_numbers(batch, "--batch", int, "1,8,64") if batch else [None]
-    costs = [(name, size, read_cost(name, batch=size)) for name in cost for size in batches]
-    depth = min(depth_at(trace) for trace in traces)
-    cells = [Cell(trace, name, model, size) for trace in traces for name, size, model in costs]
-    points = configurations_of(policy, trials, depth=depth, seed=seed)
-    split: dict[str, Any] = {"tuning_share": tuning_share, "seed": seed}
+    _check_distinct("trace", options.traces)
+    _check_distinct("cost", options.cost)
+    workers = Workers(options.backend, options.jobs, options.scheduler)
+    costs = [(name, size, read_cost(name, batch=size)) for name in options.cost for size in options.batch or [None]]
+    depth = min(depth_at(trace) for trace in options.traces)
+    cells = [Cell(trace, name, model, size) for trace in options.traces for name, size, model in costs]
+    points = configurations_of(options.policy, options.trials, depth=depth, seed=options.seed)
+    split: dict[str, Any] = {"tuning_share": options.tuning_share, "seed": options.seed}
 
     with nullcontext() if out is None else working_in(out):
-        kept = (None, {}) if out is None else (out / JOURNAL, sweep_job(cells, points, **split))
-        with Journal(*kept) as journal, progress_bar() as bar:
-            swept = run(cells, points, workers, **split, progress=lambda *at: bar("replays", *at), journal=journal)
+        journal_of = (None, {}) if out is None else (out / JOURNAL, sweep_job(cells, points, **split))
+        with Journal(*journal_of) as journal, progress_bar() as bar:
+            swept = run(cells, points, workers, **split, progress=partial(bar, "replays"), journal=journal)
         if out is not None:
-            write_sweep(out, swept, {"policies": policy, "trials": trials, **split})
+            write_sweep(out, swept, {"policies": options.policy, "trials": options.trials, **split})
             (out / JOURNAL).unlink()
     document = swept.as_dict()
-    if json:
-        print_json(document)
-        return
-    _print(document)
-    if out is not None:
-        print(f"{out / TABLE} has all speedups")
+    return Answer(document, partial(_print_sweep, document, None if out is None else out / TABLE))
 
 
-def _print(document: dict[str, Any]) -> None:
-    from specsim.speedup.intervals import against_baseline, interval_text
+def _check_distinct(kind: str, values: list[str]) -> None:
+    for value in values:
+        if values.count(value) > 1:
+            raise InputError(f"{kind} {value} is given twice; give each once")
+
+
+def _print_sweep(document: dict[str, Any], table: Path | None) -> None:
+    from specsim.replaying.intervals import against_baseline, interval_text
 
     rows = []
     for cell in document["cells"]:
         best = cell["best"]
-        told = (
-            [
-                f"{best['tuning_speedup']:.3f}",
-                interval_text(best["speedup"]),
-                against_baseline(best["speedup"]),
-                f"{best['tau']:.2f}",
-                best["settings"],
-            ]
-            if best
-            else ["", "", "", "", f"none: {cell['reason']}"]
-        )
-        rows.append([cell["trace"], cell["cost"], str(cell["batch"] or ""), *told])
+        if best:
+            figures = [f"{best['tuning_speedup']:.3f}", interval_text(best["speedup"])]
+            figures += [against_baseline(best["speedup"]), f"{best['tau']:.2f}", best["settings"]]
+        else:
+            figures = ["", "", "", "", f"none: {cell['reason']}"]
+        rows.append([cell["trace"], cell["cost"], str(cell["batch"] or ""), *figures])
     title = f"{document['configurations']:,} configurations in each of {len(rows):,} cells: the best on the tuning part"
     notes = dict.fromkeys(note for cell in document["cells"] if cell["best"] for note in cell["best"]["cost_notes"])
-    columns = [
-        "trace",
-        "cost",
-        "batch",
-        "tuning speedup",
-        "held-out speedup [95 %]",
-        "than no speculation",
-        "tau",
-        "policy",
-    ]
-    print_table("; ".join([title, *notes]), columns, rows, labels=3)
+    columns = ["trace", "cost", "batch", "tuning speedup", "held-out speedup [95 %]", "than no speculation"]
+    print_table("; ".join([title, *notes]), [*columns, "tau", "policy"], rows, labels=3)
+    if table is not None:
+        print(f"all speedups: {table}")

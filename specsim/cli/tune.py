@@ -4,152 +4,111 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from enum import StrEnum
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any, Literal
 
-import typer
-
-from specsim.cli.console import parse_settings, print_json, print_table, progress_bar
-from specsim.cli.options import (
-    BatchOption,
-    CostOption,
-    DraftCostOption,
-    JsonOption,
-    PolicyOption,
-    SeedOption,
-    SetOption,
-    TraceArgument,
-    read_costs,
-)
-from specsim.errors import Interrupted
+from specsim.cli.command import Answer
+from specsim.cli.console import print_notes, print_table, progress_bar
+from specsim.cli.options import JOBS_HELP, CostSettings, PolicySettings, SplitSettings, TraceSettings
+from specsim.cli.settings import setting
+from specsim.io.errors import Interrupted
 
 if TYPE_CHECKING:
+    from specsim.learn.held_out import CrossValidation, Reference, TuneResult
     from specsim.policy.base import Policy
-    from specsim.speedup.prediction import Prediction
-    from specsim.tuning.crossval import CrossValidation
-    from specsim.tuning.search import Reference, TuneResult
+    from specsim.replaying.prediction import Prediction
 
 
-class SearchKind(StrEnum):
-    """How `tune` searches."""
+@dataclass(frozen=True, kw_only=True)
+class TuneOptions(SplitSettings, PolicySettings, TraceSettings):
+    """Which policy is tuned, and how."""
 
-    grid = "grid"
-    race = "race"
-    optuna = "optuna"
+    search: Literal["grid", "race", "optuna"] | None = setting(
+        None,
+        "grid: an even grid, every point on all sequences. race: many points on few sequences, dropping poor ones as "
+        "sequences are added. optuna: Optuna's TPE. Default: optuna for up to 500 trials if installed, else race.",
+    )
+    trials: int = setting(100, "Configurations to try.", low=1)
+    folds: int | None = setting(
+        None,
+        "Cross-validate in N folds: the settings come from all sequences, the held-out figures from the folds.",
+        metavar="N",
+        low=2,
+    )
+    storage: Path | None = setting(
+        None,
+        "Journal of the search, from which the same command resumes after a kill; with --folds FILE.1 and so on.",
+        metavar="FILE",
+    )
+    jobs: int | None = setting(None, JOBS_HELP, low=1)
 
 
-def tune(
-    trace: TraceArgument,
-    policy: PolicyOption,
-    cost: CostOption,
-    draft_cost: DraftCostOption = None,
-    batch: BatchOption = None,
-    set_: SetOption = [],  # noqa: B006 (typer reads the default, it is never changed)
-    search: Annotated[
-        SearchKind | None,
-        typer.Option(
-            help="grid: an even grid, every point on all sequences. race: many points on few sequences, the poor "
-            "ones dropped as sequences are added; a tenth of the work. optuna: Optuna's TPE. "
-            "Default: optuna for up to 500 trials where it is installed, else race.",
-            show_default=False,
-        ),
-    ] = None,
-    trials: Annotated[int, typer.Option(help="Configurations to try.", min=1)] = 100,
-    tuning_share: Annotated[float, typer.Option(help="Share of the sequences to tune on.")] = 0.5,
-    folds: Annotated[
-        int | None,
-        typer.Option(
-            help="Cross-validate: tune N times, each time report on another Nth of the sequences. The settings "
-            "given then come from all sequences, the hold-out figures from the N folds.",
-            metavar="N",
-            min=2,
-            show_default=False,
-        ),
-    ] = None,
-    storage: Annotated[
-        Path | None,
-        typer.Option(
-            help="Journal of the search. Run the same command again after a kill, and it goes on from there; "
-            "with --folds each fold has its own, FILE.1 and so on.",
-            metavar="FILE",
-            show_default=False,
-        ),
-    ] = None,
-    jobs: Annotated[
-        int | None, typer.Option(help="Threads; default one per core. The answer is the same.", min=1)
-    ] = None,
-    seed: SeedOption = 0,
-    json: JsonOption = False,
-) -> None:
-    """Find a policy's best settings on one part of the trace, report them on the other.
+def tune(options: TuneOptions, costs: CostSettings) -> Answer:
+    """Find a policy's best settings.
 
-    Settings given with --set are not searched. Beside the result stand the autoregressive
-    baseline, the policy's default settings, the best fixed K, and the runner-up of the search,
-    each with the difference in speedup, paired over sequences. A warning names those from which
-    the tuned policy does not differ significantly (95 %). Ctrl-C ends the search with the best
-    so far; a second one ends the command.
+    Settings are searched on one part of the trace and reported on the other; those given with --set are not searched.
+    The result is compared with the baseline, the policy's default settings, the best fixed K and the runner-up of the
+    search: each with the difference in speedup, paired over sequences. A warning names those from which the tuned
+    policy does not differ significantly (95 %). Ctrl-C ends the search with the best so far; a second one ends the
+    command.
 
     Example: specsim tune TRACE --policy adaedl --cost profile.json --search race --trials 2000
     """
-    from specsim.api.tune import tune_with
+    from specsim.learn.settings import SearchSettings
+    from specsim.learn.tune import cross_validate_with, tune_on, tune_with
     from specsim.policy.registry import find_policy
     from specsim.replaying.priced import PricedTrace
     from specsim.trace.files import read_trace
-    from specsim.tuning.crossval import cross_validate, fold_sequences
-    from specsim.tuning.search import tune as run_tune
-    from specsim.tuning.settings import SearchSettings
+    from specsim.trace.split import fold_sequences
 
-    whole = PricedTrace(read_trace(trace), read_costs(cost, draft_cost, batch))
-    settings = SearchSettings(search.value if search else None, trials, seed, jobs, storage, parse_settings(set_))
+    whole, folds, seed = PricedTrace(read_trace(options.trace), costs.read()), options.folds, options.seed
+    search = SearchSettings(options.search, options.trials, seed, options.jobs, options.storage, options.settings)
     if folds is None:
-        with _kept_in(storage), progress_bar() as report:
-            result = tune_with(whole, policy, settings, tuning_share=tuning_share, progress=partial(report, "tune"))
-        show_tuned(result, json=json)
-        return
-    kind = find_policy(policy)
+        with _resuming_from(options.storage), progress_bar() as report:
+            progress = partial(report, "tune")
+            result = tune_with(whole, options.policy, search, tuning_share=options.tuning_share, progress=progress)
+        return Answer(result.as_dict(), partial(_print_tuned, result))
+    kind = find_policy(options.policy)
     fold_sequences(whole.trace, folds, seed=seed)  # names a bad number before any work
-    with _kept_in(storage), progress_bar() as report:
-        final = run_tune(kind, whole, whole, settings, compare=False, progress=partial(report, "all sequences"))
-        folded = cross_validate(kind, whole, settings, folds=folds, progress=partial(report, "folds"))
-    show_folded(final, folded, json=json)
+    with _resuming_from(options.storage), progress_bar() as report:
+        final = tune_on(kind, whole, whole, search, compare=False, progress=partial(report, "all sequences"))
+        folded = cross_validate_with(whole, kind, search, folds=folds, progress=partial(report, "folds"))
+    return Answer(folded_document(final, folded), partial(_print_folded, final, folded))
 
 
 @contextmanager
-def _kept_in(storage: Path | None) -> Iterator[None]:
-    """Say, where Ctrl-C leaves nothing to show, what the journal keeps."""
+def _resuming_from(storage: Path | None) -> Iterator[None]:
+    """Where Ctrl-C leaves nothing to show, say what the journal holds."""
     try:
         yield
     except KeyboardInterrupt:
         if storage is None:
             raise
-        raise Interrupted(f"what was tried is kept in {storage}; the same command goes on") from None
+        raise Interrupted(f"the configurations tried are in {storage}; the same command goes on") from None
 
 
-def show_tuned(result: TuneResult, *, json: bool) -> None:
-    """Print a result with what it was compared with."""
-    if json:
-        print_json(result.as_dict())
-        return
+def _print_tuned(result: TuneResult) -> None:
     from specsim.report.page import speculation_text
 
-    parts = f"{result.tuned_on} sequences, reported on {result.reported_on} others"
+    parts = f"{result.tuned_on} sequences, reported on {result.reported_on} held-out ones"
     title = f"{result.best.name}: {result.trials} trials on {parts}"
     speedup = f"{result.train.speedup.estimate:.3f}"
     _print(title + _aside(result), speedup, result.holdout, result.references, result.best)
     print(speculation_text(f"{result.best.name}, tuned", result.holdout.speedup.as_dict()))
-    _print_warnings(result.warnings)
+    print_notes(result.warnings, "warning")
 
 
-def show_folded(final: TuneResult, folded: CrossValidation, *, json: bool) -> None:
-    """Print settings tuned on all sequences with the cross-validated estimate of what they gain."""
-    if json:
-        document = {**final.as_dict(), **folded.as_dict()}
-        document["holdout"] = {**document.pop("estimate"), "params": final.best.settings}
-        document["interrupted"] = final.interrupted or folded.interrupted
-        print_json(document)
-        return
+def folded_document(final: TuneResult, folded: CrossValidation) -> dict[str, Any]:
+    """Settings tuned on all sequences, with the cross-validated estimate of their speedup."""
+    document = {**final.as_dict(), **folded.as_dict()}
+    document["holdout"] = {**document.pop("estimate"), "params": final.best.settings}
+    document["interrupted"] = final.interrupted or folded.interrupted
+    return document
+
+
+def _print_folded(final: TuneResult, folded: CrossValidation) -> None:
     from specsim.report.page import speculation_text
 
     sequences = sum(fold.sequences for fold in folded.folds)
@@ -164,13 +123,13 @@ def show_folded(final: TuneResult, folded: CrossValidation, *, json: bool) -> No
             str(fold.sequences),
             f"{fold.train_speedup:.3f}",
             f"{fold.holdout_speedup:.3f}",
-            str(fold.found.best),
+            str(fold.search_result.best),
         ]
         for number, fold in enumerate(folded.folds, start=1)
     ]
     print(speculation_text(f"{final.best.name}, tuned", folded.estimate.speedup.as_dict()))
-    print_table("folds", ["fold", "sequences", "tuning speedup", "hold-out speedup", "policy"], rows)
-    _print_warnings(folded.warnings)
+    print_table("folds", ["fold", "sequences", "tuning speedup", "held-out speedup", "policy"], rows)
+    print_notes(folded.warnings, "warning")
 
 
 def _aside(result: TuneResult) -> str:
@@ -193,27 +152,22 @@ def _print(
     shown: str | None = None,
 ) -> None:
     """shown : the policy, where it is another than was reported on"""
+    from specsim.learn.held_out import CALLED
     from specsim.policy.chain.fixed_k import FixedK
-    from specsim.speedup.prediction import oracle_name
-    from specsim.tuning.search import CALLED
+    from specsim.replaying.prediction import oracle_name
 
     regret = "" if tuned.oracle_regret is None else f"{100 * tuned.oracle_regret:.1f} %"
     rows = [
-        ["autoregressive", "", "1.000", *[""] * 4],
+        ["baseline", "", "1.000", *[""] * 4],
         ["tuned", train_speedup, str(tuned.speedup), "", f"{tuned.tau:.2f}", regret, shown or str(tuned.policy)],
     ]
-    for name, one in references.items():
-        other = one.prediction
+    for name, reference in references.items():
+        other = reference.prediction
         regret = "" if other.oracle_regret is None else f"{100 * other.oracle_regret:.1f} %"
-        gain = str(one.comparison.difference)
+        gain = str(reference.comparison.difference)
         label = CALLED[name].removeprefix("the ")
         rows.append([label, "", str(other.speedup), gain, f"{other.tau:.2f}", regret, str(other.policy)])
     title = "; ".join([title, *tuned.notes])
     regret_of = f"gap to the oracle of {oracle_name([type(best), FixedK])}"
-    columns = ["", "tuning speedup", "hold-out speedup [95 % interval]", "tuned gains", "tau", regret_of, "policy"]
+    columns = ["", "tuning speedup", "held-out speedup [95 % interval]", "tuned gains", "tau", regret_of, "policy"]
     print_table(title, columns, rows)
-
-
-def _print_warnings(warnings: tuple[str, ...]) -> None:
-    for warning in warnings:
-        print(f"warning: {warning}")

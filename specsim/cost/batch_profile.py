@@ -8,12 +8,12 @@ from typing import Any, NotRequired, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from specsim.arrays import Ints, Seconds, increases
-from specsim.cost.batches import BatchCostModel, BatchTokens
-from specsim.cost.model import MAX_SECONDS, MIN_SECONDS, check_rounds
-from specsim.cost.profile import MAX_CONTEXT
-from specsim.errors import InputError
-from specsim.json_files import checked
+from specsim.cost.batches import BatchCost, BatchTokens
+from specsim.cost.measured import axis, table
+from specsim.cost.model import check_rounds
+from specsim.io.arrays import Ints, Seconds
+from specsim.io.errors import InputError
+from specsim.io.json import checked
 
 BATCH_PROFILE_KIND = "specsim-batch-profile"
 BATCH_PROFILE_VERSION = 1
@@ -36,7 +36,7 @@ class BatchProfileDocument(TypedDict):
 
 
 @dataclass(frozen=True, repr=False)
-class BatchProfileCost(BatchCostModel):
+class BatchProfileCost(BatchCost):
     """Measured rounds of a batch, linear between what was measured.
 
     A ragged batch costs what one of its mean context and its mean number of tokens does. What lies outside of the
@@ -86,10 +86,10 @@ class BatchProfileCost(BatchCostModel):
 
         values = np.broadcast_arrays(*(np.asarray(value, dtype=np.float64) for value in asked))
         axes = (self.batches, self.contexts, last_axis)
-        for name, axis, value in zip(AXES, axes, values, strict=True):
-            if value.size and not (axis[0] <= value.min() and value.max() <= axis[-1]):
+        for name, points, value in zip(AXES, axes, values, strict=True):
+            if value.size and not (points[0] <= value.min() and value.max() <= points[-1]):
                 raise InputError(
-                    f"batch profile covers {name} {axis[0]} to {axis[-1]}, asked for {value.min():g} to "
+                    f"batch profile covers {name} {points[0]} to {points[-1]}, asked for {value.min():g} to "
                     f"{value.max():g}; measure these"
                 )
         return np.asarray(interpn(axes, table, np.stack(values, axis=-1)).reshape(values[0].shape))
@@ -98,28 +98,18 @@ class BatchProfileCost(BatchCostModel):
 def batch_profile_from_json(data: Any, where: str) -> BatchProfileCost:
     """The cost model of a parsed document; InputError where it is malformed."""
     name = f"batch profile {where}"
-    document = checked(data, name, BatchProfileDocument, invalid=AGAIN)
-    axes = [np.asarray(document[key], dtype=np.int64) for key in AXES]
-    for key, axis in zip(AXES, axes, strict=True):
-        if axis.size < 1 or axis[0] < 0 or axis[-1] >= MAX_CONTEXT or not increases(axis):
-            raise InputError(f"{name}: {key} are no increasing list; {AGAIN}")
-    if not axes[0][0] == axes[2][0] == 1:
+    document: BatchProfileDocument = checked(data, name, BatchProfileDocument, invalid=AGAIN)
+    batches, contexts, tokens = (axis(document[key], f"{name}: {key}", AGAIN) for key in AXES)  # type: ignore[literal-required]
+    if not batches[0] == tokens[0] == 1:
         raise InputError(f"{name}: batches and tokens do not begin with 1; {AGAIN}")
-    shapes = {"verify_s": (*map(len, axes),), "draft_s": (*map(len, axes[:2]),), "catch_up_s": (*map(len, axes[:2]),)}
-    tables = []
-    for key, shape in shapes.items():
-        try:
-            table = np.array(document[key], dtype=np.float64)
-        except ValueError:
-            raise InputError(f"{name}: {key} has rows of several lengths; {AGAIN}") from None
-        if table.shape[: len(shape)] != shape or table.size == 0:
-            raise InputError(f"{name}: {key} does not fit batches and contexts; {AGAIN}")
-        tables.append(table)
-    beside = np.array([document["step_s"], document["round_s"]])
-    if not all(((table >= 0) & (table <= MAX_SECONDS)).all() for table in (*tables, beside)):
-        raise InputError(f"{name}: a time is negative or not finite; {AGAIN}")
-    if not (tables[0] >= MIN_SECONDS).all():
-        raise InputError(f"{name}: a pass takes no time; {AGAIN}")
-    batches, contexts, tokens = axes
-    verify_s, draft_s, catch_up_s = tables
-    return BatchProfileCost(batches, contexts, tokens, verify_s, draft_s, catch_up_s, *beside.tolist())
+    rows: list[int | None] = [len(batches), len(contexts)]
+    return BatchProfileCost(
+        batches,
+        contexts,
+        tokens,
+        table(document["verify_s"], [*rows, len(tokens)], f"{name}: verify_s", AGAIN, positive=True),
+        table(document["draft_s"], [*rows, None], f"{name}: draft_s", AGAIN),
+        table(document["catch_up_s"], rows, f"{name}: catch_up_s", AGAIN),
+        float(table(document["step_s"], [], f"{name}: step_s", AGAIN)),
+        float(table(document["round_s"], [], f"{name}: round_s", AGAIN)),
+    )

@@ -1,23 +1,23 @@
-"""What passes over a batch hold, in which every sequence has its own context and its own draft, and who prices them."""
+"""Passes over ragged batches, in which every sequence has its own context and draft, and their cost models."""
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from specsim.arrays import Bools, Floats, Ints, Seconds
 from specsim.cost.model import CostModel
+from specsim.io.arrays import Bools, Floats, Ints, Seconds
 
 
 class BatchTokens(NamedTuple):
-    """What passes hold, summed over their sequences: arrays [Q] of Q passes, or numbers of one.
+    """Contents of passes, summed over sequences: arrays [Q] of Q passes, or numbers of a single pass.
 
-    sequences : that take part, at least 1
+    sequences : in the pass, at least 1
     new : new tokens
     cached : tokens in the caches before the pass
-    pairs : of a new token and one that it is weighed against, cached or new: n (c + n) of each sequence
+    pairs : of a new token and a token that it attends to, cached or new: n (c + n) per sequence
     """
 
     sequences: Floats
@@ -27,13 +27,13 @@ class BatchTokens(NamedTuple):
 
     @classmethod
     def alike(cls, sequences: npt.ArrayLike, new: npt.ArrayLike, cached: npt.ArrayLike) -> BatchTokens:
-        """Of sequences with so many new and cached tokens each."""
+        """Equal sequences with these new and cached tokens each."""
         count, n, c = np.broadcast_arrays(*(np.asarray(value, np.float64) for value in (sequences, new, cached)))
         return cls(count, count * n, count * c, count * n * (c + n))
 
     @classmethod
     def of(cls, new: Ints, cached: Ints) -> BatchTokens:
-        """Of one pass over sequences with these new and cached tokens [R]."""
+        """A pass over sequences with these new and cached tokens [R]."""
         sums = (len(new), new.sum(), cached.sum(), (new * (cached + new)).sum())
         return cls(*np.array(sums, dtype=np.float64))
 
@@ -42,37 +42,8 @@ class BatchTokens(NamedTuple):
         return BatchTokens(*(each[passes] for each in self))
 
 
-@runtime_checkable
-class BatchCost(Protocol):
-    """A cost model that knows batches of mixed contexts."""
-
-    @property
-    def step_s(self) -> float:
-        """Seconds of an engine step beside its passes."""
-
-    @property
-    def round_s(self) -> float:
-        """Seconds that a step with speculation takes beyond that."""
-
-    @property
-    def max_tree_tokens(self) -> int:
-        """Most tokens of a sequence's tree that are priced; 0: no trees."""
-
-    def batch_draft(self, place: npt.ArrayLike, tokens: BatchTokens) -> Seconds:
-        """The draft step at this place of a round, from 0, of those who still draft."""
-
-    def batch_wider(self, nodes: BatchTokens, one: BatchTokens) -> Seconds:
-        """What a draft pass over nodes of trees takes beyond a chain's, over one token of each sequence."""
-
-    def batch_verify(self, tokens: BatchTokens) -> Seconds:
-        """One pass of the target over all pending and drafted tokens."""
-
-    def batch_tree_verify(self, tokens: BatchTokens) -> Seconds:
-        """One over trees, and compaction of the cache."""
-
-
-class BatchCostModel(CostModel):
-    """A cost model made of what batches cost: `batch` sequences in lockstep, all of the same context."""
+class BatchCost(CostModel):
+    """A cost model for batches of mixed contexts; as a `CostModel`, of `batch` sequences in lockstep."""
 
     @property
     def batch(self) -> int:
@@ -80,23 +51,29 @@ class BatchCostModel(CostModel):
 
     @property
     def step_s(self) -> float:
+        """Overhead of an engine step beside its passes, in seconds."""
         return 0.0
 
     @property
     def round_s(self) -> float:
+        """Further overhead of a step with speculation, in seconds."""
         return 0.0
 
     def batch_draft(self, place: npt.ArrayLike, tokens: BatchTokens) -> Seconds:
+        """The draft step at this place of a round, from 0, of the sequences that still draft."""
         raise NotImplementedError
 
-    def batch_wider(self, nodes: BatchTokens, one: BatchTokens) -> Seconds:
+    def batch_wider(self, nodes: BatchTokens, chain: BatchTokens) -> Seconds:
+        """Additional time of a draft pass over tree nodes, compared with a token of each sequence."""
         # as measured, a pass over more tokens may be a little faster
-        return np.maximum(self.batch_draft(0, nodes) - self.batch_draft(0, one), 0.0)
+        return np.maximum(self.batch_draft(0, nodes) - self.batch_draft(0, chain), 0.0)
 
     def batch_verify(self, tokens: BatchTokens) -> Seconds:
+        """A target pass over all pending and drafted tokens."""
         raise NotImplementedError
 
     def batch_tree_verify(self, tokens: BatchTokens) -> Seconds:
+        """A target pass over trees, and compaction of the cache."""
         return self.batch_verify(tokens)
 
     def draft_step(self, place: int, context: npt.ArrayLike) -> Seconds:

@@ -1,16 +1,16 @@
-"""The contexts that a trace's rounds meet, and what its tokens cost one by one."""
+"""The contexts of a trace's rounds, and its cost without speculation."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from specsim.arrays import Floats
 from specsim.cost.table import CostTable
+from specsim.io.arrays import Floats
 from specsim.trace.trace import Trace
 
 
 def autoregressive_seconds(trace: Trace, table: CostTable) -> Floats:
-    """Seconds per sequence [S] to emit the same tokens one by one."""
+    """Seconds per sequence [S] to emit the same tokens without speculation."""
     context = np.arange(context_range(trace)[1] + 1)
     step_s = table.autoregressive_s[context >> table.bucket_bits]
     elapsed_s = np.concatenate([[0.0], np.cumsum(step_s)])

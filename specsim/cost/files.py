@@ -1,4 +1,4 @@
-"""The one reader of cost files: profiles, files that a person wrote, and those that ship under a name."""
+"""Read cost files: profiles, files that a person wrote, and shipped costs by name."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from specsim.cost.batch_profile import (
     BatchProfileCost,
     batch_profile_from_json,
 )
+from specsim.cost.documents import KIND, cost_of_document, shipped_costs
 from specsim.cost.joined import JOINED_COST_KIND, JoinedCost
 from specsim.cost.linear import LinearCost
 from specsim.cost.model import ConstantCost, CostModel, not_a_cost
 from specsim.cost.profile import GRID_KIND, PROFILE_KIND, PROFILE_VERSION, profile_from_json
 from specsim.cost.roofline.cost import RooflineCost
 from specsim.cost.silicon.cost import SiliconCost
-from specsim.cost.written import KIND, check_written, shipped_costs, written_cost
-from specsim.errors import InputError
-from specsim.examples import located
-from specsim.json_files import checked, plain_json, read_json
+from specsim.io.errors import InputError
+from specsim.io.examples import located
+from specsim.io.json import checked, plain_json, read_json
 
 MAKE = "make one with `realrun profile`, or choose one of `specsim cost list` or `specsim example --list`"
 
@@ -32,31 +32,30 @@ CostLike = CostModel | str | PathLike[str] | Mapping[str, Any]  # as every funct
 
 
 class JoinedDocument(TypedDict):
-    """Of a file with the costs of several drafters, each as it is in a file of its own."""
+    """A file with the costs of several drafters, each as in its own file."""
 
     version: Literal[1]
     costs: list[Any]
 
 
 class Constants(TypedDict):
-    """Of a file with the papers' two numbers alone."""
+    """A file with the papers' two numbers alone."""
 
     s_d: float
     s_t: float
 
 
 def read_cost(cost: str | PathLike[str] | Mapping[str, Any], *, batch: int | None = None) -> CostModel:
-    """Read what things cost on a machine.
+    """Read the costs of a machine.
 
     Parameters
     ----------
     cost : str, Path or mapping
-        A profile made by `realrun profile`; a file that you wrote (see `specsim.cost.written`), such as
-        {"s_d": seconds, "s_t": seconds}; the costs of several drafters, as `specsim join` writes them; or the name of
-        one that ships, see `specsim cost list`, and `specsim example --list` for those of examples. A mapping is read
-        as such a file would be.
+        A profile made by `realrun profile`; a file that you wrote (see `specsim.cost.documents`), such as
+        {"s_d": seconds, "s_t": seconds}; the costs of several drafters, as `specsim join` writes them; or a name of
+        `specsim cost list` or `specsim example --list`. A mapping is read like a file.
     batch : int, optional
-        Sequences in lockstep, of linear, roofline and silicon costs.
+        Sequences in lockstep, for batch-aware costs.
 
     Returns
     -------
@@ -66,7 +65,7 @@ def read_cost(cost: str | PathLike[str] | Mapping[str, Any], *, batch: int | Non
     Raises
     ------
     InputError
-        For a file that is missing, or holds no costs, and for a batch of costs that know none.
+        For a missing file, a file without costs, and a batch for costs without batches.
     TypeError
         For anything but a path, a name or a mapping.
 
@@ -101,7 +100,7 @@ def read_cost(cost: str | PathLike[str] | Mapping[str, Any], *, batch: int | Non
 
 
 def as_cost(cost: object) -> CostModel:
-    """A cost model as it is, or read from a path, a name or a mapping; TypeError, in words, for anything else."""
+    """Return a cost model, or read it from a path, a name or a mapping; TypeError for anything else."""
     if isinstance(cost, CostModel):
         return cost
     if isinstance(cost, str | PathLike | Mapping):
@@ -110,20 +109,20 @@ def as_cost(cost: object) -> CostModel:
 
 
 def with_batch(cost: CostModel, batch: int) -> CostModel:
-    """The costs of so many sequences in lockstep; InputError where they know no batches."""
+    """The costs of `batch` sequences in lockstep; InputError for costs without batches."""
     if not isinstance(cost, LinearCost | RooflineCost | SiliconCost | BatchProfileCost):
-        raise InputError("knows no batches; give linear, roofline or silicon costs, or grids with --draft-cost")
+        raise InputError("has no batches; give linear, roofline or silicon costs, or grids with --draft-cost")
     return replace(cost, batch=batch)
 
 
 def cost_path(path: str | PathLike[str]) -> Path:
-    """The file of that path, or the one that ships under that name."""
+    """The file at this path, or the shipped file of this name."""
     path = located(path, "cost")
     return path if path.exists() else shipped_costs().get(str(path), path)
 
 
 def read_cost_document(path: Path) -> Any:
-    """The parsed JSON of a cost file, whatever it says."""
+    """The parsed JSON of a cost file, unchecked."""
     return read_json(path, f"cost file {path}", missing=MAKE, invalid="make it again")
 
 
@@ -132,7 +131,7 @@ def _cost_of(data: Any, path: str) -> CostModel:
     name = f"cost file {path}"
     kind = data.get("kind") if isinstance(data, dict) else None
     if kind == KIND:
-        return written_cost(check_written(data, path), path)
+        return cost_of_document(data, path)
     if kind == JOINED_COST_KIND:
         parts = checked(data, name, JoinedDocument, invalid="join the costs again")["costs"]
         if any(isinstance(part, dict) and part.get("kind") == JOINED_COST_KIND for part in parts) or not parts:

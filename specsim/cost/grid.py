@@ -21,15 +21,17 @@ from typing import Any, NoReturn, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from specsim.arrays import Floats, Ints, Seconds, increases
-from specsim.cost.model import MAX_SECONDS, MIN_SECONDS, CostModel, check_seconds
-from specsim.cost.profile import GRID_KIND, MAX_CONTEXT
-from specsim.errors import InputError
-from specsim.json_files import checked, read_json
+from specsim.cost.measured import axis, table
+from specsim.cost.model import CostModel, check_seconds
+from specsim.cost.profile import GRID_KIND
+from specsim.io.arrays import Floats, Ints, Seconds
+from specsim.io.errors import InputError
+from specsim.io.json import checked, read_json
 
 GRID_VERSION = 1
 POINT = ("batch", "context", "tokens")
 MAX_REASON = 200  # characters
+AGAIN = "measure again"
 
 
 class Missing(TypedDict):
@@ -41,7 +43,7 @@ class Missing(TypedDict):
     reason: str
 
 
-class Made(TypedDict):
+class GridOrigin(TypedDict):
     """Where and how a grid was measured."""
 
     device: str
@@ -57,7 +59,7 @@ class GridDocument(TypedDict):
     tokens: list[int]
     median_s: list[list[list[float | None]]]
     missing: list[Missing]
-    provenance: Made
+    provenance: GridOrigin
 
 
 @dataclass(frozen=True, repr=False)
@@ -96,10 +98,10 @@ class GridCost:
         by_context = rising[:, left] + (rising[:, right] - rising[:, left]) * share  # [C]
         asked = np.asarray(context, dtype=np.float64)
         first, second, shares = self._bracket(self.contexts, asked, "contexts of", "tokens")
-        found = by_context[first] + (by_context[second] - by_context[first]) * shares
-        if np.isnan(found).any():
+        seconds = by_context[first] + (by_context[second] - by_context[first]) * shares
+        if np.isnan(seconds).any():
             self._refuse(row, n_tokens, asked, {int(left), int(right)}, {*np.ravel(first), *np.ravel(second)})
-        return found
+        return seconds
 
     def whole_tokens(self, batch: int) -> int:
         """Most new tokens up to which no point of this batch was left out."""
@@ -231,30 +233,24 @@ def read_grid_pair(
 def grid_from_json(data: Any, where: str) -> GridCost:
     """The grid of a parsed document; InputError where it is malformed."""
     if not isinstance(data, Mapping) or data.get("kind") != GRID_KIND:
-        raise InputError(f"{where} is no {GRID_KIND} file; make one with `realrun cost-grid`")
+        raise InputError(f"{where} is not a {GRID_KIND} file; make one with `realrun cost-grid`")
     if data.get("version") != GRID_VERSION:
         raise InputError(
             f"cost grid {where} has version {data.get('version')}, this program reads {GRID_VERSION}; measure again"
         )
     name = f"cost grid {where}"
     checked(data, name, GridDocument, invalid="measure again")
-    axes = [np.asarray(data[key], dtype=np.int64) for key in ("batches", "contexts", "tokens")]
-    if any(a.size == 0 or a[0] < 0 or a[-1] >= MAX_CONTEXT or not increases(a) for a in axes):
-        raise InputError(f"{name}: batches, contexts or tokens are no increasing list; measure again")
-    counts, table = [a.size for a in axes], data["median_s"]
-    if len(table) != counts[0] or any(
-        len(rows) != counts[1] or any(len(row) != counts[2] for row in rows) for rows in table
-    ):
-        raise InputError(f"{name}: median_s does not fit batches x contexts x tokens; measure again")
-    median_s = np.asarray(table, dtype=np.float64)  # null becomes NaN
-    if ((median_s < MIN_SECONDS) | (median_s > MAX_SECONDS)).any():
-        raise InputError(f"{name}: a time is not positive and finite; measure again")
+    axes = [axis(data[key], f"{name}: {key}", AGAIN) for key in ("batches", "contexts", "tokens")]
+    gaps = np.array([[[cell is None for cell in row] for row in rows] for rows in data["median_s"]], dtype=object)
+    filled = [[[1.0 if cell is None else cell for cell in row] for row in rows] for rows in data["median_s"]]
+    median_s = table(filled, [len(points) for points in axes], f"{name}: median_s", AGAIN, positive=True)
+    median_s[gaps.astype(bool)] = np.nan
     reasons = np.full(median_s.shape, "not measured", dtype=object)
     reasons[np.isfinite(median_s)] = ""
     for entry in data["missing"]:
-        where_it_is = (np.flatnonzero(np.isin(a, entry[key])) for a, key in zip(axes, POINT, strict=True))
-        reasons[np.ix_(*where_it_is)] = entry["reason"][:MAX_REASON]
-    made = data["provenance"]
-    model, device, dtype = data["model"], made["device"], made["dtype"]
+        places = (np.flatnonzero(np.isin(points, entry[key])) for points, key in zip(axes, POINT, strict=True))
+        reasons[np.ix_(*places)] = entry["reason"][:MAX_REASON]
+    origin = data["provenance"]
     batches, contexts, tokens = axes
-    return GridCost(model, device, dtype, batches, contexts, tokens, median_s, reasons.astype(np.str_))
+    names = data["model"], origin["device"], origin["dtype"]
+    return GridCost(*names, batches, contexts, tokens, median_s, reasons.astype(np.str_))

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specsim.arrays import Floats, Seconds
 from specsim.cost.contexts import context_range
 from specsim.cost.model import CostModel, not_a_cost
 from specsim.cost.table import CostTable, column_contexts, compile_table
-from specsim.errors import InputError
+from specsim.io.arrays import Floats, Seconds
+from specsim.io.errors import InputError
 from specsim.trace.joined import JoinedTrace
 
 JOINED_COST_KIND = "specsim-joined-cost"
@@ -24,8 +24,8 @@ UNEQUAL = 0.05  # share by which the parts' costs of a token without speculation
 class JoinedCost(CostModel):
     """The costs of each drafter, in the order of the joined trace; the baseline is the first's.
 
-    A round is priced by the costs of the drafter that it drafts with, its verification too, as some drafters run a part
-    of the target's pass themselves.
+    A round is priced by the costs of its drafter, verification included, because some drafters run a part of the
+    target's pass themselves.
 
     Parameters
     ----------
@@ -35,7 +35,7 @@ class JoinedCost(CostModel):
     Raises
     ------
     TypeError
-        For a part that is no cost model; `read_cost` reads those of files.
+        For a part that is not a cost model; `read_cost` reads files.
 
     Examples
     --------
@@ -76,7 +76,7 @@ class JoinedTable(CostTable):
     """A joined cost compiled to arrays: a `CostTable` of the first drafter, and of all D the following.
 
     each_draft_s : [D, k_max + 1, B]; each_verify_s : [D, n_max + 1, B]; as in `CostTable`
-    each_catch_up_s : [D, L + 1, B], what the first draft step takes more where the draft cache lacks so many tokens
+    each_catch_up_s : [D, L + 1, B], additional time of the first draft step by missing tokens of the draft cache
     each_policy_step_s, each_round_overhead_s : [D]
     """
 

@@ -1,7 +1,6 @@
-"""Linear costs: a pass takes a fixed time, and more per new token and per cached token, as serving papers print.
+"""Linear costs: a pass takes a fixed time plus times per new token and per cached token, as in serving papers.
 
-A batch of B sequences in lockstep is one pass over B times the tokens and B times the cache; times are those of the
-whole batch, each round of which serves every sequence.
+A batch of B sequences in lockstep is a pass over B times the tokens and B times the cache; times are the whole batch's.
 """
 
 from __future__ import annotations
@@ -12,10 +11,10 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from specsim.arrays import Seconds
-from specsim.cost.batches import BatchCostModel, BatchTokens
+from specsim.cost.batches import BatchCost, BatchTokens
 from specsim.cost.model import MAX_TREE_TOKENS, MIN_SECONDS, check_seconds
-from specsim.errors import InputError
+from specsim.io.arrays import Seconds
+from specsim.io.errors import InputError
 
 OTHERS = "use costs of several batches, such as specdecode-bench-llama3.1-8b-eagle-h100"
 
@@ -27,7 +26,7 @@ class LinearPass:
     Parameters
     ----------
     fixed_s : float
-        Seconds of a pass whatever it holds: reading the weights, launches. Positive.
+        Seconds of any pass, such as reading the weights and launches. Positive.
     token_s : float
         Seconds per new token.
     cached_token_s : float
@@ -36,7 +35,7 @@ class LinearPass:
     Raises
     ------
     InputError
-        For a time that is negative, or no fixed one.
+        For a negative time, or a fixed time of 0.
     """
 
     fixed_s: float
@@ -58,19 +57,19 @@ class LinearPass:
 
 @dataclass(frozen=True)
 class Proposal:
-    """What proposing a draft takes once a round, however long the draft is.
+    """Time of proposing a draft, once per round, however long the draft is.
 
     Parameters
     ----------
     fixed_s : float
-        Seconds a round that drafts anything.
+        Seconds per round that drafts.
     cached_token_s : float
         Seconds per token in the cache.
 
     Raises
     ------
     InputError
-        For a time that is negative.
+        For a negative time.
     """
 
     fixed_s: float
@@ -85,10 +84,10 @@ class Proposal:
 
 
 class Fitted(NamedTuple):
-    """What costs were fitted to.
+    """Ranges to which costs were fitted.
 
-    batches : smallest and largest batch; where they are one, nothing is known of others, nor of wider passes
-    draft_tokens : smallest and largest K; None where the source does not say
+    batches : smallest and largest batch; if equal, other batches and wider passes are unknown
+    draft_tokens : smallest and largest K; None if unknown
     """
 
     batches: tuple[int, int]
@@ -96,35 +95,34 @@ class Fitted(NamedTuple):
 
 
 class BatchPass(Protocol):
-    """One model's passes over ragged batches: a `LinearPass`, or one of curves, see `specsim.cost.step_times`."""
+    """A model's passes over ragged batches: a `LinearPass`, or a `StepTime` with curves."""
 
     def batch_seconds(self, tokens: BatchTokens) -> Seconds: ...
 
 
 @dataclass(frozen=True, repr=False)
-class LinearCost(BatchCostModel):
-    """A target and a drafter with linear passes, and what a step costs beside them.
+class LinearCost(BatchCost):
+    """A target and a drafter with linear passes, and the overhead of steps.
 
     Parameters
     ----------
     target, drafter : LinearPass or StepTime
-        Of one pass. A draft of K tokens is K passes of the drafter, each over the cache so far.
+        Of a pass. A draft of K tokens is K passes of the drafter, each over the cache so far.
     proposal : Proposal, optional
-        What drafting takes once a round beside these K passes.
+        Time of drafting once per round beside these K passes.
     step_s : float
-        Seconds per engine step beside its passes, such as scheduling: once a round, and once a token without
-        speculation.
+        Overhead per engine step, such as scheduling: once per round, and once per baseline decoding step.
     round_s : float
-        Seconds that a round of speculation takes beside its passes and `step_s`.
+        Further overhead of a round of speculation.
     batch : int
         Sequences in lockstep.
     fitted : Fitted, optional
-        What all of it was fitted to. Costs of a single batch price neither other batches nor trees.
+        Ranges of the fit. Costs of a single batch price neither other batches nor trees.
 
     Raises
     ------
     InputError
-        For a negative overhead, a batch below 1, or another batch than the only one that was fitted.
+        For a negative overhead, a batch below 1, or a batch other than the only fitted batch.
 
     References
     ----------
@@ -159,7 +157,7 @@ class LinearCost(BatchCostModel):
 
     @property
     def only_batch(self) -> int | None:
-        """The batch, where all that was fitted to is a single one."""
+        """The only fitted batch, if there was just one."""
         return self.fitted.batches[0] if self.fitted and self.fitted.batches[0] == self.fitted.batches[1] else None
 
     @property

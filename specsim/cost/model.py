@@ -1,4 +1,4 @@
-"""What things cost: cost models, and the plain table that replay sees.
+"""Cost models: seconds of drafting, verification and decoding steps.
 
 Seconds per call at batch size 1 unless the model says otherwise. `context` is the number
 of tokens in the cache before the call (prompt plus emitted tokens, less the pending one).
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from specsim.arrays import Seconds
-from specsim.errors import InputError
+from specsim.io.arrays import Seconds
+from specsim.io.errors import InputError
 
-MAX_TREE_TOKENS = 512  # that a cost table prices
-MIN_SECONDS, MAX_SECONDS = 1e-12, 1e9  # that a call can take: what lies outside is a mistake, and sums would overflow
-SHOWN_CONTEXT = 1000  # cached tokens at which `repr` says what costs are that hold at any
+MAX_TREE_TOKENS = 512  # in a cost table
+MIN_SECONDS, MAX_SECONDS = 1e-12, 1e9  # of a call: other times are mistakes, and sums would overflow
+SHOWN_CONTEXT = 1000  # cached tokens at which `repr` shows costs without measured contexts
 NOISE = 0.05  # share of a step by which a round may measure less
 MOST_NOISE = 0.5
 FALL = 0.2  # share by which a longer pass may measure less; on CPUs passes of an even number of rows are 16 % faster
@@ -24,18 +24,18 @@ SPACE = "space"  # the kind of drafter whose drafts ride in the verification pas
 
 
 def check_seconds(costs: object, *names: str, least: float = 0.0) -> None:
-    """InputError unless these fields are times that a call can take."""
+    """Raise InputError unless these fields are possible times of a call."""
     for name in names:
         value = getattr(costs, name)
         if not least <= value <= MAX_SECONDS:  # also catches NaN
-            wanted = "positive" if least else "0 or more"
+            expected = "positive" if least else "0 or more"
             raise InputError(
-                f"cost: {name}={value} seconds is not {wanted} and finite; give {least:g} to {MAX_SECONDS:g}"
+                f"cost: {name}={value} seconds is not {expected} and finite; give {least:g} to {MAX_SECONDS:g}"
             )
 
 
 def not_a_cost(cost: object) -> TypeError:
-    """The error for what is given as costs and is none."""
+    """The error for an argument that is not a cost."""
     return TypeError(
         f"cost is a {type(cost).__name__}; expected a cost model such as specsim.ConstantCost(s_d=0.001, s_t=0.010), a "
         'cost file, a name of `specsim cost list`, or a mapping such as {"s_d": 0.001, "s_t": 0.010}'
@@ -45,13 +45,13 @@ def not_a_cost(cost: object) -> TypeError:
 def check_rounds(
     name: str, round_s: Seconds, step_s: Seconds, what: str = "a round at K = {}", noise: float = NOISE
 ) -> None:
-    """InputError where rounds are, on average, faster than the step without speculation that each contains.
+    """Raise InputError if rounds are, on average, faster than the decoding step that each contains.
 
-    A round of K drafts verifies them in a pass of the target that yields one token anyway. Measured profiles have
-    noise, so that the mean over contexts is judged; see `disturbances` for single ones.
+    A round of K drafts verifies them in a pass of the target that yields a token anyway. Measured profiles are noisy,
+    so the mean over contexts is judged; see `disturbances` for single contexts.
 
     round_s : [K, C], rounds of 1, 2, ... drafts, by context; step_s : [C]
-    noise : the share that measurements differ by of themselves; `NOISE` to `MOST_NOISE` of it is let pass
+    noise : relative noise of the measurements, clipped to `NOISE` to `MOST_NOISE`
     """
     shares = round_s.mean(axis=1) / step_s.mean()
     k = int(shares.argmin()) if shares.size else 0
@@ -63,7 +63,7 @@ def check_rounds(
 
 
 def disturbances(round_s: Seconds, step_s: Seconds, verify_s: Seconds) -> list[str]:
-    """Notes on costs that something disturbed while they were measured: at single contexts, and between passes.
+    """Notes on costs that were disturbed during measurement, at single contexts and between passes.
 
     round_s : [K, C]; step_s : [C]; verify_s : [N, C], passes over 1, 2, ... tokens
     """
@@ -125,51 +125,51 @@ class CostModel:
         raise NotImplementedError
 
     def proposal_seconds(self, context: npt.ArrayLike) -> Seconds:
-        """What of `draft` is taken once a round, however many tokens are drafted."""
+        """The part of `draft` that is paid once per round, however many tokens are drafted."""
         return np.zeros(np.shape(context))
 
     def catch_up(self, context: npt.ArrayLike) -> Seconds:
-        """What a round's first draft step takes more where it ingests two tokens."""
+        """Additional time of a round's first draft step if it ingests two tokens."""
         return np.zeros(np.shape(context))
 
     def catch_up_by(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
-        """The same where the draft cache lacks n tokens, as others drafted meanwhile; by default n times one's."""
+        """The same for n missing tokens, after rounds of other drafters; by default n times a token's."""
         return n_tokens * self.catch_up(context)
 
     def verify(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
-        """One target pass over the pending token and n_tokens - 1 drafted ones."""
+        """A target pass over the pending token and n_tokens - 1 drafted tokens."""
         raise NotImplementedError
 
     def policy_step(self) -> float:
-        """One decision whether to continue drafting."""
+        """A decision whether to continue drafting."""
         return 0.0
 
     def round_overhead(self) -> float:
-        """What a round costs besides drafting, policy and verification."""
+        """Overhead of a round besides drafting, policy and verification."""
         return 0.0
 
     def autoregressive_step(self, context: npt.ArrayLike) -> Seconds:
-        """One token without speculation, by the same code path."""
+        """A baseline decoding step, by the same code path."""
         raise NotImplementedError
 
     def wider(self, n_nodes: int, context: npt.ArrayLike) -> Seconds:
-        """What a draft pass over n nodes of a tree takes beyond a chain's draft step at the same place of the round."""
+        """Additional time of a draft pass over n tree nodes, compared with a chain's draft step."""
         return np.zeros(np.shape(context))
 
     def tree_verify(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
-        """One target pass over a tree of n tokens, the pending one included, and compaction of its cache."""
+        """A target pass over a tree of n tokens, the pending token included, and compaction of its cache."""
         return self.verify(n_tokens, context)
 
     def tree_policy_step(self) -> float:
-        """One decision about a level of a tree."""
+        """A decision about a level of a tree."""
         return self.policy_step()
 
     def tree_round_overhead(self) -> float:
-        """What a round with a tree costs besides: selection, and compaction of the draft cache, too."""
+        """Overhead of a round with a tree, including selection and compaction of the draft cache."""
         return self.round_overhead()
 
     def notes(self, max_draft_tokens: int, contexts: tuple[int, int]) -> list[str]:
-        """What results must say of drafts that long between these contexts: where costs are guessed."""
+        """Notes for results with drafts of this length between these contexts, such as extrapolation."""
         return []
 
 
@@ -177,12 +177,11 @@ class CostModel:
 class SpaceCost(CostModel):
     """Costs of SPACE, whose drafts ride in the verification pass as mask tokens.
 
-    The pending token and each of m verified ones have a group of k masks behind them, so that a pass is a tree of
-    (m + 1)(k + 1) tokens, compaction of its cache included. Where the model knows no trees, it is a chain of as many.
+    The pending token and each of m verified tokens have a group of k masks behind them, so that a pass is a tree of
+    (m + 1)(k + 1) tokens, compaction of its cache included. Without tree costs, it is priced as a chain of that length.
 
     k : masks of a group, the longest draft; None for as many as are verified, the least that any k costs
-    draft_steps : whether taking a candidate off the last pass and deciding about it cost what the model says; else
-        nothing, for models of another drafter
+    draft_steps : whether draft and policy steps have the model's cost; otherwise none, for models of another drafter
 
     References: Yi et al. 2024, arXiv:2402.11809, Eqs. 5-7.
     """
@@ -216,7 +215,7 @@ class SpaceCost(CostModel):
 
 @dataclass(frozen=True)
 class ConstantCost(CostModel):
-    """The papers' cost: one draft step or pass takes s_d, one target pass s_t, nothing else counts.
+    """The papers' cost: a draft step takes s_d, a target pass s_t, and nothing else counts.
 
     Parameters
     ----------
@@ -226,7 +225,7 @@ class ConstantCost(CostModel):
     Raises
     ------
     InputError
-        For a time that is not from 1e-12 to 1e9 seconds.
+        For a time outside 1e-12 to 1e9 seconds.
 
     References
     ----------

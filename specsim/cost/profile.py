@@ -9,21 +9,21 @@ from typing import Any, NotRequired, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from specsim.arrays import Ints, Seconds, increases
-from specsim.cost.model import FALL, MAX_SECONDS, MIN_SECONDS, ConstantCost, CostModel, check_rounds, disturbances
-from specsim.errors import InputError
-from specsim.json_files import checked
+from specsim.cost.measured import axis, table
+from specsim.cost.model import FALL, ConstantCost, CostModel, check_rounds, disturbances
+from specsim.io.arrays import Ints, Seconds
+from specsim.io.errors import InputError
+from specsim.io.json import checked
 
 PROFILE_KIND = "specsim-profile"
 PROFILE_VERSION = 2
 GRID_KIND = "specsim-cost-grid"
 AGAIN = "profile again"
-MAX_CONTEXT = 2**31  # tokens
-LEAST_CONTEXT = 2  # cached tokens that a profile begins with at least: rounds behind fewer cost the same
+LEAST_CONTEXT = 2  # cached tokens: below, rounds cost the same
 
 
 class TreeSeconds(TypedDict):
-    """Of a profile's trees, see `TreeProfile`."""
+    """Trees of a profile, see `TreeProfile`."""
 
     sizes: list[int]
     wider: list[list[float]]
@@ -33,14 +33,14 @@ class TreeSeconds(TypedDict):
 
 
 class CatchUpSeconds(TypedDict):
-    """Of a profile's `catch_up_many_s`."""
+    """Catching up on several tokens, see `ProfileCost`."""
 
     tokens: list[int]
     seconds: list[list[float]]
 
 
 class ProfileSeconds(TypedDict):
-    """Of a profile, see `ProfileCost`."""
+    """Seconds of a profile, see `ProfileCost`."""
 
     draft_step: list[list[float]]
     catch_up: list[float]
@@ -54,7 +54,7 @@ class ProfileSeconds(TypedDict):
 
 
 class ProfileDocument(TypedDict):
-    """A profile; of older files `median_s` is read, which have no means.
+    """A profile; older files have only `median_s`.
 
     block_expansion : where the target's identity blocks stand; "after" of files in which all stood behind that layer
     """
@@ -97,15 +97,15 @@ class TreeProfile:
 class ProfileCost(CostModel):
     """A measured grid: means per context, linear in context between grid points.
 
-    A draft step is priced by its place in the draft: the target's pass may have thrown the
-    drafter's weights out of a cache, into which they come back step by step. Costs are as they were measured, also
-    where a longer pass is cheaper: products of an even number of rows often are. A context or a size that was not
-    measured is an error; but for contexts below `LEAST_CONTEXT`, if the profile begins there.
+    A draft step is priced by its place in the draft, because the target's pass may have evicted the drafter's weights
+    from a cache. Costs are used as measured, even if a longer pass is cheaper: products of an even number of rows often
+    are. Contexts and sizes outside the measured range are errors, except contexts below `LEAST_CONTEXT` if the profile
+    begins there.
 
     contexts : int [C], increasing
     draft_step_s : [D, C], the first, second, ... draft step of a round; catch_up_s : [C]
     catch_up_tokens, catch_up_many_s : int [M], increasing from more than 1, and [M, C]: the same for so many tokens,
-        linear in between and as steep beyond; where absent, each takes as long as one
+        linear in between and beyond; if absent, n tokens take n times as long as one
     verify_s : [n_max, C] for n_tokens 1..n_max; autoregressive_s : [C]
     """
 
@@ -116,18 +116,18 @@ class ProfileCost(CostModel):
     autoregressive_s: Seconds
     policy_step_s: float
     round_overhead_s: float
-    score_step_s: float = 0.0  # what a predictor's score adds to a draft step, where the policy reads it
+    score_step_s: float = 0.0  # of a predictor's score in a draft step, where the policy reads it
     tree: TreeProfile | None = None
     catch_up_tokens: Ints | None = None
     catch_up_many_s: Seconds | None = None
-    remark: str = ""  # what every result at these costs must say of them
+    remark: str = ""  # note for every result at these costs
 
     def check(self, name: str) -> None:
-        """InputError for rounds that cannot be; not asked while a profile is still being measured."""
+        """Raise InputError for impossible rounds; not called while a profile is still being measured."""
         check_rounds(name, self.round_s, self.autoregressive_s)
         if self.tree is not None:
             rounds_s = self.draft_step_s[0] + self.tree.verify_s[1:] + self.tree.round_overhead_s
-            # Sizes of trees that were hardly met are extrapolated from few passes, so that more is let pass.
+            # Rare sizes of trees are extrapolated from few passes, so the limit is looser.
             check_rounds(name, rounds_s, self.autoregressive_s, "a round with a tree", FALL)
 
     def notes(self, max_draft_tokens: int, contexts: tuple[int, int]) -> list[str]:
@@ -214,22 +214,22 @@ class ProfileCost(CostModel):
         return self.tree
 
     def constant(self, context: float) -> ConstantCost:
-        """The papers' two numbers, s_d and s_t, read off this profile at one context; s_d is the mean draft step."""
+        """The papers' two numbers at a context: s_d, the mean draft step, and s_t."""
         mean_s = self._along_context(self.draft_step_s.mean(axis=0), context)
         return ConstantCost(s_d=float(mean_s), s_t=float(self.autoregressive_step(context)))
 
 
 def with_scores(model: CostModel) -> CostModel:
-    """What rounds cost where a predictor scores every drafted token; only a profile knows the difference."""
+    """Costs of rounds in which a predictor scores every drafted token; only profiles have this cost."""
     if not isinstance(model, ProfileCost):
         return model
     return replace(model, draft_step_s=model.draft_step_s + model.score_step_s, score_step_s=0.0)
 
 
 def _remark(document: ProfileDocument) -> str:
-    """Why costs of an older lab-deep do not hold for it as it is; nothing where they do.
+    """Why costs of an older lab-deep do not hold today, or "".
 
-    Where identity blocks stand changes the costs of no drafter but EESD's, which runs the layers below its exit.
+    The place of identity blocks changes only the costs of EESD, which runs the layers below its exit.
     """
     after = (document.get("block_expansion") or {}).get("after")
     if after is None or document.get("drafter_kind") != "eesd":
@@ -243,66 +243,43 @@ def _remark(document: ProfileDocument) -> str:
 def profile_from_json(data: Mapping[str, Any], where: str) -> ProfileCost:
     """The cost model of a parsed profile document; InputError where it is malformed."""
     name = f"cost profile {where}"
-    document = checked(data, name, ProfileDocument, invalid=AGAIN)
-    mean = document.get("mean_s") or document.get("median_s")
-    if mean is None:
+    document: ProfileDocument = checked(data, name, ProfileDocument, invalid=AGAIN)
+    seconds = document.get("mean_s") or document.get("median_s")
+    if seconds is None:
         raise InputError(f"{name} is malformed (mean_s is missing); {AGAIN}")
+    contexts = axis(document["contexts"], f"{name}: contexts", AGAIN)
+    count = len(contexts)
 
-    def array(values: Any, axes: int = 2) -> Seconds:
-        rows = values if axes == 2 else [values]
-        if len({len(row) for row in rows}) > 1:
-            raise InputError(f"{name}: an array has rows of several lengths; {AGAIN}")
-        return np.asarray(values, dtype=np.float64)
+    def read(values: Any, shape: list[int | None], key: str, *, positive: bool = False) -> Seconds:
+        return table(values, shape, f"{name}: {key}", AGAIN, positive=positive)
 
-    trees, many = mean.get("tree"), mean.get("catch_up_many")
-    contexts = np.asarray(document["contexts"], dtype=np.int64)
-    profile = ProfileCost(
-        contexts=contexts,
-        draft_step_s=array(mean["draft_step"]),
-        catch_up_s=array(mean["catch_up"], axes=1),
-        verify_s=array(mean["verify"]),
-        autoregressive_s=array(mean["autoregressive"], axes=1),
-        policy_step_s=float(mean["policy_step"]),
-        round_overhead_s=float(mean["round_overhead"]),
-        score_step_s=float(mean.get("score_step", 0.0)),
-        tree=trees
-        and TreeProfile(
-            sizes=np.asarray(trees["sizes"], dtype=np.int64),
-            wider_s=array(trees["wider"]),
-            verify_s=array(trees["verify"]),
-            policy_step_s=float(trees["policy_step"]),
-            round_overhead_s=float(trees["round_overhead"]),
-        ),
-        catch_up_tokens=many and np.asarray(many["tokens"], dtype=np.int64),
-        catch_up_many_s=many and array(many["seconds"]),
-        remark=_remark(document),
+    trees, many = seconds.get("tree"), seconds.get("catch_up_many")
+    tree = catch_up_tokens = catch_up_many_s = None
+    if trees is not None:
+        sizes = axis(trees["sizes"], f"{name}: sizes of trees", AGAIN, least=1)
+        if sizes[0] != 1:
+            raise InputError(f"{name}: sizes of trees do not begin with 1; {AGAIN}")
+        tree = TreeProfile(
+            sizes,
+            read(trees["wider"], [len(sizes), count], "wider"),
+            read(trees["verify"], [len(sizes), count], "verify of trees"),
+            float(read(trees["policy_step"], [], "policy_step of trees")),
+            float(read(trees["round_overhead"], [], "round_overhead of trees")),
+        )
+    if many is not None:
+        catch_up_tokens = axis(many["tokens"], f"{name}: tokens to catch up on", AGAIN, least=2)
+        catch_up_many_s = read(many["seconds"], [len(catch_up_tokens), count], "catch_up_many")
+    return ProfileCost(
+        contexts,
+        read(seconds["draft_step"], [None, count], "draft_step"),
+        read(seconds["catch_up"], [count], "catch_up"),
+        read(seconds["verify"], [None, count], "verify"),
+        read(seconds["autoregressive"], [count], "autoregressive", positive=True),
+        float(read(seconds["policy_step"], [], "policy_step")),
+        float(read(seconds["round_overhead"], [], "round_overhead")),
+        float(read(seconds.get("score_step", 0.0), [], "score_step")),
+        tree,
+        catch_up_tokens,
+        catch_up_many_s,
+        _remark(document),
     )
-    count, tree = contexts.size, profile.tree
-    grids, vectors = [profile.draft_step_s, profile.verify_s], [profile.catch_up_s, profile.autoregressive_s]
-    numbers = [profile.policy_step_s, profile.round_overhead_s, profile.score_step_s]
-    if tree is not None:
-        sizes = tree.sizes
-        if not sizes.size or sizes[0] != 1 or sizes[-1] >= MAX_CONTEXT or not increases(sizes):
-            raise InputError(f"{name}: sizes of trees are not an increasing list from 1; profile again")
-        if {tree.wider_s.shape, tree.verify_s.shape} != {(sizes.size, count)}:
-            raise InputError(f"{name}: an array of trees does not fit sizes x contexts; profile again")
-        grids += [tree.wider_s, tree.verify_s]
-        numbers += [tree.policy_step_s, tree.round_overhead_s]
-    if profile.catch_up_tokens is not None and profile.catch_up_many_s is not None:
-        lacking = profile.catch_up_tokens
-        if not lacking.size or lacking[0] < 2 or lacking[-1] >= MAX_CONTEXT or not increases(lacking):
-            raise InputError(f"{name}: tokens to catch up on are not an increasing list from 2; profile again")
-        if profile.catch_up_many_s.shape != (lacking.size, count):
-            raise InputError(f"{name}: what catching up takes does not fit tokens x contexts; profile again")
-        grids.append(profile.catch_up_many_s)
-    if not count or not 0 <= contexts[0] <= contexts[-1] < MAX_CONTEXT or not increases(contexts):
-        raise InputError(f"{name}: contexts are not an increasing list; profile again")
-    if any(a.ndim != 2 or not len(a) or a.shape[1] != count for a in grids) or any(
-        a.shape != (count,) for a in vectors
-    ):
-        raise InputError(f"{name}: an array does not fit contexts; profile again")
-    if not all(((a >= 0) & (a <= MAX_SECONDS)).all() for a in (*grids, *vectors, np.array(numbers))):
-        raise InputError(f"{name}: a time is negative or not finite; profile again")
-    if not (profile.autoregressive_s >= MIN_SECONDS).all():
-        raise InputError(f"{name}: a token without speculation takes no time; profile again")
-    return profile

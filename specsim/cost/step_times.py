@@ -1,4 +1,4 @@
-"""What a step of a serving engine takes, fitted to recorded steps in the forms that papers and engines have for it.
+"""Times of a serving engine's steps, fitted to recorded steps in the forms that papers and engines use.
 
 =============== ======================================= ==========================================================
 form            seconds                                 used by
@@ -16,14 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from specsim.arrays import Bools, Floats, Seconds
 from specsim.cost.batches import BatchTokens
 from specsim.cost.model import MAX_SECONDS, MIN_SECONDS, check_seconds
-from specsim.errors import InputError
+from specsim.io.arrays import Bools, Floats, Seconds
+from specsim.io.errors import InputError
 
 MAX_KNOTS = 8
 # Knots of the curve along each of these facts of a step; 2 are those of a straight line through 0.
@@ -32,6 +32,7 @@ FORMS: Mapping[str, Mapping[str, int]] = {
     "tokens, cached": {"tokens": MAX_KNOTS, "cached_tokens": 2},
     "batch, tokens": {"sequences": MAX_KNOTS, "tokens": MAX_KNOTS},
 }
+CURVES = ("sequences", "tokens")  # that a pass of a cost file may have
 MIN_KINDS = 8  # of steps, so that each half determines something
 
 
@@ -53,8 +54,9 @@ class Steps(NamedTuple):
         return Steps(*(column[rows] for column in self))
 
 
-class CurveDocument(TypedDict):
-    """A `Curve` in a file: seconds at these values beyond those at the first."""
+@dataclass(frozen=True)
+class CurveDocument:
+    """A `Curve` in a file: seconds at these values, beyond those at the first."""
 
     at: list[float]
     seconds: list[float]
@@ -74,7 +76,7 @@ class Curve(NamedTuple):
         """Of a straight line through 0."""
         return float(self.rise_s[0] / self.at[1]) if len(self.at) == 2 and not self.at[0] else None
 
-    def as_dict(self) -> CurveDocument:
+    def as_dict(self) -> dict[str, list[float]]:
         return {"at": self.at.tolist(), "seconds": np.append(0.0, np.cumsum(self.rise_s)).tolist()}
 
 
@@ -89,25 +91,25 @@ class StepTime:
         check_seconds(self, "fixed_s", least=MIN_SECONDS)
 
     def seconds(self, steps: Steps) -> Seconds:
-        """What it says of every step."""
+        """Predicted seconds of every step."""
         return np.asarray(self.fixed_s + sum(curve(getattr(steps, name)) for name, curve in self.curves.items()))
 
     def batch_seconds(self, tokens: BatchTokens) -> Seconds:
-        """Of passes over ragged batches."""
+        """Seconds of passes over ragged batches."""
         return self.seconds(Steps(*np.broadcast_arrays(tokens.sequences, tokens.new, tokens.cached, 0.0)))
 
     def as_dict(self) -> dict[str, Any]:
-        """As a cost file of the form linear has it for a pass; a straight line as its slope."""
-        found: dict[str, Any] = {"fixed_s": self.fixed_s}
+        """A pass in a cost file of the form linear; a straight line as its slope."""
+        document: dict[str, Any] = {"fixed_s": self.fixed_s}
         for name, curve in self.curves.items():
             slope_s = curve.slope_s
-            found |= {name: curve.as_dict()} if slope_s is None else {f"{name[:-1]}_s": slope_s}
-        return found
+            document |= {name: curve.as_dict()} if slope_s is None else {f"{name[:-1]}_s": slope_s}
+        return document
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A form fitted to all steps, and how far it is off on steps that it was not fitted to.
+    """A form fitted to all steps, and its error on held-out steps.
 
     median_error, p90_error : absolute and relative; rmse_s : of seconds
     """
@@ -155,41 +157,41 @@ def fit_step_time(steps: Steps, form: str) -> StepTime:
     relative = np.hstack(columns) / steps.seconds[:, None]
     scale = np.linalg.norm(relative, axis=0)
     scale[scale == 0] = 1.0
-    found = nnls(relative / scale, np.ones(len(relative)))[0] / scale
+    coefficients = nnls(relative / scale, np.ones(len(relative)))[0] / scale
     ends = np.cumsum([column.shape[1] for column in columns])
-    _, *rises = np.split(found, ends[:-1])
+    _, *rises = np.split(coefficients, ends[:-1])
     return StepTime(
-        max(float(found[0]), MIN_SECONDS),
+        max(float(coefficients[0]), MIN_SECONDS),
         {name: Curve(at, rise) for (name, at), rise in zip(knots.items(), rises, strict=True)},
     )
 
 
 def step_time(document: Mapping[str, Any]) -> StepTime:
-    """What `StepTime.as_dict` wrote, or somebody else.
+    """Read a pass as `StepTime.as_dict` writes it, with curves as `CurveDocument`.
 
-    Raises InputError for a curve that falls, whose values do not increase, or beside which there is a slope.
+    Raises InputError for a curve that falls, or whose values do not increase, or with a slope beside it.
     """
     curves = {}
     for name in ("sequences", "tokens", "cached_tokens"):
         slope_s, curve = document.get(f"{name[:-1]}_s"), document.get(name)
         if curve is not None and slope_s is not None:
-            raise InputError(f"cost: {name[:-1]}_s and {name} say the same; give one of them")
+            raise InputError(f"cost: {name[:-1]}_s and {name} exclude each other; give one of them")
         if slope_s is not None:
             if not 0 <= slope_s <= MAX_SECONDS:
                 raise InputError(f"cost: {name[:-1]}_s={slope_s} seconds; give 0 to {MAX_SECONDS:g}")
             curves[name] = Curve(np.array([0.0, 1.0]), np.array([slope_s]))
         elif curve is not None:
-            at, seconds = np.array(curve["at"]), np.array(curve["seconds"])
+            at, seconds = np.array(curve.at), np.array(curve.seconds)
             if not len(at) or (np.diff(at, prepend=-1.0) <= 0).any():
-                raise InputError(f"cost: {name} at {curve['at']!r:.60}: give increasing values of 0 or more")
+                raise InputError(f"cost: {name} at {curve.at!r:.60}: give increasing values of 0 or more")
             if len(seconds) != len(at) or seconds[0] or (np.diff(seconds) < 0).any() or seconds[-1] > MAX_SECONDS:
-                raise InputError(f"cost: {name} have seconds that do not rise from 0 on, one for each value; mend them")
+                raise InputError(f"cost: {name} have seconds that do not rise from 0, one for each value; correct them")
             curves[name] = Curve(at, np.diff(seconds))
     return StepTime(document["fixed_s"], curves)
 
 
 def judge_step_times(steps: Steps, *, seed: int = 0) -> list[Judged]:
-    """Every form, on steps that it has not seen: half of the distinct ones, drawn by chance.
+    """Judge every form on held-out steps: a random half of the distinct ones.
 
     Raises InputError for fewer than MIN_KINDS distinct steps.
     """
@@ -199,14 +201,14 @@ def judge_step_times(steps: Steps, *, seed: int = 0) -> list[Judged]:
         raise InputError(f"{kinds} distinct steps; give at least {MIN_KINDS}, of several batches and contexts")
     seen = (np.random.default_rng(seed).permutation(kinds) < kinds / 2)[kind.ravel()]
     train, rest = steps.select(seen), steps.select(~seen)
-    found = []
+    judged = []
     for form in FORMS:
-        told = fit_step_time(train, form).seconds(rest)
-        error = np.abs(told / rest.seconds - 1)
-        rmse_s = float(np.sqrt(np.mean((told - rest.seconds) ** 2)))
-        fitted = fit_step_time(steps, form)
-        found.append(Judged(form, fitted, len(error), float(np.median(error)), float(np.quantile(error, 0.9)), rmse_s))
-    return found
+        predicted_s = fit_step_time(train, form).seconds(rest)
+        error = np.abs(predicted_s / rest.seconds - 1)
+        median_error, p90_error = float(np.median(error)), float(np.quantile(error, 0.9))
+        rmse_s = float(np.sqrt(np.mean((predicted_s - rest.seconds) ** 2)))
+        judged.append(Judged(form, fit_step_time(steps, form), len(error), median_error, p90_error, rmse_s))
+    return judged
 
 
 def _knots(values: Floats, count: int) -> Floats:
@@ -217,7 +219,7 @@ def _knots(values: Floats, count: int) -> Floats:
 
 
 def _shares(values: Floats, at: Floats) -> Floats:
-    """Of the rise between each two knots, what has come about at these values [..., M - 1]."""
-    found = np.maximum((np.asarray(values, dtype=np.float64)[..., None] - at[:-1]) / np.diff(at), 0.0)
-    found[..., :-1] = np.minimum(found[..., :-1], 1.0)
-    return found
+    """Share of the rise between each two knots that is reached at these values [..., M - 1]."""
+    shares = np.maximum((np.asarray(values, dtype=np.float64)[..., None] - at[:-1]) / np.diff(at), 0.0)
+    shares[..., :-1] = np.minimum(shares[..., :-1], 1.0)
+    return shares

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from specsim.arrays import Seconds
 from specsim.cost.model import MAX_TREE_TOKENS, CostModel
+from specsim.io.arrays import Seconds
 
 
 @dataclass(frozen=True)

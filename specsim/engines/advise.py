@@ -1,4 +1,4 @@
-"""Which draft length K pays, from what an engine counted: tokens per round over seconds per round, for every K."""
+"""Recommend a draft length K from an engine's counts: tokens per round over seconds per round, for every K."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from specsim.acceptance.sources import Source, describe, verified_by_depth
-from specsim.arrays import Floats, Seconds
 from specsim.cost.files import CostLike, as_cost
 from specsim.cost.model import CostModel
 from specsim.engines.flags import draft_length_flags
-from specsim.engines.formats.imported import SourceLike, as_counts
-from specsim.errors import InputError
-from specsim.speedup.intervals import Estimate
-from specsim.speedup.prediction import interval_columns
-from specsim.speedup.result import Result
+from specsim.engines.formats.records import SourceLike, as_counts
+from specsim.io.arrays import Floats, Seconds
+from specsim.io.errors import InputError
+from specsim.replaying.intervals import Estimate
+from specsim.replaying.prediction import interval_columns
+from specsim.replaying.result import Result
 
 if TYPE_CHECKING:
     import pandas as pd
 
-NEAR_PERCENT = 1.0  # a K that is behind the best by no more is as good
-SURE = 0.95  # posterior probability of being that near from which on a K is recommended without reserve
+NEAR_PERCENT = 1.0  # a K this close to the best is as good
+SURE = 0.95  # posterior probability of being that close from which on a K is recommended without reserve
 DRAWS = 4000  # of acceptance rates
-MOST_TIMES = 2**14  # as many rounds, beyond which nobody would count
+MOST_TIMES = 2**14  # largest multiple of the counted rounds that is suggested
 
 
 @dataclass(frozen=True)
 class DraftLengthAdvice:
-    """What a draft length of `k` tokens is worth; 0 is decoding without speculation.
+    """The value of a draft length of `k` tokens; 0 is decoding without speculation.
 
     Parameters
     ----------
@@ -51,23 +51,23 @@ class DraftLengthAdvice:
 
 @dataclass(frozen=True, repr=False)
 class Advice(Result):
-    """The draft length that the counts speak for, beside all others that they tell something about.
+    """The recommended draft length, and the value of every length that the counts cover.
 
     Parameters
     ----------
     lengths : tuple of DraftLengthAdvice
-        For K = 0, 1, ..., as far as drafts were counted.
+        For K = 0, 1, ..., up to the longest counted draft.
     k : int
-        Recommended: the K of the largest expected speed.
+        Recommended draft length: the K with the largest expected speed.
     sure : bool
         Whether it is within `NEAR_PERCENT` of the best with a posterior probability of `SURE`.
     times_rounds : int or None
-        If not: how many times as many rounds, of the same rates, would make it so; None where it is, or no count
-        would.
+        If not sure: the multiple of the counted rounds that would settle it at the same rates; None if sure, or if no
+        number of rounds would.
     rounds : int
-        That were counted.
+        Counted rounds.
     notes : tuple of str
-        What the costs say of themselves, such as that they are extrapolated.
+        Notes of the cost model, such as extrapolation.
     """
 
     lengths: tuple[DraftLengthAdvice, ...]
@@ -79,35 +79,35 @@ class Advice(Result):
 
     @property
     def longest(self) -> bool:
-        """Whether no longer draft was counted than the recommended one, so that longer ones may be better still."""
+        """Whether the recommended draft is the longest counted, so that longer drafts may be faster."""
         return self.k == self.lengths[-1].k
 
     def __repr__(self) -> str:
         chosen = self.lengths[self.k]
-        said = (
-            f"K = {self.k}, {chosen.speedup} times as fast as without speculation"
-            if self.k
-            else "do not speculate here: no K is faster than no speculation"
-        )
+        parts = ["turn speculation off: no draft length is faster"]
+        if self.k:
+            parts = [f"K = {self.k}, {chosen.speedup} times as fast as without speculation"]
         if not self.sure:
-            said += f"; not sure ({100 * chosen.near:.0f} %) to be within {NEAR_PERCENT:g} % of the best"
-            if self.times_rounds:
-                said += f", which about {self.times_rounds * self.rounds:,} rounds would tell ({self.rounds:,} counted)"
-        return said + ("; longer drafts were not counted and may be better still" if self.longest else "")
+            parts.append(f"{100 * chosen.near:.0f} % likely to be within {NEAR_PERCENT:g} % of the best")
+        if self.times_rounds:
+            parts.append(f"collect about {self.times_rounds * self.rounds:,} rounds to be sure (have {self.rounds:,})")
+        if self.longest:
+            parts.append("longer drafts were not counted and may be faster")
+        return "; ".join(parts)
 
     def flags(self, engine: str) -> str:
-        """What makes this engine draft so many tokens; InputError for one that is not known."""
+        """The flags that make this engine draft K tokens."""
         return draft_length_flags(engine, self.k)
 
     def to_frame(self) -> pd.DataFrame:
         """A table with one row per K: tokens per round, speedup with its 95 % interval, probabilities."""
         import pandas as pd  # slow to import, and the advice does not need it
 
-        return pd.DataFrame({**vars(one), **interval_columns(one.speedup)} for one in self.lengths)
+        return pd.DataFrame({**vars(length), **interval_columns(length.speedup)} for length in self.lengths)
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON form."""
-        rows = [{**vars(one), "speedup": one.speedup.as_dict()} for one in self.lengths]
+        rows = [{**vars(length), "speedup": length.speedup.as_dict()} for length in self.lengths]
         return {**vars(self), "longest": self.longest, "lengths": rows}
 
 
@@ -117,33 +117,32 @@ def advise(
     """Recommend a draft length from counts of accepted drafts.
 
     The rate at which the i-th token is accepted, if all before it were, has Jeffreys' prior and the counts'
-    likelihood; speeds follow from the rates, for drafts of every K, with K tokens in every round. Rounds are taken to
-    be independent of one another, and rates not to depend on K: rounds of another K begin at other places of the
-    text, of which counters tell nothing.
+    likelihood. Speeds follow from the rates, for rounds of K tokens each. This assumes independent rounds, and rates
+    that do not depend on K, although rounds of another K begin at other places of the text.
 
     Parameters
     ----------
-    source : path, mapping, Counters, Rounds, Trace or Imported
-        What was counted: counters as .json or as a mapping of "drafted" and "accepted" by draft position, a
-        rounds.parquet, a trace, or what `import_records` gives.
+    source : path, mapping, Counters, Rounds, Trace or ImportedRecords
+        Acceptance counts: counters as .json or as a mapping of "drafted" and "accepted" by draft position, a
+        rounds.parquet, a trace, or the result of `import_records`.
     cost : CostModel, str, Path or mapping
-        Of draft steps and target passes, at its batch, as `read_cost` takes it.
+        Cost of draft steps and target passes, at its batch, as `read_cost` takes it.
     context : int
-        Tokens in the cache at which costs are taken.
+        Cached tokens at which costs are taken.
     policy : str, optional
-        Of a file of rounds, only those of this policy.
+        Use only rounds recorded under this policy.
     seed : int
-        Of the draws from the posterior.
+        Seed of the draws from the posterior.
 
     Returns
     -------
     Advice
-        `k`, and every K in `lengths`; `flags(engine)` is what to type, `to_frame()` a pandas table.
+        `k`, and every K in `lengths`; `flags(engine)` gives the engine's flags, `to_frame()` a pandas table.
 
     Raises
     ------
     InputError
-        For a context below 1, and where nothing was drafted.
+        For a context below 1, and if nothing was drafted.
 
     References
     ----------
@@ -165,7 +164,7 @@ def advise(
     accepted, verified = counts_by_depth(source)
     seconds = _seconds(cost, len(verified), context)
     lengths = _lengths(accepted, verified, seconds, seed)
-    chosen = max(lengths, key=lambda one: one.speedup.estimate)
+    chosen = max(lengths, key=lambda length: length.speedup.estimate)
     sure, times = chosen.near >= SURE, None
     if not sure:
         factor = 2
@@ -178,12 +177,12 @@ def advise(
 
 
 def counts_by_depth(source: Source) -> tuple[Floats, Floats]:
-    """Accepted and verified tokens [D] per depth, as deep as any was verified; InputError where none was drafted."""
+    """Accepted and verified tokens [D] per depth, up to the deepest verified; InputError if nothing was drafted."""
     accepted, verified = verified_by_depth(source)
     if not len(verified) or verified[0] < 1:
         raise InputError("nothing was drafted; give counts of rounds with drafts")
-    told = int(np.flatnonzero(verified > 0)[-1]) + 1
-    return accepted[:told], verified[:told]
+    depth = int(np.flatnonzero(verified > 0)[-1]) + 1
+    return accepted[:depth], verified[:depth]
 
 
 def _rounds(source: Source, verified: Floats) -> int:
@@ -191,7 +190,7 @@ def _rounds(source: Source, verified: Floats) -> int:
 
 
 def _seconds(cost: CostModel, longest: int, context: int) -> tuple[Seconds, float]:
-    """Of rounds of K = 0, 1, ... drafts [D + 1], and of catching up after a draft that was accepted whole."""
+    """Seconds of rounds with K = 0, 1, ... drafts [D + 1], and of catching up after a fully accepted draft."""
     rounds = [float(cost.autoregressive_step(context))]
     for k in range(1, longest + 1):
         rounds.append(float(cost.draft(k, context)) + float(cost.verify(k + 1, context)) + cost.round_overhead())
@@ -199,7 +198,7 @@ def _seconds(cost: CostModel, longest: int, context: int) -> tuple[Seconds, floa
 
 
 def _lengths(accepted: Floats, verified: Floats, seconds: tuple[Seconds, float], seed: int) -> list[DraftLengthAdvice]:
-    """Every K by the posterior of the rates."""
+    """The value of every K under the posterior of the rates."""
     rng = np.random.default_rng(seed)
     rates = rng.beta(accepted + 0.5, verified - accepted + 0.5, size=(DRAWS, len(accepted)))
     tokens, speedups = _speedups(rates, seconds)

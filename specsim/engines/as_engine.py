@@ -1,4 +1,4 @@
-"""A trace as an engine would run it: what its conventions leave of the recorded rows, so that any policy replays."""
+"""A recorded trace as an engine with other conventions would run it, so that any policy replays."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specsim.acceptance.sources import Counters, Rounds
-from specsim.arrays import Bools, IntArray, Ints
 from specsim.engines.conventions import Conventions
-from specsim.errors import InputError
+from specsim.io.arrays import Bools, IntArray, Ints
+from specsim.io.errors import InputError
 from specsim.replaying.rounds import RoundLog
 from specsim.trace.joined import SUFFIX, JoinedTrace
 from specsim.trace.trace import OPTIONAL_LISTS, STEP_LISTS, Trace
@@ -19,7 +19,7 @@ ROWS = ("token", "match_len", *STEP_LISTS, *OPTIONAL_LISTS)
 
 
 class EngineTrace(NamedTuple):
-    """A trace whose replay is what an engine does.
+    """A trace whose replay equals an engine's run.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ def as_engine(trace: Trace, conventions: Conventions, *, max_output_tokens: int 
     budget = np.minimum(trace.budget_tokens, most)
     output_tokens = output_lengths(trace, most)
     remaining = np.repeat(output_tokens, trace.output_tokens) - trace.position
-    kept = remaining > 0
+    rows = remaining > 0
     match_len = trace.match_len
     cut_off = 0
     if conventions.clips_draft:
@@ -86,13 +86,14 @@ def as_engine(trace: Trace, conventions: Conventions, *, max_output_tokens: int 
         cut_off = int((trace.output_tokens < output_tokens + trace.depth).sum())
         budget = budget + trace.depth
     if conventions.first_token == "prefill":
-        kept &= trace.position > 0
+        rows &= trace.position > 0
         budget = budget - 1
     prefilled = int(conventions.first_token == "prefill")
-    changed: dict[str, Any] = {name: None if (rows := getattr(trace, name)) is None else rows[kept] for name in ROWS}
+    columns = {name: getattr(trace, name) for name in ROWS}
+    changed: dict[str, Any] = {name: None if column is None else column[rows] for name, column in columns.items()}
     changed |= {
-        "match_len": match_len[kept],
-        "offsets": np.concatenate([[0], np.cumsum(_per_sequence(kept, trace))]).astype(np.int64),
+        "match_len": match_len[rows],
+        "offsets": np.concatenate([[0], np.cumsum(_per_sequence(rows, trace))]).astype(np.int64),
         "budget_tokens": budget,
         "prompt_tokens": trace.prompt_tokens + prefilled,
         "prompt": _prompts(trace, prefilled),
@@ -111,13 +112,16 @@ def _drafts_from_others(trace: Trace) -> bool:
 def output_lengths(trace: Trace, max_output_tokens: int) -> Ints:
     """Tokens that an engine puts out of every sequence [S] under this limit, an end of text included."""
     ends = np.isin(trace.token, trace.eos_token_ids)
-    lengths = [int(one.argmax()) + 1 if one.any() else len(one) for one in np.split(ends, trace.offsets[1:-1])]
+    lengths = [
+        int(sequence.argmax()) + 1 if sequence.any() else len(sequence)
+        for sequence in np.split(ends, trace.offsets[1:-1])
+    ]
     return np.minimum(lengths, max_output_tokens)
 
 
-def _per_sequence(kept: Bools, trace: Trace) -> Ints:
-    """Rows that are kept of every sequence."""
-    return np.asarray(np.add.reduceat(kept, trace.offsets[:-1], dtype=np.int64))
+def _per_sequence(rows: Bools, trace: Trace) -> Ints:
+    """Number of these rows in every sequence."""
+    return np.asarray(np.add.reduceat(rows, trace.offsets[:-1], dtype=np.int64))
 
 
 def _prompts(trace: Trace, prefilled: int) -> IntArray | None:

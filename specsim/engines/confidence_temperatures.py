@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from specsim.acceptance.formulas import reliability
 from specsim.acceptance.sources import longest_starts
-from specsim.arrays import Bools, Floats
-from specsim.errors import InputError
-from specsim.speedup.formulas import reliability
+from specsim.io.arrays import Bools, Floats
+from specsim.io.errors import InputError
 from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
 
@@ -27,7 +27,7 @@ LEAST_PROB = 1e-6  # a confidence is kept off 0 and 1, whose logits are infinite
 
 
 class Temperatures(NamedTuple):
-    """What a trace says of K places.
+    """Fitted temperatures of K draft positions.
 
     temperatures : [K]
     rounds : they are fitted to, of K drafted tokens each time
@@ -93,25 +93,25 @@ def confidence_temperatures(trace: Trace, k: int, *, seed: int = 0) -> Temperatu
     rows = longest_starts(trace)
     confidence = trace.confidence[rows].astype(np.float64)
     if not (trace.informed and np.ptp(confidence, axis=0).any()):
-        raise InputError("the trace does not tell how sure its drafter is; give one of a drafter that says it")
+        raise InputError("the trace has no drafter confidence; record it with a drafter that reports probabilities")
     likely = np.clip(confidence, LEAST_PROB, 1 - LEAST_PROB)
     place, match = np.arange(k), trace.match_len[rows, None]
     drafted = place < trace.draft_limit[rows, None]
     drafts = Drafts(np.log(likely / (1 - likely)), drafted, drafted & (place < match))
     sequence = np.searchsorted(trace.offsets, rows, side="right") - 1
     first = np.isin(sequence, split_sequences(trace, seed=seed)[0])
-    ones, found = np.ones(k), fit(drafts)
+    ones, temperatures = np.ones(k), fit(drafts)
     after = np.empty(drafts.logit.shape)
     for held in (first, ~first):
         after[held] = survival(drafts.select(held), fit(drafts.select(~held)))
-    return Temperatures(found, len(rows), _errors(drafts, survival(drafts, ones)), _errors(drafts, after))
+    return Temperatures(temperatures, len(rows), _errors(drafts, survival(drafts, ones)), _errors(drafts, after))
 
 
 def fit(drafts: Drafts) -> Floats:
     """Of every place, the temperature under which what was verified there is likeliest."""
     from scipy.optimize import minimize_scalar
 
-    found = []
+    temperatures = []
     for place, seen in enumerate(drafts.verified.T):
         if not seen.any():
             raise InputError(
@@ -126,8 +126,8 @@ def fit(drafts: Drafts) -> Floats:
 
         bounds = 1 / MOST_TEMPERATURE, 1 / LEAST_TEMPERATURE
         best = minimize_scalar(surprise, bounds=bounds, method="bounded", options={"xatol": 1e-8}).x
-        found.append(1 / float(best))
-    return np.array(found)
+        temperatures.append(1 / float(best))
+    return np.array(temperatures)
 
 
 def survival(drafts: Drafts, temperatures: Floats) -> Floats:
@@ -138,4 +138,4 @@ def survival(drafts: Drafts, temperatures: Floats) -> Floats:
 def _errors(drafts: Drafts, prob: Floats) -> Floats:
     """Expected calibration error at each place [K], of the rounds that draft so far."""
     columns = zip(prob.T, drafts.accepted.T, drafts.drafted.T, strict=True)
-    return np.array([reliability(told[has], hit[has], BINS).ece for told, hit, has in columns])
+    return np.array([reliability(predicted[has], hit[has], BINS).ece for predicted, hit, has in columns])

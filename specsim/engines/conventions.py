@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Conventions:
         Whether rounds that drafted nothing count as rounds of speculation.
     drafts_ahead : bool
         Whether a round's draft is made at the end of the step before, so that a schedule of K by batch goes by the
-        sequences of that step, see `specsim.serving.continuous.serve`.
+        sequences of that step, see `specsim.serving.continuous.run_server`.
     drafts_past_end : bool
         Whether a draft goes on behind an end-of-text token that the drafter proposes.
     accepts_end : {"always", "last", "never"}
@@ -53,8 +53,8 @@ class Conventions:
 
 
 CONVENTIONS = {
-    found.engine: found
-    for found in (
+    conventions.engine: conventions
+    for conventions in (
         Conventions(
             engine="specsim",
             version="0.1",
@@ -106,7 +106,7 @@ CONVENTIONS = {
 
 
 def find_conventions(engine: str) -> Conventions:
-    """Those of this engine; InputError where they are not known."""
+    """The conventions of an engine; InputError for an unknown engine."""
     if engine not in CONVENTIONS:
-        raise InputError(f"how {engine!r} counts rounds is not known; choose one of {', '.join(CONVENTIONS)}")
+        raise InputError(f"unknown engine {engine!r}; choose one of {', '.join(CONVENTIONS)}")
     return CONVENTIONS[engine]

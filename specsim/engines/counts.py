@@ -1,4 +1,4 @@
-"""What an engine would count of a policy: replayed on a trace as it would run it."""
+"""An engine's counters for a policy, from a replay of the trace as the engine would run it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from specsim.engines.as_engine import rounds_of
 from specsim.engines.conventions import Conventions
 from specsim.engines.definitions import DEFINITIONS, Totals
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 from specsim.policy.base import Policy
 from specsim.policy.chain.base import ChainPolicy
 from specsim.replaying.priced import PricedTrace
@@ -35,21 +35,21 @@ def engine_counts(priced: PricedTrace, policy: Policy, conventions: Conventions,
     Raises
     ------
     InputError
-        For a policy of trees, and for one that cuts short what suffix decoding proposes.
+        For a tree policy, and for a policy that shortens the drafts of suffix decoding.
     """
     if not isinstance(policy, ChainPolicy):
-        raise InputError(f"policy {policy.name} is of trees, of which no engine's counters are known; choose a chain's")
+        raise InputError(f"policy {policy.name} drafts trees, which no engine's counters cover; choose a chain policy")
     longest = int(priced.trace.draft_limit.max(initial=0))
     if priced.trace.meta.get("drafter_kind") == SUFFIX and policy.max_draft_tokens < longest:
         raise InputError(
-            f"policy {policy} cuts drafts of up to {longest} tokens short, where suffix decoding would choose others; "
+            f"policy {policy} shortens drafts of up to {longest} tokens, but suffix decoding would then draft others; "
             f"draft up to {longest}, or use `specsim record-text --max-draft-tokens {policy.max_draft_tokens}`"
         )
     played = priced.replay(policy, seed=seed, log=True)
     assert played.rounds is not None
     prefilled = priced.trace.sequences if conventions.first_token == "prefill" else 0
     totals = Totals.of(rounds_of(played.rounds, priced.trace, conventions), int(played.output_tokens.sum()) + prefilled)
-    printed = [one for one in DEFINITIONS if one.engine == conventions.engine]
+    printed = [number for number in DEFINITIONS if number.engine == conventions.engine]
     return {
         "engine": conventions.engine,
         "num_drafts": totals.rounds,
@@ -57,5 +57,5 @@ def engine_counts(priced: PricedTrace, policy: Policy, conventions: Conventions,
         "num_accepted_tokens": totals.accepted,
         "drafted_per_position": totals.by_depth.drafted.tolist(),
         "accepted_per_position": totals.by_depth.accepted.tolist(),
-        "printed": {one.printed: one.value(totals) for one in printed} if totals.drafted else {},
+        "printed": {number.printed: number.value(totals) for number in printed} if totals.drafted else {},
     }

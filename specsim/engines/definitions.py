@@ -1,4 +1,4 @@
-"""What engines' numbers mean: the acceptance length, acceptance rate and rates by position that each prints."""
+"""Definitions of the acceptance length, acceptance rate and rates by position that each engine prints."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from specsim.acceptance.sources import Counters, Rounds, verified_by_depth
 from specsim.engines.as_engine import counters_of
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 
 LENGTH, RATE, POSITIONS = "acceptance-length", "acceptance-rate", "position-rate"
 QUANTITIES = (LENGTH, RATE, POSITIONS)
@@ -18,7 +18,7 @@ QUANTITIES = (LENGTH, RATE, POSITIONS)
 
 @dataclass(frozen=True)
 class Totals:
-    """What a run comes to, from which every engine's numbers follow.
+    """Totals of a run, from which every engine's numbers follow.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ class Totals:
 
 @dataclass(frozen=True)
 class Definition:
-    """What an engine prints of a quantity.
+    """An engine's definition of a quantity.
 
     Parameters
     ----------
@@ -145,11 +145,11 @@ DEFINITIONS = (
 
 
 def find_definitions(quantity: str, engine: str | None = None) -> list[Definition]:
-    """Those of a quantity, of one engine or of all; InputError where there are none."""
+    """Definitions of a quantity, of an engine or of all."""
     if quantity not in QUANTITIES:
-        raise InputError(f"there is no quantity {quantity!r}; choose one of {', '.join(QUANTITIES)}")
-    found = [one for one in DEFINITIONS if one.quantity == quantity and engine in (None, one.engine)]
-    if not found:
-        known = ", ".join(one.engine for one in DEFINITIONS if one.quantity == quantity)
-        raise InputError(f"what {engine!r} prints as {quantity} is not known; choose one of {known}")
-    return found
+        raise InputError(f"unknown quantity {quantity!r}; choose one of {', '.join(QUANTITIES)}")
+    matching = [number for number in DEFINITIONS if number.quantity == quantity and engine in (None, number.engine)]
+    if not matching:
+        known = ", ".join(number.engine for number in DEFINITIONS if number.quantity == quantity)
+        raise InputError(f"unknown definition of {quantity} in {engine!r}; choose one of {known}")
+    return matching

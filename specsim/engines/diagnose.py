@@ -1,4 +1,4 @@
-"""Why speculation is as fast as it is: an engine's tokens per second with and without it, and what it accepted."""
+"""Explain a measured speedup, from an engine's tokens per second with and without speculation and its counts."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from specsim.cost.files import CostLike, as_cost
 from specsim.cost.linear import LinearCost, LinearPass
 from specsim.cost.model import ConstantCost, CostModel
 from specsim.engines.advise import Advice, advise, counts_by_depth
-from specsim.engines.formats.imported import SourceLike, as_counts
-from specsim.errors import InputError
-from specsim.speedup.intervals import Estimate
-from specsim.speedup.result import Result
+from specsim.engines.formats.records import SourceLike, as_counts
+from specsim.io.errors import InputError
+from specsim.replaying.intervals import Estimate
+from specsim.replaying.result import Result
 
 if TYPE_CHECKING:
     import pandas as pd
 
-LEAST_S = 1e-9  # of a draft step that takes nothing
+LEAST_S = 1e-9  # seconds of a draft step that costs nothing
 
 
 @dataclass(frozen=True)
 class Part:
-    """What of a round's time goes where.
+    """Share of a round's time spent in one phase.
 
     Parameters
     ----------
     name : str
     tokens : float
-        Time, in tokens that are decoded without speculation in it.
+        Time, in baseline decode steps.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Part:
 
 @dataclass(frozen=True, repr=False)
 class Diagnosis(Result):
-    """Where the gain or the loss of speculation comes from.
+    """The causes of a gain or loss by speculation.
 
     Parameters
     ----------
@@ -47,16 +47,15 @@ class Diagnosis(Result):
     draft_tokens : int
         K, drafted in every round.
     tokens_per_round : Estimate
-        Emitted, the target's own included, with a 95 % credible interval.
+        Output tokens per round, the target's own included, with a 95 % credible interval.
     round_tokens : float
-        How many tokens are decoded without speculation while a round lasts: so many have to be emitted for
-        speculation to pay.
+        Duration of a round in baseline decode steps; speculation pays if a round yields more tokens.
     all_accepted : float
-        The speedup, were every draft accepted.
+        The speedup if every draft were accepted.
     parts : tuple of Part
-        Of a round's time; empty where no costs were given.
+        Parts of a round's time; empty without costs.
     advice : tuple of (str, Advice)
-        The K that would pay, by what is assumed of a round's cost.
+        The best K under each assumption about a round's cost.
     """
 
     speedup: float
@@ -68,21 +67,24 @@ class Diagnosis(Result):
     advice: tuple[tuple[str, Advice], ...]
 
     def __repr__(self) -> str:
-        word = "faster" if self.speedup > 1 else "slower"
-        emitted, needed = f"{self.tokens_per_round:.2f}", f"{self.round_tokens:.2f}"
-        why = f"a round emits {emitted} tokens and takes as long as {needed} without speculation"
-        return f"{word}, x {self.speedup:.2f}: {why}"
+        change = f"{100 * abs(self.speedup - 1):.0f} % {'faster' if self.speedup > 1 else 'slower'}"
+        tokens, steps = f"{self.tokens_per_round:.2f}", f"{self.round_tokens:.2f}"
+        link = "and" if self.speedup > 1 else "but"
+        return (
+            f"{self.speedup:.2f}x ({change}): each step yields {tokens} tokens {link} costs as much as {steps} normal "
+            "decode steps"
+        )
 
     def to_frame(self) -> pd.DataFrame:
-        """A table of what was found, a row each, with its 95 % interval where it has one."""
+        """A table of all quantities, with 95 % intervals where known."""
         import pandas as pd  # slow to import, and the diagnosis does not need it
 
         rows: dict[str, Estimate | float] = {
             "speedup": self.speedup,
-            "tokens that a round emits": self.tokens_per_round,
-            "tokens that it would have to emit to pay": self.round_tokens,
-            f"speedup, were all {self.draft_tokens} drafts accepted": self.all_accepted,
-            **{f"of a round, in tokens' time: {part.name}": part.tokens for part in self.parts},
+            "tokens per step": self.tokens_per_round,
+            "tokens per step to break even": self.round_tokens,
+            f"speedup if all {self.draft_tokens} drafts were accepted": self.all_accepted,
+            **{f"of a step, in normal decode steps: {part.name}": part.tokens for part in self.parts},
         }
         ends = {name: value if isinstance(value, Estimate) else None for name, value in rows.items()}
         low, high = ([getattr(end, name, None) for end in ends.values()] for name in ("low", "high"))
@@ -90,8 +92,8 @@ class Diagnosis(Result):
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON form."""
-        found = dataclasses.asdict(self)
-        return {**found, "advice": [{"assumed": name, **one.as_dict()} for name, one in self.advice]}
+        advice = [{"assumed": assumption, **advice.as_dict()} for assumption, advice in self.advice]
+        return {**dataclasses.asdict(self), "advice": advice}
 
 
 def diagnose(
@@ -104,94 +106,92 @@ def diagnose(
     policy: str | None = None,
     seed: int = 0,
 ) -> Diagnosis:
-    """Split what speculation gains or loses into what drafts bring and what a round costs.
+    """Split the gain or loss by speculation into the tokens that drafts add and the time that a round costs.
 
-    A round that emits E tokens takes E / (tokens per second). Without costs of its parts nothing says whether that
-    would shrink with shorter drafts, so that the K that would pay is found twice: as if all that a round takes beyond
-    a token without speculation grew with K, and as if none of it did. With costs, they say what drafting and a wider
-    target pass take, scaled so that a token without speculation takes what was measured, and the rest is the engine's.
+    A round that yields E tokens takes E / (tokens per second). Without a cost model it is unknown how much of that time
+    shorter drafts would save, so the best K is found for both extremes: all overhead is per drafted token, or all of it
+    is fixed per round. A cost model gives the time of drafting and of the wider target pass, scaled to the measured
+    baseline; the rest is the engine's own overhead.
 
     Parameters
     ----------
-    source : path, mapping, Counters, Rounds, Trace or Imported
-        What was accepted, of drafts of one length, as `advise` takes it.
+    source : path, mapping, Counters, Rounds, Trace or ImportedRecords
+        Acceptance counts of drafts of one length, as `advise` takes them.
     baseline_tokens_per_s, tokens_per_s : float
-        Measured without and with speculation, at the same load.
+        Throughput without and with speculation, at the same load.
     cost : CostModel, str, Path or mapping, optional
-        Of draft steps and target passes, as `read_cost` takes it.
+        Cost of draft steps and target passes, as `read_cost` takes it.
     context : int
-        Tokens in the cache at which costs are taken.
+        Cached tokens at which costs are taken.
     policy : str, optional
-        Of a file of rounds, only those of this policy.
+        Use only rounds recorded under this policy.
     seed : int
-        Of the draws from the posterior.
+        Seed of the draws from the posterior.
 
     Returns
     -------
     Diagnosis
-        `speedup`, where a round's time goes in `parts`, the K that would pay in `advice`; `to_frame()` is a pandas
-        table.
+        `speedup`, the `parts` of a round's time, and the best K in `advice`; `to_frame()` is a pandas table.
 
     Raises
     ------
     InputError
-        For rates that are not positive, and a round that would take less time than a token without speculation.
+        For rates that are not positive, and for a round that would be faster than a baseline decode step.
 
     Examples
     --------
     >>> import specsim
     >>> counters = {"drafted": [1000, 1000, 1000], "accepted": [700, 400, 200]}
     >>> specsim.diagnose(counters, baseline_tokens_per_s=52, tokens_per_s=41)
-    slower, x 0.79: a round emits 2.30 tokens and takes as long as 2.92 without speculation
+    0.79x (21 % slower): each step yields 2.30 tokens but costs as much as 2.92 normal decode steps
     """
     source = as_counts(source, policy=policy)
-    cost = None if cost is None else as_cost(cost)
     for name, rate in (("without", baseline_tokens_per_s), ("with", tokens_per_s)):
         if not 1e-6 <= rate <= 1e9:
             raise InputError(f"{rate} tokens per second {name} speculation; give a positive rate")
     longest = len(counts_by_depth(source)[1])
     token_s = 1 / baseline_tokens_per_s
     free = advise(source, ConstantCost(LEAST_S * token_s, token_s), context=context, seed=seed)
-    emitted = free.lengths[longest].speedup  # were drafts free, what a round emits is the speedup
+    emitted = free.lengths[longest].speedup  # with free drafts, the speedup is the tokens per round
     round_tokens = emitted.estimate * baseline_tokens_per_s / tokens_per_s
-    beyond_s = (round_tokens - 1) * token_s
-    if beyond_s <= 0:
+    overhead_s = (round_tokens - 1) * token_s
+    if overhead_s <= 0:
         raise InputError(
-            f"a round that emits {emitted.estimate:.2f} tokens would take less time than one token without "
-            f"speculation, at {tokens_per_s:g} tokens per second for {baseline_tokens_per_s:g}; give rates of one load"
+            f"a round that yields {emitted.estimate:.2f} tokens would be faster than a normal decode step, at "
+            f"{tokens_per_s:g} tokens per second for {baseline_tokens_per_s:g}; give rates of one load"
         )
     parts: tuple[Part, ...] = ()
     if cost is None:
         assumed: dict[str, CostModel] = {
-            "if all that a round takes beyond a token grows with K": ConstantCost(beyond_s / longest, token_s),
-            "if none of it does": _linear(token_s, 0.0, 0.0, beyond_s),
+            "best case for short drafts (all overhead is per drafted token)": ConstantCost(
+                overhead_s / longest, token_s
+            ),
+            "worst case (all overhead is fixed per round)": _linear(token_s, 0.0, 0.0, overhead_s),
         }
     else:
-        alone_s = float(cost.autoregressive_step(context))
-        scale = token_s / alone_s
-        draft_s = scale * float(cost.draft(longest, context))
-        wider_s = scale * (float(cost.verify(longest + 1, context)) + cost.round_overhead() - alone_s)
-        own_s = beyond_s - draft_s - wider_s
+        draft_s, wider_s = _round_seconds(as_cost(cost), longest, context, token_s)
+        own_s = overhead_s - draft_s - wider_s
         parts = (
-            Part("a token without speculation", 1.0),
+            Part("a normal decode step", 1.0),
             Part(f"drafting {longest} tokens", draft_s / token_s),
-            Part(f"verifying {longest + 1} tokens in place of one", wider_s / token_s),
+            Part(f"verifying {longest + 1} tokens instead of one", wider_s / token_s),
             Part("the engine, beyond these costs", own_s / token_s),
         )
         assumed = {"at these costs": _linear(token_s, draft_s / longest, max(wider_s, 0.0) / longest, max(own_s, 0.0))}
-    found = tuple((name, advise(source, model, context=context, seed=seed)) for name, model in assumed.items())
-    return Diagnosis(
-        tokens_per_s / baseline_tokens_per_s,
-        longest,
-        emitted,
-        round_tokens,
-        (longest + 1) / round_tokens,
-        parts,
-        found,
-    )
+    advice = tuple((name, advise(source, model, context=context, seed=seed)) for name, model in assumed.items())
+    speedup, all_accepted = tokens_per_s / baseline_tokens_per_s, (longest + 1) / round_tokens
+    return Diagnosis(speedup, longest, emitted, round_tokens, all_accepted, parts, advice)
+
+
+def _round_seconds(cost: CostModel, k: int, context: int, token_s: float) -> tuple[float, float]:
+    """Seconds of drafting, and of verification beyond a baseline decode step, scaled to the measured baseline."""
+    step_s = float(cost.autoregressive_step(context))
+    scale = token_s / step_s
+    draft_s = scale * float(cost.draft(k, context))
+    return draft_s, scale * (float(cost.verify(k + 1, context)) + cost.round_overhead() - step_s)
 
 
 def _linear(token_s: float, draft_step_s: float, drafted_token_s: float, round_s: float) -> LinearCost:
-    """Costs of a pass, a draft step, a further token in a pass, and a round beside these."""
+    """Costs of a pass, a draft step, a further token in a pass, and the overhead of a round."""
     target = LinearPass(token_s - drafted_token_s, drafted_token_s)
     return LinearCost(target=target, drafter=LinearPass(max(draft_step_s, LEAST_S * token_s)), round_s=round_s)

@@ -1,4 +1,4 @@
-"""Settings as engines take them: draft lengths, schedules, tables to schedule by, and acceptance by script."""
+"""Export settings to engines: draft lengths, schedules, tables of step times, and scripted acceptance."""
 
 from __future__ import annotations
 
@@ -15,26 +15,34 @@ from specsim.cost.files import CostLike, as_cost
 from specsim.cost.model import CostModel
 from specsim.engines import sps_table
 from specsim.engines.confidence_temperatures import confidence_temperatures
-from specsim.engines.flags import as_arguments, draft_length_flags, generation_config, llamacpp, speculative_config
-from specsim.engines.formats.imported import SourceLike, as_counts
-from specsim.errors import InputError
+from specsim.engines.flags import (
+    DRAFTER,
+    as_arguments,
+    draft_length_flags,
+    generation_config,
+    llamacpp,
+    speculative_config,
+    tensorrt_llm,
+)
+from specsim.engines.formats.records import SourceLike, as_counts
+from specsim.io.errors import InputError
+from specsim.lookup.ngram import RULES
 from specsim.serving.costs import batch_cost
 from specsim.serving.draft_length import ScheduledK, as_schedule
 from specsim.serving.speedup_map import schedule_ranges
 from specsim.trace.files import TraceLike, read_plain_trace
-from specsim.trace.ngram import RULES
 from specsim.trace.trace import Trace
 
-LLAMACPP_2025 = "llamacpp-2025"  # before its options were renamed, which today's refuses
+LLAMACPP_2025 = "llamacpp-2025"  # before its options were renamed
 PER_BATCH = ("vllm", "sglang", "tensorrt-llm")
 STOPS = ("llamacpp", LLAMACPP_2025, "transformers")
 LOOKUP = ("vllm", "transformers")
-SCRIPTED = ("vllm", "sglang", "llamacpp", "tensorrt-llm")
 DSPARK = ("sglang", "tensorrt-llm")
+GENERATION_CONFIG = "generation_config.json"
 
 
 class Setting(NamedTuple):
-    """What to type, and what is to be in a file of that path beside, if anything; what has to be said of it."""
+    """Flags of an engine, the text of the file that they name, if any, its path, and notes."""
 
     flags: str
     file: str | None = None
@@ -62,44 +70,44 @@ def export_flags(
     confidence: TraceLike | None = None,
     path: str | None = None,
 ) -> Setting:
-    """Write what an engine is to be started with: flags, and a file where it wants one.
+    """Write the flags with which to start an engine, and its configuration file if it needs any.
 
     Parameters
     ----------
     engine : {"vllm", "sglang", "llamacpp", "llamacpp-2025", "tensorrt-llm", "transformers"}
-        The last but two takes llama.cpp's options of before their renaming.
+        "llamacpp-2025" has llama.cpp's options before they were renamed.
     k : int, optional
-        Draft tokens of every round; 0 turns speculation off.
+        Draft tokens per round; 0 turns speculation off.
     schedule : mapping of int to int, or str, optional
-        In place of `k`, K from each batch on, such as {1: 5, 4: 3, 16: 0} or "1:5,4:3,16:0".
+        In place of `k`, K by batch size, such as {1: 5, 4: 3, 16: 0} or "1:5,4:3,16:0": 3 from batch 4 on.
     largest_batch : int
-        Where a schedule ends, for vLLM, and a table of steps.
+        Largest batch of a schedule for vLLM, and of a table of step times.
     p_min : float, optional
-        Drafts end where the draft model is less sure.
+        Drafts end at the first token with a lower probability.
     min_ngram, max_ngram : int, optional
-        Prompt lookup by n-grams of so many tokens.
-    acceptance : path, mapping, Counters, Rounds, Trace or Imported, optional
-        Make the engine accept as often as this source does, without a trained drafter.
+        N-gram lengths of prompt lookup, in tokens.
+    acceptance : path, mapping, Counters, Rounds, Trace or ImportedRecords, optional
+        Make the engine accept as often as this source, without a trained drafter.
     cost : CostModel, str, Path or mapping, optional
-        What steps cost, as the table by which a DSpark drafter's verification is scheduled.
+        Cost of steps, exported as the table that schedules a DSpark drafter's verification.
     context : int
-        Tokens in every cache at which that table is made.
+        Cached tokens per sequence for that table.
     form : {"additive", "tokens"}
-        Of that table: by sequences and verified tokens, or by verified tokens alone.
+        Form of that table: by sequences and verified tokens, or by verified tokens alone.
     confidence : Trace, str or Path, optional
-        As temperatures of a DSpark drafter's confidence.
+        Trace to which temperatures of a DSpark drafter's confidence are fitted.
     path : str, optional
-        What flags call the file.
+        Name of the file in the flags.
 
     Returns
     -------
     Setting
-        `flags`, and where the engine wants a file its text `file` and name `path`; `notes` say what to know.
+        `flags`; if the engine needs a file, its text `file` and name `path`; and `notes`.
 
     Raises
     ------
     InputError
-        For an unknown engine, and what it cannot be told.
+        For an unknown engine, and for settings that it does not have.
 
     Examples
     --------
@@ -113,11 +121,11 @@ def export_flags(
     special = {
         "--p-min": p_min, "--max-ngram": ngram, "--acceptance": acceptance, "--cost": cost, "--confidence": confidence,
     }  # fmt: skip
-    given = [name for name, value in special.items() if value is not None]
-    if len(given) > 1:
-        raise InputError(f"{' and '.join(given)} are settings of their own; give one at a time")
-    if given and not k:
-        raise InputError(f"{given[0]} is of drafts of one length; give --k of 1 or more")
+    chosen = [name for name, value in special.items() if value is not None]
+    if len(chosen) > 1:
+        raise InputError(f"{' and '.join(chosen)} exclude each other; give one at a time")
+    if chosen and not k:
+        raise InputError(f"{chosen[0]} needs drafts of one length; give --k of 1 or more")
     named = {} if path is None else {"path": path}
     if schedule is not None:
         return schedule_setting(engine, as_schedule(schedule), largest_batch, **named)
@@ -134,10 +142,16 @@ def export_flags(
     return draft_length(engine, k, p_min=p_min or 0.0, **named)
 
 
-def draft_length(engine: str, k: int, *, p_min: float = 0.0, path: str = "generation_config.json") -> Setting:
-    """Drafts of K tokens, which end earlier at one that the draft model gives less than p_min."""
-    if p_min and engine not in STOPS:
-        raise InputError(f"{engine} has no rule for --p-min; choose one of {', '.join(STOPS)}")
+def _require(engine: str, engines: tuple[str, ...], problem: str) -> None:
+    """Raise InputError unless the engine is one of these."""
+    if engine not in engines:
+        raise InputError(f"{engine} {problem}; choose one of {', '.join(engines)}")
+
+
+def draft_length(engine: str, k: int, *, p_min: float = 0.0, path: str = GENERATION_CONFIG) -> Setting:
+    """Drafts of K tokens, which end earlier at a token to which the draft model gives less than p_min."""
+    if p_min:
+        _require(engine, STOPS, "has no rule for --p-min")
     if engine == LLAMACPP_2025 and k:
         return Setting(f"--draft-max {k} --draft-p-min {p_min:g}")
     flags = draft_length_flags("llamacpp" if engine == LLAMACPP_2025 else engine, k)
@@ -145,16 +159,15 @@ def draft_length(engine: str, k: int, *, p_min: float = 0.0, path: str = "genera
         return Setting(llamacpp(f"--spec-draft-n-max {k} --spec-draft-p-min {p_min:g}"))
     if engine == "transformers" and k:
         fields = generation_config(k, p_min)
-        return Setting(f"{as_arguments(fields)}, of the draft model's generation_config", json.dumps(fields), path)
+        return Setting(f"{as_arguments(fields)} in the draft model's generation_config", json.dumps(fields), path)
     return Setting(flags)
 
 
 def lookup(
-    engine: str, k: int, *, min_ngram: int | None, max_ngram: int | None, path: str = "generation_config.json"
+    engine: str, k: int, *, min_ngram: int | None, max_ngram: int | None, path: str = GENERATION_CONFIG
 ) -> Setting:
-    """Prompt lookup of K tokens, by the engine's rule but for the n-grams that are given."""
-    if engine not in LOOKUP:
-        raise InputError(f"how {engine} looks up n-grams is not known; choose one of {', '.join(LOOKUP)}")
+    """Prompt lookup of K tokens by the engine's rule, with these n-gram lengths."""
+    _require(engine, LOOKUP, "has no known flags for prompt lookup")
     usual = RULES[engine]
     rule = dataclasses.replace(
         usual,
@@ -162,51 +175,44 @@ def lookup(
         max_ngram=usual.max_ngram if max_ngram is None else max_ngram,
     )
     if engine == "vllm":
-        config = {
-            "method": "ngram",
-            "num_speculative_tokens": k,
-            "prompt_lookup_min": rule.min_ngram,
-            "prompt_lookup_max": rule.max_ngram,
-        }
-        return Setting(speculative_config(config))
+        lengths = {"prompt_lookup_min": rule.min_ngram, "prompt_lookup_max": rule.max_ngram}
+        return Setting(speculative_config(method="ngram", num_speculative_tokens=k, **lengths))
     if rule.min_ngram != 1:
-        raise InputError(f"{engine} looks up n-grams of 1 token, too; leave --min-ngram out")
+        raise InputError(f"{engine} also looks up n-grams of 1 token; leave --min-ngram out")
     fields = {"prompt_lookup_num_tokens": k, "max_matching_ngram_size": rule.max_ngram}
-    return Setting(f"{as_arguments(fields)}, of the target's generation_config", json.dumps(fields), path)
+    return Setting(f"{as_arguments(fields)} in the target's generation_config", json.dumps(fields), path)
 
 
 def schedule_setting(engine: str, rule: ScheduledK, largest_batch: int, *, path: str = "adaptive.json") -> Setting:
-    """A K per batch size, in the engine's form; InputError where it has none."""
+    """K by batch size, in the engine's form."""
+    _require(engine, PER_BATCH, "has no draft length by batch size, only --k")
     lengths = {batch: rule.lengths[batch] for batch in sorted(rule.lengths)}
-    if engine not in PER_BATCH:
-        raise InputError(f"{engine} takes no draft length per batch; choose one of {', '.join(PER_BATCH)}, or give --k")
-    if not rule.max_draft_tokens:
+    longest = rule.max_draft_tokens
+    if not longest:
         return draft_length(engine, 0)
     if largest_batch < max(lengths):
         raise InputError(f"a schedule to batch {max(lengths)} exceeds {largest_batch}; give a larger --largest-batch")
     if engine == "vllm":
-        ranges = schedule_ranges(lengths, largest_batch)
-        config = {"num_speculative_tokens": rule.max_draft_tokens, "num_speculative_tokens_per_batch_size": ranges}
-        return Setting(f"{speculative_config(config)}, beside method and model")
+        by_batch = {"num_speculative_tokens_per_batch_size": schedule_ranges(lengths, largest_batch)}
+        return Setting(speculative_config(**DRAFTER, num_speculative_tokens=longest, **by_batch))
     if engine == "sglang":
         steps = {str(batch): {"candidate_steps": [k]} for batch, k in lengths.items()}
-        flags = f"{draft_length_flags(engine, rule.max_draft_tokens)} --speculative-adaptive"
+        flags = f"{draft_length_flags(engine, longest)} --speculative-adaptive"
         return Setting(f"{flags} --speculative-adaptive-config {path}", json.dumps(steps), path)
-    if lengths[1] != rule.max_draft_tokens:
+    if lengths[1] != longest:
         raise InputError(
-            f"{engine} wants its longest draft at batch 1, where this schedule has {lengths[1]} of "
-            f"{rule.max_draft_tokens}; give a schedule that does not grow"
+            f"{engine} needs its longest draft at batch 1, where this schedule has {lengths[1]} of {longest}; give a "
+            "schedule that does not grow"
         )
     inner = ", ".join(f"{batch}: {k}" for batch, k in lengths.items())
-    text = f"speculative_config: {{max_draft_len: {rule.max_draft_tokens}, draft_len_schedule: {{{inner}}}}}"
-    return Setting(f"{text}, beside decoding_type and model")
+    return Setting(tensorrt_llm(f"max_draft_len: {longest}, draft_len_schedule: {{{inner}}}"))
 
 
 def step_times(
     engine: str, cost: CostModel, k: int, *, largest_batch: int, context: int, form: str, path: str = "sps.json"
 ) -> Setting:
-    """What steps of a DSpark drafter's K tokens take, by sequences and verified tokens, or by verified tokens alone."""
-    _check_dspark(engine)
+    """Step times of a DSpark drafter's K tokens, by sequences and verified tokens, or by verified tokens alone."""
+    _require(engine, DSPARK, "reads no such file of a drafter with confidence")
     priced = batch_cost(cost)
     notes = (
         f"of steps that draft {k} tokens for each sequence, at {context:,} tokens in every cache",
@@ -214,11 +220,11 @@ def step_times(
     )
     if form == "tokens":
         if engine != "sglang":
-            raise InputError(f"{engine} takes no table by tokens alone; leave --form out")
+            raise InputError(f"{engine} has no table by tokens alone; leave --form out")
         table = sps_table.sglang_by_tokens(priced, k, largest_batch, context)
     else:
         fitted, error = sps_table.additive_steps(priced, k, largest_batch, context)
-        notes = (*notes, f"the sum is off by at most {max(100 * error, 1e-3):.2g} % of what a step costs")
+        notes = (*notes, f"the sum is off by at most {max(100 * error, 1e-3):.2g} % of a step's cost")
         as_engine = sps_table.sglang_additive if engine == "sglang" else sps_table.tensorrt_llm_additive
         table = as_engine(fitted)
     flag, key = "--speculative-dspark-sps-table-path", "confidence_sps_table_path"
@@ -226,63 +232,50 @@ def step_times(
 
 
 def confidence_setting(engine: str, trace: Trace, dataset: str, k: int, *, path: str = "sts.json") -> Setting:
-    """Temperatures of a DSpark drafter's confidence at each of K places."""
-    _check_dspark(engine)
-    found = confidence_temperatures(trace, k)
-    pairs = zip(found.ece_before, found.ece_after, strict=True)
-    told = ", ".join(f"{100 * before:.1f} to {100 * after:.1f} %" for before, after in pairs)
+    """Temperatures of a DSpark drafter's confidence at each of K draft positions."""
+    _require(engine, DSPARK, "reads no such file of a drafter with confidence")
+    fitted = confidence_temperatures(trace, k)
+    errors = zip(fitted.ece_before, fitted.ece_after, strict=True)
+    changes = ", ".join(f"{100 * before:.1f} to {100 * after:.1f} %" for before, after in errors)
     notes = (
-        f"the error of what confidence foretells goes, by token of the draft, from {told}, on sequences not fitted to",
-        "they are of the confidence that the trace holds, and serve a drafter whose confidence that is",
+        f"calibration error per draft position falls from {changes}, on held-out sequences",
+        "the temperatures fit the trace's drafter, and serve no other",
     )
     flag, key = "--speculative-dspark-confidence-sts-path", "confidence_sts_path"
-    return Setting(_dspark(engine, k, flag, key, path), json.dumps(found.as_dict(dataset)), path, notes)
+    return Setting(_dspark(engine, k, flag, key, path), json.dumps(fitted.as_dict(dataset)), path, notes)
 
 
 def acceptance_by_depth(source: Source, k: int) -> list[float]:
-    """Share of rounds that accept an i-th token, for i = 1..K, were all to draft K; InputError where it is not told."""
+    """Share of rounds that would accept the first i tokens, i = 1..K, if all drafted K; InputError if unknown."""
     accepted, verified = verified_by_depth(source)
-    told = int((verified > 0).sum()) if (verified > 0).all() else int(np.argmin(verified > 0))
-    if told < k:
-        raise InputError(f"acceptance is told of {told} draft tokens, not of {k}; give --k {told} or other counts")
+    known = int((verified > 0).cumprod().sum())
+    if known < k:
+        raise InputError(f"acceptance is known for {known} draft tokens, not for {k}; give --k {known} or other counts")
     return [float(share) for share in np.cumprod(accepted[:k] / verified[:k])]
 
 
 def scripted(engine: str, shares: Sequence[float]) -> Setting:
-    """What makes an engine accept drafts this often, without a trained drafter, so that its seconds can be measured."""
+    """Make an engine accept drafts this often without a trained drafter, to measure its seconds."""
     k = len(shares)
-    rounded = [round(share, 6) for share in shares]
     if engine == "vllm":
-        config = {
-            "num_speculative_tokens": k,
-            "rejection_sample_method": "synthetic",
-            "synthetic_acceptance_rates": rounded,
-        }
-        return Setting(f"{speculative_config(config)}, beside method and model")
+        rates = {"synthetic_acceptance_rates": [round(share, 6) for share in shares]}
+        config = {"num_speculative_tokens": k, "rejection_sample_method": "synthetic", **rates}
+        return Setting(speculative_config(**DRAFTER, **config))
     if engine == "llamacpp":
-        rates = ",".join(f"{share:.6f}" for share in shares)
-        return Setting(llamacpp(f"--spec-draft-n-max {k} --spec-synth-rates {rates}"))
-    if engine == "sglang":
-        length = 1 + sum(shares)
-        simulated = f"SGLANG_SIMULATE_ACC_LEN={length:.4f} SGLANG_SIMULATE_ACC_METHOD=match-expected"
-        return Setting(
-            f"{simulated} SGLANG_SIMULATE_ACC_TOKEN_MODE=real-draft-token in the environment, with "
-            f"{draft_length_flags(engine, k)}"
-        )
-    if engine == "tensorrt-llm":
-        forced = f"TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS={sum(shares):.4f}"
-        return Setting(f"{forced} in the environment, with {draft_length_flags(engine, k)}")
-    raise InputError(f"{engine} is not known to accept by script; choose one of {', '.join(SCRIPTED)}")
-
-
-def _check_dspark(engine: str) -> None:
-    if engine not in DSPARK:
-        raise InputError(f"{engine} reads no such file of a drafter with confidence; choose one of {', '.join(DSPARK)}")
+        listed = ",".join(f"{share:.6f}" for share in shares)
+        return Setting(llamacpp(f"--spec-draft-n-max {k} --spec-synth-rates {listed}"))
+    variables = {
+        "sglang": f"SGLANG_SIMULATE_ACC_LEN={1 + sum(shares):.4f} SGLANG_SIMULATE_ACC_METHOD=match-expected "
+        "SGLANG_SIMULATE_ACC_TOKEN_MODE=real-draft-token",
+        "tensorrt-llm": f"TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS={sum(shares):.4f}",
+    }
+    _require(engine, ("vllm", "llamacpp", *variables), "has no known flags for scripted acceptance")
+    return Setting(f"{variables[engine]} in the environment, with {draft_length_flags(engine, k)}")
 
 
 def _dspark(engine: str, k: int, flag: str, key: str, path: str) -> str:
-    """What names a file of DSpark's to an engine."""
+    """The flags that name a file of a DSpark drafter."""
     if engine == "sglang":
-        return f"{flag} {path}, beside --speculative-algorithm DSPARK with drafts of {k} tokens"
+        return f"{flag} {path} (also pass --speculative-algorithm DSPARK with drafts of {k} tokens)"
     inner = f"decoding_type: DSpark, max_draft_len: {k}, enable_confidence_scheduling: true, {key}: {path}"
-    return f"speculative_config: {{{inner}}}, beside model"
+    return f"speculative_config: {{{inner}}} (also set model)"

@@ -1,4 +1,4 @@
-"""Draft lengths as engines take them: what to type once K is known."""
+"""Draft lengths as the flags of engines."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from specsim.errors import InputError
+from specsim.io.errors import InputError
+
+OFF = "turn speculation off"
+DRAFTER = {"method": "eagle", "model": "<drafter>"}  # to be replaced
 
 
 def generation_config(k: int, p_min: float = 0.0) -> dict[str, Any]:
-    """Of a draft model in transformers: drafts of K tokens, or up to one that it gives less than p_min.
+    """Fields of a draft model in transformers: drafts of K tokens, or up to a token with probability below p_min.
 
     The library's own threshold is 0.4, under which few drafts are whole.
     """
@@ -22,33 +25,38 @@ def generation_config(k: int, p_min: float = 0.0) -> dict[str, Any]:
 
 
 def llamacpp(options: str) -> str:
-    """Options of llama-server, which without a --spec-type loads a draft model and never asks it."""
-    return f"{options}, beside --spec-type and --spec-draft-model"
+    """Options of llama-server, with a reminder: without --spec-type it never uses the draft model."""
+    return f"{options} (also pass --spec-type and --spec-draft-model)"
 
 
-def speculative_config(config: dict[str, Any]) -> str:
-    """Options of vLLM."""
+def speculative_config(**config: Any) -> str:
+    """The speculative configuration of vLLM as a flag."""
     return f"--speculative-config '{json.dumps(config)}'"
 
 
+def tensorrt_llm(fields: str) -> str:
+    """The speculative configuration of TensorRT-LLM."""
+    return f"speculative_config: {{{fields}}} (also set decoding_type and model)"
+
+
 def as_arguments(fields: dict[str, Any]) -> str:
-    """Fields of a configuration as Python takes them."""
+    """Fields of a configuration as Python arguments."""
     return ", ".join(f"{name}={value!r}" for name, value in fields.items())
 
 
 FLAGS: dict[str, Callable[[int], str]] = {
-    "vllm": lambda k: f"{speculative_config({'num_speculative_tokens': k})}, beside method and model",
+    "vllm": lambda k: speculative_config(**DRAFTER, num_speculative_tokens=k),
     "sglang": lambda k: (
         f"--speculative-num-steps {k} --speculative-eagle-topk 1 --speculative-num-draft-tokens {k + 1}"
     ),
     "llamacpp": lambda k: llamacpp(f"--spec-draft-n-max {k}"),
-    "tensorrt-llm": lambda k: f"speculative_config: {{max_draft_len: {k}}}, beside decoding_type and model",
-    "transformers": lambda k: f"{as_arguments(generation_config(k))}, of the draft model's generation_config",
+    "tensorrt-llm": lambda k: tensorrt_llm(f"max_draft_len: {k}"),
+    "transformers": lambda k: f"{as_arguments(generation_config(k))} in the draft model's generation_config",
 }
 
 
 def draft_length_flags(engine: str, k: int) -> str:
-    """What makes an engine draft K tokens in every round; InputError for an engine that is not known."""
+    """The flags that make an engine draft K tokens in every round; InputError for an unknown engine."""
     if engine not in FLAGS:
-        raise InputError(f"how {engine!r} takes a draft length is not known; choose one of {', '.join(FLAGS)}")
-    return FLAGS[engine](k) if k else "leave speculation off"
+        raise InputError(f"unknown engine {engine!r}; choose one of {', '.join(FLAGS)}")
+    return FLAGS[engine](k) if k else OFF

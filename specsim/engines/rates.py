@@ -1,4 +1,4 @@
-"""Counts from what engines print: rates with three decimals, sums of drafts that may differ in length."""
+"""Counts from the numbers that engines print: rates with three decimals, sums of drafts of different lengths."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from specsim.acceptance.sources import MOST_COUNT, MOST_DRAFTED, Counters
-from specsim.arrays import Ints
-from specsim.errors import InputError
+from specsim.io.arrays import Ints
+from specsim.io.errors import InputError
 
 MOST_SHORT = 0.05  # of rounds: the most by which rates by position may be wrong for drafts that end early
 ROUNDING = 1e-9
@@ -32,14 +32,14 @@ class Printed(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """Counts by position, and how many tokens one of them may be off by."""
+    """Counts by position, and the possible error of a count in tokens."""
 
     accepted: Ints
     off_by: int
 
 
 def counts_of_rates(rates: Sequence[Printed], rounds: int, accepted: int) -> Counted | None:
-    """Rounds that accepted so far, whose shares of all rounds are printed, `accepted` in sum; None where none fit."""
+    """Integer acceptance counts per position consistent with the printed rates and the total, or None."""
     if not all(rate.value <= 1 + rate.half for rate in rates):
         return None
     low = np.array([math.ceil((rate.value - rate.half - ROUNDING) * rounds) for rate in rates], dtype=np.int64)
@@ -60,7 +60,7 @@ def counts_of_rates(rates: Sequence[Printed], rounds: int, accepted: int) -> Cou
 
 
 class Part(NamedTuple):
-    """What a line comes to: rounds, tokens drafted, counts by position, and how many rounds it may be off by."""
+    """Counts of a line: rounds, drafted tokens, accepted by position, and the possible error of the rounds."""
 
     rounds: int
     drafted: int
@@ -69,7 +69,7 @@ class Part(NamedTuple):
 
 
 def part_of(mean_length: Printed, rates: Sequence[Printed], drafted: int, accepted: int) -> Part | None:
-    """The least number of rounds, next to drafts of one length, of which a line is printed so; None where none is.
+    """The counts of a printed line with the fewest rounds, so that drafts are as equal in length as possible, or None.
 
     mean_length : 1 + accepted / rounds
     rates : of rounds that accepted so far among all rounds
@@ -90,40 +90,49 @@ def part_of(mean_length: Printed, rates: Sequence[Printed], drafted: int, accept
 
 
 def sum_of_parts(parts: Sequence[Part], instead: str) -> tuple[Counters, list[str]]:
-    """Counters of lines that count one after another, and what is to be said of them."""
+    """Counters of consecutive lines, and notes on them."""
     depth = max(len(part.counted.accepted) for part in parts)
     accepted = [
         sum(int(part.counted.accepted[i]) for part in parts if i < len(part.counted.accepted)) for i in range(depth)
     ]
-    found, notes = counters(sum(part.rounds for part in parts), sum(part.drafted for part in parts), accepted, instead)
-    tokens, rounds = sum(part.counted.off_by for part in parts), sum(part.rounds_off_by for part in parts)
-    if tokens or rounds:
+    rounds, drafted = sum(part.rounds for part in parts), sum(part.drafted for part in parts)
+    counted, notes = counters(rounds, drafted, accepted, instead)
+    tokens_off_by, rounds_off_by = sum(part.counted.off_by for part in parts), sum(part.rounds_off_by for part in parts)
+    if tokens_off_by or rounds_off_by:
         notes.append(
-            f"counts follow from rounded rates: rounds within {rounds:,}, tokens of a position within {tokens:,}"
+            f"counts follow from rounded rates: rounds within {rounds_off_by:,}, tokens of a position within "
+            f"{tokens_off_by:,}"
         )
-    return found, notes
+    return counted, notes
+
+
+def counters_of_histogram(times: Ints, drafted: int, instead: str) -> tuple[Counters, list[str]]:
+    """Counters of rounds by their accepted tokens [D + 1], see `counters`."""
+    at_least = times[::-1].cumsum()[::-1]  # rounds that accepted i tokens or more
+    return counters(int(at_least[0]), drafted, at_least[1:].tolist(), instead)
 
 
 def counters(rounds: int, drafted: int, accepted: Sequence[int], instead: str) -> tuple[Counters, list[str]]:
-    """Counters by position from the tokens drafted in all, and what is to be said of them.
+    """Counters by position from the total of drafted tokens, and notes on them.
 
-    Where drafts differ in length, which rounds drafted an i-th token is not told. A few that end early, at the limit
-    on output tokens, change little; InputError where it could be more than MOST_SHORT, as under a schedule of K.
+    If drafts differ in length, it is unknown which rounds drafted an i-th token. A few drafts that end early, at the
+    limit on output tokens, change little; InputError where the rates could be wrong by more than MOST_SHORT, as under a
+    schedule of K.
 
     instead : what to import then
     """
     if not 0 < rounds <= drafted <= MOST_COUNT or sum(accepted) > drafted:
-        raise InputError(f"{drafted} tokens in {rounds} drafts, {sum(accepted)} accepted, cannot be; export again")
+        raise InputError(f"{drafted} tokens in {rounds} drafts, {sum(accepted)} accepted, are impossible; export again")
     depth = max(len(accepted), -(-drafted // rounds))
     if depth > MOST_DRAFTED:
-        raise InputError(f"drafts of {depth} tokens cannot be; export again")
+        raise InputError(f"drafts of {depth} tokens are impossible; export again")
     passed = np.zeros(depth, dtype=np.int64)
     passed[: len(accepted)] = accepted
     short = rounds * depth - drafted
     off = short * max(1 - 2 / depth, 0.0) / rounds  # were all of it missing from the last position; of two it is
     if off > MOST_SHORT or (short and depth == 1):
         raise InputError(
-            f"drafts differ in length ({drafted:,} tokens in {rounds:,} drafts of up to {depth}), so that counts by "
+            f"drafts differ in length ({drafted:,} tokens in {rounds:,} drafts of up to {depth}), so counts by "
             f"position cannot be divided by drafts; {instead}"
         )
     weight = np.arange(depth, dtype=np.int64)

@@ -21,11 +21,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from specsim.arrays import Ints
 from specsim.cost.batch_profile import BatchProfileCost
 from specsim.cost.batches import BatchCost, BatchTokens
 from specsim.cost.step_times import Steps, StepTime, fit_step_time
-from specsim.errors import InputError
+from specsim.io.arrays import Ints
+from specsim.io.errors import InputError
 
 DIGITS = 6  # that a table's numbers have
 LEAST_THETA_S = 1e-7  # TensorRT-LLM wants times of passes to be positive
@@ -64,10 +64,10 @@ def tensorrt_llm_additive(fitted: StepTime) -> dict[str, Any]:
     shift_s = min(max(slope_s * tokens[0], LEAST_THETA_S), fitted.fixed_s)  # only the sum of all terms counts
     return {
         "token_counts": tokens,
-        "step_time_ms": [_rounded(1e3 * (one_s + shift_s)) for one_s in theta_s],
+        "step_time_ms": [_rounded(1e3 * (seconds + shift_s)) for seconds in theta_s],
         "fixed_overhead_ms": _rounded(1e3 * (fitted.fixed_s - shift_s)),
         "batch_sizes": batches,
-        "batch_overhead_ms": [_rounded(1e3 * one_s) for one_s in alpha_s],
+        "batch_overhead_ms": [_rounded(1e3 * seconds) for seconds in alpha_s],
     }
 
 
@@ -84,7 +84,7 @@ def sglang_by_tokens(cost: BatchCost, k: int, largest_batch: int, context: int) 
     per_second = np.minimum.accumulate(1 / steps.seconds)
     return {
         "sample_batch_tokens": tokens,
-        "sample_steps_per_sec": [_rounded(one) for one in per_second],
+        "sample_steps_per_sec": [_rounded(rate) for rate in per_second],
         "max_batch_tokens": tokens[-1],
     }
 
@@ -114,7 +114,7 @@ def _batches(cost: BatchCost, largest: int) -> Ints:
 def _knots(fitted: StepTime, name: str) -> tuple[list[int], list[float]]:
     """Where a curve bends, and its seconds there."""
     curve = fitted.curves[name].as_dict()
-    return [int(at) for at in curve["at"]], [_rounded(one_s) for one_s in curve["seconds"]]
+    return [int(at) for at in curve["at"]], [_rounded(seconds) for seconds in curve["seconds"]]
 
 
 def _rounded(number: float) -> float:

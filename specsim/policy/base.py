@@ -10,7 +10,7 @@ compiles them in and the real run calls the very same ones:
 `params` holds the settings by name, as `params.gamma`: numbers as floats, a choice as its
 index, a table as a float64 array; `state` is a tuple of floats; `step` describes the token
 just drafted, the `depth`-th of its round (from 1); `u` is a uniform in (0, 1) that belongs
-to this place alone (`specsim.rng.split` makes more of it). What a round must
+to this place alone (`specsim.io.rng.split` makes more of it). What a round must
 remember, keep_drafting puts into the state it returns; at depth 1 it starts afresh. `drafted` counts
 the tokens that were verified: all, unless the policy drops some (`ChainPolicy.drops_refused`).
 """
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 
 import numpy as np
 
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 
 if TYPE_CHECKING:
     from specsim.cost.model import CostModel

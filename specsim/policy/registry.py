@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from os import PathLike
 from typing import Any
 
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 from specsim.policy.base import Policy, build_policy
 from specsim.policy.chain.adaedl import AdaEDL
 from specsim.policy.chain.base import ChainPolicy
@@ -187,3 +187,34 @@ def make_policy(policy: PolicyName | Policy, given: Mapping[str, Any] | None = N
     if isinstance(policy, Policy):
         return build_policy(type(policy), {**policy.settings, **chosen})
     return build_policy(find_policy(policy), chosen)
+
+
+def policies(files: PolicyName | Iterable[PolicyName] = ()) -> dict[str, type[Policy]]:
+    """List the policies by name.
+
+    Parameters
+    ----------
+    files : str, Path, class, or several, optional
+        Policies of your own, as FILE.py, FILE.py:NAME, or classes.
+
+    Returns
+    -------
+    dict
+        The class of each policy; `source` names its paper, its fields are its settings.
+
+    Raises
+    ------
+    InputError
+        Where a file cannot serve or two policies have one name.
+
+    References
+    ----------
+    Each class names its own in `source`.
+
+    Examples
+    --------
+    >>> import specsim
+    >>> specsim.policies()["adaedl"].source
+    'Agrawal et al. 2024 (AdaEDL), section 3 and Algorithm 1'
+    """
+    return {**NAMED, **find_policies(files)}

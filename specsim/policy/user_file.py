@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from specsim.errors import InputError
-from specsim.files import digest
+from specsim.io.errors import InputError
+from specsim.io.files import digest
 from specsim.policy.base import Policy
 from specsim.policy.chain.base import ChainPolicy, Step
 from specsim.policy.tree.base import TreePolicy, close_kept, limit_widths, new_tree

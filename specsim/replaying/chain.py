@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specsim.arrays import Array, FloatArray, IntArray, Ints, Seconds
 from specsim.cost.table import CostTable
+from specsim.io.arrays import Array, FloatArray, IntArray, Ints, Seconds
+from specsim.io.rng import uniform
 from specsim.policy.chain.base import ChainPolicy, Step
 
 # `chain_kernel` rebinds these three names to each policy's own functions.
@@ -17,7 +18,6 @@ from specsim.policy.chain.fixed_k import initial_state, keep_drafting, update
 from specsim.replaying.kernel import specialise
 from specsim.replaying.rounds import RoundLog
 from specsim.replaying.sums import Sums
-from specsim.rng import uniform
 from specsim.trace.outcomes import Outcome
 from specsim.trace.trace import Trace
 

@@ -10,7 +10,7 @@ from typing import Any
 from specsim.cost.contexts import context_range
 from specsim.cost.model import SPACE
 from specsim.cost.table import CostTable
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 from specsim.policy.base import Policy
 from specsim.policy.chain.base import ChainPolicy, Step
 from specsim.policy.switch.base import SwitchPolicy

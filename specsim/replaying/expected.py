@@ -15,10 +15,10 @@ from typing import Any
 import numba as nb
 import numpy as np
 
-from specsim.arrays import Array, Floats
 from specsim.cost.contexts import autoregressive_seconds
 from specsim.cost.table import CostTable
-from specsim.errors import InputError
+from specsim.io.arrays import Array, Floats
+from specsim.io.errors import InputError
 from specsim.policy.chain.base import ChainPolicy, Step
 from specsim.replaying.chain import or_unread
 from specsim.replaying.checks import check_covered, check_replayable

@@ -10,7 +10,7 @@ from typing import Any
 
 import numba as nb
 
-from specsim.files import digest
+from specsim.io.files import digest
 from specsim.policy.base import Policy
 from specsim.policy.compiler import prepare_compiler
 
@@ -44,6 +44,6 @@ def specialise(kernel: Any, names: Mapping[str, Any], kind: type[Policy]) -> Ker
 def _source_digest(functions: Iterable[Callable[..., Any]]) -> str:
     """Of the files that a kernel of specsim's own policies is compiled from."""
     folders = PACKAGE / "policy", PACKAGE / "replaying"
-    sources = {PACKAGE / "rng.py", *(path for folder in folders for path in folder.rglob("*.py"))}
+    sources = {PACKAGE / "io" / "rng.py", *(path for folder in folders for path in folder.rglob("*.py"))}
     sources |= {Path(inspect.getfile(function)) for function in functions}
     return digest(*(path.read_bytes() for path in sorted(sources)), length=12)

@@ -7,10 +7,10 @@ from functools import cached_property
 
 import numpy.typing as npt
 
-from specsim.arrays import Floats
 from specsim.cost.contexts import autoregressive_seconds
 from specsim.cost.model import CostModel
 from specsim.cost.table import CostTable
+from specsim.io.arrays import Floats
 from specsim.policy.base import Policy
 from specsim.replaying.replay import Replay, replay
 from specsim.replaying.table import cost_table, has_own_cost

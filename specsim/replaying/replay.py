@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from specsim.arrays import Array, Floats, Ints
 from specsim.cost.contexts import autoregressive_seconds
 from specsim.cost.table import CostTable
+from specsim.io.arrays import Array, Floats, Ints
 from specsim.policy.base import Policy
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.switch.base import SwitchPolicy

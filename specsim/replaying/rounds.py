@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from specsim.arrays import IntArray
+from specsim.io.arrays import IntArray
 
 if TYPE_CHECKING:
     import pandas as pd

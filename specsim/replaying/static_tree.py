@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numba as nb
 import numpy as np
 
-from specsim.arrays import IntArray, Seconds
+from specsim.io.arrays import IntArray, Seconds
 from specsim.policy.tree.static import expanded_per_level
 
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from specsim.arrays import Ints, Seconds
+from specsim.io.arrays import Ints, Seconds
 
 PARTS = ("draft", "policy", "verify", "other")  # of a round's seconds
 

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specsim.arrays import Array, Floats, IntArray, Seconds
 from specsim.cost.joined import JoinedTable
 from specsim.cost.table import CostTable
+from specsim.io.arrays import Array, Floats, IntArray, Seconds
 from specsim.policy.chain.base import Step
 from specsim.policy.switch.base import SwitchPolicy, chosen, longest_draft
 

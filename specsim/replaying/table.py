@@ -6,7 +6,7 @@ from specsim.cost.contexts import context_range
 from specsim.cost.joined import JoinedCost, joined_table
 from specsim.cost.model import SPACE, CostModel, SpaceCost
 from specsim.cost.table import CostTable, compile_table
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 from specsim.policy.base import Policy
 from specsim.policy.chain.base import ChainPolicy
 from specsim.trace.joined import JoinedTrace

@@ -12,9 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specsim.arrays import Array, Bools, IntArray, Ints
 from specsim.cost.table import CostTable
-from specsim.errors import InputError
+from specsim.io.arrays import Array, Bools, IntArray, Ints
+from specsim.io.errors import InputError
+from specsim.io.rng import uniform
 from specsim.policy.tree.base import MAX_DRAFTED, UNKNOWN, Tree, TreePolicy, close_kept, new_tree
 
 # `tree_kernel` rebinds these four names to each policy's own functions.
@@ -23,7 +24,6 @@ from specsim.replaying.kernel import specialise
 from specsim.replaying.rounds import RoundLog
 from specsim.replaying.static_tree import StaticTrace, TreeCosts, _replay_static, links
 from specsim.replaying.sums import Sums
-from specsim.rng import uniform
 from specsim.trace.outcomes import Outcome
 from specsim.trace.trace import Trace
 

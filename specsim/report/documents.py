@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from markupsafe import Markup
-
 from specsim.replaying.sums import PARTS
-from specsim.report.page import percent, range_text, value_text
+from specsim.report.page import macros, percent, range_text, value_text
 from specsim.report.table import (
     DIFFERENCE,
     ERROR,
@@ -19,6 +17,7 @@ from specsim.report.table import (
     TERMINAL,
     THREE,
     TWO,
+    Colored,
     Column,
     Format,
     Row,
@@ -27,22 +26,19 @@ from specsim.report.table import (
     ranked,
 )
 
-PREDICTED = Markup('<span class="p">predicted</span> speedup')
-OWN_ROUNDS = Markup('<span class="p">from the run\'s<br>own rounds</span>')
-MEASURED = Markup('<span class="m">measured</span> speedup')
-SETTINGS = Markup('<span class="settings">{}</span>')
+PREDICTED = Colored("p", "predicted", " speedup")
+OWN_ROUNDS = Colored("p", "from the run's\nown rounds")
+MEASURED = Colored("m", "measured", " speedup")
 YES = plain(lambda value: "yes" if value else "no")
 
 
-def _board_policy(row: Row) -> Markup:
-    tie = Markup('<span class="tie">not significant</span>') if row.get("tied_with_leader") else ""
-    settings = SETTINGS.format(row["settings"]) if "settings" in row else ""
-    return Markup("{}{}{}").format(row["label"], tie, settings)
+def _board_policy(row: Row) -> str:
+    return macros().policy(row["label"], row.get("settings"), row.get("tied_with_leader"))
 
 
-def _verified_html(row: Row) -> Markup:
+def _verified_html(row: Row) -> str:
     q = row["draft_tokens_quantiles"]
-    return Markup('{:.2f}<span class="ci">{}&ndash;{}</span>').format(row["mean_draft_tokens"], q["0.1"], q["0.9"])
+    return macros().with_range(f"{row['mean_draft_tokens']:.2f}", q["0.1"], q["0.9"])
 
 
 def _verified_text(row: Row) -> str:
@@ -64,11 +60,11 @@ BOARD_COLUMNS = (
         "verified",
         lambda row: row if "mean_draft_tokens" in row else None,
         Format(_verified_text, _verified_html),
-        Markup("verified<br>tokens"),
+        "verified\ntokens",
     ),
-    Column("gap to oracle", "oracle_regret", SHARE, Markup("gap to<br>oracle")),
-    Column("gap to learned rule", lambda row: row.get("learned_rule_gap"), SHARE, Markup("gap to<br>learned rule")),
-    Column("on tuning part", "train_speedup", THREE, Markup("on tuning<br>part"), only=PAGE),
+    Column("gap to oracle", "oracle_regret", SHARE, "gap to\noracle"),
+    Column("gap to learned rule", lambda row: row.get("learned_rule_gap"), SHARE, "gap to\nlearned rule"),
+    Column("on tuning part", "train_speedup", THREE, "on tuning\npart", only=PAGE),
     Column("seeds", "seeds", only=PAGE),
     Column("settings", "settings", only=TERMINAL),
 )
@@ -116,10 +112,9 @@ WALL_CLOCK = Column(
 )
 
 
-def _drafter_policy(row: Row) -> Markup:
-    tie = Markup('<span class="tie">not significant</span>') if row["tied_with_leader"] else ""
-    star = Markup(" &#9733;") if row["best_of_drafter"] else ""
-    return Markup("{}{}{}{}").format(row["form"], star, tie, SETTINGS.format(row["settings"]))
+def _drafter_policy(row: Row) -> str:
+    star = " \u2605" if row["best_of_drafter"] else ""
+    return macros().policy(f"{row['form']}{star}", row["settings"], row["tied_with_leader"])
 
 
 def drafters_columns(*, measured: bool) -> list[Column]:
@@ -133,7 +128,7 @@ def drafters_columns(*, measured: bool) -> list[Column]:
         WALL_CLOCK,
         Column("from own rounds", "speedup", SPEEDUP, OWN_ROUNDS),
         Column("error %", "error_percent", ERROR, "error"),
-        Column("rounds identical %", "rounds_identical_percent", IDENTICAL, Markup("rounds<br>identical")),
+        Column("rounds identical %", "rounds_identical_percent", IDENTICAL, "rounds\nidentical"),
     ]
     return [
         Column("", "place", only=PAGE),
@@ -142,7 +137,7 @@ def drafters_columns(*, measured: bool) -> list[Column]:
         *(real if measured else [predicted]),
         Column("behind", behind_leader, DIFFERENCE, "to the leader"),
         Column("", lambda row: "not significant" if row.get("tied_with_leader") else None, only=TERMINAL),
-        Column("without loops", lambda row: row.get("without_loops"), SPEEDUP, Markup("without<br>loops")),
+        Column("without loops", lambda row: row.get("without_loops"), SPEEDUP, "without\nloops"),
         Column("tau", "tau", TWO),
         Column("v_d", "v_d", THREE),
         Column("r_d", "r_d", THREE, only=PAGE),
@@ -169,17 +164,13 @@ DRAFTER_COLUMNS = (
         "first token accepted",
         lambda one: 100 * one["first_token_accepted_share"],
         plain(percent),
-        Markup("first token<br>accepted"),
+        "first token\naccepted",
     ),
 )
 
 
-def _validated_policy(row: Row) -> Markup:
-    role = row["role"]
-    badge = (
-        "" if role == "baseline" else Markup('<span class="role {}">{}</span>').format(role, role.replace("_k", " K"))
-    )
-    return Markup("{}{}").format(row["label"], badge)
+def _validated_policy(row: Row) -> str:
+    return macros().with_role(row["label"], row["role"])
 
 
 VALIDATION_COLUMNS = (
@@ -192,9 +183,9 @@ VALIDATION_COLUMNS = (
     Column("ms/token", "ms_per_token", TWO),
     Column("from own rounds", "predicted", SPEEDUP, OWN_ROUNDS),
     Column("error %", "error_percent", ERROR, "error"),
-    Column("error without own rounds %", "unseen_error_percent", ERROR, Markup("without<br>own rounds"), only=PAGE),
-    Column("rounds identical %", "rounds_identical_percent", IDENTICAL, Markup("rounds<br>identical")),
-    Column("output identical %", "output_identical_percent", IDENTICAL, Markup("output<br>identical"), only=PAGE),
+    Column("error without own rounds %", "unseen_error_percent", ERROR, "without\nown rounds", only=PAGE),
+    Column("rounds identical %", "rounds_identical_percent", IDENTICAL, "rounds\nidentical"),
+    Column("output identical %", "output_identical_percent", IDENTICAL, "output\nidentical", only=PAGE),
     Column("v_d", "v_d", THREE, only=PAGE),
     Column("r_d", "r_d", THREE, only=PAGE),
     Column("HM", "hm", THREE, only=PAGE),

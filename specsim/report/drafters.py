@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from specsim.errors import InputError
-from specsim.files import write_text
+from specsim.io.errors import InputError
+from specsim.io.files import write_text
 from specsim.report import leaderboard_figures as figures
 from specsim.report.documents import DRAFTER_COLUMNS, drafters_columns, drafters_rows
 from specsim.report.page import (

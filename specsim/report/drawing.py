@@ -18,12 +18,11 @@ from urllib.parse import quote, unquote
 import matplotlib
 import numpy as np
 import numpy.typing as npt
-from markupsafe import Markup
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from specsim.arrays import Floats
+from specsim.io.arrays import Floats
 
 PREDICTED, MEASURED, ADAPTIVE = "#0072b2", "#d55e00", "#007a5a"
 INK, MUTED, RULE = "#1f2328", "#656d76", "#e4e7eb"
@@ -130,7 +129,7 @@ def margin_notes(axes: Axes, notes: Sequence[tuple[float, str, str]]) -> None:
         )
 
 
-def svg(figure: Figure, name: str, title: str) -> Markup:
+def svg(figure: Figure, name: str, title: str) -> str:
     """The figure as an inline <svg>: same bytes every time, ids that no other figure shares."""
     buffer = io.StringIO()
     matplotlib.rcParams["svg.hashsalt"] = name
@@ -139,5 +138,4 @@ def svg(figure: Figure, name: str, title: str) -> Markup:
     svg = re.sub(rf'<g id="{TOLD}([^"]*)">(.*?)(?=<g id=|\Z)', _titled, svg, flags=re.DOTALL)
     svg = re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{name}-", svg)
     size_free = re.sub(r'^width="[^"]*" height="[^"]*" ', "", svg)
-    drawn = Markup(size_free)  # noqa: S704 (Matplotlib and _titled escape all text)
-    return Markup('<svg role="img" aria-label="{}" {}').format(title, drawn)
+    return f'<svg role="img" aria-label="{html.escape(title)}" {size_free}'  # Matplotlib and _titled escape all text

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from markupsafe import Markup
-
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 from specsim.report import leaderboard_figures as figures
 from specsim.report.documents import BOARD_COLUMNS, EFFECT_COLUMNS, board_rows, effect_rows
 from specsim.report.page import (
@@ -18,12 +16,11 @@ from specsim.report.page import (
     figure,
     heading,
     lead,
-    line,
+    macros,
     notes_of,
     page,
     speculation_text,
     stack,
-    table,
     tiles,
 )
 from specsim.report.table import DASH, as_html
@@ -195,7 +192,7 @@ def _side_by_side(document: Mapping[str, Any]) -> list[str]:
     names = [_board_name(board) for board in boards]
     head = ["policy", *names]
     for group in standings:
-        head += [Markup("all traces,<br>drafts to {}").format(group["max_draft"]), "mean rank"]
+        head += [f"all traces,\ndrafts to {group['max_draft']}", "mean rank"]
     best = [max(board.values()) for board in speedups]
     lines = []
     for label in labels:
@@ -203,17 +200,17 @@ def _side_by_side(document: Mapping[str, Any]) -> list[str]:
         for board, top in zip(speedups, best, strict=True):
             value = board.get(label)
             shown = "" if value is None else f"{value:.3f}"
-            cells.append(DASH if value is None else Markup("<b>{}</b>").format(shown) if value == top else shown)
+            cells.append(DASH if value is None else macros().strong(shown) if value == top else shown)
         for mean in means:
             one = mean.get(label)
             cells += [f"{one['speedup']:.3f}", f"{one['mean_rank']:.1f}"] if one else [DASH, DASH]
-        lines.append(line(cells))
+        lines.append(("", cells))
     drawn = figures.side_by_side(names, labels, [[board.get(label) for board in speedups] for label in labels])
     caption = "Speedups of each policy on each board; a mark further right is faster."
     if standings:
         caption += " Policies are in the order of their geometric mean over the traces."
     return [
-        table("all", head, lines),
+        macros().table("all", head, lines),
         stack([figure("wide", "Side by side", drawn, caption)]),
     ]
 

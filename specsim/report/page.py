@@ -1,6 +1,6 @@
 """What every HTML report shares: the page around it and its parts.
 
-Parts are `Markup`. All else that is put into one is escaped, so that no text of a document becomes HTML.
+Parts are rendered by the macros of page.html, which escape every text, so that no text of a document becomes HTML.
 """
 
 from __future__ import annotations
@@ -8,10 +8,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
-
-from markupsafe import Markup
 
 MOST_APART_PERCENT = 5.0  # between the baseline tokens of runs that are compared
 MINUS = "\u2212"
@@ -26,7 +25,7 @@ class Result(NamedTuple):
     kind : what sort of result it is, in a few words
     title : what it is of, plain text
     verdict : what it says, in one or two sentences of plain text; the first line of the page
-    body : the rest; text in it is escaped unless it is Markup
+    body : parts that this module rendered; any other text is escaped
     notes : what the document warns of, shown below the verdict
     """
 
@@ -36,41 +35,31 @@ class Result(NamedTuple):
     body: Sequence[str]
     notes: Sequence[str]
 
-    @property
-    def html(self) -> Markup:
-        """Its parts, the title and the verdict first."""
-        parts = [
-            Markup('<p class="eyebrow">{}</p>').format(self.kind),
-            Markup("<h1>{}</h1>").format(self.title),
-            Markup('<p class="verdict">{}</p>').format(self.verdict),
-            *(Markup('<p class="note">Note: {}</p>').format(note) for note in self.notes),
-            *self.body,
-        ]
-        return Markup("\n").join(parts)
+
+@cache
+def macros() -> Any:
+    """Load the macros of page.html, which escape every text."""
+    from jinja2 import Environment, FileSystemLoader
+
+    loader = FileSystemLoader(Path(__file__).parent)
+    environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    return environment.get_template("page.html").module
 
 
 def page(result: Result) -> str:
-    """The whole page of a result: one file that needs no network."""
+    """Render the whole page of a result: one file that needs no network."""
     look, script = (Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("look.css", "look.js"))
-    return Markup(
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        "<title>{}</title>\n<style>{}</style>\n</head>\n<body>\n<main>\n"
-        "{}\n</main>\n<script>{}</script>\n</body>\n</html>\n"
-    ).format(result.title, Markup(look), result.html, Markup(script))  # noqa: S704 (files of this package)
+    return str(macros().page(result, look, script))
 
 
 def joined(results: Sequence[Result]) -> Result:
-    """Several results as one, each with its verdict at the top; ids of figures stay apart."""
-    lines, body = [], []
+    """Join several results, each with its verdict at the top; ids of figures stay apart."""
+    body = [macros().contents(results)]
     for number, result in enumerate(results):
         place = f"result-{number}"
-        lines.append(Markup('<li><a href="#{}">{}</a>: {}</li>').format(place, result.title, result.verdict))
-        html = Markup(re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{place}-", str(result.html)))  # noqa: S704 (was Markup)
-        body.append(Markup('<section class="result" id="{}">{}</section>').format(place, html))
-    contents = Markup('<ol class="contents">{}</ol>').format(Markup("").join(lines))
-    verdict = "The verdict of each, in the order given:"
-    return Result("Results", f"{len(results)} results", verdict, [contents, *body], [])
+        html = re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{place}-", str(macros().content(result)))
+        body.append(macros().section(place, html))
+    return Result("Results", f"{len(results)} results", "The verdict of each, in the order given:", body, [])
 
 
 def notes_of(document: Any) -> list[str]:
@@ -87,62 +76,44 @@ def notes_of(document: Any) -> list[str]:
     return [*notes]
 
 
-def heading(text: str, level: int = 2) -> Markup:
-    return Markup("<h{level}>{}</h{level}>").format(text, level=level)
+def heading(text: str, level: int = 2) -> str:
+    """Render a heading."""
+    return macros().heading(text, level)
 
 
-def stack(parts: Iterable[str], kind: str = "stack") -> Markup:
-    """Parts one after another in a box of this class."""
-    return Markup('<div class="{}">{}</div>').format(kind, Markup("").join(parts))
+def stack(pieces: Iterable[str], kind: str = "stack") -> str:
+    """Render parts one after another in a box of this class."""
+    return macros().stack(list(pieces), kind)
 
 
-def lead(text: str) -> Markup:
-    """A paragraph on how a result came about."""
-    return Markup('<p class="lead">{}</p>').format(text)
+def lead(text: str) -> str:
+    """Render a paragraph on how a result came about."""
+    return macros().lead(text)
 
 
-def tiles(boxes: Iterable[tuple[str, str]]) -> Markup:
-    """Large values with a line of text each, side by side."""
-    tile = Markup('<div class="tile"><b>{}</b><span>{}</span></div>')
-    return stack((tile.format(*box) for box in boxes), "grid tiles")
+def tiles(boxes: Iterable[tuple[str, str]]) -> str:
+    """Render large values with a line of text each, side by side."""
+    return macros().tiles(list(boxes))
 
 
-def figure(kind: str, title: str, svg: str, caption: str) -> Markup:
-    """A figure with its title above and what it says below. kind : "wide" for the whole width, else ""."""
-    return Markup(
-        '<figure class="{}"><h3>{}</h3><div class="scroll">{}</div><figcaption>{}</figcaption></figure>'
-    ).format(kind, title, svg, caption)
+def figure(kind: str, title: str, svg: str, caption: str) -> str:
+    """Render a figure with its title above and what it says below. kind : "wide" for the whole width, else ""."""
+    return macros().figure(kind, title, svg, caption)
 
 
-def definitions(terms: Mapping[str, str]) -> list[Markup]:
-    lines = (Markup("<dt>{}</dt><dd>{}</dd>").format(*term) for term in terms.items())
-    return [Markup("<dl>"), *lines, Markup("</dl>")]
+def definitions(terms: Mapping[str, str]) -> list[str]:
+    """Render terms with what they mean."""
+    return [macros().definitions(terms)]
 
 
-def facts(pairs: Iterable[tuple[str, Any]]) -> Markup:
-    """A table of names and values."""
-    lines = Markup("").join(line(pair) for pair in pairs)
-    return Markup('<table class="facts"><tbody>{}</tbody></table>').format(lines)
+def facts(pairs: Iterable[tuple[str, Any]]) -> str:
+    """Render a table of names and values."""
+    return macros().facts(list(pairs))
 
 
-def table(kind: str, head: Sequence[str], lines: Sequence[str]) -> Markup:
-    """A table of `line`s."""
-    cells = Markup("").join(Markup('<th scope="col">{}</th>').format(cell) for cell in head)
-    return Markup('<div class="scroll {}"><table><thead><tr>{}</tr></thead><tbody>{}</tbody></table></div>').format(
-        kind, cells, Markup("").join(lines)
-    )
-
-
-def line(cells: Iterable[Any], kind: str | None = None) -> Markup:
-    """One row of a table. kind : its class"""
-    row = Markup("<tr>") if kind is None else Markup('<tr class="{}">').format(kind)
-    return row + Markup("").join(Markup("<td>{}</td>").format(cell) for cell in cells) + Markup("</tr>")
-
-
-def with_interval(value: Mapping[str, float]) -> Markup:
-    return Markup('{:.3f}<span class="ci">{:.3f}&ndash;{:.3f}</span>').format(
-        value["estimate"], value["low"], value["high"]
-    )
+def with_interval(value: Mapping[str, float]) -> str:
+    """Render an estimate with its interval."""
+    return macros().with_range(*(f"{value[key]:.3f}" for key in ("estimate", "low", "high")))
 
 
 def prompts_text(prompts: Mapping[str, Any]) -> str:
@@ -160,7 +131,7 @@ def load_text(load: Mapping[str, Any]) -> str:
 
 def floor_text(document: Mapping[str, Any]) -> str:
     """The noise floor of a measurement, in words that say so where it tells no policies apart."""
-    from specsim.speedup.intervals import LARGEST_FLOOR_PERCENT, interval_text  # numpy, which pages do without
+    from specsim.replaying.intervals import LARGEST_FLOOR_PERCENT, interval_text  # numpy, which pages do without
 
     floor = document["noise_floor_percent"]
     busy = f": more than {LARGEST_FLOOR_PERCENT} %, so this run cannot tell policies apart"
@@ -183,7 +154,7 @@ def speculation_text(fastest: str, speedup: Mapping[str, float], floor_percent: 
     speedup : of keys estimate, low, high; over a board, the interval that holds for all its policies at once
     floor_percent : noise floor of a measurement, 0 where nothing was measured
     """
-    from specsim.speedup.intervals import against_baseline, interval_text  # numpy, which pages do without
+    from specsim.replaying.intervals import against_baseline, interval_text  # numpy, which pages do without
 
     reached = f"{interval_text(speedup)} times the speed without speculation"
     verdict = against_baseline(speedup, floor_percent)
@@ -196,7 +167,7 @@ def speculation_text(fastest: str, speedup: Mapping[str, float], floor_percent: 
 
 def choice_text(choice: Mapping[str, Any]) -> str:
     """Say what the forecast chose before anything was decoded, what that measured, and what the choice cost."""
-    from specsim.speedup.intervals import interval_text  # numpy, which pages do without
+    from specsim.replaying.intervals import interval_text  # numpy, which pages do without
 
     reached = f"forecast {choice['forecast_speedup']:.3f}, measured {interval_text(choice['measured_speedup'])}"
     text = f"Choice by the forecast made before decoding: {choice['forecast']}, {reached}"

@@ -11,18 +11,16 @@ import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from markupsafe import Markup
-
-from specsim.report.page import line, percent, signed_percent, table, with_interval
-from specsim.speedup.intervals import interval_text
+from specsim.replaying.intervals import interval_text
+from specsim.report.page import macros, percent, signed_percent, with_interval
 
 Row = Mapping[str, Any]
-DASH = Markup("&ndash;")  # an empty cell of a page
+DASH = "\u2013"  # an empty cell of a page
 PAGE, TERMINAL = "page", "terminal"
 
 
 class Format(NamedTuple):
-    """How a value is written, as plain text and on a page, where what is not Markup is escaped."""
+    """How a value is written, as plain text and on a page, where what page.html did not render is escaped."""
 
     text: Callable[[Any], str]
     html: Callable[[Any], str]
@@ -51,6 +49,14 @@ SHARE = plain(lambda value: f"{100 * value:.1f} %")
 IDENTICAL = Format(lambda value: "approximate" if value is None else f"{value:.2f}", percent)
 
 
+class Colored(NamedTuple):
+    """A column's heading on a page that begins in the color of predictions ("p") or of measurements ("m")."""
+
+    color: str
+    text: str
+    rest: str = ""
+
+
 class Column(NamedTuple):
     """A column of a table.
 
@@ -59,14 +65,14 @@ class Column(NamedTuple):
     title : in plain text
     value : key of the value in a row, or a function of the row; None for the row itself
     form : how the value is written
-    heading : the title on a page, Markup or text, where it says more
+    heading : the title on a page where it says more; lines of text
     only : PAGE or TERMINAL where the column is left out elsewhere
     """
 
     title: str
     value: str | Callable[[Row], Any] | None
     form: Format = TEXT
-    heading: str = ""
+    heading: str | Colored = ""
     only: str = ""
 
     def cell(self, row: Row, empty: str, *, html: bool) -> str:
@@ -88,10 +94,10 @@ def as_text(columns: Sequence[Column], rows: Iterable[Row]) -> tuple[list[str], 
 
 
 def as_html(kind: str, columns: Sequence[Column], rows: Iterable[Row]) -> str:
-    """The table as HTML. kind : its class; a row's own class is its value "row_class"."""
+    """Render the table as HTML. kind : its class; a row's own class is its value "row_class"."""
     shown = [column for column in columns if column.only != TERMINAL]
-    lines = [line((c.cell(row, DASH, html=True) for c in shown), row.get("row_class", "")) for row in rows]
-    return table(kind, [column.heading or column.title for column in shown], lines)
+    lines = [(row.get("row_class", ""), [c.cell(row, DASH, html=True) for c in shown]) for row in rows]
+    return macros().table(kind, [column.heading or column.title for column in shown], lines)
 
 
 def as_csv(names: Sequence[str], rows: Iterable[Row]) -> str:

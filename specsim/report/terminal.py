@@ -10,7 +10,7 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from specsim.printable import printable, unescaped
+from specsim.io.printable import printable, unescaped
 
 LOG_WIDTH = 200  # of a pipe or a file, which has no edge
 KEPT_WHOLE = 24  # characters of the longest cell that is not broken at spaces: an interval has 20 or so

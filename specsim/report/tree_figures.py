@@ -17,9 +17,12 @@ from matplotlib.collections import LineCollection
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
-from specsim.arrays import Floats
-from specsim.errors import InputError
-from specsim.files import replacing
+from specsim.io.arrays import Floats
+from specsim.io.errors import InputError
+from specsim.io.files import replacing
+from specsim.policy.static_tree import shape as tree_shapes
+from specsim.policy.static_tree.search import BestTrees, node_accept_probs
+from specsim.policy.static_tree.shape import Shape
 from specsim.report.drawing import (
     ADAPTIVE,
     DOT,
@@ -30,9 +33,6 @@ from specsim.report.drawing import (
     RULE,
     styled,
 )
-from specsim.static_tree import shape as tree_shapes
-from specsim.static_tree.search import BestTrees, node_accept_probs
-from specsim.static_tree.shape import Shape
 
 FORMATS = (".png", ".svg")
 LARGEST_DENSE = 256  # nodes

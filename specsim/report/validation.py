@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from markupsafe import Markup
-
-from specsim.errors import InputError
+from specsim.io.errors import InputError
+from specsim.replaying.intervals import LARGEST_FLOOR_PERCENT
 from specsim.report import validation_figures as figures
 from specsim.report.documents import DOMAIN_COLUMNS, ERROR_PART_COLUMNS, VALIDATION_COLUMNS, validation_rows
 from specsim.report.page import (
@@ -21,6 +20,7 @@ from specsim.report.page import (
     heading,
     lead,
     machine_text,
+    macros,
     notes_of,
     page,
     percent,
@@ -33,7 +33,6 @@ from specsim.report.page import (
 )
 from specsim.report.table import as_html
 from specsim.report.validation_figures import Row
-from specsim.speedup.intervals import LARGEST_FLOOR_PERCENT
 
 KIND = "specsim-validation"
 KEYS = (
@@ -125,13 +124,10 @@ def validation_result(document: Mapping[str, Any]) -> Result:
         stack(_figures(document, rows), "grid figures"),
         heading("Domains, under the best policy"),
         as_html("domains", DOMAIN_COLUMNS, ({"name": name, **one} for name, one in document["domains"].items())),
-        Markup('<div class="grid columns"><section>'),
-        heading("Recording"),
-        facts(_recording(document)),
-        Markup("</section><section>"),
-        heading("Environment"),
-        facts(document["environment"].items()),
-        Markup("</section></div>"),
+        macros().columns(
+            [heading("Recording"), facts(_recording(document))],
+            [heading("Environment"), facts(document["environment"].items())],
+        ),
         heading("Definitions"),
         *definitions(DEFINITIONS),
     )
@@ -217,7 +213,7 @@ def _left_out(document: Mapping[str, Any]) -> list[str]:
     return [heading("Not compared", 3), facts((entry["policy"], entry["reason"]) for entry in skipped)]
 
 
-def _figures(document: Mapping[str, Any], rows: Sequence[Row]) -> list[Markup]:
+def _figures(document: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
     adaptive = figures.best_adaptive(rows)
     line = f"the green line is {adaptive['label']} as measured, " if adaptive else ""
     parts = (

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from specsim.arrays import Floats
+from specsim.io.arrays import Floats
 from specsim.report.drawing import (
     ADAPTIVE,
     DOT,

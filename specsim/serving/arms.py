@@ -1,4 +1,4 @@
-"""What decodes in batches: policies and rules by name, class or object, learned where they learn."""
+"""Policies and rules that decode in batches, by name, class or object, fitted where they learn."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 from specsim.cost.contexts import context_range
 from specsim.cost.files import with_batch
 from specsim.cost.model import CostModel
-from specsim.errors import InputError
-from specsim.fitting.fit import fit, needs_fitting
+from specsim.io.errors import InputError
+from specsim.learn.fit import fit, needs_fitting
+from specsim.learn.space import cap_depth
 from specsim.policy.base import Policy, build_policy
 from specsim.policy.registry import PolicyName, find_policy, make_policy
 from specsim.replaying.table import cost_table
@@ -17,15 +18,14 @@ from specsim.serving.costs import batch_cost
 from specsim.serving.draft_length import DraftLengthRule, GoodputK, as_schedule
 from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
-from specsim.tuning.space import cap_depth
 
 GOODPUT = "goodput"
 GOODPUT_SETTINGS = {"max_draft_tokens": int, "accept_prob": float, "prior_tokens": float, "memory": float}
-Arm = PolicyName | Policy | DraftLengthRule | Mapping[int, int]
+ArmLike = PolicyName | Policy | DraftLengthRule | Mapping[int, int]
 
 
 def goodput_rule(trace: Trace, cost: CostModel, settings: Mapping[str, Any]) -> GoodputK:
-    """The rule of this name, with settings as values or text."""
+    """Make the goodput rule, with settings as values or text."""
     values: dict[str, Any] = {"max_draft_tokens": trace.depth}
     for key, value in settings.items():
         if key not in GOODPUT_SETTINGS:
@@ -33,25 +33,25 @@ def goodput_rule(trace: Trace, cost: CostModel, settings: Mapping[str, Any]) -> 
         try:
             values[key] = GOODPUT_SETTINGS[key](value)
         except ValueError:
-            raise InputError(f"{GOODPUT}: {key}={value!r} is no number; give one") from None
+            raise InputError(f"{GOODPUT}: {key}={value!r} is not a number") from None
     return GoodputK(batch_cost(cost), **values)
 
 
 def cost_notes(
     model: CostModel, trace: Trace, longest: int, batch: int, contexts: Sequence[int] = ()
 ) -> tuple[str, ...]:
-    """What costs say of drafts up to `longest` and batches up to `batch`, at these contexts or those of the trace."""
+    """Notes of the cost model on drafts and batches up to these sizes, at these contexts or those of the trace."""
     met = contexts or context_range(trace)
     return tuple(with_batch(model, batch).notes(longest, (min(met), max(met))))
 
 
 def choose_arms(
-    trace: Trace, cost: CostModel, asked: Sequence[tuple[Arm, Mapping[str, Any]]], *, tuning_share: float, seed: int
+    trace: Trace, cost: CostModel, asked: Sequence[tuple[ArmLike, Mapping[str, Any]]], *, tuning_share: float, seed: int
 ) -> tuple[Trace, list[Policy | DraftLengthRule], int]:
-    """The sequences to report on, policies or rules with their settings, and how many sequences they learned from.
+    """Return the sequences to report on, the policies or rules, and the number of sequences that they learned from.
 
-    Where one learns, it does on one part of the sequences, at the costs of a batch of one, and all are reported on the
-    other part; otherwise, 0 sequences are learned from.
+    If a policy learns, it does so on part of the sequences, at the costs of batch size 1, and all policies are reported
+    on the others.
     """
     arms = [_arm(trace, cost, arm, settings) for arm, settings in asked]
     rest, train = trace, trace
@@ -71,9 +71,9 @@ def choose_arms(
 
 
 def _arm(
-    trace: Trace, cost: CostModel, arm: Arm, settings: Mapping[str, Any]
+    trace: Trace, cost: CostModel, arm: ArmLike, settings: Mapping[str, Any]
 ) -> Policy | DraftLengthRule | type[Policy]:
-    """A policy or rule with its settings, or the class of a policy that is still to have them."""
+    """A policy or rule with its settings, or the class of a policy that has none yet."""
     if arm == GOODPUT:
         return goodput_rule(trace, cost, settings)
     if isinstance(arm, Policy):

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from specsim.arrays import Floats, Ints
-from specsim.errors import InputError
-from specsim.files import read_csv
-from specsim.json_files import bounded_lines, parse_json
+from specsim.io.arrays import Floats, Ints
+from specsim.io.errors import InputError
+from specsim.io.files import read_csv
+from specsim.io.json import bounded_lines, parse_json
 from specsim.trace.trace import Trace
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ FORMATS = (
     "Qwen-Bailian (timestamp, input_length, output_length)"
 )
 LARGEST = 2**31  # tokens of a request
-REQUESTS = 1000  # to serve, where it is not said
+REQUESTS = 1000  # to serve by default
 
 
 class Line(TypedDict):
@@ -51,12 +51,12 @@ class Line(TypedDict):
 
 @dataclass(frozen=True, eq=False)
 class Requests:
-    """What is asked of a server.
+    """Requests to a server.
 
-    arrival_s : float [N], from 0 on, not decreasing; in a closed loop they say nothing
+    arrival_s : float [N], from 0 on, not decreasing; unused in a closed loop
     prompt_tokens, output_tokens : int [N], at least 1
-    sequence : int [N], of the trace, as which each request drafts; where it asks for more tokens than that sequence
-        has, the sequence starts again, and where for fewer, it ends early
+    sequence : int [N], sequence of the trace as which each request drafts; for a longer request the sequence starts
+        again, for a shorter request it ends early
     left_out : recorded requests without output, such as failed ones
     """
 
@@ -71,7 +71,7 @@ class Requests:
 
 
 def requests_of_trace(trace: Trace, count: int, *, rate: float | None = None, seed: int = 0) -> Requests:
-    """Requests as the sequences of a trace, in a random order, each equally often.
+    """Draw requests like the sequences of a trace, in a random order, each equally often.
 
     rate : requests per second of a Poisson process; None where users wait for their answers (a closed loop)
     """
@@ -89,9 +89,9 @@ def requests_of_trace(trace: Trace, count: int, *, rate: float | None = None, se
 def asked_requests(
     trace: Trace, arrivals: str | PathLike[str], count: int | None = None, *, seed: int = 0
 ) -> tuple[Requests, int | None]:
-    """What "poisson:RATE", "closed:USERS" or a file of recorded requests asks, and of a closed loop by how many users.
+    """Requests of "poisson:RATE", "closed:USERS" or a file of recorded requests, and the users of a closed loop.
 
-    count : requests; by default REQUESTS, of a file all
+    count : requests; default: REQUESTS, or all in a file
     """
     kind, colon, number = str(arrivals).partition(":")
     if not colon or kind not in ("poisson", "closed"):
@@ -107,17 +107,17 @@ def asked_requests(
 
 
 def shuffled(sequences: int, count: int, rng: np.random.Generator) -> Ints:
-    """So many indices: all sequences in a random order, then all in another one."""
+    """`count` indices: all sequences in a random order, again and again, each time in a new order."""
     rounds = -(-count // sequences)
     return np.concatenate([rng.permutation(sequences) for _ in range(rounds)])[:count].astype(np.int64)
 
 
 def recorded_requests(path: Path, trace: Trace, *, limit: int | None = None, seed: int = 0) -> Requests:
-    """Requests of a public trace of arrivals, which draft as the sequences of `trace` do, drawn at random.
+    """Read requests of a public trace of arrivals, each drafting like a random sequence of `trace`.
 
-    limit : of how many requests at most, the first ones
+    limit : read at most the first `limit` requests
 
-    Raises InputError for a file that is none, or of no known format, and for values that are none.
+    Raises InputError for a missing file, an unknown format, or invalid values.
     """
     if not path.is_file():
         raise InputError(f"arrivals {path} does not exist; give poisson:RATE, closed:USERS, or {FORMATS}")
@@ -130,7 +130,7 @@ def recorded_requests(path: Path, trace: Trace, *, limit: int | None = None, see
         if wrong.any():
             raise InputError(
                 f"arrivals {path}: request {int(wrong.argmax()) + 1} has no valid {name} "
-                f"({values[wrong][0]:g}); mend the file or leave it out"
+                f"({values[wrong][0]:g}); correct the file or leave the request out"
             )
     answered = output_tokens > 0
     if not answered.any():
@@ -165,12 +165,12 @@ def _date_s(dates: pd.Series[str], path: Path) -> Floats:
     try:
         parsed = pd.to_datetime(dates, utc=True, format="ISO8601")
     except (ValueError, TypeError) as error:
-        raise InputError(f"arrivals {path}: TIMESTAMP is no date ({str(error)[:80]}); mend the file") from None
+        raise InputError(f"arrivals {path}: TIMESTAMP is no date ({str(error)[:80]}); correct the file") from None
     return np.asarray((parsed - parsed.min()).dt.total_seconds(), dtype=np.float64)
 
 
 def _numbers(values: pd.Series[float]) -> Floats:
-    """As floats; what is no number becomes NaN, which is refused by its place."""
+    """As floats; anything else becomes NaN, which is refused with its row."""
     import pandas as pd
 
     return np.asarray(pd.to_numeric(values, errors="coerce"), dtype=np.float64)

@@ -1,9 +1,9 @@
-"""Continuous batching: requests join and leave the batch between rounds, as serving engines have it.
+"""Continuous batching: requests join and leave the batch between rounds, as in serving engines.
 
 Between two steps the engine admits requests in the order of their arrival, while there is a slot and room in the KV
-memory. A step decodes one round of all that run, and its passes hold the prompts of those that were just admitted,
-whole but for the last token, which is the pending one of their first round. A request holds memory for its prompt and
-its whole output from the start, so that none is ever evicted.
+cache. A step decodes a round of every running request, and its passes prefill the prompts of newly admitted requests,
+all but the last token, which is pending in their first round. A request reserves memory for its prompt and its whole
+output, so that no request is ever evicted.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import simpy
 
-from specsim.arrays import Floats, Ints, Seconds
 from specsim.cost.batches import BatchCost, BatchTokens
-from specsim.errors import InputError
+from specsim.io.arrays import Floats, Ints, Seconds
+from specsim.io.errors import InputError
 from specsim.serving.arrivals import Requests
-from specsim.serving.costs import draft_levels, round_seconds
+from specsim.serving.costs import round_seconds
 from specsim.serving.drafts import Drafts
 
 Events = Generator[simpy.Event, Any, None]
 
 
 class Step(NamedTuple):
-    """A step of the engine that ended at `end_s`: a round of so many sequences, or of none, where it only prefills."""
+    """A step of the engine that ended at `end_s`: a round of some sequences, or of none if it only prefills."""
 
     end_s: float
     seconds: float
@@ -39,7 +39,7 @@ class Step(NamedTuple):
 
 
 class RequestRound(NamedTuple):
-    """A request's round, in this step."""
+    """A round of a request in a step."""
 
     step: int
     request: int
@@ -49,12 +49,12 @@ class RequestRound(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ServingRun:
-    """What a server did.
+    """Steps of a server and times of its requests.
 
     requests : as they were asked
-    submitted_s, started_s, first_token_s, finished_s : float [N], when each was asked, admitted, and answered
-    steps : in order, one array [Q] per fact, see `Step`
-    rounds : of every request, in order of their steps, one array [R] per fact, see `RequestRound`
+    submitted_s, started_s, first_token_s, finished_s : float [N], when each was asked, admitted and answered
+    steps : in order, an array [Q] per field of `Step`
+    rounds : of every request, in order of their steps, an array [R] per field of `RequestRound`
     """
 
     label: str
@@ -67,7 +67,7 @@ class ServingRun:
     rounds: dict[str, Ints]
 
 
-def serve(
+def run_server(
     drafts: Drafts,
     cost: BatchCost,
     requests: Requests,
@@ -82,20 +82,20 @@ def serve(
     Parameters
     ----------
     drafts : Drafts
-        What every sequence drafts, see `drafts_of`.
+        Drafts of every sequence, see `drafts_of`.
     cost : BatchCost
-        Of passes over batches.
+        Seconds of passes over batches.
     requests : Requests
-        What is asked, and when.
+        Requests and their arrival times.
     slots : int
         Most sequences of a batch.
     kv_tokens : int, optional
-        Tokens that the cache holds; without, it is never full.
+        Tokens that the KV cache holds; default: unlimited.
     users : int, optional
-        A closed loop: so many users ask one request after another, each as soon as the last one is answered.
+        Closed loop: number of users, each of whom sends the next request as soon as the last is answered.
     drafts_ahead : bool
-        Whether a round's draft is made at the end of the step before, as vLLM makes it, so that a rule sees how many
-        sequences that step had, prompts and those that it finished included.
+        Whether a round's draft is made at the end of the step before, as in vLLM, so that a rule sees how many
+        sequences that step had, prompts and finished requests included.
 
     Returns
     -------
@@ -111,7 +111,7 @@ def serve(
     largest = int((requests.prompt_tokens + requests.output_tokens).max())
     if kv_tokens is not None and largest > kv_tokens:
         raise InputError(
-            f"a request of {largest} tokens, prompt and output, never fits in a cache of {kv_tokens}; give more memory"
+            f"a request of {largest} tokens, prompt and output, never fits in a cache of {kv_tokens}; raise kv_tokens"
         )
     server = _Server(drafts, cost, requests, slots, kv_tokens or int(1e18), drafts_ahead)
     if users is None:
@@ -166,8 +166,8 @@ class _Server:
         self.running: Ints = np.empty(0, dtype=np.int64)
         self.emitted: Ints = np.zeros(count, dtype=np.int64)
         self.behind: Ints = np.zeros(count, dtype=np.int64)
-        self.place: Ints = np.array([drafts.begin(s) for s in requests.sequence.tolist()], dtype=np.int64)
-        # A text that is not decoded as recorded ends where the request says, and drafts no further.
+        self.row: Ints = np.array(drafts.trace.offsets[requests.sequence], dtype=np.int64)
+        # A text of another length than recorded ends where the request says, and drafts no further.
         self.reshaped = requests.output_tokens != drafts.trace.output_tokens[requests.sequence]
         self.submitted_s, self.started_s, self.first_token_s, self.finished_s = np.full((4, count), np.nan)
         self.finished_now = 0  # in the last step
@@ -175,7 +175,7 @@ class _Server:
         self.rounds: list[tuple[Ints, Ints, Ints, Ints]] = []
 
     def submit(self, request: int) -> simpy.Event:
-        """Ask; the event is the answer."""
+        """Submit a request; the event is its answer."""
         self.submitted_s[request] = self.env.now
         self.waiting.append(request)
         if not self.woken.triggered:
@@ -203,7 +203,7 @@ class _Server:
         while self.waiting and self.running.size + len(admitted) < self.slots:
             need = self._held(self.waiting[0])
             if need > self.memory.level:
-                break  # in order: a smaller one behind it waits, too
+                break  # in order: a smaller request behind it waits too
             yield self.memory.get(need)
             admitted.append(self.waiting.popleft())
 
@@ -211,28 +211,24 @@ class _Server:
         return int(self.requests.prompt_tokens[request] + self.requests.output_tokens[request])
 
     def _step(self, prompts: Ints) -> Events:
-        """One round of all that run, and prefill of prompts of so many tokens."""
+        """Decode a round of every running request, and prefill prompts of these lengths."""
         now, requests = self.running, self.requests
-        sequence, place, behind = requests.sequence[now], self.place[now], self.behind[now]
+        sequence, behind = requests.sequence[now], self.behind[now]
         cached = requests.prompt_tokens[now] - 1 + self.emitted[now]
         k = self._length(cached) if now.size else 0
         self.last_sequences = len(now) + len(prompts)
-        drafted, accepted = self.drafts.draft(k, sequence, place)
         remaining = requests.output_tokens[now] - self.emitted[now]
-        drafted = np.where(self.reshaped[now], self.drafts.cut(drafted, remaining - 1), drafted)
-        accepted = np.minimum(accepted, draft_levels(drafted, self.drafts.tree))
-        emitted = np.minimum(accepted + 1, remaining)
-        seconds = self._seconds(prompts, drafted, behind, cached, k)
+        turn = self.drafts.decode(k, sequence, self.row[now], behind, remaining, self.reshaped[now])
+        seconds = self._seconds(prompts, turn.drafted, behind, cached, k)
         yield self.env.timeout(seconds)
-        counts = (len(now), int(emitted.sum()), int(drafted.sum()), int(accepted.sum()))
-        self.rounds.append((np.full_like(now, len(self.steps)), now, drafted, accepted))
+        counts = (len(now), *(int(column.sum()) for column in (turn.emitted, turn.drafted, turn.accepted)))
+        self.rounds.append((np.full_like(now, len(self.steps)), now, turn.drafted, turn.accepted))
         self.steps.append(Step(self.env.now, seconds, *counts))
         if now.size:
-            self.state = self.rule.update(self.state, drafted, accepted)
-        self.behind[now] = self.drafts.left_behind(place, behind, drafted, accepted, k)
-        self.place[now] = self.drafts.advance(sequence, place, emitted)
+            self.state = self.rule.update(self.state, turn.drafted, turn.accepted)
+        self.behind[now], self.row[now] = turn.behind, turn.row
         self.first_token_s[now[self.emitted[now] == 0]] = self.env.now
-        self.emitted[now] += emitted
+        self.emitted[now] += turn.emitted
         over = self.emitted[now] == requests.output_tokens[now]
         self.running, self.finished_now = now[~over], int(over.sum())
         self.finished_s[now[over]] = self.env.now
@@ -241,18 +237,18 @@ class _Server:
             self.answered[request].succeed()
 
     def _length(self, cached: Ints) -> int:
-        """K of a round behind so many cached tokens of each sequence."""
+        """Choose K of a round, given the cached tokens of each sequence."""
         sequences = len(cached)
         seen = self.last_sequences or sequences if self.drafts_ahead else sequences
         return self.rule.choose(self.state, seen, int(cached.sum()) * seen // sequences)
 
     def _seconds(self, prompts: Ints, drafted: Ints, behind: Ints, cached: Ints, k: int) -> float:
-        """Of a step. Prompts ride in the passes of the round that the others decode, as far as there are such."""
+        """Seconds of a step. Prompts share the passes of the round that others decode, where there are such."""
         cost, count = self.cost, len(drafted)
-        one_round = np.zeros(count, dtype=np.int64)
+        same_round = np.zeros(count, dtype=np.int64)
         tree = self.drafts.tree
-        took = round_seconds(cost, one_round, drafted, behind, cached, speculates=k > 0, tree=tree)
-        total_s = float(took.total_s.sum())
+        decoding = round_seconds(cost, same_round, drafted, behind, cached, speculates=k > 0, tree=tree)
+        total_s = float(decoding.total_s.sum())
         if not prompts.size:
             return total_s
 

@@ -1,4 +1,4 @@
-"""What a round of a batch costs, in which every sequence has its own context and its own draft."""
+"""Seconds of a batch's round, in which every sequence has its own context and its own draft."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from specsim.arrays import Ints, Seconds
 from specsim.cost.batches import BatchCost, BatchTokens
 from specsim.cost.linear import OTHERS, LinearCost
 from specsim.cost.model import CostModel
-from specsim.errors import InputError
+from specsim.io.arrays import Ints, Seconds
+from specsim.io.errors import InputError
 
 if TYPE_CHECKING:
     from specsim.replaying.static_tree import Links
 
 
 class RoundSeconds(NamedTuple):
-    """Seconds of every round of a batch [Q], and the sequences in it."""
+    """Seconds and sequences of every round of a batch, [Q] each."""
 
     draft_s: Seconds
     verify_s: Seconds
@@ -43,7 +43,7 @@ def batch_cost(model: CostModel | BatchCost) -> BatchCost:
 
 
 def draft_levels(drafted: Ints, tree: Links | None) -> Ints:
-    """Draft passes of drafts of so many tokens: a token each, or of a static tree cut at some depth, a level each."""
+    """Number of draft passes: a token each for chains, a level each for a static tree cut at some depth."""
     return drafted if tree is None else np.searchsorted(tree.level_end - 1, drafted)
 
 
@@ -56,18 +56,17 @@ def round_seconds(
     speculates: npt.ArrayLike,
     tree: Links | None = None,
 ) -> RoundSeconds:
-    """Seconds of rounds of a batch, but for what policies take to decide.
+    """Seconds of rounds of a batch, without the time of the policy's decisions.
 
-    A draft is one drafter pass per token, or per level of a tree. Sequences whose drafts are complete take no part in
-    the passes that follow, but wait for them. Verification is one target pass over all pending and drafted tokens.
+    A draft takes a drafter pass per token, or per level of a tree. Sequences whose drafts are complete take no part in
+    later passes, but wait for them. Verification is a single target pass over all pending and drafted tokens.
 
     Parameters
     ----------
-    batch_round : int [R], the round of the batch, counted from 0 and without a gap, that each of the sequences' rounds
-        is part of
-    drafted, cached : int [R], tokens of the draft, and of the cache that the pass finds
+    batch_round : int [R], round of the batch, counted from 0 without a gap, of each sequence's round
+    drafted, cached : int [R], tokens of the draft, and of the cache before the pass
     behind : int [R], tokens beside the pending one that the drafter has yet to take in
-    speculates : bool [R] or one for all, whether the step was one of speculation; one without takes no `round_s`
+    speculates : bool [R] or a single bool, whether the step speculates; a step without speculation takes no `round_s`
     tree : that all drafts are of, each cut at some depth; chains otherwise
 
     Raises InputError where costs do not price such trees.
@@ -94,8 +93,8 @@ def round_seconds(
         active = passes.sequences > 0
         draft_s[active] += cost.batch_draft(step, passes.select(active))
         if tree is not None and tree.expanded[step] > 1:
-            wide, one = (held(np.full_like(cached, n), cached, drafting) for n in (tree.expanded[step], 1))
-            draft_s[active] += cost.batch_wider(wide.select(active), one.select(active))
+            wide, narrow = (held(np.full_like(cached, n), cached, drafting) for n in (tree.expanded[step], 1))
+            draft_s[active] += cost.batch_wider(wide.select(active), narrow.select(active))
     verify_s = cost.batch_verify(tokens) if tree is None else cost.batch_tree_verify(tokens)
     other_s = cost.step_s + np.where(summed(speculates) > 0, cost.round_s, 0.0)
     return RoundSeconds(draft_s, verify_s, other_s, tokens.sequences.astype(np.int64))

@@ -1,4 +1,4 @@
-"""Draft lengths that follow the load: one K for all sequences of a batch, chosen anew in every round."""
+"""Draft lengths that follow the load: K for all sequences of a batch, chosen anew in every round."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from specsim.arrays import Ints, Seconds
+from specsim.acceptance.formulas import mean_tokens_per_round
 from specsim.cost.batches import BatchCost, BatchTokens
-from specsim.errors import InputError
-from specsim.speedup.formulas import mean_tokens_per_round
+from specsim.io.arrays import Ints, Seconds
+from specsim.io.errors import InputError
 
 State = Any  # of a rule: what it has seen so far
 
@@ -87,12 +87,12 @@ def as_schedule(schedule: Mapping[int, int] | str) -> ScheduledK:
         return ScheduledK(dict(schedule))
     try:
         pairs = [part.split(":") for part in schedule.split(",")]
-        found = {int(batch): int(k) for batch, k in pairs}
+        lengths = {int(batch): int(k) for batch, k in pairs}
     except ValueError:
-        raise InputError(f"schedule {schedule!r} is no list of BATCH:K; write for example 1:5,4:3,16:0") from None
-    if len(found) < len(pairs):
-        raise InputError(f"schedule {schedule!r} names a batch twice; give each once")
-    return ScheduledK(found)
+        raise InputError(f"schedule {schedule!r} is not a list of BATCH:K; write for example 1:5,4:3,16:0") from None
+    if len(lengths) < len(pairs):
+        raise InputError(f"schedule {schedule!r} names a batch twice; give each batch once")
+    return ScheduledK(lengths)
 
 
 def fixed_length(k: int) -> ScheduledK:
@@ -120,7 +120,7 @@ class GoodputK:
     prior_tokens : float
         Its weight, in tokens.
     memory : float
-        Weight of a round relative to the next one, in [0, 1).
+        Weight of a round relative to the next round, in [0, 1).
 
     References
     ----------

@@ -1,15 +1,16 @@
-"""What users of a server meet, and what it yields, while it is busy as it usually is."""
+"""Latency and throughput of a server in its steady state."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from specsim.arrays import Floats
-from specsim.errors import InputError
+from specsim.io.arrays import Floats
+from specsim.io.errors import InputError
 from specsim.serving.continuous import ServingRun
 
 PERCENTILES = (50, 90, 99)
@@ -30,15 +31,15 @@ class Latency:
 class ServingSummary:
     """A server in its steady state.
 
-    The first tenth of the requests to finish warm it up, and is left out; once the last request is asked it empties,
-    which is left out, too. Rates and the mean batch are of the time in between, latencies of the requests asked in it.
+    The first tenth of the requests to finish is warm-up and left out, as is the time after the last arrival, when the
+    server empties. Rates and the mean batch are of the time in between, latencies of the requests that arrive in it.
 
     Parameters
     ----------
     label : str
         Of the policy or rule.
     requests, measured : int
-        Served, and among them those that latencies are of.
+        Requests served, and those among them that latencies are of.
     seconds : float
         Of the steady state.
     tokens_per_s, requests_per_s : float
@@ -50,8 +51,8 @@ class ServingSummary:
     mean_drafted : float
         Drafted tokens of a sequence's round.
     tpot_s : Latency
-        Seconds per output token after the first one, (finished - first token) / (tokens - 1), of requests with more
-        than one.
+        Seconds per output token after the first, (finished - first token) / (tokens - 1), of requests with more than a
+        single token.
     ttft_s : Latency
         Seconds to the first token, waiting and prefill included.
     goodput_per_s, within : float or None
@@ -126,13 +127,7 @@ def summarise_run(
     with np.errstate(invalid="ignore"):
         tpot_s = np.where(output > 1, (run.finished_s - run.first_token_s) / np.maximum(output - 1, 1), np.nan)
     ttft_s = run.first_token_s - run.submitted_s
-    good = None
-    if tpot_bound_s is not None or ttft_bound_s is not None:
-        # A request of one token has no TPOT and keeps any bound on it.
-        slow = (tpot_s > (math.inf if tpot_bound_s is None else tpot_bound_s)) | (
-            ttft_s > (math.inf if ttft_bound_s is None else ttft_bound_s)
-        )
-        good = float((~slow[measured]).mean())
+    within = _share_within(((tpot_s[measured], tpot_bound_s), (ttft_s[measured], ttft_bound_s)))
     finished = (run.finished_s > begin_s) & (run.finished_s <= end_s)
     requests_per_s = float(finished.sum() / seconds)
     return ServingSummary(
@@ -147,13 +142,20 @@ def summarise_run(
         mean_drafted=float(run.steps["drafted"][decoding].sum() / sequences.sum()),
         tpot_s=_latency(tpot_s[measured]),
         ttft_s=_latency(ttft_s[measured]),
-        goodput_per_s=None if good is None else good * requests_per_s,
-        within=good,
+        goodput_per_s=None if within is None else within * requests_per_s,
+        within=within,
     )
+
+
+def _share_within(bounded: Iterable[tuple[Floats, float | None]]) -> float | None:
+    """Share of requests that keep every bound on their latencies; None without a bound."""
+    # A request of a single token has no TPOT (NaN) and keeps any bound on it.
+    slow = [latency_s > bound_s for latency_s, bound_s in bounded if bound_s is not None]
+    return float((~np.any(slow, axis=0)).mean()) if slow else None
 
 
 def _latency(values: Floats) -> Latency:
     known = values[np.isfinite(values)]
-    if not known.size:  # requests of one token alone
+    if not known.size:  # all requests have a single token
         return Latency(0.0, 0.0, 0.0, 0.0)
     return Latency(float(known.mean()), *(float(value) for value in np.percentile(known, PERCENTILES)))

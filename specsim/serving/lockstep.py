@@ -1,4 +1,4 @@
-"""Sequences decoded in lockstep: a round of the batch is one of each, and waits for its longest draft."""
+"""Sequences decoded in lockstep: every round of the batch waits for its longest draft."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from specsim.arrays import Bools, Floats, Ints
 from specsim.cost.batches import BatchCost
-from specsim.errors import InputError
+from specsim.io.arrays import Bools, Floats, Ints
+from specsim.io.errors import InputError
 from specsim.serving.costs import RoundSeconds, round_seconds
-from specsim.serving.drafts import Drafts, KnownDrafts, RuleDrafts, tokens_behind
+from specsim.serving.drafts import Drafts
 from specsim.trace.trace import Trace
 
 
 class BatchRounds(NamedTuple):
-    """Rounds of the sequences of batches, one array [R] per fact, those of one sequence in order.
+    """Rounds of the sequences of batches, an array [R] per field, the rounds of a sequence in order.
 
-    batch_round : the round of a batch that each is part of, from 0 on
+    batch_round : round of the batch, from 0 on
     sequence : index in the trace; t : output position at which the round starts
     drafted, accepted, emitted : tokens
     behind : tokens beside the pending one that the drafter takes in first
@@ -49,11 +49,11 @@ class Lockstep:
     batch : int
         Sequences of a full batch.
     rounds : BatchRounds
-        What every sequence did.
+        Rounds of every sequence.
     cached : int [R]
-        Tokens in the cache of each of them.
+        Tokens in the cache before each round.
     seconds : RoundSeconds
-        Of every round of a batch [Q].
+        Seconds of every round of a batch [Q].
     sequences : int
         Of the trace.
     """
@@ -133,10 +133,10 @@ def lockstep(
     batch : int
         Sequences that start together.
     order : int [M], optional
-        Sequences of the trace in the order in which they are taken, each as often as it is named; all of them once.
+        Sequences of the trace in the order in which they start, with repetitions; default: each once.
     refill : bool
-        Whether the place of a sequence that is over is taken by the next one at once. Otherwise the batch shrinks,
-        and the next one starts when all are over.
+        Whether the next sequence takes the place of a finished sequence at once. Otherwise the batch shrinks, and the
+        next batch starts when all have finished.
     context : int, optional
         Tokens in every sequence's cache, in place of those of the trace.
 
@@ -152,10 +152,10 @@ def lockstep(
     taken = np.arange(drafts.trace.sequences) if order is None else np.asarray(order, dtype=np.int64)
     if batch < 1 or taken.size == 0 or (context is not None and context < 0):
         raise InputError(f"batch={batch}, {taken.size} sequences, context={context}; give at least 1, 1 and 0")
-    if isinstance(drafts, KnownDrafts):
-        rounds = _of_known(drafts, taken, batch, refill)
+    if drafts.rows is None:
+        rounds = _follow_load(drafts, taken, batch, refill, context)
     else:
-        rounds = _of_rule(drafts, taken, batch, refill, context)
+        rounds = _known_ahead(drafts, drafts.rows, taken, batch, refill)
     cached = cached_tokens(drafts.trace, rounds.sequence, rounds.t, context)
     seconds = round_seconds(
         cost, rounds.batch_round, rounds.drafted, rounds.behind, cached, rounds.speculates, drafts.tree
@@ -170,27 +170,36 @@ def cached_tokens(trace: Trace, sequence: Ints, t: Ints, context: int | None = N
     return np.asarray(trace.prompt_tokens[sequence] - 1 + t, dtype=np.int64)
 
 
-def _of_known(drafts: KnownDrafts, order: Ints, batch: int, refill: bool) -> BatchRounds:
-    """The rounds are known before; what is left is in which round of the batch each sequence starts."""
-    counts = drafts.num_rounds[order]
+def _known_ahead(drafts: Drafts, rows: Ints, order: Ints, batch: int, refill: bool) -> BatchRounds:
+    """Place rounds that are known ahead, by the round of the batch in which each sequence starts.
+
+    rows : row of the trace at which each round starts, sequence by sequence
+    """
+    trace, k = drafts.trace, drafts.rule.max_draft_tokens
+    own = np.searchsorted(trace.offsets, rows, side="right") - 1  # sequence of each round
+    num_rounds = np.bincount(own, minlength=trace.sequences)
+    offsets = np.append(0, num_rounds.cumsum())
+    drafted, accepted = drafts.draft(k, own, rows)
+    behind = np.append(0, drafts.behind_after(rows, np.zeros_like(rows), drafted, accepted, k))[:-1]
+    behind[np.isin(rows, trace.offsets)] = 0
+    counts = num_rounds[order]
     first = _first_rounds(counts, batch, refill)
-    starts = np.cumsum(counts) - counts
-    within = np.arange(counts.sum()) - np.repeat(starts, counts)
-    row = np.repeat(drafts.offsets[order], counts) + within
+    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    index = np.repeat(offsets[order], counts) + within
     return BatchRounds(
         batch_round=np.repeat(first, counts) + within,
         sequence=np.repeat(order, counts),
-        t=drafts.t[row],
-        drafted=drafts.drafted[row],
-        accepted=drafts.accepted[row],
-        emitted=drafts.emitted[row],
-        behind=drafts.behind[row],
-        speculates=np.full(len(row), drafts.speculates),
+        t=(rows - trace.offsets[own])[index],
+        drafted=drafted[index],
+        accepted=accepted[index],
+        emitted=np.diff(rows, append=len(trace.token))[index],
+        behind=behind[index],
+        speculates=np.full(len(index), k > 0),
     )
 
 
 def _first_rounds(counts: Ints, batch: int, refill: bool) -> Ints:
-    """The batch's round in which each sequence starts [M], of how many rounds it takes [M]."""
+    """Round of the batch in which each sequence starts [M], by the number of its rounds [M]."""
     if not refill:
         longest = np.maximum.reduceat(counts, np.arange(0, len(counts), batch))
         return np.repeat(np.cumsum(longest) - longest, batch)[: len(counts)]
@@ -202,30 +211,30 @@ def _first_rounds(counts: Ints, batch: int, refill: bool) -> Ints:
     return first
 
 
-def _of_rule(drafts: RuleDrafts, order: Ints, batch: int, refill: bool, context: int | None) -> BatchRounds:
-    """Round by round, as the rule has to see the load."""
+def _follow_load(drafts: Drafts, order: Ints, batch: int, refill: bool, context: int | None) -> BatchRounds:
+    """Decode round by round, because the rule has to see the load."""
     trace, rule = drafts.trace, drafts.rule
     state = rule.initial_state()
-    place, end = (np.asarray(trace.offsets[i], dtype=np.int64) for i in (order, order + 1))
+    row = np.asarray(trace.offsets[order], dtype=np.int64)
+    left = np.asarray(trace.output_tokens[order], dtype=np.int64)
     behind = np.zeros(len(order), dtype=np.int64)
     running, waiting = np.empty(0, dtype=np.int64), 0
     columns: list[tuple[npt.ArrayLike, ...]] = []
     while running.size or waiting < len(order):
         if refill or not running.size:
-            taken = min(batch - running.size, len(order) - waiting)
-            running = np.concatenate([running, np.arange(waiting, waiting + taken)])
-            waiting += taken
-        sequence, at = order[running], place[running]
-        t = at - trace.offsets[sequence]
+            started = min(batch - running.size, len(order) - waiting)
+            running = np.concatenate([running, np.arange(waiting, waiting + started)])
+            waiting += started
+        sequence, start, before = order[running], row[running], behind[running]
+        t = start - trace.offsets[sequence]
         k = rule.choose(state, len(running), int(cached_tokens(trace, sequence, t, context).sum()))
-        drafted, accepted = drafts.draft(k, sequence, at)
-        emitted = np.minimum(accepted + 1, end[running] - at)
-        state = rule.update(state, drafted, accepted)
+        turn = drafts.decode(k, sequence, start, before, left[running])
+        state = rule.update(state, turn.drafted, turn.accepted)
         number, speculates = np.full(len(running), len(columns)), np.full(len(running), k > 0)
-        columns.append((running, number, sequence, t, drafted, accepted, emitted, behind[running], speculates))
-        behind[running] = tokens_behind(behind[running], drafted, accepted, k)
-        place[running] += emitted
-        running = running[place[running] < end[running]]
-    entry, *facts = (np.concatenate(column) for column in zip(*columns, strict=True))
+        columns.append((running, number, sequence, t, *turn[:3], before, speculates))
+        row[running], behind[running] = turn.row, turn.behind
+        left[running] -= turn.emitted
+        running = running[left[running] > 0]
+    entry, *fields = (np.concatenate(column) for column in zip(*columns, strict=True))
     by_sequence = np.argsort(entry, kind="stable")
-    return BatchRounds(*(fact[by_sequence] for fact in facts))
+    return BatchRounds(*(field[by_sequence] for field in fields))

@@ -1,6 +1,7 @@
-"""What speculation is worth by batch and context: the best draft length, and the batch beyond which it loses.
+"""Speedup by batch and context: the best draft length, and the batch beyond which speculation loses.
 
-Batches are full: whoever is over makes room for the next at once, and rounds with a place empty do not count.
+Batches are full: the next sequence takes the place of a finished one at once, and rounds of partly filled batches are
+left out.
 """
 
 from __future__ import annotations
@@ -13,17 +14,17 @@ from typing import Any
 
 import numpy as np
 
-from specsim.arrays import Array, Floats, Ints
 from specsim.cost.batches import BatchCost
-from specsim.errors import InputError
+from specsim.io.arrays import Array, Floats, Ints
+from specsim.io.errors import InputError
+from specsim.io.progress import Counter, no_progress
 from specsim.policy.base import Policy
 from specsim.policy.chain.fixed_k import FixedK
-from specsim.progress import Counter, no_progress
+from specsim.replaying.intervals import Estimate, ratio_of_ratios, resample, tails
 from specsim.serving.arrivals import shuffled
 from specsim.serving.draft_length import DraftLengthRule
-from specsim.serving.drafts import Drafts, drafts_of, plain_drafts
+from specsim.serving.drafts import Drafts, drafts_of
 from specsim.serving.lockstep import lockstep
-from specsim.speedup.intervals import Estimate, ratio_of_ratios, resample, tails
 from specsim.trace.trace import Trace
 
 TURNS = 4  # sequences that each place of a batch decodes, at least
@@ -32,7 +33,7 @@ REPEATS = 1000  # resamples of the sequences
 
 @dataclass(frozen=True)
 class Cell:
-    """One batch at one context.
+    """A batch at a context.
 
     context : tokens in every cache; None for those of the trace
     speedup : by label, over the same batch without speculation
@@ -57,8 +58,8 @@ class Cell:
 class BreakEven:
     """The batch beyond which speculation loses, with its 95 % interval over sequences.
 
-    Between the batches looked at, the logarithm of the speedup is taken to be linear in that of the batch. None where
-    speculation still gains at the largest of them, 0 where it loses at all.
+    Between the batches, the logarithm of the speedup is interpolated linearly in that of the batch. None if speculation
+    still gains at the largest batch, 0 if it loses at every batch.
 
     choices : labels among which the best counts at every batch
     """
@@ -95,16 +96,16 @@ class SpeedupMap:
 
     def schedule(self, context: int | None = None) -> dict[int, int]:
         """The best fixed K from each batch on where it changes, 0 where all lose; as `ScheduledK` takes it."""
-        found: dict[int, int] = {}
+        lengths: dict[int, int] = {}
         for cell in self.cells:
             if cell.context == context:
                 k, most = 0, 1.0
                 for label, length in self.lengths.items():
                     if cell.speedup[label].estimate > most:
                         k, most = length, cell.speedup[label].estimate
-                if not found or found[max(found)] != k:
-                    found[cell.batch if found else 1] = k
-        return found
+                if not lengths or lengths[max(lengths)] != k:
+                    lengths[cell.batch if lengths else 1] = k
+        return lengths
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON form."""
@@ -112,7 +113,7 @@ class SpeedupMap:
             "batches": list(self.batches),
             "contexts": list(self.contexts),
             "cells": [cell.as_dict() for cell in self.cells],
-            "break_even": [found.as_dict() for found in self.break_even],
+            "break_even": [even.as_dict() for even in self.break_even],
             "schedules": [
                 {"context": context, "ranges": schedule_ranges(self.schedule(context), self.batches[-1])}
                 for context in self.contexts
@@ -139,24 +140,24 @@ def speedup_map(
     seed: int = 0,
     progress: Counter = no_progress,
 ) -> SpeedupMap:
-    """What each policy or rule gains at each batch and context.
+    """Speedup of each policy or rule at each batch and context.
 
     Parameters
     ----------
     trace : Trace
-        What is drafted and accepted.
+        Recorded drafts.
     cost : BatchCost
-        Of passes over batches.
+        Seconds of passes over batches.
     arms : sequence of Policy or DraftLengthRule
-        What competes.
+        Policies and rules to compare.
     batches : sequence of int
         Increasing.
     contexts : sequence of int or None
         Tokens in every sequence's cache; None for those of the trace.
     seed : int
-        Of the order in which sequences are taken, and of what policies draw.
+        Seed of the order of sequences and of the policies' random draws.
     progress : callable
-        Told of cells that are done.
+        Called with (done, total) cells.
 
     Returns
     -------
@@ -170,22 +171,22 @@ def speedup_map(
     """
     if not arms or not batches or batches[0] < 1 or any(a >= b for a, b in pairwise(batches)):
         raise InputError(f"batches {list(batches)}: give increasing ones from 1 on, such as 1,2,4,8")
-    plain, drafts = plain_drafts(trace), [drafts_of(trace, arm, seed=seed) for arm in arms]
+    plain, drafts = drafts_of(trace, None), [drafts_of(trace, arm, seed=seed) for arm in arms]
     lengths = {str(arm): arm.k for arm in arms if isinstance(arm, FixedK)}
-    cells, found = [], []
+    cells, break_evens = [], []
     for context in contexts:
         columns = []  # [B, 1 + A, 2, S]: of the baseline and each arm, tokens and seconds
         for batch in batches:
             order = _order(trace.sequences, batch, seed)
-            columns.append(np.array([_full_batch(each, cost, batch, order, context) for each in (plain, *drafts)]))
-            cells.append(_cell(batch, context, [each.label for each in drafts], columns[-1]))
+            columns.append(np.array([_full_batch(arm, cost, batch, order, context) for arm in (plain, *drafts)]))
+            cells.append(_cell(batch, context, [arm.label for arm in drafts], columns[-1]))
             progress(len(cells), len(contexts) * len(batches))
         fixed = [i for i, arm in enumerate(arms) if isinstance(arm, FixedK)]
         if fixed:
-            found.append(
+            break_evens.append(
                 break_even(batches, np.array(columns)[:, [0, *(i + 1 for i in fixed)]], context, list(lengths))
             )
-    return SpeedupMap(tuple(batches), tuple(contexts), tuple(cells), tuple(found), lengths)
+    return SpeedupMap(tuple(batches), tuple(contexts), tuple(cells), tuple(break_evens), lengths)
 
 
 def _order(sequences: int, batch: int, seed: int) -> Ints:

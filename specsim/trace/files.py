@@ -13,12 +13,12 @@ from typing import Any, Literal, TypedDict
 import numpy as np
 import pyarrow as pa
 
-from specsim.arrays import Array, IntArray
-from specsim.errors import InputError
-from specsim.examples import located
-from specsim.files import file_digest, replacing_folder, write_json, write_table
-from specsim.json_files import read_json
-from specsim.parquet_files import FLOAT_LISTS, FLOATS, INTEGER_LISTS, INTEGERS, TEXT, read_table
+from specsim.io.arrays import Array, IntArray
+from specsim.io.errors import InputError
+from specsim.io.examples import located
+from specsim.io.files import file_digest, replacing_folder, write_json, write_table
+from specsim.io.json import read_json
+from specsim.io.parquet import FLOAT_LISTS, FLOATS, INTEGER_LISTS, INTEGERS, TEXT, read_table
 from specsim.trace.joined import MAX_DRAFTERS, JoinedTrace, join_traces
 from specsim.trace.meta import (
     AGAIN,

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from specsim.arrays import Array, Bools, Floats
-from specsim.errors import InputError
+from specsim.io.arrays import Array, Bools, Floats
+from specsim.io.errors import InputError
 from specsim.trace.trace import NO_TOKEN, Trace
 
 MAX_DRAFTERS = 3
@@ -76,7 +76,7 @@ def foretold(trace: Trace) -> Floats:
 
 
 def join_traces(traces: Mapping[str, Trace]) -> JoinedTrace:
-    """Join recorded traces; see `specsim.api.join.join_traces`, which takes their names and folders too."""
+    """Join recorded traces; see `specsim.trace.join.join_traces`, which takes their names and folders too."""
     if not 2 <= len(traces) <= MAX_DRAFTERS:
         raise InputError(f"{len(traces)} traces to join; give 2 to {MAX_DRAFTERS}, each of another drafter")
     for name, trace in traces.items():

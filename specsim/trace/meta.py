@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
-from specsim.errors import InputError
-from specsim.files import digest
-from specsim.json_files import checked, read_json
+from specsim.io.errors import InputError
+from specsim.io.files import digest
+from specsim.io.json import checked, read_json
 from specsim.trace.trace import MAX_DEPTH
 from specsim.trace.tree_record import MAX_NODES
 

@@ -26,9 +26,9 @@ from collections.abc import Iterator
 import numba as nb
 import numpy as np
 
-from specsim.arrays import IntArray
-from specsim.errors import InputError
-from specsim.rng import uniform
+from specsim.io.arrays import IntArray
+from specsim.io.errors import InputError
+from specsim.io.rng import uniform
 from specsim.trace.trace import Trace
 
 DRAWS = 16

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from specsim.errors import InputError
-from specsim.files import replacing, unpacked_limit_bytes
+from specsim.io.errors import InputError
+from specsim.io.files import replacing, unpacked_limit_bytes
 from specsim.trace.joined import MAX_DRAFTERS
 from specsim.trace.meta import JOINED_FILE, META, SEQUENCES, STEPS, TREES
 

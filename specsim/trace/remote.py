@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from specsim.errors import InputError
-from specsim.examples import is_example
+from specsim.io.errors import InputError
+from specsim.io.examples import is_example
 from specsim.trace.files import read_trace
 from specsim.trace.meta import META, read_meta
 from specsim.trace.packed import NAMES

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from specsim.arrays import Ints, Strings
-from specsim.errors import InputError
+from specsim.io.arrays import Ints, Strings
+from specsim.io.errors import InputError
 from specsim.trace.trace import Trace
 
 
@@ -51,6 +51,26 @@ def split_by_domain(
             f"tuning_share={tuning_share:g}; record more sequences"
         )
     return np.sort(tuning), np.sort(holdout)
+
+
+def fold_sequences(trace: Trace, folds: int, *, seed: int = 0) -> list[Ints]:
+    """Divide the sequences into folds of disjoint indices; every domain evenly spread.
+
+    Sequences of one source are in one fold. Raises InputError for fewer than 2 folds or more folds than there are
+    sequences, or sources.
+    """
+    group = groups(trace)
+    first = np.unique(group)
+    if not 2 <= folds <= len(first):
+        of = "" if len(first) == trace.sequences else f" from {len(first)} files"
+        raise InputError(
+            f"folds={folds} cannot divide {trace.sequences} sequences{of}; give a number from 2 to {len(first)}"
+        )
+    rng = np.random.default_rng(seed)
+    dealt = np.concatenate(
+        [rng.permutation(first[trace.domain[first] == domain]) for domain in np.unique(trace.domain)]
+    )
+    return [np.flatnonzero(np.isin(group, dealt[fold::folds])) for fold in range(folds)]
 
 
 def groups(trace: Trace) -> Ints:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from specsim.arrays import FloatArray, IntArray
-from specsim.errors import InputError
+from specsim.io.arrays import FloatArray, IntArray
+from specsim.io.errors import InputError
 from specsim.trace.tree_record import TreeRecord
 
 if TYPE_CHECKING:

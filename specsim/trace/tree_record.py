@@ -15,8 +15,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from specsim.arrays import Bools, IntArray
-from specsim.errors import InputError
+from specsim.io.arrays import Bools, IntArray
+from specsim.io.errors import InputError
 
 MAX_NODES = 1023  # per position
 NO_TOKEN = -1

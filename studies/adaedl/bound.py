@@ -8,9 +8,9 @@ from dataclasses import dataclass, fields
 import numpy as np
 import numpy.typing as npt
 
-from specsim.arrays import Floats, Ints
-from specsim.speedup.formulas import adaedl_score, leviathan_speedup
-from specsim.speedup.intervals import Estimate, ratio_interval, resample, tails
+from specsim.acceptance.formulas import adaedl_score, leviathan_speedup
+from specsim.io.arrays import Floats, Ints
+from specsim.replaying.intervals import Estimate, ratio_interval, resample, tails
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,8 @@
-"""AdaEDL under rejection sampling: `python -m studies.adaedl.run [OUT]`.
+"""AdaEDL under rejection sampling: `python -m studies adaedl`.
 
 Trains a second, smaller draft model as the lab's was trained, records both by rejection sampling at each temperature of
 config.toml, compares AdaEDL's score with the acceptance probability that it is to bound, and replays the paper's
 policies on held-out prompts. A second start goes on with what is there.
-
-Writes OUT/figures/ and OUT/report.md, in which every number comes from the runs.
 """
 
 from __future__ import annotations
@@ -21,12 +19,14 @@ from transformers import AutoTokenizer
 from realrun.decode.sampling import Sampler, describe
 from realrun.drafters.independent import IndependentKind
 from realrun.lab.train import TrainSettings, export, train
-from realrun.pairs.pair import LAB, LAB_WEIGHTS, Pair, load_pair
+from realrun.pairs.lab_drafters import LAB_WEIGHTS
+from realrun.pairs.pair import LAB, Pair, load_pair
 from realrun.pairs.prompts import Prompt, study_prompts
 from specsim.cli.console import progress_bar
-from specsim.cost.contexts import context_range
 from specsim.cost.model import ConstantCost, CostModel
-from specsim.files import replacing, write_text
+from specsim.io.files import replacing
+from specsim.learn.search import best_policy
+from specsim.learn.settings import SearchSettings
 from specsim.policy.base import Policy
 from specsim.policy.chain.adaedl import AdaEDL
 from specsim.policy.chain.fixed_k import FixedK
@@ -34,8 +34,6 @@ from specsim.policy.chain.max_confidence import MaxConfidence
 from specsim.replaying.priced import PricedTrace
 from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
-from specsim.tuning.search import best_policy
-from specsim.tuning.settings import SearchSettings
 from studies.adaedl.bound import Signals, paper_ratio
 from studies.adaedl.report import (
     ADAEDL,
@@ -47,11 +45,10 @@ from studies.adaedl.report import (
     PAPER,
     SMALL,
     TUNED,
-    Found,
-    against_entropy,
-    report_text,
+    Cell,
+    report,
 )
-from studies.common import Config, Document, claim, kept, middle_too, named, parts, profiled, recorded, run_study
+from studies.common import Config, Document, claim, kept, middle_too, named, parts, profiled, recorded
 
 FOLDERS = {LAB_DRAFT: "lab", SMALL: "small"}
 FOUND, SIGNALS = "found.json", "signals.npz"
@@ -149,30 +146,21 @@ def speedups(done: Path, trace: Trace, cost: CostModel, config: Config) -> Docum
     return kept(done, replayed)
 
 
-def pass_prices(cost: CostModel, trace: Trace) -> list[float]:
-    """Target passes over 1, 2, ... tokens, of a token's without speculation, at the trace's middle context."""
-    middle = sum(context_range(trace)) // 2
-    alone = cost.autoregressive_step(middle)
-    return [float(cost.verify(tokens, middle) / alone) for tokens in range(1, trace.depth + 2)]
-
-
 def find(out: Path, config: Config) -> Document:
     """All that the report is made of, but for the signals, which lie in files of their own."""
     pairs = load_pairs(out, config)
     rows: Document = {}
     profile: dict[str, CostModel] = {}
-    prices: dict[str, list[float]] = {}
     ratio, _ = paper_ratio(**config["table1"])
-    with progress_bar() as report:
+    with progress_bar() as progress_of_all:
         for (name, pair), run in product(pairs.items(), config["runs"]):
             home = out / FOLDERS[name]
             folder = home / run["name"]
-            progress = named(report, run["name"])
+            progress = named(progress_of_all, run["name"])
             trace = recorded(folder / "trace", pair, run, config, progress)
             if name not in profile:  # one for all temperatures, so that they are compared at the same costs
                 made = home / "profile.json"
                 profile[name] = profiled(made, lambda pair=pair: pair, trace, progress, contexts=middle_too(trace))  # type: ignore[misc]
-                prices[name] = pass_prices(profile[name], trace)
             save_signals(folder / SIGNALS, pair, trace, config)
             costs: dict[str, CostModel] = {MEASURED: profile[name], PAPER: ConstantCost(ratio * 1e-2, 1e-2)}
             boards = {
@@ -191,22 +179,17 @@ def find(out: Path, config: Config) -> Document:
         name: sum(p.numel() for p in pair.drafter.weights(pair.target)[0].parameters()) for name, pair in pairs.items()
     }
     ran = {"environment": trace.meta["provenance"], "dtype": trace.meta["dtype"]}
-    return {**ran, "parameters": parameters, "prices": prices, "rows": rows}
+    return {**ran, "parameters": parameters, "rows": rows}
 
 
 def main(out: Path, config: Config) -> None:
     """Run what is not there yet and write the report."""
     claim(out, config)
     document = kept(out / FOUND, lambda: find(out, config))
-    found = {}
+    cells = []
     for name, runs in document["rows"].items():
         for run, row in runs.items():
             signals = read_signals(out / FOLDERS[name] / run / SIGNALS)
-            parts = (signals.of(np.array(row[part])) for part in ("tuning", "held"))
-            found[name, run] = Found(row["temperature"], row["drafted"], *parts, row["boards"])
-    write_text(out / "figures" / "entropy.svg", against_entropy(found, config))
-    write_text(out / "report.md", report_text(config, document, found))
-
-
-if __name__ == "__main__":
-    run_study(main, __file__)
+            tuning, held = (signals.of(np.array(row[part])) for part in ("tuning", "held"))
+            cells.append(Cell(name, row["temperature"], row["drafted"], tuning, held, row["boards"]))
+    report(config, document, cells).write(out)

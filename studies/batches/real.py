@@ -13,23 +13,23 @@ import numpy as np
 from realrun.decode.batch import BatchDecoding
 from realrun.lm.batched_llama import BatchedLlama
 from realrun.machine_load import Ticks, load_from, watch
+from realrun.measure.batches import BatchProber, batch_profile_document
+from realrun.measure.record import RecordSettings
+from realrun.measure.reuse import recorded_trace
+from realrun.measure.turns import TURN_ROUNDS, take_turns
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import study_prompts
-from realrun.profiling.batches import BatchProber, batch_profile_document
-from realrun.profiling.turns import TURN_ROUNDS, take_turns
 from realrun.provenance import provenance
-from realrun.recording.record import RecordSettings
-from realrun.recording.reuse import recorded_trace
-from specsim.arrays import Floats
 from specsim.cost.batch_profile import batch_profile_from_json
 from specsim.cost.step_times import judge_step_times
-from specsim.files import write_text
-from specsim.fitting.recorded_steps import profile_steps
+from specsim.io.arrays import Floats
+from specsim.io.files import write_text
+from specsim.io.progress import Progress
+from specsim.learn.recorded_steps import profile_steps
 from specsim.policy.chain.fixed_k import FixedK
-from specsim.progress import Progress
+from specsim.replaying.intervals import Estimate, ratio_of_ratios
 from specsim.serving.drafts import drafts_of
 from specsim.serving.lockstep import Lockstep, lockstep
-from specsim.speedup.intervals import Estimate, ratio_of_ratios
 from specsim.trace.files import read_trace
 from specsim.trace.trace import Trace
 from studies.common import Config, Document, middle_too
@@ -109,7 +109,7 @@ def measure_batch(
             rows = [[together[row.number], len(row.output), row.rounds] for row in decoding.rows]
             parts = [(sum(one.step_s), one.verify_s, one.other_s) for one in decoding.rounds]
             found[str(k)].append({"rows": rows, "seconds": np.round(parts, DIGITS).tolist()})
-        for name, points in prober.found.items():
+        for name, points in prober.samples.items():
             probed.setdefault(name, []).extend((context, round(seconds, DIGITS)) for context, seconds in points)
     return {"arms": found, "probes": probed, "ticks": list(load())}
 

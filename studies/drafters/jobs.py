@@ -8,18 +8,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from realrun.decode.acceptance_predictor import FILE, load_predictor
 from realrun.drafters.self_sd import SelfSDKind
-from realrun.pairs.drafter_files import read_drafter
-from realrun.pairs.pair import LAB_WEIGHTS
+from realrun.experiment.typical_acceptance import TypicalSettings, compare_typical
 from realrun.pairs.prompts import study_prompts
-from realrun.validation.typical_acceptance import TypicalSettings, compare_typical
 from specsim.cost.model import ConstantCost
-from specsim.files import write_json
+from specsim.io.files import write_json
+from specsim.io.progress import Progress
 from specsim.policy.registry import POLICIES, make_policy
-from specsim.progress import Progress
 from studies.common import Config, Document, board, load, validation
-from studies.words import first_best
+from studies.comparisons import first_best
 
 CHAINS_ONLY = ("model", SelfSDKind.name)  # as the papers have them
 
@@ -61,14 +58,3 @@ def typical_job(out: Path, config: Config, medusa: Document, report: Progress) -
         document = compare_typical(pair, prompts, policy, settings, lambda n, total: report("typical", n, total))
         write_json(document, done)
     return dict(json.loads(done.read_text()))
-
-
-def predictor_facts(drafters: Config) -> dict[str, Document]:
-    """The facts of the lab's predictors, by drafter."""
-    folders = {name: LAB_WEIGHTS / ("predictor" if name == "model" else name) for name in drafters}
-    return {name: load_predictor(folder).facts for name, folder in folders.items() if (folder / FILE).is_file()}
-
-
-def drafter_facts(drafters: Config) -> dict[str, Document]:
-    """The facts of the lab's drafters inside the target, by name."""
-    return {name: read_drafter(LAB_WEIGHTS / name).facts for name in drafters if name != "model"}

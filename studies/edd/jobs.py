@@ -10,17 +10,18 @@ from functools import partial
 from pathlib import Path
 
 from realrun.pairs.drafter_files import read_drafter
-from realrun.pairs.pair import LAB_WEIGHTS, Pair, load_target
-from realrun.training.common.distill import TextSettings
-from realrun.training.common.loop import LoopSettings
-from realrun.training.common.on_text import TextRun
-from realrun.training.edd import VdmSettings, train_edd
+from realrun.pairs.lab_drafters import drafter_training
+from realrun.pairs.pair import Pair, load_target
+from realrun.train.common.distill import TextSettings
+from realrun.train.common.loop import LoopSettings
+from realrun.train.common.on_text import TextRun
+from realrun.train.edd import VdmSettings, train_edd
+from specsim.io.progress import Progress
 from specsim.policy.base import Policy, Variant
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.registry import POLICIES
-from specsim.progress import Progress
 from studies.common import Config, Document, board, kept, named, validation
-from studies.costs import paper_costs
+from studies.paper_costs import paper_costs
 
 EDD, VDM = "edd", "vdm"
 FACTS = "facts.json"  # what the drafters' own files say of them, by name
@@ -51,8 +52,11 @@ def vdm(out: Path, config: Config, report: Progress) -> Path:
 
 def drafter_facts(out: Path, config: Config) -> Document:
     """What each drafter is and was trained on."""
-    folders = {name: out / "trained" / VDM if name == VDM else LAB_WEIGHTS / name for name in config["drafters"]}
-    return kept(out / FACTS, lambda: {name: read_drafter(folder).facts for name, folder in folders.items()})
+
+    def facts_of(name: str) -> Document:
+        return read_drafter(out / "trained" / VDM).facts if name == VDM else drafter_training(name)
+
+    return kept(out / FACTS, lambda: {name: facts_of(name) for name in config["drafters"]})
 
 
 def main_jobs(out: Path, run: Config, config: Config, report: Progress) -> dict[str, Document]:

@@ -1,7 +1,7 @@
 """How far runs of one commit lie apart: `python -m studies.measurement.runs FOLDER...` collects the validations there.
 
 Every folder holds a set: validations of one commit on the same prompts, each in a folder of its own. Writes runs.json,
-from which run.py writes its table.
+which report.py reads.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from specsim.claims.diff import BETWEEN_RUNS_PERCENT, diff_validations
-from specsim.files import write_json
-from specsim.report.markdown import markdown_table
+from specsim.claims.diff import diff_validations
+from specsim.io.files import write_json
 
 RUNS = "runs.json"
 OF_RUN = ("noise_floor_percent", "autoregressive_sequence_seconds")
@@ -55,32 +54,26 @@ def pooled_percent(sets: Mapping[str, Sequence[Run]]) -> float:
     return float(np.sqrt(squares / sum(freedom for _, freedom in found)))
 
 
-def runs_table(sets: Mapping[str, Sequence[Run]]) -> list[str]:
-    """Every set, and all of them pooled."""
+def run_rows(sets: Mapping[str, Sequence[Run]]) -> list[dict[str, Any]]:
+    """Return a row of every set: its noise floors, the deviation between runs, and pairs with a change."""
     rows = []
     for name, runs in sets.items():
         percent, _ = spread_percent(runs)
         pairs = [diff_validations([("a", a)], [("b", b)]) for a, b in combinations(runs, 2)]
         changed = sum(any(line.change in ("slower", "faster") for line in pair.lines) for pair in pairs)
         floors = [run["noise_floor_percent"] for run in runs]
-        ends = f"{min(floors):.2f} to {max(floors):.2f}"
-        rows.append([name, str(len(runs)), ends, f"{percent:.2f}", str(len(pairs)), str(changed)])
-    rows.append(["all, pooled", "", "", f"{pooled_percent(sets):.2f}", "", ""])
-    columns = ["set", "runs", "noise floors, %", "standard deviation between runs, %", "pairs", "pairs with a change"]
-    return markdown_table(columns, rows)
-
-
-def section(sets: Mapping[str, Sequence[Run]]) -> list[str]:
-    return [
-        "## Runs of one commit",
-        "",
-        "Validations of the lab (the options of `nox -s demo`), some beside other work: speedups vary from run to run "
-        "by more than a noise floor tells. The standard deviation is that of a row's speedup, pooled over rows that "
-        "two runs or more have in common. A pair with a change is one in which `specsim claims diff` finds a "
-        f"row slower or faster, with {BETWEEN_RUNS_PERCENT} % between runs as its default has it.",
-        "",
-        *runs_table(sets),
-    ]
+        rows.append(
+            {
+                "set": name,
+                "runs": len(runs),
+                "noise_floor_percent_low": min(floors),
+                "noise_floor_percent_high": max(floors),
+                "between_runs_percent": percent,
+                "pairs": len(pairs),
+                "pairs_with_a_change": changed,
+            }
+        )
+    return rows
 
 
 if __name__ == "__main__":

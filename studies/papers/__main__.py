@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from specsim.cli.command import JsonOption
 from specsim.cli.console import print_json, print_table, run
-from specsim.cli.options import JsonOption
 
 if TYPE_CHECKING:
     from studies.papers.record import Finding

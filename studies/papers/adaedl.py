@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.optimize import brute, minimize, minimize_scalar
 
-from specsim.speedup.formulas import adaedl_score, mean_tokens_per_round
+from specsim.acceptance.formulas import adaedl_score, mean_tokens_per_round
 from studies.papers.record import Finding, finding, slug
 from studies.papers.tables import Interval, read_table, stated
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 from studies.papers import adaedl, edd, medusa, space
 from studies.papers.eesd import algorithm, arithmetic, control, cost
 from studies.papers.record import Finding

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from specsim.files import write_text
-from specsim.report.markdown import markdown_table
+from specsim.io.files import write_text
 from studies.papers.audit import findings
 from studies.papers.record import Finding
+from studies.report import markdown_table
 
 ERRATA = Path(__file__).parents[2] / "docs" / "errata.md"
 START, END = "<!-- findings -->\n", "<!-- end of findings -->\n"

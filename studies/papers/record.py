@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -13,6 +13,7 @@ from studies.papers.tables import Interval
 
 Verdict = Literal["supports", "contradicts", "cannot decide"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+FIELD = re.compile(r"{([\w.]+):(?:(low|high):)?([^}]+)}")
 
 
 @dataclass(frozen=True)
@@ -96,3 +97,9 @@ def mean_finding(
 def slug(*words: str) -> str:
     """End of a finding's name: ("Vicuna1.5-7B", "EAGLE-2") gives vicuna1_5_7b.eagle_2."""
     return ".".join(re.sub(r"[^a-z0-9]+", "_", word.lower()).strip("_") for word in words if word)
+
+
+def filled(text: str, findings: Iterable[Finding]) -> str:
+    """Return the text with {name:format} replaced by a finding's figure, {name:low:format} by an interval's end."""
+    by_name = {finding.name: finding for finding in findings}
+    return FIELD.sub(lambda field: format(getattr(by_name[field[1]], field[2] or "value"), field[3]), text)

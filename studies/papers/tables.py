@@ -11,8 +11,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from specsim.errors import InputError
-from specsim.files import digest
+from specsim.io.errors import InputError
+from specsim.io.files import digest
 
 DATA = Path(__file__).parent / "data"
 PAPERS = {  # key: title, arXiv id (empty if there is none)

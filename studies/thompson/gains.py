@@ -10,19 +10,19 @@ import numpy as np
 
 from specsim.acceptance.sources import Source
 from specsim.acceptance.synthetic import Drafts, match_lengths, uninformed
-from specsim.arrays import Floats, Ints
-from specsim.errors import InputError
+from specsim.io.arrays import Floats, Ints
+from specsim.io.errors import InputError
+from specsim.learn.search import best_policy
+from specsim.learn.settings import SearchSettings
 from specsim.policy.base import Policy
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.chain.beta_ts import BetaTS
 from specsim.policy.chain.cali_ts import CaliTS
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.replaying.expected import draws_uniforms
+from specsim.replaying.intervals import Estimate, ratio_interval
 from specsim.replaying.priced import PricedTrace
-from specsim.speedup.intervals import Estimate, ratio_interval
 from specsim.trace.trace import Trace
-from specsim.tuning.search import best_policy
-from specsim.tuning.settings import SearchSettings
 from studies.common import Config, Document
 
 FIXED, FIXED_EACH = "fixed K", "K of each prompt, in hindsight"

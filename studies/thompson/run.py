@@ -1,10 +1,8 @@
-"""Thompson sampling of draft lengths against a fixed K: `python -m studies.thompson.run [OUT]`.
+"""Thompson sampling of draft lengths against a fixed K: `python -m studies thompson`.
 
 Records each drafter of config.toml in each way of decoding, measures what its rounds cost, and replays fixed, geometric
 and learned draft lengths on all prompts, on the least and most accepting of them, and on synthetic ones of growing
 spread. A second start goes on with what is there.
-
-Writes OUT/figures/ and OUT/report.md, in which every number comes from the runs.
 """
 
 from __future__ import annotations
@@ -14,18 +12,17 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 
-from specsim.acceptance.synthetic import generate
+from specsim.acceptance.generate import generate
 from specsim.cli.console import progress_bar
 from specsim.cost.files import read_cost
 from specsim.cost.model import ConstantCost, CostModel
-from specsim.files import write_text
-from specsim.progress import Progress
+from specsim.io.progress import Progress
 from specsim.replaying.priced import PricedTrace
 from specsim.trace.trace import Trace
-from studies.common import Config, Document, claim, kept, load, middle_too, named, parts, profiled, recorded, run_study
+from studies.common import Config, Document, claim, kept, load, middle_too, named, parts, profiled, recorded
 from studies.thompson import gains
 from studies.thompson.gains import PerPrompt
-from studies.thompson.report import ALL, CHEAP, EXTREME, MEASURED_COSTS, against_spread, report_text
+from studies.thompson.report import ALL, CHEAP, EXTREME, MEASURED_COSTS, report
 
 FOUND = "found.json"  # all comparisons, of which the report is made
 RECORDED = ("config.json", FOUND)
@@ -41,15 +38,15 @@ def compared(done: Path, prompts: Callable[[], tuple[PricedTrace, PricedTrace]],
     return kept(done, lambda: gains.comparison(*prompts(), config))
 
 
-def recordings(out: Path, config: Config, report: Progress) -> dict[tuple[str, str], tuple[Path, Trace]]:
+def recordings(out: Path, config: Config, progress: Progress) -> dict[tuple[str, str], tuple[Path, Trace]]:
     """Folder and trace of every run and drafter, with a profile in the folder."""
     pairs = {drafter: load(config, drafter) for drafter in config["drafters"]}
     found = {}
     for run, drafter in product(config["runs"], pairs):
         folder = out / run["name"] / drafter
-        pair, progress = pairs[drafter], named(report, drafter)
-        trace = recorded(folder / "trace", pair, run, config, progress)
-        profiled(folder / "profile.json", lambda pair=pair: pair, trace, progress, contexts=middle_too(trace))  # type: ignore[misc]
+        pair, of_drafter = pairs[drafter], named(progress, drafter)
+        trace = recorded(folder / "trace", pair, run, config, of_drafter)
+        profiled(folder / "profile.json", lambda pair=pair: pair, trace, of_drafter, contexts=middle_too(trace))  # type: ignore[misc]
         found[run["name"], drafter] = folder, trace
     return found
 
@@ -70,7 +67,7 @@ def on_records(folder: Path, trace: Trace, config: Config) -> Iterator[tuple[str
 
 
 def on_synthetic(
-    folder: Path, mean: float, config: Config, report: Callable[[int, int], None]
+    folder: Path, mean: float, config: Config, progress: Callable[[int, int], None]
 ) -> Iterator[tuple[str, float, Document]]:
     """The comparisons on synthetic prompts of this mean acceptance, each with its cost's name and its spread."""
     wanted = config["synthetic"]
@@ -87,7 +84,7 @@ def on_synthetic(
     for done, (name, cost, spread) in enumerate(cells, start=1):
         file = folder / f"{name} synthetic {spread:g}.json".replace(" ", "-")
         yield name, spread, compared(file, partial(both, spread, cost), config)
-        report(done, len(cells))
+        progress(done, len(cells))
 
 
 def find(out: Path, config: Config) -> Document:
@@ -95,8 +92,8 @@ def find(out: Path, config: Config) -> Document:
     pools: Document = {}
     synthetic: Document = {}
     spreads = {}
-    with progress_bar() as report:
-        recorded_in = recordings(out, config, report)
+    with progress_bar() as progress:
+        recorded_in = recordings(out, config, progress)
         for (run, drafter), (folder, trace) in recorded_in.items():
             for cost, pool, document in on_records(folder, trace, config):
                 pools.setdefault(cost, {}).setdefault(run, {}).setdefault(drafter, {})[pool] = document
@@ -106,7 +103,7 @@ def find(out: Path, config: Config) -> Document:
             spreads[drafter] = recorded_prompts.spread
 
             def done(now: int, total: int, name: str = drafter) -> None:
-                report(f"synthetic, {name}", now, total)
+                progress(f"synthetic, {name}", now, total)
 
             for cost, spread, document in on_synthetic(folder, recorded_prompts.mean, config, done):
                 synthetic.setdefault(cost, {}).setdefault(drafter, {})[f"{spread:g}"] = document
@@ -118,23 +115,4 @@ def find(out: Path, config: Config) -> Document:
 def main(out: Path, config: Config) -> None:
     """Run what is not there yet and write the report."""
     claim(out, config)
-    found = kept(out / FOUND, lambda: find(out, config))
-    pools = {
-        cost: {
-            (run, drafter): documents for run, by_drafter in runs.items() for drafter, documents in by_drafter.items()
-        }
-        for cost, runs in found["pools"].items()
-    }
-    synthetic = {
-        cost: {
-            drafter: {float(spread): document for spread, document in documents.items()}
-            for drafter, documents in drafters.items()
-        }
-        for cost, drafters in found["synthetic"].items()
-    }
-    write_text(out / "figures" / "spread.svg", against_spread(synthetic, found["spreads"]))
-    write_text(out / "report.md", report_text(config, found, pools, synthetic))
-
-
-if __name__ == "__main__":
-    run_study(main, __file__)
+    report(config, kept(out / FOUND, lambda: find(out, config))).write(out)

@@ -9,17 +9,15 @@ from pathlib import Path
 import numba as nb
 
 from specsim.cost.model import CostModel
+from specsim.io.progress import Progress
 from specsim.policy.base import Variant
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.tree.pct import PCT, select
-from specsim.progress import Progress
-from specsim.report.markdown import markdown_table
-from studies.common import MOST_TRUNCATED, Config, Document
-from studies.costs import MEASURED, paper_costs
+from studies.common import Config, Document
+from studies.paper_costs import MEASURED, paper_costs
 from studies.training.replays import Traces, by_seed, priced_deep, recorded_all
-from studies.training.seeds import Seeds, difference_cells, length_cells, share
+from studies.training.seeds import Seeds
 from studies.training.trainings import NO_KL, NO_STATES, ONE_BLOCK, WHOLE, decoders, trained
-from studies.words import truncated_rows
 
 
 @nb.njit
@@ -107,31 +105,3 @@ def sweep(traces: Traces, cost: CostModel, config: Config) -> dict[int, Rows]:
         n: {what: by_seed(kind, form, traces[name], cost, config, tuned=False) for what, (kind, form) in SWEPT.items()}
         for n, name in names.items()
     }
-
-
-def ablation_table(rows: Rows, paper: Mapping[str, float]) -> list[str]:
-    """What is left out, each against the whole, the first. paper : its speedups; with too many truncated, left out"""
-    whole, table, left_out = next(iter(rows.values())), [], []
-    for name, runs in rows.items():
-        truncated = share(runs, "truncated", "rounds")
-        if truncated > MOST_TRUNCATED:
-            left_out.append(f"{name} ({100 * truncated:.1f} %)")
-            continue
-        cells = (f"{share(runs, 'accepted', 'drafted'):.3f}", f"{100 * truncated:.2f}", *length_cells(runs))
-        against = ("", "") if runs is whole else difference_cells(runs, whole)
-        table.append([name, *cells, *against, f"{paper[name]:.2f}" if name in paper else ""])
-    columns = ["variant", "v_d", "rounds truncated %", "tau", "speedup", "tau less the whole's"]
-    columns += ["speedup less the whole's", "the paper's speedup"]
-    return [*markdown_table(columns, table), *truncated_rows(left_out)]
-
-
-def sweep_table(rows: Mapping[int, Rows], usual: int) -> list[str]:
-    """Figure 5 as numbers, each against the usual layer."""
-    table = []
-    for layers, found in rows.items():
-        for what, runs in found.items():
-            against = ("", "") if layers == usual else difference_cells(runs, rows[usual][what])
-            table.append([str(layers), what, f"{100 * share(runs, 'truncated', 'rounds'):.2f}", *length_cells(runs)])
-            table[-1] += against
-    columns = ["layers below", "policy", "rounds truncated %", "tau", "speedup"]
-    return markdown_table([*columns, f"tau less that of {usual}", f"speedup less that of {usual}"], table)

@@ -8,15 +8,14 @@ from pathlib import Path
 from realrun.lm.variants.block_expansion import expansion_of
 from realrun.pairs.pair import load_target
 from specsim.cost.model import CostModel
+from specsim.io.progress import Progress
 from specsim.policy.base import Policy, Variant
 from specsim.policy.chain.beta_ts import BetaTS
 from specsim.policy.chain.fixed_k import FixedK
-from specsim.progress import Progress
 from specsim.replaying.priced import PricedTrace
-from specsim.report.markdown import markdown_table
 from studies.common import Config, Document
 from studies.training.replays import Folders, Traces, by_seed, priced_deep, recorded_all
-from studies.training.seeds import Seeds, difference_cells, harmonic_mean, length_cells, share
+from studies.training.seeds import Seeds
 from studies.training.trainings import EESD, NO_DISTILLATION, NO_EXIT, early_exits, trained
 
 PAPER_K = 10  # of its ablation
@@ -74,43 +73,6 @@ def sweep(what: str, traces: Traces, costs: Costs, config: Config) -> dict[int, 
         }
         for n, name in _names(what, config).items()
     }
-
-
-def quality_cells(runs: Seeds) -> tuple[str, ...]:
-    """v_d, r_d and HM."""
-    shares = (share(runs, "accepted", over) for over in ("drafted", "tokens"))
-    return (*(f"{value:.3f}" for value in shares), f"{harmonic_mean(runs):.3f}")
-
-
-def rows_table(found: Rows, *, priced: bool = True) -> list[str]:
-    """Table 4, or a part of it: each against the first. priced : whether the costs hold"""
-    whole = next(iter(found.values()))
-    table = []
-    for what, runs in found.items():
-        against = ("", "") if runs is whole else difference_cells(runs, whole)
-        table.append([what, *quality_cells(runs), *length_cells(runs), *against])
-    columns = ["variant", "v_d", "r_d", "HM", "tau", "speedup", "tau less the first's", "speedup less the first's"]
-    return _table(columns, table, priced)
-
-
-def sweep_table(
-    what: str, found: Mapping[int, Rows], usual: int, ratios: Mapping[int, float], *, priced: bool = True
-) -> list[str]:
-    """A sweep over N or E, each against the usual one. ratios : s_d / s_t by N or E; priced : whether the costs hold"""
-    table = []
-    for n, by_policy in found.items():
-        for policy, runs in by_policy.items():
-            against = ("", "") if n == usual else difference_cells(runs, found[usual][policy])
-            cells = (f"{harmonic_mean(runs):.3f}", f"{ratios[n]:.3f}")
-            table.append([str(n), policy, *cells, *length_cells(runs), *against])
-    columns = [what, "policy", "HM", "s_d / s_t", "tau", "speedup"]
-    return _table([*columns, f"tau less that of {usual}", f"speedup less that of {usual}"], table, priced)
-
-
-def _table(columns: list[str], rows: list[list[str]], priced: bool) -> list[str]:
-    """A Markdown table, without the columns that rest on costs where those do not hold."""
-    shown = [at for at, name in enumerate(columns) if priced or not name.startswith(("speedup", "s_d"))]
-    return markdown_table([columns[at] for at in shown], [[row[at] for at in shown] for row in rows])
 
 
 def step_ratios(what: str, traces: Traces, costs: Costs, config: Config) -> dict[int, float]:

@@ -16,21 +16,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
 from realrun.lm.variants.block_expansion import expand
 from realrun.pairs.drafter_files import describe_target, read_drafter
-from realrun.pairs.pair import LAB_WEIGHTS, Pair, load_target
-from realrun.training.common.distill import TextSettings, TrainingText, training_text
-from realrun.training.common.jobs import ModuleJob, cross_entropy_nats
-from realrun.training.common.loop import Job, LoopSettings
-from realrun.training.space import group_mask
-from specsim.progress import Progress
-from specsim.report.markdown import difference_text, markdown_table
-from specsim.speedup.intervals import Comparison, ratio_difference, ratio_interval
+from realrun.pairs.lab_drafters import drafter_training, lab_drafter
+from realrun.pairs.pair import Pair, load_target
+from realrun.train.common.distill import TextSettings, TrainingText, training_text
+from realrun.train.common.jobs import ModuleJob, cross_entropy_nats
+from realrun.train.common.loop import Job, LoopSettings
+from realrun.train.space import group_mask
+from specsim.io.progress import Progress
+from specsim.replaying.intervals import Comparison, ratio_difference, ratio_interval
 from studies.common import Config, Document, named
 from studies.training.held_out import held_out_windows, measured
 
@@ -144,7 +143,7 @@ def attainable(target: Any, head: Any, batch: torch.Tensor, places: int, likelie
 
 def shipped_head(target: Any, blocks: int = 1, layers: int = 0) -> Head:
     """The lab's first head, in the target's type."""
-    tensors = read_drafter(LAB_WEIGHTS / SHIPPED).tensors
+    tensors = read_drafter(lab_drafter(SHIPPED)).tensors
     residual, vocabulary = (tensors[name][0].to(target.dtype) for name in ("residual", "vocabulary"))
     return Head(target, residual, vocabulary, blocks, layers).eval()
 
@@ -161,7 +160,7 @@ def measure(out: Path, config: Config, report: Progress) -> Document:
     forms = {}
     for name, (blocks, layers) in FORMS.items():
         forms[name] = _trained(out, name, blocks, layers, pair, exact, loop, text, batch, config, report)
-    shipped = read_drafter(LAB_WEIGHTS / SHIPPED).facts
+    shipped = drafter_training(SHIPPED)
     return {
         "shipped_tokens": shipped["tokens"],
         "places": [loop.window_tokens - 1] * asked["windows"],
@@ -200,69 +199,34 @@ def _trained(
     )
 
 
-def curves(found: Document) -> dict[str, list[tuple[float, float]]]:
-    """Form -> (millions of tokens seen, agreement on the held-out windows of its training)."""
-    drawn = {}
-    for name, form in found["forms"].items():
-        last = form["history"][-1]["step"]
-        drawn[f"trained further, {name}"] = [
-            ((found["shipped_tokens"] + form["tokens"] * row["step"] / last) / 1e6, row["held_out"]["head_1_agreement"])
-            for row in form["history"]
-            if "held_out" in row
-        ]
-    return drawn
-
-
-def heads_table(found: Document) -> list[str]:
-    """Agreement of the lab's head and of what it was trained to, at all places of the windows."""
-    places, forms, total = found["places"], found["forms"], found["shipped_tokens"]
-    start, same = (forms[SAME][when]["correct"] for when in ("before", "after"))
-    table = [["the lab's head", "", f"{total / 1e6:.2f}", f"{ratio_interval(start, places)}", "", ""]]
-    for name, form in forms.items():
-        right = form["after"]["correct"]
-        cells = (f"{form['parameters']:,}", f"{(total + form['tokens']) / 1e6:.2f}", f"{ratio_interval(right, places)}")
-        more = "" if name == SAME else difference_text(_gain(right, same, places).difference)
-        table.append(
-            [f"trained further, {name}", *cells, difference_text(_gain(right, start, places).difference), more]
-        )
-    columns = ["head", "trained parameters", "tokens seen, M", "agreement", "less the lab's"]
-    return markdown_table([*columns, f"less trained further, {SAME}"], table)
-
-
-def heads_findings(found: Document) -> list[str]:
-    """How far the head is below what is attainable, and whether more training or more in it brings it nearer."""
-    best, places, forms = found["attainable"], found["places"], found["forms"]
-    at = best["places"]
-    could, does = (ratio_interval(best[key], at) for key in ("attainable", "head"))
-    gap = _gain(best["attainable"], best["head"], at).difference
-    start, same = (np.array(forms[SAME][when]["correct"]) for when in ("before", "after"))
-    longer = _gain(same, start, places)
-    richer = {name: _gain(form["after"]["correct"], same, places) for name, form in forms.items() if name != SAME}
-    top = max(richer, key=lambda name: richer[name].difference.estimate)
-    right = np.array(forms[top]["after"]["correct"])
-    ahead = _gain(right + start, 2 * same, places).difference  # what is in it brings less what training brings
-    more = f"{forms[SAME]['tokens'] / 1e6:.2f} M more tokens"
-    closed = (richer[top].difference.estimate + longer.difference.estimate) / gap.estimate
-    lines = [
-        f"- At {sum(at)} places of held-out text the target itself, not knowing the next token, says what it will say "
-        f"after it at {could}; the x's summed over have {sum(best['mass']) / sum(at):.3f} of the probability. The "
-        f"lab's head, at the same places: {does}; the gap is {gap}.",
-        f"- Training alone, {more}: {difference_text(longer.difference)}. More in it at the same tokens: "
-        + "; ".join(f"{name}, {difference_text(gain.difference)}" for name, gain in richer.items())
-        + f". The best of all closes {100 * closed:.0f} % of the gap.",
-    ]
-    if max(gain.difference.low for gain in (longer, *richer.values())) <= 0:
-        said = f"neither is shown to close any of it: {more} raise agreement in no form"
-    elif ahead.low > 0:
-        said = f"capacity rather than training: {top} brings more than {more} bring"
-    elif ahead.high < 0:
-        said = f"training rather than capacity: {more} bring more than anything that was added to the head"
-    else:
-        said = (
-            f"not decided between training and capacity: what {top} and what {more} bring do not differ significantly"
-        )
-    return [*lines, f"- Of what was tried, {said}; {top} less {more}, each by what it adds: {ahead}.", ""]
-
-
-def _gain(a: npt.ArrayLike, b: npt.ArrayLike, places: npt.ArrayLike) -> Comparison:
+def gain(a: npt.ArrayLike, b: npt.ArrayLike, places: npt.ArrayLike) -> Comparison:
+    """Return the difference of two shares of right guesses at the same places."""
     return ratio_difference(a, places, b, places)
+
+
+def rows(found: Document) -> list[dict[str, Any]]:
+    """Return the agreement of the lab's head, of what it was trained to, and what is attainable."""
+    places, forms, best = found["places"], found["forms"], found["attainable"]
+    start, same = (forms[SAME][when]["correct"] for when in ("before", "after"))
+    trained = [
+        {
+            "variant": f"trained further, {name}",
+            "parameters": form["parameters"],
+            "tokens": found["shipped_tokens"] + form["tokens"],
+            "agreement": ratio_interval(form["after"]["correct"], places).as_dict(),
+            "agreement_difference": gain(form["after"]["correct"], start, places).difference.as_dict(),
+            "over_training_alone": gain(form["after"]["correct"], same, places).difference.as_dict(),
+        }
+        for name, form in forms.items()
+    ]
+    attainable_share = ratio_interval(best["attainable"], best["places"]).as_dict()
+    gap = gain(best["attainable"], best["head"], best["places"]).difference.as_dict()
+    return [
+        {
+            "variant": "the lab's head",
+            "tokens": found["shipped_tokens"],
+            "agreement": ratio_interval(start, places).as_dict(),
+        },
+        *trained,
+        {"variant": "attainable by the target itself", "agreement": attainable_share, "agreement_difference": gap},
+    ]

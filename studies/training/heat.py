@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from realrun.pairs.drafter_files import describe_target, read_drafter
-from realrun.pairs.pair import LAB_WEIGHTS, load_target
-from realrun.training.common.distill import TextSettings, training_text
-from realrun.training.common.loop import Job, LoopSettings
-from realrun.training.common.lora import AdapterSettings
-from realrun.training.space import MaskTraining, SpaceSettings
-from specsim.progress import Progress
-from specsim.report.markdown import difference_text, markdown_table
-from specsim.speedup.intervals import Estimate, ratio_difference, ratio_interval
+from realrun.pairs.drafter_files import describe_target
+from realrun.pairs.lab_drafters import drafter_training
+from realrun.pairs.pair import load_target
+from realrun.train.common.distill import TextSettings, training_text
+from realrun.train.common.loop import Job, LoopSettings
+from realrun.train.common.lora import AdapterSettings
+from realrun.train.space import MaskTraining, SpaceSettings
+from specsim.io.progress import Progress
+from specsim.replaying.intervals import Estimate, ratio_difference, ratio_interval
 from studies.common import Config, Document, named
 from studies.training.held_out import held_out_windows, measured
 
@@ -47,7 +47,7 @@ class Tuning:
 
 def tunings(config: Config) -> list[Tuning]:
     """All that are compared, plain ones beside SAR-SFT."""
-    lr = {False: float(read_drafter(LAB_WEIGHTS / SHIPPED).facts["settings"]["lr"]), True: config["heat"]["full_lr"]}
+    lr = {False: float(drafter_training(SHIPPED)["settings"]["lr"]), True: config["heat"]["full_lr"]}
     return [
         Tuning(full, share, plain, share * lr[full])
         for full in (False, True)
@@ -58,7 +58,7 @@ def tunings(config: Config) -> list[Tuning]:
 
 def measure(out: Path, config: Config, report: Progress) -> Document:
     """Train all tunings on the same text and measure them on the same windows."""
-    recipe = read_drafter(LAB_WEIGHTS / SHIPPED).facts
+    recipe = drafter_training(SHIPPED)
     own, train = recipe["settings"], config["train"]
     pair = load_target(config["target"], dtype=train["dtype"], threads=config["threads"])
     text = training_text(pair, TextSettings(), out / "text", report)
@@ -115,54 +115,20 @@ def mask_gain(found: Document, mask: int = 1) -> Estimate:
     return ratio_difference(after, ones, before, ones).difference
 
 
-def points(found: Mapping[Tuning, Document]) -> dict[str, list[tuple[float, Estimate, Estimate]]]:
-    """What is trained and how -> (learning rate, cost, gain of mask 1), by rising rate."""
-    drawn: dict[str, list[tuple[float, Estimate, Estimate]]] = {}
-    for tuning, one in sorted(found.items(), key=lambda item: (item[0].full, not item[0].plain, item[0].lr)):
-        name = f"{HOW[tuning.full]}, {'SFT' if tuning.plain else 'SAR-SFT'}"
-        drawn.setdefault(name, []).append((tuning.lr, cost_nats(one), mask_gain(one)))
-    return drawn
-
-
-def heat_table(found: Mapping[Tuning, Document]) -> list[str]:
-    """Cost in nats and agreement of the masks for each tuning."""
+def rows(found: Mapping[Tuning, Document]) -> list[dict[str, Any]]:
+    """Return each tuning's cost in nats and the agreement of the first mask."""
     table = []
-    for tuning, one in found.items():
-        after = one["after"]
-        masks = sorted(name for name in after if name.endswith("_agreement"))
-        first = ratio_interval(after[masks[0]], np.ones(len(after[masks[0]])))
-        method = "SFT" if tuning.plain else "SAR-SFT"
-        table.append([HOW[tuning.full], method, f"{tuning.lr:.1e}", f"{one['parameters']:,}", _changed(cost_nats(one))])
-        table[-1] += [str(first), difference_text(mask_gain(one))]
-        table[-1] += [f"{np.mean(after[name]):.3f}" for name in masks[1:]]
-    count = sum(name.endswith("_agreement") for name in next(iter(found.values()))["after"])
-    columns = ["trained", "tuned by", "learning rate", "trained parameters", "cost, nats a token", "mask 1 agrees"]
-    return markdown_table(
-        [*columns, "mask 1, more than before", *(f"mask {n} agrees" for n in range(2, count + 1))], table
-    )
-
-
-def heat_findings(found: Mapping[Tuning, Document]) -> list[str]:
-    """At which heats plain tuning costs nothing, and at which of these SAR-SFT costs nothing more and masks learn."""
-    lines = []
-    for full in (False, True):
-        mine = {tuning: one for tuning, one in found.items() if tuning.full is full}
-        free = {t.share: one for t, one in mine.items() if t.plain and cost_nats(one).low <= 0}
-        sar = {t.share: one for t, one in mine.items() if not t.plain}
-        learns = [share for share in free if mask_gain(sar[share]).low > 0]
-        both = [share for share in learns if cost_nats(sar[share]).low <= 0]
-        lines.append(
-            f"- {HOW[full].capitalize()}: plain tuning costs nothing that these windows show at {_shares(free)} of the "
-            f"recipe's learning rate; mask 1 learns there under SAR-SFT at {_shares(learns)}, which itself costs "
-            f"nothing at {_shares(both)}."
+    for tuning, result in found.items():
+        agreement = result["after"]["mask_1_agreement"]
+        table.append(
+            {
+                "variant": f"{HOW[tuning.full]}, {'SFT' if tuning.plain else 'SAR-SFT'}, "
+                f"{tuning.share:g} of the recipe's learning rate",
+                "parameters": result["parameters"],
+                "learning_rate": tuning.lr,
+                "cost_nats": cost_nats(result).as_dict(),
+                "agreement": ratio_interval(agreement, np.ones(len(agreement))).as_dict(),
+                "agreement_difference": mask_gain(result).as_dict(),
+            }
         )
-    return [*lines, ""]
-
-
-def _changed(cost: Estimate) -> str:
-    word = "costs" if cost.low > 0 else "gains" if cost.high < 0 else "not significant"
-    return f"{cost.estimate:+.4f} [{cost.low:+.4f}, {cost.high:+.4f}] {word}"
-
-
-def _shares(shares: Any) -> str:
-    return ", ".join(f"{share:g}" for share in shares) or "none"
+    return table

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from realrun.training.common.distill import TrainingText
-from realrun.training.common.loop import Job, LoopSettings, run_loop, training_seconds, windows
-from specsim.files import write_json
-from specsim.progress import Progress
+from realrun.train.common.distill import TrainingText
+from realrun.train.common.loop import Job, LoopSettings, run_loop, training_seconds, windows
+from specsim.io.files import write_json
+from specsim.io.progress import Progress
 from studies.common import Document
 
 DONE = "measured.json"

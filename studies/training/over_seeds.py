@@ -7,8 +7,8 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from specsim.arrays import Floats
-from specsim.speedup.intervals import Estimate
+from specsim.io.arrays import Floats
+from specsim.replaying.intervals import Estimate
 
 
 def linear_parts(top: npt.ArrayLike, bottom: npt.ArrayLike) -> Floats:

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import numpy as np
 
-from realrun.profiling.slices import TREE_TOKENS
-from specsim.arrays import Floats
+from realrun.measure.profile import TREE_TOKENS
+from specsim.compare.replays import replay_seeds
 from specsim.cost.contexts import context_range
 from specsim.cost.model import CostModel
+from specsim.io.arrays import Floats
+from specsim.io.progress import Progress
+from specsim.learn.settings import SearchSettings
+from specsim.learn.variants import fit_variant
 from specsim.policy.base import Policy, Variant
-from specsim.progress import Progress
-from specsim.ranking.replays import replay_seeds
 from specsim.replaying.priced import PricedTrace
 from specsim.trace.trace import Trace
-from specsim.tuning.settings import SearchSettings
-from specsim.tuning.variants import fit_variant
 from studies.common import Config, load, named, parts, profiled, recorded
 from studies.training.seeds import Replayed, Seeds
 

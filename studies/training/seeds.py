@@ -12,15 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from specsim.arrays import Floats
-from specsim.report.markdown import difference_text
-from specsim.speedup.intervals import Estimate
+from specsim.io.arrays import Floats
+from specsim.replaying.intervals import Estimate
 from studies.training.over_seeds import linear_parts, mean_over_seeds
-
-COVERS = (
-    "Intervals (95 %) are of the mean over seeds and cover both the seeds and the prompts (Howe 1974: Student's t over "
-    "each, the two reaches added as squares); differences are paired over both."
-)
 
 
 @dataclass(frozen=True)
@@ -65,12 +59,6 @@ def share(runs: Seeds, of: str, over: str) -> float:
     return top / bottom
 
 
-def harmonic_mean(runs: Seeds) -> float:
-    """HM of v_d, accepted over drafted, and r_d, accepted over tokens."""
-    v_d, r_d = (share(runs, "accepted", over) for over in ("drafted", "tokens"))
-    return 2 * v_d * r_d / (v_d + r_d)
-
-
 def speedup(runs: Seeds) -> Estimate:
     """Mean over seeds of the speedup."""
     return mean_over_seeds(linear_parts(*_seconds(runs)))
@@ -97,13 +85,3 @@ def _seconds(runs: Seeds) -> tuple[Floats, Floats]:
 
 def _lengths(runs: Seeds) -> tuple[Floats, Floats]:
     return np.array([run.tokens for run in runs.values()]), np.array([run.rounds for run in runs.values()])
-
-
-def length_cells(runs: Seeds) -> tuple[str, str]:
-    """Acceptance length and speedup with their intervals."""
-    return str(tau(runs)), str(speedup(runs))
-
-
-def difference_cells(a: Seeds, b: Seeds) -> tuple[str, str]:
-    """Acceptance length and speedup of a less those of b, with their intervals, and what they say."""
-    return difference_text(tau_difference(a, b)), difference_text(speedup_difference(a, b))

@@ -6,25 +6,23 @@ EDD is trained twice, whole, with more parameters than EAGLE, and its layer alon
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from realrun.pairs.drafter_files import read_drafter
 from realrun.pairs.pair import Pair
-from realrun.training.common.distill import TextSettings
-from realrun.training.common.on_text import TextRun, train_on_text
-from realrun.training.eagle import EagleSettings, train_eagle
-from realrun.training.edd import DecoderTraining, EddSettings
+from realrun.train.common.distill import TextSettings
+from realrun.train.common.on_text import TextRun, train_on_text
+from realrun.train.eagle import EagleSettings, train_eagle
+from realrun.train.edd import DecoderTraining, EddSettings
 from specsim.cost.model import ConstantCost
+from specsim.io.progress import Progress
 from specsim.policy.chain.fixed_k import FixedK
-from specsim.progress import Progress
-from specsim.report.markdown import difference_text, markdown_table
 from studies.common import Config, Document
 from studies.training.decoders import PAPER_K
 from studies.training.replays import Folders, by_seed, recorded_all
-from studies.training.seeds import Seeds, tau, tau_difference
+from studies.training.seeds import Seeds
 from studies.training.trainings import WHOLE, Wanted, decoders, trained
 
 EAGLE, LAYER, EDD = "EAGLE", "EDD, its layer alone", "EDD, whole"
@@ -81,32 +79,3 @@ def lengths(out: Path, run: Config, folders: Folders, config: Config, report: Pr
         traces = recorded_all(out, {name: folders[name]}, run, config, report, trees=trees)
         found[shown] = by_seed(FixedK, PAPER_K, traces[name], cost, config, tuned=False)
     return found
-
-
-def sizes_table(found: Mapping[str, Mapping[str, Seeds]], facts: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """By rising size: parameters, text, and the acceptance length in each way of decoding, less EAGLE's too."""
-    eagle = facts[EAGLE]["parameters"]
-    table = []
-    for name, fact in facts.items():
-        count = fact["parameters"]
-        table.append([name, f"{count:,}", f"{count / eagle:.2f}", f"{fact['tokens'] / 1e6:.2f}"])
-        for runs in found.values():
-            less = "" if name == EAGLE else difference_text(tau_difference(runs[name], runs[EAGLE]))
-            table[-1] += [str(tau(runs[name])), less]
-    columns = ["drafter", "trained parameters", "of EAGLE's", "tokens seen, M"]
-    return markdown_table([*columns, *(text for run in found for text in (f"tau, {run}", "less EAGLE's"))], table)
-
-
-def sizes_finding(found: Mapping[str, Mapping[str, Seeds]]) -> list[str]:
-    """What that says of the two, a line for each way of decoding."""
-    lines = []
-    for run, runs in found.items():
-        less, more = (tau_difference(runs[name], runs[EAGLE]) for name in (LAYER, EDD))
-        if less.low > 0:
-            said = "EDD accepts more even with fewer parameters"
-        elif more.high < 0:
-            said = "EAGLE accepts more even than EDD with more parameters"
-        else:
-            said = "not decided, as EDD with fewer is not clearly above EAGLE, nor EDD with more clearly below"
-        lines.append(f"- {run}: {said}.")
-    return [*lines, ""]

@@ -12,12 +12,12 @@ from typing import Any
 
 from realrun.pairs.drafter_files import read_drafter
 from realrun.pairs.pair import Pair, load_target
-from realrun.training.common.distill import TextSettings
-from realrun.training.common.loop import LoopSettings
-from realrun.training.common.on_text import TextRun
-from realrun.training.edd import EddSettings, VdmSettings, train_edd
-from realrun.training.eesd import EesdSettings, train_eesd
-from specsim.progress import Progress
+from realrun.train.common.distill import TextSettings
+from realrun.train.common.loop import LoopSettings
+from realrun.train.common.on_text import TextRun
+from realrun.train.edd import EddSettings, VdmSettings, train_edd
+from realrun.train.eesd import EesdSettings, train_eesd
+from specsim.io.progress import Progress
 from studies.common import Config, Document, named
 
 Train = Callable[[Pair, Any, TextRun], Document]

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from specsim.learn.evaluate import evaluate_many
+from specsim.learn.race import EFFORT
+from specsim.learn.search import find_best, fixed_settings
+from specsim.learn.settings import SearchSettings
+from specsim.learn.space import search_space
 from specsim.policy.chain.adaedl import AdaEDL
 from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
-from specsim.tuning.evaluate import evaluate_many
-from specsim.tuning.race import EFFORT
-from specsim.tuning.search import find_best, fixed_settings
-from specsim.tuning.settings import SearchSettings
-from specsim.tuning.space import search_space
 from tests.bench.test_replay_speed import realistic_trace
 from tests.support.reference import RampCost
 

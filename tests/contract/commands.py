@@ -40,78 +40,43 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
+import realrun.experiment.run as validation_run
+
 # IMPORTS of the project: all that this file takes from it.
 import realrun.leaderboard.costs as board_costs
-import realrun.profiling.slices as profile_slices
-import realrun.validation.run as validation_run
+import realrun.measure.profile as board_profiles
 from realrun.decode.acceptance_predictor import Predictor, save_predictor
 from realrun.drafters.eagle import Eagle
 from realrun.drafters.edd import one_layer_model, own_state
 from realrun.drafters.eesd import EarlyExit
 from realrun.drafters.medusa import MedusaHeads
+from realrun.experiment.measured_costs import MeasuredCosts
 from realrun.pairs.drafter_files import describe_target, save_drafter
 from realrun.pairs.pair import load_pair
-from realrun.validation.measured_costs import MeasuredCosts
 from specsim.trace.files import read_trace, write_trace
 from specsim.trace.trace import Trace
 from specsim.trace.tree_record import record_from_nodes
 from tests.support.commands import call
 
 # Where `realrun validate` and `realrun leaderboard` look up the function `profile`, which measures.
-PROFILE_USERS = (profile_slices, validation_run, board_costs)
+PROFILE_USERS = (board_profiles, validation_run, board_costs)
 GOLDEN = Path(__file__).with_name("commands.json")
 Document = Any  # parsed JSON
 
-# What documents do not keep, and why.
-MADE_HERE = "a path or a description of this machine, this run or these versions"
-CLOCK = "measured by a clock, or follows from what was"
-WORDING = "a sentence for people, which names options"
-LONG = "long, and told by other fields"
-DROPPED: dict[str, dict[str, str]] = {
-    "every": {
-        "trace": MADE_HERE,
-        "provenance": MADE_HERE,
-        "environment": MADE_HERE,
-        "date": MADE_HERE,
-        "record_seconds": CLOCK,
-        "time_over_generation": CLOCK,
-        "reason": WORDING,  # of what was skipped; its name stays
-        "warnings": WORDING,
-        "doc": WORDING,
-        "source": WORDING,  # of a policy; of a tree search a path
-    },
-    "leaderboard": {"sequence_seconds": LONG},
-    "written": {"parameters": LONG, "checksums": MADE_HERE},  # of the model that generated it; of Parquet files
-    "validate": {
-        "measured": CLOCK,
-        "error_percent": CLOCK,
-        "median_abs_error_percent": CLOCK,
-        "p90_abs_error_percent": CLOCK,
-        "unseen_error_percent": CLOCK,
-        "median_abs_unseen_error_percent": CLOCK,
-        "error_parts": CLOCK,
-        "null_arm": CLOCK,
-        "noise_floor_percent": CLOCK,
-        "resolved": CLOCK,
-        "overhead": CLOCK,
-        "acceleration_over_overhead": CLOCK,
-        "acceleration_over_overhead_off_percent": CLOCK,
-        "sequence_seconds": CLOCK,
-        "autoregressive_sequence_seconds": CLOCK,
-        "load": CLOCK,
-        "wall_clock_speedup": CLOCK,
-        "wall_clock_differs": CLOCK,
-        "baseline": CLOCK,
-        "tokens_per_s": CLOCK,
-        "ms_per_token": CLOCK,
-        "choice": CLOCK,
-        "predicted_speedup_best": CLOCK,  # of the row that was fastest by the clock
-        "measured_speedup_best": CLOCK,
-        "accepted_histogram": CLOCK,  # likewise
-        "device": MADE_HERE,  # the processor's name
-    },
+# What documents do not keep: paths and descriptions of this machine, this run or these versions, what a clock measured
+# or follows from that, sentences for people, and what is long and told by other fields. "every" is left out everywhere.
+DROPPED = {
+    "every": "trace provenance environment date record_seconds time_over_generation reason warnings doc source",
+    "leaderboard": "sequence_seconds",
+    "written": "parameters checksums",
+    "validate": "measured error_percent median_abs_error_percent p90_abs_error_percent unseen_error_percent "
+    "median_abs_unseen_error_percent error_parts null_arm noise_floor_percent resolved overhead "
+    "acceleration_over_overhead acceleration_over_overhead_off_percent sequence_seconds "
+    "autoregressive_sequence_seconds load wall_clock_speedup wall_clock_differs baseline tokens_per_s ms_per_token "
+    "choice predicted_speedup_best measured_speedup_best accepted_histogram device",
 }
 
+NOTHING = "(nothing)"  # stands for what a document lacks
 TOLERANCE = 1e-9  # relative, of floats
 FITTED = 1e-6, "logistic regression by scikit-learn's solver ends where rounding of BLAS leads it"
 STEPS = 2e-2, "nodes lie on the edges of an isotonic step, and which side is decided by the last digit of a regression"
@@ -124,18 +89,19 @@ SINGLE = 1e-4, "what a neural network computes in float32"
 class Command:
     """A command to run. {NAME} in its words is an input of INPUTS, {out} a new path of its own.
 
-    read : what to keep of the printed document and of what was written to {out}
+    read : name of the function that says what to keep of the printed document and of what was written to {out}
     tolerance : relative, of floats, and why it is larger than TOLERANCE if it is. With STEPS, of counts too, and the
         settings learned are compared by --exact alone
     """
 
     line: str
-    read: Callable[[Document, Path], Document] = lambda document, out: trimmed(document)
+    read: str = "printed_alone"
     tolerance: tuple[float, str] = (TOLERANCE, "")
 
 
 # ---------------------------------------------------------------------------------------------
-# The table. Policies with the settings that suit a trace of depth 6 with trees of 64 nodes.
+# The table: policies with the settings that suit a trace of depth 6 with trees of 64 nodes, then a command a line, as
+# "name: words", under what is kept of its answer and how exactly. All are run with --json.
 # ---------------------------------------------------------------------------------------------
 
 POLICIES: dict[str, str] = {
@@ -161,261 +127,174 @@ POLICIES: dict[str, str] = {
     "beta_ts_tree": "beam=2 width=3 nodes=12",
 }
 LEARNED_BY_REGRESSION = ("renewal_stop", "hardware_pct")
-TREES = POLICIES.keys() - {
-    "fixed_k", "max_confidence", "adaedl", "beta_ts", "cali_ts", "time_gain", "renewal_stop", "hugging_face",
-    "llama_cpp", "p_min", "space_k",
-}  # fmt: skip
-PAIR = "--target {target} --draft-model {draft} --dtype float64 --threads 1"
-INSIDE = "--target {target} --drafter {%s} --dtype float64 --threads 1"
-SHORT = "--prompts {prompts} --num-prompts 4 --max-new-tokens 16 --max-draft-tokens 4"
-RECORDED_TREES = "--tree-nodes 12 --tree-width 3"
+FIRST_TREE = list(POLICIES).index("vct")
+WORDS = {  # that many commands share
+    "PAIR": "--target {target} --draft-model {draft} --dtype float64 --threads 1",
+    "INSIDE": "--target {target} --dtype float64 --threads 1",
+    "SHORT": "--prompts {prompts} --num-prompts 4 --max-new-tokens 16 --max-draft-tokens 4",
+    "TREES": "--tree-nodes 12 --tree-width 3",
+    "FEW": "--contexts 8,16 --max-draft-tokens 3 --repeats 2",
+    "LOOKUP": "--target {target} --drafter prompt-lookup --dtype float64 --threads 1 --prompts {repetitive} "
+    "--max-new-tokens 24 --max-draft-tokens 4 --temperature 0.3",
+    "TWO": "--policy fixed_k --policy adaedl",
+}
+
+TABLE: dict[tuple[str, tuple[float, str]], str] = {
+    ("printed_alone", (TOLERANCE, "")): """
+        replay beta_ts, seed 3: specsim replay {chains} --policy beta_ts --cost {profile} --seed 3
+        replay fixed_k, space: specsim replay {masked} --policy fixed_k --set k=3 --cost {profile}
+        replay space_k, space: specsim replay {masked} --policy space_k --cost {profile}
+        replay time_gain, packed trace: specsim replay {packed} --policy time_gain --cost {profile}
+        replay time_gain, share and seed: specsim replay {chains} --policy time_gain --cost {constant}
+            --tuning-share 0.3 --seed 5
+        replay adaedl, cost grids, batch 1: specsim replay {chains} --policy adaedl --cost {target_grid}
+            --draft-cost {grids}:drafter --batch 1
+        replay adaedl, cost grids, batch 4: specsim replay {chains} --policy adaedl --cost {target_grid}
+            --draft-cost {grids}:drafter --batch 4
+        replay pct, cost grids: specsim replay {trees} --policy pct --set max_nodes=20 --cost {target_grid}
+            --draft-cost {grids}:drafter
+        tune grid: specsim tune {chains} --policy adaedl --cost {profile} --search grid --trials 30
+        tune race: specsim tune {chains} --policy max_confidence --set dynamic=false --cost {constant} --search race
+            --trials 64 --seed 2
+        tune optuna: specsim tune {chains} --policy beta_ts --cost {profile} --search optuna --trials 12
+        tune race in folds: specsim tune {chains} --policy adaedl --cost {profile} --search race --trials 40 --folds 3
+            --jobs 2
+        tune optuna in folds: specsim tune {chains} --policy p_min --cost {constant} --search optuna --trials 8
+            --folds 2
+        tune a tree policy: specsim tune {trees} --policy pct --cost {profile} --search grid --trials 16
+            --tuning-share 0.6
+        tune fixed_k, rejection sampling: specsim tune {rejection} --policy fixed_k --cost {profile}
+        tree search, accuracies: specsim tree search {accuracies} --nodes 20
+        tree search, trace: specsim tree search {trees} --nodes 16
+        tree best, profile: specsim tree best {trees} --cost {profile} --max-nodes 24 --max-depth 5
+        tree best, constant cost: specsim tree best {trees} --cost {constant} --max-nodes 10
+        acceptance fit iid, trace: specsim acceptance fit {chains} --model iid --out {out}
+        acceptance fit iid, rounds: specsim acceptance fit {rounds} --policy fixed_k(k=4) --model iid --out {out}
+        acceptance fit iid, counters: specsim acceptance fit {counters} --model iid --out {out}
+        acceptance check iid: specsim acceptance check {model_iid} {chains} --replicates 4 --seed 1
+        acceptance fit per_position, trace: specsim acceptance fit {chains} --model per_position --out {out}
+        acceptance fit per_position, rounds: specsim acceptance fit {rounds} --policy fixed_k(k=4)
+            --model per_position --out {out}
+        acceptance fit per_position, counters: specsim acceptance fit {counters} --model per_position --out {out}
+        acceptance check per_position: specsim acceptance check {model_per_position} {chains} --replicates 4 --seed 1
+        info trees: specsim info {trees}
+        info chains: specsim info {chains}
+        info rejection: specsim info {rejection}
+        info packed: specsim info {packed}
+        policies: specsim policies
+        data list, shipped: specsim data list
+        data list, folder: specsim data list --folder {results}
+        shapes: realrun shapes
+    """,
+    ("printed_alone", FITTED): """
+        replay renewal_stop, isotonic on entropy: specsim replay {chains} --policy renewal_stop --set signal=entropy
+            --set lookahead=false --cost {profile}
+        tune renewal_stop: specsim tune {chains} --policy renewal_stop --cost {profile}
+    """,
+    ("printed_alone", STEPS): """
+        replay hardware_pct, isotonic: specsim replay {trees} --policy hardware_pct --set width=3
+            --set calibration=isotonic --cost {profile}
+    """,
+    ("printed_alone", OPTIMISED): """
+        acceptance fit difficulty, trace: specsim acceptance fit {chains} --model difficulty --out {out}
+        acceptance fit difficulty, rounds: specsim acceptance fit {rounds} --policy fixed_k(k=4) --model difficulty
+            --out {out}
+        acceptance check difficulty: specsim acceptance check {model_difficulty} {chains} --replicates 4 --seed 1
+    """,
+    ("printed_alone", NETWORK): """
+        replay beta_ts, expected: specsim replay {scored} --policy beta_ts --cost {profile} --expected
+        replay cali_ts, expected: specsim replay {scored} --policy cali_ts --cost {profile} --expected
+        info of a recorded trace: specsim info {recorded}
+        replay adaedl, recorded trace: specsim replay {recorded} --policy adaedl --cost {profile}
+        replay eagle2, recorded trace: specsim replay {recorded} --policy eagle2 --set nodes=8 --set top_k=3
+            --set depth=4 --cost {profile}
+    """,
+    ("board", (TOLERANCE, "")): """
+        leaderboard of two traces: specsim leaderboard {chains} {rejection} --cost {profile} --cost {constant} {TWO}
+            --policy beta_ts --trials 6 --replays 2 --max-draft-tokens 3,6 --tuning-share 0.4 --seed 1 --no-sensitivity
+        leaderboard with sensitivity: specsim leaderboard {trees} --cost {constant} --policy fixed_k --policy cape
+            --trials 6
+    """,
+    ("board", FITTED): """
+        leaderboard of all policies: specsim leaderboard {trees} --cost {profile} --trials 5 --replays 2
+            --no-sensitivity
+    """,
+    ("board", NETWORK): """
+        leaderboard of drafters, predicted: realrun leaderboard --out {out} {PAIR} {SHORT}
+            --drafters model,{eesd},{medusa},prompt-lookup --tree-nodes 16 --tree-width 4 {TWO} --policy pct
+            --trials 3 --predict-only
+    """,
+    ("with_columns", (TOLERANCE, "")): """
+        acceptance generate iid: specsim acceptance generate {model_iid} --out {out} --sequences 6 --output-tokens 40
+            --max-draft-tokens 5 --prompt-tokens 12 --seed 4
+        acceptance generate per_position: specsim acceptance generate {model_per_position} --out {out} --sequences 6
+            --output-tokens 40 --max-draft-tokens 5 --prompt-tokens 12 --seed 4
+    """,
+    ("with_columns", OPTIMISED): """
+        acceptance generate difficulty: specsim acceptance generate {model_difficulty} --out {out} --sequences 6
+            --output-tokens 40 --max-draft-tokens 5 --prompt-tokens 12 --seed 4
+    """,
+    ("with_columns", NETWORK): """
+        record, greedy: realrun record {out} {PAIR} {SHORT} --mode greedy
+        record, gumbel with trees: realrun record {out} {PAIR} {SHORT} {TREES}
+        record, gumbel, top-p and a seed: realrun record {out} {PAIR} {SHORT} --temperature 1.2 --top-p 0.8 --seed 3
+        record, rejection sampling: realrun record {out} {PAIR} {SHORT} --mode rejection --top-p 0.9
+        record with scores: realrun record {out} {PAIR} {SHORT} --predictor {predictor}
+        record eesd: realrun record {out} {INSIDE} --drafter {eesd} {SHORT} {TREES} --mode greedy
+        record medusa: realrun record {out} {INSIDE} --drafter {medusa} {SHORT} {TREES} --mode greedy
+        record self_sd: realrun record {out} {INSIDE} --drafter {self_sd} {SHORT} {TREES} --mode greedy
+        record edd: realrun record {out} {INSIDE} --drafter {edd} {SHORT} {TREES} --mode greedy
+        record eagle: realrun record {out} {INSIDE} --drafter {eagle} {SHORT} {TREES} --mode greedy
+        record space: realrun record {out} {INSIDE} --drafter {space} {SHORT} --mode greedy
+        record eesd, gumbel without trees: realrun record {out} {INSIDE} --drafter {eesd} {SHORT}
+        record medusa, gumbel without trees: realrun record {out} {INSIDE} --drafter {medusa} {SHORT}
+        record eesd, rejection sampling: realrun record {out} {INSIDE} --drafter {eesd} {SHORT} --mode rejection
+        record prompt-lookup, greedy: realrun record {out} {LOOKUP} --mode greedy
+        record prompt-lookup, gumbel: realrun record {out} {LOOKUP} --mode gumbel
+    """,
+    ("with_columns", SINGLE): """
+        record in float32: realrun record {out} {PAIR} {SHORT} {TREES} --dtype float32
+    """,
+    ("shapes_alone", (TOLERANCE, "")): """
+        profile: realrun profile {out} {PAIR} {FEW} --tree-nodes 8
+        profile, chains alone: realrun profile {out} {PAIR} {FEW} --tree-nodes 0 --mode rejection
+        profile eesd: realrun profile {out} {INSIDE} --drafter {eesd} {FEW} --tree-nodes 4 --mode greedy
+        profile medusa: realrun profile {out} {INSIDE} --drafter {medusa} {FEW} --tree-nodes 4 --mode greedy
+        profile space: realrun profile {out} {INSIDE} --drafter {space} {FEW} --tree-nodes 4 --mode greedy
+        cost-grid: realrun cost-grid qwen3-0.6b --out {out} --tokens 1,3 --contexts 8,16 --batches 1,2 --repeats 2
+            --device cpu --dtype float32 --smoke-test
+    """,
+    ("rounds_and_predictions", NETWORK): """
+        validate chains and trees: realrun validate --out {out} {PAIR} {SHORT} --tree-nodes 24 --tree-width 4
+            --trials 4 --repeats 3 {TWO} --policy beta_ts --policy time_gain --policy vct --policy sparse_tree
+            --policy pct --policy beta_ts_tree
+        validate all chain policies: realrun validate --out {out} {PAIR} {SHORT} --predictor {predictor} --mode greedy
+            --trials 4 --repeats 3
+        validate eesd: realrun validate --out {out} {INSIDE} --drafter {eesd} {SHORT} --trials 4 --repeats 3
+            --policy fixed_k --policy max_confidence
+        validate, rejection sampling: realrun validate --out {out} {PAIR} {SHORT} --mode rejection --trials 4
+            --repeats 3 {TWO} --policy beta_ts
+    """,
+}
 
 
 def table() -> dict[str, Command]:
     """All commands by name."""
-    found: dict[str, Command] = {}
-
-    def add(name: str, line: str, **how: Any) -> None:
-        assert name not in found, name
-        found[name] = Command(line, **how)
-
+    commands: dict[str, Command] = {}
     for policy, settings in POLICIES.items():
-        words = " ".join(f"--set {setting}" for setting in settings.split())
-        how: dict[str, Any] = {"tolerance": FITTED} if policy in LEARNED_BY_REGRESSION else {}
-        for cost in ("constant", "profile"):
-            add(
-                f"replay {policy}, {cost} cost",
-                f"specsim replay {{trees}} --policy {policy} {words} --cost {{{cost}}} --json",
-                **how,
-            )
-        if policy not in TREES:
-            add(
-                f"replay {policy}, rejection sampling",
-                f"specsim replay {{rejection}} --policy {policy} {words} --cost {{profile}} --json",
-                **how,
-            )
-    for policy in ("beta_ts", "cali_ts"):
-        add(
-            f"replay {policy}, expected",
-            f"specsim replay {{scored}} --policy {policy} --cost {{profile}} --expected --json",
-            tolerance=NETWORK,
-        )
-    add("replay beta_ts, seed 3", "specsim replay {chains} --policy beta_ts --cost {profile} --seed 3 --json")
-    add("replay fixed_k, space", "specsim replay {masked} --policy fixed_k --set k=3 --cost {profile} --json")
-    add("replay space_k, space", "specsim replay {masked} --policy space_k --cost {profile} --json")
-    add("replay time_gain, packed trace", "specsim replay {packed} --policy time_gain --cost {profile} --json")
-    add(
-        "replay time_gain, share and seed",
-        "specsim replay {chains} --policy time_gain --cost {constant} --tuning-share 0.3 --seed 5 --json",
-    )
-    add(
-        "replay renewal_stop, isotonic on entropy",
-        "specsim replay {chains} --policy renewal_stop --set signal=entropy --set lookahead=false --cost {profile} "
-        "--json",
-        tolerance=FITTED,
-    )
-    add(
-        "replay hardware_pct, isotonic",
-        "specsim replay {trees} --policy hardware_pct --set width=3 --set calibration=isotonic --cost {profile} --json",
-        tolerance=STEPS,
-    )
-    for batch in (1, 4):
-        add(
-            f"replay adaedl, cost grids, batch {batch}",
-            f"specsim replay {{chains}} --policy adaedl --cost {{target_grid}} --draft-cost {{grids}}:drafter "
-            f"--batch {batch} --json",
-        )
-    add(
-        "replay pct, cost grids",
-        "specsim replay {trees} --policy pct --set max_nodes=20 "
-        "--cost {target_grid} --draft-cost {grids}:drafter --json",
-    )
-
-    add("tune grid", "specsim tune {chains} --policy adaedl --cost {profile} --search grid --trials 30 --json")
-    add(
-        "tune race",
-        "specsim tune {chains} --policy max_confidence --set dynamic=false --cost {constant} --search race "
-        "--trials 64 --seed 2 --json",
-    )
-    add("tune optuna", "specsim tune {chains} --policy beta_ts --cost {profile} --search optuna --trials 12 --json")
-    add(
-        "tune race in folds",
-        "specsim tune {chains} --policy adaedl --cost {profile} --search race --trials 40 --folds 3 --jobs 2 --json",
-    )
-    add(
-        "tune optuna in folds",
-        "specsim tune {chains} --policy p_min --cost {constant} --search optuna --trials 8 --folds 2 --json",
-    )
-    add(
-        "tune a tree policy",
-        "specsim tune {trees} --policy pct --cost {profile} --search grid --trials 16 --tuning-share 0.6 --json",
-    )
-    add("tune fixed_k, rejection sampling", "specsim tune {rejection} --policy fixed_k --cost {profile} --json")
-    add(
-        "tune renewal_stop",
-        "specsim tune {chains} --policy renewal_stop --cost {profile} --json",
-        tolerance=FITTED,
-    )
-
-    add(
-        "leaderboard of all policies",
-        "specsim leaderboard {trees} --cost {profile} --trials 5 --replays 2 --no-sensitivity --json",
-        read=board,
-        tolerance=FITTED,
-    )
-    add(
-        "leaderboard of two traces",
-        "specsim leaderboard {chains} {rejection} --cost {profile} --cost {constant} --policy fixed_k "
-        "--policy adaedl --policy beta_ts --trials 6 --replays 2 --max-draft-tokens 3,6 --tuning-share 0.4 --seed 1 "
-        "--no-sensitivity --json",
-        read=board,
-    )
-    add(
-        "leaderboard with sensitivity",
-        "specsim leaderboard {trees} --cost {constant} --policy fixed_k --policy cape --trials 6 --json",
-        read=board,
-    )
-
-    add("tree search, accuracies", "specsim tree search {accuracies} --nodes 20 --json")
-    add("tree search, trace", "specsim tree search {trees} --nodes 16 --json")
-    add("tree best, profile", "specsim tree best {trees} --cost {profile} --max-nodes 24 --max-depth 5 --json")
-    add("tree best, constant cost", "specsim tree best {trees} --cost {constant} --max-nodes 10 --json")
-
-    sources = {"trace": "{chains}", "rounds": "{rounds} --policy fixed_k(k=4)", "counters": "{counters}"}
-    for model in ("iid", "per_position", "difficulty"):
-        for source, words in sources.items():
-            if (model, source) != ("difficulty", "counters"):
-                add(
-                    f"acceptance fit {model}, {source}",
-                    f"specsim acceptance fit {words} --model {model} --out {{out}} --json",
-                    tolerance=OPTIMISED if model == "difficulty" else (TOLERANCE, ""),
-                )
-        add(
-            f"acceptance check {model}",
-            f"specsim acceptance check {{model_{model}}} {{chains}} --replicates 4 --seed 1 --json",
-            tolerance=OPTIMISED if model == "difficulty" else (TOLERANCE, ""),
-        )
-        add(
-            f"acceptance generate {model}",
-            f"specsim acceptance generate {{model_{model}}} --out {{out}} --sequences 6 --output-tokens 40 "
-            "--max-draft-tokens 5 --prompt-tokens 12 --seed 4 --json",
-            read=with_columns,
-            tolerance=OPTIMISED if model == "difficulty" else (TOLERANCE, ""),
-        )
-
-    for trace in ("trees", "chains", "rejection", "packed"):
-        add(f"info {trace}", f"specsim info {{{trace}}} --json")
-    add("policies", "specsim policies --json")
-    add("data list, shipped", "specsim data list --json")
-    add("data list, folder", "specsim data list --folder {results} --json")
-
-    add("record, greedy", f"realrun record {{out}} {PAIR} {SHORT} --mode greedy --json", **RECORDED)
-    add("record, gumbel with trees", f"realrun record {{out}} {PAIR} {SHORT} {RECORDED_TREES} --json", **RECORDED)
-    add(
-        "record, gumbel, top-p and a seed",
-        f"realrun record {{out}} {PAIR} {SHORT} --temperature 1.2 --top-p 0.8 --seed 3 --json",
-        **RECORDED,
-    )
-    add(
-        "record, rejection sampling",
-        f"realrun record {{out}} {PAIR} {SHORT} --mode rejection --top-p 0.9 --json",
-        **RECORDED,
-    )
-    add(
-        "record with scores",
-        f"realrun record {{out}} {PAIR} {SHORT} --predictor {{predictor}} --json",
-        **RECORDED,
-    )
-    for kind in ("eesd", "medusa", "self_sd", "edd", "eagle", "space"):
-        pair = INSIDE % kind
-        trees = "" if kind == "space" else RECORDED_TREES
-        add(f"record {kind}", f"realrun record {{out}} {pair} {SHORT} {trees} --mode greedy --json", **RECORDED)
-    for kind in ("eesd", "medusa"):
-        pair = INSIDE % kind
-        add(f"record {kind}, gumbel without trees", f"realrun record {{out}} {pair} {SHORT} --json", **RECORDED)
-    add(
-        "record eesd, rejection sampling",
-        f"realrun record {{out}} {INSIDE % 'eesd'} {SHORT} --mode rejection --json",
-        **RECORDED,
-    )
-    lookup = "--target {target} --drafter prompt-lookup --dtype float64 --threads 1"
-    for mode in ("greedy", "gumbel"):
-        add(
-            f"record prompt-lookup, {mode}",
-            f"realrun record {{out}} {lookup} --prompts {{repetitive}} --max-new-tokens 24 --max-draft-tokens 4 "
-            f"--mode {mode} --temperature 0.3 --json",
-            **RECORDED,
-        )
-    add(
-        "record in float32",
-        f"realrun record {{out}} {PAIR} {SHORT} {RECORDED_TREES} --dtype float32 --json",
-        read=with_columns,
-        tolerance=SINGLE,
-    )
-    add("info of a recorded trace", "specsim info {recorded} --json", tolerance=NETWORK)
-    add(
-        "replay adaedl, recorded trace",
-        "specsim replay {recorded} --policy adaedl --cost {profile} --json",
-        tolerance=NETWORK,
-    )
-    add(
-        "replay eagle2, recorded trace",
-        "specsim replay {recorded} --policy eagle2 --set nodes=8 --set top_k=3 --set depth=4 --cost {profile} --json",
-        tolerance=NETWORK,
-    )
-
-    measured = "--contexts 8,16 --max-draft-tokens 3 --repeats 2"
-    add("profile", f"realrun profile {{out}} {PAIR} {measured} --tree-nodes 8 --json", read=shapes_alone)
-    add(
-        "profile, chains alone",
-        f"realrun profile {{out}} {PAIR} {measured} --tree-nodes 0 --mode rejection --json",
-        read=shapes_alone,
-    )
-    for kind in ("eesd", "medusa", "space"):
-        line = f"realrun profile {{out}} {INSIDE % kind} {measured} --tree-nodes 4 --mode greedy --json"
-        add(f"profile {kind}", line, read=shapes_alone)
-    add("shapes", "realrun shapes --json")
-    add(
-        "cost-grid",
-        "realrun cost-grid qwen3-0.6b --out {out} --tokens 1,3 --contexts 8,16 --batches 1,2 --repeats 2 --device cpu "
-        "--dtype float32 --smoke-test --json",
-        read=shapes_alone,
-    )
-
-    validated = {"read": rounds_and_predictions, "tolerance": NETWORK}
-    few = "--trials 4 --repeats 3"
-    add(
-        "validate chains and trees",
-        f"realrun validate --out {{out}} {PAIR} {SHORT} --tree-nodes 24 --tree-width 4 {few} --policy fixed_k "
-        "--policy adaedl --policy beta_ts --policy time_gain --policy vct --policy sparse_tree --policy pct "
-        "--policy beta_ts_tree --json",
-        **validated,
-    )
-    add(
-        "validate all chain policies",
-        f"realrun validate --out {{out}} {PAIR} {SHORT} --predictor {{predictor}} --mode greedy {few} --json",
-        **validated,
-    )
-    add(
-        "validate eesd",
-        f"realrun validate --out {{out}} {INSIDE % 'eesd'} {SHORT} {few} --policy fixed_k "
-        "--policy max_confidence --json",
-        **validated,
-    )
-    add(
-        "validate, rejection sampling",
-        f"realrun validate --out {{out}} {PAIR} {SHORT} --mode rejection {few} --policy fixed_k --policy adaedl "
-        "--policy beta_ts --json",
-        **validated,
-    )
-    add(
-        "leaderboard of drafters, predicted",
-        f"realrun leaderboard --out {{out}} {PAIR} {SHORT} --drafters model,{{eesd}},{{medusa}},prompt-lookup "
-        "--tree-nodes 16 --tree-width 4 --policy fixed_k --policy adaedl --policy pct --trials 3 --predict-only --json",
-        read=board,
-        tolerance=NETWORK,
-    )
-    return found
+        words = " ".join(["specsim replay {%s}", "--policy", policy, *(f"--set {s}" for s in settings.split())])
+        tolerance = FITTED if policy in LEARNED_BY_REGRESSION else (TOLERANCE, "")
+        variants = {f"{cost} cost": f"{words % 'trees'} --cost {{{cost}}} --json" for cost in ("constant", "profile")}
+        if policy in list(POLICIES)[:FIRST_TREE]:
+            variants["rejection sampling"] = f"{words % 'rejection'} --cost {{profile}} --json"
+        commands |= {f"replay {policy}, {name}": Command(v, tolerance=tolerance) for name, v in variants.items()}
+    for (read, tolerance), text in TABLE.items():
+        for entry in re.split(r"\n {8}(?! )", text.rstrip())[1:]:
+            name, words = entry.split(": ", 1)
+            words = re.sub(r"\{([A-Z]+)\}", lambda shared: WORDS[shared[1]], " ".join(words.split()))
+            assert name not in commands, name
+            commands[name] = Command(f"{words} --json", read, tolerance)
+    return commands
 
 
 # ---------------------------------------------------------------------------------------------
@@ -425,10 +304,14 @@ def table() -> dict[str, Command]:
 
 def trimmed(document: Document, *kinds: str) -> Document:
     """The document without what DROPPED lists for every one and for these kinds."""
-    dropped = {key for kind in ("every", *kinds) for key in DROPPED[kind]}
+    dropped = {key for kind in ("every", *kinds) for key in DROPPED[kind].split()}
     if isinstance(document, dict):
         return {key: trimmed(value, *kinds) for key, value in document.items() if key not in dropped}
     return [trimmed(value, *kinds) for value in document] if isinstance(document, list) else document
+
+
+def printed_alone(document: Document, out: Path) -> Document:
+    return trimmed(document)
 
 
 def board(document: Document, out: Path) -> Document:
@@ -475,10 +358,10 @@ def shapes_alone(document: Document, out: Path) -> Document:
 
     def shape(value: Document) -> Document:
         if isinstance(value, dict):
-            return {key: shape(one) for key, one in value.items()}
+            return {key: shape(part) for key, part in value.items()}
         if isinstance(value, list) and value:
             array = np.array(value)
-            return {"shape": list(array.shape)} if array.dtype.kind == "f" else [shape(one) for one in value]
+            return {"shape": list(array.shape)} if array.dtype.kind == "f" else [shape(part) for part in value]
         return "float" if isinstance(value, float) else value
 
     assert json.loads(out.read_text()) == document
@@ -491,8 +374,8 @@ def rounds_and_predictions(document: Document, out: Path) -> Document:
     document["rows"].sort(key=lambda row: row["label"])
     names = ("sequence_id", "t", "drafted", "accepted", "verified", "last")
     rounds: dict[str, list[list[int]]] = {}
-    for one in pq.read_table(out / "rounds.parquet").to_pylist():
-        rounds.setdefault(one["policy"], []).append([one[name] for name in names])
+    for row in pq.read_table(out / "rounds.parquet").to_pylist():
+        rounds.setdefault(row["policy"], []).append([row[name] for name in names])
     assert sorted(path.name for path in out.iterdir()) == [
         *("profile.json", "report.html", "rounds.parquet", "trace", "tuned.json", "tuning_profile.json"),
         "validation.json",
@@ -504,7 +387,9 @@ def _joined(numbers: Sequence[int]) -> str:
     return ",".join(map(str, numbers))
 
 
-RECORDED: dict[str, Any] = {"read": with_columns, "tolerance": NETWORK}
+READERS: dict[str, Callable[[Document, Path], Document]] = {
+    reader.__name__: reader for reader in (printed_alone, board, with_columns, shapes_alone, rounds_and_predictions)
+}
 
 # ---------------------------------------------------------------------------------------------
 # Inputs.
@@ -538,10 +423,10 @@ class Workplace:
         out = self.new()
         with contextlib.ExitStack() as stack:
             stack.enter_context(settings_put_back())
-            for module in PROFILE_USERS:
+            for module in () if command.read == "shapes_alone" else PROFILE_USERS:
                 stack.enter_context(mock.patch.object(module, "profile", fixed_profile))
             stack.enter_context(mock.patch.object(MeasuredCosts, "document", fixed_document))
-            return command.read(printed(self.words(command.line, out)), out)
+            return READERS[command.read](printed(self.words(command.line, out)), out)
 
     def words(self, line: str, out: Path) -> list[str]:
         """The words of a command with the names in them filled in."""
@@ -1088,13 +973,13 @@ def _recorded(options: str) -> Callable[[Workplace], Path]:
     def make(work: Workplace) -> Path:
         out = work.new()
         with settings_put_back():
-            printed(work.words(f"realrun record {{out}} {PAIR} {SHORT} {options} --json", out))
+            printed(work.words(f"realrun record {{out}} {WORDS['PAIR']} {WORDS['SHORT']} {options} --json", out))
         return out
 
     return make
 
 
-INPUTS |= {"recorded": _recorded(RECORDED_TREES), "scored": _recorded("--predictor {predictor}")}
+INPUTS |= {"recorded": _recorded(WORDS["TREES"]), "scored": _recorded("--predictor {predictor}")}
 
 
 # ---------------------------------------------------------------------------------------------
@@ -1104,29 +989,31 @@ INPUTS |= {"recorded": _recorded(RECORDED_TREES), "scored": _recorded("--predict
 COMMANDS = table()
 
 
-def differences(golden: Document, found: Document, tolerance: float, at: str = "") -> list[str]:
-    """A line for each place at which two documents differ; floats may by this share of the larger one."""
-    if isinstance(golden, dict) and isinstance(found, dict):
-        lines = [f"{at}.{key}: is gone" for key in golden.keys() - found.keys()]
-        lines += [f"{at}.{key}: is new" for key in found.keys() - golden.keys()]
-        both = [key for key in golden if key in found]
-        return sorted(lines) + [
-            line for key in both for line in differences(golden[key], found[key], tolerance, f"{at}.{key}")
-        ]
-    if isinstance(golden, list) and isinstance(found, list):
-        if len(golden) != len(found):
-            return [f"{at}: {len(golden)} elements were recorded, now {len(found)}"]
-        return [
-            line
-            for i, (one, other) in enumerate(zip(golden, found, strict=True))
-            for line in differences(one, other, tolerance, f"{at}[{i}]")
-        ]
-    if isinstance(golden, float) and isinstance(found, float):
-        close = math.isclose(golden, found, rel_tol=tolerance, abs_tol=tolerance * 1e-3)
-        same = close or (math.isnan(golden) and math.isnan(found))
-    else:
-        same = type(golden) is type(found) and golden == found
-    return [] if same else [f"{at}: {golden!r} was recorded, now {found!r}"]
+def leaves(document: Document, at: str = "") -> Iterator[tuple[str, Document]]:
+    """Every number, text and empty list or object of a document, by its place."""
+    parts = document.items() if isinstance(document, dict) else enumerate(document) if type(document) is list else ()
+    if not parts or not document:
+        yield at, document
+    for key, part in parts:
+        yield from leaves(part, f"{at}.{key}")
+
+
+def same(recorded: Document, now: Document, tolerance: float) -> bool:
+    """Whether two leaves are equal; floats may differ by this share of the larger."""
+    if type(recorded) is not float or type(now) is not float:
+        return type(recorded) is type(now) and bool(recorded == now)
+    close = math.isclose(recorded, now, rel_tol=tolerance, abs_tol=tolerance * 1e-3)
+    return close or (math.isnan(recorded) and math.isnan(now))
+
+
+def differences(golden: Document, found: Document, tolerance: float) -> list[str]:
+    """A line for each place at which two documents differ."""
+    recorded, now = dict(leaves(golden)), dict(leaves(found))
+    return [
+        f"{at}: {recorded.get(at, NOTHING)!r} was recorded, now {now.get(at, NOTHING)!r}"
+        for at in {**recorded, **now}
+        if not same(recorded.get(at, NOTHING), now.get(at, NOTHING), tolerance)
+    ]
 
 
 def compared(command: Command, golden: Document, found: Document, *, exact: bool = False) -> list[str]:
@@ -1134,7 +1021,7 @@ def compared(command: Command, golden: Document, found: Document, *, exact: bool
     if exact:
         return differences(golden, found, 0.0)
     if command.tolerance == STEPS:
-        golden, found = ({key: value for key, value in one.items() if key != "params"} for one in (golden, found))
+        golden, found = ({key: value for key, value in part.items() if key != "params"} for part in (golden, found))
         golden, found = in_floats(golden), in_floats(found)
     return differences(golden, found, command.tolerance[0])
 
@@ -1162,42 +1049,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Compare the commands' answers with those recorded.")
     parser.add_argument("--write", action="store_true", help="record them anew instead")
     parser.add_argument("--exact", action="store_true", help="compare floats to the last digit")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="commands whose names begin so")
+    parser.add_argument("--only", nargs="+", metavar="NAME", default=[""], help="commands whose names begin so")
     options = parser.parse_args()
-    chosen = {
-        name: command
-        for name, command in COMMANDS.items()
-        if not options.only or any(name.startswith(start) for start in options.only)
-    }
-    documents: dict[str, Document] = {}
-    lines: list[str] = []
-    golden = read_golden() if GOLDEN.exists() else {}
+    chosen = [name for name in COMMANDS if name.startswith(tuple(options.only))]
+    golden, different = read_golden(), 0
     with tempfile.TemporaryDirectory() as folder:
         work = Workplace(Path(folder))
-        for name, command in chosen.items():
-            try:
-                documents[name] = work.run(command)
-            except Exception as error:
-                lines.append(f"{name}: {type(error).__name__}: {error}")
-                continue
+        for name in chosen:
+            document = work.run(COMMANDS[name])
             if options.write:
+                golden[name] = document
                 continue
-            if name not in golden:
-                lines.append(f"{name}: was not recorded")
-                continue
-            unlike = compared(command, golden[name], documents[name], exact=options.exact)
-            lines += [f"{name}: {line}" for line in unlike]
-    if not options.only and not options.write:
-        lines += [f"{name}: was recorded, but is no command" for name in golden if name not in COMMANDS]
-    for line in lines:
-        print(line)
+            lines = compared(COMMANDS[name], golden.get(name), document, exact=options.exact)
+            different += bool(lines)
+            print(*(f"{name}: {line}" for line in lines), sep="\n", end="\n" * bool(lines))
     if options.write:
-        kept = {**golden, **documents}
-        write_golden({name: kept[name] for name in COMMANDS if name in kept})
-        print(f"{len(documents)} of {len(chosen)} commands recorded, {GOLDEN.stat().st_size:,} bytes")
-    else:
-        print(f"{len(chosen)} commands, {len(lines)} differences")
-    return 1 if lines else 0
+        write_golden({name: golden[name] for name in COMMANDS if name in golden})
+    print(f"{len(chosen)} commands {'recorded' if options.write else f'compared, {different} differ'}")
+    return bool(different)
 
 
 if __name__ == "__main__":

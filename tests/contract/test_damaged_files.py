@@ -19,10 +19,10 @@ from specsim.acceptance.per_position import PerPosition
 from specsim.cost.files import read_cost
 from specsim.cost.grid import GRID_KIND, GRID_VERSION, read_grid
 from specsim.cost.profile import PROFILE_KIND, PROFILE_VERSION
-from specsim.errors import InputError
-from specsim.results import list_results
+from specsim.io.errors import InputError
+from specsim.learn.journal import Journal
+from specsim.report.result_files import list_results
 from specsim.trace.files import read_trace, write_trace
-from specsim.tuning.journal import Journal
 from tests.support.reference import small_trace
 from tests.support.tiny import tiny_pair
 

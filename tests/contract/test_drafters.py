@@ -25,15 +25,15 @@ from realrun.drafters.medusa import MedusaHeads
 from realrun.drafters.registry import DRAFTERS
 from realrun.drafters.space import MaskedTarget
 from realrun.drafters.state_drafter import StateDrafterLM
+from realrun.experiment.validate import output_identical, rounds_identical
 from realrun.lm.cached import CachedLM
 from realrun.lm.llama import FusedLlama
 from realrun.lm.split_target import SplitTarget
+from realrun.measure.record import RecordSettings, record
 from realrun.pairs.drafter_files import describe_target, load_drafter, save_drafter
 from realrun.pairs.pair import Pair
-from realrun.recording.record import RecordSettings, record
-from realrun.validation.validate import output_identical, rounds_identical
 from specsim.cost.model import ConstantCost
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 from specsim.policy.base import Policy
 from specsim.policy.registry import make_policy
 from specsim.replaying.replay import replay
@@ -116,7 +116,7 @@ def policies_of(case: Case) -> list[Policy]:
 
 def share_of(case: Case, mode: str) -> list[Policy]:
     """Of the quick cases of a kind, in both modes, each policy is tried in one."""
-    together = [(one, other) for one in QUICK if one.kind == case.kind for other in MODES]
+    together = [(quick, mode) for quick in QUICK if quick.kind == case.kind for mode in MODES]
     return policies_of(case)[together.index((case, mode)) :: len(together)]
 
 
@@ -125,9 +125,9 @@ def covering(*, all_policies: bool = False) -> Any:
     pairs = [(case, mode) for case in QUICK for mode in MODES]
     chosen = [(case, mode, (number // 2 + number) % 2 == 1) for number, (case, mode) in enumerate(pairs)]
     every = [(case, mode, ends) for case in (*QUICK, *SLOW) for mode in MODES for ends in (False, True)]
-    rest = every if all_policies else [one for one in every if one not in chosen]
-    quick = [pytest.param(*one, *([False] if all_policies else [])) for one in chosen]
-    slow = [pytest.param(*one, *([True] if all_policies else []), marks=pytest.mark.slow) for one in rest]
+    rest = every if all_policies else [values for values in every if values not in chosen]
+    quick = [pytest.param(*values, *([False] if all_policies else [])) for values in chosen]
+    slow = [pytest.param(*values, *([True] if all_policies else []), marks=pytest.mark.slow) for values in rest]
     names = ("case", "mode", "ends", *(["everything"] if all_policies else []))
     return pytest.mark.parametrize(names, [*quick, *slow], ids=str)
 
@@ -187,8 +187,8 @@ def recorded(case: Case, mode: str, ends: bool) -> tuple[Pair, Trace]:
     nodes = WHOLE_TREE if pair.drafter.trees else 0
     trace = record(pair, prompts, RecordSettings(DEPTH, TOKENS, sampler, nodes, WIDTH))
     assert trace.meta["drafter_kind"] == pair.drafter.name and trace.meta["drafter_facts"] == pair.drafter.facts
-    found = [text.tolist() for text in np.split(trace.token, trace.offsets[1:-1])]
-    assert found == outputs
+    texts = [text.tolist() for text in np.split(trace.token, trace.offsets[1:-1])]
+    assert texts == outputs
     assert (trace.output_tokens < TOKENS).any() == ends
     if ends:  # drafts end with it, too; those of a lookup repeat what stood before
         assert case.kind == "prompt-lookup" or np.isin(trace.draft_token, pair.eos_token_ids).any()
@@ -214,8 +214,8 @@ def test_the_output_is_the_targets_own_and_replay_repeats_every_round(
         assert replayed.truncated is None or not replayed.truncated.any(), policy
         assert output_identical(trace, runs) == rounds_identical(replayed, runs) == 1.0, policy
         assert replayed.rounds is not None and len(replayed.rounds) == sum(len(run.rounds) for run in runs)
-        accepted.update(one.accepted for run in runs for one in run.rounds)
-        beside += sum(one.accepted == 1 < one.last for run in runs for one in run.rounds)
+        accepted.update(round_.accepted for run in runs for round_ in run.rounds)
+        beside += sum(round_.accepted == 1 < round_.last for run in runs for round_ in run.rounds)
     assert ends or (accepted[0] and accepted[1])
     assert beside or not (everything and pair.drafter.trees) or ends
 
@@ -264,8 +264,8 @@ def fresh_layers(pair: Pair, lm: CachedLM, context: list[int]) -> list[tuple[tor
     if isinstance(lm, StateDrafterLM):
         target, drafter = pair.make_drafter()
         target.prefill(context)
-        drafter.lm.prefill(context[: lm.given])
-        return layers_of(drafter.lm, lm.given)
+        drafter.lm.prefill(context[: lm.state_rows])
+        return layers_of(drafter.lm, lm.state_rows)
     model = getattr(pair.drafter, "model", getattr(pair.drafter, "decoder", None))
     own = len(layers_of(lm, lm.length))
     return library_layers(model, context[: lm.length])[0][-own:] if own else []
@@ -365,7 +365,7 @@ def test_it_survives_its_file(kind: str, tmp_path: Path) -> None:
         assert not any(module.training for module in modules)
         held = [value for module in modules for value in module.state_dict().values()]
         for value in tensors.values():
-            assert any(torch.equal(value, one) or (one.ndim == 2 and torch.equal(value, one[-1])) for one in held)
+            assert any(torch.equal(value, own) or (own.ndim == 2 and torch.equal(value, own[-1])) for own in held)
     assert all(torch.equal(value, target.state_dict()[name]) for name, value in before.items())
     pair = replace(tiny_pair(), target=its_target, drafter=drafter)
     prompt, plain = PROMPTS[1].tokens, Decoder(*pair.make_drafter(), (), Sampler())
@@ -390,7 +390,7 @@ def test_another_target_is_refused_in_one_line(kind: str, tmp_path: Path) -> Non
     ]
     for other, says in cases:
         with pytest.raises(
-            InputError, match=f"was trained on tiny with {says}.*train one with `realrun train"
+            InputError, match=f"was trained on tiny with {says}.*train a drafter with `realrun train"
         ) as caught:
             load_drafter(path, other)
         assert "\n" not in str(caught.value)

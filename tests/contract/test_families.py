@@ -53,13 +53,13 @@ QUICK = [
 
 def page(outcomes: Outcomes) -> str:
     """The page of these outcomes."""
-    refusals = list(dict.fromkeys(said for said in outcomes.values() if said not in SUPPORTED))
+    refusals = list(dict.fromkeys(text for text in outcomes.values() if text not in SUPPORTED))
     lines = [f"| family | {' | '.join(MAKERS)} |", f"|---|{'---|' * len(MAKERS)}"]
     for family in FAMILIES:
         cells = [outcomes[family, drafter] for drafter in MAKERS]
-        shown = [said if said in SUPPORTED else f"no ({refusals.index(said) + 1})" for said in cells]
+        shown = [text if text in SUPPORTED else f"no ({refusals.index(text) + 1})" for text in cells]
         lines.append(f"| {family} | {' | '.join(shown)} |")
-    reasons = [f"{number}. {said}" for number, said in enumerate(refusals, start=1)]
+    reasons = [f"{number}. {text}" for number, text in enumerate(refusals, start=1)]
     return "\n".join([HEAD, *lines, "", "Refusals:", "", *reasons, ""])
 
 
@@ -98,7 +98,7 @@ def test_the_page_is_written_from_its_outcomes_alone() -> None:
 
 def test_the_quick_cells_have_every_drafter_and_every_refusal() -> None:
     outcomes = read(PAGE.read_text())
-    refusals = {re.sub(r"\w+ForCausalLM|\w+LMHeadModel", "", said) for said in outcomes.values()} - {*SUPPORTED}
+    refusals = {re.sub(r"\w+ForCausalLM|\w+LMHeadModel", "", text) for text in outcomes.values()} - {*SUPPORTED}
     tried = {re.sub(r"\w+ForCausalLM|\w+LMHeadModel", "", outcomes[cell]) for cell in QUICK} - {*SUPPORTED}
     assert {drafter for _, drafter in QUICK} == {*MAKERS} and tried == refusals
 

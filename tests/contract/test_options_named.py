@@ -45,15 +45,15 @@ RAISED_BY = {
     "realrun/pairs/pair.py": (*TRACES[:2], "realrun profile"),
     "realrun/pairs/vocabulary.py": (*TRACES, "realrun profile"),
     "realrun/pairs/prompts.py": (*TRACES, "realrun typical", "realrun train predictor", "realrun train self-sd"),
-    "realrun/recording/record.py": TRACES,
-    "realrun/recording/reuse.py": TRACES[1:],
-    "realrun/recording/again.py": ("realrun validate",),
-    "realrun/training/common/folder.py": TRAININGS,
-    "realrun/training/common/loop.py": TRAININGS,
-    "realrun/training/common/trainings.py": TRAININGS,
-    "realrun/training/medusa2.py": ("realrun train medusa",),
+    "realrun/measure/record.py": TRACES,
+    "realrun/measure/reuse.py": TRACES[1:],
+    "realrun/measure/again.py": ("realrun validate",),
+    "realrun/train/common/folder.py": TRAININGS,
+    "realrun/train/common/loop.py": TRAININGS,
+    "realrun/train/common/trainings.py": TRAININGS,
+    "realrun/train/medusa2.py": ("realrun train medusa",),
     "specsim/acceptance/sources.py": ("specsim acceptance fit",),
-    "specsim/api/predict.py": ("specsim replay",),
+    "specsim/learn/predict.py": ("specsim replay",),
     "specsim/cli/console.py:check_new": (
         "realrun profile",
         "realrun cost-grid",
@@ -65,9 +65,9 @@ RAISED_BY = {
     "specsim/claims/check.py": ("specsim claims check",),
     "specsim/cli/claims.py": ("specsim claims record",),
     "specsim/cli/engines/join.py": ("specsim join",),
-    "realrun/validation/like.py": ("realrun validate",),
-    "realrun/validation/timing.py": ("realrun validate", "realrun leaderboard", "realrun engine validate"),
-    "realrun/validation/run.py": ("realrun validate",),
+    "realrun/experiment/like.py": ("realrun validate",),
+    "realrun/experiment/timing.py": ("realrun validate", "realrun leaderboard", "realrun engine validate"),
+    "realrun/experiment/run.py": ("realrun validate",),
     "specsim/cli/replay.py": ("specsim replay",),
     "specsim/cli/serve/schedule.py": ("specsim serve schedule",),
     "specsim/cli/serve/simulate.py": ("specsim serve simulate",),
@@ -75,8 +75,7 @@ RAISED_BY = {
     "specsim/cli/engines/export.py": ("specsim export",),
     "specsim/engines/confidence_temperatures.py": ("specsim export",),
     "specsim/engines/export.py": ("specsim export",),
-    "specsim/engines/formats/requests.py": ("specsim import",),
-    "specsim/engines/formats/written.py": ("specsim import",),
+    "specsim/engines/formats/records.py": ("specsim import",),
     "specsim/report/tree_figures.py": ("specsim tree search",),
     "specsim/trace/files.py": ("realrun record", "specsim acceptance generate"),
 }
@@ -99,7 +98,9 @@ def commands() -> dict[str, Any]:
 
 def options(name: str) -> set[str]:
     """What a command takes."""
-    return {flag for one in commands()[name].params for flag in (*one.opts, *one.secondary_opts)} | {"--help"}
+    return {flag for parameter in commands()[name].params for flag in (*parameter.opts, *parameter.secondary_opts)} | {
+        "--help"
+    }
 
 
 def command_of(line: str) -> str:
@@ -122,7 +123,7 @@ def strange(text: str, own: set[str]) -> list[str]:
 @pytest.mark.parametrize("name", commands())
 def test_a_help_recommends_what_there_is(name: str) -> None:
     command = commands()[name]
-    texts = [command.help or "", *(getattr(one, "help", None) or "" for one in command.params)]
+    texts = [command.help or "", *(getattr(parameter, "help", None) or "" for parameter in command.params)]
     assert [found for text in texts for found in strange(text, options(name))] == []
 
 
@@ -131,9 +132,9 @@ def errors(source: str) -> Iterator[tuple[str, str]]:
     for part in ast.parse(source).body:
         for node in ast.walk(part):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in RAISING:
-                texts = [one for one in ast.walk(node) if isinstance(one, ast.Constant) and type(one.value) is str]
-                texts.sort(key=lambda one: (one.lineno, one.col_offset))
-                yield getattr(part, "name", ""), "".join(str(one.value) for one in texts)
+                texts = [part for part in ast.walk(node) if isinstance(part, ast.Constant) and type(part.value) is str]
+                texts.sort(key=lambda text: (text.lineno, text.col_offset))
+                yield getattr(part, "name", ""), "".join(str(text.value) for text in texts)
 
 
 def test_an_error_recommends_what_there_is() -> None:
@@ -144,7 +145,7 @@ def test_an_error_recommends_what_there_is() -> None:
             for function, text in errors(path.read_text()):
                 raisers = RAISED_BY.get(f"{file}:{function}", RAISED_BY.get(file, ()))
                 own = set.intersection(*map(options, raisers)) if raisers else set[str]()
-                wrong += [f"{file}: {one}: {text}" for one in strange(text, own)]
+                wrong += [f"{file}: {option}: {text}" for option in strange(text, own)]
     assert wrong == []
 
 

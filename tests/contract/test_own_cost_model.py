@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pytest
 
 import specsim
-from specsim.speedup.formulas import leviathan_speedup
+from specsim.acceptance.formulas import leviathan_speedup
 
 # --- What a user writes ----------------------------------------------------------------------------
 

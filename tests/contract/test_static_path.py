@@ -18,8 +18,9 @@ from realrun.decode.sampling import Sampler
 from realrun.drafters.registry import DRAFTERS
 from realrun.lm.kernels import use_kernels
 from realrun.lm.static.llama import StaticLlama
+from realrun.measure.probes import Prober
+from realrun.measure.stream import Stream
 from realrun.pairs.pair import Pair
-from realrun.profiling.probes import Prober
 from specsim.policy.base import Policy
 from specsim.policy.registry import make_policy
 from tests.support.drafting import Case, case_pair, prompts_of
@@ -72,7 +73,7 @@ def runs_of(kind: str, kernels: str, sampler: Sampler, policies: list[Policy], d
 @modes
 @kinds
 def test_rounds_are_those_of_the_lean_path(kind: str, mode: str, dtype: torch.dtype, graphs: bool) -> None:
-    """Launched one by one, and recorded: each policy after the others over the same caches and graphs."""
+    """Launched eagerly, and recorded: each policy after the others over the same caches and graphs."""
     rest = kind, MODES[mode], policies_of(kind), dtype, 10
     lean = runs_of(rest[0], "auto", *rest[1:])
     with emulated() if graphs else nullcontext():
@@ -131,13 +132,13 @@ class Asked:
         def counted_round(*args: Any) -> Any:
             nonlocal waits
             before, waits = device.counts, 0
-            made = advance(*args)
+            result = advance(*args)
             last = args[-1][-1]
             self.rounds.append(
                 difference(device.counts, before)
                 | {"waits": waits, "drafted": last.drafted, "verified": last.verified, "passes": len(last.level_nodes)}
             )
-            return made
+            return result
 
         decoder.clock, decoder.round = counted_clock, counted_round  # type: ignore[method-assign]
         lm = getattr(decoder.drafter, "lm", None)
@@ -147,15 +148,22 @@ class Asked:
 
         def counted_describe(*args: Any, **kwargs: Any) -> torch.Tensor:
             before = device.counts
-            said: torch.Tensor = describe(*args, **kwargs)
-            self.steps.append(difference(device.counts, before) | {"said bytes": said.nbytes})
-            return said
+            statistics: torch.Tensor = describe(*args, **kwargs)
+            self.steps.append(difference(device.counts, before) | {"described bytes": statistics.nbytes})
+            return statistics
 
         lm.describe = counted_describe
 
 
-SAID = {FIXED.name: 16, "cali_ts": 20, "llama_cpp": 20}  # bytes: token, three features, and a fourth where it is read
-SPOKEN = ("medusa", "space")  # what a round proposes comes with the target's pass: a copy a round brings it into place
+DESCRIBED_BYTES = {
+    FIXED.name: 16,
+    "cali_ts": 20,
+    "llama_cpp": 20,
+}  # bytes: token, three features, and a fourth where it is read
+ROWS_AT_ONCE = (
+    "medusa",
+    "space",
+)  # what a round proposes comes with the target's pass: a copy a round brings it into place
 
 
 @pytest.mark.parametrize("policy", [FIXED, *OF_STATES], ids=lambda policy: policy.name)
@@ -163,29 +171,29 @@ SPOKEN = ("medusa", "space")  # what a round proposes comes with the target's pa
 def test_a_draft_step_is_one_launch_and_a_few_bytes_back(kind: str, policy: Policy) -> None:
     asked = Asked(kind, policy)
     assert asked.captured == 0  # nothing is recorded on the clock
-    assert len(asked.steps) == sum(one["drafted"] for one in asked.rounds) > 40
+    assert len(asked.steps) == sum(round_["drafted"] for round_ in asked.rounds) > 40
     for step in asked.steps:
-        assert (step["graphs"], step["launches"], step["said bytes"]) == (1, 0, SAID[policy.name])
-    # Only the first of a round is told its tokens; the others find theirs where the one before has left it.
+        assert (step["graphs"], step["launches"], step["described bytes"]) == (1, 0, DESCRIBED_BYTES[policy.name])
+    # Only the first step of a round gets its tokens from the host; the others find them on the device.
     assert sum(step["puts"] == 0 for step in asked.steps) >= len(asked.steps) - len(asked.rounds)
-    for one in asked.rounds:
+    for round_ in asked.rounds:
         scored = 3 if policy.name == "cali_ts" else 0  # the target's part of the scores
-        assert one["graphs"] == one["drafted"] + 1
-        assert one["launches"] <= 1 + (kind in SPOKEN) * 2 + scored
-        assert one["puts"] <= 4 and one["waits"] == 1
-        assert one["bytes back"] == SAID[policy.name] * one["drafted"] + 8 * (one["verified"] + 1)
+        assert round_["graphs"] == round_["drafted"] + 1
+        assert round_["launches"] <= 1 + (kind in ROWS_AT_ONCE) * 2 + scored
+        assert round_["puts"] <= 4 and round_["waits"] == 1
+        assert round_["bytes back"] == DESCRIBED_BYTES[policy.name] * round_["drafted"] + 8 * (round_["verified"] + 1)
 
 
 @pytest.mark.parametrize("kind", [name for name, kind in DRAFTERS.items() if kind.trees])
 def test_a_pass_of_a_tree_is_one_launch(kind: str) -> None:
-    """Its candidates are told beside it. EESD's target runs its lower layers, over what was never fed, by one more."""
+    """EESD's target takes another launch for its lower layers over rows that were never fed."""
     asked = Asked(kind, TREES[0])
     assert asked.captured == 0
-    for one in asked.rounds:
-        drafting = min(one["passes"], 1) if kind == "medusa" else one["passes"]  # all heads speak at once
-        assert one["graphs"] - drafting in ((1, 2) if kind == "eesd" else (1,))
-        assert one["waits"] == 2
-    assert any(one["passes"] == K for one in asked.rounds)
+    for round_ in asked.rounds:
+        drafting = min(round_["passes"], 1) if kind == "medusa" else round_["passes"]  # all heads run at once
+        assert round_["graphs"] - drafting in ((1, 2) if kind == "eesd" else (1,))
+        assert round_["waits"] == 2
+    assert any(round_["passes"] == K for round_ in asked.rounds)
 
 
 @pytest.mark.parametrize("kind", [name for name, kind in DRAFTERS.items() if kind.has_states])
@@ -195,7 +203,7 @@ def test_a_longer_output_leaves_nothing_of_the_shorter_ones_noise(kind: str) -> 
     with use_kernels("reference"), emulated():
         drafter = pair.make_drafter()[1]
         drafter.prepare(40, sampler, 0, BLOCK)
-        recorded = getattr(drafter.lm, "_said", drafter.lm).recorded
+        recorded = drafter.lm.recorded
         before, (short,) = len(recorded.replays), map(weakref.ref, drafter._descriptions.values())
         drafter.prepare(40, sampler, 0, BLOCK + 1)
         gc.collect()
@@ -206,14 +214,20 @@ def test_a_longer_output_leaves_nothing_of_the_shorter_ones_noise(kind: str) -> 
 def test_a_step_without_a_draft_is_one_launch_one_copy_and_one_wait(kind: str) -> None:
     asked = Asked(kind, None)
     assert asked.captured == 0 and not asked.steps
-    for one in asked.rounds:
-        assert (one["graphs"], one["launches"], one["puts"], one["waits"], one["bytes back"]) == (1, 1, 1, 1, 8)
+    for round_ in asked.rounds:
+        assert (round_["graphs"], round_["launches"], round_["puts"], round_["waits"], round_["bytes back"]) == (
+            1,
+            1,
+            1,
+            1,
+            8,
+        )
 
 
 def test_prompt_lookup_asks_for_the_targets_pass_alone() -> None:
     asked = Asked("prompt-lookup", FIXED)
-    assert any(one["drafted"] for one in asked.rounds) and asked.captured == 0
-    assert all((one["graphs"], one["launches"], one["waits"]) == (1, 1, 1) for one in asked.rounds)
+    assert any(round_["drafted"] for round_ in asked.rounds) and asked.captured == 0
+    assert all((round_["graphs"], round_["launches"], round_["waits"]) == (1, 1, 1) for round_ in asked.rounds)
 
 
 @pytest.mark.parametrize("kind", ["model", "eesd", "edd", "eagle", "medusa", "self-sd", "space"])
@@ -224,14 +238,14 @@ def test_probes_of_costs_record_nothing_on_their_clock(kind: str) -> None:
         prober = Prober(pair, depth=3, tree_tokens=3, sampler=Sampler(), seed=0)
         prober.warm(40)
         prober.begin([5, 6, 7, 8, 9, 10])
-        prober.baseline(None, 1)
+        prober.baseline(Stream(), 1)
         for probe in prober.chains:
-            prober.run(probe, None)
+            prober.run(probe, Stream())
         before = device.captured
         for probe in prober.chains:
-            prober.run(probe, None)
-        prober.scores(None)
-        prober.baseline(None, 2)
+            prober.run(probe, Stream())
+        prober.scores(Stream())
+        prober.baseline(Stream(), 2)
         assert device.captured == before
 
 
@@ -243,5 +257,5 @@ def test_drafts_reach_the_end_of_the_models_positions(kind: str) -> None:
     for kernels in ("auto", "reference"):
         with use_kernels(kernels):
             decoder = Decoder(*pair.make_drafter(), (), Sampler())
-            runs += [[(one.tokens, one.tree_log()) for one in (decoder.decode(prompt, 12, p) for p in (FIXED, *TREES))]]
+            runs += [[(run.tokens, run.tree_log()) for run in (decoder.decode(prompt, 12, p) for p in (FIXED, *TREES))]]
     assert runs[0] == runs[1]

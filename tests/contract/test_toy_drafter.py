@@ -10,25 +10,24 @@ from typing import Any, ClassVar, Self
 import pytest
 import torch
 
-import realrun.validation.run as validation_run
-from realrun.decode.acceptance_predictor import Predictor, Scorer
+import realrun.experiment.run as validation_run
+from realrun.decode.acceptance_predictor import Predictor
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
 from realrun.drafters.kind import DrafterKind, Origin
 from realrun.drafters.registry import DRAFTERS
+from realrun.experiment.run import ValidationSettings, validate
+from realrun.experiment.validate import output_identical, rounds_identical
 from realrun.lm.cached import CachedLM
 from realrun.lm.open import make_lm
+from realrun.measure.profile import profile
+from realrun.measure.record import RecordSettings, record
 from realrun.pairs.pair import Pair, load_pair
-from realrun.profiling.profile import profile
 from realrun.proposals.positionwise import positionwise_columns
-from realrun.proposals.recorder import Columns, Recorder
-from realrun.proposals.trees import TreeSize
-from realrun.recording.record import RecordSettings, record
-from realrun.validation.run import ValidationSettings, validate
-from realrun.validation.validate import output_identical, rounds_identical
+from realrun.proposals.recorder import Columns, Recorder, RecordRequest
 from specsim.cost.profile import profile_from_json
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 from specsim.policy.registry import CHAIN_POLICIES, make_policy
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
@@ -85,18 +84,9 @@ class RepeatKind(DrafterKind):
         return make_lm(target), DraftModel(RepeatLM(target), eos_token_ids, predictor)
 
     def make_recorder(self, target: Any, sampler: Sampler) -> Recorder:
-        def recorder(
-            prompt: Sequence[int],
-            output: Sequence[int],
-            depth: int,
-            sampler: Sampler,
-            sequence: int,
-            scorer: Scorer | None = None,
-            tree: TreeSize | None = None,
-        ) -> Columns:
-            last = torch.tensor([prompt[-1], *output[:-1]], device=target.device)
-            proposed = RepeatProposals(last, int(target.config.vocab_size))
-            return positionwise_columns(target, proposed, prompt, output, depth, sampler, sequence, scorer, tree)
+        def recorder(request: RecordRequest) -> Columns:
+            last = torch.tensor([request.prompt[-1], *request.output[:-1]], device=target.device)
+            return positionwise_columns(target, RepeatProposals(last, int(target.config.vocab_size)), request)
 
         return recorder
 

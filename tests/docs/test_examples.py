@@ -13,14 +13,14 @@ import pytest
 from docs.pages import block
 from speckernels.bench.cases import OPERATIONS
 from speckernels.bench.rows import TIMED_MODES, Row
+from specsim.compare.leaderboard import leaderboards
+from specsim.learn.settings import SearchSettings
+from specsim.learn.tune import tune_on
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.registry import find_policy, make_policy
-from specsim.ranking.leaderboard import leaderboard
+from specsim.replaying.prediction import predict_policy
 from specsim.replaying.priced import PricedTrace
-from specsim.speedup.prediction import predict_policy
 from specsim.trace.split import split_sequences
-from specsim.tuning.search import tune
-from specsim.tuning.settings import SearchSettings
 from tests.support.commands import call
 from tests.support.reference import RampCost, small_trace
 
@@ -52,7 +52,7 @@ def test_the_example_policy_replays(example: Path) -> None:
 def test_the_example_policy_is_tuned(kind: type[ChainPolicy]) -> None:
     trace = small_trace()
     tuning, held = split_sequences(trace)
-    result = tune(
+    result = tune_on(
         kind,
         PricedTrace(trace.select(tuning), RampCost()),
         PricedTrace(trace.select(held), RampCost()),
@@ -62,17 +62,17 @@ def test_the_example_policy_is_tuned(kind: type[ChainPolicy]) -> None:
 
 
 def test_the_example_policy_stands_on_the_leaderboard(kind: type[ChainPolicy]) -> None:
-    board = leaderboard({"small": small_trace()}, [RampCost()], kinds=[find_policy("fixed_k"), kind], trials=5)[0]
+    board = leaderboards({"small": small_trace()}, [RampCost()], kinds=[find_policy("fixed_k"), kind], trials=5)[0]
     assert {row.label for row in board.rows} == {"fixed_k, tuned", "fixed_k, K = 4", "prob_floor, tuned"}
-    assert {one.setting for one in board.sweeps} == {"k", "floor"}
+    assert {sweep.setting for sweep in board.sweeps} == {"k", "floor"}
 
 
 def test_the_example_of_a_claim_names_a_case_of_the_benchmark() -> None:
     claims = tomllib.loads(block("claims.md", 'document = "bench.json"', "toml"))["claim"]
     ((_, row, field),) = [claim["at"] for claim in claims if "at" in claim]
-    (operation,) = [one for one in OPERATIONS if one.name == row["op"]]
+    (operation,) = [each for each in OPERATIONS if each.name == row["op"]]
     assert (row["label"], row["dtype"]) in {(case.label, case.dtype_name) for case in operation.cases}
-    assert row["mode"] in TIMED_MODES and {field, *row} <= {one.name for one in fields(Row)}
+    assert row["mode"] in TIMED_MODES and {field, *row} <= {column.name for column in fields(Row)}
 
 
 def test_the_commands_for_engines_run_as_they_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,6 @@ from tests.support import ROOT
 
 NOT_PROSE = re.compile(
     r"^```.*?^```$"  # blocks of code, and outputs
-    r"|<!-- took -->.*?<!-- -->"
     r"|<!--.*?-->"
     r"|\$\$.*?\$\$|\$[^$\n]*\$"  # formulas
     r"|`[^`]*`"

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from specsim.acceptance.sources import Counters, Rounds, read_source
+from specsim.engines.formats.records import summary, write_imported
 from specsim.engines.formats.registry import read_format
-from specsim.engines.formats.written import summary, write_imported
 from tests.fuzz import mutate
 from tests.fuzz.reader import JSON, OTHER, Reader, json_file
 from tests.support import ROOT
@@ -55,7 +55,7 @@ def importer_of(kind: str, content: str, family: str = OTHER) -> Reader:
 def write_lab(path: Path) -> None:
     import pyarrow as pa
 
-    from specsim.files import write_table
+    from specsim.io.files import write_table
 
     columns = {
         "model": ["m"] * 3,

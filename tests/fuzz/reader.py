@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 from tests.fuzz import mutate
 
 JSON, OTHER = "JSON", "Parquet, folders, zip"

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from specsim.acceptance.files import load_model, save_model
+from specsim.acceptance.generate import generate
 from specsim.acceptance.iid import IID
 from specsim.acceptance.per_position import PerPosition
 from specsim.acceptance.sources import read_counters, read_rounds, verified_by_depth
-from specsim.acceptance.synthetic import generate
 from specsim.claims.check import check_files
 from specsim.cost.batch_profile import BATCH_PROFILE_KIND, BATCH_PROFILE_VERSION, BatchProfileCost
 from specsim.cost.files import read_cost
@@ -22,15 +22,15 @@ from specsim.cost.joined import JoinedCost, joined_document
 from specsim.cost.model import CostModel
 from specsim.cost.profile import PROFILE_KIND, PROFILE_VERSION, ProfileCost
 from specsim.cost.step_times import judge_step_times
-from specsim.files import file_digest
-from specsim.fitting.recorded_steps import read_steps
-from specsim.results import read_result
+from specsim.io.files import file_digest
+from specsim.learn.journal import Journal, trace_digest
+from specsim.learn.recorded_steps import read_steps
+from specsim.policy.static_tree.rates import read_rates
+from specsim.report.result_files import read_result
 from specsim.serving.arrivals import recorded_requests
-from specsim.static_tree.rates import read_rates
 from specsim.trace.files import read_trace, write_trace
 from specsim.trace.meta import JOINED_FILE, META, SEQUENCES, STEPS, TREES, meta_digest, read_meta
 from specsim.trace.packed import pack_trace
-from specsim.tuning.journal import Journal, trace_digest
 from tests.fuzz import mutate
 from tests.fuzz.importers import IMPORTERS
 from tests.fuzz.reader import JSON, OTHER, Reader, json_file
@@ -174,7 +174,7 @@ def use_bench(path: Path) -> None:
 
 
 def use_plan(path: Path) -> None:
-    from realrun.training.common.folder import refuse_another
+    from realrun.train.common.folder import refuse_another
 
     refuse_another(path, PLAN, whole=True)
 
@@ -202,7 +202,7 @@ def use_prompts(path: Path) -> None:
 
 
 def use_text(path: Path) -> None:
-    from realrun.training.common.text import _documents
+    from realrun.train.common.text import _documents
 
     assert all(document.strip() for document in _documents(path))
 
@@ -268,7 +268,7 @@ def write_packed(path: Path) -> None:
 def write_rounds(path: Path) -> None:
     import pyarrow as pa
 
-    from specsim.files import write_table
+    from specsim.io.files import write_table
 
     columns = {"policy": ["a"] * 4, "sequence_id": [0, 0, 1, 1], "t": [0, 3, 0, 1], "drafted": [3, 2, 4, 4]}
     write_table(pa.table({**columns, "accepted": [2, 2, 0, 4], "tree": [False] * 4}), path)

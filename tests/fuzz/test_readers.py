@@ -15,7 +15,8 @@ import pytest
 
 from specsim.acceptance.sources import read_rounds
 from specsim.cost.model import ConstantCost
-from specsim.errors import InputError
+from specsim.io.errors import InputError
+from specsim.io.parquet import INTEGER_LISTS, read_table
 from specsim.trace.files import read_trace
 from tests.fuzz.__main__ import KEPT, mutant, outcome, prepared
 from tests.fuzz.reader import JSON, Reader
@@ -110,17 +111,27 @@ def test_text_that_is_no_unicode_is_refused(tmp_path: Path) -> None:
         read_rounds(path)
 
 
-def test_a_small_file_that_unpacks_to_a_large_one_is_refused_unread(
+def test_a_small_file_of_many_rows_is_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "rounds.parquet"
+    same = pa.repeat(pa.scalar(2, pa.int64()), 300_000)
+    pq.write_table(pa.table({"drafted": same, "accepted": same, "t": same}), path, compression="zstd")
+    assert path.stat().st_size < 20_000
+    monkeypatch.setattr("specsim.io.files.LEAST_LIMIT_BYTES", 2**22)
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", lambda *args, **how: pytest.fail("it was read"))
+    with pytest.raises(InputError, match="takes at least 6 MiB, at most 4 were expected"):
+        read_rounds(path)
+
+
+def test_a_small_file_of_long_lists_is_refused_while_it_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, rows = tmp_path / "rounds.parquet", 3_000_000
-    same = pa.repeat(pa.scalar(2, pa.int64()), rows)
-    pq.write_table(pa.table({"drafted": same, "accepted": same, "t": same}), path, compression="zstd")
-    assert path.stat().st_size < 50_000
-    monkeypatch.setattr("specsim.files.LEAST_LIMIT_BYTES", 2**26)
-    monkeypatch.setattr(pq.ParquetFile, "read", lambda *args, **how: pytest.fail("it was read"))
-    with pytest.raises(InputError, match="would take 68 MiB, at most 64 were expected"):
-        read_rounds(path)
+    path, columns = tmp_path / "lists.parquet", {"lists": INTEGER_LISTS}
+    lists = pa.array([[7] * 100] * 30_000, pa.list_(pa.int64()))
+    pq.write_table(pa.table({"lists": lists}), path, compression="zstd")
+    assert len(read_table(path, columns, invalid="record it again")) == 30_000
+    monkeypatch.setattr("specsim.io.files.LEAST_LIMIT_BYTES", 2**22)
+    with pytest.raises(InputError, match="takes at least 12 MiB, at most 4 were expected"):
+        read_table(path, columns, invalid="record it again")
 
 
 def repacked(path: Path, method: int) -> None:

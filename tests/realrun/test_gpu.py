@@ -10,12 +10,12 @@ from realrun.decode.draft_model import DraftModel
 from realrun.decode.gumbel import gumbel_noise
 from realrun.decode.rounds import Round, RoundContext
 from realrun.decode.sampling import Sampler
+from realrun.experiment.validate import output_identical, rounds_identical
 from realrun.lm.static.llama import StaticLlama
+from realrun.measure.profile import profile
+from realrun.measure.record import RecordSettings, record
 from realrun.pairs.pair import Pair, load_pair
 from realrun.pairs.prompts import lab_prompts
-from realrun.profiling.profile import profile
-from realrun.recording.record import RecordSettings, record
-from realrun.validation.validate import output_identical, rounds_identical
 from specsim.cost.model import ConstantCost
 from specsim.policy.registry import make_policy
 from specsim.replaying.replay import replay

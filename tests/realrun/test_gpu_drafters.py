@@ -8,11 +8,11 @@ import torch
 from realrun.campaign.smoke import DRAFTERS
 from realrun.decode.decoder import Decoder
 from realrun.decode.sampling import Sampler
+from realrun.experiment.validate import output_identical, rounds_identical
 from realrun.lm.static.llama import StaticLlama
+from realrun.measure.record import RecordSettings, record
 from realrun.pairs.pair import Pair, load_pair
 from realrun.pairs.prompts import lab_prompts
-from realrun.recording.record import RecordSettings, record
-from realrun.validation.validate import output_identical, rounds_identical
 from specsim.cost.model import SPACE, ConstantCost
 from specsim.policy.base import Policy
 from specsim.policy.registry import make_policy
@@ -27,6 +27,14 @@ devices = pytest.mark.parametrize(
 samplers = pytest.mark.parametrize(
     "sampler", [Sampler("greedy"), Sampler("gumbel", 0.7, seed=5)], ids=["greedy", "gumbel"]
 )
+TREES = [
+    ("model", "eagle2", {"nodes": 8, "top_k": 3, "depth": 3}),
+    ("eesd", "eagle2", {"nodes": 8, "top_k": 3, "depth": 3}),
+    ("edd", "pct", {"width": 3, "max_depth": 3}),
+    ("eagle", "eagle2", {"nodes": 12, "top_k": 3, "depth": 4}),
+    ("medusa-1", "sparse_tree", {}),
+    ("medusa-2", "sparse_tree", {}),
+]
 
 
 def chain_policy(pair: Pair) -> Policy:
@@ -58,14 +66,7 @@ def test_chains_of_every_drafter(drafter: str, sampler: Sampler, device: str) ->
 @samplers
 @pytest.mark.parametrize(
     ("drafter", "policy", "settings"),
-    [
-        ("model", "eagle2", {"nodes": 8, "top_k": 3, "depth": 3}),
-        ("eesd", "eagle2", {"nodes": 8, "top_k": 3, "depth": 3}),
-        ("edd", "pct", {"width": 3, "max_depth": 3}),
-        ("eagle", "eagle2", {"nodes": 12, "top_k": 3, "depth": 4}),
-        ("medusa-1", "sparse_tree", {}),
-        ("medusa-2", "sparse_tree", {}),
-    ],
+    [case for case in TREES if case[0] in DRAFTERS],
 )
 def test_trees_of_every_drafter(
     drafter: str, policy: str, settings: dict[str, float], sampler: Sampler, device: str
@@ -76,7 +77,7 @@ def test_trees_of_every_drafter(
 
 @pytest.mark.gpu
 @needs_cuda
-@pytest.mark.parametrize("drafter", ["model", "eagle", "edd", "medusa-1"])
+@pytest.mark.parametrize("drafter", [name for name in ("model", "eagle", "edd", "medusa-1") if name in DRAFTERS])
 def test_trees_in_bfloat16_are_the_same_with_and_without_graphs(drafter: str) -> None:
     pair = load_pair(drafter=drafter, device="cuda", dtype="bfloat16")
     policy = make_policy("eagle2", {"nodes": 8})

@@ -15,9 +15,9 @@ import pytest
 
 import specsim
 from docs.pages import block
-from specsim.fitting.fit import fit
+from specsim.learn.fit import fit
+from specsim.replaying.prediction import predict_policy
 from specsim.replaying.priced import PricedTrace
-from specsim.speedup.prediction import predict_policy
 from specsim.trace.split import split_sequences
 from tests.support.reference import RampCost, small_trace
 from tests.support.tuning_cases import stretchy_trace
@@ -129,11 +129,11 @@ def shown_results() -> list[type]:
     return [
         importlib.import_module(f"specsim.{module}").__dict__[name]
         for module, name in (
-            ("api.run", "Run"),
-            ("api.predict", "PolicyPrediction"),
-            ("api.tuned", "Tuned"),
-            ("api.tuned", "CrossValidated"),
-            ("ranking.leaderboard", "Board"),
+            ("learn.predict", "Run"),
+            ("learn.predict", "PolicyPrediction"),
+            ("learn.held_out", "TuneResult"),
+            ("learn.held_out", "CrossValidation"),
+            ("compare.board", "Board"),
             ("trace.trace", "Trace"),
             ("replaying.rounds", "RoundLog"),
         )
@@ -148,7 +148,7 @@ def test_every_result_is_a_frame_and_what_it_shows_is_documented() -> None:
     assert [hasattr(kind, "plot") for kind in shown_results()] == [True, False, True, True, True, False, False]
 
 
-@pytest.mark.parametrize("name", ["api.run.Run", "api.tuned.Tuned", "api.tuned.CrossValidated"])
+@pytest.mark.parametrize("name", ["learn.predict.Run", "learn.held_out.TuneResult"])
 def test_the_examples_of_figures_run(name: str) -> None:
     module, _, kind = name.rpartition(".")
     documented = getattr(importlib.import_module(f"specsim.{module}"), kind).plot

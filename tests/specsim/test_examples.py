@@ -15,8 +15,8 @@ from specsim.cost.roofline.architecture import find_architecture
 from specsim.cost.roofline.cost import RooflineCost, find_drafter
 from specsim.cost.roofline.hardware import find_hardware
 from specsim.cost.roofline.passes import Roofline
-from specsim.errors import InputError
-from specsim.examples import FOLDER, example_files, located
+from specsim.io.errors import InputError
+from specsim.io.examples import FOLDER, example_files, located
 from specsim.trace.remote import depth_at
 from tests.support.commands import call, json_of
 

@@ -31,7 +31,7 @@ def run(code: str) -> list:
 
 def test_no_module_imports_torch_or_what_runs_models() -> None:
     names, loaded = run(IMPORT_EVERYTHING)
-    assert {f"specsim.{room}" for room in ("trace", "policy", "replaying", "cost", "speedup")} <= set(names)
+    assert {f"specsim.{room}" for room in ("trace", "policy", "replaying", "cost")} <= set(names)
     roots = {name.split(".")[0] for name in loaded}
     assert "numba" in roots
     assert not roots & {"torch", "transformers", "triton", "realrun", "speckernels"}

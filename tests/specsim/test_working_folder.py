@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import typer
 
-from specsim import files
 from specsim.cli.console import run
-from specsim.errors import InputError, Interrupted
-from specsim.files import check_writable, remove_folder, replacing, replacing_folder, working_in, write_text
+from specsim.io import files
+from specsim.io.errors import InputError, Interrupted
+from specsim.io.files import check_writable, remove_folder, replacing, replacing_folder, working_in, write_text
 from tests.support.checks import refusal
 from tests.support.commands import assert_refused, call
 
@@ -45,7 +45,7 @@ def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
     code = f"""
 import time
 from pathlib import Path
-from specsim.files import working_in
+from specsim.io.files import working_in
 with working_in(Path({str(folder)!r})):
     print("locked", flush=True)
     time.sleep(600)
@@ -185,7 +185,7 @@ def test_ctrl_c_in_a_command_that_keeps_nothing(
 WRITER = """
 import sys
 from pathlib import Path
-from specsim.files import replacing
+from specsim.io.files import replacing
 with replacing(Path(sys.argv[1])) as temporary:
     temporary.write_text("whole")
     print("writing", flush=True)

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from realrun.decode.sampling import Sampler
+from realrun.measure.record import RecordSettings, record
 from realrun.pairs.pair import load_pair
 from realrun.pairs.prompts import study_prompts
-from realrun.recording.record import RecordSettings, record
-from specsim.speedup.formulas import adaedl_score, leviathan_speedup
-from studies.adaedl import bound, report, run
+from specsim.acceptance.formulas import adaedl_score, leviathan_speedup
+from studies.adaedl import bound, run
 from studies.adaedl.bound import Signals
 
 CONFIG = {
@@ -111,31 +111,3 @@ def test_signals_read_again_are_the_same(recorded: tuple[Any, Any, Any], tmp_pat
     found, again = run.signals_of(pair, trace, prompts), run.read_signals(tmp_path / "signals.npz")
     assert np.array_equal(again.sequence, found.sequence)
     assert again.acceptance == pytest.approx(found.acceptance, abs=1e-6)
-
-
-def test_the_report_is_whole() -> None:
-    rng = np.random.default_rng(1)
-    settings = {"k": 3, "lambda0": 0.4, "gamma": 0.2}
-    rows = [
-        {"label": label, "settings": settings, "seconds": (1 + rng.uniform(0, 0.1, 20)).tolist()}
-        for label in report.POLICIES
-    ]
-    board = {"rows": rows, "baseline_s": [1.5] * 20, "step_ratio": 0.1, "draws": 16}
-    boards = {report.MEASURED: board, report.PAPER: board}
-    found = {
-        (draft, "T13"): report.Found(1.3, 0.5, signals(), signals(), boards)
-        for draft in (report.LAB_DRAFT, report.SMALL)
-    }
-    document = {
-        "environment": {"device": "a machine", "threads": 1, "date": "2026-01-01"},
-        "dtype": "float32",
-        "parameters": {report.LAB_DRAFT: 1000, report.SMALL: 100},
-        "prices": {report.LAB_DRAFT: [1.0, 1.25], report.SMALL: [1.0, 1.5]},
-    }
-    text = report.report_text(CONFIG, document, found)
-    share = bound.violated(signals(), 0.2).estimate
-    assert f"in percent: T = 1.3: {share:.1f} and {share:.1f}." in text
-    assert "takes 1.00, 1.25 (lab's draft model); 1.00, 1.50 (small draft model) of one token's" in text
-    assert text.count(report.order(board)) == 4
-    assert text.count("At T = 1.3:") == 2 and "(above 1)" in text
-    assert "</svg>" in report.against_entropy(found, CONFIG)

@@ -1,4 +1,4 @@
-"""The study of batches: real rounds against their prediction, what memory leaves out, and the report."""
+"""The study of batches: real rounds against their prediction, and what memory leaves out."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 
 from realrun.decode.sampling import Sampler
-from realrun.recording.record import RecordSettings, record
+from realrun.measure.record import RecordSettings, record
+from specsim.acceptance.generate import generate
 from specsim.acceptance.iid import IID
-from specsim.acceptance.synthetic import generate
 from specsim.cost.linear import LinearCost, LinearPass
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.serving.drafts import drafts_of
 from specsim.serving.lockstep import lockstep
 from specsim.trace.files import write_trace
 from specsim.trace.trace import Trace
-from studies.batches import real, run, servers
+from studies.batches import real, report, run, servers
 from tests.support.tiny import tiny_pair, tiny_prompts
 
 CONFIG = tomllib.loads((Path(run.__file__).parent / "config.toml").read_text())
@@ -99,8 +99,9 @@ def test_probes_predict_a_machine_of_linear_costs(real_run: Path) -> None:
     assert {one.form: one.median_error < 0.005 for one in about["step_times"]} == {
         "linear": True, "tokens, cached": True, "batch, tokens": False
     }  # fmt: skip
-    text = "\n".join(run.real_lines(cases, about, REAL))
-    assert "(goal 7 %: met)" in text and "others used 40 %" in text and "All rounds are those" in text
+    assert [(row["batch"], row["best_predicted"] == row["best_measured"]) for row in report.best_rows(cases)] == [
+        (1, True), (2, True), (4, True)
+    ]  # fmt: skip
 
 
 def test_batches_that_the_memory_does_not_hold_are_left_out() -> None:
@@ -110,35 +111,6 @@ def test_batches_that_the_memory_does_not_hold_are_left_out() -> None:
     assert h100.sequences(8192) == constants.sequences(8192) == int((0.9 * 80e9 - weights) / (8192 * 33 * 2048 * 2))
     trace = generate(IID(0.8), sequences=6, output_tokens=20, depth=2, seed=1)
     maps = servers.server_map(trace, constants, SERVERS, seed=0)
-    rows = [*servers.map_rows(maps, SERVERS)]
-    assert [row[0] for row in rows] == ["1", "64", "512"]
-    assert rows[0][1].startswith("K=") and rows[0][3].startswith("K=") and rows[1][3] == rows[2][3] == "no memory"
-    (short, _) = servers.schedule_rows({("greedy", "H100"): maps})
-    assert short[:3] == ["greedy", "H100", "128"] and short[3].startswith("1: 2")
-
-
-def test_what_steps_cost_is_worked_out_by_hand() -> None:
-    """SpecDecode-Bench's at context 8192, drafting once a round.
-
-    A pass takes 5.88590713 ms, 0.0210103129 a token, 39.2645679 ns a cached one, a step 1.20683946 beside it.
-    """
-    row = next(servers.cost_rows(SERVERS))
-    step_ms = 5.88590713 + 0.0210103129 + 8192 * 39.2645679e-6 + 1.20683946
-    one_ms, four_ms = (2.13526175 + (k + 1) * 0.841429603e-3 + 8192 * 2.37768493e-6 for k in (1, 4))
-    assert row[:3] == ["SpecDecode-Bench, H100", "1", f"{step_ms:.2f}"]
-    assert row[3:5] == [f"{one_ms / step_ms:.3f}", f"{four_ms / step_ms:.3f}"]
-    assert row[5:] == [f"{(step_ms + 4 * 0.0210103129) / step_ms:.3f}"]
-
-
-def test_the_report_is_written_from_what_is_there(real_run: Path) -> None:
-    trace = generate(IID(0.7), sequences=4, output_tokens=12, depth=2, seed=1)
-    config = {**CONFIG, "real": REAL, "servers": SERVERS}
-    for one in CONFIG["traces"]["runs"]:
-        write_trace(trace, real_run / "traces" / one["name"])
-    run.main(real_run, config)
-    report = (real_run / "report.md").read_text()
-    assert "### roofline L40S, greedy" in report and "| T08 | roofline H200 | 8192 | " in report
-    assert "| 4 | baseline again | 1.000 [1.000, 1.000] | 1.000 [1.000, 1.000] | +0.0 |" in report
-    for name in ("servers-greedy", "servers-T08", "real"):
-        assert f"figures/{name}.svg" in report
-        assert (real_run / "figures" / f"{name}.svg").read_text().startswith("<svg")
+    rows = [*servers.map_rows({("greedy", "H100"): maps})]
+    assert [(row["batch"], row["context"]) for row in rows] == [(1, 128), (64, 128), (512, 128), (1, 8192)]
+    assert all(row["k"] in (1, 2) and row["trace"] == "greedy" and row["costs"] == "H100" for row in rows)

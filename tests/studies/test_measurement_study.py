@@ -35,7 +35,9 @@ def test_what_two_runs_are_compared_by_is_collected_and_pooled(tmp_path: Path) -
     percent, freedom = runs.spread_percent(found)
     assert freedom == 3 and percent == pytest.approx(100 * np.sqrt((2**2 + 0 + 2**2) / 1e4 / 3), rel=1e-9)
     assert runs.pooled_percent({"one": found, "two": found}) == pytest.approx(percent, rel=1e-12)
-    assert "| one | 3 | 0.50 to 0.50 | 1.63 | 3 |" in "\n".join(runs.runs_table({"one": found}))
+    (row,) = runs.run_rows({"one": found})
+    assert (row["set"], row["runs"], row["pairs"]) == ("one", 3, 3) and row["noise_floor_percent_high"] == 0.5
+    assert row["between_runs_percent"] == pytest.approx(percent)
 
 
 def test_diff_takes_what_runs_of_one_commit_had() -> None:

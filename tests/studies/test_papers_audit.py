@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 from studies.papers import adaedl, audit
 from studies.papers.record import Finding
 from tests.support.commands import call, json_of

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 from studies.papers import tables
 from studies.papers.tables import PAPERS, read_table, table_names
 from tests.support.commands import call

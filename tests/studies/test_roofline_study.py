@@ -1,8 +1,7 @@
-"""The study of rooflines, on profiles of hardware that is known: its tables say how far each roofline is off."""
+"""The study of rooflines, on profiles of hardware that is known: how far each roofline is off."""
 
 from __future__ import annotations
 
-import json
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 
 from specsim.cost.roofline.cost import Overheads
 from specsim.cost.roofline.hardware import Derating
-from studies.roofline import run
+from studies.roofline import report, run
 from tests.support.tiny import tiny_pair
 
 CONFIG = tomllib.loads((Path(run.__file__).parent / "config.toml").read_text())
@@ -24,7 +23,7 @@ FACTS = {"eesd": {"layers": 2}, "medusa-1": {"heads": 4}}
 def measured(target: str, drafter: str, rng: np.random.Generator) -> dict[str, Any]:
     """The profile of a machine whose operations start slowly, with 2 % of noise a cell."""
     document: dict[str, Any] = {"drafter_facts": FACTS.get(drafter, {})}
-    cost = run.roofline(document, target, drafter, CONFIG)
+    cost = report.roofline(document, target, drafter, CONFIG)
     slow = Derating(0.5, 0.4, 3e-5, 0.2)
     passes = cost.draft_passes and replace(cost.draft_passes, derating=slow)
     beside = Overheads(round_s=1e-4, draft_step_s=0.0 if passes else 2e-6, cold_start_s=5e-4, cold_start_ratio=0.6)
@@ -48,7 +47,7 @@ def measured(target: str, drafter: str, rng: np.random.Generator) -> dict[str, A
 
 def measured_in_batches(target: str, rng: np.random.Generator) -> dict[str, Any]:
     """The same machine's profile of batches."""
-    cost = run.roofline({}, target, "model", CONFIG)
+    cost = report.roofline({}, target, "model", CONFIG)
     slow = Derating(0.5, 0.4, 3e-5, 0.2)
     assert cost.draft_passes is not None
     beside = Overheads(round_s=1e-4, cold_start_s=5e-4, cold_start_ratio=0.6)
@@ -87,22 +86,28 @@ def documents() -> dict[tuple[str, str], Any]:
 
 
 def test_every_case_is_calibrated_on_half_of_its_cells_and_judged_by_the_others(documents: Any) -> None:
-    for row in run.case_rows(documents, CONFIG):
-        cells, before, after, largest = int(row[1]), *(float(row[column]) for column in (2, 3, 5))
-        assert cells in (42, 43, 44) and after < 3 < 100 * run.GOAL < before and largest < 15, row
+    for row in report.case_rows(documents, CONFIG):
+        assert row["cells"] in (42, 43, 44) and row["median_percent"] < 3 < report.GOAL_PERCENT, row
+        assert row["uncalibrated_percent"] > report.GOAL_PERCENT and row["largest_percent"] < 15, row
 
 
 def test_depths_that_were_not_calibrated_are_predicted_too(documents: Any) -> None:
-    rows = [*run.depth_rows(documents, CONFIG)]
-    assert [row[0] for row in rows] == CONFIG["targets"][:-1]
-    assert all(float(row[2]) < 5 for row in rows)
+    rows = [*report.depth_rows(documents, CONFIG)]
+    assert [row["target"] for row in rows] == CONFIG["targets"][:-1]
+    assert all(row["median_percent"] < 5 for row in rows)
 
 
 def test_one_calibration_serves_all_batches(batched: Any) -> None:
-    for row in run.batch_rows(batched, CONFIG):
-        cells, before, after, largest = int(row[1]), *(float(row[column]) for column in (2, 3, 5))
-        assert cells == 4 * 4 * (5 + 4) / 2 and after < 3 < 100 * run.GOAL < before and largest < 15, row
-        assert row[-1] == "1.6"
+    for row in report.batch_rows(batched, CONFIG):
+        assert row["cells"] == 4 * 4 * (5 + 4) / 2 and row["median_percent"] < 3, row
+        assert row["uncalibrated_percent"] > report.GOAL_PERCENT and row["largest_percent"] < 15, row
+        assert row["noise_floor_percent"] == pytest.approx(1.6)
+
+
+def test_published_times_of_a_layer_of_experts_are_predicted() -> None:
+    rows = {row["measured"]: row for row in report.expert_rows()}
+    assert rows["16 tokens, 420 us"]["uncalibrated_percent"] == pytest.approx(-1.0, abs=0.05)
+    assert rows["16 tokens, 420 us"]["median_percent"] == pytest.approx(1.0, abs=0.05)
 
 
 def test_batches_are_profiled_as_the_configuration_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,16 +123,3 @@ def test_batches_are_profiled_as_the_configuration_says(monkeypatch: pytest.Monk
     document = run.profiled_in_batches("lab", config, lambda *_: None)
     assert asked == ["lab"] and document["noise_floor"] > 0
     assert (document["batches"], document["contexts"], document["tokens"]) == ([1, 2], [8, 24], [1, 2])
-
-
-def test_the_report_is_written_from_profiles_that_are_there(tmp_path: Path, documents: Any, batched: Any) -> None:
-    of_batches = {(target, "batches"): document for target, document in batched.items()}
-    for case, document in {**documents, **of_batches}.items():
-        folder = tmp_path / run.case_name(*case)
-        folder.mkdir()
-        (folder / "profile.json").write_text(json.dumps(document))
-    run.main(tmp_path, CONFIG)
-    report = (tmp_path / "report.md").read_text()
-    assert "its goal was met in 4 of 4 targets" in report and "| batch 8 | 18 |" in report
-    assert "met in 9 of 9 cases" in report and "| lab-deep:40, medusa-1 |" in report
-    assert "| 16 | 420 | 416 (-1.0 %) | 424 (+1.0 %) |" in report

@@ -1,18 +1,18 @@
-"""The study of Thompson sampling: its synthetic prompts, its bounds in hindsight, and what its report concludes."""
+"""The study of Thompson sampling: its synthetic prompts, its bounds in hindsight."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
+from specsim.acceptance.generate import generate
 from specsim.acceptance.iid import IID
-from specsim.acceptance.synthetic import generate
 from specsim.cost.model import ConstantCost
-from specsim.errors import InputError
+from specsim.io.errors import InputError
+from specsim.replaying.intervals import Estimate
 from specsim.replaying.priced import PricedTrace
-from specsim.speedup.intervals import Estimate
 from studies.common import Document
-from studies.thompson import gains, report
+from studies.thompson import gains
 from studies.thompson.gains import PerPrompt
 
 CONFIG = {
@@ -84,18 +84,3 @@ def test_a_spread_is_passed_only_if_all_larger_ones_are() -> None:
     assert gains.passes_from([(0.1, below), (0.2, above), (0.3, above)]) == 0.2
     assert gains.passes_from([(0.1, above), (0.2, below), (0.3, above)]) == 0.3
     assert gains.passes_from([(0.1, above), (0.2, below)]) is None
-
-
-def test_the_report_counts_what_its_tables_hold(document: Document) -> None:
-    environment = {"device": "a machine", "threads": 1, "date": "2026-01-01"}
-    found = {"environment": environment, "dtype": "float32", "spreads": {"model": 0.123}}
-    pools = {cost: {("T08", "model"): {report.ALL: document, report.EXTREME: document}} for cost in ("a", "b")}
-    synthetic = {"a": {"model": {0.0: document, 0.3: document}}}
-    text = report.report_text(CONFIG, found, pools, synthetic)
-    drawn = gains.gain(document, gains.DRAWN_EACH)
-    assert drawn is not None
-    lost = 2 * (drawn.high < 0)
-    assert text.count(f"In {lost} of 2 cells drawn lengths are worse than the best fixed K even so") == 2
-    assert text.count(report.text(drawn)) == 6  # of two costs and pools, and two spreads
-    assert "12 to tune on and 12 to report on" in text and "is 0.12 (draft model)" in text
-    assert "</svg>" in report.against_spread(synthetic, {"model": 0.1})

@@ -1,4 +1,4 @@
-"""The study of what training decides: what it trains and asks of models, and what its findings say."""
+"""The study of what training decides: what it trains and asks of models."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from realrun.training.edd import EddSettings  # noqa: E402
+from realrun.train.edd import EddSettings  # noqa: E402
 from studies.training import heads, heat, sizes  # noqa: E402
 from studies.training.heat import Tuning  # noqa: E402
-from studies.training.seeds import Replayed  # noqa: E402
 from tests.support.tiny import VOCAB, tiny_model  # noqa: E402
 
 
@@ -89,13 +88,14 @@ def made_up_heads(same: int, richer: int) -> dict[str, Any]:
     return {"shipped_tokens": 5e6, "places": [100] * 12, "attainable": best, "forms": forms}
 
 
-def test_the_finding_on_heads_follows_what_brought_more() -> None:
-    said = [heads.heads_findings(made_up_heads(*counts))[2] for counts in ((21, 40), (40, 41), (22, 24))]
-    assert "capacity rather than training: a layer below the block" in said[0]
-    assert "training rather than capacity" in said[1] and "not decided" in said[2]
-    assert "neither is shown to close any of it: 1.00 M" in heads.heads_findings(made_up_heads(20, 20))[2]
-    first = heads.heads_findings(made_up_heads(21, 40))[0]
-    assert "at 0.600 [0.600, 0.600]" in first and "0.900 of the probability" in first and "the gap is 0.350" in first
+def test_heads_are_compared_at_the_same_places() -> None:
+    rows = {row["variant"]: row for row in heads.rows(made_up_heads(21, 40))}
+    further, richer = rows["trained further, as it is"], rows["trained further, a layer below the block"]
+    assert further["agreement_difference"]["estimate"] == pytest.approx(0.01)
+    assert richer["over_training_alone"]["estimate"] == pytest.approx(0.19) and richer["tokens"] == 6e6
+    best = rows["attainable by the target itself"]
+    assert best["agreement"]["estimate"] == pytest.approx(0.6)
+    assert best["agreement_difference"]["estimate"] == pytest.approx(0.35)
 
 
 def tuned(nats: float, agreement: float) -> dict[str, Any]:
@@ -106,39 +106,12 @@ def tuned(nats: float, agreement: float) -> dict[str, Any]:
     return {"before": before, "after": after, "parameters": 5}
 
 
-def test_the_heat_that_costs_nothing_is_found_and_whether_masks_learn_there() -> None:
-    found = {
-        Tuning(False, 1.0, True, 3e-3): tuned(0.05, 0.1),
-        Tuning(False, 1.0, False, 3e-3): tuned(0.06, 0.3),
-        Tuning(False, 0.1, True, 3e-4): tuned(0.0, 0.1),
-        Tuning(False, 0.1, False, 3e-4): tuned(0.03, 0.2),
-        Tuning(True, 1.0, True, 2e-4): tuned(0.05, 0.1),
-        Tuning(True, 1.0, False, 2e-4): tuned(0.05, 0.1),
-    }
-    adapter, weights, _ = heat.heat_findings(found)
-    assert "windows show at 0.1 of" in adapter and "under SAR-SFT at 0.1, which" in adapter
-    assert adapter.endswith("nothing at none.") and "show at none of" in weights
-    rates = [lr for lr, _, _ in heat.points(found)["adapter, SFT"]]
-    assert rates == [3e-4, 3e-3]
-    assert "+0.05" in heat.heat_table(found)[2] and heat.heat_table(found)[2].count("|") == 8
-
-
-def lengths(tau: float) -> dict[int, Replayed]:
-    ones = np.ones(8)
-    return {
-        seed: Replayed(ones, ones, (tau + 0.01 * seed) * 10 * ones, 10 * ones, ones, ones, 0 * ones)
-        for seed in (0, 1, 2)
-    }
-
-
-def test_edd_leads_for_its_size_only_where_its_smaller_form_does() -> None:
-    def said(layer: float, eagle: float, whole: float) -> str:
-        runs = {sizes.LAYER: lengths(layer), sizes.EAGLE: lengths(eagle), sizes.EDD: lengths(whole)}
-        return sizes.sizes_finding({"greedy": runs})[0]
-
-    assert "EDD accepts more even with fewer" in said(2.0, 1.5, 2.2)
-    assert "EAGLE accepts more even than EDD with more" in said(1.2, 1.5, 1.4)
-    assert "not decided" in said(1.2, 1.5, 1.8)
+def test_tunings_are_set_against_the_target_before_them() -> None:
+    found = {Tuning(False, 1.0, True, 3e-3): tuned(0.05, 0.1), Tuning(True, 0.1, False, 3e-4): tuned(0.0, 0.3)}
+    plain, sar = heat.rows(found)
+    assert plain["variant"] == "adapter, SFT, 1 of the recipe's learning rate" and plain["cost_nats"]["low"] > 0
+    assert sar["variant"] == "all weights, SAR-SFT, 0.1 of the recipe's learning rate"
+    assert sar["cost_nats"]["low"] <= 0 <= sar["cost_nats"]["high"] and sar["agreement_difference"]["low"] > 0.1
 
 
 def test_the_layer_alone_is_trained_and_counted() -> None:

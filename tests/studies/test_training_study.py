@@ -1,4 +1,4 @@
-"""The study of what training decides: intervals over seeds and prompts, its policies, and its tables."""
+"""The study of what training decides: intervals over seeds and prompts, and its policies."""
 
 from __future__ import annotations
 
@@ -23,12 +23,6 @@ def decoders() -> ModuleType:
     return importlib.import_module("studies.training.decoders")
 
 
-@pytest.fixture(scope="module")
-def exits() -> ModuleType:
-    pytest.importorskip("torch")
-    return importlib.import_module("studies.training.exits")
-
-
 def replayed(speedup: float, *, rounds: float = 10.0, truncated: float = 0.0, prompts: int = 8) -> Replayed:
     """Prompts alike but for their length, 24 tokens and more each."""
     length = np.arange(1.0, prompts + 1)
@@ -41,12 +35,6 @@ def replayed(speedup: float, *, rounds: float = 10.0, truncated: float = 0.0, pr
         accepted=10 * length,
         truncated=truncated * length,
     )
-
-
-def cells(table: list[str]) -> list[list[str]]:
-    """The body of a Markdown table."""
-    lines = [line for line in table if line.startswith("|")][2:]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
 def test_one_seed_that_is_worse_leaves_a_difference_open() -> None:
@@ -62,39 +50,29 @@ def test_one_seed_that_is_worse_leaves_a_difference_open() -> None:
 def test_shares_are_pooled_over_seeds_and_prompts() -> None:
     runs = {0: replayed(1.0), 1: replayed(2.0)}
     assert seeds.share(runs, "accepted", "drafted") == 0.25
-    assert seeds.harmonic_mean(runs) == pytest.approx(2 * 0.25 * (10 / 24) / (0.25 + 10 / 24))
     assert str(seeds.tau(runs)).startswith("2.400 ")
 
 
-def test_the_ablation_is_set_against_the_whole_and_leaves_out_what_the_record_cuts(decoders: ModuleType) -> None:
-    rows = {
+def test_variants_are_set_against_the_base() -> None:
+    pytest.importorskip("torch")
+    report = importlib.import_module("studies.training.report")
+    variants = {
         "EDD + PCT": {0: replayed(1.5), 1: replayed(1.52)},
-        "without states": {0: replayed(1.2, rounds=12), 1: replayed(1.21, rounds=12)},
-        "leaves kept": {0: replayed(1.6, truncated=5.0), 1: replayed(1.6)},
+        "without states": {0: replayed(1.2, rounds=12, truncated=3), 1: replayed(1.21, rounds=12, truncated=3)},
     }
-    table = decoders.ablation_table(rows, decoders.PAPER_SPEEDUPS)
-    whole, without = cells(table)
-    assert whole[0] == "EDD + PCT" and whole[5:] == ["", "", "3.04"] and whole[4].startswith("1.510 ")
-    assert without[5].startswith("-0.400 ") and without[5].endswith("worse")
-    assert without[6].startswith("-0.305 ") and without[7] == "2.58"
-    assert table[-2] == (
-        "Left out, as more than 5 % of their rounds ask for nodes that were not recorded: leaves kept (25.0 %)."
-    )
+    base, without = report.seed_rows(variants, "EDD + PCT", {"method": "EDD"}, priced=True)
+    assert base["method"] == "EDD" and "tau_difference" not in base
+    assert base["speedup"]["estimate"] == pytest.approx(1.51)
+    assert without["tau_difference"]["estimate"] == pytest.approx(-0.4) and without["tau_difference"]["high"] < 0
+    assert without["speedup_difference"]["estimate"] == pytest.approx(-0.305)
+    assert without["rounds_truncated_percent"] == 25
+    (row, _) = report.seed_rows(variants, None, {}, priced=False)
+    assert "speedup" not in row and "tau_difference" not in row
 
 
 def test_the_papers_speedups_are_those_of_its_table(decoders: ModuleType) -> None:
     printed = [row.number("speedup") for row in read_table("edd_3").rows]
     assert printed == list(decoders.PAPER_SPEEDUPS.values())
-
-
-def test_sweeps_are_set_against_the_usual_one(decoders: ModuleType, exits: ModuleType) -> None:
-    runs = {n: {"PCT": {0: replayed(n), 1: replayed(n + 0.01)}} for n in (1, 2, 3)}
-    lines = cells(decoders.sweep_table(runs, 2))
-    assert [line[0] for line in lines] == ["1", "2", "3"]
-    assert [line[6][:7] for line in lines] == ["-1.000 ", "", "+1.000 "]
-    lines = cells(exits.sweep_table("N", runs, 2, {1: 0.1, 2: 0.2, 3: 0.3}))
-    assert [line[3] for line in lines] == ["0.100", "0.200", "0.300"]
-    assert [line[7][:7] for line in lines] == ["-1.000 ", "", "+1.000 "]
 
 
 def test_sure_trees_keep_the_likeliest_nodes_and_are_tuned_as_pct_is(decoders: ModuleType) -> None:

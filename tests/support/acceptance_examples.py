@@ -7,7 +7,7 @@ from scipy.signal import lfilter
 from scipy.special import ndtr
 
 from specsim.acceptance.difficulty import Difficulty
-from specsim.acceptance.quantiles import KNOTS
+from specsim.acceptance.latent import KNOTS
 from specsim.acceptance.sources import Counters, Rounds
 from specsim.acceptance.synthetic import geometric_entropy_nats, match_lengths
 from specsim.cost.model import ConstantCost

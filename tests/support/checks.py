@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 from specsim.trace.meta import META, meta_digest
 
 

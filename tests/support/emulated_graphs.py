@@ -12,7 +12,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
-import realrun.drafters.static.inside
 import realrun.lm.static.llama
 from realrun.lm.static.graphs import WARM_UP_RUNS, Results
 from realrun.lm.static.sizes import Mirrored

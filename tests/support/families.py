@@ -17,15 +17,15 @@ from realrun.decode.sampling import Sampler
 from realrun.drafters.independent import IndependentKind
 from realrun.drafters.lookup import LookupKind
 from realrun.drafters.self_sd import SelfSDKind
+from realrun.experiment.validate import output_identical, rounds_identical
 from realrun.lm.variants.skipped_layers import SkippedSublayers
 from realrun.lm.windows import layer_types
+from realrun.measure.record import RecordSettings, record
 from realrun.pairs.drafter_files import load_drafter
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
-from realrun.recording.record import RecordSettings, record
-from realrun.validation.validate import output_identical, rounds_identical
 from specsim.cost.model import ConstantCost
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 from specsim.policy.registry import make_policy
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from specsim.trace.from_text import TokenText, lookup_trace
+from specsim.lookup.from_text import TokenText, lookup_trace
+from specsim.lookup.ngram import RULES
 from specsim.trace.joined import JoinedTrace, join_traces
-from specsim.trace.ngram import RULES
 from specsim.trace.trace import Trace
 
 VOCABULARY, DEPTH = 6, 5

@@ -19,15 +19,15 @@ from typing import Any, NamedTuple
 
 import pytest
 
+import realrun.experiment.measuring as measuring_module
+import realrun.experiment.run as run_module
+import realrun.experiment.validate as validate_module
 import realrun.leaderboard.costs as costs_module
 import realrun.leaderboard.job as job_module
-import realrun.validation.measuring as measuring_module
-import realrun.validation.run as run_module
-import realrun.validation.validate as validate_module
 import specsim.report.drafters as drafters_page
 import specsim.report.validation as validation_page
 from realrun.decode.decoder import Decoder
-from realrun.training.common.loop import LoopSettings, _Run
+from realrun.train.common.loop import LoopSettings, _Run
 from tests.support.commands import COMMANDS, on_any_machine
 
 DEPTH = 3
@@ -86,7 +86,7 @@ def run_command(arguments: list[str], err: Path, log: Path) -> None:
         (Decoder, "decode", "recorded sequence", lambda *_, **options: "sequence" in options),
         (measuring_module, "decode_sequence", "decoded sequence", lambda *_, **__: True),
         (validate_module, "_tuned", "tuned policy", lambda *_, **__: True),
-        (job_module, "leaderboard", "tuned drafter", lambda *_, **__: True),
+        (job_module, "leaderboards", "tuned drafter", lambda *_, **__: True),
         (costs_module.Costs, "_slice", "slice of costs", lambda *_, **__: True),
         (_Run, "_train_step", "training step", lambda *_, **__: True),
     ]

@@ -9,10 +9,10 @@ import torch
 
 from realrun.drafters.eesd import EarlyExit, as_model
 from realrun.pairs.pair import Pair
-from realrun.training.common.jobs import ModuleJob, kl_nats
-from realrun.training.common.on_text import TextRun, train_on_text
-from realrun.training.common.settings import Settings, setting
-from realrun.training.common.trainings import Training
+from realrun.train.common.jobs import ModuleJob, kl_nats
+from realrun.train.common.on_text import TextRun, train_on_text
+from realrun.train.common.trainings import Training
+from specsim.cli.settings import Settings, setting
 
 
 @dataclass(frozen=True)

@@ -11,19 +11,19 @@ import numpy as np
 
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
-from realrun.training.common.distill import TrainingText
-from realrun.training.common.loop import LoopSettings, Tokens
-from realrun.training.common.lora import AdapterSettings
-from realrun.training.common.on_text import TextRun
-from realrun.training.common.trainings import TextOptions, Training
-from realrun.training.eagle import EagleSettings
-from realrun.training.edd import EddSettings, VdmSettings
-from realrun.training.eesd import EesdSettings
-from realrun.training.medusa2 import MedusaCommand
-from realrun.training.predictor.data import PredictorSettings
-from realrun.training.registry import TRAININGS
-from realrun.training.self_sd.search import SelfSDSettings
-from realrun.training.space import SpaceSettings
+from realrun.train.common.distill import TrainingText
+from realrun.train.common.loop import LoopSettings, Tokens
+from realrun.train.common.lora import AdapterSettings
+from realrun.train.common.on_text import TextRun
+from realrun.train.common.trainings import TextOptions, Training
+from realrun.train.eagle import EagleSettings
+from realrun.train.edd import EddSettings, VdmSettings
+from realrun.train.eesd import EesdSettings
+from realrun.train.medusa2 import MedusaCommand
+from realrun.train.predictor.data import PredictorSettings
+from realrun.train.registry import TRAININGS
+from realrun.train.self_sd.search import SelfSDSettings
+from realrun.train.space import SpaceSettings
 from tests.support.small_targets import alone, quiet, small_target
 from tests.support.tiny import VOCAB, tiny_pair, tiny_prompts
 

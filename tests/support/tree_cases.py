@@ -7,7 +7,7 @@ from functools import cache
 
 import numpy as np
 
-from specsim.static_tree import shape as shapes
+from specsim.policy.static_tree import shape as shapes
 from specsim.trace.trace import Trace
 from tests.support.reference import build_trace
 

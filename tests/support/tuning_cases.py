@@ -6,14 +6,14 @@ from pathlib import Path
 
 import numpy as np
 
+from specsim.io.progress import Counter
+from specsim.learn.search import SearchResult, find_best
+from specsim.learn.settings import Search, SearchSettings
 from specsim.policy.chain.adaedl import AdaEDL
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.chain.hugging_face import HuggingFace
-from specsim.progress import Counter
 from specsim.replaying.priced import PricedTrace
 from specsim.trace.trace import Trace
-from specsim.tuning.search import Search, SearchResult, find_best
-from specsim.tuning.settings import SearchSettings
 from tests.support.reference import RampCost, build_trace
 
 DEPTH = 8

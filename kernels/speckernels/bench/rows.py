@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any
+
+import msgspec
 
 VERSION = 1
 KIND = "speckernels-bench"
@@ -25,10 +25,10 @@ TIMED_MODES = ("launch", "graph", "cpu")  # the others say nothing about the spe
 HOST_MODE = "host"
 MAX_BYTES = 2**24  # of a file
 MAX_OPERATIONS = 100  # in a file, and characters of a name
-FLOOR_KINDS = ("bytes", "flops", "launch")
-
-
 LONGEST_LINE = 900  # characters of an error
+
+Measure = Annotated[float, msgspec.Meta(ge=1e-12, le=1e12)]  # a time in microseconds, or a ratio of two
+Count = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 def printable(text: str) -> str:
@@ -73,8 +73,8 @@ class Ceilings:
     copy_gb_s: float
     matmul_tflop_s: float
     matmul_dtype: str
-    launch_us: float
-    graph_node_us: float | None
+    launch_us: Measure
+    graph_node_us: Measure | None
 
     def floor(self, work: Work, mode: str) -> tuple[float, str]:
         """Smallest possible time in microseconds, and the limit that sets it."""
@@ -113,28 +113,28 @@ class Row:
     error : why there is no time; None if there is one
     """
 
-    op: str
+    op: Annotated[str, msgspec.Meta(max_length=MAX_OPERATIONS)]
     backend: str
-    shape: Mapping[str, int]
+    shape: Mapping[str, Count]
     label: str
     dtype: str
     device: str
     mode: str
     versions: Mapping[str, str]
     date: str
-    median_us: float | None = None
-    p20_us: float | None = None
-    p80_us: float | None = None
-    repeats: int = 0
-    buffers: int = 0
+    median_us: Measure | None = None
+    p20_us: Measure | None = None
+    p80_us: Measure | None = None
+    repeats: Count = 0
+    buffers: Count = 0
     cold_cache: bool = False
-    bytes: int | None = None
-    flops: int | None = None
+    bytes: Count | None = None
+    flops: Count | None = None
     achieved_gb_s: float | None = None
     achieved_tflop_s: float | None = None
-    floor_us: float | None = None
+    floor_us: Measure | None = None
     floor_kind: str | None = None
-    ratio_to_floor: float | None = None
+    ratio_to_floor: Measure | None = None
     error: str | None = None
 
     @property
@@ -205,13 +205,11 @@ def write_document(path: Path, document: Document) -> None:
 
 
 def read_document(path: Path) -> Document:
-    """Read a document; BenchError if the file is not one."""
+    """Read a document; BenchError if the file is not a benchmark's."""
     try:
         if path.stat().st_size > MAX_BYTES:
             raise ValueError(f"larger than {MAX_BYTES >> 20} MiB")
-        text = path.read_text(encoding="utf-8")
-        plain = json.loads(text, parse_int=_number, parse_float=_number, parse_constant=_number)
-        json.dumps(plain, ensure_ascii=False).encode()  # half a pair of surrogates cannot be printed
+        plain = msgspec.json.decode(path.read_bytes())
     except FileNotFoundError:
         raise BenchError(f"{path} does not exist; write it with `speckernels bench --out {path}`") from None
     except RecursionError:
@@ -224,38 +222,9 @@ def read_document(path: Path) -> Document:
     if version != VERSION:
         raise BenchError(f"{path} has version {version!r:.40}, this program reads version {VERSION}; measure again")
     try:
-        rows = [_checked(Row(**row)) for row in plain.pop("rows")]
-        if len({row.op for row in rows}) > MAX_OPERATIONS or any(len(row.op) > MAX_OPERATIONS for row in rows):
-            raise ValueError(f"more than {MAX_OPERATIONS} operations, or characters of a name")
-        ceilings = _checked(Ceilings(**plain["ceilings"]))
-        return _checked(Document(**(plain | {"ceilings": ceilings}), rows=rows))
-    except (TypeError, KeyError, ValueError) as error:
-        raise BenchError(f"{path} is damaged: {' '.join(str(error).split())}; measure again") from None
-
-
-def _number(text: str) -> float:
-    """Parse a number, integers as int; ValueError if it is not finite or exceeds 64 bits."""
-    whole = text.removeprefix("-").isdecimal()
-    if len(text) > 400 or not math.isfinite(value := float(text)) or (whole and abs(value) >= 2**63):
-        raise ValueError(f"{text[:20]} is not a finite number of 64 bits")
-    return int(text) if whole else value
-
-
-def _checked(record: Any) -> Any:
-    """Check the field types of a dataclass read from JSON, and that its times are positive."""
-    for name, hint in get_type_hints(type(record)).items():
-        value = getattr(record, name)
-        if not any(_is(value, kind) for kind in (get_args(hint) if type(hint) is UnionType else (hint,))):
-            raise TypeError(f"{name} is {value!r:.40}")
-        if name.endswith(("_us", "to_floor")) and value is not None and not 1e-12 <= value <= 1e12:
-            raise ValueError(f"{name}={value} is no positive measure")
-    return record
-
-
-def _is(value: Any, kind: Any) -> bool:
-    parts = get_args(kind)
-    if not parts:
-        return type(value) is kind or (kind is float and type(value) is int)
-    if type(value) is list:
-        return get_origin(kind) is list and all(_is(item, parts[0]) for item in value)
-    return type(value) is dict and get_origin(kind) is not list and all(_is(item, parts[1]) for item in value.values())
+        document = msgspec.convert(plain, Document)
+    except msgspec.ValidationError as error:
+        raise BenchError(f"{path} is damaged: {error}; measure again") from None
+    if len({row.op for row in document.rows}) > MAX_OPERATIONS:
+        raise BenchError(f"{path} is damaged: more than {MAX_OPERATIONS} operations; measure again")
+    return document

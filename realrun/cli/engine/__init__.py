@@ -1,4 +1,4 @@
-"""`realrun engine`: inference engines, really run."""
+"""`realrun engine`: inference engines, run for real."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import typer
 
 from realrun.cli.engine.check import check
 from realrun.cli.engine.validate import validate
+from specsim.cli.command import command
 
-engine = typer.Typer(
-    help="Run inference engines beside their replays: rounds, counters, seconds.", no_args_is_help=True
-)
+engine = typer.Typer(help="Run an engine and compare it with replays.", no_args_is_help=True)
 for _command in (check, validate):
-    engine.command()(_command)
+    command(engine)(_command)

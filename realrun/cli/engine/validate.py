@@ -2,89 +2,73 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import typer
 
-from realrun.cli.engine.pair import TraceOption, pair_and_trace
-from realrun.cli.options import (
-    DraftModelOption,
-    JsonOption,
-    MaxNewTokensOption,
-    NumPromptsOption,
-    PromptsOption,
-    RepeatsOption,
-    SeedOption,
-    TargetOption,
-)
-from specsim.cli.console import parse_numbers, print_json, print_table, progress_bar
+from realrun.cli.engine.pair import EnginePrompts
+from realrun.cli.options import REPEATS_HELP, ModelSettings
+from specsim.cli.command import Answer
+from specsim.cli.console import print_table, progress_bar
+from specsim.cli.options import SeedSettings
+from specsim.cli.settings import setting
 
 
-def validate(
-    ctx: typer.Context,
-    engine: Annotated[str, typer.Option(help="Engine to run: llamacpp.")] = "llamacpp",
-    target: TargetOption = "lab",
-    draft_model: DraftModelOption = "lab",
-    profile_k: Annotated[str, typer.Option(help="Draft lengths K whose rounds tell the costs.")] = "1,2,4,8",
-    k: Annotated[str, typer.Option(help="Draft lengths K to predict.")] = "3,5,6,7",
-    p_min: Annotated[str, typer.Option(help="p-min to predict, each with the longest K of all.")] = "0.3,0.5,0.75,0.9",
-    trace: TraceOption = None,
-    prompts: PromptsOption = None,
-    num_prompts: NumPromptsOption = None,
-    max_new_tokens: MaxNewTokensOption = 128,
-    repeats: RepeatsOption = 3,
-    seed: SeedOption = 0,
-    json: JsonOption = False,
-) -> None:
-    """Predict an engine's tokens per second in settings that it was not profiled in, and measure them.
+@dataclass(frozen=True, kw_only=True)
+class EngineValidateOptions(EnginePrompts, SeedSettings):
+    """Which engine runs, in which settings."""
 
-    Settings take turns, prompt by prompt, in one process. What rounds cost is read off the seconds that the engine
-    itself reports without speculation and for the draft lengths of --profile-k; what is accepted, off a trace. A second
-    run without speculation shows how far two like settings lie apart, the noise floor.
+    engine: str = setting("llamacpp", "Engine to run: llamacpp.")
+    profile_k: tuple[int, ...] = setting((1, 2, 4, 8), "Draft lengths K to measure costs from.")
+    k: tuple[int, ...] | None = setting((3, 5, 6, 7), "Draft lengths K to predict.")
+    p_min: tuple[float, ...] | None = setting(
+        (0.3, 0.5, 0.75, 0.9), "p-min values to predict, each with the longest K of all."
+    )
+    repeats: int = setting(3, REPEATS_HELP)
+
+
+def validate(ctx: typer.Context, options: EngineValidateOptions, models: ModelSettings) -> Answer:
+    """Predict and measure an engine's speed.
+
+    Predicts tokens per second in settings that were not profiled, and measures them. Settings take turns, prompt by
+    prompt, in one process. Costs come from the seconds that the engine itself reports without speculation and for the
+    draft lengths of --profile-k; acceptance comes from a trace. A second run without speculation (A/A test) gives the
+    noise floor.
 
     Example: realrun engine validate --target lab-deep --num-prompts 12
     """
     from realrun.engines.registry import find_engine
     from realrun.engines.validate import plan_of
     from realrun.engines.validate import validate as run_validation
-    from realrun.validation.timing import check_repeats
+    from realrun.experiment.timing import check_repeats
 
-    check_repeats(repeats)
-    found = find_engine(engine)
-    plan = plan_of(
-        parse_numbers(profile_k, "--profile-k", int, "1,2,4,8"),
-        parse_numbers(k, "--k", int, "3,5") if k else [],
-        parse_numbers(p_min, "--p-min", float, "0.3,0.5") if p_min else [],
-    )
+    check_repeats(options.repeats)
+    engine = find_engine(options.engine)
+    plan = plan_of(list(options.profile_k), list(options.k or ()), list(options.p_min or ()))
     depth = max(setting.k for setting in plan.arms)
     with progress_bar() as report:
-        pair, recorded = pair_and_trace(
-            ctx,
-            found,
-            target,
-            draft_model,
-            trace=trace,
-            prompts=prompts,
-            num_prompts=num_prompts,
-            depth=depth,
-            max_new_tokens=max_new_tokens,
+        pair, trace = options.pair_and_trace(ctx, models, engine, depth, report)
+        document = run_validation(
+            pair,
+            trace,
+            engine,
+            plan,
+            options.max_new_tokens,
+            repeats=options.repeats,
+            seed=options.seed,
             progress=report,
         )
-        document = run_validation(
-            pair, recorded, found, plan, max_new_tokens, repeats=repeats, seed=seed, progress=report
-        )
-    if json:
-        print_json(document)
-    else:
-        _print_validation(document)
+    return Answer(document, partial(_print_validation, document))
 
 
 COLUMNS = ["setting", "predicted tokens/s", "measured tokens/s", "error %", "measured speedup [95 % interval]", ""]
 
 
 def _print_validation(document: dict[str, Any]) -> None:
+    from specsim.replaying.intervals import interval_text
     from specsim.report.page import choice_text, floor_text, load_text, speculation_text
-    from specsim.speedup.intervals import interval_text
 
     print(f"machine: {load_text(document['load'])}")
     print(floor_text(document))
@@ -99,12 +83,12 @@ def _print_validation(document: dict[str, Any]) -> None:
         ]
         for row in document["rows"]
     ]
-    who = f"{document['engine']} {document['version']}, {document['target']} with {document['drafter']}"
-    print_table(f"{who}: {document['prompts']['count']} prompts, {document['repeats']} repeats", COLUMNS, rows)
+    title = f"{document['engine']} {document['version']}, {document['target']} with {document['drafter']}"
+    print_table(f"{title}: {document['prompts']['count']} prompts, {document['repeats']} repeats", COLUMNS, rows)
     print(
-        f"absolute error of what was not profiled: median {document['median_abs_error_percent']:.2f} %, "
+        f"absolute error of settings that were not profiled: median {document['median_abs_error_percent']:.2f} %, "
         f"largest {document['max_abs_error_percent']:.2f} %"
     )
     print(choice_text(document["choice"]))
-    top = max(document["rows"][1:], key=lambda row: row["measured_tokens_per_second"])
-    print(speculation_text(top["setting"], top["measured_speedup"], document["noise_floor_percent"]))
+    fastest = max(document["rows"][1:], key=lambda row: row["measured_tokens_per_second"])
+    print(speculation_text(fastest["setting"], fastest["measured_speedup"], document["noise_floor_percent"]))

@@ -1,12 +1,12 @@
 """Passes over static caches: fixed addresses, kernels for attention, CUDA graphs.
 
-The fused pass asks the host for every length; these keep the lengths on the device, so that their launches depend on
-the shape [B, n] of the new tokens only. On a GPU they are recorded once per shape and replayed with one call. The
-autoregressive baseline is n = 1.
+The fused pass asks the host for every length; these keep the lengths on the device, so that their launches depend
+only on the shape [B, n] of the new tokens. On a GPU they are recorded once per shape and replayed with a single call.
+The autoregressive baseline is n = 1.
 
-    sizes   what a pass of n rows is told by the host
+    sizes   inputs that the host writes for a pass of n rows
     stack   consecutive layers with their keys and values
-    graphs  passes recorded, and replayed
+    graphs  recording and replay of passes
     llama   a whole model
     split   a target whose lower layers a drafter shares
 """

@@ -1,4 +1,4 @@
-"""CUDA graphs: a function's launches, recorded once and replayed with one call."""
+"""CUDA graphs: a function's launches, recorded once and replayed with a single call."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Results = tuple[torch.Tensor, ...]
 
 
 class Graphs:
-    """Graphs of one device that share a memory pool, as no two of them run at once."""
+    """Graphs of a device that share a memory pool because no two of them run at once."""
 
     def __init__(self, device: torch.device):
         self.device = device
@@ -22,9 +22,9 @@ class Graphs:
     def capture(self, run: Callable[[], Results], changed: Iterable[torch.Tensor] = ()) -> Replay:
         """Record `run`, which reads and writes tensors at fixed addresses and never asks the device.
 
-        It runs a few times before, so it must do no harm when repeated.
+        It runs a few times before, so it must be repeatable.
 
-        changed : what it both reads and changes, put back after each of these runs
+        changed : tensors that it both reads and changes; they are restored after each of these runs
         """
         with torch.cuda.device(self.device):
             here = torch.cuda.current_stream()
@@ -43,7 +43,7 @@ class Graphs:
 
 
 class Replay:
-    """A recorded function. Its results lie at fixed addresses: the next call overwrites them."""
+    """A recorded function. Its results lie at fixed addresses, where the next call overwrites them."""
 
     def __init__(self, graph: torch.cuda.CUDAGraph, results: Results):
         self.graph = graph
@@ -55,7 +55,7 @@ class Replay:
 
 
 class Recorded:
-    """Passes by what tells them apart, each recorded when it first runs; without graphs they run as they are."""
+    """Passes by key, each recorded when it first runs; without graphs they run eagerly."""
 
     def __init__(self, graphs: Graphs | None):
         self.graphs = graphs
@@ -65,7 +65,7 @@ class Recorded:
         return key in self.replays
 
     def run(self, key: Hashable, function: Callable[[], Results], changed: Iterable[torch.Tensor] = ()) -> Results:
-        """What the function gives; `changed` is what it both reads and changes."""
+        """Run the function or its graph; `changed` are tensors that it both reads and changes."""
         if self.graphs is None:
             return function()
         if key not in self.replays:
@@ -73,11 +73,11 @@ class Recorded:
         return self.replays[key]()
 
     def forget(self, part: object) -> None:
-        """Forget the passes whose keys have this part."""
+        """Drop the passes whose keys have this part."""
         self.replays = {
             key: replay for key, replay in self.replays.items() if not (isinstance(key, tuple) and part in key)
         }
 
     def drop(self) -> None:
-        """Forget all passes, as what they read has moved."""
+        """Drop all passes because the buffers that they read have moved."""
         self.replays.clear()

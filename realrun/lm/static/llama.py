@@ -1,4 +1,4 @@
-"""A whole model over a static cache; also what drafters' passes over one are made of."""
+"""A whole model over a static cache; also the base of drafters' passes over static caches."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import torch
 import torch.nn.functional as F
 
 from realrun.lm.cached import Describe
-from realrun.lm.fused_ops import PLAIN, compiled_pieces
+from realrun.lm.fused_ops import PLAIN, compiled_ops
 from realrun.lm.llama import LlamaLM
 from realrun.lm.static.graphs import Graphs, Recorded
 from realrun.lm.static.sizes import WINDOW, Rows, Size, window
 from realrun.lm.static.stack import StaticStack
 from realrun.lm.variants.skipped_layers import NOTHING, SkippedSublayers
-from specsim.arrays import Bools, Ints
-from specsim.errors import InputError
+from specsim.io.arrays import Bools, Ints
+from specsim.io.errors import InputError
 
 MAX_STEP_TOKENS = 256  # new tokens of a step, or nodes of a tree; more go through the library's fused attention
 FIRST_CAPACITY = 4096  # cached tokens per sequence, unless the model has fewer positions
@@ -29,18 +29,17 @@ FIRST_CAPACITY = 4096  # cached tokens per sequence, unless the model has fewer 
 class StaticLlama(LlamaLM):
     """Llama or Qwen3 over preallocated buffers: keys and values [layers, B, Hkv, capacity, D].
 
-    `step` serves B sequences of any lengths. The interface of CachedLM (forward, prefill,
-    truncate, reset, length) serves one sequence, B = 1. Slots beyond a sequence's length hold
-    garbage; nothing reads them.
+    `step` serves B sequences of any lengths. The interface of CachedLM (forward, prefill, truncate, reset, length)
+    serves a single sequence, B = 1. Slots beyond a sequence's length hold garbage; nothing reads them.
 
-    A drafter's pass is a subclass that says with what its rows begin (`_input`) and what a pass of it does besides
-    (`_open`): of the same shape it may come in variants, each of which is a graph.
+    A drafter's pass is a subclass that overrides the input of its rows (`_input`) and what else a pass does (`_open`).
+    Passes of the same shape may come in variants, each of which is a graph.
 
     Parameters
     ----------
-    capacity : tokens that each sequence has room for, at most the model's positions; the
-        smaller of these and 4096 unless given. A longer sequence, tree nodes included, makes
-        the buffers grow, which drops all graphs: call `warm` or `reserve` ahead of the clock
+    capacity : tokens that each sequence has room for, at most the model's positions; by default
+        4096 or the model's positions. A longer sequence, tree nodes included, makes the
+        buffers grow, which drops all graphs: call `warm` or `reserve` before timing starts
     batch : B
     graphs, compiled : record graphs; join elementwise operations by torch.compile, which needs
         Triton. Unless given, both where the model is on a GPU
@@ -48,7 +47,7 @@ class StaticLlama(LlamaLM):
 
     describes = True
     skips: SkippedSublayers = NOTHING
-    own_layers: range | None = None  # those that a pass ends with, all unless told
+    own_layers: range | None = None  # the layers that end a pass; all unless given
 
     @torch.inference_mode()
     def __init__(
@@ -67,25 +66,25 @@ class StaticLlama(LlamaLM):
         self._sizes: dict[tuple[int, int], Size] = {}  # by rows and masked slots
         if compiled is None:
             compiled = on_gpu and importlib.util.find_spec("triton") is not None
-        self._pieces = compiled_pieces() if compiled else PLAIN
+        self._ops = compiled_ops() if compiled else PLAIN
         super().__init__(model)
         self.recorded = Recorded(Graphs(self.device) if (on_gpu if graphs is None else graphs) else None)
         self._make_stack(capacity)
         self.stack.readers.append(self.recorded)
 
     def _make_stack(self, capacity: int | None) -> None:
-        self.stack = StaticStack(self, self._pieces, self.layers, self.batch)
+        self.stack = StaticStack(self, self._ops, self.layers, self.batch)
         capacity = min(self.max_positions, FIRST_CAPACITY) if capacity is None else capacity
         if not 1 <= capacity <= self.max_positions:
             raise InputError(
-                f"a cache of {capacity} tokens is asked for, the model has {self.max_positions} positions; "
+                f"a cache of {capacity} tokens exceeds the {self.max_positions} positions of the model; "
                 "shorten prompt or output"
             )
         self.stack.allocate(capacity)
 
     @property
     def keys(self) -> torch.Tensor:
-        """[layers, B, Hkv, capacity, D], as are `values`."""
+        """Keys [layers, B, Hkv, capacity, D]; `values` has the same shape."""
         return self.stack.keys
 
     @property
@@ -103,20 +102,20 @@ class StaticLlama(LlamaLM):
 
     @torch.inference_mode()
     def reserve(self, length: int) -> None:
-        """Make room for `length` tokens and nodes a sequence; drops all graphs if the buffers must grow."""
+        """Make room for `length` tokens and nodes per sequence; drops all graphs if the buffers must grow."""
         self.stack.reserve(length)
 
     @torch.inference_mode()
     def warm(self, sizes: Iterable[int], length: int = 0, tree_nodes: int = 0) -> None:
         """Forget everything, make room for `length` tokens and nodes, and record the graphs of these n.
 
-        tree_nodes : of trees that grow by several passes of these sizes; 0 if none does so
-        What is not recorded here is recorded when it is first used.
+        tree_nodes : of trees that grow by several passes of these sizes; 0 if there are none
+        Other passes are recorded when they first run.
         """
         self.reset()
         windows = range(WINDOW, min(tree_nodes + WINDOW, MAX_STEP_TOKENS + 1, self.max_positions + 1), WINDOW)
         self.reserve(max(length, *windows, 0))
-        # The largest first: the smaller ones then fit into its memory.
+        # The largest first: smaller passes then fit into its memory.
         self._warmed = [
             (n, masked, variant)
             for n in sorted((n for n in set(sizes) if n <= MAX_STEP_TOKENS), reverse=True)
@@ -131,7 +130,7 @@ class StaticLlama(LlamaLM):
 
     @torch.inference_mode()
     def warm_again(self) -> None:
-        """Record all that was asked for last and is not recorded, or was dropped since, as buffers grew."""
+        """Record the warmed passes that are not recorded, for example because buffers grew since."""
         if self.recorded.graphs is None:
             return
         for key in self._warmed:
@@ -162,10 +161,10 @@ class StaticLlama(LlamaLM):
 
     @torch.inference_mode()
     def step(self, tokens: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        """Logits [B, n, V] after each new token; their keys and values enter the cache.
+        """Compute logits [B, n, V] after each new token; their keys and values enter the cache.
 
         tokens : int64 [B, n], the sequences' next tokens. lengths : int32 [B], tokens cached
-        before them; `length` of this object plays no part and does not change. Slots lengths
+        before them; `length` of this object is neither read nor changed. Slots lengths
         to lengths + n - 1 are written and must lie inside the capacity: on a GPU the lengths
         stay on the device and are not checked. With graphs the result lies at a fixed address:
         the next step of the same n overwrites it.
@@ -180,7 +179,7 @@ class StaticLlama(LlamaLM):
         return self._run(size, None)[0]
 
     def _forward(self, tokens: Sequence[int], keep: int) -> torch.Tensor:
-        assert self.batch == 1, "the interface of CachedLM serves one sequence; call step"
+        assert self.batch == 1, "the interface of CachedLM serves a single sequence; call step"
         self.reserve(self.length + len(tokens))
         # A prompt's length seldom comes twice: recording it would not pay.
         if keep or len(tokens) > MAX_STEP_TOKENS:
@@ -198,11 +197,11 @@ class StaticLlama(LlamaLM):
         size = self._chain(len(tokens))
         if not follows:
             size.packed.put([*tokens, first])
-        said, self.hidden = self._run_description(size, variant, describe)
-        return said
+        statistics, self.hidden = self._run_description(size, variant, describe)
+        return statistics
 
     def _forward_nodes(self, tokens: Sequence[int], depths: Sequence[int], visible: torch.Tensor) -> torch.Tensor:
-        assert self.batch == 1, "the interface of CachedLM serves one sequence"
+        assert self.batch == 1, "the interface of CachedLM serves a single sequence"
         seen, start = visible.numpy(), self.length + self.nodes
         self.reserve(start + len(tokens))
         return self._nodes_step(
@@ -218,7 +217,7 @@ class StaticLlama(LlamaLM):
         sources: npt.ArrayLike,
         variant: Hashable,
     ) -> torch.Tensor:
-        """Logits [n, V] of tree nodes from slot `first` on.
+        """Compute logits [n, V] of tree nodes from slot `first` on.
 
         offsets, sources : [n], positions, and slots to read from, less the first slot
         visible : [n, k], which of the last k slots each sees; all see those before
@@ -236,33 +235,33 @@ class StaticLlama(LlamaLM):
         return logits[0]
 
     def _sources(self, visible: Bools) -> Ints:
-        """Of nodes bool [n, nodes + n], the slots to read from less the first of them, [n]: of no use here."""
+        """Find the slots that nodes bool [n, nodes + n] read from, less the first slot, [n]; unused here."""
         return np.zeros(len(visible), np.int64)
 
     def _move_nodes(self, path: Sequence[int]) -> None:
         self.stack.move([path] * len(self.stack.layers), self.length)
 
     def _chain(self, n: int) -> Size:
-        """The size of a step of n tokens, each of which sees those before it."""
+        """Get the size of a step of n tokens, each of which sees those before it."""
         size = self._size(n, n)
         size.be_chain()
         return size
 
     def _step(self, size: Size, tokens: Sequence[int], first_slot: int, variant: Hashable) -> torch.Tensor:
-        """Logits [n, V] of one sequence's step."""
+        """Compute logits [n, V] of a single sequence's step."""
         size.packed.put([*tokens, first_slot])
-        logits, self.hidden = self._run(size, variant)  # it exists anyway, so `keep_hidden` plays no part here
+        logits, self.hidden = self._run(size, variant)  # computed anyway, whatever `keep_hidden` is
         return logits[0]
 
     def _run(self, size: Size, variant: Hashable) -> tuple[torch.Tensor, ...]:
-        """Logits [B, n, V] and states [B * n, d] of a step on what the size's inputs hold."""
+        """Compute logits [B, n, V] and states [B * n, d] of a step on the size's inputs."""
         key = size.n, size.window, variant
         return self.recorded.run(key, lambda: self._through(size.rows(), variant))
 
     def _run_description(self, size: Size, variant: Hashable, describe: Describe) -> tuple[torch.Tensor, ...]:
-        """A chain's step, what is said of its last row [c], and the states [n, d].
+        """Run a chain's step: statistics [c] of its last row, and the states [n, d].
 
-        The token that is chosen there and its slot are the next step's inputs of one row, so that nothing need be
+        The chosen token and its slot become the inputs of the next step of a single row, so that nothing need be
         copied to the device for it.
         """
         following = self._chain(1).packed.tensor
@@ -270,22 +269,22 @@ class StaticLlama(LlamaLM):
         def run() -> tuple[torch.Tensor, ...]:
             rows = size.rows()
             logits, hidden = self._through(rows, variant)
-            said = describe(self._of_known(logits[0, -1:]), rows.positions[-1:], hidden[-1:])
-            following.copy_(torch.stack([said[0].long(), rows.slots[-1] + 1])[None])
-            return said, hidden
+            statistics = describe(self._of_known(logits[0, -1:]), rows.positions[-1:], hidden[-1:])
+            following.copy_(torch.stack([statistics[0].long(), rows.slots[-1] + 1])[None])
+            return statistics, hidden
 
         return self.recorded.run((size.n, variant, describe), run, [following])
 
     def _open(self, tokens: Sequence[int]) -> tuple[Sequence[int], int, Hashable]:
-        """Of the next tokens those that are fed now, the slot of the first, and the variant of the pass."""
+        """Give the tokens that are fed now, the slot of the first of them, and the variant of the pass."""
         return tokens, self.length, None
 
     def _variants(self, n: int) -> Sequence[Hashable]:
-        """The variants that passes of n rows come in; the first is that of trees' nodes."""
+        """List the variants of passes of n rows; the first is that of trees' nodes."""
         return (None,)
 
     def _through(self, rows: Rows, variant: Hashable) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits [B, n, V] and states [B * n, d]. No value of it comes to the host, so it can be recorded."""
+        """Compute logits [B, n, V] and states [B * n, d]. Nothing is copied to the host, so it can be recorded."""
         x = self._input(rows, variant)
         _, hidden = self.stack.run(x, rows, self.norm_out, self.own_layers, self.skips)
         return self._of_states(hidden, rows), hidden
@@ -294,11 +293,11 @@ class StaticLlama(LlamaLM):
         return self.logits_of(hidden).view(*rows.tokens.shape, -1)
 
     def _input(self, rows: Rows, variant: Hashable) -> torch.Tensor:
-        """What the rows begin with, [B * n, d]."""
+        """Compute the input of the first layer, [B * n, d]."""
         return F.embedding(rows.tokens.flatten(), self.embedding)
 
     def _prompt(self, tokens: Sequence[int], keep: int) -> torch.Tensor:
-        """The pass for prompts: any length, no graph. Logits after the last `keep` tokens, or all if 0."""
+        """Run a prompt of any length without a graph. Logits after the last `keep` tokens, or all if 0."""
         x = F.embedding(torch.tensor(tokens, device=self.device), self.embedding)
         _, hidden = self.stack.prompt(x, self.length, self.norm_out)
         self.hidden = hidden[-keep:].clone() if keep else hidden
@@ -306,7 +305,7 @@ class StaticLlama(LlamaLM):
 
     @torch.inference_mode()
     def _size(self, n: int, masked: int) -> Size:
-        """Of a step of n tokens in which so many slots at the end are masked."""
+        """Get the size of a step of n tokens in which this many slots at the end are masked."""
         if (n, masked) not in self._sizes:
             self._sizes[n, masked] = Size(self.batch, n, masked, self.device)
         return self._sizes[n, masked]

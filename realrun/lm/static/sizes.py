@@ -1,9 +1,8 @@
-"""What a pass of n rows is told by the host: tokens, slots, positions and who sees whom, at fixed addresses.
+"""Inputs that the host writes for a pass of n rows: tokens, slots, positions and masks, at fixed addresses.
 
-A draft tree is more data of the same launches: positions and mask bits, for which a chain is
-one of many trees. Where a tree grows level by level, a node also sees nodes of earlier
-passes: masked then is a window of slots at the end of the cache, a whole number of mask words. It
-ends with the newest node, and may begin among the cached tokens, all of which are seen.
+Trees and chains use the same launches with other positions and mask bits. In a tree that grows level by level, a node
+also sees nodes of earlier passes: the mask then covers a window of slots at the end of the cache, a whole number of
+mask words. The window ends with the newest node, and may begin among the cached tokens, all of which are seen.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 import speckernels
-from specsim.arrays import Bools
+from specsim.io.arrays import Bools
 
 WINDOW = 32  # slots, a mask word's bits
 
@@ -26,7 +25,7 @@ Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tenso
 
 
 class Mirrored:
-    """Integers that the host writes and the device reads at a fixed address; on the CPU they are one."""
+    """Integers that the host writes and the device reads at a fixed address; on the CPU there is only one copy."""
 
     def __init__(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device):
         self.tensor = torch.zeros(shape, dtype=dtype, device=device)
@@ -47,11 +46,11 @@ class Mirrored:
 
 
 class Rows(NamedTuple):
-    """What a pass knows of its N = B * n rows, on the device.
+    """The N = B * n rows of a pass, on the device.
 
-    slots, positions, sources : int64 [N], of their keys and values, in the text, and a slot to read from
+    slots, positions, sources : int64 [N], slots of their keys and values, positions in the text, slots to read from
     sequences : int64 [N]; tokens : int64 [B, n]
-    size : what a chain's rows are of, so that the last of them can be taken alone
+    size : of a chain's rows, so that the last of them can be taken alone
     """
 
     tokens: torch.Tensor
@@ -63,13 +62,13 @@ class Rows(NamedTuple):
     size: Size | None = None
 
     def tail(self, n: int) -> Rows:
-        """The last n rows of a chain."""
+        """Take the last n rows of a chain."""
         assert self.size is not None
         return self.size.rows(n)
 
 
 class Size:
-    """What the passes of n new rows read beside weights and caches. Masked are the last `window` slots, n or more.
+    """Inputs of passes of n new rows. The mask covers the last `window` slots, n or more.
 
     packed : int64 [B, n + 1], the tokens, then the slot of the first
     tree : int32, mask bits [B, n, ceil(window / 32)], then slots, positions and sources [3, n] less the first slot
@@ -88,7 +87,7 @@ class Size:
         self.be_chain()
 
     def be_chain(self) -> None:
-        """Let each row see those before it; sources are the slots before their own."""
+        """Let each row see the rows before it; sources are the slots before their own."""
         if not self.is_chain:
             self.lay_out(np.arange(self.n), np.tri(self.n, dtype=np.bool_), np.arange(self.n) - 1)
             self.is_chain = True
@@ -110,12 +109,12 @@ class Size:
         self.is_chain = False
 
     def rows(self, tail: int | None = None) -> Rows:
-        """The rows of a pass, or of a chain the last `tail` ones."""
+        """Make the rows of a pass, or the last `tail` rows of a chain."""
         n = self.n if tail is None else tail
         tokens, first = self.packed.tensor[:, :-1], self.packed.tensor[:, -1]
         slots, positions, sources = (part[:, -n:].flatten() for part in self.offsets + first[:, None])
         bits, tails = self.mask_bits, self._tails
-        if n < self.n:  # a chain of n is how a longer one begins
+        if n < self.n:  # a chain of n is the beginning of a longer chain
             bits, first = bits[:, :n, : -(-n // WINDOW)], first + (self.n - n)
         context = first.int() if tails is None else (first - (self.window - n)).int()
 
@@ -127,8 +126,8 @@ class Size:
 
 
 def window(nodes: int, end: int) -> int:
-    """Slots masked in a pass behind `nodes` of a tree, its own included, whose cache ends at slot `end`.
+    """Count the slots masked in a pass behind `nodes` of a tree, its own included, whose cache ends at slot `end`.
 
-    A cache shorter than the window is a window of its own.
+    If the cache is shorter than that, the mask covers all of it.
     """
     return min(-(-nodes // WINDOW) * WINDOW, end)

@@ -1,4 +1,4 @@
-"""A target over a static cache whose lower layers can run ahead of verification, as `realrun.lm.split_target` says."""
+"""A target over a static cache whose lower layers can run ahead of verification; see `realrun.lm.split_target`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from realrun.lm.split_target import RowsAhead
 from realrun.lm.static.llama import MAX_STEP_TOKENS, StaticLlama
 from realrun.lm.static.sizes import WINDOW, Rows
 
-UPPER, LOWER = "upper", "lower"  # variants beside the number of rows that are ahead: some layers alone
+UPPER, LOWER = "upper", "lower"  # variants that run only these layers; the others are the number of rows ahead
 
 
 def power_of_2(count: int) -> int:
-    """The least power that is not below a count; 0 for 0."""
+    """Round a count up to a power of 2; 0 for 0."""
     return 1 << (count - 1).bit_length() if count else 0
 
 
@@ -47,14 +47,14 @@ class StaticSplitTarget(RowsAhead, StaticLlama):
             self.states = F.pad(self.states, (0, 0, 0, self.capacity - before))
 
     def run_lower(self, rows: Rows) -> torch.Tensor:
-        """The lower layers over these rows; their states [N, d], which are kept."""
+        """Run the lower layers over these rows; keep and return their states [N, d]."""
         x, _ = self.stack.run(super()._input(rows, None), rows, layers=range(self.split))
         self.states[rows.slots] = x
         return x
 
     @torch.inference_mode()
     def warm_lower(self, nodes: int) -> None:
-        """After `warm`, record the passes over nodes of such trees that are verified and were not fed."""
+        """Record, after `warm`, the passes over tree nodes that are verified and were never fed."""
         most = min(power_of_2(nodes), MAX_STEP_TOKENS)
         self.reserve(2 * most + WINDOW)
         self._warmed += [
@@ -66,7 +66,7 @@ class StaticSplitTarget(RowsAhead, StaticLlama):
         self.warm_again()
 
     def prompt_ahead(self, tokens: Sequence[int]) -> None:
-        """The lower layers over the next tokens, any number, without a graph."""
+        """Run the lower layers over any number of next tokens, without a graph."""
         start = self.length + len(self.ahead)
         self.reserve(start + len(tokens))
         x = F.embedding(torch.tensor(tokens, device=self.device), self.embedding)
@@ -75,15 +75,15 @@ class StaticSplitTarget(RowsAhead, StaticLlama):
         self.ahead += tokens
 
     def keep_nodes(self, path: Sequence[int]) -> None:
-        start, kept = self.length, len(path)
+        start, end = self.length, self.length + len(path)
         lower = [self.row_slots[row] - start for row in path]
-        if path and max(lower[-1], path[-1]) >= kept:  # else they lie there already
+        if path and max(lower[-1], path[-1]) >= len(path):  # else they are in place
             layers = len(self.stack.layers)
             self.stack.move([*[lower] * self.split, *[path] * (layers - self.split)], start)
             slots = torch.tensor(lower, device=self.device) + start
-            self.states[start : start + kept] = self.states[slots]
+            self.states[start:end] = self.states[slots]
         self.truncate(start)
-        self.length = start + kept
+        self.length = end
 
     def _forward_nodes(self, tokens: Sequence[int], depths: Sequence[int], visible: torch.Tensor) -> torch.Tensor:
         assert self.nodes == 0 and depths[0] == 0, "a split target takes a tree in one pass, its root first"
@@ -93,13 +93,13 @@ class StaticSplitTarget(RowsAhead, StaticLlama):
             return super()._forward_nodes(tokens, depths, visible)
         place, missing = self.place_rows(n)
         self.row_slots = [start + slot for slot in place]
-        used = len(self.ahead) + self.nodes_ahead  # also the first slot that is free, less those cached
-        rows = power_of_2(len(missing))  # a graph for each number would be many; those too many stand in free slots
+        used = len(self.ahead) + self.nodes_ahead  # also the first free slot, less the cached tokens
+        rows = power_of_2(len(missing))  # to limit the number of graphs; surplus rows take free slots
         self.reserve(start + max(used + rows, n))
         if missing:
             behind = np.eye(rows, used + rows, used, np.bool_)
             behind[: len(missing), place] = seen[missing]
-            fed, at = np.zeros(rows, np.int64), np.full(rows, -used)  # a position that there is
+            fed, at = np.zeros(rows, np.int64), np.full(rows, -used)  # a valid position
             fed[: len(missing)], at[: len(missing)] = np.array(tokens)[missing], np.array(depths)[missing] - used
             self._nodes_step(fed.tolist(), start + used, at, behind, np.zeros(rows, np.int64), LOWER)
         return self._nodes_step(tokens, start, depths, seen, place, UPPER)

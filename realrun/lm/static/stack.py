@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import speckernels
-from realrun.lm.fused_ops import ModelParts
+from realrun.lm.fused_ops import ElementwiseOps
 from realrun.lm.kernels import planless_attention
 from realrun.lm.llama import TREE_ROOM, Layer, LlamaLM
 from realrun.lm.static.graphs import Recorded
@@ -22,23 +22,23 @@ PIECE_TOKENS = 256  # of a prompt that continues a cache; bounds the mask's memo
 class StaticStack:
     """Layers and their keys and values [layers, B, Hkv, capacity, D].
 
-    readers : passes recorded over these buffers, which are dropped when those move
+    readers : passes recorded over these buffers; they are dropped when the buffers move
     """
 
-    def __init__(self, lm: LlamaLM, pieces: ModelParts, layers: Sequence[Layer], batch: int):
-        self.lm, self.pieces, self.layers, self.batch = lm, pieces, layers, batch
+    def __init__(self, lm: LlamaLM, ops: ElementwiseOps, layers: Sequence[Layer], batch: int):
+        self.lm, self.ops, self.layers, self.batch = lm, ops, layers, batch
         self.readers: list[Recorded] = []
         self.capacity = 0
         shape = (len(layers), batch, lm.kv_heads, 0, lm.head_dim)
         self.keys = self.values = torch.empty(shape, dtype=lm.model.dtype, device=lm.device)
 
     def reserve(self, length: int) -> None:
-        """Make room for `length` slots a sequence, at least doubling, so that copies stay rare."""
+        """Make room for `length` slots per sequence, at least doubling the buffers, so that copies stay rare."""
         if length > self.capacity:
             self.allocate(max(length, min(2 * self.capacity, self.lm.max_positions + TREE_ROOM)))
 
     def allocate(self, capacity: int) -> None:
-        """Buffers of this capacity with what the present ones hold."""
+        """Move the caches to buffers of this capacity."""
         shape = (*self.keys.shape[:3], capacity, self.keys.shape[4])
         keys, values = (torch.empty(shape, dtype=self.keys.dtype, device=self.keys.device) for _ in range(2))
         keys[:, :, :, : self.capacity] = self.keys
@@ -55,11 +55,11 @@ class StaticStack:
         layers: range | None = None,
         skip: SkippedSublayers = NOTHING,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What these layers, all unless given, make of x [N, d], and that after a norm with this weight, if any.
+        """Run these layers, all unless given, over x [N, d]; with the result after a norm of this weight, if any.
 
-        Keys and values enter the rows' slots. skip : sublayers passed over
+        Keys and values enter the rows' slots. skip : sublayers to skip
         """
-        piece, eps, layers = self.pieces, self.lm.eps, range(len(self.layers)) if layers is None else layers
+        ops, eps, layers = self.ops, self.lm.eps, range(len(self.layers)) if layers is None else layers
         turns = self.lm.cos[rows.positions], self.lm.sin[rows.positions]  # [N, 1, D]
         parts = [
             (number, attends)
@@ -70,30 +70,30 @@ class StaticStack:
         norms = [self.layers[number].norm_in if attends else self.layers[number].norm_mlp for number, attends in parts]
         after = [*norms[1:], norm_after]
         first = norms[0] if parts else norm_after
-        normed = x if first is None else piece.norm(x, first, eps)
+        normed = x if first is None else ops.norm(x, first, eps)
         for (number, attends), weight in zip(parts, after, strict=False):
             layer = self.layers[number]
             if attends:
                 change = self._attention(number, normed, rows, turns)
             else:
-                change = F.linear(piece.gate(F.linear(normed, layer.gate_up)), layer.down)
+                change = F.linear(ops.gate(F.linear(normed, layer.gate_up)), layer.down)
             if weight is None:
                 x = normed = x + change
             else:
-                x, normed = piece.add_norm(x, change, weight, eps)
+                x, normed = ops.add_norm(x, change, weight, eps)
         return x, normed
 
     def fill(self, x: torch.Tensor, rows: Rows) -> None:
-        """Of a stack of one layer, the keys and values of rows x [N, d], whose output is not needed."""
+        """Write only the keys and values of rows x [N, d], in a stack of a single layer."""
         (layer,) = self.layers
         turns = self.lm.cos[rows.positions], self.lm.sin[rows.positions]
-        self._project(0, self.pieces.norm(x, layer.norm_in, self.lm.eps), rows, turns)
+        self._project(0, self.ops.norm(x, layer.norm_in, self.lm.eps), rows, turns)
 
     def prompt(
         self, x: torch.Tensor, start: int, norm_after: torch.Tensor | None = None, layers: range | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`run` for prompts: any number of rows of one sequence, x [n, d] for slots `start` and on, and no graph."""
-        made = []
+        """Do the same as `run` for a prompt: x [n, d] of a sequence for slots `start` and on, without a graph."""
+        outputs = []
         end = start
         with planless_attention(self.lm.device):
             # From an empty cache all at once, as causal attention then needs no mask.
@@ -101,19 +101,19 @@ class StaticStack:
                 first, end = end, end + len(piece)
                 mask = self.lm._causal_mask(end - first, end) if start else None
                 rows = self.rows_at(torch.arange(first, end, device=x.device), self.attend_up_to(end, mask))
-                made.append(self.run(piece, rows, norm_after, layers))
-        if len(made) == 1:
-            return made[0]
-        out, normed = (torch.cat(parts) for parts in zip(*made, strict=True))
+                outputs.append(self.run(piece, rows, norm_after, layers))
+        if len(outputs) == 1:
+            return outputs[0]
+        out, normed = (torch.cat(parts) for parts in zip(*outputs, strict=True))
         return out, normed
 
     def rows_at(self, slots: torch.Tensor, attend: Attend, positions: torch.Tensor | None = None) -> Rows:
-        """Rows of the first sequence at these slots, which are their positions unless given."""
+        """Make rows of the first sequence at these slots, which are their positions unless given."""
         places = slots if positions is None else positions
         return Rows(slots[None], slots, places, slots - 1, torch.zeros_like(slots), attend)
 
     def attend_up_to(self, end: int, mask: torch.Tensor | None) -> Attend:
-        """Attention to slots before `end` by a mask [groups * n, end], or a causal one where all tokens are new."""
+        """Make attention to slots before `end` by a mask [groups * n, end]; without a mask it is causal."""
         groups = self.lm.heads // self.lm.kv_heads
 
         def attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float) -> torch.Tensor:
@@ -122,21 +122,21 @@ class StaticStack:
                 mixed = F.scaled_dot_product_attention(
                     query, keys, values, is_causal=True, scale=scaling, enable_gqa=groups > 1
                 )
-            else:  # the query heads of one key-value head as rows of one matrix: keys are not repeated
+            else:  # query heads of a key-value head are rows of the same matrix, so that keys are not repeated
                 mixed = F.scaled_dot_product_attention(
                     query.reshape(1, self.lm.kv_heads, -1, self.lm.head_dim),
                     keys,
                     values,
                     attn_mask=mask,
                     scale=scaling,
-                ).reshape(query.shape)  # whose layout is the attention kernel's choice
+                ).reshape(query.shape)  # the attention kernel chooses its layout
             return mixed.transpose(1, 2)
 
         return attend
 
     def move(self, paths: Sequence[Sequence[int]], length: int) -> None:
         """Move each layer's slots length + path[j] to length + j, in place; a path for each layer, ascending."""
-        # The layers as a batch of one tensor, padded to one variant of a compiled kernel.
+        # The layers are the batch of a single call, padded so that compiled kernels need few variants.
         size = -(-max(map(len, paths)) // PATH_STEP) * PATH_STEP
         padded = [node for path in paths for node in (*path, *[-1] * (size - len(path)))]
         layers = len(self.layers)
@@ -148,7 +148,7 @@ class StaticStack:
     def _attention(
         self, number: int, normed: torch.Tensor, rows: Rows, turns: tuple[torch.Tensor, torch.Tensor]
     ) -> torch.Tensor:
-        """What a layer's attention adds to the rows: [N, d]."""
+        """Compute what a layer's attention adds to the rows, [N, d]."""
         query = self._project(number, normed, rows, turns)
         query = query.view(*rows.tokens.shape, self.lm.heads, self.lm.head_dim).transpose(1, 2)  # [B, Hq, n, D]
         mixed = rows.attend(query, self.keys[number], self.values[number], self.lm.scaling)
@@ -157,9 +157,9 @@ class StaticStack:
     def _project(
         self, number: int, normed: torch.Tensor, rows: Rows, turns: tuple[torch.Tensor, torch.Tensor]
     ) -> torch.Tensor:
-        """Queries [N, Hq, D]; keys and values enter the rows' slots."""
+        """Compute queries [N, Hq, D]; keys and values enter the rows' slots."""
         layer, (cos, sin) = self.layers[number], turns
         qkv, places = F.linear(normed, layer.qkv), (rows.sequences, rows.slots)
-        return self.pieces.rotate_and_store(
+        return self.ops.rotate_and_store(
             qkv, cos, sin, *places, self.keys[number], self.values[number], layer.q_norm, layer.k_norm, self.lm.eps
         )

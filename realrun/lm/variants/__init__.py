@@ -1,1 +1,1 @@
-"""Targets other than they were trained: tuned with a drafter, with sublayers skipped, with blocks added."""
+"""Changed targets: tuned with a drafter, with sublayers skipped, with blocks added."""

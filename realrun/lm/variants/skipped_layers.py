@@ -1,4 +1,4 @@
-"""Which attention and MLP sublayers of a model a draft passes over (Self-SD)."""
+"""The attention and MLP sublayers of a model that a draft skips (Self-SD)."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 
 class SkippedSublayers(NamedTuple):
-    """Numbers of the layers, from 0, whose attention and whose MLP is skipped: the residual alone goes on."""
+    """Numbers of the layers, from 0, whose attention or MLP is skipped, so that only the residual passes."""
 
     attention: frozenset[int]
     mlp: frozenset[int]
 
     @property
     def in_order(self) -> dict[str, list[int]]:
-        """The JSON form."""
+        """JSON form, sorted."""
         return {"attention": sorted(self.attention), "mlp": sorted(self.mlp)}
 
 

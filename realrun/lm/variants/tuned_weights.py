@@ -1,4 +1,4 @@
-"""Weights of a target that was tuned together with its drafter, as the drafter's file holds them."""
+"""Weights of a target that was tuned together with its drafter, as in the drafter's file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TUNED = "tuned."  # before the name of every parameter of a target that was tune
 
 
 def tuned_target(target: Any, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> Any:
-    """A copy of the target with these low-rank updates or parameters; the target itself where there are none.
+    """Copy the target with these low-rank updates or parameters; return the target itself if there are none.
 
     facts["adapter"] : {"rank", "alpha"}; W + alpha / rank B A is the tuned weight
     """

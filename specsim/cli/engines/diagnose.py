@@ -2,65 +2,63 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING
 
-import typer
+from specsim.cli.command import Answer
+from specsim.cli.console import print_table
+from specsim.cli.options import BatchSettings, CountsSettings
+from specsim.cli.settings import setting
 
-from specsim.cli.console import print_json, print_table
-from specsim.cli.options import (
-    BatchOption,
-    ContextOption,
-    CountsArgument,
-    JsonOption,
-    RoundsPolicyOption,
-    SeedOption,
-)
+if TYPE_CHECKING:
+    from specsim.engines.diagnose import Diagnosis
 
 
-def diagnose(
-    source: CountsArgument,
-    baseline_tokens_per_second: Annotated[
-        float, typer.Option(help="Measured without speculation, at the same load.", show_default=False)
-    ],
-    tokens_per_second: Annotated[float, typer.Option(help="Measured with speculation.", show_default=False)],
-    cost: Annotated[
-        Path | None, typer.Option(help="Costs, which split a round's time further; `specsim cost list` has some.")
-    ] = None,
-    batch: BatchOption = None,
-    context: ContextOption = 1000,
-    policy: RoundsPolicyOption = None,
-    seed: SeedOption = 0,
-    json: JsonOption = False,
-) -> None:
-    """Say why speculation is slower, or no faster: what drafts bring, what a round costs, and the K that would pay.
+@dataclass(frozen=True, kw_only=True)
+class DiagnoseOptions(CountsSettings, BatchSettings):
+    """What was measured with speculation and without."""
+
+    baseline_tokens_per_second: float = setting(..., "Measured tok/s without speculation, at the same load.")
+    tokens_per_second: float = setting(..., "Measured tok/s with speculation.")
+    cost: Path | None = setting(
+        None, "Costs, to split a round's time further; `specsim cost list` names those that ship."
+    )
+
+
+def diagnose(options: DiagnoseOptions) -> Answer:
+    """Explain why speculation does not pay.
+
+    Shows how many tokens drafts add, what a round costs, and the draft length K that would pay.
 
     Example: specsim diagnose counters.json --baseline-tokens-per-second 52 --tokens-per-second 41
     """
     from specsim.cost.files import read_cost
     from specsim.engines.diagnose import diagnose as find_diagnosis
 
-    found = find_diagnosis(
-        source,
-        baseline_tokens_per_s=baseline_tokens_per_second,
-        tokens_per_s=tokens_per_second,
-        cost=None if cost is None else read_cost(cost, batch=batch),
-        context=context,
-        policy=policy,
-        seed=seed,
+    diagnosis = find_diagnosis(
+        options.source,
+        baseline_tokens_per_s=options.baseline_tokens_per_second,
+        tokens_per_s=options.tokens_per_second,
+        cost=None if options.cost is None else read_cost(options.cost, batch=options.batch),
+        context=options.context,
+        policy=options.policy,
+        seed=options.seed,
     )
-    if json:
-        print_json(found.as_dict())
-        return
+    return Answer(diagnosis.as_dict(), partial(_print_diagnosis, diagnosis))
+
+
+def _print_diagnosis(diagnosis: Diagnosis) -> None:
     rows = [
-        ["speedup", f"{found.speedup:.3f}"],
-        ["tokens that a round emits [95 % interval]", str(found.tokens_per_round)],
-        ["tokens that it would have to emit to pay", f"{found.round_tokens:.3f}"],
-        [f"speedup, were all {found.draft_tokens} drafts accepted", f"{found.all_accepted:.3f}"],
-        *([f"of a round: {part.name}", f"{part.tokens:.3f} tokens' time"] for part in found.parts),
+        ["speedup", f"{diagnosis.speedup:.3f}"],
+        ["tokens per step [95 % interval]", str(diagnosis.tokens_per_round)],
+        ["tokens per step to break even", f"{diagnosis.round_tokens:.3f}"],
+        [f"speedup if all {diagnosis.draft_tokens} drafts were accepted", f"{diagnosis.all_accepted:.3f}"],
+        *([f"of a step: {part.name}", f"{part.tokens:.3f} decode steps"] for part in diagnosis.parts),
     ]
-    print_table(repr(found), ["quantity", "value"], rows)
-    for assumed, advice in found.advice:
+    print_table(repr(diagnosis), ["quantity", "value"], rows)
+    for assumed, advice in diagnosis.advice:
         best = advice.lengths[advice.k]
-        said = f"K = {advice.k}, {best.speedup}" if advice.k else "no speculation"
-        print(f"fastest {assumed}: {said}{'' if advice.sure else ' (not sure: count more rounds)'}")
+        choice = f"K = {advice.k}, {str(best.speedup).replace(' ', 'x ', 1)}" if advice.k else "turn speculation off"
+        print(f"{assumed}: {choice}{'' if advice.sure else ' (uncertain: collect more rounds)'}")

@@ -2,57 +2,57 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Annotated
+from dataclasses import asdict, dataclass
+from functools import partial
 
-import typer
+from specsim.cli.command import Answer
+from specsim.cli.console import print_table
+from specsim.cli.settings import Settings, argument, setting
 
-from specsim.cli.console import print_json, print_table
-from specsim.cli.options import JsonOption
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainOptions(Settings):
+    """Which number of which engine is explained."""
+
+    quantity: str = argument("acceptance-length, acceptance-rate, position-rate, or rounds.")
+    engine: str | None = setting(None, "Only this engine, beside specsim's own definition (default: all).")
 
 
-def explain(
-    quantity: Annotated[
-        str,
-        typer.Argument(help="acceptance-length, acceptance-rate, position-rate, or rounds.", show_default=False),
-    ],
-    engine: Annotated[str | None, typer.Option(help="Of this engine, beside specsim's own; default all.")] = None,
-    json: JsonOption = False,
-) -> None:
-    """Say what an engine means by its acceptance length or rate, or how it runs and counts rounds.
+def explain(options: ExplainOptions) -> Answer:
+    """Explain an engine's acceptance numbers.
+
+    Shows what an engine means by its acceptance length or rate, or how it runs and counts rounds.
 
     Example: specsim explain acceptance-rate --engine sglang
     """
-    from specsim.engines.conventions import CONVENTIONS, find_conventions
     from specsim.engines.definitions import find_definitions
 
-    if quantity == "rounds":
-        conventions = [*CONVENTIONS.values()] if engine is None else [find_conventions(engine)]
-        if json:
-            print_json({"rounds": [dataclasses.asdict(one) for one in conventions]})
-            return
-        rows = [
-            [
-                f"{one.engine} {one.version}",
-                f"the {one.first_token}",
-                "yes" if one.clips_draft else "no",
-                "yes" if one.counts_empty else "no",
-                "yes" if one.drafts_ahead else "no",
-                f"{'goes on' if one.drafts_past_end else 'ends'}; accepted: {one.accepts_end}",
-                one.source,
-            ]
-            for one in conventions
+    if options.quantity == "rounds":
+        return _explain_rounds(options.engine)
+    definitions = find_definitions(options.quantity, options.engine)
+    if options.engine not in (None, "specsim"):
+        definitions = [*find_definitions(options.quantity, "specsim"), *definitions]
+    rows = [[each.engine, each.printed, each.formula, each.note] for each in definitions]
+    lines = [dict(zip(("engine", "printed", "formula", "note"), row, strict=True)) for row in rows]
+    show = partial(print_table, options.quantity, ["engine", "printed as", "is", "but"], rows, labels=4)
+    return Answer({options.quantity: lines}, show)
+
+
+def _explain_rounds(engine: str | None) -> Answer:
+    from specsim.engines.conventions import CONVENTIONS, find_conventions
+
+    conventions = [*CONVENTIONS.values()] if engine is None else [find_conventions(engine)]
+    rows = [
+        [
+            f"{each.engine} {each.version}",
+            f"the {each.first_token}",
+            *("yes" if fact else "no" for fact in (each.clips_draft, each.counts_empty, each.drafts_ahead)),
+            f"{'goes on' if each.drafts_past_end else 'ends'}; accepted: {each.accepts_end}",
+            each.source,
         ]
-        columns = ["engine", "first token from", "drafts end at the limit", "counts rounds without a draft"]
-        columns += ["drafts in the step before", "a draft behind an end of text", "found"]
-        print_table("How engines run and count rounds", columns, rows, labels=7)
-        return
-    found = find_definitions(quantity, engine)
-    if engine not in (None, "specsim"):
-        found = [*find_definitions(quantity, "specsim"), *found]
-    if json:
-        names = ("engine", "printed", "formula", "note")
-        print_json({quantity: [{name: getattr(one, name) for name in names} for one in found]})
-        return
-    rows = [[one.engine, one.printed, one.formula, one.note] for one in found]
-    print_table(quantity, ["engine", "printed as", "is", "but"], rows, labels=4)
+        for each in conventions
+    ]
+    columns = ["engine", "first token from", "drafts end at the limit", "counts rounds without a draft"]
+    columns += ["drafts in the previous step", "a draft after an end of text", "source"]
+    show = partial(print_table, "How engines run and count rounds", columns, rows, labels=7)
+    return Answer({"rounds": [asdict(each) for each in conventions]}, show)

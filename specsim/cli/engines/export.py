@@ -1,106 +1,87 @@
-"""`specsim export`: what was found, as an engine takes it."""
+"""`specsim export`: settings for an engine."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-import typer
+from specsim.cli.command import Answer
+from specsim.cli.console import check_new, print_notes
+from specsim.cli.options import OVERWRITE_FILE_HELP
+from specsim.cli.settings import Settings, argument, setting
+from specsim.io.errors import InputError
 
-from specsim.cli.console import OverwriteFileOption, check_new, print_json, print_notes
-from specsim.cli.options import ContextOption, JsonOption
-from specsim.errors import InputError
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions(Settings):
+    """What an engine is to be started with, as `export_flags` takes it."""
+
+    engine: str = argument("vllm, sglang, llamacpp, llamacpp-2025 (older option names), tensorrt-llm or transformers.")
+    k: int | None = setting(None, "Draft tokens per round; 0: no speculation.", low=0, high=255)
+    schedule: str | None = setting(None, "K by batch size instead of --k, such as 1:5,4:3,16:0.", metavar="BATCH:K,...")
+    largest_batch: int = setting(
+        512, "Largest batch size of a schedule (vLLM) and of a table of step times.", low=1, high=4096
+    )
+    p_min: float | None = setting(
+        None, "With --k: end drafts before a less probable token (llamacpp, transformers).", low=0, high=1
+    )
+    min_ngram: int | None = setting(None, "With --k: use prompt lookup, by n-grams of at least N tokens (vllm).", low=1)
+    max_ngram: int | None = setting(
+        None,
+        "With --k: the longest n-grams to look up (vllm, transformers). Default: the engine's.",
+        low=1,
+    )
+    acceptance: Path | None = setting(
+        None,
+        "With --k: make the engine accept as often as this source, without a trained drafter. A file written by "
+        "`specsim import` (vllm, sglang, llamacpp, tensorrt-llm).",
+    )
+    cost: Path | None = setting(
+        None,
+        "With --k: table of step times for a DSpark drafter's scheduler, from a batch-aware cost file such as a batch "
+        "profile (sglang, tensorrt-llm).",
+    )
+    context: int = setting(1000, "Cached tokens at which costs are taken.", low=1)
+    form: Literal["additive", "tokens"] = setting(
+        "additive", "Form of that table: by sequences and verified tokens, or by verified tokens alone (sglang)."
+    )
+    confidence: Path | None = setting(
+        None,
+        "With --k: calibrate a DSpark drafter's confidence, as temperatures fitted to this trace (sglang, "
+        "tensorrt-llm).",
+    )
 
 
-def export(
-    engine: Annotated[
-        str,
-        typer.Argument(
-            help="vllm, sglang, llamacpp, llamacpp-2025 (its options of before), tensorrt-llm or transformers.",
-            show_default=False,
-        ),
-    ],
-    k: Annotated[int | None, typer.Option(help="Draft tokens of every round; 0 for none.", min=0, max=255)] = None,
-    schedule: Annotated[
-        str | None, typer.Option(help="Instead a K from each batch on, such as 1:5,4:3,16:0.", metavar="BATCH:K,...")
-    ] = None,
-    largest_batch: Annotated[
-        int, typer.Option(help="Where a schedule ends, for vLLM, and a table of steps.", min=1, max=4096)
-    ] = 512,
-    p_min: Annotated[
-        float | None,
-        typer.Option(
-            help="With --k, end drafts where the draft model is less sure: llamacpp, transformers.", min=0, max=1
-        ),
-    ] = None,
-    min_ngram: Annotated[
-        int | None, typer.Option(help="With --k, prompt lookup by n-grams of at least so many tokens: vllm.", min=1)
-    ] = None,
-    max_ngram: Annotated[
-        int | None, typer.Option(help="And of at most so many: vllm, transformers. Default: the engine's.", min=1)
-    ] = None,
-    acceptance: Annotated[
-        Path | None,
-        typer.Option(
-            help="With --k, settings that make the engine accept as often as this source does, which `specsim import` "
-            "wrote, without a trained drafter: vllm, sglang, llamacpp, tensorrt-llm.",
-        ),
-    ] = None,
-    cost: Annotated[
-        Path | None,
-        typer.Option(
-            help="With --k, what steps cost, as the table by which a DSpark drafter's verification is scheduled: a "
-            "cost file that knows batches, such as a batch profile; sglang, tensorrt-llm.",
-        ),
-    ] = None,
-    context: ContextOption = 1000,
-    form: Annotated[
-        Literal["additive", "tokens"],
-        typer.Option(help="Of that table: by sequences and verified tokens, or by verified tokens alone (sglang)."),
-    ] = "additive",
-    confidence: Annotated[
-        Path | None,
-        typer.Option(
-            help="With --k, a trace, as temperatures under which a DSpark drafter's confidence is the probability of "
-            "acceptance: sglang, tensorrt-llm.",
-        ),
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Where to write the file that the engine wants.")] = None,
-    overwrite: OverwriteFileOption = False,
-    json: JsonOption = False,
-) -> None:
-    """Print what an engine is to be started with: flags, and a file where it wants one.
+@dataclass(frozen=True, kw_only=True)
+class ExportFile(Settings):
+    """Where the engine's file is written."""
+
+    out: Path | None = setting(None, "Where to write the engine's config file.")
+    overwrite: bool = setting(False, OVERWRITE_FILE_HELP, flag="--overwrite")
+
+
+def export(options: EngineOptions, file: ExportFile) -> Answer:
+    """Print engine flags, write its config file.
 
     Example: specsim export vllm --schedule 1:5,4:3,16:0
     """
     from specsim.engines.export import export_flags
-    from specsim.files import write_text
+    from specsim.io.files import write_text
 
-    if out is not None:
-        check_new(out, overwrite=overwrite)
-    setting = export_flags(
-        engine,
-        k,
-        schedule=schedule,
-        largest_batch=largest_batch,
-        p_min=p_min,
-        min_ngram=min_ngram,
-        max_ngram=max_ngram,
-        acceptance=acceptance,
-        cost=cost,
-        context=context,
-        form=form,
-        confidence=confidence,
-        path=None if out is None else str(out),
-    )
-    if out is not None:
-        if setting.file is None:
-            raise InputError(f"{engine} wants no file here: {setting.flags}; leave --out out")
-        write_text(out, setting.file + "\n")
-    if json:
-        print_json({"engine": engine, "flags": setting.flags, "file": setting.file, "notes": setting.notes})
-        return
-    print(setting.flags)
-    if setting.file is not None and out is None:
-        print(f"{setting.path}: {setting.file}")
-    print_notes(setting.notes)
+    if file.out is not None:
+        check_new(file.out, overwrite=file.overwrite)
+    exported = export_flags(**vars(options), path=None if file.out is None else str(file.out))
+    if file.out is not None:
+        if exported.file is None:
+            raise InputError(f"{options.engine} needs no file for {exported.flags}; leave --out out")
+        write_text(file.out, exported.file + "\n")
+
+    def show() -> None:
+        print(exported.flags)
+        if exported.file is not None and file.out is None:
+            print(f"{exported.path}: {exported.file}")
+        print_notes(exported.notes)
+
+    names = ("flags", "file", "notes")
+    return Answer({"engine": options.engine, **{name: getattr(exported, name) for name in names}}, show)

@@ -3,70 +3,86 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from specsim.cli.console import OverwriteFileOption, check_new, print_json, print_notes, print_table
-from specsim.cli.options import JsonOption
+from specsim.cli.command import Answer
+from specsim.cli.console import check_new, print_notes, print_table
+from specsim.cli.options import OVERWRITE_FILE_HELP
+from specsim.cli.settings import Settings, argument, setting
 from specsim.engines.formats.registry import UNTESTED, listed
 
+if TYPE_CHECKING:
+    from specsim.engines.formats.records import ImportedRecords
 
-def import_(
-    kind: Annotated[str, typer.Argument(help="What the files are, of the kinds above.", show_default=False)],
-    files: Annotated[list[Path], typer.Argument(help="Files of this kind, in their order.", show_default=False)],
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Where to write: a trace folder, rounds as .parquet, counters as .json, as the table says the files "
-            "hold; of rounds also AIPerf's records, as .jsonl. Default: the table alone."
-        ),
-    ] = None,
-    overwrite: OverwriteFileOption = False,
-    json: JsonOption = False,
-) -> None:
+
+@dataclass(frozen=True, kw_only=True)
+class ImportOptions(Settings):
+    """Which files are read, and what is written."""
+
+    kind: str = argument("What the files are, of the kinds above.")
+    files: list[Path] = argument("Files of this kind, in order.")
+    out: Path | None = setting(
+        None,
+        "Where to write what the table says the files hold: a trace folder, rounds as .parquet, counters as .json; "
+        "rounds also as AIPerf's records, .jsonl. Default: print the table only.",
+    )
+    overwrite: bool = setting(False, OVERWRITE_FILE_HELP, flag="--overwrite")
+
+
+def import_(options: ImportOptions) -> Answer:
     from specsim.engines.import_records import import_records
 
+    kind, out = options.kind, options.out
     if out is not None:
-        check_new(out, overwrite=overwrite)
-    imported = import_records(kind, files)
+        check_new(out, overwrite=options.overwrite)
+    imported = import_records(kind, options.files)
     if out is not None:
-        imported.write(out, overwrite=overwrite)
-    found = {"kind": kind, "holds": imported.holds, "out": None if out is None else str(out), **imported.as_dict()}
-    if json:
-        print_json(found)
-        return
-    print_table(f"{', '.join(map(str, files))}: {imported}", ["", "value"], list(_sizes(found)))
-    rows = [
-        [one["quantity"], one["engine"], one["printed"], _text(one["value"]), one["formula"]]
-        for one in found["printed"]
-    ]
-    if rows:
-        print_table("acceptance", ["quantity", "by", "printed as", "value", "is"], rows, labels=3)
-    print_notes(imported.notes)
+        imported.write(out, overwrite=options.overwrite)
+    document = {"kind": kind, "holds": imported.holds, "out": None if out is None else str(out), **imported.as_dict()}
+
+    def show() -> None:
+        title = f"{', '.join(map(str, options.files))}: {imported}"
+        print_table(title, ["", "value"], list(_sizes(document)))
+        rows = [
+            [line["quantity"], line["engine"], line["printed"], _text(line["value"]), line["formula"]]
+            for line in document["printed"]
+        ]
+        if rows:
+            print_table("acceptance", ["quantity", "by", "printed as", "value", "is"], rows, labels=3)
+        print_notes(imported.notes)
+        for line in _next_commands(imported, kind, out):
+            print(line)
+
+    return Answer(document, show)
+
+
+def _next_commands(imported: ImportedRecords, kind: str, out: Path | None) -> list[str]:
+    """What a user may run next."""
     if imported.source is None:
-        print(f"next: of these no acceptance by position follows; {imported.instead}")
-    elif out is None:
-        print(f"next: specsim import {kind} ... --out {_SUGGESTED[imported.holds]}")
-    elif out.suffix == ".jsonl":
-        print(f"next: specsim import aiperf {out} --out rounds.parquet")
-    elif imported.holds == "dense trace":
-        print(f"next: specsim leaderboard {out} --cost COST")
-    else:
-        print(f"next: specsim acceptance fit {out} --model per_position --out model.json, or")
-        print(f"      specsim advise {out} --cost COST")
+        return [f"next: these files hold no acceptance by position; {imported.instead}"]
+    if out is None:
+        return [f"next: specsim import {kind} ... --out {_SUGGESTED[imported.holds]}"]
+    if out.suffix == ".jsonl":
+        return [f"next: specsim import aiperf {out} --out rounds.parquet"]
+    if imported.holds == "dense trace":
+        return [f"next: specsim leaderboard {out} --cost COST"]
+    return [
+        f"next: specsim acceptance fit {out} --model per_position --out model.json, or",
+        f"      specsim advise {out} --cost COST",
+    ]
 
 
-import_.__doc__ = f"""Read what an engine logged or exported about speculation, and write it for the other commands.
+import_.__doc__ = f"""Import an engine's logs or exported records.
 
 \b
 {listed()}
 
 * {UNTESTED}: compare its numbers with the engine's own.
 
-The table shows the engine's numbers beside specsim's; what a source cannot tell is said. Of two scrapes the
-difference is counted.
+The table shows the engine's numbers beside specsim's; missing fields are reported, or the file is rejected. Of two
+scrapes the difference is counted.
 
 Example: specsim import llamacpp-log server.log --out rounds.parquet
 """
@@ -75,14 +91,14 @@ Example: specsim import llamacpp-log server.log --out rounds.parquet
 _SUGGESTED = {"dense trace": "trace", "rounds": "rounds.parquet", "counters": "counters.json"}
 
 
-def _sizes(found: dict[str, Any]) -> Iterator[list[str]]:
+def _sizes(document: dict[str, Any]) -> Iterator[list[str]]:
     for name in ("requests", "rounds", "drafted", "accepted", "output_tokens"):
-        yield [name.replace("_", " "), "not told" if found[name] is None else f"{found[name]:,}"]
-    for name, value in found["averages"].items():
+        yield [name.replace("_", " "), "not reported" if document[name] is None else f"{document[name]:,}"]
+    for name, value in document["averages"].items():
         yield [name, f"{value:.4g}"]
-    for reason, number in found["skipped"].items():
+    for reason, number in document["skipped"].items():
         yield [f"skipped: {reason}", f"{number:,}"]
 
 
 def _text(value: Any) -> str:
-    return ", ".join(f"{one:.3f}" for one in value) if isinstance(value, list) else f"{value:.3f}"
+    return ", ".join(f"{number:.3f}" for number in value) if isinstance(value, list) else f"{value:.3f}"

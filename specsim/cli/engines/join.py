@@ -2,42 +2,41 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from specsim.cli.console import print_json, print_table
-from specsim.cli.options import JsonOption
-from specsim.errors import InputError
+from specsim.cli.command import Answer
+from specsim.cli.console import print_table
+from specsim.cli.settings import Settings, argument, setting
+from specsim.io.errors import InputError
 
 COST_FILE = "cost.json"
 
 
-def join(
-    traces: Annotated[
-        list[Path],
-        typer.Argument(help="Two or three trace folders, in the order in which drafters count.", show_default=False),
-    ],
-    out: Annotated[Path, typer.Option(help="Trace folder to write.", show_default=False)],
-    cost: Annotated[
-        list[str],
-        typer.Option(
-            help=f"Cost file of each drafter, in the order of the traces; repeat for each. They are written to "
-            f"OUT/{COST_FILE}.",
-            metavar="FILE",
-        ),
-    ] = [],  # noqa: B006 (typer reads the default, it is never changed)
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a trace that is there.")] = False,
-    json: JsonOption = False,
-) -> None:
-    """Join traces of one target, so that policies can choose the drafter of every round.
+@dataclass(frozen=True, kw_only=True)
+class JoinOptions(Settings):
+    """Which traces are joined."""
 
-    Greedy and Gumbel-coupled outputs are the target's, whichever drafter was recorded with them,
-    so that rounds of several drafters replay exactly on one output. Traces that differ in target,
-    decoding, prompts, outputs or end-of-text tokens are refused with the first place. Chains only:
-    records of trees are left behind. Put lookups first: switch_match drafts with the first drafter
-    that is sure enough before it drafts, else with the last.
+    traces: list[Path] = argument("Two or three trace folders, in the order of the drafters.")
+    out: Path = setting(..., "Trace folder to write.")
+    cost: list[str] = setting(
+        [],
+        f"Cost file of a drafter; repeat: one per trace, in order. They are joined into OUT/{COST_FILE}.",
+        metavar="FILE",
+    )
+    overwrite: bool = setting(False, "Replace an existing trace.", flag="--overwrite")
+
+
+def join(options: JoinOptions) -> Answer:
+    """Join traces of several drafters.
+
+    On a joined trace, policies choose the drafter of every round. Greedy and Gumbel-coupled outputs are the target's,
+    whichever drafter was recorded with them, so that rounds of several drafters replay exactly on one output. Traces
+    that differ in target, decoding, prompts, outputs or end-of-text tokens are rejected with the first difference.
+    Chains only: recorded trees are left out. Put lookups first: switch_match drafts with the first drafter that is
+    sure enough before it drafts, else with the last.
 
     Example: realrun record lookup/ --drafter prompt-lookup && realrun record eagle/ --drafter eagle
     && realrun profile lookup.json --for lookup/ --drafter prompt-lookup
@@ -47,10 +46,11 @@ def join(
     """
     from specsim.cost.files import cost_path, read_cost, read_cost_document
     from specsim.cost.joined import joined_document
-    from specsim.files import write_json
+    from specsim.io.files import write_json
     from specsim.trace.files import check_free, read_trace, write_trace
     from specsim.trace.joined import join_traces
 
+    traces, cost, out, overwrite = options.traces, options.cost, options.out, options.overwrite
     check_free(out, overwrite=overwrite)
     if len({*traces}) < len(traces):
         raise InputError("a trace is named twice; give each drafter's trace once")
@@ -78,12 +78,15 @@ def join(
         "mean_longest_match": float(joined.columns.match_len.max(axis=0).mean()),
         "without_trees": trees,
     }
-    if json:
-        print_json(document)
-        return
-    rows = [[str(n), str(one["drafter"]), f"{one['mean_match_len']:.3f}"] for n, one in enumerate(drafters, start=1)]
+    return Answer(document, partial(_print_joined, document))
+
+
+def _print_joined(document: dict[str, Any]) -> None:
+    drafters = enumerate(document["drafters"], start=1)
+    rows = [[str(n), str(part["drafter"]), f"{part['mean_match_len']:.3f}"] for n, part in drafters]
     rows.append(["", "the longest of them", f"{document['mean_longest_match']:.3f}"])
-    size = f"{joined.sequences} sequences, {document['output_tokens']:,} output tokens, depth {joined.depth}"
-    print_table(f"trace {out}: {size}", ["", "drafter", "mean match length"], rows)
-    if trees:
-        print(f"records of trees are left behind, switching policies draft chains: {', '.join(trees)}")
+    size = f"{document['sequences']} sequences, {document['output_tokens']:,} output tokens, depth {document['depth']}"
+    print_table(f"trace {document['trace']}: {size}", ["", "drafter", "mean longest accepted prefix"], rows)
+    if document["without_trees"]:
+        traces = ", ".join(document["without_trees"])
+        print(f"recorded trees are left out, since switching policies draft chains: {traces}")

@@ -3,43 +3,50 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
-from specsim.cli.console import print_json, print_table
-from specsim.cli.options import JsonOption, PolicyFileOption, TraceArgument
+from specsim.cli.command import Answer, command
+from specsim.cli.console import print_facts, print_table
+from specsim.cli.options import POLICY_FILE_HELP, TraceSettings
+from specsim.cli.settings import Settings, setting
 
-data = typer.Typer(help="Results of campaigns that ship with specsim, or lie in a folder.", no_args_is_help=True)
+data = typer.Typer(help="Show results of GPU campaigns.", no_args_is_help=True)
 
 
-def policies(
-    policy_file: PolicyFileOption = [],  # noqa: B006
-    json: JsonOption = False,
-) -> None:
-    """List the policies with their settings, defaults and ranges.
+@dataclass(frozen=True, kw_only=True)
+class PoliciesOptions(Settings):
+    """Which policies are listed beside the built-in ones."""
 
-    Commands that take a policy take these names, and a FILE.py of your own.
+    policy_file: list[str] = setting([], POLICY_FILE_HELP, metavar="FILE.py")
+
+
+def policies(options: PoliciesOptions) -> Answer:
+    """List policies and their settings.
+
+    Commands that take a policy accept these names, and your own FILE.py.
     """
     from specsim.policy.registry import NAMED, find_policies
 
-    kinds = find_policies([*NAMED, *policy_file])
-    if json:
-        print_json(
-            {
-                name: {
-                    "source": kind.source,
-                    "settings": {field.name: _described(field) for field in dataclasses.fields(kind)},
-                }
-                for name, kind in kinds.items()
-            }
-        )
-        return
-    for name, kind in kinds.items():
-        rows = [setting_texts(field) for field in dataclasses.fields(kind)]
-        print_table(f"{name}: {kind.source}", ["setting", "default", "legal", "search", "meaning"], rows)
+    kinds = find_policies([*NAMED, *options.policy_file])
+    document = {
+        name: {
+            "source": kind.source,
+            "settings": {field.name: _described(field) for field in dataclasses.fields(kind)},
+        }
+        for name, kind in kinds.items()
+    }
+
+    def show() -> None:
+        for name, kind in kinds.items():
+            rows = [setting_texts(field) for field in dataclasses.fields(kind)]
+            print_table(f"{name}: {kind.source}", ["setting", "default", "legal", "search", "meaning"], rows)
+
+    return Answer(document, show)
 
 
 def _described(field: dataclasses.Field[Any]) -> dict[str, Any]:
@@ -64,56 +71,51 @@ def setting_texts(field: dataclasses.Field[Any]) -> list[str]:
     return [field.name, shown, legal, searched, meta["doc"]]
 
 
-def info(trace: TraceArgument, json: JsonOption = False) -> None:
-    """Show what a trace holds: the pair, decoding, sizes, agreement, repetition."""
+def info(options: TraceSettings) -> Answer:
+    """Show what a trace holds.
+
+    Shows the pair, decoding, sizes, agreement and repetition.
+    """
     import numpy as np
 
     from specsim.trace.files import read_trace
 
-    data = read_trace(trace)
+    trace = read_trace(options.trace)
     document = {
-        **{key: value for key, value in data.meta.items() if key not in ("checksums", "provenance")},
-        "sequences": data.sequences,
-        "output_tokens": int(data.output_tokens.sum()),
-        "domains": {str(d): int((data.domain == d).sum()) for d in np.unique(data.domain)},
-        "mean_match_len": float(data.match_len.mean()),
+        **{key: value for key, value in trace.meta.items() if key not in ("checksums", "provenance")},
+        "sequences": trace.sequences,
+        "output_tokens": int(trace.output_tokens.sum()),
+        "domains": {str(domain): int((trace.domain == domain).sum()) for domain in np.unique(trace.domain)},
+        "mean_match_len": float(trace.match_len.mean()),
     }
-    if json:
-        print_json(document)
-        return
-    print_table(f"trace {trace}", ["", "value"], [[key, fact_text(value)] for key, value in document.items()])
+    return Answer(document, partial(print_facts, f"trace {options.trace}", document))
 
 
-def fact_text(value: Any) -> str:
-    """What meta.json says of something, to read."""
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key} {fact_text(one)}" for key, one in value.items()) or "none"
-    if isinstance(value, list):
-        return ", ".join(map(fact_text, value)) or "none"
-    if value is None:
-        return "none"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+@dataclass(frozen=True, kw_only=True)
+class DataOptions(Settings):
+    """Which results are listed."""
+
+    folder: Path | None = setting(None, "A folder written by `realrun campaign` (default: shipped results).")
 
 
-@data.command("list")
-def data_list(
-    folder: Annotated[
-        Path | None, typer.Option(help="A folder that `realrun campaign` wrote; default: what ships with specsim.")
-    ] = None,
-    json: JsonOption = False,
-) -> None:
-    """List campaign results: what each file holds, where and when it was measured. Reads and checks every file."""
-    from specsim.results import SHIPPED, list_results
+@command(data, "list")
+def data_list(options: DataOptions) -> Answer:
+    """List and check campaign results.
 
-    results = list_results(folder or SHIPPED)
+    Shows what each file holds, and where and when it was measured.
+    """
+    from specsim.report.result_files import SHIPPED, list_results
+
+    results = list_results(options.folder or SHIPPED)
     columns = ("file", "kind", "device", "date", "summary")
     rows = [{name: getattr(result, name) for name in columns} for result in results]
     from_gpu = sum(result.from_gpu for result in results)
-    if json:
-        print_json({"results": rows, "from_gpu": from_gpu})
-        return
-    if rows:
-        print_table("campaign results", list(columns), [list(row.values()) for row in rows])
-    if not from_gpu:
-        where = "there" if folder else "shipped"
-        print(f"No result from a GPU is {where} yet; `realrun campaign --out DIR --minutes 30` on one makes them.")
+
+    def show() -> None:
+        if rows:
+            print_table("campaign results", list(columns), [list(row.values()) for row in rows])
+        if not from_gpu:
+            where = "there" if options.folder else "shipped"
+            print(f"No GPU result is {where} yet; run `realrun campaign --out DIR --minutes 30` on a GPU.")
+
+    return Answer({"results": rows, "from_gpu": from_gpu}, show)

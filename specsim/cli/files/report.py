@@ -2,40 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated
 
-import typer
+from specsim.cli.command import Answer
+from specsim.cli.console import claim_file
+from specsim.cli.options import OVERWRITE_FILE_HELP
+from specsim.cli.settings import Settings, argument, setting
 
-from specsim.cli.console import OverwriteFileOption, check_new, print_json
-from specsim.cli.options import JsonOption
+
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions(Settings):
+    """Which results are shown, and where."""
+
+    files: list[Path] = argument("Results as JSON, or output folders of runs.", metavar="FILE...")
+    out: Path = setting(Path("report.html"), "The page to write.")
+    overwrite: bool = setting(False, OVERWRITE_FILE_HELP, flag="--overwrite")
 
 
-def report(
-    files: Annotated[
-        list[Path],
-        typer.Argument(
-            help="Results as JSON, or folders of a run that wrote one.", metavar="FILE...", show_default=False
-        ),
-    ],
-    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
-    overwrite: OverwriteFileOption = False,
-    json: JsonOption = False,
-) -> None:
-    """Show results as one HTML page: validations, leaderboards, tunings, claims, batches, hardware, the papers' audit.
+def report(options: ReportOptions) -> Answer:
+    """Show results as one HTML page.
 
-    Each begins with its verdict. The page is one file that needs no network: tables sort by the column that is
-    pressed, figures show the value under the pointer, and it prints.
+    Takes validations, leaderboards, tunings, claims, batches and hardware comparisons. Each begins with its verdict.
+    The page is one file that needs no network: click a column to sort a table, hover a figure to see values.
 
     Example: specsim tune TRACE --policy adaedl --cost COST --json > tuned.json; specsim report tuned.json validation/
     """
-    from specsim.files import check_writable, write_text
+    from specsim.io.files import write_text
     from specsim.report.results.together import render_files
 
-    check_new(out, overwrite=overwrite)
-    check_writable(out)
+    files, out = options.files, options.out
+    claim_file(out, overwrite=options.overwrite)
     write_text(out, render_files(files))
-    if json:
-        print_json({"report": str(out), "results": [str(path) for path in files]})
-    else:
-        print(f"{out}: {len(files)} {'result' if len(files) == 1 else 'results'}")
+    show = partial(print, f"{out}: {len(files)} {'result' if len(files) == 1 else 'results'}")
+    return Answer({"report": str(out), "results": [str(path) for path in files]}, show)

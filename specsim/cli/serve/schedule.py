@@ -3,88 +3,86 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
 
-import typer
-
-from specsim.cli.console import parse_numbers, print_json, print_notes, print_table, progress_bar
-from specsim.cli.options import BatchCostOption, JsonOption, LearningShareOption, SeedOption, TraceArgument
+from specsim.cli.command import Answer
+from specsim.cli.console import print_notes, print_table, progress_bar
+from specsim.cli.options import LEARNING_SHARE_HELP, BatchCostSettings, SeedSettings
+from specsim.cli.settings import setting
 
 if TYPE_CHECKING:
-    from specsim.api.serve import DraftSchedule
+    from specsim.serving.serve import DraftSchedule
 
 
-def schedule(
-    trace: TraceArgument,
-    cost: BatchCostOption,
-    batch: Annotated[str, typer.Option(help="Batches, increasing.")] = "1,2,4,8,16,32,64,128,256,512",
-    context: Annotated[
-        str, typer.Option(help="Cached tokens of every sequence, as 1024,8192; default those of the trace.")
-    ] = "",
-    max_draft_tokens: Annotated[
-        int | None, typer.Option(help="Largest K; default 8, or the depth of the trace.", min=1, max=255)
-    ] = None,
-    policy: Annotated[
-        list[str],
-        typer.Option(
-            help="A policy of chains or of a static tree to rank beside, at its defaults; repeat for more.",
-            show_default=False,
-        ),
-    ] = [],  # noqa: B006 (typer reads the default, it is never changed)
-    tuning_share: LearningShareOption = 0.5,
-    seed: SeedOption = 0,
-    json: JsonOption = False,
-) -> None:
-    """Find the best draft length K for each batch and context, and the batch beyond which speculation loses.
+@dataclass(frozen=True, kw_only=True)
+class ScheduleOptions(SeedSettings):
+    """Which batch sizes, contexts and draft lengths are compared."""
 
-    Batches are full: whoever is done makes room for the next. Every K up to
-    --max-draft-tokens is weighed, beside the goodput rule, which chooses K anew in every
-    round by the load and a moving estimate of acceptance. Intervals (95 %) are over
-    sequences. The schedule is printed as `specsim serve simulate --schedule` takes it;
-    --json has it as vLLM's ranges [first batch, last batch, K], too.
+    batch: tuple[int, ...] = setting((1, 2, 4, 8, 16, 32, 64, 128, 256, 512), "Batch sizes, increasing.")
+    context: tuple[int, ...] | None = setting(
+        None, "Cached tokens of every sequence, as 1024,8192 (default: those of the trace)."
+    )
+    max_draft_tokens: int | None = setting(
+        None, "Maximum draft length K (default: 8, or the depth of the trace).", low=1, high=255
+    )
+    policy: list[str] = setting(
+        [], "Also rank this policy (chain or static tree) with its default settings; repeat for more."
+    )
+    tuning_share: float = setting(0.5, LEARNING_SHARE_HELP)
+
+
+def schedule(source: BatchCostSettings, options: ScheduleOptions) -> Answer:
+    """Find the best draft length per batch size.
+
+    Finds the best K for each batch size and context, and the batch size beyond which speculation loses. Batches are
+    full: a finished sequence makes room for the next. Every K up to --max-draft-tokens is compared, and the goodput
+    rule, which chooses K in every round by the load and a moving estimate of acceptance. Intervals (95 %) are over
+    sequences. The schedule is printed as `specsim serve simulate --schedule` takes it; --json also has vLLM's ranges
+    [first batch, last batch, K].
 
     Example: specsim serve schedule TRACE --cost specdecode-bench-llama3.1-8b-eagle-h100 --context 1024
     """
-    from specsim.api.serve import serve_schedule
+    from specsim.serving.serve import serve_schedule
 
-    sizes = parse_numbers(batch, "--batch", int, "1,2,4,8")
-    contexts = parse_numbers(context, "--context", int, "1024,8192") if context else None
     with progress_bar() as bar:
-        found = serve_schedule(
-            trace,
-            cost,
-            batches=sizes,
-            contexts=contexts,
-            max_draft_tokens=max_draft_tokens,
-            policies=policy,
-            tuning_share=tuning_share,
-            seed=seed,
-            progress=lambda done, total: bar("cells", done, total),
+        schedule = serve_schedule(
+            source.trace,
+            source.cost,
+            batches=options.batch,
+            contexts=options.context,
+            max_draft_tokens=options.max_draft_tokens,
+            policies=options.policy,
+            tuning_share=options.tuning_share,
+            seed=options.seed,
+            progress=partial(bar, "cells"),
         )
-    if json:
-        print_json(found.as_dict())
-        return
-    approximate = "; approximate: rejection sampling" if found.approximate else ""
-    for number in range(len(found.contexts)):
-        _print_context(found, number, approximate)
-    print_notes(found.cost_notes)
+
+    def show() -> None:
+        note = "; approximate: rejection sampling" if schedule.approximate else ""
+        for number in range(len(schedule.contexts)):
+            _print_context(schedule, number, note)
+        print_notes(schedule.cost_notes)
+
+    return Answer(schedule.as_dict(), show)
 
 
-def _print_context(found: DraftSchedule, number: int, note: str) -> None:
-    """The table of one context, and what follows from it."""
-    context, even = found.contexts[number], found.break_even[number]
-    others = [label for label in found.cells[0].speedup if label not in found.lengths]
+def _print_context(schedule: DraftSchedule, number: int, note: str) -> None:
+    """Print the table of a context, its schedule, and where speculation stops paying."""
+    context, even = schedule.contexts[number], schedule.break_even[number]
+    others = [label for label in schedule.cells[0].speedup if label not in schedule.lengths]
     rows = []
-    for cell in found.cells:
+    for cell in schedule.cells:
         if cell.context == context:
-            best = max(found.lengths, key=lambda label: cell.speedup[label].estimate)
+            best = max(schedule.lengths, key=lambda label: cell.speedup[label].estimate)
             rest = [f"{cell.speedup[label].estimate:.3f}" for label in others]
-            row = [f"{cell.batch}", f"{found.lengths[best]}", str(cell.speedup[best]), *rest]
+            row = [f"{cell.batch}", f"{schedule.lengths[best]}", str(cell.speedup[best]), *rest]
             rows.append([*row, f"{cell.baseline_tokens_per_s:,.0f}"])
     where = "the trace's contexts" if context is None else f"context {context:,}"
     columns = ["batch", "best K", "speedup [95 %]", *(re.split(r"[ (]", label)[0] for label in others), "tok/s off"]
     print_table(f"Speedup in full batches, {where}{note}", columns, rows)
-    lengths = ",".join(f"{batch}:{k}" for batch, k in found.schedule(context).items())
+    lengths = ",".join(f"{batch}:{k}" for batch, k in schedule.schedule(context).items())
     print(f"schedule {lengths}")
     if even.batch is None:
         print(f"fixed K still gains at a batch of {even.largest_batch}")

@@ -2,116 +2,94 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from specsim.cli.console import parse_numbers, parse_settings, print_json, print_notes, print_table
-from specsim.cli.options import BatchCostOption, JsonOption, LearningShareOption, SeedOption, SetOption, TraceArgument
-from specsim.errors import InputError
+from specsim.cli.command import Answer
+from specsim.cli.console import parse_settings, print_notes, print_table
+from specsim.cli.options import LEARNING_SHARE_HELP, SET_HELP, BatchCostSettings, SeedSettings
+from specsim.cli.settings import Settings, setting
+from specsim.io.errors import InputError
 
 if TYPE_CHECKING:
-    from specsim.api.serve import BatchResults, ServerResult
     from specsim.serving.latency import ServingSummary
+    from specsim.serving.serve import BatchResults, ServerResult
 
 
-def simulate(
-    trace: TraceArgument,
-    cost: BatchCostOption,
-    policy: Annotated[
-        str,
-        typer.Option(
-            help="A policy of chains or static trees, see `specsim policies`; or goodput, by load and acceptance."
-        ),
-    ] = "fixed_k",
-    set_: SetOption = [],  # noqa: B006 (typer reads the default, it is never changed)
-    schedule: Annotated[
-        str,
-        typer.Option(help="In place of a policy, K from each batch on: 1:5,4:3,16:0.", metavar="BATCH:K,..."),
-    ] = "",
-    batch: Annotated[str, typer.Option(help="Batches to decode in lockstep; default 1,2,4,8,16,32.")] = "",
-    arrivals: Annotated[
-        str,
-        typer.Option(
-            help="Serve by continuous batching: poisson:RATE (requests per second), closed:USERS, or a FILE of "
-            "recorded ones (Azure, BurstGPT: .csv; Mooncake, Qwen-Bailian: .jsonl).",
-            metavar="ARRIVALS",
-        ),
-    ] = "",
-    requests: Annotated[int | None, typer.Option(help="Requests to serve; default 1000, of a file all.", min=1)] = None,
-    slots: Annotated[int | None, typer.Option(help="Most sequences of the server's batch; default 256.", min=1)] = None,
-    kv_tokens: Annotated[
-        int | None, typer.Option(help="Tokens that the server's KV cache holds; without, it is never full.", min=1)
-    ] = None,
-    tpot_ms: Annotated[
-        float | None, typer.Option(help="Goodput: most milliseconds per output token of a good request.", min=0)
-    ] = None,
-    ttft_ms: Annotated[float | None, typer.Option(help="Goodput: most milliseconds to its first token.", min=0)] = None,
-    tuning_share: LearningShareOption = 0.5,
-    seed: SeedOption = 0,
-    json: JsonOption = False,
-) -> None:
-    """Simulate batches or a server, with speculation and without.
+@dataclass(frozen=True, kw_only=True)
+class SimulateOptions(SeedSettings):
+    """Which policy runs, in which batches or under which load."""
 
-    In lockstep, so many sequences start together, every round waits for the longest draft,
-    and the batch shrinks as texts end (`specsim serve schedule` has batches that stay full).
+    policy: str = setting(
+        "fixed_k",
+        "Chain or static-tree policy, see `specsim policies`; or goodput, which chooses K by load and acceptance.",
+    )
+    set_: list[str] = setting([], SET_HELP, metavar="NAME=VALUE")
+    schedule: str = setting("", "K by batch size instead of a policy: 1:5,4:3,16:0.", metavar="BATCH:K,...")
+    batch: tuple[int, ...] | None = setting(None, "Batch sizes to decode in lockstep (default: 1,2,4,8,16,32).")
+    arrivals: str = setting(
+        "",
+        "Serve by continuous batching: poisson:RATE (requests per second), closed:USERS, or a FILE of recorded "
+        "arrivals (Azure, BurstGPT: .csv; Mooncake, Qwen-Bailian: .jsonl).",
+        metavar="ARRIVALS",
+    )
+    tuning_share: float = setting(0.5, LEARNING_SHARE_HELP)
 
-    With --arrivals, requests come, wait for a slot and for memory, are prefilled while others
-    decode, and leave when they are done. The first tenth of the requests warms the server up
-    and is left out, as is its end, once no more requests come.
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions(Settings):
+    """The server and its load, as `specsim.serve` takes them; None: the default."""
+
+    requests: int | None = setting(None, "Number of requests (default: 1000, or all in the arrivals file).", low=1)
+    slots: int | None = setting(None, "Maximum batch size of the server (default: 256).", low=1)
+    kv_tokens: int | None = setting(None, "Tokens that fit into the KV cache (default: unlimited).", low=1)
+    tpot_ms: float | None = setting(
+        None, "Goodput: maximum milliseconds per output token (TPOT) of a good request.", low=0
+    )
+    ttft_ms: float | None = setting(None, "Goodput: maximum milliseconds to its first token (TTFT).", low=0)
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The options that are given."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
+def simulate(source: BatchCostSettings, options: SimulateOptions, server: ServerOptions) -> Answer:
+    """Simulate batches or a server under load.
+
+    Compares speculation with none. In lockstep, all sequences of a batch start together, every round waits for the
+    longest draft, and the batch shrinks as texts end (`specsim serve schedule` keeps batches full).
+
+    With --arrivals, requests arrive, wait for a slot and for memory, are prefilled while others decode, and leave when
+    they are done. The first tenth of the requests (warm-up) and the end, when no more requests arrive, are left out.
 
     Example: specsim serve simulate TRACE --cost specdecode-bench-llama3.1-8b-eagle-h100 --set k=3
 
     Example: specsim serve simulate TRACE --cost specdecode-bench-llama3.1-8b-eagle-h100 --policy goodput
     --arrivals poisson:20 --slots 64 --tpot-ms 10
     """
-    from specsim.api.serve import SLOTS, serve, serve_batches
     from specsim.serving.draft_length import as_schedule
+    from specsim.serving.serve import BATCHES, serve, serve_batches
 
-    _check_options(batch, arrivals, requests=requests, slots=slots, kv=kv_tokens, tpot=tpot_ms, ttft=ttft_ms)
-    if schedule and (policy != "fixed_k" or set_):
-        raise InputError("--schedule stands in place of --policy and --set; give one of them")
-    arm = as_schedule(schedule) if schedule else policy
-    shared: dict[str, Any] = {"tuning_share": tuning_share, "seed": seed, **parse_settings(set_)}
-    if not arrivals:
-        sizes = parse_numbers(batch or "1,2,4,8,16,32", "--batch", int, "1,2,4,8")
-        _show_batches(serve_batches(trace, cost, arm, batches=sizes, **shared), json=json)
-        return
-    found = serve(
-        trace,
-        cost,
-        arm,
-        arrivals=arrivals,
-        requests=requests,
-        slots=slots or SLOTS,
-        kv_tokens=kv_tokens,
-        tpot_ms=tpot_ms,
-        ttft_ms=ttft_ms,
-        **shared,
-    )
-    _show_serving(found, json=json)
+    if options.arrivals and options.batch:
+        raise InputError("--batch is for lockstep; with --arrivals the load decides, so give --slots instead")
+    if server.given and not options.arrivals:
+        flag = "--" + next(iter(server.given)).replace("_", "-")
+        raise InputError(f"{flag} needs a server; give --arrivals, such as poisson:20, closed:32 or a file")
+    if options.schedule and (options.policy != "fixed_k" or options.set_):
+        raise InputError("--schedule replaces --policy and --set; give either")
+    policy = as_schedule(options.schedule) if options.schedule else options.policy
+    shared: dict[str, Any] = {"tuning_share": options.tuning_share, "seed": options.seed}
+    shared |= parse_settings(options.set_)
+    if not options.arrivals:
+        batches = serve_batches(source.trace, source.cost, policy, batches=options.batch or BATCHES, **shared)
+        return Answer(batches.as_dict(), partial(_print_batches, batches))
+    served = serve(source.trace, source.cost, policy, arrivals=options.arrivals, **server.given, **shared)
+    return Answer(served.as_dict(), partial(_print_serving, served))
 
 
-def _check_options(batch: str, arrivals: str, **of_serving: object) -> None:
-    """InputError for options that would do nothing."""
-    if arrivals and batch:
-        raise InputError("--batch is of lockstep; with --arrivals the load decides, give --slots")
-    names = {
-        "requests": "--requests",
-        "slots": "--slots",
-        "kv": "--kv-tokens",
-        "tpot": "--tpot-ms",
-        "ttft": "--ttft-ms",
-    }
-    given = [names[key] for key, value in of_serving.items() if value is not None]
-    if given and not arrivals:
-        raise InputError(f"{given[0]} is of a server; give --arrivals, such as poisson:20, closed:32 or a file")
-
-
-def _show_batches(found: BatchResults, *, json: bool) -> None:
-    if json:
-        print_json(found.as_dict())
-        return
+def _print_batches(results: BatchResults) -> None:
     rows = [
         [
             str(on.batch),
@@ -121,50 +99,47 @@ def _show_batches(found: BatchResults, *, json: bool) -> None:
             f"{1e3 * on.total_s / on.as_dict()['rounds']:.2f}",
             f"{on.mean_batch:.1f}",
         ]
-        for on, off, speedup in found.batches
+        for on, off, speedup in results.batches
     ]
     columns = ["batch", "speedup [95 %]", "tok/s off", "tok/s on", "ms/round", "mean batch"]
-    learned = [] if found.learned_on else ["off: without speculation"]
-    title = f"{found.label}, {found.sequences} sequences in lockstep"
-    print_table("; ".join([title, *learned, *found.conditions]), columns, rows)
-    print_notes(found.cost_notes)
+    learned = [] if results.learned_on else ["off: without speculation"]
+    title = f"{results.label}, {results.sequences} sequences in lockstep"
+    print_table("; ".join([title, *learned, *results.conditions]), columns, rows)
+    print_notes(results.cost_notes)
 
 
-def _show_serving(found: ServerResult, *, json: bool) -> None:
-    """A server's figures without speculation and with it."""
-    if json:
-        print_json(found.as_dict())
-        return
-    off, on = found.baseline, found.speculation
+def _print_serving(result: ServerResult) -> None:
+    """Print a server's figures without speculation and with it."""
+    off, on = result.baseline, result.speculation
     rows = [[name, text(off), text(on)] for name, text in QUANTITIES if text(on)]
-    left = f", {found.left_out} without output left out" if found.left_out else ""
-    approximate = "; approximate: rejection sampling" if found.approximate else ""
-    title = f"{on.label}, {on.requests} requests ({found.arrivals}){left}{approximate}"
+    left_out = f", {result.left_out} without output left out" if result.left_out else ""
+    approximate = "; approximate: rejection sampling" if result.approximate else ""
+    title = f"{on.label}, {on.requests} requests ({result.arrivals}){left_out}{approximate}"
     print_table(title, ["quantity", "off", "on"], rows)
-    print_notes(found.cost_notes)
+    print_notes(result.cost_notes)
 
 
 def _ms(seconds: float) -> str:
     return f"{1e3 * seconds:,.2f}"
 
 
-def _good(one: ServingSummary) -> str:
-    if one.goodput_per_s is None or one.within is None:
+def _good(run: ServingSummary) -> str:
+    if run.goodput_per_s is None or run.within is None:
         return ""
-    return f"{one.goodput_per_s:,.2f} ({100 * one.within:.0f} %)"
+    return f"{run.goodput_per_s:,.2f} ({100 * run.within:.0f} %)"
 
 
 QUANTITIES: list[tuple[str, Any]] = [
-    ("output tokens per second", lambda one: f"{one.tokens_per_s:,.0f}"),
-    ("requests per second", lambda one: f"{one.requests_per_s:,.2f}"),
+    ("output tokens per second", lambda run: f"{run.tokens_per_s:,.0f}"),
+    ("requests per second", lambda run: f"{run.requests_per_s:,.2f}"),
     ("goodput, requests per second", _good),
-    ("mean batch", lambda one: f"{one.mean_batch:.1f}"),
-    ("tokens per round", lambda one: f"{one.tokens_per_round:.2f}"),
-    ("drafted per round", lambda one: f"{one.mean_drafted:.2f}"),
+    ("mean batch", lambda run: f"{run.mean_batch:.1f}"),
+    ("tokens per round", lambda run: f"{run.tokens_per_round:.2f}"),
+    ("drafted per round", lambda run: f"{run.mean_drafted:.2f}"),
     *[
-        (f"{what}, {when}, ms", lambda one, name=name, field=field: _ms(getattr(getattr(one, field), name)))
+        (f"{what}, {when}, ms", lambda run, name=name, field=field: _ms(getattr(getattr(run, field), name)))
         for what, field in (("time per output token", "tpot_s"), ("time to first token", "ttft_s"))
         for when, name in (("mean", "mean"), ("median", "p50"), ("90 %", "p90"), ("99 %", "p99"))
     ],
-    ("requests measured", lambda one: f"{one.measured:,}"),
+    ("requests measured", lambda run: f"{run.measured:,}"),
 ]

@@ -12,9 +12,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from specsim.arrays import Floats
-from specsim.errors import InputError
-from specsim.json_files import checked, read_json
+from specsim.io.arrays import Floats
+from specsim.io.errors import InputError
+from specsim.io.json import checked, read_json
 
 SHAPES = Path(__file__).parent / "shapes.json"
 GATED = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text")  # dense, three matrices in an MLP

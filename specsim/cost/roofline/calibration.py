@@ -1,7 +1,7 @@
-"""Roofline costs fitted to measured ones: what of the ceilings is reached, and what rounds take beside passes.
+"""Roofline costs fitted to measured costs: the reached share of the ceilings, and the overhead of rounds.
 
-A cell is one measured time. The target's derating is fitted to its passes, the drafter's and what a draft step takes
-beside them to draft steps, by bounded least squares of relative errors (on the logarithm).
+A cell is a measured time. The target's derating is fitted to its passes, the drafter's derating and overhead to draft
+steps, by bounded least squares of relative errors (on the logarithm).
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from specsim.arrays import Bools, Floats, Ints, Seconds
 from specsim.cost.batch_profile import BatchProfileCost
 from specsim.cost.batches import BatchTokens
 from specsim.cost.grid import GridPairCost
@@ -20,7 +19,8 @@ from specsim.cost.profile import ProfileCost
 from specsim.cost.roofline.cost import Covered, Overheads, RooflineCost
 from specsim.cost.roofline.hardware import Derating
 from specsim.cost.roofline.passes import Operation, Roofline, seconds_of
-from specsim.errors import InputError
+from specsim.io.arrays import Bools, Floats, Ints, Seconds
+from specsim.io.errors import InputError
 
 Measured = ProfileCost | GridPairCost | BatchProfileCost
 DRAFT, DRAFT_PASS, VERIFY, PLAIN = "draft", "draft pass", "verify", "autoregressive"
@@ -33,7 +33,7 @@ RATIO_HIGH = 0.95  # of what is left of a cold start from step to step
 
 @dataclass(frozen=True)
 class Cells:
-    """Measured times, one a row.
+    """Measured times, a row each.
 
     kind : "draft" (the draft step at the place `tokens`, from 1), "draft pass" and "verify" (a pass over `tokens`
         tokens), or "autoregressive"
@@ -68,7 +68,7 @@ class Residuals:
 
 
 def measured_cells(measured: Measured) -> Cells:
-    """What was measured, cell by cell; a gap of a grid is none."""
+    """The measured cells; gaps of a grid are left out."""
     rows: list[tuple[str, int, int, int, float]] = []
     if isinstance(measured, ProfileCost):
         contexts = measured.contexts
@@ -97,20 +97,20 @@ def _rows(
 
 
 def predicted_seconds(cost: RooflineCost, cells: Cells) -> Seconds:
-    """What the cost model says of every cell."""
-    found = np.empty(len(cells.seconds))
+    """The cost model's seconds of every cell."""
+    seconds = np.empty(len(cells.seconds))
     for kind, tokens, batch in {*zip(cells.kind, cells.tokens.tolist(), cells.batch.tolist(), strict=True)}:
         here = (cells.kind == kind) & (cells.tokens == tokens) & (cells.batch == batch)
         at, context = replace(cost, batch=batch), cells.context[here]
         if kind == DRAFT:
-            found[here] = at.draft_step(tokens - 1, context)
+            seconds[here] = at.draft_step(tokens - 1, context)
         elif kind == VERIFY:
-            found[here] = at.verify(tokens, context)
+            seconds[here] = at.verify(tokens, context)
         elif kind == PLAIN:
-            found[here] = at.autoregressive_step(context)
+            seconds[here] = at.autoregressive_step(context)
         else:
-            found[here] = _draft_passes(cost).seconds(tokens, context, batch)
-    return found
+            seconds[here] = _draft_passes(cost).seconds(tokens, context, batch)
+    return seconds
 
 
 def residuals(cost: RooflineCost, cells: Cells) -> list[Residuals]:
@@ -138,48 +138,9 @@ def residuals(cost: RooflineCost, cells: Cells) -> list[Residuals]:
 
 
 def calibrate(cost: RooflineCost, measured: Measured, cells: Cells | None = None) -> RooflineCost:
-    """Fit a roofline to what was measured.
+    """Fit the derating and overheads of a roofline to measured cells, by default all of `measured`.
 
-    Parameters
-    ----------
-    cost : RooflineCost
-        Shapes and hardware; its derating and overheads are replaced.
-    measured : ProfileCost, GridPairCost or BatchProfileCost
-        Of the same target and drafter. A profile that is not one of batches is of batch 1.
-    cells : Cells, optional
-        Those of `measured_cells(measured)` that it may see; default: all.
-
-    Returns
-    -------
-    RooflineCost
-        Calibrated; `covered` says on what.
-
-    Raises
-    ------
-    InputError
-        Where no pass of the target was measured.
-
-    References
-    ----------
-    Branch, Coleman, Li 1999, the bounded least squares of ``scipy.optimize.least_squares``.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from specsim.cost.profile import ProfileCost
-    >>> from specsim.cost.roofline.architecture import find_architecture
-    >>> from specsim.cost.roofline.calibration import calibrate
-    >>> from specsim.cost.roofline.cost import RooflineCost, find_drafter
-    >>> from specsim.cost.roofline.hardware import find_hardware
-    >>> from specsim.cost.roofline.passes import Roofline
-    >>> target = Roofline(find_architecture("llama-2-7b"), find_hardware("a100"))
-    >>> cost = RooflineCost(target, find_drafter("llama-68m", target.model))
-    >>> contexts = np.array([100, 1000])
-    >>> slower = ProfileCost(contexts, 1.2 * cost.draft(1, contexts)[None], 0 * contexts,
-    ...     1.2 * np.stack([cost.verify(n, contexts) for n in (1, 2)]), 1.2 * cost.verify(1, contexts), 0.0, 0.0)
-    >>> found = calibrate(cost, slower)
-    >>> bool(abs(found.verify(2, 500) / cost.verify(2, 500) - 1.2) < 0.01)
-    True
+    A profile that is not of batches is of batch 1.
     """
     cells = measured_cells(measured) if cells is None else cells
     target, drafting = cells.select(np.isin(cells.kind, [VERIFY, PLAIN])), cells.select(np.isin(cells.kind, [DRAFT]))
@@ -229,14 +190,16 @@ class Work:
 
     def seconds(self, passes: Roofline, derating: Derating) -> Seconds:
         """[N]"""
-        found = seconds_of(self.bytes, self.flops, self.launches, self.link_bytes, passes.ceilings, derating)
-        return np.asarray(found.sum(axis=0))
+        work = self.bytes, self.flops, self.launches, self.link_bytes
+        return np.asarray(seconds_of(*work, passes.ceilings, derating).sum(axis=0))
 
     @classmethod
     def of(cls, each: Sequence[Sequence[Operation]]) -> Work:
         """Of N passes with the same R operations."""
         names = ("bytes", "flops", "launches", "link_bytes")
-        return cls(*(np.array([[float(getattr(one, name)) for one in cell] for cell in each]).T for name in names))
+        return cls(
+            *(np.array([[float(getattr(operation, name)) for operation in cell] for cell in each]).T for name in names)
+        )
 
 
 def _operations(cells: Cells, operations: Callable[[BatchTokens], list[Operation]]) -> list[list[Operation]]:
@@ -253,8 +216,8 @@ def _derating(values: Floats) -> Derating:
 def fit_passes(passes: Roofline, operations: Sequence[Sequence[Operation]], seconds: Seconds) -> Roofline:
     """The same passes under the derating that fits N measured times [N] of these operations best, a list for each."""
     work = Work.of(operations)
-    found = _least_squares(lambda x: work.seconds(passes, _derating(x)), seconds, np.array(STARTS), LOW, HIGH)
-    return replace(passes, derating=_derating(found))
+    fitted = _least_squares(lambda x: work.seconds(passes, _derating(x)), seconds, np.array(STARTS), LOW, HIGH)
+    return replace(passes, derating=_derating(fitted))
 
 
 def _fit_drafting(cost: RooflineCost, cells: Cells) -> tuple[RooflineCost, Overheads]:
@@ -270,19 +233,19 @@ def _fit_drafting(cost: RooflineCost, cells: Cells) -> tuple[RooflineCost, Overh
         return np.asarray(x[0] * x[1] ** place + (0.0 if by_pass else x[2]))
 
     if passes is None:
-        found = _least_squares(beside, cells.seconds, np.array([start]), low, high)
-        return cost, _overheads(found, by_pass)
+        fitted = _least_squares(beside, cells.seconds, np.array([start]), low, high)
+        return cost, _overheads(fitted, by_pass)
     steps = replace(cells, tokens=np.ones_like(cells.tokens), context=cells.context + place)
     work = Work.of(_operations(steps, passes.batch_operations))
     runs = (place == 0) if cost.drafter.at_once else np.ones(len(place), bool)
-    found = _least_squares(
+    fitted = _least_squares(
         lambda x: work.seconds(passes, _derating(x)) * runs + beside(x[4:]),
         cells.seconds,
-        np.array([[*one, *start] for one in STARTS]),
+        np.array([[*derating, *start] for derating in STARTS]),
         np.append(LOW, low),
         np.append(HIGH, high),
     )
-    return replace(cost, draft_passes=replace(passes, derating=_derating(found))), _overheads(found[4:], by_pass)
+    return replace(cost, draft_passes=replace(passes, derating=_derating(fitted))), _overheads(fitted[4:], by_pass)
 
 
 def _overheads(values: Floats, by_pass: bool) -> Overheads:

@@ -9,16 +9,16 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from specsim.arrays import Seconds
-from specsim.cost.batches import BatchCostModel, BatchTokens
+from specsim.cost.batches import BatchCost, BatchTokens
 from specsim.cost.model import MAX_SECONDS, MAX_TREE_TOKENS
 from specsim.cost.roofline.architecture import Architecture, find_architecture
 from specsim.cost.roofline.passes import Operation, Roofline
-from specsim.errors import InputError
+from specsim.io.arrays import Seconds
+from specsim.io.errors import InputError
 
 KINDS = ("model", "eagle", "edd", "vdm", "eesd", "self-sd", "medusa", "space", "prompt-lookup")
-PLAIN = ("eagle", "edd", "vdm", "space", "prompt-lookup")  # that need no number
-NUMBERED = {"eesd": "layers", "self-sd": "layers", "medusa": "heads"}  # and what of the others is
+PLAIN = ("eagle", "edd", "vdm", "space", "prompt-lookup")  # without a number
+NUMBERED = {"eesd": "layers", "self-sd": "layers", "medusa": "heads"}  # with this number
 
 
 @dataclass(frozen=True)
@@ -73,24 +73,24 @@ def find_drafter(drafter: str | Mapping[str, Any], target: Architecture) -> Draf
     >>> find_drafter("eagle", find_architecture("llama-2-7b")).model.parameters
     498085888
     """
-    given: Mapping[str, Any] = {"kind": drafter} if isinstance(drafter, str) else drafter
+    keys: Mapping[str, Any] = {"kind": drafter} if isinstance(drafter, str) else drafter
     if isinstance(drafter, str):
         short, colon, text = drafter.partition(":")
         if colon and short in NUMBERED:
-            given = {"kind": short, NUMBERED[short]: int(text) if text.isdecimal() else text}
+            keys = {"kind": short, NUMBERED[short]: int(text) if text.isdecimal() else text}
         elif drafter not in KINDS:
             return Drafter("model", find_architecture(drafter))
-    if "model_type" in given:
-        return Drafter("model", find_architecture(given))
-    kind = given.get("kind")
+    if "model_type" in keys:
+        return Drafter("model", find_architecture(keys))
+    kind = keys.get("kind")
     number = NUMBERED.get(str(kind))
-    if kind not in KINDS[1:] or set(given) - {"kind", number}:
+    if kind not in KINDS[1:] or set(keys) - {"kind", number}:
         raise InputError(
-            f"roofline: drafter {dict(given)!r:.80} is unknown; give a model, one of {', '.join(PLAIN)}, or an object "
+            f"roofline: drafter {dict(keys)!r:.80} is unknown; give a model, one of {', '.join(PLAIN)}, or an object "
             "with kind eesd, self-sd or medusa and its layers or heads"
         )
     most = {"layers": target.num_layers - 1, "heads": 64}.get(number or "", 0)
-    value = given.get(number, 0) if number else 0
+    value = keys.get(number, 0) if number else 0
     if number and (type(value) is not int or not 1 <= value <= most):
         raise InputError(f"roofline: drafter {kind} has {number}={value!r}; give 1 to {most}")
     name = f"{kind} of {target.name}"
@@ -109,7 +109,7 @@ def find_drafter(drafter: str | Mapping[str, Any], target: Architecture) -> Draf
 
 @dataclass(frozen=True)
 class Overheads:
-    """What a round takes beside its passes, in seconds.
+    """Overhead of a round beside its passes, in seconds.
 
     step_s : a round, and a token without speculation
     round_s : a round
@@ -139,7 +139,7 @@ class Overheads:
 
 @dataclass(frozen=True)
 class Covered:
-    """What a calibration rests on: the ranges that were measured, ends included, and of what."""
+    """The measured ranges of a calibration, ends included, and their subject."""
 
     subject: str
     draft_tokens: tuple[int, int]
@@ -148,8 +148,8 @@ class Covered:
     batches: tuple[int, ...]
 
 
-class PassCost(BatchCostModel):
-    """Costs of a target and a drafter that follow from passes; says all but what verification takes."""
+class PassCost(BatchCost):
+    """Costs of a target and a drafter that follow from their passes; subclasses add verification."""
 
     form: ClassVar[str]  # as errors call it
     target: Any  # a model's passes
@@ -180,14 +180,14 @@ class PassCost(BatchCostModel):
         return self.overheads.policy_step_s
 
     def batch_draft(self, place: npt.ArrayLike, tokens: BatchTokens) -> Seconds:
-        beside = self.overheads.draft_step(place) + np.zeros(np.shape(tokens.cached))
+        overhead_s = self.overheads.draft_step(place) + np.zeros(np.shape(tokens.cached))
         if self.draft_passes is None:
-            return beside
+            return overhead_s
         if self.drafter.at_once:  # by the first step, on every sequence's last state
             last = BatchTokens.alike(tokens.sequences, 1, tokens.cached / tokens.sequences)
-            return np.where(np.asarray(place) == 0, self.draft_passes.batch_seconds(last), 0.0) + beside
-        found: Seconds = self.draft_passes.batch_seconds(tokens)
-        return found + beside
+            return np.where(np.asarray(place) == 0, self.draft_passes.batch_seconds(last), 0.0) + overhead_s
+        pass_s: Seconds = self.draft_passes.batch_seconds(tokens)
+        return pass_s + overhead_s
 
 
 @dataclass(frozen=True, repr=False)
@@ -207,7 +207,7 @@ class RooflineCost(PassCost):
     overheads : Overheads
         What a round takes beside passes.
     covered : Covered, optional
-        What these costs were calibrated on; `notes` says what is asked beyond it.
+        Ranges of the calibration; `notes` names requests beyond them.
 
     Raises
     ------
@@ -237,7 +237,7 @@ class RooflineCost(PassCost):
 
     @property
     def subject(self) -> str:
-        """What runs where, in words."""
+        """Models and hardware, in words."""
         of = self.target
         devices = f"{of.tensor_parallel} x {of.hardware.name}" if of.tensor_parallel > 1 else of.hardware.name
         drafter = self.drafter.model.name if self.drafter.model else self.drafter.kind
@@ -245,7 +245,7 @@ class RooflineCost(PassCost):
         return f"{of.model.name} with {drafter} on {devices} in {of.dtype}{weights}"
 
     def verify_operations(self, tokens: BatchTokens) -> list[Operation]:
-        """What the target does to verify: but for each draft's last token, drafting may have run its first layers."""
+        """Operations of verification; drafting may have run the first layers for all but each draft's last token."""
         shared, model = self.drafter.shared_layers, self.target.model
         if not shared:
             return self.target.batch_operations(tokens)
@@ -257,7 +257,7 @@ class RooflineCost(PassCost):
         return self.target.total(self.verify_operations(tokens))
 
     def batch_tree_verify(self, tokens: BatchTokens) -> Seconds:
-        """A pass, and where there is something to leave out of the cache, one more launch."""
+        """A pass, and a launch to compact the cache where tokens can be rejected."""
         return self.batch_verify(tokens) + (tokens.new > tokens.sequences) * self.target.derating.launch_s
 
     def notes(self, max_draft_tokens: int, contexts: tuple[int, int]) -> list[str]:
@@ -276,4 +276,4 @@ class RooflineCost(PassCost):
             beyond.append(f"contexts {contexts[0]} to {contexts[1]}, calibrated on {low} to {high}")
         if self.batch not in covered.batches:
             beyond.append(f"batch {self.batch}, calibrated on {', '.join(map(str, covered.batches))}")
-        return [f"extrapolated: {one}" for one in beyond]
+        return [f"extrapolated: {note}" for note in beyond]

@@ -1,4 +1,4 @@
-"""Roofline costs as a person writes them down, and their calibration as it is kept.
+"""Roofline costs as a person writes them down, with their calibration.
 
 ``target`` : a name of `public_shapes`, a config.json or its folder, or its content
 ``drafter`` : the same for a draft model, or a drafter as of `find_drafter`
@@ -11,38 +11,48 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
-from typing import Any, NotRequired, TypedDict
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
+from specsim.cost.keys import from_keys
 from specsim.cost.roofline.architecture import find_architecture
 from specsim.cost.roofline.cost import Covered, Overheads, RooflineCost, find_drafter
 from specsim.cost.roofline.hardware import Derating, find_hardware
 from specsim.cost.roofline.passes import Roofline
-from specsim.errors import InputError
+from specsim.io.errors import InputError
+
+INVALID = "correct it, or calibrate again"
 
 
-class DeratingDocument(TypedDict):
-    """See `Derating`; what is left out is ideal."""
+@dataclass(frozen=True)
+class RooflineForm:
+    """A target, a drafter and hardware."""
 
-    memory: NotRequired[float]
-    compute: NotRequired[float]
-    launch_s: NotRequired[float]
-    overlap: NotRequired[float]
+    target: str | dict[str, Any]
+    drafter: str | dict[str, Any]
+    hardware: str | dict[str, Any]
+    dtype: str = "bfloat16"
+    weights: str | None = None
+    batch: int = 1
+    tensor_parallel: int = 1
+    calibration: dict[str, Any] = field(default_factory=dict)
+
+    def cost(self, name: str) -> RooflineCost:
+        """The cost model; InputError for unknown names."""
+        target = Roofline(
+            find_architecture(self.target),
+            find_hardware(self.hardware),
+            dtype=self.dtype,
+            weights=self.weights,
+            tensor_parallel=self.tensor_parallel,
+        )
+        cost = RooflineCost(target, find_drafter(self.drafter, target.model), batch=self.batch)
+        return from_keys(self.calibration, Calibration, f"{name}: calibration", INVALID).applied(cost)
 
 
-class OverheadsDocument(TypedDict):
-    """See `Overheads`; what is left out is 0."""
-
-    step_s: NotRequired[float]
-    round_s: NotRequired[float]
-    policy_step_s: NotRequired[float]
-    draft_step_s: NotRequired[float]
-    cold_start_s: NotRequired[float]
-    cold_start_ratio: NotRequired[float]
-
-
-class CoveredDocument(TypedDict):
-    """See `Covered`."""
+@dataclass(frozen=True)
+class CoveredRanges:
+    """See `Covered`: ranges as lists, of which the ends count."""
 
     subject: str
     draft_tokens: list[int]
@@ -50,67 +60,47 @@ class CoveredDocument(TypedDict):
     contexts: list[int]
     batches: list[int]
 
-
-class CalibrationDocument(TypedDict):
-    """What a calibration found."""
-
-    target: NotRequired[DeratingDocument]
-    drafter: NotRequired[DeratingDocument | None]
-    overheads: NotRequired[OverheadsDocument]
-    covered: NotRequired[CoveredDocument | None]
-
-
-class RooflineDocument(TypedDict):
-    """A target, a drafter and hardware."""
-
-    target: str | dict[str, Any]
-    drafter: str | dict[str, Any]
-    hardware: str | dict[str, Any]
-    dtype: NotRequired[str]
-    weights: NotRequired[str | None]
-    batch: NotRequired[int]
-    tensor_parallel: NotRequired[int]
-    calibration: NotRequired[CalibrationDocument]
+    def covered(self) -> Covered:
+        for key, values in vars(self).items():
+            if not values:
+                raise InputError(f"calibration: {key} is empty; give the smallest and the largest that were measured")
+        ends = {
+            key: (getattr(self, key)[0], getattr(self, key)[-1])
+            for key in ("draft_tokens", "verify_tokens", "contexts")
+        }
+        return Covered(subject=self.subject, batches=tuple(self.batches), **ends)
 
 
-NESTED: dict[str, Any] = {"target": DeratingDocument, "drafter": DeratingDocument, "overheads": OverheadsDocument,
-                          "covered": CoveredDocument}  # fmt: skip
+@dataclass(frozen=True)
+class Calibration:
+    """A calibration in a cost file."""
+
+    target: dict[str, Any] | None = None
+    drafter: dict[str, Any] | None = None
+    overheads: dict[str, Any] = field(default_factory=dict)
+    covered: dict[str, Any] | None = None
+
+    def applied(self, cost: RooflineCost) -> RooflineCost:
+        """The same shapes and hardware under this calibration."""
+
+        def part(key: str, kind: Any) -> Any:
+            return from_keys(getattr(self, key), kind, f"calibration: {key}", INVALID)
+
+        if self.target:
+            cost = replace(cost, target=replace(cost.target, derating=part("target", Derating)))
+        if self.drafter and cost.draft_passes is not None:
+            cost = replace(cost, draft_passes=replace(cost.draft_passes, derating=part("drafter", Derating)))
+        covered = part("covered", CoveredRanges).covered() if self.covered else None
+        return replace(cost, overheads=part("overheads", Overheads), covered=covered)
 
 
 def roofline_from_document(document: Mapping[str, Any]) -> RooflineCost:
-    """The cost model of a checked document; InputError names what there is not."""
-    target = Roofline(
-        find_architecture(document["target"]),
-        find_hardware(document["hardware"]),
-        dtype=document.get("dtype", "bfloat16"),
-        weights=document.get("weights"),
-        tensor_parallel=document.get("tensor_parallel", 1),
-    )
-    cost = RooflineCost(target, find_drafter(document["drafter"], target.model), batch=document.get("batch", 1))
-    return with_calibration(cost, document.get("calibration", {}))
-
-
-def with_calibration(cost: RooflineCost, calibration: Mapping[str, Any]) -> RooflineCost:
-    """The same shapes and hardware under a calibration, as of `calibration_document`."""
-    passes, found = cost.draft_passes, calibration.get("covered")
-    covered = _covered(found) if found else None
-    if calibration.get("target"):
-        cost = replace(cost, target=replace(cost.target, derating=Derating(**calibration["target"])))
-    if calibration.get("drafter") and passes is not None:
-        cost = replace(cost, draft_passes=replace(passes, derating=Derating(**calibration["drafter"])))
-    return replace(cost, overheads=Overheads(**calibration.get("overheads", {})), covered=covered)
-
-
-def _covered(found: Mapping[str, Any]) -> Covered:
-    for key in ("draft_tokens", "verify_tokens", "contexts", "batches"):
-        if not found[key]:
-            raise InputError(f"calibration: {key} is empty; give the smallest and the largest that were measured")
-    ends = {key: (found[key][0], found[key][-1]) for key in ("draft_tokens", "verify_tokens", "contexts")}
-    return Covered(subject=found["subject"], batches=tuple(found["batches"]), **ends)
+    """The roofline costs of these keys."""
+    return from_keys(dict(document), RooflineForm, "roofline", INVALID).cost("roofline")
 
 
 def calibration_document(cost: RooflineCost) -> dict[str, Any]:
-    """What a cost file holds under ``calibration``."""
+    """A calibration as cost files hold it under ``calibration``."""
     return {
         "target": asdict(cost.target.derating),
         "drafter": asdict(cost.draft_passes.derating) if cost.draft_passes else None,

@@ -1,4 +1,4 @@
-"""Ceilings of hardware, as datasheets print them, and what of them is reached."""
+"""Ceilings of hardware, as datasheets print them, and the share of them that is reached."""
 
 from __future__ import annotations
 
@@ -7,27 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any
 
-from specsim.errors import InputError
-from specsim.json_files import checked
+from specsim.cost.keys import check_keys, from_keys
+from specsim.io.errors import InputError
 
 DATASHEETS = Path(__file__).parent / "hardware.json"
 INVALID = "give memory_bytes_s and flops, or a name"
 BITS = {"float32": 32.0, "bfloat16": 16.0, "float16": 16.0, "float8": 8.0, "int8": 8.0, "int4": 4.0 + 16 / 128}
 """Bits a weight; of int4 with a 16-bit scale for every 128 weights. Scales per channel do not count."""
-
-
-class HardwareDocument(TypedDict):
-    """Of a machine that a person writes down, see `Hardware`."""
-
-    memory_bytes_s: float
-    flops: dict[str, float]
-    memory_bytes: NotRequired[float]
-    link_bytes_s: NotRequired[float]
-    title: NotRequired[str]
-    source: NotRequired[str]
-    date: NotRequired[str]
 
 
 @dataclass(frozen=True)
@@ -37,7 +25,7 @@ class Hardware:
     Parameters
     ----------
     name : str
-        As errors call it.
+        Name in errors.
     memory_bytes_s : float
         Memory bandwidth.
     flops : mapping of str to float
@@ -47,7 +35,7 @@ class Hardware:
     link_bytes_s : float, optional
         Bandwidth to other devices of its kind, in one direction; 0: there are none.
     title, source, date : str, optional
-        In full, and where the numbers are from.
+        Full name, and source of the numbers.
 
     Raises
     ------
@@ -74,13 +62,13 @@ class Hardware:
         ceilings = {"memory_bytes_s": self.memory_bytes_s, **self.flops}
         for name, value in ceilings.items():
             if not 1.0 <= value <= 1e24:  # also catches NaN
-                raise InputError(f"hardware {self.name}: {name}={value} is no ceiling a second; give a positive one")
+                raise InputError(f"hardware {self.name}: {name}={value} is not a ceiling; give a positive number")
         for name in ("memory_bytes", "link_bytes_s"):
             if not 0 <= getattr(self, name) <= 1e24:
                 raise InputError(f"hardware {self.name}: {name}={getattr(self, name)}; give at least 0")
 
     def flops_of(self, dtype: str) -> float:
-        """FLOP/s in this dtype; InputError where nobody has printed it."""
+        """FLOP/s in this dtype; InputError if the datasheet has none."""
         if dtype not in self.flops:
             known = ", ".join(self.flops)
             raise InputError(f"hardware {self.name} has no throughput in {dtype}; choose one of {known}")
@@ -89,22 +77,22 @@ class Hardware:
 
 @dataclass(frozen=True)
 class Derating:
-    """What of the ceilings is reached, and what an operation takes beside them.
+    """The share of the ceilings that is reached, and the cost of a launch.
 
     Parameters
     ----------
     memory, compute : float
-        Shares of memory bandwidth and matrix throughput that are reached, above 0, at most 1.
+        Reached shares of memory bandwidth and matrix throughput, above 0, at most 1.
     launch_s : float
         Seconds to start one operation.
     overlap : float
-        Share of the shorter one of reading and computing that hides behind the longer one. 1 is the roofline; a
-        processor that waits for memory before it computes has less.
+        Share of the shorter of reading and computing that hides behind the longer. 1 is the roofline; a processor that
+        waits for memory before it computes has less.
 
     Raises
     ------
     InputError
-        For a number outside of its range.
+        For a number out of range.
 
     Examples
     --------
@@ -133,9 +121,9 @@ def _datasheets() -> dict[str, Any]:
 
 @cache
 def usual_derating() -> Derating:
-    """What is reached where nothing was measured; its source stands beside it."""
-    found = _datasheets()["derating"]
-    return Derating(**{field.name: found[field.name] for field in fields(Derating)})
+    """The derating of unmeasured hardware; the data file names its source."""
+    usual = _datasheets()["derating"]
+    return Derating(**{field.name: usual[field.name] for field in fields(Derating)})
 
 
 @cache
@@ -152,14 +140,12 @@ def known_hardware() -> dict[str, Hardware]:
 
 
 def find_hardware(hardware: str | Mapping[str, Any]) -> Hardware:
-    """A device by name, or of what a person wrote down; InputError says what is wrong."""
+    """Find a device by its name, or read its ceilings."""
     if isinstance(hardware, str):
         if hardware not in known_hardware():
             raise InputError(f"hardware {hardware!r} is unknown; known: {', '.join(known_hardware())}")
         return known_hardware()[hardware]
-    checked(hardware, "hardware", HardwareDocument, invalid=INVALID)
-    for key in hardware:
-        if key not in HardwareDocument.__annotations__:
-            known = ", ".join(HardwareDocument.__annotations__)
-            raise InputError(f"hardware has an unknown key {key!r}, which would mean nothing; known: {known}")
-    return Hardware(hardware.get("title") or "inline", **hardware)
+    keys = {"name": hardware.get("title") or "inline", **hardware} if isinstance(hardware, Mapping) else hardware
+    if "name" in hardware:
+        check_keys(hardware, {field.name for field in fields(Hardware)} - {"name"}, "hardware")
+    return from_keys(keys, Hardware, "hardware", INVALID)

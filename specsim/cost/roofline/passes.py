@@ -1,4 +1,4 @@
-"""The operations of one pass, their bytes and FLOPs, and how long the hardware takes over them."""
+"""The operations of a pass, their bytes, FLOPs and seconds."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specsim.arrays import Floats, Seconds
 from specsim.cost.batches import BatchTokens
 from specsim.cost.roofline.architecture import Architecture
 from specsim.cost.roofline.hardware import BITS, Derating, Hardware, usual_derating
-from specsim.errors import InputError
+from specsim.io.arrays import Floats, Seconds
+from specsim.io.errors import InputError
 
 
 @dataclass(frozen=True)
 class Operation:
-    """One kind of operation of a pass on one device, that of all layers together.
+    """A kind of operation of a pass on a device, summed over all layers.
 
     bytes : read from and written to memory; link_bytes : sent to other devices; flops : of matrix products. Numbers,
         or arrays over passes.
@@ -34,29 +34,29 @@ class Operation:
 
 @dataclass(frozen=True)
 class Roofline:
-    """One model's passes on one kind of hardware.
+    """A model's passes on a kind of hardware.
 
-    An operation takes the longer one of reading its bytes and computing its FLOPs, plus its launches. Weights and the
-    cache are read once a pass, however many tokens it has; of experts, those that its tokens go to.
+    An operation takes the longer of reading its bytes and computing its FLOPs, plus its launches. Weights and the cache
+    are read once per pass, however many tokens it has; of experts, only those that its tokens go to.
 
     Parameters
     ----------
     model : Architecture
     hardware : Hardware
     dtype : str
-        Of states, of the cache and of products, in whose throughput they are computed.
+        Of states, cache and products.
     weights : str, optional
         Of the layers' matrices, "int4", "int8" or "float8", unpacked as they are read; default: `dtype`. Embeddings,
         routers and the head stay in `dtype`.
     tensor_parallel : int
-        Devices that share weights and cache, and sum states after attention and MLP.
+        Devices that share weights and cache.
     derating : Derating
-        What of the ceilings is reached.
+        Reached share of the ceilings.
 
     Raises
     ------
     InputError
-        For a dtype whose throughput is not known, weights that do not fit, or devices without a link.
+        For a dtype without throughput, weights that do not fit, or devices without a link.
 
     References
     ----------
@@ -89,7 +89,7 @@ class Roofline:
                 f"{self.model.name}; choose a divisor"
             )
         if self.tensor_parallel > 1 and not self.hardware.link_bytes_s:
-            raise InputError(f"roofline: {self.hardware.name} has no link_bytes_s; tensor_parallel needs one")
+            raise InputError(f"roofline: {self.hardware.name} has no link_bytes_s, which tensor_parallel needs")
         if 0 < self.hardware.memory_bytes < self.weight_bytes / self.tensor_parallel:
             raise InputError(
                 f"roofline: the weights of {self.model.name} take {self.weight_bytes / self.tensor_parallel / 1e9:.0f} "
@@ -117,16 +117,16 @@ class Roofline:
         return BITS[self.weights or self.dtype] / 8
 
     def operations(self, n_tokens: int, context: npt.ArrayLike, batch: int = 1) -> list[Operation]:
-        """What a pass over n_tokens new tokens of each of `batch` sequences, behind `context` cached ones, does."""
+        """Operations of a pass over n_tokens new tokens of each of `batch` sequences with `context` cached tokens."""
         return self.batch_operations(BatchTokens.alike(batch, n_tokens, context))
 
     def batch_operations(self, tokens: BatchTokens) -> list[Operation]:
-        """What passes over ragged batches do. A sliding window is laid on the mean context."""
+        """Operations of passes over ragged batches. A sliding window applies to the mean context."""
         first, *rest = self._ends(tokens.new)
         return [first, *self.layers(self.model, tokens), *rest]
 
     def _ends(self, rows: Floats) -> Iterator[Operation]:
-        """What comes before and after the layers; `rows` tokens in all."""
+        """Operations before and after the layers, over `rows` tokens."""
         model, states = self.model, rows * self.model.hidden_size * self._width
         if model.medusa_heads:
             heads = model.medusa_heads
@@ -143,7 +143,7 @@ class Roofline:
         yield Operation("sampling", heads * rows * model.vocab_size * self._width, launches=1)
 
     def layers(self, model: Architecture, tokens: BatchTokens) -> Iterator[Operation]:
-        """What the layers of `model` do in such a pass, all of them together."""
+        """Operations of the layers of `model` in such a pass, summed over layers."""
         if not model.num_layers:
             return
         rows, width, count, devices = tokens.new, self._width, model.num_layers, self.tensor_parallel
@@ -203,10 +203,8 @@ class Roofline:
 
     def time(self, operation: Operation) -> Seconds:
         """Seconds of one operation."""
-        found = seconds_of(
-            operation.bytes, operation.flops, operation.launches, operation.link_bytes, self.ceilings, self.derating
-        )
-        return np.asarray(found)
+        work = operation.bytes, operation.flops, operation.launches, operation.link_bytes
+        return np.asarray(seconds_of(*work, self.ceilings, self.derating))
 
     @property
     def ceilings(self) -> tuple[float, float, float]:
@@ -224,38 +222,6 @@ class Roofline:
     def batch_seconds(self, tokens: BatchTokens) -> Seconds:
         """Seconds of passes over ragged batches."""
         return self.total(self.batch_operations(tokens))
-
-    def itemised(self, n_tokens: int, context: int, batch: int = 1) -> list[dict[str, Any]]:
-        """A pass as a table: per operation its bytes, FLOPs, launches, seconds and what bounds them.
-
-        Examples
-        --------
-        >>> from specsim.cost.roofline.architecture import find_architecture
-        >>> from specsim.cost.roofline.hardware import find_hardware
-        >>> from specsim.cost.roofline.passes import Roofline
-        >>> rows = Roofline(find_architecture("llama-2-7b"), find_hardware("a100")).itemised(1, 500)
-        >>> rows[2]["operation"], rows[2]["bytes"], rows[2]["bound_by"]
-        ('queries, keys, values', 3222274048.0, 'memory')
-        """
-        return [self._row(operation) for operation in self.operations(n_tokens, context, batch)]
-
-    def _row(self, operation: Operation) -> dict[str, Any]:
-        memory, throughput, link = self.ceilings
-        parts = {
-            "memory": float(operation.bytes) / (memory * self.derating.memory),
-            "compute": float(operation.flops) / (throughput * self.derating.compute),
-            "launch": operation.launches * self.derating.launch_s,
-            "link": float(operation.link_bytes) / link if link else 0.0,
-        }
-        return {
-            "operation": operation.name,
-            "bytes": float(operation.bytes),
-            "flops": float(operation.flops),
-            "launches": operation.launches,
-            "link_bytes": float(operation.link_bytes),
-            "seconds": float(self.time(operation)),
-            "bound_by": max(parts, key=lambda name: parts[name]),
-        }
 
 
 def seconds_of(

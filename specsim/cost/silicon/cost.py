@@ -1,50 +1,25 @@
-"""A target and a drafter at measured operators, as a cost model and as a person writes it down.
+"""Costs of a target and a drafter from measured operators, and their form in a cost file.
 
 ``target``, ``drafter`` : as of a roofline, see `specsim.cost.roofline.document`
 ``hardware`` : a100, h100, h200, b200 or l40s
 ``framework`` (default vllm), ``dtype``, ``tensor_parallel``, ``routing``, ``attention``, see `SiliconPasses`
-``batch``; ``step_s``, ``round_s``, as of linear costs: what an engine takes beside passes is not in the tables
+``batch``; ``step_s``, ``round_s``, as of linear costs: the tables do not include an engine's overhead
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NotRequired, TypedDict
+from typing import Any
 
-from specsim.arrays import Seconds
 from specsim.cost.batches import BatchTokens
+from specsim.cost.keys import from_keys
 from specsim.cost.roofline.architecture import find_architecture
 from specsim.cost.roofline.cost import Drafter, Overheads, PassCost, find_drafter
 from specsim.cost.silicon.passes import Attention, SiliconPasses
-
-
-class SiliconDocument(TypedDict):
-    """A target, a drafter and hardware whose operators were measured."""
-
-    target: str | dict[str, Any]
-    drafter: str | dict[str, Any]
-    hardware: str
-    framework: NotRequired[str]
-    dtype: NotRequired[str]
-    tensor_parallel: NotRequired[int]
-    routing: NotRequired[str]
-    attention: NotRequired[str]
-    batch: NotRequired[int]
-    step_s: NotRequired[float]
-    round_s: NotRequired[float]
-
+from specsim.io.arrays import Seconds
 
 PASSES = ("hardware", "framework", "dtype", "tensor_parallel", "routing", "attention")
-
-
-def silicon_from_document(document: Mapping[str, Any]) -> SiliconCost:
-    """The cost model of a checked document; InputError names what there is not."""
-    model = find_architecture(document["target"])
-    target = SiliconPasses(model, **{key: document[key] for key in PASSES if key in document})
-    overheads = Overheads(step_s=document.get("step_s", 0.0), round_s=document.get("round_s", 0.0))
-    drafter = find_drafter(document["drafter"], model)
-    return SiliconCost(target, drafter, batch=document.get("batch", 1), overheads=overheads)
 
 
 @dataclass(frozen=True, repr=False)
@@ -62,7 +37,7 @@ class SiliconCost(PassCost):
     batch : int
         Sequences in lockstep; times are the batch's.
     overheads : Overheads
-        What a round takes beside passes.
+        Overhead of rounds.
 
     Raises
     ------
@@ -88,14 +63,43 @@ class SiliconCost(PassCost):
         return above.batch_seconds(tokens) + below.batch_seconds(last, ends=False)
 
     def notes(self, max_draft_tokens: int, contexts: tuple[int, int]) -> list[str]:
-        """Whose tables these are, and how far apart the two ways of counting attention are at the most."""
+        """The tables' version, and the largest difference between the two ways of counting attention."""
         tokens, context = max_draft_tokens + 1, contexts[1]
         ways: dict[Attention, str] = {"once": "one query's", "separate": "that of so many sequences"}
         (other,) = ways.keys() - {self.target.attention}
         both = self, replace(self, target=replace(self.target, attention=other))
-        own_ms, other_ms = (1e3 * float(one.verify(tokens, context)) for one in both)
+        own_ms, other_ms = (1e3 * float(cost.verify(tokens, context)) for cost in both)
         passes = f"a pass of {tokens} tokens at context {context} takes {own_ms:.2f} ms, counted as {ways[other]}"
         return [
             f"NVIDIA's tables, {self.target.tables.name} on {self.target.hardware}; attention of several queries "
             f"counted as {ways[self.target.attention]}: {passes} {other_ms:.2f}"
         ]
+
+
+@dataclass(frozen=True)
+class SiliconForm:
+    """A target, a drafter and hardware whose operators were measured, as in a cost file."""
+
+    target: str | dict[str, Any]
+    drafter: str | dict[str, Any]
+    hardware: str
+    framework: str = "vllm"
+    dtype: str = "bfloat16"
+    tensor_parallel: int = 1
+    routing: str = "balanced"
+    attention: str = "once"
+    batch: int = 1
+    step_s: float = 0.0
+    round_s: float = 0.0
+
+    def cost(self, name: str) -> SiliconCost:
+        """The cost model; InputError for unknown names."""
+        model = find_architecture(self.target)
+        target = SiliconPasses(model, **{key: getattr(self, key) for key in PASSES})
+        overheads = Overheads(step_s=self.step_s, round_s=self.round_s)
+        return SiliconCost(target, find_drafter(self.drafter, model), batch=self.batch, overheads=overheads)
+
+
+def silicon_from_document(document: Mapping[str, Any]) -> SiliconCost:
+    """The costs of these keys."""
+    return from_keys(dict(document), SiliconForm, "silicon", "see specsim.cost.silicon.cost").cost("silicon")

@@ -10,13 +10,13 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from specsim.arrays import Floats, Seconds
 from specsim.cost.batches import BatchTokens
 from specsim.cost.roofline.architecture import Architecture
 from specsim.cost.roofline.hardware import find_hardware
 from specsim.cost.roofline.passes import Roofline
 from specsim.cost.silicon.tables import LARGEST_CONTEXT, ROUTINGS, Tables, tables
-from specsim.errors import InputError
+from specsim.io.arrays import Floats, Seconds
+from specsim.io.errors import InputError
 
 Attention = Literal["once", "separate"]
 CONTEXTS: Floats = np.exp2(
@@ -99,11 +99,11 @@ class SiliconPasses:
         """Attention of all layers, so many queries of a sequence each."""
         if np.max(cached, initial=0.0) > LARGEST_CONTEXT:
             raise InputError(f"silicon: attention is measured up to {LARGEST_CONTEXT:,} cached tokens; ask for fewer")
-        found = np.zeros(np.shape(cached))
+        seconds = np.zeros(np.shape(cached))
         for count in np.unique(queries).tolist():
             curve = np.interp(cached + 1, CONTEXTS, attention_curve_s(self, int(count)))
-            found = np.where(queries == count, curve, found)
-        return found
+            seconds = np.where(queries == count, curve, seconds)
+        return seconds
 
     def attention_operations(self) -> list[Any]:
         model, tables = self.model, self.tables

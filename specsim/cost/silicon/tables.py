@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 
 SYSTEMS = {"a100": "a100_sxm", "h100": "h100_sxm", "h200": "h200_sxm", "b200": "b200_sxm", "l40s": "l40s"}
 FRAMEWORKS = ("vllm", "trtllm", "sglang")  # whose kernels were measured
@@ -63,14 +63,14 @@ class Tables:
     def seconds(self, wire: str, *, sequences: int = 1, context: int = 1, rows: int = 1) -> float:
         """All of these operations: attention over so many sequences and cached tokens, the others over so many rows."""
         try:
-            found = self._handle.evaluate_ops_json(wire, is_context=False, batch_size=sequences, s=context, x=rows)
+            latencies = self._handle.evaluate_ops_json(wire, is_context=False, batch_size=sequences, s=context, x=rows)
         except (ValueError, RuntimeError) as error:  # what the package raises of its own is one of these
             what = str(error).partition(" at /")[0]
             raise InputError(
                 f"silicon: the tables of {self.name} on {self.hardware} lack an operation: {what:.160}; choose other "
                 "hardware or another framework"
             ) from None
-        return 1e-3 * float(sum(milliseconds for _, milliseconds, *_ in found))
+        return 1e-3 * float(sum(milliseconds for _, milliseconds, *_ in latencies))
 
 
 @cache

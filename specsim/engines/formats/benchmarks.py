@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
@@ -12,9 +11,10 @@ import numpy as np
 
 from specsim.acceptance.sources import MOST_DRAFTED, Rounds
 from specsim.engines import rates
-from specsim.engines.formats.imported import Imported, by_number, count, json_records, log_lines
-from specsim.errors import InputError
-from specsim.json_files import checked, read_json
+from specsim.engines.formats.reading import by_number, count, json_records, log_lines
+from specsim.engines.formats.records import ImportedRecords, Skipped
+from specsim.io.errors import InputError
+from specsim.io.json import checked, read_json
 
 ANSWERS = "give Spec-Bench's answers, with choices[].accept_lengths, or EAGLE's, with idxs and new_tokens"
 GOLDEN = "give a YAML of InferenceX's golden_al_distribution"
@@ -22,7 +22,7 @@ ACCEPTANCE = "give acceptance_rate.json of specdec_bench"
 
 
 class Choice(TypedDict):
-    """An answer: its rounds over all turns, one list after another; of EAGLE, for each turn, its last round from 0."""
+    """An answer: the rounds of all turns in one list, or EAGLE's last round (from 0) of each turn."""
 
     accept_lengths: NotRequired[list[int]]
     idxs: NotRequired[list[int]]
@@ -30,56 +30,61 @@ class Choice(TypedDict):
 
 
 class Answer(TypedDict):
-    """Of a question, once for every seed."""
+    """The answers to a question, one for every seed."""
 
     choices: list[Choice]
 
 
-def read_accept_lengths(paths: Sequence[Path]) -> Imported:
-    """Rounds; the draft's depth is taken to be the deepest accepted, which acceptance does not depend on."""
-    found, skipped = json_records(paths, invalid=ANSWERS)
+def read_accept_lengths(paths: Sequence[Path]) -> ImportedRecords:
+    """Read rounds; the deepest accepted draft is taken for the depth, on which acceptance does not depend."""
+    skipped = Skipped()
     lists: list[list[int]] = []
     turns: list[tuple[int, int]] = []
-    without = 0
-    for number, record in enumerate(found):
+    for name, record in json_records(paths, skipped, invalid=ANSWERS, noun="answer"):
         if "choices" not in record:
-            without += 1
+            skipped["lines without choices"] += 1
             continue
-        for choice in checked(record, f"answer {number + 1}", Answer, invalid=ANSWERS)["choices"]:
-            if "accept_lengths" not in choice:
-                turns += _eagle_turns(choice, f"answer {number + 1}")
-                continue
-            if any(not 0 <= length <= MOST_DRAFTED for length in choice["accept_lengths"]):
-                raise InputError(f"answer {number + 1}: accept_lengths cannot be; {ANSWERS}")
-            lists += [choice["accept_lengths"]] if choice["accept_lengths"] else []
-    if without:
-        skipped["lines without choices"] = without
+        for choice in checked(record, name, Answer, invalid=ANSWERS)["choices"]:
+            lengths = choice.get("accept_lengths")
+            if lengths is None:
+                turns += _eagle_turns(choice, name)
+            elif any(not 0 <= length <= MOST_DRAFTED for length in lengths):
+                raise InputError(f"{name}: accept_lengths are impossible; {ANSWERS}")
+            elif lengths:
+                lists.append(lengths)
     if turns and not lists:
         return _of_turns(turns, skipped)
-    lengths = np.array([length for one in lists for length in one], dtype=np.int64)
-    if not len(lengths) or lengths.max() == 0:
+    if not any(map(any, lists)):
         raise InputError(f"{paths[0]} holds no accepted drafts; {ANSWERS}")
-    bonus = int(lengths.min() > 0)
-    accepted = lengths - bonus
-    depth = int(accepted.max())
-    if not depth:
+    if all(length == 1 for lengths in lists for length in lengths):
         raise InputError(
             f"every round of {paths[0]} has length 1, as without drafts; give the speculative run's answers"
         )
-    rounds = Rounds(
-        np.full(len(accepted), depth), accepted, None, np.repeat(np.arange(len(lists)), list(map(len, lists)))
-    )
-    notes = [
+    return _of_lengths(lists, skipped)
+
+
+def _of_lengths(lists: Sequence[Sequence[int]], skipped: Skipped) -> ImportedRecords:
+    """Rounds of answers by their lengths, which may include the bonus token."""
+    lengths = np.array([length for answer in lists for length in answer], dtype=np.int64)
+    bonus = int(lengths.min() > 0)
+    accepted = lengths - bonus
+    depth = int(accepted.max())
+    sequence = np.repeat(np.arange(len(lists)), list(map(len, lists)))
+    notes = (
         "lengths are never 0: taken to include the token that the target adds" if bonus
-        else "lengths of 0 are there: taken to leave out the token that the target adds",
-        f"drafts are taken to be {depth} deep, as the longest accepted; how long they were is not told",
+        else "some lengths are 0: taken to leave out the token that the target adds",
+        f"drafts are taken to be {depth} deep, as the longest accepted; their real length is unknown",
         "of draft trees these are paths accepted among the branches, which a chain of the same drafter does not reach",
-        "where rounds begin is not told: no column t",
-    ]  # fmt: skip
-    definition = (
-        "accept_lengths = tokens that a round added" if bonus else "accept_lengths = accepted tokens of a round"
+        "the positions of rounds are unknown: no column t",
+    )  # fmt: skip
+    return ImportedRecords(
+        Rounds(np.full(len(accepted), depth), accepted, None, sequence),
+        "benchmark",
+        f"accept_lengths = {'tokens that a round added' if bonus else 'accepted tokens of a round'}",
+        requests=len(lists),
+        notes=notes,
+        skipped=skipped,
     )
-    return Imported(rounds, "benchmark", definition, "", len(lists), notes=tuple(notes), skipped=skipped)
 
 
 def _eagle_turns(choice: Choice, name: str) -> list[tuple[int, int]]:
@@ -96,13 +101,18 @@ def _eagle_turns(choice: Choice, name: str) -> list[tuple[int, int]]:
     return turns
 
 
-def _of_turns(turns: Sequence[tuple[int, int]], skipped: Mapping[str, int]) -> Imported:
+def _of_turns(turns: Sequence[tuple[int, int]], skipped: Skipped) -> ImportedRecords:
     rounds, output = (sum(column) for column in zip(*turns, strict=True))
-    return Imported(
-        None, "benchmark", "idxs = last round of a turn, counted from 0; new_tokens = tokens that the rounds added", "",
-        len(turns), (output,), (rounds, None, output - rounds), skipped=skipped,
+    return ImportedRecords(
+        None,
+        "benchmark",
+        "idxs = last round of a turn, counted from 0; new_tokens = tokens that the rounds added",
+        requests=len(turns),
+        output_tokens=(output,),
+        sums=(rounds, None, output - rounds),
+        skipped=skipped,
         instead="run Spec-Bench, whose answers have the accept_lengths of every round",
-    )  # fmt: skip
+    )
 
 
 class Bench(TypedDict):
@@ -113,62 +123,59 @@ class Bench(TypedDict):
     Conditional_Acceptance_Rate: dict[str, float]
 
 
-def read_specdec_bench(paths: Sequence[Path]) -> Imported:
-    """Counters from the histogram, less the first step of every turn, which the prompt's pass made."""
+def read_specdec_bench(paths: Sequence[Path]) -> ImportedRecords:
+    """Read counters from the histogram, less the first step of every turn, which the prompt's pass made."""
     if len(paths) > 1:
         raise InputError(f"{len(paths)} files; give one acceptance_rate.json")
-    runs = read_json(paths[0], str(paths[0]), list[Bench] | Bench, missing=ACCEPTANCE, invalid=ACCEPTANCE)
+    path = paths[0]
+    runs = read_json(path, str(path), list[Bench] | Bench, missing=ACCEPTANCE, invalid=ACCEPTANCE)
     if isinstance(runs, list) and len(runs) != 1:
-        raise InputError(f"{paths[0]} holds {len(runs)} runs, one after another; give a file of one run")
+        raise InputError(f"{path} holds {len(runs)} runs, one after another; give a file of one run")
     document: Bench = runs[0] if isinstance(runs, list) else runs
     requests = document["Request_AL"].values()
-    turns = sum(len(one) if isinstance(one, Mapping) else 1 for one in requests)
-    histogram = by_number(document["Acceptance_Length_Histogram"], f"{paths[0]}: Acceptance_Length_Histogram")
+    turns = sum(len(request) if isinstance(request, Mapping) else 1 for request in requests)
+    histogram = by_number(document["Acceptance_Length_Histogram"], f"{path}: Acceptance_Length_Histogram")
     used = [length for length, steps in histogram.items() if steps]
     depth = max([len(document["Conditional_Acceptance_Rate"]), *used], default=1) - 1
     times = np.zeros(depth + 2, dtype=np.int64)
     times[used] = [histogram[length] for length in used]
     if times[0]:
-        raise InputError(f"{paths[0]}: a step without a token cannot be; {ACCEPTANCE}")
+        raise InputError(f"{path}: a step without a token is impossible; {ACCEPTANCE}")
     if times[1] < turns or depth < 1:
-        raise InputError(
-            f"{paths[0]}: {times[1]} steps of one token for {turns} turns, whose first is one; {ACCEPTANCE}"
-        )
+        raise InputError(f"{path}: {times[1]} steps of one token for {turns} turns, whose first is one; {ACCEPTANCE}")
     times[1] -= turns
-    steps = int(times.sum())
-    passed = times[::-1].cumsum()[::-1][2:].tolist()
-    found, _ = rates.counters(steps, steps * depth, passed, "")
+    counters, _ = rates.counters_of_histogram(times[1:], int(times.sum()) * depth, "")
     notes = [
         f"the first step of each of {turns:,} turns, which is the prompt's, is left out",
         f"drafts are taken to be of {depth} tokens, all of them: a last one cut by the limit counts as rejected",
     ]
-    if not all(isinstance(one, Mapping) for one in requests):
-        notes.append("how many turns a request has is not told: taken as one, so that first steps of others stay in")
+    if not all(isinstance(request, Mapping) for request in requests):
+        notes.append("the number of turns of a request is unknown: taken as one, so first steps of others stay in")
     definition = "acceptance length = tokens of a step, the bonus included; the prompt's step counted as one"
-    return Imported(found, "specdec_bench", definition, "", len(requests), notes=tuple(notes))
+    return ImportedRecords(counters, "specdec_bench", definition, requests=len(requests), notes=tuple(notes))
 
 
 YAML_LINE = re.compile(r"( *)([^\s#:'\"]+):(?: +(\S.*))?$")
 
 
-def read_inferencex(paths: Sequence[Path]) -> Imported:
-    """Mean acceptance lengths by K of InferenceX: model, mode, and `K: length` below, of YAML's plainest form."""
+def read_inferencex(paths: Sequence[Path]) -> ImportedRecords:
+    """Read mean acceptance lengths by K of InferenceX: YAML with model, mode, and `K: length` below."""
     lengths: dict[str, dict[int, float]] = {}
-    above: list[tuple[int, str]] = []  # indentation and name of what a line is inside of
-    skipped: Counter[str] = Counter()
+    parents: list[tuple[int, str]] = []  # indentation and name of the mappings around a line
+    skipped = Skipped()
     for line in log_lines(paths, skipped):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
-        found = YAML_LINE.match(line.rstrip())
-        if found is None:
-            raise InputError(f"{paths[0]}: {line.strip()!r:.60} is no line of such a table; {GOLDEN}")
-        indent, name, value = len(found[1]), found[2], found[3]
-        above = [one for one in above if one[0] < indent]
+        match = YAML_LINE.match(line.rstrip())
+        if match is None:
+            raise InputError(f"{paths[0]}: {line.strip()!r:.60} is not a line of such a table; {GOLDEN}")
+        indent, name, value = len(match[1]), match[2], match[3]
+        parents = [parent for parent in parents if parent[0] < indent]
         if value is None:
-            above.append((indent, name))
-        elif above and name.isascii() and name.isdigit() and re.fullmatch(r"\d{1,3}(\.\d+)?", value):
+            parents.append((indent, name))
+        elif parents and name.isascii() and name.isdigit() and re.fullmatch(r"\d{1,3}(\.\d+)?", value):
             k, length = int(name[:9]), float(value)
-            where = " ".join(one for _, one in above)
+            where = " ".join(parent for _, parent in parents)
             if not 1 <= length <= k + 1 or k in lengths.get(where, {}):
                 raise InputError(f"{paths[0]}: {where} has length {length} at K = {k}, or has it twice; {GOLDEN}")
             lengths.setdefault(where, {})[k] = length
@@ -180,11 +187,14 @@ def read_inferencex(paths: Sequence[Path]) -> Imported:
         if falls:
             at = ", ".join(map(str, falls))
             notes.append(
-                f"{where}: longer drafts are accepted less at K = {at}; what is drafted depends on K, or is noise"
+                f"{where}: longer drafts are accepted less at K = {at}; either the drafts depend on K, or it is noise"
             )
-    averages = {f"{where}, K = {k}": length for where, by_k in lengths.items() for k, length in sorted(by_k.items())}
-    return Imported(
-        None, "inferencex", "1 + accepted tokens / drafts, mean of a run for each K", averages=averages,
-        notes=tuple(notes), skipped=skipped,
+    return ImportedRecords(
+        None,
+        "inferencex",
+        "1 + accepted tokens / drafts, mean of a run for each K",
+        averages={f"{where}, K = {k}": by_k[k] for where, by_k in lengths.items() for k in sorted(by_k)},
+        notes=tuple(notes),
+        skipped=skipped,
         instead="these are means without counts; import those of your own server, such as a scrape",
-    )  # fmt: skip
+    )

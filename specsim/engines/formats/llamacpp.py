@@ -1,36 +1,33 @@
 """llama.cpp's log and responses: rounds where LLAMA_TRACE=1 was set, else counters by position, else sums.
 
-A log may hold, from the most that they tell to the least, a line for every round, cumulative statistics of each
-drafter, and the acceptance of every request. The rounds of a request are taken only where its own line counts the same.
+A log may hold, in decreasing detail: a line for every round, cumulative statistics of each drafter, and the acceptance
+of every request. The rounds of a request are used only if their sums equal the request's own line.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NotRequired, TypedDict
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
 from specsim.engines import rates
-from specsim.engines.formats.imported import (
-    Imported,
+from specsim.engines.formats.reading import (
     Request,
-    as_rounds,
-    check_request,
     count,
-    definition_of,
     json_records,
     lengths_of,
     log_lines,
-    one_version,
+    rounds_of_requests,
+    single_version,
 )
-from specsim.errors import InputError
-from specsim.json_files import checked
+from specsim.engines.formats.records import ImportedRecords, Skipped
+from specsim.io.errors import InputError
+from specsim.io.json import checked
 
 ENGINE = "llamacpp"
-APART = "give a log that no other program wrote into"
+OTHER_LOG = "give a log that no other program wrote into"
 INSTEAD = "set LLAMA_TRACE=1 for llama-server and import its log (llamacpp-log), which has every round"
 
 ROUND = re.compile(r"task (\d+) \| accepted\s+(\d+)/\s*(\d+) draft tokens(, new n_tokens = \d+)?\s*$")
@@ -48,62 +45,64 @@ BUILD = re.compile(r"build: (\d+ \([0-9a-f]+\))")
 MARKS = ("| accepted ", "draft acceptance", "#gen drafts")
 
 
+@dataclass
 class Task:
-    """What a log says of a request so far."""
+    """The lines of a request so far; `repeated` are debug-level lines of the same rounds."""
 
-    def __init__(self) -> None:
-        self.rounds: list[tuple[int, int]] = []
-        self.repeated: list[tuple[int, int]] = []  # at debug level, of the same rounds
-        self.summary: tuple[int, int] | None = None
-        self.mean_length: str | None = None
-        self.rates: str | None = None
-        self.output_tokens: int | None = None
+    rounds: list[tuple[int, int]] = field(default_factory=list)
+    repeated: list[tuple[int, int]] = field(default_factory=list)
+    summary: tuple[int, int] | None = None
+    mean_length: str | None = None
+    rates: str | None = None
+    output_tokens: int | None = None
 
     def request(self) -> Request:
         rounds = self.rounds or self.repeated
         return Request([drafted for drafted, _ in rounds], [accepted for _, accepted in rounds], self.output_tokens)
 
 
+class Statistics(NamedTuple):
+    """Counts of a drafter since the server's start, and its printed rates by position."""
+
+    drafts: int
+    drafted: int
+    accepted: int
+    rates: str | None
+
+
 class Log:
-    """What the lines of a log come to."""
+    """The content of a log's lines."""
 
     def __init__(self) -> None:
         self.tasks: list[Task] = []
         self.running: dict[str, Task] = {}
         self.ended: dict[str, Task] = {}
-        self.statistics: dict[str, list[tuple[int, int, int, str | None]]] = {}
+        self.statistics: dict[str, list[Statistics]] = {}
         self.builds: list[str] = []
         self.unread = 0
 
     def take(self, line: str) -> None:
-        if found := ROUND.search(line):
-            task, accepted, drafted = found[1], count(found[2], "accepted"), count(found[3], "drafted")
-            rounds = self._task(task).repeated if found[4] else self._task(task).rounds
-            rounds.append((drafted, accepted))
-        elif found := LENGTH.search(line):
+        """Read a line into the log."""
+        if match := ROUND.search(line):
+            task = self._task(match[1])
+            rounds = task.repeated if match[4] else task.rounds
+            accepted = count(match[2], "accepted")
+            rounds.append((count(match[3], "drafted"), accepted))
+        elif match := LENGTH.search(line):
             if "prompt eval" not in line:
-                self._task(found[1]).output_tokens = count(found[2], "tokens")
-        elif found := SUMMARY.search(line):
-            ended = self.running.pop(found[1], None) or self._new()
-            ended.summary = count(found[3], "generated"), count(found[2], "accepted")
-            ended.mean_length, ended.rates = found[4], found[5]
-            self.ended[found[1]] = ended
-        elif found := PER_POSITION.search(line):
-            if found[1] in self.ended:
-                self.ended[found[1]].rates = found[2]
-        elif (found := STATISTICS.search(line)) and len(counts := dict(COUNTS.findall(line))) == len(COUNTED):
-            drafts, drafted, accepted = (count(counts[name], f"#{name}") for name in COUNTED)
-            if accepted > drafted or bool(drafts) != bool(drafted):
-                raise InputError(
-                    f"statistics of {found[1]}: {accepted:,} of {drafted:,} tokens accepted in {drafts:,} drafts "
-                    f"cannot be; {APART}"
-                )
-            by_position = RATES.search(line)
-            self.statistics.setdefault(found[1], []).append(
-                (drafts, drafted, accepted, by_position[1] if by_position else None)
-            )
-        elif found := BUILD.search(line):
-            self.builds.append(found[1])
+                self._task(match[1]).output_tokens = count(match[2], "tokens")
+        elif match := SUMMARY.search(line):
+            ended = self.running.pop(match[1], None) or self._new()
+            ended.summary = count(match[3], "generated"), count(match[2], "accepted")
+            ended.mean_length, ended.rates = match[4], match[5]
+            self.ended[match[1]] = ended
+        elif match := PER_POSITION.search(line):
+            if match[1] in self.ended:
+                self.ended[match[1]].rates = match[2]
+        elif (match := STATISTICS.search(line)) and len(counts := dict(COUNTS.findall(line))) == len(COUNTED):
+            self.statistics.setdefault(match[1], []).append(_statistics(match[1], counts, RATES.search(line)))
+        elif match := BUILD.search(line):
+            self.builds.append(match[1])
         elif any(mark in line for mark in MARKS) and "restore checkpoint" not in line:
             self.unread += 1
 
@@ -117,26 +116,39 @@ class Log:
         return self.tasks[-1]
 
 
-def read_log(paths: Sequence[Path]) -> Imported:
-    """The log of llama-server, of one run or of several one after another."""
-    log = Log()
-    skipped: Counter[str] = Counter()
+def _statistics(drafter: str, counts: dict[str, str], by_position: re.Match[str] | None) -> Statistics:
+    drafts, drafted, accepted = (count(counts[name], f"#{name}") for name in COUNTED)
+    if accepted > drafted or bool(drafts) != bool(drafted):
+        raise InputError(
+            f"statistics of {drafter}: {accepted:,} of {drafted:,} tokens accepted in {drafts:,} drafts are "
+            f"impossible; {OTHER_LOG}"
+        )
+    return Statistics(drafts, drafted, accepted, by_position[1] if by_position else None)
+
+
+def read_log(paths: Sequence[Path]) -> ImportedRecords:
+    """Read the log of llama-server, of one or several runs."""
+    log, skipped = Log(), Skipped()
     for line in log_lines(paths, skipped):
         log.take(line)
-    version = one_version(log.builds)
+    version = single_version(log.builds)
     if log.unread:
         skipped["lines that were cut off or have another form"] = log.unread
     if any(task.rounds or task.repeated for task in log.tasks):
         return _of_rounds(log, version, skipped)
-    if any(line[1] for lines in log.statistics.values() for line in lines):
-        return _of_statistics(log, version, skipped)
     ended = [task for task in log.tasks if task.summary is not None]
+    lengths = lengths_of([task.request() for task in ended])
+    sums_only = ImportedRecords(
+        None, ENGINE, "", version, len(ended) or None, lengths, skipped=skipped, instead=INSTEAD
+    )
+    if any(line.drafted for lines in log.statistics.values() for line in lines):
+        return _of_statistics(log, sums_only)
     if not ended:
         raise InputError(f"{paths[0]} holds no line of llama.cpp about drafts; give the log of a speculative run")
-    return _of_requests(ended, version, skipped)
+    return _of_requests(ended, sums_only)
 
 
-def _of_rounds(log: Log, version: str, skipped: dict[str, int]) -> Imported:
+def _of_rounds(log: Log, version: str, skipped: Skipped) -> ImportedRecords:
     whole: list[Request] = []
     partial = 0
     for task in log.tasks:
@@ -144,99 +156,84 @@ def _of_rounds(log: Log, version: str, skipped: dict[str, int]) -> Imported:
         if task.summary is not None and task.summary != (sum(request.drafted), sum(request.accepted)):
             partial += 1
         elif request.drafted:
-            check_request(request, f"request {len(whole) + 1} of the log")
-            whole.append(request)
+            whole.append(request.check(f"request {len(whole) + 1} of the log"))
     if partial:
-        skipped = {**skipped, "requests whose rounds are not all in the log": partial}
+        skipped["requests whose rounds are not all in the log"] = partial
     if not whole:
         raise InputError(f"the log holds no request's rounds in full; {INSTEAD}")
-    rounds, notes = as_rounds(whole)
+    imported = rounds_of_requests(ENGINE, whole, skipped, version=version)
     ended = sum(task.summary is not None for task in log.tasks) - partial
-    if ended < len(whole):
-        notes.append(f"{len(whole) - ended:,} requests without their last line, of which the end may be missing")
-    return Imported(
-        rounds, ENGINE, definition_of(ENGINE), version, len(whole), lengths_of(whole), notes=tuple(notes),
-        skipped=skipped,
-    )  # fmt: skip
+    if ended == len(whole):
+        return imported
+    note = f"{len(whole) - ended:,} requests without their last line, whose end may be missing"
+    return replace(imported, notes=(*imported.notes, note))
 
 
-def _of_statistics(log: Log, version: str, skipped: dict[str, int]) -> Imported:
-    """The last line of each process, in which the counts since its start stand."""
-    used = {name: lines for name, lines in log.statistics.items() if any(line[1] for line in lines)}
+def _of_statistics(log: Log, sums_only: ImportedRecords) -> ImportedRecords:
+    """The last line of each process, which counts everything since its start."""
+    used = {name: lines for name, lines in log.statistics.items() if any(line.drafted for line in lines)}
     if len(used) > 1:
         raise InputError(f"the log has statistics of several drafters ({', '.join(sorted(used))}); run one at a time")
     (lines,) = used.values()
-    last = [
-        line for line, following in zip(lines, [*lines[1:], (0, 0, 0, None)], strict=True) if following[0] < line[0]
-    ]
-    drafts, drafted, accepted = (sum(column) for column in zip(*(line[:3] for line in last), strict=True))
-    ended = [task for task in log.tasks if task.summary is not None]
-    about = _about(ended, version, skipped)
-    if any(not line[3] for line in last):
-        return replace(about, sums=(drafts, drafted, accepted), instead=INSTEAD)
-    parts = [rates.Part(line[0], line[1], _by_position(line[3] or "", line[0], line[2]), 0) for line in last]
-    found, notes = rates.sum_of_parts(parts, INSTEAD)
-    return replace(about, source=found, notes=tuple(notes))
+    following = [*(line.drafts for line in lines[1:]), 0]
+    last = [line for line, next_drafts in zip(lines, following, strict=True) if next_drafts < line.drafts]
+    if any(not line.rates for line in last):
+        drafts, drafted, accepted = (sum(column) for column in zip(*(line[:3] for line in last), strict=True))
+        return replace(sums_only, sums=(drafts, drafted, accepted))
+    return _with_counters([_part(line) for line in last], sums_only)
 
 
-def _about(ended: Sequence[Task], version: str, skipped: dict[str, int]) -> Imported:
-    lengths = lengths_of([task.request() for task in ended])
-    return Imported(
-        None,
-        ENGINE,
-        definition_of(ENGINE),
-        version,
-        requests=len(ended) or None,
-        output_tokens=lengths,
-        skipped=skipped,
-    )
+def _with_counters(parts: Sequence[rates.Part], sums_only: ImportedRecords) -> ImportedRecords:
+    counters, notes = rates.sum_of_parts(parts, INSTEAD)
+    return replace(sums_only, source=counters, notes=tuple(notes), instead="")
 
 
-def _by_position(texts: str, drafts: int, accepted: int) -> rates.Counted:
-    counted = rates.counts_of_rates(_printed(texts), drafts, accepted)
+def _part(line: Statistics) -> rates.Part:
+    printed = line.rates or ""
+    counted = rates.counts_of_rates(_numbers(printed), line.drafts, line.accepted)
     if counted is None:
-        raise InputError(f"acceptance rates by position ({texts}) {_unfit(accepted)} in {drafts:,} drafts; {APART}")
-    return counted
+        raise InputError(
+            f"acceptance rates by position ({printed}) do not fit {line.accepted:,} tokens accepted in "
+            f"{line.drafts:,} drafts; {OTHER_LOG}"
+        )
+    return rates.Part(line.drafts, line.drafted, counted, 0)
 
 
-def _printed(texts: str) -> list[rates.Printed]:
+def _numbers(printed: str) -> list[rates.Printed]:
     try:
-        return [rates.Printed.of(text) for text in texts.split(",")]
+        return [rates.Printed.of(text) for text in printed.split(",")]
     except ValueError:
-        raise InputError(f"acceptance rates by position ({texts}) are no numbers; {APART}") from None
+        raise InputError(f"acceptance rates by position ({printed}) are not numbers; {OTHER_LOG}") from None
 
 
-def _unfit(accepted: int) -> str:
-    return f"do not fit {accepted:,} tokens accepted"
-
-
-def _of_requests(ended: Sequence[Task], version: str, skipped: dict[str, int]) -> Imported:
-    """By position where every request's line tells mean length and rates, else sums."""
-    about = _about(ended, version, skipped)
+def _of_requests(ended: Sequence[Task], sums_only: ImportedRecords) -> ImportedRecords:
+    """Counters by position if every request's line has mean length and rates, else sums."""
     parts = []
     for task in ended:
         assert task.summary is not None
         drafted, accepted = task.summary
         if not 0 <= accepted <= drafted:
-            raise InputError(f"{accepted} of {drafted} drafted tokens accepted cannot be; export again")
+            raise InputError(f"{accepted} of {drafted} drafted tokens accepted is impossible; export again")
         if not drafted:
             continue
         if task.mean_length is None or not task.rates:
-            drafted, accepted = (sum(one.summary[i] for one in ended if one.summary) for i in (0, 1))
-            return replace(about, sums=(None, drafted, accepted), instead=INSTEAD)
-        (mean_length,) = _printed(task.mean_length)
-        part = rates.part_of(mean_length, _printed(task.rates), drafted, accepted)
+            drafted, accepted = (sum(other.summary[i] for other in ended if other.summary) for i in (0, 1))
+            return replace(sums_only, sums=(None, drafted, accepted))
+        (mean_length,) = _numbers(task.mean_length)
+        part = rates.part_of(mean_length, _numbers(task.rates), drafted, accepted)
         if part is None:
-            raise InputError(f"mean length {task.mean_length} and rates ({task.rates}) {_unfit(accepted)}; {APART}")
+            raise InputError(
+                f"mean length {task.mean_length} and rates ({task.rates}) do not fit {accepted:,} tokens accepted; "
+                f"{OTHER_LOG}"
+            )
         parts.append(part)
     if not parts:
         raise InputError("no request of the log drafted anything; give the log of a speculative run")
-    found, notes = rates.sum_of_parts(parts, INSTEAD)
-    return replace(about, source=found, notes=tuple(notes))
+    return _with_counters(parts, sums_only)
 
 
 class Timings(TypedDict):
-    """Of a response; drafts are left out where none was made."""
+    """Timings of a response; the draft counts are missing where nothing was drafted."""
 
     predicted_n: int
     draft_n: NotRequired[int]
@@ -244,31 +241,28 @@ class Timings(TypedDict):
 
 
 class Response(TypedDict):
-    """Of llama-server, as far as it is read."""
+    """A response of llama-server, as far as it is read."""
 
     timings: Timings
 
 
-def read_responses(paths: Sequence[Path]) -> Imported:
-    """Responses of llama-server: sums of every request."""
+def read_responses(paths: Sequence[Path]) -> ImportedRecords:
+    """Read responses of llama-server: sums of every request."""
     invalid = "give responses of llama-server, as JSON Lines or a list"
-    records, skipped = json_records(paths, invalid=invalid)
-    sums, lengths, without = [], [], 0
-    for number, record in enumerate(records):
-        name = f"response {number + 1}"
-        timings = checked(record, name, Response, invalid=invalid)["timings"]
+    skipped = Skipped()
+    rows: list[tuple[int, int, int]] = []
+    for name, record in json_records(paths, skipped, invalid=invalid, noun="response"):
+        timings: Any = checked(record, name, Response, invalid=invalid)["timings"]
         if "draft_n" not in timings:
-            without += 1
+            skipped["responses without a draft"] += 1
             continue
-        lengths.append(count(timings["predicted_n"], f"{name}: predicted_n"))
+        length = count(timings["predicted_n"], f"{name}: predicted_n")
         drafted = count(timings["draft_n"], f"{name}: draft_n")
-        sums.append((drafted, count(timings.get("draft_n_accepted", 0), f"{name}: draft_n_accepted", drafted)))
-    if without:
-        skipped["responses without a draft"] = without
-    if not sums:
+        rows.append((length, drafted, count(timings.get("draft_n_accepted", 0), f"{name}: draft_n_accepted", drafted)))
+    if not rows:
         raise InputError(f"{paths[0]} holds no response with drafts (timings.draft_n); {invalid}")
-    drafted, accepted = (sum(column) for column in zip(*sums, strict=True))
-    return Imported(
-        None, ENGINE, definition_of(ENGINE), "", len(sums), tuple(lengths), (None, drafted, accepted),
-        skipped=skipped, instead=INSTEAD,
-    )  # fmt: skip
+    lengths, drafted_sums, accepted_sums = zip(*rows, strict=True)
+    sums = None, sum(drafted_sums), sum(accepted_sums)
+    return ImportedRecords(
+        None, ENGINE, requests=len(rows), output_tokens=lengths, sums=sums, skipped=skipped, instead=INSTEAD
+    )

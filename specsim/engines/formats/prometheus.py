@@ -1,4 +1,4 @@
-"""Prometheus: a scrape of an engine's metrics, or two of the same server, between which the difference is counted.
+"""Prometheus: a scrape of an engine's metrics, or two of the same server, whose difference is counted.
 
 vLLM, llama.cpp and LMDeploy count accepted tokens by position, but drafts and drafted tokens only in sum; TensorRT-LLM
 counts drafted tokens by position too, so that its counters hold under any schedule. SGLang has gauges of its latest
@@ -8,9 +8,7 @@ interval, which cannot be summed.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,8 +17,9 @@ import numpy as np
 from specsim.acceptance.sources import MOST_COUNT, MOST_DRAFTED, Counters
 from specsim.engines import rates
 from specsim.engines.formats import llamacpp, requests
-from specsim.engines.formats.imported import Imported, definition_of, log_lines
-from specsim.errors import InputError
+from specsim.engines.formats.reading import log_lines
+from specsim.engines.formats.records import ImportedRecords, Skipped
+from specsim.io.errors import InputError
 
 SAMPLE = re.compile(r"([A-Za-z_:][\w:]*)(?:\{(.*)\})? ([^\s{}]+)(?: -?[\d.]+)?\s*$")
 LABEL = re.compile(r'(?<!\w)(\w+)="((?:[^"\\]|\\.)*)"')
@@ -36,6 +35,7 @@ BY_POSITION = "spec_decode_num_accepted_tokens_per_pos"
 EMITTED = "spec_decode_num_emitted_tokens"  # of vLLM before 0.8
 TRT_DRAFTED, TRT_ACCEPTED = "spec_decode_drafted_tokens", "spec_decode_accepted_tokens"
 OUTPUT = {"vllm": "generation_tokens", "llamacpp": "tokens_predicted"}
+GAUGES = ("_rate", "_efficiency", "_length", "_overhead")
 LABELS = ("position", "token_position")
 INSTEAD = {
     "vllm": requests.DETAILED,
@@ -45,34 +45,43 @@ INSTEAD = {
 Counts = Mapping[tuple[str, int | None], int]
 
 
-def read_prometheus(paths: Sequence[Path]) -> Imported:
-    """One scrape, of all since the server's start, or two, of the time between them."""
+def read_prometheus(paths: Sequence[Path]) -> ImportedRecords:
+    """Read a scrape, which counts since the server's start, or two, which count the time between them."""
     if len(paths) > 2:
         raise InputError(f"{len(paths)} scrapes; give one, or two to count what came between them")
     scrapes = [scrape(path) for path in paths]
-    engines = [one.engine for one in scrapes]
-    if len(set(engines)) > 1:
-        raise InputError(f"scrapes of {engines[0]} and {engines[1]} cannot be subtracted; give two of one server")
+    engine, *others = [scraped.engine for scraped in scrapes]
+    if others not in ([], [engine]):
+        raise InputError(f"scrapes of {engine} and {others[0]} cannot be subtracted; give two of one server")
     counts = scrapes[0].counts if len(paths) == 1 else _difference(scrapes[0].counts, scrapes[1].counts, paths)
-    imported = _imported(engines[0], counts, paths[-1])
-    alone = () if len(paths) == 2 else ("all since the server's start; two scrapes count what came between them",)
-    skipped = sum((one.skipped for one in scrapes), Counter())
-    return replace(imported, notes=(*imported.notes, *alone), skipped=skipped)
+    source, sums, notes = _counters(engine, counts, paths[-1])
+    if len(paths) == 1:
+        notes.append("all since the server's start; two scrapes count what came between them")
+    output = counts.get((OUTPUT.get(engine, ""), None))
+    return ImportedRecords(
+        source,
+        engine,
+        output_tokens=None if output is None else (output,),
+        sums=sums,
+        notes=tuple(notes),
+        skipped=sum((scraped.skipped for scraped in scrapes), Skipped()),
+        instead="" if source else INSTEAD.get(engine, "scrape a version that counts by position"),
+    )
 
 
 class Scrape(NamedTuple):
-    """The engine, its counters of speculation by name and position, and how many lines could not be read, and why."""
+    """The engine, its counters of speculation by name and position, and the lines that could not be read."""
 
     engine: str
     counts: Counts
-    skipped: Counter[str]
+    skipped: Skipped
 
 
 def scrape(path: Path) -> Scrape:
-    """A file of metrics; InputError where it has no counters of speculation, or several engines'."""
-    found: dict[tuple[str, int | None], int] = {}
+    """Read a file of metrics; InputError without counters of speculation, or with several engines'."""
+    counts: dict[tuple[str, int | None], int] = {}
     engines, models = set(), set()
-    skipped: Counter[str] = Counter()
+    skipped = Skipped()
     for line in log_lines([path], skipped):
         if line.startswith("#") or not line.strip():
             continue
@@ -81,7 +90,7 @@ def scrape(path: Path) -> Scrape:
             skipped["lines that are no sample"] += 1
             continue
         name, labels = sample[1], dict(LABEL.findall(sample[2] or ""))
-        prefix = next((one for one in PREFIXES if name.startswith(one)), None)
+        prefix = next((prefix for prefix in PREFIXES if name.startswith(prefix)), None)
         if prefix is None or name.endswith("_created"):
             continue
         short = name.removeprefix(prefix).removesuffix("_total")
@@ -91,10 +100,9 @@ def scrape(path: Path) -> Scrape:
         models.add(labels.get("model_name"))
         position = next((labels[label] for label in LABELS if label in labels), None)
         key = short, None if position is None else _whole(position, f"{path}: position of {name}", MOST_DRAFTED)
-        if PREFIXES[prefix] == "sglang" or short.endswith(("_rate", "_efficiency", "_length", "_overhead")):
-            continue
-        found[key] = found.get(key, 0) + _whole(sample[3], f"{path}: {name}", MOST_COUNT)
-    if not engines or not any(name.startswith("spec_") for name, _ in found):
+        if PREFIXES[prefix] != "sglang" and not short.endswith(GAUGES):
+            counts[key] = counts.get(key, 0) + _whole(sample[3], f"{path}: {name}", MOST_COUNT)
+    if not engines or not any(name.startswith("spec_") for name, _ in counts):
         if "sglang" in engines:
             raise InputError(
                 f"{path}: SGLang exports gauges of its latest interval, no counts by position; import the meta_info of "
@@ -104,7 +112,7 @@ def scrape(path: Path) -> Scrape:
     if len(engines) > 1 or len(models) > 1:
         several = sorted(engines) if len(engines) > 1 else sorted(map(str, models))
         raise InputError(f"{path} is of {' and '.join(several)}; give one server's and one model's metrics")
-    return Scrape(engines.pop(), found, skipped)
+    return Scrape(engines.pop(), counts, skipped)
 
 
 def _whole(text: str, name: str, most: int) -> int:
@@ -113,7 +121,7 @@ def _whole(text: str, name: str, most: int) -> int:
     except ValueError:
         number = -1.0
     if not 0 <= number <= most or number != int(number):
-        raise InputError(f"{name} is {text:.40}, no count; scrape again")
+        raise InputError(f"{name} is {text:.40}, not a count; scrape again")
     return int(number)
 
 
@@ -122,51 +130,48 @@ def _difference(before: Counts, after: Counts, paths: Sequence[Path]) -> Counts:
         if after.get(key, 0) < before.get(key, 0):
             raise InputError(
                 f"{key[0]} falls from {before[key]:,} in {paths[0]} to {after.get(key, 0):,} in {paths[1]}: the server "
-                "started anew between the scrapes, or they are in the wrong order; give two of one run"
+                "restarted between the scrapes, or they are in the wrong order; give two of one run"
             )
     return {key: value - before.get(key, 0) for key, value in after.items()}
 
 
 def by_position(counts: Counts, name: str) -> list[int]:
-    """The counts of a name from position 0 on."""
-    found = {position: value for (one, position), value in counts.items() if one == name and position is not None}
+    """The counts of a metric from position 0 on."""
+    found = {position: value for (metric, position), value in counts.items() if metric == name and position is not None}
     return [found.get(position, 0) for position in range(max(found, default=-1) + 1)]
 
 
-def _imported(engine: str, counts: Counts, path: Path) -> Imported:
-    output = counts.get((OUTPUT.get(engine, ""), None))
-    outputs = None if output is None else (output,)
-    definition = definition_of(engine) or definition_of("vllm")
+Sums = tuple[int | None, int | None, int | None]
+
+
+def _counters(engine: str, counts: Counts, path: Path) -> tuple[Counters | None, Sums, list[str]]:
+    """Counters by position, or sums alone, and notes on them."""
     if engine == "tensorrt-llm" and (accepted := by_position(counts, TRT_ACCEPTED)):
-        drafted = by_position(counts, TRT_DRAFTED)
-        accepted += [0] * (len(drafted) - len(accepted))
-        columns = [np.array(column, dtype=np.int64) for column in (drafted, accepted)]
-        if (
-            len(accepted) > len(drafted)
-            or (columns[1] > columns[0]).any()
-            or any((np.diff(column) > 0).any() for column in columns)
-        ):
-            raise InputError(f"{path}: {drafted} drafted and {accepted} accepted by position cannot be; scrape again")
-        if not columns[0].any():
-            raise InputError(f"{path}: nothing was drafted; scrape after some requests")
-        used = columns[0] > 0
-        return Imported(Counters(columns[0][used], columns[1][used]), engine, definition, output_tokens=outputs)
-    rounds, drafted_sum, accepted_sum = (counts.get((name, None)) for name in (DRAFTS, DRAFTED, ACCEPTED))
-    if drafted_sum is None or accepted_sum is None:
+        return _counters_of_both(by_position(counts, TRT_DRAFTED), accepted, path), (None, None, None), []
+    rounds, drafted, accepted_sum = (counts.get((name, None)) for name in (DRAFTS, DRAFTED, ACCEPTED))
+    if drafted is None or accepted_sum is None:
         raise InputError(f"{path} lacks counters of drafted and accepted tokens; scrape it whole")
-    if not drafted_sum:
+    if not drafted:
         raise InputError(f"{path}: nothing was drafted; scrape after some requests")
     passed = by_position(counts, BY_POSITION)
-    notes = ("accepted tokens behind a rejected one are counted, too",) if (EMITTED, None) in counts else ()
     if not passed or rounds is None:
-        instead = INSTEAD.get(engine, "scrape a version that counts by position")
-        return Imported(
-            None, engine, definition, output_tokens=outputs, sums=(rounds, drafted_sum, accepted_sum), notes=notes,
-            instead=instead,
-        )  # fmt: skip
+        notes = ["accepted tokens behind a rejected one are counted, too"] if (EMITTED, None) in counts else []
+        return None, (rounds, drafted, accepted_sum), notes
     if sum(passed) != accepted_sum:
         raise InputError(
             f"{path}: {accepted_sum:,} accepted tokens, but {sum(passed):,} by position; scrape it whole, at one time"
         )
-    found, said = rates.counters(rounds, drafted_sum, passed, INSTEAD.get(engine, ""))
-    return Imported(found, engine, definition, output_tokens=outputs, notes=tuple(said))
+    counters, notes = rates.counters(rounds, drafted, passed, INSTEAD.get(engine, ""))
+    return counters, (None, None, None), notes
+
+
+def _counters_of_both(drafted: list[int], accepted: list[int], path: Path) -> Counters:
+    """Counters of drafted and accepted tokens by position."""
+    columns = np.zeros((2, max(len(drafted), len(accepted))), dtype=np.int64)
+    columns[0, : len(drafted)], columns[1, : len(accepted)] = drafted, accepted
+    if (columns[1] > columns[0]).any() or (np.diff(columns) > 0).any():
+        raise InputError(f"{path}: {drafted} drafted and {accepted} accepted by position is impossible; scrape again")
+    if not columns[0].any():
+        raise InputError(f"{path}: nothing was drafted; scrape after some requests")
+    used = columns[0] > 0
+    return Counters(columns[0][used], columns[1][used])

@@ -1,39 +1,40 @@
-"""What can be imported, by name, and which real files each reader was tested on. Readers are loaded when they are used.
+"""The formats that can be imported, by name, and the real files on which each reader was tested.
 
-Help and documentation are written from this table.
+Help and documentation are written from this table. Readers are loaded when they are used.
 """
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 
 if TYPE_CHECKING:
-    from specsim.engines.formats.imported import Imported
+    from specsim.engines.formats.records import ImportedRecords
 
 UNTESTED = "not yet tested on a file that the engine wrote"
 
 
 class Format(NamedTuple):
-    """How files of a kind are read.
+    """A kind of files and its reader.
 
     reader : module of this folder, and its function
-    doc : what the files are
-    tested : which output of the real program the reader was tested on; "" for none
+    doc : content of the files
+    tested : output of the real program on which the reader was tested; "" for none
     """
 
     reader: str
     doc: str
     tested: str
 
-    def read(self, paths: Sequence[Path]) -> Imported:
+    def read(self, paths: Sequence[Path]) -> ImportedRecords:
         module, _, name = self.reader.partition(".")
-        reader: Callable[[Sequence[Path]], Imported] = getattr(import_module(f"{__package__}.{module}"), name)
+        reader: Callable[[Sequence[Path]], ImportedRecords] = getattr(import_module(f"{__package__}.{module}"), name)
         return reader(paths)
 
 
@@ -103,10 +104,12 @@ FORMATS = {
 }
 
 
-def read_format(kind: str, paths: Sequence[Path]) -> Imported:
-    """What these files hold; InputError where they are of another kind, or there is no such kind."""
+def read_format(kind: str, paths: Sequence[Path]) -> ImportedRecords:
+    """Read files of a kind; InputError for an unknown kind, and for files of another kind."""
     if kind not in FORMATS:
-        raise InputError(f"nothing is imported as {kind!r}; choose one of {', '.join(FORMATS)}")
+        close = difflib.get_close_matches(kind, FORMATS, n=1) or [name for name in FORMATS if name.startswith(kind)]
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise InputError(f"unknown input format {kind!r}; {hint}Formats: {', '.join(FORMATS)}")
     imported = FORMATS[kind].read(paths)
     if FORMATS[kind].tested:
         return imported
@@ -115,5 +118,5 @@ def read_format(kind: str, paths: Sequence[Path]) -> Imported:
 
 
 def listed() -> str:
-    """The kinds with what they are, a line each; a star marks those without a test on a real file."""
-    return "\n".join(f"{kind:19}{' ' if one.tested else '*'} {one.doc}" for kind, one in FORMATS.items())
+    """The kinds with their content, a line each; a star marks those without a test on a real file."""
+    return "\n".join(f"{kind:19}{' ' if form.tested else '*'} {form.doc}" for kind, form in FORMATS.items())

@@ -1,35 +1,27 @@
-"""Acceptance of every request: vLLM's per-request metrics, and AIPerf's engine-neutral records, which are also written.
+"""Acceptance of every request: vLLM's per-request metrics, and AIPerf's engine-neutral records.
 
 vLLM gives `metrics.speculative_decoding` in a response where the server runs with `--per-request-spec-decode-metrics`
-(0.32); the level `detailed` lists every round. AIPerf's `SpecDecodeAcceptanceRecord` (0.13) is the same of any engine,
+(0.32); the level `detailed` lists every round. AIPerf's `SpecDecodeAcceptanceRecord` (0.13) is the same for any engine,
 with a sparse histogram.
 """
 
 from __future__ import annotations
 
-import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 
-from specsim.acceptance.sources import MOST_DRAFTED, Counters, Rounds
+from specsim.acceptance.sources import MOST_DRAFTED, Counters
 from specsim.engines import rates
 from specsim.engines.definitions import BONUS, SHARE
-from specsim.engines.formats.imported import (
-    Imported,
-    Request,
-    as_rounds,
-    by_number,
-    check_request,
-    count,
-    definition_of,
-    json_records,
-    lengths_of,
-)
-from specsim.errors import InputError
-from specsim.json_files import checked
+from specsim.engines.formats.reading import Request, by_number, count, json_records, lengths_of, rounds_of_requests
+from specsim.engines.formats.records import ImportedRecords, Skipped
+from specsim.io.errors import InputError
+from specsim.io.json import checked
 
 DETAILED = "run the server with --per-request-spec-decode-metrics detailed and import its responses (vllm-requests)"
 RESPONSES = (
@@ -40,7 +32,7 @@ NEUTRAL = f"mean_acceptance_length = {BONUS}; draft_acceptance_rate = {SHARE}"
 
 
 class Acceptance(TypedDict):
-    """What both have."""
+    """Fields of both formats."""
 
     num_spec_steps: int
     num_accepted_draft_tokens: int
@@ -58,15 +50,16 @@ class VllmAcceptance(Acceptance):
 
 
 class NeutralAcceptance(Acceptance):
-    """The histogram leaves out what never was."""
+    """The histogram leaves out lengths that no round had."""
 
     engine: str
     acceptance_histogram: dict[str, int]
     completion_tokens: NotRequired[int | None]
 
 
-class Record(NamedTuple):
-    """A request by its histogram, by one for each draft length, and by its rounds, where these are there."""
+@dataclass(frozen=True)
+class Record:
+    """A request: rounds by accepted tokens, the same by draft length, and its rounds, where these are given."""
 
     histogram: dict[int, int]
     drafted: int
@@ -76,30 +69,25 @@ class Record(NamedTuple):
     by_length: dict[int, list[int]] | None = None
 
 
-def read_vllm(paths: Sequence[Path]) -> Imported:
-    """Responses of vLLM, or the metrics alone."""
-    found, skipped = json_records(paths, invalid=RESPONSES)
-    records, without = [], 0
-    for number, one in enumerate(found):
-        metrics = _metrics_of(one, f"record {number + 1}")
+def read_vllm(paths: Sequence[Path]) -> ImportedRecords:
+    """Read responses of vLLM, or the metrics alone."""
+    skipped = Skipped()
+    records = []
+    for name, response in json_records(paths, skipped, invalid=RESPONSES):
+        metrics = _metrics_of(response, name)
         if metrics is None or metrics.get("num_spec_steps") == 0:
-            without += 1
+            skipped["requests without speculation (or with several samples, of which vLLM tells nothing)"] += 1
             continue
-        acceptance = checked(metrics, f"record {number + 1}", VllmAcceptance, invalid=RESPONSES)
-        usage = one.get("usage")
+        acceptance = checked(metrics, name, VllmAcceptance, invalid=RESPONSES)
+        usage = response.get("usage")
         tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
-        histogram = dict(enumerate(acceptance["acceptance_histogram"]))
-        record = _checked_record(acceptance, histogram, tokens, number + 1)
-        records.append(record._replace(by_length=_by_length(acceptance, record, f"record {number + 1}")))
-    if without:
-        skipped["requests without speculation (or with several samples, of which vLLM tells nothing)"] = without
-    if not records:
-        raise InputError(f"{paths[0]} holds no request with speculation; {RESPONSES}")
-    return _imported(records, "vllm", definition_of("vllm"), skipped)
+        record = _record(acceptance, dict(enumerate(acceptance["acceptance_histogram"])), tokens, name)
+        records.append(replace(record, by_length=_by_length(acceptance, record, name)))
+    return _imported(records, "vllm", skipped, f"{paths[0]} holds no request with speculation; {RESPONSES}")
 
 
 def _metrics_of(record: Mapping[str, Any], name: str) -> dict[str, Any] | None:
-    """Where vLLM put them: in the response, in an output's dictionary, or the record itself; None for none."""
+    """The metrics in a response, in an output's dictionary, or the record itself; None if absent."""
     if "num_spec_steps" in record:
         return dict(record)
     places = [record.get("metrics"), record]
@@ -110,112 +98,105 @@ def _metrics_of(record: Mapping[str, Any], name: str) -> dict[str, Any] | None:
 
 
 def _by_length(acceptance: VllmAcceptance, record: Record, name: str) -> dict[int, list[int]] | None:
-    """Rounds by their accepted tokens, for every draft length; None where the version does not tell."""
-    found = acceptance.get("acceptance_histogram_by_draft_length")
-    if not found:
+    """Rounds by their accepted tokens, for every draft length; None in versions without it."""
+    histograms = acceptance.get("acceptance_histogram_by_draft_length")
+    if not histograms:
         return None
-    lengths = by_number(dict.fromkeys(found, 1), f"{name}: acceptance_histogram_by_draft_length")
-    parts = dict(zip(lengths, found.values(), strict=True))
-    whole: dict[int, int] = {}
+    lengths = by_number(dict.fromkeys(histograms, 1), f"{name}: acceptance_histogram_by_draft_length")
+    parts = dict(zip(lengths, histograms.values(), strict=True))
+    whole: Counter[int] = Counter()
     for length, times in parts.items():
         if len(times) > length + 1 or min(times, default=0) < 0:
             raise InputError(f"{name}: drafts of {length} tokens accept {len(times) - 1}; export again")
-        for accepted, rounds in enumerate(times):
-            whole[accepted] = whole.get(accepted, 0) + rounds
+        whole.update(dict(enumerate(times)))
     drafted = sum(length * sum(times) for length, times in parts.items())
-    if drafted != record.drafted or any(
-        whole.get(accepted, 0) != record.histogram.get(accepted, 0) for accepted in {**whole, **record.histogram}
-    ):
+    if drafted != record.drafted or +whole != +Counter(record.histogram):
         raise InputError(f"{name}: its histograms contradict each other; export again")
     return parts
 
 
-def read_aiperf(paths: Sequence[Path]) -> Imported:
-    """AIPerf's records, each a line of its own or below the key `spec_decode_acceptance`."""
-    found, skipped = json_records(paths, invalid=RECORDS)
-    records, engines, without = [], set(), 0
-    for number, one in enumerate(found):
-        inner = one.get("spec_decode_acceptance", one)
-        if inner is None or (inner is one and "acceptance_histogram" not in one):
-            without += 1
+def read_aiperf(paths: Sequence[Path]) -> ImportedRecords:
+    """Read AIPerf's records, each on its own line or below the key `spec_decode_acceptance`."""
+    skipped = Skipped()
+    records, engines = [], set()
+    for name, line in json_records(paths, skipped, invalid=RECORDS):
+        inner = line.get("spec_decode_acceptance", line)
+        if inner is None or (inner is line and "acceptance_histogram" not in line):
+            skipped["requests without speculation"] += 1
             continue
-        acceptance = checked(inner, f"record {number + 1}", NeutralAcceptance, invalid=RECORDS)
+        acceptance = checked(inner, name, NeutralAcceptance, invalid=RECORDS)
         engines.add(acceptance["engine"])
-        histogram = by_number(acceptance["acceptance_histogram"], f"record {number + 1}: acceptance_histogram")
+        histogram = by_number(acceptance["acceptance_histogram"], f"{name}: acceptance_histogram")
         if acceptance["num_spec_steps"] == 0:
-            without += 1
+            skipped["requests without speculation"] += 1
             continue
-        records.append(_checked_record(acceptance, histogram, acceptance.get("completion_tokens"), number + 1))
-    if without:
-        skipped["requests without speculation"] = without
-    if not records:
-        raise InputError(f"{paths[0]} holds no request with speculation; {RECORDS}")
+        records.append(_record(acceptance, histogram, acceptance.get("completion_tokens"), name))
     if len(engines) > 1:
         raise InputError(f"records of several engines ({', '.join(sorted(engines))}); give one engine's at a time")
-    return _imported(records, engines.pop(), NEUTRAL, skipped)
+    nothing = f"{paths[0]} holds no request with speculation; {RECORDS}"
+    return _imported(records, engines.pop() if engines else "", skipped, nothing, NEUTRAL)
 
 
-def _checked_record(acceptance: Acceptance, histogram: dict[int, int], tokens: Any, number: int) -> Record:
-    """With the invariants of both: steps and accepted tokens are those of the histogram, and of the lists."""
-    name = f"record {number}"
+def _record(acceptance: Acceptance, histogram: dict[int, int], tokens: Any, name: str) -> Record:
+    """Check that steps and accepted tokens are those of the histogram and of the lists."""
     steps = count(acceptance["num_spec_steps"], f"{name}: num_spec_steps")
     drafted = count(acceptance["num_draft_tokens"], f"{name}: num_draft_tokens")
     accepted = count(acceptance["num_accepted_draft_tokens"], f"{name}: num_accepted_draft_tokens")
     spec_tokens = acceptance.get("num_spec_tokens")
-    if any(times < 0 or (times and most > MOST_DRAFTED) for most, times in histogram.items()):
-        raise InputError(f"{name}: acceptance_histogram has counts that cannot be; export again")
-    if sum(histogram.values()) != steps or sum(most * times for most, times in histogram.items()) != accepted:
+    if any(times < 0 or (times and length > MOST_DRAFTED) for length, times in histogram.items()):
+        raise InputError(f"{name}: acceptance_histogram has impossible counts; export again")
+    if sum(histogram.values()) != steps or sum(length * times for length, times in histogram.items()) != accepted:
         raise InputError(f"{name}: acceptance_histogram is not of {steps} steps with {accepted} accepted; export again")
     if accepted > drafted or (spec_tokens is not None and not 0 < spec_tokens <= MOST_DRAFTED):
         raise InputError(f"{name}: {accepted} of {drafted} drafted tokens accepted, {spec_tokens} a step; export again")
     output = None if tokens is None else count(checked(tokens, f"{name}: completion_tokens", int, invalid=""), name)
-    lists = acceptance.get("per_step_drafted"), acceptance.get("per_step_accepted")
+    drafted_steps, accepted_steps = acceptance.get("per_step_drafted"), acceptance.get("per_step_accepted")
     request = None
-    if lists[0] is not None and lists[1] is not None:
-        request = Request(lists[0], lists[1], output)
-        check_request(request, name)
-        if (len(request.drafted), sum(request.drafted), sum(request.accepted)) != (steps, drafted, accepted):
+    if drafted_steps is not None and accepted_steps is not None:
+        request = Request(drafted_steps, accepted_steps, output).check(name)
+        if (len(drafted_steps), sum(drafted_steps), sum(accepted_steps)) != (steps, drafted, accepted):
             raise InputError(f"{name}: its steps are not the {steps} of {drafted} drafted tokens; export again")
     return Record(histogram, drafted, spec_tokens, request, output)
 
 
-def _imported(records: Sequence[Record], engine: str, definition: str, skipped: Mapping[str, int]) -> Imported:
-    listed = [record.request for record in records if record.request is not None]
-    outputs = lengths_of([Request([], [], record.output_tokens) for record in records])
-    notes: list[str]
-    source: Rounds | Counters
-    if len(listed) == len(records):
-        source, notes = as_rounds(listed)
+def _imported(
+    records: Sequence[Record], engine: str, skipped: Skipped, nothing: str, definition: str = ""
+) -> ImportedRecords:
+    if not records:
+        raise InputError(nothing)
+    requests = [record.request for record in records if record.request is not None]
+    if len(requests) == len(records):
+        imported = rounds_of_requests(engine, requests, skipped, definition=definition)
+        notes = [*imported.notes]
     else:
-        source, notes = _of_histograms(records)
-        if listed:
-            notes.append(f"{len(listed):,} of {len(records):,} requests list their rounds; all are read by histogram")
-    lengths = {record.spec_tokens for record in records} - {None}
+        counters, notes = _counters_of(records)
+        outputs = lengths_of([Request([], [], record.output_tokens) for record in records])
+        imported = ImportedRecords(counters, engine, definition, "", len(records), outputs, skipped=skipped)
+        if requests:
+            notes.append(f"{len(requests):,} of {len(records):,} requests list their rounds; all are read by histogram")
+    lengths = sorted({record.spec_tokens for record in records if record.spec_tokens is not None})
     if len(lengths) > 1:
-        notes.append(
-            f"requests of several draft lengths ({', '.join(map(str, sorted(map(int, filter(None, lengths)))))})"
-        )
+        notes.append(f"requests of several draft lengths ({', '.join(map(str, lengths))})")
     if engine == "vllm":
-        notes.append("what vLLM accepted beyond the limit on output tokens is counted, though it was not output")
-    return Imported(source, engine, definition, "", len(records), outputs, notes=tuple(notes), skipped=skipped)
+        notes.append("tokens that vLLM accepted beyond the limit on output tokens are counted, though never output")
+    return replace(imported, notes=tuple(notes))
 
 
-def _of_histograms(records: Sequence[Record]) -> tuple[Counters, list[str]]:
-    depth = max(most for record in records for most, times in record.histogram.items() if times)
-    depth = max([depth, *(record.spec_tokens or 0 for record in records)])
-    passed = np.zeros(depth + 1, dtype=np.int64)
-    for record in records:
-        for most, times in record.histogram.items():
-            passed[: most + 1] += times
+def _counters_of(records: Sequence[Record]) -> tuple[Counters, list[str]]:
+    """Counters of histograms; exact for any draft lengths where every record has histograms by length."""
     by_length = [record.by_length for record in records if record.by_length is not None]
     if len(by_length) == len(records):
-        return _of_lengths(by_length), []
-    drafted = sum(record.drafted for record in records)
-    return rates.counters(int(passed[0]), drafted, passed[1:].tolist(), DETAILED)
+        return _counters_by_length(by_length), []
+    depth = max(length for record in records for length, times in record.histogram.items() if times)
+    depth = max([depth, *(record.spec_tokens or 0 for record in records)])
+    times_of = np.zeros(depth + 1, dtype=np.int64)
+    for record in records:
+        for length, times in record.histogram.items():
+            times_of[length if times else 0] += times
+    return rates.counters_of_histogram(times_of, sum(record.drafted for record in records), DETAILED)
 
 
-def _of_lengths(records: Sequence[Mapping[int, Sequence[int]]]) -> Counters:
-    """Exact whatever the draft lengths."""
+def _counters_by_length(records: Sequence[Mapping[int, Sequence[int]]]) -> Counters:
     depth = max(length for record in records for length, times in record.items() if any(times))
     if not depth:
         raise InputError("nothing was drafted in any round; give the files of a speculative run")
@@ -226,38 +207,3 @@ def _of_lengths(records: Sequence[Mapping[int, Sequence[int]]]) -> Counters:
             for most, rounds in enumerate(times):
                 accepted[:most] += rounds
     return Counters(drafted, accepted)
-
-
-def neutral_records(imported: Imported) -> list[dict[str, Any]]:
-    """AIPerf's records of rounds; InputError where these are not known by request."""
-    rounds = imported.source
-    if not isinstance(rounds, Rounds) or rounds.sequence_id is None:
-        raise InputError(
-            "AIPerf's records are of requests, whose rounds this source does not tell; choose another --out"
-        )
-    found = []
-    for number, sequence in enumerate(np.unique(rounds.sequence_id).tolist()):
-        mine = rounds.select(rounds.sequence_id == sequence)
-        drafted, accepted = mine.drafted.tolist(), mine.accepted.tolist()
-        times = np.bincount(mine.accepted)
-        found.append(
-            {
-                "engine": imported.engine,
-                "mean_acceptance_length": 1 + sum(accepted) / len(accepted),
-                "draft_acceptance_rate": sum(accepted) / sum(drafted) if sum(drafted) else 0.0,
-                "acceptance_histogram": {str(most): int(times[most]) for most in np.flatnonzero(times).tolist()},
-                "num_accepted_draft_tokens": sum(accepted),
-                "num_draft_tokens": sum(drafted),
-                "num_spec_steps": len(accepted),
-                "num_spec_tokens": drafted[0] if len(set(drafted)) == 1 else None,
-                "completion_tokens": None if imported.output_tokens is None else imported.output_tokens[number],
-                "per_step_accepted": accepted,
-                "per_step_drafted": drafted,
-            }
-        )
-    return found
-
-
-def neutral_text(imported: Imported) -> str:
-    """These records as JSON Lines."""
-    return "".join(json.dumps(record) + "\n" for record in neutral_records(imported))

@@ -2,13 +2,12 @@
 
 A record has `prompt_token_ids` and, for each drafter such as `acc_eagle`, `acc_len` with the bonus token included. That
 is a dense trace without the drafter's confidence. The record's `generated_token_ids` come from another run than
-EAGLE's lengths: in about half of the published records their numbers differ. So the lengths are read, and no text. The
+EAGLE's lengths: in about half of the published records their numbers differ. So the lengths are read, but no text. The
 data has no licence: nothing of it is shipped.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,13 +15,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specsim.acceptance.synthetic import uninformed
-from specsim.arrays import IntArray
-from specsim.engines.formats.imported import Imported, json_records
-from specsim.errors import InputError
+from specsim.engines.formats.reading import json_records
+from specsim.engines.formats.records import ImportedRecords, Skipped
+from specsim.io.arrays import IntArray
+from specsim.io.errors import InputError
 from specsim.trace.trace import MAX_DEPTH, STEP_LISTS, Trace
 
 INVALID = "give SpecDecode-Bench's JSON Lines, with prompt_token_ids and acc_eagle.acc_len in every record"
-NOT_TOLD = "not told"
+UNKNOWN = "not told"
 ACCEPTED, REJECTED = 0, 1  # token ids that stand for the text
 
 
@@ -34,14 +34,10 @@ class MatchLengths(NamedTuple):
     domain: str
 
 
-def read_dense(paths: Sequence[Path]) -> Imported:
-    """A dense trace of one drafter; requests whose lengths cannot be read are left out and counted."""
-    records: list[tuple[str, dict[str, Any]]] = []
-    skipped: Counter[str] = Counter()
-    for path in paths:
-        of_file, cut = json_records([path], invalid=INVALID)
-        records += [(path.stem, record) for record in of_file]
-        skipped.update(cut)
+def read_dense(paths: Sequence[Path]) -> ImportedRecords:
+    """Read a dense trace of one drafter; requests whose lengths cannot be read are skipped."""
+    skipped = Skipped()
+    records = [(path.stem, record) for path in paths for _, record in json_records([path], skipped, invalid=INVALID)]
     drafters = sorted({key for _, record in records for key in record if key.startswith("acc_")})
     if not drafters:
         raise InputError(f"{paths[0]} holds no acceptance lengths; {INVALID}")
@@ -65,8 +61,8 @@ def read_dense(paths: Sequence[Path]) -> Imported:
         raise InputError(f"{paths[0]} holds no accepted drafts of {drafter}; {INVALID}")
     notes = [
         f"drafts are taken to be {depth} deep, as the longest accepted",
-        "the drafter's confidence is not told: policies that look at it are left off boards",
-        "the lengths alone are read, no text: the trace cannot be joined with another",
+        "the drafter's confidence is unknown: policies that read it are left off leaderboards",
+        "only the lengths are read, no text: the trace cannot be joined with another",
     ]
     if differences:
         notes.append(
@@ -75,16 +71,20 @@ def read_dense(paths: Sequence[Path]) -> Imported:
         )
     if len(drafters) > 1:
         notes.append(f"of the drafters {', '.join(drafters)}, {drafter} is read")
-    definition = "acc_len = tokens that a round starting at a position adds, the bonus included"
     trace = _trace(sequences, depth, drafter.removeprefix("acc_"))
-    lengths = tuple(trace.output_tokens.tolist())
-    return Imported(
-        trace, "specdecode-bench", definition, "", len(sequences), lengths, notes=tuple(notes), skipped=dict(skipped)
+    return ImportedRecords(
+        trace,
+        "specdecode-bench",
+        "acc_len = tokens that a round starting at a position adds, the bonus included",
+        requests=len(sequences),
+        output_tokens=tuple(trace.output_tokens.tolist()),
+        notes=tuple(notes),
+        skipped=skipped,
     )
 
 
 def _request(record: Mapping[str, Any], drafter: str, name: str) -> MatchLengths | str:
-    """The request, or why it is left out. `name` : its domain where the record names none."""
+    """The request, or the reason to skip it. `name` : default of its domain"""
     prompt, accepted = record.get("prompt_token_ids"), record.get(drafter)
     lengths = accepted.get("acc_len") if isinstance(accepted, dict) else None
     if not lengths or not isinstance(lengths, list):
@@ -109,14 +109,14 @@ def _trace(sequences: Sequence[MatchLengths], depth: int, drafter: str) -> Trace
     blind = uninformed(np.clip(rates, 1e-6, 1.0), len(match_len))
     return Trace(
         meta={
-            "target": NOT_TOLD,
+            "target": UNKNOWN,
             "drafter": drafter,
             "drafter_kind": "chain",
-            "decoding": NOT_TOLD,
+            "decoding": UNKNOWN,
             "depth": depth,
             "eos_token_id": None,
-            "dtype": NOT_TOLD,
-            "device": NOT_TOLD,
+            "dtype": UNKNOWN,
+            "device": UNKNOWN,
             "informed": False,
             "text": False,
         },

@@ -1,6 +1,6 @@
 """TensorRT-LLM's iteration statistics (`/metrics` as JSON): sums of every iteration, without positions.
 
-An iteration counts over its batch. The server keeps the last thousand only, so that polls may leave gaps and overlap.
+An iteration counts over its batch. The server keeps only the last thousand, so that polls may leave gaps and overlap.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from typing import TypedDict
 import numpy as np
 
 from specsim.acceptance.sources import Counters
-from specsim.engines.formats.imported import Imported, count, definition_of, json_records
-from specsim.errors import InputError
-from specsim.json_files import checked
+from specsim.engines.formats.reading import count, json_records
+from specsim.engines.formats.records import ImportedRecords, Skipped
+from specsim.io.errors import InputError
+from specsim.io.json import checked
 
 ENGINE = "tensorrt-llm"
 INVALID = "give iteration statistics of TensorRT-LLM with specDecodingStats, as JSON or JSON Lines"
@@ -22,58 +23,46 @@ INSTEAD = "scrape trtllm_spec_decode_accepted_tokens_total by token_position and
 
 
 class Drafts(TypedDict):
-    """Of an iteration."""
+    """Drafts of an iteration."""
 
+    numRequestsWithDraftTokens: int
     numDraftTokens: int
     numAcceptedTokens: int
-    numRequestsWithDraftTokens: int
 
 
 class Iteration(TypedDict):
-    """Of the server."""
+    """An iteration of the server."""
 
     iter: int
     specDecodingStats: Drafts
 
 
-def read_iterations(paths: Sequence[Path]) -> Imported:
-    """Iterations, each once."""
-    found, skipped = json_records(paths, invalid=INVALID)
-    iterations: dict[int, tuple[int, int, int]] = {}
-    without = again = 0
-    for number, record in enumerate(found):
+def read_iterations(paths: Sequence[Path]) -> ImportedRecords:
+    """Read iterations, each once."""
+    skipped = Skipped()
+    iterations: dict[int, tuple[int, ...]] = {}
+    for name, record in json_records(paths, skipped, invalid=INVALID):
         if record.get("specDecodingStats") is None:
-            without += 1
+            skipped["iterations without speculation"] += 1
             continue
-        name = f"record {number + 1}"
-        one = checked(record, name, Iteration, invalid=INVALID)
-        drafts = one["specDecodingStats"]
-        numbers = (
-            count(drafts["numRequestsWithDraftTokens"], f"{name}: numRequestsWithDraftTokens"),
-            count(drafts["numDraftTokens"], f"{name}: numDraftTokens"),
-            count(drafts["numAcceptedTokens"], f"{name}: numAcceptedTokens"),
-        )
-        if not numbers[2] <= numbers[1] or (numbers[1] > 0) != (numbers[0] > 0):
-            raise InputError(f"{name}: {numbers[2]} of {numbers[1]} drafts accepted in {numbers[0]} requests cannot be")
-        known = iterations.setdefault(one["iter"], numbers)
-        again += known is not numbers
-        if known != numbers:
-            raise InputError(f"iteration {one['iter']} comes twice with other counts; give one server's run at a time")
-    if without:
-        skipped["iterations without speculation"] = without
-    if again:
-        skipped["iterations that came twice"] = again
-    rounds, drafted, accepted = (
-        (sum(column) for column in zip(*iterations.values(), strict=True)) if iterations else (0,) * 3
-    )
+        iteration: Iteration = checked(record, name, Iteration, invalid=INVALID)
+        stats = iteration["specDecodingStats"]
+        sums = tuple(count(stats[key], f"{name}: {key}") for key in Drafts.__annotations__)  # type: ignore[literal-required]
+        rounds, drafted, accepted = sums
+        if accepted > drafted or bool(drafted) != bool(rounds):
+            raise InputError(f"{name}: {accepted} of {drafted} drafts accepted in {rounds} requests is impossible")
+        number = iteration["iter"]
+        if iterations.setdefault(number, sums) is not sums:
+            skipped["iterations that came twice"] += 1
+        if iterations[number] != sums:
+            raise InputError(f"iteration {number} comes twice with other counts; give one server's run at a time")
+    rounds, drafted, accepted = np.sum([*iterations.values(), (0, 0, 0)], axis=0).tolist()
     if not drafted:
         raise InputError(f"{paths[0]} holds no iteration with drafts; {INVALID}")
-    missing = max(iterations) - min(iterations) + 1 - len(iterations) - without
+    missing = max(iterations) - min(iterations) + 1 - len(iterations) - skipped["iterations without speculation"]
     notes = (f"{missing:,} iterations between the first and the last are not there",) if missing > 0 else ()
     if drafted == rounds:  # of one token each
         source = Counters(np.array([rounds]), np.array([accepted]))
-        return Imported(source, ENGINE, definition_of(ENGINE), notes=notes, skipped=skipped)
-    return Imported(
-        None, ENGINE, definition_of(ENGINE), sums=(rounds, drafted, accepted), notes=notes, skipped=skipped,
-        instead=INSTEAD,
-    )  # fmt: skip
+        return ImportedRecords(source, ENGINE, notes=notes, skipped=skipped)
+    sums_of_all = rounds, drafted, accepted
+    return ImportedRecords(None, ENGINE, sums=sums_of_all, notes=notes, skipped=skipped, instead=INSTEAD)

@@ -1,21 +1,21 @@
 """The lines about speculation that vLLM and LMDeploy log at intervals, and the end of `vllm bench serve`.
 
-Lines count their interval alone, so that they are summed. Rates are printed with three decimals; how many rounds there
-were follows from them.
+Each line counts its own interval, so they are summed. Rates are printed with three decimals; the number of rounds
+follows from them.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from specsim.engines import rates
-from specsim.engines.formats.imported import Imported, count, definition_of, log_lines, one_version
+from specsim.engines.formats.reading import count, log_lines, single_version
+from specsim.engines.formats.records import ImportedRecords, Skipped
 from specsim.engines.formats.requests import DETAILED
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 
 FIELDS = {
     "mean": re.compile(r"Mean acceptance length: (\d+\.\d+)"),
@@ -23,74 +23,83 @@ FIELDS = {
     "drafted": re.compile(r"Drafted: (\d+) tokens"),
     "rates": re.compile(r"Per-position acceptance rate: (\d\.\d+(?:, \d\.\d+)*)(?=, [A-Z]|\s*$)"),
 }
-LAST = re.compile(r"Draft acceptance rate: \d+\.\d+%")  # of vLLM's line, which a cut one lacks
+LAST = re.compile(r"Draft acceptance rate: \d+\.\d+%")  # of vLLM's line, which a cut line lacks
 OLD = re.compile(r"Draft acceptance rate: \d+\.\d+%?, Accepted: (\d+) tokens, Drafted: (\d+) tokens")
 OLDER = re.compile(r"Draft acceptance rate: \d+\.\d+, Number of accepted tokens: (\d+), Number of draft tokens: (\d+),")
-OLDEST = re.compile(  # of which accepted counts tokens behind a rejected one, too, but emitted does not
+OLDEST = re.compile(  # accepted counts tokens behind a rejected one, too, but emitted does not
     r"Number of speculative tokens: (\d+), Number of accepted tokens: (\d+), Number of draft tokens: (\d+), "
     r"Number of emitted tokens: (\d+)"
 )
 MARKS = ("SpecDecoding metrics:", "Speculative metrics:")
 VERSION = re.compile(r"(?:vLLM API server version|LLM engine \(v)\s*(\d[\w.+]*)")
 NOTHING = "Drafted: 0 tokens"
-APART = "give the log of one server"
+ONE_SERVER = "give the log of one server"
+RATES = "give lines with per-position rates, or two scrapes of its metrics (prometheus)"
 
 
-def read_vllm_log(paths: Sequence[Path]) -> Imported:
-    """vLLM's log."""
+def read_vllm_log(paths: Sequence[Path]) -> ImportedRecords:
+    """Read vLLM's log."""
     return _read(paths, "vllm", DETAILED)
 
 
-def read_lmdeploy_log(paths: Sequence[Path]) -> Imported:
-    """LMDeploy's log, whose lines are vLLM's but for their order."""
-    found = _read(paths, "lmdeploy", "give lines with per-position rates, or two scrapes of its metrics (prometheus)")
-    note = "lines are taken to count their interval, as vLLM's do"
-    return replace(found, definition=definition_of("vllm"), notes=(*found.notes, note))
+def read_lmdeploy_log(paths: Sequence[Path]) -> ImportedRecords:
+    """Read LMDeploy's log, whose lines are vLLM's in another order."""
+    imported = _read(paths, "lmdeploy", RATES)
+    return replace(imported, notes=(*imported.notes, "lines are taken to count their interval, as vLLM's do"))
 
 
-def _read(paths: Sequence[Path], engine: str, instead: str) -> Imported:
-    parts: list[rates.Part] = []
-    old: list[tuple[int, int]] = []
-    oldest: tuple[int, int, int] | None = None
-    versions: list[str] = []
-    skipped: Counter[str] = Counter()
-    for line in log_lines(paths, skipped):
-        if found := VERSION.search(line):
-            versions.append(found[1])
+class Lines:
+    """Counts in a log's lines, by the versions that print them."""
+
+    def __init__(self) -> None:
+        self.parts: list[rates.Part] = []
+        self.old: list[tuple[int, int]] = []
+        self.oldest: tuple[int, int, int] | None = None
+        self.versions: list[str] = []
+
+    def take(self, line: str, engine: str, skipped: Skipped) -> None:
+        if match := VERSION.search(line):
+            self.versions.append(match[1])
         if not any(mark in line for mark in MARKS):
-            continue
-        fields = {name: pattern.search(line) for name, pattern in FIELDS.items()}
+            return
+        fields = {name: match[1] for name, pattern in FIELDS.items() if (match := pattern.search(line))}
         if NOTHING in line:
             skipped["intervals without a draft"] += 1
-        elif all(fields.values()) and LAST.search(line):
-            parts.append(_part({name: one[1] for name, one in fields.items() if one}, engine))
-        elif fields["mean"] is None and (one := OLD.search(line) or OLDER.search(line)):
-            old.append((count(one[1], "Accepted"), count(one[2], "Drafted")))
-        elif one := OLDEST.search(line):
-            oldest = count(one[1], "speculative"), count(one[3], "drafted"), count(one[4], "emitted")
+        elif len(fields) == len(FIELDS) and LAST.search(line):
+            self.parts.append(_part(fields, engine))
+        elif "mean" not in fields and (match := OLD.search(line) or OLDER.search(line)):
+            self.old.append((count(match[1], "Accepted"), count(match[2], "Drafted")))
+        elif match := OLDEST.search(line):
+            self.oldest = count(match[1], "speculative"), count(match[3], "drafted"), count(match[4], "emitted")
         else:
             skipped["lines that were cut off or have another form"] += 1
-    kinds = [bool(parts), bool(old), oldest is not None]
-    if sum(kinds) > 1:
-        raise InputError(f"the log has lines of several versions of {engine}; {APART}")
-    about = Imported(None, engine, definition_of(engine), one_version(versions), skipped=skipped, instead=instead)
-    if parts:
-        return _of_parts(parts, about)
-    if old:
-        accepted, drafted = (sum(column) for column in zip(*old, strict=True))
+
+
+def _read(paths: Sequence[Path], engine: str, instead: str) -> ImportedRecords:
+    lines, skipped = Lines(), Skipped()
+    for line in log_lines(paths, skipped):
+        lines.take(line, engine, skipped)
+    if sum(map(bool, (lines.parts, lines.old, lines.oldest))) > 1:
+        raise InputError(f"the log has lines of several versions of {engine}; {ONE_SERVER}")
+    version = single_version(lines.versions)
+    imported = ImportedRecords(None, engine, version=version, skipped=skipped, instead=instead)
+    if lines.parts:
+        return _with_counters(lines.parts, imported)
+    if lines.old:
+        accepted, drafted = (sum(column) for column in zip(*lines.old, strict=True))
         sums: tuple[int | None, int, int] = None, drafted, accepted
-    elif oldest is not None:  # since the server's start
-        k, drafted, emitted = oldest
+    elif lines.oldest is not None:  # since the server's start
+        k, drafted, emitted = lines.oldest
         rounds = drafted // max(k, 1)
         if rounds * k != drafted or not rounds <= emitted <= rounds + drafted:
-            raise InputError(f"{emitted:,} tokens emitted of {drafted:,} in drafts of {k} cannot be; {APART}")
+            raise InputError(f"{emitted:,} tokens emitted of {drafted:,} in drafts of {k} is impossible; {ONE_SERVER}")
         accepted = emitted - rounds
         sums = rounds, drafted, accepted
     else:
         raise InputError(f"{paths[0]} holds no line with {' or '.join(MARKS)} give the log of a speculative run")
     if accepted > drafted:
-        raise InputError(f"{accepted} of {drafted} drafted tokens accepted cannot be; {APART}")
-    return replace(about, sums=sums)
+        raise InputError(f"{accepted} of {drafted} drafted tokens accepted is impossible; {ONE_SERVER}")
+    return replace(imported, sums=sums)
 
 
 def _part(fields: dict[str, str], engine: str) -> rates.Part:
@@ -105,12 +114,12 @@ def _part(fields: dict[str, str], engine: str) -> rates.Part:
     return part
 
 
-def _of_parts(parts: Sequence[rates.Part], about: Imported) -> Imported:
+def _with_counters(parts: Sequence[rates.Part], imported: ImportedRecords) -> ImportedRecords:
     depths = sorted({len(part.counted.accepted) for part in parts})
     if len(depths) > 1:
-        raise InputError(f"the log has lines of several draft lengths ({', '.join(map(str, depths))}); {APART}")
-    found, notes = rates.sum_of_parts(parts, about.instead)
-    return replace(about, source=found, notes=tuple(notes), instead="")
+        raise InputError(f"the log has lines of several draft lengths ({', '.join(map(str, depths))}); {ONE_SERVER}")
+    counters, notes = rates.sum_of_parts(parts, imported.instead)
+    return replace(imported, source=counters, notes=tuple(notes), instead="")
 
 
 BENCH = {
@@ -121,26 +130,25 @@ BENCH = {
 BENCH_POSITION = re.compile(r"^\s+Position (\d+):\s+(\d+\.\d+)\s*$")
 
 
-def read_vllm_bench(paths: Sequence[Path]) -> Imported:
-    """What `vllm bench serve` prints at its end, of one run."""
+def read_vllm_bench(paths: Sequence[Path]) -> ImportedRecords:
+    """Read what `vllm bench serve` prints at its end, of one run."""
     sums: dict[str, int] = {}
-    texts: list[str] = []
-    skipped: Counter[str] = Counter()
+    shares: list[rates.Printed] = []
+    skipped = Skipped()
     for line in log_lines(paths, skipped):
         for name, pattern in BENCH.items():
-            if found := pattern.match(line):
+            if match := pattern.match(line):
                 if name in sums:
                     raise InputError(f"{paths[0]} holds several benchmarks; give one at a time")
-                sums[name] = count(found[1], name)
-        if found := BENCH_POSITION.match(line):
-            if count(found[1], "position") != len(texts):
+                sums[name] = count(match[1], name)
+        if match := BENCH_POSITION.match(line):
+            if count(match[1], "position") != len(shares):
                 raise InputError(f"{paths[0]} holds several benchmarks, or a part of one; give one at a time")
-            texts.append(found[2])
-    if len(sums) < len(BENCH) or not texts:
+            shares.append(rates.Printed(float(match[2]) / 100, 0.5e-4))
+    if len(sums) < len(BENCH) or not shares:
         raise InputError(f"{paths[0]} lacks the part 'Speculative Decoding' of vllm bench serve; give its whole output")
-    shares = [rates.Printed(float(text) / 100, 0.5e-4) for text in texts]
     counted = rates.counts_of_rates(shares, sums["drafts"], sums["accepted"])
     if counted is None:
-        raise InputError(f"acceptance by position does not fit {sums['accepted']:,} accepted tokens; {APART}")
-    parts = [rates.Part(sums["drafts"], sums["drafted"], counted, 0)]
-    return _of_parts(parts, Imported(None, "vllm", definition_of("vllm"), skipped=skipped, instead=DETAILED))
+        raise InputError(f"acceptance by position does not fit {sums['accepted']:,} accepted tokens; {ONE_SERVER}")
+    part = rates.Part(sums["drafts"], sums["drafted"], counted, 0)
+    return _with_counters([part], ImportedRecords(None, "vllm", skipped=skipped, instead=DETAILED))

@@ -10,10 +10,10 @@ import numba as nb
 
 from specsim.cost.model import CostModel
 from specsim.cost.profile import with_scores
+from specsim.io.rng import normal_quantile, split
 from specsim.policy.base import setting
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.estimates.counts import COUNTING, THETA, count_round
-from specsim.rng import normal_quantile, split
 
 
 @nb.njit

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numba as nb
 import numpy as np
 
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 from specsim.policy.base import Variant, setting
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.estimates.token_probability import FEATURES, interpolate, run_after, score, with_one_more
@@ -52,7 +52,7 @@ class RenewalStop(ChainPolicy):
     of tokens since the last rejection. Their product along the draft is the path probability;
     drafting goes on while that reaches the threshold of its depth and of the signal's bin.
     `fit` learns both from a trace and its costs: thresholds by the renewal-reward rule with
-    look-ahead (`specsim.fitting.chain_stopping`), or myopic, weighing the next token alone. It learns from the
+    look-ahead (`specsim.learn.chain_stopping`), or myopic, weighing the next token alone. It learns from the
     rounds that the policy itself starts, found by replaying it and learning again: rounds from
     every position would make long easy stretches count by their length, which a good policy
     crosses in few rounds.
@@ -74,7 +74,7 @@ class RenewalStop(ChainPolicy):
     thresholds: tuple[float, ...] = setting((0.4, 0.4), 0.0, 2.0, doc="learned: path probability, [depth, bin]")
 
     name = "renewal_stop"
-    source = "renewal-reward form of EDD + PCT Eq. 5, see specsim/fitting/chain_stopping.py"
+    source = "renewal-reward form of EDD + PCT Eq. 5, see specsim/learn/chain_stopping.py"
     features = ("prob", "confidence", "entropy_nats")
     variants = (Variant("fitted", tuned=False), Variant("myopic", {"lookahead": False}, tuned=False))
     initial_state = staticmethod(initial_state)

@@ -1,6 +1,6 @@
 """Calibrated acceptance probabilities of a tree's nodes, from what the drafter shows: what runs while drafting.
 
-Shared by `HardwarePCT` and by `specsim.fitting.tree_calibration`, which fits the weights and probabilities.
+Shared by `HardwarePCT` and by `specsim.learn.tree_calibration`, which fits the weights and probabilities.
 """
 
 from __future__ import annotations

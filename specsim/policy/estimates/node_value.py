@@ -1,6 +1,6 @@
 """What the nodes of a draft tree are worth: which to expand and which to verify, in seconds.
 
-Shared by `HardwarePCT` and by `specsim.fitting.tree_stopping`, which learns the gains.
+Shared by `HardwarePCT` and by `specsim.learn.tree_stopping`, which learns the gains.
 """
 
 from __future__ import annotations

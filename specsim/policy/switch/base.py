@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numba as nb
 
 from specsim.cost.joined import JoinedTable
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 from specsim.policy.base import build_policy, setting
 from specsim.policy.chain.base import ChainPolicy
 from specsim.trace.joined import JoinedTrace

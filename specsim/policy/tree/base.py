@@ -29,7 +29,7 @@ import numba as nb
 import numpy as np
 import numpy.typing as npt
 
-from specsim.arrays import Floats
+from specsim.io.arrays import Floats
 from specsim.policy.base import Policy
 
 UNKNOWN = -1.0  # path and prob of a drafted node that the trace does not hold; in replays only

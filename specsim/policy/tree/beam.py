@@ -5,7 +5,7 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 from specsim.policy.tree.base import MAX_DRAFTED, TreePolicy
 from specsim.policy.tree.expansion import mark_best, nth_best
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specsim.policy.base import Variant, setting
+from specsim.policy.static_tree import shape as tree_shapes
 from specsim.policy.tree.static import StaticTree, check_shape
-from specsim.static_tree import shape as tree_shapes
 
 
 @dataclass(frozen=True)

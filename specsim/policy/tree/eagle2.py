@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numba as nb
 
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 from specsim.policy.base import Variant, setting
 from specsim.policy.tree.base import MAX_DRAFTED, TreePolicy
 from specsim.policy.tree.expansion import expand_beam, initial_state, mark_best, update

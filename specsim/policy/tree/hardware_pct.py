@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numba as nb
 import numpy as np
 
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 from specsim.policy.base import Variant, setting
 from specsim.policy.estimates.node_probability import (
     FEATURES,
@@ -162,7 +162,7 @@ class HardwarePCT(TreePolicy):
     largest. A level is expanded where its likely nodes' children are expected to be worth more,
     net of their verification and of a wider draft pass, than the least for that depth; that least
     looks ahead: a pass may pay through the levels after it. `fit` learns all that from a trace
-    and its costs (`specsim.fitting.tree_stopping`), from rounds that the policy itself starts.
+    and its costs (`specsim.learn.tree_stopping`), from rounds that the policy itself starts.
 
     With `gains` given, nothing is learned. Bounds not given are lowered to what trace and costs
     hold. The defaults come from no fit: draft probabilities as

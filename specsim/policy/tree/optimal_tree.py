@@ -13,7 +13,7 @@ from specsim.policy.tree.sparse_tree import LearnedTree
 class OptimalTree(LearnedTree):
     """Sequoia's hardware-aware tree: most expected tokens per second over all sizes and depths.
 
-    `fit` counts the rates on a trace and prices the rounds by its costs (`specsim.static_tree.optimal`).
+    `fit` counts the rates on a trace and prices the rounds by its costs (`specsim.policy.static_tree.optimal`).
     Nothing is left to tune.
     """
 

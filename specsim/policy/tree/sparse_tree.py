@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 from specsim.policy.base import setting
+from specsim.policy.static_tree.shape import cut
 from specsim.policy.tree.base import MAX_DRAFTED
 from specsim.policy.tree.static import StaticTree, check_shape
-from specsim.static_tree.shape import cut
 
 NODES = 63  # with the root 64, and 4 deep, as the tree that MEDUSA shows
 # The best tree of NODES nodes where the candidate of rank r is right at depth d with 0.9^d x 0.6 x 0.3^r.
@@ -44,7 +44,7 @@ class LearnedTree(StaticTree):
 class SparseTree(LearnedTree):
     """MEDUSA's sparse tree: the likeliest nodes, by how often each rank is right at each depth.
 
-    `fit` counts the rates on a trace and takes the best tree of `nodes` nodes (`specsim.static_tree.search`).
+    `fit` counts the rates on a trace and takes the best tree of `nodes` nodes (`specsim.policy.static_tree.search`).
     """
 
     nodes: int = setting(NODES, 1, MAX_DRAFTED, tune=(1, 64), log=True, doc="nodes of the tree that is learned")

@@ -9,7 +9,7 @@ import numba as nb
 import numpy as np
 import numpy.typing as npt
 
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 from specsim.policy.tree.base import MAX_DRAFTED, TreePolicy
 
 

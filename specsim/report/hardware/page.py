@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from specsim.replaying.intervals import against_baseline
 from specsim.report.hardware import figures
 from specsim.report.page import (
     Result,
@@ -21,7 +22,6 @@ from specsim.report.page import (
     tiles,
 )
 from specsim.report.table import PAGE, SPEEDUP, TERMINAL, THREE, TWO, Column, as_html, plain
-from specsim.speedup.intervals import against_baseline
 
 Row = Mapping[str, Any]
 MILLISECONDS = plain(lambda seconds: f"{1e3 * seconds:.3f}")

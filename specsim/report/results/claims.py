@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from textwrap import shorten
 from typing import Any
 
+from specsim.replaying.intervals import interval_text
 from specsim.report.page import Result, definitions, figure, heading, notes_of, stack, tiles
 from specsim.report.results import figures
 from specsim.report.results.figures import LONGEST_LABEL
 from specsim.report.table import Column, as_html
-from specsim.speedup.intervals import interval_text
 
 COLORS = {"holds": "#007a5a", "drifted": "#d55e00", "contradicted": "#a4133c", "not decidable": "#b8860b"}
 

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from specsim.arrays import Floats, IntArray
+from specsim.io.arrays import Floats, IntArray
 from specsim.replaying.sums import PARTS
 from specsim.report.drawing import (
     ADAPTIVE,

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from specsim.errors import InputError
-from specsim.json_files import read_json
+from specsim.io.errors import InputError
+from specsim.io.json import read_json
 from specsim.report.drafters import KIND as DRAFTERS
 from specsim.report.drafters import drafters_result
 from specsim.report.hardware.page import comparison_result

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specsim.arrays import Floats
+from specsim.io.arrays import Floats
 from studies.papers.record import Finding, Verdict, finding, slug
 from studies.papers.tables import Interval
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from specsim.acceptance.formulas import harmonic_mean
 from specsim.cost.roofline.architecture import Architecture, find_architecture
-from specsim.speedup.formulas import harmonic_mean
 from studies.papers.eesd.runs import AUTOREGRESSIVE, DETAILED, Run, find_run, implied_cost_ratio, output_tokens, runs
 from studies.papers.record import Finding, Verdict, finding, slug
 from studies.papers.tables import Row, read_table, recompute, rounded_to, stated

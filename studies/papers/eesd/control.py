@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from scipy.optimize import brentq
 
-from specsim.arrays import Floats
-from specsim.speedup.formulas import eq14_speedup, mean_tokens_per_round
+from specsim.acceptance.formulas import eq14_speedup, mean_tokens_per_round
+from specsim.io.arrays import Floats
 from studies.papers.eesd.arithmetic import percent_hm
 from studies.papers.eesd.runs import (
     BETA,

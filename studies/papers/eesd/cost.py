@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from scipy.optimize import minimize_scalar
 
+from specsim.acceptance.formulas import eq14_speedup
 from specsim.cost.roofline.architecture import find_architecture
-from specsim.speedup.formulas import eq14_speedup
 from studies.papers.eesd.arithmetic import TARGETS, head_weights
 from studies.papers.eesd.runs import (
     BETA,

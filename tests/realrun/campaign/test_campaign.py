@@ -22,8 +22,8 @@ from realrun.campaign.run import run_campaign
 from realrun.cli.campaign import state_in_words
 from realrun.cli.main import app
 from specsim.cost.grid import grid_from_json
-from specsim.errors import InputError
-from specsim.results import list_results
+from specsim.io.errors import InputError
+from specsim.report.result_files import list_results
 from specsim.trace.files import read_trace
 from tests.contract.test_house import CARRIED
 from tests.support import ROOT

@@ -12,11 +12,11 @@ import pytest
 
 import realrun.pairs.pair
 from realrun.cli.options import load_prompts
+from realrun.measure.partial import Partial
+from realrun.measure.record import longest_prompt
 from realrun.pairs.pair import load_pair
-from realrun.recording.partial import Partial
-from realrun.recording.record import longest_prompt
-from specsim import files
-from specsim.files import working_in
+from specsim.io import files
+from specsim.io.files import working_in
 from specsim.trace.files import read_trace
 from tests.support.checks import refusal
 from tests.support.commands import assert_refused, call

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+import typer
 from transformers import MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
 from typer.testing import CliRunner
 
-import realrun.pairs.pair
 from realrun.cli.main import app
 from realrun.decode.acceptance_predictor import FILE as PREDICTOR_FILE
 from realrun.decode.acceptance_predictor import load_predictor, save_predictor
@@ -25,8 +25,9 @@ from realrun.drafters.independent import IndependentKind
 from realrun.drafters.medusa import MedusaHeads, MedusaKind
 from realrun.lm.variants.skipped_layers import SkippedSublayers
 from realrun.pairs.drafter_files import FILE, describe_target, save_drafter
-from realrun.pairs.pair import LAB_DRAFTERS, Pair, load_pair
-from specsim.errors import InputError
+from realrun.pairs.lab_drafters import LAB_DRAFTERS, RECIPES, drafter_training, training_command
+from realrun.pairs.pair import Pair, load_pair
+from specsim.io.errors import InputError
 from specsim.trace.files import read_trace
 from tests.realrun.drafters.test_predictor import refused
 from tests.support.commands import on_any_machine
@@ -158,10 +159,29 @@ def test_the_predictor_in_the_drafters_folder_is_its_own(kind: str, home: Path, 
     refused(["other weights", "another"], lambda: get(predictor=str(folder)))
 
 
-@pytest.mark.parametrize("name", LAB_DRAFTERS)
-def test_a_lab_drafter_that_is_not_there_is_named(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(realrun.pairs.pair, "LAB_WEIGHTS", tmp_path)
-    refused([f"no drafter {name}", "realrun train"], lambda: load_pair(drafter=name))
+@pytest.mark.parametrize("name", [name for name, recipe in RECIPES.items() if recipe])
+def test_a_lab_drafter_that_is_not_shipped_names_the_command_that_trains_it(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    refused([name, "not trained yet", training_command(name)], lambda: load_pair(drafter=f"lab:{name}"))
+
+
+@pytest.mark.parametrize("name", [name for name, recipe in RECIPES.items() if recipe])
+def test_a_recipe_has_the_settings_of_the_studies_drafter(name: str) -> None:
+    training, *words = str(RECIPES[name]).split()
+    trainings: Any = typer.main.get_command(app)
+    command = trainings.commands["train"].get_command(None, training)
+    options = command.make_context(training, [*words, "--out", "x"]).params
+    facts = drafter_training(name)
+    loop, settings = facts["loop"], {**facts, **facts.get("settings", {})}
+    assert [options[key] for key in ("batch", "window", "dtype")] == [
+        loop[key] for key in ("batch_windows", "window_tokens", "dtype")
+    ]
+    assert int(1e6 * options["tokens"] / (loop["batch_windows"] * loop["window_tokens"])) == loop["steps"]
+    compared = {"lr", "heads", "layers", "exit_layers", "masks", "longest_block", "lambda_0", "backbone_lr"}
+    compared &= {*options} & {*settings}
+    assert compared and {key: options[key] for key in compared} == {key: settings[key] for key in compared}
 
 
 def test_what_is_no_drafter_is_refused(home: Path, tmp_path: Path) -> None:
@@ -172,7 +192,7 @@ def test_what_is_no_drafter_is_refused(home: Path, tmp_path: Path) -> None:
 
     refused(["abacus", *LAB_DRAFTERS, "realrun train"], load_from("abacus"))
     refused([FILE, "does not exist"], load_from(tmp_path))
-    refused(["no drafter that this program reads"], load_from(home / "llama" / "target" / "model.safetensors"))
+    refused(["not a drafter that this program reads"], load_from(home / "llama" / "target" / "model.safetensors"))
     (tmp_path / FILE).write_bytes(b"no safetensors")
     refused([FILE, "damaged"], load_from(tmp_path))
     bare = target_like("llama")
@@ -194,7 +214,7 @@ def test_what_is_no_drafter_is_refused(home: Path, tmp_path: Path) -> None:
         save_drafter(tmp_path, kind, tensors, {"target": described, **facts})
         refused([str(tmp_path), *names] if "layers" not in names[0] else names, load_from(tmp_path))
     save_drafter(tmp_path, "self-sd", {}, {"target": None, **FACTS["self-sd"]})
-    refused(["malformed", "target is null"], load_from(tmp_path))
+    refused(["malformed", "null", "target"], load_from(tmp_path))
 
 
 @inside

@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from realrun.decode.sampling import Sampler
+from realrun.measure.again import prompts_of
 from realrun.pairs.prompts import Prompt
-from realrun.recording.again import prompts_of
-from specsim.files import file_digest, write_table
+from specsim.io.files import file_digest, write_table
 from specsim.trace.files import read_trace, write_trace
 from specsim.trace.meta import SEQUENCES
 from tests.support.checks import edit_meta, refusal
@@ -72,7 +72,7 @@ def test_a_profile_is_for_what_the_trace_holds(
         asked.update(how)
         return {}
 
-    monkeypatch.setattr("realrun.profiling.profile.profile", noted)
+    monkeypatch.setattr("realrun.measure.profile.profile", noted)
     if not trees:
         json_of(record(home, "chains", "--mode", "rejection", "--temperature", 0.7, "--top-p", 0.9))
     json_of(profile(home, tmp_path / "profile.json", "--for", home / ("trace" if trees else "chains")))
@@ -180,7 +180,10 @@ def test_damaged_prompts_are_refused(long: Path, tmp_path: Path, damage: str) ->
     path = tmp_path / "trace" / SEQUENCES
     table = pq.ParquetFile(path).read()
     prompts = table.column("prompt").to_pylist()
-    values: Any = {"too few": [one[1:] for one in prompts], "negative": [[-1] * len(one) for one in prompts]}
+    values: Any = {
+        "too few": [prompt[1:] for prompt in prompts],
+        "negative": [[-1] * len(prompt) for prompt in prompts],
+    }
     column = pa.array([1] * len(prompts)) if damage == "no list" else pa.array(values[damage], pa.list_(pa.int32()))
     write_table(table.set_column(table.column_names.index("prompt"), "prompt", column), path)
     edit_meta(tmp_path / "trace", lambda meta: meta["checksums"].update({SEQUENCES: file_digest(path)}))

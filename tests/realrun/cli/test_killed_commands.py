@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_file
 
 from realrun.drafters.medusa import MedusaHeads
+from realrun.experiment.run import UNFINISHED
 from realrun.pairs.drafter_files import describe_target, save_drafter
-from realrun.validation.run import UNFINISHED
 from specsim.trace.files import read_trace
 from tests.support.commands import call
 from tests.support.killed_commands import DEPTH, SIGNALS, Commands, quicken
@@ -63,10 +63,10 @@ def validation_of(folder: Path) -> Any:
     ]
     assert all(row["rounds_identical_percent"] == row["output_identical_percent"] == 100.0 for row in document["rows"])
     rounds = [
-        {key: value for key, value in one.items() if not key.endswith("_s")}
-        for one in pq.read_table(folder / "rounds.parquet").to_pylist()
+        {key: value for key, value in row.items() if not key.endswith("_s")}
+        for row in pq.read_table(folder / "rounds.parquet").to_pylist()
     ]
-    return trace_of(folder / "trace"), rows, sorted(rounds, key=lambda one: json.dumps(one))
+    return trace_of(folder / "trace"), rows, sorted(rounds, key=json.dumps)
 
 
 def board_of(folder: Path) -> Any:
@@ -76,7 +76,7 @@ def board_of(folder: Path) -> Any:
     runs = [
         (
             path.name,
-            [(run["tokens"], [one[:5] for one in run["rounds"]]) for run in json.loads(path.read_text())["runs"]],
+            [(run["tokens"], [round_[:5] for round_ in run["rounds"]]) for run in json.loads(path.read_text())["runs"]],
         )
         for path in files_of(folder / "decoded", "*-*.json")
     ]

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-import realrun.validation.run as run_module
-import realrun.validation.validate as validate_module
+import realrun.experiment.run as run_module
+import realrun.experiment.validate as validate_module
 from specsim.trace.files import read_trace
 from tests.support.commands import Result, assert_refused, call, json_of
 from tests.support.tiny import tiny_model, tiny_tokenizer
@@ -110,10 +110,10 @@ def test_another_pair_or_machine_is_refused(home: Path, tmp_path: Path) -> None:
 Change = Callable[[dict[str, Any]], object]
 WRONG: dict[str, tuple[Change, str]] = {
     "kind": (lambda document: document.update(kind="specsim-leaderboard"), "kind"),
-    "one of before": (lambda document: document.pop("options"), "options is missing"),
+    "one of before": (lambda document: document.pop("options"), "required field `options`"),
     "an option's type": (lambda document: document["options"].update(trials="2"), "options.trials"),
     "no rows": (lambda document: document.update(rows=[]), "no rows"),
-    "no settings": (lambda document: document["rows"][0].pop("params"), "params is missing"),
+    "no settings": (lambda document: document["rows"][0].pop("params"), "required field `params`"),
     "policy": (lambda document: document["rows"][0].update(policy="fixed_l"), "--policy-file"),
     "setting": (lambda document: document["rows"][0].update(policy="fixed_k", params={"m": 1}), "'m'"),
     "setting's range": (lambda document: document["rows"][0].update(policy="fixed_k", params={"k": -1}), "k=-1"),

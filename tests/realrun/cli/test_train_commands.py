@@ -14,13 +14,13 @@ from realrun.decode.decoder import Decoder
 from realrun.decode.sampling import Sampler
 from realrun.pairs.drafter_files import FILE, read_drafter
 from realrun.pairs.pair import load_pair
-from realrun.training.common.settings import from_options, options_of
-from realrun.training.registry import TRAININGS
-from specsim.errors import InputError
+from realrun.train.registry import TRAININGS
+from specsim.cli.settings import from_options, options_of
+from specsim.io.errors import InputError
 from specsim.policy.registry import make_policy
 from specsim.trace.files import read_trace
 from tests.realrun.cli.test_drafter_commands import command
-from tests.realrun.training.test_lora import target as float_target
+from tests.realrun.train.test_lora import target as float_target
 from tests.support.small_targets import ARCHITECTURES, lines, small_target, text_folder
 from tests.support.tiny import tiny_tokenizer
 from tests.support.toy_training import TOY, ToySettings
@@ -77,7 +77,7 @@ def test_help_has_every_setting_with_its_default(name: str) -> None:
 def test_a_training_of_ones_own_is_a_file_and_a_line(
     folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("realrun.training.registry.TRAININGS", [*TRAININGS, TOY])
+    monkeypatch.setattr("realrun.train.registry.TRAININGS", [*TRAININGS, TOY])
     assert "toy" in command("train", "--help") and "Train a toy." in command("train", "toy", "--help")
     asked = ["train", "toy", "--target", folders / "llama", "--text", folders / "text", "--out", tmp_path, *FEW]
     asked += ["--below", 2, "--slope", 0.02, "--curious", "--seed", 3, "--dtype", "float64"]
@@ -101,8 +101,8 @@ def test_a_training_of_ones_own_is_a_file_and_a_line(
 def test_settings_are_made_of_options_by_name() -> None:
     assert from_options(ToySettings, {"below": 2, "patience": 9, "unknown": 1}) == ToySettings(below=2)
     assert [option.name for option in options_of(ToySettings)] == ["below", "towards", "slope", "curious"]
-    wanted = {option.name: option.wanted for option in options_of(ToySettings)}
-    assert wanted["below"] == "at least 1" and wanted["slope"] == "more than 0"
+    ranges = {option.name: option.legal_range for option in options_of(ToySettings)}
+    assert ranges["below"] == "at least 1" and ranges["slope"] == "more than 0"
 
 
 # The trainings
@@ -154,7 +154,7 @@ def test_the_command_trains_medusa_2(stages: list[str], folders: Path, tmp_path:
     if not stages:
         assert read_drafter(tmp_path / "out" / "heads").facts["loop"]["steps"] == 6
         asked += ["--heads-from", tmp_path / "out"]
-        with pytest.raises(InputError, match="holds no MEDUSA-1 drafter; train one with"):
+        with pytest.raises(InputError, match="holds no MEDUSA-1 drafter; train it with"):
             command("train", *asked, "--out", tmp_path / "other")
 
 

@@ -44,7 +44,7 @@ CHAT = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}\n{% endfor %}<|as
 def prepare(home: Path) -> None:
     """A pair with embeddings padded beyond the vocabulary, a chat template, chats and text."""
     characters = ["<end>", "<|user|>", "<|assistant|>", "<|system|>", *map(chr, range(32, 127)), "\n"]
-    inside = Tokenizer(models.WordLevel({one: at for at, one in enumerate(characters)}, unk_token="<end>"))
+    inside = Tokenizer(models.WordLevel({character: at for at, character in enumerate(characters)}, unk_token="<end>"))
     inside.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=inside, eos_token="<end>", chat_template=CHAT)
     tokenizer.add_special_tokens({"additional_special_tokens": characters[1:4]})
@@ -60,7 +60,8 @@ def prepare(home: Path) -> None:
         tokenizer.save_pretrained(home / name)
     questions = ["What is 2 + 2?", "Name a city.", "Write a line of Python.", "Who are you?", "Why?", "Tell me a joke."]
     rows = [
-        {"messages": [{"role": "user", "content": one}], "domain": "ab"[at % 2]} for at, one in enumerate(questions * 2)
+        {"messages": [{"role": "user", "content": question}], "domain": "ab"[at % 2]}
+        for at, question in enumerate(questions * 2)
     ]
     (home / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (home / "text").mkdir()
@@ -108,7 +109,7 @@ def test_a_new_user_walks_through(columns: int | None, tmp_path: Path) -> None:
         expected = (2,) if number in REFUSED else (0, 1) if number == MAY_RESOLVE_NOTHING else (0,)
         assert code in expected, f"{line}\n{text}"
         assert "Traceback" not in text and "Loading" not in text and "Warning" not in text, f"{line}\n{text}"
-        tables = [one for one in text.splitlines() if re.match("[┏┃┡│└]", one)]
+        tables = [line for line in text.splitlines() if re.match("[┏┃┡│└]", line)]
         assert not tables or max(map(len, tables)) <= (columns or 200), f"{line}\n{text}"
         if number in REFUSED:
             assert text.startswith("error: ") and text.count("\n") == 1 and "--overwrite" in text
@@ -118,7 +119,7 @@ if __name__ == "__main__":
     folder, width = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else None
     folder.mkdir(parents=True)
     prepare(folder)
-    for one in WALK.strip().splitlines():
-        print(f"$ {one}", flush=True)
-        exit_code, output = run(one, folder, width)
+    for line in WALK.strip().splitlines():
+        print(f"$ {line}", flush=True)
+        exit_code, output = run(line, folder, width)
         print(output + (f"[exit {exit_code}]\n" if exit_code else ""), flush=True)

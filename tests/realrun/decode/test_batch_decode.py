@@ -11,7 +11,7 @@ from realrun.decode.batch import BatchDecoding
 from realrun.decode.decoder import Decoder
 from realrun.decode.sampling import Sampler
 from realrun.lm.batched_llama import BatchedLlama
-from realrun.recording.record import RecordSettings, record
+from realrun.measure.record import RecordSettings, record
 from specsim.cost.linear import LinearCost, LinearPass
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.serving.drafts import drafts_of
@@ -54,23 +54,23 @@ def test_every_sequence_is_decoded_as_it_is_alone(count: int, k: int) -> None:
 def test_rounds_are_those_of_the_simulation(k: int) -> None:
     """Sequence by sequence, and which of them share a round of the batch."""
     trace = record(tiny_pair(), PROMPTS, RecordSettings(4, TOKENS, Sampler()))
-    told = lockstep(drafts_of(trace, FixedK(k=k) if k else None), COST, 5).rounds
+    simulated = lockstep(drafts_of(trace, FixedK(k=k) if k else None), COST, 5).rounds
     real = decoded(k)
     for row in real.rows:
-        mine = told.sequence == row.number
-        assert row.rounds == list(zip(*(told[i][mine].tolist() for i in (2, 3, 4)), strict=True))
-        took_part = [number for number, one in enumerate(real.rounds) if row.number in one.numbers]
-        assert took_part == told.batch_round[mine].tolist()
+        mine = simulated.sequence == row.number
+        assert row.rounds == list(zip(*(simulated[i][mine].tolist() for i in (2, 3, 4)), strict=True))
+        took_part = [number for number, round_ in enumerate(real.rounds) if row.number in round_.numbers]
+        assert took_part == simulated.batch_round[mine].tolist()
     drafted = np.zeros(len(real.rounds), dtype=int)
-    np.maximum.at(drafted, told.batch_round, told.drafted)
-    assert [len(one.step_s) for one in real.rounds] == drafted.tolist()
-    assert all(one.verify_s > 0 and one.other_s > 0 for one in real.rounds)
+    np.maximum.at(drafted, simulated.batch_round, simulated.drafted)
+    assert [len(round_.step_s) for round_ in real.rounds] == drafted.tolist()
+    assert all(round_.verify_s > 0 and round_.other_s > 0 for round_ in real.rounds)
 
 
 def test_budgets_differ_and_the_position_is_the_mean_of_all() -> None:
-    found = decoded(2, 3, budgets=[1, 7, 20])
-    assert [len(row.output) for row in found.rows] == [1, 7, 20] and found.position == 28 / 3
-    assert found.rounds[0].numbers == (0, 1, 2) and set(found.rounds[-1].numbers) == {2}
+    decoding = decoded(2, 3, budgets=[1, 7, 20])
+    assert [len(row.output) for row in decoding.rows] == [1, 7, 20] and decoding.position == 28 / 3
+    assert decoding.rounds[0].numbers == (0, 1, 2) and set(decoding.rounds[-1].numbers) == {2}
 
 
 def test_what_cannot_be_decoded_is_refused() -> None:

@@ -11,7 +11,7 @@ from scipy import stats
 
 from realrun.decode.gumbel import gumbel_noise
 from realrun.decode.sampling import Sampler
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 
 CPU = torch.device("cpu")
 VOCAB = 97
@@ -118,12 +118,12 @@ def test_top10_confidence_is_the_largest_of_the_ten_largest_probabilities_over_t
 ) -> None:
     logits = 2 * torch.randn(50, vocabulary, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     ranked = sampler.probs(logits).sort(dim=-1, descending=True).values[:, :10]
-    found = sampler.top10_confidence(logits)
-    torch.testing.assert_close(found, ranked[:, 0] / ranked.sum(-1), rtol=1e-12, atol=0)
+    confidence = sampler.top10_confidence(logits)
+    torch.testing.assert_close(confidence, ranked[:, 0] / ranked.sum(-1), rtol=1e-12, atol=0)
     if vocabulary > 10 and sampler.top_p == 1:
-        assert (found > ranked[:, 0]).all()
+        assert (confidence > ranked[:, 0]).all()
     one_by_one = torch.cat([sampler.top10_confidence(row[None]) for row in logits])
-    assert torch.equal(found, one_by_one)
+    assert torch.equal(confidence, one_by_one)
 
 
 def test_half_precision_logits_are_compared_in_float32() -> None:

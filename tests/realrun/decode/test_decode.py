@@ -1,9 +1,11 @@
-"""The decoding loop: loss-free, replayed round for round, with caches that hold what they should."""
+"""The decoding loop over chains and trees: lossless, and replayed round for round."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
 
 import numba as nb
 import numpy as np
@@ -12,23 +14,25 @@ import torch
 
 from realrun.decode.chain_verify import match_verifier
 from realrun.decode.decoder import Decoder
-from realrun.decode.draft import Draft
+from realrun.decode.draft import Draft, Siblings
 from realrun.decode.draft_model import DraftModel
 from realrun.decode.rounds import Decoded, RoundContext
 from realrun.decode.sampling import Sampler
-from realrun.lm.cached import CachedLM
-from realrun.lm.llama import FusedLlama
-from realrun.recording.record import RecordSettings, record
+from realrun.measure.record import RecordSettings, record
 from specsim.cost.model import ConstantCost
-from specsim.errors import InputError
-from specsim.policy.base import setting
+from specsim.io.errors import InputError
+from specsim.policy.base import Policy, setting
 from specsim.policy.chain.base import ChainPolicy
-from specsim.policy.registry import CHAIN_POLICIES, make_policy
+from specsim.policy.registry import CHAIN_POLICIES, TREE_POLICIES, make_policy
+from specsim.policy.tree.base import MAX_DRAFTED, TreePolicy
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
+from specsim.trace.trace import Trace
 from tests.support.tiny import POSITIONS, random_prompts, tiny_pair, tiny_prompts
+from tests.support.tree_policies import CoinTree
 
-DEPTH = 8
+DEPTH, TOKENS = 8, 30
+TREE_DEPTH, NODES, WIDTH = 5, 300, 6
 CHOICES = {"greedy": Sampler(), "gumbel": Sampler("gumbel", 0.8, seed=4)}
 SETTINGS = {  # every policy, with settings that stop drafting here and there on this pair
     "fixed_k": [{"k": 1}, {"k": 5}],
@@ -53,12 +57,41 @@ SETTINGS = {  # every policy, with settings that stop drafting here and there on
         for counting, theta, carry in (("exact", "per_token", False), ("printed", "per_round", True))
     ],
 }
-# What needs a trained predictor's score is run in test_predictor.py and on the lab.
+TREE_SETTINGS: dict[str, list[dict[str, Any]]] = {  # of trees that differ from round to round on this pair
+    "vct": [{"width": 1, "depth": 4}, {"width": 2, "depth": 4}, {"width": 3, "depth": 4, "level_nodes": 6}],
+    "cartesian": [{}, {"s1": 4, "s2": 2, "s3": 1, "s4": 1}],
+    "sparse_tree": [{"children": (4.0, 3.0, 1.0, 0.0, 1.0, 2.0, 0.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0)}],
+    "optimal_tree": [{"children": (3.0, 2.0, 2.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0)}],
+    "cape": [
+        {"width_30": 5, "width_60": 3, "width_80": 2, "depth": 4},
+        {"width_30": 2, "width_60": 6, "width_80": 2, "depth": 5},
+    ],
+    "eagle2": [{"nodes": 6, "depth": 4, "top_k": 3}, {"nodes": 14, "depth": 3, "top_k": 4}],
+    "pct": [
+        {"cost_ratio": 0.1, "leaf_threshold": 0.05, "width": 4, "max_depth": TREE_DEPTH},
+        {"cost_ratio": 0.3, "leaf_threshold": 0.1, "width": 5, "max_depth": 3, "max_nodes": 5, "test": "level"},
+    ],
+    "hardware_pct": [{"width": 4, "max_depth": TREE_DEPTH, "max_nodes": 20, "min_path_prob": 0.02}],
+    "beta_ts_tree": [
+        {"alpha0": 3.0, "beam": 2, "width": 3, "max_depth": TREE_DEPTH},
+        {"alpha0": 2.0, "counting": "printed", "theta": "per_round", "carry": True, "nodes": 6, "max_depth": 4},
+    ],
+}
+# Policies that read a trained predictor's score are run in test_predictor.py and on the lab.
 ARMS = [
     make_policy(name, settings)
     for name, kind in CHAIN_POLICIES.items()
     if "score" not in kind.features
     for settings in SETTINGS.get(name, [{"max_draft_tokens": DEPTH}])
+]
+TREES = [
+    *(
+        make_policy(name, s)
+        for name, kind in TREE_POLICIES.items()
+        if "score" not in kind.features
+        for s in TREE_SETTINGS.get(name, [{}])
+    ),
+    CoinTree(),
 ]
 
 
@@ -115,48 +148,41 @@ class DroppingCoin(Coin):
 
 
 mode = pytest.mark.parametrize("sampler", CHOICES.values(), ids=CHOICES.keys())
-policies = pytest.mark.parametrize("policy", ARMS, ids=str)
 
 
-def decoder(sampler: Sampler, eos: Sequence[int] = (), **options: object) -> Decoder:
+def decoder(sampler: Sampler, eos: Sequence[int] = (), siblings: Siblings = "top_k", **verifiers: Any) -> Decoder:
     pair = tiny_pair()
-    return Decoder(pair.target, DraftModel(pair.drafter.model, eos), eos, sampler, **options)  # type: ignore[arg-type]
+    return Decoder(pair.target, DraftModel(pair.drafter.model, eos, siblings=siblings), eos, sampler, **verifiers)
 
 
+@cache
 @torch.inference_mode()
-def plain_output(prompt: Sequence[int], count: int, sampler: Sampler, sequence: int) -> list[int]:
-    """The target alone, without a cache and without the loop under test."""
+def longest_output(prompt: tuple[int, ...], sampler: Sampler, sequence: int) -> list[int]:
     tokens = list(prompt)
-    for position in range(count):
+    for position in range(TOKENS):
         logits = tiny_pair().target(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1:]
         tokens.append(int(sampler.tokens(logits, sequence, position)))
     return tokens[len(prompt) :]
 
 
-def check_counts(decoded: Decoded, policy: ChainPolicy | None, eos: Sequence[int] = ()) -> None:
+def plain_output(prompt: Sequence[int], count: int, sampler: Sampler, sequence: int) -> list[int]:
+    """The target alone, without a cache and without the loop under test."""
+    assert count <= TOKENS
+    return longest_output(tuple(prompt), sampler, sequence)[:count]
+
+
+def check_counts(decoded: Decoded, policy: Policy | None, eos: Sequence[int] = ()) -> None:
     """Every round emits its accepted tokens and one more, unless the end of text cut it."""
     t = 0
-    for index, r in enumerate(decoded.rounds):
+    for r in decoded.rounds:
         assert r.t == t
-        assert 0 <= r.accepted <= r.drafted <= (0 if policy is None else policy.max_draft_tokens)
+        assert 0 <= r.accepted <= min(policy.max_draft_tokens if policy else 0, r.verified)
+        assert r.accepted <= r.last <= r.verified <= r.drafted <= MAX_DRAFTED and (r.last > 0) == (r.accepted > 0)
         assert min(r.draft_s, r.policy_s, r.verify_s, r.other_s) >= 0 and r.verify_s > 0
         t += r.accepted + 1
-        assert t <= len(decoded.tokens) or index == len(decoded.rounds) - 1
     ended = bool(decoded.tokens) and decoded.tokens[-1] in eos
     assert t - len(decoded.tokens) in ((0, 1) if ended else (0,))
     assert decoded.prefill_s > 0 and decoded.seconds == pytest.approx(sum(r.seconds for r in decoded.rounds))
-
-
-@mode
-@policies
-def test_output_is_the_targets_own(sampler: Sampler, policy: ChainPolicy) -> None:
-    drafter = decoder(sampler)
-    for sequence, prompt in enumerate(random_prompts(3, seed=1)):
-        for budget in (1, 2, 3, 24):  # below and above the draft length
-            decoded = drafter.decode(prompt, budget, policy, sequence=sequence)
-            assert decoded.tokens == plain_output(prompt, budget, sampler, sequence)
-            assert len(decoded.tokens) == budget
-            check_counts(decoded, policy)
 
 
 @mode
@@ -179,18 +205,6 @@ def test_drafts_are_accepted_and_rejected_on_this_pair() -> None:
         assert 0.1 < sum(r.accepted for r in rounds) / sum(r.drafted for r in rounds) < 0.9
 
 
-@mode
-@policies
-@pytest.mark.parametrize("place", [0, 1, 2, 5, 11])
-def test_decoding_ends_with_the_end_of_text(sampler: Sampler, policy: ChainPolicy, place: int) -> None:
-    (prompt,) = random_prompts(1, seed=5)
-    plain = plain_output(prompt, 24, sampler, 0)
-    eos = (plain[place],)
-    decoded = decoder(sampler, eos).decode(prompt, 24, policy)
-    assert decoded.tokens == plain[: plain.index(eos[0]) + 1]
-    check_counts(decoded, policy, eos)
-
-
 def test_an_accepted_end_of_text_cuts_the_token_after_it() -> None:
     """Both ends: the drafter proposes it and is right, or the target adds it itself."""
     cut = []
@@ -203,26 +217,37 @@ def test_an_accepted_end_of_text_cuts_the_token_after_it() -> None:
     assert set(cut) == {True, False}
 
 
-@mode
-@pytest.mark.parametrize("eos_from_output", [False, True])
-def test_replay_repeats_every_real_round(sampler: Sampler, eos_from_output: bool) -> None:
-    prompts = tiny_prompts(4, seed=7)
-    eos: tuple[int, ...] = ()
-    if eos_from_output:
-        eos = tuple({plain_output(p.tokens, 12, sampler, s)[4 * (s % 3)] for s, p in enumerate(prompts[:3])})
+@cache
+def recorded(sampler: Sampler, ends: bool, trees: bool) -> tuple[tuple[int, ...], Trace]:
+    """End-of-text tokens that stand in the outputs, and a trace that holds every policy's drafts."""
+    prompts, eos = tiny_prompts(3, seed=7), tuple[int, ...]()
+    if ends:
+        eos = tuple({plain_output(p.tokens, 12, sampler, s)[4 * s] for s, p in enumerate(prompts)})
     pair = replace(tiny_pair(), eos_token_ids=eos)
-    trace = record(pair, prompts, RecordSettings(DEPTH, 30, sampler))
-    table = cost_table(trace, ConstantCost(1e-3, 1e-2))
-    real = Decoder(pair.target, DraftModel(pair.drafter.model, eos), eos, sampler)
-    for policy in (*ARMS, Coin(), DroppingCoin()):
-        replayed = replay(trace, policy, table, seed=9, log=True)
-        log, state = [], None
-        for index, prompt in enumerate(prompts):
-            decoded = real.decode(prompt.tokens, 30, policy, sequence=index, seed=9, state=state)
-            log += [(index, *r) for r in decoded.tree_log()]
-            state = decoded.state
-        assert replayed.rounds is not None and replayed.rounds.rows() == log
-    assert (trace.output_tokens < 30).any() == eos_from_output
+    size = (TREE_DEPTH, TOKENS, sampler, NODES, WIDTH) if trees else (DEPTH, TOKENS, sampler)
+    trace = record(pair, prompts, RecordSettings(*size))
+    assert (trace.output_tokens < TOKENS).any() == ends
+    return eos, trace
+
+
+@mode
+@pytest.mark.parametrize("ends", [False, True])
+@pytest.mark.parametrize("policy", [*ARMS, Coin(), DroppingCoin(), *TREES], ids=str)
+def test_the_output_is_the_targets_own_and_replay_repeats_every_round(
+    sampler: Sampler, ends: bool, policy: Policy
+) -> None:
+    eos, trace = recorded(sampler, ends, isinstance(policy, TreePolicy))
+    replayed = replay(trace, policy, cost_table(trace, ConstantCost(1e-3, 1e-2), policy), seed=9, log=True)
+    real, log, state = decoder(sampler, eos), [], None
+    for index, prompt in enumerate(tiny_prompts(3, seed=7)):
+        decoded = real.decode(prompt.tokens, TOKENS, policy, sequence=index, seed=9, state=state)
+        plain = plain_output(prompt.tokens, TOKENS, sampler, index)
+        assert decoded.tokens == plain[: min([plain.index(token) + 1 for token in eos if token in plain] or [TOKENS])]
+        check_counts(decoded, policy, eos)
+        log += [(index, *r) for r in decoded.tree_log()]
+        state = decoded.state
+    assert replayed.rounds is not None and replayed.rounds.rows() == log
+    assert replayed.truncated is None or not replayed.truncated.any()
 
 
 def test_state_starts_anew_with_every_sequence() -> None:
@@ -249,14 +274,6 @@ def test_a_verifier_that_accepts_one_token_too_many_is_caught(sampler: Sampler) 
     outputs = [broken.decode(p, 24, ARMS[1], sequence=s) for s, p in enumerate(random_prompts(3, seed=1))]
     plain = [plain_output(p, 24, sampler, s) for s, p in enumerate(random_prompts(3, seed=1))]
     assert [o.tokens[:24] for o in outputs] != plain
-
-
-def cached_values(lm: CachedLM) -> list[torch.Tensor]:
-    """Keys and values [layers, heads, length, size], of the fused pass or of the library's cache."""
-    if isinstance(lm, FusedLlama):
-        return [part[:, :, : lm.length].clone() for part in (lm.keys, lm.values)]
-    layers = lm.cache.layers
-    return [torch.cat([layer.keys for layer in layers]), torch.cat([layer.values for layer in layers])]
 
 
 def test_a_draft_describes_every_token_it_holds() -> None:

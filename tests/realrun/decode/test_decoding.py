@@ -6,7 +6,7 @@ import pytest
 
 from realrun.decode.decoder import Decoder, Decoding
 from realrun.decode.sampling import Sampler
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 from specsim.policy.registry import make_policy
 from tests.support.pairs.inside import pair_of
 from tests.support.tiny import random_prompts, tiny_pair
@@ -35,9 +35,9 @@ def test_round_by_round_gives_what_decode_gives(kind: str, policy, sampler: Samp
         while not decoding.done:
             before = decoding.position
             draft = decoding.advance()
-            one = decoding.result.rounds[-1]
-            assert one.t == before < decoding.position <= 23
-            assert len(draft.tokens) == one.verified and tuple(draft.step_s) == one.step_s
+            round_ = decoding.result.rounds[-1]
+            assert round_.t == before < decoding.position <= 23
+            assert len(draft.tokens) == round_.verified and tuple(draft.step_s) == round_.step_s
             assert decoding.result.tokens == whole.tokens[: decoding.position]
         assert decoding.result.tokens == whole.tokens and decoding.result.tree_log() == whole.tree_log()
         assert decoding.result.state == whole.state and decoding.result.prefill_s > 0
@@ -60,14 +60,14 @@ def test_the_end_of_the_text_ends_it(policy) -> None:  # type: ignore[no-untyped
 def test_a_round_says_what_it_did_and_seconds_of_steps_are_part_of_the_drafting(policy) -> None:  # type: ignore[no-untyped-def]
     pair = tiny_pair()
     rounds = Decoder(*pair.make_drafter(), (), SAMPLER).decode(random_prompts(1)[0], 23, policy).rounds
-    for one in rounds:
-        assert 0 <= sum(one.step_s) <= one.draft_s and min(one.step_s, default=1.0) > 0
-        assert (one.fed > 0) == (one.drafted > 0)
+    for round_ in rounds:
+        assert 0 <= sum(round_.step_s) <= round_.draft_s and min(round_.step_s, default=1.0) > 0
+        assert (round_.fed > 0) == (round_.drafted > 0)
         if policy is not None and policy.name == "vct":
-            assert len(one.level_nodes) == len(one.step_s) and (one.asked > 0 or not one.drafted)
+            assert len(round_.level_nodes) == len(round_.step_s) and (round_.asked > 0 or not round_.drafted)
         else:  # after the last token that there is room for, nobody is asked
-            assert one.level_nodes == () and len(one.step_s) == one.drafted
-            assert one.asked in (one.drafted, max(0, one.drafted - 1))
+            assert round_.level_nodes == () and len(round_.step_s) == round_.drafted
+            assert round_.asked in (round_.drafted, max(0, round_.drafted - 1))
 
 
 def test_what_cannot_be_decoded_is_refused_at_the_start() -> None:

@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
+from realrun.experiment.validate import output_identical, rounds_identical
+from realrun.measure.record import RecordSettings, elapsed_ratio, record
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, lab_prompts
-from realrun.recording.record import RecordSettings, elapsed_ratio, record
-from realrun.validation.validate import output_identical, rounds_identical
 from specsim.cost.model import ConstantCost
-from specsim.fitting.fit import fit
+from specsim.learn.fit import fit
 from specsim.policy.registry import CHAIN_POLICIES, make_policy
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
@@ -122,10 +122,10 @@ def test_the_traces_look_like_real_text(recorded: Recorded) -> None:
 def test_the_target_clearly_beats_its_draft_model(lab_pair32: Pair) -> None:
     from realrun.lab.evaluate import evaluate
 
-    found = evaluate(lab_pair32, windows=32)
-    assert found["gap_nats"] > 0.3
-    assert 0.5 <= found["top1_agreement"] <= 0.85
-    assert found["target_nats"] < F.cross_entropy(torch.zeros(1, 2048), torch.tensor([0])).item() / 2
+    losses = evaluate(lab_pair32, windows=32)
+    assert losses["gap_nats"] > 0.3
+    assert 0.5 <= losses["top1_agreement"] <= 0.85
+    assert losses["target_nats"] < F.cross_entropy(torch.zeros(1, 2048), torch.tensor([0])).item() / 2
 
 
 @pytest.mark.bench

@@ -8,7 +8,7 @@ from docs.pages import block
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
-from realrun.recording.record import RecordSettings, record
+from realrun.measure.record import RecordSettings, record
 from specsim.cost.model import ConstantCost
 from specsim.policy.registry import make_policy
 from specsim.replaying.replay import replay

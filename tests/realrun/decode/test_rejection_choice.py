@@ -15,11 +15,11 @@ from realrun.decode.decoder import Decoder
 from realrun.decode.draft_model import DraftModel
 from realrun.decode.rounds import RoundContext
 from realrun.decode.sampling import Sampler, Stream, draw, nucleus
+from realrun.experiment.validate import output_identical, rounds_identical
 from realrun.lm.kernels import use_kernels
-from realrun.recording.record import RecordSettings, record
-from realrun.validation.validate import output_identical, rounds_identical
+from realrun.measure.record import RecordSettings, record
 from specsim.cost.model import ConstantCost
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 from specsim.policy.registry import make_policy
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
@@ -101,9 +101,9 @@ def test_the_nucleus_is_the_fewest_most_probable_tokens_that_reach_the_mass() ->
     rng = np.random.default_rng(0)
     logits = rng.normal(0, 2, (50, 9))
     for top_p in (1e-6, 0.3, 0.9, 0.999):
-        kept = nucleus(torch.tensor(logits).softmax(-1), top_p).numpy()
+        inside = nucleus(torch.tensor(logits).softmax(-1), top_p).numpy()
         expected = [[prob > 0 for prob in warped(row, 1.0, top_p)] for row in logits]
-        np.testing.assert_array_equal(kept, expected)
+        np.testing.assert_array_equal(inside, expected)
     assert nucleus(torch.full((1, 4), 0.25), 0.5).tolist() == [[True, True, False, False]]  # lowest first
     assert nucleus(torch.tensor([[0.5, 0.3, 0.2]], dtype=torch.float64), 0.8).tolist() == [[True, True, False]]
 

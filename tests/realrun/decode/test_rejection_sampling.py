@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 
-import numpy as np
 import pytest
 import torch
-from scipy import stats
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from realrun.decode.chain_verify import Verifier, match_verifier, rejection_verifier
 from realrun.decode.decoder import Decoder
@@ -24,16 +21,15 @@ from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.registry import make_policy
 from tests.support.sampling_distribution import (
     EXACT,
-    Distribution,
     FedChoice,
     Path,
-    add,
     distance,
     emitted_distribution,
     exact_distribution,
     random_tables,
     warped,
 )
+from tests.support.small_vocabulary import SAMPLED, models, p_value
 
 
 def broken_replacement(logits: torch.Tensor, draft: Draft, context: RoundContext) -> list[int]:
@@ -91,13 +87,13 @@ def test_a_drafter_that_is_not_cut_is_loss_free_too_if_the_verifier_knows() -> N
         return rejection_verifier(logits, draft, context._replace(sampler=sampler))
 
     distribution = emitted_distribution(tables, 1, whole, verifier)  # beyond the round, tokens follow the whole target
-    wanted = {}
+    expected = {}
     for first, chance in enumerate(warped(tables.target[()].tolist(), 1.0, 0.7)):
-        wanted[first,] = chance
+        expected[first,] = chance
     first_token = Counter[Path]()
     for path, chance in distribution.items():
         first_token[path[:1]] += chance
-    assert distance(dict(first_token), wanted) < EXACT
+    assert distance(dict(first_token), expected) < EXACT
 
 
 BROKEN = {
@@ -118,25 +114,7 @@ def test_enumeration_catches_a_broken_verifier(verifier: Verifier, judged_by: Sa
 
 # --- The real loop -----------------------------------------------------------------------------
 
-VOCABULARY, LENGTH, SAMPLES = 4, 3, 1200
-PROMPT = [1, 3, 0, 2]
-SAMPLED = Sampler("rejection", 1.2, seed=5, top_p=0.8)
-
-
-@cache
-def models() -> tuple[LlamaForCausalLM, LlamaForCausalLM]:
-    """A target and a drafter over four tokens that disagree strongly."""
-
-    def model(seed: int) -> LlamaForCausalLM:
-        config = LlamaConfig(
-            vocab_size=VOCABULARY, hidden_size=8, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
-            num_key_value_heads=1, max_position_embeddings=16, initializer_range=0.5, tie_word_embeddings=False,
-            bos_token_id=0, eos_token_id=0, pad_token_id=None,
-        )  # fmt: skip
-        torch.manual_seed(seed)
-        return LlamaForCausalLM(config).double().eval()
-
-    return model(2), model(4)
+SAMPLES = 1200
 
 
 class RememberedLM(CachedLM):
@@ -174,41 +152,6 @@ def remembering_decoder(sampler: Sampler, verifier: Verifier | None) -> Decoder:
     return decoder
 
 
-@cache
-def target_distribution() -> Distribution:
-    """Of the first tokens, from plain passes of the target over every path."""
-    target, _ = models()
-    distribution: Distribution = {}
-
-    def after(path: Path) -> list[float]:
-        with torch.inference_mode():
-            logits = target(input_ids=torch.tensor([[*PROMPT, *path]]), use_cache=False).logits[0, -1]
-        return warped(logits.tolist(), SAMPLED.temperature, SAMPLED.top_p)
-
-    add(distribution, (), 1.0, after, LENGTH)
-    return distribution
-
-
-def p_value(
-    sampler: Sampler, policy: ChainPolicy | None, verifier: Verifier | None = None, samples: int = SAMPLES
-) -> float:
-    """Of a chi-square test of the loop's first tokens against the target's distribution; 0 for an impossible output."""
-    decoder = remembering_decoder(sampler, verifier)
-    counts = Counter(
-        tuple(decoder.decode(PROMPT, LENGTH + 1, policy, sequence=n).tokens[:LENGTH]) for n in range(samples)
-    )
-    distribution = target_distribution()
-    if not counts.keys() <= distribution.keys():
-        return 0.0
-    often = [path for path, chance in distribution.items() if samples * chance >= 5]
-    seen = [counts[path] for path in often]
-    expected = [samples * distribution[path] for path in often]
-    rest = samples * sum(chance for path, chance in distribution.items() if path not in often)
-    if rest > 0:
-        seen, expected = [*seen, samples - sum(seen)], [*expected, rest]
-    return float(stats.chisquare(seen, np.array(expected) * samples / sum(expected)).pvalue)
-
-
 POLICIES = [
     None,
     make_policy("fixed_k", {"k": 3}),
@@ -218,7 +161,7 @@ POLICIES = [
 
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
 def test_many_samples_of_the_loop_follow_the_target(policy: ChainPolicy | None) -> None:
-    assert p_value(SAMPLED, policy) > 1e-3
+    assert p_value(remembering_decoder(SAMPLED, None), policy, SAMPLES) > 1e-3
 
 
 @dataclass(frozen=True)
@@ -241,7 +184,7 @@ class ToldTheUncut(Sampler):
     ids=BROKEN.keys(),
 )
 def test_samples_catch_a_broken_verifier(sampler: Sampler, verifier: Verifier | None) -> None:
-    assert p_value(sampler, POLICIES[1], verifier, samples=500) < 1e-6
+    assert p_value(remembering_decoder(sampler, verifier), POLICIES[1], samples=500) < 1e-6
 
 
 def test_the_mode_picks_the_verifier() -> None:

@@ -13,6 +13,7 @@ from scipy import stats
 
 from realrun.decode.draft import Siblings
 from realrun.decode.gumbel import gumbel_noise
+from realrun.decode.rounds import RoundContext
 from realrun.decode.sampling import Sampler, Stream
 from realrun.decode.siblings import draw_siblings
 from realrun.lm.kernels import use_kernels
@@ -77,8 +78,8 @@ def test_siblings_do_not_depend_on_how_many_are_asked_for_nor_with_which_rows(sa
         some = sampler.candidates(logits, 0, LEVEL, width)
         assert torch.equal(some[0], tokens[:, :width]) and torch.equal(some[1], probs[:, :width])
     for row, position in enumerate(LEVEL):
-        one = sampler.candidates(logits[row : row + 1], 0, [position], 7)
-        assert torch.equal(one[0][0], tokens[row, :7]) and torch.equal(one[1][0], probs[row, :7])
+        alone = sampler.candidates(logits[row : row + 1], 0, [position], 7)
+        assert torch.equal(alone[0][0], tokens[row, :7]) and torch.equal(alone[1][0], probs[row, :7])
 
 
 @pytest.mark.parametrize("width", [3, 32, 33, 40])
@@ -129,8 +130,8 @@ def test_the_prob_given_the_noise_tells_more_of_the_targets_choice_than_q() -> N
     assert 0.3 < float(hit.mean()) < 0.95
     q = drafter.softmax(-1).gather(-1, tokens)
 
-    def log_loss(said: torch.Tensor) -> float:
-        return float(torch.nn.functional.binary_cross_entropy(said[:, 0].clamp(max=1 - 1e-9), hit))
+    def log_loss(probs: torch.Tensor) -> float:
+        return float(torch.nn.functional.binary_cross_entropy(probs[:, 0].clamp(max=1 - 1e-9), hit))
 
     assert log_loss(probs) < 0.9 * log_loss(q)
 
@@ -153,7 +154,7 @@ class SpyingChoice(Sampler):
 def test_each_child_has_the_uniform_of_its_number(kind: Siblings) -> None:
     sampler, logits = SpyingChoice("rejection", 0.9, seed=3), random_logits(4, VOCAB, torch.float64)
     widths = [2, 0, 3, 1]
-    drawn = draw_siblings(logits, kind, widths, sampler, 6, 40, 11)
+    drawn = draw_siblings(logits, kind, widths, RoundContext(sampler, 6, 40), 11)
     assert sorted(sampler.asked) == [("draft", 6, 40, node) for node in range(11, 17)]
     assert drawn.tokens.shape == drawn.probs.shape == (4, 3)
     assert drawn.rows is not None and torch.equal(drawn.rows, sampler.probs(logits))
@@ -162,7 +163,7 @@ def test_each_child_has_the_uniform_of_its_number(kind: Siblings) -> None:
         assert drawn.tokens[row, width:].tolist() == [-1] * (3 - width)
         assert drawn.probs[row, width:].tolist() == [0.0] * (3 - width)
         if width:
-            alone = draw_siblings(logits[row : row + 1], kind, [width], sampler, 6, 40, first)
+            alone = draw_siblings(logits[row : row + 1], kind, [width], RoundContext(sampler, 6, 40), first)
             assert torch.equal(alone.tokens[0], drawn.tokens[row, :width])
             assert torch.equal(drawn.probs[row, :width], drawn.rows[row, alone.tokens[0]])
         first += width
@@ -172,7 +173,7 @@ def test_one_child_each_is_what_a_chain_draws() -> None:
     sampler, logits = Sampler("rejection", 1.1, seed=8, top_p=0.9), random_logits(30, VOCAB, torch.float32)
     for kind, (depth, row) in itertools.product(("iid", "without_replacement"), enumerate(logits, 1)):
         (described,), probs = sampler.draft(row[None], 1, 20, depth)
-        drawn = draw_siblings(row[None], kind, [1], sampler, 1, 20, depth)  # type: ignore[arg-type]
+        drawn = draw_siblings(row[None], kind, [1], RoundContext(sampler, 1, 20), depth)  # type: ignore[arg-type]
         assert drawn.tokens.item() == described[0] and drawn.probs.item() == described[1]
         assert probs is not None and drawn.rows is not None and torch.equal(drawn.rows, probs)
 
@@ -185,7 +186,7 @@ def test_draws_have_the_distribution_of_their_kind(kind: Siblings) -> None:
     q = warped(logits[0].tolist(), 0.8, 1.0)
 
     def tokens() -> list[int]:
-        return draw_siblings(logits, kind, [3], sampler, 0, 0, 1).tokens[0].tolist()
+        return draw_siblings(logits, kind, [3], RoundContext(sampler, 0, 0), 1).tokens[0].tolist()
 
     def check(before: tuple[int, ...]) -> None:
         node = len(before) + 1
@@ -210,7 +211,7 @@ def test_where_nothing_is_left_to_draw_the_token_is_no_draw() -> None:
     """It has probability 0 or repeats a sibling, so verification passes over it."""
     logits = torch.tensor([[0.0, 3.0, -1.0], [0.0, 0.1, 9.0]], dtype=torch.float64)
     sampler = Sampler("rejection", 1.0, top_p=0.5)  # one token each
-    drawn = draw_siblings(logits, "without_replacement", [3, 3], sampler, 0, 0, 1)
+    drawn = draw_siblings(logits, "without_replacement", [3, 3], RoundContext(sampler, 0, 0), 1)
     assert drawn.tokens[:, 0].tolist() == [1, 2]
     for row in range(2):
         for token, prob in zip(drawn.tokens[row, 1:].tolist(), drawn.probs[row, 1:].tolist(), strict=True):

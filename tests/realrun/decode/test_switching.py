@@ -13,14 +13,14 @@ from realrun.decode.decoder import Decoder, Decoding
 from realrun.decode.rounds import Decoded
 from realrun.decode.sampling import Sampler
 from realrun.drafters.lookup import LookupKind
+from realrun.experiment.validate import output_identical, rounds_identical
+from realrun.measure.record import RecordSettings, record
 from realrun.pairs.joined import JoinedDrafter, join_pairs
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
-from realrun.recording.record import RecordSettings, record
-from realrun.validation.validate import output_identical, rounds_identical
 from specsim.cost.joined import JoinedCost
 from specsim.cost.model import ConstantCost, CostModel
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 from specsim.policy.base import Policy
 from specsim.policy.registry import SWITCH_POLICIES, make_policy
 from specsim.policy.switch.base import SwitchPolicy
@@ -107,8 +107,8 @@ def test_rounds_and_drafters_are_those_of_the_replay(beside: str, mode: str) -> 
         replayed, runs = PricedTrace(trace, costs).replay(policy, seed=9, log=True), decoded(pair, mode, policy)
         assert output_identical(trace, runs) == rounds_identical(replayed, runs) == 1.0, policy
         assert replayed.rounds is not None and len(replayed.rounds) == sum(len(run.rounds) for run in runs)
-        assert replayed.policy_steps.sum() == sum(one.asked for run in runs for one in run.rounds), policy
-        met |= {one.drafter for run in runs for one in run.rounds}
+        assert replayed.policy_steps.sum() == sum(round_.asked for run in runs for round_ in run.rounds), policy
+        met |= {round_.drafter for run in runs for round_ in run.rounds}
     assert met >= {*range(1, len(trace.parts) + 1)}
 
 
@@ -121,7 +121,7 @@ def test_a_drafter_catches_up_on_as_many_tokens_as_the_replay_prices(beside: str
     lacking = 0
     for policy in POLICIES:
         runs = decoded(pair, mode, policy)
-        fed = [one.fed - 1 for run in runs for one in run.rounds if one.drafter > 1]
+        fed = [round_.fed - 1 for run in runs for round_ in run.rounds if round_.drafter > 1]
         lacking = max([lacking, *fed])
         if model or beside in ("eagle", "edd", "two"):
             assert PricedTrace(trace, costs).replay(policy).seconds[:, 0].sum() == pytest.approx(sum(fed), abs=1e-3)
@@ -176,7 +176,7 @@ def test_what_cannot_be_joined_is_refused() -> None:
         join_pairs([eagle, own])
     with pytest.raises(InputError, match="do not share one target"):
         join_pairs([lookup, case_pair(Case("eesd"))])
-    with pytest.raises(InputError, match="SPACE"):
+    with pytest.raises(InputError, match="space drafts inside"):
         join_pairs([replace(lookup, target=case_pair(Case("space")).target), case_pair(Case("space"))])
     with pytest.raises(InputError, match="give 2 to 3"):
         join_pairs([lookup])

@@ -21,7 +21,7 @@ from realrun.decode.sampling import Sampler
 from realrun.decode.siblings import draw_siblings
 from realrun.decode.tree_verify import TypicalAcceptance, check_siblings, match_tree, reject_tree, tree_verifier_for
 from realrun.lm.kernels import use_kernels
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 from tests.support.sampling_distribution import (
     Distribution,
     FedChoice,
@@ -143,7 +143,7 @@ def tree_distribution(
 ) -> Distribution:
     """The distribution of the first tokens, one more than the tree is deep, of one round and the target's own after it.
 
-    judged_as : the kind that the verifier is told, if not that of the drafting
+    judged_as : the kind of siblings that the verifier assumes, if not that of the drafting
     """
     length, vocabulary = max(depths_of(parents)) + 1, len(tables.target[()])
 
@@ -152,9 +152,9 @@ def tree_distribution(
 
     distribution: Distribution = {}
     for tokens, chance in drafts(kind, parents, lambda path: probs(tables.drafter, path)):  # type: ignore[arg-type]
-        told = judged_as or kind
+        assumed = judged_as or kind
         drawn_from = [sampler.probs(tables.drafter[path_to(parent, tokens, parents)][None])[0] for parent in parents]
-        draft = Draft(tokens, [*parents], siblings=told, probs=[] if told == "top_k" else drawn_from)
+        draft = Draft(tokens, [*parents], siblings=assumed, probs=[] if assumed == "top_k" else drawn_from)
         draft = prune(draft)
         rows = [tables.target[path_to(node, draft.tokens, draft.parents)] for node in range(-1, len(draft.tokens))]
         logits = torch.stack(rows)
@@ -199,10 +199,10 @@ def test_many_drafted_and_judged_trees_follow_the_target(kind: Siblings) -> None
             logits = torch.stack([tables.drafter[token,] for token in tokens])
             leaves, probs = sampler.candidates(logits, sequence, [1, 1], 1)[0], list[torch.Tensor]()
         else:
-            first = draw_siblings(root, kind, [2], sampler, sequence, 0, 1)
+            first = draw_siblings(root, kind, [2], RoundContext(sampler, sequence, 0), 1)
             tokens = first.tokens[0].tolist()
             logits = torch.stack([tables.drafter[token,] for token in tokens])
-            second = draw_siblings(logits, kind, [1, 1], sampler, sequence, 0, 3)
+            second = draw_siblings(logits, kind, [1, 1], RoundContext(sampler, sequence, 0), 3)
             leaves, probs = second.tokens, [first.rows[0], first.rows[0], *second.rows]
         draft = Draft([*tokens, *leaves[:, 0].tolist()], [-1, -1, 0, 1], siblings=kind, probs=probs, drafted=4)
         rows = [tables.target[path_to(node, draft.tokens, draft.parents)] for node in range(-1, 4)]
@@ -228,9 +228,9 @@ SKEWED = Tables(
 )
 def test_enumeration_catches_the_wrong_rule(drawn: Siblings, judged_as: Siblings, bias: float) -> None:
     sampler = FedChoice("rejection")
-    wanted = exact_distribution(SKEWED, 1, sampler)
-    assert distance(tree_distribution(SKEWED, [-1, -1, -1], drawn, sampler), wanted) < EXACT
-    assert distance(tree_distribution(SKEWED, [-1, -1, -1], drawn, sampler, judged_as), wanted) > bias
+    expected = exact_distribution(SKEWED, 1, sampler)
+    assert distance(tree_distribution(SKEWED, [-1, -1, -1], drawn, sampler), expected) < EXACT
+    assert distance(tree_distribution(SKEWED, [-1, -1, -1], drawn, sampler, judged_as), expected) > bias
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -250,8 +250,8 @@ def test_enumeration_catches_a_forgotten_residual(kind: Siblings, monkeypatch: p
 def most_probable_sibling(draft: Draft) -> Draft:
     """Only the sibling of the largest probability under the draft."""
     q = [9, 2, 4, 1]
-    kept = max(range(len(draft.tokens)), key=lambda node: q[draft.tokens[node]])
-    return Draft([draft.tokens[kept]], [-1], siblings=draft.siblings, probs=draft.probs[kept : kept + 1])
+    best = max(range(len(draft.tokens)), key=lambda node: q[draft.tokens[node]])
+    return Draft([draft.tokens[best]], [-1], siblings=draft.siblings, probs=draft.probs[best : best + 1])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -440,8 +440,8 @@ def test_typical_acceptance_by_hand() -> None:
 def test_typical_acceptance_of_a_greedy_choice_is_matching(kernels: str) -> None:
     with use_kernels(kernels):
         for logits, draft, _ in matched_trees(60, Sampler()):
-            wanted = match_tree(logits, draft, RoundContext(Sampler(), 3, 40))
-            assert TypicalAcceptance()(logits, draft, RoundContext(Sampler(), 3, 40)) == wanted
+            expected = match_tree(logits, draft, RoundContext(Sampler(), 3, 40))
+            assert TypicalAcceptance()(logits, draft, RoundContext(Sampler(), 3, 40)) == expected
 
 
 def test_typical_acceptance_draws_near_greedy_as_the_temperature_falls() -> None:

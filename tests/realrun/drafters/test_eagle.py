@@ -14,21 +14,16 @@ import realrun.proposals.target_cache
 import realrun.proposals.trees
 from realrun.decode.decoder import Decoder
 from realrun.decode.sampling import Sampler
-from realrun.drafters.eagle import Eagle, EagleLM, parents_and_levels
+from realrun.drafters.eagle import Eagle, parents_and_levels
 from realrun.pairs.pair import Pair
+from realrun.proposals.recorder import RecordRequest
 from realrun.proposals.target_cache import target_cache_columns
-from realrun.proposals.trees import Trees, TreeSize
-from specsim.policy.base import Policy
-from specsim.policy.registry import make_policy
-from tests.realrun.recording.test_record_trees import as_names, as_record, one_by_one
-from tests.support.drafting import rounds_of
+from realrun.proposals.trees import TreeSize
+from tests.support.dense_records import check_columns, check_trees
 from tests.support.pairs.medusa import CHOICES
-from tests.support.pairs.state import PROMPTS, TARGETS, layer_alone, state_pair, watch
+from tests.support.pairs.state import PROMPTS, TARGETS, layer_alone, state_pair
 from tests.support.tiny import random_prompts
-from tests.support.tree_policies import CoinTree, KeepNone
 
-CLOSE = {"rtol": 0.0, "atol": 1e-10}
-VCT = make_policy("vct", {"width": 2, "depth": 4})
 mode = pytest.mark.parametrize("sampler", CHOICES.values(), ids=CHOICES)
 
 
@@ -54,26 +49,6 @@ def reference(pair: Pair, context: Sequence[int], drafted: Sequence[int], true: 
         before = torch.cat([before, out[-1:]])
 
 
-@mode
-@pytest.mark.parametrize("name", [TARGETS[0], *(pytest.param(name, marks=pytest.mark.slow) for name in TARGETS[1:])])
-@pytest.mark.parametrize(
-    "policy", [make_policy("fixed_k", {"k": 4}), VCT, CoinTree(), KeepNone(2)], ids=lambda p: p.name
-)
-@torch.inference_mode()
-def test_every_row_says_what_the_library_says_without_a_cache(name: str, policy: Policy, sampler: Sampler) -> None:
-    """Along chains and branches of trees, over rounds that accept much or little, or draft nothing."""
-    pair = state_pair("eagle", name)
-    for prompt in PROMPTS[:2]:
-        target, drafter = pair.make_drafter()
-        assert isinstance(drafter.lm, EagleLM)
-        seen = watch(drafter.lm)
-        done = [r for _, r, _ in rounds_of(Decoder(target, drafter, (), sampler), prompt.tokens, policy, 7)]
-        assert any(r.accepted < r.drafted for r in done[:-1])
-        assert max(len(row.drafted) for row in seen) >= policy.max_draft_tokens - 1
-        for row in seen:
-            torch.testing.assert_close(row.logits, reference(pair, row.context, row.drafted), **CLOSE)
-
-
 @torch.inference_mode()
 def test_a_feature_more_or_less_of_the_target_would_be_seen() -> None:
     pair, text = state_pair("eagle"), PROMPTS[2].tokens
@@ -94,28 +69,14 @@ def test_columns_and_ranks_are_what_the_library_says(
 ) -> None:
     monkeypatch.setattr(realrun.proposals.target_cache, "CHUNK", chunk)
     monkeypatch.setattr(realrun.proposals.target_cache, "CHUNK_NODES", 4 * chunk)
-    pair, depth, count = state_pair("eagle", name), 3, 8
+    pair = state_pair("eagle", name)
     split, drafter = pair.make_drafter()
-    lm = drafter.lm
     for sequence, prompt in [(0, random_prompts(1)[0]), (5, [3])]:
-        output = Decoder(*pair.make_drafter(), (), sampler).decode(prompt, count, None, sequence=sequence).tokens
-        dense = target_cache_columns(split, lm, prompt, output, depth, sampler, sequence)
-        assert lm.nodes == 0 and len(lm.features) == 0
-        for t in range(count):
-            context, drafted = [*prompt, *output[:t]], list[int]()
-            for i in range(depth):
-                token, prob, *_ = sampler.statistics(reference(pair, context, drafted)[None], sequence, t + i)[
-                    0
-                ].tolist()
-                drafted.append(int(token))
-                assert dense["draft_token"][t, i] == drafted[-1]
-                np.testing.assert_allclose(dense["prob"][t, i], prob, rtol=1e-6)
-                if t + i < count:
-                    logits = reference(pair, context, output[t : t + i])[None]
-                    order = sampler.candidates(logits, sequence, [t + i], logits.shape[1])[0][0].tolist()
-                    assert order.index(output[t + i]) == dense["true_rank"][t, i]
-                else:
-                    assert dense["true_rank"][t, i] == -1
+        output = Decoder(*pair.make_drafter(), (), sampler).decode(prompt, 8, None, sequence=sequence).tokens
+        request = RecordRequest(prompt, output, 3, sampler, sequence)
+        dense = target_cache_columns(split, drafter.lm, request)
+        assert drafter.lm.nodes == 0 and len(drafter.lm.features) == 0
+        check_columns(dense, request, lambda context, drafted: reference(pair, context, drafted)[None])
 
 
 @mode
@@ -129,21 +90,9 @@ def test_trees_are_what_best_first_expansion_finds_one_node_after_the_other(
     (prompt,) = random_prompts(1, seed=8)
     output = Decoder(*pair.make_drafter(), (), sampler).decode(prompt, 5, None, sequence=2).tokens
     split, drafter = pair.make_drafter()
-    lm = drafter.lm
-    columns = target_cache_columns(split, lm, prompt, output, depth, sampler, 2, tree=size)
-    trees = Trees(**{name: columns[f"tree_{name}"] for name in Trees._fields})
-    recorded = as_record(trees, size.width)
-    for t in range(len(output)):
-
-        def siblings(tokens: Sequence[int], t: int = t) -> tuple[np.ndarray, np.ndarray]:
-            logits = reference(pair, [*prompt, *output[:t]], tokens)[None]
-            found, probs = sampler.candidates(logits, 2, [t + len(tokens)], size.width)
-            return found[0].numpy(), np.float32(probs[0].double().numpy())
-
-        expected, horizon = one_by_one(siblings, depth, size.nodes)
-        found = as_names(recorded, t)
-        assert {name: token for name, (token, _) in found.items()} == {n: token for n, (token, _) in expected.items()}
-        np.testing.assert_allclose(trees.horizon[t], horizon, rtol=1e-5)
+    request = RecordRequest(prompt, output, depth, sampler, 2, tree=size)
+    columns = target_cache_columns(split, drafter.lm, request)
+    check_trees(columns, request, lambda context, drafted: reference(pair, context, drafted)[None])
 
 
 @settings(deadline=None, max_examples=60)
@@ -160,16 +109,16 @@ def test_parents_and_levels_are_read_from_who_sees_whom(drawn: list[int], before
     for node in range(before, count):
         parent = parents[node]
         levels.append(levels[parent - before] + 1 if parent >= before else 0)
-    found, level = parents_and_levels(sees[before:], before)
-    assert found.tolist() == parents[before:] and level.tolist() == levels
+    parent, level = parents_and_levels(sees[before:], before)
+    assert parent.tolist() == parents[before:] and level.tolist() == levels
 
 
 def test_a_drafter_is_a_fusing_projection_and_one_layer() -> None:
     pair = state_pair("eagle")
     size, layer = 32, sum(p.numel() for p in pair.target.model.layers[0].parameters())
     assert sum(p.numel() for p in pair.drafter.eagle.parameters()) == 2 * size * size + size + layer
-    one, same, other = (Eagle(pair.target, seed) for seed in (1, 1, 2))
-    assert torch.equal(one.fuse.weight, same.fuse.weight) and not torch.equal(one.fuse.weight, other.fuse.weight)
+    eagle, same, other = (Eagle(pair.target, seed) for seed in (1, 1, 2))
+    assert torch.equal(eagle.fuse.weight, same.fuse.weight) and not torch.equal(eagle.fuse.weight, other.fuse.weight)
     x, y = torch.randn(2, 3, 32, dtype=torch.float64)
-    expected = x @ one.fuse.weight[:, :32].T + y @ one.fuse.weight[:, 32:].T + one.fuse.bias
-    torch.testing.assert_close(one.fused(x, y), expected, rtol=0, atol=1e-12)
+    expected = x @ eagle.fuse.weight[:, :32].T + y @ eagle.fuse.weight[:, 32:].T + eagle.fuse.bias
+    torch.testing.assert_close(eagle.fused(x, y), expected, rtol=0, atol=1e-12)

@@ -8,24 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from realrun.decode.decoder import Decoder
-from realrun.decode.sampling import Sampler
 from realrun.drafters.edd import EffectiveDraftDecoderLM, one_layer_model, own_state
 from realrun.lm.layer_stack import model_parts
 from realrun.lm.split_target import SplitTarget
 from realrun.pairs.pair import Pair
-from specsim.policy.base import Policy
-from specsim.policy.registry import make_policy
-from tests.support.drafting import rounds_of
-from tests.support.pairs.medusa import CHOICES
-from tests.support.pairs.state import PROMPTS, TARGETS, layer_alone, state_pair, watch
+from tests.support.pairs.state import PROMPTS, layer_alone, state_pair
 from tests.support.split_targets import LIBRARY, NAMES, close_to, stacked, target_of
 from tests.support.tiny import random_prompts
-from tests.support.tree_policies import CoinTree, KeepNone
 
 CLOSE = {"rtol": 0.0, "atol": 1e-10}
-VCT = make_policy("vct", {"width": 2, "depth": 4})
-mode = pytest.mark.parametrize("sampler", CHOICES.values(), ids=CHOICES)
 
 
 def reference(pair: Pair, context: Sequence[int], drafted: Sequence[int]) -> torch.Tensor:
@@ -37,31 +28,11 @@ def reference(pair: Pair, context: Sequence[int], drafted: Sequence[int]) -> tor
     inner, known = pair.drafter.decoder.model, len(context) - 1
     rows = inner.embed_tokens(torch.tensor([*context[known:], *drafted]))
     if known:
-        told = pair.target(input_ids=torch.tensor([context[:known]]), use_cache=False, output_hidden_states=True)
-        rows = torch.cat([told.hidden_states[pair.drafter.split][0], rows])
+        output = pair.target(input_ids=torch.tensor([context[:known]]), use_cache=False, output_hidden_states=True)
+        rows = torch.cat([output.hidden_states[pair.drafter.split][0], rows])
     out = layer_alone(inner.layers[0], inner.rotary_emb, rows)
     logits: torch.Tensor = pair.drafter.decoder.get_output_embeddings()(inner.norm(out[-1:]))[0]
     return logits
-
-
-@mode
-@pytest.mark.parametrize("name", [TARGETS[0], *(pytest.param(name, marks=pytest.mark.slow) for name in TARGETS[1:])])
-@pytest.mark.parametrize(
-    "policy", [make_policy("fixed_k", {"k": 4}), VCT, CoinTree(), KeepNone(2)], ids=lambda p: p.name
-)
-@torch.inference_mode()
-def test_every_row_says_what_the_library_says_without_a_cache(name: str, policy: Policy, sampler: Sampler) -> None:
-    """Along chains and branches of trees, over rounds that accept much or little, or draft nothing."""
-    pair = state_pair("edd", name)
-    for prompt in PROMPTS[:2]:
-        target, drafter = pair.make_drafter()
-        assert isinstance(drafter.lm, EffectiveDraftDecoderLM)
-        seen = watch(drafter.lm)
-        done = [r for _, r, _ in rounds_of(Decoder(target, drafter, (), sampler), prompt.tokens, policy, 7)]
-        assert any(r.accepted < r.drafted for r in done[:-1])
-        assert max(len(row.drafted) for row in seen) >= policy.max_draft_tokens - 1
-        for row in seen:
-            torch.testing.assert_close(row.logits, reference(pair, row.context, row.drafted), **CLOSE)
 
 
 @torch.inference_mode()
@@ -69,15 +40,15 @@ def test_the_states_and_only_those_of_verified_tokens_decide() -> None:
     """The check above would see it: a reference that lacks a state, or has one more, says something else."""
     pair = state_pair("edd")
     text = PROMPTS[2].tokens
-    whole, states = reference(pair, text, []), text[:-1]
+    whole = reference(pair, text, [])
     inner = pair.drafter.decoder.model
-    told = pair.target(input_ids=torch.tensor([text]), use_cache=False, output_hidden_states=True)
+    output = pair.target(input_ids=torch.tensor([text]), use_cache=False, output_hidden_states=True)
     own = inner.embed_tokens(torch.tensor(text[-1:]))
-    for given in (told.hidden_states[2][0], told.hidden_states[2][0, 1:-1], told.hidden_states[1][0, :-1]):
-        out = layer_alone(inner.layers[0], inner.rotary_emb, torch.cat([given, own]))
+    for states in (output.hidden_states[2][0], output.hidden_states[2][0, 1:-1], output.hidden_states[1][0, :-1]):
+        out = layer_alone(inner.layers[0], inner.rotary_emb, torch.cat([states, own]))
         logits = pair.drafter.decoder.get_output_embeddings()(inner.norm(out[-1:]))[0]
         assert float((logits - whole).abs().max()) > 1e-2
-    assert len(states) > 3
+    assert len(text) > 4
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2-sdpa"])
@@ -107,22 +78,22 @@ def test_a_decoder_starts_with_the_targets_embedding_norm_and_head(name: str) ->
 def test_filling_slots_leaves_the_keys_and_values_of_a_pass(name: str) -> None:
     """In pieces, over slots that were taken before, and behind the first room of the buffers."""
     target = target_of(name)
-    pieces = model_parts(target)
-    ran, filled = pieces.stack(target.model.layers[2:3]), pieces.stack(target.model.layers[2:3])
+    parts = model_parts(target)
+    ran, filled = parts.stack(target.model.layers[2:3]), parts.stack(target.model.layers[2:3])
     rows = torch.randn(300, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     if name not in LIBRARY:
         rows = rows[:150]  # the fused pass knows as many positions as the model has
     count = len(rows)
     for start, end in ((0, 9), (9, 10), (10, 60), (40, 70), (70, count)):
         x = rows[start:end] + (0.5 if end == 60 else 0.0)  # written anew by the next
-        ran.run(x, start, slice(start, end), pieces.causal_mask(end - start, end))
+        ran.run(x, start, slice(start, end), parts.causal_mask(end - start, end))
         assert filled.fill(x, start, slice(start, end)) is None  # type: ignore[func-returns-value]
-        for one, other in zip(stacked(ran, end), stacked(filled, end), strict=True):
-            for a, b in zip(one, other, strict=True):
+        for ran_layer, filled_layer in zip(stacked(ran, end), stacked(filled, end), strict=True):
+            for a, b in zip(ran_layer, filled_layer, strict=True):
                 assert torch.equal(a, b) and float(a[:, -1].abs().max()) > 0
     # What runs behind them sees them.
     more = rows[:2]
-    mask = pieces.causal_mask(2, count + 2)
+    mask = parts.causal_mask(2, count + 2)
     out = [stack.run(more, count, slice(count - 2, count), mask) for stack in (ran, filled)]
     torch.testing.assert_close(*out, **close_to(name))
 
@@ -151,6 +122,6 @@ def test_rows_of_a_round_end_with_it() -> None:
             expected = reference(pair, text[: verified + 1], text[verified + 1 : verified + 1 + number])
             torch.testing.assert_close(row, expected, **CLOSE)
         lm.truncate(kept)
-        assert lm.length == lm.given == min(kept, verified)
-        lm_state.append(lm.given)
+        assert lm.length == lm.state_rows == min(kept, verified)
+        lm_state.append(lm.state_rows)
     assert len(set(lm_state)) > 3

@@ -13,7 +13,7 @@ from realrun.decode.sampling import Sampler
 from realrun.drafters.eesd import EarlyExit, as_model
 from realrun.lm.split_target import SplitTarget
 from realrun.pairs.pair import Pair
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 from specsim.policy.registry import make_policy
 from tests.support.drafting import Case, case_pair, rounds_of
 from tests.support.small_targets import small_target

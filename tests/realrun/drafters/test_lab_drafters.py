@@ -10,11 +10,11 @@ import torch
 from realrun.decode.decoder import Decoder
 from realrun.decode.rounds import Decoded
 from realrun.decode.sampling import Sampler
-from realrun.pairs.drafter_files import read_drafter
-from realrun.pairs.pair import LAB_DRAFTERS, LAB_WEIGHTS, LOOKUP, Pair, load_pair
+from realrun.experiment.validate import output_identical, rounds_identical
+from realrun.measure.record import RecordSettings, record
+from realrun.pairs.lab_drafters import LAB_DRAFTERS, drafter_training, has_lab_drafter
+from realrun.pairs.pair import LOOKUP, Pair, load_pair
 from realrun.pairs.prompts import Prompt, lab_prompts
-from realrun.recording.record import RecordSettings, record
-from realrun.validation.validate import output_identical, rounds_identical
 from specsim.cost.model import ConstantCost
 from specsim.policy.base import Policy
 from specsim.policy.registry import make_policy
@@ -47,73 +47,35 @@ def serves(name: str, policy: Policy) -> bool:
     return not (name in CHAINS_ONLY and isinstance(policy, TreePolicy)) and not (name == LOOKUP and reads_scores)
 
 
-drafters = pytest.mark.parametrize("name", LAB_DRAFTERS)
+TRAINED = [*filter(has_lab_drafter, LAB_DRAFTERS)]  # shipped, or in lab-weights/
 PAIRS = [
-    *((name, policy) for name in (*LAB_DRAFTERS, LOOKUP) for policy in POLICIES if serves(name, policy)),
-    ("space", make_policy("space_k", {"k": DEPTH})),
+    *((name, policy) for name in ("model", *TRAINED, LOOKUP) for policy in POLICIES if serves(name, policy)),
+    *(("space", make_policy("space_k", {"k": DEPTH})) for name in TRAINED if name == "space"),
 ]
 choices = pytest.mark.parametrize("sampler", CHOICES.values(), ids=CHOICES)
 
 
 @cache
 def recorded(name: str, sampler: Sampler) -> tuple[Pair, list[Prompt], Trace]:
+    """A trace whose outputs are those of the target alone, without a cache and without the loop under test."""
     pair = load_pair(dtype="float64", drafter=name)
     prompts = lab_prompts(pair.tokenizer, 3)
-    return (
-        pair,
-        prompts,
-        record(pair, prompts, RecordSettings(DEPTH, TOKENS, sampler, NODES * pair.drafter.trees, WIDTH)),
-    )
-
-
-def really_run(pair: Pair, prompts: list[Prompt], sampler: Sampler, policy: Policy | None) -> list[Decoded]:
-    loop = Decoder(*pair.make_drafter(), pair.eos_token_ids, sampler)
-    runs, state = list[Decoded](), None
+    trace = record(pair, prompts, RecordSettings(DEPTH, TOKENS, sampler, NODES * pair.drafter.trees, WIDTH))
     for index, prompt in enumerate(prompts):
-        runs.append(loop.decode(prompt.tokens, TOKENS, policy, sequence=index, seed=9, state=state))
-        state = runs[-1].state
-    return runs
+        output = trace.token[trace.offsets[index] : trace.offsets[index + 1]].tolist()
+        with torch.inference_mode():
+            logits = pair.target(input_ids=torch.tensor([[*prompt.tokens, *output]]), use_cache=False).logits[0]
+        assert sampler.tokens(logits[len(prompt.tokens) - 1 : -1], index, 0).tolist() == output
+    assert 0.1 < (trace.match_len > 0).mean() < 0.95
+    return pair, prompts, trace
 
 
-@torch.inference_mode()
-def plain_output(pair: Pair, prompt: list[int], count: int, sampler: Sampler, sequence: int) -> list[int]:
-    """The target alone, without a cache and without the loop under test."""
-    tokens = list(prompt)
-    for position in range(count):
-        logits = pair.target(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1:]
-        tokens.append(int(sampler.tokens(logits, sequence, position)))
-    return tokens[len(prompt) :]
-
-
-@drafters
+@pytest.mark.parametrize("name", TRAINED)
 def test_it_ships_with_its_facts_and_its_predictor(name: str) -> None:
     pair = load_pair(drafter=name)
     assert pair.draft_name == f"lab/{name}"
     assert pair.predictor is not None and pair.predictor.facts["fingerprint"] == pair.fingerprint
-    assert read_drafter(LAB_WEIGHTS / name).facts["target"]["name"] == "lab/target"
-
-
-@pytest.mark.parametrize("name", ["medusa-2", "space"])
-def test_some_have_a_target_of_their_own_near_the_labs(name: str) -> None:
-    theirs, tuned = load_pair().target, load_pair(drafter=name).target
-    tokens = torch.tensor(
-        [load_pair().tokenizer.encode("def add(self, other):\n    return self.total + other.total\n")]
-    )
-    with torch.inference_mode():
-        p, q = (torch.log_softmax(model(tokens).logits.float(), -1) for model in (theirs, tuned))
-    divergence_nats = (p.exp() * (p - q)).sum(-1).mean()
-    assert 0 < divergence_nats < 0.1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [*LAB_DRAFTERS, LOOKUP])
-@choices
-def test_the_output_is_the_targets_own(name: str, sampler: Sampler) -> None:
-    pair, prompts, trace = recorded(name, sampler)
-    for index, prompt in enumerate(prompts):
-        output = trace.token[trace.offsets[index] : trace.offsets[index + 1]].tolist()
-        assert output == plain_output(pair, prompt.tokens, len(output), sampler, index)
-    assert 0.1 < (trace.match_len > 0).mean() < 0.95
+    assert drafter_training(name)["target"]["name"] == "lab/target"
 
 
 @pytest.mark.slow
@@ -122,7 +84,11 @@ def test_the_output_is_the_targets_own(name: str, sampler: Sampler) -> None:
 def test_replay_repeats_every_real_round(name: str, sampler: Sampler, policy: Policy) -> None:
     pair, prompts, trace = recorded(name, sampler)
     replayed = replay(trace, policy, cost_table(trace, ConstantCost(1e-3, 1e-2), policy), seed=9, log=True)
-    runs = really_run(pair, prompts, sampler, policy)
+    decoder = Decoder(*pair.make_drafter(), pair.eos_token_ids, sampler)
+    runs, state = list[Decoded](), None
+    for index, prompt in enumerate(prompts):
+        runs.append(decoder.decode(prompt.tokens, TOKENS, policy, sequence=index, seed=9, state=state))
+        state = runs[-1].state
     assert replayed.truncated is None or not replayed.truncated.any()
     assert rounds_identical(replayed, runs) == 1.0
     assert output_identical(trace, runs) == 1.0

@@ -22,27 +22,27 @@ from realrun.decode.sampling import Sampler
 from realrun.drafters import lookup
 from realrun.drafters.independent import IndependentKind
 from realrun.drafters.lookup import RULE, LookupDrafter, LookupKind, step_of
+from realrun.measure.profile import profile
+from realrun.measure.record import RecordSettings, record
 from realrun.pairs.pair import LOOKUP, Pair, load_pair
 from realrun.pairs.prompts import Prompt
-from realrun.profiling.profile import profile
-from realrun.recording.record import RecordSettings, record
 from specsim.cost.model import ConstantCost
 from specsim.cost.profile import profile_from_json
-from specsim.errors import InputError
-from specsim.fitting.chain_calibration import verified_tokens
+from specsim.io.errors import InputError
+from specsim.learn.chain_calibration import verified_tokens
+from specsim.lookup.from_text import TokenText, lookup_trace
+from specsim.lookup.ngram import RULES
 from specsim.policy.chain.base import Step
 from specsim.policy.registry import make_policy
+from specsim.replaying.chain_oracle import chain_oracle_seconds, oracle_rounds
 from specsim.replaying.expected import expected_replay
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
-from specsim.speedup.chain_oracle import chain_oracle_seconds, oracle_rounds
 from specsim.trace.files import read_trace, write_trace
-from specsim.trace.from_text import TokenText, lookup_trace
-from specsim.trace.ngram import RULES
 from specsim.trace.trace import NO_TOKEN, Trace
 from tests.realrun.cli.test_drafter_commands import command
 from tests.realrun.cli.test_drafter_commands import home as home
-from tests.specsim.trace.test_ngram import foretold
+from tests.specsim.lookup.test_ngram import foretold
 from tests.support.clock import SetClock
 from tests.support.tiny import VOCAB, tiny_pair, tiny_prompts
 
@@ -92,18 +92,18 @@ def test_a_drafted_end_of_text_is_the_last() -> None:
 def test_rejection_sampling_is_told_that_the_draft_was_certain() -> None:
     sampler = Sampler("rejection", 1.0, seed=1)
     pair = lookup_pair()
-    kept: list[Draft] = []
+    drafts: list[Draft] = []
 
     class Watched(LookupDrafter):
         def propose(self, *asked):  # type: ignore[no-untyped-def]
-            kept.append(super().propose(*asked))
-            return kept[-1]
+            drafts.append(super().propose(*asked))
+            return drafts[-1]
 
     target, _ = pair.make_drafter()
     decoder = Decoder(target, Watched(target, ()), (), sampler)
     runs = [decoder.decode([7, 8, 9, 5] * 3, TOKENS, FIXED, sequence=s) for s in range(3)]
     assert sum(r.accepted for run in runs for r in run.rounds) > 0
-    for draft in kept:
+    for draft in drafts:
         assert len(draft.probs) == len(draft.tokens)
         for token, probs in zip(draft.tokens, draft.probs, strict=True):
             assert probs.shape == (VOCAB,) and probs[token] == 1 and torch.count_nonzero(probs) == 1
@@ -194,9 +194,9 @@ def test_the_expectation_of_a_policy_that_draws_counts_silent_rounds() -> None:
     expected = expected_replay(trace, policy, table)  # type: ignore[arg-type]
     seeds = [replay(trace, policy, table, seed=seed) for seed in range(400)]
     for name in ("num_rounds", "drafted", "accepted"):
-        found = np.array([getattr(one, name).sum() for one in seeds])
-        error = found.std(ddof=1) / math.sqrt(len(found))
-        assert abs(found.mean() - getattr(expected, name).sum()) < 4 * error + 1e-9
+        sums = np.array([getattr(result, name).sum() for result in seeds])
+        error = sums.std(ddof=1) / math.sqrt(len(sums))
+        assert abs(sums.mean() - getattr(expected, name).sum()) < 4 * error + 1e-9
 
 
 def test_a_profile_prices_the_look_and_no_trees(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,9 +257,9 @@ def test_by_its_rule_it_drafts_what_transformers_does(repeats: int) -> None:
 
     class Watched(PromptLookupCandidateGenerator):
         def get_candidates(self, input_ids, **options):  # type: ignore[no-untyped-def]
-            found = super().get_candidates(input_ids, **options)
-            lengths.append(found[0].shape[1] - input_ids.shape[1])
-            return found
+            candidates = super().get_candidates(input_ids, **options)
+            lengths.append(candidates[0].shape[1] - input_ids.shape[1])
+            return candidates
 
         def update_candidate_strategy(self, input_ids, scores, num_matches):  # type: ignore[no-untyped-def]
             taken.append(int(num_matches))

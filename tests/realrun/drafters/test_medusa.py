@@ -14,10 +14,10 @@ from realrun.decode.decoder import Decoder
 from realrun.decode.rounds import Decoded
 from realrun.decode.sampling import Sampler
 from realrun.drafters.medusa import MedusaHeads, MedusaKind, MedusaLM
+from realrun.measure.record import RecordSettings, record
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
-from realrun.recording.record import RecordSettings, record
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 from specsim.policy.base import Policy
 from specsim.policy.registry import make_policy
 from tests.support.pairs.medusa import CHOICES, HEADS, TOKENS, medusa_pair
@@ -109,7 +109,7 @@ WIDE_LEVELS = [
 def test_candidates_are_sought_in_one_row_of_a_level(
     spec: tuple[str, dict[str, Any]], sampler: Sampler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the rows told apart, every node's candidates are sought: the same drafts, from more rows."""
+    """Rows that do not share memory give the same drafts, from more candidate searches."""
     pair = medusa_pair()
     policy, counted = make_policy(*spec), []
     candidates = Sampler.candidates
@@ -122,10 +122,10 @@ def test_candidates_are_sought_in_one_row_of_a_level(
     shared = decoded(pair, policy, sampler)
     assert set(counted) == {1}
     monkeypatch.setattr(MedusaLM, "_logits", lambda self, rows, plain=MedusaLM._logits: plain(self, rows).contiguous())
-    apart = decoded(pair, policy, sampler)
+    separate = decoded(pair, policy, sampler)
     assert max(counted) > 3
-    assert [run.tree_log() for run in apart] == [run.tree_log() for run in shared]
-    assert [run.tokens for run in apart] == [run.tokens for run in shared]
+    assert [run.tree_log() for run in separate] == [run.tree_log() for run in shared]
+    assert [run.tokens for run in separate] == [run.tokens for run in shared]
 
 
 # --- No deeper than the heads ---------------------------------------------------------------------

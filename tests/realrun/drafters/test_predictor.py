@@ -23,16 +23,15 @@ from realrun.lm.cached import CachedLM
 from realrun.lm.kernels import use_kernels
 from realrun.lm.llama import FusedLlama
 from realrun.lm.static.llama import StaticLlama
+from realrun.measure.record import RecordSettings, record
 from realrun.pairs.pair import Pair, load_pair
 from realrun.pairs.prompts import Prompt
-from realrun.profiling.profile import profile
-from realrun.recording.record import RecordSettings, record
-from realrun.training.predictor.train import FactorisedPredictor
-from specsim.errors import InputError
+from realrun.train.predictor.train import FactorisedPredictor
+from specsim.io.errors import InputError
 from specsim.policy.chain.fixed_k import FixedK
-from tests.realrun.lm.test_fused_llama import small_model
-from tests.realrun.lm.test_static_llama import recorded as recorded_graphs
 from tests.support.checks import refusal
+from tests.support.llama_models import recorded as recorded_graphs
+from tests.support.llama_models import small_model
 from tests.support.pairs.scores import random_predictor
 from tests.support.tiny import tiny_model, tiny_pair, tiny_prompts, tiny_tokenizer
 
@@ -212,37 +211,12 @@ def test_the_real_loop_computes_exactly_the_recorded_scores(kind: type[CachedLM]
     assert compared > 100
 
 
-def test_scores_cost_nothing_unless_the_policy_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    pair = scoring_pair()
-    drafter = Kept(pair)
-    decoder = Decoder(pair.target, drafter, (), Sampler())
-    decoder.decode([1, 2, 3], 8, ScoreReader(k=2))
-    assert all(step.score > 0 for _, _, draft in drafter.drafts for step in draft.steps)
-
-    def unwanted(*arguments: object) -> None:
-        raise AssertionError("a score was computed")
-
-    monkeypatch.setattr(Predictor, "after", unwanted)
-    drafter.drafts.clear()
-    for policy in (None, FixedK(k=2)):
-        decoder.decode([1, 2, 3], 8, policy)
-        assert decoder.target.hidden is None
-    assert all(step.score == 0 for _, _, draft in drafter.drafts for step in draft.steps)
-
-
 def test_a_policy_that_reads_scores_needs_a_predictor() -> None:
     pair = tiny_pair()
     with pytest.raises(InputError, match="--predictor") as caught:
         Decoder(pair.target, DraftModel(pair.drafter.model, ()), (), Sampler()).decode([1, 2], 4, ScoreReader(k=2))
     assert "\n" not in str(caught.value)
     assert record(pair, tiny_prompts(1), RecordSettings(3, 4)).score is None
-
-
-def test_a_profile_measures_what_a_score_costs() -> None:
-    document = profile(scoring_pair(), contexts=[8, 16], depth=3, repeats=4)
-    for name in ("median_s", "p25_s", "p75_s"):
-        assert 0 <= document[name]["score_step"] < document[name]["draft_step"][0][0] * 5
-    assert profile(tiny_pair(), contexts=[8], depth=2, repeats=2)["median_s"]["score_step"] == 0
 
 
 def refused(names: Sequence[str], run: Callable[[], object]) -> None:
@@ -267,7 +241,7 @@ def test_bad_predictor_files_are_refused(tmp_path: Path) -> None:
     refused(["broken", "damaged"], lambda: load_predictor(tmp_path / "broken"))
     predictor = random_predictor(tiny_pair())
     tiny_pair().drafter.model.save_pretrained(tmp_path / "model")
-    refused(["no predictor"], lambda: load_predictor(tmp_path / "model" / "model.safetensors"))
+    refused(["not a predictor file"], lambda: load_predictor(tmp_path / "model" / "model.safetensors"))
     save_predictor(replace(predictor, facts={}), tmp_path / "anonymous")
     refused(["malformed", "fingerprint"], lambda: load_predictor(tmp_path / "anonymous"))
     save_predictor(replace(predictor, bias=torch.zeros(2)), tmp_path / "odd")

@@ -20,15 +20,15 @@ from realrun.decode.draft import Draft
 from realrun.decode.draft_model import DraftModel
 from realrun.decode.rounds import RoundContext
 from realrun.decode.sampling import Sampler
+from realrun.measure.profile import WARMUP_ROUNDS, profile
+from realrun.measure.record import RecordSettings, record
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
-from realrun.profiling.profile import WARMUP_ROUNDS, profile
-from realrun.recording.record import RecordSettings, record
-from realrun.training.predictor.data import PredictorSettings, Samples, collect, joined
-from realrun.training.predictor.train import train_predictor
+from realrun.train.predictor.data import PredictorSettings, Samples, collect, joined
+from realrun.train.predictor.train import train_predictor
 from specsim.trace.trace import Trace
 from tests.realrun.drafters.test_predictor import CHOICES, ScoreReader, choices, refused
-from tests.realrun.training.test_train_predictor import quiet
+from tests.realrun.train.test_train_predictor import quiet
 from tests.support.clock import SetClock
 from tests.support.pairs.inside import INSIDE, KINDS, marked, pair_of, scoring
 from tests.support.tiny import tiny_prompts
@@ -42,16 +42,16 @@ kinds = pytest.mark.parametrize("kind", marked(KINDS))
 @pytest.fixture
 def drafts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, Draft]]:
     """(sequence, output position, draft) of everything that is proposed."""
-    kept: list[tuple[int, int, Draft]] = []
+    drafts: list[tuple[int, int, Draft]] = []
     propose = DraftModel.propose
 
     def keep(self: DraftModel, tokens: Sequence[int], context: RoundContext, *asked: Any) -> Draft:
         draft = propose(self, tokens, context, *asked)
-        kept.append((context.sequence, context.position, draft))
+        drafts.append((context.sequence, context.position, draft))
         return draft
 
     monkeypatch.setattr(DraftModel, "propose", keep)
-    return kept
+    return drafts
 
 
 @inside
@@ -76,7 +76,7 @@ def test_the_real_loop_computes_the_recorded_scores(
     assert compared > 150
 
 
-def found(kind: str, sampler: Sampler) -> tuple[Trace, Samples]:
+def trace_and_samples(kind: str, sampler: Sampler) -> tuple[Trace, Samples]:
     """A trace and what training collects on the same runs."""
     pair = scoring(kind)
     settings = PredictorSettings(TOKENS, DEPTH, (sampler.temperature if sampler.mode == "gumbel" else 0.0,), seed=4)
@@ -88,7 +88,7 @@ def found(kind: str, sampler: Sampler) -> tuple[Trace, Samples]:
 @kinds
 @choices
 def test_samples_are_the_judged_tokens_of_a_dense_trace(kind: str, sampler: Sampler) -> None:
-    trace, samples = found(kind, sampler)
+    trace, samples = trace_and_samples(kind, sampler)
     remaining = np.repeat(trace.output_tokens, trace.output_tokens) - trace.position
     expected = {
         (t, i, i <= trace.match_len[t])
@@ -110,7 +110,7 @@ def test_samples_have_the_states_that_scores_are_made_of(
 ) -> None:
     for module in (realrun.proposals.chain, realrun.proposals.target_cache):  # several chunks of positions
         monkeypatch.setattr(module, "CHUNK", 7)
-    trace, samples = found(kind, sampler)
+    trace, samples = trace_and_samples(kind, sampler)
     predictor = scoring(kind).predictor
     assert trace.score is not None and predictor is not None
     for depth in range(1, DEPTH + 1):
@@ -126,7 +126,7 @@ def test_samples_have_the_states_that_scores_are_made_of(
 @kinds
 @torch.inference_mode()
 def test_states_are_what_the_drafters_head_reads(kind: str) -> None:
-    _, samples = found(kind, CHOICES["greedy"])
+    _, samples = trace_and_samples(kind, CHOICES["greedy"])
     pair, states = pair_of(kind), samples.draft_hidden.double()
     *_, draft = (pair.target, *pair.drafter.weights(pair.target))
     if kind == "medusa":
@@ -142,7 +142,7 @@ def test_states_are_what_the_drafters_head_reads(kind: str) -> None:
 @torch.inference_mode()
 def test_states_of_heads_are_those_of_the_rounds() -> None:
     """Head i's state of a judged token is made of the target's state of its round, not of the token's own place."""
-    _, samples = found("medusa", CHOICES["greedy"])
+    _, samples = trace_and_samples("medusa", CHOICES["greedy"])
     heads = pair_of("medusa").drafter.heads
     hidden = samples.target_hidden[samples.round].double()
     matrices = heads.residual[samples.depth - 1]
@@ -155,7 +155,7 @@ def test_states_of_heads_are_those_of_the_rounds() -> None:
 def test_states_of_an_early_exit_lie_on_the_true_text() -> None:
     """A judged token's state is that of one pass over the text, wherever its round began."""
     pair = pair_of("eesd")
-    _, samples = found("eesd", CHOICES["greedy"])
+    _, samples = trace_and_samples("eesd", CHOICES["greedy"])
     decoder = Decoder(*pair.make_drafter(), pair.eos_token_ids, Sampler())
     expected = []
     for prompt in PROMPTS:

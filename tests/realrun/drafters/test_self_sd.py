@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -22,14 +22,15 @@ from realrun.decode.sampling import Sampler
 from realrun.drafters.self_sd import SkippingLM
 from realrun.lm.split_target import SplitTarget
 from realrun.lm.variants.skipped_layers import NOTHING, SkippedSublayers
+from realrun.measure.profile import profile
+from realrun.measure.record import RecordSettings, record
 from realrun.pairs.pair import Pair
-from realrun.profiling.profile import profile
+from realrun.proposals.recorder import RecordRequest
 from realrun.proposals.target_cache import target_cache_columns
-from realrun.proposals.trees import Trees, TreeSize
-from realrun.recording.record import RecordSettings, record
+from realrun.proposals.trees import TreeSize
 from specsim.policy.registry import make_policy
-from tests.realrun.recording.test_record_trees import as_names, as_record, one_by_one
-from tests.support.drafting import SKIPS, Case, case_pair, self_sd_pair
+from tests.support.dense_records import check_columns, check_trees
+from tests.support.drafting import SKIPS, self_sd_pair
 from tests.support.small_targets import small_target
 from tests.support.tiny import random_prompts, tiny_prompts
 
@@ -115,30 +116,14 @@ def test_columns_are_what_the_librarys_models_say(
 ) -> None:
     monkeypatch.setattr(realrun.proposals.target_cache, "CHUNK", chunk)
     monkeypatch.setattr(realrun.proposals.target_cache, "CHUNK_NODES", 4 * chunk)
-    pair, depth = self_sd_pair(architecture), 4
+    pair = self_sd_pair(architecture)
     lm = skipping(pair)
     for sequence, prompt in [(0, random_prompts(1)[0]), (5, [3])]:
         output = target_output(pair, prompt, 12, sampler, sequence)
-        dense = target_cache_columns(lm.target, lm, prompt, output, depth, sampler, sequence)
+        request = RecordRequest(prompt, output, 4, sampler, sequence)
+        dense = target_cache_columns(lm.target, lm, request)
         assert lm.nodes == 0 and lm.length == lm.target.length == len(prompt) + len(output) - 1
-        for t in range(len(output)):
-            context, drafted = [*prompt, *output[:t]], list[int]()
-            for i in range(depth):
-                logits = plain_logits(architecture, context, drafted)
-                token, *features = sampler.statistics(logits, sequence, t + i)[0].tolist()
-                drafted.append(int(token))
-                assert dense["draft_token"][t, i] == drafted[-1]
-                for name, value in zip(("prob", "confidence", "entropy_nats"), features, strict=True):
-                    np.testing.assert_allclose(dense[name][t, i], value, rtol=1e-6, atol=1e-9)
-                if t + i >= len(output):
-                    assert dense["true_rank"][t, i] == -1
-                    continue
-                logits = plain_logits(architecture, context, output[t : t + i])
-                order = sampler.candidates(logits, sequence, [t + i], logits.shape[1])[0][0].tolist()
-                assert order.index(output[t + i]) == dense["true_rank"][t, i]
-            ahead = output[t : t + depth]
-            right = [a == b for a, b in zip(drafted, ahead, strict=False)] + [False]
-            assert dense["match_len"][t] == right.index(False)
+        check_columns(dense, request, partial(plain_logits, architecture))
 
 
 def test_ranks_depend_on_where_the_round_began() -> None:
@@ -146,32 +131,8 @@ def test_ranks_depend_on_where_the_round_began() -> None:
     (prompt,) = random_prompts(1)
     output = target_output(self_sd_pair(), prompt, 60, Sampler(), 0)
     lm = skipping(self_sd_pair())
-    ranks = target_cache_columns(lm.target, lm, prompt, output, 2, Sampler(), 0)["true_rank"]
+    ranks = target_cache_columns(lm.target, lm, RecordRequest(prompt, output, 2, Sampler()))["true_rank"]
     assert (ranks[1:, 0] != ranks[:-1, 1]).sum() > 5
-
-
-@mode
-def test_columns_are_what_the_drafter_proposes_one_by_one(sampler: Sampler) -> None:
-    pair, depth = case_pair(Case("self-sd")), 5
-    assert pair.predictor is not None
-    target, drafter = pair.make_drafter()
-    target.keep_hidden = True
-    drafter.enable_scores(True)
-    (prompt,) = random_prompts(1, seed=6)
-    trace = record(pair, tiny_prompts(1, seed=6), RecordSettings(depth, 20, sampler))
-    prompt, output = tiny_prompts(1, seed=6)[0].tokens, trace.token.tolist()
-    assert trace.score is not None
-    with torch.inference_mode():
-        for t in range(len(output)):
-            context = [*prompt, *output[:t]]
-            target.reset()
-            target.prefill(context[:-1])
-            drafter.begin(context[:-1], None if target.hidden is None else target.hidden[-1])
-            draft = drafter.propose(context, RoundContext(sampler, 0, t, depth), lambda step, depth: True)
-            assert trace.draft_token[t].tolist() == draft.tokens
-            for name in ("prob", "confidence", "entropy_nats", "score"):
-                drafted = np.float32([getattr(step, name) for step in draft.steps])
-                np.testing.assert_allclose(getattr(trace, name)[t], drafted, rtol=1e-6)
 
 
 @mode
@@ -185,22 +146,8 @@ def test_trees_are_what_best_first_expansion_finds_one_node_after_the_other(
     (prompt,) = random_prompts(1, seed=8)
     output = target_output(pair, prompt, 6, sampler, 2)
     lm = skipping(pair)
-    columns = target_cache_columns(lm.target, lm, prompt, output, depth, sampler, 2, tree=size)
-    trees = Trees(**{name: columns[f"tree_{name}"] for name in Trees._fields})
-    recorded = as_record(trees, size.width)
-    for t in range(len(output)):
-
-        def siblings(tokens: Sequence[int], t: int = t) -> tuple[np.ndarray, np.ndarray]:
-            logits = plain_logits(architecture, [*prompt, *output[:t]], tokens)
-            found, probs = sampler.candidates(logits, 2, [t + len(tokens)], size.width)
-            return found[0].numpy(), np.float32(probs[0].double().numpy())
-
-        expected, horizon = one_by_one(siblings, depth, size.nodes)
-        found = as_names(recorded, t)
-        assert {name: token for name, (token, _) in found.items()} == {n: token for n, (token, _) in expected.items()}
-        for name, (_, prob) in found.items():
-            np.testing.assert_allclose(prob, expected[name][1], rtol=1e-5)
-        np.testing.assert_allclose(trees.horizon[t], horizon, rtol=1e-5)
+    request = RecordRequest(prompt, output, depth, sampler, 2, tree=size)
+    check_trees(target_cache_columns(lm.target, lm, request), request, partial(plain_logits, architecture))
 
 
 @mode

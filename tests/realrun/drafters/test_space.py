@@ -17,7 +17,7 @@ from realrun.decode.sampling import Sampler
 from realrun.drafters.space import MaskedTarget, SpaceKind, pass_layout, with_mask
 from realrun.lm.static.llama import StaticLlama
 from speckernels.ops.space_layout import space_layout
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 from specsim.policy.registry import make_policy
 from tests.support.pairs.space import MASKS, masked_target, space_pair, untrained_pair, word_prompts
 from tests.support.tiny import POSITIONS, VOCAB, random_prompts, tiny_model

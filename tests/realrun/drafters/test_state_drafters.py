@@ -10,35 +10,36 @@ from typing import Any
 
 import pytest
 import torch
-from scipy import stats
 
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
-from realrun.drafters.eagle import Eagle, EagleKind, EagleLM
+from realrun.drafters.eagle import Eagle, EagleKind
 from realrun.drafters.edd import (
     EDDKind,
-    EffectiveDraftDecoderLM,
     check_split,
     default_split,
     one_layer_model,
     own_state,
 )
 from realrun.drafters.independent import IndependentKind
-from realrun.drafters.registry import DRAFTERS
 from realrun.drafters.state_drafter import StateDrafterLM
 from realrun.lm.llama import FusedStack
+from realrun.measure.profile import CATCH_UP, profile
 from realrun.pairs.drafter_files import describe_target, load_drafter, save_drafter
 from realrun.pairs.pair import Pair
-from realrun.profiling.profile import CATCH_UP, profile
-from specsim.errors import InputError
+from specsim.io.errors import InputError
+from specsim.policy.base import Policy
 from specsim.policy.registry import make_policy
-from tests.realrun.decode.test_rejection_sampling import LENGTH, PROMPT, SAMPLED, target_distribution
-from tests.realrun.decode.test_rejection_sampling import models as small_models
+from tests.realrun.drafters import test_eagle, test_edd
 from tests.support.clock import SetClock
-from tests.support.pairs.state import KINDS, PROMPTS, TOKENS, state_pair
+from tests.support.drafting import rounds_of
+from tests.support.pairs.medusa import CHOICES
+from tests.support.pairs.state import KINDS, PROMPTS, TARGETS, TOKENS, state_pair, watch
+from tests.support.small_vocabulary import SAMPLED, models, p_value
 from tests.support.split_targets import target_of
 from tests.support.tiny import tiny_tokenizer
+from tests.support.tree_policies import CoinTree, KeepNone
 
 slow = pytest.mark.slow
 kinds = pytest.mark.parametrize("kind", KINDS)
@@ -52,7 +53,7 @@ def decoder_of(pair: Pair, sampler: Sampler) -> tuple[Decoder, StateDrafterLM]:
 
 def small_pair(kind: str) -> Pair:
     """A target over four tokens and a random drafter, which disagree."""
-    target, _ = small_models()
+    target, _ = models()
     draft = (one_layer_model(target, 6) if kind == "edd" else Eagle(target, 6)).eval()
     with torch.no_grad():
         for parameter in draft.parameters():
@@ -71,15 +72,36 @@ REJECTION = [
 @pytest.mark.parametrize(("kind", "name", "settings"), REJECTION)
 @pytest.mark.parametrize("samples", [200, pytest.param(1500, marks=slow)])
 def test_rejection_sampling_follows_the_target(kind: str, name: str, settings: dict[str, Any], samples: int) -> None:
-    loop, arm = Decoder(*small_pair(kind).make_drafter(), (), SAMPLED), make_policy(name, settings)
-    runs = [loop.decode(PROMPT, LENGTH + 1, arm, sequence=number) for number in range(samples)]
-    counts, distribution = Counter(tuple(run.tokens[:LENGTH]) for run in runs), target_distribution()
-    assert counts.keys() <= distribution.keys()
-    often = [path for path, chance in distribution.items() if samples * chance >= 5]
-    seen, expected = [counts[path] for path in often], [samples * distribution[path] for path in often]
-    found = stats.chisquare([*seen, samples - sum(seen)], [*expected, samples - sum(expected)])
-    assert found.pvalue > 1e-3
-    assert len({r.accepted for run in runs for r in run.rounds}) > 1
+    decoder = Decoder(*small_pair(kind).make_drafter(), (), SAMPLED)
+    assert p_value(decoder, make_policy(name, settings), samples) > 1e-3
+
+
+REFERENCES = {"edd": test_edd.reference, "eagle": test_eagle.reference}
+POLICIES = [
+    make_policy("fixed_k", {"k": 4}),
+    make_policy("vct", {"width": 2, "depth": 4}),
+    CoinTree(),
+    KeepNone(2),
+]
+
+
+@pytest.mark.parametrize("sampler", CHOICES.values(), ids=CHOICES)
+@pytest.mark.parametrize("name", [TARGETS[0], *(pytest.param(name, marks=slow) for name in TARGETS[1:])])
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda p: p.name)
+@kinds
+@torch.inference_mode()
+def test_every_row_equals_the_librarys_without_a_cache(kind: str, policy: Policy, name: str, sampler: Sampler) -> None:
+    """Along chains and branches of trees, over rounds that accept much or little, or draft nothing."""
+    pair = state_pair(kind, name)
+    for prompt in PROMPTS[:2]:
+        decoder, lm = decoder_of(pair, sampler)
+        rows = watch(lm)
+        rounds = [round_ for _, round_, _ in rounds_of(decoder, prompt.tokens, policy, 7)]
+        assert any(round_.accepted < round_.drafted for round_ in rounds[:-1])
+        assert max(len(row.drafted) for row in rows) >= policy.max_draft_tokens - 1
+        for row in rows:
+            expected = REFERENCES[kind](pair, row.context, row.drafted)
+            torch.testing.assert_close(row.logits, expected, rtol=0, atol=1e-10)
 
 
 # --- What a round ingests, and what it costs ---------------------------------------------------
@@ -150,31 +172,6 @@ def draft_of(kind: str, target: Any, seed: int = 3) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["edd", "vdm", "eagle"])
-@pytest.mark.parametrize("name", ["llama", "qwen2-sdpa"])  # with the head tied to the embedding, and not
-def test_a_drafter_survives_its_file(kind: str, name: str, tmp_path: Path) -> None:
-    target = target_of(name)
-    before = copy.deepcopy(target.state_dict())
-    draft = draft_of(kind, target)
-    with torch.no_grad():
-        for parameter in draft.parameters():
-            parameter += 0.02 * torch.randn_like(parameter)
-    path = save(tmp_path, kind, target, draft, **({"states_after": 2} if kind == "edd" else {}))
-    for place in (path, path.parent):
-        its_target, loaded = load_drafter(place, target)
-        (module,) = loaded.weights(target)
-        assert type(loaded) is DRAFTERS[kind] and its_target is target
-        assert loaded.facts == ({"states_after": 2} if kind == "edd" else {}) and not module.training
-        own, theirs = draft.state_dict(), module.state_dict()
-        assert own.keys() == theirs.keys() and all(torch.equal(own[key], theirs[key]) for key in own)
-    if kind != "eagle":
-        tied = module.lm_head.weight is module.model.embed_tokens.weight
-        assert tied == (name == "llama")
-    assert all(torch.equal(value, before[key]) for key, value in target.state_dict().items())
-    shared = {parameter.data_ptr() for parameter in target.parameters()}
-    assert not shared & {parameter.data_ptr() for parameter in module.parameters()}
-
-
-@pytest.mark.parametrize("kind", ["edd", "vdm", "eagle"])
 def test_files_that_do_not_fit_their_target_are_refused(kind: str, tmp_path: Path) -> None:
     target, facts = target_of("llama"), {"states_after": 2} if kind == "edd" else {}
 
@@ -219,8 +216,3 @@ def test_the_default_states_are_the_fourth_to_last() -> None:
         target.config.num_hidden_layers = 4
         with pytest.raises(InputError, match=f"states after {split} of 4 layers; choose 1 to 4"):
             check_split(target, split)
-
-
-def test_the_passes_of_the_two_are_theirs() -> None:
-    for kind, expected in (("edd", EffectiveDraftDecoderLM), ("eagle", EagleLM)):
-        assert type(decoder_of(state_pair(kind), Sampler())[1]) is expected

@@ -12,10 +12,10 @@ from realrun.engines.batches import compare_batch
 from realrun.engines.check import counters_equal
 from realrun.engines.compare import Agreement, Counted, Models
 from realrun.engines.engine import Sums
+from specsim.acceptance.generate import generate
 from specsim.acceptance.iid import IID
-from specsim.acceptance.synthetic import generate
 from specsim.engines.conventions import CONVENTIONS
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 from specsim.serving.draft_length import ScheduledK
 from specsim.trace.trace import Trace
 

@@ -15,11 +15,11 @@ from realrun.engines.compare import Agreement, Models, compare_sequence
 from realrun.engines.engine import EngineRun, Setting, Sums
 from realrun.engines.hugging_face import HuggingFaceEngine
 from realrun.engines.llamacpp import LlamaCppEngine
+from realrun.measure.record import RecordSettings, record
 from realrun.pairs.pair import load_pair
 from realrun.pairs.prompts import lab_prompts
-from realrun.recording.record import RecordSettings, record
+from specsim.acceptance.generate import generate
 from specsim.acceptance.iid import IID
-from specsim.acceptance.synthetic import generate
 from specsim.engines.conventions import CONVENTIONS
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.chain.fixed_k import FixedK

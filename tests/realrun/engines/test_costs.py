@@ -9,7 +9,7 @@ from realrun.engines.costs import EngineCosts, Rounds, Timed, fit_costs
 from realrun.engines.engine import Setting, Turn
 from realrun.engines.llamacpp import LlamaCppEngine
 from realrun.engines.validate import compared, plan_of, replayed_rounds, turns_of, typical
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 from tests.realrun.engines.test_compare import LIMIT, made_trace
 
 TRUE = EngineCosts(draft_s=0.002, pass_s=0.001, verified=(0, 2, 4, 8), round_s=(0.010, 0.012, 0.013, 0.019))

@@ -21,11 +21,11 @@ from realrun.engines.gguf_file import ids_of, paired, write_gguf
 from realrun.engines.hugging_face import HuggingFaceEngine
 from realrun.engines.llamacpp import LlamaCppEngine, draft_seconds
 from realrun.engines.validate import plan_of, validate
+from realrun.measure.record import RecordSettings, record
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
-from realrun.recording.record import RecordSettings, record
 from specsim.engines.as_engine import as_engine
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.trace.trace import Trace
@@ -170,10 +170,10 @@ def test_what_is_not_installed_is_named_with_what_to_type() -> None:
         ("check --engine tgi", "engine 'tgi' is not run here; choose one of llamacpp"),
         ("check --engine transformers --k 0,2", "--k of 0, 2; give numbers from 1 to 16"),
         ("check --engine transformers --k two", "--k 'two' is no list of whole numbers"),
-        ("check --engine transformers --trace somewhere --num-prompts 3", "--trace says what --num-prompts says"),
+        ("check --engine transformers --trace somewhere --num-prompts 3", "--trace already decides --num-prompts"),
         ("check --engine transformers --batch 2", "transformers is run one sequence at a time; leave --batch out"),
-        ("check --engine transformers --batch 2 --schedule 1:3 --k 3", "--schedule says what --k says"),
-        ("check --engine transformers --batch 2 --schedule 1:x", "schedule '1:x' is no list of BATCH:K"),
+        ("check --engine transformers --batch 2 --schedule 1:3 --k 3", "--schedule already decides --k"),
+        ("check --engine transformers --batch 2 --schedule 1:x", "schedule '1:x' is not a list of BATCH:K"),
         ("validate --engine tgi", "engine 'tgi' is not run here"),
     ],
 )

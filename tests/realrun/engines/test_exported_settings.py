@@ -17,8 +17,8 @@ from transformers import GenerationConfig
 from realrun.engines.engine import save_models
 from realrun.engines.gguf_file import write_gguf
 from realrun.engines.vllm import VllmEngine
+from specsim.acceptance.generate import generate as generate_trace
 from specsim.acceptance.iid import IID
-from specsim.acceptance.synthetic import generate as generate_trace
 from specsim.serving.draft_length import ScheduledK
 from specsim.trace.files import write_trace
 from tests.realrun.engines.test_engines import needs_llamacpp
@@ -66,7 +66,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def flags_of(asked: Any, engine: str, options: str) -> str:
-    return str(json_of(asked(engine, options, "--json"))["flags"]).split(", beside")[0]
+    return str(json_of(asked(engine, options, "--json"))["flags"]).split(" (also")[0]
 
 
 @pytest.mark.parametrize("engine", WRITTEN)

@@ -16,12 +16,12 @@ from realrun.engines.check import as_lookups, check, check_recording, recording,
 from realrun.engines.engine import Job, Setting, Sums
 from realrun.engines.hugging_face import HuggingFaceEngine
 from realrun.engines.vllm import PYTHON, VllmEngine, asked, rounds_of, sums_of
+from realrun.measure.record import RecordSettings, record
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
-from realrun.recording.record import RecordSettings, record
 from specsim.engines.as_engine import output_lengths
 from specsim.engines.conventions import CONVENTIONS
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.serving.draft_length import ScheduledK
 from specsim.trace.trace import Trace

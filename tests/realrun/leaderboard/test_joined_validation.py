@@ -12,14 +12,14 @@ import pytest
 
 from realrun.decode.sampling import Sampler
 from realrun.drafters.lookup import LookupKind
+from realrun.experiment.run import ValidationSettings
 from realrun.leaderboard.joined import validate_joined
+from realrun.measure.record import RecordSettings
 from realrun.pairs.pair import Pair, load_pair
 from realrun.pairs.prompts import Prompt, lab_prompts
-from realrun.recording.record import RecordSettings
-from realrun.validation.run import ValidationSettings
 from specsim.cost.files import read_cost
 from specsim.cost.joined import JoinedCost
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 from specsim.policy.base import Policy
 from specsim.policy.registry import SWITCH_POLICIES, build_policy
 from specsim.replaying.priced import PricedTrace

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from realrun.decode.sampling import Sampler
+from realrun.measure.record import RecordSettings, record
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
-from realrun.recording.record import RecordSettings, record
 from specsim.cost.model import ConstantCost
 from specsim.policy.registry import make_policy
 from specsim.replaying.replay import replay

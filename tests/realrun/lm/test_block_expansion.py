@@ -1,4 +1,4 @@
-"""A target deepened by identity blocks says what it said, and every drafter of it drafts what it drafted."""
+"""A target with identity blocks has the same output, and its drafters draft the same tokens."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from realrun.drafters.registry import DRAFTERS
 from realrun.lm.cached import CachedLM
 from realrun.lm.open import make_lm
 from realrun.lm.variants.block_expansion import core_of, expand, expansion_of, layers_below
+from realrun.measure.record import RecordSettings, record
 from realrun.pairs.drafter_files import weights_digest
-from realrun.pairs.pair import LAB_DEEP, LAB_DEEP_LAYERS, LAB_DRAFTERS, Pair, load_pair
+from realrun.pairs.lab_drafters import LAB_DRAFTERS, has_lab_drafter
+from realrun.pairs.pair import LAB_DEEP, LAB_DEEP_LAYERS, Pair, load_pair
 from realrun.pairs.prompts import lab_prompts
-from realrun.recording.record import RecordSettings, record
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 from specsim.trace.trace import Trace
 from tests.support.drafting import Case, case_pair, prompts_of
 from tests.support.small_targets import ARCHITECTURES, small_target
@@ -26,9 +27,9 @@ from tests.support.small_targets import ARCHITECTURES, small_target
 TOKENS = torch.tensor([[5, 9, 3, 44, 17, 2, 60, 8]])
 
 
-def differing(one: Trace, other: Trace) -> list[str]:
-    arrays = [name for name, value in vars(one).items() if isinstance(value, np.ndarray)]
-    return [name for name in arrays if not np.array_equal(getattr(one, name), getattr(other, name))]
+def differing(trace: Trace, other: Trace) -> list[str]:
+    arrays = [name for name, value in vars(trace).items() if isinstance(value, np.ndarray)]
+    return [name for name in arrays if not np.array_equal(getattr(trace, name), getattr(other, name))]
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -38,15 +39,15 @@ def test_logits_and_states_are_equal_to_the_last_bit(architecture: str) -> None:
     deep = expand(core, 9)
     assert deep.config.block_expansion == {"core_layers": 3} and expansion_of(core) is None
     assert len(deep.model.layers) == deep.config.num_hidden_layers == 9 and core.config.num_hidden_layers == 3
-    said, repeated = (model(input_ids=TOKENS, output_hidden_states=True) for model in (core, deep))
-    assert (said.logits - repeated.logits).abs().max() == 0.0
+    output, repeated = (model(input_ids=TOKENS, output_hidden_states=True) for model in (core, deep))
+    assert (output.logits - repeated.logits).abs().max() == 0.0
     for layers in range(4):
         after = repeated.hidden_states[layers_below(deep, layers)]
-        assert (said.hidden_states[layers] - after).abs().max() == 0.0
+        assert (output.hidden_states[layers] - after).abs().max() == 0.0
     assert sum(p.numel() for p in deep.parameters()) > 1.5 * sum(p.numel() for p in core.parameters())
     back = core_of(deep)
     assert weights_digest(back) == weights_digest(core) and back.config.num_hidden_layers == 3
-    assert (back(input_ids=TOKENS).logits - said.logits).abs().max() == 0.0
+    assert (back(input_ids=TOKENS).logits - output.logits).abs().max() == 0.0
 
 
 @torch.inference_mode()
@@ -70,7 +71,7 @@ def test_drafters_draft_as_they_did(kind: str, recorded_deep: None) -> None:
     pair = case_pair(Case(kind))
     deep = replace(pair, target=expand(pair.target, int(pair.target.config.num_hidden_layers) + 3))
     settings = RecordSettings(max_draft_tokens=3, max_new_tokens=10)
-    traces = [record(one, prompts_of(kind)[:2], settings) for one in (pair, deep)]
+    traces = [record(each, prompts_of(kind)[:2], settings) for each in (pair, deep)]
     assert differing(*traces) == [] and (traces[0].match_len > 0).any()
     assert deep.fingerprint == pair.fingerprint  # a predictor of the one serves the other
 
@@ -95,9 +96,9 @@ def test_identity_blocks_are_spread_evenly(layers: int) -> None:
 @torch.inference_mode()
 def operations(lm: CachedLM, *before: CachedLM) -> int:
     """Floating-point operations of a pass over one token behind three, as torch counts them."""
-    for one in (*before, lm):
-        one.reset()
-        one.prefill([5, 9, 3])
+    for each in (*before, lm):
+        each.reset()
+        each.prefill([5, 9, 3])
     with FlopCounterMode(display=False) as counter:
         lm.forward([44])
     return int(counter.get_total_flops())
@@ -109,10 +110,10 @@ def test_a_drafter_of_a_share_of_the_core_runs_that_share_of_the_deep_target(kin
     pair = case_pair(Case(kind))
     deep = replace(pair, target=expand(pair.target, 3 * int(pair.target.config.num_hidden_layers)))
     draft_steps, target_steps = [], []
-    for one in (pair, deep):
-        target, drafter = one.make_drafter()
+    for each in (pair, deep):
+        target, drafter = each.make_drafter()
         draft_steps.append(operations(drafter.lm, target))
-        target_steps.append(operations(make_lm(one.target)))
+        target_steps.append(operations(make_lm(each.target)))
     more = [after - before for before, after in (draft_steps, target_steps)]
     assert more[0] == pytest.approx(share * more[1], rel=1e-9)
 
@@ -124,7 +125,7 @@ def test_no_more_layers_than_there_are_is_refused() -> None:
 
 
 def test_targets_of_the_lab_are_named_by_their_depth() -> None:
-    deep, less = load_pair(LAB_DEEP), load_pair(f"{LAB_DEEP}:10", drafter="medusa-2")
+    deep, less = load_pair(LAB_DEEP), load_pair(f"{LAB_DEEP}:10", drafter="eagle")
     assert deep.target_name == f"{LAB_DEEP}:{LAB_DEEP_LAYERS}" and less.target_name == f"{LAB_DEEP}:10"
     assert expansion_of(deep.target) == expansion_of(less.target) == {"core_layers": 8}
     assert layers_below(deep.target, 2) == 10  # of 40, where EESD exits after 2 of 8
@@ -135,7 +136,7 @@ def test_targets_of_the_lab_are_named_by_their_depth() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("drafter", ["model", "prompt-lookup", *LAB_DRAFTERS])
+@pytest.mark.parametrize("drafter", ["model", "prompt-lookup", *filter(has_lab_drafter, LAB_DRAFTERS)])
 def test_traces_of_the_lab_and_of_lab_deep_are_identical(drafter: str, recorded_deep: None) -> None:
     pairs = [load_pair(target, drafter=drafter, dtype="float64") for target in ("lab", LAB_DEEP)]
     settings = RecordSettings(max_draft_tokens=4, max_new_tokens=32)

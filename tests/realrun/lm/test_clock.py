@@ -13,9 +13,9 @@ from realrun.decode.decoder import Decoder
 from realrun.decode.sampling import Sampler
 from realrun.drafters.lookup import LookupKind
 from realrun.lm.clock import CPU, WALL, check_clock, clock_name, device_clock, now, use_clock
+from realrun.measure.profile import profile
 from realrun.pairs.joined import join_pairs
 from realrun.pairs.pair import Pair
-from realrun.profiling.profile import profile
 from specsim.policy.registry import make_policy
 from tests.support.checks import refusal
 from tests.support.commands import assert_refused, call
@@ -107,11 +107,11 @@ def test_commands_refuse_it_before_the_work(command: list[str], tmp_path: Any, m
 
 
 @pytest.mark.parametrize("command", [["validate", "--out"], ["leaderboard", "--out"], ["engine", "validate"]])
-@pytest.mark.parametrize(("repeats", "wanted"), [(2, 3), (1, 3), (4, 5)])
+@pytest.mark.parametrize(("repeats", "required"), [(2, 3), (1, 3), (4, 5)])
 def test_commands_refuse_repeats_without_a_median(
-    command: list[str], repeats: int, wanted: int, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+    command: list[str], repeats: int, required: int, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("realrun.pairs.pair.load_pair", forbidden)
     out = [tmp_path / "out"] if "--out" in command else []
     result = call("realrun", *command, *out, "--repeats", repeats)
-    assert_refused(result, f"{repeats} repeats have no median run", f"pass --repeats {wanted}")
+    assert_refused(result, f"{repeats} repeats have no median run", f"pass --repeats {required}")

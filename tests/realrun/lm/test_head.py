@@ -9,18 +9,19 @@ import torch
 
 from realrun.decode.decoder import Decoder
 from realrun.decode.sampling import Sampler
+from realrun.experiment.divergence import passes
 from realrun.lm.batched_llama import BatchedLlama
 from realrun.lm.cached import CachedLM, Describe
 from realrun.lm.head import Float32Head, float32_product, gives_float32, with_float32_logits
 from realrun.lm.kernels import use_kernels
 from realrun.lm.number_type import NUMBER_TYPES
 from realrun.lm.open import make_lm
-from realrun.pairs.pair import LAB_DRAFTERS, load_pair
+from realrun.measure.again import check_pair
+from realrun.measure.record import RecordSettings, record
+from realrun.pairs.lab_drafters import LAB_DRAFTERS, has_lab_drafter
+from realrun.pairs.pair import load_pair
 from realrun.pairs.random_pair import random_pair
-from realrun.recording.again import check_pair
-from realrun.recording.record import RecordSettings, record
-from realrun.validation.divergence import passes
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 from specsim.policy.registry import make_policy
 from tests.support.tiny import tiny_model, tiny_prompts
 
@@ -43,12 +44,12 @@ def test_logits_are_the_exact_products_rounded_once(dtype: torch.dtype, bias: bo
     torch.manual_seed(0)
     head, x = Float32Head(48, 200, bias=bias).to(device, dtype), torch.randn(2, 5, 48).to(device, dtype)
     exact = x.double() @ head.weight.double().T + (head.bias.double() if bias else 0.0)
-    made = head(x)
-    assert have_more_digits(made)
-    torch.testing.assert_close(made.double(), exact, rtol=0, atol=1e-5)
+    logits = head(x)
+    assert have_more_digits(logits)
+    torch.testing.assert_close(logits.double(), exact, rtol=0, atol=1e-5)
     rounded = torch.nn.functional.linear(x, head.weight, head.bias)
     assert float((rounded.double() - exact).abs().max()) > 1e-4
-    assert len(made.unique()) > len(rounded.unique())  # fewer are equal
+    assert len(logits.unique()) > len(rounded.unique())  # fewer are equal
     heads = head.weight.view(4, 50, 48)
     batched = float32_product(x[:1, :1].expand(4, 1, 48), heads.transpose(1, 2))
     torch.testing.assert_close(batched.double(), x[0, :1].double() @ heads.double().transpose(1, 2), rtol=0, atol=1e-5)
@@ -61,33 +62,33 @@ def test_every_pass_gives_them() -> None:
     assert gives_float32(model) and model.get_output_embeddings().weight is model.get_input_embeddings().weight
     with use_kernels("reference"):
         static = make_lm(model)
-    made = [lm.forward(TOKENS) for lm in (CachedLM(model), make_lm(model), static)]
+    outputs = [lm.forward(TOKENS) for lm in (CachedLM(model), make_lm(model), static)]
     batch = BatchedLlama(model)
     batch.reset(1)
     batch.add([])
-    made.append(batch.forward([TOKENS])[0])
+    outputs.append(batch.forward([TOKENS])[0])
     assert len({type(lm) for lm in (make_lm(model), static)}) == 2
-    for logits in made:
+    for logits in outputs:
         assert have_more_digits(logits)
-        torch.testing.assert_close(logits[-1:], made[0][-1:], rtol=0, atol=0.1)  # states are rounded to bfloat16
+        torch.testing.assert_close(logits[-1:], outputs[0][-1:], rtol=0, atol=0.1)  # states are rounded to bfloat16
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("kernels", ["auto", "reference"])
-@pytest.mark.parametrize("drafter", ["model", *LAB_DRAFTERS])
+@pytest.mark.parametrize("drafter", ["model", *filter(has_lab_drafter, LAB_DRAFTERS)])
 def test_target_and_drafter_decode_with_them(drafter: str, kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pair, prompt = load_pair(drafter=drafter, dtype=NAME), tiny_prompts(1)[0]
     assert pair.number_type == NAME and pair.dtype == torch.bfloat16
     with use_kernels(kernels):
         decoder = Decoder(*pair.make_drafter(), (), Sampler())
-        said: list[torch.Tensor] = []
+        described_logits: list[torch.Tensor] = []
         own: CachedLM = decoder.drafter.lm  # type: ignore[attr-defined]
         if own.describes:
             described = own.describe
 
             def noted(tokens: Sequence[int], describe: Describe, follows: bool = False) -> torch.Tensor:
                 def say(logits: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
-                    said.append(logits.clone())
+                    described_logits.append(logits.clone())
                     return describe(logits, *rest)
 
                 return described(tokens, say, follows)
@@ -95,8 +96,8 @@ def test_target_and_drafter_decode_with_them(drafter: str, kernels: str, monkeyp
             monkeypatch.setattr(own, "describe", noted)
         with passes(own) as of_draft, passes(decoder.target) as of_target:
             run = decoder.decode(prompt.tokens, 8, make_policy("fixed_k", {"k": 2}))
-    assert len(run.tokens) == 8 and of_target and (of_draft or said)
-    assert all(map(have_more_digits, [*of_target, *of_draft, *said]))
+    assert len(run.tokens) == 8 and of_target and (of_draft or described_logits)
+    assert all(map(have_more_digits, [*of_target, *of_draft, *described_logits]))
 
 
 def test_a_recording_says_so_and_its_pair_is_told_from_others() -> None:
@@ -112,7 +113,9 @@ def test_a_recording_says_so_and_its_pair_is_told_from_others() -> None:
 def test_a_head_of_another_kind_is_refused() -> None:
     model = tiny_model(1, seed=5, dtype=torch.bfloat16)
     model.set_output_embeddings(torch.nn.Identity())
-    with pytest.raises(InputError, match="LlamaForCausalLM has a head of type Identity, whose logits cannot be had"):
+    with pytest.raises(
+        InputError, match="LlamaForCausalLM has a head of type Identity, which gives no logits in float32"
+    ):
         with_float32_logits(model)
 
 

@@ -1,4 +1,4 @@
-"""A model taken apart says what the whole says: over any cutting and tree, with sublayers skipped; or it is refused."""
+"""A model run part by part has the logits of the whole, over any cutting and tree, or it is refused."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from transformers import (
 )
 
 from realrun.lm.cached import CachedLM
-from realrun.lm.layer_stack import LibraryPieces, model_parts
+from realrun.lm.layer_stack import LibraryParts, model_parts
 from realrun.lm.llama import FusedParts
 from realrun.lm.split_target import SplitTarget
 from realrun.lm.variants.skipped_layers import SkippedSublayers
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 from tests.realrun.lm.test_tree_pass import make_tree
 from tests.support.families import family_model
 from tests.support.split_targets import LAYERS, LEAN, LIBRARY, NAMES, close_to, stacked, target_of
@@ -55,42 +55,42 @@ def _inference() -> Any:
 
 def test_both_kinds_of_pieces_are_tested_here() -> None:
     assert all(isinstance(model_parts(target_of(name)), FusedParts) for name in LEAN)
-    assert all(isinstance(model_parts(target_of(name)), LibraryPieces) for name in LIBRARY)
+    assert all(isinstance(model_parts(target_of(name)), LibraryParts) for name in LIBRARY)
 
 
-def say(pieces: Any, model: Any, stacks: list[Any], tokens: list[int], start: int) -> torch.Tensor:
+def say(parts: Any, model: Any, stacks: list[Any], tokens: list[int], start: int) -> torch.Tensor:
     """Logits after these tokens in slots `start` and on, through the stacks one after another."""
     end = start + len(tokens)
-    x = pieces.embed(tokens)
+    x = parts.embed(tokens)
     for stack in stacks:
-        x = stack.run(x, start, slice(start, end), pieces.causal_mask(len(tokens), end))
-    return pieces.logits(pieces.normed(x, model.model.norm), model.get_output_embeddings())
+        x = stack.run(x, start, slice(start, end), parts.causal_mask(len(tokens), end))
+    return parts.logits(parts.normed(x, model.model.norm), model.get_output_embeddings())
 
 
 @names
 @pytest.mark.parametrize("cuts", [(), (1,), (2, 3)], ids=str)
 def test_stacks_say_what_the_model_says_over_any_cutting_and_rollback(name: str, cuts: tuple[int, ...]) -> None:
     model = target_of(name)
-    pieces, plain = model_parts(model), CachedLM(model)
+    parts, plain = model_parts(model), CachedLM(model)
     edges = [0, *cuts, LAYERS]
-    stacks = [pieces.stack(model.model.layers[a:b]) for a, b in itertools.pairwise(edges)]
+    stacks = [parts.stack(model.model.layers[a:b]) for a, b in itertools.pairwise(edges)]
     rng = np.random.default_rng(3)
     for _ in range(10):
         tokens = rng.integers(0, VOCAB, rng.integers(1, 9)).tolist()
         start = plain.length
-        torch.testing.assert_close(say(pieces, model, stacks, tokens, start), plain.forward(tokens), **close_to(name))
+        torch.testing.assert_close(say(parts, model, stacks, tokens, start), plain.forward(tokens), **close_to(name))
         plain.truncate(int(rng.integers(0, plain.length + 1)))  # the slots behind are written anew
 
 
 @names
 def test_a_long_prompt_makes_the_buffers_grow(name: str) -> None:
     model = target_of(name)
-    pieces, plain = model_parts(model), CachedLM(model)
-    stack = pieces.stack(model.model.layers)
+    parts, plain = model_parts(model), CachedLM(model)
+    stack = parts.stack(model.model.layers)
     prompt = np.random.default_rng(1).integers(0, VOCAB, POSITIONS - 1).tolist()
     for start, end in ((0, 3), (3, 100), (100, 101), (101, 159)):
         part = prompt[start:end]
-        torch.testing.assert_close(say(pieces, model, [stack], part, start), plain.forward(part), **close_to(name))
+        torch.testing.assert_close(say(parts, model, [stack], part, start), plain.forward(part), **close_to(name))
     for (keys, values), layer in zip(stacked(stack, 159), plain.cache.layers, strict=True):
         torch.testing.assert_close(keys, layer.keys[0], **close_to(name))
         torch.testing.assert_close(values, layer.values[0], **close_to(name))
@@ -100,43 +100,43 @@ def test_a_long_prompt_makes_the_buffers_grow(name: str) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_trees_level_by_level_or_at_once_and_the_path_that_is_kept(name: str, seed: int) -> None:
     model = target_of(name)
-    pieces, plain = model_parts(model), CachedLM(model)
-    stack = pieces.stack(model.model.layers)
+    parts, plain = model_parts(model), CachedLM(model)
+    stack = parts.stack(model.model.layers)
     rng = np.random.default_rng(seed)
     prompt = rng.integers(0, VOCAB, 11).tolist()
     plain.prefill(prompt)
-    say(pieces, model, [stack], prompt, 0)
+    say(parts, model, [stack], prompt, 0)
     tree = make_tree(rng.integers(0, 1000, 14).tolist(), seed)
     tree = type(tree)([token % VOCAB for token in tree.tokens], tree.parents)
     expected = plain.forward_nodes(tree.tokens, tree.depths, tree.visible)
     edges = [0, *tree.level_ends()] if seed else [0, len(tree.tokens)]
-    found = []
+    logits = []
     for first, end in itertools.pairwise(edges):
         positions = torch.tensor([11 + depth for depth in tree.depths[first:end]])
-        mask = pieces.tree_mask(tree.visible[first:end, :end], 11 + end)
-        x = stack.run(pieces.embed(tree.tokens[first:end]), 11 + first, positions, mask)
-        found.append(pieces.logits(pieces.normed(x, model.model.norm), model.get_output_embeddings()))
-    torch.testing.assert_close(torch.cat(found), expected, **close_to(name))
+        mask = parts.tree_mask(tree.visible[first:end, :end], 11 + end)
+        x = stack.run(parts.embed(tree.tokens[first:end]), 11 + first, positions, mask)
+        logits.append(parts.logits(parts.normed(x, model.model.norm), model.get_output_embeddings()))
+    torch.testing.assert_close(torch.cat(logits), expected, **close_to(name))
     path = tree.path(len(tree.tokens) - 1)
     stack.move([11 + node for node in path], 11)
     plain.keep_nodes(path)
     more, start = [5, 6, 7], plain.length
-    torch.testing.assert_close(say(pieces, model, [stack], more, start), plain.forward(more), **close_to(name))
+    torch.testing.assert_close(say(parts, model, [stack], more, start), plain.forward(more), **close_to(name))
 
 
 @names
 def test_a_skipped_sublayer_is_one_that_adds_nothing(name: str) -> None:
     model = target_of(name)
     skips = SkippedSublayers(frozenset({0, 2}), frozenset({2, 3}))
-    pieces = model_parts(model)
+    parts = model_parts(model)
     silent = copy.deepcopy(model)
     for numbers, projection in ((skips.attention, "self_attn.o_proj"), (skips.mlp, "mlp.down_proj")):
         for number in numbers:
             for parameter in silent.model.layers[number].get_submodule(projection).parameters():
                 parameter.zero_()
     tokens = [4, 8, 15, 16, 23, 42]
-    x = pieces.stack(model.model.layers).run(pieces.embed(tokens), 0, slice(0, 6), pieces.causal_mask(6, 6), skip=skips)
-    logits = pieces.logits(pieces.normed(x, model.model.norm), model.get_output_embeddings())
+    x = parts.stack(model.model.layers).run(parts.embed(tokens), 0, slice(0, 6), parts.causal_mask(6, 6), skip=skips)
+    logits = parts.logits(parts.normed(x, model.model.norm), model.get_output_embeddings())
     torch.testing.assert_close(logits, CachedLM(silent).forward(tokens), **close_to(name))
     assert float((logits - CachedLM(model).forward(tokens)).abs().max()) > 0.1
 
@@ -145,25 +145,25 @@ def test_a_skipped_sublayer_is_one_that_adds_nothing(name: str) -> None:
 @pytest.mark.parametrize("split", [0, 1, 3])
 def test_a_split_target_is_the_target(name: str, split: int) -> None:
     model = target_of(name)
-    one, other = SplitTarget(model, split), CachedLM(model)
-    one.keep_hidden = other.keep_hidden = True
+    target, plain = SplitTarget(model, split), CachedLM(model)
+    target.keep_hidden = plain.keep_hidden = True
     rng = np.random.default_rng(2)
-    for lm in (one, other):
+    for lm in (target, plain):
         lm.prefill([7, 7, 3])
     for _ in range(4):
         tokens = rng.integers(0, VOCAB, 6).tolist()
-        torch.testing.assert_close(one.forward(tokens), other.forward(tokens), **close_to(name))
-        assert one.hidden is not None and other.hidden is not None
-        torch.testing.assert_close(one.hidden, other.hidden, **close_to(name))
+        torch.testing.assert_close(target.forward(tokens), plain.forward(tokens), **close_to(name))
+        assert target.hidden is not None and plain.hidden is not None
+        torch.testing.assert_close(target.hidden, plain.hidden, **close_to(name))
         tree = make_tree([0, 0, 1, 1, 2, 5], 3)
         nodes = [token % VOCAB for token in tree.tokens]
         keep = int(rng.integers(1, 7))
-        for lm in (one, other):
+        for lm in (target, plain):
             lm.truncate(lm.length - 4)
             lm.logits = lm.forward_nodes(nodes, tree.depths, tree.visible)  # type: ignore[attr-defined]
             lm.keep_nodes(tree.path(keep))
-        torch.testing.assert_close(one.logits, other.logits, **close_to(name))  # type: ignore[attr-defined]
-        assert one.length == other.length
+        torch.testing.assert_close(target.logits, plain.logits, **close_to(name))  # type: ignore[attr-defined]
+        assert target.length == plain.length
 
 
 PLAIN = {"embedding_multiplier": 1.0, "residual_multiplier": 1.0, "attention_multiplier": 8**-0.5}
@@ -222,18 +222,18 @@ def test_parts_of_other_families_say_what_the_whole_says(family: str) -> None:
         torch.testing.assert_close(target.forward(tokens), plain.forward(tokens), **close)
         tree = make_tree([0, 0, 1, 1, 2, 5], 3)
         nodes, keep = [token % VOCAB for token in tree.tokens], int(rng.integers(1, 7))
-        said = []
+        logits = []
         for lm in (target, plain):
             lm.truncate(lm.length - 4)
-            said.append(lm.forward_nodes(nodes, tree.depths, tree.visible))
+            logits.append(lm.forward_nodes(nodes, tree.depths, tree.visible))
             lm.keep_nodes(tree.path(keep))
-        torch.testing.assert_close(*said, **close)
+        torch.testing.assert_close(*logits, **close)
 
 
 def test_what_a_sublayer_does_inside_is_its_own_affair() -> None:
     """Phi-3 joins its projections itself and is a Llama otherwise."""
     torch.manual_seed(1)
     model = Phi3ForCausalLM(Phi3Config(**SIZES, sliding_window=None)).double().eval()
-    plain, pieces = CachedLM(model), model_parts(model)
-    stack = pieces.stack(model.model.layers)
-    torch.testing.assert_close(say(pieces, model, [stack], [3, 1, 4], 0), plain.forward([3, 1, 4]), **CLOSE)
+    plain, parts = CachedLM(model), model_parts(model)
+    stack = parts.stack(model.model.layers)
+    torch.testing.assert_close(say(parts, model, [stack], [3, 1, 4], 0), plain.forward([3, 1, 4]), **CLOSE)

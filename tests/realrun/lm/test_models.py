@@ -1,4 +1,4 @@
-"""Loading pairs and prompts: what is wrong is said in one line."""
+"""Loading pairs and prompts; errors take a single line."""
 
 from __future__ import annotations
 

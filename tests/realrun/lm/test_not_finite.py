@@ -13,8 +13,8 @@ from realrun.decode.decoder import Decoder
 from realrun.decode.sampling import Sampler
 from realrun.drafters.independent import IndependentKind
 from realrun.lm.cached import CachedLM
+from realrun.measure.record import RecordSettings, record
 from realrun.pairs.pair import Pair
-from realrun.recording.record import RecordSettings, record
 from specsim.policy.registry import make_policy
 from tests.support.checks import refusal
 from tests.support.commands import assert_refused, call
@@ -47,8 +47,10 @@ def pair_of(which: str) -> Pair:
 @pytest.mark.parametrize("which", ["target", "drafter"])
 def test_nothing_is_recorded_of_a_model_that_gives_nan(which: str, mode: str) -> None:
     settings = RecordSettings(max_draft_tokens=3, max_new_tokens=8, sampler=MODES[mode])
-    said = refusal(lambda: record(pair_of(which), tiny_prompts(2), settings))
-    assert f"the {which} " in said and "first in layer model.layers.0.mlp.down_proj" in said and "float64" in said
+    message = refusal(lambda: record(pair_of(which), tiny_prompts(2), settings))
+    assert (
+        f"the {which} " in message and "first in layer model.layers.0.mlp.down_proj" in message and "float64" in message
+    )
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -77,8 +79,8 @@ def test_an_overflow_in_float16_is_found_where_it_begins() -> None:
     decoder.decode([5, 6, 7], 8, None)
     half = copy.deepcopy(model).half()
     decoder = Decoder(CachedLM(half), tiny_pair().make_drafter()[1], (), Sampler())
-    said = refusal(lambda: decoder.decode([5, 6, 7], 8, None))
-    assert "model.layers.1." in said and "float16" in said and "--dtype float32" in said
+    message = refusal(lambda: decoder.decode([5, 6, 7], 8, None))
+    assert "model.layers.1." in message and "float16" in message and "--dtype float32" in message
 
 
 def test_logits_of_minus_infinity_are_legal(monkeypatch: pytest.MonkeyPatch) -> None:

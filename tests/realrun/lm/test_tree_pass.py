@@ -20,15 +20,11 @@ from realrun.lm.cached import CachedLM
 from realrun.lm.kernels import use_kernels
 from realrun.lm.llama import FusedLlama
 from realrun.lm.static.llama import StaticLlama
-from specsim.errors import InputError
-from tests.realrun.lm.test_fused_llama import small_model
+from specsim.io.errors import InputError
 from tests.realrun.lm.test_kernels_option import ON_CPU
-from tests.realrun.lm.test_static_llama import qwen3, recorded, with_garbage
+from tests.support.llama_models import FLOAT64, VOCAB, qwen3, recorded, small_model, with_garbage
 
-VOCAB = 89
 POSITIONS = 64
-# Sums in another order differ by rounding.
-FLOAT64 = {"rtol": 0, "atol": 1e-10}
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 48,
@@ -131,8 +127,8 @@ def assert_like_fresh(lm: CachedLM, tokens: Sequence[int], following: Sequence[i
     fresh.prefill(tokens)
     assert lm.length == len(tokens) and lm.nodes == 0
     if tokens:
-        for kept, expected in zip(contents(lm), contents(fresh), strict=True):
-            torch.testing.assert_close(kept, expected, **FLOAT64)
+        for own, expected in zip(contents(lm), contents(fresh), strict=True):
+            torch.testing.assert_close(own, expected, **FLOAT64)
     torch.testing.assert_close(lm.forward(following), fresh.forward(following), **FLOAT64)
 
 
@@ -144,10 +140,6 @@ def mistral(sliding_window: int | None) -> Any:
 def qwen2(**changes: Any) -> Any:
     torch.manual_seed(0)
     return Qwen2ForCausalLM(Qwen2Config(**SIZES, **changes)).double().eval()
-
-
-def with_static_cache(model: Any) -> CachedLM:
-    return CachedLM(model, static_tokens=100)
 
 
 def with_static_llama(model: Any) -> StaticLlama:
@@ -166,8 +158,8 @@ def model_named(name: str) -> Any:
     return makers[name]()
 
 
-LIBRARY = {"dynamic": CachedLM, "static": with_static_cache}
-OURS = {"lean": FusedLlama, "static llama": with_static_llama}
+LIBRARY = {"library": CachedLM}
+OURS = {"fused": FusedLlama, "static": with_static_llama}
 CASES = [
     pytest.param(make, name, id=f"{kind}, {name}")
     for kinds, names in (
@@ -216,18 +208,17 @@ def test_kept_paths_make_the_cache_of_a_fresh_prefill(
         torch.testing.assert_close(logits, by_paths(lm.model, tokens, tree), **FLOAT64)
         path = tree.path(min(node, len(tree.tokens) - 1))
         lm.keep_nodes(path)
-        tokens += [tree.tokens[kept] for kept in path]
+        tokens += [tree.tokens[node] for node in path]
         assert_like_fresh(lm, tokens)
         lm.truncate(len(tokens))
 
 
-@pytest.mark.parametrize("make", LIBRARY.values(), ids=LIBRARY)
 @torch.inference_mode()
-def test_eager_attention_reads_the_same_masks(make: Callable[[Any], CachedLM]) -> None:
+def test_eager_attention_reads_the_same_masks() -> None:
     model, tree, tokens = small_model(), random_tree(12, seed=5), [5, 6, 7]
     expected = by_paths(model, tokens, tree)
     model.set_attn_implementation("eager")
-    lm = make(model)
+    lm = CachedLM(model)
     lm.prefill(tokens)
     for ends in ([12], tree.level_ends()):
         # Its softmax is in float32, whatever the model's type.
@@ -349,9 +340,9 @@ def test_trees_and_rollbacks_across_a_window(kind: str, seed: int) -> None:
     append(lm, tree)
     path, following = tree.path(11), rng.integers(0, VOCAB, 4).tolist()
     lm.keep_nodes(path)
-    kept = text_of(path)[:-9]  # back by more than the window
-    lm.truncate(len(kept))
-    torch.testing.assert_close(lm.forward(following), alone([*kept, *following], 4), **FLOAT64)
+    text = text_of(path)[:-9]  # back by more than the window
+    lm.truncate(len(text))
+    torch.testing.assert_close(lm.forward(following), alone([*text, *following], 4), **FLOAT64)
 
 
 @torch.inference_mode()
@@ -364,30 +355,12 @@ def test_a_tree_pass_does_not_look_for_windows_anew(monkeypatch: pytest.MonkeyPa
     assert lm.nodes == 4
 
 
-@pytest.mark.parametrize("kind", SLIDING)
-def test_a_static_cache_with_a_window_is_refused(kind: str) -> None:
-    with pytest.raises(InputError, match="a sliding window and cannot have a static cache; choose") as caught:
-        CachedLM(SLIDING[kind](), static_tokens=20)
-    assert "\n" not in str(caught.value)
-
-
 def test_attention_that_takes_no_tree_mask_is_refused() -> None:
     model = small_model()
     model.config._attn_implementation = "flash_attention_2"
     with pytest.raises(InputError, match="flash_attention_2 attention takes no mask of draft trees; load") as caught:
         append(CachedLM(model), random_tree(3, seed=0))
     assert "\n" not in str(caught.value)
-
-
-@torch.inference_mode()
-def test_a_static_cache_that_is_full_says_so() -> None:
-    lm = CachedLM(model_named("llama"), static_tokens=12)
-    lm.prefill([1] * 8)
-    append(lm, random_tree(4, seed=0))
-    for do in (lambda: append(lm, random_tree(5, seed=0)), lambda: lm.forward([1] * 5)):
-        lm.keep_nodes([])
-        with pytest.raises(InputError, match="13 tokens and tree nodes exceed the static cache of 12; make it larger"):
-            do()
 
 
 @pytest.mark.parametrize("kernels", ON_CPU)

@@ -120,14 +120,14 @@ GOOD = '{"text": "ab"}\n'
         (GOOD + '{"turns": [3]}', ":2: 'turns'"),
         (GOOD + '{"conversations": [{"from": "gpt", "value": "hi"}]}', ":2: 'conversations'"),
         (GOOD + '{"question": 3}', ":2: 'question'"),
-        (GOOD + '{"turns": ["a"], "text": "b"}', ":2 is no prompt: it has text and turns"),
-        (GOOD + '{"answer": "a"}', ":2 is no "),
-        (GOOD + '{"text": "a", "prompt": "a"}', ":2 is no "),
-        (GOOD + "[" * 100_000, ":2 is no "),
+        (GOOD + '{"turns": ["a"], "text": "b"}', ":2 is not a prompt: it has text and turns"),
+        (GOOD + '{"answer": "a"}', ":2 is not a prompt"),
+        (GOOD + '{"text": "a", "prompt": "a"}', ":2 is not a prompt"),
+        (GOOD + "[" * 100_000, ":2 is not "),
         (GOOD + '{"text": ""}', ":2: the prompt is empty"),
-        (GOOD + '{"text": 7}', ":2: 'text' is no text"),
-        (GOOD + '{"messages": []}', ':2: "messages" is no list of '),
-        (GOOD + '{"messages": [{"role": "user"}]}', ':2: "messages" is no list of '),
+        (GOOD + '{"text": 7}', ":2: 'text' is not a text"),
+        (GOOD + '{"messages": []}', ':2: "messages" is not a list of '),
+        (GOOD + '{"messages": [{"role": "user"}]}', ':2: "messages" is not a list of '),
         (GOOD + '{"messages": [{"role": "user", "content": "a"}]}', ":2: the tokenizer has no chat template"),
         ("", "holds no prompt"),
         ("\n \n", "holds no prompt"),
@@ -191,9 +191,9 @@ def test_a_name_that_is_the_labs_drafter_and_a_folder_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "eesd").mkdir()
-    refusal(lambda: load_pair(drafter="eesd"), "drafter eesd", "lab:eesd", "./eesd")
-    assert load_pair(drafter="lab:eesd").draft_name == "lab/eesd"
-    refusal(lambda: load_pair(drafter="./eesd"), "eesd")  # an empty folder is no drafter, but the one that was meant
+    (tmp_path / "eagle").mkdir()
+    refusal(lambda: load_pair(drafter="eagle"), "drafter eagle", "lab:eagle", "./eagle")
+    assert load_pair(drafter="lab:eagle").draft_name == "lab/eagle"
+    refusal(lambda: load_pair(drafter="./eagle"), "eagle")  # an empty folder is no drafter, but the one that was meant
     refusal(lambda: load_pair(drafter="lab:abacus"), "the lab has no drafter abacus", "eesd")
-    assert load_pair(drafter="edd").draft_name == "lab/edd"
+    assert load_pair(drafter="self-sd").draft_name == "lab/self-sd"

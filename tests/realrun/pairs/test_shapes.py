@@ -10,7 +10,7 @@ from realrun.lm.open import make_lm
 from realrun.pairs import shapes
 from realrun.pairs.shapes import DRAFTERS, SHAPES, TARGETS, random_model, reduced, shape_config
 from specsim.cost.roofline.architecture import architecture_from_config, find_architecture
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 
 # Billions of parameters as published: model cards, papers, or the sum over the released tensors.
 PUBLIC_BILLIONS = {

@@ -16,11 +16,11 @@ from transformers import MambaConfig, MambaForCausalLM
 
 from realrun.decode.decoder import Decoder
 from realrun.decode.sampling import Sampler
+from realrun.measure.record import RecordSettings, record
+from realrun.measure.reuse import recorded_trace
 from realrun.pairs.pair import Pair, load_pair, load_target
 from realrun.pairs.prompts import Prompt
 from realrun.pairs.vocabulary import padding_notes
-from realrun.recording.record import RecordSettings, record
-from realrun.recording.reuse import recorded_trace
 from specsim.policy.registry import make_policy
 from tests.support.checks import refusal
 from tests.support.commands import assert_refused, call

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from specsim.acceptance.difficulty import Difficulty
 from specsim.acceptance.files import load_model, save_model
+from specsim.acceptance.generate import generate
 from specsim.acceptance.iid import IID
 from specsim.acceptance.per_position import PerPosition
 from specsim.acceptance.sources import Rounds, longest_rounds, verified_by_depth
-from specsim.acceptance.synthetic import AcceptanceModel, generate, geometric_entropy_nats
-from specsim.errors import InputError
+from specsim.acceptance.synthetic import AcceptanceModel, geometric_entropy_nats
+from specsim.io.errors import InputError
 from specsim.policy.chain.adaedl import AdaEDL
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.replaying.replay import replay
@@ -196,7 +197,7 @@ def test_bad_model_files_are_refused(change: dict[str, object], message: str, tm
     with pytest.raises(InputError, match=message):
         load_model(path)
     path.write_text("{")
-    with pytest.raises(InputError, match="no valid JSON"):
+    with pytest.raises(InputError, match="not valid JSON"):
         load_model(path)
 
 

@@ -10,21 +10,20 @@ import pytest
 from scipy.special import ndtr
 
 from specsim.acceptance.difficulty import Difficulty
+from specsim.acceptance.formulas import reliability
+from specsim.acceptance.generate import generate
 from specsim.acceptance.goodness import fit_report, summary
 from specsim.acceptance.iid import IID
-from specsim.acceptance.latent import MISSING, Drift, fit_drift, fit_hidden, log_likelihood
+from specsim.acceptance.latent import KNOTS, MISSING, Drift, fit_drift, fit_hidden, log_likelihood
 from specsim.acceptance.per_position import PerPosition
-from specsim.acceptance.quantiles import KNOTS
 from specsim.acceptance.sources import Rounds
-from specsim.acceptance.synthetic import generate
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 from specsim.policy.chain.adaedl import AdaEDL
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.chain.max_confidence import MaxConfidence
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
-from specsim.speedup.formulas import reliability
 from specsim.trace.trace import Trace
 from tests.support.acceptance_examples import COST, as_counters, difficulty, fixed_k_rounds, softmax_text
 from tests.support.reference import small_trace

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from specsim.acceptance.sources import Counters, Rounds, describe, read_counters, read_rounds, read_source
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 from specsim.trace.files import write_trace
 from specsim.trace.trace import Trace
 from tests.support.reference import small_trace
@@ -104,10 +104,10 @@ def test_counters_are_read_down_to_the_last_depth_used(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("document", "message"),
     [
-        ("{", "no valid JSON"),
-        ([1], "wanted an object"),
-        ({"drafted": [3]}, "accepted is missing"),
-        ({"drafted": [3], "accepted": [0.5]}, "accepted.0. is 0.5, wanted a whole number"),
+        ("{", "not valid JSON"),
+        ([1], "Expected `object`, got `array`"),
+        ({"drafted": [3]}, "missing required field `accepted`"),
+        ({"drafted": [3], "accepted": [0.5]}, r"Expected `int`, got `float` - at `\$.accepted\[0\]`"),
         ({"drafted": [3], "accepted": [-1]}, "'accepted' is not a list of counts"),
         ({"drafted": [3, 3], "accepted": [1]}, "2 depths drafted but 1 accepted"),
         ({"drafted": [3], "accepted": [4]}, "accepted must not exceed drafted"),

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from specsim.claims.diff import diff_validations, holm, read_diff
-from specsim.errors import InputError
-from specsim.speedup.intervals import ratio_interval
+from specsim.io.errors import InputError
+from specsim.replaying.intervals import ratio_interval
 
 # A run of the lab: 12 sequences of some 80 tokens, nine policies, 15 ms a token. Seconds of a sequence vary by 1 % of
 # their own; what policies cost beside the baseline varies from run to run by 1.5 %, all alike, and by 0.7 % of its own.
@@ -110,11 +110,11 @@ def test_several_runs_of_a_side_are_taken_together(tmp_path: Path) -> None:
     paths = [write(tmp_path / f"{number}.json", document) for number, document in enumerate([*old, *new])]
     lines = {line.name: line for line in read_diff(paths[0], paths[2], more_old=[paths[1]], more_new=[paths[3]]).lines}
     assert lines["policy 0"].note == "not in every run" and lines["policy 1"].note == "other sequences were decoded"
-    baseline, own = ([*map(sum, zip(*both, strict=True))] for both in zip(*(columns(one) for one in old), strict=True))
+    baseline, own = ([*map(sum, zip(*both, strict=True))] for both in zip(*map(columns, old), strict=True))
     assert lines["policy 2"].old == pytest.approx(sum(baseline) / sum(own), rel=1e-12)
-    one = {line.name: line for line in read_diff(paths[0], paths[2]).lines}["policy 2"].ratio
+    single = {line.name: line for line in read_diff(paths[0], paths[2]).lines}["policy 2"].ratio
     both_ways = lines["policy 2"].ratio
-    assert one is not None and both_ways is not None and both_ways.high / both_ways.low < one.high / one.low
+    assert single is not None and both_ways is not None and both_ways.high / both_ways.low < single.high / single.low
 
 
 def columns(document: dict[str, Any]) -> tuple[list[float], list[float]]:
@@ -150,8 +150,8 @@ def test_times_of_benchmarks(tmp_path: Path, make: Any, scale: float, change: st
 @pytest.mark.parametrize(
     ("old", "new", "word"),
     [
-        ({}, {}, "no measurement"),
-        ([], [], "no measurement"),
+        ({}, {}, "not a measurement"),
+        ([], [], "not a measurement"),
         (kernels(1), benchmarks(1), "one kind"),
         ({"kind": "specsim-validation", "rows": 3}, kernels(1), "no rows"),
         ({**kernels(1), "rows": [{"median_us": "fast"}]}, kernels(1), "positive"),

@@ -9,10 +9,10 @@ import pytest
 
 from specsim.claims.check import check_files
 from specsim.claims.files import claim_files, read_claims, update_expected
-from specsim.errors import InputError
-from specsim.speedup.intervals import Estimate
+from specsim.io.errors import InputError
+from specsim.replaying.intervals import Estimate
 from tests.fuzz.__main__ import fuzz_apart
-from tests.specsim.claims.conftest import CLAIMS
+from tests.specsim.claims.conftest import CLAIMS, ClaimFile
 
 WRONG = {  # what is changed in a claim file that holds, into what, and the word that the error names
     "version": ("version = 1", "version = 2", "version"),
@@ -71,19 +71,11 @@ WRONG = {  # what is changed in a claim file that holds, into what, and the word
 }
 
 
-def beside(recorded: Path, folder: Path, text: str) -> Path:
-    """A claim file of this text in a folder of its own, with the trace where it looks for it."""
-    (folder / "trace").symlink_to(recorded / "trace")
-    path = folder / "changed.claims.toml"
-    path.write_text(text)
-    return path
-
-
 @pytest.mark.parametrize("case", WRONG)
-def test_what_is_wrong_is_named_in_one_line(recorded: Path, tmp_path: Path, case: str) -> None:
+def test_what_is_wrong_is_named_in_one_line(claim_file: ClaimFile, case: str) -> None:
     old, new, word = WRONG[case]
     assert old in CLAIMS
-    path = beside(recorded, tmp_path, CLAIMS.replace(old, new, 1))
+    path = claim_file(CLAIMS.replace(old, new, 1))
     with pytest.raises(InputError) as refused:
         check_files([path])
     message = str(refused.value)
@@ -91,11 +83,11 @@ def test_what_is_wrong_is_named_in_one_line(recorded: Path, tmp_path: Path, case
 
 
 @pytest.mark.parametrize("key", ["trace", "cost", "policy"])
-def test_a_name_that_no_file_can_have_is_refused_in_one_line(recorded: Path, tmp_path: Path, key: str) -> None:
+def test_a_name_that_no_file_can_have_is_refused_in_one_line(claim_file: ClaimFile, key: str) -> None:
     long = re.sub(rf"(?m)^{key} = .*$", f'{key} = "{"x" * 5000}"', CLAIMS, count=1)
     assert long != CLAIMS
     with pytest.raises(InputError, match="good.claims.toml|claim ") as refused:
-        check_files([beside(recorded, tmp_path, long)])
+        check_files([claim_file(long)])
     assert "\n" not in str(refused.value)
 
 
@@ -114,16 +106,16 @@ def test_a_folder_stands_for_its_claim_files(recorded: Path, tmp_path: Path) -> 
         claim_files([tmp_path])
 
 
-def test_an_update_keeps_comments(recorded: Path, tmp_path: Path) -> None:
-    path = beside(recorded, tmp_path, CLAIMS)
+def test_an_update_keeps_comments(claim_file: ClaimFile) -> None:
+    path = claim_file(CLAIMS)
     update_expected(path, {"speedup of four drafts": Estimate.exact(1.23456789)})
     text = path.read_text()
     assert text == CLAIMS.replace("expected = 2.33", "expected = 1.23457")
     assert read_claims(path)[0].statement.expected == 1.23457
 
 
-def test_an_update_puts_the_interval_in_place_too(recorded: Path, tmp_path: Path) -> None:
-    path = beside(recorded, tmp_path, CLAIMS.replace("expected = 2.33", "expected = 2.33\ninterval = [2.2, 2.5]"))
+def test_an_update_replaces_the_interval_too(claim_file: ClaimFile) -> None:
+    path = claim_file(CLAIMS.replace("expected = 2.33", "expected = 2.33\ninterval = [2.2, 2.5]"))
     update_expected(path, {"speedup of four drafts": Estimate(1.23456789, 1.1, 1.3456789)})
     assert "expected = 1.23457\ninterval = [1.1, 1.34568]\n" in path.read_text()
 

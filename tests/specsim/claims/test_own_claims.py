@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from specsim.claims.check import check
@@ -36,15 +38,15 @@ def test_no_figure_can_move_by_more_than_its_tolerance() -> None:
             moved.append(stating(claim, expected=beyond(statement, statement.expected)))
         if statement.interval is not None:
             low, high = statement.interval
-            moved.append(stating(claim, interval=[low, beyond(statement, high)]))
-            moved.append(stating(claim, interval=[low - (beyond(statement, low) - low), high]))
+            moved.append(stating(claim, interval=(low, beyond(statement, high))))
+            moved.append(stating(claim, interval=(low - (beyond(statement, low) - low), high)))
     assert moved
     assert [claim.name for claim in moved if check(claim).verdict != "drifted"] == []
 
 
 def stating(claim: Claim, **changes: object) -> Claim:
     """The claim with another statement."""
-    return claim.model_copy(update={"statement": claim.statement.model_copy(update=changes)})
+    return replace(claim, statement=msgspec.structs.replace(claim.statement, **changes))
 
 
 def beyond(statement: Statement, value: float) -> float:

@@ -13,9 +13,9 @@ import typer
 from typer.testing import CliRunner
 
 from specsim.acceptance.files import load_model, save_model
-from specsim.acceptance.synthetic import generate
+from specsim.acceptance.generate import generate
 from specsim.cli.acceptance import acceptance
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 from specsim.trace.files import read_trace, write_trace
 from tests.support.acceptance_examples import difficulty, fixed_k_rounds
 

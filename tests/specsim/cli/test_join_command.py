@@ -34,9 +34,9 @@ def test_join_says_what_it_joined(folder: Path, tmp_path: Path) -> None:
     document = json_of(call("specsim", *line, "--json"))
     parts = [specsim.read_trace(folder / name) for name in ("lookup", "guess")]
     assert document["depth"] == 5 and document["sequences"] == 12 and document["cost"] is None
-    assert [one["drafter"] for one in document["drafters"]] == ["prompt lookup", "guess 1"]
+    assert [part["drafter"] for part in document["drafters"]] == ["prompt lookup", "guess 1"]
     both = [np.minimum(part.match_len, 5) for part in parts]
-    assert [one["mean_match_len"] for one in document["drafters"]] == [one.mean() for one in both]
+    assert [part["mean_match_len"] for part in document["drafters"]] == [lengths.mean() for lengths in both]
     assert document["mean_longest_match"] == np.maximum(*both).mean()
     again = call("specsim", *line)
     assert again.code == 2 and "exists" in again.err

@@ -129,8 +129,8 @@ def test_help_needs_no_more_than_the_light_install() -> None:
 
 
 def test_a_module_of_the_project_that_is_missing_is_no_matter_of_the_install() -> None:
-    done = python("sys.modules['specsim.api.predict'] = None\nfrom specsim.cli.main import main; main()", "replay", "t",
-                  "--policy", "fixed_k", "--cost", "c")  # fmt: skip
+    start = "sys.modules['specsim.learn.predict'] = None\nfrom specsim.cli.main import main; main()"
+    done = python(start, "replay", "t", "--policy", "fixed_k", "--cost", "c")
     assert done.returncode == 1 and "ModuleNotFoundError" in done.stderr
 
 

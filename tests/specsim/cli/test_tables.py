@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from realrun.cli.leaderboard import print_board as print_drafters
-from realrun.cli.validate import _print_validation
+from realrun.cli.validate import print_validation
 from specsim.cli.console import print_table
 from specsim.report.terminal import LOG_WIDTH, Need, blocks, widths
 from tests.support.commands import call
@@ -20,7 +20,7 @@ POLICY = "adaedl(gamma=0.2, lambda0=0.3, max_draft_tokens=16)"
 TUNED = [
     "",
     "tuning speedup",
-    "hold-out speedup [95 % interval]",
+    "held-out speedup [95 % interval]",
     "tuned gains",
     "tau",
     "regret to the oracle",
@@ -144,7 +144,7 @@ def test_validation_and_leaderboard_of_drafters_fit(
     width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
-    _print_validation(VALIDATION, Path("out"))
+    print_validation(VALIDATION, Path("out"))
     text = capsys.readouterr().out
     assert_tables_fit(text, width)
     assert "14.00 ms per baseline token, by process CPU time" in " ".join(text.split())

@@ -19,12 +19,12 @@ from specsim.cli.console import run
 from specsim.cli.main import app
 from specsim.cli.tree import drawing
 from specsim.cost.model import ConstantCost
+from specsim.policy.static_tree import shape as shapes
+from specsim.policy.static_tree.optimal import optimal_trees, tree_round_cost
+from specsim.policy.static_tree.rates import rates_of
+from specsim.policy.static_tree.search import best_trees, expected_tokens
 from specsim.replaying.table import cost_table
 from specsim.report.tree_figures import dense_sizes, dense_tokens, layout
-from specsim.static_tree import shape as shapes
-from specsim.static_tree.optimal import optimal_trees, tree_round_cost
-from specsim.static_tree.rates import rates_of
-from specsim.static_tree.search import best_trees, expected_tokens
 from specsim.trace.files import write_trace
 from tests.support.tree_cases import drawn_trace
 

@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 import typer
 
+from specsim.cli.command import command
 from specsim.cli.console import run
 from specsim.cli.tune import tune
 from specsim.cost.model import ConstantCost
+from specsim.learn.search import find_best
+from specsim.learn.settings import SearchSettings
+from specsim.learn.tune import cross_validate_with, tune_on
 from specsim.policy.chain.adaedl import AdaEDL
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.registry import CHAIN_POLICIES
 from specsim.replaying.priced import PricedTrace
 from specsim.trace.files import read_trace, write_trace
 from specsim.trace.split import split_sequences
-from specsim.tuning.crossval import cross_validate
-from specsim.tuning.search import find_best
-from specsim.tuning.search import tune as run_tune
-from specsim.tuning.settings import SearchSettings
 from tests.support.reference import RampCost
 from tests.support.tuning_cases import stretchy_trace
 
@@ -42,7 +42,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def call(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
     """Run the command; gives (exit code, standard output, standard error)."""
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    app.command()(tune)
+    command(app)(tune)
     cost = tmp_path / "cost.json"
     cost.write_text(json.dumps({"s_d": COST.s_d, "s_t": COST.s_t}))
 
@@ -67,7 +67,7 @@ def test_one_object_with_everything_found(call: Call, trace: Path, search: Any) 
     document = parsed(call("--policy", "adaedl", "--search", search, "--trials", 20, "--seed", 2, "--json"))
     whole = read_trace(trace)
     train, holdout = (whole.select(part) for part in split_sequences(whole, seed=2))
-    found = run_tune(
+    found = tune_on(
         AdaEDL, PricedTrace(train, COST), PricedTrace(holdout, COST), SearchSettings(search=search, trials=20, seed=2)
     )
     assert document == json.loads(json.dumps(found.as_dict()))
@@ -80,7 +80,7 @@ def test_folds_tune_on_everything_and_report_what_was_held_out(call: Call, trace
     args = ("--policy", "adaedl", "--search", "grid", "--trials", 25, "--folds", 4)
     document = parsed(call(*args, "--json"))
     whole = read_trace(trace)
-    folded = cross_validate(AdaEDL, PricedTrace(whole, COST), SearchSettings(search="grid", trials=25), folds=4)
+    folded = cross_validate_with(PricedTrace(whole, COST), AdaEDL, SearchSettings(search="grid", trials=25), folds=4)
     assert (
         document["best_params"]
         == find_best(AdaEDL, PricedTrace(whole, COST), SearchSettings(search="grid", trials=25)).best.settings
@@ -95,7 +95,7 @@ def test_folds_tune_on_everything_and_report_what_was_held_out(call: Call, trace
 def test_tables_are_for_people(call: Call) -> None:
     code, out, err = call("--policy", "max_confidence", "--search", "race", "--trials", 60)
     assert code == 0 and err == ""
-    for part in ("60 trials on 8 sequences", "race", "brute force", "hold-out", "default settings", "best fixed K"):
+    for part in ("60 trials on 8 sequences", "race", "brute force", "held-out", "default settings", "best fixed K"):
         assert part in out
     assert "warning: not significant on 8 sequences: the tuned policy's speedup differs from that of" in out
 
@@ -117,10 +117,10 @@ def test_ctrl_c_before_any_result_says_what_the_journal_keeps(
     def interrupted(*arguments: Any, **options: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("specsim.api.tune.run_tune", interrupted)
+    monkeypatch.setattr("specsim.learn.tune.tune_on", interrupted)
     storage = tmp_path / "journal"
     code, _, err = call("--policy", "adaedl", "--storage", storage)
-    assert (code, err) == (130, f"interrupted: what was tried is kept in {storage}; the same command goes on\n")
+    assert (code, err) == (130, f"interrupted: the configurations tried are in {storage}; the same command goes on\n")
     code, _, err = call("--policy", "adaedl")
     assert (code, err) == (130, "interrupted: nothing is kept, the same command starts anew\n")
 
@@ -133,7 +133,7 @@ def test_every_policy_can_be_tuned_by_every_search(name: str) -> None:
         pytest.skip("not in this trace")
     train, holdout = trace.select([0, 1, 2, 3]), trace.select([4, 5])
     for search in ("grid", "race", "optuna"):
-        found = run_tune(
+        found = tune_on(
             kind,
             PricedTrace(train, RampCost()),
             PricedTrace(holdout, RampCost()),

@@ -12,7 +12,7 @@ import pytest
 from specsim.cost.batch_profile import BATCH_PROFILE_KIND, BATCH_PROFILE_VERSION, BatchProfileCost
 from specsim.cost.batches import BatchTokens
 from specsim.cost.files import read_cost
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 from tests.support.commands import call, json_of
 
 BATCHES, CONTEXTS, TOKENS = np.array([1, 2, 8]), np.array([100, 300]), np.array([1, 2, 5])
@@ -99,13 +99,13 @@ def test_beyond_what_was_measured_there_is_no_price(tmp_path: Path, tokens: Batc
     [
         ({"version": 7}, "version 7"),
         ({"batches": [2, 3, 8]}, "do not begin with 1"),
-        ({"contexts": [300, 100]}, "contexts are no increasing list"),
+        ({"contexts": [300, 100]}, "contexts are not an increasing list"),
         ({"tokens": [1, 2]}, "verify_s does not fit"),
         ({"draft_s": [[[0.1], [0.1]], [[0.1], [0.1]], [[0.1]]]}, "rows of several lengths"),
         ({"catch_up_s": [[0.0, 0.0]]}, "catch_up_s does not fit"),
         ({"draft_s": [[[]] * 2] * 3}, "draft_s does not fit"),
         ({"round_s": -1.0}, "a time is negative"),
-        ({"verify_s": [[[0.0] * 3] * 2] * 3}, "a pass takes no time"),
+        ({"verify_s": [[[0.0] * 3] * 2] * 3}, "verify_s: a time is not positive"),
         ({"step_s": None}, "malformed"),
     ],
 )

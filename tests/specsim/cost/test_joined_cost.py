@@ -13,7 +13,7 @@ from specsim.cost.files import read_cost
 from specsim.cost.joined import JoinedCost, joined_document, joined_table
 from specsim.cost.model import ConstantCost
 from specsim.cost.profile import ProfileCost, profile_from_json
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 from specsim.policy.registry import make_policy
 from specsim.policy.switch.base import PricedSwitch
 from specsim.replaying.priced import PricedTrace
@@ -125,5 +125,5 @@ def test_a_file_of_joined_costs_holds_each_as_it_was(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=said):
             read_cost(file)
     file.write_text(json.dumps({"kind": "specsim-joined-cost", "version": 1}))
-    with pytest.raises(InputError, match="costs is missing"):
+    with pytest.raises(InputError, match="required field `costs`"):
         read_cost(file)

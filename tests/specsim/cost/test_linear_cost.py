@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import specsim
+from specsim.acceptance.generate import generate
 from specsim.acceptance.iid import IID
-from specsim.acceptance.synthetic import generate
+from specsim.cost.documents import read_cost_file, shipped_costs
 from specsim.cost.files import read_cost
 from specsim.cost.linear import LinearCost, LinearPass
-from specsim.cost.written import read_written, shipped_costs
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.serving.costs import batch_cost
 from specsim.serving.drafts import drafts_of
@@ -88,7 +88,7 @@ def test_a_papers_overhead_is_of_rounds_alone() -> None:
 
 @pytest.mark.parametrize("name", shipped_costs())
 def test_what_ships_has_a_source_and_prices_a_trace(name: str) -> None:
-    document = read_written(shipped_costs()[name])
+    document = read_cost_file(shipped_costs()[name])
     assert len(document["source"]) > 20 and document["date"][:2] == "20"
     trace = generate(IID(0.7), sequences=12, output_tokens=40, depth=6)
     found = specsim.predict(trace, read_cost(name), "fixed_k", k=3)
@@ -155,10 +155,10 @@ LINEAR = {
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
-        ({"proposal": {"cached_token_s": 1e-9}}, "proposal.fixed_s is missing"),
+        ({"proposal": {"cached_token_s": 1e-9}}, "proposal is malformed (Object missing required field `fixed_s`)"),
         ({"proposal": {"fixed_s": 1e-3, "token_s": 1e-9}}, "proposal has an unknown key 'token_s'"),
         ({"proposal": {"fixed_s": -1e-3}}, "fixed_s=-0.001"),
-        ({"fitted": {}}, "fitted.batches is missing"),
+        ({"fitted": {}}, "fitted is malformed (Object missing required field `batches`)"),
         ({"fitted": {"batches": [1]}}, "batches=[1]; give the smallest and the largest"),
         ({"fitted": {"batches": [8, 1]}}, "batches=[8, 1]; give the smallest and the largest"),
         ({"fitted": {"batches": [1, 8], "draft_tokens": [0, 3]}}, "draft_tokens=[0, 3]; give the smallest"),

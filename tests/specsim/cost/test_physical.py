@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import specsim
+from specsim.acceptance.generate import generate
 from specsim.acceptance.iid import IID
-from specsim.acceptance.synthetic import generate
 from specsim.cost.files import read_cost
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 from specsim.trace.files import write_trace
 from tests.specsim.cost.test_batch_profile import document as batch_document
 from tests.support.commands import assert_refused, call

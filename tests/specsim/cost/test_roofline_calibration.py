@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import specsim
+from specsim.acceptance.generate import generate
 from specsim.acceptance.iid import IID
-from specsim.acceptance.synthetic import generate
 from specsim.cost.batch_profile import BatchProfileCost
 from specsim.cost.files import read_cost
 from specsim.cost.grid import GridCost, GridPairCost
@@ -23,7 +23,7 @@ from specsim.cost.roofline.cost import Overheads, RooflineCost, find_drafter
 from specsim.cost.roofline.document import calibration_document
 from specsim.cost.roofline.hardware import Derating, find_hardware
 from specsim.cost.roofline.passes import Roofline
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 from tests.support.commands import call, json_of
 
 CONTEXTS = np.array([64, 512, 2048, 6000])
@@ -71,7 +71,7 @@ def test_hardware_that_reaches_less_is_found_from_half_of_the_cells(drafter: Any
     assert abs(seen.mean() - 0.5) < 0.1
     found = calibrate(uncalibrated(drafter), measured, cells.select(seen))
     unseen = cells.select(~seen)
-    before, after = (residuals(one, unseen)[-1] for one in (uncalibrated(drafter), found))
+    before, after = (residuals(cost, unseen)[-1] for cost in (uncalibrated(drafter), found))
     assert before.region == after.region == "all" and before.median_abs > 0.2
     assert after.median_abs < 0.005 and after.worst < 0.03
     assert (found.round_overhead(), found.policy_step()) == (2e-4, 3e-6)
@@ -93,8 +93,8 @@ def test_batches_are_found_from_half_of_the_cells_by_one_calibration() -> None:
     each = [replace(truth, batch=int(batch)) for batch in batches]
     measured = BatchProfileCost(
         batches, CONTEXTS, sizes,
-        verify_s=np.array([[one.verify(int(n), CONTEXTS) for n in sizes] for one in each]).swapaxes(1, 2),
-        draft_s=np.array([[one.draft_step(place, CONTEXTS) for place in range(4)] for one in each]).swapaxes(1, 2),
+        verify_s=np.array([[cost.verify(int(n), CONTEXTS) for n in sizes] for cost in each]).swapaxes(1, 2),
+        draft_s=np.array([[cost.draft_step(place, CONTEXTS) for place in range(4)] for cost in each]).swapaxes(1, 2),
         catch_up_s=np.zeros((4, 4)), step_s=3e-4, round_s=1e-4,
     )  # fmt: skip
     cells = measured_cells(measured)
@@ -104,9 +104,9 @@ def test_batches_are_found_from_half_of_the_cells_by_one_calibration() -> None:
     )
     assert cells.seconds[row] == each[-1].draft_step(2, 2048)
     found = calibrate(uncalibrated(), measured, cells.select(cells.alternate))
-    after = {one.region: one for one in residuals(found, cells.select(~cells.alternate))}
+    after = {row.region: row for row in residuals(found, cells.select(~cells.alternate))}
     assert {"batch 1", "batch 2", "batch 4", "batch 8", "all"} < set(after)
-    assert max(one.median_abs for one in after.values()) < 0.005 and after["all"].worst < 0.03
+    assert max(row.median_abs for row in after.values()) < 0.005 and after["all"].worst < 0.03
     assert found.covered is not None and found.covered.batches == (1, 2, 4, 8)
     assert (found.step_s, found.round_s) == (3e-4, pytest.approx(1e-4))
     assert replace(found, batch=8).notes(3, (64, 6000)) == []
@@ -149,12 +149,16 @@ def test_a_measured_layer_of_experts_is_met_under_balanced_routing() -> None:
         passes = Roofline(layer, find_hardware("h100"))
 
         def operations(n: int, passes: Roofline = passes) -> Any:
-            return [one for one in passes.operations(n, 0) if "expert" in one.name or one.name == "router"]
+            return [
+                operation
+                for operation in passes.operations(n, 0)
+                if "expert" in operation.name or operation.name == "router"
+            ]
 
         fitted = fit_passes(passes, [operations(int(n)) for n in tokens], measured_s)
         errors[routing] = [
-            np.array([float(one.total(operations(int(n)))) for n in tokens]) / measured_s - 1
-            for one in (passes, fitted)
+            np.array([float(roofline.total(operations(int(n)))) for n in tokens]) / measured_s - 1
+            for roofline in (passes, fitted)
         ]
     before, after = errors["balanced"]
     assert before == pytest.approx([-0.198, -0.142, -0.076, -0.057, -0.010, -0.012], abs=0.002)
@@ -237,7 +241,7 @@ def test_a_config_and_hardware_may_be_written_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"target": 7}, "target is 7"),
+        ({"target": 7}, "got `int` - at `$.target`"),
         ({"hardware": "abacus"}, "hardware 'abacus' is unknown"),
         ({"gpu": "h100"}, "unknown key 'gpu'"),
         ({"calibration": {"target": {"memoy": 0.5}}}, "calibration: target has an unknown key 'memoy'"),

@@ -11,7 +11,7 @@ from specsim.cost.roofline.constants import Change, changes
 from specsim.cost.roofline.cost import Overheads, RooflineCost, find_drafter
 from specsim.cost.roofline.hardware import Derating, Hardware
 from specsim.cost.roofline.passes import Roofline
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 
 # So fast at computing that every operation waits for memory.
 MEMORY_BOUND = Hardware("slow memory", memory_bytes_s=1e12, flops={"bfloat16": 1e20}, link_bytes_s=1e11)
@@ -37,7 +37,7 @@ def test_memory_bound_passes_take_as_much_longer_as_memory_is_slower() -> None:
 
 def test_a_launch_and_an_overhead_add_what_they_are() -> None:
     cost = replace(costs(launch_s=1e-5), overheads=Overheads(step_s=0.002))
-    launches = sum(one.launches for one in cost.target.operations(1, 100))
+    launches = sum(operation.launches for operation in cost.target.operations(1, 100))
     found = named(cost)
     slower = found["target: time of a launch"].more
     assert float(slower.verify(1, 100) - cost.verify(1, 100)) == pytest.approx(0.25e-5 * launches)
@@ -51,7 +51,7 @@ def test_what_is_zero_is_not_listed_and_an_overlap_stays_a_share() -> None:
     assert found.keys() == of_three
     assert found["both: overlap"].more.target.derating.overlap == 1
     assert found["both: overlap"].less.target.derating.overlap == 0.75
-    assert named(costs("prompt-lookup")).keys() == {one for one in of_three if one.startswith("target")}
+    assert named(costs("prompt-lookup")).keys() == {name for name in of_three if name.startswith("target")}
     shared = replace(costs().target, tensor_parallel=2)
     assert "target: bandwidth between devices" in named(RooflineCost(shared, find_drafter("eagle", shared.model)))
 

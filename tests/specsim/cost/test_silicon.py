@@ -18,7 +18,7 @@ from specsim.cost.roofline.hardware import find_hardware
 from specsim.cost.silicon.cost import SiliconCost
 from specsim.cost.silicon.passes import CONTEXTS, SiliconPasses
 from specsim.cost.silicon.tables import SYSTEMS, tables
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 from tests.support.commands import assert_refused, call, json_of
 
 GIVEN = {
@@ -70,9 +70,9 @@ class TestMeasured:
 
     def test_verification_of_8_tokens_takes_hardly_more_than_one_of_64_more(self, tmp_path: Path) -> None:
         cost = self.cost(tmp_path)
-        one, eight, many = (float(cost.verify(n, 1024)) for n in (1, 8, 64))
-        assert one == cost.autoregressive_step(1024)
-        assert eight < 1.05 * one < many
+        single, eight, many = (float(cost.verify(n, 1024)) for n in (1, 8, 64))
+        assert single == cost.autoregressive_step(1024)
+        assert eight < 1.05 * single < many
 
     def test_a_matrix_takes_what_was_measured(self) -> None:
         """4096 x 4096 in bfloat16 on an H100: about 15 us from 1 token to 64."""
@@ -84,7 +84,7 @@ class TestMeasured:
     def test_a_layer_of_experts_takes_what_was_measured(self) -> None:
         """Qwen3-30B-A3B on an H100, balanced, at 1, 2, 4, ... 32 tokens, as it was printed of the package's tables."""
         layer = self.passes("qwen3-30b-a3b", "h100")
-        (experts,) = (one for one in layer.matrix_operations(ends=False) if one._name == "experts")
+        (experts,) = (operation for operation in layer.matrix_operations(ends=False) if operation._name == "experts")
         wire = layer.tables.wire([experts])
         microseconds = [1e6 * layer.tables.seconds(wire, rows=n) / 48 for n in (1, 2, 4, 8, 16, 32)]
         assert [round(value) for value in microseconds] == [49, 75, 124, 228, 420, 422]
@@ -141,8 +141,8 @@ class TestMeasured:
         assert float(upper.seconds(1, 1000) + lower.seconds(1, 1000, ends=False)) == pytest.approx(float(whole))
 
     def test_devices_share_the_matrices(self) -> None:
-        one, two = (self.passes(tensor_parallel=devices) for devices in (1, 2))
-        assert 0.4 < float(two.seconds(8, 1000) / one.seconds(8, 1000)) < 0.9
+        alone, two = (self.passes(tensor_parallel=devices) for devices in (1, 2))
+        assert 0.4 < float(two.seconds(8, 1000) / alone.seconds(8, 1000)) < 0.9
 
     def test_what_is_in_no_table_is_refused_in_one_line(self, tmp_path: Path) -> None:
         for changes, words in [

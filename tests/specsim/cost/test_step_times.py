@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from specsim.acceptance.generate import generate
 from specsim.acceptance.iid import IID
-from specsim.acceptance.synthetic import generate
 from specsim.cost import step_times
 from specsim.cost.batches import BatchTokens
 from specsim.cost.files import read_cost, with_batch
 from specsim.cost.linear import LinearPass
 from specsim.cost.step_times import FORMS, Steps, fit_step_time, judge_step_times
-from specsim.fitting.recorded_steps import profile_steps
+from specsim.learn.recorded_steps import profile_steps
 from specsim.serving.costs import batch_cost
 from specsim.trace.files import write_trace
 from tests.specsim.cost.test_batch_profile import document, read
@@ -53,7 +53,7 @@ TRUTHS = {
 
 
 def median_errors(steps: Steps) -> dict[str, float]:
-    return {one.form: one.median_error for one in judge_step_times(steps)}
+    return {judged.form: judged.median_error for judged in judge_step_times(steps)}
 
 
 def test_linear_constants_are_found_exactly() -> None:
@@ -128,7 +128,7 @@ def test_the_command_says_which_form_fits(tmp_path: Path) -> None:
     steps, path = taking(TRUTHS["linear"]), tmp_path / "steps.csv"
     np.savetxt(path, np.stack(steps, axis=1), delimiter=",", header=",".join(Steps._fields), comments="", fmt="%.17g")
     done = json_of(call("specsim", "cost", "fit", path, "--json"))
-    assert done["steps"] == 400 and [one["form"] for one in done["forms"]] == [*FORMS]
+    assert done["steps"] == 400 and [form["form"] for form in done["forms"]] == [*FORMS]
     linear = done["forms"][0]
     assert linear["median_error"] < 1e-6 and linear["rmse_s"] < 1e-6 and 150 < linear["held_out"] < 250
     shown = call("specsim", "cost", "fit", path)
@@ -156,8 +156,8 @@ def test_a_fitted_form_is_the_target_of_a_cost_file(form: str, tmp_path: Path) -
     told = cost.batch_verify(BatchTokens(steps.sequences, steps.tokens, steps.cached_tokens, steps.tokens))
     assert told == pytest.approx(fitted.seconds(steps), rel=1e-12)
     at_eight = with_batch(read_cost(tmp_path / "cost.json"), 8)
-    one = Steps(np.array([8.0]), np.array([24.0]), np.array([4000.0]), np.ones(1))
-    assert float(at_eight.verify(3, 500)) == pytest.approx(float(fitted.seconds(one)[0]), rel=1e-12)
+    step = Steps(np.array([8.0]), np.array([24.0]), np.array([4000.0]), np.ones(1))
+    assert float(at_eight.verify(3, 500)) == pytest.approx(float(fitted.seconds(step)[0]), rel=1e-12)
 
 
 def test_curves_price_servers(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_curves_that_are_none_are_refused_in_one_line(tmp_path: Path) -> None:
         ({"tokens": {"at": [1, 2], "seconds": [0, -1]}}, ("do not rise from 0",)),
         ({"tokens": {"at": [1, 2], "seconds": [1, 2]}}, ("do not rise from 0",)),
         ({"sequences": {"at": [1, 2], "seconds": [0]}}, ("sequences have seconds",)),
-        ({"tokens": {"at": [1, 2]}}, ("seconds is missing",)),
+        ({"tokens": {"at": [1, 2]}}, ("required field `seconds`",)),
         ({"tokens": {**CURVE, "rise": 1}}, ("unknown key 'rise'",)),
         ({"tokens": CURVE, "token_s": 1e-3}, ("token_s and tokens", "give one")),
         ({"tokens": CURVE, "cached_token_s": -1e-9}, ("cached_token_s=-1e-09",)),

@@ -10,13 +10,13 @@ import pytest
 
 import specsim
 from specsim.acceptance.sources import Counters, Rounds
-from specsim.arrays import Floats
 from specsim.cost.linear import LinearCost, LinearPass
 from specsim.cost.model import ConstantCost
 from specsim.engines.advise import advise
 from specsim.engines.as_engine import counters_of
 from specsim.engines.flags import FLAGS, draft_length_flags
-from specsim.errors import InputError
+from specsim.io.arrays import Floats
+from specsim.io.errors import InputError
 from tests.support.commands import assert_refused, call, json_of
 
 COST = ConstantCost(s_d=0.001, s_t=0.010)
@@ -44,9 +44,9 @@ def test_many_rounds_tell_the_truth() -> None:
     found = advise(counted(rates, 400_000, np.random.default_rng(0)), COST, context=100)
     truth = true_speedups(rates, COST)
     assert found.k == truth.argmax() == 3 and found.sure and found.times_rounds is None
-    assert [one.speedup.estimate for one in found.lengths] == pytest.approx(truth, rel=3e-3)
+    assert [length.speedup.estimate for length in found.lengths] == pytest.approx(truth, rel=3e-3)
     assert found.lengths[2].tokens_per_round == pytest.approx(1 + 0.9 + 0.63, rel=3e-3)
-    assert sum(one.best for one in found.lengths) == pytest.approx(1)
+    assert sum(length.best for length in found.lengths) == pytest.approx(1)
 
 
 def test_a_draft_that_was_accepted_whole_leaves_a_token_to_catch_up_with() -> None:
@@ -54,7 +54,7 @@ def test_a_draft_that_was_accepted_whole_leaves_a_token_to_catch_up_with() -> No
     cost = LinearCost(target=LinearPass(0.010), drafter=LinearPass(0.0010, 0.0005))
     found = advise(Counters(np.array([10**6, 10**6]), np.array([8 * 10**5, 4 * 10**5])), cost, context=100)
     by_hand = [1.0, 1.8 / (1.15 + 0.8 * 0.05), 2.2 / (1.3 + 0.4 * 0.05)]
-    assert [one.speedup.estimate for one in found.lengths] == pytest.approx(by_hand, rel=1e-3)
+    assert [length.speedup.estimate for length in found.lengths] == pytest.approx(by_hand, rel=1e-3)
 
 
 def test_where_no_draft_pays_none_is_recommended() -> None:
@@ -112,22 +112,24 @@ def test_the_command_recommends_and_says_what_to_type(tmp_path: Path) -> None:
     assert "K = 3" in shown.out and "llamacpp: --spec-draft-n-max 3" in shown.out
     counters.write_text(json.dumps({"drafted": [30] * 2, "accepted": [26, 24]}))
     shown = call("specsim", *args)
-    assert "longer drafts were not counted and may be better still" in " ".join(shown.out.split())
+    assert "longer drafts were not counted and may be faster" in " ".join(shown.out.split())
     assert_refused(call("specsim", *args, "--engine", "tgi"), "tgi", "vllm")
     many = "specdecode-bench-llama3.1-8b-eagle-h100"
     priced = json_of(call("specsim", "advise", counters, "--cost", many, "--batch", 64, "--json"))
     assert priced["k"] in (0, 1, 2) and priced["notes"] and "which K" in priced["notes"][0]
     assert "note: the source of these costs" in call("specsim", "advise", counters, "--cost", many).out
-    one = ("--cost", "vllm-llama3.1-8b-eagle-h100")
-    assert_refused(call("specsim", "advise", counters, *one, "--batch", 64), "measured at batch 1 alone", many)
+    single = ("--cost", "vllm-llama3.1-8b-eagle-h100")
+    assert_refused(call("specsim", "advise", counters, *single, "--batch", 64), "measured at batch 1 alone", many)
     counters.write_text(json.dumps({"drafted": [9] * 9, "accepted": [8] * 9}))
-    assert "note: extrapolated: drafts of 9 tokens, fitted to 2 to 7" in call("specsim", "advise", counters, *one).out
+    assert (
+        "note: extrapolated: drafts of 9 tokens, fitted to 2 to 7" in call("specsim", "advise", counters, *single).out
+    )
 
 
 @pytest.mark.parametrize("engine", FLAGS)
 def test_every_engine_has_words_for_a_draft_length(engine: str) -> None:
     assert "5" in draft_length_flags(engine, 5)
-    assert draft_length_flags(engine, 0) == "leave speculation off"
+    assert draft_length_flags(engine, 0) == "turn speculation off"
 
 
 def test_what_cannot_be_advised_is_refused() -> None:
@@ -135,3 +137,12 @@ def test_what_cannot_be_advised_is_refused() -> None:
         advise(Counters(np.array([5]), np.array([2])), COST, context=0)
     with pytest.raises(InputError, match="nothing was drafted"):
         advise(Rounds(np.array([0, 0]), np.array([0, 0])), COST, context=10)
+
+
+def test_a_log_is_to_be_imported_first(tmp_path: Path) -> None:
+    log = tmp_path / "vllm.log"
+    log.write_text("INFO SpecDecoding metrics: Mean acceptance length: 2.91\n")
+    with pytest.raises(
+        InputError, match="looks like a log; run `specsim import vllm-log .*vllm.log --out counters.json`"
+    ):
+        advise(log, COST)

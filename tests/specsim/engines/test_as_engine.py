@@ -11,14 +11,14 @@ import numpy.typing as npt
 import pytest
 
 import specsim
+from specsim.acceptance.generate import generate
 from specsim.acceptance.iid import IID
 from specsim.acceptance.sources import Rounds, verified_by_depth
-from specsim.acceptance.synthetic import generate
 from specsim.cost.model import ConstantCost
 from specsim.engines.as_engine import as_engine, counters_of, rounds_of
 from specsim.engines.conventions import CONVENTIONS, Conventions, find_conventions
 from specsim.engines.counts import engine_counts
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 from specsim.policy.base import Policy
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.chain.p_min import LlamaCpp
@@ -184,7 +184,7 @@ def test_counters_are_those_of_the_rounds(engine: str) -> None:
 
 def test_an_engine_counts_no_trees() -> None:
     trace = generate(IID(0.8), sequences=2, output_tokens=10, depth=8)
-    with pytest.raises(InputError, match="policy eagle2 is of trees, of which no engine's counters are known"):
+    with pytest.raises(InputError, match="policy eagle2 drafts trees, which no engine's counters cover"):
         engine_counts(PricedTrace(trace, COST), Eagle2(), CONVENTIONS["vllm"])
 
 
@@ -202,5 +202,5 @@ def test_a_limit_below_one_and_an_unknown_engine_are_refused() -> None:
     trace = generate(IID(0.8), sequences=2, output_tokens=10, depth=8)
     with pytest.raises(InputError, match="max_output_tokens=0; give at least 1"):
         as_engine(trace, CONVENTIONS["vllm"], max_output_tokens=0)
-    with pytest.raises(InputError, match="how 'tgi' counts rounds is not known; choose one of specsim, vllm"):
+    with pytest.raises(InputError, match="unknown engine 'tgi'; choose one of specsim, vllm"):
         find_conventions("tgi")

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from specsim.acceptance.generate import generate
 from specsim.acceptance.iid import IID
 from specsim.acceptance.sources import longest_starts
-from specsim.acceptance.synthetic import generate
 from specsim.engines.confidence_temperatures import Drafts, confidence_temperatures, fit, survival
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 from specsim.trace.files import write_trace
 from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
@@ -109,7 +109,7 @@ def test_calibration_errors_are_of_sequences_that_were_not_fitted_to(trace: Trac
         has = shallow.draft_limit[rows] > place
         prob, hit = told[has, place], shallow.match_len[rows][has] > place
         bins = np.minimum((prob * 15).astype(int), 14)
-        gaps = [abs(prob[bins == one].sum() - hit[bins == one].sum()) for one in np.unique(bins)]
+        gaps = [abs(prob[bins == number].sum() - hit[bins == number].sum()) for number in np.unique(bins)]
         assert found.ece_after[place] == pytest.approx(sum(gaps) / has.sum(), rel=1e-6)
 
 
@@ -122,7 +122,7 @@ def test_what_cannot_be_fitted_is_refused(trace: Trace) -> None:
         confidence_temperatures(trace, 4)
     alike = dataclasses.replace(trace, confidence=np.full_like(trace.confidence, 0.7))
     for blind in (generate(IID(0.5), sequences=4, output_tokens=50, depth=3), alike):
-        with pytest.raises(InputError, match="does not tell how sure its drafter is"):
+        with pytest.raises(InputError, match="has no drafter confidence"):
             confidence_temperatures(blind, 3)
     with pytest.raises(InputError, match="1 sequences cannot be split"):
         confidence_temperatures(trace.select([0]), 2)
@@ -135,7 +135,7 @@ def test_the_command_writes_the_engines_file(trace: Trace, tmp_path: Path) -> No
     folder, out = tmp_path / "trace", tmp_path / "sts.json"
     write_trace(trace, folder)
     shown = call("specsim", "export", "sglang", "--k", 3, "--confidence", folder, "--out", out)
-    assert f"--speculative-dspark-confidence-sts-path {out}, beside --speculative-algorithm DSPARK" in shown.out
+    assert f"--speculative-dspark-confidence-sts-path {out} (also pass --speculative-algorithm DSPARK" in shown.out
     found, told = confidence_temperatures(trace, 3), json.loads(out.read_text())
     assert set(told) == {"temperatures", "dataset", "num_samples", "ece_before", "ece_after"}
     assert told["temperatures"] == pytest.approx(found.temperatures, abs=1e-6) and told["dataset"] == str(folder)

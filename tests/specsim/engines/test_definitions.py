@@ -7,7 +7,7 @@ import pytest
 
 from specsim.acceptance.sources import Rounds
 from specsim.engines.definitions import DEFINITIONS, LENGTH, POSITIONS, QUANTITIES, RATE, Totals, find_definitions
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 from tests.specsim.engines.test_as_engine import COUNTED
 from tests.support.commands import call, json_of
 
@@ -19,8 +19,8 @@ def totals_of(engine: str, k: str, output_tokens: int = 12 * 96) -> Totals:
 
 
 def value(engine: str, quantity: str, totals: Totals) -> object:
-    (one,) = find_definitions(quantity, engine)
-    return one.value(totals)
+    (number,) = find_definitions(quantity, engine)
+    return number.value(totals)
 
 
 def test_what_llamacpp_printed() -> None:
@@ -60,9 +60,9 @@ def test_one_run_by_every_definition() -> None:
         ("tensorrt-llm", POSITIONS): [2 / 3, 1 / 2],
         ("transformers", LENGTH): 1.0,
     }
-    assert {(one.engine, one.quantity) for one in DEFINITIONS} == set(expected)
-    for one in DEFINITIONS:
-        assert one.value(totals) == pytest.approx(expected[one.engine, one.quantity]), one.printed
+    assert {(number.engine, number.quantity) for number in DEFINITIONS} == set(expected)
+    for number in DEFINITIONS:
+        assert number.value(totals) == pytest.approx(expected[number.engine, number.quantity]), number.printed
 
 
 def test_explain_puts_an_engine_beside_specsim() -> None:
@@ -80,7 +80,7 @@ def test_explain_says_it_in_words(quantity: str) -> None:
 
 
 def test_what_is_not_known_is_refused() -> None:
-    with pytest.raises(InputError, match="what 'transformers' prints as position-rate is not known; choose one of"):
+    with pytest.raises(InputError, match="unknown definition of position-rate in 'transformers'; choose one of"):
         find_definitions(POSITIONS, "transformers")
-    with pytest.raises(InputError, match="there is no quantity 'tau'; choose one of acceptance-length"):
+    with pytest.raises(InputError, match="unknown quantity 'tau'; choose one of acceptance-length"):
         find_definitions("tau")

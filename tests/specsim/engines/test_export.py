@@ -12,7 +12,7 @@ import pytest
 from specsim.engines.export import PER_BATCH, acceptance_by_depth, draft_length, lookup, scripted
 from specsim.engines.export import schedule_setting as schedule
 from specsim.engines.flags import FLAGS, draft_length_flags
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 from specsim.serving.draft_length import ScheduledK
 from tests.specsim.engines.test_import import FIXTURES, read
 from tests.support.commands import assert_refused, call, json_of
@@ -32,12 +32,12 @@ def test_a_schedule_means_the_same_in_every_form() -> None:
     assert [end + 1 for _, end, _ in ranges[:-1]] == [start for start, _, _ in ranges[1:]]
     sglang = schedule("sglang", RULE, 64)
     assert sglang.file is not None and "--speculative-num-steps 5 --speculative-eagle-topk 1" in sglang.flags
-    steps = {int(batch): one["candidate_steps"] for batch, one in json.loads(sglang.file).items()}
+    steps = {int(batch): step["candidate_steps"] for batch, step in json.loads(sglang.file).items()}
     inner = re.findall(r"draft_len_schedule: \{(.*?)\}", schedule("tensorrt-llm", RULE, 64).flags)[0]
     lengths = {int(batch): int(k) for batch, k in (part.split(": ") for part in inner.split(", "))}
     for batch in range(1, 65):
         k = RULE.choose(None, batch, 0)
-        assert [one for start, end, one in ranges if start <= batch <= end] == [k]
+        assert [length for start, end, length in ranges if start <= batch <= end] == [k]
         assert steps[max(start for start in steps if start <= batch)] == [k]
         assert lengths[max(start for start in lengths if start <= batch)] == k
 
@@ -45,14 +45,14 @@ def test_a_schedule_means_the_same_in_every_form() -> None:
 def test_one_draft_length_is_that_of_advice() -> None:
     for engine in FLAGS:
         assert draft_length(engine, 4).flags == draft_length_flags(engine, 4)
-    assert draft_length("llamacpp", 4).flags == "--spec-draft-n-max 4, beside --spec-type and --spec-draft-model"
+    assert draft_length("llamacpp", 4).flags == "--spec-draft-n-max 4 (also pass --spec-type and --spec-draft-model)"
     assert draft_length("llamacpp-2025", 4).flags == "--draft-max 4 --draft-p-min 0"
     assert draft_length("llamacpp-2025", 0).flags == schedule("vllm", ScheduledK({1: 0}), 8).flags
 
 
 def test_a_draft_that_ends_where_the_draft_model_is_not_sure() -> None:
-    beside = "beside --spec-type and --spec-draft-model"
-    assert draft_length("llamacpp", 4, p_min=0.5).flags == f"--spec-draft-n-max 4 --spec-draft-p-min 0.5, {beside}"
+    also = "(also pass --spec-type and --spec-draft-model)"
+    assert draft_length("llamacpp", 4, p_min=0.5).flags == f"--spec-draft-n-max 4 --spec-draft-p-min 0.5 {also}"
     assert draft_length("llamacpp-2025", 4, p_min=0.5).flags == "--draft-max 4 --draft-p-min 0.5"
     fields = {
         "num_assistant_tokens": 4, "num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.5,
@@ -72,23 +72,25 @@ def test_prompt_lookup_by_an_engines_own_rule() -> None:
     assert vllm_config(lookup("vllm", 4, min_ngram=2, max_ngram=None).flags) == {**config, "prompt_lookup_max": 5}
     found = lookup("transformers", 4, min_ngram=None, max_ngram=3)
     assert json.loads(found.file or "") == {"prompt_lookup_num_tokens": 4, "max_matching_ngram_size": 3}
-    assert found.flags.startswith("prompt_lookup_num_tokens=4, max_matching_ngram_size=3, of the target's")
+    assert found.flags.startswith("prompt_lookup_num_tokens=4, max_matching_ngram_size=3 in the target's")
     with pytest.raises(InputError, match="n-grams of 5 to 3 tokens"):
         lookup("vllm", 4, min_ngram=None, max_ngram=3)
-    with pytest.raises(InputError, match="looks up n-grams of 1 token, too; leave --min-ngram out"):
+    with pytest.raises(InputError, match="also looks up n-grams of 1 token; leave --min-ngram out"):
         lookup("transformers", 4, min_ngram=2, max_ngram=3)
-    with pytest.raises(InputError, match="how llamacpp looks up n-grams is not known; choose one of vllm"):
+    with pytest.raises(InputError, match="llamacpp has no known flags for prompt lookup; choose one of vllm"):
         lookup("llamacpp", 4, min_ngram=None, max_ngram=3)
 
 
 def test_what_an_engine_does_not_have_is_refused() -> None:
-    with pytest.raises(InputError, match=f"takes no draft length per batch; choose one of {', '.join(PER_BATCH)}"):
+    with pytest.raises(
+        InputError, match=f"has no draft length by batch size, only --k; choose one of {', '.join(PER_BATCH)}"
+    ):
         schedule("llamacpp", RULE, 64)
     with pytest.raises(InputError, match="its longest draft at batch 1, where this schedule has 1 of 3"):
         schedule("tensorrt-llm", ScheduledK({1: 1, 4: 3}), 64)
     with pytest.raises(InputError, match="exceeds 8; give a larger"):
         schedule("vllm", RULE, 8)
-    with pytest.raises(InputError, match="is not known to accept by script"):
+    with pytest.raises(InputError, match="has no known flags for scripted acceptance"):
         scripted("transformers", [0.5])
 
 
@@ -100,12 +102,12 @@ def test_scripted_acceptance_is_the_sources() -> None:
     assert shares == pytest.approx([308 / 475, 207 / 475, 207 / 475 * 144 / 203])
     assert vllm_config(scripted("vllm", shares).flags)["synthetic_acceptance_rates"] == pytest.approx(shares, abs=1e-6)
     listed = ",".join(f"{share:.6f}" for share in shares)
-    beside = "beside --spec-type and --spec-draft-model"
-    assert scripted("llamacpp", shares).flags == f"--spec-draft-n-max 3 --spec-synth-rates {listed}, {beside}"
+    also = "(also pass --spec-type and --spec-draft-model)"
+    assert scripted("llamacpp", shares).flags == f"--spec-draft-n-max 3 --spec-synth-rates {listed} {also}"
     forced = f"TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS={sum(shares):.4f} in the environment, with "
     assert scripted("tensorrt-llm", shares).flags == forced + draft_length_flags("tensorrt-llm", 3)
     assert f"SGLANG_SIMULATE_ACC_LEN={1 + sum(shares):.4f} " in scripted("sglang", shares).flags
-    with pytest.raises(InputError, match="acceptance is told of 3 draft tokens, not of 4"):
+    with pytest.raises(InputError, match="acceptance is known for 3 draft tokens, not for 4"):
         acceptance_by_depth(source, 4)
 
 
@@ -118,12 +120,12 @@ def test_the_command(tmp_path: Path) -> None:
     call("specsim", "import", "prometheus", FIXTURES / "llamacpp_metrics_k3.prom", "--out", counted)
     found = json_of(call("specsim", "export", "llamacpp", "--k", 2, "--acceptance", counted, "--json"))
     rates = f"{308 / 475:.6f},{207 / 472:.6f}"  # 472 drafted a second token, as the import says
-    assert found["flags"].startswith(f"--spec-draft-n-max 2 --spec-synth-rates {rates}, beside ")
+    assert found["flags"].startswith(f"--spec-draft-n-max 2 --spec-synth-rates {rates} (also ")
     assert found["file"] is None
     out = tmp_path / "adaptive.json"
     shown = call("specsim", "export", "sglang", "--schedule", "1:5,4:3", "--out", out).out
     assert f"--speculative-adaptive-config {out}" in shown and '{"1": {"candidate_steps": [5]}' in out.read_text()
-    assert_refused(call("specsim", "export", "vllm", "--k", 2, "--out", tmp_path / "none"), "wants no file here")
+    assert_refused(call("specsim", "export", "vllm", "--k", 2, "--out", tmp_path / "none"), "needs no file")
     assert not (tmp_path / "none").exists()
     assert_refused(call("specsim", "export", "vllm"), "--k or --schedule")
     assert_refused(call("specsim", "export", "vllm", "--k", 2, "--schedule", "1:2"), "--k or --schedule")

@@ -12,15 +12,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from specsim.engines.formats.imported import Imported
+from specsim.engines.formats.records import ImportedRecords
 from specsim.engines.formats.registry import FORMATS, UNTESTED, read_format
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 from tests.specsim.engines.test_import import rounds_of, sums
 from tests.support import ROOT
 from tests.support.commands import call
 
 
-def read(kind: str, folder: Path, text: str) -> Imported:
+def read(kind: str, folder: Path, text: str) -> ImportedRecords:
     path = folder / "sample"
     path.write_text(text)
     return read_format(kind, [path])
@@ -74,6 +74,11 @@ VLLM_LOG = {
 }
 
 
+def test_lines_of_two_versions_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="lines of several versions of vllm"):
+        read("vllm-log", tmp_path, VLLM_LOG["another order"][0] + VLLM_LOG["April 2025"][0])
+
+
 @pytest.mark.parametrize("name", VLLM_LOG)
 def test_lines_of_vllms_log(name: str, tmp_path: Path) -> None:
     text, wanted = VLLM_LOG[name]
@@ -84,7 +89,7 @@ def test_lines_of_vllms_log(name: str, tmp_path: Path) -> None:
 def test_counts_of_2024_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
     text = VLLM_LOG["August 2024"][0]
     for spoilt in (text.replace("53716", "53717"), text.replace("34244", "13428"), text.replace("34244", "67146")):
-        with pytest.raises(InputError, match="tokens emitted of .* in drafts of 4 cannot be"):
+        with pytest.raises(InputError, match="tokens emitted of .* in drafts of 4 is impossible"):
             read("vllm-log", tmp_path, spoilt)
 
 
@@ -113,6 +118,8 @@ def test_what_vllm_bench_serve_printed(printed: tuple[int, int, int, str], tmp_p
         "==================================================",
     ]
     imported = read("vllm-bench", tmp_path, "\n".join(lines) + "\n")
+    with pytest.raises(InputError, match="does not fit"):
+        read("vllm-bench", tmp_path, "\n".join(lines).replace(f" {accepted} ", f" {accepted - 3000} "))
     rounds, *rest = sums(imported)
     assert (rounds, *rest[:2]) == (drafts, drafted, accepted)
     by_position = rest[2]
@@ -270,7 +277,9 @@ def test_a_file_that_specdec_benchs_metric_wrote(tmp_path: Path) -> None:
     assert sums(imported) == (7, 21, 10, [5, 3, 2])  # of 1, 3, 2; 4, 4; and 1, 2 tokens
     of_mtbench = {**run, "Request_AL": {"0": 2.4, "1": 1.3}}
     imported = read("specdec-bench", tmp_path, json.dumps([of_mtbench]))
-    assert any("how many turns a request has is not told" in note for note in imported.notes)
+    assert any("the number of turns of a request is unknown" in note for note in imported.notes)
+    with pytest.raises(InputError, match="2 steps of one token for 3 turns"):
+        read("specdec-bench", tmp_path, json.dumps({**run, "Acceptance_Length_Histogram": {"1": 2, "2": 2}}))
     with pytest.raises(InputError, match="holds 2 runs"):
         read("specdec-bench", tmp_path, json.dumps([run, run]))
 
@@ -319,7 +328,7 @@ def test_a_record_that_aiperfs_model_wrote(tmp_path: Path) -> None:
 
 
 def test_help_and_documentation_say_which_readers_met_no_real_file() -> None:
-    untested = {kind for kind, one in FORMATS.items() if not one.tested}
+    untested = {kind for kind, form in FORMATS.items() if not form.tested}
     lines = call("specsim", "import", "--help").out.splitlines()
     assert {line.split()[0] for line in lines if line.split()[1:2] == ["*"]} == untested
     assert any(UNTESTED in line for line in lines)

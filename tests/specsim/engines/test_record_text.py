@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specsim.errors import InputError
+from specsim.io.errors import InputError
+from specsim.lookup.from_text import TokenText, lookup_trace, read_token_texts
+from specsim.lookup.ngram import RULES
 from specsim.trace.files import read_trace
-from specsim.trace.from_text import TokenText, lookup_trace, read_token_texts
-from specsim.trace.ngram import RULES
 from tests.support.commands import assert_refused, call, json_of
 
 ROWS = [
@@ -81,19 +81,19 @@ def test_a_setting_of_another_rule_is_refused(tmp_path: Path) -> None:
     texts = written(tmp_path, ROWS)
     for rule, option, own in (("suffix", "--min-ngram", "--max-tree-depth"), ("vllm", "--max-tree-depth", "--at-end")):
         refused = call("specsim", "record-text", texts, tmp_path / "a", "--rule", rule, option, 2)
-        assert_refused(refused, f"{option} is no setting of the rule {rule}", own)
+        assert_refused(refused, f"rule {rule} has no setting {option}", own)
 
 
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ({"prompt_tokens": [1]}, "line 2 is malformed (output_tokens is missing)"),
+        ({"prompt_tokens": [1]}, "line 2 is malformed (Object missing required field `output_tokens`)"),
         ({"prompt_tokens": [], "output_tokens": [1]}, "line 2: 'prompt_tokens' is no list of token ids"),
         ({"prompt_tokens": [-1], "output_tokens": [1]}, "line 2: 'prompt_tokens' is no list of token ids"),
         ({"prompt_tokens": [1], "output_tokens": [2**31]}, "line 2: 'output_tokens' is no list of token ids"),
         ({"prompt_tokens": [1], "output_tokens": [1, 2], "max_output_tokens": 1}, "line 2: 2 output tokens, more"),
-        ({"prompt_tokens": ["a"], "output_tokens": [1]}, "prompt_tokens[0] is"),
-        ("{", "line 2 is no valid JSON"),
+        ({"prompt_tokens": ["a"], "output_tokens": [1]}, "`$.prompt_tokens[0]`"),
+        ("{", "line 2 is not valid JSON"),
     ],
 )
 def test_what_is_no_text_is_named_by_its_line(tmp_path: Path, row: Any, said: str) -> None:

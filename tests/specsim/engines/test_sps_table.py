@@ -13,7 +13,7 @@ import pytest
 
 from specsim.cost.files import read_cost
 from specsim.engines.export import step_times
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 from tests.specsim.cost.test_batch_profile import document as profile_document
 from tests.support.commands import assert_refused, call, json_of
 
@@ -48,7 +48,7 @@ def exported(engine: str, cost: Path | str, k: int = K, form: str = "additive", 
 
 
 def rises(values: list[float]) -> bool:
-    return all(one < other for one, other in pairwise(values))
+    return all(value < other for value, other in pairwise(values))
 
 
 @pytest.mark.parametrize("sequences_and_verified", STEPS)
@@ -64,7 +64,7 @@ def test_additive_tables_are_as_their_readers_want_them() -> None:
     assert sglang["bias_seconds"] > 0 and sglang["bs_probes"][0] == 1 and sglang["bs_probes"][-1] == LARGEST
     assert sglang["m_probes"][0] == 1 and sglang["m_probes"][-1] == (K + 1) * LARGEST
     assert rises(sglang["bs_probes"]) and rises(sglang["m_probes"])
-    assert all(isinstance(one, int) for name in ("bs_probes", "m_probes") for one in sglang[name])
+    assert all(isinstance(probe, int) for name in ("bs_probes", "m_probes") for probe in sglang[name])
     assert set(llm) == {"token_counts", "step_time_ms", "fixed_overhead_ms", "batch_sizes", "batch_overhead_ms"}
     assert rises(llm["token_counts"]) and rises(llm["batch_sizes"]) and min(llm["step_time_ms"]) > 0
     assert llm["fixed_overhead_ms"] > 0 and min(llm["batch_overhead_ms"]) >= 0
@@ -150,7 +150,7 @@ def test_costs_that_cannot_tell_are_refused(tmp_path: Path) -> None:
             exported("sglang", plain, form=form)
     with pytest.raises(InputError, match="vllm reads no such file of a drafter with confidence; choose one of sglang"):
         exported("vllm", H100)
-    with pytest.raises(InputError, match="tensorrt-llm takes no table by tokens alone; leave --form out"):
+    with pytest.raises(InputError, match="tensorrt-llm has no table by tokens alone; leave --form out"):
         exported("tensorrt-llm", H100, form="tokens")
 
 
@@ -158,7 +158,7 @@ def test_the_command_writes_the_file_that_its_flags_name(tmp_path: Path) -> None
     out = tmp_path / "sps.json"
     asked = ("specsim", "export", "sglang", "--k", K, "--cost", H100, "--context", CONTEXT, "--largest-batch", LARGEST)
     shown = call(*asked, "--out", out)
-    assert f"--speculative-dspark-sps-table-path {out}, beside --speculative-algorithm DSPARK" in shown.out
+    assert f"--speculative-dspark-sps-table-path {out} (also pass --speculative-algorithm DSPARK" in shown.out
     assert json.loads(out.read_text()) == exported("sglang", H100)
     assert_refused(call(*asked, "--out", out), f"{out} exists")
     assert call(*asked, "--form", "tokens").out.splitlines()[1].startswith('sps.json: {"sample_batch_tokens": [4, 8')

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from specsim.errors import InputError
+from specsim.io.errors import InputError
+from specsim.io.rng import uniform
 from specsim.policy.chain.beta_ts import BetaTS
 from specsim.policy.tree.beta_ts_tree import BetaTSTree
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
-from specsim.rng import uniform
 from specsim.trace.trace import Trace
 from tests.specsim.policy.test_tree_policies import (
     LENGTHS,

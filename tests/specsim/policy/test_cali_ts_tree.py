@@ -12,13 +12,13 @@ from scipy.special import expit, logit
 
 from specsim.cost.model import ConstantCost
 from specsim.cost.profile import ProfileCost
+from specsim.io.rng import uniform
 from specsim.policy.chain.cali_ts import CaliTS
 from specsim.policy.chain.cali_ts_confidence import CaliTSConfidence
 from specsim.policy.tree.cali_ts_tree import CaliTSTree
 from specsim.replaying.expected import expected_replay
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
-from specsim.rng import uniform
 from specsim.trace.trace import Trace
 from specsim.trace.tree_record import record_from_nodes
 from tests.specsim.policy.test_tree_policies import DEPTH, LENGTHS, Node, children, likeliest, recorded_text

@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specsim.cost.model import ConstantCost
-from specsim.errors import InputError
-from specsim.fitting.fit import fit
+from specsim.io.errors import InputError
+from specsim.io.rng import uniform
+from specsim.learn.fit import fit
 from specsim.policy.base import build_policy, setting
 from specsim.policy.chain.base import ChainPolicy, Step
 from specsim.policy.chain.dynamic_threshold import update_threshold
@@ -26,7 +27,6 @@ from specsim.policy.registry import CHAIN_POLICIES, POLICIES, make_policy
 from specsim.replaying.checks import unsupported_reason
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
-from specsim.rng import uniform
 from specsim.trace.trace import Trace
 from tests.support.reference import RampCost, build_trace, small_trace
 

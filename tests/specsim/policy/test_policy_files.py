@@ -9,16 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specsim.errors import InputError
+from specsim.io.errors import InputError
+from specsim.learn.settings import SearchSettings
+from specsim.learn.tune import tune_on
 from specsim.policy.chain.adaedl import AdaEDL
 from specsim.policy.registry import POLICIES, find_policies, find_policy, make_policy
 from specsim.policy.user_file import load_policy_file
+from specsim.replaying.prediction import predict_policy
 from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
-from specsim.speedup.prediction import predict_policy
-from specsim.tuning.search import tune
-from specsim.tuning.settings import SearchSettings
 from tests.support import ROOT
 from tests.support.reference import RampCost, small_trace
 
@@ -75,7 +75,7 @@ def test_a_file_replays_and_tunes_like_the_policy_it_repeats(tmp_path: Path) -> 
     mine, built_in = (replay(trace, p, cost_table(trace, cost), log=True) for p in (policy, twin))
     assert mine.rounds is not None and built_in.rounds is not None and mine.rounds.rows() == built_in.rounds.rows()
     np.testing.assert_array_equal(mine.seconds, built_in.seconds)
-    result = tune(type(policy), PricedTrace(trace, cost), PricedTrace(trace, cost), SearchSettings(trials=5))
+    result = tune_on(type(policy), PricedTrace(trace, cost), PricedTrace(trace, cost), SearchSettings(trials=5))
     assert (
         result.best.name == "mine"
         and result.train.speedup.estimate

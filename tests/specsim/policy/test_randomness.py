@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy import special, stats
 
 import specsim
-from specsim.rng import normal_quantile, split, uniform
+from specsim.io.rng import normal_quantile, split, uniform
 
 WORD = 2**64
 GOLDEN, MIX_1, MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -84,7 +84,7 @@ def test_neither_0_nor_1_comes_out_of_any_bits(bits: int) -> None:
 
 
 def test_another_process_draws_the_same() -> None:
-    code = f"from specsim.rng import uniform\nfor k in {KEYS}: print(uniform(*k).hex())"
+    code = f"from specsim.io.rng import uniform\nfor k in {KEYS}: print(uniform(*k).hex())"
     out = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=SOURCE
     ).stdout.split()

@@ -8,9 +8,15 @@ import numpy as np
 import pytest
 
 from specsim.cost.model import ConstantCost
-from specsim.errors import InputError
-from specsim.fitting.fit import fit, needs_fitting
+from specsim.io.errors import InputError
+from specsim.learn.fit import fit, needs_fitting
+from specsim.learn.search import find_best
+from specsim.learn.settings import SearchSettings
 from specsim.policy.base import build_policy
+from specsim.policy.static_tree import shape as shapes
+from specsim.policy.static_tree.optimal import optimal_tree, tree_round_cost
+from specsim.policy.static_tree.rates import rates_of
+from specsim.policy.static_tree.search import best_trees
 from specsim.policy.tree.base import new_tree
 from specsim.policy.tree.cartesian import Cartesian
 from specsim.policy.tree.optimal_tree import OptimalTree
@@ -20,12 +26,6 @@ from specsim.policy.tree.vct import VCT
 from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
-from specsim.static_tree import shape as shapes
-from specsim.static_tree.optimal import optimal_tree, tree_round_cost
-from specsim.static_tree.rates import rates_of
-from specsim.static_tree.search import best_trees
-from specsim.tuning.search import find_best
-from specsim.tuning.settings import SearchSettings
 from tests.support.reference import small_trace
 from tests.support.tree_cases import drawn_trace
 

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from scipy import integrate, special, stats
 
 from specsim.cost.model import ConstantCost
+from specsim.io.rng import split, uniform
 from specsim.policy.chain.base import ChainPolicy, Step
 from specsim.policy.chain.beta_ts import BetaTS
 from specsim.policy.chain.cali_ts import CaliTS, clamped_mean, posterior, threshold
 from specsim.policy.estimates.counts import count_round
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
-from specsim.rng import split, uniform
 from specsim.trace.trace import Trace
 from tests.support.reference import RampCost, build_trace, small_trace
 

@@ -21,8 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specsim.cost.model import ConstantCost
-from specsim.errors import InputError
-from specsim.fitting.fit import fit
+from specsim.io.errors import InputError
+from specsim.learn.fit import fit
 from specsim.policy.tree.base import MAX_DRAFTED, UNKNOWN, TreePolicy, close_kept, limit_widths, new_tree
 from specsim.policy.tree.beta_ts_tree import BetaTSTree
 from specsim.policy.tree.cape import Cape

@@ -9,7 +9,7 @@ import pytest
 
 from docs.pages import block
 from specsim.cost.model import ConstantCost
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 from specsim.policy.registry import find_policies, make_policy
 from specsim.policy.tree.base import TreePolicy
 from specsim.policy.tree.pct import PCT

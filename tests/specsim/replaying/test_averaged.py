@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 from specsim.policy.base import setting
 from specsim.policy.chain.adaedl import AdaEDL
 from specsim.policy.chain.base import ChainPolicy

@@ -70,7 +70,7 @@ def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
 EDITED_POLICY = """
 from specsim.cost.model import ConstantCost
 from specsim.acceptance.iid import IID
-from specsim.acceptance.synthetic import generate
+from specsim.acceptance.generate import generate
 from specsim.policy.chain.beta_ts import BetaTS
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
@@ -109,7 +109,7 @@ class Mine(FixedK):
 REPLAYED_FILE = """
 import sys
 from specsim.acceptance.iid import IID
-from specsim.acceptance.synthetic import generate
+from specsim.acceptance.generate import generate
 from specsim.cost.model import ConstantCost
 from specsim.policy.user_file import load_policy_file
 from specsim.replaying.chain import chain_kernel

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specsim.acceptance.formulas import mean_tokens_per_round
 from specsim.cost.model import ConstantCost
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 from specsim.policy.chain.adaedl import AdaEDL
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.chain.max_confidence import MaxConfidence
 from specsim.replaying.replay import Replay, replay
 from specsim.replaying.table import cost_table
-from specsim.speedup.formulas import mean_tokens_per_round
 from specsim.trace.trace import Trace
 from tests.support.reference import (
     Decoder,

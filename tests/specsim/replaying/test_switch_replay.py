@@ -12,7 +12,7 @@ import pytest
 
 from specsim.cost.joined import JoinedCost, joined_table
 from specsim.cost.model import ConstantCost, CostModel
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 from specsim.policy.base import Policy
 from specsim.policy.chain.base import Step
 from specsim.policy.registry import SWITCH_POLICIES, make_policy

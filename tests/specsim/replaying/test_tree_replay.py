@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specsim.api.predict import predict
 from specsim.cost.model import CostModel
-from specsim.errors import InputError
+from specsim.io.errors import InputError
+from specsim.io.rng import uniform
+from specsim.learn.predict import predict
 from specsim.policy.base import build_policy, setting
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.tree.base import TreePolicy
@@ -24,7 +25,6 @@ from specsim.policy.tree.vct import VCT
 from specsim.replaying.checks import check_covered, check_replayable, unsupported_reason
 from specsim.replaying.replay import Replay, replay
 from specsim.replaying.table import cost_table
-from specsim.rng import uniform
 from specsim.trace.trace import Trace
 from tests.support.reference import BUCKET, RampCost
 from tests.support.tree_traces import tree_trace

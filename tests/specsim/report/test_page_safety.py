@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from markupsafe import Markup
 
-from specsim.api.tune import leaderboard, tune
+from specsim import leaderboard, tune
+from specsim.compare.document import as_document
 from specsim.cost.linear import LinearCost, LinearPass
 from specsim.policy.chain.fixed_k import FixedK
-from specsim.ranking.document import as_document
 from specsim.report import leaderboard_figures, validation_figures
 from specsim.report.hardware import figures as hardware_figures
 from specsim.report.page import page
@@ -88,7 +87,7 @@ def _no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (leaderboard_figures, validation_figures, result_figures, hardware_figures):
         for name, function in vars(module).items():
             if getattr(function, "__annotations__", {}).get("return") == "str":
-                monkeypatch.setattr(module, name, lambda *given, **options: Markup("<svg></svg>"))
+                monkeypatch.setattr(module, name, lambda *given, **options: "<svg></svg>")
 
 
 def with_hostile_text(document: dict[str, Any]) -> dict[str, Any]:

@@ -13,11 +13,11 @@ from typing import Any
 import matplotlib
 import pytest
 
-from specsim.errors import InputError
-from specsim.files import write_text
+from specsim.io.errors import InputError
+from specsim.io.files import write_text
 from specsim.report import validation_figures as figures
 from specsim.report.documents import VALIDATION_COLUMNS, validation_rows
-from specsim.report.page import repeats_text, speculation_text, truncated_text
+from specsim.report.page import comparable_text, repeats_text, speculation_text, truncated_text
 from specsim.report.table import as_text
 from specsim.report.validation import KEYS, render_validation
 
@@ -356,3 +356,15 @@ def test_rows_that_asked_for_more_than_was_recorded_are_named() -> None:
     rows = [{"label": "eagle2", "truncated_share": 1 / 23}, {"label": "fixed_k", "truncated_share": 0.0}]
     assert truncated_text(rows) == ["rounds that asked for more than the recorded trees hold: eagle2: 4.35 %"]
     assert truncated_text(rows[1:]) == []
+
+
+def test_runs_whose_baseline_tokens_differ_are_not_comparable() -> None:
+    """5 % is the most: 14.0 and 14.7 ms may be compared, 14.0 and 14.8 ms may not."""
+
+    def measured(token_ms: float) -> dict[str, Any]:
+        return {"autoregressive_sequence_seconds": [token_ms, 2 * token_ms], "output_tokens": 3000}
+
+    assert comparable_text({"a": measured(14.0), "b": measured(14.7)}) == []
+    assert comparable_text({"a": measured(14.0)}) == comparable_text({}) == []
+    (line,) = comparable_text({"a": measured(14.0), "b": measured(14.8), "c": measured(38.0)})
+    assert "not comparable" in line and "14.0 to 38.0 ms" in line

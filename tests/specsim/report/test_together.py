@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from specsim.api.tune import leaderboard, tune
+from specsim import leaderboard, tune
 from specsim.claims.check import check_files
 from specsim.claims.reports import as_document as claims_document
+from specsim.compare.document import as_document
 from specsim.cost.linear import LinearCost, LinearPass
 from specsim.policy.chain.fixed_k import FixedK
-from specsim.ranking.document import as_document
 from specsim.serving.speedup_map import speedup_map
 from tests.specsim.report.test_report import Page
 from tests.support.commands import assert_refused, call

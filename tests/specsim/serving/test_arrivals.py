@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from specsim.acceptance.generate import generate
 from specsim.acceptance.iid import IID
-from specsim.acceptance.synthetic import generate
 from specsim.serving.arrivals import recorded_requests, requests_of_trace
 from tests.support.checks import refusal
 
@@ -65,7 +65,7 @@ BAD = {
     "more cells below": ("a.csv", "Timestamp,Request tokens,Response tokens\n1,2,3\n1,2,3,4\n", "no CSV file"),
     "empty": ("a.csv", "", "no CSV file"),
     "failed alone": ("a.csv", "Timestamp,Request tokens,Response tokens\n1,2,0\n", "no request with output"),
-    "no JSON": ("a.jsonl", "{}\n", "line 1", "timestamp is missing"),
+    "no JSON": ("a.jsonl", "{}\n", "line 1", "required field `timestamp`"),
     "a word": ("a.jsonl", '{"timestamp": 1, "input_length": "x", "output_length": 1}', "input_length"),
     "no lines": ("a.jsonl", "\n", "no request"),
     "too long": ("a.jsonl", '{"timestamp": 1, "input_length": 9999999999, "output_length": 1}', "no valid prompt"),

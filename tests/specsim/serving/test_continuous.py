@@ -10,12 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specsim.acceptance.generate import generate
 from specsim.acceptance.iid import IID
-from specsim.acceptance.synthetic import generate
-from specsim.cost.linear import LinearCost, LinearPass
 from specsim.policy.chain.fixed_k import FixedK
+from specsim.policy.tree.cartesian import Cartesian
+from specsim.policy.tree.static import StaticTree
+from specsim.policy.tree.vct import VCT
 from specsim.serving.arrivals import Requests, requests_of_trace
-from specsim.serving.continuous import ServingRun, Step, serve
+from specsim.serving.continuous import ServingRun, Step, run_server
 from specsim.serving.draft_length import GoodputK, ScheduledK
 from specsim.serving.drafts import Arm, drafts_of
 from specsim.serving.latency import summarise_run
@@ -23,12 +25,12 @@ from specsim.serving.lockstep import lockstep
 from specsim.trace.trace import Trace
 from tests.support.checks import refusal
 from tests.support.reference import small_trace
-
-COST = LinearCost(LinearPass(0.01, 3e-4, 2e-6), LinearPass(0.002, 1e-4, 5e-7), step_s=0.001, round_s=0.0005)
+from tests.support.serving_costs import COST
+from tests.support.tree_traces import tree_trace
 
 
 def served(trace: Trace, arm: Arm, requests: Requests, **options: Any) -> ServingRun:
-    return serve(drafts_of(trace, arm), COST, requests, **options)
+    return run_server(drafts_of(trace, arm), COST, requests, **options)
 
 
 def in_order(trace: Trace, order: list[int], arrival_s: list[float] | None = None) -> Requests:
@@ -38,10 +40,14 @@ def in_order(trace: Trace, order: list[int], arrival_s: list[float] | None = Non
     return Requests(times, trace.prompt_tokens[which], np.diff(trace.offsets)[which], which)
 
 
-@pytest.mark.parametrize("arm", [FixedK(k=4), ScheduledK({1: 5, 3: 2}), None], ids=["policy", "schedule", "plain"])
+ARMS = [FixedK(k=4), ScheduledK({1: 5, 3: 2}), None, VCT(width=2, depth=3), Cartesian(s1=3, s2=2, s3=1)]
+
+
+@pytest.mark.parametrize("arm", ARMS, ids=["chain", "schedule", "plain", "vct", "cartesian"])
 @pytest.mark.parametrize(("slots", "users"), [(1, 5), (2, 5), (4, 5), (3, 3)])
 def test_a_closed_loop_without_prefill_is_lockstep_with_refill(slots: int, users: int, arm: Arm) -> None:
-    trace = dataclasses.replace(small_trace(4), prompt_tokens=np.ones(5, dtype=np.int64))
+    trace = tree_trace(4, sequences=5, tokens=25) if isinstance(arm, StaticTree) else small_trace(4)
+    trace = dataclasses.replace(trace, prompt_tokens=np.ones(5, dtype=np.int64))
     order = [2, 0, 4, 1, 3, 0, 2]
     run = served(trace, arm, in_order(trace, order), slots=slots, users=users)
     other = lockstep(drafts_of(trace, arm), COST, slots, order=order, refill=True)
@@ -102,7 +108,7 @@ def test_load_does_not_change_what_a_policy_drafts(options: dict[str, Any]) -> N
     requests = in_order(trace, [0, 1, 2, 3, 4], [0.0, 0.01, 0.02, 0.3, 0.3])
     drafts = drafts_of(trace, FixedK(k=3))
     alone = lockstep(drafts, COST, 1).rounds
-    run = serve(drafts, COST, requests, **options)
+    run = run_server(drafts, COST, requests, **options)
     assert run.steps["drafted"].sum() == alone.drafted.sum()
     assert run.steps["accepted"].sum() == alone.accepted.sum()
     assert run.steps["output_tokens"].sum() == alone.emitted.sum() == len(trace.token)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from specsim.acceptance.formulas import mean_tokens_per_round
+from specsim.acceptance.generate import generate
 from specsim.acceptance.iid import IID
-from specsim.acceptance.synthetic import generate
 from specsim.cost.linear import LinearCost, LinearPass
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.serving.costs import round_seconds
 from specsim.serving.draft_length import GoodputK, ScheduledK, fixed_length
 from specsim.serving.drafts import Arm, drafts_of
 from specsim.serving.lockstep import lockstep
-from specsim.speedup.formulas import mean_tokens_per_round
 from tests.support.checks import refusal
 
 COST = LinearCost(LinearPass(0.006, 2e-5, 4e-8), LinearPass(0.001, 1e-6, 2e-9), step_s=0.001, round_s=0.0002)

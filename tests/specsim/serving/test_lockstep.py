@@ -10,18 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specsim.acceptance.generate import generate
 from specsim.acceptance.iid import IID
-from specsim.acceptance.synthetic import generate
 from specsim.cost.batches import BatchTokens
-from specsim.cost.contexts import context_range
 from specsim.cost.files import read_cost
-from specsim.cost.linear import LinearCost, LinearPass
+from specsim.cost.linear import LinearCost
 from specsim.cost.model import ConstantCost
 from specsim.cost.roofline.architecture import find_architecture
 from specsim.cost.roofline.cost import Overheads, RooflineCost, find_drafter
 from specsim.cost.roofline.hardware import Derating, find_hardware
 from specsim.cost.roofline.passes import Roofline
-from specsim.cost.table import CostTable, compile_table
 from specsim.policy.base import Policy
 from specsim.policy.chain.adaedl import AdaEDL
 from specsim.policy.chain.beta_ts import BetaTS
@@ -38,9 +36,9 @@ from specsim.serving.lockstep import Lockstep, lockstep
 from specsim.trace.trace import Trace
 from tests.support.checks import refusal
 from tests.support.reference import build_trace, small_trace
+from tests.support.serving_costs import COST, assert_rounds_are_those_of_each_sequence_alone, exact_table
 
 H100 = read_cost("specdecode-bench-llama3.1-8b-eagle-h100")
-COST = LinearCost(LinearPass(0.01, 3e-4, 2e-6), LinearPass(0.002, 1e-4, 5e-7), step_s=0.001, round_s=0.0005)
 
 
 def decoded(trace: Trace, arm: Arm, batch: int, cost: Any = COST, **options: Any) -> Lockstep:
@@ -48,7 +46,7 @@ def decoded(trace: Trace, arm: Arm, batch: int, cost: Any = COST, **options: Any
 
 
 def twelve_positions() -> Trace:
-    """Two sequences: one of 7 tokens behind 11 of a prompt, one of 5 behind 21; match lengths are chosen."""
+    """Two sequences, of 7 tokens after a prompt of 11 and of 5 after 21, with chosen match lengths."""
     match = np.array([3, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0])
     hits = np.arange(3) < match[:, None]
     return build_trace(np.random.default_rng(0), hits, [7, 5], prompts=[11, 21])
@@ -110,14 +108,7 @@ CARRIES = BetaTS(max_draft_tokens=6, carry=True, alpha0=1.0, beta0=3.0)
 @pytest.mark.parametrize("policy", [*POLICIES, CARRIES], ids=lambda policy: policy.name)
 def test_rounds_of_a_batch_are_those_of_each_sequence_replayed_alone(policy: Policy, batch: int, refill: bool) -> None:
     trace = small_trace(3)
-    rounds = decoded(trace, policy, batch, refill=refill).rounds
-    for s in range(trace.sequences):
-        alone = trace.select([s])
-        log = replay(alone, policy, cost_table(alone, ConstantCost(1e-3, 1e-2)), log=True).rounds
-        assert log is not None
-        mine = rounds.sequence == s
-        for name in ("t", "drafted", "accepted"):
-            assert getattr(rounds, name)[mine].tolist() == getattr(log, name).tolist()
+    assert_rounds_are_those_of_each_sequence_alone(decoded(trace, policy, batch, refill=refill).rounds, trace, policy)
 
 
 @pytest.mark.parametrize("batch", [1, 3])
@@ -144,23 +135,6 @@ def test_of_a_trace_of_rejection_sampling_a_seed_chooses_the_outcome() -> None:
     assert accepted(FixedK(k=4), 1) == accepted(fixed_length(4), 1) != accepted(fixed_length(4), 2)
     log = replay(drawn, FixedK(k=4), cost_table(drawn, COST), seed=1, log=True).rounds
     assert log is not None and accepted(FixedK(k=4), 1) == log.accepted.tolist()
-
-
-class _OneTokenBuckets(LinearCost):
-    """A linear cost asked at the middle of buckets of one token, half a token beyond the token itself."""
-
-    def verify(self, n_tokens: int, context: Any) -> Any:
-        return super().verify(n_tokens, np.asarray(context) - 0.5)
-
-    def draft(self, n_tokens: int, context: Any) -> Any:
-        return super().draft(n_tokens, np.asarray(context) - 0.5)
-
-
-def exact_table(trace: Trace, cost: LinearCost) -> CostTable:
-    """The cost table without rounding of contexts."""
-    model = _OneTokenBuckets(**vars(cost))
-    least, most = context_range(trace)
-    return compile_table(model, max_draft_tokens=trace.depth, contexts=(least, most + 1), bucket_bits=0)
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
@@ -198,25 +172,25 @@ def token_by_token(trace: Trace, k: int, batch: int, refill: bool) -> tuple[floa
             s = waiting.pop(0)
             running.append({"row": int(trace.offsets[s]), "s": s, "behind": 0, "new": True})
         sizes.append(len(running))
-        for one in running:
-            one["new"] = False
-            one["cached"] = int(trace.prompt_tokens[one["s"]]) - 1 + one["row"] - int(trace.offsets[one["s"]])
-            one["drafted"] = min(k, int(trace.draft_limit[one["row"]]))
+        for entry in running:
+            entry["new"] = False
+            entry["cached"] = int(trace.prompt_tokens[entry["s"]]) - 1 + entry["row"] - int(trace.offsets[entry["s"]])
+            entry["drafted"] = min(k, int(trace.draft_limit[entry["row"]]))
         step = 0
-        while any(one["drafted"] > step for one in running):
-            drafting = [one for one in running if one["drafted"] > step]
-            tokens = sum(1 + (one["behind"] if step == 0 else 0) for one in drafting)
-            cached = sum(one["cached"] + step for one in drafting)
+        while any(entry["drafted"] > step for entry in running):
+            drafting = [entry for entry in running if entry["drafted"] > step]
+            tokens = sum(1 + (entry["behind"] if step == 0 else 0) for entry in drafting)
+            cached = sum(entry["cached"] + step for entry in drafting)
             seconds += COST.drafter.fixed_s + tokens * COST.drafter.token_s + cached * COST.drafter.cached_token_s
             step += 1
-        tokens, cached = sum(one["drafted"] + 1 for one in running), sum(one["cached"] for one in running)
+        tokens, cached = sum(entry["drafted"] + 1 for entry in running), sum(entry["cached"] for entry in running)
         seconds += COST.target.fixed_s + tokens * COST.target.token_s + cached * COST.target.cached_token_s
         seconds += COST.step_s + COST.round_s
-        for one in running:
-            accepted = min(one["drafted"], int(trace.match_len[one["row"]]))
-            one["behind"] = int(0 < one["drafted"] == accepted)
-            one["row"] += accepted + 1
-        running = [one for one in running if one["row"] < trace.offsets[one["s"] + 1]]
+        for entry in running:
+            accepted = min(entry["drafted"], int(trace.match_len[entry["row"]]))
+            entry["behind"] = int(0 < entry["drafted"] == accepted)
+            entry["row"] += accepted + 1
+        running = [entry for entry in running if entry["row"] < trace.offsets[entry["s"] + 1]]
     return seconds, sizes
 
 
@@ -277,7 +251,7 @@ def test_a_ragged_batch_under_a_roofline_reads_what_is_worked_out_by_hand() -> N
     """
     layer = Roofline(find_architecture("llama-2-7b").first(1), find_hardware("a100"), derating=Derating())
     tokens = BatchTokens.of(np.array([4, 1]), np.array([1000, 100]))
-    found = {one.name: one for one in layer.batch_operations(tokens)}
+    found = {operation.name: operation for operation in layer.batch_operations(tokens)}
     assert found["attention"].bytes == (1004 + 101) * 8192 * 2 + 5 * 2 * 4096 * 2
     assert found["attention"].flops == pytest.approx((4 * 1004 + 1 * 101) * 4 * 4096, rel=1e-12)
     matrices = ("queries, keys, values", "output projection", "MLP gate, up", "MLP down")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from specsim.acceptance.generate import generate
 from specsim.acceptance.iid import IID
-from specsim.acceptance.synthetic import generate
 from specsim.trace.files import write_trace
 from tests.support.commands import assert_refused, call, json_of
 
@@ -25,19 +25,19 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_batches_in_lockstep(trace: Path) -> None:
     document = json_of(call("specsim", "serve", "simulate", trace, *COST, "--set", "k=3", "--batch", "1,4", "--json"))
-    one, four = document["batches"]
-    assert (one["batch"], four["batch"]) == (1, 4) and one["policy"] == "fixed_k(k=3)"
-    assert one["output_tokens"] == four["output_tokens"] == 16 * 40
-    assert (one["drafted"], one["accepted"]) == (four["drafted"], four["accepted"])
-    for entry in (one, four):
+    single, four = document["batches"]
+    assert (single["batch"], four["batch"]) == (1, 4) and single["policy"] == "fixed_k(k=3)"
+    assert single["output_tokens"] == four["output_tokens"] == 16 * 40
+    assert (single["drafted"], single["accepted"]) == (four["drafted"], four["accepted"])
+    for entry in (single, four):
         ratio = entry["tokens_per_s"] / entry["baseline"]["tokens_per_s"]
         assert entry["speedup"]["low"] < entry["speedup"]["estimate"] < entry["speedup"]["high"]
         assert entry["speedup"]["estimate"] == pytest.approx(ratio)
     # The replay of the same costs rounds contexts to buckets of 16 tokens, each of which costs 39 ns.
     args = ("replay", trace, "--policy", "fixed_k", "--set", "k=3", *COST, "--json")
     alone = json_of(call("specsim", *args))
-    assert one["speedup"]["estimate"] == pytest.approx(alone["speedup"]["estimate"], rel=1e-4)
-    assert (one["drafted"], one["accepted"]) == (alone["drafted"], alone["accepted"])
+    assert single["speedup"]["estimate"] == pytest.approx(alone["speedup"]["estimate"], rel=1e-4)
+    assert (single["drafted"], single["accepted"]) == (alone["drafted"], alone["accepted"])
 
 
 @pytest.mark.parametrize("arrivals", ["poisson:5", "closed:3"])
@@ -123,7 +123,7 @@ def test_tables_fit_eighty_columns(trace: Path) -> None:
 BAD = {
     "slots without arrivals": ("--slots 3", "--slots", "--arrivals"),
     "batch with arrivals": ("--batch 2 --arrivals closed:2", "--batch", "lockstep"),
-    "schedule and policy": ("--schedule 1:2 --policy adaedl", "--schedule", "one of them"),
+    "schedule and policy": ("--schedule 1:2 --policy adaedl", "--schedule", "give either"),
     "no schedule": ("--schedule 1:2,x", "BATCH:K", "1:5,4:3,16:0"),
     "a schedule with a batch twice": ("--schedule 1:2,1:3", "twice"),
     "a schedule without batch 1": ("--schedule 2:3", "from batch 1 on"),

@@ -7,16 +7,16 @@ import json
 import numpy as np
 import pytest
 
+from specsim.acceptance.formulas import mean_tokens_per_round
+from specsim.acceptance.generate import generate
 from specsim.acceptance.iid import IID
-from specsim.acceptance.synthetic import generate
 from specsim.cost.files import read_cost
 from specsim.cost.linear import LinearCost, LinearPass
 from specsim.policy.chain.fixed_k import FixedK
+from specsim.replaying.intervals import Estimate
 from specsim.serving.costs import batch_cost
 from specsim.serving.draft_length import GoodputK
 from specsim.serving.speedup_map import Cell, SpeedupMap, break_even, schedule_ranges, speedup_map
-from specsim.speedup.formulas import mean_tokens_per_round
-from specsim.speedup.intervals import Estimate
 from tests.support.checks import refusal
 from tests.support.reference import build_trace
 

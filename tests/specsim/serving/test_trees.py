@@ -9,32 +9,27 @@ import numpy as np
 import pytest
 
 from specsim.cost.batch_profile import BatchProfileCost
-from specsim.cost.contexts import context_range
-from specsim.cost.linear import LinearCost, LinearPass
-from specsim.cost.model import ConstantCost
 from specsim.cost.roofline.architecture import find_architecture
 from specsim.cost.roofline.cost import Overheads, RooflineCost, find_drafter
 from specsim.cost.roofline.hardware import find_hardware
 from specsim.cost.roofline.passes import Roofline
-from specsim.cost.table import CostTable, compile_table
 from specsim.policy.tree.cartesian import Cartesian
 from specsim.policy.tree.eagle2 import Eagle2
 from specsim.policy.tree.sparse_tree import SparseTree
 from specsim.policy.tree.static import StaticTree, expanded_per_level
 from specsim.policy.tree.vct import VCT
 from specsim.replaying.replay import replay
-from specsim.replaying.table import cost_table
 from specsim.serving.arrivals import Requests
-from specsim.serving.continuous import serve
+from specsim.serving.continuous import run_server
 from specsim.serving.costs import round_seconds
 from specsim.serving.drafts import drafts_of
 from specsim.serving.lockstep import lockstep
 from specsim.trace.trace import Trace
 from tests.support.checks import refusal
 from tests.support.commands import assert_refused, call, json_of
+from tests.support.serving_costs import COST, assert_rounds_are_those_of_each_sequence_alone, exact_table
 from tests.support.tree_traces import tree_trace
 
-COST = LinearCost(LinearPass(0.01, 3e-4, 2e-6), LinearPass(0.002, 1e-4, 5e-7), step_s=0.001, round_s=0.0005)
 # A root of three children, of which the first has two and the second one; the first of those two has one.
 SPARSE = SparseTree(children=(3, 2, 1, 0, 1, 0, 0, 0))
 TREES = [VCT(width=2, depth=3), Cartesian(s1=3, s2=2, s3=1), SPARSE]
@@ -52,31 +47,10 @@ def ranks_trace(rank: list[list[int]], lengths: list[int], prompts: list[int]) -
     )  # fmt: skip
 
 
-class _OneTokenBuckets(LinearCost):
-    """A linear cost asked at the middle of buckets of one token, half a token beyond the token itself."""
-
-    def verify(self, n_tokens: int, context: Any) -> Any:
-        return super().verify(n_tokens, np.asarray(context) - 0.5)
-
-    def tree_verify(self, n_tokens: int, context: Any) -> Any:
-        return super().tree_verify(n_tokens, np.asarray(context) - 0.5)
-
-    def draft(self, n_tokens: int, context: Any) -> Any:
-        return super().draft(n_tokens, np.asarray(context) - 0.5)
-
-
-def exact_table(trace: Trace) -> CostTable:
-    """The cost table without rounding of contexts."""
-    model = _OneTokenBuckets(COST.target, COST.drafter, COST.step_s, COST.round_s)
-    least, most = context_range(trace)
-    contexts = (least, most + 1)
-    return compile_table(model, max_draft_tokens=trace.depth, contexts=contexts, trees=True, bucket_bits=0)
-
-
 @pytest.mark.parametrize("policy", TREES, ids=lambda policy: policy.name)
 def test_a_batch_of_one_takes_as_long_as_the_replay(policy: StaticTree) -> None:
     trace = tree_trace(1)
-    alone = replay(trace, policy, exact_table(trace))
+    alone = replay(trace, policy, exact_table(trace, COST, trees=True))
     tokens, seconds = lockstep(drafts_of(trace, policy), COST, 1).per_sequence()
     assert tokens.tolist() == trace.output_tokens.tolist()
     assert seconds == pytest.approx(alone.speculative_s, rel=1e-12)
@@ -90,13 +64,7 @@ def test_rounds_of_a_batch_are_those_of_each_sequence_replayed_alone(
 ) -> None:
     trace = tree_trace(3, sequences=5, tokens=30)
     rounds = lockstep(drafts_of(trace, policy), COST, batch, refill=refill).rounds
-    for s in range(trace.sequences):
-        alone = trace.select([s])
-        log = replay(alone, policy, cost_table(alone, ConstantCost(1e-3, 1e-2)), log=True).rounds
-        assert log is not None
-        mine = rounds.sequence == s
-        for name in ("t", "drafted", "accepted"):
-            assert getattr(rounds, name)[mine].tolist() == getattr(log, name).tolist()
+    assert_rounds_are_those_of_each_sequence_alone(rounds, trace, policy)
 
 
 # Two sequences of 5 and 4 tokens, 10 and 20 of their prompts cached, under the tree SPARSE of 7 nodes: 3, 3 and 1 by
@@ -130,23 +98,11 @@ def test_only_a_path_that_ends_at_a_leaf_leaves_a_token_behind() -> None:
     assert found.behind.tolist()[:4] == [0, 0, 1, 1]
 
 
-@pytest.mark.parametrize("slots", [1, 2, 4])
-@pytest.mark.parametrize("policy", TREES, ids=lambda policy: policy.name)
-def test_a_closed_loop_without_prefill_is_lockstep_with_refill(policy: StaticTree, slots: int) -> None:
-    trace = dataclasses.replace(tree_trace(4, tokens=25), prompt_tokens=np.ones(4, dtype=np.int64))
-    order = np.array([2, 0, 1, 3, 0, 2])
-    requests = Requests(np.zeros(6), np.ones(6, np.int64), np.full(6, 25), order)
-    run = serve(drafts_of(trace, policy), COST, requests, slots=slots, users=6)
-    other = lockstep(drafts_of(trace, policy), COST, slots, order=order, refill=True)
-    assert run.steps["sequences"].tolist() == other.seconds.sequences.tolist()
-    assert run.steps["seconds"] == pytest.approx(other.seconds.total_s, rel=1e-12)
-
-
 def test_a_request_that_ends_early_cuts_its_tree() -> None:
     """Of 3 tokens in place of 25: with 2 left to draft, the tree's first two levels, and with none nothing."""
     trace = ranks_trace([[0, 3, 3], *[[3, 3, 3]] * 24], [25], [9])
     requests = Requests(np.zeros(1), np.array([9]), np.array([3]), np.array([0]))
-    run = serve(drafts_of(trace, SPARSE), COST, requests, slots=1)
+    run = run_server(drafts_of(trace, SPARSE), COST, requests, slots=1)
     assert run.rounds["drafted"].tolist() == [6, 0] and run.rounds["accepted"].tolist() == [1, 0]
     # Two levels: 1 and 2 nodes expanded; then nothing, as the prefill before.
     first = COST.drafter.fixed_s * 2 + COST.drafter.token_s * 3 + COST.drafter.cached_token_s * (8 + 9)
@@ -188,7 +144,7 @@ def test_commands_take_trees(tmp_path: Any) -> None:
     given = [tmp_path / "trace", "--cost", "specdecode-bench-llama3.1-8b-eagle-h100", "--json"]
     tree = ["--policy", "cartesian", "--set", "s1=2", "--set", "s2=2", "--set", "s3=0", "--set", "s4=0"]
     done = json_of(call("specsim", "serve", "simulate", *given, *tree, "--batch", "1,4"))
-    assert [one["batch"] for one in done["batches"]] == [1, 4]
+    assert [entry["batch"] for entry in done["batches"]] == [1, 4]
     ranked = json_of(call("specsim", "serve", "schedule", *given, "--policy", "vct", "--batch", "1,2"))
     assert any(label.startswith("vct") for label in ranked["cells"][0]["speedup"])
     assert_refused(call("specsim", "serve", "simulate", *given, "--policy", "eagle2"), "eagle2", "static trees")

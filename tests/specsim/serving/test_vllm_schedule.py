@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from specsim.acceptance.generate import generate
 from specsim.acceptance.iid import IID
-from specsim.acceptance.synthetic import generate
 from specsim.cost.linear import LinearCost, LinearPass
 from specsim.engines.as_engine import as_engine
 from specsim.engines.conventions import CONVENTIONS
 from specsim.serving.arrivals import Requests
-from specsim.serving.continuous import ServingRun, serve
+from specsim.serving.continuous import ServingRun, run_server
 from specsim.serving.draft_length import GoodputK, ScheduledK
 from specsim.serving.drafts import drafts_of
 
@@ -40,7 +40,7 @@ def served(rule: Any, *, drafts_ahead: bool = CONVENTIONS["vllm"].drafts_ahead) 
     assert beyond == 0
     first = np.arange(sequences) == 0
     requests = Requests(np.where(first, 0.0, 1e-6), trace.prompt_tokens, trace.output_tokens, np.arange(sequences))
-    return serve(drafts_of(trace, rule), COST, requests, slots=SLOTS, drafts_ahead=drafts_ahead)
+    return run_server(drafts_of(trace, rule), COST, requests, slots=SLOTS, drafts_ahead=drafts_ahead)
 
 
 def digits(run: ServingRun, fact: str) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 from specsim.trace.files import read_trace, write_trace
 from specsim.trace.joined import JoinedTrace, foretold, join_traces
 from specsim.trace.packed import pack_trace

@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from specsim.acceptance.formulas import mean_tokens_per_round
 from specsim.cost.model import ConstantCost
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.chain.max_confidence import MaxConfidence
+from specsim.replaying.prediction import predict_policy
 from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
-from specsim.speedup.formulas import mean_tokens_per_round
-from specsim.speedup.prediction import predict_policy
 from specsim.trace.files import read_trace, write_trace
 from specsim.trace.outcomes import DRAWS, as_recorded, drawn_match_len, outcomes
 from specsim.trace.trace import Trace

@@ -8,13 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from specsim.acceptance.generate import generate
 from specsim.acceptance.iid import IID
-from specsim.acceptance.synthetic import generate
-from specsim.errors import InputError
+from specsim.io.errors import InputError
 from specsim.trace.files import read_trace, write_trace
-from specsim.trace.split import split_sequences
+from specsim.trace.split import fold_sequences, split_sequences
 from specsim.trace.trace import Trace
-from specsim.tuning.crossval import fold_sequences
 
 
 def trace_of(*source: str, domain: str = "code") -> Trace:

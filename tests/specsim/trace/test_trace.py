@@ -18,9 +18,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from specsim import files
-from specsim.errors import InputError
-from specsim.files import file_digest
+from specsim.io import files
+from specsim.io.errors import InputError
+from specsim.io.files import file_digest
 from specsim.trace.files import read_trace, write_trace
 from specsim.trace.packed import pack_trace
 from specsim.trace.trace import Trace
@@ -151,7 +151,7 @@ def test_a_failed_write_leaves_the_old_state_and_nothing_else(
             patch.setattr(json, "dumps", fail)
         else:
             patch.setattr(os, "replace", refuse_new)
-            patch.setattr("specsim.files.ctypes.CDLL", fail if moment == "swap" else lambda *name, **how: None)
+            patch.setattr("specsim.io.files.ctypes.CDLL", fail if moment == "swap" else lambda *name, **how: None)
         with pytest.raises(KeyboardInterrupt):
             write_trace(new, folder, overwrite=overwrite)
     assert [path.name for path in tmp_path.iterdir()] == (["trace"] if overwrite else [])
@@ -162,7 +162,7 @@ def test_a_failed_write_leaves_the_old_state_and_nothing_else(
 REPLACED = """
 import sys
 from pathlib import Path
-from specsim.files import replacing_folder
+from specsim.io.files import replacing_folder
 
 folder = Path(sys.argv[1])
 number = 0

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specsim.errors import InputError
-from specsim.files import file_digest
+from specsim.io.errors import InputError
+from specsim.io.files import file_digest
 from specsim.trace.files import read_trace, write_trace
 from specsim.trace.packed import pack_trace
 from specsim.trace.trace import Trace
@@ -266,7 +266,7 @@ def test_damaged_bytes_are_noticed(folder: Path) -> None:
 def test_meta_that_does_not_say_how_large_trees_are_is_refused(folder: Path, shape: Any) -> None:
     edit_meta(folder, lambda meta: meta.update(tree=shape))
     said = refusal(folder, META)
-    assert "does not give nodes and width" in said or "malformed (tree" in said
+    assert "does not give nodes and width" in said or "at `$.tree" in said
 
 
 def test_more_nodes_than_meta_says_are_refused(folder: Path) -> None:

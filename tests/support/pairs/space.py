@@ -16,10 +16,10 @@ from realrun.drafters.space import MaskedTarget, SpaceKind, with_mask
 from realrun.pairs.drafter_files import load_drafter
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
-from realrun.training.common.loop import LoopSettings
-from realrun.training.common.lora import AdapterSettings
-from realrun.training.common.on_text import TextRun
-from realrun.training.space import SpaceSettings, train_space
+from realrun.train.common.loop import LoopSettings
+from realrun.train.common.lora import AdapterSettings
+from realrun.train.common.on_text import TextRun
+from realrun.train.space import SpaceSettings, train_space
 from tests.support.small_targets import alone
 from tests.support.tiny import random_prompts, tiny_model, tiny_tokenizer
 from tests.support.trainings import word_text, words

@@ -16,8 +16,8 @@ from realrun.drafters.edd import EDDKind, one_layer_model
 from realrun.drafters.state_drafter import StateDrafterLM
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
-from realrun.training.eagle import feature_pass
-from realrun.training.edd import block_logits, states_and_logits
+from realrun.train.eagle import feature_pass
+from realrun.train.edd import block_logits, states_and_logits
 from tests.support.pairs.medusa import CHOICES, own_texts
 from tests.support.pairs.scores import random_predictor
 from tests.support.split_targets import target_of

@@ -1,0 +1,181 @@
+"""A validation as JSON and as a table of rounds."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from realrun.decode.rounds import Round
+from realrun.experiment.choice import Forecast, choice_of
+from realrun.experiment.divergence import summary
+from realrun.experiment.validate import Row, Validation
+from specsim.acceptance import formulas as metrics
+from specsim.io.arrays import Floats
+from specsim.learn.chain_calibration import verified_tokens
+from specsim.policy.registry import make_policy
+from specsim.policy.tree.base import TreePolicy
+from specsim.replaying.prediction import predict_policy
+from specsim.replaying.priced import PricedTrace
+
+
+def as_document(validation: Validation) -> dict[str, Any]:
+    """The JSON form of a validation; also everything that its report shows."""
+    rows = sorted(validation.rows, key=lambda row: -row.measured.estimate)
+    holdout, profile = validation.holdout, validation.cost
+    best, floor = rows[0], validation.noise_floor_percent
+    forecasts = forecasts_of(rows)
+    lengths = range(1, holdout.depth + 1)
+    curve = [
+        predict_policy(PricedTrace(holdout, profile), make_policy("fixed_k", {"k": k}), seed=validation.seed)
+        for k in lengths
+    ]
+    confidence, accepted = verified_tokens(holdout)
+    bins = metrics.reliability(confidence, accepted)
+    depth = holdout.depth
+    accepted_lengths = [r.accepted for run in best.runs for r in run.rounds]
+    assert best.replayed.rounds is not None
+    return {
+        "kind": "specsim-validation",
+        "target": holdout.meta["target"],
+        "drafter": holdout.meta["drafter"],
+        "drafter_kind": holdout.meta.get("drafter_kind", "model"),
+        "drafter_facts": holdout.meta.get("drafter_facts", {}),
+        "block_expansion": validation.profile["block_expansion"],
+        "device": validation.environment["device"],
+        "dtype": validation.environment["dtype"],
+        "decoding": holdout.meta["decoding"],
+        "approximate": holdout.approximate,
+        "environment": validation.environment,
+        "sequences": {"tuning": validation.train.sequences, "holdout": holdout.sequences},
+        "output_tokens": int(holdout.output_tokens.sum()),
+        "distinct_trigram_share": holdout.meta["distinct_trigram_share"],
+        "first_token_accepted_share": holdout.meta["first_token_accepted_share"],
+        "autoregressive_sequence_seconds": validation.autoregressive_s.tolist(),
+        "null_arm": validation.null_arm.as_dict(),
+        "noise_floor_percent": floor,
+        "baseline": rate_of(validation.autoregressive_s, validation.baseline_tokens),
+        "rows": [
+            {
+                **row_document(row),
+                **rate_of(row.speculative_s, validation.baseline_tokens),
+                "resolved": None if row is best else validation.resolved(row, best),
+            }
+            for row in rows
+        ],
+        "skipped": [{"policy": name, "reason": reason} for name, reason in validation.skipped],
+        "median_abs_error_percent": validation.median_abs_error_percent,
+        "p90_abs_error_percent": validation.p90_abs_error_percent,
+        "median_abs_unseen_error_percent": float(np.median([abs(row.unseen_error_percent) for row in rows])),
+        "choice": choice_of(forecasts, validation.autoregressive_s, floor) if forecasts else None,
+        "k_curve": {
+            "k": list(lengths),
+            "predicted": [prediction.speedup.as_dict() for prediction in curve],
+        },
+        "accepted_histogram": {
+            "label": str(best.candidate.policy),
+            "predicted": np.bincount(best.replayed.rounds.accepted, minlength=depth + 1).tolist(),
+            "measured": np.bincount(accepted_lengths, minlength=depth + 1).tolist(),
+        },
+        "reliability": {
+            "edges": bins.edges.tolist(),
+            "count": bins.count.tolist(),
+            "mean_confidence": [None if np.isnan(x) else x for x in bins.mean_confidence.tolist()],
+            "accept_rate": [None if np.isnan(x) else x for x in bins.accept_rate.tolist()],
+            "ece": bins.ece,
+        },
+        "domains": _domains(validation, best),
+    }
+
+
+def forecasts_of(rows: Iterable[Row]) -> list[Forecast]:
+    """What was forecast of these rows before anything was decoded; of none where that is not known."""
+    return [
+        Forecast(str(row.candidate.policy), row.candidate.train_speedup, row.speculative_s)
+        for row in rows
+        if row.candidate.train_speedup is not None
+    ]
+
+
+def rate_of(seconds: Floats, tokens: int) -> dict[str, float]:
+    """Tokens per second and milliseconds per token of so many tokens. seconds : of each sequence [S]"""
+    return {"tokens_per_s": tokens / float(seconds.sum()), "ms_per_token": 1e3 * float(seconds.sum()) / tokens}
+
+
+def row_document(row: Row) -> dict[str, Any]:
+    predicted = row.predicted
+    return {
+        "policy": row.candidate.policy.name,
+        "label": str(row.candidate.policy),
+        "params": row.candidate.policy.settings,
+        "role": row.candidate.role,
+        "predicted": predicted.speedup.as_dict(),
+        "measured": row.measured.as_dict(),
+        **row.wall_clock,
+        "train_speedup": row.candidate.train_speedup,
+        "error_percent": row.error_percent,
+        "truncated_share": row.predicted.truncated_share,
+        "rounds_identical_percent": None if row.rounds_identical is None else 100 * row.rounds_identical,
+        "output_identical_percent": None if row.output_identical is None else 100 * row.output_identical,
+        **({"divergences": summary(row.divergences)} if row.divergences else {}),
+        "ladder": {
+            "eq14": row.ladder.eq14,
+            "constant": row.ladder.constant,
+            "profile": row.ladder.profile,
+            "measured": row.measured.estimate,
+        },
+        "unseen": row.unseen,
+        "unseen_error_percent": row.unseen_error_percent,
+        "error_parts": row.error_parts,
+        "v_d": predicted.v_d,
+        "r_d": predicted.r_d,
+        "hm": predicted.hm,
+        "tau": predicted.tau,
+        "measured_tau": row.measured_tau,
+        "overhead": row.overhead,
+        "acceleration_over_overhead": row.acceleration_over_overhead,
+        "acceleration_over_overhead_off_percent": (row.acceleration_over_overhead / row.measured.estimate - 1) * 100,
+        "measured_v_d": row.measured_v_d,
+        "oracle_regret": predicted.oracle_regret,
+        "sequence_seconds": row.speculative_s.tolist(),
+        "sequence_tokens": [len(run.tokens) for run in row.runs],
+    }
+
+
+def _domains(validation: Validation, best: Row) -> dict[str, Any]:
+    holdout = validation.holdout
+    result = {}
+    for domain in np.unique(holdout.domain).tolist():
+        members = holdout.domain == domain
+        replayed = best.replayed
+        result[domain] = {
+            "sequences": int(members.sum()),
+            "output_tokens": int(holdout.output_tokens[members].sum()),
+            "predicted_speedup_best": float(
+                replayed.autoregressive_s[members].sum() / replayed.speculative_s[members].sum()
+            ),
+            "measured_speedup_best": float(
+                validation.autoregressive_s[members].sum() / best.speculative_s[members].sum()
+            ),
+        }
+    return result
+
+
+def rounds_table(validation: Validation) -> pa.Table:
+    """Every real round of the last runs: what was drafted and accepted, and where the time went."""
+    columns: dict[str, list[Any]] = {"policy": [], "tree": [], "sequence_id": [], "round": []}
+    fields = [field.name for field in dataclasses.fields(Round)]
+    columns.update({name: [] for name in fields})
+    for row in validation.rows:
+        for sequence, run in zip(validation.holdout.sequence_id.tolist(), row.runs, strict=True):
+            for number, one in enumerate(run.rounds):
+                columns["policy"].append(str(row.candidate.policy))
+                columns["tree"].append(isinstance(row.candidate.policy, TreePolicy))
+                columns["sequence_id"].append(sequence)
+                columns["round"].append(number)
+                for name in fields:
+                    columns[name].append(getattr(one, name))
+    return pa.table(columns)

@@ -1,0 +1,264 @@
+"""Cost grids: how long a pass takes at a true model shape, by new tokens, context and batch.
+
+Passes go through the static cache and, on a GPU, its graphs, as in decoding. Text is random:
+time does not depend on it. `specsim.cost.grid` reads the result.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from realrun.lm.clock import device_clock
+from realrun.lm.number_type import find_dtype, in_number_type, number_type
+from realrun.lm.static.llama import StaticLlama
+from realrun.pairs.shapes import describe, free_bytes, kv_bytes_per_token, random_model, shape_config
+from realrun.provenance import provenance
+from specsim.cost.grid import GRID_VERSION
+from specsim.cost.profile import GRID_KIND
+from specsim.io.arrays import Floats, Ints
+from specsim.io.errors import InputError
+from specsim.io.progress import Progress
+
+TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+CONTEXTS = (0, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+BATCHES = (1, 2, 4, 8, 16, 32, 64)
+LEAST_SAMPLES = 2  # a point with fewer is left out
+MEMORY_MARGIN = 0.9  # share of the free memory that is planned for
+FIXED_BYTES = 256e6  # libraries' own workspaces
+
+Samples = dict[tuple[int, int], list[float]]  # (context, tokens) -> seconds
+
+
+@dataclass(frozen=True)
+class Axes:
+    """What to measure; every list increases.
+
+    tokens : new tokens per sequence and pass; contexts : cached tokens per sequence; batches : sequences
+    """
+
+    tokens: Sequence[int] = TOKENS
+    contexts: Sequence[int] = CONTEXTS
+    batches: Sequence[int] = BATCHES
+
+    def __post_init__(self) -> None:
+        for name in ("tokens", "contexts", "batches"):
+            values = list(getattr(self, name))
+            least = 0 if name == "contexts" else 1
+            if not values or values != sorted(set(values)) or values[0] < least:
+                raise InputError(f"{name} {values} must increase and start at {least} or more; correct the list")
+
+    @property
+    def positions(self) -> int:
+        """Tokens that the longest sequence has after the largest pass."""
+        return self.contexts[-1] + self.tokens[-1]
+
+
+@dataclass
+class _Grid:
+    """What was measured so far: [B, C, T] seconds (NaN where unknown), and why points are missing."""
+
+    axes: Axes
+    tables: dict[str, Floats] = field(init=False)
+    samples: Ints = field(init=False)
+    missing: list[dict[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        shape = tuple(len(axis) for axis in (self.axes.batches, self.axes.contexts, self.axes.tokens))
+        self.tables = {name: np.full(shape, np.nan) for name in ("median_s", "p25_s", "p75_s")}
+        self.samples = np.zeros(shape, dtype=np.int64)
+
+    def miss(self, batch: int, context: int, tokens: Sequence[int], reason: str) -> None:
+        if tokens:
+            self.missing.append({"batch": batch, "context": context, "tokens": list(tokens), "reason": reason})
+
+    def add(self, batch: int, samples: Samples) -> None:
+        """Add a batch's samples; points with too few samples are missing for lack of time."""
+        b = self.axes.batches.index(batch)
+        for context in sorted({context for context, _ in samples}):
+            late = []
+            for tokens in sorted(n for c, n in samples if c == context):
+                values = samples[context, tokens]
+                if len(values) < LEAST_SAMPLES:
+                    late.append(tokens)
+                    continue
+                place = b, self.axes.contexts.index(context), self.axes.tokens.index(tokens)
+                self.samples[place] = len(values)
+                for name, q in (("p25_s", 0.25), ("median_s", 0.5), ("p75_s", 0.75)):
+                    self.tables[name][place] = np.quantile(values, q)
+            self.miss(batch, context, late, "time: the minutes given were over")
+
+
+def fitting(config: Any, dtype: torch.dtype, batch: int, axes: Axes, free: float) -> tuple[list[int], list[int]]:
+    """The contexts and passes of the axes that fit into `free` bytes beside the weights.
+
+    Counted are keys and values, every pass size's logits, which stay with its graph, and
+    the largest pass's activations. Longer passes give way first: what does not fit behind
+    the shortest context is left out, then the contexts that do not fit the longest pass left.
+    """
+    per_token = batch * kv_bytes_per_token(config, dtype)
+
+    def need(contexts: Sequence[int], tokens: Sequence[int]) -> float:
+        logits = batch * sum(tokens) * config.vocab_size * dtype.itemsize
+        wide = 4 * config.intermediate_size + 8 * config.hidden_size  # gate and up, their product, queries, sums
+        activations = batch * tokens[-1] * (wide + config.vocab_size) * max(dtype.itemsize, 4)
+        return FIXED_BYTES + per_token * (contexts[-1] + tokens[-1]) + logits + activations
+
+    contexts, tokens = list(axes.contexts), list(axes.tokens)
+    while tokens and need(contexts[:1], tokens) > free:
+        tokens.pop()
+    while tokens and need(contexts, tokens) > free:
+        contexts.pop()
+    return (contexts, tokens) if tokens else ([], [])
+
+
+@torch.inference_mode()
+def measure_grid(
+    model: Any,
+    name: str,
+    *,
+    axes: Axes | None = None,
+    repeats: int = 10,
+    seed: int = 0,
+    minutes: float | None = None,
+    begun: float | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Time the passes of a model; return the JSON document of a cost grid.
+
+    For every batch size: all points in shuffled order, `repeats` times over, each time a warm-up pass and a timed
+    pass. The clock is read on the host with the device idle on both sides, as between a decoder's passes. Points
+    that do not fit the memory or the minutes are null, with the reason in `missing`. The minutes are shared evenly
+    among the batch sizes; what a batch size leaves goes to the next.
+    They count from `begun` on time.monotonic(), by default from now.
+    """
+    axes = axes or Axes()
+    if repeats < LEAST_SAMPLES:
+        raise InputError(f"repeats={repeats}; give at least {LEAST_SAMPLES}")
+    room = int(model.config.max_position_embeddings)
+    if axes.positions > room:
+        raise InputError(
+            f"context {axes.contexts[-1]} and {axes.tokens[-1]} tokens exceed the {room} positions of {name}; "
+            "shorten the axes"
+        )
+    begun = time.monotonic() if begun is None else begun
+    deadline = np.inf if minutes is None else begun + 60 * minutes
+    grid, report, rng = _Grid(axes), progress or (lambda what, done, total: None), np.random.default_rng(seed)
+    total = len(axes.batches) * repeats
+    for number, batch in enumerate(axes.batches):
+        free = MEMORY_MARGIN * free_bytes(model.device)
+        contexts, tokens = fitting(model.config, model.dtype, batch, axes, free)
+        for context in axes.contexts:
+            left_out = axes.tokens[len(tokens) :] if context in contexts else axes.tokens
+            grid.miss(batch, context, left_out, f"memory: does not fit {free / 1e9:.1f} GB beside the weights")
+        now = time.monotonic()
+        share_s = (deadline - now) / (len(axes.batches) - number)
+        samples: Samples = {(context, n): [] for context in contexts for n in tokens}
+        try:
+            if samples and (number == 0 or share_s > 0):
+                _measure_batch(
+                    model, batch, samples, repeats, rng, share_s, LEAST_SAMPLES if number == 0 else 0,
+                    lambda done, before=number * repeats: report(f"cost grid {name}", before + done, total),  # type: ignore[misc]
+                )  # fmt: skip
+        except torch.OutOfMemoryError:
+            for context in contexts:
+                grid.miss(batch, context, tokens, "memory: ran out of it in spite of the estimate")
+            samples = {}
+        grid.add(batch, samples)
+        report(f"cost grid {name}", (number + 1) * repeats, total)
+        gc.collect()  # the batch's buffers and graphs
+    return {
+        "kind": GRID_KIND,
+        "version": GRID_VERSION,
+        "model": name,
+        "shape": describe(model.config, model.dtype),
+        "batches": list(axes.batches),
+        "contexts": list(axes.contexts),
+        "tokens": list(axes.tokens),
+        **{key: _with_nulls(table) for key, table in grid.tables.items()},
+        "samples": grid.samples.tolist(),
+        "missing": grid.missing,
+        "repeats": repeats,
+        "seed": seed,
+        "minutes": None if minutes is None else float(minutes),
+        "spent_minutes": (time.monotonic() - begun) / 60,
+        "provenance": provenance(model.device, number_type(model)),
+    }
+
+
+def _measure_batch(
+    model: Any,
+    batch: int,
+    samples: Samples,
+    repeats: int,
+    rng: np.random.Generator,
+    limit_s: float,
+    least: int,
+    report: Callable[[int], None],
+) -> None:
+    """Add samples to every point of `samples` until `repeats` are done or the time is over.
+
+    The first `least` repeats are made whatever the time; if there are any, the clock starts when all is
+    compiled and recorded.
+    """
+    start_s = time.monotonic()
+    points = list(samples)
+    longest, largest = max(c for c, _ in points), max(n for _, n in points)
+    lm = StaticLlama(model, batch=batch, capacity=longest + largest)
+    lm.warm({n for _, n in points}, longest + largest)
+    # A chip draws less power on the zeros of an empty cache.
+    lm.keys.normal_()
+    lm.values.normal_()
+    clock = device_clock(lm.device)
+    vocab = int(model.config.vocab_size)
+    feeds = {n: torch.from_numpy(rng.integers(0, vocab, (batch, n))).to(lm.device) for _, n in points}
+    lengths = {c: torch.full((batch,), c, dtype=torch.int32, device=lm.device) for c, _ in points}
+    if least:
+        start_s = time.monotonic()
+    for repeat in range(repeats):
+        for index in rng.permutation(len(points)).tolist():
+            if repeat >= least and time.monotonic() > start_s + limit_s:
+                return
+            context, n = points[index]
+            lm.step(feeds[n], lengths[context])
+            start = clock()
+            lm.step(feeds[n], lengths[context])
+            samples[context, n].append(clock() - start)
+        report(repeat + 1)
+
+
+def _with_nulls(table: Floats) -> Any:
+    return [[[None if np.isnan(x) else x for x in row] for row in part] for part in table.tolist()]
+
+
+def run_cost_grid(
+    shape_name: str,
+    *,
+    axes: Axes | None = None,
+    repeats: int = 10,
+    device: str = "cuda",
+    dtype: str = "bfloat16",
+    smoke: bool = False,
+    seed: int = 0,
+    minutes: float | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """`measure_grid` of a named shape with random weights, made with as many positions as the axes need.
+
+    The minutes cover making the model too.
+    """
+    begun = time.monotonic()
+    torch.compiler.reset()  # what was compiled for other shapes counts against a limit
+    axes = axes or Axes()
+    config = shape_config(shape_name, positions=axes.positions, smoke=smoke)
+    model = in_number_type(random_model(config, device, find_dtype(dtype), seed), dtype)
+    name = f"{shape_name} (reduced)" if smoke else shape_name
+    return measure_grid(
+        model, name, axes=axes, repeats=repeats, seed=seed, minutes=minutes, begun=begun, progress=progress
+    )

@@ -1,0 +1,212 @@
+"""Scripted rounds: of every draft length and of trees of many sizes, with scripted acceptance.
+
+They run through the real loop, so that the same code is timed that decodes: all of a profile (`realrun.measure.
+profile`), and beside the arms of a measurement what those do too seldom to tell what it costs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from realrun.decode.decoder import Decoder
+from realrun.decode.rounds import Round
+from realrun.decode.sampling import Sampler
+from realrun.measure.rounds import ScriptedVerifier, masked_passes, pass_tokens, scored_round, scripted_round
+from realrun.measure.stream import Stream
+from realrun.measure.trees import (
+    PASSES,
+    ScriptedTreeVerifier,
+    passes,
+    scripted_tree_round,
+    tree_sizes,
+    warm_trees,
+)
+from realrun.pairs.pair import Pair
+
+ENOUGH = 12  # samples of each cost
+
+
+class Probe(NamedTuple):
+    """A round to measure: a chain of `tokens` drafted, each with `masks` behind it, or a tree of `tokens` verified.
+
+    nodes : of each draft pass of a tree, 0 of a chain
+    """
+
+    tokens: int
+    masks: int = 0
+    nodes: int = 0
+
+
+class Prober:
+    """Runs probes of a pair on a decoder of its own, over one text at a time.
+
+    depth : longest draft; tree_tokens : largest tree, the pending token included, 0 for none
+    """
+
+    def __init__(self, pair: Pair, *, depth: int, tree_tokens: int, sampler: Sampler, seed: int):
+        target, drafter = pair.make_drafter(())
+        self.pair, self.drafter, self.target = pair, drafter, target
+        self.decoder = Decoder(target, drafter, (), sampler, ScriptedVerifier(), ScriptedTreeVerifier())
+        target.keep_hidden = drafter.wants_target_hidden
+        self.rng = np.random.default_rng(seed)
+        self.depth = min(depth, drafter.max_depth or depth)
+        self.sizes = tree_sizes(tree_tokens if pair.drafter.trees else 0)
+        self.longest = max(self.depth, min(PASSES, drafter.max_depth or PASSES)) if self.sizes else self.depth
+        masked = masked_passes(self.depth) if pair.drafter.mask_groups else []
+        self.chains = [
+            *(Probe(tokens) for tokens in range(1, self.depth + 1)),
+            *(Probe(drafted, masks) for masks, drafted in masked),
+        ]
+        self.length = 0
+
+    @property
+    def positions(self) -> int:
+        """Longest sequence, in tokens, that both models support."""
+        return min(self.target.max_positions, self.drafter.lm.max_positions)
+
+    def trees(self) -> list[Probe]:
+        """A probe of every size, with draft passes over as many nodes as another has tokens."""
+        return [
+            Probe(tokens, nodes=nodes)
+            for nodes, tokens in zip(self.sizes, self.rng.permutation(self.sizes).tolist(), strict=True)
+        ]
+
+    @torch.inference_mode()
+    def warm(self, length: int) -> None:
+        """Get both models ready for texts of `length` tokens."""
+        room = length + self.longest + 2
+        for features in (("score",), ()) if self.pair.predictor is not None else ((),):
+            self.drafter.prepare(room, self.decoder.sampler, 0, self.longest + 1, features)
+        warm_trees(self.decoder, self.sizes, range(1, self.depth + 2), room)
+
+    @torch.inference_mode()
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Cache a text but for its last token, which is pending."""
+        self.tokens = list(tokens)
+        self.target.reset()
+        self.target.prefill(self.tokens[:-1])
+        self.drafter.begin(self.tokens[:-1], self.decoder.produced_by(-1))
+
+    @torch.inference_mode()
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Let the text go on with these."""
+        before = len(self.tokens) - 1
+        self.tokens += tokens
+        self.target.prefill(self.tokens[before:-1])
+        self.drafter.commit(before, self.decoder.produced_by(-1))
+        self.drafter.lm.prefill(self.tokens[self.drafter.lm.length : -1])
+
+    @property
+    def context(self) -> int:
+        """Cached tokens."""
+        return len(self.tokens) - 1
+
+    @torch.inference_mode()
+    def run(self, probe: Probe, stream: Stream, behind: int = 0) -> None:
+        """Run a probe twice and keep the second: decoding seldom changes size as wildly as probes do.
+
+        behind : tokens that the draft's own cache lacks at first; stream : where the sample goes
+        """
+        for samples in (Stream(), stream):
+            if probe.nodes:
+                round_ = scripted_tree_round(
+                    self.decoder, self.tokens, self.context, probe.nodes, probe.tokens, self.rng
+                )
+            else:
+                round_ = self._chain(probe.tokens, behind, probe.masks)
+            self._add(samples, round_, tree=bool(probe.nodes), masks=probe.masks)
+
+    @torch.inference_mode()
+    def baseline(self, stream: Stream, rounds: int) -> None:
+        """Run consecutive autoregressive steps, in caches that no drafter has used."""
+        self._chain(0, 0, 0)
+        for _ in range(rounds):
+            stream.add_baseline(self._chain(0, 0, 0), self.context)
+
+    @torch.inference_mode()
+    def catch_up(self, stream: Stream, lacking: int) -> None:
+        """Draft a single token twice, and keep the second; the cache lacks `lacking` tokens that others drafted."""
+        for samples in (Stream(), stream):
+            self._add(samples, self._chain(1, lacking, 0), lacking=lacking)
+
+    @torch.inference_mode()
+    def scores(self, stream: Stream) -> None:
+        """Run the longest draft with the predictor's scores."""
+        self._add(stream, scored_round(self.decoder, self.tokens, self.context, self.depth, self.rng), scored=True)
+
+    def _add(self, stream: Stream, round_: Round, **how: Any) -> None:
+        stream.add(round_, self.context, target_states=self.drafter.lm.reads_target_states, **how)
+
+    def _chain(self, size: int, behind: int, masks: int) -> Round:
+        return scripted_round(self.decoder, self.tokens, self.context, size, behind, self.rng, masks)
+
+
+class ProbedText:
+    """Runs the probes that have too few samples along a text; takes turns as a `Decoding` does.
+
+    What a single arm does is probed as well, so that there are enough samples without its own.
+
+    met : samples of every arm; probed : samples of all probes, which grow when this text is done
+    samples : those of this text
+    texts_left : texts over which the missing samples are spread, this text included
+    """
+
+    def __init__(
+        self,
+        prober: Prober,
+        met: Sequence[Stream],
+        probed: Stream,
+        prompt: Sequence[int],
+        output: Sequence[int],
+        texts_left: int,
+    ):
+        text = prober.pair.drafter.profiling_text([*prompt, *output])
+        self.prober, self.met, self.probed, self.output = prober, met, probed, text[len(prompt) :]
+        self.samples = Stream()
+        self.position, self.behind = 0, 0
+        self.lacking = self._lacking()
+        self.owed = math.ceil(sum(self.lacking.values()) / texts_left)
+        self.done = not self.owed
+        if not self.done:
+            self.stride = len(output) / self.owed
+            prober.begin(text[: len(prompt)])
+
+    def _lacking(self) -> dict[Probe, int]:
+        """Samples that are missing of what each probe measures."""
+        lacking = {Probe(0): max(0, ENOUGH - self._count("verify", 1))}
+        for probe in self.prober.chains:
+            counts = [self._count("verify", probe.tokens + 1), self._count("draft", probe.tokens)]
+            if probe.masks:
+                counts = [self._count("tree verify", pass_tokens(probe.masks, probe.tokens))]
+            lacking[probe] = max(0, ENOUGH - min(counts))
+        for probe in self.prober.trees():
+            counts = [self._count("tree verify" if probe.tokens > 1 else "verify", probe.tokens)]
+            if passes(probe.nodes, self.prober.drafter.max_depth) > 1:  # the first ingests what is pending alone
+                counts.append(self._count("tree draft", probe.nodes))
+            lacking[probe] = max(0, ENOUGH - min(counts))
+        return lacking
+
+    def _count(self, *what: Any) -> int:
+        """Number of samples of something, without those of the arm that has most of them."""
+        counts = [stream.count(*what) for stream in self.met]
+        return sum(counts) - max(counts, default=0) + self.probed.count(*what)
+
+    def advance(self) -> None:
+        """Run the probe that lacks most samples."""
+        prober = self.prober
+        probe = max(self.lacking, key=self.lacking.__getitem__)
+        prober.run(probe, self.samples, behind=self.behind)
+        self.lacking[probe] -= 1
+        self.behind = 1 - self.behind
+        self.owed -= 1
+        before, self.position = self.position, round(len(self.output) - self.owed * self.stride)
+        self.done = not self.owed
+        if self.done:
+            self.probed.merge(self.samples.as_dict())
+        else:
+            prober.extend(self.output[before : self.position])

@@ -1,0 +1,253 @@
+"""Record a dense trace: decode once, then ask the drafter at every position at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from realrun.decode.acceptance_predictor import pending_token_states
+from realrun.decode.decoder import Decoder
+from realrun.decode.sampling import Sampler
+from realrun.lm.kernels import planless_attention
+from realrun.lm.number_type import NotFinite, check_columns, refuse_logits
+from realrun.measure.partial import Partial, Recorded
+from realrun.pairs.pair import Pair
+from realrun.pairs.prompts import Prompt, prompt_facts
+from realrun.proposals.recorder import RecordRequest
+from realrun.proposals.trees import Trees, TreeSize
+from realrun.provenance import provenance
+from speckernels import backend_for
+from specsim.acceptance.formulas import distinct_trigrams
+from specsim.io.errors import InputError
+from specsim.io.progress import Counter
+from specsim.trace.trace import Trace
+from specsim.trace.tree_record import MAX_NODES, record_from_nodes
+
+MAX_WIDTH = 256  # children recorded of a node
+
+
+@dataclass(frozen=True)
+class RecordSettings:
+    """What to record. Lengths in tokens.
+
+    Attributes
+    ----------
+    max_draft_tokens : longest draft recorded at every position
+    max_new_tokens : output tokens of a prompt, at most
+    sampler : how tokens are chosen
+    tree_nodes : nodes of every position's tree, at most; 0 records no trees
+    tree_width : children of a node that a tree may hold, at most
+    prompts_source : where the prompts come from, in words or as a file's name, for the trace's metadata
+
+    Examples
+    --------
+    >>> import realrun
+    >>> realrun.RecordSettings(max_draft_tokens=8, sampler=realrun.Sampler("gumbel", temperature=0.8)).tree_nodes
+    0
+    """
+
+    max_draft_tokens: int = 16
+    max_new_tokens: int = 128
+    sampler: Sampler = Sampler()
+    tree_nodes: int = 0
+    tree_width: int = 10
+    prompts_source: str = ""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.max_draft_tokens <= 64:
+            raise InputError(f"max_draft_tokens={self.max_draft_tokens} is outside [1, 64]; choose a number inside")
+        if self.tree_nodes and not self.max_draft_tokens <= self.tree_nodes <= MAX_NODES:
+            raise InputError(
+                f"tree_nodes={self.tree_nodes} is neither 0 nor in [{self.max_draft_tokens}, {MAX_NODES}], from the "
+                "longest draft to the most that a trace holds; choose a number inside, or 0 for no trees"
+            )
+        if not 1 <= self.tree_width <= MAX_WIDTH:
+            raise InputError(f"tree_width={self.tree_width} is outside [1, {MAX_WIDTH}]; choose a width inside")
+        if self.tree_nodes and self.sampler.mode == "rejection":
+            raise InputError(
+                f"tree_nodes={self.tree_nodes} with rejection sampling: trees are recorded in greedy and Gumbel "
+                "mode only; choose one of these, or 0 for no trees"
+            )
+
+    @property
+    def tree(self) -> TreeSize | None:
+        """How much of the trees to record, None for no trees."""
+        return TreeSize(self.tree_nodes, self.tree_width) if self.tree_nodes else None
+
+
+def longest_prompt(pair: Pair, max_new_tokens: int, max_draft_tokens: int) -> int:
+    """Tokens of the longest prompt for which both models have room, beside its output and a draft."""
+    target, drafter = pair.core.make_drafter()
+    room = min(target.max_positions, drafter.lm.max_positions)
+    return room - max_new_tokens - min(max_draft_tokens, pair.drafter.max_depth or max_draft_tokens)
+
+
+def record(
+    pair: Pair,
+    prompts: Sequence[Prompt],
+    settings: RecordSettings,
+    progress: Counter | None = None,
+    partial: Partial | None = None,
+) -> Trace:
+    """Decode every prompt with the target alone, and record what the drafter proposes at every output position.
+
+    Parameters
+    ----------
+    pair : Pair
+    prompts : sequence of Prompt
+        Each is a sequence of the trace, in this order.
+    settings : RecordSettings
+        The longest draft is cut to what the drafter can draft. In rejection mode the target verifies the drafts as
+        well (`realrun.proposals.rejection`).
+    progress : callable, optional
+        Told (done, total) after every prompt.
+    partial : realrun.measure.partial.Partial, optional
+        Where sequences are kept as they come, and taken from where they are.
+
+    Returns
+    -------
+    specsim.Trace
+
+    Raises
+    ------
+    InputError
+        If the texts do not fit the models' positions, the drafter is not recorded in this mode or with trees, or a
+        model gives logits that are no numbers.
+
+    Examples
+    --------
+    >>> import realrun
+    >>> from realrun.pairs.prompts import Prompt, prompt_facts
+    >>> pair = realrun.load_pair(drafter="prompt-lookup")
+    >>> trace = realrun.record(pair, [Prompt("code", [5, 6, 7])], realrun.RecordSettings(max_new_tokens=8))
+    >>> trace.output_tokens.tolist()
+    [8]
+    """
+    pair = pair.core
+    recording = _Recording(pair, settings)
+    recording.check_room(max(len(prompt.tokens) for prompt in prompts))
+    if partial is not None:
+        partial.open()  # ahead of the first token: a folder that cannot be written is an error now
+    sequences: list[Recorded] = []
+    for number, prompt in enumerate(prompts):
+        sequence = None if partial is None else partial.get(number)
+        if sequence is None:
+            with planless_attention(pair.device):
+                sequence = recording.sequence(number, prompt.tokens)
+            if partial is not None:
+                partial.put(number, sequence)
+        sequences.append(sequence)
+        if progress:
+            progress(number + 1, len(prompts))
+    return _trace(pair, prompts, settings, recording.depth, sequences)
+
+
+class _Recording:
+    """The models and the recorder of a pair, ready to record one sequence after another."""
+
+    def __init__(self, pair: Pair, settings: RecordSettings):
+        if settings.tree is not None and not pair.drafter.trees:
+            raise InputError(f"drafter {pair.draft_name} drafts chains only; record it with --tree-nodes 0")
+        self.pair, self.settings = pair, settings
+        self.target, self.drafter = pair.make_drafter()
+        self.decoder = Decoder(self.target, self.drafter, pair.eos_token_ids, settings.sampler)
+        self.depth = min(settings.max_draft_tokens, pair.drafter.max_depth or settings.max_draft_tokens)
+        self.recorder = pair.make_recorder(settings.sampler)
+        self.predictor = None if pair.predictor is None else pair.predictor.cast(pair.device, pair.dtype)
+
+    def check_room(self, prompt_tokens: int) -> None:
+        """InputError if a prompt of this length, its output and a draft do not fit the models' positions."""
+        room = min(self.target.max_positions, self.drafter.lm.max_positions)
+        longest = prompt_tokens + self.settings.max_new_tokens + self.depth
+        if longest > room:
+            raise InputError(
+                f"longest prompt, output and draft make {longest} tokens, the models have {room} positions; "
+                "shorten them"
+            )
+
+    def sequence(self, number: int, prompt: Sequence[int]) -> Recorded:
+        """Decode a prompt, then record the drafter at every output position."""
+        sampler, decoder = self.settings.sampler, self.decoder
+        start = decoder.clock()
+        tokens = decoder.decode(prompt, self.settings.max_new_tokens, None, sequence=number).tokens
+        generated = decoder.clock()
+        scorer = None
+        if self.predictor is not None:
+            scorer = self.predictor.after(pending_token_states(self.pair.target, prompt, tokens))
+        try:
+            tree = self.settings.tree
+            columns = self.recorder(RecordRequest(prompt, tokens, self.depth, sampler, number, scorer, tree))
+            check_columns(columns)
+        except NotFinite:
+            raise refuse_logits(self.drafter.lm, [*prompt, *tokens], "drafter") from None
+        return Recorded(np.asarray(tokens), columns, generated - start, decoder.clock() - generated)
+
+
+def _trace(
+    pair: Pair, prompts: Sequence[Prompt], settings: RecordSettings, depth: int, sequences: Sequence[Recorded]
+) -> Trace:
+    """The trace of the recorded sequences, which are in the prompts' order."""
+    names, outputs = sequences[0].columns, [sequence.tokens for sequence in sequences]
+    arrays: dict[str, Any] = {name: np.concatenate([part.columns[name] for part in sequences]) for name in names}
+    if settings.tree is not None:
+        trees = Trees(*(arrays.pop(f"tree_{name}") for name in Trees._fields))
+        arrays["tree"] = record_from_nodes(**trees._asdict(), width=settings.tree.width)
+    meta = {
+        "target": pair.target_name,
+        "drafter": pair.draft_name,
+        "drafter_kind": pair.drafter.name,
+        "drafter_facts": pair.drafter_facts,
+        "weights": pair.fingerprint,
+        "predictor": None if pair.predictor is None else pair.predictor.digest,
+        "decoding": settings.sampler.as_dict(),
+        "depth": depth,
+        "tree": None if settings.tree is None else settings.tree._asdict(),
+        "vocabulary": {"tokens": int(pair.target.config.vocab_size), "of": "the target's tokenizer"},
+        "prompts": prompt_facts(prompts, settings.prompts_source),
+        "eos_token_id": list(pair.eos_token_ids),
+        "max_new_tokens": settings.max_new_tokens,
+        "dtype": pair.number_type,
+        "device": pair.device.type,
+        "kernels": backend_for(pair.device),
+        "distinct_trigram_share": distinct_trigrams(outputs),
+        "first_token_accepted_share": float((arrays["match_len"] > 0).mean()),
+        "record_seconds": {
+            "generate": sum(sequence.generate_s for sequence in sequences),
+            "dense": sum(sequence.dense_s for sequence in sequences),
+        },
+        "provenance": provenance(pair.device, pair.number_type),
+    }
+    has_sources = any(prompt.source for prompt in prompts)
+    return Trace(
+        meta=meta,
+        sequence_id=np.arange(len(prompts)),
+        domain=np.array([prompt.domain for prompt in prompts], dtype=np.str_),
+        prompt_tokens=np.array([len(prompt.tokens) for prompt in prompts]),
+        prompt=np.concatenate([np.array(prompt.tokens, dtype=np.int32) for prompt in prompts]),
+        budget_tokens=np.full(len(prompts), settings.max_new_tokens),
+        offsets=np.concatenate([[0], np.cumsum([len(output) for output in outputs])]).astype(np.int64),
+        source=np.array([prompt.source for prompt in prompts], dtype=np.str_) if has_sources else None,
+        **arrays,
+    )
+
+
+def elapsed_ratio(trace: Trace) -> float:
+    """Seconds of decoding and dense recording over seconds of decoding alone."""
+    seconds = trace.meta["record_seconds"]
+    return float((seconds["generate"] + seconds["dense"]) / seconds["generate"])
+
+
+def summary(trace: Trace) -> dict[str, Any]:
+    """What a recording gave: its size, how much of the drafts would be accepted, and what it took."""
+    return {
+        "sequences": trace.sequences,
+        "output_tokens": int(trace.output_tokens.sum()),
+        "mean_match_len": float(trace.match_len.mean()),
+        **({} if trace.tree is None else {"mean_tree_nodes": float(trace.tree.count.mean())}),
+        "first_token_accepted_share": trace.meta["first_token_accepted_share"],
+        "distinct_trigram_share": trace.meta["distinct_trigram_share"],
+        "time_over_generation": elapsed_ratio(trace),
+    }

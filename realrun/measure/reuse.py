@@ -1,0 +1,97 @@
+"""A trace that lies in a folder, used again if it was made with the settings asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from realrun.measure.partial import Partial, partial_identity, partial_of
+from realrun.measure.record import RecordSettings, record
+from realrun.own_files import refuse_file, refuse_other
+from realrun.pairs.pair import Pair
+from realrun.pairs.prompts import Prompt, prompt_digest
+from speckernels import backend_for
+from specsim.io.errors import InputError, Interrupted
+from specsim.io.files import clear_left, remove_folder
+from specsim.io.progress import Counter
+from specsim.trace.files import read_trace, write_trace
+from specsim.trace.split import split_by_domain
+from specsim.trace.trace import Trace
+
+MIN_PROMPT_TOKENS = 3  # the pending token and the least context that is profiled
+
+
+def check_job(out: Path, prompts: Sequence[Prompt], *, tuning_share: float, seed: int) -> None:
+    """InputError if a job that records, profiles and tunes cannot write there, or not with these prompts."""
+    refuse_file(out)
+    domains, sources = (np.array([getattr(prompt, name) for prompt in prompts]) for name in ("domain", "source"))
+    split_by_domain(domains, sources, tuning_share=tuning_share, seed=seed)
+    shortest = min(len(prompt.tokens) for prompt in prompts)
+    if shortest < MIN_PROMPT_TOKENS:
+        raise InputError(f"the shortest prompt has {shortest} tokens, profiling needs {MIN_PROMPT_TOKENS}; lengthen it")
+
+
+def recorded_trace(
+    pair: Pair,
+    prompts: Sequence[Prompt],
+    settings: RecordSettings,
+    folder: Path,
+    progress: Counter,
+    *,
+    overwrite: bool = False,
+) -> Trace:
+    """The trace in the folder if it was made with these settings, else a new one.
+
+    Of a recording that was interrupted the sequences that it kept beside the folder are taken. A KeyboardInterrupt
+    becomes Interrupted, which says how to go on. Models are compared by their weights, whatever path they came from.
+    """
+    wanted = {
+        "weights": pair.fingerprint,
+        "drafter_kind": pair.drafter.name,
+        "device": pair.device.type,
+        "kernels": backend_for(pair.device),
+        "decoding": settings.sampler.as_dict(),
+        "depth": min(settings.max_draft_tokens, pair.drafter.max_depth or settings.max_draft_tokens),
+        "tree": None if settings.tree is None else settings.tree._asdict(),
+        "max_new_tokens": settings.max_new_tokens,
+        "dtype": pair.number_type,
+        "prompts": prompt_digest(prompts),
+        "predictor": None if pair.predictor is None else pair.predictor.digest,
+    }
+    if folder.exists() and not overwrite:
+        clear_finished(folder)
+        trace = read_trace(folder)
+        found = {key: _made_with(trace, key) for key in wanted}
+        there = f"{trace.meta.get('target')} and {trace.meta.get('drafter')}"
+        instead = f"give --overwrite or another folder ({there} there, {pair.target_name} and {pair.draft_name} here)"
+        refuse_other(f"{folder} was recorded", found, wanted, instead)
+        return trace
+    partial = Partial(folder, wanted)
+    try:
+        trace = record(pair, prompts, settings, progress, partial)
+        write_trace(trace, folder, overwrite=overwrite)
+    except KeyboardInterrupt:
+        raise Interrupted(
+            f"{partial.count} of {len(prompts)} sequences are kept in {partial.folder}; the same command goes on"
+        ) from None
+    partial.remove()
+    return trace
+
+
+def clear_finished(folder: Path) -> None:
+    """Remove what a kill leaves right before the end of a recording: its sequences, beside the whole trace of them."""
+    clear_left(folder)
+    clear_left(partial_of(folder))
+    if folder.exists() and (identity := partial_identity(folder)):
+        trace = read_trace(folder)
+        if all(_made_with(trace, key) == value for key, value in identity.items()):
+            remove_folder(partial_of(folder))
+
+
+def _made_with(trace: Trace, key: str) -> Any:
+    """A setting of a trace's recording; traces of before hold the digest of their prompts alone."""
+    value = trace.meta.get(key)
+    return value["digest"] if key == "prompts" and isinstance(value, dict) else value

@@ -1,0 +1,205 @@
+"""Costs read off decoding itself: every round of every arm is a sample of what its parts cost at its context.
+
+The arms of a measurement take turns of a few rounds (`realrun.experiment.timing`), so that a profile made of their
+rounds and the measured speedups saw the same machine. What no arm does often is added by probes
+(`realrun.measure.probes`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypedDict
+
+import numpy as np
+
+from realrun.decode.rounds import Round
+from realrun.measure.curve import Point, along_contexts, centre, hat_functions
+from realrun.measure.rounds import pass_tokens
+from specsim.io.arrays import Floats
+from specsim.policy.base import Policy
+from specsim.policy.tree.base import TreePolicy
+
+LAGS = (2, 4, 8, 16, 32, 64, 128)  # tokens to catch up on that a profile prices, as far as any were met
+# Of a profile's tables, by their names: which share of the samples lies below, None for the mean.
+STATISTICS = {"mean_s": None, "median_s": 0.5, "p25_s": 0.25, "p75_s": 0.75}
+
+
+class Samples(TypedDict):
+    """As `Stream.as_dict` gives them."""
+
+    points: list[list[list[Any]]]
+    each: dict[str, list[float]]
+
+
+class Stream:
+    """Samples of what rounds took, by what was done.
+
+    points : by (what, ...), at their contexts: ("autoregressive",), ("verify", tokens), ("draft", place), ("behind",)
+        for the first step of a draft that has one token more to ingest, both also as "scored draft" and "scored
+        behind", ("catch up", tokens) where it has so many more, as others drafted meanwhile, ("tree draft", nodes,
+        place), ("tree verify", tokens)
+    each : what does not depend on the context: "policy", "overhead", "tree policy", "tree overhead"
+    """
+
+    def __init__(self) -> None:
+        self.points: dict[tuple[Any, ...], list[Point]] = defaultdict(list)
+        self.each: dict[str, list[float]] = defaultdict(list)
+
+    def add_run(
+        self,
+        rounds: Iterable[Round],
+        prompt_tokens: int,
+        policy: Policy | None,
+        *,
+        masks: bool = False,
+        own_pass: bool = True,
+        target_states: bool = False,
+    ) -> None:
+        """The rounds of one sequence that this policy, or with None the baseline, has decoded.
+
+        masks : whether the drafter puts mask tokens behind every verified token; own_pass : as in `add_baseline`;
+            target_states : as in `add`
+        """
+        for round_ in rounds:
+            context = prompt_tokens + round_.t - 1
+            if policy is None:
+                self.add_baseline(round_, context, own_pass=own_pass)
+            else:
+                scored, tree = "score" in policy.features, isinstance(policy, TreePolicy)
+                group = policy.max_draft_tokens if masks else 0
+                self.add(round_, context, scored=scored, tree=tree, masks=group, target_states=target_states)
+
+    def add_baseline(self, round_: Round, context: int, *, own_pass: bool = True) -> None:
+        """A round of the autoregressive baseline; own_pass : whether by the pass that verifies this pair's drafts."""
+        self.points["autoregressive",].append((context, round_.seconds))
+        if own_pass:
+            self.points["verify", 1].append((context, round_.verify_s))
+
+    def add(
+        self,
+        round_: Round,
+        context: int,
+        *,
+        scored: bool = False,
+        tree: bool = False,
+        masks: int = 0,
+        target_states: bool = False,
+        lacking: int = 0,
+    ) -> None:
+        """A round that began with so many cached tokens.
+
+        masks : behind every verified token; target_states : whether every draft starts with states of the target to
+            ingest, so that none lags behind; lacking : tokens that a probe let the draft cache lack
+        """
+        lacking = round_.fed - 1 if round_.drafter else lacking
+        if masks:
+            self.points["tree verify", pass_tokens(masks, round_.verified)].append((context, round_.verify_s))
+        else:
+            whole_tree = tree and round_.verified > 0
+            self.points["tree verify" if whole_tree else "verify", round_.verified + 1].append(
+                (context, round_.verify_s)
+            )
+        if not round_.step_s or (tree and scored):  # chains tell what scores add
+            return
+        behind = round_.fed > 1 and not target_states
+        for place, step_s in enumerate(round_.step_s, start=1):
+            what: tuple[Any, ...] = ("scored draft" if scored else "draft", place)
+            if tree:
+                what = ("tree draft", round_.level_nodes[place - 1], place)
+            if place == 1 and lacking > 1 and round_.fed > 1:
+                what = ("catch up", lacking)
+            elif place == 1 and behind:
+                what = ("tree behind" if tree else "scored behind" if scored else "behind",)
+            self.points[what].append((context, step_s))
+        kind = "tree " if tree else ""
+        self.each[f"{kind}overhead"].append(round_.other_s + round_.draft_s - sum(round_.step_s))
+        if round_.asked:
+            self.each[f"{kind}policy"].append(round_.policy_s / round_.asked)
+
+    def count(self, *what: Any) -> int:
+        """Samples of what begins with these words."""
+        return sum(len(points) for key, points in self.points.items() if key[: len(what)] == what)
+
+    def merge(self, samples: Mapping[str, Any]) -> None:
+        """Add the samples of another stream, as its `as_dict` gives them."""
+        for key, points in samples["points"]:
+            self.points[tuple(key)] += [(int(context), float(seconds)) for context, seconds in points]
+        for name, values in samples["each"].items():
+            self.each[name] += values
+
+    def as_dict(self) -> dict[str, Any]:
+        """All samples, for JSON."""
+        return {"points": [[list(key), points] for key, points in self.points.items()], "each": dict(self.each)}
+
+    def tables(self, contexts: Sequence[int], depth: int, sizes: Sequence[int], *, masks: bool) -> dict[str, Any]:
+        """Costs in seconds as a profile has them (`specsim.cost.profile`): means, medians and quartiles.
+
+        contexts : of the profile's grid; depth : places of a draft; sizes : of trees, none where they are not profiled
+        """
+        return {name: self._table(contexts, depth, sizes, masks, q) for name, q in STATISTICS.items()}
+
+    def _table(
+        self, contexts: Sequence[int], depth: int, sizes: Sequence[int], masks: bool, q: float | None
+    ) -> dict[str, Any]:
+        places, chains = range(1, depth + 1), range(1, depth + 2)
+        drafts = {place: self.points["draft", place] for place in places}
+        means = _over_sizes(places, drafts, contexts, None)
+
+        def curve(what: str) -> Floats:
+            return along_contexts(self.points[what,], contexts, q)
+
+        def beyond(what: str) -> dict[int, list[Point]]:
+            """Seconds beyond a chain's step at the same place, by the number that follows `what`."""
+            longer: dict[int, list[Point]] = defaultdict(list)
+            for (name, *rest), points in self.points.items():
+                if name == what:
+                    step = means[min(rest[-1], depth) - 1]
+                    longer[rest[0]] += [(c, s - float(np.interp(c, contexts, step))) for c, s in points]
+            return longer
+
+        def constant(what: str) -> float:
+            return max(0.0, centre(self.each[what], q)) if self.each[what] else 0.0
+
+        behind = curve("behind") - means[0] if self.count("behind") else np.zeros(len(contexts))
+        scores = [seconds for points in beyond("scored draft").values() for _, seconds in points]
+        table = {
+            "draft_step": _over_sizes(places, drafts, contexts, q).tolist(),
+            "catch_up": np.maximum(behind, 0.0).tolist(),  # a difference may be negative by noise, a time may not
+            "verify": _over_sizes(chains, {size: self.points["verify", size] for size in chains}, contexts, q).tolist(),
+            "autoregressive": curve("autoregressive").tolist(),
+            "policy_step": constant("policy"),
+            "round_overhead": constant("overhead"),
+            "score_step": max(0.0, centre(scores, q)) if scores else 0.0,
+        }
+        many = {key[1]: points for key, points in self.points.items() if key[0] == "catch up" and points}
+        if many:
+            lags = sorted({*(n for n in LAGS if n < max(many)), max(many)})
+            curves = _over_sizes(lags, many, contexts, q) - means[0]
+            table["catch_up_many"] = {"tokens": lags, "seconds": np.maximum(curves, 0.0).tolist()}
+        if not sizes:
+            return table
+        wider = {} if masks else beyond("tree draft")
+        verify = {1: self.points["verify", 1]}
+        verify |= {key[1]: points for key, points in self.points.items() if key[0] == "tree verify"}
+        known = sorted({*sizes, *wider, *verify})
+        kind = "" if masks else "tree "
+        table["tree"] = {
+            "sizes": known,
+            "wider": np.maximum(_over_sizes(known, wider, contexts, q), 0.0).tolist(),
+            "verify": _over_sizes(known, verify, contexts, q).tolist(),
+            "policy_step": constant(f"{kind}policy"),
+            "round_overhead": constant(f"{kind}overhead"),
+        }
+        return table
+
+
+def _over_sizes(
+    sizes: Sequence[int], points: Mapping[int, Sequence[Point]], contexts: Sequence[int], q: float | None
+) -> Floats:
+    """[S, C], of sizes, or places, that were not met as those beside them; zero where none was."""
+    met = sorted(size for size in points if points[size])
+    if not met:
+        return np.zeros((len(sizes), len(contexts)))
+    curves = np.stack([along_contexts(points[size], contexts, q) for size in met])
+    return np.asarray(hat_functions(np.array(sizes, dtype=np.float64), met) @ curves)

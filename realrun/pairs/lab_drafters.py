@@ -1,0 +1,72 @@
+"""The lab's drafters: where their weights are, how each was trained, and how to train it again."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from realrun.decode.acceptance_predictor import load_predictor
+from realrun.pairs.drafter_files import FILE, read_drafter
+from specsim.io.errors import InputError
+
+LAB_WEIGHTS = Path(__file__).parents[1] / "lab" / "weights"  # what the package ships
+TRAINED_HERE = Path("lab-weights")  # in the working folder, where `realrun lab train` writes, too
+TRAININGS = LAB_WEIGHTS.parent / "trainings.json"  # settings and results of the drafters that are not shipped
+PREDICTOR_FOLDERS = {"model": "predictor"}  # a draft head's predictor lies beside the head
+LAB_PREFIX = "lab:"  # before the name of a drafter of the lab's
+
+# Of `realrun train`, without --out. None for weights that the package ships.
+RECIPES: dict[str, str | None] = {
+    "eesd": "eesd --layers 2 --tokens 4 --dtype bfloat16",
+    "medusa-1": "medusa --heads 4 --lr 0.005 --tokens 5 --dtype bfloat16",
+    "medusa-2": "medusa --joint --heads 4 --heads-from lab-weights/medusa-1 --lambda-0 0.1 --backbone-lr 0.0005 "
+    "--dtype bfloat16",
+    "self-sd": None,
+    "edd": "edd --tokens 5 --dtype bfloat16",
+    "eagle": None,
+    "space": "space --lr 0.003 --batch 4 --window 128 --tokens 2 --dtype bfloat16",
+}
+LAB_DRAFTERS = tuple(RECIPES)
+
+
+def has_lab_drafter(name: str) -> bool:
+    """Whether the weights of this drafter are shipped, or were trained in the working folder."""
+    return any((folder / name / FILE).is_file() for folder in (LAB_WEIGHTS, TRAINED_HERE))
+
+
+def lab_drafter(name: str) -> Path:
+    """Folder of a drafter of the lab's.
+
+    Raises
+    ------
+    InputError
+        If its weights are not here; it says how to train them.
+    """
+    for folder in (LAB_WEIGHTS, TRAINED_HERE):
+        if (folder / name / FILE).is_file():
+            return folder / name
+    raise InputError(f"the lab's drafter {name} is not trained yet; run: {training_command(name)}")
+
+
+def training_command(name: str) -> str:
+    """Command that trains a drafter of the lab's as it was trained for the studies."""
+    return f"realrun train {RECIPES[name]} --out {TRAINED_HERE / name}"
+
+
+@cache
+def _trainings() -> dict[str, Any]:
+    return dict(json.loads(TRAININGS.read_text()))
+
+
+def drafter_training(name: str) -> dict[str, Any]:
+    """Settings and results of the training of a lab drafter's weights that the studies ran with."""
+    return _trainings()[name]["drafter"] if name in _trainings() else read_drafter(LAB_WEIGHTS / name).facts
+
+
+def predictor_training(name: str) -> dict[str, Any]:
+    """Settings and results of the training of its acceptance predictor; "model" is the lab's draft model."""
+    if name in _trainings():
+        return dict(_trainings()[name]["predictor"])
+    return load_predictor(LAB_WEIGHTS / PREDICTOR_FOLDERS.get(name, name)).facts

@@ -1,1 +1,0 @@
-"""Dense recording: every position at once."""

@@ -1,0 +1,109 @@
+"""The folder of a training: the plan that it belongs to, and a checkpoint from which a killed run goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+
+from realrun import tensor_files
+from realrun.own_files import read_own, refuse_file, refuse_other
+from realrun.pairs.drafter_files import without_name
+from specsim.io.errors import InputError
+from specsim.io.files import write_json
+from specsim.io.json import parse_json
+
+PLAN, CHECKPOINT, LOG = "plan.json", "checkpoint.safetensors", "log.jsonl"
+ANEW = "delete the folder to train anew, or give another --out"
+
+Tensors = dict[str, torch.Tensor]
+
+
+def claim(folder: Path, plan: Mapping[str, Any]) -> None:
+    """Leave the plan in the folder, or InputError if another one is there."""
+    refuse_another(folder, plan, whole=True)
+    if not (folder / PLAN).exists():
+        write_json(dict(plan), folder / PLAN)
+
+
+def refuse_another(folder: Path, plan: Mapping[str, Any], *, whole: bool = False) -> None:
+    """InputError if the folder holds the plan of another training; where not whole, this is a part of one."""
+    refuse_file(folder)
+    path = folder / PLAN
+    if not path.exists():
+        return
+    there = _of_weights(read_own(path, again=ANEW))
+    plan = _of_weights(json.loads(json.dumps(plan)))  # tuples become lists, as in the file
+    others = {key: None for key in there if whole and key not in plan}
+    refuse_other(f"{folder} holds a training", there, plan | others, "give another --out")
+
+
+def _of_weights(plan: dict[str, Any]) -> dict[str, Any]:
+    """A plan whose target is known by its weights, whatever path they were loaded from."""
+    target = plan.get("target")
+    return {**plan, "target": without_name(target)} if isinstance(target, dict) else plan
+
+
+def add_row(folder: Path, row: Mapping[str, Any]) -> None:
+    """Add a line to the folder's log."""
+    with (folder / LOG).open("a") as handle:
+        handle.write(json.dumps(row) + "\n")
+
+
+def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor], **facts: Any) -> None:
+    """Write a safetensors file atomically, with facts as JSON in its header."""
+    tensor_files.save_tensors(path, tensors, {name: json.dumps(value) for name, value in facts.items()})
+
+
+def save_checkpoint(
+    path: Path, parts: Mapping[str, Tensors], optimizers: Sequence[torch.optim.Optimizer], **facts: Any
+) -> None:
+    """Write what a run needs to go on: named sets of tensors, optimizers' states, and facts."""
+    tensors = {f"{part}.{name}": value for part, whole in parts.items() for name, value in whole.items()}
+    for number, optimizer in enumerate(optimizers):
+        for index, slots in optimizer.state_dict()["state"].items():
+            for slot, value in slots.items():
+                tensors[f"optimizer.{number}.{index}.{slot}"] = torch.as_tensor(value)
+    save_tensors(path, tensors, **facts)
+
+
+@contextmanager
+def checkpoint(
+    path: Path, optimizers: Sequence[torch.optim.Optimizer], device: str | torch.device = "cpu"
+) -> Iterator[tuple[dict[str, Tensors], dict[str, Any]]]:
+    """The sets of tensors and the facts that `save_checkpoint` wrote; the optimizers take their states back.
+
+    An error on reading them, in the block too, becomes an InputError that calls the file damaged.
+    """
+    try:
+        parts: dict[str, Tensors] = {}
+        states: dict[int, dict[int, Tensors]] = {}
+        for key, value in load_file(path, device=str(device)).items():
+            part, name = key.split(".", 1)
+            if part == "optimizer":
+                number, index, slot = name.split(".")
+                states.setdefault(int(number), {}).setdefault(int(index), {})[slot] = value.clone()
+            else:
+                parts.setdefault(part, {})[name] = value
+        yield parts, read_facts(path)
+        for place, optimizer in enumerate(optimizers):
+            optimizer.load_state_dict({**optimizer.state_dict(), "state": states.get(place, {})})
+    except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        if isinstance(error, InputError):
+            raise
+        reason = str(error).strip().splitlines()[0]
+        raise InputError(f"checkpoint {path} is damaged ({reason}); delete it to train anew") from None
+
+
+def read_facts(path: Path) -> dict[str, Any]:
+    """The facts in a checkpoint's header."""
+    with safe_open(path, framework="pt") as handle:
+        facts = handle.metadata() or {}
+    what, anew = f"what checkpoint {path} says of itself", "delete it to train anew"
+    return {name: parse_json(value, what, invalid=anew) for name, value in facts.items()}

@@ -1,0 +1,44 @@
+"""Ctrl-C during a training: the step at hand is finished, so that there is a state to keep."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from specsim.io.errors import Interrupted
+
+
+def interrupted(step: int, steps: int, folder: Path) -> Interrupted:
+    """What to raise behind the checkpoint that is written then."""
+    return Interrupted(f"step {step} of {steps} is kept in {folder}; the same command goes on")
+
+
+@contextmanager
+def stop_asked() -> Iterator[Callable[[], bool]]:
+    """Whether the user has pressed Ctrl-C meanwhile; a second time interrupts at once.
+
+    In another thread than the main one, where no signals arrive, it never is; nor where they are ignored, as under
+    nohup.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        yield lambda: False
+        return
+    asked = False
+
+    def note(number: int, frame: Any) -> None:
+        nonlocal asked
+        asked = True
+        signal.signal(signal.SIGINT, before)
+
+    try:
+        before = signal.signal(signal.SIGINT, note)
+    except ValueError:
+        yield lambda: False
+        return
+    try:
+        yield lambda: asked
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,77 @@
+"""What trainings have in common: the parameters of a module beside a frozen target, or an adapter on the target."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from realrun.train.common.folder import Tensors
+from realrun.train.common.loop import Job, wide
+
+
+class ModuleJob(Job):
+    """Trains all parameters of one module, from float32 up, beside a frozen target.
+
+    Parameters
+    ----------
+    target : module
+        Frozen.
+    module : module
+        Trained; of the target's type, it is widened to float32 at least.
+    lr : float
+        Peak of the learning rate.
+    """
+
+    def __init__(self, target: Any, module: Any, lr: float):
+        self.target, self.module, self.lr = target.requires_grad_(False), module, lr
+        if target.dtype.itemsize < 4:
+            module.float()
+        module.requires_grad_(True)
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        return [{"params": list(self.module.parameters()), "lr": self.lr}]
+
+    def state(self) -> Tensors:
+        return dict(self.module.state_dict())
+
+    def load_state(self, tensors: Tensors) -> None:
+        self.module.load_state_dict(tensors)
+
+
+class TunedTargetJob(Job):
+    """Changes the target itself; figures of held-out text are of what the file will hold.
+
+    stored : type that the drafter's file rounds to
+    """
+
+    stored: torch.dtype
+
+    @torch.no_grad()
+    def load_state(self, tensors: Tensors) -> None:
+        for name, value in self.state().items():
+            value.copy_(tensors[name])
+
+    @contextmanager
+    def as_stored(self) -> Iterator[None]:
+        """Meanwhile the trained values are rounded as in the file."""
+        exact = {name: value.detach().clone() for name, value in self.state().items()}
+        self.load_state({name: value.to(self.stored) for name, value in exact.items()})
+        try:
+            yield
+        finally:
+            self.load_state(exact)
+
+
+def cross_entropy_nats(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Mean cross-entropy of logits [..., V] with tokens [...], in nats."""
+    return F.cross_entropy(wide(logits).flatten(0, -2), labels.flatten())
+
+
+def kl_nats(theirs: torch.Tensor, ours: torch.Tensor) -> torch.Tensor:
+    """Mean over rows of KL(theirs || ours), of two sets of logits [..., V]."""
+    p, q = (F.log_softmax(wide(x), dim=-1).flatten(0, -2) for x in (theirs, ours))
+    return F.kl_div(q, p, reduction="batchmean", log_target=True)

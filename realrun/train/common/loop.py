@@ -1,0 +1,377 @@
+"""The loop of all trainings on text: AdamW, cosine with warm-up, resume after a kill or Ctrl-C.
+
+The batch of a step and torch's own noise (dropout) depend on seed and step alone, and a checkpoint
+holds all else that a step needs. So a run that is killed at any moment and started again ends with
+the same loss curve, and on a CPU with bit-identical weights.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from realrun.train.common.folder import (
+    CHECKPOINT,
+    LOG,
+    Tensors,
+    add_row,
+    checkpoint,
+    claim,
+    read_facts,
+    save_checkpoint,
+)
+from realrun.train.common.interrupt import interrupted, stop_asked
+from specsim.cli.settings import Settings, setting
+from specsim.io.errors import InputError
+from specsim.io.files import digest
+from specsim.io.progress import Progress
+
+HELD_OUT_WINDOWS = 32
+ROWS_PER_HELD_OUT = 10  # every tenth row of the log, the first and the last have held-out figures
+MAX_GRADIENT_NORM = 1.0
+DIVERGED_FACTOR, DIVERGED_NATS = 2.0, 1.0  # training diverged if loss > factor x first loss + nats
+ADAMW: dict[str, Any] = {"betas": (0.9, 0.95), "weight_decay": 0.0}
+
+Tokens = npt.NDArray[np.int32]
+Text = Tokens | Sequence[tuple[Tokens, float]]  # token arrays with the share of windows that each gives
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class LoopSettings(Settings):
+    """How to train. A step sees batch_windows windows of window_tokens tokens.
+
+    Parameters
+    ----------
+    steps : int
+        Optimizer steps.
+    batch_windows, window_tokens : int
+        Windows of a step, and tokens of a window.
+    warmup_steps : int, optional
+        The learning rate rises linearly so long, then falls as a cosine to zero (MEDUSA 4.0.1); None
+        for a tenth of the steps, from 10 (of half the steps, if that is less) to 40.
+    seed : int
+        Decides windows and torch's noise.
+    device : str
+        Where the losses are computed.
+    dtype : str
+        "bfloat16" computes under torch.autocast: frozen parts in the target's type, trained ones in float32.
+    micro_windows : int
+        Windows that pass through the model at once, for memory; 0 for all of a step's.
+    log_every : int, optional
+        Steps between two rows of the log, which hold means; None for 10, or a tenth of a short training.
+    checkpoint_s : float
+        Seconds between two checkpoints; has no influence on the result.
+    """
+
+    steps: int = setting(low=1)
+    batch_windows: int = setting(8, low=1)
+    window_tokens: int = setting(256, low=1)
+    warmup_steps: int | None = setting(20, low=0)
+    seed: int = setting(0)
+    device: str = setting("cpu")
+    dtype: Literal["float32", "bfloat16", "float64"] = setting("float32")
+    micro_windows: int = setting(0, low=0)
+    log_every: int | None = setting(10, low=1)
+    checkpoint_s: float = setting(60.0)
+
+    @property
+    def warmup(self) -> int:
+        """Steps in which the learning rate rises."""
+        if self.warmup_steps is not None:
+            return self.warmup_steps
+        # AdamW's first steps are full ones in every weight, however short the training.
+        return min(40, self.steps // 2, max(10, self.steps // 10))
+
+    @property
+    def row_steps(self) -> int:
+        """Steps of a row of the log."""
+        return max(1, min(10, self.steps // 10)) if self.log_every is None else self.log_every
+
+    def lasting(self, tokens: float) -> LoopSettings:
+        """The same training over so many tokens."""
+        return replace(self, steps=max(1, round(tokens / (self.batch_windows * self.window_tokens))))
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that training sees, repeats included."""
+        return self.steps * self.batch_windows * self.window_tokens
+
+    def as_dict(self) -> dict[str, Any]:
+        """All settings as numbers."""
+        return {**asdict(self), "warmup_steps": self.warmup, "log_every": self.row_steps}
+
+    @property
+    def decisive(self) -> dict[str, Any]:
+        """All that has influence on the result."""
+        return {name: value for name, value in self.as_dict().items() if name != "checkpoint_s"}
+
+    def compute(self) -> AbstractContextManager[Any]:
+        """What losses are computed under."""
+        kind = torch.device(self.device).type
+        return torch.autocast(kind, dtype=torch.bfloat16, enabled=self.dtype == "bfloat16")
+
+    def lr_factor(self, step: int, steps: int) -> float:
+        """Share of the peak learning rate at this step, from 0, of so many."""
+        rise = self.warmup
+        if step < rise:
+            return (step + 1) / rise
+        return 0.5 * (1 + math.cos(math.pi * (step - rise) / max(1, steps - rise)))
+
+    def batch_shape(self, step: int, steps: int) -> tuple[int, int]:
+        """Windows of this step, from 0, of so many, and tokens of a window."""
+        return self.batch_windows, self.window_tokens
+
+
+class Job(Protocol):
+    """What is trained."""
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """AdamW's groups, each with "params" and its own "lr", the peak; none for a job with other optimizers."""
+        return []
+
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """The optimizers of all trained parameters, at their peak learning rates."""
+        return [torch.optim.AdamW(self.parameter_groups(), **ADAMW)]
+
+    def loss(self, batch: torch.Tensor, step: int) -> tuple[torch.Tensor, dict[str, float]]:
+        """The loss, a scalar in nats, of a batch int64 [B, T + 1]; and its parts for the log."""
+
+    def state(self) -> Tensors:
+        """The trained tensors."""
+
+    def load_state(self, tensors: Tensors) -> None:
+        """Take up what `state` gave."""
+
+    def held_out(self, batch: torch.Tensor) -> dict[str, float]:
+        """Figures of windows int64 [B, T + 1] that training never sees."""
+
+    def close(self) -> None:
+        """Leave the target as it was found."""
+        return
+
+
+def run_loop(
+    job: Job,
+    settings: LoopSettings,
+    train_tokens: Text,
+    held_tokens: Tokens,
+    folder: Path,
+    plan: Mapping[str, Any],
+    progress: Progress,
+    limit_s: float = math.inf,
+) -> list[Row]:
+    """Train, or go on from what FOLDER holds; the rows of the log.
+
+    train_tokens : a token array, or several with the share of windows that each gives
+    plan : what decides the result beside the loop's settings and the text, such as the target's digest
+    limit_s : seconds after which training ends; the learning rate falls in time for it
+
+    A row has "step", "loss" and its parts, means in nats over the steps since the row before, and some
+    have "held_out", what the job says of HELD_OUT_WINDOWS fixed windows; that of step 0 has
+    nothing else. FOLDER/log.jsonl grows by each.
+
+    Raises InputError for too little text, a folder of another plan, a damaged checkpoint, or a
+    loss that is no number or climbs away from where it began; Interrupted, with a checkpoint written, after Ctrl-C.
+    """
+    sources: Sequence[tuple[Tokens, float]] = (
+        [(train_tokens, 1.0)] if isinstance(train_tokens, np.ndarray) else train_tokens
+    )
+    for tokens in (*(tokens for tokens, _ in sources), held_tokens):
+        if len(tokens) < settings.window_tokens + 2:
+            raise InputError(
+                f"a text of {len(tokens)} tokens gives no windows of {settings.window_tokens}; give more text or "
+                "shorter windows"
+            )
+    claim(folder, {**plan, **settings.decisive, "text_digests": digests_of(sources, held_tokens)})
+    cuda = [torch.device(settings.device)] if torch.device(settings.device).type == "cuda" else []
+    with torch.random.fork_rng(devices=cuda):
+        return _Run(job, settings, sources, held_tokens, folder, progress).to_end(limit_s)
+
+
+class _Run:
+    """State of a run: the step to do next, the rows so far, and the losses since the last row."""
+
+    def __init__(
+        self,
+        job: Job,
+        settings: LoopSettings,
+        sources: Sequence[tuple[Tokens, float]],
+        held_tokens: Tokens,
+        folder: Path,
+        progress: Progress,
+    ):
+        self.job, self.settings, self.sources, self.folder, self.progress = job, settings, sources, folder, progress
+        self.held = windows([(held_tokens, 1.0)], HELD_OUT_WINDOWS, settings.window_tokens, (settings.seed, 1, 0))
+        self.optimizers = job.optimizers()
+        self.peaks = [group["lr"] for group in self.groups]
+        self.step, self.seconds = 0, 0.0
+        self.planned = settings.steps  # fewer where a time limit allows no more
+        self.history: list[Row] = []
+        self.recent: list[dict[str, float]] = []
+        if (folder / CHECKPOINT).exists():
+            self._resume()
+        (folder / LOG).write_text("".join(json.dumps(row) + "\n" for row in self.history))
+
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        """Parameter groups of all optimizers."""
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
+
+    def to_end(self, limit_s: float) -> list[Row]:
+        settings, ended = self.settings, False
+        begun = saved = time.monotonic()
+        first = self.step
+        if not self.history:
+            self._row({"step": 0, "held_out": self._held_out()})
+        self.progress("train", self.step, settings.steps)
+        with stop_asked() as stopping:
+            while self.step < settings.steps and not ended:
+                begin = time.monotonic()
+                self._train_step()
+                self.seconds += time.monotonic() - begin
+                if limit_s < math.inf:
+                    elapsed_s = time.monotonic() - begun
+                    affordable = (limit_s - elapsed_s) * (self.step - first) / elapsed_s
+                    self.planned = min(settings.steps, self.step + max(0, int(affordable)))
+                    ended = elapsed_s >= limit_s
+                last = ended or self.step == settings.steps
+                if last or self.step % settings.row_steps == 0:
+                    self._row(self._means(last))
+                stop = stopping()
+                if last or stop or time.monotonic() - saved >= settings.checkpoint_s:
+                    self._checkpoint()
+                    saved = time.monotonic()
+                self.progress("train", self.step, settings.steps)
+                if stop:
+                    raise interrupted(self.step, settings.steps, self.folder)
+        return self.history
+
+    def _train_step(self) -> None:
+        settings, step = self.settings, self.step
+        batch = windows(self.sources, *settings.batch_shape(step, self.planned), (settings.seed, 0, step))
+        torch.manual_seed(int(np.random.SeedSequence((settings.seed, 2, step)).generate_state(1)[0]))
+        means: dict[str, float] = {}
+        for piece in batch.split(settings.micro_windows or len(batch)):
+            with settings.compute():
+                loss, parts = self.job.loss(piece.to(settings.device), step)
+            weight = len(piece) / len(batch)
+            (loss * weight).backward()
+            for name, value in {"loss": float(loss.detach()), **parts}.items():
+                means[name] = means.get(name, 0.0) + weight * value
+        if not math.isfinite(means["loss"]):
+            raise InputError(f"the loss is {means['loss']} at step {step + 1}; give a lower learning rate")
+        for group, peak in zip(self.groups, self.peaks, strict=True):
+            group["lr"] = peak * settings.lr_factor(step, self.planned)
+        torch.nn.utils.clip_grad_norm_([p for group in self.groups for p in group["params"]], MAX_GRADIENT_NORM)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        self.recent.append(means)
+        self.step += 1
+
+    def _means(self, last: bool) -> Row:
+        """A row of the log: means over the steps since the row before."""
+        row: Row = {"step": self.step}
+        row |= {name: sum(means[name] for means in self.recent) / len(self.recent) for name in self.recent[0]}
+        start = self.history[1]["loss"] if len(self.history) > 1 else self.recent[0]["loss"]
+        if row["loss"] > DIVERGED_FACTOR * start + DIVERGED_NATS:
+            raise InputError(
+                f"training diverged: the loss rose from {start:.3g} to {row['loss']:.3g} nats by step {self.step}; "
+                "give a lower learning rate or more steps of warm-up (--warmup)"
+            )
+        self.recent = []
+        if last or self.step % (self.settings.row_steps * ROWS_PER_HELD_OUT) == 0:
+            row["held_out"] = self._held_out()
+        return row
+
+    def _row(self, row: Row) -> None:
+        self.history.append(row)
+        add_row(self.folder, row)
+
+    def _held_out(self) -> dict[str, float]:
+        """Means over the held-out windows, as many at once as in training."""
+        pieces = self.held.split(self.settings.micro_windows or self.settings.batch_windows)
+        means: dict[str, float] = {}
+        with torch.no_grad(), self.settings.compute():
+            for piece in pieces:
+                for name, value in self.job.held_out(piece.to(self.settings.device)).items():
+                    means[name] = means.get(name, 0.0) + len(piece) / len(self.held) * value
+        return means
+
+    def _checkpoint(self) -> None:
+        facts = {"step": self.step, "seconds": self.seconds, "history": self.history, "recent": self.recent}
+        save_checkpoint(self.folder / CHECKPOINT, {"state": self.job.state()}, self.optimizers, run=facts)
+
+    def _resume(self) -> None:
+        with checkpoint(self.folder / CHECKPOINT, self.optimizers) as (parts, facts):
+            self.job.load_state(parts["state"])
+            run = facts["run"]
+            self.step, self.seconds, self.history, self.recent = (
+                run[name] for name in ("step", "seconds", "history", "recent")
+            )
+
+
+def training_seconds(folder: Path) -> float:
+    """Seconds that the steps of the finished run in this folder took; held-out figures and checkpoints left out."""
+    return float(read_facts(folder / CHECKPOINT)["run"]["seconds"])
+
+
+def optimizer_facts(job: Job) -> dict[str, Any]:
+    """What a drafter's file says of the optimizer and its schedule, the same for every training by `run_loop`."""
+    return {
+        "optimizer": {"name": "AdamW", **ADAMW, "max_gradient_norm": MAX_GRADIENT_NORM},
+        "schedule": "learning rate: linear warm-up, then a cosine to 0",
+        "learning_rates": [group["lr"] for group in job.parameter_groups()],
+    }
+
+
+def run_facts(settings: LoopSettings, history: Sequence[Row], folder: Path) -> dict[str, Any]:
+    """What a drafter's file says of the finished run in this folder."""
+    seconds = training_seconds(folder)
+    return {
+        "loop": settings.as_dict(),
+        "tokens": settings.tokens,
+        "seconds": round(seconds, 1),
+        "tokens_per_second": round(settings.tokens / seconds),
+        "held_out": {"start": history[0]["held_out"], "end": history[-1]["held_out"]},
+    }
+
+
+def windows(sources: Sequence[tuple[Tokens, float]], count: int, length: int, seed: tuple[int, ...]) -> torch.Tensor:
+    """Random windows, int64 [count, length + 1], drawn from a counter-based seed; a source each, by its share."""
+    rng = np.random.default_rng(seed)
+    shares = np.array([share for _, share in sources])
+    chosen = rng.choice(len(sources), size=count, p=shares / shares.sum())
+    starts = rng.random(count)
+    rows = []
+    for source, at in zip(chosen.tolist(), starts.tolist(), strict=True):
+        tokens = sources[source][0]
+        start = int(at * (len(tokens) - length))
+        rows.append(tokens[start : start + length + 1])
+    return torch.from_numpy(np.stack(rows).astype(np.int64))
+
+
+def digests_of(sources: Sequence[tuple[Tokens, float]], held_tokens: Tokens) -> list[list[Any]]:
+    """The digest of each token array and its share of the windows, which is 0 for the held-out text."""
+    return [[text_digest(tokens), share] for tokens, share in [*sources, (held_tokens, 0.0)]]
+
+
+def text_digest(tokens: Tokens) -> str:
+    """A short hash of all tokens."""
+    return digest(np.ascontiguousarray(tokens, dtype=np.int32).tobytes())
+
+
+def wide(x: torch.Tensor) -> torch.Tensor:
+    """At least float32, for losses."""
+    return x.float() if x.dtype.itemsize < 4 else x

@@ -1,0 +1,126 @@
+"""A low-rank adapter on a target's linear layers (LoRA, Hu et al. 2021), as in MEDUSA-2 (MEDUSA 4.0.1).
+
+`peft` puts it there; `Adapter.tensors` takes its values out in the format of `realrun.lm.variants.tuned_weights`,
+which merges them without peft. Departure from the paper: a head that is tied to the embedding gets
+none, since its update would change the embedding too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from realrun.lm.variants.tuned_weights import ADAPTER
+from realrun.train.common.folder import Tensors
+from specsim.cli.settings import Settings, setting
+from specsim.io.errors import InputError
+
+NAME = "default"  # peft's for the adapter
+
+
+@dataclass(frozen=True)
+class AdapterSettings(Settings):
+    """W + alpha / rank B A."""
+
+    rank: int = setting(32, low=1, doc="Rank of the adapter.")
+    alpha: float = setting(16.0, above=0)
+    dropout: float = setting(0.05, low=0, below=1)  # probability that an input of A is dropped in training
+
+
+class Adapter:
+    """An adapter on a Hugging Face model, which it changes in place until `remove`.
+
+    All else is frozen meanwhile. A starts at random (decided by the seed) and B at zero, so that the
+    model starts as it was. The values are at least float32, whatever the model's type. Inputs are
+    dropped under `dropping` alone.
+    """
+
+    def __init__(self, target: Any, settings: AdapterSettings, seed: int = 0):
+        peft = import_peft()
+        self.target, self.names = target, adapted_modules(target)
+        self._trainable = {name: parameter.requires_grad for name, parameter in target.named_parameters()}
+        config = peft.LoraConfig(
+            r=settings.rank, lora_alpha=settings.alpha, lora_dropout=settings.dropout, target_modules=self.names
+        )
+        with torch.random.fork_rng([target.device] if target.device.type == "cuda" else []):
+            torch.manual_seed(seed)
+            self._wrapped = peft.LoraModel(target, {NAME: config}, NAME)
+        self._layers = {name: target.get_submodule(name) for name in self.names}
+        for layer in self._layers.values():
+            for part in (layer.lora_A, layer.lora_B):
+                if part[NAME].weight.dtype.itemsize < 4:
+                    part.float()
+            layer.lora_dropout.eval()
+
+    def tensors(self) -> Tensors:
+        """The trained values themselves, by their names in a drafter's file: A [r, in] and B [out, r] per module."""
+        tensors = {}
+        for name, layer in self._layers.items():
+            tensors[f"{ADAPTER}{name}.A"] = layer.lora_A[NAME].weight
+            tensors[f"{ADAPTER}{name}.B"] = layer.lora_B[NAME].weight
+        return tensors
+
+    @torch.no_grad()
+    def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Take these values, named as by `tensors`."""
+        for name, value in self.tensors().items():
+            value.copy_(tensors[name])
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """The original model, exactly."""
+        self._wrapped.disable_adapter_layers()
+        try:
+            yield
+        finally:
+            self._wrapped.enable_adapter_layers()
+
+    @contextmanager
+    def dropping(self) -> Iterator[None]:
+        """With training's dropout, which torch's generator decides."""
+        for layer in self._layers.values():
+            layer.lora_dropout.train()
+        try:
+            yield
+        finally:
+            for layer in self._layers.values():
+                layer.lora_dropout.eval()
+
+    def remove(self) -> None:
+        """Leave the model as it was found."""
+        self._wrapped.unload()
+        for name, parameter in self.target.named_parameters():
+            parameter.requires_grad_(self._trainable[name])
+
+
+def adapted_modules(target: Any) -> list[str]:
+    """Names of all linear modules, the head among them only where it does not share the embedding's weight."""
+    head = target.get_output_embeddings()
+    tied = head is not None and head.weight is target.get_input_embeddings().weight
+    names = [
+        name
+        for name, module in target.named_modules()
+        if isinstance(module, torch.nn.Linear) and not (tied and module is head)
+    ]
+    if not names:
+        raise InputError(f"{type(target).__name__} has no linear layers to adapt; choose a Llama-like target")
+    return names
+
+
+def check_adaptable(target: Any) -> None:
+    """InputError where no adapter can be put on this target, or peft is not installed."""
+    import_peft()
+    adapted_modules(target)
+
+
+def import_peft() -> Any:
+    """The library; InputError where it is not installed."""
+    try:
+        import peft
+    except ImportError:
+        raise InputError("training an adapter needs the package peft; install it with `pip install peft`") from None
+    return peft

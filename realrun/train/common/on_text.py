@@ -1,0 +1,133 @@
+"""The frame of trainings on text: where text, loop and file come from is the same whatever is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from realrun.pairs.drafter_files import describe_target, save_drafter
+from realrun.pairs.pair import Pair
+from realrun.provenance import provenance
+from realrun.train.common.distill import TextSettings, TrainingText, check_length, training_text
+from realrun.train.common.folder import refuse_another
+from realrun.train.common.loop import Job, LoopSettings, digests_of, optimizer_facts, run_facts, run_loop
+from specsim.io.errors import InputError
+from specsim.io.progress import Progress
+
+
+def silent(what: str, done: int, total: int) -> None:
+    """Report nothing."""
+
+
+@dataclass(frozen=True)
+class TextRun:
+    """What a training reads, how long it goes on, and where its drafter goes.
+
+    Parameters
+    ----------
+    text : TextSettings or TrainingText
+        Text to be encoded and written by the target, or ready token arrays.
+    loop : LoopSettings
+        Steps, windows, number type and seed.
+    out : Path
+        Folder of the drafter. A run with the same settings that was killed goes on from what it holds.
+    cache : Path, optional
+        Folder of the encoded and the generated text, `out` unless given; several trainings may share it.
+    stored : torch.dtype
+        Number type of the drafter's file.
+    progress : callable
+        Called with (what, done, total).
+    """
+
+    text: TextSettings | TrainingText
+    loop: LoopSettings
+    out: Path
+    cache: Path | None = None
+    stored: torch.dtype = torch.bfloat16
+    progress: Progress = silent
+
+    @property
+    def stored_name(self) -> str:
+        return str(self.stored).removeprefix("torch.")
+
+
+def train_on_text(
+    pair: Pair,
+    kind: str,
+    make_job: Callable[[], Job],
+    run: TextRun,
+    *,
+    plan: Mapping[str, Any],
+    facts: Mapping[str, Any],
+    objective: str = "",
+    ahead: int = 0,
+) -> dict[str, Any]:
+    """Train a drafter of the pair's target and write OUT/drafter.safetensors.
+
+    Parameters
+    ----------
+    pair : Pair
+        Its target and tokenizer count.
+    kind : str
+        The drafter's kind, as its file names it.
+    make_job : callable
+        Makes what is trained, when the text is there. The target is afterwards as before.
+    run : TextRun
+        Text, loop and folder.
+    plan : mapping
+        What decides the result beside target, loop and text; "drafter" names the mechanism.
+    facts : mapping
+        What the file says of the drafter beside target, text, loop and provenance.
+    objective : str
+        The loss, in words; unless given, the file does not say it.
+    ahead : int
+        Tokens that the drafter proposes at once; windows are longer.
+
+    Returns
+    -------
+    dict, the file's facts with "drafter", its path, "kind", and "history", the rows of the log
+
+    Raises
+    ------
+    InputError
+        If the folder holds another training, windows are too short or longer than the target reads,
+        or `run_loop` refuses.
+    """
+    if run.loop.window_tokens <= ahead:
+        raise InputError(
+            f"windows of {run.loop.window_tokens} tokens are too short for {ahead} drafted at once; give longer ones"
+        )
+    described = describe_target(pair.target, pair.target_name)
+    plan = {"drafter": plan["drafter"], "target": described, **plan}
+    refuse_another(run.out, {**plan, **run.loop.decisive})  # before any text is made
+    check_length(pair.target, run.loop.window_tokens, "windows")
+    text = run.text
+    if not isinstance(text, TrainingText):
+        text = training_text(pair, text, run.cache or run.out, run.progress)
+    job = make_job()
+    try:
+        plan = {**plan, "text": text.facts}
+        history = run_loop(job, run.loop, text.sources, text.held_out, run.out, plan, run.progress)
+        tensors = {name: value.detach().to(run.stored, copy=True) for name, value in job.state().items()}
+        trained = [parameter for group in job.parameter_groups() for parameter in group["params"]]
+        optimizer = optimizer_facts(job)
+    finally:
+        job.close()
+    facts = {
+        "target": described,
+        **facts,
+        "parameters": sum(parameter.numel() for parameter in trained),
+        **({"objective": objective} if objective else {}),
+        **optimizer,
+        "text": text.facts,
+        "text_digests": digests_of(text.sources, text.held_out),
+        "stored": run.stored_name,
+        **run_facts(run.loop, history, run.out),
+        "provenance": provenance(pair.device, pair.number_type),
+    }
+    path = save_drafter(run.out, kind, tensors, facts)
+    return {"drafter": str(path), "kind": kind, **facts, "history": history}

@@ -1,0 +1,191 @@
+"""A training as a command: `realrun train NAME`. The registry of all is `realrun.train.registry`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+
+from realrun.decode.sampling import Sampler
+from realrun.measure.record import longest_prompt
+from realrun.pairs.pair import Pair, is_lab
+from realrun.pairs.prompts import lab_prompts, leave_out_long, prompts_source, read_prompts, spread
+from realrun.train.common.distill import DistillSettings, TextSettings
+from realrun.train.common.loop import LoopSettings
+from realrun.train.common.on_text import TextRun
+from specsim.cli.settings import Settings, setting
+from specsim.io.errors import InputError
+from specsim.io.progress import Progress
+
+SPARE_TOKENS = 2  # of the positions, for rounds of which costs are measured
+
+
+def sampler_at(temperature: float, seed: int) -> Sampler:
+    """How text to learn from is decoded: greedily at 0, else with Gumbel noise, whose acceptance is exact."""
+    return Sampler("gumbel", temperature, seed) if temperature else Sampler()
+
+
+class Summary(NamedTuple):
+    """What a finished training prints: one table."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def held_out_figures(document: Mapping[str, Any]) -> Summary:
+    """Held-out figures before and after a training on text."""
+    start, end = document["held_out"]["start"], document["held_out"]["end"]
+    seen = f"{document['tokens']:,} tokens in {document['seconds']:.0f} s, {document['tokens_per_second']:,} a second"
+    return Summary(
+        f"held-out text; {seen}",
+        ["", "start", "end"],
+        [[name, f"{start[name]:.4f}", f"{end[name]:.4f}"] for name in end],
+    )
+
+
+class SharedOptions(Settings):
+    """Options that trainings of one sort share, and how they are run by these."""
+
+    def check(self, target: str) -> None:
+        """InputError, before models are loaded, where there is nothing to learn from."""
+        raise NotImplementedError
+
+    def start(self, run: Callable[..., Any], pair: Pair, settings: Any, out: Path, progress: Progress) -> Any:
+        """The document of a training, or of one that goes on from what the folder OUT holds."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class TextOptions(SharedOptions):
+    """Which text a drafter is trained on, for how long, and in what pieces."""
+
+    text: Path | None = setting(
+        None,
+        doc='Folder of *.txt, *.md, *.py, or *.jsonl with {"text"} a line; every tenth document is held out. '
+        "For the lab's target its training text, unless given.",
+    )
+    tokens: float = setting(
+        2.0, low=0, smoke=0.02, doc="Tokens to see in training, in millions; windows of the text repeat."
+    )
+    generated_share: float = setting(
+        0.5, low=0, high=1, doc="Share of training windows that the target wrote itself; 0 turns this off."
+    )
+    generated: float = setting(
+        0.3, low=0, smoke=0.004096, doc="Tokens that the target writes for it, prompts included, in millions."
+    )
+    distill: DistillSettings = setting(DistillSettings)
+    batch: int = setting(8, low=1, smoke=8, doc="Windows of a step.")
+    window: int = setting(256, low=2, smoke=64, doc="Tokens of a window.")
+    micro: int = setting(
+        0, low=0, doc="Windows that pass through the model at once; lower it if memory is full. 0: all."
+    )
+    warmup: int | None = setting(None, low=0, doc="Steps of warm-up. Default: a tenth of the steps, from 10 to 40.")
+    cache: Path | None = setting(
+        None,
+        doc="Folder that keeps encoded and generated text, for several trainings to share. Default: --out.",
+    )
+    float32: bool = setting(False, doc="Write the drafter in float32 instead of bfloat16.")
+    dtype: Literal["float32", "bfloat16", "float64"] = setting(
+        "float32", doc="float32, or bfloat16: the target's type, trained parts stay in float32."
+    )
+    seed: int = setting(0)
+    device: str = setting("cpu")
+
+    def check(self, target: str) -> None:
+        if self.text is None and not is_lab(target):
+            raise InputError(
+                f"target {target} needs text of your own: give --text FOLDER of *.txt, *.md, *.py or *.jsonl"
+            )
+
+    def start(self, run: Callable[..., Any], pair: Pair, settings: Any, out: Path, progress: Progress) -> Any:
+        """run(pair, settings, text_run)"""
+        text = TextSettings(self.text, self.generated_share, round(self.generated * 1e6), self.distill)
+        loop = LoopSettings(
+            1, self.batch, self.window, self.warmup, self.seed, self.device, self.dtype, self.micro, log_every=None
+        )
+        stored = torch.float32 if self.float32 else torch.bfloat16
+        text_run = TextRun(text, loop.lasting(self.tokens * 1e6), out, self.cache, stored, progress)
+        return run(pair, settings, text_run)
+
+
+def num_prompts_setting(of_the_labs: int) -> Any:
+    """How many prompts to use. of_the_labs : as many of the lab's, unless told"""
+    return setting(
+        None,
+        low=1,
+        smoke=lambda asked: min(asked or of_the_labs, 3),
+        doc="Prompts to use, as many of each domain of the file as of another. Default: the whole file, or "
+        f"{of_the_labs} of the lab's.",
+    )
+
+
+@dataclass(frozen=True)
+class PromptOptions(SharedOptions):
+    """Which prompts are decoded to learn from."""
+
+    lab_count: ClassVar[int] = 12
+    prompts: Path | None = setting(
+        None,
+        doc='JSON Lines of {"text": ...} or {"messages": [...]} to decode; for the lab\'s target pieces of its '
+        "training text, unless given.",
+    )
+    num_prompts: int | None = num_prompts_setting(lab_count)
+
+    def check(self, target: str) -> None:
+        prompts_source(target, self.prompts)
+
+    def start(self, run: Callable[..., Any], pair: Pair, settings: Any, out: Path, progress: Progress) -> Any:
+        """run(pair, prompts, settings, out, progress)"""
+        if self.prompts is None:
+            prompts = lab_prompts(pair.tokenizer, self.num_prompts or self.lab_count, split="train")
+        else:
+            prompts = read_prompts(self.prompts, pair.tokenizer)
+            longest = longest_prompt(pair, settings.max_new_tokens, settings.max_draft_tokens)
+            prompts = leave_out_long(prompts, longest - SPARE_TOKENS)
+            prompts = spread(prompts, self.num_prompts or len(prompts))
+        return run(pair, prompts, settings, out, progress)
+
+
+@dataclass(frozen=True)
+class Training:
+    """A training, and what `realrun train` needs to know to offer it.
+
+    Parameters
+    ----------
+    name : str
+        The command's.
+    settings : type
+        Settings of this training alone; fields with a `doc` become options.
+    run : callable
+        run(pair, settings, text_run), or what `shared` says, gives a JSON-able document, the drafter's
+        path among it.
+    help : str
+        The command's help, whose first paragraph is one line.
+    shared : type
+        Options that trainings of this sort share: on text, or on prompts.
+    defaults : mapping
+        Defaults of shared options that differ here.
+    summarise : callable
+        Makes the table that is printed of the document.
+    trains : str
+        What is trained: "drafter" or "predictor". The document has its path under this name.
+    beside_draft : bool
+        Whether a whole pair is needed, not a target alone.
+    smoke_test : bool
+        Whether --smoke-test is offered: whether settings say what they are in one.
+    """
+
+    name: str
+    settings: type[Settings]
+    run: Callable[..., dict[str, Any]]
+    help: str
+    shared: type[SharedOptions] = TextOptions
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    summarise: Callable[[Mapping[str, Any]], Summary] = held_out_figures
+    trains: str = "drafter"
+    beside_draft: bool = False
+    smoke_test: bool = True

@@ -1,0 +1,114 @@
+"""Train EAGLE's drafter on the features of a frozen target (Li et al. 2024, arXiv:2401.15077, 4.2).
+
+    L = SmoothL1(f_hat, f) + w CrossEntropy(softmax(head(f)), head(f_hat)),      w = 0.1
+
+f is what the target's head reads, f_hat what the drafter makes of the embeddings of all tokens so far
+and of the true features before them, to which uniform noise is added, as in drafting they will be
+the drafter's own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from realrun.drafters.eagle import Eagle, EagleKind
+from realrun.lm.layer_stack import capped, layer_pass
+from realrun.pairs.pair import Pair
+from realrun.train.common.jobs import ModuleJob, kl_nats
+from realrun.train.common.loop import wide
+from realrun.train.common.on_text import TextRun, train_on_text
+from realrun.train.common.trainings import Training
+from specsim.cli.settings import Settings, setting
+
+OBJECTIVE = "smooth L1 of the features + class_weight x cross-entropy with the target's distribution"
+
+
+@dataclass(frozen=True)
+class EagleSettings(Settings):
+    """What decides EAGLE's drafter."""
+
+    class_weight: float = setting(0.1, low=0, doc="Weight of the cross-entropy beside the regression of features.")
+    noise: float = setting(0.1, low=0, doc="Largest noise that is added to a component of the features read.")
+    lr: float = setting(6e-3, above=0, doc="Peak of the learning rate.")
+
+
+class EagleTraining(ModuleJob):
+    """What EAGLE trains: its layer; the target is frozen, its head too."""
+
+    def __init__(self, target: Any, settings: EagleSettings, seed: int = 0):
+        super().__init__(target, Eagle(target, seed), settings.lr)
+        self.eagle, self.settings = self.module, settings
+
+    def loss(self, batch: torch.Tensor, step: int) -> tuple[torch.Tensor, dict[str, float]]:
+        """L of a batch [B, T + 1], and its parts "regression" and "classification", the latter in nats."""
+        features = self._features(batch)
+        noise = (torch.rand_like(features) * 2 - 1) * self.settings.noise
+        ours = feature_pass(self.eagle, self.target, batch[:, :-1], features + noise)
+        regression = F.smooth_l1_loss(wide(ours), wide(features))
+        drafted, theirs = wide(self._head(ours)), wide(self._head(features))
+        classification = F.cross_entropy(drafted.flatten(0, 1), theirs.softmax(-1).flatten(0, 1))
+        parts = {"regression": float(regression.detach()), "classification": float(classification.detach())}
+        return regression + self.settings.class_weight * classification, parts
+
+    @torch.no_grad()
+    def held_out(self, batch: torch.Tensor) -> dict[str, float]:
+        """Of first drafted tokens, before which all features are true.
+
+        divergence : KL(target || drafter) in nats; agreement : how often both prefer the same token;
+        regression : the loss of features
+        """
+        features = self._features(batch)
+        ours = feature_pass(self.eagle, self.target, batch[:, :-1], features)
+        theirs, drafted = self._head(features), self._head(ours)
+        return {
+            "divergence": float(kl_nats(theirs, drafted)),
+            "agreement": float((theirs.argmax(-1) == drafted.argmax(-1)).double().mean()),
+            "regression": float(F.smooth_l1_loss(wide(ours), wide(features))),
+        }
+
+    def _head(self, features: torch.Tensor) -> torch.Tensor:
+        """The target's logits [B, T, V] of features [B, T, d]."""
+        return capped(self.target.config, self.target.get_output_embeddings()(features))
+
+    @torch.no_grad()
+    def _features(self, batch: torch.Tensor) -> torch.Tensor:
+        """The target's features [B, T, d] of all tokens of a batch [B, T + 1] but the last."""
+        features: torch.Tensor = self.target.model(input_ids=batch[:, :-1], use_cache=False).last_hidden_state
+        return features
+
+
+def feature_pass(eagle: Eagle, target: Any, tokens: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+    """What the drafter puts out [B, T, d] after tokens [B, T], each fused with the feature [B, T, d] before it."""
+    inner = target.model
+    embedded = inner.embed_tokens(tokens)
+    before = F.pad(features, (0, 0, 1, 0))[:, :-1].to(embedded.dtype)  # [B, T, d], zeros before the first token
+    x = eagle.fused(embedded, before)
+    count = tokens.shape[1]
+    seen = torch.ones(count, count, dtype=torch.bool, device=x.device).tril_()
+    return layer_pass(target, eagle.layers[0], x, torch.arange(count, device=x.device), seen)
+
+
+def train_eagle(pair: Pair, settings: EagleSettings, run: TextRun) -> dict[str, Any]:
+    """Train a drafter of the pair's target, as `train_on_text` says."""
+    EagleKind.check_target(pair.target)
+    job, own = EagleTraining(pair.target, settings, run.loop.seed), asdict(settings)
+    plan, facts = {"drafter": "eagle", **own}, {"method": "eagle", **own}
+    return train_on_text(pair, "eagle", lambda: job, run, plan=plan, facts=facts, objective=OBJECTIVE)
+
+
+EAGLE = Training(
+    "eagle",
+    EagleSettings,
+    train_eagle,
+    """Train EAGLE's drafter.
+
+    One layer that continues the features which the target's head reads; the head itself stays the
+    target's. Then `realrun record --drafter OUT`.
+
+    Example: realrun train eagle --out eagle --tokens 2
+    """,
+)

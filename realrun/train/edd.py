@@ -1,0 +1,210 @@
+"""Train EDD's decoder, or VDM's, on the distributions of a frozen target ("Faster Speculative Decoding via Effective
+Draft Decoder with Pruned Candidate Tree", section 3.1).
+
+The text is cut into blocks of L tokens, each of which stands for a round: the tokens of a block see
+the target's states of all blocks before it and the embeddings of their own block up to themselves
+(the dual-block mask; Eq. 3, errata B8). The loss is KL(target || decoder), Eq. 4, at all tokens but the
+first of a block, which the target itself predicts. L is drawn anew in every step. The paper's
+ablations are settings: one block length, the cross-entropy with the text, and no states at all (VDM).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from realrun.drafters.edd import EDDKind, check_split, default_split, load_own_state, one_layer_model, own_state
+from realrun.lm.layer_stack import capped, layer_pass
+from realrun.pairs.pair import Pair
+from realrun.train.common.folder import Tensors
+from realrun.train.common.jobs import ModuleJob, cross_entropy_nats, kl_nats
+from realrun.train.common.on_text import TextRun, train_on_text
+from realrun.train.common.trainings import Training
+from specsim.cli.settings import Settings, setting
+from specsim.io.errors import InputError
+
+OBJECTIVES = {"kl": "KL(target || drafter) at every token", "text": "cross-entropy with the text's next token"}
+PLACES = 5  # of a draft, of which agreement is given
+
+
+@dataclass(frozen=True)
+class EddSettings(Settings):
+    """What decides EDD's decoder."""
+
+    states_after: int | None = setting(
+        None,
+        low=1,
+        doc="Layers of the target below the states that are read as soft prompts. Default: all but 3, the "
+        "fourth-to-last state.",
+    )
+    shortest_block: int = setting(5, low=2, doc="Tokens of the shortest block; a block stands for a round.")
+    longest_block: int = setting(10, low=2, doc="And of the longest; the length is drawn anew in every step.")
+    loss: Literal["kl", "text"] = setting(
+        "kl", doc="Towards the target's distribution (kl), or the text's tokens (text)."
+    )
+    lr: float = setting(6e-3, above=0, doc="Peak of the learning rate.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.shortest_block > self.longest_block:
+            raise InputError(f"blocks of {self.shortest_block} to {self.longest_block} tokens; give the shortest first")
+
+
+@dataclass(frozen=True)
+class VdmSettings(EddSettings):
+    """What decides a vanilla draft model: `loss` and `lr`, as it reads no states and knows no blocks."""
+
+    states_after: int | None = setting(0)
+    shortest_block: int = setting(5)
+    longest_block: int = setting(10)
+
+
+class DecoderTraining(ModuleJob):
+    """What EDD and VDM train: the decoder; the target is frozen."""
+
+    def __init__(self, target: Any, settings: EddSettings, seed: int = 0):
+        self.settings, self.seed = settings, seed
+        self.split = default_split(target) if settings.states_after is None else settings.states_after
+        if self.split:
+            check_split(target, self.split)
+        self.decoder: Any = one_layer_model(target, seed)
+        # Trains faster than a random layer: the last layer reads states as the target does, the first layer embeddings.
+        start = target.model.layers[-1 if self.split else 0]
+        self.decoder.model.layers[0].load_state_dict(start.state_dict())
+        super().__init__(target, self.decoder, settings.lr)
+
+    def loss(self, batch: torch.Tensor, step: int) -> tuple[torch.Tensor, dict[str, float]]:
+        """The loss of a batch [B, T + 1] in nats a token, and "block", the length of blocks in tokens."""
+        settings = self.settings
+        rng = np.random.default_rng((self.seed, 3, step))
+        block = int(rng.integers(settings.shortest_block, settings.longest_block + 1))
+        ours, theirs = self._logits(batch, block)
+        count = ours.shape[1]
+        chosen = self._drafted(count, block)
+        if settings.loss == "text":
+            loss = cross_entropy_nats(ours[:, chosen], batch[:, 1:][:, chosen])
+        else:
+            loss = kl_nats(theirs[:, chosen], ours[:, chosen])
+        return loss, {"block": float(block)} if self.split else {}
+
+    def state(self) -> Tensors:
+        return own_state(self.decoder)
+
+    def load_state(self, tensors: Tensors) -> None:
+        load_own_state(self.decoder, tensors)
+
+    @torch.no_grad()
+    def held_out(self, batch: torch.Tensor) -> dict[str, float]:
+        """divergence : KL(target || decoder) in nats at drafted tokens, in the longest blocks
+
+        agreement, agreement_i : how often both prefer the same token, at all of these and at the i-th of a draft
+        """
+        block = self.settings.longest_block
+        ours, theirs = self._logits(batch, block)
+        same = (ours.argmax(-1) == theirs.argmax(-1)).double()
+        chosen = self._drafted(ours.shape[1], block)
+        figures = {
+            "divergence": float(kl_nats(theirs[:, chosen], ours[:, chosen])),
+            "agreement": float(same[:, chosen].mean()),
+        }
+        if self.split:
+            figures |= {f"agreement_{i + 1}": float(same[:, i::block].mean()) for i in range(min(PLACES, block - 1))}
+        return figures
+
+    def _logits(self, batch: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits [B, T, V] after each token of a batch [B, T + 1] but the last: the decoder's and the target's."""
+        tokens = batch[:, :-1]
+        if not self.split:
+            with torch.no_grad():
+                theirs = self.target(input_ids=tokens, use_cache=False).logits
+            return self.decoder(input_ids=tokens, use_cache=False).logits, theirs
+        states, theirs = states_and_logits(self.target, tokens, self.split)
+        return block_logits(self.decoder, tokens, states, block), theirs
+
+    def _drafted(self, count: int, block: int) -> torch.Tensor:
+        """Which of `count` rows predict a token that is drafted, bool [count]: for VDM, all."""
+        if not self.split:
+            return torch.ones(count, dtype=torch.bool)
+        return (torch.arange(count) + 1) % block != 0
+
+
+@torch.no_grad()
+def states_and_logits(target: Any, tokens: torch.Tensor, split: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The target's states [B, T, d] after so many of its layers, and its logits [B, T, V], of tokens [B, T]."""
+    outputs: list[Any] = []
+    # Not the library's list of states: the last of them is normed.
+    hook = target.model.layers[split - 1].register_forward_hook(lambda module, inputs, output: outputs.append(output))
+    try:
+        logits: torch.Tensor = target(input_ids=tokens, use_cache=False).logits
+    finally:
+        hook.remove()
+    (states,) = outputs
+    return states[0] if isinstance(states, tuple) else states, logits
+
+
+def block_logits(decoder: Any, tokens: torch.Tensor, states: torch.Tensor, block: int) -> torch.Tensor:
+    """The decoder's logits [B, T, V] after each of these tokens [B, T], under the dual-block mask.
+
+    states : [B, T, d], the target's; block : L in tokens
+    """
+    inner = decoder.model
+    count = tokens.shape[1]
+    embedded = inner.embed_tokens(tokens)
+    x = torch.cat([states.to(embedded.dtype), embedded], dim=1)  # [B, 2 T, d]
+    positions = torch.arange(count, device=tokens.device).repeat(2)
+    x = layer_pass(decoder, inner.layers[0], x, positions, dual_block_mask(count, block).to(tokens.device))
+    logits: torch.Tensor = capped(decoder.config, decoder.get_output_embeddings()(inner.norm(x[:, count:])))
+    return logits
+
+
+def dual_block_mask(count: int, block: int) -> torch.Tensor:
+    """Attention mask of `count` states and, behind them, as many tokens: bool [2 count, 2 count].
+
+    Token i of block j = floor(i / L) sees the states before token j L, and tokens j L to i. What states
+    see plays no part; each sees itself.
+    """
+    index = torch.arange(count)
+    start = index // block * block  # [count], the first token of each token's block
+    states = index[None] < start[:, None]
+    tokens = (index[None] >= start[:, None]) & (index[None] <= index[:, None])
+    own = torch.eye(count, dtype=torch.bool)
+    return torch.cat([torch.cat([own, torch.zeros_like(own)], dim=1), torch.cat([states, tokens], dim=1)])
+
+
+def train_edd(pair: Pair, settings: EddSettings, run: TextRun) -> dict[str, Any]:
+    """Train a decoder of the pair's target, as `train_on_text` says; of kind "vdm" where it reads no states."""
+    EDDKind.check_target(pair.target)
+    job = DecoderTraining(pair.target, settings, run.loop.seed)
+    kind, own = "edd" if job.split else "vdm", asdict(replace(settings, states_after=job.split))
+    plan, facts = {"drafter": kind, **own}, {"method": kind, **own}
+    objective = OBJECTIVES[settings.loss]
+    return train_on_text(pair, kind, lambda: job, run, plan=plan, facts=facts, objective=objective)
+
+
+EDD = Training(
+    "edd",
+    EddSettings,
+    train_edd,
+    """Train EDD, the Effective Draft Decoder.
+
+    One layer, with embedding and head copied from the target, which reads the target's states of all verified
+    tokens as soft prompts. Then `realrun record --drafter OUT`.
+
+    Example: realrun train edd --out edd --tokens 2
+    """,
+)
+VDM = Training(
+    "vdm",
+    VdmSettings,
+    train_edd,
+    """Train a vanilla draft model: EDD's decoder without the target's states.
+
+    An independent model of one layer, with embedding and head copied from the target: what EDD is
+    to be compared with.
+
+    Example: realrun train vdm --out vdm --tokens 2
+    """,
+)

@@ -1,0 +1,77 @@
+"""Train EESD's early exit: layers, norm and head on the target's frozen first N layers (Liu et al. 2024, 3.1, 3.2).
+
+The loss is the cross-entropy with the next token of the text, of which a share was written by the
+target itself. A step runs the first N layers and the exit's; the target's other layers rest. The
+paper's ablations are settings: no exit layer (`exit_layers` 0) and no self-distillation
+(`generated_share` 0 of the text).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from realrun.drafters.eesd import EarlyExit, EESDKind, as_model
+from realrun.pairs.pair import Pair
+from realrun.train.common.jobs import ModuleJob, cross_entropy_nats
+from realrun.train.common.on_text import TextRun, train_on_text
+from realrun.train.common.trainings import Training
+from specsim.cli.settings import Settings, setting
+
+OBJECTIVE = "cross-entropy with the text's next token"
+
+
+@dataclass(frozen=True)
+class EesdSettings(Settings):
+    """What decides an early exit."""
+
+    layers: int = setting(2, low=1, doc="N, the target's first layers that the drafter shares.")
+    exit_layers: int = setting(1, low=0, doc="Trained layers on top; 0: a norm and a head alone.")
+    lr: float = setting(3e-3, above=0, doc="Peak of the learning rate.")
+
+
+class EarlyExitTraining(ModuleJob):
+    """What EESD trains: the exit; the target is frozen."""
+
+    def __init__(self, target: Any, settings: EesdSettings):
+        super().__init__(target, EarlyExit(target, settings.layers, settings.exit_layers), settings.lr)
+        self.model = as_model(target, self.module)
+
+    def loss(self, batch: torch.Tensor, step: int) -> tuple[torch.Tensor, dict[str, float]]:
+        """Cross-entropy with the next token of a batch [B, T + 1], in nats a token."""
+        logits = self.model(input_ids=batch[:, :-1], use_cache=False).logits
+        return cross_entropy_nats(logits, batch[:, 1:]), {}
+
+    @torch.no_grad()
+    def held_out(self, batch: torch.Tensor) -> dict[str, float]:
+        """nats : the loss; agreement : how often the exit and the target prefer the same token after a text's."""
+        logits, theirs = (model(input_ids=batch[:, :-1], use_cache=False).logits for model in (self.model, self.target))
+        return {
+            "nats": float(cross_entropy_nats(logits, batch[:, 1:])),
+            "agreement": float((logits.argmax(-1) == theirs.argmax(-1)).double().mean()),
+        }
+
+
+def train_eesd(pair: Pair, settings: EesdSettings, run: TextRun) -> dict[str, Any]:
+    """Train an early exit of the pair's target, as `train_on_text` says."""
+    EESDKind.check_target(pair.target)
+    job, own = EarlyExitTraining(pair.target, settings), asdict(settings)
+    plan, facts = {"drafter": "eesd", **own}, {"method": "eesd", **own}
+    return train_on_text(pair, "eesd", lambda: job, run, plan=plan, facts=facts, objective=OBJECTIVE)
+
+
+EESD = Training(
+    "eesd",
+    EesdSettings,
+    train_eesd,
+    """Train EESD's early exit.
+
+    One layer, norm and head learn on the target's frozen first N layers. A deeper exit (larger
+    --layers) agrees with the target more often and drafts slower; try a few, with one --cache for
+    all. Then `realrun record --drafter OUT`, and `realrun train predictor --drafter OUT` for Cali-TS.
+
+    Example: realrun train eesd --out exit2 --layers 2 --tokens 2
+    """,
+)

@@ -1,0 +1,319 @@
+"""Train the acceptance predictor of EESD Eq. 5 on the samples of `realrun.train.predictor.data`.
+
+The factors W^1..W^M and W_p are trained as the paper has them, with cross-entropy; one logit
+and a sigmoid stand for its two rows (errata A11), with a bias, and inputs are standardised.
+The product is taken from the left, W_p W^i first, which changes no value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+
+from realrun.decode.acceptance_predictor import FILE, MAX_MATRICES, Predictor, save_predictor
+from realrun.pairs.pair import Pair
+from realrun.pairs.prompts import Prompt, prompt_digest
+from realrun.provenance import provenance
+from realrun.train.common.folder import (
+    CHECKPOINT,
+    Tensors,
+    checkpoint,
+    claim,
+    save_checkpoint,
+)
+from realrun.train.common.trainings import PromptOptions, Summary, Training, num_prompts_setting
+from realrun.train.predictor.data import PARTS, PredictorSettings, Samples, collect_all, joined
+from specsim.acceptance.formulas import reliability
+from specsim.io.arrays import Floats
+from specsim.io.errors import InputError
+from specsim.io.progress import Progress
+
+COLLECTED = "collected"
+
+
+class FactorisedPredictor(torch.nn.Module):
+    """W^1..W^M [M, d_D, d_T], W_p as target_readout and draft_readout [d_D], a bias, and the inputs' scales."""
+
+    target_mean: torch.Tensor
+    target_scale: torch.Tensor
+    draft_mean: torch.Tensor
+    draft_scale: torch.Tensor
+
+    def __init__(self, matrices: int, d_target: int, d_draft: int, seed: int = 0):
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+
+        def normal(*shape: int, scale: float) -> torch.nn.Parameter:
+            return torch.nn.Parameter(torch.randn(*shape, generator=generator) * scale)
+
+        self.matrices = normal(matrices, d_draft, d_target, scale=d_target**-0.5)
+        self.target_readout = normal(d_draft, scale=0.5 * d_draft**-0.5)
+        self.draft_readout = normal(d_draft, scale=0.5 * d_draft**-0.5)
+        self.bias = torch.nn.Parameter(torch.zeros(()))
+        for name, size in (("target", d_target), ("draft", d_draft)):
+            self.register_buffer(f"{name}_mean", torch.zeros(size))
+            self.register_buffer(f"{name}_scale", torch.ones(size))
+
+    def standardise(self, target_hidden: torch.Tensor, draft_hidden: torch.Tensor) -> None:
+        """Take the scales from these states."""
+        for name, hidden in (("target", target_hidden.float()), ("draft", draft_hidden.float())):
+            getattr(self, f"{name}_mean").copy_(hidden.mean(0))
+            getattr(self, f"{name}_scale").copy_(hidden.std(0, correction=0).clamp_min(1e-6))
+
+    def fold(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """target_weight [M, d_T], draft_weight [d_D], bias [M] of a `Predictor`."""
+        target_weight = torch.einsum("d,mdt->mt", self.target_readout, self.matrices) / self.target_scale
+        draft_weight = self.draft_readout / self.draft_scale
+        bias = self.bias - target_weight @ self.target_mean - draft_weight @ self.draft_mean
+        return target_weight, draft_weight, bias
+
+    def forward(self, target_hidden: torch.Tensor, draft_hidden: torch.Tensor, depth: torch.Tensor) -> torch.Tensor:
+        """Logits [n] of samples with states [n, d_T] and [n, d_D] at depths [n] from 1."""
+        target_weight = torch.einsum("d,mdt->mt", self.target_readout, self.matrices)
+        target = (target_hidden - self.target_mean) / self.target_scale
+        draft = (draft_hidden - self.draft_mean) / self.draft_scale
+        chosen = target_weight[depth.clamp_max(len(self.matrices)) - 1]
+        return torch.linalg.vecdot(target, chosen) + draft @ self.draft_readout + self.bias
+
+
+class Trainer:
+    """AdamW with a checkpoint after every epoch: a run that was killed goes on and ends with the same weights."""
+
+    def __init__(self, samples: Samples, settings: PredictorSettings, path: Path, device: torch.device):
+        self.samples, self.settings, self.path, self.device = samples, settings, path, device
+        self.model = FactorisedPredictor(
+            min(MAX_MATRICES, settings.max_draft_tokens),
+            samples.target_hidden.shape[1],
+            samples.draft_hidden.shape[1],
+            settings.seed,
+        ).to(device)
+        train = samples.part("train")
+        rounds = samples.round[train[samples.depth[train] == 1]]
+        self.model.standardise(samples.target_hidden[rounds], samples.draft_hidden[train])
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay)
+        self.history: list[dict[str, float]] = []
+        self.best = self._weights()
+        if path.exists():
+            self._resume()
+
+    @property
+    def finished(self) -> bool:
+        losses = [row["validation_nats"] for row in self.history]
+        since_best = len(losses) - 1 - int(np.argmin(losses)) if losses else 0
+        return len(losses) >= self.settings.epochs or since_best >= self.settings.patience
+
+    def run(self, progress: Progress) -> None:
+        while not self.finished:
+            row = {"train_nats": self._epoch(len(self.history)), "validation_nats": self.loss("validation")}
+            if not self.history or row["validation_nats"] < min(r["validation_nats"] for r in self.history):
+                self.best = self._weights()
+            self.history.append(row)
+            self._checkpoint()
+            progress("train", len(self.history), self.settings.epochs)
+        progress("train", self.settings.epochs, self.settings.epochs)
+
+    def logits(self, indices: torch.Tensor) -> torch.Tensor:
+        s = self.samples
+        return self.model(
+            s.target_hidden[s.round[indices]].to(self.device).float(),
+            s.draft_hidden[indices].to(self.device).float(),
+            s.depth[indices].to(self.device),
+        )
+
+    def _epoch(self, epoch: int) -> float:
+        """One pass over the training samples, in an order that seed and epoch decide; mean loss in nats."""
+        train = self.samples.part("train")
+        order = train[torch.from_numpy(np.random.default_rng((self.settings.seed, epoch)).permutation(len(train)))]
+        total = 0.0
+        for indices in order.split(self.settings.batch):
+            labels = self.samples.label[indices].to(self.device).float()
+            loss = F.binary_cross_entropy_with_logits(self.logits(indices), labels)
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+            total += float(loss.detach()) * len(indices)
+        return total / len(train)
+
+    @torch.no_grad()
+    def loss(self, part: str) -> float:
+        """Mean loss in nats over one part of the samples."""
+        indices = self.samples.part(part)
+        labels = self.samples.label.float()
+        total = 0.0
+        for chunk in indices.split(16384):
+            loss = F.binary_cross_entropy_with_logits(self.logits(chunk).cpu(), labels[chunk], reduction="sum")
+            total += float(loss)
+        return total / len(indices)
+
+    def folded(self, facts: Mapping[str, Any]) -> Predictor:
+        """The predictor of the best epoch; folded in float64."""
+        model = FactorisedPredictor(*self.model.matrices.shape[:1], *self.model.matrices.shape[:0:-1])
+        model.load_state_dict(self.best)
+        with torch.no_grad():
+            target_weight, draft_weight, bias = model.double().fold()
+        return Predictor(target_weight, draft_weight, bias, dict(facts))
+
+    def _weights(self) -> Tensors:
+        return {name: value.detach().cpu().clone() for name, value in self.model.state_dict().items()}
+
+    def _checkpoint(self) -> None:
+        parts = {"model": self._weights(), "best": self.best}
+        save_checkpoint(self.path, parts, [self.optimizer], history=self.history)
+
+    def _resume(self) -> None:
+        with checkpoint(self.path, [self.optimizer], self.device) as (parts, facts):
+            self.model.load_state_dict(parts["model"])
+            self.best = {name: value.cpu() for name, value in parts["best"].items()}
+            self.history = facts["history"]
+
+
+def quality(scores: npt.ArrayLike, labels: npt.ArrayLike) -> dict[str, float | None]:
+    """How well scores in [0, 1] predict labels: log-loss in nats, expected calibration error, area under ROC."""
+    from sklearn.metrics import log_loss, roc_auc_score
+
+    score, label = np.clip(np.asarray(scores, dtype=np.float64), 1e-7, 1 - 1e-7), np.asarray(labels, dtype=bool)
+    varied = label.any() and not label.all()
+    return {
+        "log_loss_nats": float(log_loss(label, score, labels=[False, True])),
+        "ece": reliability(score, label).ece,
+        "auc": float(roc_auc_score(label, score)) if varied else None,
+    }
+
+
+def compare(samples: Samples, predictor: Predictor, part: str = "held out") -> dict[str, dict[str, float | None]]:
+    """The quality of the predictor, of confidence alone (Platt scaling, fitted to train), and of the base rate."""
+    from sklearn.linear_model import LogisticRegression
+
+    def features(indices: torch.Tensor) -> Floats:
+        confidence = samples.confidence[indices].double().clamp(1e-6, 1 - 1e-6)
+        return np.asarray(torch.logit(confidence)[:, None].numpy())
+
+    train, held = samples.part("train"), samples.part(part)
+    labels = samples.label[held].numpy()
+    platt = LogisticRegression(C=1e6).fit(features(train), samples.label[train].numpy())
+    here = predictor.cast(torch.device("cpu"), torch.float64)
+    scores = torch.empty(len(held), dtype=torch.float64)
+    for depth in samples.depth[held].unique().tolist():
+        chosen = samples.depth[held] == depth
+        rows = held[chosen]
+        scorer = here.after(samples.target_hidden[samples.round[rows]])
+        scores[chosen] = scorer(samples.draft_hidden[rows], depth)
+    rate = float(samples.label[train].float().mean())
+    return {
+        "predictor": quality(scores.numpy(), labels),
+        "confidence": quality(platt.predict_proba(features(held))[:, 1], labels),
+        "base rate": quality(np.full(len(held), rate), labels),
+    }
+
+
+def train_predictor(
+    pair: Pair, prompts: Sequence[Prompt], settings: PredictorSettings, out: Path, progress: Progress
+) -> dict[str, Any]:
+    """Collect samples, train on them, and write OUT/predictor.safetensors.
+
+    Parameters
+    ----------
+    pair : Pair
+        Target and drafter that the predictor is for.
+    prompts : sequence of Prompt
+        Decoded for samples; others than those that traces will be recorded on.
+    settings : PredictorSettings
+        How to collect and train. Drafts are no longer than the drafter can draft.
+    out : Path
+        Folder of the predictor. What is there of an earlier run with the same settings is used: killed at any
+        moment, a second call goes on. OUT/collected may be deleted when all is done.
+    progress : callable
+        Called with (what, done, total).
+
+    Returns
+    -------
+    dict, facts, held-out quality and the loss curve, JSON-able
+
+    Raises
+    ------
+    InputError
+        For a folder of other settings, or prompts too few to hold some out.
+
+    References
+    ----------
+    Liu et al. 2024 (EESD), Eq. 5.
+    """
+    if len(prompts) < PARTS:
+        raise InputError(f"{len(prompts)} prompts are too few to hold some out; give at least {PARTS}")
+    settings = replace(
+        settings, max_draft_tokens=min(settings.max_draft_tokens, pair.drafter.max_depth or settings.max_draft_tokens)
+    )
+    claim(out, _plan(pair, prompts, settings))
+    samples = joined(collect_all(pair, prompts, settings, out / COLLECTED, progress))
+    trainer = Trainer(samples, settings, out / CHECKPOINT, pair.device)
+    trainer.run(progress)
+    facts = {
+        "fingerprint": pair.fingerprint,
+        "target": pair.target_name,
+        "drafter": pair.draft_name,
+        "drafter_kind": pair.drafter.name,
+        "settings": asdict(settings),
+        "sequences": len(prompts),
+        "samples": len(samples.label),
+        "positions": len(samples.target_hidden),
+        "epochs": len(trainer.history),
+        "best_epoch": 1 + int(np.argmin([row["validation_nats"] for row in trainer.history])),
+        "provenance": provenance(pair.device, pair.number_type),
+    }
+    facts["held_out"] = compare(samples, trainer.folded(facts))
+    save_predictor(trainer.folded(facts), out / FILE)
+    return {**facts, "predictor": str(out / FILE), "history": trainer.history}
+
+
+def _plan(pair: Pair, prompts: Sequence[Prompt], settings: PredictorSettings) -> dict[str, Any]:
+    """All that decides the result."""
+    return {
+        "weights": pair.fingerprint,
+        "drafter_kind": pair.drafter.name,
+        "dtype": pair.number_type,
+        "device": pair.device.type,
+        "prompts": prompt_digest(prompts),
+        **asdict(settings),
+    }
+
+
+def _summary(document: Mapping[str, Any]) -> Summary:
+    rows = [
+        [name, *("-" if values[key] is None else f"{values[key]:.4f}" for key in ("log_loss_nats", "ece", "auc"))]
+        for name, values in document["held_out"].items()
+    ]
+    title = f"held-out sequences; {document['samples']} samples, epoch {document['best_epoch']} of {document['epochs']}"
+    return Summary(title, ["", "log-loss, nats", "calibration error", "area under ROC"], rows)
+
+
+@dataclass(frozen=True)
+class PredictorPrompts(PromptOptions):
+    """Many more, as every position of their rounds is a sample."""
+
+    lab_count: ClassVar[int] = 600
+    num_prompts: int | None = num_prompts_setting(lab_count)
+
+
+PREDICTOR = Training(
+    "predictor",
+    PredictorSettings,
+    train_predictor,
+    """Train a pair's acceptance predictor, theta_M of Cali-TS (EESD Eq. 5), on runs of the pair.
+
+    Use other prompts than those that traces will be recorded on.
+
+    Example: realrun train predictor --out predictor --prompts train.jsonl
+    """,
+    shared=PredictorPrompts,
+    summarise=_summary,
+    trains="predictor",
+    beside_draft=True,
+    smoke_test=False,
+)

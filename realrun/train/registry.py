@@ -1,0 +1,14 @@
+"""All trainings. To add a training, write a file with its settings and a run function, and add a line here."""
+
+from __future__ import annotations
+
+from realrun.train.common.trainings import Training
+from realrun.train.eagle import EAGLE
+from realrun.train.edd import EDD, VDM
+from realrun.train.eesd import EESD
+from realrun.train.medusa2 import MEDUSA
+from realrun.train.predictor.train import PREDICTOR
+from realrun.train.self_sd.search import SELF_SD
+from realrun.train.space import SPACE
+
+TRAININGS: list[Training] = [EESD, MEDUSA, SELF_SD, EDD, VDM, EAGLE, SPACE, PREDICTOR]

@@ -1,0 +1,327 @@
+"""Self-SD's set of skipped sublayers, found by Bayesian optimisation (Draft & Verify, section 3.2).
+
+The target decodes calibration prompts once. A candidate set is then recorded densely on these
+texts and replayed under every draft length K; its value is the speedup of the best. Costs are measured
+once, with and without all attention and all MLP sublayers, and linear in how many of either are
+left. Nothing is decoded for a candidate, unless the objective is the measured tokens/s.
+
+Departures from the paper, which maximises tokens/s with a Gaussian process over a relaxed [0, 1] for
+every sublayer, at a fixed stopping threshold: the predicted speedup at the best K, which no other job on
+the machine disturbs; Optuna's tree-structured Parzen estimator, made for choices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from realrun.decode.decoder import Decoder
+from realrun.decode.sampling import Sampler
+from realrun.drafters.self_sd import SelfSDKind, SkippingLM
+from realrun.lm.split_target import SplitTarget
+from realrun.lm.variants.skipped_layers import NOTHING, SkippedSublayers
+from realrun.own_files import refuse_file
+from realrun.pairs.drafter_files import describe_target, save_drafter, without_name
+from realrun.pairs.pair import Pair
+from realrun.pairs.prompts import Prompt, prompt_digest
+from realrun.proposals.recorder import RecordRequest
+from realrun.proposals.target_cache import target_cache_columns
+from realrun.provenance import provenance
+from realrun.train.common.trainings import PromptOptions, Summary, Training, sampler_at
+from realrun.train.self_sd.costs import measure_costs
+from realrun.train.self_sd.suggest import Sublayer, check_installed, sublayers, suggest
+from specsim.cli.settings import Settings, setting
+from specsim.cost.profile import ProfileCost, profile_from_json
+from specsim.io.errors import InputError
+from specsim.io.files import write_json
+from specsim.io.progress import Progress
+from specsim.learn.evaluate import evaluate_many
+from specsim.learn.journal import Journal
+from specsim.policy.chain.fixed_k import FixedK
+from specsim.replaying.prediction import predict_policy
+from specsim.replaying.priced import PricedTrace
+from specsim.trace.trace import Trace
+
+JOURNAL, REPORT = "search.jsonl", "search.json"
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class SelfSDSettings(Settings):
+    """How to search."""
+
+    trials: int = setting(200, low=1, smoke=8, doc="Sets of sublayers to try.")
+    max_new_tokens: int = setting(64, low=1, smoke=16, doc="Tokens that the target writes after each prompt.")
+    max_draft_tokens: int = setting(8, low=1, high=64, smoke=4, doc="Longest draft, in tokens.")
+    objective: Literal["predicted", "measured"] = setting(
+        "predicted", doc="The simulator's speedup at the best draft length, or tokens/s of really decoding."
+    )
+    temperature: float = setting(0.0, low=0, below=100, doc="Temperature of the calibration text; 0 is greedy.")
+    keep_ends: int = setting(0, low=0, doc="Layers at either end of which nothing is skipped.")
+    cost_repeats: int = setting(40, low=2, smoke=8)  # timed rounds of every draft length
+    seed: int = setting(0)
+
+    @property
+    def sampler(self) -> Sampler:
+        return sampler_at(self.temperature, self.seed)
+
+
+def train_self_sd(
+    pair: Pair, prompts: Sequence[Prompt], settings: SelfSDSettings, out: Path, progress: Progress
+) -> dict[str, Any]:
+    """Search the sublayers to skip, and write OUT/drafter.safetensors and OUT/search.json.
+
+    Parameters
+    ----------
+    pair : Pair
+        Its target and tokenizer count.
+    prompts : sequence of Prompt
+        What the target continues for calibration.
+    settings : SelfSDSettings
+        How to search.
+    out : Path
+        Folder of the drafter. What is there of an earlier run with the same settings is used: killed at any
+        moment, a second call goes on with the same trials; it may ask for more of them.
+    progress : callable
+        Called with (what, done, total).
+
+    Returns
+    -------
+    dict, what OUT/search.json holds
+
+    Raises
+    ------
+    InputError
+        For a folder of another search, no prompts, too long ones, or nothing left to skip.
+
+    References
+    ----------
+    Zhang et al. 2024 (Draft & Verify), section 3.2.
+    """
+    check_installed()
+    refuse_file(out)
+    SelfSDKind.check_target(pair.target)
+    pair = replace(pair, drafter=SelfSDKind(), predictor=None)
+    choices = sublayers(len(pair.target.model.layers), settings.keep_ends)
+    _check_lengths(pair, prompts, settings)
+    journal = Journal(out / JOURNAL, _plan(pair, prompts, settings))
+    try:
+        texts = _calibration(pair, prompts, settings, journal, progress)
+        contexts = (min(len(p) for p, _ in texts) - 1, max(len(p) + len(o) for p, o in texts) - 2)
+        how = (settings.max_draft_tokens, settings.cost_repeats, settings.sampler, settings.seed)
+        costs = journal.batch(partial(measure_costs, pair, contexts, *how, progress))
+        search = Search(pair, texts, settings, costs)
+        trials = _search(search, choices, settings, journal, progress)
+    finally:
+        journal.close()
+    best = max(trials, key=lambda trial: trial["value"])  # the first of equals
+    skips = SkippedSublayers(frozenset(best["attention"]), frozenset(best["mlp"]))
+    prediction = predict_policy(
+        PricedTrace(search.record(skips), search.cost(skips)), FixedK(best["k"]), seed=settings.seed
+    )
+    facts = {
+        "target": describe_target(pair.target, pair.target_name),
+        **{key: best[key] for key in ("attention", "mlp", "k", "first_token_accepted_share", "predicted_speedup")},
+        "prediction": prediction.as_dict(),
+        "settings": asdict(settings),
+        "prompts": prompt_digest(prompts),
+        "calibration": {"sequences": len(prompts), "output_tokens": sum(len(output) for _, output in texts)},
+        "costs": search.cost_facts(skips),
+        "warnings": search.warnings(),
+        "provenance": provenance(pair.device, pair.number_type),
+    }
+    path = save_drafter(out, "self-sd", {}, facts)
+    document = {**facts, "best": best, "trials": trials, "drafter": str(path)}
+    write_json({**document, "drafter": path.name}, out / REPORT)
+    return document
+
+
+class Search:
+    """What candidates are tried on: calibration texts (prompt, output) and measured costs."""
+
+    def __init__(self, pair: Pair, texts: Sequence[tuple[list[int], list[int]]], settings: SelfSDSettings, costs: Line):
+        self.pair, self.texts, self.settings, self.costs = pair, texts, settings, costs
+        self.split = SplitTarget(pair.target, split=0)
+        self.layers = len(pair.target.model.layers)
+
+    def try_out(self, skips: SkippedSublayers, really: bool = True) -> Line:
+        """A trial: the set, the best K, its value; really : decode if that is the objective."""
+        trace, cost, depth = self.record(skips), self.cost(skips), self.settings.max_draft_tokens
+        tried = evaluate_many(FixedK, [{"k": k} for k in range(1, depth + 1)], PricedTrace(trace, cost), jobs=1)
+        k = 1 + int(np.argmin(tried.seconds))
+        trial = {
+            **skips.in_order,
+            "k": k,
+            "first_token_accepted_share": float((trace.match_len > 0).mean()),
+            "predicted_speedup": float(tried.baseline_s / tried.seconds[k - 1]),
+        }
+        if really and self.settings.objective == "measured":
+            trial["tokens_per_s"] = self.tokens_per_s(skips, k)
+        return {**trial, "value": trial.get("tokens_per_s", trial["predicted_speedup"])}
+
+    def record(self, skips: SkippedSublayers) -> Trace:
+        """The dense trace of this candidate."""
+        settings, lm = self.settings, SkippingLM(self.split, skips)
+        recorded = [
+            target_cache_columns(
+                self.split,
+                lm,
+                RecordRequest(prompt, output, settings.max_draft_tokens, settings.sampler, sequence),
+                ranks=False,
+            )
+            for sequence, (prompt, output) in enumerate(self.texts)
+        ]
+        columns: dict[str, Any] = {name: np.concatenate([c[name] for c in recorded]) for name in recorded[0]}
+        lengths = [len(output) for _, output in self.texts]
+        return Trace(
+            meta={"drafter_kind": "self-sd", "eos_token_id": list(self.pair.eos_token_ids)},
+            sequence_id=np.arange(len(lengths)),
+            domain=np.full(len(lengths), "calibration"),
+            prompt_tokens=np.array([len(prompt) for prompt, _ in self.texts]),
+            budget_tokens=np.full(len(lengths), settings.max_new_tokens),
+            offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+            **columns,
+        )
+
+    def cost(self, skips: SkippedSublayers) -> ProfileCost:
+        """What rounds of this candidate cost."""
+        step: Any = np.array(self.costs["draft_step"])
+        for skipped in skips:
+            share = len(skipped) / self.layers
+            step = (1 - share) * step[0] + share * step[1]
+        return profile_from_json(
+            {"contexts": self.costs["contexts"], "median_s": {**self.costs["rounds"], "draft_step": step.tolist()}},
+            JOURNAL,
+        )
+
+    def cost_facts(self, skips: SkippedSublayers) -> Line:
+        """Mean costs in seconds; a sublayer's where nothing else is skipped."""
+        ((full, no_mlp), (no_attention, neither)) = np.mean(self.costs["draft_step"], axis=(2, 3)).tolist()
+        rounds = self.costs["rounds"]
+        return {
+            "draft_step_s": float(self.cost(skips).draft_step_s.mean()),
+            "full_step_s": full,
+            "attention_s": (full - no_attention) / self.layers,
+            "mlp_s": (full - no_mlp) / self.layers,
+            "ends_s": neither,
+            **{f"{name}_s": float(np.mean(rounds[name])) for name in ("autoregressive", "verify", "round_overhead")},
+        }
+
+    def warnings(self) -> list[str]:
+        """Signs that the measured costs are wrong, a sentence each."""
+        warnings = []
+        facts, nothing = self.cost_facts(NOTHING), self.try_out(NOTHING, really=False)["predicted_speedup"]
+        if nothing > 1:  # each of its draft steps is an autoregressive step, and verification comes on top
+            warnings.append(
+                f"with nothing skipped the measured costs predict a speedup of {nothing:.2f}; at most 1 is possible; "
+                "other work disturbed them: search again in a new folder on a quieter machine"
+            )
+        if min(facts["attention_s"], facts["mlp_s"]) <= 0:
+            warnings.append(
+                "skipping all sublayers of a kind made measured draft steps slower; other work disturbed them: search "
+                "again in a new folder on a quieter machine"
+            )
+        return warnings
+
+    def tokens_per_s(self, skips: SkippedSublayers, k: int) -> float:
+        """Of really decoding all texts with this draft length."""
+        pair, settings = replace(self.pair, drafter=SelfSDKind(skips)), self.settings
+        decoder = Decoder(*pair.make_drafter(), pair.eos_token_ids, settings.sampler)
+        decoder.decode(self.texts[0][0], min(8, settings.max_new_tokens), FixedK(k))  # for warmth
+        runs = [
+            decoder.decode(prompt, settings.max_new_tokens, FixedK(k), sequence=sequence)
+            for sequence, (prompt, _) in enumerate(self.texts)
+        ]
+        return sum(len(run.tokens) for run in runs) / sum(run.seconds for run in runs)
+
+
+def _search(
+    search: Search, choices: Sequence[Sublayer], settings: SelfSDSettings, journal: Journal, progress: Progress
+) -> list[Line]:
+    """All trials, those of an earlier run first."""
+    trials: list[Line] = []
+    known: dict[SkippedSublayers, Line] = {}
+    progress("search", 0, settings.trials)
+    while len(trials) < settings.trials:
+
+        def find() -> Line:
+            skips = suggest(choices, trials, settings.seed)
+            return known.get(skips) or search.try_out(skips)
+
+        trial = journal.batch(find)
+        known[SkippedSublayers(frozenset(trial["attention"]), frozenset(trial["mlp"]))] = trial
+        trials.append(trial)
+        progress("search", len(trials), settings.trials)
+    return trials
+
+
+def _calibration(
+    pair: Pair, prompts: Sequence[Prompt], settings: SelfSDSettings, journal: Journal, progress: Progress
+) -> list[tuple[list[int], list[int]]]:
+    """(prompt, what the target writes after it)."""
+    decoder = Decoder(*pair.make_drafter(), pair.eos_token_ids, settings.sampler)
+    texts = []
+    for sequence, prompt in enumerate(prompts):
+
+        def find(prompt: Prompt = prompt, sequence: int = sequence) -> Line:
+            decoded = decoder.decode(prompt.tokens, settings.max_new_tokens, None, sequence=sequence)
+            return {"output": decoded.tokens}
+
+        texts.append((prompt.tokens, journal.batch(find)["output"]))
+        progress("decode", sequence + 1, len(prompts))
+    return texts
+
+
+def _check_lengths(pair: Pair, prompts: Sequence[Prompt], settings: SelfSDSettings) -> None:
+    if not prompts:
+        raise InputError("a search for skipped sublayers needs calibration prompts; give at least 1")
+    limit = int(pair.target.config.max_position_embeddings)
+    longest = max(len(prompt.tokens) for prompt in prompts) + settings.max_new_tokens + settings.max_draft_tokens + 2
+    if longest > limit:
+        raise InputError(
+            f"longest prompt, output and draft make {longest} tokens, the target has {limit} positions; shorten them"
+        )
+
+
+def _plan(pair: Pair, prompts: Sequence[Prompt], settings: SelfSDSettings) -> Mapping[str, Any]:
+    """All that decides a trial, beside the clock; a search may be asked for more trials later."""
+    return {
+        "search": "self-sd",
+        "target": without_name(describe_target(pair.target, pair.target_name)),
+        "dtype": pair.number_type,
+        "device": pair.device.type,
+        "eos_token_ids": list(pair.eos_token_ids),
+        "prompts": prompt_digest(prompts),
+        **{name: value for name, value in asdict(settings).items() if name != "trials"},
+        "libraries": {"optuna": version("optuna")},
+    }
+
+
+def _summary(document: Mapping[str, Any]) -> Summary:
+    names = {"attention": "attention skipped in layers", "mlp": "MLP skipped in layers"}
+    rows = [[what, ", ".join(map(str, document[name])) or "none"] for name, what in names.items()]
+    rows.append(["best draft length", str(document["k"])])
+    rows.append(["first draft token accepted", f"{document['first_token_accepted_share']:.3f}"])
+    rows.append(["predicted speedup", f"{document['predicted_speedup']:.2f}"])
+    return Summary(f"best of {len(document['trials'])} sets, on calibration text", ["", ""], rows)
+
+
+SELF_SD = Training(
+    "self-sd",
+    SelfSDSettings,
+    train_self_sd,
+    """Search the sublayers that Self-SD skips.
+
+    Nothing is trained. Then `realrun record --drafter OUT`.
+
+    Example: realrun train self-sd --out skips --trials 200
+    """,
+    shared=PromptOptions,
+    summarise=_summary,
+)

@@ -1,0 +1,246 @@
+"""SAR-SFT: a target learns to say several tokens at once where mask tokens ask for them (Yi et al. 2024, 3.1).
+
+    L_AR  = - sum_{t=1}^{N} log p(y_t | y_<t, X)
+    L_SAR = - sum_{t=1}^{m} log p(y_t | y_<t, X) - sum_{j=1}^{k} log p(y_{m+j} | y_<m, j masks, X)
+
+An example has the first loss with probability p_ar and else the second, for m drawn from 1 .. N - k. The last
+real token, y_{m-1}, predicts y_m and mask j predicts y_{m+j} (errata C3, C4); the draw is per example
+(C5). Here a window of text is an answer, whose first token stands for X.
+
+A window serves `examples` of them at once: its tokens pass through the model once, causally, and behind
+them stands a group of k masks for each m, which sees y_<m and itself alone. Since no real token sees a mask,
+that is exactly what the examples give one by one. The sum of all losses is divided by examples and
+tokens of the batch, so that p_ar = 1 is the mean loss of plain fine-tuning.
+"""
+
+from __future__ import annotations
+
+import copy
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from realrun.drafters.space import MAX_MASKS, SpaceKind
+from realrun.lm.variants.tuned_weights import TUNED
+from realrun.lm.windows import masks_of, window_of
+from realrun.pairs.pair import Pair
+from realrun.train.common.folder import Tensors
+from realrun.train.common.jobs import TunedTargetJob, cross_entropy_nats
+from realrun.train.common.loop import wide
+from realrun.train.common.lora import Adapter, AdapterSettings, check_adaptable
+from realrun.train.common.on_text import TextRun, train_on_text
+from realrun.train.common.trainings import Training
+from specsim.cli.settings import Settings, setting
+
+OBJECTIVE = "cross-entropy with the text: of real tokens with probability p_ar, else of real tokens and masks"
+CUTS = 16  # of a held-out window, at which masks are evaluated
+
+
+@dataclass(frozen=True)
+class SpaceSettings(Settings):
+    """What is trained and how."""
+
+    masks: int = setting(5, low=1, high=MAX_MASKS, doc="k, tokens that are proposed at once.")
+    p_ar: float = setting(0.5, low=0, high=1, doc="Share of examples without masks.")
+    full: bool = setting(False, doc="Train all of the target, not a low-rank adapter.")
+    lr: float | None = setting(
+        None, above=0, doc="Peak of the learning rate. Default: 1e-3, with --full 2e-4."
+    )  # 5e-5 in the paper, for a 7B target
+    examples: int = setting(16, low=1, doc="Places of every window at which masks are put.")
+    adapter: AdapterSettings = setting(AdapterSettings)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.lr is None:
+            object.__setattr__(self, "lr", 2e-4 if self.full else 1e-3)
+
+    @property
+    def decisive(self) -> dict[str, Any]:
+        """All that has influence on the result."""
+        return {name: value for name, value in asdict(self).items() if not (self.full and name == "adapter")}
+
+
+def train_space(pair: Pair, settings: SpaceSettings, run: TextRun) -> dict[str, Any]:
+    """Tune the pair's target with a mask token, as `train_on_text` says.
+
+    The held-out figures are of the target as `run.stored` rounds it. Raises InputError where peft is missing,
+    the target cannot be adapted, or `train_on_text` refuses.
+    """
+    SpaceKind.check_target(pair.target)
+    if not settings.full:
+        check_adaptable(pair.target)
+    own, adapter = settings.decisive, {"rank": settings.adapter.rank, "alpha": settings.adapter.alpha}
+    return train_on_text(
+        pair,
+        "space",
+        lambda: MaskTraining(pair.target, settings, run.loop.seed, run.stored),
+        run,
+        plan={"drafter": "space", "stored": run.stored_name, **own},
+        facts={
+            "masks": settings.masks,
+            **({} if settings.full else {"adapter": adapter}),
+            "method": "space",
+            "settings": own,
+        },
+        objective=OBJECTIVE,
+        ahead=settings.masks,
+    )
+
+
+class MaskTraining(TunedTargetJob):
+    """What SAR-SFT trains.
+
+    An adapted target carries its adapter until `close`; a target that is trained whole is a copy.
+
+    stored : the type that figures of held-out text are rounded to
+    """
+
+    def __init__(self, target: Any, settings: SpaceSettings, seed: int = 0, stored: torch.dtype = torch.bfloat16):
+        self.original, self.settings, self.stored = target, settings, stored
+        rows = target.get_input_embeddings().weight.detach()
+        kind = torch.float32 if rows.dtype.itemsize < 4 else rows.dtype
+        noise = torch.randn(rows.shape[1], generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        self.mask = (noise.to(rows.device) * rows.double().std()).to(kind).requires_grad_(True)
+        self.adapter: Adapter | None = None
+        if settings.full:
+            self.model = copy.deepcopy(target).requires_grad_(True)
+            if target.dtype.itemsize < 4:
+                self.model.float()
+        else:
+            self.model, self.adapter = target, Adapter(target, settings.adapter, seed)
+
+    def close(self) -> None:
+        if self.adapter is not None:
+            self.adapter.remove()
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        return [{"params": list(self.state().values()), "lr": self.settings.lr}]
+
+    def state(self) -> Tensors:
+        """The trained tensors by their names in a drafter's file."""
+        if self.adapter is not None:
+            return {"mask": self.mask, **self.adapter.tensors()}
+        return {"mask": self.mask, **{f"{TUNED}{name}": value for name, value in self.model.named_parameters()}}
+
+    def loss(self, batch: torch.Tensor, step: int) -> tuple[torch.Tensor, dict[str, float]]:
+        """The loss of a batch [B, T + 1]; "text" and "masks", means in nats a token that was predicted."""
+        total = batch.shape[1] - 1
+        cuts = self._draw(len(batch), total).to(batch.device)
+        with self.adapter.dropping() if self.adapter is not None else nullcontext():
+            logits, masked = self._pass(batch[:, :-1], cuts)  # [B, T, V], [B, E, k, V]
+        # Of a real token: how many of its window's examples have it among what they predict.
+        last = torch.where(cuts > 0, cuts, total)  # [B, E]
+        counts = (torch.arange(total, device=batch.device) < last[..., None]).sum(1)  # [B, T]
+        text = F.cross_entropy(wide(logits).flatten(0, 1), batch[:, 1:].flatten(), reduction="none")
+        nats = (text * counts.flatten()).sum()
+        parts = {"text": float(nats.detach() / counts.sum())}
+        if self.settings.p_ar < 1:
+            parts["masks"] = 0.0  # where a batch happens to have none
+        if masked is not None:
+            labels = mask_labels(batch, cuts, self.settings.masks)  # [B, E, k]
+            mask_nats = F.cross_entropy(wide(masked).flatten(0, 2), labels.flatten(), reduction="none")
+            drawn = (cuts > 0)[..., None].expand(labels.shape).flatten()
+            parts["masks"] = float((mask_nats.detach() * drawn).sum() / drawn.sum())
+            nats = nats + (mask_nats * drawn).sum()
+        return nats / cuts.numel() / total, parts
+
+    @torch.no_grad()
+    def held_out(self, batch: torch.Tensor) -> dict[str, float]:
+        """Of the target as it would be stored.
+
+        original, tuned : cross-entropy with the text in nats, before and after
+        mask_j, mask_j_text, mask_j_agreement : cross-entropy of mask j with the text in nats, how often it prefers
+            the text's token, and how often what the tuned target itself prefers there; at CUTS places of each window
+        """
+        total, masks = batch.shape[1] - 1, self.settings.masks
+        places = torch.linspace(1, total - masks, CUTS).round().long().unique()
+        cuts = places.expand(len(batch), -1).to(batch.device)
+        with self._untuned():
+            original = self.original(input_ids=batch[:, :-1], use_cache=False).logits
+        with self.as_stored():
+            logits, masked = self._pass(batch[:, :-1], cuts)
+        assert masked is not None
+        figures = {
+            "original": cross_entropy_nats(original, batch[:, 1:]),
+            "tuned": cross_entropy_nats(logits, batch[:, 1:]),
+        }
+        guess, labels = masked.argmax(-1), mask_labels(batch, cuts, masks)
+        preferred = mask_labels(F.pad(logits.argmax(-1), (1, 0)), cuts, masks)
+        for j in range(masks):
+            figures[f"mask_{j + 1}"] = cross_entropy_nats(masked[:, :, j], labels[:, :, j])
+            figures[f"mask_{j + 1}_text"] = (guess == labels)[:, :, j].double().mean()
+            figures[f"mask_{j + 1}_agreement"] = (guess == preferred)[:, :, j].double().mean()
+        return {name: float(value) for name, value in figures.items()}
+
+    def _draw(self, windows: int, total: int) -> torch.Tensor:
+        """m [windows, examples], int64, from 1 .. total - k; 0 where an example has the autoregressive loss."""
+        shape, settings = (windows, self.settings.examples), self.settings
+        autoregressive = torch.rand(shape) < settings.p_ar
+        return torch.randint(1, total - settings.masks + 1, shape).masked_fill(autoregressive, 0)
+
+    def _pass(self, tokens: torch.Tensor, cuts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Logits [B, T, V] of tokens [B, T], and [B, E, k, V] of the masks in the place of y_m and on, m = cuts [B, E].
+
+        Where no m is given, nothing is masked; what stands at a 0 among others is without meaning.
+        """
+        if not bool(cuts.any()):
+            return self.model(input_ids=tokens, use_cache=False).logits, None
+        embedded = self.model.get_input_embeddings()(tokens)
+        groups, masks, total = cuts.shape[1], self.settings.masks, tokens.shape[1]
+        asked = self.mask.to(embedded.dtype)
+        if (scale := getattr(self.model.get_input_embeddings(), "embed_scale", None)) is not None:
+            asked = asked * scale.to(embedded.dtype)  # as Gemma's does with every token
+        asked = asked.expand(len(tokens), groups * masks, -1)
+        at = (cuts[..., None] + torch.arange(masks, device=cuts.device)).flatten(1)
+        positions = torch.cat([torch.arange(total, device=cuts.device).expand(len(tokens), -1), at], dim=1)
+        seen, window = group_mask(cuts, masks, total, embedded.dtype), window_of(self.model.config)
+        logits = self.model(
+            inputs_embeds=torch.cat([embedded, asked], dim=1),
+            position_ids=positions,
+            attention_mask=masks_of(self.model.config, window, seen, positions, positions),
+            use_cache=False,
+        ).logits
+        return logits[:, :total], logits[:, total:].unflatten(1, (groups, masks))
+
+    def _untuned(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.adapter is None else self.adapter.off()
+
+
+def group_mask(cuts: torch.Tensor, masks: int, total: int, dtype: torch.dtype) -> torch.Tensor:
+    """Additive attention mask [B, 1, n, n] of T tokens and, behind them, E groups of k masks: n = T + E k.
+
+    Tokens see each other causally. Masks of the group with cut m see the first m tokens of the window, which are X
+    and y_<m, and the masks before them in the group.
+    """
+    device, (windows, groups) = cuts.device, cuts.shape
+    causal = torch.ones(total, total, dtype=torch.bool, device=device).tril()  # [T, T]
+    real = F.pad(causal, (0, groups * masks)).expand(windows, -1, -1)  # [B, T, n], rows of tokens
+    before = (torch.arange(total, device=device) < cuts[..., None]).repeat_interleave(masks, dim=1)  # [B, E k, T]
+    own = torch.ones(masks, masks, dtype=torch.bool, device=device).tril()
+    group = torch.block_diag(*[own] * groups).bool().expand(windows, -1, -1)  # [B, E k, E k]
+    seen = torch.cat([real, torch.cat([before, group], dim=2)], dim=1)  # [B, n, n]
+    additive = torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill_(~seen, torch.finfo(dtype).min)
+    return additive[:, None]
+
+
+def mask_labels(batch: torch.Tensor, cuts: torch.Tensor, masks: int) -> torch.Tensor:
+    """y_{m + j} [B, E, k] of windows [B, T + 1], whose first token is X, for m = cuts [B, E] and j = 1 .. k."""
+    at = cuts[..., None] + torch.arange(1, masks + 1, device=batch.device)
+    return batch.gather(1, at.flatten(1)).view(at.shape)
+
+
+SPACE = Training(
+    "space",
+    SpaceSettings,
+    train_space,
+    """Train SPACE: a target with mask tokens that propose its next ones.
+
+    The target itself learns, so that its output is afterwards the tuned one's; --p-ar 1 is plain fine-tuning,
+    for comparison. Then `realrun record --drafter OUT`. Needs peft unless --full.
+
+    Example: realrun train space --out space5 --masks 5 --tokens 2
+    """,
+)

@@ -1,0 +1,145 @@
+"""Synthetic traces by a rate of acceptance or an acceptance model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from numbers import Real
+from os import PathLike
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from specsim.acceptance.files import load_model
+from specsim.acceptance.iid import IID
+from specsim.acceptance.per_position import PerPosition
+from specsim.acceptance.synthetic import EOS, MAX_SEED, VOCABULARY, AcceptanceModel, parameters_of
+from specsim.io.errors import InputError
+from specsim.trace.trace import MAX_DEPTH, Trace
+
+
+def generate(
+    acceptance: float | Sequence[float] | str | PathLike[str] | AcceptanceModel = 0.8,
+    sequences: int = 100,
+    output_tokens: int | npt.ArrayLike = 128,
+    depth: int = 16,
+    seed: int = 0,
+    *,
+    prompt_tokens: int = 64,
+) -> Trace:
+    """Generate a synthetic trace, as if a drafter with this acceptance had been recorded.
+
+    Parameters
+    ----------
+    acceptance : float, sequence of float, path or AcceptanceModel
+        Probability that a drafted token is accepted if all before it were: a single rate, or a rate per draft
+        position; the drafter's confidence is then the same everywhere. Or an acceptance model, or its file as
+        `specsim acceptance fit` writes it; with the model "difficulty" the confidence predicts acceptance.
+    sequences : int
+        Sequences S.
+    output_tokens : int or array_like
+        Output tokens of every sequence, or of each [S]. Every sequence fills its budget: tokens are uniform over a
+        vocabulary of 32,000 and never the end token.
+    depth : int
+        Longest draft recorded, in tokens; at most the number of rates.
+    seed : int
+        Seed of all randomness.
+    prompt_tokens : int
+        Prompt tokens of each sequence, on which costs depend.
+
+    Returns
+    -------
+    Trace
+        The same for the same arguments.
+
+    Raises
+    ------
+    InputError
+        For a probability outside [0, 1], sizes below 1, and depths that the model does not cover.
+    TypeError
+        For any other kind of acceptance.
+
+    References
+    ----------
+    Leviathan et al. 2023, arXiv:2211.17192, section 3.1 (acceptance that is independent and identically distributed).
+
+    Examples
+    --------
+    >>> import specsim
+    >>> specsim.generate(acceptance=0.8, sequences=20, output_tokens=60, depth=8)
+    Trace: 20 sequences, 1,200 tokens, depth 8, target synthetic, drafter synthetic (iid), greedy
+    >>> trace = specsim.generate(acceptance=[0.9, 0.7, 0.4], depth=3)
+    >>> round(float((trace.match_len > 0).mean()), 1)
+    0.9
+    """
+    model = _as_model(acceptance)
+    if sequences < 1 or not 1 <= depth <= MAX_DEPTH or prompt_tokens < 1:
+        raise InputError(
+            f"sequences={sequences}, depth={depth}, prompt_tokens={prompt_tokens}; "
+            f"give at least 1 of each and depth up to {MAX_DEPTH}"
+        )
+    if not 0 <= seed <= MAX_SEED:
+        raise InputError(f"seed={seed} is outside [0, {MAX_SEED}]; choose a value inside")
+    lengths = np.broadcast_to(np.asarray(output_tokens, dtype=np.int64), (sequences,)).copy()
+    if lengths.min() < 1:
+        raise InputError(f"output_tokens={lengths.min()}; give at least 1 per sequence")
+    rng = np.random.default_rng(seed)
+    drafts = model.draw(lengths, depth, rng)
+    token = rng.integers(EOS + 1, VOCABULARY, size=int(lengths.sum()), dtype=np.int32)
+    synthetic = {"model": model.name, "parameters": parameters_of(model), "seed": seed, "informed": model.informed}
+    return Trace(
+        meta={
+            "target": "synthetic",
+            "drafter": f"synthetic ({model.name})",
+            "drafter_kind": "chain",
+            "synthetic": synthetic,
+            "decoding": {"mode": "greedy"},
+            "depth": depth,
+            "eos_token_id": [EOS],
+            "dtype": "float32",
+            "device": "none",
+        },
+        sequence_id=np.arange(sequences),
+        domain=np.full(sequences, "synthetic"),
+        prompt_tokens=np.full(sequences, prompt_tokens),
+        budget_tokens=lengths,
+        offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        token=token,
+        match_len=drafts.match_len,
+        draft_token=_draft_tokens(token, drafts.match_len, depth, rng),
+        prob=drafts.prob,
+        confidence=drafts.confidence,
+        entropy_nats=drafts.entropy_nats,
+    )
+
+
+def _as_model(acceptance: object) -> Any:
+    if isinstance(acceptance, Real):
+        return IID(float(acceptance))
+    if isinstance(acceptance, str | PathLike):
+        return load_model(acceptance)
+    if isinstance(acceptance, Sequence | np.ndarray) and all(isinstance(rate, Real) for rate in acceptance):
+        return PerPosition(tuple(map(float, acceptance)))
+    if hasattr(acceptance, "draw") and not isinstance(acceptance, type):
+        return acceptance  # a user's own model
+    raise TypeError(
+        f"acceptance is a {type(acceptance).__name__}; expected a probability such as 0.8, a rate for each draft "
+        "position such as [0.9, 0.7], an acceptance model, or its file"
+    )
+
+
+def _draft_tokens(
+    token: npt.NDArray[np.int32], match_len: npt.NDArray[np.uint8], depth: int, rng: np.random.Generator
+) -> npt.NDArray[np.int32]:
+    """Draw drafted tokens [N, D]: the output's up to match_len, then others, the same after the same rejection."""
+    total = len(token)
+    # Token p + j after a rejection at p is the output's token shifted by an offset that depends on p.
+    shift = rng.integers(1, VOCABULARY - 1, size=total, dtype=np.int32)
+    drafted = np.empty((total, depth), dtype=np.int32)
+    start = np.arange(total)
+    rejected = np.minimum(start + match_len, total - 1)
+    for i in range(depth):
+        truth = token[np.minimum(start + i, total - 1)]
+        wrong = (truth - 1 + shift[rejected]) % (VOCABULARY - 1) + 1
+        drafted[:, i] = np.where(i < match_len, truth, wrong)
+    return drafted

@@ -1,0 +1,115 @@
+"""Commands made of functions: parameters that are `Settings` become options, an `Answer` is printed."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING
+from enum import StrEnum
+from functools import wraps
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from specsim.cli.console import print_json
+from specsim.cli.settings import Option, Settings, from_options, numbers_text, options_of
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+
+class Answer(NamedTuple):
+    """What a command found.
+
+    document : what --json prints
+    show : prints it for people
+    passed : whether the check that the command makes succeeded; exit code 1 otherwise
+    warning : a line for standard error
+    """
+
+    document: Any
+    show: Callable[[], None]
+    passed: bool = True
+    warning: str = ""
+
+
+def command(app: typer.Typer, name: str | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add a function to an app as a command, named like the function unless told.
+
+    Every field of a parameter whose type is a `Settings` class becomes an option. A function that returns an `Answer`
+    gets the option --json.
+    """
+
+    def add(function: Callable[..., Any]) -> Callable[..., Any]:
+        app.command(name)(as_command(function))
+        return function
+
+    return add
+
+
+def as_command(function: Callable[..., Any]) -> Callable[..., None]:
+    """The function as Typer takes it."""
+    hints = typing.get_type_hints(function, include_extras=True)
+    kinds = {name: hint for name, hint in hints.items() if isinstance(hint, type) and issubclass(hint, Settings)}
+    answers = kinds.pop("return", None) is None and hints.get("return") is Answer
+    options: dict[str, tuple[Any, Any]] = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        options |= parameters_of(kinds[name]) if name in kinds else {name: (hints[name], parameter.default)}
+    if answers:
+        options["json"] = JsonOption, False
+
+    @wraps(function)
+    def run(**given: Any) -> None:
+        as_json = answers and given.pop("json")
+        arguments = {name: from_options(kind, given) for name, kind in kinds.items()}
+        print_answer(function(**{name: value for name, value in given.items() if name in hints}, **arguments), as_json)
+
+    return with_signature(run, options)
+
+
+def print_answer(answer: Answer | None, as_json: bool) -> None:
+    """Print what a command found, as JSON or for people; exit with 1 where its check failed."""
+    if answer is None:
+        return
+    if as_json:
+        print_json(answer.document)
+    else:
+        answer.show()
+    if answer.warning:
+        print(answer.warning, file=sys.stderr)
+    if not answer.passed:
+        raise typer.Exit(1)
+
+
+def with_signature(run: Callable[..., None], options: Mapping[str, tuple[Any, Any]]) -> Callable[..., None]:
+    """A function of keywords with the signature that Typer reads: by parameter its annotation and its default."""
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    parameters = [inspect.Parameter(n, keyword, default=default, annotation=a) for n, (a, default) in options.items()]
+    run.__annotations__ = {name: annotation for name, (annotation, _) in options.items()}
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return run
+
+
+def parameters_of(kind: type[Settings]) -> dict[str, tuple[Any, Any]]:
+    """Annotations and defaults for Typer, by the names of settings."""
+    return {option.name: (_annotation(option), _default(option)) for option in options_of(kind)}
+
+
+def _annotation(option: Option) -> Any:
+    kind: Any = str if option.kind is tuple else list[option.item] if option.kind is list else option.kind  # type: ignore[name-defined]
+    if option.choices:
+        enum: Any = StrEnum  # of which type checkers know literal members only
+        kind = enum("Word", {choice: choice for choice in option.choices})
+    if option.optional:
+        kind = kind | None
+    if option.positional:
+        return Annotated[kind, typer.Argument(help=option.doc, metavar=option.metavar)]
+    how: dict[str, Any] = {"help": option.doc, "min": option.low, "max": option.high, "metavar": option.metavar}
+    return Annotated[kind, typer.Option(option.flags, **how)]
+
+
+def _default(option: Option) -> Any:
+    if option.default is MISSING:
+        return inspect.Parameter.empty
+    return numbers_text(option.default) if option.kind is tuple and option.default is not None else option.default

@@ -1,0 +1,1 @@
+"""Policies compared: leaderboards, sensitivity, sweeps, hardware."""

@@ -1,0 +1,110 @@
+"""Leaderboards as JSON and CSV, and several of them as one ranking."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specsim.io.files import write_json, write_text
+from specsim.report.table import as_csv, behind_leader
+
+if TYPE_CHECKING:
+    from specsim.compare.board import Board
+
+
+RESULT = "leaderboard.json"
+CSV_COLUMNS = (
+    "trace", "max_draft", "rank", "label", "policy", "tuned", "speedup", "speedup_low", "speedup_high",
+    "tied_with_leader", "leader_minus_this", "leader_minus_this_low", "leader_minus_this_high", "v_d", "r_d", "hm",
+    "tau", "mean_draft_tokens", "oracle_regret", "learned_rule_gap", "train_speedup", "seeds", "settings",
+)  # fmt: skip
+
+
+def trace_names(traces: Sequence[Path]) -> list[str]:
+    """Shortest ends of the paths that are unique; InputError for a trace given twice."""
+    from specsim.io.errors import InputError
+
+    paths = [path.resolve() for path in traces]
+    for path in paths:
+        if paths.count(path) > 1:
+            raise InputError(f"trace {path} is given twice; give each once")
+    parts = 1
+    while len({path.parts[-parts:] for path in paths}) < len(paths):
+        parts += 1
+    return ["/".join(path.parts[-parts:]) for path in paths]
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A variant of a policy over several traces: geometric mean of its speedups, and its rank on each trace."""
+
+    label: str
+    speedup: float
+    ranks: list[int]
+
+    @property
+    def mean_rank(self) -> float:
+        return sum(self.ranks) / len(self.ranks)
+
+
+def combined(boards: Sequence[Board]) -> list[Standing]:
+    """Standings over boards of several traces, best geometric mean first; only what ran on all of them."""
+    ranks = [{row.label: place for place, row in enumerate(board.rows, start=1)} for board in boards]
+    speedups = [{row.label: row.speedup.estimate for row in board.rows} for board in boards]
+    everywhere = [name for name in ranks[0] if all(name in board for board in ranks)]
+    standings = [
+        Standing(
+            name,
+            math.exp(sum(math.log(board[name]) for board in speedups) / len(boards)),
+            [board[name] for board in ranks],
+        )
+        for name in everywhere
+    ]
+    return sorted(standings, key=lambda standing: -standing.speedup)
+
+
+def as_document(boards: Sequence[Board], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON form of a run; also everything that its report shows."""
+    groups = []
+    for depth in dict.fromkeys(board.max_draft for board in boards):
+        together = [board for board in boards if board.max_draft == depth]
+        standings = [{**asdict(standing), "mean_rank": standing.mean_rank} for standing in combined(together)]
+        if len(together) > 1 and standings:
+            groups.append({"max_draft": depth, "traces": [b.trace for b in together], "standings": standings})
+    return {
+        "kind": "specsim-leaderboard",
+        "version": 1,
+        "options": dict(options),
+        "boards": [board.as_dict() for board in boards],
+        "combined": groups,
+    }
+
+
+def write_results(folder: Path, document: Mapping[str, Any]) -> None:
+    """leaderboard.json, leaderboard.csv and report.html, each whole or not at all."""
+    from specsim.report.leaderboard import render_leaderboard
+
+    write_json(document, folder / RESULT, indent=2)
+    write_text(folder / "leaderboard.csv", results_csv(document))
+    write_text(folder / "report.html", render_leaderboard(document))
+
+
+def results_csv(document: Mapping[str, Any]) -> str:
+    """Write a line per row of every board; speedups as ratios, lengths in tokens."""
+    return as_csv(
+        CSV_COLUMNS,
+        (
+            {
+                **row,
+                "trace": board["trace"],
+                "max_draft": board["max_draft"],
+                "rank": rank,
+                "leader_minus_this": behind_leader(row),
+            }
+            for board in document["boards"]
+            for rank, row in enumerate(board["rows"], start=1)
+        ),
+    )

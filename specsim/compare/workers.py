@@ -1,0 +1,145 @@
+"""Independent tasks in many processes, on this machine or on a cluster."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from specsim.io.errors import InputError
+
+Backend = Literal["loky", "dask", "ray"]
+KILLED = (
+    "a worker process was killed, most often because memory ran out; give fewer processes with --jobs. A sweep with "
+    "--out goes on where it was"
+)
+WAIT_S = 30  # for the first worker of a cluster
+Run = Callable[[Callable[..., Any], Sequence[tuple[Any, ...]]], Iterator[Any]]
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Who does the work.
+
+    Parameters
+    ----------
+    backend : {"loky", "dask", "ray"}
+        Processes of this machine, or workers of a Dask or Ray cluster.
+    jobs : int, optional
+        Tasks at once; default: one per core, or as many as the cluster takes. 1 under loky: all in this process.
+    scheduler : str, optional
+        Address of a cluster; default: one on this machine, with a process per job.
+
+    Raises
+    ------
+    InputError
+        For a backend that is not known, and a scheduler where there is none.
+
+    References
+    ----------
+    joblib, https://joblib.readthedocs.io (backends).
+    """
+
+    backend: Backend = "loky"
+    jobs: int | None = None
+    scheduler: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.backend not in get_args(Backend):
+            raise InputError(f"backend {self.backend!r} is unknown; known: {', '.join(get_args(Backend))}")
+        if self.jobs is not None and self.jobs < 1:
+            raise InputError(f"jobs={self.jobs}; give at least 1")
+        if self.scheduler is not None and self.backend == "loky":
+            raise InputError("backend loky has no scheduler; choose dask or ray for one")
+
+    @contextmanager
+    def ready(self) -> Iterator[Run]:
+        """A function of a call and its tasks that gives their results as they are done, in any order.
+
+        Workers live as long as the block. InputError where the backend is not installed or not to be reached, and where
+        workers are killed.
+        """
+        with ExitStack() as stack:
+            try:
+                start = {"loky": _loky, "dask": _dask, "ray": _ray}[self.backend]
+                run = stack.enter_context(start(self.jobs, self.scheduler))
+            except ImportError:
+                raise InputError(
+                    f"backend {self.backend} is not installed; pip install -c constraints.txt '.[{self.backend}]'"
+                ) from None
+            except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: Dask's workers died at the start
+                reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+                where = f"no {self.backend} cluster at {self.scheduler}"
+                if self.scheduler is None:
+                    where = f"{self.backend} cannot start workers on this machine"
+                raise InputError(f"{where} ({reason:.200}); check it") from None
+            yield run
+
+
+@contextmanager
+def _loky(jobs: int | None, scheduler: str | None) -> Iterator[Run]:
+    yield _joblib(jobs, as_done="generator_unordered")
+
+
+def _joblib(jobs: int | None, *, as_done: str) -> Run:
+    from joblib import Parallel, delayed
+    from joblib.externals.loky.process_executor import BrokenProcessPool
+
+    def run(call: Callable[..., Any], tasks: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
+        parallel = Parallel(n_jobs=jobs or -1, batch_size=1, return_as=as_done)
+        try:
+            results: Iterable[Any] = parallel(delayed(call)(*task) for task in tasks)
+            yield from results
+        except BrokenProcessPool:
+            raise InputError(KILLED) from None
+
+    return run
+
+
+@contextmanager
+def _dask(jobs: int | None, scheduler: str | None) -> Iterator[Run]:
+    """A lost worker's tasks are done again by others.
+
+    Not by joblib, which waits for ever where a task failed.
+    """
+    from distributed import Client, KilledWorker, LocalCluster, as_completed
+    from joblib import cpu_count
+
+    def run(call: Callable[..., Any], tasks: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
+        futures = [client.submit(call, *task, pure=False) for task in tasks]
+        try:
+            for _, result in as_completed(futures, with_results=True):
+                yield result
+        except KilledWorker:
+            raise InputError(KILLED) from None
+
+    with ExitStack() as stack:
+        where: Any = scheduler
+        if where is None:
+            count = jobs or cpu_count()
+            options = {"threads_per_worker": 1, "dashboard_address": None, "silence_logs": logging.CRITICAL}
+            where = stack.enter_context(LocalCluster(n_workers=count, **options))
+        client = stack.enter_context(Client(where))
+        client.wait_for_workers(1, timeout=WAIT_S)
+        yield run
+
+
+@contextmanager
+def _ray(jobs: int | None, scheduler: str | None) -> Iterator[Run]:
+    import ray
+    from joblib import cpu_count, parallel_config
+    from ray.util.joblib import register_ray
+
+    logging.getLogger("ray.util.multiprocessing").setLevel(logging.ERROR)  # it warns of what joblib hands it
+    where: dict[str, Any] = {"address": scheduler}
+    if scheduler is None:
+        where = {"num_cpus": jobs or cpu_count(), "include_dashboard": False}
+    ray.init(log_to_driver=False, logging_level=logging.ERROR, **where)
+    try:
+        register_ray()
+        with parallel_config(backend="ray"):
+            yield _joblib(jobs, as_done="list")  # Ray's backend gives its results at the end alone
+    finally:
+        ray.shutdown()

@@ -1,0 +1,270 @@
+"""Records imported from an engine's files, their summary, and their files for other commands."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from specsim.acceptance.sources import (
+    Counters,
+    Rounds,
+    Source,
+    as_source,
+    describe,
+    longest_rounds,
+    verified_by_depth,
+)
+from specsim.engines.conventions import CONVENTIONS, Conventions
+from specsim.engines.definitions import DEFINITIONS, POSITIONS, Totals
+from specsim.io.errors import InputError
+from specsim.io.files import replacing, write_json, write_table, write_text
+from specsim.replaying.result import Result
+from specsim.trace.files import write_trace
+from specsim.trace.trace import Trace
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+METADATA = b"specsim.import"
+DEFINED_BY = {"lmdeploy": "vllm"}  # engines that print another engine's numbers
+Skipped = Counter[str]  # lines, records or requests that were left out, by reason
+
+
+@dataclass(frozen=True, repr=False)
+class ImportedRecords(Result):
+    """What an engine's files hold.
+
+    Parameters
+    ----------
+    source : Trace, Rounds, Counters or None
+        What specsim fits to and replays; None if the files hold only sums or averages, without acceptance by position.
+    engine : str
+        Engine or benchmark that wrote the numbers.
+    definition : str
+        Meaning of the numbers, in words; default: the engine's definitions.
+    version : str
+        Engine version, "" if the files do not name it.
+    requests : int or None
+        Number of requests; None if unknown.
+    output_tokens : tuple of int or None
+        Per request, or a single total.
+    sums : tuple
+        Rounds, drafted and accepted tokens where there is no source; None for unknown ones.
+    averages : mapping
+        Printed averages whose counts are unknown.
+    notes : tuple of str
+        Assumptions, and fields missing from the files.
+    skipped : mapping
+        Number of lines or requests left out, by reason.
+    instead : str
+        What to import instead, where there is no source.
+    """
+
+    source: Source | None
+    engine: str
+    definition: str = ""
+    version: str = ""
+    requests: int | None = None
+    output_tokens: tuple[int, ...] | None = None
+    sums: tuple[int | None, int | None, int | None] = (None, None, None)
+    averages: Mapping[str, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    skipped: Mapping[str, int] = field(default_factory=dict)
+    instead: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.definition:
+            object.__setattr__(self, "definition", definition_of(self.engine))
+
+    @property
+    def conventions(self) -> Conventions | None:
+        """How the engine runs and counts rounds, if known."""
+        return CONVENTIONS.get(self.engine)
+
+    @property
+    def totals(self) -> Totals | None:
+        """Totals of the rounds that the engine counts; None if only sums are known."""
+        output = np.nan if self.output_tokens is None else float(sum(self.output_tokens))
+        if isinstance(self.source, Counters):
+            drafted, accepted = self.source.drafted, self.source.accepted
+            return Totals(int(drafted[0]), int(drafted.sum()), int(accepted.sum()), output, self.source)
+        if self.source is None:
+            return None
+        return Totals.of(longest_rounds(self.source) if isinstance(self.source, Trace) else self.source, output)
+
+    @property
+    def holds(self) -> str:
+        """What the files give: "dense trace", "rounds", "counters", or "sums alone"."""
+        return "sums alone" if self.source is None else str(describe(self.source)["source"])
+
+    def __repr__(self) -> str:
+        return f"{self.holds} of {self.engine} {self.version}".rstrip()
+
+    def to_frame(self) -> pd.DataFrame:
+        """A table of acceptance as the engine defines and prints it, beside specsim's."""
+        import pandas as pd  # slow to import
+
+        return pd.DataFrame(summary(self)["printed"], columns=["quantity", "engine", "printed", "value", "formula"])
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form: sums, averages, definitions, notes, and what was skipped; not the rounds themselves."""
+        return {"holds": self.holds, **summary(self)}
+
+    def write(self, path: str | PathLike[str], *, overwrite: bool = False) -> None:
+        """Write them for other commands: a trace folder, rounds as .parquet or AIPerf's .jsonl, counters as .json."""
+        path = Path(path)
+        if path.exists() and not overwrite:
+            raise InputError(f"{path} exists; choose another name or overwrite it")
+        write_imported(self, path, overwrite=overwrite)
+
+
+SourceLike = Source | ImportedRecords | str | PathLike[str] | Mapping[str, Any]  # as functions take what was accepted
+
+
+LOG_MARKS = {"SpecDecoding metrics:": "vllm-log", "draft acceptance": "llamacpp-log", "Decode batch": "sglang-log"}
+
+
+def as_counts(source: SourceLike, *, policy: str | None = None) -> Source:
+    """As `as_source`, and the counts of imported records; InputError for sums alone, and for an engine's log."""
+    if isinstance(source, ImportedRecords):
+        if source.source is None:
+            raise InputError(f"sums and averages do not give acceptance by position; {source.instead}")
+        return source.source
+    if isinstance(source, str | PathLike) and (path := Path(source)).is_file() and path.suffix in (".log", ".txt"):
+        with path.open(encoding="utf-8", errors="replace") as file:
+            text = file.read(2**20)
+        kind = next((kind for mark, kind in LOG_MARKS.items() if mark in text), "KIND")
+        raise InputError(f"{path} looks like a log; run `specsim import {kind} {path} --out counters.json` first")
+    return as_source(source, policy=policy)
+
+
+def definition_of(engine: str) -> str:
+    """The meaning of an engine's numbers, in words."""
+    engine = DEFINED_BY.get(engine, engine)
+    return "; ".join(f"{number.printed} = {number.formula}" for number in DEFINITIONS if number.engine == engine)
+
+
+def origin(imported: ImportedRecords) -> dict[str, Any]:
+    """Where the numbers come from, for the file."""
+    conventions = imported.conventions
+    return {
+        "engine": imported.engine,
+        "version": imported.version,
+        "definition": imported.definition,
+        **{name: getattr(conventions, name, None) for name in ("first_token", "clips_draft", "counts_empty")},
+        "requests": imported.requests,
+        "notes": [*imported.notes],
+        "skipped": dict(imported.skipped),
+    }
+
+
+def write_imported(imported: ImportedRecords, path: Path, *, overwrite: bool = False) -> None:
+    """Write a trace folder, rounds as .parquet, counters as .json, or rounds as AIPerf's records (.jsonl)."""
+    source = imported.source
+    if source is None:
+        raise InputError(f"sums and averages do not give acceptance by position; {imported.instead}")
+    if isinstance(source, Trace):
+        if path.suffix:
+            raise InputError(f"--out {path}: this source gives a trace; name a folder, such as --out trace")
+        with_origin = dataclasses.replace(source, meta={**source.meta, "import": origin(imported)})
+        write_trace(with_origin, path, overwrite=overwrite)
+    elif path.suffix == ".jsonl":
+        write_text(path, "".join(json.dumps(record) + "\n" for record in aiperf_records(imported)))
+    elif isinstance(source, Rounds):
+        _check_suffix(path, ".parquet", "rounds")
+        with replacing(path) as temporary:
+            write_table(_rounds_table(source, imported), temporary)
+    else:
+        _check_suffix(path, ".json", "counters")
+        counts = {"drafted": source.drafted.tolist(), "accepted": source.accepted.tolist()}
+        write_json(counts | origin(imported), path)
+
+
+def _check_suffix(path: Path, suffix: str, content: str) -> None:
+    if path.suffix != suffix:
+        raise InputError(f"--out {path}: this source gives {content}; name a {suffix}, such as --out {content}{suffix}")
+
+
+def _rounds_table(rounds: Rounds, imported: ImportedRecords) -> Any:
+    """Columns as `specsim.acceptance.sources.read_rounds` takes them, with their origin in the metadata."""
+    import pyarrow as pa
+
+    columns = {"drafted": rounds.drafted, "accepted": rounds.accepted, "sequence_id": rounds.sequence_id, "t": rounds.t}
+    table = pa.table({name: pa.array(values) for name, values in columns.items() if values is not None})
+    return table.replace_schema_metadata({METADATA: json.dumps(origin(imported)).encode()})
+
+
+def aiperf_records(imported: ImportedRecords) -> list[dict[str, Any]]:
+    """AIPerf's record of each request; InputError where rounds by request are unknown."""
+    rounds = imported.source
+    if not isinstance(rounds, Rounds) or rounds.sequence_id is None:
+        raise InputError("AIPerf's records are of requests; this source has no rounds by request; choose another --out")
+    records = []
+    for number, sequence in enumerate(np.unique(rounds.sequence_id).tolist()):
+        own = rounds.select(rounds.sequence_id == sequence)
+        drafted, accepted, times = own.drafted.tolist(), own.accepted.tolist(), np.bincount(own.accepted)
+        records.append(
+            {
+                "engine": imported.engine,
+                "mean_acceptance_length": 1 + sum(accepted) / len(accepted),
+                "draft_acceptance_rate": sum(accepted) / sum(drafted) if sum(drafted) else 0.0,
+                "acceptance_histogram": {str(length): int(times[length]) for length in np.flatnonzero(times).tolist()},
+                "num_accepted_draft_tokens": sum(accepted),
+                "num_draft_tokens": sum(drafted),
+                "num_spec_steps": len(accepted),
+                "num_spec_tokens": drafted[0] if len(set(drafted)) == 1 else None,
+                "completion_tokens": None if imported.output_tokens is None else imported.output_tokens[number],
+                "per_step_accepted": accepted,
+                "per_step_drafted": drafted,
+            }
+        )
+    return records
+
+
+def summary(imported: ImportedRecords) -> dict[str, Any]:
+    """Sums, averages, and the engine's numbers beside specsim's."""
+    totals = imported.totals
+    rounds, drafted, accepted = imported.sums
+    if totals is not None:
+        rounds, drafted, accepted = totals.rounds, totals.drafted, totals.accepted
+    averages = dict(imported.averages)
+    if totals is None and rounds and accepted is not None:
+        averages["1 + accepted / rounds"] = 1 + accepted / rounds
+    if totals is None and drafted and accepted is not None:
+        averages["accepted / drafted"] = accepted / drafted
+    return {
+        **origin(imported),
+        "rounds": rounds,
+        "drafted": drafted,
+        "accepted": accepted,
+        "output_tokens": None if imported.output_tokens is None else sum(imported.output_tokens),
+        "averages": averages,
+        "printed": _printed(imported),
+    }
+
+
+def _printed(imported: ImportedRecords) -> list[dict[str, Any]]:
+    """The numbers that the engine and specsim print of these records."""
+    totals, source = imported.totals, imported.source
+    if totals is None or source is None:
+        return []
+    rows = []
+    for number in DEFINITIONS:
+        if number.engine not in ("specsim", imported.engine):
+            continue
+        value = number.value(totals)
+        if (number.engine, number.quantity) == ("specsim", POSITIONS):
+            accepted, verified = verified_by_depth(source)  # rounds tell more than their counters
+            value = (accepted / np.maximum(verified, 1)).tolist()
+        if np.isfinite(value).all():
+            names = ("engine", "quantity", "printed", "formula")
+            rows.append({**{name: getattr(number, name) for name in names}, "value": value})
+    return rows

@@ -1,0 +1,1 @@
+"""Files, JSON, Parquet, progress, random numbers: what every other part uses."""

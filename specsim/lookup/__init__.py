@@ -1,0 +1,1 @@
+"""Drafters that look up earlier text: n-grams and suffixes."""

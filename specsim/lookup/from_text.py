@@ -1,0 +1,212 @@
+"""Dense traces from texts alone: what prompt lookup and suffix decoding propose in outputs of any model or engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple, NotRequired, TypedDict
+
+import numpy as np
+
+from specsim.io.errors import InputError
+from specsim.io.files import digest
+from specsim.io.json import bounded_lines, parse_json
+from specsim.io.progress import Counter, no_progress
+from specsim.lookup.ngram import NgramRule, lookup_columns
+from specsim.lookup.suffix import SuffixDecoder, SuffixRule, suffix_columns
+from specsim.trace.joined import LOOKUP, SUFFIX
+from specsim.trace.trace import MAX_DEPTH, Trace
+
+MAX_TOKEN = 2**31 - 1
+WRITE = 'write {"prompt_tokens": [1, 2], "output_tokens": [3, 4]} in every line'
+
+
+class TokenText(NamedTuple):
+    """A prompt, the output that followed, and the most output tokens that there could have been."""
+
+    prompt: list[int]
+    output: list[int]
+    domain: str
+    max_output_tokens: int
+
+
+class _Row(TypedDict):
+    prompt_tokens: list[int]
+    output_tokens: list[int]
+    domain: NotRequired[str]
+    max_output_tokens: NotRequired[int]
+
+
+def read_token_texts(path: Path) -> list[TokenText]:
+    """Texts as JSON Lines of token ids.
+
+    Every line is ``{"prompt_tokens": [...], "output_tokens": [...]}``, with ``"domain"`` and ``"max_output_tokens"``
+    where they are known; without the latter an output is taken to have ended at its limit. InputError says which line
+    is none.
+    """
+    if not path.is_file():
+        raise InputError(f"{path} does not exist; {WRITE}")
+    texts = []
+    with path.open("rb") as lines:
+        for number, line in enumerate(bounded_lines(lines), start=1):
+            where = f"{path}, line {number}"
+            if not line.strip():
+                continue
+            row = parse_json(line, where, _Row, invalid=WRITE)
+            for name in ("prompt_tokens", "output_tokens"):
+                if not row[name] or not all(0 <= token <= MAX_TOKEN for token in row[name]):
+                    raise InputError(f"{where}: {name!r} is no list of token ids from 0 to {MAX_TOKEN}; {WRITE}")
+            most = row.get("max_output_tokens", len(row["output_tokens"]))
+            if not len(row["output_tokens"]) <= most <= MAX_TOKEN:
+                raise InputError(f"{where}: {len(row['output_tokens'])} output tokens, more than {most}; {WRITE}")
+            texts.append(TokenText(row["prompt_tokens"], row["output_tokens"], row.get("domain", "all"), most))
+    if not texts:
+        raise InputError(f"{path} holds no text; {WRITE}")
+    return texts
+
+
+def lookup_trace(
+    texts: Sequence[TokenText], rule: NgramRule, depth: int, *, vocabulary: int | None = None, source: str = "texts"
+) -> Trace:
+    """What prompt lookup would propose at every position of these outputs.
+
+    Parameters
+    ----------
+    texts : sequence of TokenText
+        Prompts and outputs, as token ids.
+    rule : NgramRule
+        What is looked up and copied.
+    depth : int
+        Longest draft, in tokens.
+    vocabulary : int, optional
+        Its size, which the entropy of a lookup's guess needs; default: the largest token id and one.
+    source : str
+        Where the texts are from, for the trace's metadata.
+
+    Returns
+    -------
+    Trace
+        Any chain policy replays on it exactly, as the drafts depend on the text alone.
+
+    Raises
+    ------
+    InputError
+        For a depth outside of 1 to 255, no texts, or a vocabulary that does not hold all tokens.
+
+    References
+    ----------
+    Saxena 2023, prompt lookup decoding.
+
+    Examples
+    --------
+    >>> from specsim.lookup.from_text import TokenText, lookup_trace
+    >>> from specsim.lookup.ngram import RULES
+    >>> trace = lookup_trace([TokenText([5, 6, 7, 5], [6, 7, 5, 8], "all", 4)], RULES["transformers"], 3)
+    >>> trace.match_len.tolist()
+    [3, 2, 1, 0]
+    """
+    vocabulary = _vocabulary(texts, depth, vocabulary)
+    rows = [lookup_columns(rule, vocabulary, text.prompt, text.output, depth) for text in texts]
+    facts = {"drafter": "prompt lookup", "drafter_kind": LOOKUP, "drafter_facts": asdict(rule)}
+    return _as_trace(texts, rows, depth, source, facts)
+
+
+def suffix_trace(
+    texts: Sequence[TokenText],
+    rule: SuffixRule,
+    depth: int,
+    *,
+    vocabulary: int | None = None,
+    source: str = "texts",
+    progress: Counter = no_progress,
+) -> Trace:
+    """What suffix decoding would propose at every position of these outputs, each after those before it.
+
+    Parameters
+    ----------
+    texts : sequence of TokenText
+        Prompts and outputs, as token ids, in the order of the requests: one is done when the next begins.
+    rule : SuffixRule
+        What is counted and how far it is continued.
+    depth : int
+        The engine's limit on a draft, in tokens, by which it also chooses among drafts: one of up to 8 tokens need not
+        begin as one of up to 4 does. So a policy that drafts less cuts the draft short; what the engine proposes under
+        a lower limit is another trace.
+    vocabulary, source
+        As in `lookup_trace`.
+    progress : callable, optional
+        Called with the texts done and their number.
+
+    Returns
+    -------
+    Trace
+        Its `confidence` is a token's share of what followed where the text ended as here. The engine's probabilities
+        are the products over a draft, its score their sum. Any chain policy replays exactly.
+
+    Raises
+    ------
+    InputError
+        As `lookup_trace`.
+
+    References
+    ----------
+    Oliaro et al. 2024, SuffixDecoding, arXiv:2411.04975.
+
+    Examples
+    --------
+    >>> from specsim.lookup.from_text import TokenText, suffix_trace
+    >>> from specsim.lookup.suffix import SuffixRule
+    >>> texts = [TokenText([5, 6, 7, 5], [6, 7, 5, 8], "all", 4), TokenText([9], [6, 7, 5, 8], "all", 4)]
+    >>> trace = suffix_trace(texts, SuffixRule(), 3)
+    >>> trace.match_len.tolist()
+    [1, 2, 1, 0, 0, 1, 2, 1]
+    """
+    vocabulary = _vocabulary(texts, depth, vocabulary)
+    decoder, rows = SuffixDecoder(rule), []
+    for done, text in enumerate(texts):
+        progress(done, len(texts))
+        rows.append(suffix_columns(decoder, vocabulary, text.prompt, text.output, depth))
+    facts = {
+        "drafter": "suffix decoding",
+        "drafter_kind": SUFFIX,
+        "drafter_facts": {**asdict(rule), "max_spec_tokens": depth},
+    }
+    return _as_trace(texts, rows, depth, source, facts)
+
+
+def _vocabulary(texts: Sequence[TokenText], depth: int, vocabulary: int | None) -> int:
+    """Its size, where it is not given as small as the texts allow; InputError where they and the depth make none."""
+    if not texts or not 1 <= depth <= MAX_DEPTH:
+        raise InputError(f"{len(texts)} texts, drafts of {depth} tokens; give some texts, and 1 to {MAX_DEPTH}")
+    needed = 1 + max(max(*text.prompt, *text.output) for text in texts)
+    if vocabulary is not None and vocabulary < needed:
+        raise InputError(f"token {needed - 1} is beyond a vocabulary of {vocabulary}; give a larger one")
+    return max(2, needed) if vocabulary is None else vocabulary
+
+
+def _as_trace(
+    texts: Sequence[TokenText], rows: Sequence[dict[str, Any]], depth: int, source: str, facts: dict[str, Any]
+) -> Trace:
+    """The trace of these texts with the columns of each; facts : of the drafter."""
+    columns: dict[str, Any] = {name: np.concatenate([one[name] for one in rows]) for name in rows[0]}
+    ids = str([(text.prompt, text.output) for text in texts])
+    return Trace(
+        meta={
+            "target": source,
+            **facts,
+            "decoding": "unknown",
+            "depth": depth,
+            "eos_token_id": None,
+            "prompts": {"source": source, "count": len(texts), "digest": digest(ids)},
+            "dtype": "none",
+            "device": "none",
+        },
+        sequence_id=np.arange(len(texts)),
+        domain=np.array([text.domain for text in texts], dtype=np.str_),
+        prompt_tokens=np.array([len(text.prompt) for text in texts]),
+        prompt=np.concatenate([np.array(text.prompt, dtype=np.int32) for text in texts]),
+        budget_tokens=np.array([text.max_output_tokens for text in texts]),
+        offsets=np.concatenate([[0], np.cumsum([len(text.output) for text in texts])]).astype(np.int64),
+        **columns,
+    )

@@ -1,1 +1,0 @@
-"""All policies tuned and ranked on one trace."""

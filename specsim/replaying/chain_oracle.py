@@ -1,0 +1,128 @@
+"""The oracle: the least seconds in which any chain policy could have decoded a trace.
+
+An exact dynamic programme over positions. The oracle knows every match length and drafts
+0..draft_limit tokens wherever a round starts, free of policy steps. Rounds cost what replay
+charges: draft steps and verification at the bucket of the round's context, and the round's
+overhead. A round without a draft, which no policy here chooses, leaves the draft cache a
+token short, so the next draft starts with a step that ingests two; a longer lag is charged
+as two as well, the most that a table prices. Where the drafter had nothing to propose, as prompt
+lookup at times, nothing lags. All that a policy can do is among the oracle's
+choices at the same price, so no policy's replay under the same table takes less. A policy that drops a
+token pays a draft step and is spared catching up, which is taken to cost no more.
+"""
+
+from __future__ import annotations
+
+import numba as nb
+import numpy as np
+
+from specsim.cost.contexts import context_range
+from specsim.cost.table import CostTable
+from specsim.io.arrays import Floats, IntArray, Ints
+from specsim.io.errors import InputError
+from specsim.trace.outcomes import outcomes
+from specsim.trace.trace import Trace
+
+
+@nb.njit(cache=True, nogil=True, error_model="numpy")
+def _least_seconds(  # type: ignore[no-untyped-def]
+    offsets,
+    prompt_tokens,
+    match_len,
+    draft_limit,
+    bucket_bits,
+    draft_s,
+    catch_up_s,
+    verify_s,
+    round_overhead_s,
+    seconds,
+    choice,
+):
+    """Backward over the positions of each sequence: the least seconds from there to its end.
+
+    seconds [S]; choice [N, 2] or [0, 2]: the best draft length for behind = 0 and 1, the
+    shortest of equals. `behind` is 1 where the draft cache lacks a token.
+    """
+    remaining = np.zeros((np.diff(offsets).max() + 1, 2))  # [t, behind]
+    recording = len(choice) > 0
+    for s in range(len(prompt_tokens)):
+        start, end = offsets[s], offsets[s + 1]
+        length = end - start
+        remaining[length] = 0.0
+        for t in range(length - 1, -1, -1):
+            row = start + t
+            bucket = (prompt_tokens[s] + t - 1) >> bucket_bits
+            right, limit = np.int64(match_len[row]), np.int64(draft_limit[row])
+            none = verify_s[1, bucket] + remaining[t + 1, 1 if limit > 0 else 0]
+            best, best_k = np.inf, 0  # of the rounds that draft, less catching up
+            for k in range(1, limit + 1):
+                accepted = k if k < right else right
+                after = min(t + accepted + 1, length)
+                then = remaining[after, 1] if accepted == k else remaining[after, 0]
+                total = draft_s[k, bucket] + verify_s[k + 1, bucket] + then
+                if total < best:
+                    best, best_k = total, k
+            for behind in range(2):
+                drafting = best + behind * catch_up_s[bucket]
+                remaining[t, behind] = min(none, drafting) + round_overhead_s
+                if recording:
+                    choice[row, behind] = best_k if drafting < none else 0
+        seconds[s] = remaining[0, 0]
+
+
+def _solve(trace: Trace, match_len: IntArray, table: CostTable, choice: IntArray) -> Floats:
+    sizes, columns = table.verify_s.shape
+    longest = context_range(trace)[1]
+    if sizes < trace.depth + 2 or columns <= longest >> table.bucket_bits:
+        raise InputError(
+            f"cost table covers verification of up to {sizes - 1} tokens and contexts below "
+            f"{columns << table.bucket_bits}, the oracle needs {trace.depth + 1} and {longest}; "
+            "compile it for this trace"
+        )
+    seconds = np.zeros(trace.sequences)
+    _least_seconds(
+        trace.offsets,
+        trace.prompt_tokens,
+        match_len,
+        trace.draft_limit,
+        table.bucket_bits,
+        table.draft_s,
+        table.catch_up_s,
+        table.verify_s,
+        table.round_overhead_s,
+        seconds,
+        choice,
+    )
+    return seconds
+
+
+def chain_oracle_seconds(trace: Trace, table: CostTable, *, seed: int = 0) -> Floats:
+    """Least seconds per sequence [S] that any chain policy could have taken on this trace.
+
+    On a trace of rejection sampling this is the sum over the outcomes that a replay with the
+    same seed sums over. Raises InputError if the table does not cover the trace's depth and
+    contexts.
+    """
+    none = np.zeros((0, 2), dtype=np.uint8)
+    return np.sum([_solve(trace, match_len, table, none) for match_len, _ in outcomes(trace, seed)], axis=0)
+
+
+def oracle_rounds(trace: Trace, table: CostTable, *, seed: int = 0) -> Ints:
+    """One best run: int64 [R, 4] of (sequence index, t, drafted, accepted), as `Replay.log`.
+
+    Among equally fast choices a round takes the shortest draft.
+    """
+    match_len, _ = next(outcomes(trace, seed))
+    choice = np.zeros((len(match_len), 2), dtype=np.uint8)
+    _solve(trace, match_len, table, choice)
+    rounds = []
+    for s, (start, end) in enumerate(zip(trace.offsets[:-1].tolist(), trace.offsets[1:].tolist(), strict=True)):
+        row, behind = start, 0
+        while row < end:
+            drafted = int(choice[row, behind])
+            accepted = min(drafted, int(match_len[row]))
+            rounds.append((s, row - start, drafted, accepted))
+            # A round without a draft leaves the cache a token short too, unless there was nothing to draft.
+            behind = int(drafted == accepted and trace.draft_limit[row] > 0)
+            row += accepted + 1
+    return np.array(rounds, dtype=np.int64)

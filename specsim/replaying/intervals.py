@@ -1,0 +1,296 @@
+"""Intervals over sequences: sequences are the independent units, tokens are not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Literal, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from specsim.io.arrays import Floats, Ints
+from specsim.io.errors import InputError
+
+LARGEST_FLOOR_PERCENT = 2.0  # noise floor above which a measurement says so first
+LARGEST_EXPONENT = 300.0  # of an interval that says nothing; beyond it numbers overflow
+NO_SPECULATION = "no speculation"  # the baseline's label wherever it is a candidate
+REPEATS = 2000  # resamples of an interval
+FEW = 12  # sequences; resamples of fewer repeat too much to show how the value varies
+
+
+@dataclass(frozen=True, eq=False)
+class Estimate(float):
+    """A value with its 95 % interval over sequences.
+
+    It is a float, the value: it compares, adds, formats and converts as that, so that the interval is left behind by
+    arithmetic. It equals a number that is its value, and another estimate of the same value and interval.
+
+    Examples
+    --------
+    >>> from specsim.replaying.intervals import Estimate
+    >>> speedup = Estimate(1.25, 1.1, 1.4)
+    >>> speedup > 1.1, 2 * speedup, f"{speedup:.1f}", str(speedup), speedup.low
+    (True, 2.5, '1.2', '1.250 [1.100, 1.400]', 1.1)
+    """
+
+    estimate: float
+    low: float
+    high: float
+
+    def __new__(cls, estimate: float, low: float, high: float) -> Self:
+        return super().__new__(cls, estimate)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Estimate):
+            return (self.estimate, self.low, self.high) == (other.estimate, other.low, other.high)
+        return super().__eq__(other)
+
+    def __ne__(self, other: object) -> bool:  # or it were the float's
+        return not self == other
+
+    __hash__ = float.__hash__
+
+    def __getnewargs__(self) -> tuple[float, float, float]:  # type: ignore[override]  # float copies with its value alone
+        return self.estimate, self.low, self.high
+
+    @classmethod
+    def exact(cls, value: float) -> Self:
+        """A value without doubt."""
+        return cls(value, value, value)
+
+    def __str__(self) -> str:
+        return interval_text(self.as_dict())
+
+    def as_dict(self) -> dict[str, float]:
+        return asdict(self)
+
+
+def interval_text(value: Mapping[str, float]) -> str:
+    """An estimate and its interval, of keys estimate, low, high: "1.234 [1.100, 1.350]"."""
+    return f"{value['estimate']:.3f} [{value['low']:.3f}, {value['high']:.3f}]"
+
+
+def noise_floor_percent(null_arm: Estimate) -> float:
+    """How far from 1 the ratio of two like arms may lie: ratios that differ by less are not resolved."""
+    return 100 * max(null_arm.high - 1, 1 - null_arm.low)
+
+
+def beyond_floor(floor_percent: float, a: float, b: float) -> bool:
+    """Whether two measured speedups differ by more than the noise floor."""
+    return 100 * abs(a / b - 1) > floor_percent
+
+
+def against_baseline(
+    speedup: Mapping[str, float], floor_percent: float = 0.0
+) -> Literal["faster", "slower", "not significant"]:
+    """Compare a speedup, with its interval, with 1, the baseline's.
+
+    floor_percent : the noise floor of a measurement; what differs by less is not significant
+    """
+    if beyond_floor(floor_percent, speedup["estimate"], 1.0):
+        if speedup["low"] > 1:
+            return "faster"
+        if speedup["high"] < 1:
+            return "slower"
+    return "not significant"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two policies on the same sequences.
+
+    difference : speedup of a less speedup of b, with its interval
+    p_not_better : share of resamples in which a is not faster than b
+    sequences : those compared on
+    """
+
+    difference: Estimate
+    p_not_better: float
+    sequences: int
+
+    @property
+    def significant(self) -> bool:
+        """Whether the two differ significantly (95 %): the interval of the difference leaves out 0."""
+        return self.sequences > 1 and (self.difference.low > 0 or self.difference.high < 0)
+
+    def as_dict(self) -> dict[str, object]:
+        return {**asdict(self), "significant": self.significant}
+
+
+def resample(sequences: int, *, repeats: int = REPEATS, seed: int = 0) -> Ints:
+    """Sequence indices [repeats, sequences], drawn with replacement."""
+    return np.random.default_rng(seed).integers(0, sequences, size=(repeats, sequences))
+
+
+def ratio_interval(
+    numerator: npt.ArrayLike,
+    denominator: npt.ArrayLike,
+    *,
+    repeats: int = REPEATS,
+    seed: int = 0,
+    confidence: float = 0.95,
+) -> Estimate:
+    """Sum over sum of two per-sequence quantities [S], resampled together.
+
+    The interval is the expanded percentile interval (`tails`); of fewer than FEW sequences,
+    Student's t on the linear part of the ratio's logarithm, so that no end is below 0, and of one sequence, nothing.
+    The same seed resamples the same sequences, so that intervals of two policies on one trace are paired. Raises
+    InputError when there is no sequence.
+    """
+    top, bottom = filled_columns(numerator, denominator)
+    index = resample(top.size, repeats=repeats, seed=seed)
+    ratios = _ratios(top, bottom, index)
+    value = float(top.sum() / bottom.sum())
+    deviations = (top - value * bottom) / bottom.mean()
+    found = _estimate(value, ratios, deviations, confidence)
+    if value <= 0 or not 1 < top.size < FEW:
+        return found
+    factor = math.exp(min((found.high - value) / value, LARGEST_EXPONENT))
+    return Estimate(value, value / factor, value * factor)
+
+
+def paired_difference(
+    baseline_s: npt.ArrayLike,
+    a_s: npt.ArrayLike,
+    b_s: npt.ArrayLike,
+    *,
+    repeats: int = REPEATS,
+    seed: int = 0,
+    confidence: float = 0.95,
+) -> Comparison:
+    """Speedup of policy a less that of b, over one baseline; seconds per sequence [S] each.
+
+    Every resample holds the same sequences for both, so that what makes a sequence easy for
+    both cancels. Raises InputError when there is no sequence.
+    """
+    return ratio_difference(baseline_s, a_s, baseline_s, b_s, repeats=repeats, seed=seed, confidence=confidence)
+
+
+def ratio_difference(
+    a_top: npt.ArrayLike,
+    a_bottom: npt.ArrayLike,
+    b_top: npt.ArrayLike,
+    b_bottom: npt.ArrayLike,
+    *,
+    repeats: int = REPEATS,
+    seed: int = 0,
+    confidence: float = 0.95,
+) -> Comparison:
+    """Sum over sum of a less that of b, per-sequence quantities [S] of the same sequences, resampled together.
+
+    Speedups over baselines of their own, or acceptance lengths (tokens over rounds). Raises InputError when
+    no sequence has output.
+    """
+    a, over_a, b, over_b = filled_columns(a_top, a_bottom, b_top, b_bottom)
+    index = resample(a.size, repeats=repeats, seed=seed)
+    differences = _ratios(a, over_a, index) - _ratios(b, over_b, index)
+    of_a, of_b = float(a.sum() / over_a.sum()), float(b.sum() / over_b.sum())
+    deviations = (a - of_a * over_a) / over_a.mean() - (b - of_b * over_b) / over_b.mean()
+    return Comparison(
+        difference=_estimate(of_a - of_b, differences, deviations, confidence),
+        p_not_better=float((differences[~np.isnan(differences)] <= 0).mean()),
+        sequences=a.size,
+    )
+
+
+def ratio_of_ratios(
+    a_top: npt.ArrayLike,
+    a_bottom: npt.ArrayLike,
+    b_top: npt.ArrayLike,
+    b_bottom: npt.ArrayLike,
+    *,
+    confidence: float = 0.95,
+) -> Estimate:
+    """Sum over sum of a, over that of b, per-sequence quantities [S] of the same sequences.
+
+    The interval is Student's t on the linear part of the logarithm, in pairs: what makes a sequence easy for both
+    cancels. Of one sequence it says nothing but the value. Raises InputError when there is no sequence or a sum is 0.
+    """
+    columns = filled_columns(a_top, a_bottom, b_top, b_bottom)
+    sums = [float(column.sum()) for column in columns]
+    if not all(total > 0 for total in sums):
+        raise InputError("a ratio of ratios: one of its sums is not positive; compare other sequences")
+    value = sums[0] / sums[1] / (sums[2] / sums[3])
+    sequences = columns[0].size
+    if sequences == 1:
+        return Estimate.exact(value)
+    error = log_ratio_error(*columns)
+    factor = math.exp(min(student_quantile(sequences - 1, (1 + confidence) / 2) * error, LARGEST_EXPONENT))
+    return Estimate(value, value / factor, value * factor)
+
+
+def log_ratio_error(a_top: Floats, a_bottom: Floats, b_top: Floats, b_bottom: Floats) -> float:
+    """Standard error of the logarithm of sum over sum of a, over that of b, from S > 1 sequences in pairs."""
+    signed = ((a_top, 1), (a_bottom, -1), (b_top, -1), (b_bottom, 1))
+    influence = np.sum([sign * column / column.mean() for column, sign in signed], axis=0)
+    return float(influence.std(ddof=1)) / math.sqrt(influence.size)
+
+
+def tails(sequences: int, confidence: float) -> tuple[float, float]:
+    """Quantiles of the resampled values that bound the interval.
+
+    The plain percentile interval of n values is too narrow: it leaves out the factor
+    sqrt(n / (n - 1)) of the standard deviation and takes normal for Student quantiles. The
+    quantiles are therefore moved outwards to Phi(+-sqrt(n / (n - 1)) t_(n-1)), "expanded
+    percentile" in Hesterberg 2015, What Teachers Should Know About the Bootstrap, section 4.3.
+    """
+    if sequences < 2:
+        return 0.0, 1.0
+    student = student_quantile(sequences - 1, (1 + confidence) / 2)
+    high = math.erfc(-student * math.sqrt(sequences / (sequences - 1) / 2)) / 2
+    return 1 - high, high
+
+
+def student_quantile(freedom: int, prob: float) -> float:
+    """What Student's t of so many degrees of freedom stays below with this probability, from 0.5 on.
+
+    By Newton's method on the finite sum that the distribution is (Abramowitz and Stegun, 26.7.3 and 26.7.4), as SciPy's
+    takes longer to import than all else that a replay does.
+    """
+    odd = freedom % 2
+    peak = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(freedom * math.pi)
+    value = 0.0
+    while True:  # from below, as the distribution is concave
+        angle = math.atan(value / math.sqrt(freedom))
+        cosine = math.cos(angle)
+        inside, term = 0.0, math.sin(angle) * cosine**odd  # inside : the probability of (-value, value)
+        for power in range(odd, freedom - 1, 2):
+            inside += term
+            term *= cosine**2 * (power + 1) / (power + 2)
+        if odd:
+            inside = 2 / math.pi * (angle + inside)
+        step = (prob - (1 + inside) / 2) / (peak * cosine ** (freedom + 1))
+        if not step > 1e-15 * value:
+            return value
+        value += step
+
+
+def filled_columns(*values: npt.ArrayLike) -> list[Floats]:
+    """Columns of one value per sequence, without sequences in which all are 0; InputError if none is left."""
+    columns = [np.asarray(value, dtype=np.float64) for value in values]
+    assert all(column.shape == columns[0].shape for column in columns), "one value of each per sequence"
+    if columns[0].size == 0:
+        raise InputError("bootstrap: no sequence; give at least one")
+    counted = np.any(columns, axis=0)  # a sequence without output has no weight in a ratio of sums
+    if not counted.any():
+        raise InputError("bootstrap: every sequence is empty; give at least one with output")
+    return [column[counted] for column in columns]
+
+
+def _ratios(top: Floats, bottom: Floats, index: Ints) -> Floats:
+    """Sum over sum in every resample; NaN in one that drew nothing below."""
+    below = bottom[index].sum(axis=1)
+    return np.divide(top[index].sum(axis=1), below, out=np.full(below.shape, np.nan), where=below != 0)
+
+
+def _estimate(value: float, resampled: Floats, deviations: Floats, confidence: float) -> Estimate:
+    """The value's interval, by its resamples or, of few sequences, by what each adds to it linearly."""
+    sequences = deviations.size
+    if not 1 < sequences < FEW:
+        low, high = np.nanquantile(resampled, tails(sequences, confidence))
+        return Estimate(value, float(low), float(high))
+    error = float(deviations.std(ddof=1)) / math.sqrt(sequences)
+    reach = student_quantile(sequences - 1, (1 + confidence) / 2) * error
+    return Estimate(value, value - reach, value + reach)

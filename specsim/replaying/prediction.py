@@ -1,0 +1,211 @@
+"""From a replay to a prediction: speedup with its interval, and the ladder of simplifications."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from specsim.acceptance import formulas as metrics
+from specsim.cost.joined import JoinedTable
+from specsim.cost.model import ConstantCost
+from specsim.cost.profile import ProfileCost
+from specsim.io.arrays import Floats
+from specsim.policy.base import Policy
+from specsim.policy.switch.base import SwitchPolicy
+from specsim.policy.tree.base import TreePolicy
+from specsim.replaying.chain_oracle import chain_oracle_seconds
+from specsim.replaying.intervals import Estimate, ratio_interval
+from specsim.replaying.priced import PricedTrace
+from specsim.replaying.replay import Replay
+from specsim.replaying.switch_oracle import switch_oracle_seconds
+from specsim.replaying.tree_oracle import tree_oracle_seconds
+from specsim.trace.joined import JoinedTrace
+from specsim.trace.trace import Trace
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+STATIC_WIDTH = 10  # children of a node that searches of static trees go to
+
+
+COLUMNS = (  # of a prediction's table, beside policy and speedup
+    "v_d", "r_d", "hm", "tau", "rounds", "drafted", "accepted", "verified", "output_tokens", "seconds", "ar_seconds",
+    "oracle_regret",
+)  # fmt: skip
+
+
+def interval_columns(speedup: Estimate) -> dict[str, float]:
+    """A speedup as three columns of a table."""
+    return {"speedup": speedup.estimate, "speedup_low": speedup.low, "speedup_high": speedup.high}
+
+
+@dataclass(frozen=True, repr=False)
+class Prediction:
+    """What one policy would do on one trace under one cost model.
+
+    Counts and seconds are those of all sequences, once; where a replay summed over several
+    outcomes of each (approximate), their means, counts to the nearest whole number.
+
+    verified : tokens in the target's passes beside the pending ones; a chain's are all drafted ones, unless its policy
+        drops some
+    truncated_rounds : rounds in which a tree policy asked for nodes that the trace does not hold; None of a chain
+    oracle_regret : seconds over those of the oracle (`specsim.replaying.chain_oracle`) less 1, all sequences
+        together, under the cost model as it is; None where no oracle was asked. Below 0 only
+        for a policy that reshapes the cost of a round.
+    cost_notes : what the cost model says of its own seconds, such as that they are extrapolated
+    """
+
+    policy: Policy
+    speedup: Estimate
+    v_d: float
+    r_d: float
+    hm: float
+    tau: float
+    rounds: int
+    drafted: int
+    accepted: int
+    verified: int
+    truncated_rounds: int | None
+    output_tokens: int
+    seconds: float
+    ar_seconds: float
+    oracle_regret: float | None = None
+    approximate: bool = False
+    cost_notes: tuple[str, ...] = ()
+
+    @property
+    def truncated_share(self) -> float:
+        """Share of rounds that asked for nodes that the trace does not hold; 0 of a chain."""
+        return (self.truncated_rounds or 0) / self.rounds
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader must know of these numbers, in words."""
+        approximate = ["approximate: rejection sampling"] if self.approximate else []
+        asked = f"{self.truncated_rounds} of {self.rounds} rounds asked for more than the recorded trees hold"
+        return [*approximate, *([asked] if self.truncated_rounds else []), *self.cost_notes]
+
+    def __repr__(self) -> str:
+        rates = f"v_d {self.v_d:.3f}, r_d {self.r_d:.3f}, HM {self.hm:.3f}, tau {self.tau:.2f} tokens per target pass"
+        title = "; ".join([str(self.policy), *self.notes])
+        return f"{title}\nspeedup {self.speedup} (95 % interval), {rates}"
+
+    def to_frame(self) -> pd.DataFrame:
+        """A table of one row: policy, speedup with its 95 % interval, rates, counts in tokens and rounds, seconds."""
+        import pandas as pd  # slow to import, and a prediction does not need it
+
+        named = {name: getattr(self, name) for name in COLUMNS}
+        return pd.DataFrame([{"policy": str(self.policy), **interval_columns(self.speedup), **named}])
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form: plain numbers, units as in the attribute names."""
+        return {
+            "policy": self.policy.name,
+            "params": self.policy.settings,
+            "speedup": self.speedup.as_dict(),
+            **{field.name: getattr(self, field.name) for field in dataclasses.fields(Prediction)[2:]},
+            "cost_notes": list(self.cost_notes),
+        }
+
+
+def summarise(result: Replay, oracle_s: Floats | None = None) -> Prediction:
+    """Totals, rates and the bootstrap interval of one replay.
+
+    oracle_s : the oracle's seconds per sequence [S] on the same trace, for the regret
+    """
+    drafted, accepted = int(result.drafted.sum()), int(result.accepted.sum())
+    output, rounds = int(result.output_tokens.sum()), int(result.num_rounds.sum())
+    v_d = float(metrics.draft_precision(accepted, drafted))
+    r_d = float(metrics.draft_recall(accepted, output))
+    return Prediction(
+        policy=result.policy,
+        speedup=ratio_interval(result.autoregressive_s, result.speculative_s),
+        v_d=v_d,
+        r_d=r_d,
+        hm=float(metrics.harmonic_mean(v_d, r_d)),
+        tau=float(metrics.tokens_per_round(output, rounds)),
+        rounds=round(rounds / result.draws),
+        drafted=round(drafted / result.draws),
+        accepted=round(accepted / result.draws),
+        output_tokens=round(output / result.draws),
+        seconds=float(result.seconds.sum() / result.draws),
+        ar_seconds=float(result.autoregressive_s.sum() / result.draws),
+        verified=round(int(result.verified.sum()) / result.draws),
+        truncated_rounds=None if result.truncated is None else int(result.truncated.sum()),
+        oracle_regret=None if oracle_s is None else float(result.seconds.sum() / oracle_s.sum() - 1),
+        approximate=result.approximate,
+        cost_notes=result.cost_notes,
+    )
+
+
+def oracle_seconds(
+    priced: PricedTrace, kinds: Iterable[type[Policy]], *, width: int = STATIC_WIDTH, seed: int = 0
+) -> Floats:
+    """The oracle's seconds per sequence [S], of what competes: chains, trees, or both.
+
+    width : children of a node, where trees compete; at least the recorded ones. Static trees may have more.
+    """
+    trace, table = priced.trace, priced.table()
+    if isinstance(trace, JoinedTrace):
+        assert isinstance(table, JoinedTable)
+        return switch_oracle_seconds(trace, table)
+    trees = [issubclass(kind, TreePolicy) for kind in kinds]
+    found = []
+    if any(trees):
+        recorded = 0 if trace.tree is None else trace.tree.width
+        found.append(tree_oracle_seconds(trace, table, max(width, recorded)))
+    if not all(trees):
+        found.append(chain_oracle_seconds(trace, table, seed=seed))
+    least: Floats = np.minimum.reduce(found)
+    return least
+
+
+def oracle_name(kinds: Iterable[type[Policy]]) -> str:
+    """What the oracle of these kinds chooses among; the more, the larger is every policy's regret."""
+    kinds = list(kinds)
+    if any(issubclass(kind, SwitchPolicy) for kind in kinds):
+        return "drafters and chains"
+    trees = [issubclass(kind, TreePolicy) for kind in kinds]
+    return "trees" if all(trees) else "chains and trees" if any(trees) else "chains"
+
+
+def oracle_width(policy: Policy) -> int:
+    """Children of a node that the oracle should be allowed, to bound this policy."""
+    return max(STATIC_WIDTH, policy.max_width) if isinstance(policy, TreePolicy) else STATIC_WIDTH
+
+
+def predict_policy(priced: PricedTrace, policy: Policy, *, seed: int = 0) -> Prediction:
+    """Replay one policy under its own cost of a round, and compare it with the oracle under the model's."""
+    replayed = priced.replay(policy, seed=seed)  # first, as it says what trace or costs cannot serve
+    return summarise(replayed, oracle_seconds(priced, [type(policy)], width=oracle_width(policy), seed=seed))
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """The same policy predicted with ever fewer simplifications, all as speedups.
+
+    eq14: v_d, r_d and alpha_c = s_d/s_t only; None of a tree, whose draft passes it does not
+    know. constant: s_d per draft step and s_t per
+    round. profile: the measured grid.
+    """
+
+    eq14: float | None
+    constant: float
+    profile: float
+
+
+def ladder(trace: Trace, policy: Policy, profile: ProfileCost, *, seed: int = 0) -> Ladder:
+    """Predict one policy on each rung. s_d and s_t are read at the trace's middle context."""
+    middle = float(np.mean(trace.prompt_tokens + trace.output_tokens / 2))
+    constant: ConstantCost = profile.constant(middle)
+    measured = predict_policy(PricedTrace(trace, profile), policy, seed=seed)
+    eq14 = float(metrics.eq14_speedup(measured.v_d, measured.r_d, constant.s_d / constant.s_t))
+    return Ladder(
+        eq14=None if isinstance(policy, TreePolicy) else eq14,
+        constant=predict_policy(PricedTrace(trace, constant), policy, seed=seed).speedup.estimate,
+        profile=measured.speedup.estimate,
+    )

@@ -1,0 +1,55 @@
+"""The oracle of a joined trace: a bound on what any choice of drafters and draft lengths could gain.
+
+A dynamic programme over positions, as of one drafter (`specsim.replaying.chain_oracle`). The oracle knows every match
+length, drafts with any drafter wherever a round starts, or not at all, and pays neither for deciding nor for catching
+up. Since catching up costs time, no policy takes less, be it a switching one or one of a single drafter.
+"""
+
+from __future__ import annotations
+
+import numba as nb
+import numpy as np
+
+from specsim.cost.joined import JoinedTable
+from specsim.io.arrays import Floats
+from specsim.trace.joined import JoinedTrace
+
+
+@nb.njit(cache=True, nogil=True, error_model="numpy")
+def _least_seconds(  # type: ignore[no-untyped-def]
+    offsets, prompt_tokens, match_len, draft_limit, bucket_bits, draft_s, verify_s, round_overhead_s, seconds
+):
+    """Backward over the positions of each sequence: the least seconds [S] from its start to its end."""
+    remaining = np.zeros(np.diff(offsets).max() + 1)
+    for s in range(len(prompt_tokens)):
+        start, length = offsets[s], offsets[s + 1] - offsets[s]
+        remaining[length] = 0.0
+        for t in range(length - 1, -1, -1):
+            row, bucket = start + t, (prompt_tokens[s] + t - 1) >> bucket_bits
+            best = np.inf
+            for d in range(len(draft_s)):
+                right, limit = np.int64(match_len[d, row]), np.int64(draft_limit[d, row])
+                for k in range(limit + 1):
+                    accepted = k if k < right else right
+                    after = remaining[min(t + accepted + 1, length)]
+                    total = draft_s[d, k, bucket] + verify_s[d, k + 1, bucket] + round_overhead_s[d] + after
+                    best = min(best, total)
+            remaining[t] = best
+        seconds[s] = remaining[0]
+
+
+def switch_oracle_seconds(trace: JoinedTrace, table: JoinedTable) -> Floats:
+    """Seconds per sequence [S] below which no policy can have decoded this joined trace."""
+    seconds, columns = np.zeros(trace.sequences), trace.columns
+    _least_seconds(
+        trace.offsets,
+        trace.prompt_tokens,
+        columns.match_len,
+        columns.draft_limit,
+        table.bucket_bits,
+        table.each_draft_s,
+        table.each_verify_s,
+        table.each_round_overhead_s,
+        seconds,
+    )
+    return seconds

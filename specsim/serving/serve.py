@@ -1,0 +1,385 @@
+"""Speculation on a server: in batches, under load, and the draft length for each batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from os import PathLike
+from typing import TYPE_CHECKING, Any
+
+from specsim.cost.files import CostLike, as_cost
+from specsim.io.progress import Counter, no_progress
+from specsim.replaying.intervals import Estimate, ratio_of_ratios
+from specsim.replaying.prediction import interval_columns
+from specsim.replaying.result import Result
+from specsim.serving.arms import GOODPUT, ArmLike, choose_arms, cost_notes
+from specsim.serving.arrivals import asked_requests
+from specsim.serving.costs import batch_cost
+from specsim.serving.drafts import drafts_of
+from specsim.serving.latency import ServingSummary, summarise_run
+from specsim.serving.lockstep import Lockstep, lockstep
+from specsim.serving.speedup_map import SpeedupMap, speedup_map
+from specsim.trace.files import TraceLike, read_plain_trace
+from specsim.trace.trace import Trace
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import pandas as pd
+
+    from specsim.policy.registry import PolicyName
+
+SLOTS = 256  # as vLLM's max_num_seqs
+BATCHES, MAP_BATCHES = (1, 2, 4, 8, 16, 32), (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class Served(Result):
+    """What all results of serving have in common.
+
+    learned_on : sequences that policies learned from, none of which they are reported on
+    sequences : those reported on
+    approximate : whether acceptance was drawn, on a trace of rejection sampling
+    cost_notes : what the costs say of their own seconds
+    """
+
+    learned_on: int
+    sequences: int
+    approximate: bool
+    cost_notes: tuple[str, ...]
+
+    @property
+    def conditions(self) -> list[str]:
+        """Conditions of these numbers, in words."""
+        learned = [f"learned on {self.learned_on} others"] if self.learned_on else []
+        return [*learned, *(["approximate: rejection sampling"] if self.approximate else [])]
+
+    @property
+    def notes(self) -> list[str]:
+        """Caveats of these numbers, in words."""
+        return [*self.conditions, *self.cost_notes]
+
+    def about(self) -> dict[str, Any]:
+        """The common fields by name."""
+        about = {field.name: getattr(self, field.name) for field in fields(Served)}
+        return {**about, "cost_notes": list(self.cost_notes)}
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class DraftSchedule(Served, SpeedupMap):
+    """Speedups by batch and context, see `SpeedupMap` for its fields."""
+
+    def __repr__(self) -> str:
+        lengths = ",".join(f"{batch}:{k}" for batch, k in self.schedule(self.contexts[0]).items())
+        return f"schedule {lengths} of batches up to {self.batches[-1]}"
+
+    def to_frame(self) -> pd.DataFrame:
+        """Tabulate batches and contexts: tokens per second without speculation, then every speedup."""
+        import pandas as pd  # slow to import
+
+        return pd.DataFrame(
+            {
+                "context": cell.context,
+                "batch": cell.batch,
+                "baseline_tokens_per_s": cell.baseline_tokens_per_s,
+                "best": cell.best,
+                **{label: float(speedup) for label, speedup in cell.speedup.items()},
+            }
+            for cell in self.cells
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**self.about(), **SpeedupMap.as_dict(self)}
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class BatchResults(Served):
+    """A policy or rule in batches that start together.
+
+    label : of the policy or rule
+    batches : of each size, with speculation, without, and the speedup with its 95 % interval over sequences
+    """
+
+    label: str
+    batches: tuple[tuple[Lockstep, Lockstep, Estimate], ...]
+
+    def __repr__(self) -> str:
+        return f"{self.label}: " + ", ".join(f"batch {on.batch} {float(gain):.3f}" for on, _, gain in self.batches)
+
+    def to_frame(self) -> pd.DataFrame:
+        """Tabulate batches: speedup with its 95 % interval, output tokens per second, mean batch."""
+        import pandas as pd  # slow to import
+
+        return pd.DataFrame(
+            {
+                "batch": on.batch,
+                **interval_columns(speedup),
+                "baseline_tokens_per_s": off.tokens_per_s,
+                "tokens_per_s": on.tokens_per_s,
+                "mean_batch": on.mean_batch,
+            }
+            for on, off, speedup in self.batches
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        entries = [
+            {**on.as_dict(), "speedup": speedup.as_dict(), "baseline": off.as_dict()}
+            for on, off, speedup in self.batches
+        ]
+        return {**self.about(), "batches": entries}
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class ServerResult(Served):
+    """A server under load, without speculation and with it.
+
+    arrivals, slots, kv_tokens, users, tpot_bound_s, ttft_bound_s : as asked
+    left_out : recorded requests without output
+    baseline, speculation : the two runs
+    """
+
+    arrivals: str
+    left_out: int
+    slots: int
+    kv_tokens: int | None
+    users: int | None
+    tpot_bound_s: float | None
+    ttft_bound_s: float | None
+    baseline: ServingSummary
+    speculation: ServingSummary
+
+    def __repr__(self) -> str:
+        off, on = self.baseline, self.speculation
+        rates = f"{off.tokens_per_s:,.0f} tok/s without speculation, {on.tokens_per_s:,.0f} with it"
+        return f"{on.label}, {on.requests} requests ({self.arrivals}): {rates}"
+
+    def to_frame(self) -> pd.DataFrame:
+        """Tabulate the two runs: rates per second, tokens per round, latencies in seconds."""
+        import pandas as pd  # slow to import
+
+        return pd.json_normalize([self.baseline.as_dict(), self.speculation.as_dict()], sep="_").set_index("label")
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        asked = {field.name: getattr(self, field.name) for field in fields(self)[4:-2]}
+        runs = {"baseline": self.baseline.as_dict(), "speculation": self.speculation.as_dict()}
+        return {**self.about(), **asked, **runs}
+
+
+def serve(
+    trace: TraceLike,
+    cost: CostLike,
+    policy: ArmLike = "fixed_k",
+    *,
+    arrivals: str | PathLike[str] = "poisson:20",
+    requests: int | None = None,
+    slots: int = SLOTS,
+    kv_tokens: int | None = None,
+    tpot_ms: float | None = None,
+    ttft_ms: float | None = None,
+    tuning_share: float = 0.5,
+    seed: int = 0,
+    **settings: Any,
+) -> ServerResult:
+    """Simulate a server with continuous batching, without speculation and with it.
+
+    Parameters
+    ----------
+    trace, tuning_share, seed
+        As in `predict`.
+    cost : CostModel, str, Path or mapping
+        A batch-aware cost model: linear, roofline, silicon or a batch profile.
+    policy : str, Path, class, Policy, mapping or rule
+        A policy of chains or static trees as in `predict`; "goodput", which chooses K by load and acceptance; or a
+        schedule of K by batch, such as {1: 5, 4: 3, 16: 0}.
+    arrivals : str or Path
+        "poisson:RATE" (requests per second), "closed:USERS", or a file of recorded arrivals.
+    requests : int, optional
+        Number of requests (default 1000, or all in the arrivals file).
+    slots : int
+        Largest batch of the server, in sequences.
+    kv_tokens : int, optional
+        Tokens that the server's KV cache holds; default: unlimited.
+    tpot_ms, ttft_ms : float, optional
+        Most milliseconds per output token, and to the first token, of a request that counts as good.
+    **settings
+        Settings of the policy.
+
+    Returns
+    -------
+    ServerResult
+        `baseline` and `speculation`: tokens and requests per second, latencies in seconds; `to_frame()` is a pandas
+        table.
+
+    Raises
+    ------
+    InputError
+        For costs of batch size 1 only, policies that cannot be batched, and arrivals that cannot be read.
+
+    References
+    ----------
+    Yu et al. 2022, Orca (continuous batching); Liu et al. 2024, arXiv:2406.14066 (goodput).
+
+    Examples
+    --------
+    >>> import specsim
+    >>> result = specsim.serve("example:lab-model", "example:llama-3.1-8b-eagle-h100", k=3, requests=200)
+    >>> result.speculation.tokens_per_round > result.baseline.tokens_per_round
+    True
+    """
+    model, part, arm, about = _one_arm(trace, cost, policy, settings, tuning_share, seed)
+    asked, users = asked_requests(part, arrivals, requests, seed=seed)
+    longest_text = int((asked.prompt_tokens + asked.output_tokens).max())
+    limits: dict[str, Any] = {"slots": slots, "kv_tokens": kv_tokens, "users": users}
+    bounds: dict[str, Any] = {
+        "tpot_bound_s": None if tpot_ms is None else tpot_ms / 1e3,
+        "ttft_bound_s": None if ttft_ms is None else ttft_ms / 1e3,
+    }
+    from specsim.serving.continuous import run_server  # SimPy is not needed otherwise
+
+    off, on = (
+        summarise_run(run_server(drafts_of(part, each, seed=seed), batch_cost(model), asked, **limits), **bounds)
+        for each in (None, arm)
+    )
+    return ServerResult(
+        **about,
+        cost_notes=cost_notes(model, part, arm.max_draft_tokens, slots, (0, longest_text)),
+        arrivals=str(arrivals),
+        left_out=asked.left_out,
+        **limits,
+        **bounds,
+        baseline=off,
+        speculation=on,
+    )
+
+
+def serve_batches(
+    trace: TraceLike,
+    cost: CostLike,
+    policy: ArmLike = "fixed_k",
+    *,
+    batches: int | Iterable[int] = BATCHES,
+    tuning_share: float = 0.5,
+    seed: int = 0,
+    **settings: Any,
+) -> BatchResults:
+    """Decode a trace in batches of sequences that start together, without speculation and with it.
+
+    Parameters
+    ----------
+    trace, cost, policy, tuning_share, seed, **settings
+        As in `serve`.
+    batches : int or iterable of int
+        Sequences that start together; every round waits for the longest draft, and the batch shrinks as texts end.
+
+    Returns
+    -------
+    BatchResults
+        `batches`; `to_frame()` is a pandas table of speedups and tokens per second.
+
+    Raises
+    ------
+    InputError
+        As in `serve`.
+
+    Examples
+    --------
+    >>> import specsim
+    >>> result = specsim.serve_batches("example:lab-model", "example:llama-3.1-8b-eagle-h100", batches=[1, 8], k=3)
+    >>> result.to_frame()["batch"].tolist()
+    [1, 8]
+    """
+    model, part, arm, about = _one_arm(trace, cost, policy, settings, tuning_share, seed)
+    drafts, plain, sizes = drafts_of(part, arm, seed=seed), drafts_of(part, None), _several(batches)
+    notes = cost_notes(model, part, arm.max_draft_tokens, max(sizes))
+    results = []
+    for size in sizes:
+        on, off = (lockstep(arm_drafts, batch_cost(model), size) for arm_drafts in (drafts, plain))
+        results.append((on, off, ratio_of_ratios(*on.per_sequence(), *off.per_sequence())))
+    return BatchResults(**about, cost_notes=notes, label=drafts.label, batches=tuple(results))
+
+
+def serve_schedule(
+    trace: TraceLike,
+    cost: CostLike,
+    *,
+    batches: int | Iterable[int] = MAP_BATCHES,
+    contexts: int | Iterable[int] | None = None,
+    max_draft_tokens: int | None = None,
+    policies: PolicyName | Iterable[ArmLike] = (),
+    tuning_share: float = 0.5,
+    seed: int = 0,
+    progress: Counter = no_progress,
+) -> DraftSchedule:
+    """Find the best draft length K for each batch and context, and the batch beyond which speculation loses.
+
+    Batches are full: the next sequence takes the place of a finished one at once.
+
+    Parameters
+    ----------
+    trace, cost, tuning_share, seed
+        As in `serve`.
+    batches : int or iterable of int
+        Increasing.
+    contexts : int or iterable of int, optional
+        Cached tokens of every sequence; default: those of the trace.
+    max_draft_tokens : int, optional
+        Largest K; default 8, or the depth of the trace.
+    policies : str, Path, class, or several, optional
+        More policies, of chains or static trees, to rank.
+    progress : callable, optional
+        Called with (done, total).
+
+    Returns
+    -------
+    DraftSchedule
+        `schedule()` is K from each batch on, as `serve` and `export_flags` take it; `break_even` the batch beyond
+        which speculation loses; `to_frame()` a pandas table of speedups.
+
+    Raises
+    ------
+    InputError
+        As in `serve`, and for batches that do not increase.
+
+    Examples
+    --------
+    >>> import specsim
+    >>> cost = "example:llama-3.1-8b-eagle-h100"
+    >>> best = specsim.serve_schedule("example:lab-model", cost, batches=[1, 256], max_draft_tokens=3)
+    >>> best.schedule()[1] >= best.schedule().get(256, 0)
+    True
+    """
+    model, whole = as_cost(cost), read_plain_trace(trace)
+    priced = batch_cost(model)
+    longest = max_draft_tokens or min(8, whole.depth)
+    sizes = _several(batches)
+    at: list[int | None] = [None] if contexts is None else [*_several(contexts)]
+    named: list[tuple[ArmLike, Mapping[str, Any]]] = [("fixed_k", {"k": k}) for k in range(1, longest + 1)]
+    others = [policies] if isinstance(policies, str | PathLike | type) else policies
+    named += [(GOODPUT, {"max_draft_tokens": longest}), *((policy, {}) for policy in others)]
+    part, arms, learned_on = choose_arms(whole, model, named, tuning_share=tuning_share, seed=seed)
+    speedups = speedup_map(part, priced, arms, sizes, contexts=at, seed=seed, progress=progress)
+    return DraftSchedule(
+        **vars(speedups),
+        learned_on=learned_on,
+        sequences=part.sequences,
+        approximate=part.approximate,
+        cost_notes=cost_notes(model, part, longest, sizes[-1], [context for context in at if context is not None]),
+    )
+
+
+def _one_arm(
+    trace: TraceLike, cost: CostLike, policy: ArmLike, settings: Mapping[str, Any], share: float, seed: int
+) -> tuple[Any, Trace, Any, dict[str, Any]]:
+    """Costs, the sequences to report on, the policy or rule, and the common fields of a result."""
+    model = as_cost(cost)
+    batch_cost(model)  # refuses costs of batch size 1 only
+    whole = read_plain_trace(trace)
+    part, (ready,), learned_on = choose_arms(whole, model, [(policy, settings)], tuning_share=share, seed=seed)
+    about = {"learned_on": learned_on, "sequences": part.sequences, "approximate": part.approximate}
+    return model, part, ready, about
+
+
+def _several(numbers: int | Iterable[int]) -> Sequence[int]:
+    return [numbers] if isinstance(numbers, int) else list(numbers)

@@ -1,1 +1,0 @@
-"""From replays to speedups: formulas, intervals, oracles, predictions."""

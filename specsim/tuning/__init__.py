@@ -1,1 +1,0 @@
-"""Tuning: find a policy's best settings on one part of a trace, report on the other."""

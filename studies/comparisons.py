@@ -1,0 +1,181 @@
+"""What studies compare: rows of policies from real runs, the best of several, and orders with their significance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import combinations, pairwise
+from typing import Any
+
+import numpy.typing as npt
+
+from specsim.replaying.intervals import Comparison, Estimate, beyond_floor, paired_difference, ratio_interval
+from specsim.report.table import ERROR, SPEEDUP, TWO, Column
+from studies.common import Config, is_deepened
+
+Row = Mapping[str, Any]
+Differ = Callable[[str, str], bool]  # whether two of several differ significantly (95 %)
+
+MOST_SHOWN = 8  # rows of a report's table
+EESD = "eesd"
+WITHDRAWN = (
+    "EESD's speedups are withdrawn: all identity blocks stood behind layer 4 when this was recorded, so that its exit "
+    "after 2 of 8 trained layers cost only 2 of 40. Blocks are spread evenly since."
+)
+
+
+def has_uneven_blocks(config: Config, document: Row) -> bool:
+    """Return whether all identity blocks of the deepened target stood behind its fourth layer in this run.
+
+    Costs of drafters that run some of the target's layers do not hold for the target as it is now.
+    """
+    return is_deepened(config) and "core_layers" not in (document.get("block_expansion") or {})
+
+
+def without_withdrawn(config: Config, board: Config) -> Config:
+    """Return the leaderboard without the rows of a drafter whose costs do not hold."""
+    if not has_uneven_blocks(config, board):
+        return board
+    rows = [row for row in board["rows"] if row["drafter"] != EESD]
+    return {**board, "rows": rows, "drafters": [drafter for drafter in board["drafters"] if drafter["name"] != EESD]}
+
+
+def first_best(rows: Iterable[Row]) -> Row | None:
+    """Return the row that is best on the tuning prompts, so that held-out ones do not flatter it; None of none."""
+    return max(rows, key=lambda row: float(row["train_speedup"]), default=None)
+
+
+def best_by(rows: Sequence[Row], key: str) -> dict[str, Row]:
+    """Return the best row on the tuning prompts for each value of a key."""
+    best = {name: first_best(row for row in rows if row[key] == name) for name in dict.fromkeys(r[key] for r in rows)}
+    return {name: row for name, row in best.items() if row is not None}
+
+
+def ranked_rows(runs: Mapping[str, Sequence[Row]], key: str) -> list[Row]:
+    """Return the best row per value of a key, fastest in the first run first, with its measured speedup in every run.
+
+    runs : rows of the same policies or drafters, by run
+    """
+    best = {run: best_by(rows, key) for run, rows in runs.items()}
+    first = next(iter(best.values()))
+    rows = [
+        {**row, **{f"measured_{run}": found[name]["measured"] for run, found in best.items() if name in found}}
+        for name, row in first.items()
+    ]
+    return sorted(rows, key=lambda row: -row["measured"]["estimate"])[:MOST_SHOWN]
+
+
+def measured_columns(names: Sequence[Column], runs: Sequence[str]) -> list[Column]:
+    """Return the columns of `ranked_rows` after those that name a row."""
+    first, *others = runs
+    return [
+        *names,
+        Column("mean acceptance length (tau)", "tau", TWO),
+        Column(f"predicted speedup, {first}", "predicted", SPEEDUP),
+        Column(f"measured speedup, {first}", "measured", SPEEDUP),
+        Column("error %", "error_percent", ERROR),
+        *(Column(f"measured, {run}", f"measured_{run}", SPEEDUP) for run in others),
+    ]
+
+
+def table_rows(run: str, rows: Sequence[Row], **names: str) -> list[Row]:
+    """Return what table.csv has of really decoded policies. names : of the drafter or the costs, by column"""
+    return [
+        {
+            "run": run,
+            **names,
+            "policy": row["policy"],
+            "form": row["role"],
+            "settings": row["label"],
+            "predicted": row["predicted"],
+            "measured": row["measured"],
+            "error_percent": row["error_percent"],
+            "rounds_identical_percent": row["rounds_identical_percent"],
+            "rounds_truncated_percent": 100 * row["truncated_share"],
+            "tau": row["tau"],
+            "acceptance_rate": row["v_d"],
+            "tuning_speedup": row["train_speedup"],
+            **{f"predicted_{rung}": row["ladder"][rung] for rung in ("eq14", "constant")},
+        }
+        for row in rows
+    ]
+
+
+def board_rows(run: str, board: Row, **names: str) -> list[Row]:
+    """Return what table.csv has of policies that were replayed only."""
+    return [
+        {
+            "run": run,
+            **names,
+            "policy": row["policy"],
+            "settings": row["label"],
+            "predicted": row["speedup"],
+            "rounds_truncated_percent": 100 * row["truncated_share"],
+            "tau": row["tau"],
+            "acceptance_rate": row["v_d"],
+            "tuning_speedup": row["train_speedup"],
+        }
+        for row in board["rows"]
+    ]
+
+
+def form(row: Row) -> str:
+    """Return a policy's name and form without its settings."""
+    return str(row["policy"]) if row["role"] == row["policy"] else f"{row['policy']}, {row['role']}"
+
+
+def order_of(values: Mapping[str, float], expected: Sequence[str], names: Mapping[str, str], differ: Differ) -> str:
+    """Return the order found, and whether it is the paper's.
+
+    It is the paper's only where all neighbours of the paper's order differ significantly, that way round; it is not
+    where any two differ significantly the other way round; else it is not significant.
+
+    expected : the paper's order, by rising value, with perhaps more names than were run
+    """
+    ours = [name for name in expected if name in values]
+    rising = sorted(ours, key=lambda name: values[name])
+    text = "".join(
+        f"{names[name]} ({values[name]:.2f}) {'<' if differ(name, after) else '~'} " for name, after in pairwise(rising)
+    )
+    text += f"{names[rising[-1]]} ({values[rising[-1]]:.2f})"
+    paper = " < ".join(names[name] for name in ours)
+    if any(values[a] > values[b] and differ(a, b) for a, b in combinations(ours, 2)):
+        return f"{text}; the paper's order is {paper}"
+    if not all(differ(a, b) for a, b in pairwise(ours)):
+        return f"{text}; the differences to the paper's order, {paper}, are not significant"
+    return f"{text}, as in the paper"
+
+
+def measured_difference(document: Row, a: Row, b: Row) -> Comparison:
+    """Return the measured speedup of one row of a validation less that of another."""
+    return paired_difference(document["autoregressive_sequence_seconds"], a["sequence_seconds"], b["sequence_seconds"])
+
+
+def differ_measured(document: Row, a: Row, b: Row) -> bool:
+    """Return whether two measured rows differ significantly (95 %) and by more than the noise floor."""
+    both = (row["measured"]["estimate"] for row in (a, b))
+    return measured_difference(document, a, b).significant and beyond_floor(document["noise_floor_percent"], *both)
+
+
+def measured_verdict(document: Row, a: Row, b: Row) -> str:
+    """Return the measured speedup of one row less that of another, and whether it is significant."""
+    return difference_text(measured_difference(document, a, b).difference, significant=differ_measured(document, a, b))
+
+
+def difference_text(difference: Estimate, *, significant: bool | None = None) -> str:
+    """Return a difference with its interval and whether it is significant: whether that excludes 0 unless given."""
+    if significant is None:
+        significant = difference.low > 0 or difference.high < 0
+    interval = f"{difference.estimate:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}]"
+    return interval if significant else f"{interval}, not significant"
+
+
+def above_one(seconds: Sequence[tuple[npt.ArrayLike, npt.ArrayLike]]) -> list[bool]:
+    """Return of each of these speedups whether it is above 1, with 95 % confidence for all of them together.
+
+    Each interval is of confidence 1 - 0.05 / n of n (Bonferroni's inequality; Dunn 1961, Multiple Comparisons Among
+    Means, J. Am. Stat. Assoc. 56), so that the best of several is not favoured by there being several.
+
+    seconds : of the baseline and of the row, per sequence [S]
+    """
+    confidence = 1 - 0.05 / max(len(seconds), 1)
+    return [ratio_interval(base, own, confidence=confidence, repeats=20_000).low > 1 for base, own in seconds]

@@ -1,0 +1,67 @@
+"""The two kinds of figures that studies draw: a dot for each policy's speedup, and lines over a setting."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from specsim.report.drawing import ADAPTIVE, DOT, INK, MEASURED, MUTED, PREDICTED, estimates, spans, styled, svg
+
+DASHES = (0, (4, 3))
+COLORS = (PREDICTED, MEASURED, ADAPTIVE, "#7a6fac", "#e69f00", "#56b4e9")
+Line = tuple[Sequence[float], Sequence[Mapping[str, float]]]  # places, and estimates with their intervals
+
+
+@styled()
+def speedup_dots(points: Sequence[tuple[str, Mapping[str, Any]]], name: str, title: str) -> str:
+    """Draw predicted and measured speedup with intervals. points : a row for each of these labels"""
+    figure = Figure(figsize=(8.2, 0.3 * len(points) + 1.1), layout="constrained")
+    axes = figure.subplots()
+    y = -np.arange(len(points), dtype=float)
+    for key, color, marker, shift in (("predicted", PREDICTED, "o", 0.14), ("measured", MEASURED, "D", -0.14)):
+        value, low, high = estimates([row[key] for _, row in points])
+        axes.errorbar(value, y + shift, xerr=spans(value, low, high), fmt="none", ecolor=color, elinewidth=1.2)
+        axes.plot(value, y + shift, marker, color=color, markersize=5, label=key, **DOT)
+    axes.axvline(1, color=MUTED, linewidth=1, linestyle=DASHES)
+    axes.set_yticks(y, [label for label, _ in points])
+    axes.tick_params(axis="y", colors=INK)
+    axes.grid(axis="x", visible=True)
+    axes.set_xlabel("speedup, baseline = 1; 95 % intervals")
+    figure.legend(loc="outside upper right", ncols=2)
+    return svg(figure, name, title)
+
+
+@styled()
+def line_panels(
+    panels: Mapping[str, Mapping[str, Line]],
+    axes_labels: tuple[str, str],
+    name: str,
+    *,
+    level: float | None = None,
+    log_x: bool = False,
+) -> str:
+    """Draw lines with intervals, a panel each.
+
+    panels : by title, then by the line's label; level : where a dashed line is drawn; log_x : of a scale to base 2
+    """
+    figure = Figure(figsize=(4.4 * len(panels), 3.6), layout="constrained")
+    labels: dict[str, Any] = {}
+    for axes, (title, lines) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+        for label, (x, values) in lines.items():
+            color = COLORS[len(labels) % len(COLORS)] if label not in labels else labels[label][0].get_color()
+            value, low, high = estimates(values)
+            axes.errorbar(x, value, yerr=spans(value, low, high), fmt="none", ecolor=color, elinewidth=1.1, alpha=0.6)
+            labels[label] = axes.plot(x, value, "o-", color=color, markersize=4.5, label=label, **DOT)
+        if level is not None:
+            axes.axhline(level, color=MUTED, linewidth=1, linestyle=DASHES)
+        if log_x:
+            axes.set_xscale("log", base=2)
+        axes.set_title(title)
+        axes.set_xlabel(axes_labels[0])
+        axes.set_ylabel(axes_labels[1])
+    handles = [drawn[0] for drawn in labels.values()]
+    figure.legend(handles, list(labels), loc="outside upper center", ncols=3)
+    return svg(figure, name, f"{axes_labels[1]} against {axes_labels[0]}")

@@ -1,0 +1,147 @@
+"""Where predictions err: parts that sum to the whole, nothing where rounds cost what was predicted, and its noise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from realrun.decode.rounds import Round
+from realrun.experiment.error_parts import PARTS, error_parts
+from realrun.experiment.validate import Row, Validation
+from specsim.cost.profile import ProfileCost, TreeProfile
+from specsim.policy.base import Policy
+from specsim.policy.registry import make_policy
+from specsim.replaying.intervals import Estimate, ratio_interval
+from specsim.replaying.priced import PricedTrace
+from specsim.replaying.replay import Replay
+from tests.support.tree_policies import CoinTree
+from tests.support.tree_traces import tree_trace
+
+CONTEXTS, DEPTH = np.array([0, 60, 200]), 5
+at = np.array([0.0, 1e-4, 5e-4])
+SIZES = np.array([1, 4, 101])
+COST = ProfileCost(
+    contexts=CONTEXTS,
+    draft_step_s=np.array([1e-3 / place + at for place in range(1, DEPTH + 1)]),
+    catch_up_s=2e-4 + at,
+    verify_s=np.array([1e-2 + 1e-3 * (n % 2) + 1e-4 * n + at for n in range(1, DEPTH + 2)]),
+    autoregressive_s=9e-3 + at,
+    policy_step_s=2e-5,
+    round_overhead_s=4e-4,
+    tree=TreeProfile(SIZES, 1e-5 * (SIZES - 1)[:, None] + 0 * at, 1e-2 + 1e-4 * SIZES[:, None] + at, 4e-5, 5e-4),
+)
+PRICED = PricedTrace(tree_trace(3, sequences=4), COST)
+POLICIES = [make_policy("fixed_k", {"k": 3}), make_policy("adaedl", {"max_draft_tokens": 5}), CoinTree()]
+policies = pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
+
+
+def as_predicted(policy: Policy) -> tuple[Replay, list[list[Round]]]:
+    """Rounds that took what was predicted: verification round by round, the other parts as means of their sequence."""
+    replayed = PRICED.replay(policy, log=True)
+    table = PRICED.table(policy)
+    verify_s = table.tree.verify_s if isinstance(policy, CoinTree) and table.tree is not None else table.verify_s
+    assert replayed.rounds is not None
+    done: list[list[Round]] = [[] for _ in range(PRICED.trace.sequences)]
+    for sequence, t, drafted, accepted, verified, last in replayed.rounds.rows():
+        draft_s, policy_s, _, other_s = replayed.seconds[sequence] / replayed.num_rounds[sequence]
+        context = int(PRICED.trace.prompt_tokens[sequence]) - 1 + t
+        took_s = verify_s[verified + 1, context >> table.bucket_bits]
+        done[sequence].append(Round(t, drafted, accepted, verified, last, draft_s, policy_s, float(took_s), other_s))
+    return replayed, done
+
+
+def errors_of(policy: Policy, change: Any = lambda one: one) -> tuple[dict[str, Any], Replay, list[Round]]:
+    replayed, done = as_predicted(policy)
+    changed = [[change(one) for one in sequence] for sequence in done]
+    return error_parts(PRICED, replayed, changed), replayed, [one for sequence in changed for one in sequence]
+
+
+@policies
+def test_rounds_that_cost_what_was_predicted_have_no_error(policy: Policy) -> None:
+    found, _, rounds = errors_of(policy)
+    assert [found[part] for part in PARTS] == pytest.approx([0.0] * 4, abs=1e-9)
+    assert [each["verify"] for each in found["by_verified"]] == pytest.approx(
+        [0.0] * len(found["by_verified"]), abs=1e-9
+    )
+    assert sum(each["rounds"] for each in found["by_verified"]) == len(rounds)
+    assert [each["tokens"] for each in found["by_verified"]] == sorted({one.verified for one in rounds})
+    assert len(found["by_verified"]) > 1
+
+
+@policies
+def test_the_parts_sum_to_the_error_of_the_whole(policy: Policy) -> None:
+    rng = np.random.default_rng(4)
+
+    def noisy(one: Round) -> Round:
+        return replace(one, **{f"{part}_s": getattr(one, f"{part}_s") * rng.uniform(0.5, 2) for part in PARTS})
+
+    found, replayed, rounds = errors_of(policy, noisy)
+    measured_s = sum(one.seconds for one in rounds)
+    whole = 100 * (replayed.seconds.sum() / measured_s - 1)
+    assert sum(found[part] for part in PARTS) == pytest.approx(whole)
+    assert sum(each["verify"] for each in found["by_verified"]) == pytest.approx(found["verify"])
+    for number, part in enumerate(PARTS):
+        took_s = sum(getattr(one, f"{part}_s") for one in rounds)
+        assert found[part] == pytest.approx(100 * (replayed.seconds[:, number].sum() - took_s) / measured_s)
+
+
+@policies
+def test_an_error_is_told_where_it_was_made(policy: Policy) -> None:
+    """Passes over three tokens took longer than predicted, drafting shorter."""
+
+    def changed(one: Round) -> Round:
+        return replace(one, draft_s=one.draft_s / 2, verify_s=one.verify_s + (one.verified == 3) * 0.01)
+
+    found, replayed, rounds = errors_of(policy, changed)
+    slow = sum(one.verified == 3 for one in rounds)
+    assert slow > 0
+    whole_s = sum(one.seconds for one in rounds)
+    assert found["draft"] == pytest.approx(100 * replayed.seconds[:, 0].sum() / 2 / whole_s)
+    assert found["verify"] == pytest.approx(-100 * slow * 0.01 / whole_s)
+    assert found["policy"] == pytest.approx(0, abs=1e-9) and found["other"] == pytest.approx(0, abs=1e-9)
+    for each in found["by_verified"]:
+        expected = found["verify"] if each["tokens"] == 3 else 0.0
+        assert each["verify"] == pytest.approx(expected, abs=1e-9)
+
+
+# What the noise leaves.
+
+
+def validation(null_s: list[float], arms_s: list[list[float]]) -> Validation:
+    """Of these seconds per sequence: those of the null arm, and those of every policy; the baseline takes 1 s each."""
+    baseline_s = np.ones(len(null_s))
+
+    def row(own_s: list[float]) -> Row:
+        fields: dict[str, Any] = dict.fromkeys(Row.__dataclass_fields__)
+        return Row(**{**fields, "measured": ratio_interval(baseline_s, own_s), "speculative_s": np.array(own_s)})
+
+    fields: dict[str, Any] = dict.fromkeys(Validation.__dataclass_fields__)
+    null_arm = ratio_interval(baseline_s, null_s)
+    rows = [row(own_s) for own_s in arms_s]
+    return Validation(**{**fields, "rows": rows, "autoregressive_s": baseline_s, "null_arm": null_arm})
+
+
+def test_the_noise_floor_is_how_far_two_like_arms_lie_apart() -> None:
+    assert validation([1.0] * 20, []).noise_floor_percent == 0.0
+    found = validation([0.9, 1.1] * 10, [])
+    assert found.noise_floor_percent == pytest.approx(100 * max(found.null_arm.high - 1, 1 - found.null_arm.low))
+    assert 2 < found.noise_floor_percent < 8
+    slower = validation([1.05] * 20, [])
+    assert slower.noise_floor_percent == pytest.approx(100 * (1 - 1 / 1.05))
+    assert replace(slower, null_arm=Estimate(1.0, 0.97, 1.01)).noise_floor_percent == pytest.approx(3.0)
+
+
+def test_rows_are_told_apart_beyond_the_noise_only() -> None:
+    """The difference must be larger than the noise floor and the same over the sequences."""
+    best, close, far, unsteady = ([base] * 20 for base in (0.5, 0.505, 0.55, 0.55))
+    unsteady[0] = 1.5
+    for sequence in range(1, 20):
+        unsteady[sequence] = 0.5 * (1 + 0.002 * (-1) ** sequence)
+    calm = validation([1.0] * 20, [best, close, far, unsteady])
+    assert [calm.resolved(row, calm.rows[0]) for row in calm.rows[1:]] == [True, True, False]
+    noisy = validation([0.9, 1.1] * 10, [best, close, far, unsteady])
+    assert [noisy.resolved(row, noisy.rows[0]) for row in noisy.rows[1:]] == [False, True, False]
+    assert not calm.resolved(calm.rows[0], calm.rows[0])

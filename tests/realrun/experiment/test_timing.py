@@ -1,0 +1,318 @@
+"""Arms that take turns by round: who goes next, what a typical round is, and that no arm notices the others."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from realrun.decode.decoder import Decoding
+from realrun.decode.rounds import Decoded, Round
+from realrun.decode.sampling import Sampler
+from realrun.experiment import measuring
+from realrun.experiment.measured_costs import MeasuredCosts
+from realrun.experiment.timing import (
+    Arm,
+    Timings,
+    check_repeats,
+    decode_in_turns,
+    decode_sequence,
+    make_arm,
+    turned,
+    typical_rounds,
+    wall_clock,
+    warm_up,
+)
+from realrun.measure.record import RecordSettings, record
+from realrun.measure.turns import take_turns
+from realrun.pairs.pair import Pair
+from specsim.policy.registry import make_policy
+from specsim.replaying.intervals import ratio_interval
+from tests.support.checks import refusal
+from tests.support.pairs.inside import pair_of
+from tests.support.tiny import tiny_pair, tiny_prompts
+
+# Turns.
+
+
+class Stepper:
+    """Goes through a sequence by these steps, and writes down who went."""
+
+    def __init__(self, name: int, steps: list[int], log: list[int]):
+        self.name, self.steps, self.log = name, list(steps), log
+        self.position = 0
+
+    @property
+    def done(self) -> bool:
+        return not self.steps
+
+    def advance(self) -> None:
+        assert not self.done
+        self.log.append(self.name)
+        self.position += self.steps.pop(0)
+
+
+def steppers(steps: list[list[int]]) -> tuple[list[Stepper], list[int]]:
+    log = list[int]()
+    return [Stepper(name, own, log) for name, own in enumerate(steps)], log
+
+
+sequences = st.lists(st.lists(st.integers(1, 5), max_size=8), max_size=5)
+
+
+@given(steps=sequences, turn=st.sampled_from([(1, 0), (2, 0), (2, 1), (3, 1), (3, 2)]), seed=st.integers(0, 9))
+def test_whoever_is_furthest_behind_goes_next(steps: list[list[int]], turn: tuple[int, int], seed: int) -> None:
+    runners, log = steppers(steps)
+    turn_rounds, shift = turn
+    take_turns(runners, np.random.default_rng(seed), turn_rounds, shift)
+    assert all(runner.done for runner in runners)
+    assert Counter(log) == Counter({name: len(own) for name, own in enumerate(steps) if own})
+    left, position = [list(own) for own in steps], [0] * len(steps)
+    while log:
+        least = min(position[name] for name, own in enumerate(left) if own)
+        rounds = turn_rounds - (shift if position[log[0]] == 0 else 0)
+        names = log[: min(rounds, len(left[log[0]]))]
+        assert position[names[0]] == least and set(names) == {names[0]}
+        for name in names:
+            position[name] += left[name].pop(0)
+        del log[: len(names)]
+
+
+def test_who_begins_is_drawn_by_lot() -> None:
+    first = Counter[int]()
+    order = np.random.default_rng(0)
+    for _ in range(300):
+        runners, log = steppers([[1], [1], [1]])
+        take_turns(runners, order)
+        first[log[0]] += 1
+    assert len(first) == 3 and min(first.values()) > 70
+
+
+def test_a_fast_arm_waits_for_a_slow_one() -> None:
+    runners, log = steppers([[1] * 6, [3, 3]])
+    take_turns(runners, np.random.default_rng(1), turn_rounds=1)
+    assert sorted(log[:2]) == [0, 1] and log[2:4] == [0, 0]  # both begin; then one goes on until it is as far
+    assert sorted(log[4:6]) == [0, 1] and log[6:] == [0, 0]
+
+
+# Typical rounds.
+
+
+def one_round(t: int, seconds: float, accepted: int = 0) -> Round:
+    """Its parts tell which repeat it is of."""
+    return Round(t, 2, accepted, 2, accepted, seconds / 2, seconds / 8, seconds / 4, seconds / 8, (seconds / 4,) * 2)
+
+
+def run_of(*seconds: float, accepted: int = 0) -> Decoded:
+    return Decoded([7] * len(seconds), [one_round(t, s, accepted) for t, s in enumerate(seconds)], 0.0)
+
+
+def test_every_round_is_taken_at_the_median_of_its_repeats() -> None:
+    runs = [run_of(1.0, 9.0, 3.0), run_of(2.0, 5.0, 1.0), run_of(90.0, 4.0, 2.0)]
+    assert typical_rounds(runs) == [runs[1].rounds[0], runs[1].rounds[1], runs[2].rounds[2]]
+
+
+def interrupted(seconds: float, repeats: int, share: float, seed: int) -> list[Decoded]:
+    """Repeats of 2000 rounds of so many seconds, of which this share was interrupted and took nine times as long."""
+    draw = np.random.default_rng(seed)
+    factors = np.where(draw.random((repeats, 2000)) < share, 9.0, 1.0) * draw.normal(1.0, 0.02, (repeats, 2000))
+    return [run_of(*(seconds * factors[repeat]).tolist()) for repeat in range(repeats)]
+
+
+def timings_of(repeats: int, share: float) -> Timings:
+    """A baseline of 2 s a round, and an arm of 1 s a round for as many tokens: a speedup of 2."""
+    timings = Timings()
+    for arm, seconds in enumerate((2.0, 1.0)):
+        for sequence in range(3):
+            for run in interrupted(seconds, repeats, share * arm, seed=10 * arm + sequence):
+                timings.add(arm, sequence, run)
+    return timings
+
+
+@pytest.mark.parametrize("share", [0.0, 0.05, 0.1])
+def test_of_known_interruptions_the_median_shows_nothing_and_the_wall_clock_all(share: float) -> None:
+    timings, sequences = timings_of(3, share), [0, 1, 2]
+    baseline_s, own_s = (timings.seconds_for_baseline(arm, sequences) for arm in (0, 1))
+    measured = ratio_interval(baseline_s, own_s)
+    # Of three rounds at least two are interrupted with probability 3 p^2 (1 - p) + p^3: for 10 %, 2.8 %.
+    both = 3 * share**2 * (1 - share) + share**3
+    assert measured.estimate == pytest.approx(2 / (1 + 8 * both), rel=0.03)
+    walls = [timings.wall_s_for_baseline(arm, sequences) for arm in (0, 1)]
+    found = wall_clock(*walls, measured, floor_percent=2.0)
+    assert found["wall_clock_speedup"]["estimate"] == pytest.approx(2 / (1 + 8 * share), rel=0.03)
+    assert found["wall_clock_differs"] == (share > 0)
+
+
+def test_the_faster_of_two_noisy_repeats_is_no_median() -> None:
+    """Without any interruption, noise of 10 % makes the faster of two 5.6 % faster than a round is; a median is not."""
+    draw = np.random.default_rng(3)
+    seconds = draw.normal(1.0, 0.1, (3, 4000))
+    found = sum(one.seconds for one in typical_rounds([run_of(*own) for own in seconds.tolist()])) / 4000
+    assert found == pytest.approx(1.0, abs=0.005)
+    assert sum(min(pair) for pair in seconds[:2].T) / 4000 == pytest.approx(0.944, abs=0.005)
+
+
+def test_cut_short_to_two_repeats_the_slower_round_counts() -> None:
+    runs = [run_of(1.0, 9.0), run_of(2.0, 5.0)]
+    assert typical_rounds(runs) == [runs[1].rounds[0], runs[0].rounds[1]]
+
+
+@pytest.mark.parametrize(("repeats", "wanted"), [(-1, 3), (0, 3), (1, 3), (2, 3), (4, 5), (10, 11)])
+def test_repeats_without_a_median_are_refused(repeats: int, wanted: int) -> None:
+    refusal(lambda: check_repeats(repeats), f"{repeats} repeats have no median run", f"pass --repeats {wanted}")
+    check_repeats(wanted)
+
+
+@given(
+    seconds=st.lists(st.lists(st.floats(0.1, 9), min_size=4, max_size=4), min_size=1, max_size=6),
+    seed=st.integers(0, 9),
+)
+def test_the_parts_of_a_typical_round_are_those_of_one_repeat(seconds: list[list[float]], seed: int) -> None:
+    runs = [run_of(*own) for own in seconds]
+    found = typical_rounds(runs)
+    assert len(found) == 4
+    for number, one in enumerate(found):
+        same = [run.rounds[number] for run in runs]
+        assert one in same
+        assert one.seconds == sorted(other.seconds for other in same)[len(runs) // 2]
+    shuffled = [runs[i] for i in np.random.default_rng(seed).permutation(len(runs))]
+    assert [one.seconds for one in typical_rounds(shuffled)] == [one.seconds for one in found]
+
+
+def test_of_repeats_that_differ_the_middle_one_is_taken_whole() -> None:
+    runs = [run_of(1.0, 9.0), run_of(2.0, 5.0, accepted=1), run_of(90.0)]
+    assert typical_rounds(runs) == runs[0].rounds  # 10 s, between 7 s and 90 s
+
+
+def test_seconds_are_those_of_typical_rounds() -> None:
+    timings = Timings()
+    for arm, sequence, run in ((0, 0, run_of(1.0, 9.0)), (0, 1, run_of(3.0)), (1, 0, run_of(4.0))):
+        timings.add(arm, sequence, run)
+    timings.add(0, 0, run_of(5.0, 2.0))
+    timings.add(0, 0, run_of(0.5, 1.0))
+    np.testing.assert_allclose(timings.seconds(0, [0, 1]), [1.0 + 2.0, 3.0])
+    np.testing.assert_allclose(timings.seconds(1, [0]), [4.0])
+    assert timings.mean_round_s(0, [0, 1]) == 2.0  # the round of 9 s was interrupted
+    np.testing.assert_allclose(timings.wall_s(0, [0, 1]), [18.5, 3.0])
+    assert [len(run.rounds) for run in timings.last_runs(0, [1, 0])] == [1, 2]
+    assert timings.last_runs(0, [0]) == [timings.runs[0, 0][2]]
+
+
+# Arms.
+
+POLICIES = {
+    "chain": ("fixed_k", {"k": 3}),
+    "adaptive chain": ("adaedl", {"max_draft_tokens": 4}),
+    "carried state": ("beta_ts", {"carry": True, "max_draft_tokens": 4}),
+    "tree": ("vct", {"width": 2, "depth": 3}),
+    "dynamic tree": ("eagle2", {"nodes": 6, "top_k": 3, "depth": 3}),
+}
+SAMPLER = Sampler("gumbel", 0.8, seed=4)
+
+
+def arms_over(pair: Pair) -> list[Arm]:
+    policies = [None, *(make_policy(name, settings) for name, settings in POLICIES.values()), None]
+    return [make_arm(str(number), policy, pair, SAMPLER) for number, policy in enumerate(policies)]
+
+
+@pytest.mark.parametrize("turn_rounds", [1, 3])
+@pytest.mark.parametrize("kind", ["model", "edd", "medusa", "self-sd", "eesd"])
+def test_no_arm_notices_the_others(kind: str, turn_rounds: int) -> None:
+    """All at once over one pair, in turns by round, they do what each does alone: the same tokens, the same rounds."""
+    pair, prompts = pair_of(kind), tiny_prompts(3)
+    trace = record(pair, prompts, RecordSettings(4, 20, SAMPLER))
+    arms, timings, order = arms_over(pair), Timings(), np.random.default_rng(2)
+    warm_up(arms, prompts, trace)
+    for now in (arms, turned(arms)):  # states that are carried start anew with each repeat
+        decode_in_turns(now, prompts, trace, timings, seed=5, order=order, turn_rounds=turn_rounds)
+    for number, arm in enumerate(arms_over(pair)):
+        state: Any = None
+        for index, prompt in enumerate(prompts):
+            alone = arm.decoder.decode(prompt.tokens, 20, arm.policy, sequence=index, seed=5, state=state)
+            state = alone.state
+            for run in timings.runs[number, index]:
+                assert run.tokens == alone.tokens and run.tree_log() == alone.tree_log(), (kind, arm.policy)
+                assert run.state == alone.state
+                assert [(one.fed, one.asked, one.level_nodes) for one in run.rounds] == [
+                    (one.fed, one.asked, one.level_nodes) for one in alone.rounds
+                ]
+
+
+def test_arms_exchange_decoders_of_their_own_pair() -> None:
+    """Each other sequence every arm, the two baselines first of all, decodes in the other's memory."""
+    pairs, policies = (tiny_pair(), replace(tiny_pair())), [None, make_policy("fixed_k", {"k": 2}), None]
+    arms = [make_arm(str(policy), policy, pair, SAMPLER) for pair in pairs for policy in policies]
+    found = turned(arms)
+    assert [arm.decoder for arm in found] == [arms[at].decoder for at in (2, 1, 0, 5, 4, 3)]
+    assert [arm[:2] for arm in found] == [arm[:2] for arm in arms] and turned(found) == arms
+
+
+def test_a_measurement_gives_every_arm_both_decoders(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair, prompts = tiny_pair(), tiny_prompts(4)
+    trace = record(pair, prompts, RecordSettings(4, 8, SAMPLER))
+    arms = [make_arm("plain", None, pair, SAMPLER), make_arm("null", None, pair, SAMPLER)]
+    used: list[bool] = []
+
+    def noted(now: list[Arm], *args: Any, **options: Any) -> Any:
+        used.append(now[0].decoder is arms[0].decoder)
+        return decode_sequence(now, *args, **options)
+
+    monkeypatch.setattr(measuring, "decode_sequence", noted)
+    costs = MeasuredCosts(pair, trace, tree_tokens=0, sampler=SAMPLER, seed=0, texts=8)
+    told: list[tuple[int, int]] = []
+    measuring.measure_in_turns(
+        arms, {"": measuring.Costs(costs, [0, 1])}, prompts, trace, None, repeats=2, seed=0,
+        progress=lambda done, total: told.append((done, total)),
+    )  # fmt: skip
+    assert used == [True, False, True, False, False, True, False, True]
+    assert told == [(done, 8) for done in range(9)]  # from before the first, which warms up
+
+
+def test_what_else_takes_turns_on_a_sequence_ends_with_it() -> None:
+    pair, prompts = tiny_pair(), tiny_prompts(3)
+    trace = record(pair, prompts, RecordSettings(4, 12, SAMPLER))
+    log: list[int] = []
+    arms, order = [make_arm("plain", None, pair, SAMPLER)], np.random.default_rng(0)
+    for index, prompt in enumerate(prompts):
+        beside = Stepper(index, [4, 4, 4], log)
+        (run,) = decode_sequence(arms, prompt, trace, index, [None], seed=0, order=order, beside=beside)
+        assert beside.done and len(run.tokens) == trace.output_tokens[index]
+    assert log == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+
+
+def test_what_begins_a_turn_in_one_repeat_does_not_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[list[int]] = [[], [], []]
+    pair, prompts = tiny_pair(), tiny_prompts(1)
+    trace = record(pair, prompts, RecordSettings(4, 7, Sampler("greedy")))
+    arms = [make_arm("plain", None, pair, Sampler("greedy")), make_arm("null", None, pair, Sampler("greedy"))]
+    timings, before = Timings(), list[Any]()
+
+    def noted(decoding: Decoding) -> Any:
+        if not before or before[-1] is not decoding:
+            begun[len(timings.runs[0, 0])].append(decoding.position)
+        before.append(decoding)
+        return advance(decoding)
+
+    advance = Decoding.advance
+    monkeypatch.setattr(Decoding, "advance", noted)
+    for _ in range(3):
+        decode_in_turns(arms, prompts, trace, timings, seed=0, order=np.random.default_rng(0))
+        before.clear()
+    assert sorted(set(begun[0])) == sorted(set(begun[2])) == [0, 2, 4, 6]
+    assert sorted(set(begun[1])) == [0, 1, 3, 5]
+
+
+def test_a_repeat_is_of_the_traces_sequences_and_budgets() -> None:
+    pair, prompts = tiny_pair(), tiny_prompts(4)
+    trace = record(pair, prompts, RecordSettings(4, 12, SAMPLER)).select([3, 1])
+    timings = Timings()
+    arms = [make_arm("plain", None, pair, SAMPLER), make_arm("k", make_policy("fixed_k", {"k": 2}), pair, SAMPLER)]
+    decode_in_turns(arms, [prompts[3], prompts[1]], trace, timings, seed=0, order=np.random.default_rng(0))
+    for index in range(2):
+        recorded = trace.token[trace.offsets[index] : trace.offsets[index + 1]].tolist()
+        assert timings.runs[0, index][0].tokens == timings.runs[1, index][0].tokens == recorded

@@ -1,0 +1,259 @@
+"""The main job from end to end on a tiny pair, with every file it promises."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+import realrun.experiment.run as run_module
+import realrun.leaderboard.job as board_module
+import realrun.measure.reuse as reuse
+from realrun.decode.sampling import Sampler
+from realrun.experiment.error_parts import PARTS
+from realrun.experiment.run import ValidationSettings, validate
+from realrun.experiment.validate import output_identical, predict_and_measure, rounds_identical
+from realrun.measure.record import RecordSettings, record
+from realrun.pairs.prompts import Prompt
+from specsim.cost.files import read_cost
+from specsim.cost.profile import profile_from_json
+from specsim.io.errors import InputError
+from specsim.policy.registry import CHAIN_POLICIES, make_policy
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
+from specsim.trace.files import read_trace
+from specsim.trace.split import split_sequences
+from tests.support.checks import refusal
+from tests.support.tiny import tiny_model, tiny_pair, tiny_prompts
+
+SETTINGS = ValidationSettings(RecordSettings(4, 24, Sampler("gumbel", 0.8, 0)), trials=5, repeats=3)
+ROW_KEYS = {"policy", "params", "predicted", "measured", "error_percent", "rounds_identical_percent"}
+Job = tuple[dict[str, Any], Path, list[tuple[str, int, int]]]
+
+
+def ignore(what: str, done: int, total: int) -> None:
+    pass
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    out, reports = tmp_path_factory.mktemp("job") / "out", []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_module, "TUNING_REPEATS", 4)
+        document = validate(tiny_pair(), tiny_prompts(), SETTINGS, out, lambda *step: reports.append(step))
+    return document, out, reports
+
+
+def test_the_job_writes_trace_profile_result_and_report(job: Job) -> None:
+    document, out, _ = job
+    assert sorted(p.name for p in out.iterdir()) == [
+        "profile.json",
+        "report.html",
+        "rounds.parquet",
+        "trace",
+        "tuned.json",
+        "tuning_profile.json",
+        "validation.json",
+    ]
+    assert json.loads((out / "validation.json").read_text()) == json.loads(json.dumps(document))
+    assert read_trace(out / "trace").sequences == 6
+    read_cost(out / "profile.json")
+    page = (out / "report.html").read_text()
+    assert page.lstrip().lower().startswith("<!doctype html") and "adaedl" in page
+
+
+def test_the_result_has_the_promised_shape(job: Job) -> None:
+    document, _, _ = job
+    rows = document["rows"]
+    served = {name for name, kind in CHAIN_POLICIES.items() if "score" not in kind.features and not kind.drafter_kinds}
+    assert {row["policy"] for row in rows} == served
+    fitted = {row["policy"] for row in rows if row["role"] == "fitted"}
+    assert fitted == {"renewal_stop", "time_gain"}  # what they learned is no default
+    for row in rows:
+        assert row.keys() >= ROW_KEYS
+        make_policy(row["policy"], row["params"])
+        for key in ("predicted", "measured"):
+            assert row[key].keys() >= {"estimate", "low", "high"}
+            assert row[key]["low"] <= row[key]["estimate"] <= row[key]["high"] and row[key]["estimate"] > 0
+        ratio = row["predicted"]["estimate"] / row["measured"]["estimate"]
+        assert row["error_percent"] == pytest.approx((ratio - 1) * 100)
+    errors = [abs(row["error_percent"]) for row in rows]
+    assert document["median_abs_error_percent"] == pytest.approx(np.median(errors))
+    assert document["p90_abs_error_percent"] == pytest.approx(np.quantile(errors, 0.9))
+    assert document["choice"]["regret"]["estimate"] >= 0
+    histogram = document["accepted_histogram"]
+    assert histogram["predicted"] == histogram["measured"]
+    assert sum(d["output_tokens"] for d in document["domains"].values()) == document["output_tokens"]
+    json.dumps(document, allow_nan=False)
+
+
+def test_the_null_arm_says_what_is_noise(job: Job) -> None:
+    document, _, _ = job
+    null, floor = document["null_arm"], document["noise_floor_percent"]
+    assert null["low"] <= null["estimate"] <= null["high"]
+    assert floor == pytest.approx(100 * max(null["high"] - 1, 1 - null["low"])) and floor > 0
+    best, *others = document["rows"]
+    assert best["resolved"] is None
+    for row in others:
+        apart = 100 * (1 - row["measured"]["estimate"] / best["measured"]["estimate"])
+        assert row["resolved"] in (True, False) and (not row["resolved"] or apart > floor)
+    assert document["choice"]["significant"] in (True, False)
+
+
+def test_parts_of_the_error_sum_to_the_whole(job: Job) -> None:
+    document, out, _ = job
+    rounds = pq.read_table(out / "rounds.parquet").to_pylist()
+    for row in document["rows"]:
+        parts, own = row["error_parts"], [one for one in rounds if one["policy"] == row["label"]]
+        measured_s = sum(row["sequence_seconds"])
+        assert sum(each["verify"] for each in parts["by_verified"]) == pytest.approx(parts["verify"])
+        assert sum(each["rounds"] for each in parts["by_verified"]) == len(own)
+        cost = read_cost(out / "profile.json")
+        _, held = split_sequences(read_trace(out / "trace"))
+        trace = read_trace(out / "trace").select(held)
+        policy = make_policy(row["policy"], row["params"])
+        whole = 100 * (replay(trace, policy, cost_table(trace, cost, policy)).seconds.sum() / measured_s - 1)
+        assert sum(parts[name] for name in PARTS) == pytest.approx(whole)
+
+
+def test_every_real_round_and_output_is_as_predicted(job: Job) -> None:
+    for row in job[0]["rows"]:
+        assert row["rounds_identical_percent"] == 100.0, row["label"]
+        assert row["measured_tau"] == pytest.approx(row["tau"]) and row["measured_v_d"] == pytest.approx(row["v_d"])
+        assert row["output_identical_percent"] == 100.0, row["label"]
+
+
+def test_tuned_and_reported_sequences_are_disjoint(job: Job) -> None:
+    document, out, _ = job
+    trace = read_trace(out / "trace")
+    tuning, held = split_sequences(trace)
+    assert not set(tuning) & set(held)
+    assert sorted([*tuning, *held]) == list(range(6))
+    assert document["sequences"] == {"tuning": len(tuning), "holdout": len(held)}
+    assert document["output_tokens"] == trace.output_tokens[held].sum()
+    assert set(document["domains"]) == {"code", "prose", "tests"}
+
+
+def test_progress_of_every_part_reaches_its_end(job: Job) -> None:
+    _, _, reports = job
+    assert {what for what, _, _ in reports} == {"record", "profile", "tune", "decode"}
+    for what in {what for what, _, _ in reports}:
+        steps = [(done, total) for name, done, total in reports if name == what]
+        total = steps[0][1]
+        begins = 0 if what == "decode" else 1  # whose first sequence takes long
+        assert steps == [(done, total) for done in range(begins, total + 1)]
+
+
+def stop(*args: object, **options: object) -> None:
+    raise StopIteration("as far as this test goes")
+
+
+def test_a_second_run_uses_the_trace_again(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, out, _ = job
+
+    def no_recording(*args: object) -> None:
+        raise AssertionError("recorded anew")
+
+    monkeypatch.setattr(reuse, "record", no_recording)
+    monkeypatch.setattr(run_module, "profile", stop)
+    with pytest.raises(StopIteration):
+        validate(tiny_pair(), tiny_prompts(), SETTINGS, out, ignore)
+    with pytest.raises(AssertionError, match="recorded anew"):
+        validate(tiny_pair(), tiny_prompts(), replace(SETTINGS, overwrite=True), out, ignore)
+
+
+@pytest.mark.parametrize(
+    ("settings", "prompts", "names"),
+    [
+        (replace(SETTINGS, record=replace(SETTINGS.record, max_draft_tokens=5)), tiny_prompts(), "depth=4"),
+        (replace(SETTINGS, record=replace(SETTINGS.record, max_new_tokens=9)), tiny_prompts(), "max_new_tok"),
+        (replace(SETTINGS, record=replace(SETTINGS.record, sampler=Sampler())), tiny_prompts(), "decoding="),
+        (SETTINGS, tiny_prompts(seed=1), "prompts="),
+        (SETTINGS, tiny_prompts(5), "prompts="),
+    ],
+)
+def test_a_trace_made_with_other_settings_is_refused(
+    job: Job, settings: ValidationSettings, prompts: list[Prompt], names: str
+) -> None:
+    _, out, _ = job
+    before = (out / "validation.json").read_bytes()
+    with pytest.raises(InputError, match=names) as caught:
+        validate(tiny_pair(), prompts, settings, out, ignore)
+    assert "\n" not in str(caught.value) and "--overwrite" in str(caught.value)
+    assert (out / "validation.json").read_bytes() == before
+
+
+def test_a_trace_of_another_model_is_refused(job: Job) -> None:
+    pair = tiny_pair()
+    other = replace(pair, target=tiny_model(layers=2, seed=9))
+    with pytest.raises(InputError, match=r"weights=.*give --overwrite"):
+        validate(other, tiny_prompts(), SETTINGS, job[1], ignore)
+
+
+def test_an_output_path_that_is_a_file_and_a_prompt_too_short_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="is a file"):
+        validate(tiny_pair(), tiny_prompts(), SETTINGS, tmp_path / "file", ignore)
+    with pytest.raises(InputError, match="shortest prompt has 2 tokens"):
+        validate(tiny_pair(), [Prompt("all", [1, 2])] * 4, SETTINGS, tmp_path / "new", ignore)
+    assert not (tmp_path / "new").exists()
+
+
+def test_prompts_that_cannot_be_split_are_refused_before_anything_is_recorded(tmp_path: Path) -> None:
+    prompts = [Prompt(name, list(range(5, 15))) for name in ("code", "prose", "tests")]
+    board = board_module.Settings(SETTINGS.record, SETTINGS.kinds)
+    for run in (
+        lambda: validate(tiny_pair(), prompts, SETTINGS, tmp_path / "new", ignore),
+        lambda: board_module.run_leaderboard(
+            {"it": tiny_pair()}, tiny_pair(), prompts, board, tmp_path / "new", ignore
+        ),
+    ):
+        assert "each of these 3 has one sequence only; give two of a domain" in refusal(run)
+    assert not (tmp_path / "new").exists()
+
+
+def test_too_few_sequences_or_repeats_are_refused(job: Job) -> None:
+    cost = read_cost(job[1] / "profile.json")
+    trace = read_trace(job[1] / "trace")
+    with pytest.raises(InputError, match="0 repeats have no median"):
+        predict_and_measure(tiny_pair(), trace, tiny_prompts(), cost, repeats=0)
+    with pytest.raises(InputError, match="1 sequences cannot be split"):
+        predict_and_measure(tiny_pair(), trace.select([0]), tiny_prompts(1), cost)
+
+
+def test_a_round_or_an_output_that_differs_is_counted() -> None:
+    """The two shares that must be 100 % are able to be less."""
+    pair, prompts = tiny_pair(), tiny_prompts(4)
+    trace = record(pair, prompts, SETTINGS.record)
+    cost = profile_from_json(
+        {
+            "contexts": [0, 200],
+            "median_s": {
+                "draft_step": [[1e-3] * 2] * 4,
+                "catch_up": [0] * 2,
+                "verify": [[1e-2] * 2] * 5,
+                "autoregressive": [1e-2] * 2,
+                "policy_step": 0,
+                "round_overhead": 0,
+            },
+        },
+        "test",
+    )
+    policy = make_policy("fixed_k", {"k": 3})
+    replayed = replay(trace, policy, cost_table(trace, cost), log=True)
+    from realrun.decode.decoder import Decoder
+    from realrun.decode.draft_model import DraftModel
+
+    decoder = Decoder(pair.target, DraftModel(pair.drafter.model, ()), (), SETTINGS.record.sampler)
+    runs = [decoder.decode(p.tokens, 24, policy, sequence=s) for s, p in enumerate(prompts)]
+    assert rounds_identical(replayed, runs) == output_identical(trace, runs) == 1.0
+    wrong = replace(runs[0].rounds[0], accepted=runs[0].rounds[0].accepted + 1)
+    runs[0] = replace(runs[0], rounds=[wrong, *runs[0].rounds[1:]], tokens=[96, *runs[0].tokens])
+    assert replayed.rounds is not None
+    assert rounds_identical(replayed, runs) == pytest.approx(1 - 1 / len(replayed.rounds))
+    assert output_identical(trace, runs) == 0.75

@@ -1,0 +1,174 @@
+"""Cost profiles: a document that the simulator accepts, measured with caches put back every time."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from realrun.decode.decoder import Decoder
+from realrun.decode.draft_model import DraftModel
+from realrun.decode.sampling import Sampler
+from realrun.lm.llama import FusedLlama
+from realrun.measure.probes import Prober
+from realrun.measure.profile import profile
+from realrun.measure.rounds import ScriptedVerifier, scripted_round
+from realrun.measure.stream import Stream
+from specsim.cost.files import read_cost
+from specsim.cost.profile import profile_from_json
+from specsim.io.errors import InputError
+from specsim.io.files import write_json
+from tests.support.tiny import VOCAB, tiny_pair
+
+CONTEXTS, DEPTH = [4, 30, 70], 5
+TABLES = ("p25_s", "median_s", "p75_s")
+EVERY_TABLE = ("mean_s", *TABLES)
+
+
+@pytest.fixture(scope="module")
+def document() -> dict[str, Any]:
+    return profile(
+        tiny_pair(), contexts=CONTEXTS, depth=DEPTH, repeats=5, sampler=Sampler("gumbel", 0.7), tree_tokens=0
+    )
+
+
+def test_the_simulator_reads_a_profile(document: dict[str, Any], tmp_path: Path) -> None:
+    write_json(document, tmp_path / "deep" / "profile.json")
+    assert json.loads((tmp_path / "deep" / "profile.json").read_text()) == document
+    cost = read_cost(tmp_path / "deep" / "profile.json")
+    for tokens in range(1, DEPTH + 2):
+        np.testing.assert_array_equal(cost.verify(tokens, CONTEXTS), document["mean_s"]["verify"][tokens - 1])
+    with pytest.raises(InputError, match="asked for"):
+        cost.verify(DEPTH + 2, 30)
+
+
+def test_tables_have_their_shapes_and_positive_times(document: dict[str, Any]) -> None:
+    assert document["contexts"] == CONTEXTS and document["target"] == "tiny/target"
+    for name in EVERY_TABLE:
+        table = document[name]
+        assert np.shape(table["draft_step"]) == (DEPTH, len(CONTEXTS))
+        assert np.shape(table["catch_up"]) == (len(CONTEXTS),)
+        assert np.shape(table["verify"]) == (DEPTH + 1, len(CONTEXTS))
+        assert np.shape(table["autoregressive"]) == (len(CONTEXTS),)
+    for name in ("mean_s", "median_s"):
+        for key in ("draft_step", "verify", "autoregressive", "policy_step"):
+            assert np.min(document[name][key]) > 0
+
+
+def test_catching_up_on_many_tokens_is_measured_where_the_context_has_them(document: dict[str, Any]) -> None:
+    """Of the contexts 4, 30 and 70, the last has 64 tokens to lack."""
+    many = document["mean_s"]["catch_up_many"]
+    assert many["tokens"] == [2, 4, 8, 16, 32, 64] and np.shape(many["seconds"]) == (6, len(CONTEXTS))
+    cost = profile_from_json(document, "given")
+    np.testing.assert_allclose(cost.catch_up_by(16, CONTEXTS), many["seconds"][3], rtol=1e-9)
+
+
+@pytest.mark.parametrize("lacking", [4, 16])
+def test_a_probe_that_catches_up_feeds_all_that_its_cache_lacks(lacking: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair, stream, fed = tiny_pair(), Stream(), list[int]()
+    prober = Prober(pair, depth=2, tree_tokens=0, sampler=Sampler(), seed=0)
+    prober.begin([5, 6, 7, 8] * 6)
+    forward = prober.drafter.lm.forward
+    monkeypatch.setattr(prober.drafter.lm, "forward", lambda tokens: (fed.append(len(tokens)), forward(tokens))[1])
+    prober.catch_up(stream, lacking)
+    assert fed == [lacking + 1] * 2 and stream.count("catch up", lacking) == 1 == stream.count("catch up")
+    assert prober.drafter.lm.length == prober.target.length == prober.context
+
+
+def test_quartiles_surround_the_medians(document: dict[str, Any]) -> None:
+    for read in (
+        lambda table: table["draft_step"],
+        lambda table: table["verify"],
+        lambda table: table["autoregressive"],
+        lambda table: table["policy_step"],
+    ):
+        low, middle, high = (np.asarray(read(document[name])) for name in TABLES)
+        assert (low <= middle).all() and (middle <= high).all()
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_shallow_short_profile_measures_every_cell(depth: int, seed: int) -> None:
+    short = profile(tiny_pair(), contexts=[4, 9], depth=depth, repeats=2, seed=seed, tree_tokens=0)
+    for name in EVERY_TABLE:
+        assert np.isfinite([*np.ravel(short[name]["draft_step"]), *np.ravel(short[name]["verify"])]).all()
+
+
+def test_progress_counts_the_contexts() -> None:
+    seen: list[tuple[int, int]] = []
+    profile(tiny_pair(), contexts=[4, 9], depth=1, repeats=2, tree_tokens=3, progress=lambda *step: seen.append(step))
+    assert seen == [(1, 2), (2, 2)]
+
+
+@pytest.mark.parametrize("behind", [0, 1])
+@pytest.mark.parametrize("size", [0, 1, 5])
+@torch.inference_mode()
+def test_a_measured_round_leaves_both_caches_as_they_were(size: int, behind: int) -> None:
+    pair, rng, context = tiny_pair(), np.random.default_rng(0), 12
+    drafter = DraftModel(pair.drafter.model, ())
+    decoder = Decoder(pair.target, drafter, (), Sampler(), ScriptedVerifier())
+    tokens = rng.integers(1, VOCAB, context + 1).tolist()
+    decoder.target.prefill(tokens[:-1])
+    drafter.begin(tokens[:-1])
+    fused = [lm for lm in (decoder.target, drafter.lm) if isinstance(lm, FusedLlama)]
+    assert len(fused) == 2
+
+    def cached() -> list[torch.Tensor]:
+        return [part[:, :, :context].clone() for lm in fused for part in (lm.keys, lm.values)]
+
+    before = cached()
+    for _ in range(6):  # the number of accepted tokens is drawn anew
+        one = scripted_round(decoder, tokens, context, size, behind, rng)
+        assert (one.drafted, one.verified, len(one.step_s), one.asked) == (size, size, size, max(0, size - 1))
+        assert one.fed == (1 + behind if size else 0)
+        assert decoder.target.length == drafter.lm.length == context
+        for was, now in zip(before, cached(), strict=True):
+            torch.testing.assert_close(now, was, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("contexts", [[], [9, 4], [4, 4], [1, 9], [0], [4, 154]])
+def test_contexts_that_cannot_be_measured_are_refused(contexts: list[int]) -> None:
+    with pytest.raises(InputError, match="context") as caught:
+        profile(tiny_pair(), contexts=contexts, depth=5)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_longest_context_fits_the_models_exactly() -> None:
+    profile(tiny_pair(), contexts=[153], depth=5, repeats=2, tree_tokens=3)
+
+
+def test_one_repeat_is_refused() -> None:
+    with pytest.raises(InputError, match="repeats=1"):
+        profile(tiny_pair(), contexts=[4], repeats=1)
+
+
+@pytest.mark.parametrize("exists", [False, True])
+@pytest.mark.parametrize("broken", ["content", "replace"])
+def test_a_failed_write_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exists: bool, broken: str
+) -> None:
+    path = tmp_path / "profile.json"
+    if exists:
+        write_json({"old": 1}, path)
+
+    def no_space(*args: object) -> None:
+        raise OSError("no space left")
+
+    if broken == "replace":
+        monkeypatch.setattr(os, "replace", no_space)
+    with pytest.raises((OSError, TypeError)):
+        write_json({"new": 2, "bad": object() if broken == "content" else 0}, path)
+    assert [p.name for p in tmp_path.iterdir()] == ["profile.json"] * exists
+    if exists:
+        assert json.loads(path.read_text()) == {"old": 1}
+
+
+@pytest.mark.parametrize("trial", range(12))
+def test_the_overhead_that_is_written_can_be_read(trial: int) -> None:
+    """Differences of costs are noise where they are small, and a profile holds no negative time."""
+    profile_from_json(profile(tiny_pair(), contexts=[4], depth=2, repeats=2, seed=trial, tree_tokens=3), "here")

@@ -1,0 +1,437 @@
+"""Recorded trees: exactly what best-first expansion finds, one node after the other, from single passes."""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+from typer.testing import CliRunner
+
+import realrun.proposals.trees
+from realrun.cli.main import app
+from realrun.decode.decoder import Decoder
+from realrun.decode.draft_model import DraftModel
+from realrun.decode.sampling import Sampler
+from realrun.drafters.independent import IndependentKind
+from realrun.lm.cached import CachedLM
+from realrun.lm.open import make_lm
+from realrun.measure.record import RecordSettings, record
+from realrun.pairs.pair import Pair
+from realrun.pairs.prompts import Prompt
+from realrun.proposals.chain import branch_columns
+from realrun.proposals.recorder import RecordRequest
+from realrun.proposals.trees import Trees, TreeSize, best_trees
+from specsim.io.errors import InputError
+from specsim.trace.files import read_trace, write_trace
+from specsim.trace.trace import Trace
+from specsim.trace.tree_record import TreeRecord, record_from_nodes
+from tests.support.tiny import VOCAB, random_prompts, tiny_model, tiny_pair, tiny_prompts
+
+Path = tuple[int, ...]  # of ranks from the root; a node's name
+Siblings = Callable[[Sequence[int]], tuple[np.ndarray, np.ndarray]]  # tokens from the root -> children's tokens, probs
+
+CHOICES = {
+    "greedy": Sampler(),
+    "gumbel": Sampler("gumbel", 0.8, seed=4),
+    "nucleus": Sampler("gumbel", 1.0, seed=5, top_p=0.6),
+}
+mode = pytest.mark.parametrize("sampler", CHOICES.values(), ids=CHOICES.keys())
+
+
+def one_by_one(siblings: Siblings, depth: int, nodes: int) -> tuple[dict[Path, tuple[int, np.float32]], np.float32]:
+    """The definition of a record: token and prob of its nodes, and the largest path outside."""
+    waiting: list[tuple[float, int, Path, list[int], np.float32]] = []
+    outside: dict[Path, np.float32] = {}
+    kept: dict[Path, tuple[int, np.float32]] = {}
+
+    def meet(name: Path, tokens: list[int], path: np.float32) -> None:
+        """Take a node into the record, and look at its children."""
+        outside.pop(name, None)
+        if len(name) == depth:
+            return
+        found, probs = siblings(tokens)
+        for rank, (token, prob) in enumerate(zip(found, np.float32(probs), strict=True)):
+            below, on_chain = (*name, rank), rank == 0 and not any(name)
+            if on_chain:
+                kept[below] = int(token), prob
+                meet(below, [*tokens, int(token)], path * prob)
+                continue
+            outside[below] = path * prob
+            described[below] = int(token), prob
+            heapq.heappush(waiting, (-float(path * prob), len(below), below, [*tokens, int(token)], path * prob))
+
+    described: dict[Path, tuple[int, np.float32]] = {}
+    meet((), [], np.float32(1))
+    while waiting and len(kept) < nodes:
+        _, _, name, tokens, path = heapq.heappop(waiting)
+        kept[name] = described[name]
+        meet(name, tokens, path)
+    return kept, max(outside.values(), default=np.float32(0))
+
+
+def as_names(tree: TreeRecord, position: int) -> dict[Path, tuple[int, np.float32]]:
+    """A recorded tree in the form of `one_by_one`."""
+    names: list[Path] = [()]
+    for parent, rank in zip(tree.parent[position], tree.rank[position], strict=True):
+        if parent >= 0:
+            names.append((*names[parent], int(rank)))
+    values = zip(tree.token[position].tolist(), tree.prob[position], strict=True)
+    return dict(zip(names[1:], values, strict=False))
+
+
+def as_record(trees: Trees, width: int) -> TreeRecord:
+    return record_from_nodes(**trees._asdict(), width=width)
+
+
+def paths_outside_chain(nodes: dict[Path, tuple[int, np.float32]]) -> list[np.float32]:
+    paths = {(): np.float32(1)}
+    for name in sorted(nodes, key=len):
+        paths[name] = paths[name[:-1]] * nodes[name][1]
+    return sorted(paths[name] for name in nodes if any(name))
+
+
+def made_up(vocabulary: int, width: int, position: int, sharpness: float, grid: int | None = None) -> Siblings:
+    """A drafter of random distributions; on a grid, many are equal and some 0."""
+
+    def siblings(tokens: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        rng = np.random.default_rng([position, len(tokens), *tokens])
+        probs = rng.dirichlet(np.full(vocabulary, sharpness)).astype(np.float32)
+        if grid is not None:
+            probs = np.round(probs * grid) / np.float32(grid)
+        order = np.argsort(-probs, kind="stable")[:width]
+        return order, probs[order].astype(np.float32)
+
+    return siblings
+
+
+def grown(drafters: list[Siblings], depth: int, nodes: int) -> Trees:
+    """`best_trees` with made-up drafters, one for each position."""
+    names: list[list[int]] = []  # tokens of every numbered node
+    chains = []
+    for siblings in drafters:
+        tokens: list[int] = []
+        chain = []
+        for level in range(depth):
+            chain.append(siblings(tokens))
+            tokens = [*tokens, int(chain[-1][0][0])]
+            if level < depth - 1:
+                names.append(tokens)
+        chains.append(chain)
+    asked: list[list[int]] = []
+
+    def expand(owner: np.ndarray, depths: np.ndarray, parent: np.ndarray, token: np.ndarray):  # type: ignore[no-untyped-def]
+        found = []
+        for p, d, above, new in zip(owner.tolist(), depths.tolist(), parent.tolist(), token.tolist(), strict=True):
+            tokens = [*(names[above] if above >= 0 else []), new]
+            assert len(tokens) == d < depth
+            found.append(drafters[p](tokens))
+            asked.append([p, *tokens])
+        names.extend(tokens for _, *tokens in asked[len(asked) - len(owner) :])
+        columns = zip(*found, strict=True)
+        return tuple(np.stack(column) for column in columns)
+
+    tokens, probs = (np.array([[part[i] for part in chain] for chain in chains]) for i in (0, 1))
+    trees = best_trees(tokens, probs, nodes, expand)
+    assert len({tuple(name) for name in asked}) == len(asked), "no node is expanded twice"
+    return trees
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 16])
+@pytest.mark.parametrize(
+    ("depth", "width", "nodes", "sharpness"),
+    [
+        (1, 4, 3, 0.5),
+        (1, 4, 9, 0.5),
+        (4, 5, 4, 0.5),
+        (4, 5, 30, 0.1),
+        (6, 10, 64, 0.2),
+        (6, 3, 200, 1.0),
+        (3, 4, 84, 1),
+    ],
+)
+def test_passes_side_by_side_find_what_single_steps_find(
+    depth: int, width: int, nodes: int, sharpness: float, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(realrun.proposals.trees, "PASS_NODES", at_once)
+    drafters = [made_up(30, width, position, sharpness) for position in range(5)]
+    trees = grown(drafters, depth, nodes)
+    tree = as_record(trees, width)
+    for position, siblings in enumerate(drafters):
+        kept, outside = one_by_one(siblings, depth, nodes)
+        assert as_names(tree, position) == kept
+        assert trees.horizon[position] == outside
+    whole = sum(width**level for level in range(1, depth + 1))
+    assert tree.count.tolist() == [min(nodes, whole)] * 5
+    assert (trees.horizon == 0).all() == (nodes >= whole)
+
+
+@pytest.mark.parametrize("grid", [2, 4, 10])
+def test_equal_and_zero_paths_still_make_best_trees(grid: int) -> None:
+    depth, width, nodes = 4, 5, 25
+    drafters = [made_up(12, width, position, 0.3, grid) for position in range(30)]
+    trees = grown(drafters, depth, nodes)
+    tree = as_record(trees, width)
+    ties = 0
+    for position, siblings in enumerate(drafters):
+        kept, outside = one_by_one(siblings, depth, nodes)
+        names = as_names(tree, position)
+        positive = [path for path in paths_outside_chain(names) if path > 0]
+        assert positive == [path for path in paths_outside_chain(kept) if path > 0]
+        assert trees.horizon[position] == outside
+        assert all((0,) * level in names for level in range(1, depth + 1))
+        for name, described in names.items():  # the node of that very rank, so none before it is left out
+            found, probs = siblings([names[name[:level]][0] for level in range(1, len(name))])
+            assert described == (found[name[-1]], probs[name[-1]])
+        ties += names != kept
+    assert ties > 0
+
+
+def output_of(pair: Pair, prompt: Sequence[int], count: int, sampler: Sampler, sequence: int) -> list[int]:
+    decoder = Decoder(pair.target, DraftModel(pair.drafter.model, ()), (), sampler)
+    return decoder.decode(prompt, count, None, sequence=sequence).tokens
+
+
+def model_siblings(model: LlamaForCausalLM, context: list[int], t: int, width: int, sampler: Sampler, sequence: int):  # type: ignore[no-untyped-def]
+    """The drafter after context, at output position t, asked by one pass over the whole text at a time."""
+
+    def siblings(tokens: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        with torch.inference_mode():
+            logits = model(input_ids=torch.tensor([[*context, *tokens]]), use_cache=False).logits[0, -1:]
+            found, probs = sampler.candidates(logits, sequence, [t + len(tokens)], width)
+        return found[0].numpy(), probs[0].numpy()
+
+    return siblings
+
+
+def assert_recorded(
+    tree: TreeRecord, position: int, expected: tuple[dict[Path, tuple[int, np.float32]], np.float32]
+) -> None:
+    kept, outside = expected
+    names = as_names(tree, position)
+    assert {name: token for name, (token, _) in names.items()} == {name: token for name, (token, _) in kept.items()}
+    for name, (_, prob) in names.items():
+        np.testing.assert_array_max_ulp(prob, kept[name][1], maxulp=1)
+    np.testing.assert_allclose(tree.horizon[position], outside, rtol=1e-6)
+
+
+@mode
+@pytest.mark.parametrize(("depth", "nodes", "width", "chunk"), [(1, 4, 6, 1024), (3, 14, 4, 1024), (5, 20, 10, 40)])
+def test_a_record_is_what_the_draft_model_says_path_by_path(
+    sampler: Sampler, depth: int, nodes: int, width: int, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(realrun.proposals.trees, "CHUNK_NODES", chunk)
+    monkeypatch.setattr(realrun.proposals.trees, "PASS_NODES", 5)
+    pair = tiny_pair()
+    lm = CachedLM(pair.drafter.model)
+    for sequence, prompt in [(0, random_prompts(1)[0]), (5, [3])]:
+        output = output_of(pair, prompt, 7, sampler, sequence)
+        request = RecordRequest(prompt, output, depth, sampler, sequence, tree=TreeSize(nodes, width))
+        columns = branch_columns(lm, request)
+        tree = as_record(Trees(*(columns[f"tree_{name}"] for name in Trees._fields)), width)
+        for t in range(len(output)):
+            siblings = model_siblings(pair.drafter.model, [*prompt, *output[:t]], t, width, sampler, sequence)
+            assert_recorded(tree, t, one_by_one(siblings, depth, nodes))
+        # The cache holds what it held before the trees.
+        assert lm.cache.get_seq_length() == lm.length == len(prompt) + len(output) - 1
+        fresh = CachedLM(pair.drafter.model)
+        with torch.inference_mode():
+            fresh.prefill([*prompt, *output[:-1]])
+        assert torch.equal(lm.cache.layers[0].keys, fresh.cache.layers[0].keys)
+
+
+def little_pair(vocabulary: int) -> Pair:
+    """A pair of so few tokens that whole trees can be recorded."""
+    models = []
+    for seed in (3, 4):
+        config = LlamaConfig(
+            vocab_size=vocabulary,
+            hidden_size=16,
+            intermediate_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            max_position_embeddings=64,
+            initializer_range=0.3,
+            bos_token_id=0,
+            eos_token_id=0,
+            pad_token_id=None,
+        )
+        torch.manual_seed(seed)
+        models.append(LlamaForCausalLM(config).double().eval())
+    return replace(tiny_pair(), target=models[0], drafter=IndependentKind(models[1]))
+
+
+@pytest.mark.parametrize("sampler", [CHOICES["greedy"], CHOICES["gumbel"]], ids=["greedy", "gumbel"])
+@pytest.mark.parametrize("width", [5, 10])
+def test_a_whole_tree_is_all_paths_in_level_order(sampler: Sampler, width: int) -> None:
+    pair, vocabulary, depth = little_pair(5), 5, 3
+    trace = record(pair, [Prompt("all", [1, 2, 3])], RecordSettings(depth, 4, sampler, 200, width))
+    assert trace.tree is not None
+    whole = [vocabulary, vocabulary**2, vocabulary**3]
+    assert trace.tree.count.tolist() == [sum(whole)] * 4 and (trace.tree.horizon == 0).all()
+    for t in range(4):
+        assert trace.tree.depth[t, : sum(whole)].tolist() == np.repeat([1, 2, 3], whole).tolist()
+        siblings = model_siblings(pair.drafter.model, [1, 2, 3, *trace.token[:t].tolist()], t, vocabulary, sampler, 0)
+        names = as_names(trace.tree, t)
+        assert list(names) == sorted(names, key=lambda name: (len(name), name))
+        assert_recorded(trace.tree, t, one_by_one(siblings, depth, sum(whole)))
+    probs = trace.tree.prob[:, : sum(whole)].reshape(4, -1, vocabulary)
+    np.testing.assert_allclose(probs.sum(axis=2), 1, rtol=1e-6)
+
+
+@pytest.fixture(scope="module", params=CHOICES.keys())
+def trace(request: pytest.FixtureRequest) -> Trace:
+    """Four sequences, some of which end early by an end-of-text token."""
+    sampler, prompts = CHOICES[request.param], tiny_prompts(4)
+    outputs = [output_of(tiny_pair(), p.tokens, 20, sampler, s) for s, p in enumerate(prompts)]
+    pair = replace(tiny_pair(), eos_token_ids=(outputs[0][6], outputs[1][3]))
+    return record(pair, prompts, RecordSettings(5, 20, sampler, tree_nodes=40, tree_width=6))
+
+
+def test_every_position_has_its_whole_tree_to_the_very_end(trace: Trace) -> None:
+    assert trace.tree is not None and trace.output_tokens.min() < 20
+    assert (trace.tree.count == 40).all() and (trace.tree.depth.max(axis=1) == 5).all()
+    ends = np.isin(trace.tree.token, trace.eos_token_ids) & (trace.tree.depth < 5)
+    children = np.diff(trace.tree.first_child.astype(int), axis=1)[:, 1:]
+    assert (children[ends] > 0).any(), "the end of text is a token like any other"
+
+
+def test_the_chain_is_the_first_sibling_at_every_depth(trace: Trace) -> None:
+    assert trace.tree is not None
+    rows = np.arange(len(trace.token))
+    node = np.zeros_like(rows)
+    for depth in range(5):
+        node = trace.tree.first_child[rows, node].astype(int)
+        np.testing.assert_array_equal(trace.tree.token[rows, node - 1], trace.draft_token[:, depth])
+        np.testing.assert_array_equal(trace.tree.rank[rows, node - 1], 0)
+        if trace.meta["decoding"]["mode"] == "greedy":
+            np.testing.assert_array_max_ulp(trace.tree.prob[rows, node - 1], trace.prob[:, depth], maxulp=1)
+
+
+def test_nodes_on_the_true_path_have_the_true_ranks(trace: Trace) -> None:
+    assert trace.tree is not None and trace.true_rank is not None
+    on_path = trace.tree.on_path(trace.token, trace.offsets)
+    found = 0
+    for t in range(len(trace.token)):
+        node, expected = 0, []
+        for rank in trace.true_rank[t].tolist():
+            begin, end = trace.tree.first_child[t, node : node + 2].astype(int)
+            if not 0 <= rank < end - begin:
+                break
+            node = begin + rank
+            expected.append(node)
+        assert (np.flatnonzero(on_path[t]) + 1).tolist() == expected
+        found += any(trace.tree.rank[t, node - 1] > 0 for node in expected)
+    assert found > 3, "some paths leave the chain"
+
+
+def test_nothing_outside_has_a_larger_path_than_the_horizon_and_nothing_inside_a_smaller(trace: Trace) -> None:
+    assert trace.tree is not None
+    chain = trace.tree.rank == 0
+    for _ in range(4):
+        parent = np.maximum(trace.tree.parent - 1, 0)
+        chain &= (trace.tree.parent == 0) | np.take_along_axis(chain, parent, axis=1)
+    paths = np.where(chain | (trace.tree.parent < 0), 2.0, trace.tree.path)
+    assert chain.sum() == 5 * len(trace.token)
+    assert (paths.min(axis=1) >= trace.tree.horizon).all()
+    # In the nucleus of few tokens, all paths are recorded here and there.
+    assert ((trace.tree.horizon > 0) | (paths.min(axis=1) == 0)).all()
+
+
+def test_trees_survive_the_trace_folder(trace: Trace, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    write_trace(trace, tmp_path / "trace")
+    again = read_trace(tmp_path / "trace")
+    assert trace.tree is not None and again.tree is not None
+    for name in ("prob", "token", "first_child", "horizon"):
+        np.testing.assert_array_equal(getattr(again.tree, name), getattr(trace.tree, name))
+    assert again.meta["tree"] == trace.meta["tree"] == {"nodes": 40, "width": 6}
+    assert again.tree.nodes == 40 and again.tree.width == 6
+
+
+def test_a_record_of_depth_many_nodes_is_the_chain() -> None:
+    trace = record(tiny_pair(), tiny_prompts(2), RecordSettings(4, 6, tree_nodes=4))
+    assert trace.tree is not None
+    assert (trace.tree.parent == np.arange(4)).all()
+    np.testing.assert_array_equal(trace.tree.token, trace.draft_token)
+
+
+def test_trees_change_nothing_else_and_are_not_there_unless_asked_for() -> None:
+    settings = RecordSettings(4, 12, CHOICES["gumbel"])
+    plain = record(tiny_pair(), tiny_prompts(2), settings)
+    with_trees, again = (record(tiny_pair(), tiny_prompts(2), replace(settings, tree_nodes=20)) for _ in range(2))
+    assert plain.tree is None and plain.meta["tree"] is None
+    assert with_trees.tree is not None and again.tree is not None
+    for name in ("token", "match_len", "draft_token", "prob", "confidence", "entropy_nats", "true_rank"):
+        np.testing.assert_array_equal(getattr(plain, name), getattr(with_trees, name))
+    for name in ("token", "prob", "first_child", "horizon"):
+        np.testing.assert_array_equal(getattr(with_trees.tree, name), getattr(again.tree, name))
+
+
+@pytest.mark.parametrize("nodes", [-1, 7, 1024])
+def test_a_number_of_nodes_out_of_range_is_refused(nodes: int) -> None:
+    with pytest.raises(InputError, match=f"tree_nodes={nodes} is neither 0 nor in \\[8, 1023\\]"):
+        RecordSettings(max_draft_tokens=8, tree_nodes=nodes)
+
+
+@pytest.mark.parametrize("width", [0, 257])
+def test_a_width_out_of_range_is_refused(width: int) -> None:
+    with pytest.raises(InputError, match=f"tree_width={width} is outside"):
+        RecordSettings(tree_nodes=32, tree_width=width)
+
+
+def test_trees_of_rejection_sampling_are_refused_by_one_line() -> None:
+    with pytest.raises(InputError, match="tree_nodes=64 with rejection sampling") as caught:
+        RecordSettings(sampler=Sampler("rejection", 0.8), tree_nodes=64)
+    assert "\n" not in str(caught.value)
+    result = CliRunner().invoke(app, ["record", "nowhere", "--mode", "rejection", "--tree-nodes", "64"])
+    assert isinstance(result.exception, InputError) and "rejection sampling" in str(result.exception)
+
+
+def test_the_command_records_trees(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    """On the lab, with few tokens; the trees are those that a real drafter's tree passes find."""
+    folder = str(tmp_path / "trace")
+    sizes = ["--num-prompts", "1", "--max-new-tokens", "6", "--max-draft-tokens", "6"]
+    sizes += ["--tree-nodes", "40", "--tree-width", "8"]
+    result = CliRunner().invoke(app, ["record", folder, *sizes, "--dtype", "float64", "--json"])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["mean_tree_nodes"] == 40
+    trace = read_trace(folder)
+    assert trace.tree is not None and trace.meta["tree"] == {"nodes": 40, "width": 8}
+
+
+def test_a_drafter_that_passes_over_a_recorded_tree_finds_its_nodes(lab_pair64: Pair, prompts: list[Prompt]) -> None:
+    sampler = Sampler("gumbel", 0.8)
+    pair = replace(lab_pair64, predictor=None)
+    trace = record(pair, prompts[:2], RecordSettings(6, 5, sampler, tree_nodes=40, tree_width=8))
+    assert trace.tree is not None
+    lm = make_lm(pair.drafter.model)
+    for row in range(len(trace.token)):
+        sequence, t = divmod(row, 5)
+        tree, context = trace.tree, [*prompts[sequence].tokens, *trace.token[row - t : row].tolist()]
+        lineage = np.eye(41, dtype=bool)
+        for node in range(1, 41):
+            lineage[node] |= lineage[tree.parent[row, node - 1]]
+        depths = [0, *tree.depth[row].tolist()]
+        with torch.inference_mode():
+            lm.reset()
+            lm.prefill(context[:-1])
+            visible = torch.from_numpy(lineage)
+            logits = lm.forward_nodes([context[-1], *tree.token[row].tolist()], depths, visible)
+            found, probs = sampler.candidates(logits, sequence, [t + depth for depth in depths], 8)
+        for node in range(41):
+            children = np.arange(*tree.first_child[row, node : node + 2].astype(int))
+            assert tree.token[row, children - 1].tolist() == found[node, : len(children)].tolist()
+            np.testing.assert_allclose(tree.prob[row, children - 1], probs[node, : len(children)], rtol=1e-6)
+
+
+def test_a_width_beyond_the_vocabulary_records_what_there_is() -> None:
+    pair = replace(tiny_pair(), drafter=IndependentKind(tiny_model(1, seed=6)))
+    trace = record(pair, tiny_prompts(1), RecordSettings(1, 3, tree_nodes=200, tree_width=256))
+    assert trace.tree is not None and trace.tree.count.tolist() == [VOCAB] * 3
+    assert (trace.tree.horizon == 0).all()

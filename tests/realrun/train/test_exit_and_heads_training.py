@@ -1,0 +1,133 @@
+"""Training EESD and MEDUSA-1: what is trained, and on what loss."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from realrun.decode.decoder import Decoder
+from realrun.decode.sampling import Sampler
+from realrun.experiment.validate import output_identical, rounds_identical
+from realrun.measure.record import RecordSettings, record
+from realrun.pairs.drafter_files import load_drafter
+from realrun.train.common.distill import DistillSettings, TextSettings
+from realrun.train.common.loop import LoopSettings
+from realrun.train.common.on_text import TextRun
+from realrun.train.eesd import EarlyExitTraining, EesdSettings, train_eesd
+from realrun.train.medusa import HeadsTraining, MedusaSettings
+from realrun.train.medusa2 import MedusaCommand, train_either
+from specsim.cost.model import ConstantCost
+from specsim.io.errors import InputError
+from specsim.policy.registry import make_policy
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
+from tests.support.small_targets import alone, small_target, text_folder
+from tests.support.tiny import VOCAB, tiny_prompts
+from tests.support.trainings import word_text
+
+LOOP = LoopSettings(60, 4, 32, warmup_steps=3, dtype="float64", log_every=4)
+
+
+@pytest.mark.slow
+def test_eesd_agrees_more_with_its_target_when_trained_on_what_it_wrote(tmp_path: Path) -> None:
+    """A random target has nothing to do with the text: its own words alone teach the exit its choices."""
+    pair = alone(small_target())
+    for name, share in (("text", 0.0), ("own", 1.0)):
+        text = TextSettings(text_folder(tmp_path / "t" / "text"), share, 6000, DistillSettings(8, 24, 32, 1.0))
+        train_eesd(pair, EesdSettings(2, lr=1e-2), TextRun(text, LOOP, tmp_path / name, tmp_path / "c"))
+    held = [json.loads((tmp_path / name / "log.jsonl").read_text().split("\n")[-2]) for name in ("text", "own")]
+    assert held[1]["held_out"]["agreement"] > held[0]["held_out"]["agreement"] + 0.05
+
+
+@pytest.mark.parametrize(("layers", "exit_layers"), [(1, 1), (2, 1), (1, 2), (2, 0)])
+def test_a_step_of_eesd_runs_the_first_layers_and_no_more(layers: int, exit_layers: int) -> None:
+    target = small_target()
+    job = EarlyExitTraining(target, EesdSettings(layers, exit_layers))
+    ran: list[int] = []
+    for number, layer in enumerate(target.model.layers):
+        layer.register_forward_hook(lambda *_, number=number: ran.append(number))
+    batch = torch.randint(1, VOCAB, (2, 11), generator=torch.Generator().manual_seed(0))
+    loss, _ = job.loss(batch, 0)
+    assert ran == list(range(layers))
+    loss.backward()
+    trained = dict(job.module.named_parameters())
+    assert all(parameter.grad is not None and parameter.grad.any() for parameter in trained.values())
+    assert {id(p) for group in job.parameter_groups() for p in group["params"]} == {id(p) for p in trained.values()}
+    assert any(name.startswith("layers.") for name in trained) == (exit_layers > 0)
+    # The loss is that of the next token, by hand.
+    log_probs = job.model(input_ids=batch[:, :-1]).logits.log_softmax(-1)
+    expected = -np.mean([[float(log_probs[b, t, batch[b, t + 1]].detach()) for t in range(10)] for b in range(2)])
+    assert float(loss.detach()) == pytest.approx(expected, rel=1e-12)
+
+
+def test_medusas_loss_by_hand() -> None:
+    target = small_target("qwen2")
+    job = HeadsTraining(target, MedusaSettings(heads=3))
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in job.heads.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+    batch = torch.randint(1, VOCAB, (2, 13), generator=generator)
+    loss, parts = job.loss(batch, 0)
+    expected = []
+    for k in (1, 2, 3):
+        nats = []
+        for row in batch:
+            hidden = target.model(input_ids=row[None, :-1]).last_hidden_state[0].detach()
+            for t in range(12):  # t counts tokens read: row[t] is the last one, row[t + 1] the target's own
+                if t + k + 1 <= 12:
+                    nats.append(-float(job.heads(hidden[t : t + 1]).log_softmax(-1)[k - 1, 0, row[t + k + 1]].detach()))
+        expected.append(np.mean(nats))
+    assert [parts[f"head_{k}"] for k in (1, 2, 3)] == pytest.approx(expected, rel=1e-12)
+    assert float(loss.detach()) == pytest.approx(sum(0.8 ** (k + 1) * x for k, x in enumerate(expected)), rel=1e-12)
+    loss.backward()
+    assert all(parameter.grad is not None and parameter.grad.any() for parameter in job.heads.parameters())
+
+
+def test_medusas_heads_start_as_the_targets_own_head() -> None:
+    target = small_target()
+    job = HeadsTraining(target, MedusaSettings(heads=2))
+    batch = torch.randint(1, VOCAB, (2, 13), generator=torch.Generator().manual_seed(1))
+    hidden = target.model(input_ids=batch[:, :-1]).last_hidden_state[0]
+    expected = target(input_ids=batch[:1, :-1]).logits[0]
+    assert torch.allclose(job.heads(hidden), expected.expand(2, -1, -1), rtol=0, atol=1e-12)
+    figures = job.held_out(batch)
+    greedy = target(input_ids=batch[:, :-1]).logits.argmax(-1)
+    for k in (1, 2):
+        share = float((greedy[:, :-k] == greedy[:, k:]).double().mean())
+        assert figures[f"head_{k}_agreement"] == pytest.approx(share)
+
+
+@torch.inference_mode(False)
+def test_five_heads_are_the_default_and_the_default_tree_uses_four(tmp_path: Path) -> None:
+    """As in the paper (4.0.1 and figure 3; errata E9): recorded to depth 5, and rounds are those of the replay."""
+    pair = alone(small_target())
+    loop = LoopSettings(3, 4, 24, warmup_steps=1, dtype="float64", log_every=2)
+    train_either(pair, MedusaCommand(), TextRun(word_text(), loop, tmp_path))
+    target, drafter = load_drafter(tmp_path, pair.target)
+    trained, prompts = replace(pair, target=target, drafter=drafter), tiny_prompts(3)
+    trace = record(trained, prompts, RecordSettings(8, 16, tree_nodes=31))
+    assert drafter.facts == {"heads": 5} and trace.depth == 5
+    tree, chain = make_policy("sparse_tree"), make_policy("fixed_k", {"k": 5})
+    assert tree.max_draft_tokens == 4
+    for policy in (tree, chain):
+        replayed = replay(trace, policy, cost_table(trace, ConstantCost(1e-3, 1e-2), policy), log=True)
+        decoder = Decoder(*trained.make_drafter(), (), Sampler())
+        runs = [decoder.decode(p.tokens, 16, policy, sequence=n) for n, p in enumerate(prompts)]
+        assert rounds_identical(replayed, runs) == output_identical(trace, runs) == 1.0
+        assert max(len(one.step_s) for run in runs for one in run.rounds) == policy.max_draft_tokens
+
+
+def test_stages_of_medusa_2_exclude_each_other() -> None:
+    for options, message in (
+        ({"direct": True}, "go with --joint"),
+        ({"joint": True, "direct": True, "one_stage": True}, "give only one"),
+        ({"joint": True, "direct": True, "heads_from": Path("heads")}, "--direct starts from fresh heads; leave out"),
+    ):
+        with pytest.raises(InputError, match=message):
+            MedusaCommand(**options)  # type: ignore[arg-type]

@@ -1,0 +1,198 @@
+"""The training loop: resuming after a kill, rows of the log, learning rate, windows, refusals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from realrun.train.common.loop import Job, LoopSettings, Tensors, run_loop, windows
+from specsim.io.errors import InputError
+
+VOCAB = 97
+LOOP = LoopSettings(24, 4, 32, warmup_steps=3, dtype="float64", log_every=4, checkpoint_s=0.0)
+
+
+def quiet(what: str, done: int, total: int) -> None:
+    """Without the models' helpers, so that the process to be killed starts soon."""
+
+
+class Noisy(Job):
+    """A job whose loss has noise, as dropout gives it."""
+
+    def __init__(self) -> None:
+        self.weight = torch.nn.Parameter(torch.ones(4, dtype=torch.float64))
+        self.seen: list[torch.Tensor] = []
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        return [{"params": [self.weight], "lr": 0.1}]
+
+    def loss(self, batch: torch.Tensor, step: int) -> tuple[torch.Tensor, dict[str, float]]:
+        self.seen.append(batch)
+        factor = batch.double().mean() / VOCAB
+        loss = ((self.weight * factor + torch.randn(4, dtype=torch.float64)) ** 2).mean()
+        return loss, {"half": float(loss.detach()) / 2}
+
+    def state(self) -> Tensors:
+        return {"weight": self.weight}
+
+    def load_state(self, tensors: Tensors) -> None:
+        with torch.no_grad():
+            self.weight.copy_(tensors["weight"])
+
+    def held_out(self, batch: torch.Tensor) -> dict[str, float]:
+        torch.rand(3)  # disturbs nothing
+        return {"mean": float(batch.double().mean())}
+
+
+TEXT = np.random.default_rng(0).integers(1, VOCAB, 2000).astype(np.int32)
+HELD = np.random.default_rng(1).integers(1, VOCAB, 300).astype(np.int32)
+
+
+@pytest.mark.parametrize("checkpoint_s", [0.0, 1e9])
+def test_stopped_anywhere_the_noise_and_the_log_are_as_without(checkpoint_s: float, tmp_path: Path) -> None:
+    """With checkpoints at every step, or none before the end."""
+    loop = replace(LOOP, checkpoint_s=checkpoint_s)
+    whole = run_loop(Noisy(), loop, TEXT, HELD, tmp_path / "whole", {}, quiet)
+    for stop in (3, 4, 11, 23):
+
+        def kill(what: str, done: int, total: int, stop: int = stop) -> None:
+            if done == stop:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            run_loop(Noisy(), loop, TEXT, HELD, tmp_path / "parts", {}, kill)
+    job = Noisy()
+    assert run_loop(job, loop, TEXT, HELD, tmp_path / "parts", {}, quiet) == whole
+    assert len(job.seen) == (1 if checkpoint_s == 0 else 24)
+    logs = [(tmp_path / name / "log.jsonl").read_text() for name in ("whole", "parts")]
+    assert logs[0] == logs[1] and len(logs[0].splitlines()) == 7
+    assert all(row["loss"] == pytest.approx(2 * row["half"]) for row in whole[1:])
+    assert run_loop(Noisy(), loop, TEXT, HELD, tmp_path / "parts", {}, quiet) == whole  # a finished one is read
+
+
+def test_the_rows_are_means_over_their_steps(tmp_path: Path) -> None:
+    coarse, fine = (
+        run_loop(Noisy(), replace(LOOP, log_every=every), TEXT, HELD, tmp_path / str(every), {}, quiet)
+        for every in (8, 1)
+    )
+    losses = [row["loss"] for row in fine[1:]]
+    assert [row["loss"] for row in coarse[1:]] == pytest.approx([np.mean(losses[i : i + 8]) for i in (0, 8, 16)])
+
+
+def test_the_learning_rate_rises_and_falls_to_zero() -> None:
+    loop = replace(LOOP, steps=100, warmup_steps=10)
+    factors = [loop.lr_factor(step, 100) for step in range(100)]
+    assert factors[:10] == pytest.approx([0.1 * k for k in range(1, 11)]) and max(factors) == 1
+    assert factors[10] == 1 and factors[55] == pytest.approx(0.5) and 0 < factors[99] < 1e-3
+    assert all(a > b for a, b in pairwise(factors[10:]))
+
+
+def test_windows_come_from_their_sources_by_share() -> None:
+    low, high = np.arange(0, 500, dtype=np.int32), np.arange(1000, 1020, dtype=np.int32)
+    drawn = windows([(low, 0.25), (high, 0.75)], 4000, 18, (0, 1))
+    assert drawn.shape == (4000, 19) and torch.equal(drawn.diff(), torch.ones_like(drawn[:, 1:]))
+    assert float((drawn[:, 0] >= 1000).double().mean()) == pytest.approx(0.75, abs=0.03)
+    assert set(drawn[drawn[:, 0] >= 1000, 0].tolist()) == {1000, 1001}  # all that fit, and no more
+    assert int(drawn[drawn[:, 0] < 1000].max()) == 499 and int(drawn.min()) == 0
+    assert not torch.equal(drawn, windows([(low, 0.25), (high, 0.75)], 4000, 18, (0, 2)))
+
+
+KILLED = """
+import os, signal
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+from tests.realrun.train.test_training_loop import HELD, LOOP, TEXT, Noisy, run_loop
+def kill(what, done, total):
+    if done == 7:
+        os.kill(os.getpid(), signal.SIGKILL)
+run_loop(Noisy(), LOOP, TEXT, HELD, Path({out!r}), {{}}, kill)
+"""
+
+
+def test_a_process_killed_at_any_moment_leaves_what_can_be_gone_on_from(tmp_path: Path) -> None:
+    code = KILLED.format(out=str(tmp_path / "parts"))
+    root = Path(__file__).parents[3]
+    done = subprocess.run([sys.executable, "-c", code], check=False, cwd=root, env={**os.environ})
+    assert done.returncode == -signal.SIGKILL
+    assert len((tmp_path / "parts" / "log.jsonl").read_text().splitlines()) == 2  # steps 0 and 4
+    parts, whole = (run_loop(Noisy(), LOOP, TEXT, HELD, tmp_path / name, {}, quiet) for name in ("parts", "whole"))
+    assert parts == whole and [row["step"] for row in whole] == [0, 4, 8, 12, 16, 20, 24]
+
+
+def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
+    run_loop(Noisy(), LOOP, TEXT, HELD, tmp_path, {}, quiet)
+    path = tmp_path / "checkpoint.safetensors"
+    whole = path.read_bytes()
+    for damaged in (whole[:200], whole[:-3], b""):
+        path.write_bytes(damaged)
+        with pytest.raises(InputError, match=r"damaged.*delete it") as caught:
+            run_loop(Noisy(), LOOP, TEXT, HELD, tmp_path, {}, quiet)
+        assert "\n" not in str(caught.value)
+    for tensors in ({"state.x": torch.zeros(1)}, {"x": torch.zeros(1)}):
+        save_file(tensors, path)
+        with pytest.raises(InputError, match=r"damaged.*delete it"):
+            run_loop(Noisy(), LOOP, TEXT, HELD, tmp_path, {}, quiet)
+
+
+def test_left_out_lengths_follow_from_the_steps() -> None:
+    loop = LoopSettings(1, 8, 256, warmup_steps=None, log_every=None)
+    for tokens, expected in ((2e6, (977, 40, 10)), (0.2e6, (98, 10, 9)), (0.02e6, (10, 5, 1)), (1.0, (1, 0, 1))):
+        long = loop.lasting(tokens)
+        assert (long.steps, long.warmup, long.row_steps) == expected
+        assert [long.decisive[name] for name in ("steps", "warmup_steps", "log_every")] == list(expected)
+    assert LoopSettings(977, warmup_steps=7, log_every=3).decisive["warmup_steps"] == 7
+
+
+class Diverging(Noisy):
+    def loss(self, batch: torch.Tensor, step: int) -> tuple[torch.Tensor, dict[str, float]]:
+        return self.weight.sum() * (float("nan") if step == 5 else 1.0), {}
+
+
+def test_a_loss_that_is_no_number_and_settings_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="the loss is nan at step 6; give a lower learning rate"):
+        run_loop(Diverging(), LOOP, TEXT, HELD, tmp_path / "a", {}, quiet)
+    with pytest.raises(InputError, match="a text of 20 tokens gives no windows of 32"):
+        run_loop(Noisy(), LOOP, TEXT, HELD[:20], tmp_path / "b", {}, quiet)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="is a file; give a folder"):
+        run_loop(Noisy(), LOOP, TEXT, HELD, tmp_path / "file", {}, quiet)
+    for changes in ({"steps": 0}, {"dtype": "float16"}, {"warmup_steps": -1}):
+        with pytest.raises(InputError):
+            replace(LOOP, **changes)
+
+
+class Quadratic(Noisy):
+    """Least at 0, where it begins; AdamW's steps are as long as the learning rate, so that the loss is known."""
+
+    def __init__(self, lr: float) -> None:
+        super().__init__()
+        self.lr = lr
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        return [{"params": [self.weight], "lr": self.lr}]
+
+    def loss(self, batch: torch.Tensor, step: int) -> tuple[torch.Tensor, dict[str, float]]:
+        return (self.weight**2).mean(), {}
+
+
+@pytest.mark.parametrize("row_steps", [1, 4, 24])
+def test_a_loss_that_climbs_away_stops_the_training(tmp_path: Path, row_steps: int) -> None:
+    """From 1 nat at weights of 1: a step of 100 takes it to about 10,000. A steady loss and a falling one go on."""
+    loop = replace(LOOP, warmup_steps=0, log_every=row_steps)
+    with pytest.raises(InputError, match=r"training diverged: the loss rose from 1 to .* lower learning rate") as said:
+        run_loop(Quadratic(100.0), loop, TEXT, HELD, tmp_path / "a", {}, quiet)
+    assert "--warmup" in str(said.value) and not list((tmp_path / "a").glob("drafter*"))
+    for lr in (0.0, 0.05):
+        assert run_loop(Quadratic(lr), loop, TEXT, HELD, tmp_path / f"{lr}", {}, quiet)[-1]["loss"] <= 1.0

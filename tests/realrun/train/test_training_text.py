@@ -1,0 +1,208 @@
+"""Text for training: folders and the lab's files, and what the target writes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from realrun.pairs.library_text import SourceFile
+from realrun.train.common import distill, text
+from realrun.train.common.distill import DistillSettings, TextSettings, generate, training_text, written_text
+from realrun.train.common.text import Corpus, load_corpus
+from specsim.io.errors import InputError
+from tests.support.small_targets import ARCHITECTURES, alone, quiet, small_target, text_folder
+from tests.support.tiny import tiny_tokenizer
+
+SETTINGS = DistillSettings(prompt_tokens=6, new_tokens=10, batch=4)
+CORPUS = Corpus("test", np.random.default_rng(0).integers(1, 97, 500).astype(np.int32), np.zeros(0, np.int32))
+
+
+def decoded(tokens: Sequence[int]) -> str:
+    return str(tiny_tokenizer().decode(tokens, clean_up_tokenization_spaces=False)).replace("<eos>", "|")
+
+
+def corpus_of(folder: Path, eos: int | None = 0) -> tuple[str, str]:
+    corpus = load_corpus(tiny_tokenizer(), eos, folder, folder.parent / "cache")
+    assert corpus.name == folder.name and corpus.train.dtype == np.int32
+    train, held = ("".join(decoded([token]) for token in part) for part in (corpus.train, corpus.held_out))
+    return train, held
+
+
+# Corpora
+
+
+def test_every_tenth_document_of_a_folder_is_held_out(tmp_path: Path) -> None:
+    folder = tmp_path / "texts"
+    (folder / "sub").mkdir(parents=True)
+    for number, letter in enumerate("abcdefgh"):
+        (folder / f"{number}.{('txt', 'md', 'py')[number % 3]}").write_text(letter * 3)
+    rows = [json.dumps({"text": letter, "other": 1}) for letter in "ijklmn"]
+    (folder / "sub" / "x.jsonl").write_text("\n\n".join(rows))
+    (folder / "z.csv").write_text("no text")
+    (folder / "empty.txt").write_text(" \n")
+    train, held = corpus_of(folder)
+    assert train == "aaa|bbb|ccc|ddd|eee|fff|ggg|hhh|i|k|l|m|n|" and held == "j|"
+    assert corpus_of(folder, eos=None) == (train.replace("|", ""), "j")
+
+
+def test_few_documents_are_cut(tmp_path: Path) -> None:
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t" / "a.txt").write_text("0123456789" * 2)
+    (tmp_path / "t" / "b.md").write_text("abcdefghij")
+    assert corpus_of(tmp_path / "t") == ("012345678901234567|abcdefghi|", "89|j|")
+
+
+def test_encoded_text_is_kept_until_the_text_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = text_folder(tmp_path / "t")
+    first = corpus_of(folder)
+    saved: list[Path] = []
+    real = text.save_tokens
+    monkeypatch.setattr(text, "save_tokens", lambda tokens, path: (saved.append(path), real(tokens, path)))
+    assert corpus_of(folder) == first and not saved
+    (folder / "00.txt").write_text("changed")
+    assert corpus_of(folder)[0].startswith("changed|") and len(saved) == 1
+    assert corpus_of(folder, eos=None)[0].startswith("changed") and len(saved) == 3
+
+
+def test_the_labs_text_keeps_to_its_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {"train": [SourceFile("a.py", "ab"), SourceFile("b.py", "cd")], "held_out": [SourceFile("c.py", "ef")]}
+    monkeypatch.setattr(text, "library_files", lambda split: files[split])
+    corpus = load_corpus(tiny_tokenizer(), 0, None, tmp_path)
+    assert corpus.name == "lab" and decoded(corpus.held_out.tolist()).replace(" ", "") == "ef|"
+    assert len(corpus.train) == 6
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("a.csv", b"x", "holds no text"),
+        ("a.txt", b"\xff\xfe\xff", "a.txt is not UTF-8 text"),
+        ("a.jsonl", b'{"text": "x"}\n{"txt": "y"}', r"a.jsonl:2 is malformed"),
+        ("a.jsonl", b"[1]", r"a.jsonl:1 is malformed"),
+        ("a.jsonl", b'{"text": 3}', r"a.jsonl:1 is malformed"),
+    ],
+)
+def test_bad_texts_are_refused(name: str, content: bytes, says: str, tmp_path: Path) -> None:
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t" / name).write_bytes(content)
+    with pytest.raises(InputError, match=says) as caught:
+        corpus_of(tmp_path / "t")
+    assert "\n" not in str(caught.value)
+    with pytest.raises(InputError, match="does not exist"):
+        corpus_of(tmp_path / "nowhere")
+
+
+# What the target writes
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_greedy_text_is_the_targets_own_choice(architecture: str) -> None:
+    target = small_target(architecture)
+    prompts = torch.randint(1, 97, (3, 5), generator=torch.Generator().manual_seed(0))
+    rows = generate(target, prompts, 12)
+    assert rows.shape == (3, 17) and torch.equal(rows[:, :5], prompts)
+    with torch.no_grad():
+        assert torch.equal(rows[:, 5:], target(input_ids=rows[:, :-1]).logits.argmax(-1)[:, 4:])
+
+
+def test_sampled_text_follows_the_targets_distribution() -> None:
+    target = small_target()
+    prompts = torch.tensor([[5, 9, 4]]).expand(4000, 3)
+    counts = torch.bincount(generate(target, prompts, 1, temperature=0.7, seed=3)[:, 3], minlength=97) / 4000
+    with torch.no_grad():
+        expected = (target(input_ids=prompts[:1]).logits[0, -1] / 0.7).softmax(-1)
+    assert float((counts - expected).abs().sum()) < 0.2  # sampled from the distribution itself: about 0.1
+    flat = (expected**0.7) / (expected**0.7).sum()
+    assert float((counts - flat).abs().sum()) > 0.2  # temperature 1 would be told apart
+    assert torch.equal(generate(target, prompts[:9], 5, seed=1), generate(target, prompts[:9], 5, seed=1))
+    assert not torch.equal(generate(target, prompts[:9], 5, seed=1), generate(target, prompts[:9], 5, seed=2))
+
+
+def test_texts_end_at_their_end_of_text(tmp_path: Path) -> None:
+    target = small_target()
+    prompts = torch.randint(1, 97, (4, 6), generator=torch.Generator().manual_seed(1))
+    whole = generate(target, prompts, 10)
+    ends = whole[0, 8].item()  # the third new token of the first text
+    cut = generate(target, prompts[:1], 10, (ends,))
+    assert cut.shape[1] <= 9 and cut[0, -1] == ends and torch.equal(cut[0], whole[0, : cut.shape[1]])
+    endless = written_text(alone(target), CORPUS, 200, SETTINGS, tmp_path, quiet)
+    ended = written_text(alone(target, (ends,)), CORPUS, 200, replace(SETTINGS, seed=0), tmp_path / "e", quiet)
+    assert len(endless) == 256  # 4 batches of 4 texts of 16 tokens
+    assert np.isin(endless, [ends]).sum() > 0 and not np.array_equal(ended, endless)
+    position = 0
+    while position < len(ended):  # a text ends at its own end-of-text token, or after all new tokens
+        row = ended[position : position + 16]
+        stops = np.flatnonzero(row[6:] == ends)
+        position += 6 + stops[0] + 1 if len(stops) else 16
+    assert position == len(ended)
+
+
+def test_half_of_the_batches_are_greedy(tmp_path: Path) -> None:
+    assert [SETTINGS.greedy(shard) for shard in range(4)] == [False, True, False, True]
+    assert not any(replace(SETTINGS, greedy_share=0.0).greedy(shard) for shard in range(20))
+    assert all(replace(SETTINGS, greedy_share=1.0).greedy(shard) for shard in range(20))
+    target = small_target()
+    written = written_text(alone(target), CORPUS, 256, SETTINGS, tmp_path, quiet).reshape(4, 4, 16)
+    greedy = [
+        torch.equal(generate(target, torch.from_numpy(shard[:, :6]).long(), 10), torch.from_numpy(shard).long())
+        for shard in written
+    ]
+    assert greedy == [False, True, False, True]
+
+
+def test_writing_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = alone(small_target())
+    whole = written_text(pair, CORPUS, 250, SETTINGS, tmp_path / "a", quiet)
+    calls: list[int] = []
+    real = distill.generate
+
+    def count(*arguments: Any) -> torch.Tensor:
+        calls.append(1)
+        return real(*arguments)
+
+    monkeypatch.setattr(distill, "generate", count)
+
+    def kill(what: str, done: int, total: int) -> None:
+        if done >= 128:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        written_text(pair, CORPUS, 250, SETTINGS, tmp_path / "b", kill)
+    assert len(calls) == 2
+    assert np.array_equal(written_text(pair, CORPUS, 250, SETTINGS, tmp_path / "b", quiet), whole)
+    assert len(calls) == 4  # 64 tokens each
+    more = written_text(pair, CORPUS, 300, SETTINGS, tmp_path / "b", quiet)
+    assert len(calls) == 5 and np.array_equal(more[:256], whole) and len(more) == 320
+    written_text(pair, CORPUS, 60, replace(SETTINGS, temperature=0.5), tmp_path / "b", quiet)
+    assert len(calls) == 6  # other settings, other text
+
+
+def test_training_text_mixes_by_share(tmp_path: Path) -> None:
+    pair = alone(small_target())
+    settings = TextSettings(text_folder(tmp_path / "t"), 0.25, 100, SETTINGS)
+    mixed = training_text(pair, settings, tmp_path / "c", quiet)
+    assert [share for _, share in mixed.sources] == [0.75, 0.25] and len(mixed.sources[1][0]) == 128
+    assert mixed.facts["generated_tokens"] == 128 and mixed.facts["corpus"] == "t"
+    for share in (0.0, 1.0):
+        alone_ = training_text(pair, replace(settings, generated_share=share), tmp_path / "c", quiet)
+        assert [given for _, given in alone_.sources] == [1.0]
+        assert np.array_equal(alone_.sources[0][0], mixed.sources[int(share)][0])
+
+
+def test_bad_settings_of_self_distillation_are_refused(tmp_path: Path) -> None:
+    for changes in ({"batch": 0}, {"greedy_share": 1.5}, {"temperature": 0.0}):
+        with pytest.raises(InputError):
+            replace(SETTINGS, **changes)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="generated_share=1.5 of TextSettings"):
+        TextSettings(generated_share=1.5)
+    with pytest.raises(InputError, match="prompt and new text of 206 tokens; this target reads at most 160"):
+        written_text(alone(small_target()), CORPUS, 9, replace(SETTINGS, new_tokens=200), tmp_path, quiet)
+    with pytest.raises(InputError, match="gives no prompts of 600"):
+        written_text(alone(small_target()), CORPUS, 9, replace(SETTINGS, prompt_tokens=600), tmp_path, quiet)

@@ -1,0 +1,343 @@
+"""The leaderboard: ranks what it says, tunes only on its part, averages draws, and shows it all."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specsim.compare.board import Board
+from specsim.compare.document import CSV_COLUMNS, as_document, combined, results_csv, trace_names, write_results
+from specsim.compare.leaderboard import leaderboards
+from specsim.compare.sensitivity import POINTS, search_values, sweep, swept_settings
+from specsim.cost.model import ConstantCost
+from specsim.io.errors import InputError
+from specsim.learn import search
+from specsim.learn.fit import fit
+from specsim.learn.space import search_space
+from specsim.policy.base import Variant, setting
+from specsim.policy.chain.base import ChainPolicy
+from specsim.policy.chain.max_confidence import MaxConfidence
+from specsim.policy.registry import POLICIES, make_policy
+from specsim.replaying.chain_oracle import chain_oracle_seconds
+from specsim.replaying.intervals import paired_difference
+from specsim.replaying.prediction import predict_policy
+from specsim.replaying.priced import PricedTrace
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
+from specsim.report.leaderboard import render_leaderboard
+from specsim.report.page import range_text, value_text
+from specsim.trace.split import split_sequences
+from specsim.trace.trace import Trace
+from tests.specsim.report.test_report import Page
+from tests.support.reference import RampCost, build_trace
+
+COST = RampCost()
+KINDS = [POLICIES[name] for name in ("fixed_k", "max_confidence", "beta_ts", "p_min", "space_k", "cali_ts")]
+
+
+def honest_trace(seed: int = 0, sequences: int = 16, depth: int = 8, **optional: np.ndarray) -> Trace:
+    """A drafter whose confidence is its chance of being right."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(30, 60, sequences).tolist()
+    confidence = rng.beta(2.0, 0.8, (sum(lengths), depth))
+    return build_trace(rng, rng.random(confidence.shape) < confidence, lengths, confidence=confidence, **optional)
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    return honest_trace()
+
+
+@pytest.fixture(scope="module")
+def board(trace: Trace) -> Board:
+    return leaderboards({"honest": trace}, [COST], kinds=KINDS, trials=12, replays=3)[0]
+
+
+def parts(trace: Trace) -> tuple[Trace, Trace]:
+    tuning, held = split_sequences(trace)
+    return trace.select(tuning), trace.select(held)
+
+
+def test_rows_are_predictions_on_the_held_out_part_best_first(trace: Trace, board: Board) -> None:
+    _, holdout = parts(trace)
+    speedups = [row.prediction.speedup.estimate for row in board.rows]
+    assert speedups == sorted(speedups, reverse=True)
+    for row in board.rows:
+        if row.policy.name != "beta_ts":
+            assert row.prediction == predict_policy(PricedTrace(holdout, COST), row.policy) and row.replays == 1
+    ar_s = replay(holdout, make_policy("fixed_k"), cost_table(holdout, COST)).autoregressive_s
+    best = chain_oracle_seconds(holdout, cost_table(holdout, COST))
+    assert board.oracle.estimate == pytest.approx(ar_s.sum() / best.sum()) and board.oracle.estimate > speedups[0]
+    for row in board.rows:
+        regret = board.oracle.estimate / row.prediction.speedup.estimate - 1
+        assert row.prediction.oracle_regret == pytest.approx(regret) and regret > 0
+
+
+def test_forms_and_reasons_are_all_there(board: Board) -> None:
+    labels = {row.label for row in board.rows}
+    assert labels >= {"fixed_k, tuned", "fixed_k, K = 4", "max_confidence, dynamic", "max_confidence, static"}
+    assert labels >= {"beta_ts, weak prior", "beta_ts, strong prior", "beta_ts, tuned", "p_min, default"}
+    assert dict(board.skipped).keys() == {"space_k", "cali_ts"}
+    assert "score" in dict(board.skipped)["cali_ts"]
+    assert {row.label for row in board.rows if not row.tuned} == {
+        "fixed_k, K = 4", "p_min, default", "beta_ts, weak prior", "beta_ts, strong prior"
+    }  # fmt: skip
+
+
+def test_tuning_never_sees_the_held_out_part(trace: Trace, board: Board) -> None:
+    _, held = split_sequences(trace)
+    rows = np.concatenate([np.arange(trace.offsets[s], trace.offsets[s + 1]) for s in held])
+    match = trace.match_len.copy()
+    match[rows] = 0
+    spoiled = dataclasses.replace(trace, match_len=match)
+    other = leaderboards({"spoiled": spoiled}, [COST], kinds=KINDS[:2], trials=12, replays=3, sensitivity=False)[0]
+    settings = {row.label: (row.policy, row.train_speedup) for row in board.rows}
+    assert {row.label: (row.policy, row.train_speedup) for row in other.rows}.items() <= settings.items()
+    assert other.rows[0].prediction.v_d == 0.0
+
+
+def test_differences_to_the_leader_hold_at_once_and_insignificant_ones_are_marked(trace: Trace, board: Board) -> None:
+    _, holdout = parts(trace)
+    ar_s = replay(holdout, make_policy("fixed_k"), cost_table(holdout, COST)).autoregressive_s
+    leader = board.rows[0]
+    assert leader.to_leader is None and not leader.tied
+    for row in board.rows[1:]:
+        alone = paired_difference(ar_s, leader.speculative_s, row.speculative_s).difference
+        assert row.to_leader.difference.estimate == alone.estimate >= 0
+        if alone.low < alone.high:
+            assert row.to_leader.difference.low < alone.low and row.to_leader.difference.high > alone.high
+        assert row.speedup.low < row.prediction.speedup.low and row.speedup.high > row.prediction.speedup.high
+        assert row.as_dict()["speedup"] == row.speedup.as_dict()
+        assert row.tied == (row.to_leader.difference.low <= 0)
+    assert any(row.tied for row in board.rows)
+    dear = leaderboards(
+        {"more": honest_trace(sequences=80)}, [ConstantCost(0.5, 1.0)], kinds=KINDS[:1], trials=8, sensitivity=False
+    )[0]
+    assert not all(row.tied for row in dear.rows[1:])
+
+
+def test_policies_that_draw_are_averaged_over_seeds(trace: Trace, board: Board) -> None:
+    _, holdout = parts(trace)
+    row = next(row for row in board.rows if row.label == "beta_ts, weak prior")
+    replays = [replay(holdout, row.policy, cost_table(holdout, COST), seed=seed, log=True) for seed in range(3)]
+    assert row.replays == 3
+    np.testing.assert_allclose(row.speculative_s, np.mean([r.speculative_s for r in replays], axis=0))
+    lengths = np.concatenate([r.rounds.drafted for r in replays])
+    assert row.mean_length == pytest.approx(lengths.mean())
+    assert row.prediction.v_d == pytest.approx(sum(r.accepted.sum() for r in replays) / lengths.sum())
+    assert sum(row.token_s) == pytest.approx(row.speculative_s.sum() / holdout.output_tokens.sum())
+    assert row.length_quantile(0.5) == int(np.quantile(lengths, 0.5, method="inverted_cdf"))
+
+
+def test_a_trace_cut_short_is_the_trace_with_shorter_drafts(trace: Trace) -> None:
+    cut = trace.shallower(3)
+    assert cut.depth == cut.meta["depth"] == 3 and cut.match_len.max() <= 3
+    policy = MaxConfidence(lambda0=0.5, dynamic=False, max_draft_tokens=3)
+    short, whole = (replay(part, policy, cost_table(part, COST), log=True) for part in (cut, trace))
+    assert short.rounds is not None and whole.rounds is not None and short.rounds.rows() == whole.rounds.rows()
+    for depth in (0, 9):
+        with pytest.raises(InputError, match="recorded to depth 8"):
+            trace.shallower(depth)
+
+
+def test_a_board_per_maximal_draft_leaves_out_what_drafts_longer(trace: Trace) -> None:
+    boards = leaderboards({"a": trace}, [COST], kinds=KINDS[:1], max_drafts=[3, 8], trials=8, sensitivity=False)
+    assert [board.max_draft for board in boards] == [3, 8]
+    assert [len(board.rows) for board in boards] == [1, 2]
+    assert "4 is more than the 3 tokens" in dict(boards[0].skipped)["fixed_k, K = 4"]
+    assert boards[0].rows[0].policy.settings["k"] <= 3
+    assert boards[0].oracle.estimate < boards[1].oracle.estimate
+
+
+def test_the_answer_depends_on_nothing_but_its_arguments(trace: Trace, board: Board) -> None:
+    seen: list[tuple[str, int, int]] = []
+    again = leaderboards(
+        {"honest": trace}, [COST], kinds=KINDS, trials=12, replays=3, jobs=1, progress=lambda *call: seen.append(call)
+    )[0]
+    assert json.dumps(again.as_dict()) == json.dumps(board.as_dict())
+    assert seen == [("honest, drafts up to 8", done, len(board.rows)) for done in range(1, len(board.rows) + 1)]
+
+
+def test_several_traces_are_combined_by_geometric_mean_and_rank(trace: Trace) -> None:
+    traces = {"first": trace, "second": honest_trace(1, sequences=10)}
+    costs = [COST, ConstantCost(1e-3, 2e-3)]
+    boards = leaderboards(traces, costs, kinds=KINDS[:2], trials=6, sensitivity=False)
+    assert [board.trace for board in boards] == ["first", "second"]
+    standings = combined(boards)
+    assert len(standings) == 4
+    for standing in standings:
+        places = [[row.label for row in board.rows].index(standing.label) for board in boards]
+        assert standing.ranks == [place + 1 for place in places] and standing.mean_rank == np.mean(standing.ranks)
+        speedups = [board.rows[place].prediction.speedup.estimate for board, place in zip(boards, places, strict=True)]
+        assert standing.speedup == pytest.approx(math.sqrt(math.prod(speedups)))
+    alone = leaderboards({"second": traces["second"]}, costs[1:], kinds=KINDS[:2], trials=6, sensitivity=False)
+    assert alone[0].as_dict() == boards[1].as_dict()
+
+
+def test_rejection_sampling_is_marked_and_averaged() -> None:
+    rng = np.random.default_rng(3)
+    exact = honest_trace(3, sequences=8, depth=4)
+    meta = {**exact.meta, "decoding": {"mode": "rejection", "temperature": 1.0}}
+    trace = dataclasses.replace(exact, meta=meta, accept_prob=rng.random(exact.prob.shape).astype(np.float32))
+    board = leaderboards({"r": trace}, [COST], kinds=KINDS[:1], trials=4, replays=2, sensitivity=False)[0]
+    _, holdout = parts(trace)
+    assert board.approximate and board.output_tokens == holdout.output_tokens.sum()
+    table = cost_table(holdout, COST)
+    for row in board.rows:
+        replays = [replay(holdout, row.policy, table, seed=seed) for seed in (0, 1)]
+        spent = sum(r.speculative_s for r in replays) / sum(r.draws for r in replays)
+        np.testing.assert_allclose(row.speculative_s, spent)
+        assert row.replays == 2
+        assert row.prediction.oracle_regret == pytest.approx(
+            board.oracle.estimate / row.prediction.speedup.estimate - 1
+        )
+
+
+def test_nothing_to_rank_and_bad_arguments_are_refused(trace: Trace) -> None:
+    with pytest.raises(InputError, match="serves none of the policies .*space_k: meant for"):
+        leaderboards({"a": trace}, [COST], kinds=[POLICIES["space_k"]])
+    with pytest.raises(InputError, match="2 costs for 1 traces"):
+        leaderboards({"a": trace}, [COST, COST])
+    with pytest.raises(InputError, match="replays=0"):
+        leaderboards({"a": trace}, [COST], replays=0)
+
+
+def test_an_interrupted_search_ends_the_board(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A policy tuned in part would stand among the others with nothing said of it."""
+    searched = search._run
+
+    def interrupted(*job: Any) -> None:
+        searched(*job)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(search, "_run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        leaderboards({"a": trace}, [COST], kinds=[POLICIES["fixed_k"]], trials=4, sensitivity=False, jobs=1)
+
+
+def test_a_sweep_is_the_held_out_speedup_value_by_value(trace: Trace, board: Board) -> None:
+    _, holdout = parts(trace)
+    (lengths,) = [swept for swept in board.sweeps if swept.policy == "fixed_k"]
+    assert lengths.values == list(range(1, 9)) and lengths.setting == "k"
+    for k, speedup in zip(lengths.values, lengths.speedups, strict=True):
+        assert speedup == pytest.approx(
+            predict_policy(PricedTrace(holdout, COST), make_policy("fixed_k", {"k": k})).speedup.estimate
+        )
+    assert lengths.at_tuned == lengths.speedups[lengths.values.index(lengths.tuned)]
+    assert lengths.spread_percent == pytest.approx(100 * (1 - min(lengths.speedups) / max(lengths.speedups)))
+    best = max(lengths.speedups)
+    assert lengths.near_best == [k for k, s in zip(range(1, 9), lengths.speedups, strict=True) if s >= 0.99 * best]
+    swept = {(swept.label, swept.setting) for swept in board.sweeps}
+    assert swept >= {("max_confidence, static", "lambda0"), ("beta_ts, tuned", "alpha0"), ("p_min, default", "p_min")}
+    assert not any(label in ("fixed_k, K = 4", "beta_ts, weak prior") for label, _ in swept)
+
+
+@dataclasses.dataclass(frozen=True)
+class Learner(MaxConfidence):
+    """Learns a table from the data: the mean confidence above a floor."""
+
+    table: tuple[float, ...] = setting((0.5,), 0.0, 1.0, doc="learned")
+    floor: float = setting(0.1, 0.0, 1.0, tune=(0.0, 0.8), doc="least confidence to learn from")
+    rule: str = setting("mean", choices=("mean", "median"), tune=(0, 1), doc="what to learn")
+
+    name = "learner"
+    variants = (Variant("learned", {"lambda0": 0.2}, tuned=False),)
+
+    @classmethod
+    def fit(cls, settings: Any, train: Trace, table: Any) -> Learner:
+        own = {"table": (float(train.confidence[train.confidence > settings.get("floor", 0.1)].mean()),), **settings}
+        return cls(**own)
+
+
+def test_a_sweep_learns_anew_for_every_value(trace: Trace) -> None:
+    train, _ = parts(trace)
+    assert swept_settings(Learner, Learner.variants[0]) == ["floor", "rule"]
+    seen: list[ChainPolicy] = []
+
+    def speedup(policy: ChainPolicy) -> tuple[float, float]:
+        seen.append(policy)
+        return policy.settings["table"][0], 0.0
+
+    tuned = fit(Learner, {"floor": 0.3}, train, None)
+    result = sweep("learner, learned", tuned, "floor", PricedTrace(train, COST), speedup)
+    assert len(result.values) == POINTS and result.speedups == sorted(result.speedups)
+    assert result.speedups[0] < result.at_tuned == tuned.settings["table"][0] < result.speedups[-1]
+    assert all(policy.settings["lambda0"] == tuned.lambda0 for policy in seen)
+    assert sweep("learner, learned", tuned, "rule", PricedTrace(train, COST), speedup).values == ["mean", "median"]
+
+
+def test_search_values_span_the_declared_range() -> None:
+    def values(policy: str, name: str, depth: int) -> list[Any]:
+        return search_values(
+            next(a for a in search_space(POLICIES[policy], {}, {"depth": depth}).axes if a.name == name)
+        )
+
+    log = values("beta_ts", "alpha0", 8)
+    assert len(log) == POINTS and np.ptp(np.diff(np.log(log))) < 1e-9
+    assert (log[0], log[-1]) == pytest.approx((0.1, 2000.0))
+    assert values("fixed_k", "k", 3) == [1, 2, 3]
+    assert values("renewal_stop", "signal", 3) == ["confidence", "entropy", "both", "all"]
+    nodes = values("sparse_tree", "nodes", 3)
+    assert (nodes[0], nodes[-1]) == (1, 64) and 15 <= len(nodes) <= POINTS
+
+
+def test_texts_of_values_and_ranges() -> None:
+    assert (value_text(0.12345), value_text(7), value_text("mean")) == ("0.123", "7", "mean")
+    assert range_text({"near_best": [2, 3, 5], "tuned": 3}) == "2 to 5"
+    assert range_text({"near_best": ["a", "b"], "tuned": "a"}) == "a, b"
+    assert range_text({"near_best": [], "tuned": 0.25}) == "0.25"
+
+
+@pytest.fixture(scope="module")
+def document(trace: Trace, board: Board) -> dict[str, Any]:
+    other = leaderboards({"<b>other": honest_trace(1)}, [COST], kinds=[Learner, *KINDS[:2]], trials=6)
+    return as_document([board, *other], {"trials": 12, "cost": "ramp & more"})
+
+
+def test_the_report_shows_every_row_and_figure_and_escapes_names(document: dict[str, Any]) -> None:
+    text = render_leaderboard(document)
+    page = Page(text)
+    assert page.names.count("svg") == 1 + 4 * len(document["boards"])
+    assert len(page.ids) == len(set(page.ids)), "no two figures share an id"
+    for board in document["boards"]:
+        for row in board["rows"]:
+            assert f"{row['label']}" in page.text
+            assert f"{row['speedup']['estimate']:.3f}" in page.text
+    assert "<b>other" in page.text and "<b>other" not in text and "ramp & more" in page.text
+    assert "http" not in text.replace("http://www.w3.org/", ""), "nothing is fetched"
+    assert render_leaderboard(document) == text
+    with pytest.raises(InputError, match="specsim-leaderboard"):
+        render_leaderboard({**document, "kind": "specsim-profile"})
+
+
+def test_results_are_three_files_of_the_same_numbers(document: dict[str, Any], tmp_path: Path) -> None:
+    write_results(tmp_path / "out", document)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "leaderboard.csv",
+        "leaderboard.json",
+        "report.html",
+    ]
+    written = (tmp_path / "out" / "leaderboard.json").read_text()
+    assert json.loads(written) == json.loads(json.dumps(document))
+    lines = list(csv.DictReader(io.StringIO(results_csv(document))))
+    rows = [(board["trace"], rank, row) for board in document["boards"] for rank, row in enumerate(board["rows"], 1)]
+    assert len(lines) == len(rows) and tuple(lines[0]) == CSV_COLUMNS
+    for line, (trace, rank, row) in zip(lines, rows, strict=True):
+        assert (line["trace"], line["rank"], line["label"]) == (trace, str(rank), row["label"])
+        assert float(line["speedup"]) == row["speedup"]["estimate"]
+        assert float(line["v_d"]) == row["v_d"] and float(line["oracle_regret"]) == row["oracle_regret"]
+
+
+def test_traces_are_named_by_as_much_of_the_path_as_they_need(tmp_path: Path) -> None:
+    assert trace_names([tmp_path / "a", tmp_path / "b"]) == ["a", "b"]
+    assert trace_names([tmp_path / "a" / "trace", tmp_path / "b" / "trace"]) == ["a/trace", "b/trace"]
+    with pytest.raises(InputError, match="given twice"):
+        trace_names([tmp_path / "a", tmp_path / "a"])

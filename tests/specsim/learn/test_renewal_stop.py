@@ -1,0 +1,351 @@
+"""RenewalStop compared with brute force, on traces with known acceptance probabilities."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.optimize import brentq
+
+from specsim.acceptance.formulas import leviathan_speedup
+from specsim.cost.model import ConstantCost, CostModel
+from specsim.io.errors import InputError
+from specsim.learn.chain_stopping import (
+    NEVER,
+    RoundCost,
+    SignalChain,
+    least_time_per_token_s,
+    mean_cost,
+    myopic_thresholds,
+    optimal_thresholds,
+    round_surplus_s,
+)
+from specsim.learn.fit import fit
+from specsim.policy.base import build_policy
+from specsim.policy.chain.fixed_k import FixedK
+from specsim.policy.chain.max_confidence import MaxConfidence
+from specsim.policy.chain.renewal_stop import RenewalStop
+from specsim.policy.chain.time_gain import TimeGain
+from specsim.replaying.replay import Replay, replay
+from specsim.replaying.table import cost_table
+from specsim.trace.trace import Trace
+from tests.support.reference import RampCost, build_trace, small_trace
+
+
+@dataclass(frozen=True)
+class FlatCost(CostModel):
+    """Positive costs of every part of a round, the same at every context, in seconds."""
+
+    step_s: float = 1e-3
+    catch_up_s: float = 4e-4
+    pass_s: float = 1e-2
+    per_token: float = 3e-4
+    ask: float = 5e-5
+    overhead: float = 2e-4
+
+    def draft(self, n_tokens: int, context: Any) -> Any:
+        return n_tokens * self.step_s + np.zeros(np.shape(context))
+
+    def catch_up(self, context: Any) -> Any:
+        return self.catch_up_s + np.zeros(np.shape(context))
+
+    def verify(self, n_tokens: int, context: Any) -> Any:
+        return self.pass_s + self.per_token * (n_tokens - 1) + np.zeros(np.shape(context))
+
+    def policy_step(self) -> float:
+        return self.ask
+
+    def round_overhead(self) -> float:
+        return self.overhead
+
+    def autoregressive_step(self, context: Any) -> Any:
+        return self.pass_s + np.zeros(np.shape(context))
+
+    def of_round(self, depth: int) -> RoundCost:
+        verify = np.array([0.0, *(float(self.verify(n, 0)) for n in range(1, depth + 2))])
+        draft = self.step_s * np.arange(depth + 1)
+        return RoundCost(draft, self.catch_up_s, verify, self.ask, self.overhead, self.pass_s)
+
+
+def chain_of(first: list[float], accept: list[float], following: list[list[float]]) -> SignalChain:
+    steps, accept_probs = np.array(following), np.array(accept)
+    return SignalChain(np.array(first), accept_probs, steps, steps @ accept_probs)
+
+
+STEADY = chain_of([0.4, 0.4, 0.2], [0.95, 0.7, 0.3], [[0.8, 0.15, 0.05], [0.3, 0.5, 0.2], [0.2, 0.3, 0.5]])
+# The second token reveals whether the rest of the round is accepted.
+FORK = chain_of([1.0, 0.0, 0.0], [0.9, 0.99, 0.01], [[0.0, 0.35, 0.65], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
+COST = FlatCost()
+
+
+def world(chain: SignalChain, seed: int, *, sequences: int = 40, length: int = 700, depth: int = 6) -> Trace:
+    """Rounds that are independent draws of a chain, with the acceptance probability as confidence."""
+    rng = np.random.default_rng(seed)
+    rows = sequences * length
+    bins = np.empty((rows, depth), dtype=int)
+    bins[:, 0] = rng.choice(len(chain.first), size=rows, p=chain.first)
+    for i in range(1, depth):
+        bins[:, i] = (rng.random(rows)[:, None] > np.cumsum(chain.following[bins[:, i - 1]], axis=1)).sum(axis=1)
+    accept_prob = chain.accept[bins]
+    hits = rng.random(accept_prob.shape) < accept_prob
+    return build_trace(
+        rng, hits, [length] * sequences, confidence=accept_prob, entropy_nats=1 - accept_prob, vocabulary=100_000
+    )
+
+
+def brute_force_surplus_s(chain: SignalChain, cost: FlatCost, time_per_token_s: float, depth: int) -> float:
+    """A round's value x tokens - seconds under optimal stopping, over the whole tree of signals."""
+
+    @cache
+    def beyond_s(d: int, b: int, path: float) -> float:
+        """The d-th token is drafted, in bin b, and accepted with all before it with probability `path`."""
+        if d == depth:
+            return -path * cost.catch_up_s
+        asked_s = cost.ask if d + 1 < depth else 0.0
+        on_s = -cost.step_s - cost.per_token - asked_s
+        for c, accept_prob in enumerate(chain.following[b].tolist()):
+            if accept_prob:
+                then = path * float(chain.accept[c])
+                on_s += accept_prob * (time_per_token_s * then + beyond_s(d + 1, c, then))
+        return max(-path * cost.catch_up_s, on_s)
+
+    fixed_s = cost.step_s + cost.pass_s + cost.per_token + cost.overhead + (cost.ask if depth > 1 else 0.0)
+    total = time_per_token_s - fixed_s
+    for b, accept_prob in enumerate(chain.first.tolist()):
+        right = float(chain.accept[b])
+        total += accept_prob * (time_per_token_s * right + beyond_s(1, b, right))
+    return total
+
+
+def brute_force_time_s(chain: SignalChain, cost: FlatCost, depth: int) -> float:
+    return float(brentq(lambda v: brute_force_surplus_s(chain, cost, v, depth), 0.0, 0.1, xtol=1e-12))
+
+
+def time_per_token_s(result: Replay) -> tuple[float, float]:
+    """Mean over sequences of equal length, and its standard error."""
+    each = result.speculative_s / result.output_tokens
+    return float(each.mean()), float(each.std(ddof=1) / len(each) ** 0.5)
+
+
+@pytest.mark.parametrize("chain", [STEADY, FORK], ids=["steady", "fork"])
+@pytest.mark.parametrize("cost", [COST, FlatCost(step_s=3e-3), FlatCost(per_token=0.0, catch_up_s=0.0, ask=0.0)])
+def test_the_fixed_point_is_that_of_brute_force(chain: SignalChain, cost: FlatCost) -> None:
+    """The grid over path probabilities has an error of at most 0.1 %."""
+    least_s = least_time_per_token_s(chain, cost.of_round(6), 6)
+    assert least_s == pytest.approx(brute_force_time_s(chain, cost, 6), rel=1e-3)
+    surplus = [round_surplus_s(chain, cost.of_round(6), v, 6) for v in (0.9 * least_s, least_s, 1.1 * least_s)]
+    assert surplus[0] < 0 < surplus[2] and abs(surplus[1]) < 1e-8
+    for v in (0.5 * least_s, least_s, 2 * least_s):
+        grid, tree = round_surplus_s(chain, cost.of_round(6), v, 6), brute_force_surplus_s(chain, cost, v, 6)
+        assert grid == pytest.approx(tree, abs=1e-3 * cost.pass_s)
+
+
+@pytest.mark.parametrize("accept_prob", [0.3, 0.6, 0.8, 0.9, 0.97])
+@pytest.mark.parametrize("cost_ratio", [0.02, 0.1, 0.3])
+def test_on_iid_acceptance_it_is_the_best_fixed_length(accept_prob: float, cost_ratio: float) -> None:
+    depth = 16
+    chain = chain_of([1.0], [accept_prob], [[1.0]])
+    cost = FlatCost(cost_ratio, 0.0, 1.0, 0.0, 0.0, 0.0).of_round(depth)
+    lengths = np.arange(1, depth + 1)
+    speedups = leviathan_speedup(accept_prob, lengths, cost_ratio)
+    least_s = least_time_per_token_s(chain, cost, depth)
+    assert least_s == pytest.approx(1 / speedups.max(), rel=1e-3)
+    thresholds, _ = optimal_thresholds(chain, cost, least_s, depth)
+    on = accept_prob ** lengths[:-1] >= thresholds[:, 0]
+    drafted = depth if on.all() else int(on.argmin()) + 1
+    assert speedups[drafted - 1] == pytest.approx(speedups.max(), rel=1e-3)
+
+
+def test_looking_ahead_pays_for_information() -> None:
+    """One more token returns 0.9 x 0.35 of a token's value, less than its cost, but reveals all later tokens."""
+    expensive, depth = FlatCost(step_s=2.5e-3), 6
+    cost = expensive.of_round(depth)
+    time_per_token_s = least_time_per_token_s(FORK, cost, depth)
+    ahead, _ = optimal_thresholds(FORK, cost, time_per_token_s, depth)
+    myopic = myopic_thresholds(FORK, cost, time_per_token_s, depth)
+    assert ahead.shape == myopic.shape == (5, 3)
+    assert ahead[0, 0] < FORK.accept[0] < myopic[0, 0] < NEVER
+    assert (np.minimum(ahead, 1) <= myopic + 1 / 128).all()  # a grid step; no path probability exceeds 1
+
+    train, holdout = world(FORK, 1), world(FORK, 2)
+    speedups = {}
+    for lookahead in (True, False):
+        policy = fit(RenewalStop, {"max_draft_tokens": 6, "lookahead": lookahead}, train, cost_table(train, expensive))
+        speedups[lookahead] = replay(holdout, policy, cost_table(holdout, expensive)).speedup
+    assert speedups[True] > 1.05 * speedups[False]
+
+
+@pytest.mark.parametrize("calibration", ["platt", "isotonic"])
+@pytest.mark.parametrize("chain", [STEADY, FORK], ids=["steady", "fork"])
+def test_held_out_time_is_the_minimum(chain: SignalChain, calibration: str) -> None:
+    """Within 4 standard errors of brute force, and 1 % for the error of a fit to 28,000 positions."""
+    train, holdout = world(chain, 1), world(chain, 2)
+    policy = fit(RenewalStop, {"max_draft_tokens": 6, "calibration": calibration}, train, cost_table(train, COST))
+    spent_s, error_s = time_per_token_s(replay(holdout, policy, cost_table(holdout, COST)))
+    least_s = brute_force_time_s(chain, COST, 6)
+    assert error_s < 0.01 * least_s
+    assert least_s - 4 * error_s <= spent_s <= 1.01 * least_s + 4 * error_s
+    trained_s, _ = time_per_token_s(replay(train, policy, cost_table(train, COST)))
+    assert policy.time_per_token_s == pytest.approx(trained_s, rel=0.005)  # the fixed point
+
+
+def test_no_fixed_length_and_no_threshold_is_faster() -> None:
+    train, holdout = world(STEADY, 3), world(STEADY, 4)
+    policy = fit(RenewalStop, {"max_draft_tokens": 6}, train, cost_table(train, COST))
+    table = cost_table(holdout, COST)
+    result = replay(holdout, policy, table)
+    rivals = [FixedK(k=k) for k in range(1, 7)]
+    levels = [0.1, 0.25, 0.35, 0.5, 0.65, 0.75, 0.9, 0.97]
+    rivals += [MaxConfidence(lambda0=x, dynamic=False, max_draft_tokens=6) for x in levels]
+    rivals += [TimeGain(cost_ratio=x, max_draft_tokens=6) for x in levels]
+    for rival in rivals:
+        difference_s = replay(holdout, rival, table).speculative_s - result.speculative_s
+        error_s = difference_s.std(ddof=1) / len(difference_s) ** 0.5
+        assert difference_s.mean() >= -2 * error_s, rival
+
+
+def test_a_run_of_accepted_tokens_counts_where_text_is_easy_in_stretches() -> None:
+    """Confidence is uninformative; stretches of 60 tokens are easy or hard, and no fixed length fits both."""
+    rng = np.random.default_rng(0)
+
+    def stretches() -> Trace:
+        easy = rng.random(500) < 0.5
+        accept_prob = np.repeat(np.where(easy, 0.97, 0.3), 60)[:, None] * np.ones(8)
+        hits = rng.random(accept_prob.shape) < accept_prob
+        flat = np.full(accept_prob.shape, 0.5)
+        return build_trace(rng, hits, [1000] * 30, confidence=flat, entropy_nats=flat, vocabulary=100_000)
+
+    train, holdout = stretches(), stretches()
+    policy = fit(RenewalStop, {"max_draft_tokens": 8}, train, cost_table(train, COST))
+    table = cost_table(holdout, COST)
+    assert policy.adapts and policy.weights[5] > 0
+    best = max(replay(holdout, FixedK(k=k), table).speedup for k in range(1, 9))
+    assert replay(holdout, policy, table).speedup > 1.05 * best
+
+
+@pytest.fixture(scope="module")
+def fitted() -> RenewalStop:
+    trace = small_trace()
+    return fit(RenewalStop, {"max_draft_tokens": 6}, trace, cost_table(trace, RampCost()))
+
+
+def test_a_fitted_policy_survives_json(fitted: RenewalStop) -> None:
+    settings = json.loads(json.dumps(fitted.settings))
+    assert build_policy(RenewalStop, settings) == fitted
+    nothing: Any = None
+    assert fit(RenewalStop, settings, nothing, nothing) == fitted  # is not fitted again
+    assert len(fitted.thresholds) == 5 * (len(fitted.edges) + 1) and fitted.time_per_token_s > 0
+
+
+def test_the_fit_is_deterministic(fitted: RenewalStop) -> None:
+    trace = small_trace()
+    assert fit(RenewalStop, {"max_draft_tokens": 6}, trace, cost_table(trace, RampCost())) == fitted
+
+
+def test_without_data_it_thresholds_a_rough_path_probability() -> None:
+    """Log odds 0.55 + 0.37 of confidence's - 0.24 sqrt(entropy) + 0.11 of the token's own.
+
+    The knots bend the curve by 1e-3 at most.
+    """
+    trace = small_trace(1)
+    confidence, entropy = trace.confidence.astype(float), trace.entropy_nats.astype(float)
+    prob = trace.prob.astype(float)
+    odds = 0.55 + 0.37 * np.log(confidence / (1 - confidence)) - 0.24 * np.sqrt(entropy)
+    odds += 0.11 * np.log(prob / (1 - prob))
+    path = np.cumprod(1 / (1 + np.exp(-odds)), axis=1)
+    log = replay(trace, RenewalStop(max_draft_tokens=6), cost_table(trace, RampCost()), log=True).rounds
+    assert log is not None
+    rows = trace.offsets[log.sequence] + log.t
+    clear = np.abs(path[rows] - 0.4).min(axis=1) > 2e-3  # rounds that do not depend on the knots
+    stopped = np.append(path[rows, :5] < 0.4, np.ones((len(rows), 1), dtype=bool), axis=1).argmax(axis=1) + 1
+    expected = np.minimum(stopped, trace.draft_limit[rows])
+    assert clear.sum() >= 0.9 * len(rows) >= 20
+    np.testing.assert_array_equal(log.drafted[clear], expected[clear])
+    assert not RenewalStop().adapts
+
+
+@pytest.mark.parametrize(("lookahead", "signal"), [*itertools.product([True, False], ["confidence", "entropy"])])
+@pytest.mark.parametrize("rate", [0.0, 1.0])
+def test_traces_with_one_outcome_can_be_fitted(lookahead: bool, signal: str, rate: float) -> None:
+    """All rejected: one token a round. All accepted: to the limit."""
+    rng = np.random.default_rng(0)
+    trace = build_trace(rng, rng.random((200, 5)) < rate, [100, 100])
+    settings = {"lookahead": lookahead, "signal": signal, "max_draft_tokens": 5}
+    policy = fit(RenewalStop, settings, trace, cost_table(trace, COST))
+    log = replay(trace, policy, cost_table(trace, COST), log=True).rounds
+    assert log is not None
+    whole = log[log.t < 94]  # the budget shortens the drafts after it
+    assert set(whole.drafted.tolist()) == ({1} if rate == 0 else {5})
+
+
+def test_a_trace_of_rejection_sampling_can_be_fitted() -> None:
+    """Probabilities are recorded instead of outcomes; the speedup is that of the exact trace."""
+    exact = world(STEADY, 6, sequences=5)
+    accept_probs = {"accept_prob": exact.confidence, "meta": {**exact.meta, "decoding": {"mode": "rejection"}}}
+    drawn = replace(exact, **accept_probs)
+    assert drawn.approximate
+    table = cost_table(drawn, COST)
+    speedup, exact_speedup = (
+        replay(drawn, fit(RenewalStop, {"max_draft_tokens": 6}, t, table), table).speedup for t in (drawn, exact)
+    )
+    assert speedup == pytest.approx(exact_speedup, rel=0.02)
+
+
+def test_a_draft_of_one_token_leaves_nothing_to_decide() -> None:
+    trace = small_trace()
+    table = cost_table(trace, RampCost())
+    policy = fit(RenewalStop, {"max_draft_tokens": 1}, trace, table)
+    assert replay(trace, policy, table).speedup == replay(trace, FixedK(k=1), table).speedup
+
+
+def test_a_larger_value_drafts_longer() -> None:
+    trace = world(STEADY, 5, sequences=10)
+    table = cost_table(trace, COST)
+    drafted = [
+        replay(trace, fit(RenewalStop, {"max_draft_tokens": 6, "value_scale": x}, trace, table), table).drafted.sum()
+        for x in (0.3, 1.0, 3.0)
+    ]
+    assert drafted[0] < drafted[1] < drafted[2]
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"weights": (1.0, 2.0)}, "weights has to hold 7 numbers"),
+        ({"probs": (0.5, 0.6, 0.7)}, "probs has to hold as many numbers as knots"),
+        ({"knots": tuple(range(64, -1, -1))}, "knots has to hold increasing"),
+        ({"edges": (1.0, 0.0), "thresholds": (0.1, 0.2, 0.3)}, "edges has to hold increasing"),
+        ({"thresholds": (0.1, 0.2, 0.3)}, "thresholds has to hold one number per depth and bin"),
+    ],
+)
+def test_tables_that_do_not_fit_each_other_are_refused(settings: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(InputError, match=complaint):
+        RenewalStop(**settings)
+
+
+def test_mean_costs_weigh_contexts_by_positions() -> None:
+    """With costs linear in context, the mean over positions is the cost at the mean bucket."""
+    trace = replace(small_trace(), meta={**small_trace().meta})
+    table = cost_table(trace, RampCost())
+    context = np.concatenate(
+        [p - 1 + np.arange(n) for p, n in zip(trace.prompt_tokens, trace.output_tokens, strict=True)]
+    )
+    cost = mean_cost(trace, table)
+    buckets = context >> table.bucket_bits
+    np.testing.assert_allclose(cost.draft_s, table.draft_s[:, buckets].mean(axis=1))
+    np.testing.assert_allclose(cost.verify_s[1:], table.verify_s[1:, buckets].mean(axis=1))
+    assert cost.autoregressive_s == pytest.approx(table.autoregressive_s[buckets].mean())
+
+
+def test_costs_of_zero_are_refused() -> None:
+    free = FlatCost(0.0, 0.0, 0.0, 0.0, 0.0, 0.0).of_round(3)
+    with pytest.raises(InputError, match="rounds of 0 seconds"):
+        least_time_per_token_s(STEADY, free, 3)
+    trace = small_trace()
+    with pytest.raises(InputError, match="drafts up to 16 tokens"):
+        fit(RenewalStop, {}, trace, cost_table(trace, ConstantCost(1e-3, 1e-2)))

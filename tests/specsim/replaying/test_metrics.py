@@ -1,0 +1,231 @@
+"""Formulas against printed tables, against each other, and by hand."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specsim.acceptance import formulas as metrics
+from specsim.io.errors import InputError
+
+ROUNDING = 0.005  # v_d, r_d and speed-ups are printed to two places
+
+
+class Row(NamedTuple):
+    """One row of EESD's tables 10 to 13; times are for 512 tokens."""
+
+    table: int
+    dataset: str
+    target: str
+    method: str
+    v_d: float
+    r_d: float
+    hm_percent: float
+    time_s: float
+    speedup: float
+
+
+# Liu et al. 2024 (EESD). Autoregressive times: 56.32, 62.59 s (LLaMA-2-70B on GSM8K, XSum);
+# 21.93, 22.46, 21.83, 21.61 s (LLaMA-2-13B on GSM8K, XSum, HumanEval, MT-bench).
+ROWS = [
+    Row(10, "gsm8k", "LLaMA-2-70B", "Vanilla SD", 0.74, 0.88, 80.35, 29.89, 1.88),
+    Row(11, "xsum", "LLaMA-2-70B", "Vanilla SD", 0.57, 0.83, 67.30, 42.85, 1.46),
+    Row(10, "gsm8k", "LLaMA-2-70B", "Self SD", 0.90, 0.70, 78.64, 41.09, 1.37),
+    Row(11, "xsum", "LLaMA-2-70B", "Self SD", 0.80, 0.60, 68.60, 51.72, 1.21),
+    Row(10, "gsm8k", "LLaMA-2-70B", "Cali-TS", 0.56, 0.71, 62.25, 24.61, 2.29),
+    Row(11, "xsum", "LLaMA-2-70B", "Cali-TS", 0.46, 0.65, 53.41, 33.58, 1.86),
+    Row(10, "gsm8k", "LLaMA-2-13B", "Medusa", 0.24, 0.47, 31.71, 12.42, 1.77),
+    Row(11, "xsum", "LLaMA-2-13B", "Medusa", 0.18, 0.41, 25.03, 14.67, 1.53),
+    Row(12, "humaneval", "LLaMA-2-13B", "Medusa", 0.19, 0.42, 26.67, 13.57, 1.61),
+    Row(13, "mt_bench", "LLaMA-2-13B", "Medusa", 0.38, 0.50, 43.08, 11.43, 1.89),
+    Row(10, "gsm8k", "LLaMA-2-13B", "Beta-TS", 0.50, 0.67, 57.22, 11.46, 1.91),
+    Row(11, "xsum", "LLaMA-2-13B", "Beta-TS", 0.48, 0.66, 55.46, 12.18, 1.84),
+    Row(12, "humaneval", "LLaMA-2-13B", "Beta-TS", 0.54, 0.72, 61.43, 10.52, 2.08),
+    Row(13, "mt_bench", "LLaMA-2-13B", "Beta-TS", 0.56, 0.70, 62.15, 10.65, 2.03),
+    Row(10, "gsm8k", "LLaMA-2-13B", "Cali-TS", 0.52, 0.69, 58.97, 10.77, 2.04),
+    Row(11, "xsum", "LLaMA-2-13B", "Cali-TS", 0.49, 0.67, 56.45, 11.69, 1.92),
+    Row(12, "humaneval", "LLaMA-2-13B", "Cali-TS", 0.55, 0.73, 62.87, 10.14, 2.15),
+    Row(13, "mt_bench", "LLaMA-2-13B", "Cali-TS", 0.58, 0.72, 64.31, 10.24, 2.11),
+]
+# Effective T_d/T_t per (target, method): one number for all data sets, about 1.5 times the
+# measured share because it also absorbs what Eq. 14 leaves out.
+EFFECTIVE_ALPHA = {
+    ("LLaMA-2-70B", "Vanilla SD"): 0.350,
+    ("LLaMA-2-70B", "Self SD"): 0.561,
+    ("LLaMA-2-70B", "Cali-TS"): 0.124,
+    ("LLaMA-2-13B", "Medusa"): 0.022,
+    ("LLaMA-2-13B", "Beta-TS"): 0.149,
+    ("LLaMA-2-13B", "Cali-TS"): 0.145,
+}
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_hm_is_the_printed_one_to_the_rounding_of_its_inputs(row: Row) -> None:
+    """HM rises with both inputs, so their rounding intervals bound it."""
+    low = 100 * metrics.harmonic_mean(row.v_d - ROUNDING, row.r_d - ROUNDING)
+    high = 100 * metrics.harmonic_mean(row.v_d + ROUNDING, row.r_d + ROUNDING)
+    assert low - 0.005 <= row.hm_percent <= high + 0.005
+    assert high - low < 1.3  # a bound that says something
+
+
+def test_eq14_reproduces_the_printed_speedups_with_one_effective_ratio_per_method() -> None:
+    """Four data sets, speed-ups from 1.21 to 2.29: mean error below 2 %, largest below 3.5 %."""
+    alpha_c = [EFFECTIVE_ALPHA[row.target, row.method] for row in ROWS]
+    predicted = metrics.eq14_speedup([row.v_d for row in ROWS], [row.r_d for row in ROWS], alpha_c)
+    error = np.abs(predicted / [row.speedup for row in ROWS] - 1)
+    assert error.mean() < 0.02 and error.max() < 0.035
+
+
+def test_eq13_and_eq14_overstate_a_measured_run_by_what_they_leave_out() -> None:
+    """EESD table 8, XSum, LLaMA-2-13B, Beta-TS: 3.656 s drafting, 7.986 s verifying, 0.54 s else."""
+    row = next(r for r in ROWS if (r.table, r.target, r.method) == (11, "LLaMA-2-13B", "Beta-TS"))
+    drafted, rounds, target_s = 512 * row.r_d / row.v_d, 512 * (1 - row.r_d), 22.46 / 512
+    draft_s = 3.656 / drafted
+    time_s = float(metrics.eq13_time_s(drafted, rounds, draft_s, target_s))
+    assert time_s == pytest.approx(3.656 + 22.46 * 0.34, rel=1e-12)
+    assert row.time_s == pytest.approx(3.656 + 7.986 + 0.014 + 0.526, abs=0.01)
+    speedup = float(metrics.eq14_speedup(row.v_d, row.r_d, draft_s / target_s))
+    assert speedup == pytest.approx(22.46 / time_s, rel=1e-12)
+    assert speedup / row.speedup == pytest.approx(1.08, abs=0.01)
+
+
+counts, seconds = st.integers(0, 20_000), st.floats(1e-5, 1.0)
+runs = st.tuples(st.integers(1, 2000), counts, counts, seconds, seconds).filter(lambda run: 0 < run[1] <= 50 * run[0])
+
+
+@given(runs)
+def test_eq14_is_eq13_divided_into_the_baseline(run: tuple[int, int, int, float, float]) -> None:
+    """For a run that emits accepted + rounds tokens; the cancellation in Eq. 14 costs at most 50 eps."""
+    rounds, accepted, rejected, draft_s, target_s = run
+    drafted, output = accepted + rejected, accepted + rounds
+    v_d, r_d = metrics.draft_precision(accepted, drafted), metrics.draft_recall(accepted, output)
+    expected = output * target_s / metrics.eq13_time_s(drafted, rounds, draft_s, target_s)
+    alpha_c = draft_s / target_s
+    assert metrics.eq14_speedup(v_d, r_d, alpha_c) == pytest.approx(float(expected), rel=1e-12)
+    if abs(alpha_c - v_d) > 1e-9:
+        assert (metrics.eq14_speedup(v_d, r_d, alpha_c) > 1) == (alpha_c < v_d)
+
+
+def test_rates_by_hand() -> None:
+    """8 drafted, 6 accepted, 2 rounds: 8 tokens."""
+    assert metrics.draft_precision(6, 8) == 0.75
+    assert metrics.draft_recall(6, 8) == 0.75
+    assert metrics.tokens_per_round(8, 2) == 4
+    assert metrics.harmonic_mean(0.5, 1.0) == pytest.approx(2 / 3)
+    assert metrics.eq13_time_s(8, 2, 0.5, 10.0) == 24
+    np.testing.assert_array_equal(metrics.draft_precision([3, 0], [4, 0]), [0.75, 0])
+    np.testing.assert_array_equal(metrics.harmonic_mean([0.0, 1.0], [0.0, 1.0]), [0, 1])
+
+
+def test_a_run_that_drafts_nothing_has_speedup_1() -> None:
+    assert metrics.eq14_speedup(0.0, 0.0, 0.1) == 1
+    np.testing.assert_array_equal(metrics.eq14_speedup([0.0, 0.5], [0.0, 0.5], [0.1, 0.5]), [1, 1])
+
+
+def test_eq5_is_negative_where_drafting_saves_time() -> None:
+    """EDD + PCT, appendix B: 1.1 and 29.8 ms on 7B, so the break-even path probability is 0.037."""
+    extra_s = metrics.eq5_expected_extra_time_s([1.0, 0.038, 0.036, 0.0], 1.1e-3, 29.8e-3)
+    assert (extra_s < 0).tolist() == [True, True, False, False]
+    assert extra_s[[0, 3]] == pytest.approx([1.1e-3 - 29.8e-3, 1.1e-3])
+    # The paper's left side: (1 - p)(s_t + s_d) + p s_d - s_t
+    assert extra_s[1] == pytest.approx(0.962 * 30.9e-3 + 0.038 * 1.1e-3 - 29.8e-3)
+
+
+# Leviathan et al. 2023, arXiv:2211.17192, table 1: (alpha, gamma, speed at c = 0).
+LEVIATHAN = [(0.6, 2, 1.96), (0.7, 3, 2.53), (0.8, 2, 2.44), (0.8, 5, 3.69), (0.9, 2, 2.71), (0.9, 10, 6.86)]
+
+
+@pytest.mark.parametrize(("accept_prob", "k", "speed"), LEVIATHAN)
+def test_leviathans_table(accept_prob: float, k: int, speed: float) -> None:
+    assert metrics.leviathan_speedup(accept_prob, k, 0.0) == pytest.approx(speed, abs=ROUNDING)
+
+
+# Agrawal et al. 2024 (AdaEDL), table 1: autoregressive and Base-SPD tokens/s at K = 3, 7, 16, with
+# the acceptance fitted per data set. The draft cost ratio 0.096 is fitted once for all nine rates.
+ADAEDL = [
+    ("cnn_dm", 0.724, 25.74, (54.10, 51.50, 36.30)),
+    ("dolly_15k", 0.648, 29.02, (54.70, 47.60, 32.10)),
+    ("wmt_19", 0.463, 29.80, (40.90, 32.70, 22.30)),
+]
+
+
+@pytest.mark.parametrize(("dataset", "accept_prob", "baseline", "rates"), ADAEDL)
+def test_one_cost_ratio_explains_base_spd(
+    dataset: str, accept_prob: float, baseline: float, rates: tuple[float, ...]
+) -> None:
+    """Four parameters for nine rates between 22 and 55 tokens/s: mean error below 2 %, largest 4 %."""
+    predicted = baseline * metrics.leviathan_speedup(accept_prob, [3, 7, 16], 0.096)
+    error = np.abs(predicted / rates - 1)
+    assert error.mean() < 0.02 and error.max() < 0.04
+
+
+@given(accept_prob=st.floats(0, 1), k=st.integers(0, 256))
+def test_mean_tokens_per_round_is_the_geometric_sum(accept_prob: float, k: int) -> None:
+    """1 + a + ... + a^K, up to a = 1 and next to it."""
+    exact = math.fsum(accept_prob**i for i in range(k + 1))
+    assert metrics.mean_tokens_per_round(accept_prob, k) == pytest.approx(exact, rel=1e-12)
+
+
+def test_leviathans_formula_at_its_limits() -> None:
+    assert metrics.mean_tokens_per_round([0.0, 1.0, 0.5], [7, 7, 0]).tolist() == [1, 8, 1]
+    assert metrics.mean_tokens_per_round(math.nextafter(1, 0), 7) == pytest.approx(8, rel=1e-14)
+    assert metrics.mean_tokens_per_round(0.8, 1e6) == pytest.approx(5)
+    assert metrics.leviathan_speedup(1.0, 4, 0.25) == 2.5
+    assert metrics.leviathan_speedup(0.0, 4, 0.25) == 0.5
+    assert metrics.leviathan_speedup(0.3, 0, 0.25) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(("accept_prob", "k"), [(-0.01, 1), (1.01, 1), (math.nan, 1), (0.5, -1), (0.5, math.nan)])
+def test_leviathans_formula_refuses_what_is_no_probability(accept_prob: float, k: float) -> None:
+    with pytest.raises(InputError, match="accept_prob must lie in"):
+        metrics.mean_tokens_per_round([0.5, accept_prob], k)
+
+
+def test_adaedl_stops_at_the_entropies_of_its_score() -> None:
+    """1 - sqrt(0.2 H) reaches 0.8, 0.6, 0.4, 0.2, 0 at H = 0.2, 0.8, 1.8, 3.2, 5 nats."""
+    np.testing.assert_allclose(
+        metrics.adaedl_score([0.2, 0.8, 1.8, 3.2, 5.0, 20.0], 0.2), [0.8, 0.6, 0.4, 0.2, 0, -1], atol=1e-15
+    )
+
+
+def test_reliability_by_hand() -> None:
+    """Gaps 0.05, 0.15 and twice |0.975 - 0.5| over four tokens: ECE 0.2875."""
+    result = metrics.reliability([0.05, 0.15, 0.95, 1.0], [False, False, True, False])
+    assert result.count.tolist() == [1, 1, 0, 0, 0, 0, 0, 0, 0, 2]
+    assert result.ece == pytest.approx((0.05 + 0.15 + 2 * 0.475) / 4)
+    assert result.accept_rate[[0, 1, 9]].tolist() == [0, 0, 0.5]
+    assert result.mean_confidence[[0, 1, 9]] == pytest.approx([0.05, 0.15, 0.975])
+    assert np.isnan(result.accept_rate[2:9]).all() and np.isnan(result.mean_confidence[2:9]).all()
+    assert result.edges == pytest.approx(np.linspace(0, 1, 11))
+
+
+def test_reliability_bins_hold_their_lower_edge_and_the_last_bin_holds_1() -> None:
+    result = metrics.reliability([0.0, 0.25, 0.5, 0.75, 1.0, np.float32(1.0000001)], [1] * 6, bins=4)
+    assert result.count.tolist() == [1, 1, 1, 3]
+    assert metrics.reliability([1.0, 1.0], [1, 1]).ece == 0
+    assert metrics.reliability([1.0, 1.0], [0, 0]).ece == 1
+    with pytest.raises(InputError, match="no data"):
+        metrics.reliability([], [])
+
+
+def test_ece_tells_a_calibrated_drafter_from_an_overconfident_one() -> None:
+    """n tokens in B bins: a calibrated ECE is about sqrt(B / n) * 0.33 = 0.003 here."""
+    rng = np.random.default_rng(0)
+    confidence, u = rng.random(100_000), rng.random(100_000)
+    assert metrics.reliability(confidence, u < confidence).ece < 0.006
+    # Acceptance c^2 instead of c: the gap averages to 1/2 - 1/3.
+    assert metrics.reliability(confidence, u < confidence**2).ece == pytest.approx(1 / 6, abs=0.01)
+
+
+def test_distinct_trigrams_by_hand() -> None:
+    repeating, fresh, short = np.array([1, 2, 3, 1, 2, 3]), np.arange(9), np.array([1, 2])
+    assert metrics.distinct_trigrams([repeating]) == 0.75  # 123 231 312 123
+    assert metrics.distinct_trigrams([fresh]) == 1
+    assert metrics.distinct_trigrams([np.zeros(12, dtype=int)]) == 0.1
+    assert metrics.distinct_trigrams([repeating, fresh, short]) == 0.875
+    assert metrics.distinct_trigrams([short]) == metrics.distinct_trigrams([]) == 1

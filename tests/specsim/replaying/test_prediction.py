@@ -1,0 +1,105 @@
+"""From counts to a prediction, and the rungs of the ladder."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from specsim.acceptance.formulas import eq13_time_s
+from specsim.cost.profile import ProfileCost
+from specsim.policy.chain.adaedl import AdaEDL
+from specsim.policy.chain.fixed_k import FixedK
+from specsim.policy.chain.space_k import SpaceK
+from specsim.replaying.chain_oracle import chain_oracle_seconds
+from specsim.replaying.intervals import ratio_interval
+from specsim.replaying.prediction import ladder, predict_policy, summarise
+from specsim.replaying.priced import PricedTrace
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
+from tests.support.reference import RampCost, build_trace, small_trace
+
+POLICY = AdaEDL(lambda0=0.1, max_draft_tokens=6)
+
+
+def flat_profile(step: float = 0.0) -> ProfileCost:
+    """s_d = 1 ms, s_t = 10 ms at every context; `step` adds what the papers' cost leaves out."""
+    contexts = np.array([0, 100])
+    return ProfileCost(
+        contexts=contexts,
+        draft_step_s=np.full((6, 2), 1e-3),
+        catch_up_s=np.zeros(2),
+        verify_s=1e-2 + step * np.arange(7)[:, None] * np.ones(2),
+        autoregressive_s=np.full(2, 1e-2),
+        policy_step_s=step,
+        round_overhead_s=step,
+    )
+
+
+def test_a_prediction_is_its_counts() -> None:
+    trace = small_trace()
+    found = predict_policy(PricedTrace(trace, RampCost()), POLICY)
+    result = replay(trace, POLICY, cost_table(trace, RampCost()))
+    counts = (found.rounds, found.drafted, found.accepted, found.output_tokens)
+    assert counts == tuple(
+        int(c.sum()) for c in (result.num_rounds, result.drafted, result.accepted, result.output_tokens)
+    )
+    assert (found.v_d, found.r_d) == (found.accepted / found.drafted, found.accepted / 102)
+    assert found.tau == 102 / found.rounds
+    assert found.hm == pytest.approx(2 / (1 / found.v_d + 1 / found.r_d))
+    assert found.seconds == result.seconds.sum() and found.ar_seconds == result.autoregressive_s.sum()
+    assert found.speedup == ratio_interval(result.autoregressive_s, result.speculative_s)
+    assert found.speedup.estimate == pytest.approx(result.speedup)
+    assert found.speedup.low < result.speedup < found.speedup.high
+
+
+def test_the_json_form_survives_json() -> None:
+    found = predict_policy(PricedTrace(small_trace(), RampCost()), POLICY).as_dict()
+    assert json.loads(json.dumps(found)) == found
+    assert found["policy"] == "adaedl" and found["params"]["lambda0"] == 0.1
+
+
+def test_regret_is_the_share_of_seconds_above_the_oracles() -> None:
+    trace = small_trace()
+    table = cost_table(trace, RampCost())
+    found, bound_s = predict_policy(PricedTrace(trace, RampCost()), POLICY), chain_oracle_seconds(trace, table)
+    assert found.oracle_regret == pytest.approx(found.seconds / bound_s.sum() - 1, rel=1e-12)
+    assert found.oracle_regret is not None and found.oracle_regret > 0
+    assert found.as_dict()["oracle_regret"] == found.oracle_regret
+    assert summarise(replay(trace, POLICY, table)).as_dict()["oracle_regret"] is None
+
+
+def test_regret_compares_a_reshaped_round_with_the_oracle_of_the_unshaped_one() -> None:
+    """SPACE drafts inside the pass: here that is cheaper than any drafter of its own can be."""
+    rng = np.random.default_rng(3)
+    trace = build_trace(rng, np.ones((80, 2), dtype=bool), [40, 40])
+    cost = replace(flat_profile(), draft_step_s=np.full((6, 2), 0.5), verify_s=np.full((9, 2), 1e-2))
+    shaped = predict_policy(PricedTrace(trace, cost), SpaceK(k=2))
+    assert shaped.seconds == pytest.approx(shaped.rounds * 1e-2)
+    plain_s = chain_oracle_seconds(trace, cost_table(trace, cost)).sum()
+    assert plain_s == pytest.approx(0.8)  # the oracle drafts nothing at half a second a step
+    assert shaped.oracle_regret == pytest.approx(shaped.seconds / plain_s - 1)
+    assert shaped.oracle_regret is not None and shaped.oracle_regret < 0
+    assert predict_policy(PricedTrace(trace, cost), FixedK(k=2)).seconds > plain_s
+
+
+def test_the_rungs_agree_where_nothing_was_simplified_away() -> None:
+    """Outputs ended by their budget, one time per draft step and one per round."""
+    rng = np.random.default_rng(3)
+    trace = build_trace(rng, rng.random((80, 6)) < 0.8, [40, 25, 15])
+    rungs = ladder(trace, POLICY, flat_profile())
+    assert rungs.constant == rungs.profile
+    assert rungs.eq14 == pytest.approx(rungs.constant, rel=1e-12)
+    found = predict_policy(PricedTrace(trace, flat_profile()), POLICY)
+    eq13_s = float(eq13_time_s(found.drafted, found.rounds, 1e-3, 1e-2))
+    assert found.seconds == pytest.approx(eq13_s, rel=1e-12)
+
+
+def test_a_rung_shows_what_its_simplification_hides() -> None:
+    rng = np.random.default_rng(3)
+    trace = build_trace(rng, rng.random((80, 6)) < 0.8, [40, 25, 15])
+    rungs, exact = ladder(trace, POLICY, flat_profile(step=1e-4)), ladder(trace, POLICY, flat_profile())
+    assert rungs.profile < rungs.constant == exact.constant
+    assert rungs.eq14 == exact.eq14

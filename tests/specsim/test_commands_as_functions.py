@@ -1,0 +1,190 @@
+"""What the commands about engines and servers do, from a program: the same answers, as tables and objects."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import specsim
+from tests.support.commands import call
+
+TRACE, COST = "example:lab-model", "example:llama-3.1-8b-eagle-h100"
+COUNTERS = {"drafted": [247, 247, 247, 247, 247], "accepted": [142, 89, 60, 48, 37]}
+CONSTANT = {"s_d": 0.001, "s_t": 0.010}
+RESPONSES = [
+    {"timings": {"draft_n": 40, "draft_n_accepted": 25, "predicted_n": 36}},
+    {"timings": {"draft_n": 10, "draft_n_accepted": 5, "predicted_n": 9}},
+]
+
+
+def printed(*words: object) -> Any:
+    """What a command prints with --json."""
+    found = call("specsim", *words, "--json")
+    assert found.code == 0, found.err
+    return json.loads(found.out)
+
+
+def plain(document: object) -> Any:
+    return json.loads(json.dumps(document))
+
+
+@pytest.fixture
+def counters(tmp_path: Path) -> Path:
+    (tmp_path / "counters.json").write_text(json.dumps(COUNTERS))
+    (tmp_path / "cost.json").write_text(json.dumps(CONSTANT))
+    return tmp_path / "counters.json"
+
+
+def test_advise_takes_counters_as_they_come_and_says_what_its_command_says(counters: Path) -> None:
+    advice = specsim.advise(COUNTERS, CONSTANT)
+    told = printed("advise", counters, "--cost", counters.parent / "cost.json", "--engine", "vllm")
+    assert told == {**plain(advice.to_dict()), "flags": advice.flags("vllm")}
+    from specsim.acceptance.sources import read_counters
+
+    for same in (counters, str(counters), read_counters(counters)):
+        assert specsim.advise(same, counters.parent / "cost.json").to_dict() == advice.to_dict()
+    table = advice.to_frame()
+    assert table["k"].tolist() == [0, 1, 2, 3, 4, 5] and table["speedup"].idxmax() == advice.k
+    assert repr(advice).startswith(f"K = {advice.k}, ") and len(repr(advice)) < 250
+    assert "<table" in advice._repr_html_()
+
+
+def test_advise_agrees_with_counting_by_hand() -> None:
+    """Many rounds, so that the prior weighs nothing: tokens per round over seconds per round."""
+    accepted = np.array([142, 89, 60, 48, 37])
+    many = {"drafted": [247_000] * 5, "accepted": (1000 * accepted).tolist()}
+    table = specsim.advise(many, CONSTANT).to_frame()
+    for k in range(1, 6):
+        tokens = 1 + accepted[:k].sum() / 247
+        assert table["tokens_per_round"][k] == pytest.approx(tokens, rel=1e-3)
+        assert table["speedup"][k] == pytest.approx(tokens * 0.010 / (k * 0.001 + 0.010), rel=1e-3)
+
+
+def test_diagnose_takes_the_same_and_says_what_its_command_says(counters: Path) -> None:
+    rates = {"baseline_tokens_per_s": 52, "tokens_per_s": 41}
+    found = specsim.diagnose(COUNTERS, **rates, cost=CONSTANT)
+    words = ("--baseline-tokens-per-second", 52, "--tokens-per-second", 41, "--cost", counters.parent / "cost.json")
+    assert printed("diagnose", counters, *words) == plain(found.to_dict())
+    table = found.to_frame()
+    assert table["value"]["speedup"] == pytest.approx(41 / 52)
+    assert table["low"]["tokens per step"] < table["value"]["tokens per step"]
+    assert repr(found).startswith("0.79x (21 % slower)")
+
+
+def test_an_engine_s_records_are_read_and_go_on_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "responses.jsonl").write_text("\n".join(map(json.dumps, RESPONSES)))
+    records = specsim.import_records("llamacpp-responses", tmp_path / "responses.jsonl")
+    told = printed("import", "llamacpp-responses", tmp_path / "responses.jsonl")
+    assert {**plain(records.to_dict()), "kind": "llamacpp-responses", "out": None} == told
+    assert records.to_dict()["averages"]["accepted / drafted"] == pytest.approx(30 / 50)
+    with pytest.raises(specsim.InputError, match="do not give acceptance by position"):
+        specsim.advise(records, CONSTANT)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("vllm-requests", "vllm_requests_k3.json"), ("prometheus", "llamacpp_metrics_k3.prom")]
+)
+def test_records_with_positions_are_advised_on_and_written(kind: str, name: str, tmp_path: Path) -> None:
+    records = specsim.import_records(kind, [Path(__file__).parent / "engines" / "fixtures" / name])
+    assert records.source is not None
+    out = tmp_path / ("counters.json" if records.holds == "counters" else "rounds.parquet")
+    records.write(out)
+    advice = specsim.advise(records, CONSTANT)
+    assert advice.rounds > 0 and specsim.advise(out, CONSTANT).to_dict() == advice.to_dict()
+    with pytest.raises(specsim.InputError, match="exists"):
+        records.write(out)
+    assert list(records.to_frame().columns) == ["quantity", "engine", "printed", "value", "formula"]
+
+
+EXPORTS: dict[str, tuple[dict[str, Any], str]] = {
+    "a length": ({"k": 3}, "--k 3"),
+    "none": ({"k": 0}, "--k 0"),
+    "a schedule": ({"schedule": {1: 5, 4: 3, 16: 0}}, "--schedule 1:5,4:3,16:0"),
+    "its text": ({"schedule": "1:5,4:3,16:0"}, "--schedule 1:5,4:3,16:0"),
+    "lookup": ({"k": 4, "min_ngram": 2, "max_ngram": 5}, "--k 4 --min-ngram 2 --max-ngram 5"),
+}
+
+
+@pytest.mark.parametrize("case", EXPORTS)
+def test_flags_are_the_command_s(case: str) -> None:
+    asked, words = EXPORTS[case]
+    told = printed("export", "vllm", *words.split())
+    found = specsim.export_flags("vllm", **asked)
+    assert (found.flags, found.file, list(found.notes)) == (told["flags"], told["file"], told["notes"])
+
+
+def test_flags_from_counts_and_a_trace() -> None:
+    scripted = specsim.export_flags("llamacpp", 5, acceptance=COUNTERS).flags
+    rates = [float(rate) for rate in re.search(r"--spec-synth-rates ([\d.,]+\d)", scripted)[1].split(",")]
+    assert rates == pytest.approx(np.array([142, 89, 60, 48, 37]) / 247, abs=1e-6)
+    found = specsim.export_flags("sglang", 3, confidence=TRACE)
+    assert found.file is not None and json.loads(found.file) and found.to_dict()["path"] == "sts.json"
+    for wrong in ({}, {"k": 3, "schedule": {1: 3}}, {"k": 3, "p_min": 0.1, "cost": CONSTANT}, {"p_min": 0.5, "k": 0}):
+        with pytest.raises(specsim.InputError):
+            specsim.export_flags("vllm", **wrong)
+
+
+def test_a_server_s_figures_are_the_command_s() -> None:
+    found = specsim.serve(TRACE, COST, "fixed_k", k=3, arrivals="poisson:20", requests=150, slots=8, tpot_ms=10)
+    words = ("--arrivals", "poisson:20", "--requests", 150, "--slots", 8, "--tpot-ms", 10, "--set", "k=3")
+    assert printed("serve", "simulate", TRACE, "--cost", COST, *words) == plain(found.to_dict())
+    table = found.to_frame()
+    assert table.loc["fixed_k(k=3)", "tokens_per_round"] > table.loc["no speculation", "tokens_per_round"] == 1
+    assert "tok/s" in repr(found) and "\n" not in repr(found)
+    by_object = specsim.serve(TRACE, COST, specsim.make_policy("fixed_k", k=3), requests=150, slots=8, tpot_ms=10)
+    assert by_object.to_dict() == found.to_dict()
+
+
+def test_batches_are_the_command_s_and_rules_are_taken() -> None:
+    found = specsim.serve_batches(TRACE, COST, {1: 4, 8: 2}, batches=[1, 8])
+    told = printed("serve", "simulate", TRACE, "--cost", COST, "--schedule", "1:4,8:2", "--batch", "1,8")
+    assert told == plain(found.to_dict())
+    (alone,) = specsim.serve_batches(TRACE, COST, "fixed_k", batches=1, k=4).to_frame().to_dict("records")
+    assert found.to_frame()["speedup"][0] == pytest.approx(alone["speedup"])
+    assert specsim.serve_batches(TRACE, COST, "goodput", batches=2, max_draft_tokens=4).batches
+    learned = specsim.serve_batches(TRACE, COST, "time_gain", batches=1)
+    assert learned.learned_on > 0 and learned.notes[0].startswith("learned on")
+    with pytest.raises(specsim.InputError, match="no settings; leave out k"):
+        specsim.serve_batches(TRACE, COST, {1: 4}, k=3)
+    with pytest.raises(specsim.InputError, match="batch"):
+        specsim.serve_batches(TRACE, "example:lab-deep-model")
+
+
+def test_the_schedule_is_the_command_s_and_goes_on_as_it_is() -> None:
+    found = specsim.serve_schedule(TRACE, COST, batches=[1, 256], contexts=512, max_draft_tokens=3, policies="p_min")
+    words = ("--batch", "1,256", "--context", 512, "--max-draft-tokens", 3, "--policy", "p_min")
+    assert printed("serve", "schedule", TRACE, "--cost", COST, *words) == plain(found.to_dict())
+    table = found.to_frame()
+    assert table["batch"].tolist() == [1, 256] and set(found.lengths) <= set(table.columns)
+    lengths = found.schedule(512)
+    assert specsim.export_flags("vllm", schedule=lengths).flags and "schedule" in repr(found)
+    assert specsim.serve_batches(TRACE, COST, lengths, batches=1).to_frame()["speedup"][0] > 1
+
+
+def test_a_roofline_is_calibrated_by_names() -> None:
+    fitted = specsim.calibrate(COST, "example:lab-deep-eagle")
+    measured = specsim.read_cost("example:lab-deep-eagle")
+    assert float(fitted.autoregressive_step(100)) == pytest.approx(float(measured.autoregressive_step(100)), rel=0.2)
+    with pytest.raises(TypeError, match="cost is ConstantCost.*expected roofline costs"):
+        specsim.calibrate(CONSTANT, "example:lab-deep-eagle")
+    with pytest.raises(TypeError, match="measured is RooflineCost.*expected what `realrun profile`"):
+        specsim.calibrate(COST, COST)
+
+
+@pytest.mark.parametrize("wrong", [None, 3, ["a"]])
+def test_what_is_no_source_is_refused_in_words(wrong: Any) -> None:
+    for call_ in (
+        lambda: specsim.advise(wrong, CONSTANT),
+        lambda: specsim.diagnose(wrong, baseline_tokens_per_s=1, tokens_per_s=1),
+        lambda: specsim.export_flags("vllm", 3, acceptance=[wrong]),
+    ):
+        with pytest.raises(TypeError, match="counts are a .*expected a trace, a rounds.parquet, counters"):
+            call_()
+    for serve in (specsim.serve, specsim.serve_batches):
+        with pytest.raises(TypeError, match="policy is a .*expected a name"):
+            serve(TRACE, COST, wrong)
