@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import time
 from pathlib import Path
@@ -101,9 +102,10 @@ def claims(session: nox.Session) -> None:
 
 @nox.session
 def fuzz(session: nox.Session) -> None:
-    """Every reader of files under mutated ones, for hours; `nox -s fuzz -- --count 1000 rounds` for less."""
+    """Give every reader of files mutated files, for hours; `FUZZ_MUTANTS=1000 nox -s fuzz -- -k rounds` for less."""
     install(session, "real", "dev")
-    session.run("python", "-m", "tests.fuzz", *session.posargs, env=ONE_THREAD)
+    mutants = {"FUZZ_MUTANTS": os.environ.get("FUZZ_MUTANTS", "100000")}
+    session.run("pytest", "tests/fuzz", *session.posargs, env={**ONE_THREAD, **mutants})
 
 
 @nox.session

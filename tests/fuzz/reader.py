@@ -1,4 +1,4 @@
-"""What a reader of files is to the fuzzer."""
+"""A reader of files, as the fuzzer needs it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ JSON, OTHER = "JSON", "Parquet, folders, zip"
 
 @dataclass(frozen=True)
 class Reader:
-    """One reader.
+    """A reader of files.
 
     family : JSON, or OTHER
     write : a valid file or folder at a path
@@ -24,7 +24,7 @@ class Reader:
     mutate : of the file's bytes
     file : of a folder the file that is mutated; "" for the path itself, several are taken in turn
     mend : what makes the checksums right again after the change; nothing where None
-    covered : whether a checksum covers the file, so that an accepted one must read as the valid one
+    covered : whether a checksum covers the file, so that what is accepted must read as the valid file
     refusal : what it may raise
     """
 

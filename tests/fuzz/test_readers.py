@@ -1,11 +1,18 @@
-"""Every reader refuses a bad file in one line: past failures, and the first mutants of `nox -s fuzz`."""
+"""Every reader refuses a bad file in a single line: past failures, and as many mutants as FUZZ_MUTANTS says.
+
+`nox -s fuzz` tries 100,000 of each reader; mutants are the same in every run.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import resource
+import signal
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -18,11 +25,13 @@ from specsim.cost.model import ConstantCost
 from specsim.io.errors import InputError
 from specsim.io.parquet import INTEGER_LISTS, read_table
 from specsim.trace.files import read_trace
-from tests.fuzz.__main__ import KEPT, mutant, outcome, prepared
 from tests.fuzz.reader import JSON, Reader
 from tests.fuzz.readers import READERS, STEPS, sign_files, write_packed, write_rounds, write_with_trees
 
-SEED, FIRST = 19, 25  # of the mutants that are tried here
+SEED, MUTANTS = 19, int(os.environ.get("FUZZ_MUTANTS", "25"))  # of each reader
+LIMIT_S, LIMIT_BYTES = 5, 2**31  # CPU time of a file, and memory of a reader
+MAX_CHARACTERS = 1000  # of an error
+MAX_SHOWN = 5  # failures of a reader
 CORPUS: dict[str, Any] = json.loads(Path(__file__).with_name("corpus.json").read_text())
 TEXTS = [*CORPUS["every JSON"], "[" * 100_000, '{"a":' * 100_000, "[" * 60 + "]" * 60, '{"s_d": %s}' % ("9" * 5000)]
 WHOLE = [  # readers of one document a file, for which each of these is a bad one
@@ -32,40 +41,72 @@ WHOLE = [  # readers of one document a file, for which each of these is a bad on
 ]
 
 
-def tried(reader: Reader, path: Path, file: str, content: bytes, wanted: Any = None) -> str:
-    (path / file if file else path).write_bytes(content)
+def mutant(name: str, valid: dict[str, bytes], number: int) -> tuple[str, bytes]:
+    """Return the changed file's name and content."""
+    reader, rng = READERS[name], Random(f"{SEED} {name} {number}")
+    file = reader.files[number % len(reader.files)]
+    return file, reader.mutate(valid[file], rng)
+
+
+def outcome(reader: Reader, path: Path, file: str, content: bytes, expected: Any = None) -> str:
+    """Return "refused", "accepted", or what is wrong, after writing this content. expected : of the valid file"""
+    (path / file).write_bytes(content)
     if reader.mend:
         reader.mend(path)
-    return outcome(reader, path, wanted)
+    signal.setitimer(signal.ITIMER_PROF, LIMIT_S)
+    try:
+        document = reader.read(path)
+    except reader.refusal as error:
+        message = str(error)
+        return (
+            "refused" if message.isprintable() and len(message) <= MAX_CHARACTERS else f"an error of {message!r:.200}"
+        )
+    except Exception as error:
+        return f"{type(error).__name__}: {error!s:.200}"
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+    return "accepted" if not reader.covered or document == expected else "accepted, but it reads differently"
+
+
+@pytest.fixture(autouse=True)
+def _limits() -> Iterator[None]:
+    """Limit memory, and the CPU time that a file takes."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    memory = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + LIMIT_BYTES, memory[1]))
+    handler = signal.signal(signal.SIGPROF, lambda *_: pytest.fail(f"a file takes over {LIMIT_S} s"))
+    yield
+    signal.signal(signal.SIGPROF, handler)
+    resource.setrlimit(resource.RLIMIT_AS, memory)
 
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_what_is_no_such_document_is_refused(name: str, tmp_path: Path) -> None:
     reader, path = READERS[name], tmp_path / "file.json"
     reader.write(path)
-    kept = CORPUS.get(name, [])
-    found = {
-        text[:40]: tried(reader, path, reader.files[0], text.encode(errors="surrogatepass")) for text in [*TEXTS, *kept]
+    texts = [*TEXTS, *CORPUS.get(name, [])]
+    outcomes = {
+        text[:40]: outcome(reader, path, reader.files[0], text.encode(errors="surrogatepass")) for text in texts
     }
-    if name == "search journal":  # begun anew, as these may be what a kill left of its first line
-        assert found.pop("") == found.pop("{") == "accepted"
-    assert {text: what for text, what in found.items() if what != "refused"} == {}
+    if name == "search journal":  # begun anew, because these may be what a kill left of its first line
+        assert outcomes.pop("") == outcomes.pop("{") == "accepted"
+    assert {text: what for text, what in outcomes.items() if what != "refused"} == {}
 
 
 @pytest.mark.parametrize("name", READERS)
 def test_mutants_are_refused_in_one_line_or_read(name: str, tmp_path: Path) -> None:
     reader, path = READERS[name], tmp_path / ("file.zip" if "zipped" in name else "file.json")
-    valid, wanted = prepared(reader, path)
-    whole = (path / "meta.json").read_bytes() if reader.mend else b""
-    bad = []
-    for number in [*range(FIRST), *CORPUS["mutants"].get(name, [])]:
-        for file, content in valid.items():
-            (path / file if file else path).write_bytes(content)
-        if reader.mend:
-            (path / "meta.json").write_bytes(whole)
-        found = tried(reader, path, *mutant(name, reader, valid, SEED, number), wanted)
-        bad += [f"{number}: {found}"] * (found not in ("refused", "accepted"))
-    assert bad[:KEPT] == []
+    reader.write(path)
+    expected = reader.read(path)
+    valid = {file: (path / file).read_bytes() for file in reader.files}
+    unchanged = {**valid, "meta.json": (path / "meta.json").read_bytes()} if reader.mend else valid
+    failures = []
+    for number in [*range(MUTANTS), *CORPUS["mutants"].get(name, [])]:
+        for file, content in unchanged.items():
+            (path / file).write_bytes(content)
+        what = outcome(reader, path, *mutant(name, valid, number), expected)
+        failures += [f"{number}: {what}"] * (what not in ("refused", "accepted"))
+    assert failures[:MAX_SHOWN] == []
 
 
 def test_seconds_that_overflow_or_vanish_are_refused() -> None:

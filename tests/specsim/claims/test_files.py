@@ -11,7 +11,6 @@ from specsim.claims.check import check_files
 from specsim.claims.files import claim_files, read_claims, update_expected
 from specsim.io.errors import InputError
 from specsim.replaying.intervals import Estimate
-from tests.fuzz.__main__ import fuzz_apart
 from tests.specsim.claims.conftest import CLAIMS, ClaimFile
 
 WRONG = {  # what is changed in a claim file that holds, into what, and the word that the error names
@@ -118,14 +117,6 @@ def test_an_update_replaces_the_interval_too(claim_file: ClaimFile) -> None:
     path = claim_file(CLAIMS.replace("expected = 2.33", "expected = 2.33\ninterval = [2.2, 2.5]"))
     update_expected(path, {"speedup of four drafts": Estimate(1.23456789, 1.1, 1.3456789)})
     assert "expected = 1.23457\ninterval = [1.1, 1.34568]\n" in path.read_text()
-
-
-@pytest.mark.slow
-def test_many_mutated_files_are_evaluated_or_refused() -> None:
-    """In a process of its own, with limits of memory and of time for each; the first mutants are tried by default."""
-    found = fuzz_apart("claims", 20_000, seed=20)
-    assert found["failures"] == [] and min(found["refused"], found["accepted"]) > 1000
-    assert found["refused"] + found["accepted"] == 20_000
 
 
 def test_the_documented_file_is_read(tmp_path: Path) -> None:
