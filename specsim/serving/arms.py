@@ -15,26 +15,26 @@ from specsim.policy.base import Policy, build_policy
 from specsim.policy.registry import PolicyName, find_policy, make_policy
 from specsim.replaying.table import cost_table
 from specsim.serving.costs import batch_cost
-from specsim.serving.draft_length import DraftLengthRule, GoodputK, as_schedule
+from specsim.serving.draft_length import DraftLengthRule, TurboSpec, as_schedule
 from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
 
-GOODPUT = "goodput"
-GOODPUT_SETTINGS = {"max_draft_tokens": int, "accept_prob": float, "prior_tokens": float, "memory": float}
+TURBOSPEC = "turbospec"
+TURBOSPEC_SETTINGS = {"max_draft_tokens": int, "accept_prob": float, "prior_tokens": float, "memory": float}
 ArmLike = PolicyName | Policy | DraftLengthRule | Mapping[int, int]
 
 
-def goodput_rule(trace: Trace, cost: CostModel, settings: Mapping[str, Any]) -> GoodputK:
-    """Make the goodput rule, with settings as values or text."""
+def turbospec_rule(trace: Trace, cost: CostModel, settings: Mapping[str, Any]) -> TurboSpec:
+    """Make the TurboSpec rule, with settings as values or text."""
     values: dict[str, Any] = {"max_draft_tokens": trace.depth}
     for key, value in settings.items():
-        if key not in GOODPUT_SETTINGS:
-            raise InputError(f"{GOODPUT} has no setting {key!r}; known: {', '.join(GOODPUT_SETTINGS)}")
+        if key not in TURBOSPEC_SETTINGS:
+            raise InputError(f"{TURBOSPEC} has no setting {key!r}; known: {', '.join(TURBOSPEC_SETTINGS)}")
         try:
-            values[key] = GOODPUT_SETTINGS[key](value)
+            values[key] = TURBOSPEC_SETTINGS[key](value)
         except ValueError:
-            raise InputError(f"{GOODPUT}: {key}={value!r} is not a number") from None
-    return GoodputK(batch_cost(cost), **values)
+            raise InputError(f"{TURBOSPEC}: {key}={value!r} is not a number") from None
+    return TurboSpec(batch_cost(cost), **values)
 
 
 def cost_notes(
@@ -74,8 +74,8 @@ def _arm(
     trace: Trace, cost: CostModel, arm: ArmLike, settings: Mapping[str, Any]
 ) -> Policy | DraftLengthRule | type[Policy]:
     """A policy or rule with its settings, or the class of a policy that has none yet."""
-    if arm == GOODPUT:
-        return goodput_rule(trace, cost, settings)
+    if arm == TURBOSPEC:
+        return turbospec_rule(trace, cost, settings)
     if isinstance(arm, Policy):
         return make_policy(arm, settings)
     if isinstance(arm, Mapping) or hasattr(arm, "choose"):  # a rule, perhaps a user's own

@@ -101,7 +101,7 @@ def fixed_length(k: int) -> ScheduledK:
 
 
 @dataclass(frozen=True)
-class GoodputK:
+class TurboSpec:
     """The K that promises the most accepted tokens per second, from a moving estimate of acceptance.
 
     The expected tokens of a round, (1 - a^(K+1)) / (1 - a) per sequence, over the predicted seconds of such a round at
@@ -136,13 +136,13 @@ class GoodputK:
     def __post_init__(self) -> None:
         if not (0 <= self.accept_prob <= 1 and 0 <= self.memory < 1 and self.prior_tokens > 0):
             raise InputError(
-                f"goodput: accept_prob={self.accept_prob}, memory={self.memory}, prior_tokens={self.prior_tokens}; "
+                f"turbospec: accept_prob={self.accept_prob}, memory={self.memory}, prior_tokens={self.prior_tokens}; "
                 "give shares of 1, memory below it, and a positive number of tokens"
             )
 
     @property
     def label(self) -> str:
-        return f"goodput K<={self.max_draft_tokens}"
+        return f"turbospec K<={self.max_draft_tokens}"
 
     def initial_state(self) -> State:
         return 0.0, 0.0  # accepted and verified tokens, the older the lighter

@@ -12,7 +12,7 @@ from specsim.io.progress import Counter, no_progress
 from specsim.replaying.intervals import Estimate, ratio_of_ratios
 from specsim.replaying.prediction import interval_columns
 from specsim.replaying.result import Result
-from specsim.serving.arms import GOODPUT, ArmLike, choose_arms, cost_notes
+from specsim.serving.arms import TURBOSPEC, ArmLike, choose_arms, cost_notes
 from specsim.serving.arrivals import asked_requests
 from specsim.serving.costs import batch_cost
 from specsim.serving.drafts import drafts_of
@@ -191,7 +191,7 @@ def serve(
     cost : CostModel, str, Path or mapping
         A batch-aware cost model: linear, roofline, silicon or a batch profile.
     policy : str, Path, class, Policy, mapping or rule
-        A policy of chains or static trees as in `predict`; "goodput", which chooses K by load and acceptance; or a
+        A policy of chains or static trees as in `predict`; "turbospec", which chooses K by load and acceptance; or a
         schedule of K by batch, such as {1: 5, 4: 3, 16: 0}.
     arrivals : str or Path
         "poisson:RATE" (requests per second), "closed:USERS", or a file of recorded arrivals.
@@ -357,7 +357,7 @@ def serve_schedule(
     at: list[int | None] = [None] if contexts is None else [*_several(contexts)]
     named: list[tuple[ArmLike, Mapping[str, Any]]] = [("fixed_k", {"k": k}) for k in range(1, longest + 1)]
     others = [policies] if isinstance(policies, str | PathLike | type) else policies
-    named += [(GOODPUT, {"max_draft_tokens": longest}), *((policy, {}) for policy in others)]
+    named += [(TURBOSPEC, {"max_draft_tokens": longest}), *((policy, {}) for policy in others)]
     part, arms, learned_on = choose_arms(whole, model, named, tuning_share=tuning_share, seed=seed)
     speedups = speedup_map(part, priced, arms, sizes, contexts=at, seed=seed, progress=progress)
     return DraftSchedule(

@@ -14,7 +14,7 @@ from specsim.cost.roofline.passes import Roofline
 from specsim.io.progress import Progress
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.serving.costs import batch_cost
-from specsim.serving.draft_length import DraftLengthRule, GoodputK
+from specsim.serving.draft_length import DraftLengthRule, TurboSpec
 from specsim.serving.speedup_map import Cell, SpeedupMap, speedup_map
 from specsim.trace.trace import Trace
 from studies.common import Config
@@ -53,7 +53,7 @@ def server_map(trace: Trace, server: Server, config: Config, seed: int) -> dict[
     found = {}
     for context in config["contexts"]:
         arms: list[FixedK | DraftLengthRule] = [FixedK(k=k) for k in range(1, config["max_draft_tokens"] + 1)]
-        arms.append(GoodputK(server.cost, config["max_draft_tokens"]))
+        arms.append(TurboSpec(server.cost, config["max_draft_tokens"]))
         batches = [batch for batch in config["batches"] if batch <= server.sequences(context)]
         found[context] = speedup_map(trace, server.cost, arms, batches, contexts=[context], seed=seed)
     return found
@@ -83,7 +83,7 @@ def best_fixed(maps: SpeedupMap, cell: Cell) -> str:
 
 
 def map_rows(maps: Mapping[tuple[str, str], Mapping[int, SpeedupMap]]) -> Iterator[dict[str, Any]]:
-    """Yield, by trace, costs, context and batch, the best fixed K with its speedup, and the goodput rule's speedup."""
+    """Yield, by trace, costs, context and batch, the best fixed K with its speedup, and TurboSpec's speedup."""
     for (trace, server), by_context in maps.items():
         for context, found in by_context.items():
             for cell in found.cells:
@@ -97,5 +97,5 @@ def map_rows(maps: Mapping[tuple[str, str], Mapping[int, SpeedupMap]]) -> Iterat
                     "batch": cell.batch,
                     "k": found.lengths[label],
                     "predicted": cell.speedup[label].as_dict(),
-                    "goodput_rule": rule.estimate,
+                    "turbospec": rule.estimate,
                 }

@@ -146,7 +146,7 @@ def test_batches_are_the_command_s_and_rules_are_taken() -> None:
     assert told == plain(found.to_dict())
     (alone,) = specsim.serve_batches(TRACE, COST, "fixed_k", batches=1, k=4).to_frame().to_dict("records")
     assert found.to_frame()["speedup"][0] == pytest.approx(alone["speedup"])
-    assert specsim.serve_batches(TRACE, COST, "goodput", batches=2, max_draft_tokens=4).batches
+    assert specsim.serve_batches(TRACE, COST, "turbospec", batches=2, max_draft_tokens=4).batches
     learned = specsim.serve_batches(TRACE, COST, "time_gain", batches=1)
     assert learned.learned_on > 0 and learned.notes[0].startswith("learned on")
     with pytest.raises(specsim.InputError, match="no settings; leave out k"):

@@ -37,8 +37,8 @@ def schedule(source: BatchCostSettings, options: ScheduleOptions) -> Answer:
     """Find the best draft length per batch size.
 
     Finds the best K for each batch size and context, and the batch size beyond which speculation loses. Batches are
-    full: a finished sequence makes room for the next. Every K up to --max-draft-tokens is compared, and the goodput
-    rule, which chooses K in every round by the load and a moving estimate of acceptance. Intervals (95 %) are over
+    full: a finished sequence makes room for the next. Every K up to --max-draft-tokens is compared, and TurboSpec,
+    which chooses K in every round by the load and a moving estimate of acceptance. Intervals (95 %) are over
     sequences. The schedule is printed as `specsim serve simulate --schedule` takes it; --json also has vLLM's ranges
     [first batch, last batch, K].
 
@@ -80,8 +80,8 @@ def _print_context(schedule: DraftSchedule, number: int, note: str) -> None:
             row = [f"{cell.batch}", f"{schedule.lengths[best]}", str(cell.speedup[best]), *rest]
             rows.append([*row, f"{cell.baseline_tokens_per_s:,.0f}"])
     where = "the trace's contexts" if context is None else f"context {context:,}"
-    columns = ["batch", "best K", "speedup [95 %]", *(re.split(r"[ (]", label)[0] for label in others), "tok/s off"]
-    print_table(f"Speedup in full batches, {where}{note}", columns, rows)
+    columns = ["batch", "K", "speedup [95 %]", *(re.split(r"[ (]", label)[0] for label in others), "tok/s off"]
+    print_table(f"Best K in full batches, {where}{note}", columns, rows)
     lengths = ",".join(f"{batch}:{k}" for batch, k in schedule.schedule(context).items())
     print(f"schedule {lengths}")
     if even.batch is None:

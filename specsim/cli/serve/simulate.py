@@ -23,7 +23,7 @@ class SimulateOptions(SeedSettings):
 
     policy: str = setting(
         "fixed_k",
-        "Chain or static-tree policy, see `specsim policies`; or goodput, which chooses K by load and acceptance.",
+        "Chain or static-tree policy, see `specsim policies`; or turbospec, which chooses K by load and acceptance.",
     )
     set_: list[str] = setting([], SET_HELP, metavar="NAME=VALUE")
     schedule: str = setting("", "K by batch size instead of a policy: 1:5,4:3,16:0.", metavar="BATCH:K,...")
@@ -66,7 +66,7 @@ def simulate(source: BatchCostSettings, options: SimulateOptions, server: Server
 
     Example: specsim serve simulate TRACE --cost specdecode-bench-llama3.1-8b-eagle-h100 --set k=3
 
-    Example: specsim serve simulate TRACE --cost specdecode-bench-llama3.1-8b-eagle-h100 --policy goodput
+    Example: specsim serve simulate TRACE --cost specdecode-bench-llama3.1-8b-eagle-h100 --policy turbospec
     --arrivals poisson:20 --slots 64 --tpot-ms 10
     """
     from specsim.serving.draft_length import as_schedule

@@ -18,7 +18,7 @@ from specsim.policy.tree.static import StaticTree
 from specsim.policy.tree.vct import VCT
 from specsim.serving.arrivals import Requests, requests_of_trace
 from specsim.serving.continuous import ServingRun, Step, run_server
-from specsim.serving.draft_length import GoodputK, ScheduledK
+from specsim.serving.draft_length import ScheduledK, TurboSpec
 from specsim.serving.drafts import Arm, drafts_of
 from specsim.serving.latency import summarise_run
 from specsim.serving.lockstep import lockstep
@@ -132,7 +132,7 @@ def test_memory_is_held_from_admission_to_the_end_in_order() -> None:
 
 def test_a_request_may_be_longer_or_shorter_than_the_text_it_drafts_as() -> None:
     trace = generate(IID(0.8), sequences=2, output_tokens=20, depth=4, seed=3)
-    for arm in (FixedK(k=4), GoodputK(COST, 4), None):
+    for arm in (FixedK(k=4), TurboSpec(COST, 4), None):
         requests = Requests(np.zeros(2), np.array([9, 9]), np.array([57, 7]), np.array([0, 1]))
         run = served(trace, arm, requests, slots=2)
         assert run.steps["output_tokens"].sum() == 64
@@ -165,7 +165,7 @@ def test_a_seed_decides_all() -> None:
 
     def found(seed: int) -> dict[str, Any]:
         requests = requests_of_trace(trace, 100, rate=20.0, seed=seed)
-        return summarise_run(served(trace, GoodputK(COST, 4), requests, slots=4), tpot_bound_s=0.02).as_dict()
+        return summarise_run(served(trace, TurboSpec(COST, 4), requests, slots=4), tpot_bound_s=0.02).as_dict()
 
     assert found(1) == found(1) != found(2)
 

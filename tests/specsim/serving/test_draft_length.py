@@ -11,7 +11,7 @@ from specsim.acceptance.iid import IID
 from specsim.cost.linear import LinearCost, LinearPass
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.serving.costs import round_seconds
-from specsim.serving.draft_length import GoodputK, ScheduledK, fixed_length
+from specsim.serving.draft_length import ScheduledK, TurboSpec, fixed_length
 from specsim.serving.drafts import Arm, drafts_of
 from specsim.serving.lockstep import lockstep
 from tests.support.checks import refusal
@@ -40,8 +40,8 @@ def test_a_drafter_that_rested_takes_in_all_that_was_said_meanwhile() -> None:
 @pytest.mark.parametrize("cached", [100, 40_000])
 @pytest.mark.parametrize("sequences", [1, 16, 400])
 @pytest.mark.parametrize("accept_prob", [0.0, 0.3, 0.6, 0.9, 1.0])
-def test_goodput_chooses_the_k_of_most_tokens_per_second(accept_prob: float, sequences: int, cached: int) -> None:
-    rule = GoodputK(COST, 6, accept_prob=accept_prob)
+def test_turbospec_chooses_the_k_of_most_tokens_per_second(accept_prob: float, sequences: int, cached: int) -> None:
+    rule = TurboSpec(COST, 6, accept_prob=accept_prob)
     rates = []
     each = np.full(sequences, cached)
     for k in range(7):
@@ -50,8 +50,8 @@ def test_goodput_chooses_the_k_of_most_tokens_per_second(accept_prob: float, seq
     assert rule.choose(rule.initial_state(), sequences, sequences * cached) == int(np.argmax(rates))
 
 
-def test_goodput_learns_and_forgets() -> None:
-    rule = GoodputK(COST, 6, accept_prob=0.6, prior_tokens=10, memory=0.9)
+def test_turbospec_learns_and_forgets() -> None:
+    rule = TurboSpec(COST, 6, accept_prob=0.6, prior_tokens=10, memory=0.9)
     state = rule.initial_state()
     for _ in range(100):  # 3 accepted of 4 verified; what comes after a rejection was not verified
         state = rule.update(state, np.array([5]), np.array([3]))
@@ -68,7 +68,7 @@ def test_goodput_learns_and_forgets() -> None:
 
 @pytest.mark.parametrize("accept_prob", [0.5, 0.8])
 @pytest.mark.parametrize("batch", [2, 32, 128])
-def test_goodput_comes_close_to_the_best_fixed_k(batch: int, accept_prob: float) -> None:
+def test_turbospec_comes_close_to_the_best_fixed_k(batch: int, accept_prob: float) -> None:
     trace = generate(IID(accept_prob), sequences=64, output_tokens=60, depth=6, seed=1)
     order = np.arange(max(64, 6 * batch)) % 64
 
@@ -77,7 +77,7 @@ def test_goodput_comes_close_to_the_best_fixed_k(batch: int, accept_prob: float)
         return float(full[0].sum() / full[1].sum())
 
     fixed = [tokens_per_s(arm) for arm in (None, *(FixedK(k=k) for k in range(1, 7)))]
-    found = tokens_per_s(GoodputK(COST, 6))
+    found = tokens_per_s(TurboSpec(COST, 6))
     assert 0.98 * max(fixed) < found < 1.02 * max(fixed)
     assert found > 1.05 * min(fixed)
 
@@ -85,6 +85,6 @@ def test_goodput_comes_close_to_the_best_fixed_k(batch: int, accept_prob: float)
 def test_settings_that_make_no_sense_are_refused() -> None:
     refusal(lambda: ScheduledK({2: 3}), "batch 1", "1:5,4:3,16:0")
     refusal(lambda: ScheduledK({1: -1}), "0 or more")
-    refusal(lambda: GoodputK(COST, 4, accept_prob=1.5), "accept_prob=1.5")
-    refusal(lambda: GoodputK(COST, 4, memory=1.0), "memory=1.0")
+    refusal(lambda: TurboSpec(COST, 4, accept_prob=1.5), "accept_prob=1.5")
+    refusal(lambda: TurboSpec(COST, 4, memory=1.0), "memory=1.0")
     assert fixed_length(3).max_draft_tokens == 3

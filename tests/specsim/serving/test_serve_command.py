@@ -63,7 +63,7 @@ def test_recorded_arrivals(trace: Path, tmp_path: Path) -> None:
     assert "8 without output left out" in " ".join(call("specsim", *args).out.split())
 
 
-@pytest.mark.parametrize("policy", ["goodput", "max_confidence", "renewal_stop"])
+@pytest.mark.parametrize("policy", ["turbospec", "max_confidence", "renewal_stop"])
 def test_policies_by_name(trace: Path, policy: str) -> None:
     args = ("serve", "simulate", trace, *COST, "--policy", policy, "--batch", "2", "--json")
     document = json_of(call("specsim", *args))
@@ -134,8 +134,8 @@ BAD = {
     "no file": ("--arrivals nowhere.csv", "nowhere.csv does not exist"),
     "no batch": ("--batch 0", "batch=0"),
     "trees": ("--policy eagle2", "chains and static trees"),
-    "unknown setting": ("--policy goodput --set k=3", "'k'", "max_draft_tokens"),
-    "no number": ("--policy goodput --set memory=x", "memory='x'"),
+    "unknown setting": ("--policy turbospec --set k=3", "'k'", "max_draft_tokens"),
+    "no number": ("--policy turbospec --set memory=x", "memory='x'"),
     "no steady state": ("--arrivals closed:9 --requests 9", "no steady state"),
     "a small cache": ("--arrivals closed:1 --kv-tokens 50", "never fits"),
     "unknown policy": ("--policy nonsense", "unknown policy 'nonsense'"),
@@ -160,7 +160,7 @@ def test_costs_and_batches_that_do_not_serve_are_refused(trace: Path, tmp_path: 
     assert_refused(call("specsim", "serve", "schedule", trace, *COST, "--context", "-3"), "context=-3")
 
 
-def test_goodput_settings_reach_the_rule(trace: Path, tmp_path: Path) -> None:
+def test_turbospec_settings_reach_the_rule(trace: Path, tmp_path: Path) -> None:
     cost = tmp_path / "cost.json"
     passes = {"target": {"fixed_s": 0.006, "token_s": 2e-5}, "drafter": {"fixed_s": 0.002}}
     about = {"kind": "specsim-cost", "version": 1, "form": "linear", "source": "by hand", "date": "2026-11"}
@@ -168,7 +168,7 @@ def test_goodput_settings_reach_the_rule(trace: Path, tmp_path: Path) -> None:
 
     def drafted(*settings: str) -> int:
         options = [word for setting in settings for word in ("--set", setting)]
-        args = ("serve", "simulate", trace, "--cost", cost, "--policy", "goodput", *options, "--batch", "1", "--json")
+        args = ("serve", "simulate", trace, "--cost", cost, "--policy", "turbospec", *options, "--batch", "1", "--json")
         return int(json_of(call("specsim", *args))["batches"][0]["drafted"])
 
     assert drafted("accept_prob=0", "prior_tokens=1000000") == 0

@@ -15,7 +15,7 @@ from specsim.cost.linear import LinearCost, LinearPass
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.replaying.intervals import Estimate
 from specsim.serving.costs import batch_cost
-from specsim.serving.draft_length import GoodputK
+from specsim.serving.draft_length import TurboSpec
 from specsim.serving.speedup_map import Cell, SpeedupMap, break_even, schedule_ranges, speedup_map
 from tests.support.checks import refusal
 from tests.support.reference import build_trace
@@ -100,13 +100,13 @@ def test_rules_and_policies_compete() -> None:
     trace = generate(IID(0.8), sequences=30, output_tokens=30, depth=4)
     told = []
     found = speedup_map(
-        trace, H100, [FixedK(k=2), GoodputK(H100, 4)], [1, 8], progress=lambda done, total: told.append((done, total))
+        trace, H100, [FixedK(k=2), TurboSpec(H100, 4)], [1, 8], progress=lambda done, total: told.append((done, total))
     )
-    assert set(found.cells[0].speedup) == {"fixed_k(k=2)", "goodput K<=4"} and told == [(1, 2), (2, 2)]
+    assert set(found.cells[0].speedup) == {"fixed_k(k=2)", "turbospec K<=4"} and told == [(1, 2), (2, 2)]
     assert found.break_even[0].choices == ("fixed_k(k=2)",) and found.lengths == {"fixed_k(k=2)": 2}
     assert json.loads(json.dumps(found.as_dict()))["cells"][1]["batch"] == 8
-    assert found == speedup_map(trace, H100, [FixedK(k=2), GoodputK(H100, 4)], [1, 8])
-    assert speedup_map(trace, H100, [GoodputK(H100, 4)], [1]).as_dict()["schedules"] == []
+    assert found == speedup_map(trace, H100, [FixedK(k=2), TurboSpec(H100, 4)], [1, 8])
+    assert speedup_map(trace, H100, [TurboSpec(H100, 4)], [1]).as_dict()["schedules"] == []
 
 
 def test_schedules_join_batches_of_one_k() -> None:

@@ -21,7 +21,7 @@ from specsim.engines.as_engine import as_engine
 from specsim.engines.conventions import CONVENTIONS
 from specsim.serving.arrivals import Requests
 from specsim.serving.continuous import ServingRun, run_server
-from specsim.serving.draft_length import GoodputK, ScheduledK
+from specsim.serving.draft_length import ScheduledK, TurboSpec
 from specsim.serving.drafts import drafts_of
 
 # By request, a digit each: tokens drafted and accepted in each round as vLLM counted them, and, of the lab's recording,
@@ -66,7 +66,7 @@ def test_by_its_own_step_a_rounds_k_is_another_where_the_batch_changes() -> None
 def test_a_rule_sees_the_sequences_of_this_step_or_of_the_last_one(ahead: bool) -> None:
     seen: list[int] = []
 
-    class Noted(GoodputK):
+    class Noted(TurboSpec):
         def choose(self, state: Any, sequences: int, cached_tokens: int) -> int:
             assert 63 * sequences <= cached_tokens <= (64 + TOKENS) * sequences
             seen.append(sequences)
