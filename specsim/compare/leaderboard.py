@@ -10,7 +10,6 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -41,9 +40,6 @@ from specsim.trace.joined import JoinedTrace
 from specsim.trace.outcomes import DRAWS
 from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
-
-if TYPE_CHECKING:
-    pass
 
 
 def leaderboard(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from specsim.policy.chain.base import ChainPolicy, Step
 
 # `chain_kernel` rebinds these three names to each policy's own functions.
 from specsim.policy.chain.fixed_k import initial_state, keep_drafting, update
-from specsim.replaying.kernel import specialise
+from specsim.replaying.kernel import select_fields, specialise
 from specsim.replaying.rounds import RoundLog
 from specsim.replaying.sums import Sums
 from specsim.trace.outcomes import Outcome
@@ -36,6 +36,15 @@ class ChainTrace(NamedTuple):
     top10_confidence: Array
 
 
+class ChainRule(NamedTuple):
+    """What the kernel reads of a policy; see `ChainPolicy`."""
+
+    params: Any
+    carries_state: bool
+    drops_refused: bool
+    max_draft_tokens: int
+
+
 class ChainCosts(NamedTuple):
     """What the kernel reads of a cost table; see `CostTable`."""
 
@@ -48,12 +57,13 @@ class ChainCosts(NamedTuple):
 
 
 def _replay(  # type: ignore[no-untyped-def]
-    params, carries_state, drops_refused, max_draft_tokens, seed, which, match_len, trace, costs, sums, log
+    rule, seed, which, match_len, trace, costs, sums, log
 ):
-    """The loop of one policy over the sequences `which`; `chain_kernel` binds the policy's functions.
+    """Replay the sequences `which` under a policy, whose functions `chain_kernel` binds.
 
-    Entry i of the sums grows by what sequence which[i] took. Returns how many rounds were logged.
+    Add what sequence which[i] took to entry i of the sums; return the number of logged rounds.
     """
+    params, carries_state, drops_refused, max_draft_tokens = rule
     offsets, draft_limit, prob, confidence = trace.offsets, trace.draft_limit, trace.prob, trace.confidence
     entropy_nats, score, top10_confidence = trace.entropy_nats, trace.score, trace.top10_confidence
     bucket_bits, draft_s, catch_up_s, verify_s = costs.bucket_bits, costs.draft_s, costs.catch_up_s, costs.verify_s
@@ -124,42 +134,25 @@ def _replay(  # type: ignore[no-untyped-def]
 
 
 def or_unread(trace: Trace, column: FloatArray | None) -> FloatArray:
-    """An optional column; where it is not recorded another takes its place, as no policy that reads it is replayed."""
+    """Replace an optional column that is not recorded: policies that read it are not replayed then."""
     return trace.confidence if column is None else column
 
 
 @cache
 def chain_kernel(kind: type[ChainPolicy]) -> Callable[..., int]:
-    """The kernel compiled with one policy's functions inside."""
+    """Compile the kernel with a policy's functions inside."""
     return specialise(_replay, globals(), kind)
 
 
 def bind_chain(policy: ChainPolicy) -> Callable[..., int]:
-    """The kernel bound to one policy; see `specsim.replaying.replay.bind_kernel`."""
+    """Bind the kernel to a policy; see `specsim.replaying.replay.bind_kernel`."""
     kernel = chain_kernel(type(policy))  # type: ignore[arg-type]  # a class hashes well
-    own = policy.params, policy.carries_state, policy.drops_refused, policy.max_draft_tokens
+    rule = select_fields(ChainRule, policy)
 
     def run(trace: Trace, table: CostTable, outcome: Outcome, which: Ints, sums: Sums, log: RoundLog) -> int:
         match_len, seed = outcome
-        recorded = ChainTrace(
-            offsets=trace.offsets,
-            sequence_id=trace.sequence_id,
-            prompt_tokens=trace.prompt_tokens,
-            draft_limit=trace.draft_limit,
-            prob=trace.prob,
-            confidence=trace.confidence,
-            entropy_nats=trace.entropy_nats,
-            score=or_unread(trace, trace.score),
-            top10_confidence=or_unread(trace, trace.top10_confidence),
-        )
-        costs = ChainCosts(
-            bucket_bits=table.bucket_bits,
-            draft_s=table.draft_s,
-            catch_up_s=table.catch_up_s,
-            verify_s=table.verify_s,
-            policy_step_s=table.policy_step_s,
-            round_overhead_s=table.round_overhead_s,
-        )
-        return kernel(*own, seed, which, match_len, recorded, costs, sums, log.arrays)
+        optional = {name: or_unread(trace, getattr(trace, name)) for name in ("score", "top10_confidence")}
+        recorded = select_fields(ChainTrace, trace, **optional)
+        return kernel(rule, seed, which, match_len, recorded, select_fields(ChainCosts, table), sums, log.arrays)
 
     return run

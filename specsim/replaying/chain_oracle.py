@@ -13,36 +13,49 @@ token pays a draft step and is spared catching up, which is taken to cost no mor
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numba as nb
 import numpy as np
 
 from specsim.cost.contexts import context_range
 from specsim.cost.table import CostTable
-from specsim.io.arrays import Floats, IntArray, Ints
+from specsim.io.arrays import Floats, IntArray, Ints, Seconds
 from specsim.io.errors import InputError
+from specsim.replaying.kernel import select_fields
 from specsim.trace.outcomes import outcomes
 from specsim.trace.trace import Trace
 
 
+class OracleTrace(NamedTuple):
+    """What the oracle of chains reads of a trace; see `Trace`."""
+
+    offsets: IntArray
+    prompt_tokens: IntArray
+    draft_limit: IntArray
+
+
+class OracleCosts(NamedTuple):
+    """What the oracle of chains reads of a cost table; see `CostTable`."""
+
+    bucket_bits: int
+    draft_s: Seconds
+    catch_up_s: Seconds
+    verify_s: Seconds
+    round_overhead_s: float
+
+
 @nb.njit(cache=True, nogil=True, error_model="numpy")
 def _least_seconds(  # type: ignore[no-untyped-def]
-    offsets,
-    prompt_tokens,
-    match_len,
-    draft_limit,
-    bucket_bits,
-    draft_s,
-    catch_up_s,
-    verify_s,
-    round_overhead_s,
-    seconds,
-    choice,
+    trace, match_len, costs, seconds, choice
 ):
-    """Backward over the positions of each sequence: the least seconds from there to its end.
+    """Compute, backward over the positions of each sequence, the least seconds from there to its end.
 
     seconds [S]; choice [N, 2] or [0, 2]: the best draft length for behind = 0 and 1, the
     shortest of equals. `behind` is 1 where the draft cache lacks a token.
     """
+    offsets, prompt_tokens, draft_limit = trace.offsets, trace.prompt_tokens, trace.draft_limit
+    draft_s, catch_up_s, verify_s = costs.draft_s, costs.catch_up_s, costs.verify_s
     remaining = np.zeros((np.diff(offsets).max() + 1, 2))  # [t, behind]
     recording = len(choice) > 0
     for s in range(len(prompt_tokens)):
@@ -51,10 +64,10 @@ def _least_seconds(  # type: ignore[no-untyped-def]
         remaining[length] = 0.0
         for t in range(length - 1, -1, -1):
             row = start + t
-            bucket = (prompt_tokens[s] + t - 1) >> bucket_bits
+            bucket = (prompt_tokens[s] + t - 1) >> costs.bucket_bits
             right, limit = np.int64(match_len[row]), np.int64(draft_limit[row])
             none = verify_s[1, bucket] + remaining[t + 1, 1 if limit > 0 else 0]
-            best, best_k = np.inf, 0  # of the rounds that draft, less catching up
+            best, best_k = np.inf, 0  # of the rounds that draft, without catching up
             for k in range(1, limit + 1):
                 accepted = k if k < right else right
                 after = min(t + accepted + 1, length)
@@ -64,7 +77,7 @@ def _least_seconds(  # type: ignore[no-untyped-def]
                     best, best_k = total, k
             for behind in range(2):
                 drafting = best + behind * catch_up_s[bucket]
-                remaining[t, behind] = min(none, drafting) + round_overhead_s
+                remaining[t, behind] = min(none, drafting) + costs.round_overhead_s
                 if recording:
                     choice[row, behind] = best_k if drafting < none else 0
         seconds[s] = remaining[0, 0]
@@ -80,24 +93,12 @@ def _solve(trace: Trace, match_len: IntArray, table: CostTable, choice: IntArray
             "compile it for this trace"
         )
     seconds = np.zeros(trace.sequences)
-    _least_seconds(
-        trace.offsets,
-        trace.prompt_tokens,
-        match_len,
-        trace.draft_limit,
-        table.bucket_bits,
-        table.draft_s,
-        table.catch_up_s,
-        table.verify_s,
-        table.round_overhead_s,
-        seconds,
-        choice,
-    )
+    _least_seconds(select_fields(OracleTrace, trace), match_len, select_fields(OracleCosts, table), seconds, choice)
     return seconds
 
 
 def chain_oracle_seconds(trace: Trace, table: CostTable, *, seed: int = 0) -> Floats:
-    """Least seconds per sequence [S] that any chain policy could have taken on this trace.
+    """Compute the least seconds per sequence [S] of any chain policy on this trace.
 
     On a trace of rejection sampling this is the sum over the outcomes that a replay with the
     same seed sums over. Raises InputError if the table does not cover the trace's depth and
@@ -108,9 +109,9 @@ def chain_oracle_seconds(trace: Trace, table: CostTable, *, seed: int = 0) -> Fl
 
 
 def oracle_rounds(trace: Trace, table: CostTable, *, seed: int = 0) -> Ints:
-    """One best run: int64 [R, 4] of (sequence index, t, drafted, accepted), as `Replay.log`.
+    """Return the rounds of a fastest run: int64 [R, 4] of (sequence index, t, drafted, accepted).
 
-    Among equally fast choices a round takes the shortest draft.
+    Of equally fast drafts, a round takes the shortest.
     """
     match_len, _ = next(outcomes(trace, seed))
     choice = np.zeros((len(match_len), 2), dtype=np.uint8)

@@ -1,4 +1,4 @@
-"""A replay kernel bound to one policy's own functions, and kept on disk."""
+"""Compile a replay kernel with a policy's own functions inside, and cache it on disk."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import FunctionType
-from typing import Any
+from typing import Any, TypeVar
 
 import numba as nb
 
@@ -14,6 +14,7 @@ from specsim.io.files import digest
 from specsim.policy.base import Policy
 from specsim.policy.compiler import prepare_compiler
 
+Fields = TypeVar("Fields", bound=tuple[Any, ...])
 Kernel = Callable[..., int]
 PACKAGE = Path(__file__).parents[1]
 prepare_compiler()  # ahead of the first function that is compiled, or loaded
@@ -41,8 +42,16 @@ def specialise(kernel: Any, names: Mapping[str, Any], kind: type[Policy]) -> Ker
     return compile_kernel(bound)
 
 
+def select_fields(kind: type[Fields], *holders: Any, **values: Any) -> Fields:
+    """Fill a NamedTuple for compiled code from values by name, else from attributes, the last holder's first."""
+    for name in kind._fields:  # type: ignore[attr-defined]
+        if name not in values:
+            values[name] = next(getattr(holder, name) for holder in reversed(holders) if hasattr(holder, name))
+    return kind(**values)
+
+
 def _source_digest(functions: Iterable[Callable[..., Any]]) -> str:
-    """Of the files that a kernel of specsim's own policies is compiled from."""
+    """Digest the files that a kernel of specsim's own policies is compiled from."""
     folders = PACKAGE / "policy", PACKAGE / "replaying"
     sources = {PACKAGE / "io" / "rng.py", *(path for folder in folders for path in folder.rglob("*.py"))}
     sources |= {Path(inspect.getfile(function)) for function in functions}

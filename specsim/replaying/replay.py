@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -90,32 +90,40 @@ class Replay:
         return float(self.autoregressive_s.sum() / self.seconds.sum())
 
 
-def bind_kernel(policy: Policy) -> Callable[..., int]:
-    """The kernel bound to one policy: `run(trace, table, outcome, which, sums, log)`.
+class Loop(NamedTuple):
+    """How policies of a kind are replayed: compile the kernel of a class, bind it to a policy."""
 
-    `which` holds sequence indices [M] in the order to take them; the sums [M] grow by what each took.
+    compile: Callable[[Any], Callable[..., int]]
+    bind: Callable[[Any], Callable[..., int]]
+
+
+LOOPS: dict[type[Policy], Loop] = {
+    ChainPolicy: Loop(chain_kernel, bind_chain),
+    SwitchPolicy: Loop(switch_kernel, bind_switch),
+    TreePolicy: Loop(tree_kernel, bind_tree),
+}
+
+
+def _loop(kind: type[Policy]) -> Loop:
+    return next(LOOPS[base] for base in kind.__mro__ if base in LOOPS)
+
+
+def bind_kernel(policy: Policy) -> Callable[..., int]:
+    """Bind the kernel to a policy: `run(trace, table, outcome, which, sums, log)`.
+
+    `which` holds sequence indices [M] in the order to replay them; the sums [M] grow by what each took.
     Nothing is checked: see `check_replayable`, `check_covered`. Safe in threads that write to different arrays.
     """
-    if isinstance(policy, TreePolicy):
-        return bind_tree(policy)
-    if isinstance(policy, SwitchPolicy):
-        return bind_switch(policy)
-    assert isinstance(policy, ChainPolicy)
-    return bind_chain(policy)
+    return _loop(type(policy)).bind(policy)
 
 
 def compile_kernel(kind: type[Policy]) -> None:
     """Compile the kernel of this kind, or load it, before threads ask for it."""
-    if issubclass(kind, TreePolicy):
-        tree_kernel(kind)  # type: ignore[arg-type]  # a class hashes well
-    elif issubclass(kind, SwitchPolicy):
-        switch_kernel(kind)  # type: ignore[arg-type]
-    elif issubclass(kind, ChainPolicy):
-        chain_kernel(kind)  # type: ignore[arg-type]
+    _loop(kind).compile(kind)
 
 
 def replay(trace: Trace, policy: Policy, table: CostTable, *, seed: int = 0, log: bool = False) -> Replay:
-    """Run one policy over a trace. Exact where the trace is (greedy or Gumbel-coupled).
+    """Replay a trace under a policy. Exact where the trace is (greedy or Gumbel-coupled).
 
     On a trace of rejection sampling all of the result sums over DRAWS outcomes of every
     sequence, but for the log of rounds, which is the first's; a policy's state starts anew with each

@@ -48,11 +48,22 @@ class SwitchCosts(NamedTuple):
     round_overhead_s: Floats
 
 
-def _replay(params, carries_state, which, trace, costs, sums, log):  # type: ignore[no-untyped-def]
-    """The loop of one policy over the sequences `which`, as of chains; `switch_kernel` binds the policy's functions.
+def switch_trace(trace: JoinedTrace) -> SwitchTrace:
+    """Select what kernels read of a joined trace."""
+    return SwitchTrace(trace.offsets, trace.prompt_tokens, *trace.columns)
 
-    What a drafter's cache lacks grows with every round that another one drafts in, and is made good, at its price, by
-    the first step of its next draft. The choice of a drafter costs a decision.
+
+def switch_costs(table: JoinedTable) -> SwitchCosts:
+    """Select what kernels read of a joined table."""
+    each = {name: getattr(table, f"each_{name}") for name in SwitchCosts._fields[1:]}
+    return SwitchCosts(table.bucket_bits, **each)
+
+
+def _replay(params, carries_state, which, trace, costs, sums, log):  # type: ignore[no-untyped-def]
+    """Replay the sequences `which` under a policy, whose functions `switch_kernel` binds; see the kernel of chains.
+
+    A drafter's cache falls behind in every round in which another drafter drafts, and catches up, at its price, in the
+    first step of its next draft. The choice of a drafter costs a policy step.
     """
     bucket_bits = costs.bucket_bits
     drafters = trace.foretold.shape[1]
@@ -110,25 +121,16 @@ def _replay(params, carries_state, which, trace, costs, sums, log):  # type: ign
 
 @cache
 def switch_kernel(kind: type[SwitchPolicy]) -> Callable[..., int]:
-    """The kernel compiled with one policy's functions inside."""
+    """Compile the kernel with a policy's functions inside."""
     return specialise(_replay, globals(), kind)
 
 
 def bind_switch(policy: SwitchPolicy) -> Callable[..., int]:
-    """The kernel bound to one policy; see `specsim.replaying.replay.bind_kernel`. Trace and table are joined ones."""
+    """Bind the kernel to a policy; see `specsim.replaying.replay.bind_kernel`. Trace and table are joined ones."""
     kernel, own = switch_kernel(type(policy)), (policy.params, policy.carries_state)  # type: ignore[arg-type]
 
     def run(trace: Trace, table: CostTable, outcome: Outcome, which: IntArray, sums: Sums, log: RoundLog) -> int:
         assert isinstance(trace, JoinedTrace) and isinstance(table, JoinedTable)
-        recorded = SwitchTrace(trace.offsets, trace.prompt_tokens, *trace.columns)
-        costs = SwitchCosts(
-            bucket_bits=table.bucket_bits,
-            draft_s=table.each_draft_s,
-            catch_up_s=table.each_catch_up_s,
-            verify_s=table.each_verify_s,
-            policy_step_s=table.each_policy_step_s,
-            round_overhead_s=table.each_round_overhead_s,
-        )
-        return kernel(*own, which, recorded, costs, sums, log.arrays)
+        return kernel(*own, which, switch_trace(trace), switch_costs(table), sums, log.arrays)
 
     return run

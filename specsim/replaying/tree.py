@@ -1,14 +1,14 @@
-"""The replay kernels of tree policies: one for trees that grow by what the drafter says, one for static ones.
+"""The replay kernel of tree policies whose trees grow by the drafter's probabilities.
 
 The accepted path follows from `true_rank` alone: at every depth, the rank of the true token
-among the children of the node before. So a static tree replays without recorded nodes.
+among the children of the node before. So a static tree replays without recorded nodes (`static_tree`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from specsim.policy.tree.base import MAX_DRAFTED, UNKNOWN, Tree, TreePolicy, clo
 
 # `tree_kernel` rebinds these four names to each policy's own functions.
 from specsim.policy.tree.static import StaticTree, expand, initial_state, select, update
-from specsim.replaying.kernel import specialise
+from specsim.replaying.kernel import select_fields, specialise
 from specsim.replaying.rounds import RoundLog
 from specsim.replaying.static_tree import StaticTrace, TreeCosts, _replay_static, links
 from specsim.replaying.sums import Sums
@@ -42,9 +42,11 @@ class TreeTrace(NamedTuple):
     score: Array  # [0, 0] where the trace has none
 
 
-class Limits(NamedTuple):
-    """How large a policy's trees can be, in levels, verified nodes, and expanded nodes of a level."""
+class TreeRule(NamedTuple):
+    """What the kernel reads of a policy; see `TreePolicy`."""
 
+    params: Any
+    carries_state: bool
     max_draft_tokens: int
     max_verified_nodes: int
     max_expanded: int
@@ -70,14 +72,15 @@ def _room() -> Room:
 
 
 def _replay(  # type: ignore[no-untyped-def]
-    params, carries_state, limits, seed, which, trace, costs, room, sums, log
+    rule, seed, which, trace, costs, room, sums, log
 ):
-    """The loop of one policy over the sequences `which`; `tree_kernel` binds the policy's functions.
+    """Replay the sequences `which` under a policy, whose functions `tree_kernel` binds.
 
     Every round grows the tree level by level, as a drafter does, with the children that the
     record holds; those it does not hold are UNKNOWN nodes. Where these might have been verified
     the round is truncated: it goes on as if they had not been drafted, and is counted.
     """
+    params, carries_state, max_draft_tokens, max_verified_nodes, max_expanded = rule
     offsets, true_rank, horizon = trace.offsets, trace.true_rank, trace.horizon
     prob, first_child, score = trace.prob, trace.first_child, trace.score
     bucket_bits, draft_s, catch_up_s = costs.bucket_bits, costs.draft_s, costs.catch_up_s
@@ -98,7 +101,7 @@ def _replay(  # type: ignore[no-untyped-def]
         draft_time = verify_time = 0.0
         while t < end:
             bucket = (base_context + t) >> bucket_bits
-            limit = min(limits.max_draft_tokens, budget_tokens - (t - start) - 1)
+            limit = min(max_draft_tokens, budget_tokens - (t - start) - 1)
             # Of one type from the start: functions are compiled anew for a number known to be 0 or 1.
             first, count, level = np.int64(0), np.int64(1), np.int64(0)
             chain = np.int64(0)  # node of the newest level on the first candidates' chain, -1 where that has ended
@@ -122,29 +125,20 @@ def _replay(  # type: ignore[no-untyped-def]
                         begin = np.int64(first_child[t, recorded[node]])
                         known = min(np.int64(width), np.int64(first_child[t, recorded[node] + 1]) - begin)
                     unknown |= known < width
-                    for rank in range(known):
-                        p = prob[t, begin + rank - 1]
+                    for rank in range(width):
+                        p = np.float64(prob[t, begin + rank - 1]) if rank < known else UNKNOWN
                         tree.prob[count] = p
-                        tree.path[count] = path * p
+                        tree.path[count] = path * p if rank < known else UNKNOWN
                         tree.parent[count] = node
                         tree.rank[count] = rank
                         tree.depth[count] = level
-                        recorded[count] = begin + rank
-                        widths[count] = 0
-                        count += 1
-                    for rank in range(known, width):
-                        tree.prob[count] = UNKNOWN
-                        tree.path[count] = UNKNOWN
-                        tree.parent[count] = node
-                        tree.rank[count] = rank
-                        tree.depth[count] = level
-                        recorded[count] = -1
+                        recorded[count] = begin + rank if rank < known else -1
                         widths[count] = 0
                         count += 1
                 if expanded == 0:
                     level -= 1
                     break
-                if expanded > limits.max_expanded:
+                if expanded > max_expanded:
                     raise InputError("a tree policy expands more nodes of a level than its max_expanded; correct it")
                 draft_time += draft_s[level, bucket] - draft_s[level - 1, bucket] + wider_s[expanded, bucket]
                 if len(score) > 0:
@@ -161,7 +155,7 @@ def _replay(  # type: ignore[no-untyped-def]
                 keep[0] = True
                 floor = select(state, params, tree, count, keep)
                 verified, depth = close_kept(tree, count, keep)
-                if verified > limits.max_verified_nodes:
+                if verified > max_verified_nodes:
                     raise InputError("a tree policy verifies more nodes than its max_nodes; correct it")
                 if unknown and horizon[t] >= floor:
                     truncated += 1
@@ -207,42 +201,24 @@ def _replay(  # type: ignore[no-untyped-def]
 
 @cache
 def tree_kernel(kind: type[TreePolicy]) -> Callable[..., int]:
-    """The kernel compiled with one policy's functions inside; a static policy's needs none."""
+    """Compile the kernel with a policy's functions inside; that of static policies needs none."""
     return _replay_static if issubclass(kind, StaticTree) else specialise(_replay, globals(), kind)
 
 
 def bind_tree(policy: TreePolicy) -> Callable[..., int]:
-    """The kernel bound to one policy; see `specsim.replaying.replay.bind_kernel`."""
+    """Bind the kernel to a policy; see `specsim.replaying.replay.bind_kernel`."""
     kernel = tree_kernel(type(policy))  # type: ignore[arg-type]  # a class hashes well
-    limits = Limits(policy.max_draft_tokens, policy.max_verified_nodes, policy.max_expanded)
+    rule = select_fields(TreeRule, policy)
 
     def run(trace: Trace, table: CostTable, outcome: Outcome, which: Ints, sums: Sums, log: RoundLog) -> int:
         assert table.tree is not None and trace.true_rank is not None
-        costs = TreeCosts(
-            bucket_bits=table.bucket_bits,
-            draft_s=table.draft_s,
-            catch_up_s=table.catch_up_s,
-            wider_s=table.tree.wider_s,
-            verify_s=table.tree.verify_s,
-            policy_step_s=table.tree.policy_step_s,
-            round_overhead_s=table.tree.round_overhead_s,
-        )
+        costs = select_fields(TreeCosts, table, table.tree)
         if isinstance(policy, StaticTree):
-            ranks = StaticTrace(trace.offsets, trace.prompt_tokens, trace.budget_tokens, trace.true_rank)
+            ranks = select_fields(StaticTrace, trace)
             return kernel(links(policy.shape), which, ranks, costs, sums, log.arrays)
         assert trace.tree is not None
-        recorded = TreeTrace(
-            offsets=trace.offsets,
-            sequence_id=trace.sequence_id,
-            prompt_tokens=trace.prompt_tokens,
-            budget_tokens=trace.budget_tokens,
-            true_rank=trace.true_rank,
-            prob=trace.tree.prob,
-            first_child=trace.tree.first_child,
-            horizon=trace.tree.horizon,
-            score=np.zeros((0, 0), np.float32) if trace.score is None else trace.score,
-        )
-        own = policy.params, policy.carries_state, limits
-        return kernel(*own, outcome[1], which, recorded, costs, _room(), sums, log.arrays)
+        score = np.zeros((0, 0), np.float32) if trace.score is None else trace.score
+        recorded = select_fields(TreeTrace, trace, trace.tree, score=score)
+        return kernel(rule, outcome[1], which, recorded, costs, _room(), sums, log.arrays)
 
     return run

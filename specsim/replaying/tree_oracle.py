@@ -10,6 +10,8 @@ verified leaves no catching up to the next round, so that is among the choices t
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numba as nb
 import numpy as np
 
@@ -17,11 +19,13 @@ from specsim.cost.contexts import context_range
 from specsim.cost.table import CostTable
 from specsim.io.arrays import Floats, IntArray, Seconds
 from specsim.io.errors import InputError
+from specsim.replaying.chain_oracle import OracleCosts
+from specsim.replaying.kernel import select_fields
 from specsim.trace.trace import Trace
 
 
 def reachable_depth(trace: Trace, width: int | None = None) -> IntArray:
-    """Depth [N] to which the ranks of the true path are all below a width, that of the recorded trees if absent.
+    """Return the depth [N] to which all ranks of the true path are below a width (default: the recorded trees').
 
     Without recorded trees and a width, any rank will do. Raises InputError where the trace holds no ranks.
     """
@@ -33,27 +37,31 @@ def reachable_depth(trace: Trace, width: int | None = None) -> IntArray:
     return np.where(right.all(axis=1), trace.depth, right.argmin(axis=1))
 
 
+class TreeOracleTrace(NamedTuple):
+    """What the oracle of trees reads of a trace; see `Trace`."""
+
+    offsets: IntArray
+    prompt_tokens: IntArray
+    budget_tokens: IntArray
+
+
 @nb.njit(cache=True, nogil=True, error_model="numpy")
 def _least_seconds(  # type: ignore[no-untyped-def]
-    offsets,
-    prompt_tokens,
-    budget_tokens,
-    reach,
-    depth,
-    bucket_bits,
-    draft_s,
-    catch_up_s,
-    verify_s,
-    round_overhead_s,
-    seconds,
+    trace, reach, costs, seconds
 ):
-    """Backward over the positions of each sequence. draft_s [D + 1, B], verify_s [D + 2, B]: so much or more."""
+    """Compute, backward over the positions of each sequence, the least seconds [S] to its end.
+
+    costs : draft_s [D + 1, B] and verify_s [D + 2, B] are the least seconds of that many tokens or more
+    """
+    offsets, prompt_tokens, budget_tokens = trace
+    draft_s, catch_up_s, verify_s = costs.draft_s, costs.catch_up_s, costs.verify_s
+    depth = len(draft_s) - 1
     remaining = np.zeros((np.diff(offsets).max() + 1, 2))  # [t, whether the draft cache lacks a token]
     for s in range(len(prompt_tokens)):
         length = offsets[s + 1] - offsets[s]
         remaining[length] = 0.0
         for t in range(length - 1, -1, -1):
-            bucket = (prompt_tokens[s] + t - 1) >> bucket_bits
+            bucket = (prompt_tokens[s] + t - 1) >> costs.bucket_bits
             limit = min(depth, budget_tokens[s] - t - 1)
             right = min(np.int64(reach[offsets[s] + t]), limit)
             deeper = np.inf  # the cheapest draft of more levels than `accepted`
@@ -67,13 +75,13 @@ def _least_seconds(  # type: ignore[no-untyped-def]
                     best = min(best, draft_s[accepted, bucket] + pass_s + remaining[after, 1])
                     deeper = min(deeper, draft_s[accepted, bucket])
             none = verify_s[1, bucket] + remaining[t + 1, 1]
-            remaining[t, 0] = min(none, best) + round_overhead_s
-            remaining[t, 1] = min(none, best + catch_up_s[bucket]) + round_overhead_s
+            remaining[t, 0] = min(none, best) + costs.round_overhead_s
+            remaining[t, 1] = min(none, best + catch_up_s[bucket]) + costs.round_overhead_s
         seconds[s] = remaining[0, 0]
 
 
 def tree_oracle_seconds(trace: Trace, table: CostTable, width: int | None = None) -> Floats:
-    """Least seconds per sequence [S] that a policy of trees with up to `width` children per node could have taken.
+    """Compute the least seconds per sequence [S] of any tree policy with up to `width` children per node.
 
     width : as in `reachable_depth`; a static tree may be wider than the recorded ones
 
@@ -81,7 +89,9 @@ def tree_oracle_seconds(trace: Trace, table: CostTable, width: int | None = None
     trace's depth and contexts.
     """
     if trace.sampled_by_rejection:
-        raise InputError("trees are replayed on greedy and Gumbel traces only; this one is of rejection sampling")
+        raise InputError(
+            "trees are replayed on greedy and Gumbel traces only; this trace was recorded with rejection sampling"
+        )
     reach = reachable_depth(trace, width)
     if table.tree is None:
         raise InputError("the tree oracle needs costs of trees; profile with `realrun profile --tree-nodes`")
@@ -95,22 +105,17 @@ def tree_oracle_seconds(trace: Trace, table: CostTable, width: int | None = None
         )
     levels = np.arange(trace.depth + 1)[:, None]
     seconds = np.zeros(trace.sequences)
-    _least_seconds(
-        trace.offsets,
-        trace.prompt_tokens,
-        trace.budget_tokens,
-        reach,
-        trace.depth,
-        table.bucket_bits,
-        table.draft_s[: trace.depth + 1] + levels * _at_least(table.tree.wider_s)[1],
-        table.catch_up_s,
-        _at_least(table.tree.verify_s)[: trace.depth + 2],
-        table.tree.round_overhead_s,
-        seconds,
+    costs = select_fields(
+        OracleCosts,
+        table,
+        table.tree,
+        draft_s=table.draft_s[: trace.depth + 1] + levels * _at_least(table.tree.wider_s)[1],
+        verify_s=_at_least(table.tree.verify_s)[: trace.depth + 2],
     )
+    _least_seconds(select_fields(TreeOracleTrace, trace), reach, costs, seconds)
     return seconds
 
 
 def _at_least(cost_s: Seconds) -> Seconds:
-    """The least that so many rows or more take; measured costs may fall somewhere."""
+    """Return the least cost of that many rows or more, because measured costs may fall somewhere."""
     return np.ascontiguousarray(np.minimum.accumulate(cost_s[::-1])[::-1])
