@@ -40,7 +40,7 @@ def without_withdrawn(config: Config, board: Config) -> Config:
 
 
 def first_best(rows: Iterable[Row]) -> Row | None:
-    """Return the row that is best on the tuning prompts, so that held-out ones do not flatter it; None of none."""
+    """Return the row that is best on the tuning prompts, to report it on others; None without rows."""
     return max(rows, key=lambda row: float(row["train_speedup"]), default=None)
 
 
@@ -141,12 +141,12 @@ def order_of(values: Mapping[str, float], expected: Sequence[str], names: Mappin
     if any(values[a] > values[b] and differ(a, b) for a, b in combinations(ours, 2)):
         return f"{text}; the paper's order is {paper}"
     if not all(differ(a, b) for a, b in pairwise(ours)):
-        return f"{text}; the differences to the paper's order, {paper}, are not significant"
+        return f"{text}, which does not differ significantly from the paper's order, {paper}"
     return f"{text}, as in the paper"
 
 
 def measured_difference(document: Row, a: Row, b: Row) -> Comparison:
-    """Return the measured speedup of one row of a validation less that of another."""
+    """Return the measured speedup of row a of a validation less that of row b."""
     return paired_difference(document["autoregressive_sequence_seconds"], a["sequence_seconds"], b["sequence_seconds"])
 
 
@@ -157,8 +157,19 @@ def differ_measured(document: Row, a: Row, b: Row) -> bool:
 
 
 def measured_verdict(document: Row, a: Row, b: Row) -> str:
-    """Return the measured speedup of one row less that of another, and whether it is significant."""
+    """Return the measured speedup of row a less that of row b, and whether the difference is significant."""
     return difference_text(measured_difference(document, a, b).difference, significant=differ_measured(document, a, b))
+
+
+def measured_gap(document: Row, a: Row, b: Row, name: str) -> str:
+    """Return by how much row a measures above or below row b. name : of row b in the sentence"""
+    difference = measured_difference(document, a, b).difference
+    low, value, high = difference.low, difference.estimate, difference.high
+    side = "above"
+    if value < 0:
+        side, low, value, high = "below", -high, -value, -low
+    note = "" if differ_measured(document, a, b) else ", not significant"
+    return f"{value:.3f} [{low:.3f}, {high:.3f}] {side} {name}{note}"
 
 
 def difference_text(difference: Estimate, *, significant: bool | None = None) -> str:

@@ -28,12 +28,12 @@ def report(config: Config, boards: Mapping[str, Document]) -> Report:
     shown = ranked_rows(rows, "drafter")
     leader, second, *_ = shown
     slow = [row["drafter"] for row in shown if row["measured"]["low"] <= 1]
+    losing = f" but {', '.join(slow)}" if slow else ""
     return Report(
         question="Which drafter is fastest for one target?",
-        answer=f"In {first} decoding {leader['drafter']} under {leader['form']} is fastest, at "
-        f"{leader['measured']['estimate']:.2f} times the baseline; {second['drafter']} follows at "
-        f"{second['measured']['estimate']:.2f}. Not significantly faster than the baseline: "
-        f"{', '.join(slow) or 'none'}.",
+        answer=f"In {first} decoding {leader['drafter']} is fastest at {leader['measured']['estimate']:.2f} times the "
+        f"baseline (policy: {leader['form']}), followed by {second['drafter']} at "
+        f"{second['measured']['estimate']:.2f}. All drafters{losing} are significantly faster than the baseline.",
         figure=drafters(rows[first]),
         figure_name="drafters-greedy",
         caption=f"Predicted and measured speedup of each drafter under its best policies, {first} decoding",

@@ -45,9 +45,10 @@ def report(config: Config, runs: Runs, cheap: Runs, typical: Document) -> Report
     ]
     return Report(
         question="Do drafters inside the target pay?",
-        answer=f"In {first} decoding these drafters are significantly faster than the baseline under their best "
-        f"policy, all together: {', '.join(paying(documents)) or 'none'}. Thompson sampling less the tuned fixed K, "
-        f"measured: {'; '.join(thompson_gains(documents))}.",
+        answer=f"{'Yes' if (names := paying(documents)) else 'No'}: in {first} decoding {len(names)} of "
+        f"{len(documents)} drafters ({', '.join(names) or 'none'}) are significantly faster than the baseline under "
+        f"their best policy, with 95 % confidence for all together. The measured speedup of Thompson sampling minus "
+        f"that of the tuned fixed K is {'; '.join(thompson_gains(documents))}.",
         figure=speedup_dots([(row["name"], row) for row in shown], "speedups-greedy", "Drafters inside the target"),
         figure_name="speedups-greedy",
         caption=f"Predicted and measured speedup of each drafter under its best chain and tree, {first} decoding",

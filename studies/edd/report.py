@@ -62,8 +62,8 @@ def report(config: Config, facts: Document, runs: Mapping[str, Documents], board
     sizes = ", ".join(f"{NAMES[name]} {fact['parameters'] / 1e6:.2f} M" for name, fact in facts.items())
     return Report(
         question="Which candidate tree is fastest on EDD?",
-        answer=f"Trees on EDD by measured speedup here, {first} decoding: {measured}. Replayed at the paper's costs: "
-        f"{paper}.",
+        answer=f"By measured speedup in {first} decoding, the trees on EDD rank {measured}. Replayed at the paper's "
+        f"costs they rank {paper}.",
         figure=speedup_dots([(row["name"], row) for row in shown], "drafters-greedy", "Drafters and trees on EDD"),
         figure_name="drafters-greedy",
         caption=f"Predicted and measured speedup of drafters as chains and of trees on EDD, {first} decoding",

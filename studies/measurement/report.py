@@ -33,7 +33,7 @@ def report(config: Config, timings: Document, whole: Mapping[str, Sequence[runs.
         question="How exactly are speedups measured?",
         answer=f"Beside a busy process, two identical baselines that take turns of {TURN_ROUNDS} rounds differ by a "
         f"standard deviation of {100 * at['spread']:.1f} % over prompts, against {100 * sequence['spread']:.1f} % when "
-        f"they take turns of whole sequences. Speedups of whole runs of one commit deviate by "
+        f"they take turns of whole sequences. Speedups of whole runs of the same commit deviate by "
         f"{runs.pooled_percent(whole):.2f} % from run to run.",
         figure=line_panels(
             {

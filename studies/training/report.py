@@ -31,7 +31,7 @@ def report(config: Config, found: Mapping[str, Document]) -> Report:
     rows = table(config, found)
     shown = [shown_row(row) for row in rows if is_shown(row)]
     parts = [row for row in shown if row["method"] == "EDD"]
-    losing = [row["change"] for row in parts if row["difference_high"] < 0]
+    losing = [f'"{row["change"]}"' for row in parts if row["difference_high"] < 0]
     sweep = found["decoders"]["sweep"]
     usual = config["decoders"]["usual"]
     deviating = [n for n in sweep if n != usual and tau_difference(sweep[n]["PCT"], sweep[usual]["PCT"]).high < 0]
@@ -39,11 +39,11 @@ def report(config: Config, found: Mapping[str, Document]) -> Report:
     seeds = ", ".join(map(str, config["seeds"]))
     return Report(
         question="What does each part of a drafter's training bring?",
-        answer=f"Of EDD's parts, leaving one out significantly costs acceptance length or speed: "
-        f"{', '.join(losing) or 'none'}; reading the target's states after layer {usual} of 8 is better than after "
+        answer=f"Of the changes to EDD, {', '.join(losing) or 'none'} significantly lowers its speedup. EDD accepts "
+        f"longer drafts if it reads the target's states after layer {usual} of 8 than after layer "
         f"{' or '.join(map(str, deviating)) or 'none of the others'}. Training MEDUSA's first head further changes its "
-        f"agreement with the target by {changed['MEDUSA']}; tuning SPACE's target changes its first mask's by "
-        f"{changed['SPACE']}.",
+        f"agreement with the target by {changed['MEDUSA']}; tuning the target for SPACE changes that of its first "
+        f"mask by {changed['SPACE']}.",
         figure=line_panels({"EDD": sweep_lines(sweep)}, ("layers below the states that EDD reads",
                                                          "mean acceptance length (tau)"), "layers"),
         figure_name="layers",

@@ -107,15 +107,16 @@ class PaperComparison:
 
     @property
     def text(self) -> str:
-        """The shares, and what the prompts decide about them (95 %)."""
+        """Sentence with both shares and what the prompts decide about them (95 %)."""
         if not self.comparable:
-            return "not compared: too few nodes were recorded"
+            return "PCT is not compared with EAGLE-2: too few nodes were recorded."
         least, most = (_side(self.nodes_beyond(share)) for share in ABOUT_HALF)
         nodes = {(-1, -1): "fewer than half", (1, -1): "about half", (1, 1): "more than half"}.get((least, most))
         length = {-1: "shorter", 1: "comparable"}.get(_side(self.tau_beyond(COMPARABLE)))
         return (
-            f"{100 * self.node_share:.0f} % of the nodes ({nodes or 'not significant'}) at "
-            f"{100 * self.tau_ratio:.1f} % of the acceptance length ({length or 'not significant'})"
+            f"PCT with its paper's settings verifies {100 * self.node_share:.0f} % of EAGLE-2's nodes "
+            f"({nodes or 'not significant'}) at {100 * self.tau_ratio:.1f} % of its acceptance length "
+            f"({length or 'not significant'})."
         )
 
 

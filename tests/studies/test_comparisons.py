@@ -27,8 +27,8 @@ def test_an_order_is_the_papers_only_where_neighbours_differ_significantly() -> 
     rising = {"a": 1.0, "b": 1.1, "c": 1.2, "d": 1.3}
     assert order(rising, 0.05) == "A (1.00) < B (1.10) < C (1.20) < D (1.30), as in the paper"
     assert order(rising, 0.15) == (
-        "A (1.00) ~ B (1.10) ~ C (1.20) ~ D (1.30); the differences to the paper's order, A < B < C < D, are not "
-        "significant"
+        "A (1.00) ~ B (1.10) ~ C (1.20) ~ D (1.30), which does not differ significantly from the paper's order, "
+        "A < B < C < D"
     )
     assert order({"a": 1.0, "c": 1.2, "d": 1.3}, 0.05).endswith(", as in the paper")  # of those that were run
 
@@ -36,7 +36,7 @@ def test_an_order_is_the_papers_only_where_neighbours_differ_significantly() -> 
 def test_an_order_is_not_the_papers_where_two_differ_the_other_way_round() -> None:
     turned = {"a": 1.0, "b": 1.1, "c": 1.4, "d": 1.3}
     assert order(turned, 0.05) == "A (1.00) < B (1.10) < D (1.30) < C (1.40); the paper's order is A < B < C < D"
-    assert "not significant" in order(turned, 0.15)
+    assert "not differ significantly" in order(turned, 0.15)
     far = {"a": 1.2, "b": 1.1, "c": 1.0, "d": 1.3}  # no two neighbours differ significantly, the ends of three do
     assert order(far, 0.15).endswith("; the paper's order is A < B < C < D")
 
@@ -65,6 +65,10 @@ def test_what_was_really_run_differs_by_more_than_the_noise_floor() -> None:
     assert not comparisons.differ_measured(noisy, rows["a"], rows["b"])
     assert comparisons.measured_verdict(document, rows["a"], rows["b"]) == "+0.020 [+0.020, +0.020]"
     assert comparisons.measured_verdict(noisy, rows["a"], rows["b"]) == "+0.020 [+0.020, +0.020], not significant"
+    assert comparisons.measured_gap(document, rows["a"], rows["b"], "b") == "0.020 [0.020, 0.020] above b"
+    assert comparisons.measured_gap(noisy, rows["b"], rows["a"], "a") == (
+        "0.020 [0.020, 0.020] below a, not significant"
+    )
 
 
 def test_the_best_of_several_is_picked_on_the_tuning_prompts_of_each_run() -> None:
