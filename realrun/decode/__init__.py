@@ -1,1 +1,1 @@
-"""The one loop of real decoding: propose, verify, commit."""
+"""The loop of real decoding: propose, verify, commit."""

@@ -115,7 +115,7 @@ class BatchDecoding:
 
     @property
     def position(self) -> float:
-        """Mean number of output tokens so far."""
+        """Give the mean number of output tokens so far."""
         return sum(len(row.output) for row in self.rows) / len(self.rows)
 
     @property

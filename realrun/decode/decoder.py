@@ -41,7 +41,7 @@ class Acceptance(NamedTuple):
 
     @property
     def cached(self) -> Sequence[int]:
-        """The accepted tokens that stay in caches: the token emitted last is the next pending token."""
+        """List the accepted tokens that stay in caches: the token emitted last is the next pending token."""
         return self.path[: len(self.emitted) - 1]
 
 
@@ -139,7 +139,7 @@ class Decoder:
         state: Any,
         rounds: list[Round],
     ) -> tuple[Any, Draft]:
-        """Run one round: extends `tokens` and `rounds`; returns the policy's new state and the draft.
+        """Run a round: extend `tokens` and `rounds`; return the policy's new state and the draft.
 
         Rounds begin and end with an idle device. In between, drafted and verified tokens have been copied to the host
         when the time is read, so that nothing is waited for twice. Where nothing is drafted, or all of a tree is
@@ -227,7 +227,7 @@ class Decoder:
         return cast(TreeDrafter, self.drafter).propose_tree(tokens, context, policy, state)
 
     def _verify_chain(self, tokens: list[int], draft: Draft, context: RoundContext) -> Acceptance:
-        """Verify a chain in one pass of the target."""
+        """Verify a chain in a single pass of the target."""
         self.logits = self.target.forward([tokens[-1], *draft.tokens])
         emitted = self.verifier(self.logits, draft, context)
         path = range(len(emitted) - 1)
@@ -236,7 +236,7 @@ class Decoder:
         return Acceptance(emitted[:count], path[:count], len(draft.tokens), target_hidden)
 
     def _verify_tree(self, tokens: list[int], draft: Draft, context: RoundContext) -> Acceptance:
-        """Verify a tree in one pass of the target, which keeps the accepted nodes in its cache."""
+        """Verify a tree in a single pass of the target, which keeps the accepted nodes in its cache."""
         target, depth = self.target, 0
         if draft.tokens:
             depths, visible = layout(np.array(draft.parents))
@@ -360,5 +360,5 @@ class Decoding:
 
     @property
     def result(self) -> Decoded:
-        """Everything decoded so far."""
+        """Give everything decoded so far."""
         return Decoded(self.tokens[self.prompt_tokens :], self.rounds, self.prefill_s, self.state)

@@ -168,12 +168,8 @@ class StaticEarlyExit(StaticInsideTarget):
         return logits
 
     def _input(self, rows: Rows, variant: Hashable) -> torch.Tensor:
-        assert isinstance(variant, int)
-        if variant == 0:
-            return self.target.run_lower(rows)
-        if variant < len(rows.slots):
-            self.target.run_lower(rows.tail(len(rows.slots) - variant))
-        return self.target.states[rows.slots]
+        states: torch.Tensor = self.target.lower_states(rows, variant)
+        return states
 
     def _prompt(self, tokens: Sequence[int], keep: int) -> torch.Tensor:
         start, end, target = self.length, self.length + len(tokens), self.target

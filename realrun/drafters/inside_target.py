@@ -1,4 +1,4 @@
-"""What drafters that run layers of the target, or layers over its states, have in common."""
+"""The common part of drafters that run layers of the target, or layers over its states."""
 
 from __future__ import annotations
 

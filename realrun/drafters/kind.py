@@ -83,12 +83,12 @@ class DrafterKind(ABC):
 
     @property
     def max_depth(self) -> int | None:
-        """Maximum number of tokens drafted in a round, None for no limit."""
+        """Give the maximum number of tokens drafted in a round, None for no limit."""
         return None
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Its description, for a trace's "drafter_facts"."""
+        """Describe the drafter, for a trace's "drafter_facts"."""
         return {}
 
     def weights(self, target: Any) -> Sequence[torch.nn.Module]:

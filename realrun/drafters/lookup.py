@@ -122,7 +122,7 @@ def _columns(vocabulary: int, request: RecordRequest) -> Columns:
 
 @dataclass(frozen=True, eq=False)
 class LookupKind(DrafterKind):
-    """Any target has it."""
+    """Prompt lookup, which any target has."""
 
     name: ClassVar[str] = "lookup"
     origin: ClassVar[Origin] = "target"
@@ -153,5 +153,5 @@ class LookupKind(DrafterKind):
         return (target,)
 
     def profiling_text(self, tokens: list[int]) -> list[int]:
-        """It drafts only what the text repeats."""
+        """Repeat the first token because lookup drafts only what the text repeats."""
         return tokens[:1] * len(tokens)

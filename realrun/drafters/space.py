@@ -100,7 +100,7 @@ class MaskedTarget(CachedLM):
         self._forget()
 
     def warm(self, sizes: Iterable[int], length: int = 0, tree_nodes: int = 0) -> None:
-        """sizes : of the pending token with the verified ones; the largest decides the length of drafts and groups."""
+        """Prepare passes; the largest of `sizes` (pending and verified tokens) sets the length of drafts and groups."""
         sizes = {*sizes}
         self.masks = min(max(sizes) - 1, self.most)
         passes = {size * (self.masks + 1) for size in sizes} | ({self.masks} if self.masks else set())

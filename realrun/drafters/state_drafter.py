@@ -1,4 +1,4 @@
-"""Drafters of one layer that read the target's states: what EDD and EAGLE have in common.
+"""Drafters of a single layer that read the target's states: the common part of EDD and EAGLE.
 
 State rows are made of the target's states of all verified tokens. During a round there are draft rows behind them,
 which the drafter makes by itself and which are dropped at the end of the round. The next round starts by making state
@@ -69,7 +69,7 @@ class StateDrafterLM(StateRows, PartsLM):
     def append_rows(
         self, tokens: Sequence[int], positions: Sequence[int], seen: torch.Tensor, keep: int = 0
     ) -> torch.Tensor:
-        """See `CachedLM.append_rows`; rows that see no other node are the pending tokens of rounds."""
+        """Append nodes, see `CachedLM.append_rows`; rows that see no other node are pending tokens of rounds."""
         logits = self._draft_rows(tokens, positions, seen, roots=True)
         self.nodes += len(tokens)
         if keep and self.hidden is not None:

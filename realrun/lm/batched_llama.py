@@ -13,7 +13,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from realrun.lm.llama import FIRST_ROOM, FusedLlama, rms_norm, supported
+from realrun.lm.cached import grown
+from realrun.lm.llama import FusedLlama, rms_norm, supported
 from specsim.io.arrays import Ints
 from specsim.io.errors import InputError
 
@@ -86,26 +87,15 @@ class BatchedLlama:
         ids = torch.tensor([[*row, *[0] * (n - len(row))] for row in tokens], device=self.device)
         slots = lengths[:, None] + torch.arange(n, device=self.device)  # [B, n]
         end = int(self.lengths[rows].max()) + n
-        self._reserve(end)
+        self.keys, self.values = (grown(cached, end, self.max_positions) for cached in (self.keys, self.values))
         positions = slots.clamp(max=self.max_positions - 1)  # padding may stand beyond the last position
         rotation = lm.cos[positions], lm.sin[positions]  # [B, n, 1, D]
         unseen = torch.arange(end, device=self.device) > slots[:, :, None]
         mask = torch.zeros(unseen.shape, dtype=lm.model.dtype, device=self.device).masked_fill_(unseen, -torch.inf)
-        groups = lm.heads // lm.kv_heads
-        mask = mask[:, None].repeat(1, 1, groups, 1)  # [B, 1, groups * n, L]
+        mask = mask[:, None].repeat(1, 1, lm.heads // lm.kv_heads, 1)  # [B, 1, groups * n, L]
         x, row = F.embedding(ids, lm.embedding), torch.arange(len(ids), device=self.device)[:, None]
         for layer, keys, values in zip(lm.layers, self.keys[:, rows], self.values[:, rows], strict=True):
             q, keys[row, :, slots], values[row, :, slots] = layer.project(x, rotation)
-            # The query heads of each key-value head are rows of the same matrix: [B, Hkv, groups * n, D].
-            q = q.unflatten(2, (lm.kv_heads, groups)).permute(0, 2, 3, 1, 4).flatten(2, 3)
-            scores = torch.matmul(q, keys[:, :, :end].transpose(2, 3)).mul_(lm.scaling).add_(mask)
-            mixed = torch.matmul(scores.softmax(-1), values[:, :, :end]).unflatten(2, (groups, n))
-            x = layer.add_mlp(x + F.linear(mixed.permute(0, 3, 1, 2, 4).flatten(2), layer.out))
+            mixed = lm.attend(q, keys[:, :, :end], values[:, :, :end], mask)
+            x = layer.add_mlp(x + F.linear(mixed, layer.out))
         return lm._of_known(lm.logits_of(rms_norm(x, lm.norm_out, lm.eps))) if head else x[:, :0]
-
-    def _reserve(self, slots: int) -> None:
-        """Make room, at least doubling the buffers, so that copies stay rare."""
-        have = self.keys.shape[3]
-        if slots > have:
-            room = max(slots, min(self.max_positions, max(2 * have, FIRST_ROOM))) - have
-            self.keys, self.values = (F.pad(part, (0, 0, 0, room)) for part in (self.keys, self.values))

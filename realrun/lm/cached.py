@@ -1,4 +1,4 @@
-"""A Hugging Face causal language model and its key-value cache, as one sequence at batch 1."""
+"""A Hugging Face causal language model and its key-value cache: a single sequence at batch 1."""
 
 from __future__ import annotations
 
@@ -7,16 +7,25 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 from transformers import PreTrainedModel
 
 from realrun.lm.windows import make_cache, masks_of, window_of
 from specsim.io.errors import InputError
 
 MASKED_ATTENTION = ("eager", "sdpa")  # of the library's attention functions, those that read any 4-D mask
+FIRST_ROOM = 256  # rows that a growing buffer holds at first
+
+
+def grown(buffer: torch.Tensor, rows: int, most: int = sys.maxsize) -> torch.Tensor:
+    """Give a buffer [..., r, d] room for `rows` rows; it at least doubles, up to `most`, so that copies stay rare."""
+    have = buffer.shape[-2]
+    room = max(rows, min(most, max(2 * have, FIRST_ROOM)))
+    return F.pad(buffer, (0, 0, 0, room - have)) if rows > have else buffer
 
 
 def max_positions(config: Any) -> int:
-    """Tokens that a model of this configuration can read; models without such a limit read any number."""
+    """Count the tokens that a model of this configuration can read; without such a limit, any number."""
     limit = getattr(config.get_text_config(), "max_position_embeddings", None)
     return sys.maxsize if limit is None else int(limit)
 
@@ -192,7 +201,7 @@ class CachedLM:
             )
 
     def _forward(self, tokens: Sequence[int], keep: int) -> torch.Tensor:
-        """Logits after the last `keep` tokens, or after all of them if keep is 0."""
+        """Compute logits after the last `keep` tokens, or after all tokens if keep is 0."""
         positions = torch.arange(self.length, self.length + len(tokens), device=self.device)
         return self.run_model(
             input_ids=torch.tensor([tokens], device=self.device), position_ids=positions[None], logits_to_keep=keep

@@ -23,7 +23,7 @@ class Float32Head(torch.nn.Linear):
 
 
 def float32_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """a @ b in float32 of 16-bit matrices, [n, d] and [d, m], or of batches of them.
+    """Compute a @ b in float32 from 16-bit matrices, [n, d] and [d, m], or from batches of them.
 
     On the CPU and for gradients there is no such product, and both are copied to float32 first.
     """

@@ -14,14 +14,13 @@ import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel
 
-from realrun.lm.cached import MASKED_ATTENTION, CachedLM
+from realrun.lm.cached import MASKED_ATTENTION, CachedLM, grown
 from realrun.lm.llama import FusedParts, supported
 from realrun.lm.variants.shared_weights import shallow_copy
 from realrun.lm.variants.skipped_layers import NOTHING, SkippedSublayers
 from realrun.lm.windows import FULL, SLIDING, layer_types, window_of, within_window
 from specsim.io.errors import InputError
 
-FIRST_ROOM = 256  # slots that the buffers hold at first
 TRIED_TOKENS = 8
 
 
@@ -330,10 +329,7 @@ class LibraryStack:
         """Cache keys and values [1, Hkv, n, D] and return all up to their end; the library's attention calls it."""
         end = self.start + keys.shape[2]
         parts = self.buffers.setdefault(layer, [part[:, :, :0] for part in (keys, values)])
-        have = parts[0].shape[2]
-        if end > have:
-            room = max(end, 2 * have, FIRST_ROOM) - have
-            parts[:] = [F.pad(part, (0, 0, 0, room)) for part in parts]
+        parts[:] = [grown(part, end) for part in parts]
         for part, new in zip(parts, (keys, values), strict=True):
             part[:, :, self.start : end] = new
         return tuple(part[:, :, :end] for part in parts)

@@ -15,11 +15,10 @@ import torch
 import torch.nn.functional as F
 from transformers import LlamaForCausalLM, PreTrainedModel, Qwen3ForCausalLM
 
-from realrun.lm.cached import CachedLM
+from realrun.lm.cached import CachedLM, grown
 from realrun.lm.variants.skipped_layers import NOTHING, SkippedSublayers
 
 LONG_PASS = 64  # new tokens; beyond it, attention goes through the library's fused operation
-FIRST_ROOM = 256  # cached tokens that the buffers hold at first
 TREE_ROOM = 256  # slots that growing buffers may have beyond the model's positions, for a tree's nodes
 Rotation = tuple[torch.Tensor, torch.Tensor]  # cosines and signed sines of positions, [..., 1, D]
 
@@ -104,6 +103,26 @@ class LlamaLM(CachedLM):
         logits: torch.Tensor = self.head(hidden)
         return logits
 
+    def attend(
+        self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Compute attention output [..., n, H * D] for q [..., n, H, D] and keys, values [..., Hkv, L, D].
+
+        mask : added to the scores [..., Hkv, groups * n, L]
+        """
+        n, groups = q.shape[-3], self.heads // self.kv_heads
+        # The query heads of each key-value head are rows of the same matrix: [..., Hkv, groups * n, D].
+        q = q.unflatten(-2, (self.kv_heads, groups)).movedim(-4, -2).flatten(-3, -2)
+        if n > LONG_PASS:  # a prompt: do not hold all its scores at once
+            batched = (part if part.dim() == 4 else part[None] for part in (q, keys, values))
+            mixed = F.scaled_dot_product_attention(*batched, attn_mask=mask, scale=self.scaling).view_as(q)
+        else:
+            scores = torch.matmul(q, keys.transpose(-2, -1)).mul_(self.scaling)
+            if mask is not None:
+                scores += mask
+            mixed = torch.matmul(scores.softmax(-1), values)
+        return mixed.unflatten(-2, (groups, n)).movedim(-2, -4).flatten(-3)
+
     def _check_trees(self) -> None:
         """Do nothing: every supported model can verify trees."""
 
@@ -156,7 +175,7 @@ class FusedStack:
             if number not in skip.attention:
                 q = self._project(number, x, start, rotation)
                 keys, values = self.keys[number, :, :end], self.values[number, :, :end]
-                x = x + F.linear(self._attend(q, keys, values, mask), layer.out)
+                x = x + F.linear(self.lm.attend(q, keys, values, mask), layer.out)
             if number not in skip.mlp:
                 x = layer.add_mlp(x)
         return x
@@ -181,32 +200,9 @@ class FusedStack:
             cached[:, :, start : start + len(slots)] = cached[:, :, source]
 
     def _reserve(self, length: int) -> None:
-        """Make room for `length` slots, at least doubling the buffers, so that copies stay rare."""
-        have = self.keys.shape[2]
-        if length > have:
-            most = self.lm.max_positions + TREE_ROOM
-            room = max(length, min(most, max(2 * have, FIRST_ROOM))) - have
-            self.keys, self.values = (F.pad(part, (0, 0, 0, room)) for part in (self.keys, self.values))
-
-    def _attend(
-        self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
-    ) -> torch.Tensor:
-        """Compute attention output [n, H * D] for q [n, H, D] and keys, values [Hkv, L, D]."""
-        lm = self.lm
-        n, groups = len(q), lm.heads // lm.kv_heads
-        # The query heads of each key-value head are rows of the same matrix: [Hkv, groups * n, L].
-        q = q.view(n, lm.kv_heads, groups, lm.head_dim).permute(1, 2, 0, 3)
-        q = q.reshape(lm.kv_heads, groups * n, lm.head_dim)
-        if n > LONG_PASS:  # a prompt: do not hold all its scores at once
-            mixed = F.scaled_dot_product_attention(q[None], keys[None], values[None], attn_mask=mask, scale=lm.scaling)[
-                0
-            ]
-        else:
-            scores = torch.matmul(q, keys.transpose(1, 2)).mul_(lm.scaling)
-            if mask is not None:
-                scores += mask
-            mixed = torch.matmul(scores.softmax(-1), values)
-        return mixed.view(lm.kv_heads, groups, n, -1).permute(2, 0, 1, 3).reshape(n, -1)
+        """Make room for `length` slots."""
+        most = self.lm.max_positions + TREE_ROOM
+        self.keys, self.values = (grown(cached, length, most) for cached in (self.keys, self.values))
 
 
 class FusedLlama(LlamaLM):
@@ -221,7 +217,7 @@ class FusedLlama(LlamaLM):
 
     @property
     def keys(self) -> torch.Tensor:
-        """Keys [layers, Hkv, room, D]; `values` has the same shape."""
+        """Give the keys [layers, Hkv, room, D]; `values` has the same shape."""
         return self.stack.keys
 
     @property

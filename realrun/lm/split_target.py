@@ -11,12 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from transformers import PreTrainedModel
 
+from realrun.lm.cached import grown
 from realrun.lm.layer_stack import PartsLM, model_parts
-
-FIRST_ROOM = 256  # rows of states that the buffer holds at first
 
 
 class RowsAhead:
@@ -133,9 +131,8 @@ class SplitTarget(RowsAhead, PartsLM):
         self, tokens: Sequence[int], start: int, positions: slice | torch.Tensor, mask: torch.Tensor | None
     ) -> None:
         x = self.lower.run(self.parts.embed(tokens), start, positions, mask)
-        end, have = start + len(tokens), len(self.states)
-        if end > have:
-            self.states = F.pad(self.states, (0, 0, 0, max(end, 2 * have, FIRST_ROOM) - have))
+        end = start + len(tokens)
+        self.states = grown(self.states, end)
         self.states[start:end] = x
 
     def _crop(self, end: int) -> None:

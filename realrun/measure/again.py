@@ -1,4 +1,4 @@
-"""What a trace says of its recording, for what is made for it: a profile, or a validation of the same pair."""
+"""Read from a trace how it was recorded, to profile or validate the same pair in the same way."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specsim.trace.trace import Trace
 
 
 def sampler_of(trace: Trace, name: str) -> Sampler:
-    """How the tokens of a trace were chosen. name : the trace's, for errors"""
+    """Read how the tokens of a trace were chosen. name : the trace's, for errors"""
     decoding = trace.meta["decoding"]
     try:
         return Sampler(**decoding)
@@ -22,7 +22,7 @@ def sampler_of(trace: Trace, name: str) -> Sampler:
 
 
 def settings_of(trace: Trace, name: str) -> RecordSettings:
-    """The settings that a trace was recorded with."""
+    """Read the settings that a trace was recorded with."""
     prompts, tree = trace.meta.get("prompts"), trace.tree
     return RecordSettings(
         max_draft_tokens=trace.depth,
@@ -35,7 +35,7 @@ def settings_of(trace: Trace, name: str) -> RecordSettings:
 
 
 def prompts_of(trace: Trace, name: str) -> list[Prompt]:
-    """The prompts that a trace was recorded from; InputError where it does not hold them."""
+    """Read the prompts that a trace was recorded from; InputError if it does not hold them."""
     if trace.prompts is None:
         raise InputError(f"{name} does not hold its prompts; record it again, or validate with --prompts alone")
     sources: list[Any] = [""] * trace.sequences if trace.source is None else trace.source.tolist()
@@ -46,7 +46,7 @@ def prompts_of(trace: Trace, name: str) -> list[Prompt]:
 
 
 def check_pair(trace: Trace, pair: Pair, name: str) -> None:
-    """InputError unless this pair's rounds are those of the trace; of a synthetic one any pair's may be."""
+    """Raise InputError unless the trace was recorded with this pair; synthetic traces fit any pair."""
     meta = trace.meta
     wanted = {"drafter_kind": pair.drafter.name, "dtype": pair.number_type}
     wanted["weights"] = pair.fingerprint

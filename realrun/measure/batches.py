@@ -1,7 +1,7 @@
 """Measure rounds of a batch: probes at chosen contexts and draft lengths, through the loop that decodes.
 
-They take turns with each other and with what else decodes (`realrun.measure.turns`), so that all batches of a
-profile, and what was measured beside it, saw the same machine.
+They take turns with each other and with other measurements (`realrun.measure.turns`), so that all of them see the same
+machine.
 """
 
 from __future__ import annotations
@@ -38,42 +38,41 @@ def profile_batches(
     seed: int = 0,
     progress: Counter = no_progress,
 ) -> dict[str, Any]:
-    """Measure what rounds of batches cost, greedy chains of a draft model.
+    """Measure the cost of rounds of batches, with greedy chains of a draft model.
 
     Parameters
     ----------
     pair : Pair
         With an independent draft model.
     batches : sequence of int
-        Sequences together, increasing from 1 on.
+        Batch sizes, increasing from 1 on.
     contexts : sequence of int
-        Cached tokens of all of them, increasing.
+        Cached tokens of every sequence, increasing.
     depth : int
-        Longest draft, in tokens; all from 1 on are measured.
+        Maximum draft length, in tokens; all lengths from 1 on are measured.
     repeats : int
         Rounds at each context and draft length, in shuffled order.
     seed : int
-        Of the order and of the text, which is random.
+        Seed of the order and of the random text.
     progress : callable, optional
-        Told (done, total) of probes.
+        Called with (done, total) of probes.
 
     Returns
     -------
     dict
-        The JSON document of a batch profile, in seconds; `specsim.read_cost` reads its file. Its `noise_floor` is that
-        of `noise_floor`.
+        JSON document of a batch profile, in seconds, with its `noise_floor`; `specsim.read_cost` reads its file.
 
     Raises
     ------
     InputError
-        For another drafter, models whose batches are not known, or contexts that do not fit them.
+        For another drafter, a model other than Llama or Qwen3, or contexts that exceed the models' positions.
     """
     if not isinstance(pair.drafter, IndependentKind):
         raise InputError(f"batches are decoded with a draft model, not with {pair.drafter.name}; give a draft model")
     if not batches or batches[0] != 1 or any(a >= b for a, b in pairwise(batches)):
-        raise InputError(f"batches {list(batches)}: give increasing ones that begin with 1, such as 1,2,4,8")
+        raise InputError(f"batches {list(batches)}: give increasing sizes that begin with 1, such as 1,2,4,8")
     if not contexts or any(a >= b for a, b in pairwise(contexts)):
-        raise InputError(f"contexts {list(contexts)}: give increasing ones")
+        raise InputError(f"contexts {list(contexts)}: give increasing contexts")
     rng, lengths = np.random.default_rng(seed), range(1, depth + 1)
     probers = {}
     for batch in batches:
@@ -96,26 +95,26 @@ def profile_batches(
 
 
 class BatchProber:
-    """Rounds of a batch on random text; takes turns as a `BatchDecoding` does.
+    """Runs rounds of a batch on random text; takes turns as a `BatchDecoding` does.
 
     Parameters
     ----------
     target, drafter : BatchedLlama
-        With caches of their own.
+        Their caches are overwritten.
     batch : int
-        Sequences, which stay together.
+        Number of sequences.
     contexts : sequence of int
-        Cached tokens of all of them, at least 1.
+        Cached tokens of every sequence, at least 1.
     lengths : sequence of int
-        Draft lengths; 0 is a step without speculation, which is probed, too.
+        Draft lengths; steps without speculation are probed as well.
     sweeps : int
         Rounds at each context and length.
     end : float
-        Position at which the last probe is done: probes are spread evenly up to there.
+        Position of the last probe; probes are spread evenly up to it.
 
     Attributes
     ----------
-    samples : what the rounds took
+    samples : seconds of the rounds
     """
 
     def __init__(
@@ -132,7 +131,7 @@ class BatchProber:
     ):
         if min(contexts) < 1 or min(lengths) < 1:
             raise InputError(f"contexts {list(contexts)}, draft lengths {list(lengths)}; give at least 1")
-        longest = max(contexts) + max(lengths) + 3  # so that none ends
+        longest = max(contexts) + max(lengths) + 3  # so that no sequence ends
         vocab = min(int(model.single.model.config.vocab_size) for model in (target, drafter))
         self.texts = rng.integers(1, vocab, (batch, longest)).tolist()
         probes = [*product(contexts, (0, *lengths))]
@@ -152,12 +151,12 @@ class BatchProber:
         return self.number == len(self.probes)
 
     def warm_up(self) -> None:
-        """Rounds that do not count."""
+        """Run rounds that do not count."""
         for context, k in self.probes[:WARM_UP_ROUNDS]:
             self._round(context, k, behind=0)
 
     def advance(self) -> None:
-        """Run the next probe; in every other probe the drafter ingests a token more."""
+        """Run the next probe; in every other probe the drafter ingests an additional token."""
         (context, k), behind = self.probes[self.number], self.number % 2
         self.number += 1
         round_ = self._round(context, k, behind)
@@ -179,10 +178,10 @@ class BatchProber:
 
 
 def noise_floor(samples: Mapping[int, Mapping[str, Sequence[Point]]]) -> float | None:
-    """Relative difference between the medians of the odd and the even samples of the same time.
+    """Compute the relative difference between the medians of the odd and the even samples of the same time.
 
-    It is the median over passes and draft steps at their contexts; None where nothing was measured twice. Each median
-    is of half of the samples, so a cost of all samples is more precise.
+    It is the median over passes and draft steps at their contexts, None if nothing was measured twice. A cost made of
+    all samples is more precise than the medians compared here, which are made of half of them.
     """
     differences = []
     for name, points in ((name, points) for batch in samples.values() for name, points in batch.items()):
@@ -197,11 +196,11 @@ def noise_floor(samples: Mapping[int, Mapping[str, Sequence[Point]]]) -> float |
 def batch_profile_document(
     samples: Mapping[int, Mapping[str, Sequence[Point]]], contexts: Sequence[int], lengths: Sequence[int]
 ) -> dict[str, Any]:
-    """The JSON document of a batch profile, of the samples of probes by batch."""
+    """Make the JSON document of a batch profile from the samples of probes, by batch."""
     sizes, places = [k + 1 for k in sorted({0, *lengths})], range(max(lengths))
 
     def curves(batch: int, *names: str) -> list[list[float]]:
-        """[contexts, names]"""
+        """Fit a curve over contexts for each of these samples: [contexts, names]."""
         return np.transpose([along_contexts(samples[batch][name], contexts) for name in names]).tolist()
 
     batches = sorted(samples)

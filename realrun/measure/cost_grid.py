@@ -1,7 +1,7 @@
-"""Cost grids: how long a pass takes at a true model shape, by new tokens, context and batch.
+"""Measure cost grids: seconds of a pass at a real model's shape, by new tokens, context and batch.
 
-Passes go through the static cache and, on a GPU, its graphs, as in decoding. Text is random:
-time does not depend on it. `specsim.cost.grid` reads the result.
+Passes use the static cache and, on a GPU, its graphs, as in decoding. The text is random because time does not depend
+on it. `specsim.cost.grid` reads the result.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from specsim.io.progress import Progress
 TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 CONTEXTS = (0, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
-LEAST_SAMPLES = 2  # a point with fewer is left out
+LEAST_SAMPLES = 2  # points with fewer are left out
 MEMORY_MARGIN = 0.9  # share of the free memory that is planned for
 FIXED_BYTES = 256e6  # libraries' own workspaces
 
@@ -38,7 +38,7 @@ Samples = dict[tuple[int, int], list[float]]  # (context, tokens) -> seconds
 
 @dataclass(frozen=True)
 class Axes:
-    """What to measure; every list increases.
+    """The points to measure; every list increases.
 
     tokens : new tokens per sequence and pass; contexts : cached tokens per sequence; batches : sequences
     """
@@ -56,13 +56,13 @@ class Axes:
 
     @property
     def positions(self) -> int:
-        """Tokens that the longest sequence has after the largest pass."""
+        """Count the tokens of the longest sequence after the largest pass."""
         return self.contexts[-1] + self.tokens[-1]
 
 
 @dataclass
 class _Grid:
-    """What was measured so far: [B, C, T] seconds (NaN where unknown), and why points are missing."""
+    """Measurements so far: [B, C, T] seconds (NaN where unknown), and why points are missing."""
 
     axes: Axes
     tables: dict[str, Floats] = field(init=False)
@@ -79,7 +79,7 @@ class _Grid:
             self.missing.append({"batch": batch, "context": context, "tokens": list(tokens), "reason": reason})
 
     def add(self, batch: int, samples: Samples) -> None:
-        """Add a batch's samples; points with too few samples are missing for lack of time."""
+        """Add a batch's samples; points with too few samples are noted as missing for lack of time."""
         b = self.axes.batches.index(batch)
         for context in sorted({context for context, _ in samples}):
             late = []
@@ -94,13 +94,26 @@ class _Grid:
                     self.tables[name][place] = np.quantile(values, q)
             self.miss(batch, context, late, "time: the minutes given were over")
 
+    def document(self) -> dict[str, Any]:
+        """Make the part of the JSON document that holds the measurements."""
+        return {
+            "kind": GRID_KIND,
+            "version": GRID_VERSION,
+            "batches": list(self.axes.batches),
+            "contexts": list(self.axes.contexts),
+            "tokens": list(self.axes.tokens),
+            **{name: _with_nulls(table) for name, table in self.tables.items()},
+            "samples": self.samples.tolist(),
+            "missing": self.missing,
+        }
+
 
 def fitting(config: Any, dtype: torch.dtype, batch: int, axes: Axes, free: float) -> tuple[list[int], list[int]]:
-    """The contexts and passes of the axes that fit into `free` bytes beside the weights.
+    """Find the contexts and passes of the axes that fit into `free` bytes beside the weights.
 
-    Counted are keys and values, every pass size's logits, which stay with its graph, and
-    the largest pass's activations. Longer passes give way first: what does not fit behind
-    the shortest context is left out, then the contexts that do not fit the longest pass left.
+    The estimate counts keys and values, the logits of every pass size, which stay with its graph, and the activations
+    of the largest pass. Passes that do not fit behind the shortest context are left out first, then contexts that do
+    not fit together with the longest remaining pass.
     """
     per_token = batch * kv_bytes_per_token(config, dtype)
 
@@ -132,11 +145,10 @@ def measure_grid(
 ) -> dict[str, Any]:
     """Time the passes of a model; return the JSON document of a cost grid.
 
-    For every batch size: all points in shuffled order, `repeats` times over, each time a warm-up pass and a timed
-    pass. The clock is read on the host with the device idle on both sides, as between a decoder's passes. Points
-    that do not fit the memory or the minutes are null, with the reason in `missing`. The minutes are shared evenly
-    among the batch sizes; what a batch size leaves goes to the next.
-    They count from `begun` on time.monotonic(), by default from now.
+    Every batch size runs all points in shuffled order, `repeats` times, each time with a warm-up pass and a timed
+    pass. The host reads the clock while the device is idle, as between a decoder's passes. Points that exceed the
+    memory or the minutes are null, with the reason in `missing`. The minutes are shared evenly among the batch sizes;
+    unused time goes to the next batch size. They start at `begun` on time.monotonic(), by default now.
     """
     axes = axes or Axes()
     if repeats < LEAST_SAMPLES:
@@ -173,21 +185,15 @@ def measure_grid(
         grid.add(batch, samples)
         report(f"cost grid {name}", (number + 1) * repeats, total)
         gc.collect()  # the batch's buffers and graphs
+    spent_s = time.monotonic() - begun
     return {
-        "kind": GRID_KIND,
-        "version": GRID_VERSION,
+        **grid.document(),
         "model": name,
         "shape": describe(model.config, model.dtype),
-        "batches": list(axes.batches),
-        "contexts": list(axes.contexts),
-        "tokens": list(axes.tokens),
-        **{key: _with_nulls(table) for key, table in grid.tables.items()},
-        "samples": grid.samples.tolist(),
-        "missing": grid.missing,
         "repeats": repeats,
         "seed": seed,
         "minutes": None if minutes is None else float(minutes),
-        "spent_minutes": (time.monotonic() - begun) / 60,
+        "spent_minutes": spent_s / 60,
         "provenance": provenance(model.device, number_type(model)),
     }
 
@@ -204,8 +210,7 @@ def _measure_batch(
 ) -> None:
     """Add samples to every point of `samples` until `repeats` are done or the time is over.
 
-    The first `least` repeats are made whatever the time; if there are any, the clock starts when all is
-    compiled and recorded.
+    The first `least` repeats ignore the time limit; if least > 0, the time starts after compilation and recording.
     """
     start_s = time.monotonic()
     points = list(samples)
@@ -249,9 +254,9 @@ def run_cost_grid(
     minutes: float | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """`measure_grid` of a named shape with random weights, made with as many positions as the axes need.
+    """Run `measure_grid` on a named shape with random weights and as many positions as the axes need.
 
-    The minutes cover making the model too.
+    The minutes include the time to make the model.
     """
     begun = time.monotonic()
     torch.compiler.reset()  # what was compiled for other shapes counts against a limit

@@ -1,4 +1,4 @@
-"""A cost as a function of context, fitted to what rounds took at the contexts that they happened to meet."""
+"""Fit a cost, as a function of context, to the seconds of rounds at whatever contexts they met."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from specsim.io.arrays import Floats
 Point = tuple[int, float]  # context in tokens, seconds
 
 CURVATURE = 4.0  # samples that a bend of the curve must be worth
-TILT = 1e-3  # keeps a curve flat where all samples have one context
+TILT = 1e-3  # keeps a curve flat if all samples have the same context
 FAR = 4.0  # spreads from the curve at which a sample no longer counts for more
 ITERATIONS = 8
 
 
 def along_contexts(points: Sequence[Point], grid: Sequence[int], q: float | None = None) -> Floats:
-    """Seconds at the contexts of a grid [C], between which the curve is linear.
+    """Fit seconds at the contexts of a grid, [C]; the curve is linear between them.
 
-    Least squares, so that what the curve gives for the rounds that it was fitted to sums to what they took; a round
-    that was interrupted counts as one FAR spreads away (Huber's estimate, spread by the median absolute deviation).
-    The bend at a node is penalised, so that few samples give a line. No line leads below half the fastest sample: a
-    time is positive wherever noise would tilt it to.
+    The fit is least squares, so that fitted and measured seconds have the same sum. An outlier counts as a sample FAR
+    spreads away from the curve (Huber's estimate, spread by the median absolute deviation). The bend at a node is
+    penalised, so that few samples give a line. The curve stays above half the fastest sample because a line tilted by
+    noise could become negative.
 
     Parameters
     ----------
     points : sequence of (context in tokens, seconds), not empty
     grid : contexts in tokens, increasing
-    q : give the curve that this share of the samples lies below, of the same shape
+    q : shift the curve so that this share of the samples lies below it
     """
     context, seconds = np.array(points, dtype=np.float64).T
     hats = hat_functions(context, grid)
@@ -47,22 +47,22 @@ def along_contexts(points: Sequence[Point], grid: Sequence[int], q: float | None
 
 
 def centre(seconds: Sequence[float], q: float | None = None) -> float:
-    """`along_contexts` of what does not depend on the context."""
+    """Fit `along_contexts` to samples that do not depend on the context."""
     return float(along_contexts([(0, value) for value in seconds], [0], q)[0])
 
 
 def spread(residuals: Floats) -> float:
-    """The standard deviation that a normal sample of this median absolute residual would have."""
+    """Estimate the standard deviation of normal residuals from their median absolute value."""
     return float(1.4826 * np.median(np.abs(residuals)))
 
 
 def hat_functions(context: Floats, grid: Sequence[int]) -> Floats:
-    """[n, C], the weights by which values at the grid's contexts are interpolated at these [n]."""
+    """Compute the weights [n, C] that interpolate values at the grid's contexts to these contexts [n]."""
     return np.stack([np.interp(context, grid, row) for row in np.eye(len(grid))], axis=1)
 
 
 def bends_of(grid: Sequence[int]) -> Floats:
-    """[C - 2, C], of values at the grid's contexts: twice what the line through a node's neighbours has above it."""
+    """Make the operator [C - 2, C] that maps values on the grid to twice their distance below the neighbours' line."""
     gaps = np.diff(np.array(grid, dtype=np.float64))[:, None]
     before, after = gaps[:-1], gaps[1:]
     return np.asarray(

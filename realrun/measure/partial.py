@@ -1,4 +1,4 @@
-"""Sequences of a recording that is not whole yet, kept beside it so that an interrupted one goes on."""
+"""Keep the sequences of an unfinished recording beside it, so that an interrupted recording can be continued."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ IDENTITY = "recording.json"
 
 
 def partial_of(trace: Path) -> Path:
-    """The folder of what there is of a trace that is not whole: OUT.partial beside OUT."""
+    """Name the folder that holds the recorded sequences of an unfinished trace: OUT.partial beside OUT."""
     return trace.with_name(f"{trace.name}.partial")
 
 
 def partial_identity(trace: Path) -> dict[str, Any] | None:
-    """What the sequences kept beside a trace depend on, None where there are none."""
+    """Read what the sequences beside a trace depend on; None if there are no sequences."""
     return read_kept(partial_of(trace) / IDENTITY)
 
 
 class Recorded(NamedTuple):
-    """One sequence: output tokens [N], columns of the trace, seconds of decoding and of recording."""
+    """A sequence: output tokens [N], columns of the trace, seconds of decoding and of recording."""
 
     tokens: Ints
     columns: Columns
@@ -39,14 +39,9 @@ class Recorded(NamedTuple):
 
 
 class Partial:
-    """A folder of recorded sequences (`partial_of`); what other settings left there is dropped.
+    """A folder of recorded sequences (`partial_of`).
 
-    Parameters
-    ----------
-    trace : Path
-        Folder that the trace is to have.
-    identity : mapping
-        All that a sequence depends on, as JSON.
+    trace : future folder of the trace; identity : everything that a sequence depends on, as JSON
     """
 
     def __init__(self, trace: Path, identity: Mapping[str, Any]):
@@ -54,22 +49,22 @@ class Partial:
         self.identity = json.dumps(identity)
 
     def open(self) -> None:
-        """Make the folder, or find that it is of these settings; what is of others is dropped."""
-        there = self.folder / IDENTITY
-        if not there.is_file() or there.read_bytes() != self.identity.encode():
-            self.folder.mkdir(parents=True, exist_ok=True)  # and keep it, as a lock may be on it
-            for path in self.folder.iterdir():
-                path.unlink()
-            write_text(there, self.identity)
+        """Make the folder; drop sequences in it that were recorded with other settings."""
+        path = self.folder / IDENTITY
+        if not path.is_file() or path.read_bytes() != self.identity.encode():
+            self.folder.mkdir(parents=True, exist_ok=True)  # the folder itself stays because it may be locked
+            for other in self.folder.iterdir():
+                other.unlink()
+            write_text(path, self.identity)
 
     @property
     def count(self) -> int:
-        """Sequences that are kept."""
+        """Count the sequences in the folder."""
         return sum(1 for _ in self.folder.glob("*.npz"))
 
-    def get(self, sequence: int) -> Recorded | None:
-        """A sequence that was recorded before."""
-        path = self._path(sequence)
+    def get(self, number: int) -> Recorded | None:
+        """Read a sequence that was recorded before; None if it is missing or damaged."""
+        path = self._path(number)
         if not path.is_file():
             return None
         try:
@@ -80,15 +75,15 @@ class Partial:
         except (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error):
             return None  # damaged: it is recorded again
 
-    def put(self, sequence: int, one: Recorded) -> None:
-        """Keep a sequence."""
-        with replacing(self._path(sequence)) as temporary, temporary.open("wb") as file:
-            seconds = np.array([one.generate_s, one.dense_s])
-            np.savez(file, output=one.tokens, seconds=seconds, **one.columns)  # type: ignore[arg-type]
+    def put(self, number: int, sequence: Recorded) -> None:
+        """Write a sequence."""
+        with replacing(self._path(number)) as temporary, temporary.open("wb") as file:
+            seconds = np.array([sequence.generate_s, sequence.dense_s])
+            np.savez(file, output=sequence.tokens, seconds=seconds, **sequence.columns)  # type: ignore[arg-type]
 
     def remove(self) -> None:
-        """Drop the folder, the trace being whole."""
+        """Remove the folder because the trace is complete."""
         remove_folder(self.folder)
 
-    def _path(self, sequence: int) -> Path:
-        return self.folder / f"{sequence:06d}.npz"
+    def _path(self, number: int) -> Path:
+        return self.folder / f"{number:06d}.npz"

@@ -1,7 +1,7 @@
 """Scripted rounds: of every draft length and of trees of many sizes, with scripted acceptance.
 
-They run through the real loop, so that the same code is timed that decodes: all of a profile (`realrun.measure.
-profile`), and beside the arms of a measurement what those do too seldom to tell what it costs.
+They run through the real loop, so that the timed code is the code that decodes. A profile consists of them
+(`realrun.measure.profile`); beside the arms of a measurement they measure the parts that the arms run too rarely.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ENOUGH = 12  # samples of each cost
 
 
 class Probe(NamedTuple):
-    """A round to measure: a chain of `tokens` drafted, each with `masks` behind it, or a tree of `tokens` verified.
+    """A round to measure: a chain of `tokens` drafted, with `masks` behind each, or a tree of `tokens` verified.
 
     nodes : of each draft pass of a tree, 0 of a chain
     """
@@ -66,11 +66,11 @@ class Prober:
 
     @property
     def positions(self) -> int:
-        """Longest sequence, in tokens, that both models support."""
+        """Give the maximum sequence length, in tokens, that both models support."""
         return min(self.target.max_positions, self.drafter.lm.max_positions)
 
     def trees(self) -> list[Probe]:
-        """A probe of every size, with draft passes over as many nodes as another has tokens."""
+        """List a probe of every size, each with draft passes over as many nodes as another probe has tokens."""
         return [
             Probe(tokens, nodes=nodes)
             for nodes, tokens in zip(self.sizes, self.rng.permutation(self.sizes).tolist(), strict=True)
@@ -94,7 +94,7 @@ class Prober:
 
     @torch.inference_mode()
     def extend(self, tokens: Sequence[int]) -> None:
-        """Let the text go on with these."""
+        """Append tokens to the text."""
         before = len(self.tokens) - 1
         self.tokens += tokens
         self.target.prefill(self.tokens[before:-1])
@@ -103,7 +103,7 @@ class Prober:
 
     @property
     def context(self) -> int:
-        """Cached tokens."""
+        """Count the cached tokens."""
         return len(self.tokens) - 1
 
     @torch.inference_mode()
@@ -149,7 +149,7 @@ class Prober:
 class ProbedText:
     """Runs the probes that have too few samples along a text; takes turns as a `Decoding` does.
 
-    What a single arm does is probed as well, so that there are enough samples without its own.
+    Parts that only a single arm runs are probed as well, so that there are enough samples without that arm's.
 
     met : samples of every arm; probed : samples of all probes, which grow when this text is done
     samples : those of this text
@@ -177,7 +177,7 @@ class ProbedText:
             prober.begin(text[: len(prompt)])
 
     def _lacking(self) -> dict[Probe, int]:
-        """Samples that are missing of what each probe measures."""
+        """Count the samples that are missing of each probe."""
         lacking = {Probe(0): max(0, ENOUGH - self._count("verify", 1))}
         for probe in self.prober.chains:
             counts = [self._count("verify", probe.tokens + 1), self._count("draft", probe.tokens)]
@@ -191,10 +191,10 @@ class ProbedText:
             lacking[probe] = max(0, ENOUGH - min(counts))
         return lacking
 
-    def _count(self, *what: Any) -> int:
-        """Number of samples of something, without those of the arm that has most of them."""
-        counts = [stream.count(*what) for stream in self.met]
-        return sum(counts) - max(counts, default=0) + self.probed.count(*what)
+    def _count(self, *parts: Any) -> int:
+        """Count the samples of a kind, without those of the arm that has most of them."""
+        counts = [stream.count(*parts) for stream in self.met]
+        return sum(counts) - max(counts, default=0) + self.probed.count(*parts)
 
     def advance(self) -> None:
         """Run the probe that lacks most samples."""

@@ -1,7 +1,7 @@
 """Measure what every part of a round costs on this machine, through the real loop.
 
-For each context length, rounds of every draft length and, if asked, trees of many sizes are
-run in shuffled order with scripted acceptance, so that the same code is timed that decodes.
+At each context length, rounds of every draft length and, if requested, trees of many sizes run in shuffled order with
+scripted acceptance, so that the timed code is the code that decodes.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from specsim.cost.profile import LEAST_CONTEXT, PROFILE_KIND, PROFILE_VERSION, P
 from specsim.io.errors import InputError
 from specsim.io.progress import Counter
 
-WARMUP_ROUNDS, SLICE_WARMUP_ROUNDS = 3, 1  # of a profile, and of a slice; every probe is run twice anyway
+WARMUP_ROUNDS, SLICE_WARMUP_ROUNDS = 3, 1  # of a profile, of a slice; every probe runs twice anyway
 AUTOREGRESSIVE_BURST = 4
 NUM_CONTEXTS = 4  # of a range
 SLICE_REPEATS = 10  # of every measured size, in a slice
 TREE_TOKENS = 65  # largest tree that is profiled, the pending token included
-CATCH_UP = (4, 16, 64)  # tokens that a draft cache may lack, as other drafters drafted them
+CATCH_UP = (4, 16, 64)  # tokens that a draft cache lacks after rounds of other drafters
 
 
 def profile(
@@ -51,27 +51,25 @@ def profile(
     ----------
     pair : Pair
     contexts : sequence of int
-        Cached tokens before a round, increasing. Text is random, for prompt lookup repetitive: time does not depend
-        on it otherwise.
+        Cached tokens before a round, increasing. The text is random, or repetitive for prompt lookup.
     depth : int
-        Places of a draft whose steps are measured, in tokens, where the drafter goes so far.
+        Maximum draft length to measure, in tokens; less if the drafter drafts less.
     repeats : int
         Rounds of every kind, in shuffled order.
     sampler, seed
-        How tokens are chosen; the order of the rounds and their acceptance.
+        How tokens are chosen; seed of the order of the rounds and of their acceptance.
     tree_tokens : int
-        Largest tree, the pending token included; 0 for no trees, as for drafters that have none.
+        Largest tree, the pending token included; 0 for no trees.
     stream : Stream, optional
-        Samples of earlier slices of the same profile, to which this one's are added: on a machine that drifts, slices
-        spread over a job tell more than one long measurement.
+        Samples of earlier slices of the same profile; those of this slice are added.
     progress : callable, optional
-        Told (done, total) after every context.
+        Called with (done, total) after every context.
 
     Returns
     -------
     dict
-        The JSON document of a cost profile, in seconds: means, in which interrupted rounds count little
-        (`realrun.measure.curve`), medians and quartiles; `specsim.read_cost` reads its file.
+        JSON document of a cost profile, in seconds: means (robust, see `realrun.measure.curve`), medians and quartiles;
+        `specsim.read_cost` reads its file.
 
     Raises
     ------
@@ -95,32 +93,37 @@ def profile(
     vocab = min(int(pair.target.config.vocab_size), int(pair.draft_config.vocab_size), len(pair.tokenizer))
     warmups = WARMUP_ROUNDS if stream is None else SLICE_WARMUP_ROUNDS
     stream = Stream() if stream is None else stream
-    for done, context in enumerate(contexts):
+    for done, context in enumerate(contexts, start=1):
         prober.begin(pair.drafter.profiling_text(rng.integers(1, vocab, context + 1).tolist()))
         for repeat in range(repeats + warmups):
-            samples = stream if repeat >= warmups else Stream()
-            lags = [] if pair.drafter.mask_groups else [tokens for tokens in CATCH_UP if tokens < context]
-            probes = [None, *prober.chains, *prober.trees(), *lags]
-            for at in rng.permutation(len(probes)).tolist():
-                probe = probes[at]
-                if probe is None:
-                    prober.baseline(samples, AUTOREGRESSIVE_BURST)
-                elif isinstance(probe, int):
-                    prober.catch_up(samples, probe)
-                else:  # the draft cache lacks one token more after a fully accepted draft
-                    prober.run(probe, samples, behind=(probe.tokens + repeat) % 2)
-            if pair.predictor is not None:
-                prober.scores(samples)
+            _run_probes(prober, context, stream if repeat >= warmups else Stream(), repeat, rng)
         if progress:
-            progress(done + 1, len(contexts))
+            progress(done, len(contexts))
     return profile_document(stream, list(contexts), prober, repeats, seed)
+
+
+def _run_probes(prober: Prober, context: int, samples: Stream, repeat: int, rng: np.random.Generator) -> None:
+    """Run every probe at this context, in shuffled order."""
+    pair = prober.pair
+    lags = [] if pair.drafter.mask_groups else [tokens for tokens in CATCH_UP if tokens < context]
+    probes = [None, *prober.chains, *prober.trees(), *lags]
+    for index in rng.permutation(len(probes)).tolist():
+        probe = probes[index]
+        if probe is None:
+            prober.baseline(samples, AUTOREGRESSIVE_BURST)
+        elif isinstance(probe, int):
+            prober.catch_up(samples, probe)
+        else:  # after a fully accepted draft, the draft cache lacks another token
+            prober.run(probe, samples, behind=(probe.tokens + repeat) % 2)
+    if pair.predictor is not None:
+        prober.scores(samples)
 
 
 @dataclass
 class ProfileSlices:
-    """Cost profile of chains, measured in slices between the repeats of a job: both see the machine drift alike.
+    """Cost profile of chains, measured in slices between the repeats of a job, so that both see the same drift.
 
-    document : the profile of all slices so far, JSON; longest_s : seconds of the longest slice
+    document : JSON profile of all slices so far; longest_s : seconds of the longest slice
     """
 
     pair: Pair
@@ -137,7 +140,7 @@ class ProfileSlices:
         self.stream, self.done = Stream(), 0
 
     def measure(self) -> ProfileCost:
-        """Measure a slice more; return the profile of all slices."""
+        """Measure another slice; return the profile of all slices."""
         start, total = time.monotonic(), self.slices * len(self.contexts)
         self.document = profile(
             self.pair,
@@ -156,7 +159,7 @@ class ProfileSlices:
 
 
 def contexts_between(low: int, high: int) -> list[int]:
-    """Cached tokens to profile at, evenly spread over a range that rounds meet."""
+    """Choose contexts to profile, in cached tokens, spread evenly over the range that rounds meet."""
     spread = np.linspace(max(low, LEAST_CONTEXT), max(high, LEAST_CONTEXT), NUM_CONTEXTS)
     return sorted({int(context) for context in spread.round()})
 
@@ -173,7 +176,7 @@ def _check(contexts: Sequence[int], depth: int, positions: int) -> None:
 
 
 def profile_document(stream: Stream, contexts: list[int], prober: Prober, repeats: int, seed: int) -> dict[str, Any]:
-    """The JSON document of a cost profile."""
+    """Make the JSON document of a cost profile."""
     pair, decoder = prober.pair, prober.decoder
     masks = pair.drafter.mask_groups
     return {

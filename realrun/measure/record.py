@@ -40,7 +40,7 @@ class RecordSettings:
     sampler : how tokens are chosen
     tree_nodes : nodes of every position's tree, at most; 0 records no trees
     tree_width : children of a node that a tree may hold, at most
-    prompts_source : where the prompts come from, in words or as a file's name, for the trace's metadata
+    prompts_source : source of the prompts for the trace's metadata, a description or a file name
 
     Examples
     --------
@@ -74,12 +74,12 @@ class RecordSettings:
 
     @property
     def tree(self) -> TreeSize | None:
-        """How much of the trees to record, None for no trees."""
+        """Give the size of the trees to record, None for no trees."""
         return TreeSize(self.tree_nodes, self.tree_width) if self.tree_nodes else None
 
 
 def longest_prompt(pair: Pair, max_new_tokens: int, max_draft_tokens: int) -> int:
-    """Tokens of the longest prompt for which both models have room, beside its output and a draft."""
+    """Compute the longest prompt, in tokens, that leaves room in both models for its output and a draft."""
     target, drafter = pair.core.make_drafter()
     room = min(target.max_positions, drafter.lm.max_positions)
     return room - max_new_tokens - min(max_draft_tokens, pair.drafter.max_depth or max_draft_tokens)
@@ -103,9 +103,9 @@ def record(
         The longest draft is cut to what the drafter can draft. In rejection mode the target verifies the drafts as
         well (`realrun.proposals.rejection`).
     progress : callable, optional
-        Told (done, total) after every prompt.
+        Called with (done, total) after every prompt.
     partial : realrun.measure.partial.Partial, optional
-        Where sequences are kept as they come, and taken from where they are.
+        Folder that keeps finished sequences; sequences in it are not recorded again.
 
     Returns
     -------
@@ -114,8 +114,8 @@ def record(
     Raises
     ------
     InputError
-        If the texts do not fit the models' positions, the drafter is not recorded in this mode or with trees, or a
-        model gives logits that are no numbers.
+        If the texts exceed the models' positions, the drafter cannot be recorded in this mode or with trees, or a
+        model's logits are NaN.
 
     Examples
     --------
@@ -146,7 +146,7 @@ def record(
 
 
 class _Recording:
-    """The models and the recorder of a pair, ready to record one sequence after another."""
+    """The models and the recorder of a pair, ready to record sequences."""
 
     def __init__(self, pair: Pair, settings: RecordSettings):
         if settings.tree is not None and not pair.drafter.trees:
@@ -159,7 +159,7 @@ class _Recording:
         self.predictor = None if pair.predictor is None else pair.predictor.cast(pair.device, pair.dtype)
 
     def check_room(self, prompt_tokens: int) -> None:
-        """InputError if a prompt of this length, its output and a draft do not fit the models' positions."""
+        """Raise InputError if a prompt of this length, its output and a draft exceed the models' positions."""
         room = min(self.target.max_positions, self.drafter.lm.max_positions)
         longest = prompt_tokens + self.settings.max_new_tokens + self.depth
         if longest > room:
@@ -189,7 +189,7 @@ class _Recording:
 def _trace(
     pair: Pair, prompts: Sequence[Prompt], settings: RecordSettings, depth: int, sequences: Sequence[Recorded]
 ) -> Trace:
-    """The trace of the recorded sequences, which are in the prompts' order."""
+    """Make the trace of the recorded sequences, which are in the prompts' order."""
     names, outputs = sequences[0].columns, [sequence.tokens for sequence in sequences]
     arrays: dict[str, Any] = {name: np.concatenate([part.columns[name] for part in sequences]) for name in names}
     if settings.tree is not None:
@@ -235,13 +235,13 @@ def _trace(
 
 
 def elapsed_ratio(trace: Trace) -> float:
-    """Seconds of decoding and dense recording over seconds of decoding alone."""
+    """Compute seconds of decoding and dense recording over seconds of decoding alone."""
     seconds = trace.meta["record_seconds"]
     return float((seconds["generate"] + seconds["dense"]) / seconds["generate"])
 
 
 def summary(trace: Trace) -> dict[str, Any]:
-    """What a recording gave: its size, how much of the drafts would be accepted, and what it took."""
+    """Summarise a recording: its size, how much of the drafts would be accepted, and how long it took."""
     return {
         "sequences": trace.sequences,
         "output_tokens": int(trace.output_tokens.sum()),

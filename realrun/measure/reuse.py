@@ -1,4 +1,4 @@
-"""A trace that lies in a folder, used again if it was made with the settings asked for."""
+"""Use the trace in a folder again if it was recorded with the requested settings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MIN_PROMPT_TOKENS = 3  # the pending token and the least context that is profile
 
 
 def check_job(out: Path, prompts: Sequence[Prompt], *, tuning_share: float, seed: int) -> None:
-    """InputError if a job that records, profiles and tunes cannot write there, or not with these prompts."""
+    """Raise InputError if a job that records, profiles and tunes cannot write to OUT or use these prompts."""
     refuse_file(out)
     domains, sources = (np.array([getattr(prompt, name) for prompt in prompts]) for name in ("domain", "source"))
     split_by_domain(domains, sources, tuning_share=tuning_share, seed=seed)
@@ -43,10 +43,10 @@ def recorded_trace(
     *,
     overwrite: bool = False,
 ) -> Trace:
-    """The trace in the folder if it was made with these settings, else a new one.
+    """Read the trace in the folder if it was recorded with these settings, else record it.
 
-    Of a recording that was interrupted the sequences that it kept beside the folder are taken. A KeyboardInterrupt
-    becomes Interrupted, which says how to go on. Models are compared by their weights, whatever path they came from.
+    An interrupted recording continues with the sequences beside the folder. A KeyboardInterrupt becomes Interrupted,
+    which explains how to continue. Models are compared by their weights, not by their paths.
     """
     wanted = {
         "weights": pair.fingerprint,
@@ -64,10 +64,10 @@ def recorded_trace(
     if folder.exists() and not overwrite:
         clear_finished(folder)
         trace = read_trace(folder)
-        found = {key: _made_with(trace, key) for key in wanted}
-        there = f"{trace.meta.get('target')} and {trace.meta.get('drafter')}"
-        instead = f"give --overwrite or another folder ({there} there, {pair.target_name} and {pair.draft_name} here)"
-        refuse_other(f"{folder} was recorded", found, wanted, instead)
+        recorded = {key: _made_with(trace, key) for key in wanted}
+        models = f"{trace.meta.get('target')} and {trace.meta.get('drafter')}"
+        advice = f"give --overwrite or another folder ({models} there, {pair.target_name} and {pair.draft_name} here)"
+        refuse_other(f"{folder} was recorded", recorded, wanted, advice)
         return trace
     partial = Partial(folder, wanted)
     try:
@@ -82,7 +82,7 @@ def recorded_trace(
 
 
 def clear_finished(folder: Path) -> None:
-    """Remove what a kill leaves right before the end of a recording: its sequences, beside the whole trace of them."""
+    """Remove the sequences that a kill at the very end of a recording left beside the complete trace."""
     clear_left(folder)
     clear_left(partial_of(folder))
     if folder.exists() and (identity := partial_identity(folder)):
@@ -92,6 +92,6 @@ def clear_finished(folder: Path) -> None:
 
 
 def _made_with(trace: Trace, key: str) -> Any:
-    """A setting of a trace's recording; traces of before hold the digest of their prompts alone."""
+    """Read a setting of a trace's recording; old traces hold only the digest of their prompts."""
     value = trace.meta.get(key)
     return value["digest"] if key == "prompts" and isinstance(value, dict) else value

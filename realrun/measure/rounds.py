@@ -21,17 +21,17 @@ from specsim.policy.registry import make_policy
 
 
 def masked_passes(depth: int) -> list[tuple[int, int]]:
-    """(masks, drafted tokens) to measure: full drafts of every k, shorter drafts of the largest k."""
+    """List the (masks, drafted tokens) to measure: full drafts of every k, shorter drafts of the largest k."""
     return [*((k, k) for k in range(1, depth + 1)), *((depth, drafted) for drafted in range(depth))]
 
 
 def pass_tokens(masks: int, drafted: int) -> int:
-    """Tokens of a pass: the pending token and the drafted ones, each with its masks."""
+    """Count the tokens of a pass: the pending token and the drafted tokens, each with its masks."""
     return (drafted + 1) * (masks + 1)
 
 
 def _set_masks(target: CachedLM, masks: int) -> None:
-    """Put so many masks into the groups of the next pass; the pass before left all candidates to draft."""
+    """Put this many masks into the groups of the next pass, after a pass that left all candidates to draft."""
     if not isinstance(target, MaskedTarget):
         assert masks == 0
         return
@@ -60,11 +60,11 @@ def scripted_round(
     rng: np.random.Generator,
     masks: int = 0,
 ) -> Round:
-    """One round of `size` drafted tokens at this context; both caches are put back after it.
+    """Run a round of `size` drafted tokens at this context; restore both caches afterwards.
 
     behind : cached tokens that the draft cache lacks at first, if it can lack any; a drafter that reads the target's
-        states lacks some at random, unless `behind` is more than 1
-    masks : behind every token of SPACE's pass
+        states lacks a random number unless `behind` is more than 1
+    masks : mask tokens behind every token of SPACE's pass
     """
     drafter, verifier = decoder.drafter, decoder.verifier
     assert isinstance(drafter, DraftModel)
@@ -88,7 +88,7 @@ def scripted_round(
 
 
 def scored_round(decoder: Decoder, tokens: list[int], context: int, size: int, rng: np.random.Generator) -> Round:
-    """`scripted_round` with the predictor's scores."""
+    """Run `scripted_round` with the predictor's scores."""
     drafter = decoder.drafter
     assert isinstance(drafter, DraftModel)
     drafter.enable_scores(True)

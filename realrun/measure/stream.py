@@ -1,8 +1,7 @@
-"""Costs read off decoding itself: every round of every arm is a sample of what its parts cost at its context.
+"""Collect costs while decoding: every round of every arm is a sample of its parts' cost at its context.
 
-The arms of a measurement take turns of a few rounds (`realrun.experiment.timing`), so that a profile made of their
-rounds and the measured speedups saw the same machine. What no arm does often is added by probes
-(`realrun.measure.probes`).
+The arms of a measurement take turns of a few rounds (`realrun.experiment.timing`), so that the measured speedups and a
+profile made of the same rounds see the same machine. Probes (`realrun.measure.probes`) add samples of rare parts.
 """
 
 from __future__ import annotations
@@ -20,26 +19,26 @@ from specsim.io.arrays import Floats
 from specsim.policy.base import Policy
 from specsim.policy.tree.base import TreePolicy
 
-LAGS = (2, 4, 8, 16, 32, 64, 128)  # tokens to catch up on that a profile prices, as far as any were met
-# Of a profile's tables, by their names: which share of the samples lies below, None for the mean.
+LAGS = (2, 4, 8, 16, 32, 64, 128)  # tokens to catch up on that a profile has costs of, up to the largest sample
+# The tables of a profile: the quantile of the samples, None for the mean.
 STATISTICS = {"mean_s": None, "median_s": 0.5, "p25_s": 0.25, "p75_s": 0.75}
 
 
 class Samples(TypedDict):
-    """As `Stream.as_dict` gives them."""
+    """JSON form of a `Stream`."""
 
     points: list[list[list[Any]]]
     each: dict[str, list[float]]
 
 
 class Stream:
-    """Samples of what rounds took, by what was done.
+    """Samples of the seconds that parts of rounds take.
 
-    points : by (what, ...), at their contexts: ("autoregressive",), ("verify", tokens), ("draft", place), ("behind",)
-        for the first step of a draft that has one token more to ingest, both also as "scored draft" and "scored
-        behind", ("catch up", tokens) where it has so many more, as others drafted meanwhile, ("tree draft", nodes,
-        place), ("tree verify", tokens)
-    each : what does not depend on the context: "policy", "overhead", "tree policy", "tree overhead"
+    points : (context, seconds) by part: ("autoregressive",), ("verify", tokens), ("draft", place), ("behind",) for
+        the first step of a draft that has an additional token to ingest, both also as "scored draft" and "scored
+        behind", ("catch up", tokens) if it has that many to ingest because other drafters drafted, ("tree draft",
+        nodes, place), ("tree verify", tokens)
+    each : seconds that do not depend on the context: "policy", "overhead", "tree policy", "tree overhead"
     """
 
     def __init__(self) -> None:
@@ -56,10 +55,10 @@ class Stream:
         own_pass: bool = True,
         target_states: bool = False,
     ) -> None:
-        """The rounds of one sequence that this policy, or with None the baseline, has decoded.
+        """Add the rounds of a sequence that was decoded with this policy, or with None, the baseline.
 
-        masks : whether the drafter puts mask tokens behind every verified token; own_pass : as in `add_baseline`;
-            target_states : as in `add`
+        masks : whether the drafter puts mask tokens behind every verified token
+        own_pass : see `add_baseline`; target_states : see `add`
         """
         for round_ in rounds:
             context = prompt_tokens + round_.t - 1
@@ -71,7 +70,7 @@ class Stream:
                 self.add(round_, context, scored=scored, tree=tree, masks=group, target_states=target_states)
 
     def add_baseline(self, round_: Round, context: int, *, own_pass: bool = True) -> None:
-        """A round of the autoregressive baseline; own_pass : whether by the pass that verifies this pair's drafts."""
+        """Add a round of the baseline; own_pass : whether the pass that verifies this pair's drafts ran it."""
         self.points["autoregressive",].append((context, round_.seconds))
         if own_pass:
             self.points["verify", 1].append((context, round_.verify_s))
@@ -87,10 +86,10 @@ class Stream:
         target_states: bool = False,
         lacking: int = 0,
     ) -> None:
-        """A round that began with so many cached tokens.
+        """Add a round that began with `context` cached tokens.
 
-        masks : behind every verified token; target_states : whether every draft starts with states of the target to
-            ingest, so that none lags behind; lacking : tokens that a probe let the draft cache lack
+        masks : mask tokens behind every verified token; lacking : tokens that the draft cache of a probe lacks
+        target_states : whether every draft starts by ingesting states of the target, so that no draft lags behind
         """
         lacking = round_.fed - 1 if round_.drafter else lacking
         if masks:
@@ -104,22 +103,22 @@ class Stream:
             return
         behind = round_.fed > 1 and not target_states
         for place, step_s in enumerate(round_.step_s, start=1):
-            what: tuple[Any, ...] = ("scored draft" if scored else "draft", place)
+            key: tuple[Any, ...] = ("scored draft" if scored else "draft", place)
             if tree:
-                what = ("tree draft", round_.level_nodes[place - 1], place)
+                key = ("tree draft", round_.level_nodes[place - 1], place)
             if place == 1 and lacking > 1 and round_.fed > 1:
-                what = ("catch up", lacking)
+                key = ("catch up", lacking)
             elif place == 1 and behind:
-                what = ("tree behind" if tree else "scored behind" if scored else "behind",)
-            self.points[what].append((context, step_s))
+                key = ("tree behind" if tree else "scored behind" if scored else "behind",)
+            self.points[key].append((context, step_s))
         kind = "tree " if tree else ""
         self.each[f"{kind}overhead"].append(round_.other_s + round_.draft_s - sum(round_.step_s))
         if round_.asked:
             self.each[f"{kind}policy"].append(round_.policy_s / round_.asked)
 
-    def count(self, *what: Any) -> int:
-        """Samples of what begins with these words."""
-        return sum(len(points) for key, points in self.points.items() if key[: len(what)] == what)
+    def count(self, *parts: Any) -> int:
+        """Count the samples whose key begins with these parts."""
+        return sum(len(points) for key, points in self.points.items() if key[: len(parts)] == parts)
 
     def merge(self, samples: Mapping[str, Any]) -> None:
         """Add the samples of another stream, as its `as_dict` gives them."""
@@ -129,13 +128,13 @@ class Stream:
             self.each[name] += values
 
     def as_dict(self) -> dict[str, Any]:
-        """All samples, for JSON."""
+        """Make the JSON form of all samples."""
         return {"points": [[list(key), points] for key, points in self.points.items()], "each": dict(self.each)}
 
     def tables(self, contexts: Sequence[int], depth: int, sizes: Sequence[int], *, masks: bool) -> dict[str, Any]:
-        """Costs in seconds as a profile has them (`specsim.cost.profile`): means, medians and quartiles.
+        """Compute the costs of a profile in seconds (`specsim.cost.profile`): means, medians and quartiles.
 
-        contexts : of the profile's grid; depth : places of a draft; sizes : of trees, none where they are not profiled
+        contexts : the profile's grid; depth : places of a draft; sizes : tree sizes, empty if not profiled
         """
         return {name: self._table(contexts, depth, sizes, masks, q) for name, q in STATISTICS.items()}
 
@@ -146,20 +145,20 @@ class Stream:
         drafts = {place: self.points["draft", place] for place in places}
         means = _over_sizes(places, drafts, contexts, None)
 
-        def curve(what: str) -> Floats:
-            return along_contexts(self.points[what,], contexts, q)
+        def curve(kind: str) -> Floats:
+            return along_contexts(self.points[kind,], contexts, q)
 
-        def beyond(what: str) -> dict[int, list[Point]]:
-            """Seconds beyond a chain's step at the same place, by the number that follows `what`."""
+        def beyond(kind: str) -> dict[int, list[Point]]:
+            """List seconds beyond a chain's step at the same place, by the number that follows `kind` in the key."""
             longer: dict[int, list[Point]] = defaultdict(list)
             for (name, *rest), points in self.points.items():
-                if name == what:
+                if name == kind:
                     step = means[min(rest[-1], depth) - 1]
                     longer[rest[0]] += [(c, s - float(np.interp(c, contexts, step))) for c, s in points]
             return longer
 
-        def constant(what: str) -> float:
-            return max(0.0, centre(self.each[what], q)) if self.each[what] else 0.0
+        def constant(kind: str) -> float:
+            return max(0.0, centre(self.each[kind], q)) if self.each[kind] else 0.0
 
         behind = curve("behind") - means[0] if self.count("behind") else np.zeros(len(contexts))
         scores = [seconds for points in beyond("scored draft").values() for _, seconds in points]
@@ -183,13 +182,13 @@ class Stream:
         verify = {1: self.points["verify", 1]}
         verify |= {key[1]: points for key, points in self.points.items() if key[0] == "tree verify"}
         known = sorted({*sizes, *wider, *verify})
-        kind = "" if masks else "tree "
+        prefix = "" if masks else "tree "
         table["tree"] = {
             "sizes": known,
             "wider": np.maximum(_over_sizes(known, wider, contexts, q), 0.0).tolist(),
             "verify": _over_sizes(known, verify, contexts, q).tolist(),
-            "policy_step": constant(f"{kind}policy"),
-            "round_overhead": constant(f"{kind}overhead"),
+            "policy_step": constant(f"{prefix}policy"),
+            "round_overhead": constant(f"{prefix}overhead"),
         }
         return table
 
@@ -197,7 +196,7 @@ class Stream:
 def _over_sizes(
     sizes: Sequence[int], points: Mapping[int, Sequence[Point]], contexts: Sequence[int], q: float | None
 ) -> Floats:
-    """[S, C], of sizes, or places, that were not met as those beside them; zero where none was."""
+    """Fit curves [S, C] of sizes, or places; a size without samples is interpolated, all are 0 without any."""
     met = sorted(size for size in points if points[size])
     if not met:
         return np.zeros((len(sizes), len(contexts)))

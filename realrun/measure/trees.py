@@ -1,8 +1,8 @@
-"""The costs of draft trees, measured through the real loop as those of chains are (`realrun.measure.profile`).
+"""Measure the costs of draft trees through the real loop, as `realrun.measure.profile` does for chains.
 
-Every round drafts a tree whose passes, but the first, ingest a given number of nodes, and
-verifies a given number of tokens. What a tree's draft pass takes is compared with a chain's step at
-the same place of its round, so that `wider` of a single node holds the mask and the search for siblings.
+Every round drafts a tree and verifies a given number of tokens; all draft passes but the first ingest a given number
+of nodes. A tree's draft pass is compared with a chain's step at the same place of its round, so that `wider` of a
+single node holds the mask and the search for siblings.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ EVERY_SIZE = 8  # up to which all sizes are measured: products of an odd number 
 
 @nb.njit
 def leaves_of(params):  # type: ignore[no-untyped-def]
-    """Children of the root that are verified and never expanded: half of what is verified, as far as there is room."""
+    """Count the root's children that are verified and never expanded: half of the verified nodes if there is room."""
     room = MAX_DRAFTED - int(params.level_nodes) * int(params.max_depth)
     return min((int(params.kept) + 1) // 2, room)
 
@@ -107,7 +107,7 @@ class MeasuredTree(TreePolicy):
 
 
 class ScriptedTreeVerifier:
-    """Does the verifier's work, then accepts the path to the node that it was told, -1 for none."""
+    """Does the verifier's work, then accepts the path to node `accept`, -1 for no node."""
 
     lossy: ClassVar[bool] = True
 
@@ -124,7 +124,7 @@ class ScriptedTreeVerifier:
 
 
 def tree_sizes(tree_tokens: int) -> list[int]:
-    """Sizes to measure: 1, 2, ..., 8, 11, 16, 23, 32, 47, ... up to tree_tokens, which is always one; none for 0."""
+    """List the sizes to measure: 1, 2, ..., 8, 11, 16, 23, 32, 47, ... and always tree_tokens; none for 0."""
     if not 0 <= tree_tokens <= MAX_TREE_TOKENS:
         raise InputError(f"tree_tokens={tree_tokens} is outside [0, {MAX_TREE_TOKENS}]; choose a size inside")
     if tree_tokens == 0:
@@ -134,7 +134,7 @@ def tree_sizes(tree_tokens: int) -> list[int]:
 
 
 def passes(level_nodes: int, max_depth: int | None = None) -> int:
-    """Draft passes of a measured tree; max_depth : the most that the drafter can make, None for no limit."""
+    """Count the draft passes of a measured tree; max_depth : the most that the drafter can make, None for no limit."""
     wanted = PASSES if level_nodes < WIDE else min(WIDE_PASSES, MAX_DRAFTED // level_nodes)
     return wanted if max_depth is None else min(wanted, max_depth)
 
@@ -157,7 +157,7 @@ def scripted_tree_round(
     size: int,
     rng: np.random.Generator,
 ) -> Round:
-    """One round of draft passes over level_nodes nodes each, with `size` tokens verified; both caches are put back."""
+    """Run a round of draft passes over level_nodes nodes each, verify `size` tokens; restore both caches."""
     drafter, verifier = decoder.drafter, decoder.tree_verifier
     assert isinstance(drafter, DraftModel) and isinstance(verifier, ScriptedTreeVerifier)
     levels = passes(level_nodes, drafter.max_depth)
@@ -173,7 +173,7 @@ def scripted_tree_round(
 
 
 def fall_behind(decoder: Decoder, context: int, drafted: int, rng: np.random.Generator) -> None:
-    """Let the drafter lack what a round that drafted so many tokens has emitted, as it does when the next begins."""
+    """Drop from the drafter's cache what a round of so many drafted tokens emitted, as when the next round begins."""
     drafter = decoder.drafter
     assert isinstance(drafter, DraftModel)
     lacking = int(rng.integers(1, drafted + 2)) - drafter.lm.caches_pending_token

@@ -1,7 +1,7 @@
-"""Turns of a few rounds, in which all that is measured sees the same machine.
+"""Interleave measurements by turns of a few rounds, so that all of them see the same machine.
 
-A shared machine drifts within seconds. What takes turns by sequence is therefore timed on different machines; what
-takes turns by round is not (`studies/measurement`).
+A shared machine drifts within seconds: measurements that take turns by sequence see different machines, measurements
+that take turns by round do not (`studies/measurement`).
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from typing import Any, Protocol
 
 import numpy as np
 
-TURN_ROUNDS = 2  # of an arm before the next may go on; studies/measurement says why
+TURN_ROUNDS = 2  # of an arm before the next arm; studies/measurement explains the number
 
 
 class Runner(Protocol):
-    """Something that goes through a sequence by rounds, as `realrun.decode.decoder.Decoding` does."""
+    """Decodes a sequence round by round, as `realrun.decode.decoder.Decoding` does."""
 
     @property
     def position(self) -> float:
-        """Output tokens so far."""
+        """Count the output tokens so far."""
 
     @property
     def done(self) -> bool: ...
@@ -30,9 +30,9 @@ class Runner(Protocol):
 def turns(
     runners: Iterable[Runner], order: np.random.Generator, turn_rounds: int = TURN_ROUNDS, shift: int = 0
 ) -> Iterator[None]:
-    """Take all to their end, a turn at a time: whoever is furthest behind does the next few rounds, one of them by lot.
+    """Run all runners to their end by turns: the least advanced does the next few rounds; ties are drawn by lot.
 
-    shift : rounds by which everyone's first turn is shorter than `turn_rounds`
+    shift : rounds by which the first turn of every runner is shorter than `turn_rounds`
     """
     waiting = [runner for runner in runners if not runner.done]
     rounds = {id(runner): turn_rounds - shift for runner in waiting}  # of the next turn
@@ -52,6 +52,6 @@ def turns(
 def take_turns(
     runners: Iterable[Runner], order: np.random.Generator, turn_rounds: int = TURN_ROUNDS, shift: int = 0
 ) -> None:
-    """All of `turns`."""
+    """Run `turns` to the end."""
     for _ in turns(runners, order, turn_rounds, shift):
         pass

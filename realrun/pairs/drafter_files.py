@@ -1,4 +1,4 @@
-"""Trained drafters on disk: a safetensors file, whose header names the kind of drafter and its target.
+"""Trained drafters on disk: a safetensors file whose header names the kind of drafter and its target.
 
 Its tensors and its other facts are the kind's own (`realrun.drafters`).
 """
@@ -28,7 +28,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 class Target(TypedDict):
-    """The fact "target": on which model the drafter was trained."""
+    """The fact "target": the model that the drafter was trained on."""
 
     name: str
     digest: str
@@ -39,7 +39,7 @@ class Target(TypedDict):
 
 
 class Facts(TypedDict):
-    """The fact that all kinds have, and those that say how large some are."""
+    """The facts that are read: those of all kinds, and the sizes of some."""
 
     target: Target
     layers: NotRequired[int]
@@ -53,7 +53,7 @@ class Facts(TypedDict):
 
 @dataclass(frozen=True)
 class DrafterFile:
-    """What a file holds. facts["target"] describes the target that it was trained on."""
+    """Contents of a drafter file; facts["target"] describes the target that it was trained on."""
 
     path: Path
     kind: str
@@ -62,7 +62,7 @@ class DrafterFile:
 
 
 def weights_digest(*parts: torch.nn.Module | str) -> str:
-    """A short hash of a few numbers of every parameter of these modules, and of these strings; in bfloat16's precision.
+    """Hash a few numbers of every parameter of these modules, in bfloat16's precision, and these strings.
 
     A parameter of three axes is a row of matrices, of which each counts.
     """
@@ -79,7 +79,7 @@ def weights_digest(*parts: torch.nn.Module | str) -> str:
 
 
 def describe_target(target: Any, name: str) -> dict[str, Any]:
-    """The fact "target" of a drafter trained on this model."""
+    """Make the fact "target" of a drafter trained on this model."""
     config = target.config
     return {
         "name": name,
@@ -92,12 +92,12 @@ def describe_target(target: Any, name: str) -> dict[str, Any]:
 
 
 def without_name(described: Mapping[str, Any]) -> dict[str, Any]:
-    """The fact "target" without the path or name that the target was loaded by."""
+    """Remove from the fact "target" the path or name that the target was loaded by."""
     return {key: value for key, value in described.items() if key != "name"}
 
 
 def save_drafter(folder: Path, kind: str, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> Path:
-    """Write FOLDER/drafter.safetensors, atomically; its path."""
+    """Write FOLDER/drafter.safetensors, atomically; return its path."""
     assert DRAFTERS[kind].origin == "file" and "target" in facts
     path = folder / FILE
     # safetensors refuses a file without tensors, and Self-SD has none.
@@ -107,7 +107,7 @@ def save_drafter(folder: Path, kind: str, tensors: Mapping[str, torch.Tensor], f
 
 
 def read_drafter(path: Path) -> DrafterFile:
-    """Read what `save_drafter` wrote; a folder stands for the file in it. InputError says what is wrong."""
+    """Read what `save_drafter` wrote, from a file or its folder; InputError if it is missing or damaged."""
     file = path / FILE if path.is_dir() else path
     if not file.is_file():
         raise InputError(f"drafter {file} does not exist; train a drafter with `realrun train`")
@@ -133,7 +133,7 @@ RESULTS = (  # facts that decided nothing
 
 
 def training_recipe(path: Path) -> dict[str, Any]:
-    """All that decided a drafter's training, by what its file says; of a file that `load_drafter` reads.
+    """Read from a drafter's file, which `load_drafter` reads as well, all that determined its training.
 
     "not_recorded" names what an older file does not say.
     """
@@ -147,7 +147,7 @@ def training_recipe(path: Path) -> dict[str, Any]:
 
 
 def load_drafter(path: Path, target: Any) -> tuple[Any, DrafterKind]:
-    """Its target and the drafter in this file or folder, in the target's type and on its device.
+    """Load the drafter in this file or folder, and its target, in the target's type and on its device.
 
     The target is `target`, or a copy with the tuned weights that the file holds beside the drafter.
     Raises InputError where it belongs to another target or does not fit it.

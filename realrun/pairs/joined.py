@@ -1,4 +1,4 @@
-"""Several drafters over one target; a switching policy chooses a drafter for every round.
+"""Join several drafters over the same target; a switching policy chooses a drafter for every round.
 
 Each keeps a cache of its own. What others drafted meanwhile it ingests with the first step of its next draft; prompt
 lookup, which has no cache, reads it.
@@ -47,7 +47,7 @@ class JoinedDrafter(DraftModel):
 
     @property
     def lm(self) -> CachedLM:  # type: ignore[override]
-        """The pass of the drafter with the fewest positions."""
+        """Give the pass of the drafter with the fewest positions."""
         return min((drafter.lm for drafter in self.drafters), key=lambda lm: lm.max_positions)
 
     def prepare(
@@ -65,7 +65,7 @@ class JoinedDrafter(DraftModel):
     def choose(
         self, tokens: Sequence[int], context: RoundContext, policy: SwitchPolicy, state: Any
     ) -> tuple[Any, RoundContext]:
-        """Which drafter the next round drafts with, as the policy's new state, and that drafter's limit."""
+        """Choose the drafter of the next round; return the policy's new state, and the context with its limit."""
         start = now()
         emitted = len(tokens) - self.length
         self.lag += emitted
@@ -98,7 +98,7 @@ class JoinedDrafter(DraftModel):
 
 @dataclass(frozen=True, eq=False)
 class JoinedKind(DrafterKind):
-    """Several kinds over one target. At most one of them may run or read the target's own pass."""
+    """Several kinds over the same target. At most a single kind may run or read the target's own pass."""
 
     kinds: tuple[DrafterKind, ...]
 
@@ -127,7 +127,7 @@ class JoinedKind(DrafterKind):
 
 
 def join_pairs(pairs: Sequence[Pair]) -> Pair:
-    """One pair of several of the same target, whose decoder takes switching policies.
+    """Join pairs of the same target into a pair whose decoder takes switching policies.
 
     Parameters
     ----------

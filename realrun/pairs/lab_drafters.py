@@ -1,4 +1,4 @@
-"""The lab's drafters: where their weights are, how each was trained, and how to train it again."""
+"""The lab's drafters: where their weights are, how each was trained, and the command to train it again."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ LAB_DRAFTERS = tuple(RECIPES)
 
 
 def has_lab_drafter(name: str) -> bool:
-    """Whether the weights of this drafter are shipped, or were trained in the working folder."""
+    """Check whether the weights of this drafter are shipped or were trained in the working folder."""
     return any((folder / name / FILE).is_file() for folder in (LAB_WEIGHTS, TRAINED_HERE))
 
 
 def lab_drafter(name: str) -> Path:
-    """Folder of a drafter of the lab's.
+    """Find the folder of a lab drafter; InputError with the training command if its weights are missing.
 
     Raises
     ------
@@ -51,7 +51,7 @@ def lab_drafter(name: str) -> Path:
 
 
 def training_command(name: str) -> str:
-    """Command that trains a drafter of the lab's as it was trained for the studies."""
+    """Write the command that trains a lab drafter as it was trained for the studies."""
     return f"realrun train {RECIPES[name]} --out {TRAINED_HERE / name}"
 
 
@@ -61,7 +61,7 @@ def _trainings() -> dict[str, Any]:
 
 
 def drafter_training(name: str) -> dict[str, Any]:
-    """Settings and results of the training of a lab drafter's weights that the studies ran with."""
+    """Read settings and results of training the lab drafter's weights that the studies use."""
     return _trainings()[name]["drafter"] if name in _trainings() else read_drafter(LAB_WEIGHTS / name).facts
 
 

@@ -23,7 +23,7 @@ MIN_FILE_BYTES = 200
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One library file: its path below the library folder and its text."""
+    """A library file: its path below the library folder and its text."""
 
     name: str
     text: str
@@ -34,12 +34,12 @@ class SourceFile:
 
 
 def held_out(name: str) -> bool:
-    """Whether the file with this path (posix, below the library) is held out."""
+    """Decide whether the file with this path (posix, below the library) is held out."""
     return int(digest(name, length=2), 16) % HELD_OUT_SHARE == 0
 
 
 def library_files(split: Split) -> list[SourceFile]:
-    """Every usable file of one split, sorted by name."""
+    """List the usable files of a split, sorted by name."""
     root = Path(sysconfig.get_path("stdlib"))
     files = []
     for path in sorted(root.rglob("*.py")):
@@ -58,7 +58,7 @@ def library_files(split: Split) -> list[SourceFile]:
 
 
 def docstring_spans(text: str) -> list[tuple[int, int]]:
-    """Character ranges of the docstrings of at least 400 characters in a module."""
+    """Find the character ranges of a module's docstrings of at least 400 characters."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):

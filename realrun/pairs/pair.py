@@ -40,7 +40,7 @@ LOOKUP = "prompt-lookup"  # the drafter that any target has
 
 @dataclass(frozen=True)
 class Pair:
-    """A target, its drafter, the tokenizer they share, and perhaps a predictor of acceptance trained on them."""
+    """A target, its drafter, their common tokenizer, and possibly an acceptance predictor trained on them."""
 
     target: PreTrainedModel
     drafter: DrafterKind
@@ -61,43 +61,43 @@ class Pair:
 
     @property
     def environment(self) -> dict[str, Any]:
-        """Machine, versions, kernels and clock, as a JSON-able record to be stored beside a measurement."""
+        """Describe machine, versions, kernels and clock, in JSON form, to be stored with a measurement."""
         where = provenance(self.device, self.number_type)
         return {**where, "kernels": backend_for(self.device), "clock": clock_name()}
 
     @property
     def number_type(self) -> str:
-        """Its name, as `load_pair` takes it."""
+        """Name the number type, as `load_pair` takes it."""
         return number_type(self.target)
 
     @property
     def draft_config(self) -> Any:
-        """The configuration that has the sizes of the drafter's vocabulary and states."""
+        """Give the configuration that has the sizes of the drafter's vocabulary and states."""
         return self.drafter.config(self.target)
 
     @property
     def drafter_facts(self) -> dict[str, Any]:
-        """What the drafter is made of, and under "training" how it was trained; for a trace."""
+        """Describe the drafter and, under "training", how it was trained; for a trace."""
         facts = self.drafter.facts
         return facts if self.training is None else {**facts, "training": dict(self.training)}
 
     @property
     def core(self) -> Pair:
-        """The pair without identity blocks, which take time and change nothing: for recording and training."""
+        """Remove identity blocks, which take time and change no output, for recording and training."""
         return replace(self, target=core_of(self.target))
 
     def make_drafter(self, eos_token_ids: Sequence[int] | None = None) -> tuple[CachedLM, DraftModel]:
-        """The target's pass and the drafter that decodes with it; drafts end at eos tokens, the pair's unless given."""
+        """Make the target's pass and its drafter; drafts end at eos tokens (default: the pair's)."""
         eos = self.eos_token_ids if eos_token_ids is None else eos_token_ids
         return self.drafter.make_drafter(self.target, eos, self.predictor)
 
     def make_recorder(self, sampler: Sampler) -> Recorder:
-        """The pass that records the drafter at every position in this mode."""
+        """Make the recorder of the drafter's proposals at every position in this mode."""
         return self.drafter.make_recorder(self.target, sampler)
 
     @cached_property
     def fingerprint(self) -> str:
-        """A short hash that tells this pair's weights from others: of a few rows of each model.
+        """Hash a few rows of each model, to tell this pair's weights from others.
 
         Identity blocks do not count, as nothing that is said depends on them.
         """
@@ -200,7 +200,7 @@ def load_pair(
 
 
 def load_target(target: str = LAB, *, device: str = "cpu", dtype: str = "float32", threads: int | None = None) -> Pair:
-    """Load a target alone; it is its own drafter, by Self-SD that skips nothing.
+    """Load a target alone; its drafter is the target itself, Self-SD that skips nothing.
 
     Raises InputError as `load_pair` does.
     """
@@ -216,7 +216,7 @@ def load_target(target: str = LAB, *, device: str = "cpu", dtype: str = "float32
 
 
 def _drafter_named(name: str) -> str:
-    """The drafter's plain name or folder; InputError where the name is both the lab's and a folder's."""
+    """Give the drafter's plain name or folder; InputError if the name is both the lab's and a folder's."""
     plain = name.removeprefix(LAB_PREFIX)
     if plain != name and plain not in LAB_DRAFTERS:
         raise InputError(f"the lab has no drafter {plain}; it has {', '.join(LAB_DRAFTERS)}")
@@ -234,7 +234,7 @@ def _load_inside(
     predictor: str | None,
     beside: Pair | None,
 ) -> Pair:
-    """`load_pair` of a drafter that any target has or that was trained for it."""
+    """Do `load_pair` for a drafter that any target has or that was trained for it."""
     if drafter not in DRAFTERS and drafter not in LAB_DRAFTERS and not Path(drafter).exists():
         known = [name for name, kind in DRAFTERS.items() if kind.origin != "file"]
         raise InputError(
@@ -263,7 +263,7 @@ def _load_inside(
 
 
 def _with_predictor(pair: Pair, path: Path, *, strict: bool) -> Pair:
-    """The pair with this predictor; if it does not fit, InputError where strict, else the pair as it is."""
+    """Add this predictor to the pair; if it does not fit, raise InputError if strict, else leave it out."""
     try:
         predictor = load_predictor(path)
         predictor.check(pair.target.config, pair.draft_config, pair.fingerprint)
@@ -275,7 +275,7 @@ def _with_predictor(pair: Pair, path: Path, *, strict: bool) -> Pair:
 
 
 def find_device(name: str | torch.device) -> torch.device:
-    """The device of that name; InputError where it does not exist or is not here."""
+    """Find the device of this name; InputError if it does not exist or is not available."""
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -286,12 +286,12 @@ def find_device(name: str | torch.device) -> torch.device:
 
 
 def is_lab(target: str) -> bool:
-    """Whether this names the embedded target, as it is or deepened."""
+    """Check whether this names the embedded target, with or without identity blocks."""
     return target == LAB or target.partition(":")[0] == LAB_DEEP
 
 
 def _find_target(name: str) -> tuple[str, int | None]:
-    """Its folder or hub id, and the layers that it is to be deepened to, None for as it is."""
+    """Find the target's folder or hub id, and the number of layers to expand it to, None for no expansion."""
     kind, colon, layers = name.partition(":")
     if kind != LAB_DEEP:
         return str(LAB_WEIGHTS / "target") if name == LAB else name, None
@@ -309,7 +309,7 @@ def _deepened(model: PreTrainedModel, layers: int | None) -> PreTrainedModel:
 
 
 def _public_name(name: str, role: str) -> str:
-    """A model's name for result files: never an absolute path."""
+    """Make a model's name for result files: never an absolute path."""
     if name == LAB:
         return f"{LAB}/{role}"
     if name == LAB_DEEP:
@@ -318,14 +318,14 @@ def _public_name(name: str, role: str) -> str:
 
 
 def _check_cache(path: str) -> None:
-    """InputError, before weights are read, where drafts cannot be rolled back in such a model's cache."""
+    """Raise InputError, before weights are read, if the cache of such a model cannot be rolled back."""
     layer_types(_load(AutoConfig, path))
 
 
 def _load_model(
     path: str, tokenizer: PreTrainedTokenizerBase, device: str, dtype: str, size: int | None = None
 ) -> PreTrainedModel:
-    """A model without padding in its vocabulary, of this size or its tokenizer's."""
+    """Load a model without padding in its vocabulary; the vocabulary has this size or the tokenizer's."""
     _check_cache(path)
     known = tokens_of(tokenizer)
     try:

@@ -1,4 +1,4 @@
-"""Prompts: the lab's, those of studies, or a user's JSON Lines file."""
+"""Read prompts: the lab's, those of studies, or a user's JSON Lines file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LAB_PROMPTS = "the lab's held-out prompts"
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt's domain and its token ids.
+    """Domain and token ids of a prompt.
 
     source : the file that it was cut from, "" if it is a text of its own
     place : file and line that it was read from, "" if it was not
@@ -100,13 +100,13 @@ def read_prompts(path: Path, tokenizer: PreTrainedTokenizerBase, limit: int | No
 
 
 def check_prompts_file(path: Path) -> None:
-    """InputError where there is no such file."""
+    """Raise InputError if the file does not exist."""
     if not path.is_file():
         raise InputError(f"prompt file {path} does not exist; give a JSON Lines file")
 
 
 def prompts_source(target: str, path: Path | None) -> str:
-    """Source of the prompts for a target, for result files: a file's name, or the lab's held-out prompts.
+    """Name the source of a target's prompts for result files: a file's name, or the lab's held-out prompts.
 
     Raises InputError, before models are loaded, where the file does not exist, or another target than the lab's has
     none.
@@ -198,7 +198,7 @@ def leave_out_long(prompts: Sequence[Prompt], longest: int) -> list[Prompt]:
 
 
 def spread(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
-    """`count` of these prompts in their order: as many of each domain as of another, as far as it has them."""
+    """Select `count` prompts in their order, as evenly over the domains as possible."""
     met: dict[str, int] = {}
     ranks = []
     for place, prompt in enumerate(prompts):
@@ -253,7 +253,7 @@ def lab_prompts(
 
 
 def study_prompts(tokenizer: PreTrainedTokenizerBase, count: int, prompt_tokens: int = 64) -> list[Prompt]:
-    """Prompts that end at line ends spread evenly over each held-out library file, as many per file as needed."""
+    """Cut prompts at line ends spread evenly over each held-out library file, as many per file as needed."""
     files = library_files("held_out")
     cuts = -(-count // len(files)) + 1
     prompts = []
@@ -267,10 +267,10 @@ def study_prompts(tokenizer: PreTrainedTokenizerBase, count: int, prompt_tokens:
 
 
 def prompt_digest(prompts: Sequence[Prompt]) -> str:
-    """A short hash of all prompts' tokens."""
+    """Hash the tokens of all prompts."""
     return digest(json.dumps([prompt.tokens for prompt in prompts]))
 
 
 def prompt_facts(prompts: Sequence[Prompt], source: str) -> dict[str, Any]:
-    """Source, number and token digest of prompts, for result files."""
+    """Describe the source, number and token digest of prompts, for result files."""
     return {"source": source or "not named", "count": len(prompts), "digest": prompt_digest(prompts)}

@@ -1,4 +1,4 @@
-"""Pairs of public shapes with random weights, and a vocabulary for them."""
+"""Make pairs of public shapes with random weights, and a vocabulary for them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specsim.io.errors import InputError
 
 
 class _Vocabulary:
-    """All that timing needs of a tokenizer: its size."""
+    """The part of a tokenizer that timing needs: its size."""
 
     def __init__(self, size: int):
         self.size = size
@@ -24,7 +24,7 @@ class _Vocabulary:
 
 
 def vocabulary(pair: Pair) -> int:
-    """The pair's common vocabulary size."""
+    """Give the pair's common vocabulary size; InputError if the sizes differ."""
     sizes = [int(config.vocab_size) for config in (pair.target.config, pair.draft_config)]
     if sizes[0] != sizes[1]:
         raise InputError(
@@ -44,7 +44,7 @@ def random_pair(
     smoke: bool = False,
     seed: int = 0,
 ) -> Pair:
-    """Two shapes of `realrun.pairs.shapes` with random weights; `positions` as there, smoke for reduced ones."""
+    """Make a pair of `realrun.pairs.shapes` with random weights; positions, smoke : see `shape_config`."""
     configs = [shape_config(name, positions=positions, smoke=smoke) for name in (target, draft)]
     whole = [shape_config(name).vocab_size for name in (target, draft)]
     if whole[0] != whole[1]:  # reduced vocabularies are all alike

@@ -1,4 +1,4 @@
-"""True shapes of public models, for runs without their weights.
+"""Real shapes of public models, for runs without their weights.
 
 Time does not depend on what a dense model has learned, only on its shape. The shapes are those that
 `specsim.cost.roofline` prices; `random_model` fills a shape with noise.
@@ -75,7 +75,7 @@ CONFIGS: dict[str, type[PretrainedConfig]] = {"llama": LlamaConfig, "qwen3": Qwe
 
 
 def shape_config(name: str, *, positions: int | None = None, smoke: bool = False) -> PretrainedConfig:
-    """The configuration of that name; InputError names the known ones.
+    """Make the configuration of this shape; InputError lists the known names.
 
     positions : stretch the model to at least so many positions. Its time per pass does not depend on that
     limit, so long contexts can be timed on a shape that was published with a short limit.
@@ -91,7 +91,7 @@ def shape_config(name: str, *, positions: int | None = None, smoke: bool = False
 
 
 def reduced(config: PretrainedConfig) -> PretrainedConfig:
-    """The same architecture so small that it runs anywhere: two layers at most, width 64.
+    """Shrink the architecture so that it runs anywhere: at most two layers, width 64.
 
     Keeps tied weights, rotary kind and, up to 4, the query heads per key-value head.
     """
@@ -113,7 +113,7 @@ def reduced(config: PretrainedConfig) -> PretrainedConfig:
 
 @torch.inference_mode()
 def random_model(config: PretrainedConfig, device: str | torch.device, dtype: torch.dtype, seed: int) -> Any:
-    """A model of this shape with normal weights and norms of 1, made on the device itself.
+    """Make a model of this shape with normal weights and norms of 1, on the device itself.
 
     No copy passes through the host's memory. Raises InputError when the device is not here or its
     memory too small.
@@ -145,17 +145,17 @@ def _on_meta(config: PretrainedConfig, dtype: torch.dtype) -> Any:
 
 
 def parameter_count(config: PretrainedConfig) -> int:
-    """Parameters of a model of this shape; tied ones count once."""
+    """Count the parameters of a model of this shape, tied parameters once."""
     return sum(parameter.numel() for parameter in _on_meta(config, torch.float32).parameters())
 
 
 def weight_bytes(config: PretrainedConfig, dtype: torch.dtype = torch.bfloat16) -> int:
-    """Bytes that the weights fill."""
+    """Count the bytes of the weights."""
     return parameter_count(config) * dtype.itemsize
 
 
 def pass_weight_bytes(config: PretrainedConfig, dtype: torch.dtype = torch.bfloat16) -> int:
-    """Bytes of weights that a decoding pass reads: all but the embedding table, whose rows it looks up.
+    """Count the bytes of weights that a decoding pass reads: all but the embedding table, which is indexed.
 
     Over the memory bandwidth, this is the floor of a pass's time.
     """
@@ -164,13 +164,13 @@ def pass_weight_bytes(config: PretrainedConfig, dtype: torch.dtype = torch.bfloa
 
 
 def kv_bytes_per_token(config: PretrainedConfig, dtype: torch.dtype = torch.bfloat16) -> int:
-    """Bytes of keys and values per cached token of a sequence, over all layers."""
+    """Count the bytes of keys and values per cached token of a sequence, over all layers."""
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return int(2 * config.num_hidden_layers * config.num_key_value_heads * head_dim * dtype.itemsize)
 
 
 def free_bytes(device: torch.device) -> int:
-    """Free memory of a device, in bytes."""
+    """Measure the free memory of a device, in bytes."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
         return int(torch.cuda.mem_get_info(device)[0])
@@ -180,7 +180,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def describe(config: PretrainedConfig, dtype: torch.dtype) -> dict[str, Any]:
-    """A shape in numbers, for result files."""
+    """Describe a shape in numbers, for result files."""
     keys = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
     return {
         "architecture": config.model_type,

@@ -1,4 +1,4 @@
-"""The vocabulary that a target and its draft model decode with: that of the target's tokenizer.
+"""The vocabulary of a target and its draft model in decoding: that of the target's tokenizer.
 
 Embeddings are often padded beyond it, for speed, and to different sizes in models of one family (152064 and 151936
 rows over the 151665 tokens of Qwen2.5). Padding stands for no token, so its rows are cut off when a model is loaded:
@@ -19,14 +19,14 @@ NAMED = 5  # tokens that an error names
 
 
 def tokens_of(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Size of a vocabulary that holds all of the tokenizer's ids."""
+    """Compute the size of a vocabulary that holds all of the tokenizer's ids."""
     return max(tokenizer.get_vocab().values()) + 1
 
 
 def check_tokenizers(
     tokenizers: Sequence[PreTrainedTokenizerBase], names: Sequence[str], *, allow_difference: bool
 ) -> None:
-    """InputError where those of target and draft model differ, or, if that is allowed, in what an id stands for.
+    """Raise InputError if the tokenizers of target and draft model differ, or, if allowed, disagree on an id.
 
     Tokens that only one tokenizer knows may differ then: the draft model never proposes tokens that it does not know.
     """
@@ -54,14 +54,14 @@ def check_tokenizers(
 
 
 def _listed(tokens: Sequence[str], target: Mapping[str, int], draft: Mapping[str, int]) -> str:
-    """So many tokens, and some of them with their ids."""
+    """Write the number of tokens, and some of them with their ids."""
     named = [f"{token!r} ({target.get(token, 'none')} and {draft.get(token, 'none')})" for token in tokens[:NAMED]]
     more = ["..."] if len(tokens) > NAMED else []
     return f"{len(tokens)} token{'s' if len(tokens) != 1 else ''}, by their ids in either: {', '.join(named + more)}"
 
 
 def fit_vocabulary(model: Any, known: int, size: int) -> Any:
-    """The model, changed in place to read and propose ids below `size`.
+    """Resize a model's vocabulary in place, to read and propose ids below `size`; return the model.
 
     Rows beyond are cut off. Where it has fewer, added ones are the mean token; ids from `known` on, which its own
     tokenizer lacks, are read and never proposed (`realrun.lm.cached.CachedLM.known_tokens`).
@@ -79,7 +79,7 @@ def fit_vocabulary(model: Any, known: int, size: int) -> Any:
 
 
 def padding_notes(models: Mapping[str, Any]) -> list[str]:
-    """What was cut off of these models, by their roles, in words; nothing where nothing was."""
+    """Describe, by role, the padding that was cut off these models; empty if nothing was."""
     return [
         f"vocabulary: {model.config.vocab_size} tokens, of the target's tokenizer; {cut} padding rows of the {role}'s "
         "embedding stand for no token and are left out"

@@ -28,10 +28,10 @@ class Positionwise(Protocol):
     """What a drafter proposes at T output positions, whatever was drafted before."""
 
     def states(self, step: int) -> torch.Tensor:
-        """The states [T, d] behind the tokens at depth step + 1."""
+        """Compute the states [T, d] behind the tokens at depth step + 1."""
 
     def logits(self, step: int, states: torch.Tensor) -> torch.Tensor:
-        """Logits [n, V] from n of these states."""
+        """Compute logits [n, V] from n of these states."""
 
 
 @torch.inference_mode()

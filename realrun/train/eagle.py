@@ -20,7 +20,7 @@ from realrun.lm.layer_stack import capped, layer_pass
 from realrun.pairs.pair import Pair
 from realrun.train.common.jobs import ModuleJob, kl_nats
 from realrun.train.common.loop import wide
-from realrun.train.common.on_text import TextRun, train_on_text
+from realrun.train.common.on_text import Method, TextRun, train_on_text
 from realrun.train.common.trainings import Training
 from specsim.cli.settings import Settings, setting
 
@@ -29,7 +29,7 @@ OBJECTIVE = "smooth L1 of the features + class_weight x cross-entropy with the t
 
 @dataclass(frozen=True)
 class EagleSettings(Settings):
-    """What decides EAGLE's drafter."""
+    """Settings of EAGLE's drafter."""
 
     class_weight: float = setting(0.1, low=0, doc="Weight of the cross-entropy beside the regression of features.")
     noise: float = setting(0.1, low=0, doc="Largest noise that is added to a component of the features read.")
@@ -37,14 +37,14 @@ class EagleSettings(Settings):
 
 
 class EagleTraining(ModuleJob):
-    """What EAGLE trains: its layer; the target is frozen, its head too."""
+    """Trains EAGLE's layer; the target and its head are frozen."""
 
     def __init__(self, target: Any, settings: EagleSettings, seed: int = 0):
         super().__init__(target, Eagle(target, seed), settings.lr)
         self.eagle, self.settings = self.module, settings
 
     def loss(self, batch: torch.Tensor, step: int) -> tuple[torch.Tensor, dict[str, float]]:
-        """L of a batch [B, T + 1], and its parts "regression" and "classification", the latter in nats."""
+        """Compute L of a batch [B, T + 1], and its parts "regression" and "classification", the latter in nats."""
         features = self._features(batch)
         noise = (torch.rand_like(features) * 2 - 1) * self.settings.noise
         ours = feature_pass(self.eagle, self.target, batch[:, :-1], features + noise)
@@ -56,7 +56,7 @@ class EagleTraining(ModuleJob):
 
     @torch.no_grad()
     def held_out(self, batch: torch.Tensor) -> dict[str, float]:
-        """Of first drafted tokens, before which all features are true.
+        """Compute figures of first drafted tokens, whose preceding features are all the target's.
 
         divergence : KL(target || drafter) in nats; agreement : how often both prefer the same token;
         regression : the loss of features
@@ -71,18 +71,18 @@ class EagleTraining(ModuleJob):
         }
 
     def _head(self, features: torch.Tensor) -> torch.Tensor:
-        """The target's logits [B, T, V] of features [B, T, d]."""
+        """Compute the target's logits [B, T, V] of features [B, T, d]."""
         return capped(self.target.config, self.target.get_output_embeddings()(features))
 
     @torch.no_grad()
     def _features(self, batch: torch.Tensor) -> torch.Tensor:
-        """The target's features [B, T, d] of all tokens of a batch [B, T + 1] but the last."""
+        """Compute the target's features [B, T, d] of all tokens of a batch [B, T + 1] but the last."""
         features: torch.Tensor = self.target.model(input_ids=batch[:, :-1], use_cache=False).last_hidden_state
         return features
 
 
 def feature_pass(eagle: Eagle, target: Any, tokens: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
-    """What the drafter puts out [B, T, d] after tokens [B, T], each fused with the feature [B, T, d] before it."""
+    """Compute the drafter's output [B, T, d] for tokens [B, T], each fused with the feature [B, T, d] before it."""
     inner = target.model
     embedded = inner.embed_tokens(tokens)
     before = F.pad(features, (0, 0, 1, 0))[:, :-1].to(embedded.dtype)  # [B, T, d], zeros before the first token
@@ -93,11 +93,10 @@ def feature_pass(eagle: Eagle, target: Any, tokens: torch.Tensor, features: torc
 
 
 def train_eagle(pair: Pair, settings: EagleSettings, run: TextRun) -> dict[str, Any]:
-    """Train a drafter of the pair's target, as `train_on_text` says."""
+    """Train a drafter of the pair's target; see `train_on_text`."""
     EagleKind.check_target(pair.target)
-    job, own = EagleTraining(pair.target, settings, run.loop.seed), asdict(settings)
-    plan, facts = {"drafter": "eagle", **own}, {"method": "eagle", **own}
-    return train_on_text(pair, "eagle", lambda: job, run, plan=plan, facts=facts, objective=OBJECTIVE)
+    job = EagleTraining(pair.target, settings, run.loop.seed)
+    return train_on_text(pair, Method.of("eagle", asdict(settings), OBJECTIVE), lambda: job, run)
 
 
 EAGLE = Training(

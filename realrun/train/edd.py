@@ -21,7 +21,7 @@ from realrun.lm.layer_stack import capped, layer_pass
 from realrun.pairs.pair import Pair
 from realrun.train.common.folder import Tensors
 from realrun.train.common.jobs import ModuleJob, cross_entropy_nats, kl_nats
-from realrun.train.common.on_text import TextRun, train_on_text
+from realrun.train.common.on_text import Method, TextRun, train_on_text
 from realrun.train.common.trainings import Training
 from specsim.cli.settings import Settings, setting
 from specsim.io.errors import InputError
@@ -32,7 +32,7 @@ PLACES = 5  # of a draft, of which agreement is given
 
 @dataclass(frozen=True)
 class EddSettings(Settings):
-    """What decides EDD's decoder."""
+    """Settings of EDD's decoder."""
 
     states_after: int | None = setting(
         None,
@@ -55,7 +55,7 @@ class EddSettings(Settings):
 
 @dataclass(frozen=True)
 class VdmSettings(EddSettings):
-    """What decides a vanilla draft model: `loss` and `lr`, as it reads no states and knows no blocks."""
+    """Settings of a vanilla draft model: `loss` and `lr`; it reads no states and has no blocks."""
 
     states_after: int | None = setting(0)
     shortest_block: int = setting(5)
@@ -63,7 +63,7 @@ class VdmSettings(EddSettings):
 
 
 class DecoderTraining(ModuleJob):
-    """What EDD and VDM train: the decoder; the target is frozen."""
+    """Trains the decoder of EDD or VDM; the target is frozen."""
 
     def __init__(self, target: Any, settings: EddSettings, seed: int = 0):
         self.settings, self.seed = settings, seed
@@ -77,7 +77,7 @@ class DecoderTraining(ModuleJob):
         super().__init__(target, self.decoder, settings.lr)
 
     def loss(self, batch: torch.Tensor, step: int) -> tuple[torch.Tensor, dict[str, float]]:
-        """The loss of a batch [B, T + 1] in nats a token, and "block", the length of blocks in tokens."""
+        """Compute the loss of a batch [B, T + 1] in nats per token, and "block", the block length in tokens."""
         settings = self.settings
         rng = np.random.default_rng((self.seed, 3, step))
         block = int(rng.integers(settings.shortest_block, settings.longest_block + 1))
@@ -115,7 +115,7 @@ class DecoderTraining(ModuleJob):
         return figures
 
     def _logits(self, batch: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits [B, T, V] after each token of a batch [B, T + 1] but the last: the decoder's and the target's."""
+        """Compute logits [B, T, V] after the first T tokens of a batch [B, T + 1]: the decoder's and the target's."""
         tokens = batch[:, :-1]
         if not self.split:
             with torch.no_grad():
@@ -125,7 +125,7 @@ class DecoderTraining(ModuleJob):
         return block_logits(self.decoder, tokens, states, block), theirs
 
     def _drafted(self, count: int, block: int) -> torch.Tensor:
-        """Which of `count` rows predict a token that is drafted, bool [count]: for VDM, all."""
+        """Mark the rows, bool [count], that predict a drafted token: for VDM, all."""
         if not self.split:
             return torch.ones(count, dtype=torch.bool)
         return (torch.arange(count) + 1) % block != 0
@@ -133,7 +133,7 @@ class DecoderTraining(ModuleJob):
 
 @torch.no_grad()
 def states_and_logits(target: Any, tokens: torch.Tensor, split: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The target's states [B, T, d] after so many of its layers, and its logits [B, T, V], of tokens [B, T]."""
+    """Compute the target's states [B, T, d] after `split` layers, and its logits [B, T, V], of tokens [B, T]."""
     outputs: list[Any] = []
     # Not the library's list of states: the last of them is normed.
     hook = target.model.layers[split - 1].register_forward_hook(lambda module, inputs, output: outputs.append(output))
@@ -146,7 +146,7 @@ def states_and_logits(target: Any, tokens: torch.Tensor, split: int) -> tuple[to
 
 
 def block_logits(decoder: Any, tokens: torch.Tensor, states: torch.Tensor, block: int) -> torch.Tensor:
-    """The decoder's logits [B, T, V] after each of these tokens [B, T], under the dual-block mask.
+    """Compute the decoder's logits [B, T, V] after each of these tokens [B, T], under the dual-block mask.
 
     states : [B, T, d], the target's; block : L in tokens
     """
@@ -161,7 +161,7 @@ def block_logits(decoder: Any, tokens: torch.Tensor, states: torch.Tensor, block
 
 
 def dual_block_mask(count: int, block: int) -> torch.Tensor:
-    """Attention mask of `count` states and, behind them, as many tokens: bool [2 count, 2 count].
+    """Make the attention mask of `count` states followed by `count` tokens: bool [2 count, 2 count].
 
     Token i of block j = floor(i / L) sees the states before token j L, and tokens j L to i. What states
     see plays no part; each sees itself.
@@ -175,13 +175,11 @@ def dual_block_mask(count: int, block: int) -> torch.Tensor:
 
 
 def train_edd(pair: Pair, settings: EddSettings, run: TextRun) -> dict[str, Any]:
-    """Train a decoder of the pair's target, as `train_on_text` says; of kind "vdm" where it reads no states."""
+    """Train a decoder of the pair's target, of kind "vdm" if it reads no states; see `train_on_text`."""
     EDDKind.check_target(pair.target)
     job = DecoderTraining(pair.target, settings, run.loop.seed)
-    kind, own = "edd" if job.split else "vdm", asdict(replace(settings, states_after=job.split))
-    plan, facts = {"drafter": kind, **own}, {"method": kind, **own}
-    objective = OBJECTIVES[settings.loss]
-    return train_on_text(pair, kind, lambda: job, run, plan=plan, facts=facts, objective=objective)
+    kind, resolved = "edd" if job.split else "vdm", replace(settings, states_after=job.split)
+    return train_on_text(pair, Method.of(kind, asdict(resolved), OBJECTIVES[settings.loss]), lambda: job, run)
 
 
 EDD = Training(

@@ -16,7 +16,7 @@ import torch
 from realrun.drafters.eesd import EarlyExit, EESDKind, as_model
 from realrun.pairs.pair import Pair
 from realrun.train.common.jobs import ModuleJob, cross_entropy_nats
-from realrun.train.common.on_text import TextRun, train_on_text
+from realrun.train.common.on_text import Method, TextRun, train_on_text
 from realrun.train.common.trainings import Training
 from specsim.cli.settings import Settings, setting
 
@@ -25,7 +25,7 @@ OBJECTIVE = "cross-entropy with the text's next token"
 
 @dataclass(frozen=True)
 class EesdSettings(Settings):
-    """What decides an early exit."""
+    """Settings of an early exit."""
 
     layers: int = setting(2, low=1, doc="N, the target's first layers that the drafter shares.")
     exit_layers: int = setting(1, low=0, doc="Trained layers on top; 0: a norm and a head alone.")
@@ -33,14 +33,14 @@ class EesdSettings(Settings):
 
 
 class EarlyExitTraining(ModuleJob):
-    """What EESD trains: the exit; the target is frozen."""
+    """Trains EESD's early exit; the target is frozen."""
 
     def __init__(self, target: Any, settings: EesdSettings):
         super().__init__(target, EarlyExit(target, settings.layers, settings.exit_layers), settings.lr)
         self.model = as_model(target, self.module)
 
     def loss(self, batch: torch.Tensor, step: int) -> tuple[torch.Tensor, dict[str, float]]:
-        """Cross-entropy with the next token of a batch [B, T + 1], in nats a token."""
+        """Compute the cross-entropy with the next token of a batch [B, T + 1], in nats per token."""
         logits = self.model(input_ids=batch[:, :-1], use_cache=False).logits
         return cross_entropy_nats(logits, batch[:, 1:]), {}
 
@@ -55,11 +55,10 @@ class EarlyExitTraining(ModuleJob):
 
 
 def train_eesd(pair: Pair, settings: EesdSettings, run: TextRun) -> dict[str, Any]:
-    """Train an early exit of the pair's target, as `train_on_text` says."""
+    """Train an early exit of the pair's target; see `train_on_text`."""
     EESDKind.check_target(pair.target)
-    job, own = EarlyExitTraining(pair.target, settings), asdict(settings)
-    plan, facts = {"drafter": "eesd", **own}, {"method": "eesd", **own}
-    return train_on_text(pair, "eesd", lambda: job, run, plan=plan, facts=facts, objective=OBJECTIVE)
+    job = EarlyExitTraining(pair.target, settings)
+    return train_on_text(pair, Method.of("eesd", asdict(settings), OBJECTIVE), lambda: job, run)
 
 
 EESD = Training(

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from realrun.drafters.medusa import MedusaHeads
 from realrun.pairs.pair import Pair
 from realrun.train.common.jobs import ModuleJob, cross_entropy_nats
-from realrun.train.common.on_text import TextRun, train_on_text
+from realrun.train.common.on_text import Method, TextRun, train_on_text
 from specsim.cli.settings import Settings, setting
 
 OBJECTIVE = "sum over heads k of decay^k x cross-entropy with the text's token k + 1 ahead"
@@ -27,7 +27,7 @@ OBJECTIVE = "sum over heads k of decay^k x cross-entropy with the text's token k
 
 @dataclass(frozen=True)
 class MedusaSettings(Settings):
-    """What decides MEDUSA-1's heads."""
+    """Settings of MEDUSA-1's heads."""
 
     heads: int = setting(5, low=1, high=16, doc="K; head k drafts the k-th token ahead.")
     lr: float = setting(3e-3, above=0, doc="Peak of the learning rate.")
@@ -35,14 +35,14 @@ class MedusaSettings(Settings):
 
 
 class HeadsTraining(ModuleJob):
-    """What MEDUSA-1 trains: the heads; the target is frozen."""
+    """Trains MEDUSA-1's heads; the target is frozen."""
 
     def __init__(self, target: Any, settings: MedusaSettings):
         super().__init__(target, MedusaHeads(target, settings.heads), settings.lr)
         self.heads, self.settings = self.module, settings
 
     def loss(self, batch: torch.Tensor, step: int) -> tuple[torch.Tensor, dict[str, float]]:
-        """L of a batch [B, T + 1], and "head_1" to "head_K", in nats a token."""
+        """Compute L of a batch [B, T + 1], and "head_1" to "head_K", in nats per token."""
         losses = head_losses(self.heads, self._states(batch), batch)
         total = torch.stack([self.settings.decay**k * loss for k, loss in enumerate(losses, start=1)]).sum()
         return total, {f"head_{k}": float(loss.detach()) for k, loss in enumerate(losses, start=1)}
@@ -61,29 +61,27 @@ class HeadsTraining(ModuleJob):
 
     @torch.no_grad()
     def _states(self, batch: torch.Tensor) -> torch.Tensor:
-        """The target's states [B, T, d] after its final norm, at all tokens of a batch [B, T + 1] but the last."""
+        """Compute the target's states [B, T, d] after its final norm, at the first T tokens of a batch [B, T + 1]."""
         states: torch.Tensor = self.target.base_model(input_ids=batch[:, :-1], use_cache=False).last_hidden_state
         return states
 
 
 def head_logits(heads: MedusaHeads, hidden: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Logits [B, T - k, V] of head k = 1 .. K at states [B, T, d]: those whose token k + 1 later the text still has."""
+    """Compute logits [B, T - k, V] of head k = 1 .. K at the states [B, T, d] that have a text token k + 1 later."""
     for k, (residual, vocabulary) in enumerate(zip(heads.residual, heads.vocabulary, strict=True), start=1):
         source = hidden[:, : hidden.shape[1] - k]
         yield F.linear(F.silu(F.linear(source, residual)) + source, vocabulary)
 
 
 def head_losses(heads: MedusaHeads, hidden: torch.Tensor, batch: torch.Tensor) -> list[torch.Tensor]:
-    """L_k of head k = 1 .. K, means in nats, at the states [B, T, d] of a batch [B, T + 1]."""
+    """Compute L_k of head k = 1 .. K, means in nats, at the states [B, T, d] of a batch [B, T + 1]."""
     return [
         cross_entropy_nats(logits, batch[:, k + 1 :]) for k, logits in enumerate(head_logits(heads, hidden), start=1)
     ]
 
 
 def train_medusa(pair: Pair, settings: MedusaSettings, run: TextRun) -> dict[str, Any]:
-    """Train heads on the pair's target, as `train_on_text` says."""
-    job, own = HeadsTraining(pair.target, settings), asdict(settings)
-    plan, facts = {"drafter": "medusa-1", **own}, {"method": "medusa-1", **own}
-    return train_on_text(
-        pair, "medusa", lambda: job, run, plan=plan, facts=facts, objective=OBJECTIVE, ahead=settings.heads
-    )
+    """Train heads on the pair's target; see `train_on_text`."""
+    job = HeadsTraining(pair.target, settings)
+    method = Method.of("medusa-1", asdict(settings), OBJECTIVE, kind="medusa", ahead=settings.heads)
+    return train_on_text(pair, method, lambda: job, run)

@@ -28,7 +28,7 @@ from realrun.pairs.pair import Pair
 from realrun.train.common.folder import Tensors, refuse_another
 from realrun.train.common.jobs import TunedTargetJob, cross_entropy_nats, kl_nats
 from realrun.train.common.lora import Adapter, AdapterSettings, check_adaptable
-from realrun.train.common.on_text import TextRun, train_on_text
+from realrun.train.common.on_text import Method, TextRun, train_on_text
 from realrun.train.common.trainings import Training
 from realrun.train.medusa import MedusaSettings, head_logits, head_losses, train_medusa
 from specsim.cli.settings import Settings, setting
@@ -43,7 +43,7 @@ OBJECTIVES = {
 
 @dataclass(frozen=True)
 class Medusa2Settings(Settings):
-    """What is trained jointly and how. Left out, numbers follow from the loss as in the paper (4.1.1 and 4.2.1).
+    """Settings of the joint training. Defaults follow from the loss as in the paper (4.1.1 and 4.2.1).
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ class Medusa2Settings(Settings):
             object.__setattr__(self, "backbone_lr", 5e-4 if text else 1e-4)
 
     def heads_weight(self, step: int, steps: int) -> float:
-        """lambda_0 at this step, from 0, of so many."""
+        """Compute lambda_0 at this step, from 0, of `steps`."""
         assert self.lambda_0 is not None
         return self.lambda_0 * (math.sin(math.pi / 2 * (step + 1) / steps) if self.schedule == "sine" else 1.0)
 
@@ -92,20 +92,19 @@ def train_medusa2(
     run: TextRun,
     first_stage: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Train heads and the target's adapter jointly, from these heads on, as `train_on_text` says.
+    """Train heads and the target's adapter jointly, starting from these heads; see `train_on_text`.
 
     Parameters
     ----------
     pair : Pair
-        Its target and tokenizer count; the target is afterwards as before.
+        Only its target and tokenizer are used; the target is restored afterwards.
     heads : MedusaHeads
-        The start, of MEDUSA-1, or fresh ones with a sine schedule. They are left as they are.
+        Heads of MEDUSA-1, or fresh heads with a sine schedule; a copy of them is trained.
     settings : Medusa2Settings
-        What is trained and how.
     run : TextRun
-        Text, loop and folder. The held-out figures are of the drafter as `run.stored` rounds it.
+        Text, loop and folder. The held-out figures are those of the drafter rounded to `run.stored`.
     first_stage : mapping, optional
-        How the heads were trained before, for the file; None for fresh ones.
+        How the heads were trained, for the file; None for fresh heads.
 
     Returns
     -------
@@ -114,15 +113,12 @@ def train_medusa2(
     Raises
     ------
     InputError
-        If peft is missing, the target cannot be adapted, or `train_on_text` refuses.
+        If peft is missing, the target cannot be adapted, or `train_on_text` raises it.
     """
     check_adaptable(pair.target)
     own = asdict(settings)
-    return train_on_text(
-        pair,
+    method = Method(
         "medusa",
-        lambda: JointTraining(pair.target, heads, settings, run.loop.steps, run.loop.seed, run.stored),
-        run,
         plan={"drafter": "medusa-2", "start": weights_digest(heads), "stored": run.stored_name, **own},
         facts={
             "heads": len(heads),
@@ -134,10 +130,16 @@ def train_medusa2(
         objective=OBJECTIVES[settings.loss],
         ahead=len(heads),
     )
+    return train_on_text(
+        pair,
+        method,
+        lambda: JointTraining(pair.target, heads, settings, run.loop.steps, run.loop.seed, run.stored),
+        run,
+    )
 
 
 class JointTraining(TunedTargetJob):
-    """What MEDUSA-2 trains. The target carries the adapter until `close`.
+    """Trains MEDUSA-2's heads and adapter. The target carries the adapter until `close`.
 
     stored : the type that figures of held-out text are rounded to
     """
@@ -167,7 +169,7 @@ class JointTraining(TunedTargetJob):
         ]
 
     def loss(self, batch: torch.Tensor, step: int) -> tuple[torch.Tensor, dict[str, float]]:
-        """L of a batch [B, T + 1], and "backbone" and "head_1" to "head_K", in nats a token."""
+        """Compute L of a batch [B, T + 1], and "backbone" and "head_1" to "head_K", in nats per token."""
         with self.adapter.dropping():
             logits, hidden = self._pass(batch[:, :-1])
         if self.settings.loss == "distill":
@@ -181,7 +183,7 @@ class JointTraining(TunedTargetJob):
         return total, {name: float(part.detach()) for name, part in parts.items()}
 
     def state(self) -> Tensors:
-        """The trained tensors by their names in a drafter's file."""
+        """Collect the trained tensors by their names in a drafter's file."""
         return dict(self.heads.named_parameters()) | self.adapter.tensors()
 
     def close(self) -> None:
@@ -189,7 +191,7 @@ class JointTraining(TunedTargetJob):
 
     @torch.no_grad()
     def held_out(self, batch: torch.Tensor) -> dict[str, float]:
-        """Of the drafter as it would be stored.
+        """Compute figures of the drafter with its weights rounded as in the file.
 
         original, backbone : cross-entropy with the text in nats, adapter off and on
         divergence, agreement : KL(original || backbone) in nats, and how often both prefer the same token
@@ -214,7 +216,7 @@ class JointTraining(TunedTargetJob):
         return {name: float(value) for name, value in figures.items()}
 
     def _pass(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits [B, T, V] of the backbone, and what its head was fed [B, T, d]."""
+        """Compute the backbone's logits [B, T, V] and the input of its head [B, T, d]."""
         fed: list[torch.Tensor] = []
         head = self.target.get_output_embeddings()
         hook = head.register_forward_pre_hook(lambda module, arguments: fed.append(arguments[0]))
@@ -233,7 +235,7 @@ class JointTraining(TunedTargetJob):
 
 @dataclass(frozen=True)
 class MedusaCommand(MedusaSettings):
-    """MEDUSA-1, or with `joint` MEDUSA-2: heads, and how they are trained jointly with their target."""
+    """Options of MEDUSA-1, and with `joint` of MEDUSA-2."""
 
     joint: bool = setting(False, doc="MEDUSA-2: train the target too, through a low-rank adapter. Needs peft.")
     one_stage: bool = setting(
@@ -279,7 +281,7 @@ class MedusaCommand(MedusaSettings):
 
     @property
     def fresh(self) -> bool:
-        """Whether the joint stage starts from fresh heads."""
+        """Check whether the joint stage starts from fresh heads."""
         return self.one_stage or self.direct
 
     @property
@@ -293,7 +295,7 @@ class MedusaCommand(MedusaSettings):
 
 
 def train_either(pair: Pair, settings: MedusaCommand, run: TextRun) -> dict[str, Any]:
-    """MEDUSA-1, or MEDUSA-2 in two stages, in one, or direct."""
+    """Train MEDUSA-1, or MEDUSA-2: in two stages, in a single stage, or direct."""
     if not settings.joint:
         return train_medusa(pair, settings.first, run)
     check_adaptable(pair.target)  # before heads are trained

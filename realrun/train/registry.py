@@ -1,4 +1,4 @@
-"""All trainings. To add a training, write a file with its settings and a run function, and add a line here."""
+"""The registry of trainings. To add a training, write a file with its settings and run function, and a line here."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from realrun.train.common.folder import Tensors
 from realrun.train.common.jobs import TunedTargetJob, cross_entropy_nats
 from realrun.train.common.loop import wide
 from realrun.train.common.lora import Adapter, AdapterSettings, check_adaptable
-from realrun.train.common.on_text import TextRun, train_on_text
+from realrun.train.common.on_text import Method, TextRun, train_on_text
 from realrun.train.common.trainings import Training
 from specsim.cli.settings import Settings, setting
 
@@ -41,7 +41,7 @@ CUTS = 16  # of a held-out window, at which masks are evaluated
 
 @dataclass(frozen=True)
 class SpaceSettings(Settings):
-    """What is trained and how."""
+    """Settings of SAR-SFT."""
 
     masks: int = setting(5, low=1, high=MAX_MASKS, doc="k, tokens that are proposed at once.")
     p_ar: float = setting(0.5, low=0, high=1, doc="Share of examples without masks.")
@@ -59,25 +59,22 @@ class SpaceSettings(Settings):
 
     @property
     def decisive(self) -> dict[str, Any]:
-        """All that has influence on the result."""
+        """Select the settings that influence the result."""
         return {name: value for name, value in asdict(self).items() if not (self.full and name == "adapter")}
 
 
 def train_space(pair: Pair, settings: SpaceSettings, run: TextRun) -> dict[str, Any]:
-    """Tune the pair's target with a mask token, as `train_on_text` says.
+    """Tune the pair's target with a mask token; see `train_on_text`.
 
-    The held-out figures are of the target as `run.stored` rounds it. Raises InputError where peft is missing,
-    the target cannot be adapted, or `train_on_text` refuses.
+    The held-out figures are those of the target rounded to `run.stored`. Raises InputError if peft is missing, the
+    target cannot be adapted, or `train_on_text` raises it.
     """
     SpaceKind.check_target(pair.target)
     if not settings.full:
         check_adaptable(pair.target)
     own, adapter = settings.decisive, {"rank": settings.adapter.rank, "alpha": settings.adapter.alpha}
-    return train_on_text(
-        pair,
+    method = Method(
         "space",
-        lambda: MaskTraining(pair.target, settings, run.loop.seed, run.stored),
-        run,
         plan={"drafter": "space", "stored": run.stored_name, **own},
         facts={
             "masks": settings.masks,
@@ -88,10 +85,11 @@ def train_space(pair: Pair, settings: SpaceSettings, run: TextRun) -> dict[str, 
         objective=OBJECTIVE,
         ahead=settings.masks,
     )
+    return train_on_text(pair, method, lambda: MaskTraining(pair.target, settings, run.loop.seed, run.stored), run)
 
 
 class MaskTraining(TunedTargetJob):
-    """What SAR-SFT trains.
+    """Trains the mask token and the target.
 
     An adapted target carries its adapter until `close`; a target that is trained whole is a copy.
 
@@ -120,13 +118,13 @@ class MaskTraining(TunedTargetJob):
         return [{"params": list(self.state().values()), "lr": self.settings.lr}]
 
     def state(self) -> Tensors:
-        """The trained tensors by their names in a drafter's file."""
+        """Collect the trained tensors by their names in a drafter's file."""
         if self.adapter is not None:
             return {"mask": self.mask, **self.adapter.tensors()}
         return {"mask": self.mask, **{f"{TUNED}{name}": value for name, value in self.model.named_parameters()}}
 
     def loss(self, batch: torch.Tensor, step: int) -> tuple[torch.Tensor, dict[str, float]]:
-        """The loss of a batch [B, T + 1]; "text" and "masks", means in nats a token that was predicted."""
+        """Compute the loss of a batch [B, T + 1]; "text" and "masks", means in nats per predicted token."""
         total = batch.shape[1] - 1
         cuts = self._draw(len(batch), total).to(batch.device)
         with self.adapter.dropping() if self.adapter is not None else nullcontext():
@@ -149,7 +147,7 @@ class MaskTraining(TunedTargetJob):
 
     @torch.no_grad()
     def held_out(self, batch: torch.Tensor) -> dict[str, float]:
-        """Of the target as it would be stored.
+        """Compute figures of the target with its weights rounded as in the file.
 
         original, tuned : cross-entropy with the text in nats, before and after
         mask_j, mask_j_text, mask_j_agreement : cross-entropy of mask j with the text in nats, how often it prefers
@@ -176,13 +174,13 @@ class MaskTraining(TunedTargetJob):
         return {name: float(value) for name, value in figures.items()}
 
     def _draw(self, windows: int, total: int) -> torch.Tensor:
-        """m [windows, examples], int64, from 1 .. total - k; 0 where an example has the autoregressive loss."""
+        """Draw m [windows, examples], int64, from 1 .. total - k; 0 for examples with the autoregressive loss."""
         shape, settings = (windows, self.settings.examples), self.settings
         autoregressive = torch.rand(shape) < settings.p_ar
         return torch.randint(1, total - settings.masks + 1, shape).masked_fill(autoregressive, 0)
 
     def _pass(self, tokens: torch.Tensor, cuts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Logits [B, T, V] of tokens [B, T], and [B, E, k, V] of the masks in the place of y_m and on, m = cuts [B, E].
+        """Compute logits [B, T, V] of tokens [B, T], and [B, E, k, V] of the masks in place of y_m and on, m = cuts.
 
         Where no m is given, nothing is masked; what stands at a 0 among others is without meaning.
         """
@@ -210,7 +208,7 @@ class MaskTraining(TunedTargetJob):
 
 
 def group_mask(cuts: torch.Tensor, masks: int, total: int, dtype: torch.dtype) -> torch.Tensor:
-    """Additive attention mask [B, 1, n, n] of T tokens and, behind them, E groups of k masks: n = T + E k.
+    """Make the additive attention mask [B, 1, n, n] of T tokens and E groups of k masks behind: n = T + E k.
 
     Tokens see each other causally. Masks of the group with cut m see the first m tokens of the window, which are X
     and y_<m, and the masks before them in the group.
@@ -227,7 +225,7 @@ def group_mask(cuts: torch.Tensor, masks: int, total: int, dtype: torch.dtype) -
 
 
 def mask_labels(batch: torch.Tensor, cuts: torch.Tensor, masks: int) -> torch.Tensor:
-    """y_{m + j} [B, E, k] of windows [B, T + 1], whose first token is X, for m = cuts [B, E] and j = 1 .. k."""
+    """Look up y_{m + j} [B, E, k] of windows [B, T + 1], whose first token is X, for m = cuts [B, E], j = 1 .. k."""
     at = cuts[..., None] + torch.arange(1, masks + 1, device=batch.device)
     return batch.gather(1, at.flatten(1)).view(at.shape)
 

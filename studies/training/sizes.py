@@ -13,7 +13,7 @@ from typing import Any
 from realrun.pairs.drafter_files import read_drafter
 from realrun.pairs.pair import Pair
 from realrun.train.common.distill import TextSettings
-from realrun.train.common.on_text import TextRun, train_on_text
+from realrun.train.common.on_text import Method, TextRun, train_on_text
 from realrun.train.eagle import EagleSettings, train_eagle
 from realrun.train.edd import DecoderTraining, EddSettings
 from specsim.cost.model import ConstantCost
@@ -42,12 +42,9 @@ class LayerTraining(DecoderTraining):
 
 
 def train_layer(pair: Pair, settings: EddSettings, run: TextRun) -> dict[str, Any]:
-    """Train EDD's layer alone, as `train_on_text` says."""
-    own = asdict(settings)
-    plan, facts = {"drafter": "edd", "trained": "layer", **own}, {"method": "edd", "trained": "layer", **own}
-    return train_on_text(
-        pair, "edd", lambda: LayerTraining(pair.target, settings, run.loop.seed), run, plan=plan, facts=facts
-    )
+    """Train EDD's layer alone; see `train_on_text`."""
+    method = Method.of("edd", {"trained": "layer", **asdict(settings)}, "")
+    return train_on_text(pair, method, lambda: LayerTraining(pair.target, settings, run.loop.seed), run)
 
 
 def wanted(config: Config) -> Wanted:

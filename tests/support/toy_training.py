@@ -10,7 +10,7 @@ import torch
 from realrun.drafters.eesd import EarlyExit, as_model
 from realrun.pairs.pair import Pair
 from realrun.train.common.jobs import ModuleJob, kl_nats
-from realrun.train.common.on_text import TextRun, train_on_text
+from realrun.train.common.on_text import Method, TextRun, train_on_text
 from realrun.train.common.trainings import Training
 from specsim.cli.settings import Settings, setting
 
@@ -43,7 +43,7 @@ class Toy(ModuleJob):
 def train_toy(pair: Pair, settings: ToySettings, run: TextRun) -> dict[str, Any]:
     facts = {"layers": settings.below, "exit_layers": 0, "settings": asdict(settings)}
     plan = {"drafter": "toy", **asdict(settings)}
-    return train_on_text(pair, "eesd", lambda: Toy(pair.target, settings), run, plan=plan, facts=facts)
+    return train_on_text(pair, Method("eesd", plan, facts), lambda: Toy(pair.target, settings), run)
 
 
 TOY = Training("toy", ToySettings, train_toy, "Train a toy.\n\nExample: realrun train toy --out toy")

@@ -131,11 +131,13 @@ class StaticSplitTarget(RowsAhead, StaticLlama):
         return super()._through(rows, variant)
 
     def _input(self, rows: Rows, variant: Hashable) -> torch.Tensor:
-        if variant == UPPER:
-            return self.states[rows.sources]
-        assert isinstance(variant, int)
-        if variant == 0:
+        return self.states[rows.sources] if variant == UPPER else self.lower_states(rows, variant)
+
+    def lower_states(self, rows: Rows, known: Hashable) -> torch.Tensor:
+        """Give the states [N, d] of rows, of which the first `known` have been through the lower layers."""
+        assert isinstance(known, int)
+        if known == 0:
             return self.run_lower(rows)
-        if variant < len(rows.slots):
-            self.run_lower(rows.tail(len(rows.slots) - variant))
+        if known < len(rows.slots):
+            self.run_lower(rows.tail(len(rows.slots) - known))
         return self.states[rows.slots]

@@ -13,7 +13,7 @@ class SkippedSublayers(NamedTuple):
 
     @property
     def in_order(self) -> dict[str, list[int]]:
-        """JSON form, sorted."""
+        """Make the JSON form, sorted."""
         return {"attention": sorted(self.attention), "mlp": sorted(self.mlp)}
 
 

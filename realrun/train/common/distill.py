@@ -1,4 +1,4 @@
-"""Self-distillation: the target writes text that its drafter learns from (EESD 3.2, MEDUSA 3.3.2).
+"""Self-distillation: the target writes text that its drafter is trained on (EESD 3.2, MEDUSA 3.3.2).
 
 Prompts are cut from training text at random. Batches are greedy and sampled in turn, the hybrid that
 EESD asks for without saying how it mixes; the work that it cites (LLM-QAT) takes the first few
@@ -28,7 +28,7 @@ from specsim.io.progress import Progress
 
 @dataclass(frozen=True)
 class DistillSettings(Settings):
-    """How the target writes."""
+    """Settings of self-distillation."""
 
     prompt_tokens: int = setting(64, low=1, smoke=16)
     new_tokens: int = setting(192, low=1, smoke=48)  # after each prompt, at most: an end of text ends a sequence
@@ -38,13 +38,13 @@ class DistillSettings(Settings):
     seed: int = setting(0)
 
     def greedy(self, shard: int) -> bool:
-        """Whether this batch is greedy; by its number alone, so that more text is an extension of less."""
+        """Decide whether a batch is greedy by its number alone, so that more text extends less text."""
         return int((shard + 1) * self.greedy_share) > int(shard * self.greedy_share)
 
 
 @dataclass(frozen=True)
 class TextSettings(Settings):
-    """What to train on."""
+    """Settings of the training text."""
 
     folder: Path | None = setting(None)  # of text; None for the lab's library files
     generated_share: float = setting(0.5, low=0, high=1)  # of the training windows, from text that the target wrote
@@ -77,7 +77,7 @@ class TrainingText:
 
 
 def training_text(pair: Pair, settings: TextSettings, cache: Path, progress: Progress) -> TrainingText:
-    """Corpus and the target's own text; what the cache holds of either is taken from there."""
+    """Encode the corpus and let the target write text; reuse what the cache holds of either."""
     eos = pair.eos_token_ids[0] if pair.eos_token_ids else None
     corpus = load_corpus(pair.tokenizer, eos, settings.folder, cache)
     share = settings.generated_share
@@ -91,7 +91,7 @@ def training_text(pair: Pair, settings: TextSettings, cache: Path, progress: Pro
 
 
 def check_length(target: Any, tokens: int, what: str) -> None:
-    """InputError if these are longer than the target can read."""
+    """Raise InputError if so many tokens exceed the target's positions."""
     limit = getattr(target.config, "max_position_embeddings", None)
     if limit is not None and tokens > limit:
         raise InputError(f"{what} of {tokens} tokens; this target reads at most {limit}, so give shorter ones")
@@ -100,7 +100,7 @@ def check_length(target: Any, tokens: int, what: str) -> None:
 def written_text(
     pair: Pair, corpus: Corpus, tokens: int, settings: DistillSettings, cache: Path, progress: Progress
 ) -> Tokens:
-    """Text of the target, prompts included, until it has written so many tokens; batch by batch, each kept on disk."""
+    """Let the target write text, prompts included, until it has `tokens` tokens; each batch is a file in the cache."""
     if len(corpus.train) <= settings.prompt_tokens:
         raise InputError(
             f"a text of {len(corpus.train)} tokens gives no prompts of {settings.prompt_tokens}; give more text"
@@ -121,7 +121,7 @@ def written_text(
 
 
 def _shard(pair: Pair, train: Tokens, settings: DistillSettings, shard: int) -> Tokens:
-    """One batch of sequences, one after the other."""
+    """Write a batch of sequences, concatenated."""
     rng = np.random.default_rng((settings.seed, shard))
     starts = rng.integers(0, len(train) - settings.prompt_tokens, size=settings.batch)
     prompts = np.stack([train[start : start + settings.prompt_tokens] for start in starts]).astype(np.int64)
@@ -145,7 +145,7 @@ def generate(
     temperature: float = 1.0,
     seed: int | None = None,
 ) -> torch.Tensor:
-    """Prompts int64 [B, P] with what follows, [B, P + n] on the CPU; n = new_tokens, fewer where all texts end.
+    """Continue prompts int64 [B, P]: int64 [B, P + n] on the CPU; n = new_tokens, less if all sequences end earlier.
 
     seed : of the sampling; None is greedy. All prompts have one length, so that none is padded.
     What a row holds after its end of text means nothing.

@@ -1,4 +1,4 @@
-"""The folder of a training: the plan that it belongs to, and a checkpoint from which a killed run goes on."""
+"""The folder of a training: its plan, and a checkpoint from which a killed run continues."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ Tensors = dict[str, torch.Tensor]
 
 
 def claim(folder: Path, plan: Mapping[str, Any]) -> None:
-    """Leave the plan in the folder, or InputError if another one is there."""
+    """Write the plan to the folder; InputError if the folder holds another plan."""
     refuse_another(folder, plan, whole=True)
     if not (folder / PLAN).exists():
         write_json(dict(plan), folder / PLAN)
 
 
 def refuse_another(folder: Path, plan: Mapping[str, Any], *, whole: bool = False) -> None:
-    """InputError if the folder holds the plan of another training; where not whole, this is a part of one."""
+    """Raise InputError if the folder holds another plan; with whole=False, `plan` may be a part of it."""
     refuse_file(folder)
     path = folder / PLAN
     if not path.exists():
@@ -45,7 +45,7 @@ def refuse_another(folder: Path, plan: Mapping[str, Any], *, whole: bool = False
 
 
 def _of_weights(plan: dict[str, Any]) -> dict[str, Any]:
-    """A plan whose target is known by its weights, whatever path they were loaded from."""
+    """Identify the target of a plan by its weights instead of the path they were loaded from."""
     target = plan.get("target")
     return {**plan, "target": without_name(target)} if isinstance(target, dict) else plan
 
@@ -64,7 +64,7 @@ def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor], **facts: Any) 
 def save_checkpoint(
     path: Path, parts: Mapping[str, Tensors], optimizers: Sequence[torch.optim.Optimizer], **facts: Any
 ) -> None:
-    """Write what a run needs to go on: named sets of tensors, optimizers' states, and facts."""
+    """Write everything that a run needs to continue: named sets of tensors, optimizers' states, and facts."""
     tensors = {f"{part}.{name}": value for part, whole in parts.items() for name, value in whole.items()}
     for number, optimizer in enumerate(optimizers):
         for index, slots in optimizer.state_dict()["state"].items():
@@ -77,7 +77,7 @@ def save_checkpoint(
 def checkpoint(
     path: Path, optimizers: Sequence[torch.optim.Optimizer], device: str | torch.device = "cpu"
 ) -> Iterator[tuple[dict[str, Tensors], dict[str, Any]]]:
-    """The sets of tensors and the facts that `save_checkpoint` wrote; the optimizers take their states back.
+    """Read the sets of tensors and the facts that `save_checkpoint` wrote, and restore the optimizers' states.
 
     An error on reading them, in the block too, becomes an InputError that calls the file damaged.
     """
@@ -102,7 +102,7 @@ def checkpoint(
 
 
 def read_facts(path: Path) -> dict[str, Any]:
-    """The facts in a checkpoint's header."""
+    """Read the facts in a checkpoint's header."""
     with safe_open(path, framework="pt") as handle:
         facts = handle.metadata() or {}
     what, anew = f"what checkpoint {path} says of itself", "delete it to train anew"

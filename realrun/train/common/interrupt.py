@@ -1,4 +1,4 @@
-"""Ctrl-C during a training: the step at hand is finished, so that there is a state to keep."""
+"""Ctrl-C during a training: finish the current step, so that there is a checkpoint to continue from."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from specsim.io.errors import Interrupted
 
 
 def interrupted(step: int, steps: int, folder: Path) -> Interrupted:
-    """What to raise behind the checkpoint that is written then."""
+    """Make the exception to raise after that checkpoint."""
     return Interrupted(f"step {step} of {steps} is kept in {folder}; the same command goes on")
 
 
 @contextmanager
 def stop_asked() -> Iterator[Callable[[], bool]]:
-    """Whether the user has pressed Ctrl-C meanwhile; a second time interrupts at once.
+    """Yield a function that tells whether the user has pressed Ctrl-C; a second Ctrl-C interrupts at once.
 
     In another thread than the main one, where no signals arrive, it never is; nor where they are ignored, as under
     nohup.

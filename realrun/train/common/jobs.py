@@ -1,4 +1,4 @@
-"""What trainings have in common: the parameters of a module beside a frozen target, or an adapter on the target."""
+"""Base classes of trainings: a module beside a frozen target, or an adapter on the target."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class TunedTargetJob(Job):
 
     @contextmanager
     def as_stored(self) -> Iterator[None]:
-        """Meanwhile the trained values are rounded as in the file."""
+        """Round the trained values, during the block, as the drafter's file does."""
         exact = {name: value.detach().clone() for name, value in self.state().items()}
         self.load_state({name: value.to(self.stored) for name, value in exact.items()})
         try:
@@ -67,11 +67,11 @@ class TunedTargetJob(Job):
 
 
 def cross_entropy_nats(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Mean cross-entropy of logits [..., V] with tokens [...], in nats."""
+    """Compute the mean cross-entropy of logits [..., V] with tokens [...], in nats."""
     return F.cross_entropy(wide(logits).flatten(0, -2), labels.flatten())
 
 
 def kl_nats(theirs: torch.Tensor, ours: torch.Tensor) -> torch.Tensor:
-    """Mean over rows of KL(theirs || ours), of two sets of logits [..., V]."""
+    """Compute the mean over rows of KL(theirs || ours), in nats, of two sets of logits [..., V]."""
     p, q = (F.log_softmax(wide(x), dim=-1).flatten(0, -2) for x in (theirs, ours))
     return F.kl_div(q, p, reduction="batchmean", log_target=True)

@@ -1,4 +1,4 @@
-"""The loop of all trainings on text: AdamW, cosine with warm-up, resume after a kill or Ctrl-C.
+"""The loop of all trainings on text: AdamW, cosine schedule with warm-up, continuation after a kill or Ctrl-C.
 
 The batch of a step and torch's own noise (dropout) depend on seed and step alone, and a checkpoint
 holds all else that a step needs. So a run that is killed at any moment and started again ends with
@@ -49,7 +49,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class LoopSettings(Settings):
-    """How to train. A step sees batch_windows windows of window_tokens tokens.
+    """Settings of the loop. A step processes batch_windows windows of window_tokens tokens.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ class LoopSettings(Settings):
 
     @property
     def warmup(self) -> int:
-        """Steps in which the learning rate rises."""
+        """Count the steps in which the learning rate rises."""
         if self.warmup_steps is not None:
             return self.warmup_steps
         # AdamW's first steps are full ones in every weight, however short the training.
@@ -95,69 +95,69 @@ class LoopSettings(Settings):
 
     @property
     def row_steps(self) -> int:
-        """Steps of a row of the log."""
+        """Count the steps of a row of the log."""
         return max(1, min(10, self.steps // 10)) if self.log_every is None else self.log_every
 
     def lasting(self, tokens: float) -> LoopSettings:
-        """The same training over so many tokens."""
+        """Copy the settings, for a training over so many tokens."""
         return replace(self, steps=max(1, round(tokens / (self.batch_windows * self.window_tokens))))
 
     @property
     def tokens(self) -> int:
-        """Tokens that training sees, repeats included."""
+        """Count the tokens that the training processes, repeats included."""
         return self.steps * self.batch_windows * self.window_tokens
 
     def as_dict(self) -> dict[str, Any]:
-        """All settings as numbers."""
+        """Make the JSON form with all defaults resolved."""
         return {**asdict(self), "warmup_steps": self.warmup, "log_every": self.row_steps}
 
     @property
     def decisive(self) -> dict[str, Any]:
-        """All that has influence on the result."""
+        """Select the settings that influence the result."""
         return {name: value for name, value in self.as_dict().items() if name != "checkpoint_s"}
 
     def compute(self) -> AbstractContextManager[Any]:
-        """What losses are computed under."""
+        """Make the context in which losses are computed."""
         kind = torch.device(self.device).type
         return torch.autocast(kind, dtype=torch.bfloat16, enabled=self.dtype == "bfloat16")
 
     def lr_factor(self, step: int, steps: int) -> float:
-        """Share of the peak learning rate at this step, from 0, of so many."""
+        """Compute the share of the peak learning rate at this step, from 0, of `steps`."""
         rise = self.warmup
         if step < rise:
             return (step + 1) / rise
         return 0.5 * (1 + math.cos(math.pi * (step - rise) / max(1, steps - rise)))
 
     def batch_shape(self, step: int, steps: int) -> tuple[int, int]:
-        """Windows of this step, from 0, of so many, and tokens of a window."""
+        """Give the windows of this step, from 0, of `steps`, and the tokens of a window."""
         return self.batch_windows, self.window_tokens
 
 
 class Job(Protocol):
-    """What is trained."""
+    """What a training does: its parameters, loss and held-out figures."""
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """AdamW's groups, each with "params" and its own "lr", the peak; none for a job with other optimizers."""
+        """List AdamW's groups, each with "params" and its peak "lr"; none for a job with other optimizers."""
         return []
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """The optimizers of all trained parameters, at their peak learning rates."""
+        """Make the optimizers of all trained parameters, at their peak learning rates."""
         return [torch.optim.AdamW(self.parameter_groups(), **ADAMW)]
 
     def loss(self, batch: torch.Tensor, step: int) -> tuple[torch.Tensor, dict[str, float]]:
-        """The loss, a scalar in nats, of a batch int64 [B, T + 1]; and its parts for the log."""
+        """Compute the loss of a batch int64 [B, T + 1], a scalar in nats, and its parts for the log."""
 
     def state(self) -> Tensors:
-        """The trained tensors."""
+        """Collect the trained tensors."""
 
     def load_state(self, tensors: Tensors) -> None:
-        """Take up what `state` gave."""
+        """Restore what `state` collected."""
 
     def held_out(self, batch: torch.Tensor) -> dict[str, float]:
-        """Figures of windows int64 [B, T + 1] that training never sees."""
+        """Compute figures of held-out windows int64 [B, T + 1]."""
 
     def close(self) -> None:
-        """Leave the target as it was found."""
+        """Restore the target."""
         return
 
 
@@ -171,7 +171,7 @@ def run_loop(
     progress: Progress,
     limit_s: float = math.inf,
 ) -> list[Row]:
-    """Train, or go on from what FOLDER holds; the rows of the log.
+    """Train, or continue the training in FOLDER; return the rows of the log.
 
     train_tokens : a token array, or several with the share of windows that each gives
     plan : what decides the result beside the loop's settings and the text, such as the target's digest
@@ -225,7 +225,7 @@ class _Run:
 
     @property
     def groups(self) -> list[dict[str, Any]]:
-        """Parameter groups of all optimizers."""
+        """List the parameter groups of all optimizers."""
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     def to_end(self, limit_s: float) -> list[Row]:
@@ -281,7 +281,7 @@ class _Run:
         self.step += 1
 
     def _means(self, last: bool) -> Row:
-        """A row of the log: means over the steps since the row before."""
+        """Make a row of the log: means over the steps since the row before."""
         row: Row = {"step": self.step}
         row |= {name: sum(means[name] for means in self.recent) / len(self.recent) for name in self.recent[0]}
         start = self.history[1]["loss"] if len(self.history) > 1 else self.recent[0]["loss"]
@@ -300,7 +300,7 @@ class _Run:
         add_row(self.folder, row)
 
     def _held_out(self) -> dict[str, float]:
-        """Means over the held-out windows, as many at once as in training."""
+        """Compute means over the held-out windows, with as many windows at once as in training."""
         pieces = self.held.split(self.settings.micro_windows or self.settings.batch_windows)
         means: dict[str, float] = {}
         with torch.no_grad(), self.settings.compute():
@@ -323,12 +323,12 @@ class _Run:
 
 
 def training_seconds(folder: Path) -> float:
-    """Seconds that the steps of the finished run in this folder took; held-out figures and checkpoints left out."""
+    """Sum the seconds of the steps of the finished run in this folder, without held-out figures and checkpoints."""
     return float(read_facts(folder / CHECKPOINT)["run"]["seconds"])
 
 
 def optimizer_facts(job: Job) -> dict[str, Any]:
-    """What a drafter's file says of the optimizer and its schedule, the same for every training by `run_loop`."""
+    """Describe optimizer and schedule for a drafter's file; they are the same for every training by `run_loop`."""
     return {
         "optimizer": {"name": "AdamW", **ADAMW, "max_gradient_norm": MAX_GRADIENT_NORM},
         "schedule": "learning rate: linear warm-up, then a cosine to 0",
@@ -337,7 +337,7 @@ def optimizer_facts(job: Job) -> dict[str, Any]:
 
 
 def run_facts(settings: LoopSettings, history: Sequence[Row], folder: Path) -> dict[str, Any]:
-    """What a drafter's file says of the finished run in this folder."""
+    """Describe the finished run in this folder for a drafter's file."""
     seconds = training_seconds(folder)
     return {
         "loop": settings.as_dict(),
@@ -349,7 +349,7 @@ def run_facts(settings: LoopSettings, history: Sequence[Row], folder: Path) -> d
 
 
 def windows(sources: Sequence[tuple[Tokens, float]], count: int, length: int, seed: tuple[int, ...]) -> torch.Tensor:
-    """Random windows, int64 [count, length + 1], drawn from a counter-based seed; a source each, by its share."""
+    """Draw random windows, int64 [count, length + 1], from a counter-based seed; each from a source, by its share."""
     rng = np.random.default_rng(seed)
     shares = np.array([share for _, share in sources])
     chosen = rng.choice(len(sources), size=count, p=shares / shares.sum())
@@ -363,15 +363,15 @@ def windows(sources: Sequence[tuple[Tokens, float]], count: int, length: int, se
 
 
 def digests_of(sources: Sequence[tuple[Tokens, float]], held_tokens: Tokens) -> list[list[Any]]:
-    """The digest of each token array and its share of the windows, which is 0 for the held-out text."""
+    """List each token array's digest and share of the windows; the share of the held-out text is 0."""
     return [[text_digest(tokens), share] for tokens, share in [*sources, (held_tokens, 0.0)]]
 
 
 def text_digest(tokens: Tokens) -> str:
-    """A short hash of all tokens."""
+    """Hash all tokens."""
     return digest(np.ascontiguousarray(tokens, dtype=np.int32).tobytes())
 
 
 def wide(x: torch.Tensor) -> torch.Tensor:
-    """At least float32, for losses."""
+    """Cast to float32 at least, for losses."""
     return x.float() if x.dtype.itemsize < 4 else x

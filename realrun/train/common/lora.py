@@ -24,7 +24,7 @@ NAME = "default"  # peft's for the adapter
 
 @dataclass(frozen=True)
 class AdapterSettings(Settings):
-    """W + alpha / rank B A."""
+    """Settings of the adapter: the tuned weight is W + alpha / rank B A."""
 
     rank: int = setting(32, low=1, doc="Rank of the adapter.")
     alpha: float = setting(16.0, above=0)
@@ -57,7 +57,7 @@ class Adapter:
             layer.lora_dropout.eval()
 
     def tensors(self) -> Tensors:
-        """The trained values themselves, by their names in a drafter's file: A [r, in] and B [out, r] per module."""
+        """Collect the trained values by their names in a drafter's file: A [r, in] and B [out, r] per module."""
         tensors = {}
         for name, layer in self._layers.items():
             tensors[f"{ADAPTER}{name}.A"] = layer.lora_A[NAME].weight
@@ -66,13 +66,13 @@ class Adapter:
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take these values, named as by `tensors`."""
+        """Copy these values, named as by `tensors`, into the adapter."""
         for name, value in self.tensors().items():
             value.copy_(tensors[name])
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """The original model, exactly."""
+        """Run the block with the original model."""
         self._wrapped.disable_adapter_layers()
         try:
             yield
@@ -81,7 +81,7 @@ class Adapter:
 
     @contextmanager
     def dropping(self) -> Iterator[None]:
-        """With training's dropout, which torch's generator decides."""
+        """Run the block with training's dropout, drawn from torch's generator."""
         for layer in self._layers.values():
             layer.lora_dropout.train()
         try:
@@ -91,14 +91,14 @@ class Adapter:
                 layer.lora_dropout.eval()
 
     def remove(self) -> None:
-        """Leave the model as it was found."""
+        """Restore the model."""
         self._wrapped.unload()
         for name, parameter in self.target.named_parameters():
             parameter.requires_grad_(self._trainable[name])
 
 
 def adapted_modules(target: Any) -> list[str]:
-    """Names of all linear modules, the head among them only where it does not share the embedding's weight."""
+    """List all linear modules; the head only if it does not share the embedding's weight."""
     head = target.get_output_embeddings()
     tied = head is not None and head.weight is target.get_input_embeddings().weight
     names = [
@@ -112,13 +112,13 @@ def adapted_modules(target: Any) -> list[str]:
 
 
 def check_adaptable(target: Any) -> None:
-    """InputError where no adapter can be put on this target, or peft is not installed."""
+    """Raise InputError if this target cannot have an adapter, or peft is not installed."""
     import_peft()
     adapted_modules(target)
 
 
 def import_peft() -> Any:
-    """The library; InputError where it is not installed."""
+    """Import peft; InputError if it is not installed."""
     try:
         import peft
     except ImportError:

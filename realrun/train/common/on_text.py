@@ -1,4 +1,4 @@
-"""The frame of trainings on text: where text, loop and file come from is the same whatever is trained."""
+"""The frame of trainings on text: text, loop and file are the same for every drafter."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def silent(what: str, done: int, total: int) -> None:
 
 @dataclass(frozen=True)
 class TextRun:
-    """What a training reads, how long it goes on, and where its drafter goes.
+    """Text and length of a training, and where its drafter is written.
 
     Parameters
     ----------
@@ -55,37 +55,49 @@ class TextRun:
         return str(self.stored).removeprefix("torch.")
 
 
-def train_on_text(
-    pair: Pair,
-    kind: str,
-    make_job: Callable[[], Job],
-    run: TextRun,
-    *,
-    plan: Mapping[str, Any],
-    facts: Mapping[str, Any],
-    objective: str = "",
-    ahead: int = 0,
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Method:
+    """A method that trains drafters of a kind.
+
+    Parameters
+    ----------
+    kind : str
+        The drafter's kind, as its file names it.
+    plan : mapping
+        What determines the result beside target, loop and text; "drafter" names the method.
+    facts : mapping
+        What the file says about the drafter beside target, text, loop and provenance.
+    objective : str
+        The loss, in words; the file does not mention it if empty.
+    ahead : int
+        Tokens that the drafter proposes at once; windows are longer.
+    """
+
+    kind: str
+    plan: Mapping[str, Any]
+    facts: Mapping[str, Any]
+    objective: str = ""
+    ahead: int = 0
+
+    @classmethod
+    def of(cls, name: str, settings: Mapping[str, Any], objective: str, *, kind: str = "", ahead: int = 0) -> Method:
+        """Make a method that its name and settings determine. kind : the name unless given"""
+        return cls(kind or name, {"drafter": name, **settings}, {"method": name, **settings}, objective, ahead)
+
+
+def train_on_text(pair: Pair, method: Method, make_job: Callable[[], Job], run: TextRun) -> dict[str, Any]:
     """Train a drafter of the pair's target and write OUT/drafter.safetensors.
 
     Parameters
     ----------
     pair : Pair
-        Its target and tokenizer count.
-    kind : str
-        The drafter's kind, as its file names it.
+        Only its target and tokenizer are used.
+    method : Method
+        Plan and description of the training.
     make_job : callable
-        Makes what is trained, when the text is there. The target is afterwards as before.
+        Makes the job after the text is ready. The target is restored afterwards.
     run : TextRun
         Text, loop and folder.
-    plan : mapping
-        What decides the result beside target, loop and text; "drafter" names the mechanism.
-    facts : mapping
-        What the file says of the drafter beside target, text, loop and provenance.
-    objective : str
-        The loss, in words; unless given, the file does not say it.
-    ahead : int
-        Tokens that the drafter proposes at once; windows are longer.
 
     Returns
     -------
@@ -95,14 +107,15 @@ def train_on_text(
     ------
     InputError
         If the folder holds another training, windows are too short or longer than the target reads,
-        or `run_loop` refuses.
+        or `run_loop` raises it.
     """
-    if run.loop.window_tokens <= ahead:
+    if run.loop.window_tokens <= method.ahead:
         raise InputError(
-            f"windows of {run.loop.window_tokens} tokens are too short for {ahead} drafted at once; give longer ones"
+            f"windows of {run.loop.window_tokens} tokens are too short for {method.ahead} drafted at once; "
+            "give longer windows"
         )
-    described = describe_target(pair.target, pair.target_name)
-    plan = {"drafter": plan["drafter"], "target": described, **plan}
+    target = describe_target(pair.target, pair.target_name)
+    plan = {"drafter": method.plan["drafter"], "target": target, **method.plan}
     refuse_another(run.out, {**plan, **run.loop.decisive})  # before any text is made
     check_length(pair.target, run.loop.window_tokens, "windows")
     text = run.text
@@ -118,10 +131,10 @@ def train_on_text(
     finally:
         job.close()
     facts = {
-        "target": described,
-        **facts,
+        "target": target,
+        **method.facts,
         "parameters": sum(parameter.numel() for parameter in trained),
-        **({"objective": objective} if objective else {}),
+        **({"objective": method.objective} if method.objective else {}),
         **optimizer,
         "text": text.facts,
         "text_digests": digests_of(text.sources, text.held_out),
@@ -129,5 +142,5 @@ def train_on_text(
         **run_facts(run.loop, history, run.out),
         "provenance": provenance(pair.device, pair.number_type),
     }
-    path = save_drafter(run.out, kind, tensors, facts)
-    return {"drafter": str(path), "kind": kind, **facts, "history": history}
+    path = save_drafter(run.out, method.kind, tensors, facts)
+    return {"drafter": str(path), "kind": method.kind, **facts, "history": history}

@@ -1,4 +1,4 @@
-"""Text to train on: the lab's library files, or a folder of the user's, as token arrays.
+"""Encode training text, the lab's library files or a user's folder, as token arrays.
 
 Documents follow one another, separated by the end-of-text token where the model has one. Held-out
 text is of other files than training text; for the lab the split is that of its prompts.
@@ -45,7 +45,7 @@ class Corpus:
 def load_corpus(
     tokenizer: PreTrainedTokenizerBase, eos_token_id: int | None, folder: Path | None, cache: Path
 ) -> Corpus:
-    """The lab's text, or that of a folder; what was encoded before, from the same text, is read from the cache.
+    """Encode the lab's text or that of a folder; text that was encoded before is read from the cache.
 
     A folder gives its *.txt, *.md, *.py, a document each, and *.jsonl, a document {"text": ...} a line;
     subfolders too. Every tenth document is held out; of fewer than ten, the last tenth of each.
@@ -62,7 +62,7 @@ def load_corpus(
 
 
 def _split(documents: Sequence[str]) -> list[list[str]]:
-    """Documents to train on, and those held out."""
+    """Split documents into those to train on and those held out."""
     last = HELD_OUT_EVERY - 1
     if len(documents) <= last:
         cuts = [len(document) - len(document) // HELD_OUT_EVERY for document in documents]
@@ -73,7 +73,7 @@ def _split(documents: Sequence[str]) -> list[list[str]]:
 
 
 def _documents(folder: Path) -> Iterator[str]:
-    """Documents that are not empty, in the order of their paths."""
+    """Read the documents that are not empty, in the order of their paths."""
     if not folder.is_dir():
         raise InputError(f"text folder {folder} does not exist; give a folder of {', '.join(SUFFIXES)} files")
     for path in sorted(path for path in folder.rglob("*") if path.suffix in SUFFIXES and path.is_file()):
@@ -94,7 +94,7 @@ def _rows(path: Path, text: str) -> Iterator[str]:
 def _encoded(
     tokenizer: PreTrainedTokenizerBase, eos_token_id: int | None, documents: Sequence[str], cache: Path
 ) -> Tokens:
-    """All documents as one array."""
+    """Encode all documents as an array, from the cache if it has them."""
     texts = (bytes.fromhex(digest(document.encode(errors="surrogatepass"), length=64)) for document in documents)
     path = cache / f"corpus-{digest(f'{tokenizer_digest(tokenizer)} {eos_token_id}', *texts)}.npy"
     if not path.exists():
@@ -103,7 +103,7 @@ def _encoded(
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, eos_token_id: int | None, documents: Sequence[str]) -> Tokens:
-    """All documents as one array, each ended by the end-of-text token where there is one."""
+    """Encode all documents as an array, each followed by the end-of-text token if the model has one."""
     arrays = [np.zeros(0, np.int32)]
     for begin in range(0, len(documents), BATCH_DOCUMENTS):
         rows = tokenizer(list(documents[begin : begin + BATCH_DOCUMENTS]), verbose=False)["input_ids"]
@@ -117,13 +117,13 @@ def encode(tokenizer: PreTrainedTokenizerBase, eos_token_id: int | None, documen
 
 
 def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
-    """A short hash of the vocabulary."""
+    """Hash the vocabulary."""
     vocabulary = json.dumps(sorted(tokenizer.get_vocab().items()))
     return digest(vocabulary)
 
 
 def read_tokens(path: Path) -> Tokens:
-    """What `save_tokens` wrote."""
+    """Read what `save_tokens` wrote."""
     try:
         return np.asarray(np.load(path, allow_pickle=False), dtype=np.int32)
     except (OSError, ValueError, EOFError) as error:

@@ -1,4 +1,4 @@
-"""A training as a command: `realrun train NAME`. The registry of all is `realrun.train.registry`."""
+"""Describe a training as a command, `realrun train NAME`; `realrun.train.registry` lists all trainings."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ SPARE_TOKENS = 2  # of the positions, for rounds of which costs are measured
 
 
 def sampler_at(temperature: float, seed: int) -> Sampler:
-    """How text to learn from is decoded: greedily at 0, else with Gumbel noise, whose acceptance is exact."""
+    """Choose how training text is decoded: greedily at 0, else with Gumbel noise, whose acceptance is exact."""
     return Sampler("gumbel", temperature, seed) if temperature else Sampler()
 
 
 class Summary(NamedTuple):
-    """What a finished training prints: one table."""
+    """The table that a finished training prints."""
 
     title: str
     columns: Sequence[str]
@@ -37,7 +37,7 @@ class Summary(NamedTuple):
 
 
 def held_out_figures(document: Mapping[str, Any]) -> Summary:
-    """Held-out figures before and after a training on text."""
+    """Make the table of held-out figures before and after a training on text."""
     start, end = document["held_out"]["start"], document["held_out"]["end"]
     seen = f"{document['tokens']:,} tokens in {document['seconds']:.0f} s, {document['tokens_per_second']:,} a second"
     return Summary(
@@ -48,20 +48,20 @@ def held_out_figures(document: Mapping[str, Any]) -> Summary:
 
 
 class SharedOptions(Settings):
-    """Options that trainings of one sort share, and how they are run by these."""
+    """Options that trainings of a kind share, and how these trainings are started."""
 
     def check(self, target: str) -> None:
-        """InputError, before models are loaded, where there is nothing to learn from."""
+        """Raise InputError, before models are loaded, if there is nothing to train on."""
         raise NotImplementedError
 
     def start(self, run: Callable[..., Any], pair: Pair, settings: Any, out: Path, progress: Progress) -> Any:
-        """The document of a training, or of one that goes on from what the folder OUT holds."""
+        """Run a training, or continue the training in OUT; return its document."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class TextOptions(SharedOptions):
-    """Which text a drafter is trained on, for how long, and in what pieces."""
+    """Options of the training text, the length of the training and its windows."""
 
     text: Path | None = setting(
         None,
@@ -102,7 +102,7 @@ class TextOptions(SharedOptions):
             )
 
     def start(self, run: Callable[..., Any], pair: Pair, settings: Any, out: Path, progress: Progress) -> Any:
-        """run(pair, settings, text_run)"""
+        """Call run(pair, settings, text_run)."""
         text = TextSettings(self.text, self.generated_share, round(self.generated * 1e6), self.distill)
         loop = LoopSettings(
             1, self.batch, self.window, self.warmup, self.seed, self.device, self.dtype, self.micro, log_every=None
@@ -113,7 +113,7 @@ class TextOptions(SharedOptions):
 
 
 def num_prompts_setting(of_the_labs: int) -> Any:
-    """How many prompts to use. of_the_labs : as many of the lab's, unless told"""
+    """Make the setting of how many prompts to use. of_the_labs : default number of the lab's prompts"""
     return setting(
         None,
         low=1,
@@ -125,7 +125,7 @@ def num_prompts_setting(of_the_labs: int) -> Any:
 
 @dataclass(frozen=True)
 class PromptOptions(SharedOptions):
-    """Which prompts are decoded to learn from."""
+    """Options of the prompts that are decoded for training."""
 
     lab_count: ClassVar[int] = 12
     prompts: Path | None = setting(
@@ -139,7 +139,7 @@ class PromptOptions(SharedOptions):
         prompts_source(target, self.prompts)
 
     def start(self, run: Callable[..., Any], pair: Pair, settings: Any, out: Path, progress: Progress) -> Any:
-        """run(pair, prompts, settings, out, progress)"""
+        """Call run(pair, prompts, settings, out, progress)."""
         if self.prompts is None:
             prompts = lab_prompts(pair.tokenizer, self.num_prompts or self.lab_count, split="train")
         else:

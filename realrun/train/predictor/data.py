@@ -1,4 +1,4 @@
-"""What the acceptance predictor learns from: states and verified tokens of recorded runs.
+"""Collect what the acceptance predictor is trained on: states and verified tokens of recorded runs.
 
 The target decodes prompts, and the drafter's recorder computes what rounds from every position
 would draft. Every drafted token that the target would have verified, all before it being correct,
@@ -35,7 +35,7 @@ PARTS = 10  # of the sequences, drawn at random: part 0 is held out, part 1 choo
 
 @dataclass(frozen=True)
 class PredictorSettings(Settings):
-    """How to collect samples and train on them."""
+    """Settings of collecting samples and training on them."""
 
     max_new_tokens: int = setting(128, low=1, doc="Output tokens per prompt.")
     max_draft_tokens: int = setting(16, low=1, high=64, doc="Longest draft to learn from, in tokens.")
@@ -62,7 +62,7 @@ class PredictorSettings(Settings):
 
 
 class StateKeeper:
-    """Stands where a `Scorer` does, and keeps the states that it is shown: [T, depth, d_D] of T rounds, in float16."""
+    """A `Scorer` that keeps the states it is called with: [T, depth, d_D] of T rounds, in float16."""
 
     def __init__(self, rounds: int, depth: int):
         self.shape = (rounds, depth)
@@ -79,7 +79,7 @@ class StateKeeper:
 def collect(
     pair: Pair, decoder: Decoder, recorder: Recorder, prompt: Prompt, settings: PredictorSettings, sequence: int
 ) -> Tensors:
-    """Samples of one decoded sequence of T tokens: the fields of `Samples` less `sequence`, rounds from its start."""
+    """Decode a prompt and collect the samples of its T tokens: the fields of `Samples` but `sequence`."""
     decoder.sampler = settings.sampler(sequence)
     output = decoder.decode(prompt.tokens, settings.max_new_tokens, None, sequence=sequence).tokens
     keeper = StateKeeper(len(output), settings.max_draft_tokens)
@@ -102,7 +102,7 @@ def collect(
 def collect_all(
     pair: Pair, prompts: Sequence[Prompt], settings: PredictorSettings, folder: Path, progress: Progress
 ) -> list[Tensors]:
-    """`collect` of every prompt, a file per SHARD_PROMPTS of them; files that are there are read."""
+    """Run `collect` on every prompt, or read its file; a file holds SHARD_PROMPTS prompts."""
     decoder = Decoder(*pair.make_drafter(), pair.eos_token_ids, Sampler())
     recorder = pair.make_recorder(Sampler())  # greedy and Gumbel mode have the same pass
     folder.mkdir(parents=True, exist_ok=True)
@@ -143,7 +143,7 @@ class Samples:
     sequence: torch.Tensor
 
     def part(self, name: str) -> torch.Tensor:
-        """Indices of the samples that train, or for validation, or held out; split by sequence."""
+        """List the indices of the training, validation or held-out samples; the split is by sequence."""
         # Drawn, since domains and temperatures come in turn.
         drawn = np.random.default_rng(PARTS).permutation(int(self.sequence.max()) + 1) % PARTS
         kind = torch.from_numpy(drawn)[self.sequence]
@@ -152,7 +152,7 @@ class Samples:
 
 
 def joined(sequences: Sequence[Tensors]) -> Samples:
-    """All sequences' samples, with rounds counted through."""
+    """Join the samples of all sequences; rounds are numbered consecutively."""
     columns = {name: torch.cat([s[name] for s in sequences]) for name in sequences[0]}
     rounds, samples = (torch.tensor([len(s[name]) for s in sequences]) for name in ("target_hidden", "label"))
     sequence = torch.arange(len(sequences)).repeat_interleave(samples)

@@ -62,20 +62,20 @@ class FactorisedPredictor(torch.nn.Module):
             self.register_buffer(f"{name}_scale", torch.ones(size))
 
     def standardise(self, target_hidden: torch.Tensor, draft_hidden: torch.Tensor) -> None:
-        """Take the scales from these states."""
+        """Set the scales from these states."""
         for name, hidden in (("target", target_hidden.float()), ("draft", draft_hidden.float())):
             getattr(self, f"{name}_mean").copy_(hidden.mean(0))
             getattr(self, f"{name}_scale").copy_(hidden.std(0, correction=0).clamp_min(1e-6))
 
     def fold(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """target_weight [M, d_T], draft_weight [d_D], bias [M] of a `Predictor`."""
+        """Compute target_weight [M, d_T], draft_weight [d_D], bias [M] of a `Predictor`."""
         target_weight = torch.einsum("d,mdt->mt", self.target_readout, self.matrices) / self.target_scale
         draft_weight = self.draft_readout / self.draft_scale
         bias = self.bias - target_weight @ self.target_mean - draft_weight @ self.draft_mean
         return target_weight, draft_weight, bias
 
     def forward(self, target_hidden: torch.Tensor, draft_hidden: torch.Tensor, depth: torch.Tensor) -> torch.Tensor:
-        """Logits [n] of samples with states [n, d_T] and [n, d_D] at depths [n] from 1."""
+        """Compute logits [n] of samples with states [n, d_T] and [n, d_D] at depths [n] from 1."""
         target_weight = torch.einsum("d,mdt->mt", self.target_readout, self.matrices)
         target = (target_hidden - self.target_mean) / self.target_scale
         draft = (draft_hidden - self.draft_mean) / self.draft_scale
@@ -84,7 +84,7 @@ class FactorisedPredictor(torch.nn.Module):
 
 
 class Trainer:
-    """AdamW with a checkpoint after every epoch: a run that was killed goes on and ends with the same weights."""
+    """AdamW with a checkpoint after every epoch, so that a killed run continues and ends with the same weights."""
 
     def __init__(self, samples: Samples, settings: PredictorSettings, path: Path, device: torch.device):
         self.samples, self.settings, self.path, self.device = samples, settings, path, device
@@ -128,7 +128,7 @@ class Trainer:
         )
 
     def _epoch(self, epoch: int) -> float:
-        """One pass over the training samples, in an order that seed and epoch decide; mean loss in nats."""
+        """Train an epoch, in an order that seed and epoch determine; return the mean loss in nats."""
         train = self.samples.part("train")
         order = train[torch.from_numpy(np.random.default_rng((self.settings.seed, epoch)).permutation(len(train)))]
         total = 0.0
@@ -143,7 +143,7 @@ class Trainer:
 
     @torch.no_grad()
     def loss(self, part: str) -> float:
-        """Mean loss in nats over one part of the samples."""
+        """Compute the mean loss in nats over a part of the samples."""
         indices = self.samples.part(part)
         labels = self.samples.label.float()
         total = 0.0
@@ -153,7 +153,7 @@ class Trainer:
         return total / len(indices)
 
     def folded(self, facts: Mapping[str, Any]) -> Predictor:
-        """The predictor of the best epoch; folded in float64."""
+        """Fold the predictor of the best epoch, in float64."""
         model = FactorisedPredictor(*self.model.matrices.shape[:1], *self.model.matrices.shape[:0:-1])
         model.load_state_dict(self.best)
         with torch.no_grad():
@@ -175,7 +175,7 @@ class Trainer:
 
 
 def quality(scores: npt.ArrayLike, labels: npt.ArrayLike) -> dict[str, float | None]:
-    """How well scores in [0, 1] predict labels: log-loss in nats, expected calibration error, area under ROC."""
+    """Compute how well scores in [0, 1] predict labels: log-loss in nats, expected calibration error, ROC AUC."""
     from sklearn.metrics import log_loss, roc_auc_score
 
     score, label = np.clip(np.asarray(scores, dtype=np.float64), 1e-7, 1 - 1e-7), np.asarray(labels, dtype=bool)
@@ -188,7 +188,7 @@ def quality(scores: npt.ArrayLike, labels: npt.ArrayLike) -> dict[str, float | N
 
 
 def compare(samples: Samples, predictor: Predictor, part: str = "held out") -> dict[str, dict[str, float | None]]:
-    """The quality of the predictor, of confidence alone (Platt scaling, fitted to train), and of the base rate."""
+    """Compute the quality of the predictor, of confidence alone (Platt scaling) and of the base rate."""
     from sklearn.linear_model import LogisticRegression
 
     def features(indices: torch.Tensor) -> Floats:
@@ -273,7 +273,7 @@ def train_predictor(
 
 
 def _plan(pair: Pair, prompts: Sequence[Prompt], settings: PredictorSettings) -> dict[str, Any]:
-    """All that decides the result."""
+    """Collect everything that determines the result."""
     return {
         "weights": pair.fingerprint,
         "drafter_kind": pair.drafter.name,
@@ -295,7 +295,7 @@ def _summary(document: Mapping[str, Any]) -> Summary:
 
 @dataclass(frozen=True)
 class PredictorPrompts(PromptOptions):
-    """Many more, as every position of their rounds is a sample."""
+    """Prompt options with many more prompts by default, because every position of a round is a sample."""
 
     lab_count: ClassVar[int] = 600
     num_prompts: int | None = num_prompts_setting(lab_count)

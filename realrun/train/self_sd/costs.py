@@ -1,4 +1,4 @@
-"""Costs of rounds with skipped sublayers, measured through the real loop.
+"""Measure the costs of rounds with skipped sublayers through the real loop.
 
 A candidate's step is interpolated between four that are measured: with all sublayers, without the
 MLPs, without attention, and without both. All are run in turn, in shuffled order, within every repeat, so that
@@ -31,7 +31,7 @@ Line = dict[str, Any]
 def measure_costs(
     pair: Pair, contexts: tuple[int, int], depth: int, repeats: int, sampler: Sampler, seed: int, progress: Progress
 ) -> Line:
-    """Means, as a profile's, at the least and the largest context, in cached tokens.
+    """Measure mean costs, as in a profile, at the smallest and the largest context, in cached tokens.
 
     draft_step : seconds [2, 2, D, C] of the d-th draft step of a round; first index: whether all attention
         is skipped, second: all MLPs; rounds : all other costs, as in a cost profile

@@ -54,7 +54,7 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True)
 class SelfSDSettings(Settings):
-    """How to search."""
+    """Settings of the search."""
 
     trials: int = setting(200, low=1, smoke=8, doc="Sets of sublayers to try.")
     max_new_tokens: int = setting(64, low=1, smoke=16, doc="Tokens that the target writes after each prompt.")
@@ -143,7 +143,7 @@ def train_self_sd(
 
 
 class Search:
-    """What candidates are tried on: calibration texts (prompt, output) and measured costs."""
+    """Evaluates candidates on calibration texts (prompt, output) with measured costs."""
 
     def __init__(self, pair: Pair, texts: Sequence[tuple[list[int], list[int]]], settings: SelfSDSettings, costs: Line):
         self.pair, self.texts, self.settings, self.costs = pair, texts, settings, costs
@@ -151,7 +151,7 @@ class Search:
         self.layers = len(pair.target.model.layers)
 
     def try_out(self, skips: SkippedSublayers, really: bool = True) -> Line:
-        """A trial: the set, the best K, its value; really : decode if that is the objective."""
+        """Evaluate a candidate: the set, the best K and its value; really : decode if the objective is "measured"."""
         trace, cost, depth = self.record(skips), self.cost(skips), self.settings.max_draft_tokens
         tried = evaluate_many(FixedK, [{"k": k} for k in range(1, depth + 1)], PricedTrace(trace, cost), jobs=1)
         k = 1 + int(np.argmin(tried.seconds))
@@ -166,7 +166,7 @@ class Search:
         return {**trial, "value": trial.get("tokens_per_s", trial["predicted_speedup"])}
 
     def record(self, skips: SkippedSublayers) -> Trace:
-        """The dense trace of this candidate."""
+        """Record the dense trace of this candidate."""
         settings, lm = self.settings, SkippingLM(self.split, skips)
         recorded = [
             target_cache_columns(
@@ -190,7 +190,7 @@ class Search:
         )
 
     def cost(self, skips: SkippedSublayers) -> ProfileCost:
-        """What rounds of this candidate cost."""
+        """Interpolate the costs of this candidate's rounds."""
         step: Any = np.array(self.costs["draft_step"])
         for skipped in skips:
             share = len(skipped) / self.layers
@@ -201,7 +201,7 @@ class Search:
         )
 
     def cost_facts(self, skips: SkippedSublayers) -> Line:
-        """Mean costs in seconds; a sublayer's where nothing else is skipped."""
+        """Compute mean costs in seconds; a sublayer's are those when nothing else is skipped."""
         ((full, no_mlp), (no_attention, neither)) = np.mean(self.costs["draft_step"], axis=(2, 3)).tolist()
         rounds = self.costs["rounds"]
         return {
@@ -214,7 +214,7 @@ class Search:
         }
 
     def warnings(self) -> list[str]:
-        """Signs that the measured costs are wrong, a sentence each."""
+        """List signs that the measured costs are wrong, a sentence each."""
         warnings = []
         facts, nothing = self.cost_facts(NOTHING), self.try_out(NOTHING, really=False)["predicted_speedup"]
         if nothing > 1:  # each of its draft steps is an autoregressive step, and verification comes on top
@@ -230,7 +230,7 @@ class Search:
         return warnings
 
     def tokens_per_s(self, skips: SkippedSublayers, k: int) -> float:
-        """Of really decoding all texts with this draft length."""
+        """Measure tokens/s of decoding all texts with this draft length."""
         pair, settings = replace(self.pair, drafter=SelfSDKind(skips)), self.settings
         decoder = Decoder(*pair.make_drafter(), pair.eos_token_ids, settings.sampler)
         decoder.decode(self.texts[0][0], min(8, settings.max_new_tokens), FixedK(k))  # for warmth
@@ -244,7 +244,7 @@ class Search:
 def _search(
     search: Search, choices: Sequence[Sublayer], settings: SelfSDSettings, journal: Journal, progress: Progress
 ) -> list[Line]:
-    """All trials, those of an earlier run first."""
+    """Run all trials, after those of an earlier run."""
     trials: list[Line] = []
     known: dict[SkippedSublayers, Line] = {}
     progress("search", 0, settings.trials)
@@ -264,7 +264,7 @@ def _search(
 def _calibration(
     pair: Pair, prompts: Sequence[Prompt], settings: SelfSDSettings, journal: Journal, progress: Progress
 ) -> list[tuple[list[int], list[int]]]:
-    """(prompt, what the target writes after it)."""
+    """Decode the prompts: (prompt, output) of each."""
     decoder = Decoder(*pair.make_drafter(), pair.eos_token_ids, settings.sampler)
     texts = []
     for sequence, prompt in enumerate(prompts):
@@ -290,7 +290,7 @@ def _check_lengths(pair: Pair, prompts: Sequence[Prompt], settings: SelfSDSettin
 
 
 def _plan(pair: Pair, prompts: Sequence[Prompt], settings: SelfSDSettings) -> Mapping[str, Any]:
-    """All that decides a trial, beside the clock; a search may be asked for more trials later."""
+    """Collect everything that determines a trial; the number of trials is left out because it may grow."""
     return {
         "search": "self-sd",
         "target": without_name(describe_target(pair.target, pair.target_name)),

@@ -1,4 +1,4 @@
-"""Which set of skipped sublayers to try next: Optuna's tree-structured Parzen estimator over one choice for each.
+"""Suggest the next set of sublayers to skip, by Optuna's tree-structured Parzen estimator.
 
 What is suggested depends on the seed and the trials so far alone, so that a search which was killed
 goes on as if it had not been.
@@ -23,7 +23,7 @@ ATTEMPTS = 20  # at a set that was not tried before
 
 
 def check_installed() -> None:
-    """InputError, before anything is decoded or measured, where there is no Optuna."""
+    """Raise InputError, before anything is decoded or measured, if Optuna is not installed."""
     if find_spec("optuna") is None:
         raise InputError("the search for skipped sublayers needs Optuna, which is not installed; `pip install optuna`")
 
@@ -36,12 +36,12 @@ class Sublayer(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The estimator's name for it."""
+        """Name the sublayer for the estimator."""
         return f"{self.part}.{self.layer}"
 
 
 def sublayers(layers: int, keep_ends: int) -> list[Sublayer]:
-    """All that may be skipped of a model, where nothing of `keep_ends` layers at either end is."""
+    """List the sublayers that may be skipped: all but those of `keep_ends` layers at either end."""
     free = range(keep_ends, layers - keep_ends)
     if not free:
         raise InputError(
@@ -51,7 +51,7 @@ def sublayers(layers: int, keep_ends: int) -> list[Sublayer]:
 
 
 def suggest(choices: Sequence[Sublayer], trials: Sequence[Mapping[str, Any]], seed: int) -> SkippedSublayers:
-    """The next set, after trials with "attention", "mlp" and a "value" to be large.
+    """Suggest the next set, after trials with "attention", "mlp" and a "value" to maximise.
 
     First the attention, the MLPs, and both of every other layer; then what the estimator says. It is
     asked again for a set that was tried before, and when it insists, sublayers of that set are changed
