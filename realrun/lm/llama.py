@@ -114,8 +114,8 @@ class LlamaLM(CachedLM):
         # The query heads of each key-value head are rows of the same matrix: [..., Hkv, groups * n, D].
         q = q.unflatten(-2, (self.kv_heads, groups)).movedim(-4, -2).flatten(-3, -2)
         if n > LONG_PASS:  # a prompt: do not hold all its scores at once
-            batched = (part if part.dim() == 4 else part[None] for part in (q, keys, values))
-            mixed = F.scaled_dot_product_attention(*batched, attn_mask=mask, scale=self.scaling).view_as(q)
+            query, key, value = (part if part.dim() == 4 else part[None] for part in (q, keys, values))
+            mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=self.scaling).view_as(q)
         else:
             scores = torch.matmul(q, keys.transpose(-2, -1)).mul_(self.scaling)
             if mask is not None:
