@@ -103,7 +103,7 @@ class HeldOutResult(Result):
         >>> [label.get_text() for label in figure.axes[0].get_yticklabels()]
         ['tuned', 'runner-up', 'default settings', 'best fixed K']
         """
-        from specsim.report.results.figures import estimates_figure  # matplotlib is slow to import
+        from specsim.report.figures import estimates_figure  # matplotlib is slow to import
 
         speedups = [prediction.speedup.as_dict() for prediction in self.predictions.values()]
         return estimates_figure(list(self.predictions), speedups, "held-out speedup, with 95 % intervals")

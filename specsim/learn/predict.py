@@ -70,7 +70,7 @@ class Run(Replay):
         >>> [axes.get_title(loc="left") for axes in figure.axes]
         ['Accepted tokens per round', 'Time per output token']
         """
-        from specsim.report.results.figures import run_figure  # matplotlib is slow to import
+        from specsim.report.figures import run_figure  # matplotlib is slow to import
 
         accepted = None if self.rounds is None else self.rounds.accepted
         tokens = int(self.output_tokens.sum())

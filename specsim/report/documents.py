@@ -73,11 +73,11 @@ EFFECT_COLUMNS = (
     Column("setting", "setting"),
     Column("tuned to", "tuned", plain(value_text)),
     Column("speedup there", "at_tuned", THREE, only=PAGE),
-    Column("best", lambda one: max(*one["speedups"], one["at_tuned"]), THREE, only=PAGE),
-    Column("worst", lambda one: min(*one["speedups"], one["at_tuned"]), THREE, only=PAGE),
+    Column("best", lambda sweep: max(*sweep["speedups"], sweep["at_tuned"]), THREE, only=PAGE),
+    Column("worst", lambda sweep: min(*sweep["speedups"], sweep["at_tuned"]), THREE, only=PAGE),
     Column("effect", "spread_percent", plain(lambda percent: f"{percent:.1f} %")),
     Column("within 1 % of the best", range_text),
-    Column("not judged", lambda one: ", ".join(map(value_text, one.get("truncated") or ())) or None),
+    Column("not judged", lambda sweep: ", ".join(map(value_text, sweep.get("truncated") or ())) or None),
 )
 
 
@@ -101,7 +101,7 @@ def board_rows(board: Mapping[str, Any]) -> list[Row]:
 
 def effect_rows(board: Mapping[str, Any]) -> list[Row]:
     """Rows of `EFFECT_COLUMNS`, the settings that matter most first."""
-    return sorted(board["sensitivity"], key=lambda one: -float(one["spread_percent"]))
+    return sorted(board["sensitivity"], key=lambda sweep: -float(sweep["spread_percent"]))
 
 
 FORECAST = Column("forecast", lambda row: row.get("train_speedup"), THREE)
@@ -162,7 +162,7 @@ DRAFTER_COLUMNS = (
     Column("s_d / s_t", "step_ratio", THREE),
     Column(
         "first token accepted",
-        lambda one: 100 * one["first_token_accepted_share"],
+        lambda drafter: 100 * drafter["first_token_accepted_share"],
         plain(percent),
         "first token\naccepted",
     ),

@@ -1,4 +1,4 @@
-"""The report of `realrun leaderboard`: all drafters with their best policies, on one page and as a table."""
+"""The report of `realrun leaderboard`: all drafters with their best policies, as a page and as a table."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from specsim.io.files import write_text
 from specsim.report import leaderboard_figures as figures
 from specsim.report.documents import DRAFTER_COLUMNS, drafters_columns, drafters_rows
 from specsim.report.page import (
+    METRICS,
     MINUS,
     Result,
     choice_text,
@@ -50,17 +51,17 @@ DEFINITIONS = {
     "the median of its repeats.",
     "From the run's own rounds": "Replay at the costs of the very rounds that were measured: it decomposes the "
     "measured time, and is no forecast.",
-    "Equal accounting": "One autoregressive time for all, that of the plain target by its own pass; the same prompts "
-    "and the same split of them; every prompt decoded by all at once, in turns of two rounds, so that drift of the "
-    "machine hits all alike; costs read off those very rounds.",
+    "Equal accounting": "All rows share the plain target's baseline time, the prompts and their split. Rows take "
+    "turns of two rounds on every prompt, so that drift of the machine affects all rows equally. Costs are measured "
+    "on those rounds.",
     "Without loops": "The speedup over prompts whose text does not repeat itself: more than half of its trigrams are "
     "distinct. What drafts by repetition gains on the others.",
     "Its paper's": "The policy that the drafter's own paper drafts with, tuned like the others.",
-    "Own target": "A drafter that came with a target of its own, tuned with it. That target has the plain one's "
-    "architecture, so the plain one's autoregressive time stands for it; its text is another one, and its seconds are "
-    "taken for as many tokens as the baseline emits. Speed alone is compared: whether it writes as well is not.",
-    "Fixed K, adaptive chain, tree": "The best policy of each kind that the drafter can have, chosen by its speedup "
-    "on the tuning prompts, and so are its settings. A star marks the one of them that is best there.",
+    "Own target": "A drafter that was trained together with its own target. That target has the plain target's "
+    "architecture, so the plain target's baseline time is used. Its text differs, so its seconds are scaled to the "
+    "baseline's number of tokens. Only speed is compared, not the quality of the text.",
+    "Fixed K, adaptive chain, tree": "The best policy of each kind that the drafter supports; policy and settings are "
+    "chosen by the speedup on the tuning prompts. A star marks the drafter's best kind there.",
     "Interval": "95 % over prompts, and it holds for all rows at once, because the leader is picked on the same "
     "prompts. It does not contain the error of the measured costs: what was measured shows how large that is.",
     "To the leader": "Speedup of the first row less that of the row, on the same prompts. A row whose interval "
@@ -68,10 +69,7 @@ DEFINITIONS = {
     "Error": f"From the run's own rounds / measured {MINUS} 1.",
     "Rounds identical": "Share of replayed rounds that the real run repeated exactly; a round that asked for "
     "more nodes than were recorded may not be.",
-    "tau": "Output tokens per target pass, the target's own included.",
-    "v_d": "Accepted over drafted tokens.",
-    "r_d": "Accepted over output tokens.",
-    "HM": "Harmonic mean of v_d and r_d.",
+    **METRICS,
     "s_d / s_t": "Time of a draft step, mean over the depth, over that of an autoregressive step.",
 }
 
@@ -84,25 +82,24 @@ def write_drafters_table(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def render_drafters(document: Mapping[str, Any]) -> str:
-    """The report as one self-contained HTML page; the same document gives the same bytes. As `drafters_result`."""
+    """Render `drafters_result` as a self-contained HTML page; the same document gives the same bytes."""
     return page(drafters_result(document))
 
 
 def drafters_result(document: Mapping[str, Any]) -> Result:
     """What a page shows of a leaderboard of drafters.
 
-    document : what `realrun leaderboard --json` prints. Raises InputError if it is another one.
+    document : what `realrun leaderboard --json` prints. Raises InputError for another document.
     """
     if document.get("kind") != KIND or not document.get("rows"):
-        raise InputError(f"report: the document is no {KIND} with a row; give what `realrun leaderboard` wrote")
+        raise InputError(f"report: the document is not a {KIND} with rows; give what `realrun leaderboard` wrote")
     rows = document["rows"]
     drawn = figure(
         "wide",
         "Ranking",
         figures.drafters(rows),
-        "Green rows are the leader and those that do not differ significantly (95 %) from it. All share the "
-        "prompts, so that "
-        "overlapping bars alone are no tie.",
+        "Green rows are the leader and those that do not differ significantly (95 %) from it. All rows share the "
+        "prompts, so two rows may differ significantly although their bars overlap.",
     )
     times = figure(
         "wide",
@@ -123,8 +120,8 @@ def drafters_result(document: Mapping[str, Any]) -> Result:
     ]
     if document["skipped"]:
         left_out: dict[tuple[str, str], list[str]] = {}
-        for one in document["skipped"]:
-            left_out.setdefault((one["policy"], one["reason"]), []).append(one["drafter"])
+        for row in document["skipped"]:
+            left_out.setdefault((row["policy"], row["reason"]), []).append(row["drafter"])
         pairs = ((f"{policy} with {', '.join(names)}", reason) for (policy, reason), names in left_out.items())
         body += [heading("Not compared", 3), facts(pairs)]
     body += [heading("How it was made"), facts(_facts(document)), heading("Definitions"), *definitions(DEFINITIONS)]
@@ -134,7 +131,7 @@ def drafters_result(document: Mapping[str, Any]) -> Result:
 
 
 def _lead(document: Mapping[str, Any]) -> tuple[str, str, str]:
-    """The verdict; how it came about and the main values, as HTML."""
+    """Write the verdict, and render how it came about and the main values."""
     rows, sequences = document["rows"], document["sequences"]
     top, error = rows[0], document["median_abs_error_percent"]
     ties = [row for row in rows if row["tied_with_leader"]]

@@ -1,4 +1,4 @@
-"""What the figures of every report share: style, labels that keep apart, and inline SVG.
+"""Style, parts and inline SVG of the figures of every report.
 
 Okabe and Ito's palette, safe for colour-blind readers. Text stays text, so the page's own
 font shows it and labels can be searched.
@@ -22,12 +22,17 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from specsim.io.arrays import Floats
+from specsim.io.arrays import Floats, IntArray
 
 PREDICTED, MEASURED, ADAPTIVE = "#0072b2", "#d55e00", "#007a5a"
 INK, MUTED, RULE = "#1f2328", "#656d76", "#e4e7eb"
-TOLD = "told:"  # begins the id of a group whose marks say something
+TOOLTIPS = "tooltips:"  # begins the id of a group whose marks have tooltips
+WIDE = 12.4  # inches, the page's whole width
 DOT: dict[str, Any] = {"markeredgecolor": "white", "markeredgewidth": 0.8}
+DASHED: dict[str, Any] = {"color": MUTED, "linewidth": 1, "linestyle": (0, (4, 3))}  # line of the baseline
+COLORS = (PREDICTED, MEASURED, ADAPTIVE, "#7a6fac", "#56b4e9", "#b8860b", INK, "#cc79a7")
+MARKERS = "osD^vPX*"
+SPEEDUP_AXIS = "speedup (ratio, autoregressive = 1), with 95 % intervals"
 
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
@@ -75,7 +80,7 @@ def spans(value: Floats, low: Floats, high: Floats) -> Floats:
 
 
 def spread(values: npt.ArrayLike, gap: float) -> Floats:
-    """Places near these values, in the same order, about `gap` or more apart."""
+    """Move values to places in the same order that are about `gap` or more from each other."""
     order = np.argsort(values, kind="stable")
     placed = np.asarray(values, dtype=np.float64)[order]
     for _ in range(200):  # neighbours push each other apart
@@ -85,24 +90,61 @@ def spread(values: npt.ArrayLike, gap: float) -> Floats:
     return placed[np.argsort(order)]
 
 
-def told(marks: Artist, texts: Sequence[str]) -> None:
-    """Have each of these marks, a line's markers or one bar, say a text where the pointer is on it in a page."""
-    marks.set_gid(TOLD + quote(json.dumps(list(texts))))
+def add_tooltips(marks: Artist, texts: Iterable[str]) -> None:
+    """Give each of these marks, a line's markers or a single bar, a tooltip in a page."""
+    marks.set_gid(TOOLTIPS + quote(json.dumps(list(texts))))
 
 
-def interval_told(label: str, value: float, low: float, high: float) -> str:
-    """What a mark says of an estimate."""
+def interval_tooltip(label: str, value: float, low: float, high: float) -> str:
+    """Write the tooltip of an estimate."""
     return f"{label}: {value:.3f} (95 % interval {low:.3f} to {high:.3f})"
 
 
+def rows_figure(labels: Sequence[str], height: float, margin: float = 0.6) -> tuple[Figure, Axes, IntArray]:
+    """Make a wide figure with a line per label at the left; return figure, axes and heights of the lines [n]."""
+    y = np.arange(len(labels))[::-1]
+    figure = Figure(figsize=(WIDE, height), layout="constrained")
+    axes = figure.subplots()
+    axes.grid(visible=False, axis="y")
+    axes.grid(visible=True, axis="x")
+    axes.set_yticks(y, labels, color=INK)
+    axes.spines["left"].set_visible(False)
+    axes.set_ylim(-margin, len(labels) - 1 + margin)
+    return figure, axes, y
+
+
+def draw_intervals(
+    axes: Axes,
+    y: npt.ArrayLike,
+    values: Iterable[Mapping[str, float]],
+    color: str,
+    tooltips: Sequence[str] = (),
+    **style: Any,
+) -> None:
+    """Draw estimates with their intervals at these heights; `tooltips` are their labels."""
+    value, low, high = estimates(values)
+    style = {"fmt": "o", "markersize": 7, "elinewidth": 1.6, "color": color, **DOT, **style}
+    marks = axes.errorbar(value, y, xerr=spans(value, low, high), **style)
+    if tooltips:
+        add_tooltips(marks[0], map(interval_tooltip, tooltips, value, low, high))
+
+
+def note_beside(axes: Axes, y: float, text: str, color: str) -> None:
+    """Write into the right margin, at the height of a line."""
+    place = axes.get_yaxis_transform()
+    axes.annotate(
+        text, (1, y), (1.01, y), xycoords=place, textcoords=place, va="center", annotation_clip=False, color=color
+    )
+
+
 def _titled(group: re.Match[str]) -> str:
-    """A group of an SVG with the texts that `told` gave its marks."""
+    """A group of an SVG with the tooltips of its marks."""
     texts = iter(json.loads(unquote(group[1])))
     mark = "use" if "<use " in group[2] else "path"
 
-    def with_title(found: re.Match[str]) -> str:
+    def with_title(match: re.Match[str]) -> str:
         text = next(texts, None)
-        return found[0] if text is None else f"<{mark} {found[1]}><title>{html.escape(text)}</title></{mark}>"
+        return match[0] if text is None else f"<{mark} {match[1]}><title>{html.escape(text)}</title></{mark}>"
 
     return "<g>" + re.sub(rf"<{mark} ([^>]*)/>", with_title, group[2])
 
@@ -135,7 +177,7 @@ def svg(figure: Figure, name: str, title: str) -> str:
     matplotlib.rcParams["svg.hashsalt"] = name
     figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     _, _, svg = buffer.getvalue().partition("<svg ")  # leaves the XML prolog out
-    svg = re.sub(rf'<g id="{TOLD}([^"]*)">(.*?)(?=<g id=|\Z)', _titled, svg, flags=re.DOTALL)
+    svg = re.sub(rf'<g id="{TOOLTIPS}([^"]*)">(.*?)(?=<g id=|\Z)', _titled, svg, flags=re.DOTALL)
     svg = re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{name}-", svg)
     size_free = re.sub(r'^width="[^"]*" height="[^"]*" ', "", svg)
     return f'<svg role="img" aria-label="{html.escape(title)}" {size_free}'  # Matplotlib and _titled escape all text

@@ -1,4 +1,4 @@
-"""The report of a leaderboard: one HTML file with every board, its figures and how much each setting matters."""
+"""The report of a leaderboard: an HTML file with every board, its figures and how much each setting matters."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from specsim.io.errors import InputError
 from specsim.report import leaderboard_figures as figures
 from specsim.report.documents import BOARD_COLUMNS, EFFECT_COLUMNS, board_rows, effect_rows
 from specsim.report.page import (
+    METRICS,
     Result,
     decoding_text,
     definitions,
@@ -38,10 +39,7 @@ DEFINITIONS = {
     "0 is marked as not significant: these sequences do not show that it is slower than the leader.",
     "Tuned": "Settings searched on the tuning sequences alone. Forms that are not tuned run with the settings shown; "
     "RenewalStop and TimeGain learn the rest from the tuning sequences and the costs.",
-    "v_d": "Accepted over drafted tokens: how much of the drafting was of use.",
-    "r_d": "Accepted over output tokens: how much of the output the drafter supplied.",
-    "HM": "Harmonic mean of v_d and r_d.",
-    "tau": "Output tokens per target pass, the target's own included.",
+    **METRICS,
     "Verified": "Drafted tokens that the target verified in a round, of a chain all of them: mean, and the range from "
     "the 10 % to the 90 % quantile.",
     "Oracle": "The least time in which any policy that knew all match lengths could have decoded these sequences, "
@@ -50,7 +48,7 @@ DEFINITIONS = {
     "entropy, position in the draft, history), learned on the tuning sequences by optimal stopping with renewal "
     "reward. The gap to it is what a policy leaves unused; the rule's own gap to the oracle is mostly what no signal "
     "tells. It is a lower bound on the best such rule, so a gap below 0 is possible.",
-    "Seeds": "A policy that draws random numbers is averaged over this many replays; others need one.",
+    "Seeds": "A policy that draws random numbers is averaged over this many replays; others need a single replay.",
     "Effect of a setting": "How much slower the worst value in the search range is than the best, the other settings "
     "as they are tuned, and which values come within 1 % of the best: a wide range need not be searched finely. Not "
     "judged are values that ask for more than the recorded trees hold.",
@@ -58,17 +56,17 @@ DEFINITIONS = {
 
 
 def render_leaderboard(document: Mapping[str, Any]) -> str:
-    """The report as one self-contained HTML page; the same document gives the same bytes. As `leaderboard_result`."""
+    """Render `leaderboard_result` as a self-contained HTML page; the same document gives the same bytes."""
     return page(leaderboard_result(document))
 
 
 def leaderboard_result(document: Mapping[str, Any]) -> Result:
     """What a page shows of a leaderboard.
 
-    document : what `specsim leaderboard --json` prints. Raises InputError if it is another one.
+    document : what `specsim leaderboard --json` prints. Raises InputError for another document.
     """
     if document.get("kind") != KIND or not document.get("boards"):
-        raise InputError(f"report: the document is no {KIND} with a board; give a leaderboard's JSON")
+        raise InputError(f"report: the document is not a {KIND} with boards; give a leaderboard's JSON")
     boards = document["boards"]
     verdict, *body = _lead(document)
     if len(boards) > 1:
@@ -81,12 +79,12 @@ def leaderboard_result(document: Mapping[str, Any]) -> Result:
 
 
 def _lead(document: Mapping[str, Any]) -> tuple[str, str, str]:
-    """The verdict; how it came about and the main values, as HTML."""
+    """Write the verdict, and render how it came about and the main values."""
     boards = document["boards"]
-    return _lead_of_one(boards[0]) if len(boards) == 1 else _lead_of_many(boards, document["combined"])
+    return _lead_of_board(boards[0]) if len(boards) == 1 else _lead_of_boards(boards, document["combined"])
 
 
-def _lead_of_one(board: Mapping[str, Any]) -> tuple[str, str, str]:
+def _lead_of_board(board: Mapping[str, Any]) -> tuple[str, str, str]:
     top, oracle = board["rows"][0], board["oracle"]
     speedup = top["speedup"]
     ties = sum(row["tied_with_leader"] for row in board["rows"])
@@ -96,7 +94,7 @@ def _lead_of_one(board: Mapping[str, Any]) -> tuple[str, str, str]:
     )
     verdict = speculation_text(top["label"], speedup)
     if ties:
-        others = "one other" if ties == 1 else f"{ties} others"
+        others = "1 other" if ties == 1 else f"{ties} others"
         verdict += f" The difference to {others} is not significant."
     if board.get("unjudged"):
         verdict += f" {board['unjudged']}"
@@ -109,9 +107,9 @@ def _lead_of_one(board: Mapping[str, Any]) -> tuple[str, str, str]:
     return verdict, lead(made), tiles(boxes)
 
 
-def _lead_of_many(boards: Sequence[Mapping[str, Any]], combined: Sequence[Mapping[str, Any]]) -> tuple[str, str, str]:
+def _lead_of_boards(boards: Sequence[Mapping[str, Any]], combined: Sequence[Mapping[str, Any]]) -> tuple[str, str, str]:
     made = (
-        f"On each of {len(boards)} boards every policy was tuned on one part of the trace's sequences and ranked on "
+        f"On each of {len(boards)} boards every policy was tuned on a part of the trace's sequences and ranked on "
         "the others."
     )
     verdicts = []
@@ -161,8 +159,8 @@ def _board(board: Mapping[str, Any], name: str, *, alone: bool) -> list[str]:
         (
             "Verified tokens",
             figures.draft_lengths(board, name),
-            "How many drafted tokens each policy gave the target to verify; a fixed number is one dark cell, but for "
-            "the ends of outputs.",
+            "How many drafted tokens each policy gave the target to verify; a fixed number is a single dark "
+            "cell, except at the ends of outputs.",
         ),
     ]
     if board["sensitivity"]:
@@ -170,25 +168,25 @@ def _board(board: Mapping[str, Any], name: str, *, alone: bool) -> list[str]:
             (
                 "How much each setting matters",
                 figures.sensitivity(board, name),
-                "Held-out speedup as one setting moves over its search range, the others as tuned; the dot is the "
+                "Held-out speedup as a setting moves over its search range, the others as tuned; the dot is the "
                 "tuned value, the green line the leader, the dashed line autoregressive decoding. A flat line means "
                 "that the setting need not be tuned.",
             )
         )
-    parts.append(stack(figure("wide", *one) for one in shown))
+    parts.append(stack(figure("wide", *texts) for texts in shown))
     if board["sensitivity"]:
         parts += [heading("How much each setting matters", 3), as_html("effect", EFFECT_COLUMNS, effect_rows(board))]
     return parts
 
 
 def _side_by_side(document: Mapping[str, Any]) -> list[str]:
-    """Speedups of every form on every board, and the combined ranking over traces."""
+    """Render the speedups of every policy on every board, and the combined ranking over traces."""
     boards = document["boards"]
     speedups = [{row["label"]: row["speedup"]["estimate"] for row in board["rows"]} for board in boards]
     standings = document["combined"]
-    order = [one["label"] for group in standings for one in group["standings"]]
+    order = [row["label"] for group in standings for row in group["standings"]]
     labels = list(dict.fromkeys([*order, *(label for board in speedups for label in board)]))
-    means = [{one["label"]: one for one in group["standings"]} for group in standings]
+    means = [{row["label"]: row for row in group["standings"]} for group in standings]
     names = [_board_name(board) for board in boards]
     head = ["policy", *names]
     for group in standings:
@@ -202,8 +200,8 @@ def _side_by_side(document: Mapping[str, Any]) -> list[str]:
             shown = "" if value is None else f"{value:.3f}"
             cells.append(DASH if value is None else macros().strong(shown) if value == top else shown)
         for mean in means:
-            one = mean.get(label)
-            cells += [f"{one['speedup']:.3f}", f"{one['mean_rank']:.1f}"] if one else [DASH, DASH]
+            row = mean.get(label)
+            cells += [f"{row['speedup']:.3f}", f"{row['mean_rank']:.1f}"] if row else [DASH, DASH]
         lines.append(("", cells))
     drawn = figures.side_by_side(names, labels, [[board.get(label) for board in speedups] for label in labels])
     caption = "Speedups of each policy on each board; a mark further right is faster."

@@ -11,8 +11,8 @@ function sort(heading) {
   for (const other of heading.parentElement.cells) other.setAttribute("aria-sort", "none");
   heading.setAttribute("aria-sort", down ? "descending" : "ascending");
   const empty = (value) => value === "" || value === "\u2013";
-  rows.sort((one, two) => {
-    const [a, b] = [place(one.cells[at]), place(two.cells[at])];
+  rows.sort((first, second) => {
+    const [a, b] = [place(first.cells[at]), place(second.cells[at])];
     if (empty(a) || empty(b)) return empty(a) - empty(b);
     const order = typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b));
     return down ? -order : order;

@@ -1,6 +1,6 @@
-"""What every HTML report shares: the page around it and its parts.
+"""The page of an HTML report and its parts.
 
-Parts are rendered by the macros of page.html, which escape every text, so that no text of a document becomes HTML.
+Parts are rendered by the macros of page.html, which escape every text, so no text of a document becomes HTML.
 """
 
 from __future__ import annotations
@@ -14,17 +14,24 @@ from typing import Any, NamedTuple
 
 MOST_APART_PERCENT = 5.0  # between the baseline tokens of runs that are compared
 MINUS = "\u2212"
+METRICS = {
+    "v_d": "Draft acceptance rate: accepted over drafted tokens.",
+    "r_d": "Share of output tokens that were drafted: accepted over output tokens.",
+    "HM": "Harmonic mean of v_d and r_d.",
+    "tau": "Mean acceptance length: output tokens per verification step, the target's own token included. Without "
+    "drafting tau is 1.",
+}
 NOTES = {"warnings": "", "cost_notes": "costs: "}  # keys of a document's remarks, and what their text begins with
 
 
 class Result(NamedTuple):
-    """What a page shows of one result.
+    """The content of a result's page.
 
     Parameters
     ----------
     kind : what sort of result it is, in a few words
     title : what it is of, plain text
-    verdict : what it says, in one or two sentences of plain text; the first line of the page
+    verdict : the answer in at most two sentences of plain text; the first line of the page
     body : parts that this module rendered; any other text is escaped
     notes : what the document warns of, shown below the verdict
     """
@@ -47,13 +54,13 @@ def macros() -> Any:
 
 
 def page(result: Result) -> str:
-    """Render the whole page of a result: one file that needs no network."""
+    """Render the whole page of a result: a file that needs no network."""
     look, script = (Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("look.css", "look.js"))
     return str(macros().page(result, look, script))
 
 
 def joined(results: Sequence[Result]) -> Result:
-    """Join several results, each with its verdict at the top; ids of figures stay apart."""
+    """Join several results, each with its verdict at the top; ids of figures stay distinct."""
     body = [macros().contents(results)]
     for number, result in enumerate(results):
         place = f"result-{number}"
@@ -82,7 +89,7 @@ def heading(text: str, level: int = 2) -> str:
 
 
 def stack(pieces: Iterable[str], kind: str = "stack") -> str:
-    """Render parts one after another in a box of this class."""
+    """Render parts in order in a box of this class."""
     return macros().stack(list(pieces), kind)
 
 
@@ -117,12 +124,12 @@ def with_interval(value: Mapping[str, float]) -> str:
 
 
 def prompts_text(prompts: Mapping[str, Any]) -> str:
-    """Where prompts come from, how many they are, and the hash that tells them from others."""
+    """Write the number of prompts, their source and their hash."""
     return f"{prompts['count']:,}, {prompts['source']} ({prompts['digest']})"
 
 
 def load_text(load: Mapping[str, Any]) -> str:
-    """In words, of other processes while something was measured."""
+    """Say how busy the machine was during the measurement."""
     others, stolen = load["others_percent"], load["stolen_percent"]
     if others is None or stolen is None:
         return "this system does not tell how busy it was"
@@ -130,7 +137,7 @@ def load_text(load: Mapping[str, Any]) -> str:
 
 
 def floor_text(document: Mapping[str, Any]) -> str:
-    """The noise floor of a measurement, in words that say so where it tells no policies apart."""
+    """Write the noise floor of a measurement, and whether it is too large to rank policies."""
     from specsim.replaying.intervals import LARGEST_FLOOR_PERCENT, interval_text  # numpy, which pages do without
 
     floor = document["noise_floor_percent"]
@@ -140,7 +147,7 @@ def floor_text(document: Mapping[str, Any]) -> str:
 
 
 def truncated_text(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """A line of the rows that asked for more nodes than a trace holds, and in how many rounds; none if none did."""
+    """Name the rows that asked for more nodes than the trace holds, with their share of rounds; none if none did."""
     cut = [f"{row['label']}: {100 * row['truncated_share']:.2f} %" for row in rows if row["truncated_share"]]
     return [f"rounds that asked for more than the recorded trees hold: {', '.join(cut)}"] if cut else []
 
@@ -178,7 +185,7 @@ def choice_text(choice: Mapping[str, Any]) -> str:
 
 
 def wall_clock_text(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """A line of the rows whose wall-clock speedup differs from the one by medians; none if none does."""
+    """Name the rows whose wall-clock speedup differs from the speedup by medians, in a line; none if none does."""
     differ = [
         f"{row['label']}: {row['wall_clock_speedup']['estimate']:.3f} by the clock, {row['measured']['estimate']:.3f} "
         "by medians"
@@ -196,7 +203,7 @@ def repeats_text(repeats: int) -> str:
 
 
 def baseline_ms(document: Mapping[str, Any]) -> float | None:
-    """Milliseconds per token without speculation in a result; None where nothing was measured."""
+    """Milliseconds per baseline token in a result; None if nothing was measured."""
     if "baseline" in document:
         return float(document["baseline"]["ms_per_token"]) if document["baseline"] else None
     if "autoregressive_sequence_seconds" in document:
@@ -206,7 +213,7 @@ def baseline_ms(document: Mapping[str, Any]) -> float | None:
 
 
 def comparable_text(documents: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """A line where runs must not be compared, as their baseline tokens took different times; none where they may.
+    """Warn, in a line, of runs that are not comparable because their baselines differ; none if they are comparable.
 
     documents : results of real runs by name
     """
@@ -228,7 +235,7 @@ def machine_text(document: Mapping[str, Any]) -> str:
 
 
 def decoding_text(decoding: Mapping[str, Any] | str) -> str:
-    """How a trace was decoded, in words. decoding : mode and temperature, or the mode alone."""
+    """Say how a trace was decoded. decoding : mode and temperature, or the mode alone."""
     if isinstance(decoding, str):
         return f"{decoding} decoding"
     mode = decoding["mode"]
@@ -240,7 +247,7 @@ def decoding_text(decoding: Mapping[str, Any] | str) -> str:
 
 
 def percent(value: float | None) -> str:
-    """Rounded down, so that 100 % means all of them; n.a. for None."""
+    """Round a percentage down, so that 100 % means all; n.a. for None."""
     return "n.a." if value is None else f"{math.floor(round(value * 100, 6)) / 100:g} %"
 
 
@@ -249,15 +256,15 @@ def signed_percent(value: float) -> str:
 
 
 def value_text(value: Any) -> str:
-    """A setting's value, short."""
+    """Write a setting's value with at most three digits."""
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-def range_text(one: Mapping[str, Any]) -> str:
-    """The values of a sweep that come within 1 % of its best speedup."""
-    near = one["near_best"]
+def range_text(sweep: Mapping[str, Any]) -> str:
+    """List the values of a sweep that come within 1 % of its best speedup."""
+    near = sweep["near_best"]
     if not near:  # only the tuned value, between two of the grid
-        return value_text(one["tuned"])
+        return value_text(sweep["tuned"])
     if isinstance(near[0], (str, bool)):
         return ", ".join(map(str, near))
     return value_text(near[0]) if len(near) == 1 else f"{value_text(near[0])} to {value_text(near[-1])}"

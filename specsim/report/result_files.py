@@ -1,4 +1,4 @@
-"""Result files of campaigns: the ones that ship with the package, or those in any folder."""
+"""Read the result files of campaigns, shipped with the package or in any folder."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ SHAPES: dict[str, Any] = {CAMPAIGN_KIND: Stage, BENCH_KIND: Bench}
 class Result:
     """One result file: what it is, where and when it was made.
 
-    content : a Trace; a GridCost, or for a profile one per model; else the parsed document
+    content : a Trace; a GridCost, or for a profile a GridCost per model; else the parsed document
     """
 
     file: str
@@ -75,22 +75,22 @@ class Result:
 
 
 def list_results(folder: Path = SHIPPED) -> list[Result]:
-    """Every result file in a folder, read and checked; InputError for one that is malformed."""
+    """Read and check every result file in a folder; InputError for a malformed file."""
     if not folder.is_dir():
-        raise InputError(f"{folder} is no folder; give one that `realrun campaign` wrote")
+        raise InputError(f"{folder} is not a folder; give a folder that `realrun campaign` wrote")
     files = sorted([*folder.glob("*.json"), *folder.glob("*.zip")])
     return [read_result(path) for path in files]
 
 
 def read_result(path: Path) -> Result:
-    """Read one result file by its kind."""
+    """Read a result file by its kind."""
     if path.suffix == ".zip":
         return _trace(path)
     again = "run its stage again"
     document = read_json(path, str(path), missing=again, invalid=again)
     kind = document.get("kind") if isinstance(document, dict) else None
     if not isinstance(kind, str):
-        raise InputError(f"{path} names no kind; it is no result file, move it elsewhere")
+        raise InputError(f"{path} names no kind, so it is not a result file; move it elsewhere")
     checked(document, str(path), SHAPES.get(kind, AnyResult), invalid=again)
     made = document.get("provenance") or document
     content: Any = document

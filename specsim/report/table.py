@@ -1,4 +1,4 @@
-"""What a table shows, said once: its columns, rendered to the terminal, HTML, CSV and Markdown.
+"""Columns of tables, rendered to the terminal, HTML, CSV and Markdown.
 
 A row is a mapping, such as a row of a leaderboard's document. A value that the row lacks is an empty cell, so that a
 baseline is a row of the few values that it has.
@@ -20,7 +20,7 @@ PAGE, TERMINAL = "page", "terminal"
 
 
 class Format(NamedTuple):
-    """How a value is written, as plain text and on a page, where what page.html did not render is escaped."""
+    """Format of a value, as plain text and on a page, which escapes text that page.html did not render."""
 
     text: Callable[[Any], str]
     html: Callable[[Any], str]
@@ -41,7 +41,7 @@ def _speedup_html(value: Any) -> str:
 
 TEXT = plain(str)
 TWO, THREE = plain(lambda value: f"{value:.2f}"), plain(lambda value: f"{value:.3f}")
-SPEEDUP = Format(_speedup, _speedup_html)  # with its interval, if it has one
+SPEEDUP = Format(_speedup, _speedup_html)  # with its interval, if any
 DIFFERENCE = Format(lambda value: f"{value['estimate']:.3f}", with_interval)  # of two speedups
 ERROR = Format(lambda value: f"{value:+.1f}", signed_percent)  # percent
 SHARE = plain(lambda value: f"{100 * value:.1f} %")
@@ -115,7 +115,7 @@ def as_csv(names: Sequence[str], rows: Iterable[Row]) -> str:
 
 
 def ranked(rows: Sequence[Row], baseline: Row, speedup: str) -> list[Row]:
-    """The rows, best first, with their places and the baseline at its own: what stands below it made decoding slower.
+    """The rows, best first, with their places and the baseline at its own: rows below it made decoding slower.
 
     speedup : key of the estimate that the rows are ordered by
     """

@@ -1,4 +1,4 @@
-"""Tables that fit the terminal: what is too wide for one goes on in further blocks, their first columns repeated."""
+"""Tables that fit the terminal: wide tables continue in further blocks that repeat their first columns."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from rich.table import Table
 from specsim.io.printable import printable, unescaped
 
 LOG_WIDTH = 200  # of a pipe or a file, which has no edge
-KEPT_WHOLE = 24  # characters of the longest cell that is not broken at spaces: an interval has 20 or so
-BORDER = 3  # characters beside the cells of each column; the table has one more
+UNBROKEN = 24  # characters of the longest cell that is not broken at spaces: an interval has 20 or so
+BORDER = 3  # characters beside the cells of each column; the table has 1 more
 
 
 class Need(NamedTuple):
@@ -26,7 +26,7 @@ class Need(NamedTuple):
 
 
 def terminal(width: int | None = None) -> Console:
-    """Standard output, on which a text is what it says, no markup. Off a terminal, too, $COLUMNS is obeyed.
+    """Standard output, which prints texts without markup. $COLUMNS is obeyed off a terminal, too.
 
     Its own styles are not escaped, so that a text from a file has to be `printable` before.
     """
@@ -38,9 +38,9 @@ def terminal(width: int | None = None) -> Console:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, labels: int = 1) -> None:
-    """A table on standard output; every column but the first is right-aligned.
+    """Print a table; every column but the first is right-aligned.
 
-    labels : first columns, which say what a row is
+    labels : number of first columns that name the row
     """
     console, lines = terminal(), [list(map(printable, row)) for row in rows]
     columns = list(map(printable, columns))
@@ -59,21 +59,21 @@ def need(heading: str, cells: Sequence[str]) -> Need:
     """Of a column. A heading and a long cell may be broken at spaces."""
     word = max((len(word) for text in (heading, *cells) for word in text.split()), default=1)
     longest = max(map(len, cells), default=0)
-    least = max(word, min(longest, KEPT_WHOLE))
+    least = max(word, min(longest, UNBROKEN))
     return Need(word, least, max(least, longest, len(heading)))
 
 
 def blocks(needs: Sequence[Need], labels: int, width: int) -> list[list[int]]:
-    """The columns of every block: the labels, and as many others as fit beside them, at least one."""
+    """The columns of every block: the labels, and as many others as fit beside them, at least 1."""
     first = list(range(min(labels, len(needs))))
-    found, block = [], first
+    complete, block = [], first
     for at in range(len(first), len(needs)):
-        fits = 1 + sum(needs[one].least + BORDER for one in (*block, at)) <= width
+        fits = 1 + sum(needs[column].least + BORDER for column in (*block, at)) <= width
         if block != first and not fits:
-            found.append(block)
+            complete.append(block)
             block = first
         block = [*block, at]
-    return [*found, block]
+    return [*complete, block]
 
 
 def widths(needs: Sequence[Need], width: int) -> list[int]:
@@ -81,13 +81,13 @@ def widths(needs: Sequence[Need], width: int) -> list[int]:
 
     Where even the least does not fit, the widest give way: those with spaces first, then words are broken.
     """
-    found = [one.least for one in needs]
-    left = width - 1 - sum(found) - BORDER * len(found)
-    while left > 0 and (lacking := [at for at, one in enumerate(needs) if found[at] < one.whole]):
-        found[min(lacking, key=found.__getitem__)] += 1
+    sizes = [column.least for column in needs]
+    left = width - 1 - sum(sizes) - BORDER * len(sizes)
+    while left > 0 and (lacking := [at for at, column in enumerate(needs) if sizes[at] < column.whole]):
+        sizes[min(lacking, key=sizes.__getitem__)] += 1
         left -= 1
-    while left < 0 and max(found) > 1:
-        loose = [at for at, one in enumerate(needs) if found[at] > one.word]
-        found[max(loose or range(len(found)), key=found.__getitem__)] -= 1
+    while left < 0 and max(sizes) > 1:
+        loose = [at for at, column in enumerate(needs) if sizes[at] > column.word]
+        sizes[max(loose or range(len(sizes)), key=sizes.__getitem__)] -= 1
         left += 1
-    return found
+    return sizes

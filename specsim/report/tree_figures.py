@@ -43,44 +43,44 @@ LABELLED = 80  # nodes of a level at which their ranks still fit into the dots
 def check_figure(path: Path) -> None:
     """InputError unless this is a file name that a figure can be written to."""
     if path.suffix.lower() not in FORMATS:
-        raise InputError(f"--figure {path}: the name ends neither in .png nor in .svg; give one of these")
+        raise InputError(f"--figure {path}: the name ends neither in .png nor in .svg; choose .png or .svg")
 
 
 @styled()
-def write_search_figure(path: Path, found: BestTrees, nodes: int) -> None:
+def write_search_figure(path: Path, trees: BestTrees, nodes: int) -> None:
     """Write the curve over sizes and the tree of `nodes` nodes below it, as PNG or SVG by the name."""
     check_figure(path)
     matplotlib.rcParams["svg.hashsalt"] = "tree"  # the same bytes every time
-    shape = found.shape(nodes)
+    shape = trees.shape(nodes)
     figure = Figure(figsize=(11.5, 9), layout="constrained")
     above, below = figure.subplots(2, 1, height_ratios=(1, 1.15))
-    draw_sizes(above, found, nodes)
-    draw_tree(below, shape, node_accept_probs(found.rates, shape))
+    draw_sizes(above, trees, nodes)
+    draw_tree(below, shape, node_accept_probs(trees.rates, shape))
     below.set_title(f"The sparse tree of {nodes} nodes; numbers are ranks, shades the chance of acceptance")
     _save(figure, path)
 
 
-def draw_sizes(axes: Axes, found: BestTrees, nodes: int) -> None:
+def draw_sizes(axes: Axes, trees: BestTrees, nodes: int) -> None:
     """Expected tokens per round against nodes: dense trees and the sparse ones (MEDUSA, figure 6a)."""
-    sizes = dense_sizes(found.rates.shape)
-    dots = np.array([dense_tokens(found.rates, size) for size in sizes])
+    sizes = dense_sizes(trees.rates.shape)
+    dots = np.array([dense_tokens(trees.rates, size) for size in sizes])
     equal = np.array([len(set(size)) == 1 for size in sizes])
     style: dict[str, Any] = {"linestyle": "none", "color": PREDICTED, **DOT}
     axes.plot(*dots[~equal].T, marker="o", markersize=4.5, alpha=0.7, label="dense: Cartesian product", **style)
     axes.plot(*dots[equal].T, marker="s", markersize=6, label="dense: as many children everywhere", **style)
-    counts, tokens = np.arange(1, found.nodes + 1), found.expected_tokens[1:]
+    counts, tokens = np.arange(1, trees.nodes + 1), trees.expected_tokens[1:]
     axes.plot(counts, tokens, color=ADAPTIVE, linewidth=2, label="sparse: the likeliest nodes")
-    axes.plot([nodes], [found.expected_tokens[nodes]], "o", color=MEASURED, markersize=8, **DOT)
+    axes.plot([nodes], [trees.expected_tokens[nodes]], "o", color=MEASURED, markersize=8, **DOT)
     axes.annotate(
-        f"{nodes} nodes: {found.expected_tokens[nodes]:.2f}",
-        (nodes, float(found.expected_tokens[nodes])),
+        f"{nodes} nodes: {trees.expected_tokens[nodes]:.2f}",
+        (nodes, float(trees.expected_tokens[nodes])),
         (-7, 7),
         textcoords="offset points",
         color=MEASURED,
         ha="right",
     )
     axes.margins(y=0.12)
-    size_axis(axes, max(found.nodes, int(dots[:, 0].max())))
+    size_axis(axes, max(trees.nodes, int(dots[:, 0].max())))
     axes.set_title("Expected tokens per round")
     axes.legend(loc="lower right")
 
@@ -137,12 +137,12 @@ def layout(shape: Shape) -> Floats:
 def dense_sizes(rates_shape: tuple[int, ...]) -> list[tuple[int, ...]]:
     """Cartesian trees of at most LARGEST_DENSE nodes that do not widen with depth: their children per depth."""
     depth, ranks = rates_shape
-    found: list[tuple[int, ...]] = [(size,) for size in range(1, ranks + 1)]
-    for sizes in found:  # grows as it goes
+    dense: list[tuple[int, ...]] = [(size,) for size in range(1, ranks + 1)]
+    for sizes in dense:  # grows as it goes
         if len(sizes) < depth:
             longer = ((*sizes, size) for size in range(1, sizes[-1] + 1))
-            found += [one for one in longer if np.cumprod(one).sum() <= LARGEST_DENSE]
-    return found
+            dense += [tree for tree in longer if np.cumprod(tree).sum() <= LARGEST_DENSE]
+    return dense
 
 
 def dense_tokens(rates: Floats, sizes: tuple[int, ...]) -> tuple[int, float]:

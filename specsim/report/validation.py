@@ -1,4 +1,4 @@
-"""The report of a validation run: one HTML file with everything in it, predicted beside measured."""
+"""The report of a validation run: a self-contained HTML file, predicted beside measured."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from specsim.replaying.intervals import LARGEST_FLOOR_PERCENT
 from specsim.report import validation_figures as figures
 from specsim.report.documents import DOMAIN_COLUMNS, ERROR_PART_COLUMNS, VALIDATION_COLUMNS, validation_rows
 from specsim.report.page import (
+    METRICS,
     MINUS,
     Result,
     choice_text,
@@ -82,17 +83,13 @@ DEFINITIONS = {
     "Rounds identical": "Share of replayed rounds that the real run repeated exactly: same start, same "
     "drafted and same accepted length. A round that asked for more nodes than were recorded may not be.",
     "Output identical": "Share of sequences whose output equals the baseline's, token for token.",
-    "v_d": "Accepted over drafted tokens: how much of the drafting was of use.",
-    "r_d": "Accepted over output tokens: how much of the output the drafter supplied.",
-    "HM": "Harmonic mean of v_d and r_d.",
-    "tau": "Output tokens per target pass, the target's own included: a round that accepts a drafted tokens "
-    "emits a + 1, and without drafting tau is 1.",
+    **METRICS,
     "Overhead": "Mean measured time of a round over that of an autoregressive step. Tau over overhead is the measured "
     "speedup (Cai et al. 2024, section 4), but where outputs are longer or shorter than the baseline's.",
     "Regret": "Predicted time beyond that of the oracle, the fastest any policy could be that knows what will be "
     "accepted.",
-    "Ladder": "One policy predicted with fewer simplifications from rung to rung. Eq. 14 knows v_d, r_d and "
-    "one ratio s_d / s_t; the next rung charges s_d per draft step and s_t per target pass, round by round; "
+    "Ladder": "A policy predicted with fewer simplifications from rung to rung. Eq. 14 knows v_d, r_d and "
+    "a single ratio s_d / s_t; the next rung charges s_d per draft step and s_t per target pass, round by round; "
     "the cost profile charges what was measured at each context and draft length.",
     "ECE": "Expected calibration error: mean distance between confidence and acceptance over the bins, "
     "weighted by their token counts.",
@@ -100,7 +97,7 @@ DEFINITIONS = {
 
 
 def render_validation(document: Mapping[str, Any]) -> str:
-    """The report as one self-contained HTML page; the same document gives the same bytes. As `validation_result`."""
+    """Render `validation_result` as a self-contained HTML page; the same document gives the same bytes."""
     return page(validation_result(document))
 
 
@@ -123,7 +120,7 @@ def validation_result(document: Mapping[str, Any]) -> Result:
         heading("Figures"),
         stack(_figures(document, rows), "grid figures"),
         heading("Domains, under the best policy"),
-        as_html("domains", DOMAIN_COLUMNS, ({"name": name, **one} for name, one in document["domains"].items())),
+        as_html("domains", DOMAIN_COLUMNS, ({"name": name, **domain} for name, domain in document["domains"].items())),
         macros().columns(
             [heading("Recording"), facts(_recording(document))],
             [heading("Environment"), facts(document["environment"].items())],
@@ -142,11 +139,11 @@ def _check(document: Mapping[str, Any]) -> None:
     if missing:
         raise InputError(f"report: the validation result lacks {', '.join(missing)}; validate again")
     if not document["rows"]:
-        raise InputError("report: the validation result has no row; validate at least one policy")
+        raise InputError("report: the validation result has no rows; validate at least 1 policy")
 
 
 def _verdict(document: Mapping[str, Any], rows: Sequence[Row]) -> str:
-    """What was fastest and how far predictions were off; first of all, whether the machine could tell."""
+    """Say what was fastest and how far predictions were off; first of all, whether the run was too noisy."""
     top, floor_percent = rows[0], document.get("noise_floor_percent", 0.0)
     verdict = (
         f"{speculation_text(top['label'], top['measured'], floor_percent)} Replay at the costs of the run's own rounds "
@@ -154,7 +151,7 @@ def _verdict(document: Mapping[str, Any], rows: Sequence[Row]) -> str:
     )
     if floor_percent > LARGEST_FLOOR_PERCENT:
         floor = f"{floor_percent:.1f} %"
-        verdict = f"The run is too noisy to tell policies apart: two equal baselines may differ by {floor}. {verdict}"
+        verdict = f"The run is too noisy to rank policies: two equal baselines may differ by {floor}. {verdict}"
     return verdict
 
 
@@ -173,7 +170,7 @@ def _lead(document: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
         text += f" {DEEPENED}"
     if document.get("approximate"):
         text += (
-            " Real runs of rejection sampling draw anew what is accepted, so rounds cannot be compared one by one, "
+            " Real runs of rejection sampling draw anew what is accepted, so rounds cannot be compared individually, "
             "and predictions are approximate."
         )
     identical = [row["rounds_identical_percent"] for row in rows if row["rounds_identical_percent"] is not None]
@@ -190,14 +187,14 @@ def _lead(document: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
 
 
 def _floor_box(document: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The noise floor; nothing for results of before there was a null arm."""
+    """The noise floor; none for older results without a repeated baseline."""
     if "noise_floor_percent" not in document:
         return []
-    return [(f"{document['noise_floor_percent']:.1f} %", "noise floor: what two like baselines may differ by")]
+    return [(f"{document['noise_floor_percent']:.1f} %", "noise floor: what two equal baselines may differ by")]
 
 
 def _error_parts(rows: Sequence[Row]) -> list[str]:
-    """Where predicted times are off; nothing for results of before it was noted."""
+    """Where predicted times are off; none for older results without them."""
     if any("error_parts" not in row for row in rows):
         return []
     return [
@@ -207,7 +204,7 @@ def _error_parts(rows: Sequence[Row]) -> list[str]:
 
 
 def _left_out(document: Mapping[str, Any]) -> list[str]:
-    skipped = document.get("skipped")  # absent from results of before it was noted
+    skipped = document.get("skipped")  # older results lack it
     if not skipped:
         return []
     return [heading("Not compared", 3), facts((entry["policy"], entry["reason"]) for entry in skipped)]
@@ -237,10 +234,10 @@ def _figures(document: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
         ),
         (
             "wide",
-            "What each simplification costs",
+            "Prediction error by cost-model fidelity",
             figures.error_ladder(rows),
             (
-                "Each line is one policy and each mark one way of predicting it, placed by its signed error; the "
+                "Each line is a policy and each mark a way of predicting it, placed by its signed error; the "
                 "measured speedup is the zero line, its 95 % interval the orange bar."
             ),
         ),
@@ -255,7 +252,7 @@ def _figures(document: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
         ),
         (
             "",
-            "Is the drafter's confidence honest?",
+            "Is the drafter's confidence calibrated?",
             figures.reliability_diagram(document["reliability"]),
             (
                 "Points below the diagonal are bins where the drafter was more confident than right; the bars "

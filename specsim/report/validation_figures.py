@@ -17,20 +17,21 @@ from matplotlib.ticker import MaxNLocator
 from specsim.io.arrays import Floats
 from specsim.report.drawing import (
     ADAPTIVE,
+    DASHED,
     DOT,
-    INK,
     MEASURED,
     MUTED,
     PREDICTED,
+    add_tooltips,
     estimates,
-    interval_told,
+    interval_tooltip,
     margin_notes,
     note_above,
+    rows_figure,
     spans,
     spread,
     styled,
     svg,
-    told,
 )
 
 Row = Mapping[str, Any]
@@ -65,7 +66,7 @@ def speedup_against_k(curve: Mapping[str, Any], rows: Sequence[Row]) -> str:
     adaptive = best_adaptive(rows)
     figure = Figure(figsize=HALF_PAGE, layout="constrained")
     axes = figure.subplots()
-    axes.axhline(1, color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
+    axes.axhline(1, **DASHED)
     notes = [(1.0, "autoregressive", MUTED)]
     if adaptive:
         measured = adaptive["measured"]
@@ -81,7 +82,7 @@ def speedup_against_k(curve: Mapping[str, Any], rows: Sequence[Row]) -> str:
         marks = axes.errorbar(
             at, mid, spans(mid, *ends), fmt="o", color=MEASURED, markersize=6, elinewidth=1.5, zorder=4, **DOT
         )
-        told(marks[0], [interval_told(f"measured, K = {k}", *one) for k, *one in zip(at, mid, *ends, strict=True)])
+        add_tooltips(marks[0], map(interval_tooltip, [f"measured, K = {k}" for k in at], mid, *ends))
         notes.append((float(mid[-1]), "fixed K, measured", MEASURED))
     axes.set_xlim(k[0] - 0.4, k[-1] + 0.4)
     axes.margins(y=0.10)
@@ -104,7 +105,7 @@ def accepted_histogram(histogram: Mapping[str, Any]) -> str:
         label = f"{name}, {counts[i].sum():,.0f} rounds"
         bars = axes.bar(accepted + 0.42 * i - 0.21, share[i], 0.4, color=color, label=label)
         for bar, tokens, part in zip(bars, accepted, share[i], strict=True):
-            told(bar, [f"{name}: {part:.1f} % of the rounds accept {tokens}"])
+            add_tooltips(bar, [f"{name}: {part:.1f} % of the rounds accept {tokens}"])
     if len(accepted) <= COUNT_LABELS_UP_TO:
         for x in np.flatnonzero(counts[1]):
             text = f"{share[1, x]:.0f}" if share[1, x] >= 0.5 else "<1"
@@ -128,7 +129,7 @@ def reliability_diagram(bins: Mapping[str, Any]) -> str:
     seen = np.isfinite(confidence) & np.isfinite(rate)
     figure = Figure(figsize=HALF_PAGE, layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=[4, 1])
-    above.plot([0, 1], [0, 1], color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
+    above.plot([0, 1], [0, 1], **DASHED)
     above.annotate("calibrated", (0.02, 0.19), color=MUTED, fontsize=8.5)
     above.vlines(confidence[seen], confidence[seen], rate[seen], color=MEASURED, linewidth=4, alpha=0.3)
     above.plot(confidence[seen], rate[seen], "o-", color=MEASURED, linewidth=1.5, markersize=6, **DOT)
@@ -151,27 +152,20 @@ def reliability_diagram(bins: Mapping[str, Any]) -> str:
 
 @styled()
 def error_ladder(rows: Sequence[Row]) -> str:
-    """Signed error of each rung against the measured speedup, one line per policy."""
+    """Draw the signed error of each rung against the measured speedup, a line per policy."""
     truth = np.array([r["ladder"]["measured"] for r in rows])
     # None, of a rung that a policy does not have, becomes NaN and is not drawn.
     errors = 100 * (np.array([[r["ladder"][name] for r in rows] for name, *_ in RUNGS], dtype=float) / truth - 1)
     _, low, high = estimates([r["measured"] for r in rows])
-    y = np.arange(len(rows))[::-1]
-    figure = Figure(figsize=(12.4, 1.3 + 0.3 * len(rows)), layout="constrained")
-    axes = figure.subplots()
-    axes.grid(visible=False, axis="y")
-    axes.grid(visible=True, axis="x")
+    figure, axes, y = rows_figure([row["label"] for row in rows], 1.3 + 0.3 * len(rows), margin=0.7)
     axes.axvline(0, color=MEASURED, linewidth=1.2)
     axes.hlines(y, np.nanmin(errors, axis=0), np.nanmax(errors, axis=0), color="#ccd2d9", linewidth=1.2)
     left, width = 100 * (low / truth - 1), 100 * (high - low) / truth
     axes.barh(y, width, 0.5, left, color=MEASURED, alpha=0.22, label="measured, 95 % interval")
     for error, (_, label, marker, color) in zip(errors, RUNGS, strict=True):
         (marks,) = axes.plot(error, y, marker, color=color, markersize=7, label=label, **DOT)
-        drawn = [(row["label"], one) for row, one in zip(rows, error, strict=True) if np.isfinite(one)]
-        told(marks, [f"{policy}, {label}: {one:+.2f} %" for policy, one in drawn])
-    axes.set_yticks(y, [r["label"] for r in rows], color=INK)
-    axes.spines["left"].set_visible(False)
-    axes.set_ylim(-0.7, len(rows) - 0.3)
+        drawn = [(row["label"], value) for row, value in zip(rows, error, strict=True) if np.isfinite(value)]
+        add_tooltips(marks, [f"{policy}, {label}: {value:+.2f} %" for policy, value in drawn])
     axes.margins(x=0.06)
     axes.xaxis.set_major_formatter("{x:+g}")
     axes.set_xlabel("error of the predicted speedup (%): left too pessimistic, right too optimistic")
@@ -181,7 +175,7 @@ def error_ladder(rows: Sequence[Row]) -> str:
 
 @styled()
 def predicted_against_measured(rows: Sequence[Row]) -> str:
-    """One cross per policy: measured on x, predicted on y, with the identity and a 5 % band."""
+    """Draw a cross per policy: measured on x, predicted on y, with the identity and a 5 % band."""
     x, *x_ends = estimates([r["measured"] for r in rows])
     y, *y_ends = estimates([r["predicted"] for r in rows])
     everything = np.concatenate([x, y, *x_ends, *y_ends])
@@ -211,7 +205,7 @@ def predicted_against_measured(rows: Sequence[Row]) -> str:
             label=label,
             zorder=4,
         )
-        told(marks[0], [f"{rows[i]['label']}: measured {x[i]:.3f}, predicted {y[i]:.3f}" for i in at.tolist()])
+        add_tooltips(marks[0], [f"{rows[i]['label']}: measured {x[i]:.3f}, predicted {y[i]:.3f}" for i in at.tolist()])
     if len(rows) <= NAMED:
         _leader_notes(axes, x, y, [_short_name(row) for row in rows], float(np.ptp(span)))
     axes.set_xlim(*span)

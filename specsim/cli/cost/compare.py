@@ -71,7 +71,7 @@ def compare(options: CompareOptions) -> Answer:
         }
         document = {**comparison.as_dict(), "options": described, "skipped": skipped}
         if out is not None:
-            from specsim.report.hardware.page import render_comparison
+            from specsim.report.hardware import render_comparison
 
             write_json(document, out / RESULT)
             write_text(out / PAGE, render_comparison(document))
@@ -105,7 +105,7 @@ def _costs(
 
 
 def _print(document: dict[str, Any]) -> None:
-    from specsim.report.hardware.page import COLUMNS
+    from specsim.report.hardware import COLUMNS
     from specsim.report.table import as_text
 
     options, parts = document["options"], document["sequences"]

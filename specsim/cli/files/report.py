@@ -30,7 +30,7 @@ def report(options: ReportOptions) -> Answer:
     Example: specsim tune TRACE --policy adaedl --cost COST --json > tuned.json; specsim report tuned.json validation/
     """
     from specsim.io.files import write_text
-    from specsim.report.results.together import render_files
+    from specsim.report.files import render_files
 
     files, out = options.files, options.out
     claim_file(out, overwrite=options.overwrite)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from specsim.report.results.tuning import tuning_result
+from specsim.report.tuning import tuning_result
 from tests.support.commands import call, json_of
 
 TRACE = "example:lab-model"

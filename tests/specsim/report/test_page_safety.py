@@ -15,11 +15,10 @@ from specsim import leaderboard, tune
 from specsim.compare.document import as_document
 from specsim.cost.linear import LinearCost, LinearPass
 from specsim.policy.chain.fixed_k import FixedK
-from specsim.report import leaderboard_figures, validation_figures
-from specsim.report.hardware import figures as hardware_figures
+from specsim.report import figures as result_figures
+from specsim.report import hardware_figures, leaderboard_figures, validation_figures
+from specsim.report.files import BY_KEY, KINDS
 from specsim.report.page import page
-from specsim.report.results import figures as result_figures
-from specsim.report.results.together import BY_KEY, KINDS
 from specsim.serving.speedup_map import speedup_map
 from tests.specsim.report.test_report import validation_document
 from tests.support.commands import call

@@ -273,7 +273,7 @@ def test_missing_key_is_named(tmp_path: Path, document: dict[str, Any], key: str
 
 
 def test_other_kinds_and_empty_results_are_refused(document: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match="has no row"):
+    with pytest.raises(InputError, match="has no rows"):
         render_validation({**document, "rows": []})
     with pytest.raises(InputError, match="kind is 'specsim-profile'"):
         render_validation({**document, "kind": "specsim-profile"})

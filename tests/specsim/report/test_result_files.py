@@ -58,7 +58,7 @@ def test_refused(tmp_path: Path, text: str, message: str) -> None:
 
 
 def test_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="is no folder"):
+    with pytest.raises(InputError, match="is not a folder"):
         list_results(tmp_path / "nowhere")
 
 

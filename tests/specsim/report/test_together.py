@@ -100,7 +100,7 @@ def test_a_claim_that_fails_stands_first(tmp_path: Path) -> None:
 def test_what_is_no_result_is_named(results: dict[str, Path], tmp_path: Path) -> None:
     other = tmp_path / "other.json"
     other.write_text('{"kind": "specsim-profile"}')
-    assert_refused(call("specsim", "report", other, "--out", tmp_path / "report.html"), other, "no result")
+    assert_refused(call("specsim", "report", other, "--out", tmp_path / "report.html"), other, "not a result")
     half = tmp_path / "half.json"
     half.write_text('{"best_params": {}}')
     assert_refused(call("specsim", "report", half, "--out", tmp_path / "report.html"), half, "holdout")

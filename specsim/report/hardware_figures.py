@@ -13,13 +13,24 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from specsim.report.drawing import DOT, INK, MUTED, estimates, interval_told, margin_notes, spans, styled, svg, told
+from specsim.report.drawing import (
+    COLORS,
+    DASHED,
+    INK,
+    MARKERS,
+    SPEEDUP_AXIS,
+    WIDE,
+    add_tooltips,
+    draw_intervals,
+    margin_notes,
+    note_beside,
+    rows_figure,
+    styled,
+    svg,
+)
 
 Row = Mapping[str, Any]
-COLORS = ("#0072b2", "#d55e00", "#007a5a", "#7a6fac", "#56b4e9", "#b8860b", "#1f2328", "#cc79a7")
-MARKERS = "osD^vPX*"
 LESS, MORE = "#d55e00", "#0072b2"
-WIDE = 12.4  # inches
 PANELS_PER_LINE = 2
 MOST_BARS = 8  # of a tornado; those below move less than any of them
 
@@ -34,33 +45,19 @@ def colors(rows: Sequence[Row]) -> dict[str, str]:
 def speedups(rows: Sequence[Row]) -> str:
     """Predicted speedup of every device with its interval, a mark per batch."""
     devices, batches = list(colors(rows)), sorted({row["batch"] for row in rows})
-    figure = Figure(figsize=(WIDE, 1.3 + 0.42 * len(devices) * max(1, 0.6 * len(batches))), layout="constrained")
-    axes = figure.subplots()
-    axes.grid(visible=False, axis="y")
-    axes.grid(visible=True, axis="x")
-    axes.axvline(1, color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
+    figure, axes, lines = rows_figure(devices, 1.3 + 0.42 * len(devices) * max(1, 0.6 * len(batches)))
+    axes.axvline(1, **DASHED)
     beside = np.linspace(0.25, -0.25, len(batches)) if len(batches) > 1 else [0.0]
     for number, (batch, off) in enumerate(zip(batches, beside, strict=True)):
         here = [row for row in rows if row["batch"] == batch]
-        y = np.array([len(devices) - 1 - devices.index(row["gpu"]) + off for row in here])
-        value, *ends = estimates(row["speedup"] for row in here)
-        marks = axes.errorbar(
-            value, y, xerr=spans(value, *ends), fmt=MARKERS[number % len(MARKERS)],
-            color=COLORS[number % len(COLORS)], markersize=7, elinewidth=1.6, label=f"batch {batch}", **DOT,
-        )  # fmt: skip
+        y = [lines[devices.index(row["gpu"])] + off for row in here]
+        color, marker = COLORS[number % len(COLORS)], MARKERS[number % len(MARKERS)]
         texts = [f"{row['gpu']}, batch {batch}" for row in here]
-        told(marks[0], [interval_told(*one) for one in zip(texts, value, *ends, strict=True)])
-        place = axes.get_yaxis_transform()
-        for at, one in zip(y, value, strict=True):
-            axes.annotate(
-                f"{one:.3f}", (1, at), (1.01, at), xycoords=place, textcoords=place, va="center",
-                annotation_clip=False, color=COLORS[number % len(COLORS)],
-            )  # fmt: skip
-    axes.set_yticks(np.arange(len(devices))[::-1], devices, color=INK)
-    axes.spines["left"].set_visible(False)
-    axes.set_ylim(-0.6, len(devices) - 0.4)
+        draw_intervals(axes, y, [row["speedup"] for row in here], color, texts, fmt=marker, label=f"batch {batch}")
+        for height, row in zip(y, here, strict=True):
+            note_beside(axes, height, f"{row['speedup']['estimate']:.3f}", color)
     axes.margins(x=0.04)
-    axes.set_xlabel("speedup (ratio, autoregressive = 1), with 95 % intervals")
+    axes.set_xlabel(SPEEDUP_AXIS)
     if len(batches) > 1:
         figure.legend(loc="outside upper right", ncols=len(batches), handletextpad=0.3, columnspacing=1.4)
     return svg(figure, "hardware-speedup", "Predicted speedup of every device")
@@ -88,7 +85,7 @@ def step_ratios(rows: Sequence[Row], contexts: Sequence[int]) -> str:
 
 @styled()
 def tornadoes(rows: Sequence[Row], share: float) -> str:
-    """Per device and batch: the speedup where one constant is a share less, and more, the widest on top."""
+    """Draw the speedup of every device and batch where a constant is smaller and larger, the widest on top."""
     bars = min(MOST_BARS, max(len(row["tornado"]) for row in rows))
     figure, grid = _panels(len(rows), 1.0 + 0.3 * bars)
     reach = max(abs(v - row["speedup"]["estimate"]) for row in rows for s in row["tornado"] for v in _ends(s))
@@ -99,7 +96,7 @@ def tornadoes(rows: Sequence[Row], share: float) -> str:
             widths = [swing[key] - middle for swing in swings]
             boxes = axes.barh(y, widths, 0.6, middle, color=color, label=f"{100 * share:.0f} % {text}")
             for box, swing in zip(boxes, swings, strict=True):
-                told(box, [f"{swing['constant']}, {100 * share:.0f} % {text}: {swing[key]:.3f}"])
+                add_tooltips(box, [f"{swing['constant']}, {100 * share:.0f} % {text}: {swing[key]:.3f}"])
         axes.axvline(middle, color=INK, linewidth=1)
         axes.set_yticks(y, [swing["constant"] for swing in swings], color=INK)
         axes.set_ylim(-0.6, bars - 0.4 - (bars - len(swings)))

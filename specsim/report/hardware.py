@@ -1,4 +1,4 @@
-"""The report of a comparison of hardware: one HTML page with its table, curves and tornadoes."""
+"""The report of a comparison of hardware: an HTML page with its table, curves and tornadoes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from specsim.replaying.intervals import against_baseline
-from specsim.report.hardware import figures
+from specsim.report import hardware_figures as figures
 from specsim.report.page import (
+    METRICS,
     Result,
     decoding_text,
     definitions,
@@ -36,13 +37,13 @@ def _widest(row: Row) -> str:
 COLUMNS = (
     Column("GPU", "gpu"),
     Column("batch", "batch"),
-    Column("a token, ms", "token_s", MILLISECONDS),
+    Column("decode step, ms", "token_s", MILLISECONDS),
     Column("draft step", "draft_step_s", MILLISECONDS),
     Column("s_d / s_t", "step_ratio", THREE),
     Column("speedup [95 %]", "speedup", SPEEDUP),
     Column("on tuning part", "train_speedup", THREE, only=PAGE),
     Column("tau", "tau", TWO),
-    Column("moves most", _widest, only=TERMINAL),
+    Column("most sensitive to", _widest, only=TERMINAL),
     Column("policy", "settings"),
 )
 DEFINITIONS = {
@@ -51,17 +52,17 @@ DEFINITIONS = {
     "is not in it, and the tornado shows what that would do.",
     "s_d, s_t": "Seconds of a draft step, and of a token without speculation: means over the contexts that the trace "
     "meets. At a batch, the whole batch's.",
-    "tau": "Output tokens per target pass, the target's own included.",
-    "Roofline": "An operation takes the longer one of reading its bytes and computing its FLOPs, plus its launch. "
-    "Ceilings are the datasheet's, derated alike on every GPU; nothing was measured on them.",
-    "Tornado": "One constant at a time is made less and more by the share shown, and the same policy replayed, not "
-    'tuned again. "Both" changes a constant for target and drafter together, as other hardware '
+    "tau": METRICS["tau"],
+    "Roofline": "An operation takes the longer of reading its bytes and computing its FLOPs, plus its launch. "
+    "Ceilings are the datasheet's, derated equally on every GPU; nothing was measured on them.",
+    "Tornado": "A constant is made smaller and larger by the share shown, and the same policy replayed without "
+    'tuning again. "Both" changes a constant for target and drafter together, as other hardware '
     "would; the others for that model alone, as other kernels would.",
 }
 
 
 def render_comparison(document: Row) -> str:
-    """The report as one self-contained HTML page; the same document gives the same bytes. As `comparison_result`."""
+    """Render `comparison_result` as a self-contained HTML page; the same document gives the same bytes."""
     return page(comparison_result(document))
 
 
@@ -107,10 +108,10 @@ def comparison_result(document: Row) -> Result:
             "caches takes over, the ratio nears that of the two models' caches.",
         ),
         (
-            "Which constant moves the speedup",
+            "Sensitivity of the speedup to roofline constants",
             figures.tornadoes(rows, share),
-            f"Every constant of the roofline {100 * share:.0f} % less and more, one at a time; the black line is the "
-            f"speedup as predicted. Of many, the {figures.MOST_BARS} that move most.",
+            f"Every constant of the roofline {100 * share:.0f} % less and more, each alone; the black line is the "
+            f"speedup as predicted. Shown are at most {figures.MOST_BARS}, the most sensitive first.",
         ),
     )
     body = [
@@ -119,10 +120,10 @@ def comparison_result(document: Row) -> Result:
         heading("Devices"),
         as_html("devices", COLUMNS, rows),
         heading("Figures"),
-        stack((figure("wide", *one) for one in drawn), "grid figures"),
+        stack((figure("wide", *parts) for parts in drawn), "grid figures"),
     ]
     if document["skipped"]:
-        body += [heading("Left out"), facts((one["gpu"], one["reason"]) for one in document["skipped"])]
+        body += [heading("Left out"), facts((row["gpu"], row["reason"]) for row in document["skipped"])]
     body += [heading("How it was made"), facts(options.items()), heading("Definitions"), *definitions(DEFINITIONS)]
     title = f"{options['model']} with {options['drafter']}, by hardware"
     return Result("Speculative decoding on hardware that is not at hand", title, verdict, body, notes_of(document))

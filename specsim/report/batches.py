@@ -1,12 +1,12 @@
-"""The page of `specsim serve schedule`: the best draft length by batch, and where speculation stops to pay."""
+"""The page of `specsim serve schedule`: the best draft length by batch, and where speculation stops paying."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from specsim.report import figures
 from specsim.report.page import Result, definitions, facts, figure, heading, notes_of, stack
-from specsim.report.results import figures
 from specsim.report.table import SPEEDUP, Column, as_html, plain
 
 COLUMNS = (
@@ -19,8 +19,8 @@ DEFINITIONS = {
     "Batch": "Sequences that share every pass; full at all times, whoever is done makes room for the next.",
     "Speedup": "Tokens per second with speculation over tokens per second of the same batch without, with a 95 % "
     "interval over sequences.",
-    "Goodput": "A rule that chooses K anew in every round: the one that promises the most tokens per second, by the "
-    "acceptance so far and the batch as it is.",
+    "Goodput": "A rule that chooses, in every round, the K with the most expected tokens per second, given the "
+    "acceptance so far and the current batch.",
     "Breaks even": "The batch beyond which no draft length that was weighed is faster than none; between batches the "
     "logarithm of the speedup is taken to be linear in that of the batch.",
 }
@@ -52,8 +52,8 @@ def batches_result(document: Mapping[str, Any]) -> Result:
             stack([figure("wide", "Which draft length, for which batch?", drawn, caption)]),
         ]
     ranges = (
-        (f"{'all contexts' if one['context'] is None else one['context']}", _ranges(one["ranges"]))
-        for one in document["schedules"]
+        (f"{'all contexts' if schedule['context'] is None else schedule['context']}", _ranges(schedule["ranges"]))
+        for schedule in document["schedules"]
     )
     body += [heading("Schedules"), facts(ranges), heading("Definitions"), *definitions(DEFINITIONS)]
     return Result("Speculation in full batches", "Draft lengths by batch", " ".join(verdicts), body, notes_of(document))

@@ -1,11 +1,13 @@
-"""The page of `specsim tune`: what tuning found, and what it gains over the policies beside it."""
+"""The page of `specsim tune`: the tuned policy, and its gain over baselines."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from specsim.report import figures
 from specsim.report.page import (
+    METRICS,
     Result,
     definitions,
     figure,
@@ -17,7 +19,6 @@ from specsim.report.page import (
     tiles,
     value_text,
 )
-from specsim.report.results import figures
 from specsim.report.table import DIFFERENCE, SHARE, SPEEDUP, THREE, TWO, Column, as_html
 
 CALLED = {"runner_up": "runner-up of the search", "default": "default settings", "best_fixed_k": "best fixed K"}
@@ -40,34 +41,33 @@ COLUMNS = (
     Column("settings", lambda row: _settings(row["params"]) if "params" in row else None),
 )
 DEFINITIONS = {
-    "Speedup": "Seconds of autoregressive decoding over seconds with the policy, on sequences that did not tune; in "
-    "folds, every sequence is reported on by settings tuned on the others.",
+    "Speedup": "Seconds of autoregressive decoding over seconds with the policy, on held-out sequences. With folds, "
+    "every sequence is predicted with settings tuned on the others.",
     "Tuned gains": "Speedup of the tuned policy less that of the row, on the same sequences; the 95 % intervals "
     "hold for all rows at once. The difference is not significant where its interval contains 0.",
-    "v_d, r_d, HM": "Accepted over drafted tokens, accepted over output tokens, and their harmonic mean.",
-    "tau": "Output tokens per target pass, the target's own included.",
-    "Gap to oracle": "Time beyond that of a policy which knows beforehand what will be accepted.",
+    **METRICS,
+    "Gap to oracle": "How much slower it is than a policy that knows what will be accepted.",
 }
 
 
 def tuning_result(document: Mapping[str, Any]) -> Result:
-    """What a page shows of a tuning. document : what `specsim tune --json` prints"""
+    """Describe a tuning. document : what `specsim tune --json` prints"""
     held, references = document["holdout"], document["references"]
     tuned = {**held, "label": f"{document['policy']}, tuned", "row_class": "best"}
     baseline = {"label": "autoregressive", "speedup": 1.0, "tau": 1.0, "row_class": "baseline"}
     others = [
-        {**one, "label": CALLED.get(name, name), "gain": one["comparison"]["difference"]}
-        for name, one in references.items()
+        {**reference, "label": CALLED.get(name, name), "gain": reference["comparison"]["difference"]}
+        for name, reference in references.items()
     ]
     speedup = held["speedup"]
     verdict = f"On held-out sequences: {speculation_text(tuned['label'], speedup)}"
     if document["interrupted"]:
         verdict = f"Interrupted: this is the best so far. {verdict}"
-    same = [one["label"] for one in others if not one["comparison"]["significant"]]
-    told = f"Its difference is not significant to: {', '.join(same)}." if same else ""
+    same = [row["label"] for row in others if not row["comparison"]["significant"]]
+    ties = f"Its difference is not significant to: {', '.join(same)}." if same else ""
     boxes = (
-        (f"{speedup['estimate']:.2f}", "speedup on sequences that did not tune"),
-        (f"{document['train']['speedup']['estimate']:.2f}", "on those that did"),
+        (f"{speedup['estimate']:.2f}", "held-out speedup"),
+        (f"{document['train']['speedup']['estimate']:.2f}", "tuning-set speedup"),
         (f"{document['trials']:,}", f"configurations tried, search: {document['search']}"),
     )
     rows = [tuned, *others]
@@ -75,9 +75,9 @@ def tuning_result(document: Mapping[str, Any]) -> Result:
         [row["label"] for row in rows], [row["speedup"] for row in rows], "tuning", "speedup, with 95 % intervals"
     )
     body = [
-        lead(f"{document['trials']:,} configurations were tried. {told}"),
+        lead(f"{document['trials']:,} configurations were tried. {ties}"),
         tiles(boxes),
-        heading("Tuned, and what stands beside it"),
+        heading("Tuned policy against baselines"),
         as_html("tuning", COLUMNS, [tuned, baseline, *others]),
         stack([figure("wide", "Does tuning pay?", drawn, "Green is tuned; 1 is no speculation.")]),
     ]

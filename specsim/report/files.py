@@ -1,4 +1,4 @@
-"""`specsim report`: any result files as one page."""
+"""`specsim report`: any result files as a page."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 
 from specsim.io.errors import InputError
 from specsim.io.json import read_json
+from specsim.report.batches import batches_result
+from specsim.report.claims import claims_result
 from specsim.report.drafters import KIND as DRAFTERS
 from specsim.report.drafters import drafters_result
-from specsim.report.hardware.page import comparison_result
+from specsim.report.hardware import comparison_result
 from specsim.report.leaderboard import KIND as LEADERBOARD
 from specsim.report.leaderboard import leaderboard_result
 from specsim.report.page import Result, joined, page
-from specsim.report.results.batches import batches_result
-from specsim.report.results.claims import claims_result
-from specsim.report.results.tuning import tuning_result
+from specsim.report.tuning import tuning_result
 from specsim.report.validation import KIND as VALIDATION
 from specsim.report.validation import validation_result
 
@@ -46,7 +46,7 @@ def render_files(paths: Iterable[Path]) -> str:
 
 
 def read_result(path: Path) -> Result:
-    """What a page shows of one file, or of the result in a folder."""
+    """Read a result file, or the result in a folder."""
     if path.is_dir():
         path = next((path / name for name in IN_FOLDER if (path / name).is_file()), path / IN_FOLDER[0])
     document = read_json(path, f"result {path}", missing=MAKE, invalid="make it again")
@@ -56,7 +56,7 @@ def read_result(path: Path) -> Result:
         for key, by_key in BY_KEY.items():
             if key in document:
                 return _rendered(by_key, document, path)
-    raise InputError(f"{path} is no result that a report shows; {MAKE}")
+    raise InputError(f"{path} is not a result that a report can show; {MAKE}")
 
 
 def _rendered(render: Render, document: Mapping[str, Any], path: Path) -> Result:

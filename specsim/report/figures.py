@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from textwrap import shorten
-from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -14,24 +13,25 @@ from specsim.io.arrays import Floats, IntArray
 from specsim.replaying.sums import PARTS
 from specsim.report.drawing import (
     ADAPTIVE,
+    COLORS,
+    DASHED,
     DOT,
     INK,
-    MEASURED,
+    MARKERS,
     MUTED,
     PREDICTED,
+    WIDE,
+    add_tooltips,
+    draw_intervals,
     estimates,
-    interval_told,
+    interval_tooltip,
     margin_notes,
-    spans,
+    rows_figure,
     styled,
     svg,
-    told,
 )
 
-WIDE = 12.4  # inches
-COLORS = (PREDICTED, MEASURED, ADAPTIVE, "#7a6fac", "#56b4e9", "#b8860b", INK, "#cc79a7")
 PART_COLORS = (PREDICTED, INK, "#9cc9e8", "#c9ced6")  # of PARTS
-MARKERS = "osD^vPX*"
 LONGEST_LABEL = 60  # characters
 
 
@@ -44,22 +44,11 @@ def lines_of_estimates(labels: Sequence[str], values: Sequence[Mapping[str, floa
 @styled()
 def estimates_figure(labels: Sequence[str], values: Sequence[Mapping[str, float]], what: str) -> Figure:
     """A line per label with its estimate and interval; the first is drawn in green."""
-    y = np.arange(len(labels))[::-1]
-    mid, low, high = estimates(values)
-    figure = Figure(figsize=(WIDE, 1.1 + 0.34 * len(labels)), layout="constrained")
-    axes = figure.subplots()
-    axes.grid(visible=False, axis="y")
-    axes.grid(visible=True, axis="x")
-    axes.axvline(1, color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
-    bars = spans(mid, low, high)
-    for at, label in enumerate(labels):
-        color = PREDICTED if at else ADAPTIVE
-        style: dict[str, Any] = {"fmt": "o", "color": color, "markersize": 7, "elinewidth": 1.6, **DOT}
-        marks = axes.errorbar(mid[at : at + 1], y[at : at + 1], xerr=bars[:, at : at + 1], **style)
-        told(marks[0], [interval_told(label, mid[at], low[at], high[at])])
-    axes.set_yticks(y, [shorten(label, LONGEST_LABEL, placeholder=" ...") for label in labels], color=INK)
-    axes.spines["left"].set_visible(False)
-    axes.set_ylim(-0.6, len(labels) - 0.4)
+    short = [shorten(label, LONGEST_LABEL, placeholder=" ...") for label in labels]
+    figure, axes, y = rows_figure(short, 1.1 + 0.34 * len(labels))
+    axes.axvline(1, **DASHED)
+    for row, (label, value) in enumerate(zip(labels, values, strict=True)):
+        draw_intervals(axes, y[row], [value], PREDICTED if row else ADAPTIVE, [label])
     axes.margins(x=0.04)
     axes.set_xlabel(what)
     return figure
@@ -97,20 +86,15 @@ def run_figure(accepted: IntArray | None, token_s: Floats, baseline_s: float) ->
 
 @styled()
 def shares(labels: Sequence[str], counts: Mapping[str, Sequence[int]], colors: Mapping[str, str], name: str) -> str:
-    """A bar per label of how many are of which kind. counts : by kind, one for each label"""
-    y, left = np.arange(len(labels))[::-1], np.zeros(len(labels))
-    figure = Figure(figsize=(WIDE, 1.2 + 0.4 * len(labels)), layout="constrained")
-    axes = figure.subplots()
-    axes.grid(visible=False, axis="y")
-    axes.grid(visible=True, axis="x")
+    """A bar per label of how many are of which kind. counts : by kind, a number for each label"""
+    figure, axes, y = rows_figure(labels, 1.2 + 0.4 * len(labels))
+    left = np.zeros(len(labels))
     for kind, numbers in counts.items():
         bars = axes.barh(y, numbers, 0.62, left, color=colors[kind], label=kind)
         for bar, label, number in zip(bars, labels, numbers, strict=True):
-            told(bar, [f"{label}: {number} {kind}"])
+            add_tooltips(bar, [f"{label}: {number} {kind}"])
         left += np.asarray(numbers)
-    axes.set_yticks(y, labels, color=INK)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.spines["left"].set_visible(False)
     axes.set_xlabel("number")
     figure.legend(loc="outside upper right", ncols=len(counts), handlelength=1.2, columnspacing=1.4)
     return svg(figure, name, "How many are of which kind")
@@ -121,7 +105,7 @@ def by_batch(batches: Sequence[int], lines: Mapping[str, Sequence[Mapping[str, f
     """Speedup over the batch, a line with its intervals for each label."""
     figure = Figure(figsize=(WIDE, 4.6), layout="constrained")
     axes = figure.subplots()
-    axes.axhline(1, color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
+    axes.axhline(1, **DASHED)
     notes = [(1.0, "no speculation", MUTED)]
     for number, (label, values) in enumerate(lines.items()):
         color, marker = COLORS[number % len(COLORS)], MARKERS[number % len(MARKERS)]
@@ -129,8 +113,8 @@ def by_batch(batches: Sequence[int], lines: Mapping[str, Sequence[Mapping[str, f
         axes.fill_between(batches, low, high, color=color, alpha=0.08, linewidth=0)
         axes.plot(batches, mid, color=color, linewidth=1.4)
         (marks,) = axes.plot(batches, mid, marker, color=color, markersize=6, **DOT)
-        texts = [interval_told(f"{label}, batch {at}", *one) for at, *one in zip(batches, mid, low, high, strict=True)]
-        told(marks, texts)
+        texts = map(interval_tooltip, [f"{label}, batch {batch}" for batch in batches], mid, low, high)
+        add_tooltips(marks, texts)
         notes.append((float(mid[-1]), label, color))
     axes.set_xscale("log", base=2)
     axes.set_xticks(batches, [str(batch) for batch in batches])

@@ -1,1 +1,0 @@
-"""Pages of results that commands print as JSON, and the page that joins results of any kind."""
