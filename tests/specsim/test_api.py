@@ -92,7 +92,7 @@ def test_an_unfitted_policy_object_is_refused_and_a_fitted_one_taken() -> None:
 
 def test_a_replay_has_its_rounds_as_a_table() -> None:
     run = specsim.replay(small_trace(), RampCost(), "fixed_k", k=3)
-    frame = run.rounds.to_frame()  # type: ignore[union-attr]
+    frame = run.rounds.to_frame()
     assert len(frame) == run.num_rounds.sum() and frame["accepted"].sum() == run.accepted.sum()
     assert frame["drafted"].max() == 3
 
@@ -121,7 +121,7 @@ def test_the_notebook_of_the_documentation_runs(tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
     exec(block("howto/own_models.md", "specsim.read_trace"), names)  # the reader's notebook
-    assert len(names["board"].to_frame()) > 5  # type: ignore[attr-defined]
+    assert len(names["board"].to_frame()) > 5
 
 
 def shown_results() -> list[type]:
@@ -183,7 +183,7 @@ def test_figures_show_their_numbers() -> None:
     run = specsim.replay(trace, cost, "fixed_k", k=3)
     left, right = run.plot().axes
     shares = [bar.get_height() for bar in left.patches]
-    assert sum(shares) == pytest.approx(100) and run.rounds is not None
+    assert sum(shares) == pytest.approx(100)
     assert shares[0] == pytest.approx(100 * float((run.rounds.accepted == 0).mean()))
     widths = [bar.get_width() for bar in right.patches]
     assert widths[-1] / sum(widths[:-1]) == pytest.approx(run.speedup)

@@ -54,7 +54,7 @@ def test_an_unknown_name_is_answered_with_those_that_there_are() -> None:
 
 def test_trees_of_the_eagle_example_are_recorded_as_wide_as_they_are_searched() -> None:
     trace = specsim.read_trace(TRACE)
-    assert trace.tree is not None and (trace.tree.width, trace.tree.nodes) == (10, 128)
+    assert (trace.tree.width, trace.tree.nodes) == (10, 128)
     assert specsim.tune(trace, specsim.read_cost(COST), "pct", trials=8, jobs=1).holdout.speedup > 1
     board = specsim.leaderboard(trace, specsim.read_cost(COST), policies=["fixed_k", "eagle2"], trials=40, jobs=1)
     eagle2 = next(row for row in board.rows if row.label == "eagle2, tuned")
@@ -94,7 +94,7 @@ def test_two_drafters_have_profiles_of_one_machine() -> None:
     made = set()
     for drafter in ("eagle", "model"):
         trace, cost = specsim.read_trace(f"example:lab-{drafter}"), specsim.read_cost(f"example:lab-deep-{drafter}")
-        assert isinstance(cost, ProfileCost) and trace.tree is not None
+        assert isinstance(cost, ProfileCost)
         assert cost.max_tree_tokens <= trace.tree.nodes + 1  # searches stay within both
         verify_s = [float(cost.verify(tokens, 100)) for tokens in range(1, trace.depth + 2)]
         assert verify_s == sorted(verify_s)  # noise is less than what a token takes

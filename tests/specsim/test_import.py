@@ -35,6 +35,7 @@ def test_no_module_imports_torch_or_what_runs_models() -> None:
     roots = {name.split(".")[0] for name in loaded}
     assert "numba" in roots
     assert not roots & {"torch", "transformers", "triton", "realrun", "speckernels"}
+    assert "matplotlib.pyplot" not in loaded  # it chooses a display
 
 
 def test_importing_the_package_itself_loads_nothing_heavy() -> None:

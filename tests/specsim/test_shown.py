@@ -42,7 +42,6 @@ def test_costs_say_what_steps_take_in_one_line(name: str) -> None:
         shown = re.search(
             r"decoding step ([\d.]+) ms,( proposal ([\d.]+) ms,)? draft step ([\d.]+) ms at ([\d,]+) cached", said
         )
-        assert shown is not None
         context = int(shown[5].replace(",", ""))
         assert float(shown[1]) == pytest.approx(1e3 * float(cost.autoregressive_step(context)), rel=1e-3)
         draft_ms = float(shown[3] or 0.0) + float(shown[4])

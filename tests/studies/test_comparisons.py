@@ -120,6 +120,5 @@ def test_rows_get_their_speedup_on_the_tuning_prompts_and_their_truncated_rounds
     policy = make_policy("pct", {"max_depth": 5})
     assert document["rows"][0]["train_speedup"] == train.replay(policy).speedup != holdout.replay(policy).speedup
     replayed = holdout.replay(policy)
-    assert replayed.truncated is not None
     assert document["rows"][0]["truncated_share"] == replayed.truncated.sum() / replayed.num_rounds.sum() > 0
     assert document["rows"][1]["truncated_share"] == 0 and document["step_ratio"] == pytest.approx(0.1)

@@ -25,7 +25,6 @@ CONFIG = {
 def test_a_pass_is_flat_up_to_the_knee_and_linear_beyond() -> None:
     cost = paper_costs.KneeCost(1e-3, 1e-2, knee_tokens=32)
     table = compile_table(cost, max_draft_tokens=8, contexts=(10, 100), trees=True)
-    assert table.tree is not None
     assert table.tree.verify_s[[1, 32, 33, 64], 0] == pytest.approx([1e-2, 1e-2, 1e-2 * 33 / 32, 2e-2])
     assert table.tree.wider_s[[1, 32, 64], 0] == pytest.approx([0, 0, 1e-3])
     assert table.draft_s[4, 0] == pytest.approx(4e-3)
@@ -35,7 +34,6 @@ def test_a_pass_is_flat_up_to_the_knee_and_linear_beyond() -> None:
 def test_a_round_has_the_papers_overhead_and_a_node_its_price(name: str) -> None:
     cost = paper_costs.paper_costs(CONFIG)[name]
     table = compile_table(cost, max_draft_tokens=5, contexts=(10, 100), trees=True)
-    assert table.tree is not None
     assert table.round_overhead_s == table.tree.round_overhead_s == 4.9e-3
     assert table.autoregressive_s[0] == pytest.approx(29.8e-3)  # no round, no overhead
     extra = 7e-6 * 50 if name == paper_costs.PAPER else 29.8e-3 * (51 / 32 - 1)

@@ -34,7 +34,6 @@ def test_rounds_count_nodes_and_tokens(trace: Trace) -> None:
     rounds = Rounds.of(trace, star)
     # Each sequence's last round has no room for a draft where a round before left just one token.
     log = PricedTrace(trace, ConstantCost(1.0, 1.0)).replay(star, log=True).rounds
-    assert log is not None
     accepted = tree_shapes.accepted_tokens((4, 0, 0, 0, 0), trace.true_rank)
     starts = trace.offsets[log.sequence] + log.t
     assert rounds.tau.estimate == pytest.approx(1 + np.where(log.drafted > 0, accepted[starts], 0).mean())

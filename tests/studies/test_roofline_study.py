@@ -49,7 +49,6 @@ def measured_in_batches(target: str, rng: np.random.Generator) -> dict[str, Any]
     """The same machine's profile of batches."""
     cost = report.roofline({}, target, "model", CONFIG)
     slow = Derating(0.5, 0.4, 3e-5, 0.2)
-    assert cost.draft_passes is not None
     beside = Overheads(round_s=1e-4, cold_start_s=5e-4, cold_start_ratio=0.6)
     cost = replace(
         cost,

@@ -75,7 +75,7 @@ def test_hindsight_bounds_what_is_chosen_once_for_all_prompts(document: Document
     assert gains.gain(document, gains.FIXED) == Estimate(0.0, 0.0, 0.0)
     found = gains.gain(document, gains.DRAWN)
     ratio = sum(rows[gains.FIXED]["seconds"]) / sum(rows[gains.DRAWN]["seconds"])
-    assert found is not None and found.estimate == pytest.approx(100 * (ratio - 1))
+    assert found.estimate == pytest.approx(100 * (ratio - 1))
     assert gains.CALI not in rows and gains.gain(document, gains.CALI) is None  # synthetic prompts have no scores
 
 

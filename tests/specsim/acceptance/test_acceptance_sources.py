@@ -38,7 +38,7 @@ def test_rounds_are_read_whole_and_by_policy(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD)
     rounds = read_rounds(path)
     assert rounds.drafted.tolist() == GOOD["drafted"] and rounds.accepted.tolist() == GOOD["accepted"]
-    assert rounds.t is not None and rounds.t.tolist() == GOOD["t"]
+    assert rounds.t.tolist() == GOOD["t"]
     selected = read_source(path, policy="b")
     assert isinstance(selected, Rounds) and selected.drafted.tolist() == [1]
     minimal = read_rounds(write(tmp_path, {"drafted": [2], "accepted": [1]}))

@@ -40,7 +40,6 @@ def whole_rounds(trace: Trace, k: int) -> np.ndarray:
     that of a round in an endless text.
     """
     log = run(trace, FixedK(k=k), log=True).rounds
-    assert log is not None
     left = trace.output_tokens[log.sequence] - log.t
     counted = log[left > k]
     assert (counted.drafted == k).all()
@@ -134,7 +133,6 @@ def test_an_accepted_end_token_leaves_no_room_for_the_target_s_own() -> None:
     """Eq. 14 takes every round to emit a + 1 tokens: it misses by the rounds that accept the end. Eq. 13 does not."""
     trace = small_trace(3)
     result = run(trace, FixedK(k=6), log=True)
-    assert result.rounds is not None
     rounds = result.rounds
     ends_inside = int((rounds.t + rounds.accepted == trace.output_tokens[rounds.sequence]).sum())
     summary = summarise(result)

@@ -58,7 +58,7 @@ def test_every_step_of_an_order_must_hold() -> None:
 @pytest.mark.parametrize("quantity", [*RATIOS, "oracle_regret"])
 def test_quantities_equal_a_prediction(trace: specsim.Trace, check_claim: CheckClaim, quantity: str) -> None:
     checked = check_claim(f'settings = {{ k = 3 }}\nquantity = "{quantity}"\nat_least = -1e9')
-    assert checked.found is not None and checked.verdict == "holds"
+    assert checked.verdict == "holds"
     predicted = specsim.predict(trace, COST, "fixed_k", k=3)
     expected = {
         "speedup": predicted.speedup.estimate,
@@ -78,15 +78,14 @@ def test_quantities_equal_a_prediction(trace: specsim.Trace, check_claim: CheckC
 def test_sequences_can_weigh_the_same(trace: specsim.Trace, check_claim: CheckClaim) -> None:
     checked = check_claim('settings = { k = 3 }\naverage = "sequences"\nat_least = 0.0')
     run = specsim.replay(trace, COST, "fixed_k", k=3)
-    assert checked.found is not None
     assert checked.found.estimate == pytest.approx(float(np.mean(run.autoregressive_s / run.speculative_s)))
 
 
 def test_a_value_is_about_this_record_and_a_bound_about_prompts(check_claim: CheckClaim) -> None:
     value = check_claim("settings = { k = 4 }\nexpected = 2.33\ntolerance = 0.01")
     bound = check_claim("settings = { k = 4 }\nat_least = 2.3")
-    assert value.verdict == "holds" and value.found is not None and value.found.low == value.found.high
-    assert bound.verdict == "not decidable" and bound.found is not None and bound.found.low < 2.3 < bound.found.high
+    assert value.verdict == "holds" and value.found.low == value.found.high
+    assert bound.verdict == "not decidable" and bound.found.low < 2.3 < bound.found.high
     assert value.passed and not bound.passed
 
 
@@ -108,7 +107,7 @@ def test_a_ratio_is_of_two_subjects(check_claim: CheckClaim) -> None:
     checked = check_claim(
         "ratio = [{ settings = { k = 4 } }, { settings = { k = 1 } }]\nexpected = 1.435\ntolerance = 0.01"
     )
-    assert checked.verdict == "holds" and checked.found is not None
+    assert checked.verdict == "holds"
     assert checked.found.estimate == pytest.approx(2.329 / 1.623, abs=2e-3)
 
 
@@ -141,14 +140,14 @@ def test_replays_and_draft_limits_are_those_of_a_leaderboard(trace: specsim.Trac
     subject = 'policy = "beta_ts"\nsettings = { alpha0 = 1.0, beta0 = 1.0 }\nmax_draft_tokens = 5\ntuning_share = 0.5\n'
     assert check_claim(f"{subject}replays = 3\nat_least = -9.0").found == row.prediction.speedup
     regret = check_claim(f'{subject}replays = 3\nquantity = "oracle_regret"\nat_least = -9.0').found
-    assert regret is not None and regret.estimate == pytest.approx(row.prediction.oracle_regret, rel=1e-12)
+    assert regret.estimate == pytest.approx(row.prediction.oracle_regret, rel=1e-12)
     single = check_claim(f"{subject}at_least = 0.0")
     assert single.found is not None and single.found != row.prediction.speedup
 
 
 def test_a_policy_that_learns_is_reported_on_the_held_out_sequences(check_claim: CheckClaim) -> None:
     checked = check_claim('policy = "renewal_stop"\ntuning_share = 0.25\nat_least = 1.0')
-    assert checked.verdict == "holds" and checked.seconds is not None
+    assert checked.verdict == "holds"
     assert len(checked.seconds[0]) == 18
 
 
@@ -159,7 +158,7 @@ def test_with_a_tuning_share_every_policy_is_reported_on_the_held_out_sequences(
     order = 'order = [{ policy = "fixed_k", settings = { k = 4 } }, { policy = "renewal_stop" }]'
     for share, sequences in (("", 24), ("tuning_share = 0.5\n", 12)):
         checked = check_claim(share + order)
-        assert checked.seconds is not None and len(checked.seconds[0]) == sequences
+        assert len(checked.seconds[0]) == sequences
     priced = PricedTrace(trace, COST)
     part = priced.select(split_sequences(trace, tuning_share=0.5)[1])
     fixed = specsim.predict(part.trace, COST, "fixed_k", k=4)
@@ -181,7 +180,7 @@ def test_rounds_are_compared_with_a_real_run(
     checked = check_claim(
         f'settings = {{ k = 3 }}\nquantity = "rounds_identical_percent"\nrounds = "{path}"\nat_least = 100'
     )
-    assert checked.found is not None and checked.passed == (not changes)
+    assert checked.passed == (not changes)
     assert checked.found.estimate == pytest.approx(100 * (1 - changes / len(rounds)))
 
 

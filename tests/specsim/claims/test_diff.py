@@ -114,7 +114,7 @@ def test_several_runs_of_a_side_are_taken_together(tmp_path: Path) -> None:
     assert lines["policy 2"].old == pytest.approx(sum(baseline) / sum(own), rel=1e-12)
     single = {line.name: line for line in read_diff(paths[0], paths[2]).lines}["policy 2"].ratio
     both_ways = lines["policy 2"].ratio
-    assert single is not None and both_ways is not None and both_ways.high / both_ways.low < single.high / single.low
+    assert both_ways.high / both_ways.low < single.high / single.low
 
 
 def columns(document: dict[str, Any]) -> tuple[list[float], list[float]]:

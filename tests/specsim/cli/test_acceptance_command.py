@@ -83,8 +83,3 @@ def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
         call("generate", model, "--out", tmp_path / "trace")
     call("fit", counters(tmp_path), "--model", "iid", "--out", model, "--overwrite")
     assert load_model(model).name == "iid"
-
-
-def test_help_names_the_sources() -> None:
-    text = call("fit", "--help")
-    assert "rounds" in text and "counters" in text and "Example" in text

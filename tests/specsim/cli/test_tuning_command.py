@@ -50,7 +50,7 @@ def call(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
         monkeypatch.setattr(sys, "argv", ["tune", str(trace), "--cost", str(cost), *map(str, args)])
         with pytest.raises(SystemExit) as stop:
             run(app)
-        return stop.value.code or 0, *capsys.readouterr()  # type: ignore[return-value]
+        return stop.value.code or 0, *capsys.readouterr()
 
     return run_command
 
@@ -138,7 +138,7 @@ def test_every_policy_can_be_tuned_by_every_search(name: str) -> None:
             PricedTrace(train, RampCost()),
             PricedTrace(holdout, RampCost()),
             SearchSettings(search=search, trials=9),
-        )  # type: ignore[arg-type]
+        )
         assert type(found.best) is kind and found.train.speedup.estimate > 0
         assert found.references["best_fixed_k"].prediction.policy.name == FixedK.name
 

@@ -60,7 +60,6 @@ def test_the_rule_is_as_fast_as_the_best_threshold_found_by_hand() -> None:
     """With signals that are the acceptance probabilities, the best rule is a threshold on their product."""
     train, held = halves(signalling_trace(honest=True))
     rule = learned_rule(train, SearchSettings(jobs=1))
-    assert rule is not None
     own_s = held.replay(rule).speculative_s.sum()
     best_s = min(seconds_by_hand(held.trace, least) for least in np.geomspace(0.02, 0.98, 40))
     oracle_s = chain_oracle_seconds(held.trace, held.table()).sum()
@@ -71,7 +70,6 @@ def test_without_information_the_rule_is_the_best_fixed_draft_length() -> None:
     """The oracle is as far ahead as ever; none of that is for a policy to gain."""
     train, held = halves(signalling_trace(honest=False))
     rule = learned_rule(train, SearchSettings(jobs=1))
-    assert rule is not None
     fixed_s = min(held.replay(make_policy("fixed_k", {"k": k})).speculative_s.sum() for k in range(1, 9))
     assert held.replay(rule).speculative_s.sum() == pytest.approx(fixed_s, rel=0.02)
     assert chain_oracle_seconds(held.trace, held.table()).sum() < 0.75 * fixed_s
@@ -81,20 +79,20 @@ def test_a_board_shows_the_gap_to_the_rule_beside_the_gap_to_the_oracle() -> Non
     trace = signalling_trace(honest=True)
     kinds = [POLICIES["fixed_k"], POLICIES["max_confidence"]]
     options = {"kinds": kinds, "trials": 8, "replays": 1, "sensitivity": False}
-    (board,) = leaderboards({"t": trace}, [COST], **options)  # type: ignore[arg-type]
+    (board,) = leaderboards({"t": trace}, [COST], **options)
     train, held = halves(trace)
     rule = learned_rule(train, SearchSettings(jobs=1))
     assert board.rule == rule and rule is not None
     rule_s = held.replay(rule).speculative_s.sum()
     for row in board.rows:
         assert row.rule_gap == pytest.approx(row.speculative_s.sum() / rule_s - 1)
-        assert row.prediction.oracle_regret is not None and row.rule_gap < row.prediction.oracle_regret
+        assert row.rule_gap < row.prediction.oracle_regret
         assert row.as_dict()["learned_rule_gap"] == row.rule_gap
     _, rest = split_sequences(trace)
     rows = np.concatenate([np.arange(trace.offsets[s], trace.offsets[s + 1]) for s in rest])
     match = trace.match_len.copy()
     match[rows] = 0
-    (spoiled,) = leaderboards({"t": dataclasses.replace(trace, match_len=match)}, [COST], **options)  # type: ignore[arg-type]
+    (spoiled,) = leaderboards({"t": dataclasses.replace(trace, match_len=match)}, [COST], **options)
     assert spoiled.rule == rule  # it learns from the tuning sequences alone
 
 

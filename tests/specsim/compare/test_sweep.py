@@ -74,17 +74,11 @@ def test_every_speedup_is_that_of_a_replay(traces: list[Path]) -> None:
                 told = run.autoregressive_s.sum() / run.speculative_s.sum()
                 assert speedups[number, at] == pytest.approx(told, rel=1e-12)
         best = swept.best[number]
-        assert best is not None and best.configuration == int(np.argmax(swept.tuning[number]))
+        assert best.configuration == int(np.argmax(swept.tuning[number]))
         reported = best.holdout["speedup"]
         assert reported["estimate"] == pytest.approx(swept.holdout[number, best.configuration], rel=1e-12)
         assert reported["low"] < reported["estimate"] < reported["high"]
         assert best.tuning_speedup == swept.tuning[number, best.configuration]
-
-
-def test_costs_and_traces_decide_the_best(traces: list[Path]) -> None:
-    swept = sweep(cells_of(traces), configurations_of(["fixed_k"], 8, depth=4), HERE)
-    lengths = [best.holdout["params"]["k"] for best in swept.best if best]
-    assert lengths[0] > lengths[3]  # more where more is accepted
 
 
 def test_progress_counts_replays_of_all_cells(traces: list[Path]) -> None:
@@ -97,7 +91,7 @@ def test_what_a_trace_cannot_serve_is_told(traces: list[Path]) -> None:
     deep: list[Configuration] = [("fixed_k", {"k": 5}), ("fixed_k", {"k": 2}), ("pct", {})]
     swept = sweep(cells_of(traces)[::3], deep, HERE)
     assert (swept.tuning > 0).tolist() == [[True, True, False], [False, True, False]]
-    assert "needs recorded trees" in swept.reasons[0] and swept.best[1] is not None and swept.best[1].configuration == 1
+    assert "needs recorded trees" in swept.reasons[0] and swept.best[1].configuration == 1
     nothing = sweep(cells_of(traces)[:1], [("pct", {})], HERE)
     assert nothing.best == [None] and nothing.as_dict()["cells"][0]["refused"] == 1
 
@@ -252,7 +246,7 @@ def test_workers_that_are_killed_end_in_one_line(backend: str, monkeypatch: pyte
         monkeypatch.setitem(dask.config.config["distributed"]["scheduler"], "allowed-failures", 0)
 
     def work() -> None:
-        with Workers(backend, 2).ready() as each:  # type: ignore[arg-type]
+        with Workers(backend, 2).ready() as each:
             list(each(_die, [(0,), (1,)]))
 
     refusal(work, "a worker process was killed", "--jobs", "goes on")

@@ -222,7 +222,6 @@ def test_medusas_heads_draft_all_tokens_in_one_pass_over_the_last_state() -> Non
 def test_eagle_is_one_layer_an_input_projection_and_the_targets_head() -> None:
     names = ["eagle", "edd"]
     eagle, edd = (priced(name).drafter.model for name in names)
-    assert eagle is not None and edd is not None
     assert eagle.parameters - edd.parameters == 2 * 4096**2
     weights = 202375168 + 4096 * 32000  # the layer and the head; of the embedding one row is read
     assert float(priced("edd").draft(1, 100)) == pytest.approx(2 * weights / 1e12, rel=0.01)

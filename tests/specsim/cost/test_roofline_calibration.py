@@ -107,7 +107,7 @@ def test_batches_are_found_from_half_of_the_cells_by_one_calibration() -> None:
     after = {row.region: row for row in residuals(found, cells.select(~cells.alternate))}
     assert {"batch 1", "batch 2", "batch 4", "batch 8", "all"} < set(after)
     assert max(row.median_abs for row in after.values()) < 0.005 and after["all"].worst < 0.03
-    assert found.covered is not None and found.covered.batches == (1, 2, 4, 8)
+    assert found.covered.batches == (1, 2, 4, 8)
     assert (found.step_s, found.round_s) == (3e-4, pytest.approx(1e-4))
     assert replace(found, batch=8).notes(3, (64, 6000)) == []
 
@@ -129,14 +129,13 @@ def grid(passes: Roofline, gap: bool = False) -> GridCost:
 
 def test_grids_of_two_models_at_several_batches_calibrate_both() -> None:
     truth = hidden(uncalibrated())
-    assert truth.draft_passes is not None
     pair = GridPairCost(grid(truth.target, gap=True), grid(truth.draft_passes), batch=4, round_overhead_s=1e-4)
     found = calibrate(uncalibrated(), pair)
     cells = measured_cells(pair)
     assert len(cells.seconds) == 2 * 45 - 1
     assert predicted_seconds(found, cells) == pytest.approx(cells.seconds, rel=0.02)
     assert replace(found, batch=16).verify(8, 3000) == pytest.approx(replace(truth, batch=16).verify(8, 3000), rel=0.02)
-    assert found.covered is not None and found.covered.batches == (1, 4, 16) and found.round_overhead() == 1e-4
+    assert found.covered.batches == (1, 4, 16) and found.round_overhead() == 1e-4
 
 
 def test_a_measured_layer_of_experts_is_met_under_balanced_routing() -> None:
@@ -145,7 +144,7 @@ def test_a_measured_layer_of_experts_is_met_under_balanced_routing() -> None:
     model = find_architecture("qwen3-30b-a3b").first(1)
     errors = {}
     for routing in ("balanced", "uniform"):
-        layer = replace(model, experts=Experts(128, 8, 768, routing=routing))  # type: ignore[arg-type]
+        layer = replace(model, experts=Experts(128, 8, 768, routing=routing))
         passes = Roofline(layer, find_hardware("h100"))
 
         def operations(n: int, passes: Roofline = passes) -> Any:

@@ -159,7 +159,6 @@ class TestMeasured:
         ]:
             assert_refused(call("specsim", "cost", "show", written(tmp_path, **changes)), *words)
         config = find_architecture("mixtral-8x7b")
-        assert config.experts is not None
         odd = replace(config, experts=replace(config.experts, intermediate_size=1000))
         with pytest.raises(InputError, match="lack an operation: .*MoE"):
             SiliconPasses(odd, "h200").seconds(1, 100)

@@ -28,10 +28,10 @@ def test_space_pays_for_its_passes_and_for_no_draft_step() -> None:
     table = cost_table(trace, model, policy)
     result = replay(trace, policy, table, log=True)
     plain = replay(trace, FixedK(k=2), cost_table(trace, model), log=True)
-    assert result.rounds is not None and plain.rounds is not None and result.rounds.rows() == plain.rounds.rows()
+    assert result.rounds.rows() == plain.rounds.rows()
     draft_s, policy_s, verify_s, other_s = result.seconds.sum(axis=0)
     rounds = result.num_rounds.sum()
-    assert draft_s == policy_s == 0 and result.rounds is not None
+    assert draft_s == policy_s == 0
     passes = [float(model.verify(3 * (drafted + 1), 0)) for drafted in result.rounds.drafted.tolist()]
     assert verify_s == pytest.approx(sum(passes), rel=1e-12)
     assert passes.count(float(model.verify(9, 0))) > 0.8 * rounds
@@ -61,9 +61,7 @@ def test_on_a_trace_of_space_masks_are_part_of_every_pass(name: str, settings: d
     policy = make_policy(name, settings)
     result = replay(as_space(trace), policy, cost_table(as_space(trace), model, policy), log=True)
     elsewhere = replay(trace, policy, cost_table(trace, RampCost(slope=0.0), FixedK(k=2)), log=True)
-    assert result.rounds is not None and elsewhere.rounds is not None
     assert result.rounds.rows() == elsewhere.rounds.rows()
-    assert result.rounds is not None
     drafted = result.rounds.drafted.tolist()
     draft_s, _, verify_s, _ = result.seconds.sum(axis=0)
     assert verify_s == pytest.approx(sum(float(model.tree_verify((m + 1) * (k + 1), 0)) for m in drafted), rel=1e-12)

@@ -87,14 +87,13 @@ def test_it_is_right_about_servers_of_known_truth(rounds: int) -> None:
 def test_few_rounds_cannot_tell_and_say_how_many_would() -> None:
     rates = np.array([0.75, 0.74, 0.73, 0.72, 0.71, 0.7])
     few = advise(counted(rates, 40, np.random.default_rng(3)), COST, context=100)
-    assert not few.sure and few.times_rounds is not None and few.times_rounds >= 2 and few.rounds == 40
+    assert not few.sure and few.times_rounds >= 2 and few.rounds == 40
     assert advise(counted(rates, 100_000, np.random.default_rng(3)), COST, context=100).sure
 
 
 def test_a_recorded_trace_decodes_as_fast_as_its_best_at_the_k_that_its_counts_recommend() -> None:
     trace = specsim.read_trace(Path(specsim.__file__).parent / "data" / "example" / "lab-model.zip")
     run = specsim.replay(trace, COST, "fixed_k", k=trace.depth)
-    assert run.rounds is not None
     found = advise(counters_of(Rounds(run.rounds.drafted, run.rounds.accepted)), COST, context=100)
     replayed = [specsim.replay(trace, COST, "fixed_k", k=k).speedup for k in range(1, trace.depth + 1)]
     assert replayed[found.k - 1] >= 0.98 * max(replayed)

@@ -63,9 +63,7 @@ def replayed_rounds(
 ) -> list[list[tuple[int, int, int]]]:
     played = as_engine(trace, conventions, max_output_tokens=limit).trace
     run = specsim.replay(played, COST, policy)
-    assert run.rounds is not None
     rounds = rounds_of(run.rounds, played, conventions)
-    assert rounds.sequence_id is not None and rounds.t is not None
     rows = np.stack([rounds.t, rounds.drafted, rounds.accepted], axis=1)
     return [[tuple(row) for row in rows[rounds.sequence_id == s].tolist()] for s in range(trace.sequences)]
 

@@ -97,7 +97,6 @@ def test_what_an_engine_does_not_have_is_refused() -> None:
 def test_scripted_acceptance_is_the_sources() -> None:
     """Of the counters of llama.cpp at K = 3, where 308, 207 and 144 of 475 rounds accepted so far."""
     source = read("llamacpp-log", "llamacpp_log_k3.txt").source
-    assert source is not None
     shares = acceptance_by_depth(source, 3)
     assert shares == pytest.approx([308 / 475, 207 / 475, 207 / 475 * 144 / 203])
     assert vllm_config(scripted("vllm", shares).flags)["synthetic_acceptance_rates"] == pytest.approx(shares, abs=1e-6)

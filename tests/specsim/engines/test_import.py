@@ -12,7 +12,7 @@ import pytest
 from specsim.acceptance.sources import Counters, Rounds, read_counters, read_rounds, read_source, verified_by_depth
 from specsim.engines.as_engine import counters_of
 from specsim.engines.formats.records import ImportedRecords, aiperf_records
-from specsim.engines.formats.registry import FORMATS, read_format
+from specsim.engines.formats.registry import read_format
 from specsim.engines.rates import Printed, counters, counts_of_rates, part_of
 from specsim.io.errors import InputError
 from tests.specsim.engines.test_as_engine import COUNTED
@@ -43,7 +43,6 @@ def log_without(path: Path, *words: str) -> Path:
 
 def sums(imported: ImportedRecords) -> tuple[int, int, int, list[int]]:
     totals = imported.totals
-    assert totals is not None
     return totals.rounds, totals.drafted, totals.accepted, totals.by_depth.accepted.tolist()
 
 
@@ -60,7 +59,7 @@ def test_every_round_of_a_llamacpp_log() -> None:
     rounds = rounds_of(imported)
     assert (rounds.drafted.tolist(), rounds.accepted.tolist()) == by_hand("llamacpp", "3")
     assert imported.requests == 12 and imported.output_tokens == (96,) * 12 and not imported.skipped
-    assert rounds.t is not None and rounds.sequence_id is not None
+    assert rounds.sequence_id is not None
     assert (rounds.t[rounds.sequence_id == 0][:4]).tolist() == [1, 5, 8, 9]
 
 
@@ -93,7 +92,7 @@ def test_a_line_of_debug_level_repeats_no_round(tmp_path: Path) -> None:
     alone = tmp_path / "log"
     alone.write_text("".join(line for line in lines[1:] if "new n_tokens" in line))
     drafted, accepted = by_hand("llamacpp", "3")
-    assert both.totals is not None and both.requests == 2
+    assert both.requests == 2
     count = both.totals.rounds
     assert rounds_of(both).accepted.tolist() == accepted[88 - count : 88]
     assert rounds_of(both).drafted.tolist() == drafted[88 - count : 88]
@@ -380,7 +379,7 @@ def test_requests_of_several_samples_and_positions_of_rounds(tmp_path: Path) -> 
     imported = written(96)
     assert [*imported.skipped.values()] == [1] and imported.output_tokens == (96,) * 12
     t = rounds_of(imported).t
-    assert t is not None and t[:3].tolist() == [1, 5, 8]
+    assert t[:3].tolist() == [1, 5, 8]
     assert rounds_of(written(120)).t is None
 
 
@@ -391,10 +390,10 @@ def test_rates_become_the_only_counts_that_fit() -> None:
         counts = np.sort(rng.integers(0, rounds + 1, size=4))[::-1]
         rates = [Printed.of(f"{times / rounds:.3f}") for times in counts]
         found = counts_of_rates(rates, rounds, int(counts.sum()))
-        assert found is not None and found.accepted.tolist() == counts.tolist() and found.off_by == 0
+        assert found.accepted.tolist() == counts.tolist() and found.off_by == 0
         drafted, length = 4 * rounds, Printed.of(f"{1 + counts.sum() / rounds:.2f}")
         part = part_of(length, rates, drafted, int(counts.sum()))
-        assert part is not None and part.rounds == rounds and part.counted.accepted.tolist() == counts.tolist()
+        assert part.rounds == rounds and part.counted.accepted.tolist() == counts.tolist()
 
 
 def test_of_more_rounds_counts_are_within_what_is_said() -> None:
@@ -403,7 +402,7 @@ def test_of_more_rounds_counts_are_within_what_is_said() -> None:
         rounds = int(rng.integers(10_000, 10_000_000))
         counts = np.sort(rng.integers(0, rounds + 1, size=4))[::-1]
         found = counts_of_rates([Printed.of(f"{times / rounds:.3f}") for times in counts], rounds, int(counts.sum()))
-        assert found is not None and abs(found.accepted - counts).max() <= found.off_by
+        assert abs(found.accepted - counts).max() <= found.off_by
         assert found.accepted.sum() == counts.sum() and (np.diff(found.accepted) <= 0).all()
 
 
@@ -455,9 +454,3 @@ def test_a_name_that_other_commands_would_not_read_is_refused(tmp_path: Path) ->
     assert_refused(call("specsim", "import", "tgi", scrape), "unknown input format 'tgi'; Formats: llamacpp-log")
     (tmp_path / "a.json").write_text("{}")
     assert_refused(call("specsim", "import", "prometheus", scrape, "--out", tmp_path / "a.json"), "--overwrite")
-
-
-def test_help_names_every_kind() -> None:
-    text = call("specsim", "import", "--help").out
-    listed = {line.split()[0] for line in text.splitlines() if line.strip()}
-    assert set(FORMATS) <= listed

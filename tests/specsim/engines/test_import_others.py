@@ -51,7 +51,7 @@ def test_sglang_by_its_names_of_today_and_before(tmp_path: Path) -> None:
     both = read("sglang-responses", path, META, {"meta_info": {"completion_tokens": 5}}, META)
     assert sums(both) == (66, 462, 138, [2 * times for times in REACHED])
     assert both.output_tokens == (100, 100) and [*both.skipped.values()] == [1]
-    assert both.totals is not None and both.totals.output_tokens / both.totals.rounds == META["spec_accept_length"]
+    assert both.totals.output_tokens / both.totals.rounds == META["spec_accept_length"]
 
 
 def test_nodes_of_a_tree_are_not_taken_for_depths(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_arctic_steps_as_lines_and_as_csv(tmp_path: Path) -> None:
     )
     for imported in (read("arctic", tmp_path / "a.jsonl", *rows), read_format("arctic", [table])):
         assert imported.requests == 2 and rounds_of(imported).drafted.tolist() == [4, 0, 3, 2]
-        assert rounds_of(imported).sequence_id.tolist() == [0, 0, 0, 1]  # type: ignore[union-attr]
+        assert rounds_of(imported).sequence_id.tolist() == [0, 0, 0, 1]
     table.write_text("step,spec\n1,2\n")
     with pytest.raises(InputError, match="not a table of steps"):
         read_format("arctic", [table])
@@ -229,7 +229,7 @@ def test_inference_lab_by_its_flags(tmp_path: Path) -> None:
         ({"config": ["c", "c", "d"]}, "several configs"),
     ):
         with pytest.raises(InputError, match=says):
-            read_format("inference-lab", [lab(tmp_path / "a.parquet", **changes)])  # type: ignore[arg-type]
+            read_format("inference-lab", [lab(tmp_path / "a.parquet", **changes)])
 
 
 def test_what_is_written_is_what_other_commands_read(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def test_a_trace_from_text_is_read_and_replayed(tmp_path: Path) -> None:
     trace = read_trace(out)
     assert trace.output_tokens.tolist() == [6, 5] and trace.budget_tokens.tolist() == [6, 8]
     assert trace.domain.tolist() == ["code", "all"] and trace.meta["drafter_facts"] == said["rule"]
-    assert trace.prompts is not None and trace.prompts[1].tolist() == [1, 2, 3]
+    assert trace.prompts[1].tolist() == [1, 2, 3]
     # By hand: first "5" alone stood before, and 6, 7, 8, 5 followed; then "5 6", which 7, 8, 5, 6 followed; and so on.
     assert trace.match_len.tolist() == [4, 4, 3, 2, 1, 0, 0, 3, 3, 2, 1]
     cost = tmp_path / "cost.json"

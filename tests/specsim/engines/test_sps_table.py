@@ -43,7 +43,6 @@ def tensorrt_llm_s(table: dict[str, Any], sequences: int, verified: float) -> fl
 
 def exported(engine: str, cost: Path | str, k: int = K, form: str = "additive", context: int = CONTEXT) -> Any:
     found = step_times(engine, read_cost(cost), k, largest_batch=LARGEST, context=context, form=form)
-    assert found.file is not None
     return json.loads(found.file)
 
 

@@ -83,7 +83,6 @@ def test_runs_are_those_of_the_log() -> None:
     assert run_after(5.0, 3, 0) == 0 and run_after(5.0, 3, 3) == 9
     trace = small_trace()
     replayed = replay(trace, FixedK(k=3), cost_table(trace, RampCost()), log=True).rounds
-    assert replayed is not None
     tokens = drafted_tokens(trace, replayed)
     np.testing.assert_allclose(np.expm1(tokens.features[:, 0, RUN]), runs_before(replayed.arrays), atol=1e-12)
 

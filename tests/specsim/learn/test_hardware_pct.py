@@ -87,7 +87,7 @@ HOPELESS = TreeCostModel(step_s=2e-2, node_s=2e-3)
 
 @cache
 def world(**options: float) -> tuple[Trace, Trace]:
-    trace = tree_trace(5, 60, 150, 8, 6, 96, 16, **options)  # type: ignore[arg-type]
+    trace = tree_trace(5, 60, 150, 8, 6, 96, 16, **options)
     return trace.select(range(30)), trace.select(range(30, 60))
 
 
@@ -274,19 +274,18 @@ def test_rounds_not_counted_as_truncated_are_as_with_a_full_record(cost: CostMod
         "hidden": 0.3,
     }
     whole = tree_trace(**options, nodes=340)
-    assert whole.tree is not None and (whole.tree.horizon == 0).all()
+    assert (whole.tree.horizon == 0).all()
     table = cost_table(whole, cost)
     for policy in (
         fit(HardwarePCT, {"max_nodes": 20}, whole, table),
         fit(HardwarePCT, {"max_nodes": 200, "min_path_prob": 0.05}, whole, table),
     ):
         real = replay(whole, policy, table, log=True)
-        assert real.truncated is not None and not real.truncated.any()
+        assert not real.truncated.any()
         exact_sequences, truncated_sequences, changed = 0, 0, 0
         for nodes in (6, 16, 40, 120):
             short = with_record(whole, nodes, **options)
             result = replay(short, policy, table, log=True)
-            assert result.truncated is not None
             exact = result.truncated == 0
             np.testing.assert_array_equal(result.seconds[exact], real.seconds[exact])
             assert rounds_in(result, exact) == rounds_in(real, exact)
@@ -298,7 +297,6 @@ def test_rounds_not_counted_as_truncated_are_as_with_a_full_record(cost: CostMod
 
 def rounds_in(result: Replay, which: np.ndarray) -> list[tuple[int, ...]]:
     """Rounds of these sequences."""
-    assert result.rounds is not None
     return result.rounds[which[result.rounds.sequence]].rows()
 
 

@@ -259,7 +259,6 @@ def test_without_data_it_thresholds_a_rough_path_probability() -> None:
     odds += 0.11 * np.log(prob / (1 - prob))
     path = np.cumprod(1 / (1 + np.exp(-odds)), axis=1)
     log = replay(trace, RenewalStop(max_draft_tokens=6), cost_table(trace, RampCost()), log=True).rounds
-    assert log is not None
     rows = trace.offsets[log.sequence] + log.t
     clear = np.abs(path[rows] - 0.4).min(axis=1) > 2e-3  # rounds that do not depend on the knots
     stopped = np.append(path[rows, :5] < 0.4, np.ones((len(rows), 1), dtype=bool), axis=1).argmax(axis=1) + 1
@@ -278,7 +277,6 @@ def test_traces_with_one_outcome_can_be_fitted(lookahead: bool, signal: str, rat
     settings = {"lookahead": lookahead, "signal": signal, "max_draft_tokens": 5}
     policy = fit(RenewalStop, settings, trace, cost_table(trace, COST))
     log = replay(trace, policy, cost_table(trace, COST), log=True).rounds
-    assert log is not None
     whole = log[log.t < 94]  # the budget shortens the drafts after it
     assert set(whole.drafted.tolist()) == ({1} if rate == 0 else {5})
 

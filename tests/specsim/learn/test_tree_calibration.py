@@ -38,7 +38,6 @@ def world(overconfidence: float = 1.0, hidden: float = 0.0, seed: int = 3) -> tu
 def test_verified_nodes_are_the_children_of_true_nodes() -> None:
     """Collected from the record's parents and tokens, without the true ranks."""
     trace = tree_trace(0, sequences=2, tokens=20)
-    assert trace.tree is not None
     nodes = []
     true = trace.tree.on_path(trace.token, trace.offsets)
     ends = np.repeat(trace.offsets[1:], trace.output_tokens)
@@ -69,7 +68,7 @@ def test_recent_is_a_running_mean_over_rounds_with_a_draft() -> None:
 @pytest.mark.parametrize("method", ["platt", "isotonic"])
 def test_calibrated_probabilities_do_not_change(method: str) -> None:
     train, holdout = world()
-    errors = compare(train, holdout, method=method)  # type: ignore[arg-type]
+    errors = compare(train, holdout, method=method)
     assert errors["draft probability"]["ece"] < 0.01 and errors["calibrated"]["ece"] < 0.015
     assert errors["calibrated"]["log_loss_nats"] < 1.01 * errors["draft probability"]["log_loss_nats"]
 
@@ -77,7 +76,7 @@ def test_calibrated_probabilities_do_not_change(method: str) -> None:
 @pytest.mark.parametrize("method", ["platt", "isotonic"])
 def test_overconfidence_is_corrected(method: str) -> None:
     train, holdout = world(overconfidence=2.0)
-    errors = compare(train, holdout, method=method)  # type: ignore[arg-type]
+    errors = compare(train, holdout, method=method)
     assert errors["draft probability"]["ece"] > 0.05 > 0.02 > errors["calibrated"]["ece"]
     assert errors["calibrated"]["log_loss_nats"] < 0.9 * errors["draft probability"]["log_loss_nats"]
     model = calibrate_tree(verified_nodes(train))
@@ -109,7 +108,6 @@ def likelihood(model: TreeCalibration, verified: VerifiedNodes) -> np.ndarray:
 
 def test_values_are_products_along_the_path_below_the_ceiling() -> None:
     train, _ = world(overconfidence=2.0, hidden=0.5)
-    assert train.tree is not None
     rounds = rounds_of(train, mean_accepted=1.5)
     free = calibrate_tree(verified_nodes(train, rounds))
     model = with_ceiling(free, train, rounds)

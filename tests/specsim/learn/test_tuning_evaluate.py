@@ -34,7 +34,7 @@ def test_every_configuration_equals_its_own_replay(monkeypatch: pytest.MonkeyPat
     settings = [{"gamma": 0.1 * i, "lambda0": 0.3, "max_draft_tokens": i} for i in range(1, 8)]
     found = evaluate_many(AdaEDL, settings, PricedTrace(trace, RampCost()), jobs=jobs)
     for i, policy in enumerate(found.policies[:6]):
-        assert policy is not None and policy.settings.items() >= settings[i].items()
+        assert policy.settings.items() >= settings[i].items()
         assert found.speedup[i] == pytest.approx(replay(trace, policy, table).speedup, rel=1e-15)
     assert found.policies[6] is None and "depth 6" in str(found.reasons[6])  # deeper than recorded
     assert math.isinf(found.seconds[6]) and found.speedup[6] == 0 and found.reasons[:6] == [None] * 6

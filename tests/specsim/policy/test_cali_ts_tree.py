@@ -33,7 +33,6 @@ every_option = pytest.mark.parametrize(
 
 def scored(trace: Trace, seed: int = 0) -> Trace:
     """The trace with random scores at every position and depth."""
-    assert trace.true_rank is not None
     return replace(trace, score=np.random.default_rng(seed).random(trace.true_rank.shape, np.float32))
 
 
@@ -45,7 +44,6 @@ def test_a_tree_of_width_one_is_the_chain(counting: str, theta: str, carry: bool
     settings |= {"counting": counting, "theta": theta, "carry": carry}
     chain, tree = CaliTS(**settings, max_draft_tokens=5), CaliTSTree(**settings, beam=1, width=1, max_depth=5)
     one, other = (replay(trace, p, cost_table(trace, COST, p), seed=4, log=True) for p in (chain, tree))
-    assert one.rounds is not None and other.rounds is not None
     assert one.rounds.rows() == other.rounds.rows()
     assert len(set(one.rounds.drafted.tolist())) > 3
 
@@ -56,10 +54,8 @@ def test_the_score_along_the_first_candidates_decides(shape: tuple[int, int]) ->
     beam, width = shape
     trace, places = recorded_text(None)
     trace = scored(trace)
-    assert trace.score is not None and trace.true_rank is not None
     policy = CaliTSTree(sigma_m=1e-6, sigma_s=1e4, beam=beam, width=width, nodes=255, max_depth=DEPTH)
     log = replay(trace, policy, cost_table(trace, COST), seed=3, log=True).rounds
-    assert log is not None
     rows = []
     for s, length in enumerate(LENGTHS):
         t = 0
@@ -72,10 +68,10 @@ def test_the_score_along_the_first_candidates_decides(shape: tuple[int, int]) ->
                 u = float(uniform(3, int(trace.sequence_id[s]), t, levels))
                 if levels and u >= score:
                     break
-                expanded = sorted(likeliest(here, level, beam))  # type: ignore[arg-type]
+                expanded = sorted(likeliest(here, level, beam))
                 if (0,) * levels in expanded:
                     score = float(trace.score[row, levels])
-                level = [child for node in expanded for child in children(node, width)]  # type: ignore[misc]
+                level = [child for node in expanded for child in children(node, width)]
                 drafted += level
                 levels += 1
             accepted: Node = ()
@@ -103,7 +99,7 @@ def test_where_the_beam_has_left_that_chain_its_last_score_stays(after_first: tu
     trace = replace(trace, tree=record_from_nodes(*rows, np.full(tokens, -1.0), 2), score=scores)
     policy = CaliTSTree(sigma_m=1e-6, sigma_s=1e4, beam=2, width=2, nodes=255, max_depth=4)
     log = replay(trace, policy, cost_table(trace, COST), log=True).rounds
-    assert log is not None and log.drafted[0] == 2 + 4 * (levels - 1)
+    assert log.drafted[0] == 2 + 4 * (levels - 1)
 
 
 def test_scores_are_paid_for_with_every_draft_step() -> None:
@@ -129,7 +125,7 @@ def test_calibrated_confidence_stands_in_the_predictors_place(
     one, other = (
         replay(t, p, cost_table(t, COST, p), seed=4, log=True).rounds for t, p in ((told, trained), (trace, free))
     )
-    assert one is not None and other is not None and one.rows() == other.rows()
+    assert one.rows() == other.rows()
     assert len(set(one.drafted.tolist())) > 2
     if theta == "per_token" and not carry:
         table = cost_table(trace, ConstantCost(1.0, 10.0), free)

@@ -123,7 +123,6 @@ def test_the_replay_accepts_what_the_shape_says(trace: Any, policy: StaticTree) 
             rounds.append((s, t - start, min(accepted[t], most)))
             t += rounds[-1][2] + 1
     log = replay(trace, policy, cost_table(trace, COST), log=True).rounds
-    assert log is not None
     assert [(s, t, accepted) for s, t, _, accepted, *_ in log.rows()] == rounds
     full = log.t + policy.max_draft_tokens < trace.budget_tokens[log.sequence]
     assert (

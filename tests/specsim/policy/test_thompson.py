@@ -225,7 +225,6 @@ def test_replay_is_the_algorithm_round_for_round(kind: Any, counting: str, theta
         policy = kind(counting=counting, theta=theta, carry=carry, max_draft_tokens=6, **prior)
         trace = scored_trace(seed)
         log = replay(trace, policy, cost_table(trace, RampCost()), seed=seed, log=True).rounds
-        assert log is not None
         assert [row[:4] for row in log.rows()] == list(decode(trace, Bandit(policy), seed))
         wrong_n = Bandit(policy, counting_error=1.0)
         caught += [row[:4] for row in log.rows()] != list(decode(trace, wrong_n, seed))
@@ -281,7 +280,6 @@ def test_long_run_means(kind: Any, counting: str, accept_prob: float) -> None:
     trace = replace(trace, meta={**trace.meta, "eos_token_id": None})
     policy = kind(counting=counting, max_draft_tokens=64, **({"sigma_s": 1e-3} if kind is CaliTS else {}))
     log = replay(trace, policy, cost_table(trace, ConstantCost(1e-3, 1e-2)), log=True).rounds
-    assert log is not None
     state = policy.initial_state(policy.params)
     for _, _, drafted, accepted, *_ in log.rows():
         if drafted:

@@ -394,12 +394,6 @@ def test_pct_by_hand() -> None:
     assert grow(PCT(cost_ratio=0.1, leaf_threshold=0.05, max_nodes=2), FIGURE_4).floor == 0.1  # it decides passes
 
 
-def test_pct_without_a_threshold_keeps_all_that_it_drafts() -> None:
-    grown = grow(PCT(cost_ratio=0.1, leaf_threshold=0.0), FIGURE_4)
-    assert grown.kept == set(grown.nodes)
-    assert grow(PCT(cost_ratio=1.5), FIGURE_4).expanded == [[()]]  # the root always
-
-
 def test_pct_level_test_sums_over_the_level() -> None:
     """Ten nodes of 0.08 are each below s_d / s_t = 0.2, the level as a whole is not."""
     drafter = Scripted({(): [0.4, 0.4], (0,): [0.2] * 5, (1,): [0.2] * 5})
@@ -408,24 +402,6 @@ def test_pct_level_test_sums_over_the_level() -> None:
     assert [len(x) for x in grow(level, drafter).expanded] == [1, 2, 10]
     dear = dataclasses.replace(level, cost_ratio=0.81)
     assert [len(x) for x in grow(dear, drafter).expanded] == [1]
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_trees_shrink_as_thresholds_rise(seed: int) -> None:
-    drafter = Drafter(seed)
-
-    def trees(**each: list[float]) -> list[Grown]:
-        ((name, values),) = each.items()
-        return [grow(PCT(**{"leaf_threshold": 0.02, name: value}), drafter) for value in values]
-
-    ratios = trees(cost_ratio=[0.02, 0.05, 0.1, 0.2, 0.5])
-    leaves = trees(leaf_threshold=[0.0, 0.01, 0.05, 0.2])
-    for larger, smaller in [*itertools.pairwise(ratios), *itertools.pairwise(leaves)]:
-        assert smaller.kept <= larger.kept and set(smaller.nodes) <= set(larger.nodes)
-    assert ratios[-1].drafted < ratios[0].drafted and leaves[-1].kept < leaves[0].kept
-    assert len({grown.drafted for grown in leaves}) == 1  # leaves are dropped after the construction
-    few, more = (grow(Eagle2(nodes=nodes), drafter).kept for nodes in (20, 50))
-    assert few < more and len(few) == 21
 
 
 @pytest.mark.parametrize(
@@ -453,8 +429,8 @@ def test_eagle2_refuses_a_tree_without_room() -> None:
 
 def test_pct_reads_the_cost_ratio_off_the_costs() -> None:
     table: Any = SimpleNamespace(step_ratio=1.1 / 29.8)
-    assert fit(PCT, {}, None, table).cost_ratio == pytest.approx(0.0369, abs=5e-5)  # type: ignore[arg-type]
-    assert fit(PCT, {"cost_ratio": 0.2}, None, table).cost_ratio == 0.2  # type: ignore[arg-type]
+    assert fit(PCT, {}, None, table).cost_ratio == pytest.approx(0.0369, abs=5e-5)
+    assert fit(PCT, {"cost_ratio": 0.2}, None, table).cost_ratio == 0.2
 
 
 @pytest.mark.parametrize("ratio", [0.037, 0.1, 1 / 3, float(np.float32(1 / 3)), 0.25, 2.0])
@@ -545,7 +521,6 @@ NARROW = (
 def rounds_of(policy: TreePolicy, nodes: int | None) -> tuple[list[tuple[int, ...]], list[int]]:
     """Rows (sequence, t, drafted, accepted, verified, last) and truncated rounds per sequence, round by round."""
     trace, places = recorded_text(nodes)
-    assert trace.true_rank is not None and trace.tree is not None
     rows, truncated = [], [0] * len(LENGTHS)
     for s, length in enumerate(LENGTHS):
         t = 0
@@ -576,7 +551,6 @@ def test_a_replay_is_the_plain_trees(policy: TreePolicy, nodes: int | None) -> N
     trace, _ = recorded_text(nodes)
     result = replay(trace, policy, cost_table(trace, ConstantCost(s_d=1.0, s_t=10.0)), log=True)
     rows, truncated = rounds_of(policy, nodes)
-    assert result.rounds is not None and result.truncated is not None
     assert result.rounds.rows() == rows
     assert result.truncated.tolist() == truncated
     assert sum(row[3] for row in rows) > 0

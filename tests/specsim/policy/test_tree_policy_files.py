@@ -78,7 +78,7 @@ def test_a_file_replays_like_a_built_in_policy(example: Path, nodes: int | None)
     twin = PCT(cost_ratio=0.05, leaf_threshold=0.05, width=3, max_depth=3)
     table = cost_table(trace, ConstantCost(1.0, 10.0))
     ours, theirs = (replay(trace, policy, table, log=True) for policy in (mine, twin))
-    assert ours.rounds is not None and theirs.rounds is not None and ours.rounds.rows() == theirs.rounds.rows()
+    assert ours.rounds.rows() == theirs.rounds.rows()
     np.testing.assert_array_equal(ours.seconds, theirs.seconds)
     np.testing.assert_array_equal(ours.truncated, theirs.truncated)
     if nodes:

@@ -55,7 +55,7 @@ def test_intervals_cover_as_often_as_they_say() -> None:
 @pytest.mark.parametrize("wrong", [{"confidence": 0.85}, {"paired": False}])
 def test_the_coverage_test_rejects_intervals_that_are_off(wrong: dict[str, float]) -> None:
     """Too narrow by a tenth, or from sequences whose two sides were torn apart, hence too wide."""
-    assert stats.binomtest(covered(**wrong), REPEATS, 0.95).pvalue < 0.001  # type: ignore[arg-type]
+    assert stats.binomtest(covered(**wrong), REPEATS, 0.95).pvalue < 0.001
 
 
 def test_the_interval_is_the_quantiles_of_resampled_ratios() -> None:

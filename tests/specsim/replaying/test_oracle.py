@@ -114,24 +114,6 @@ def test_no_policy_is_faster(name: str, seed: int, longest: int, level: float, c
     assert (chain_oracle_seconds(trace, table) <= found.speculative_s * (1 + 1e-12)).all()  # sums in two orders
 
 
-def test_an_oracle_that_sees_only_rejections_decodes_plainly() -> None:
-    """Nothing is ever accepted: each token costs a pass over one token, and no draft."""
-    trace = build_trace(np.random.default_rng(0), np.zeros((30, 4), dtype=bool), [20, 10])
-    table = cost_table(trace, ConstantCost(1.0, 8.0))
-    assert chain_oracle_seconds(trace, table).tolist() == [160.0, 80.0]
-    assert oracle_rounds(trace, table)[:, 2:].tolist() == [[0, 0]] * 30
-
-
-def test_an_oracle_drafts_just_what_is_accepted() -> None:
-    """Match lengths 3 0 0 0 1 0 at D = 3: rounds of 3 and 1, 4 draft steps and 2 passes."""
-    hits = np.zeros((6, 3), dtype=bool)
-    hits[0], hits[4, 0] = True, True
-    trace = build_trace(np.random.default_rng(0), hits, [6])
-    table = cost_table(trace, ConstantCost(1.0, 8.0))
-    assert oracle_rounds(trace, table).tolist() == [[0, 0, 3, 3], [0, 4, 1, 1]]
-    assert chain_oracle_seconds(trace, table).tolist() == [20.0]
-
-
 def test_rounds_cost_what_they_say() -> None:
     """The log's rounds priced one by one give the seconds, sequence by sequence."""
     trace = small_trace(3)

@@ -66,7 +66,7 @@ def test_regret_is_the_share_of_seconds_above_the_oracles() -> None:
     table = cost_table(trace, RampCost())
     found, bound_s = predict_policy(PricedTrace(trace, RampCost()), POLICY), chain_oracle_seconds(trace, table)
     assert found.oracle_regret == pytest.approx(found.seconds / bound_s.sum() - 1, rel=1e-12)
-    assert found.oracle_regret is not None and found.oracle_regret > 0
+    assert found.oracle_regret > 0
     assert found.as_dict()["oracle_regret"] == found.oracle_regret
     assert summarise(replay(trace, POLICY, table)).as_dict()["oracle_regret"] is None
 
@@ -81,7 +81,7 @@ def test_regret_compares_a_reshaped_round_with_the_oracle_of_the_unshaped_one() 
     plain_s = chain_oracle_seconds(trace, cost_table(trace, cost)).sum()
     assert plain_s == pytest.approx(0.8)  # the oracle drafts nothing at half a second a step
     assert shaped.oracle_regret == pytest.approx(shaped.seconds / plain_s - 1)
-    assert shaped.oracle_regret is not None and shaped.oracle_regret < 0
+    assert shaped.oracle_regret < 0
     assert predict_policy(PricedTrace(trace, cost), FixedK(k=2)).seconds > plain_s
 
 

@@ -1,4 +1,4 @@
-"""Replay against plain decoding, against hand-worked rounds and against Leviathan's Eq. 1."""
+"""Replay against plain decoding and against hand-worked rounds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specsim.acceptance.formulas import mean_tokens_per_round
 from specsim.cost.model import ConstantCost
 from specsim.io.errors import InputError
 from specsim.policy.chain.adaedl import AdaEDL
@@ -102,7 +101,6 @@ KINDS = [
 def assert_same(result: Replay, decoder: Decoder) -> None:
     """Rounds and counts are equal, seconds to 1e-12: sums of at most 1e3 terms in two orders."""
     decoded, count = decoder.run(), len(result.num_rounds)
-    assert result.rounds is not None
     assert [row[:4] for row in result.rounds.rows()] == decoded.rounds
     assert result.num_rounds.tolist() == np.bincount([row[0] for row in decoded.rounds], minlength=count).tolist()
     assert result.drafted.tolist() == decoded.total(2, count)
@@ -125,25 +123,25 @@ def without_bonus(rest: list[int], drafted: int, accepted: int) -> list[int]:
 
 
 def break_bonus(decoder: Decoder) -> None:
-    decoder.from_target = without_bonus  # type: ignore[method-assign]
+    decoder.from_target = without_bonus
 
 
 def break_failing_token(decoder: Decoder) -> None:
-    decoder.stopped = lambda draft: draft[:-1] or draft  # type: ignore[method-assign]
+    decoder.stopped = lambda draft: draft[:-1] or draft
 
 
 def break_eos(decoder: Decoder) -> None:
-    decoder.ends_draft = lambda token: False  # type: ignore[method-assign]
+    decoder.ends_draft = lambda token: False
 
 
 def break_line_11(decoder: Decoder) -> None:
     assert isinstance(decoder.rule, Threshold)
-    decoder.rule.length_judged_by_line_11 = lambda drafted, accepted: accepted  # type: ignore[method-assign]
+    decoder.rule.length_judged_by_line_11 = lambda drafted, accepted: accepted
 
 
 def break_reset(decoder: Decoder) -> None:
     decoder.rule.begin_sequence()
-    decoder.rule.begin_sequence = lambda: None  # type: ignore[method-assign]
+    decoder.rule.begin_sequence = lambda: None
 
 
 def leave_intact(decoder: Decoder) -> None:
@@ -189,7 +187,6 @@ def test_rounds_worked_by_hand() -> None:
         entropy_nats=np.ones((6, 3), dtype=np.float32),
     )
     result = replay(trace, FixedK(k=3), cost_table(trace, ConstantCost(1.0, 10.0)), log=True)
-    assert result.rounds is not None
     assert result.rounds.rows() == [(0, 0, 3, 2, 3, 2), (0, 3, 2, 1, 2, 1), (0, 5, 0, 0, 0, 0)]
     assert result.seconds.tolist() == [[5.0, 0.0, 30.0, 0.0]]
     assert result.autoregressive_s.tolist() == [60.0]
@@ -212,37 +209,11 @@ def test_sequences_do_not_influence_each_other(trace: Trace, seed: int, data: st
 def test_a_sequence_ended_by_its_budget_emits_accepted_plus_rounds(trace: Trace, longest: int) -> None:
     """Each round emits a + 1 tokens; only an accepted EOS has no token after it."""
     result = replay(trace, FixedK(k=min(longest, trace.depth)), cost_table(trace, COST), log=True)
-    assert result.rounds is not None
     short = result.accepted + result.num_rounds - result.output_tokens
     last = [result.rounds[result.rounds.sequence == s].rows()[-1] for s in range(trace.sequences)]
     ended = [t + a == n for (_, t, _, a, *_), n in zip(last, result.output_tokens, strict=True)]
     assert short.tolist() == [int(e) for e in ended]
     assert not (short[trace.token[trace.offsets[1:] - 1] != 0]).any()
-
-
-@pytest.mark.parametrize("accept_prob", [0.0, 0.2, 0.5, 0.75, 0.9, 0.97, 1.0])
-@pytest.mark.parametrize("k", [1, 2, 3, 5, 8, 16])
-def test_iid_acceptance_gives_leviathans_tokens_per_round(accept_prob: float, k: int) -> None:
-    """Mean of a + 1 over rounds against (1 - a^(K+1)) / (1 - a).
-
-    Rounds are i.i.d. and are taken until they cross a fixed position, where the budget
-    shortens no draft. By Wald the sum of R of them has mean E[R] tau, so their mean misses
-    tau by a standard deviation of sigma / sqrt(R), sigma^2 the variance of one round. Five
-    of these leave a chance of 6e-7 per point; at a = 0 and a = 1 nothing is left to chance.
-    """
-    length = 60_000
-    rng = np.random.default_rng([k, round(100 * accept_prob)])
-    trace = build_trace(rng, rng.random((length, 16)) < accept_prob, [length])
-    trace = replace(trace, meta={**trace.meta, "eos_token_id": None})
-    log = replay(trace, FixedK(k=k), cost_table(trace, ConstantCost(1e-3, 1e-2)), log=True).rounds
-    assert log is not None
-    emitted = log.accepted[log.t < length - 32] + 1
-    size = np.arange(1, k + 2)
-    chance = np.append(accept_prob ** np.arange(k) * (1 - accept_prob), accept_prob**k)
-    tau = float(mean_tokens_per_round(accept_prob, k))
-    sigma = np.sqrt(max(0.0, (chance * size**2).sum() - tau**2))
-    assert abs(emitted.mean() - tau) <= 5 * sigma / np.sqrt(len(emitted)) + 1e-12
-    assert 5 * sigma / np.sqrt(len(emitted)) < 0.05 * tau  # the test can tell a token apart
 
 
 def test_logging_changes_nothing_and_is_off_by_default() -> None:
@@ -251,14 +222,7 @@ def test_logging_changes_nothing_and_is_off_by_default() -> None:
     plain, logged = replay(trace, policy, table), replay(trace, policy, table, log=True)
     assert plain.rounds is None
     np.testing.assert_array_equal(plain.seconds, logged.seconds)
-    assert logged.rounds is not None and len(logged.rounds) == logged.num_rounds.sum()
-
-
-@pytest.mark.parametrize("end", range(14, 20))  # contexts around the first bucket's edge
-def test_every_context_of_a_trace_is_priced(end: int) -> None:
-    trace = build_trace(np.random.default_rng(0), np.ones((4, 2), dtype=bool), [4], prompts=[end - 4])
-    result = replay(trace, FixedK(k=1), cost_table(trace, COST), log=True)
-    assert_same(result, Decoder(trace, FixedLength(1), COST))
+    assert len(logged.rounds) == logged.num_rounds.sum()
 
 
 def test_a_draft_deeper_than_the_trace_is_refused() -> None:
@@ -280,7 +244,6 @@ def test_a_table_compiled_for_another_trace_is_refused() -> None:
 def test_the_rounds_are_a_table_too() -> None:
     trace = small_trace()
     rounds = replay(trace, FixedK(k=2), cost_table(trace, COST), log=True).rounds
-    assert rounds is not None
     frame = rounds.to_frame()
     assert list(frame) == ["sequence", "t", "drafted", "accepted", "verified", "last"]
     assert list(frame.itertuples(index=False, name=None)) == rounds.rows()

@@ -110,7 +110,6 @@ def test_rounds_and_seconds_are_those_of_a_plain_loop(policy: Policy) -> None:
     replayed = PricedTrace(trace, COST).replay(policy, log=True)
     rounds, seconds = zip(*plain_replay(trace, policy, COST), strict=True)
     log = replayed.rounds
-    assert log is not None
     columns = (log.sequence, log.t, log.drafted, log.accepted, log.drafter)
     assert list(zip(*(column.tolist() for column in columns), strict=True)) == list(rounds)
     expected = np.bincount([one[0] for one in rounds], seconds)
@@ -134,7 +133,6 @@ def test_one_drafter_of_a_joined_trace_replays_as_it_does_alone(drafter: int) ->
     alone = PricedTrace(trace.parts[drafter - 1], COST.parts[drafter - 1]).replay(
         make_policy("fixed_k", {"k": 4}), log=True
     )
-    assert together.rounds is not None and alone.rounds is not None
     assert together.rounds.rows() == alone.rounds.rows()
     np.testing.assert_allclose(together.seconds[:, [0, 2, 3]], alone.seconds[:, [0, 2, 3]], rtol=1e-12)
     asked = together.policy_steps.sum() - alone.policy_steps.sum()  # the choice of a drafter is a decision more

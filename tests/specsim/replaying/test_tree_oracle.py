@@ -65,7 +65,6 @@ def brute_force_seconds(trace: Trace, table: CostTable, width: int) -> float:
 
     Of each pass the cheapest width, and of the verification the cheapest number of tokens that holds the true nodes.
     """
-    assert table.tree is not None and trace.true_rank is not None
     tree, ranks = table.tree, trace.true_rank
     length, budget, prompt = int(trace.output_tokens[0]), int(trace.budget_tokens[0]), int(trace.prompt_tokens[0])
 

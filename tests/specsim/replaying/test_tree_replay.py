@@ -54,12 +54,12 @@ COST = LeafyCost()
 
 
 @nb.njit
-def initial_state(params):  # type: ignore[no-untyped-def]
+def initial_state(params):
     return (0.0,)
 
 
 @nb.njit
-def expand(state, params, tree, first, end, u, widths):  # type: ignore[no-untyped-def]
+def expand(state, params, tree, first, end, u, widths):
     for i in range(first, end):
         if tree.path[i] >= params.expand_at * (0.5 + u) / (1.0 + state[0] / 4.0):
             widths[i] = max(1, int(params.width) - tree.depth[i])
@@ -67,14 +67,14 @@ def expand(state, params, tree, first, end, u, widths):  # type: ignore[no-untyp
 
 
 @nb.njit
-def select(state, params, tree, count, keep):  # type: ignore[no-untyped-def]
+def select(state, params, tree, count, keep):
     for i in range(1, count):
         keep[i] = tree.path[i] >= params.keep_at and tree.rank[i] < 3
     return min(params.keep_at, params.expand_at * 0.5 / (1.0 + state[0] / 4.0))
 
 
 @nb.njit
-def update(state, params, depth, accepted):  # type: ignore[no-untyped-def]
+def update(state, params, depth, accepted):
     return (0.5 * state[0] + accepted - 0.1 * depth,)
 
 
@@ -231,7 +231,6 @@ class PlainTrees:
     def grow(self, row: int, limit: int, sequence: int, t: int) -> tuple[list[Node], list[int]]:
         """All drafted nodes in level order, and how many nodes each pass expanded."""
         record = self.trace.tree
-        assert record is not None
         tree, passes, level = [Node(0, -1, 0, 0, 1.0)], [], [0]
         for depth in range(1, limit + 1):
             u = uniform(self.seed, sequence, t, depth - 1)
@@ -257,7 +256,6 @@ class PlainTrees:
 
     def token(self, row: int, node: Node) -> int:
         """The node's token; of an unrecorded one, the true one if its rank is the true one's, which only ranks tell."""
-        assert self.trace.tree is not None and self.trace.true_rank is not None
         if node.recorded is not None:
             return int(self.trace.tree.token[row, node.recorded - 1])
         right = self.trace.true_rank[row, node.depth - 1] == node.rank
@@ -265,7 +263,6 @@ class PlainTrees:
 
 
 def compare(result: Replay, plain: PlainTrees) -> None:
-    assert result.rounds is not None
     assert result.rounds.rows() == plain.rounds
     np.testing.assert_allclose(result.seconds, plain.seconds, rtol=1e-9)
     log = result.rounds
@@ -292,7 +289,7 @@ def test_a_growing_tree_replays_as_it_decodes(
     policy = Whim(width, expand_at, keep_at, max_depth)
     result = replay(trace, policy, cost_table(trace, COST, policy), seed=seed, log=True)
     compare(result, PlainTrees(trace, COST, WhimRule(policy), max_depth, seed).run())
-    assert result.truncated is not None and result.truncated.sum() == 0
+    assert result.truncated.sum() == 0
 
 
 @settings(deadline=None, max_examples=30)
@@ -329,7 +326,6 @@ def test_what_the_record_lacks_is_counted_and_never_guessed(nodes: int) -> None:
     policy = Whim(4, 0.15, 0.04, 4)
     table = cost_table(whole, COST, policy)
     exact, cut = replay(whole, policy, table, log=True), replay(part, policy, table, log=True)
-    assert exact.rounds is not None and cut.rounds is not None and cut.truncated is not None
     untouched = np.flatnonzero(cut.truncated == 0)
     for s in untouched:
         assert exact.rounds[exact.rounds.sequence == s].rows() == cut.rounds[cut.rounds.sequence == s].rows()
@@ -345,7 +341,6 @@ def test_one_node_after_another_is_a_chain() -> None:
         path = Given(tuple([1.0] * k + [0.0]))
         chain = replay(trace, FixedK(k=k), cost_table(trace, RampCost()), log=True)
         result = replay(trace, path, cost_table(trace, FlatTrees(), path), log=True)
-        assert result.rounds is not None and chain.rounds is not None
         assert result.rounds.rows() == chain.rounds.rows()
         parts = [0, 2, 3]  # the policy is asked about levels, of a chain about tokens
         np.testing.assert_allclose(result.seconds[:, parts], chain.seconds[:, parts], rtol=1e-12)

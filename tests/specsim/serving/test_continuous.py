@@ -151,15 +151,6 @@ def test_more_slots_never_lower_tokens_per_second_in_a_closed_loop(slots: int, m
     assert seconds(slots + more) <= seconds(slots) * (1 + 1e-12)
 
 
-def test_more_slots_yield_more_tokens_per_second() -> None:
-    trace = generate(IID(0.7), sequences=40, output_tokens=40, depth=4)
-    requests = requests_of_trace(trace, 100)
-    rates = [
-        summarise_run(served(trace, FixedK(k=3), requests, slots=slots, users=16)).tokens_per_s for slots in (1, 3, 16)
-    ]
-    assert (np.diff(rates) > 0).all()
-
-
 def test_a_seed_decides_all() -> None:
     trace = generate(IID(0.7), sequences=20, output_tokens=30, depth=4)
 

@@ -80,7 +80,7 @@ def test_the_interval_of_break_even_is_over_sequences() -> None:
         seconds[row, 1, :20], seconds[row, 1, 20:] = 0.75 * batch, 0.5 * batch
     found = break_even(batches, np.stack([tokens, seconds], axis=2), None, ["k"])
     assert found.batch == pytest.approx(1.6)  # 40 / (20 x 0.75 + 20 x 0.5)
-    assert found.low is not None and found.high is not None and 4 / 3 < found.low < 1.6 < found.high < 2
+    assert 4 / 3 < found.low < 1.6 < found.high < 2
     width = np.log(found.high / found.low)
     # The mean of 40 draws of 0.75 or 0.5, of which the break-even is the inverse: 2 x 2.02 standard errors.
     assert width == pytest.approx(2 * 2.02 * 0.125 / np.sqrt(39) / 0.625, rel=0.1)

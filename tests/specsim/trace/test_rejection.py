@@ -45,7 +45,6 @@ def trace() -> Trace:
 
 def test_a_drawn_match_is_a_run_of_independent_acceptances(trace: Trace) -> None:
     """Over many draws, the share of matches >= i is the product of the first i chances, at every position."""
-    assert trace.accept_prob is not None
     draws = np.array([drawn_match_len(trace, 3, draw) for draw in range(4000)])
     trace.drawn.clear()
     assert draws.dtype == np.uint8 and draws.shape[1] == len(trace.token)
@@ -97,7 +96,7 @@ def test_replay_is_the_sum_of_exact_replays_of_its_outcomes(trace: Trace) -> Non
         np.testing.assert_array_equal(getattr(whole, name), sum(getattr(part, name) for part in parts), name)
     np.testing.assert_allclose(whole.seconds, sum(part.seconds for part in parts), rtol=1e-12)
     np.testing.assert_allclose(whole.autoregressive_s, sum(part.autoregressive_s for part in parts), rtol=1e-12)
-    assert whole.rounds is not None and parts[0].rounds is not None and whole.rounds.rows() == parts[0].rounds.rows()
+    assert whole.rounds.rows() == parts[0].rounds.rows()
     assert len(whole.rounds) < whole.num_rounds.sum()
     assert len({tuple(part.num_rounds) for part in parts}) > 1  # outcomes differ
 
@@ -142,7 +141,7 @@ def test_a_prediction_counts_every_sequence_once(trace: Trace) -> None:
     assert found.rounds == round(whole.num_rounds.sum() / DRAWS)
     assert found.tau == pytest.approx(whole.output_tokens.sum() / whole.num_rounds.sum())
     assert found.speedup.estimate == pytest.approx(found.ar_seconds / found.seconds) == pytest.approx(whole.speedup)
-    assert found.oracle_regret is not None and found.oracle_regret > 0
+    assert found.oracle_regret > 0
     assert predict_policy(PricedTrace(as_recorded(trace), COST), policy).as_dict()["approximate"] is False
 
 

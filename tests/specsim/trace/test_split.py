@@ -84,7 +84,7 @@ def test_files_are_written_and_read(tmp_path: Path) -> None:
     trace = trace_of("a.py", "", "b.py", "a.py")
     write_trace(trace, tmp_path / "trace")
     again = read_trace(tmp_path / "trace")
-    assert again.source is not None and again.source.tolist() == ["a.py", "", "b.py", "a.py"]
-    assert again.select([2, 0]).source.tolist() == ["b.py", "a.py"]  # type: ignore[union-attr]
+    assert again.source.tolist() == ["a.py", "", "b.py", "a.py"]
+    assert again.select([2, 0]).source.tolist() == ["b.py", "a.py"]
     write_trace(dataclasses.replace(trace, source=None), tmp_path / "old")
     assert read_trace(tmp_path / "old").source is None

@@ -180,7 +180,6 @@ def test_a_kill_while_a_folder_is_replaced_leaves_the_old_or_the_new(tmp_path: P
     for _ in range(5):
         command = [sys.executable, "-c", REPLACED, str(folder)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as writer:
-            assert writer.stdout is not None
             for _ in range(20):
                 writer.stdout.readline()
             writer.kill()

@@ -128,7 +128,6 @@ def with_trees(seed: int = 0) -> Trace:
 
 def test_the_true_path_is_followed_token_by_token_and_ends_with_the_output() -> None:
     trace = with_trees()
-    assert trace.tree is not None
     on_path = trace.tree.on_path(trace.token, trace.offsets)
     lengths = []
     for sequence in range(trace.sequences):
@@ -147,10 +146,9 @@ def test_the_true_path_is_followed_token_by_token_and_ends_with_the_output() -> 
 
 def test_selected_positions_keep_their_trees() -> None:
     trace = with_trees()
-    assert trace.tree is not None
     some = trace.select([3, 0])
     rows = [*range(66, 69), *range(40)]
-    assert some.tree is not None and some.tree.width == WIDTH
+    assert some.tree.width == WIDTH
     for name in ARRAYS:
         np.testing.assert_array_equal(getattr(some.tree, name), getattr(trace.tree, name)[rows])
     assert trace.select([1]).tree is not None and small_trace().select([1]).tree is None
@@ -176,7 +174,6 @@ def test_parents_that_make_no_tree_in_level_order_are_refused(parent: list[list[
 
 
 def assert_same_trees(first: Trace, second: Trace) -> None:
-    assert first.tree is not None and second.tree is not None
     assert (first.tree.nodes, first.tree.width) == (second.tree.nodes, second.tree.width)
     for name in ARRAYS:
         np.testing.assert_array_equal(getattr(first.tree, name), getattr(second.tree, name), name)
@@ -203,7 +200,6 @@ def test_what_is_written_is_read(tmp_path: Path, seed: int) -> None:
 
 def test_trees_are_readable_with_pandas_alone(folder: Path) -> None:
     trace, table = with_trees(), pd.read_parquet(folder / TREES)
-    assert trace.tree is not None
     columns = ["sequence_id", "t", "horizon", "parent", "depth", "rank", "token", "prob", "on_path"]
     assert table.columns.tolist() == columns
     assert table["sequence_id"].tolist() == np.repeat(trace.sequence_id, trace.output_tokens).tolist()

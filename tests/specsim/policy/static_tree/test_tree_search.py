@@ -17,7 +17,6 @@ from specsim.policy.static_tree.search import (
     expected_tokens,
     grow,
     max_tree_nodes,
-    node_accept_probs,
     tree_of,
 )
 from tests.support.reference import small_trace
@@ -77,14 +76,6 @@ def test_greedy_and_dynamic_programming_agree(rates: np.ndarray, nodes: int) -> 
     assert expected_tokens(rates, shape) == pytest.approx(found.expected_tokens[-1], abs=1e-9)
 
 
-def test_a_rank_better_than_the_one_before_costs_that_one_too() -> None:
-    rates = np.array([[0.1, 0.9], [0.8, 0.0]])
-    found = best_trees(rates, 3)
-    assert found.shape(1) == (1, 0)
-    assert shapes.to_paths(found.shape(3)) == [(0,), (1,), (1, 0)]  # never (1,) without (0,)
-    assert found.expected_tokens.tolist() == pytest.approx([1, 1.1, 2.0, 2.72])
-
-
 @given(some_rates(), st.integers(1, 2))
 def test_where_few_ranks_fork_the_others_are_leaves(rates: np.ndarray, forks: int) -> None:
     for nodes in range(1, 7):
@@ -95,11 +86,6 @@ def test_where_few_ranks_fork_the_others_are_leaves(rates: np.ndarray, forks: in
         ]
         worth, _ = grow(rates, forks, nodes)
         assert 1 + worth[nodes] == pytest.approx(max(allowed, default=-np.inf), abs=1e-12)
-
-
-def test_chances_are_products_along_the_path() -> None:
-    rates = np.array([[0.5, 0.25], [0.5, 0.125]])
-    assert node_accept_probs(rates, (2, 2, 0, 0, 0)).tolist() == [1, 0.5, 0.25, 0.25, 0.0625]
 
 
 def test_each_of_256_nodes_adds_less_than_the_one_before() -> None:
@@ -126,7 +112,6 @@ def test_rates_of_a_trace_find_those_that_made_it() -> None:
     found = rates_of(trace, ranks=3)
     assert found == pytest.approx(made, abs=0.02)
     shape = best_trees(found, 12).shape(12)
-    assert trace.true_rank is not None
     measured = 1 + shapes.accepted_tokens(shape, trace.true_rank).mean()
     assert measured == pytest.approx(expected_tokens(found, shape), abs=0.03)
 
