@@ -5,18 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from matplotlib.image import imread
 from rich.console import Console
 
-from specsim.cli.console import run
-from specsim.cli.main import app
 from specsim.cli.tree import drawing
 from specsim.cost.model import ConstantCost
 from specsim.policy.static_tree import shape as shapes
@@ -26,9 +21,9 @@ from specsim.policy.static_tree.search import best_trees, expected_tokens
 from specsim.replaying.table import cost_table
 from specsim.report.tree_figures import dense_sizes, dense_tokens, layout
 from specsim.trace.files import write_trace
+from tests.support.commands import Result, assert_refused, call, json_of
 from tests.support.tree_cases import drawn_trace
 
-Call = Callable[..., tuple[int, str, str]]
 RATES = np.array([[0.6, 0.2, 0.1], [0.5, 0.25, 0.1], [0.55, 0.2, 0.05], [0.5, 0.2, 0.1]])
 CSV = "depth,top1,top2,top3\n" + "".join(f"{d},{','.join(map(str, row))}\n" for d, row in enumerate(RATES, 1))
 
@@ -54,28 +49,12 @@ def cost_file(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    """Run `specsim tree ...`; gives (exit code, standard output, standard error)."""
-
-    def run_command(*args: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["specsim", "tree", *map(str, args)])
-        with pytest.raises(SystemExit) as stop:
-            run(app)
-        return stop.value.code or 0, *capsys.readouterr()
-
-    return run_command
+def tree(*args: object) -> Result:
+    return call("specsim", "tree", *args)
 
 
-def parsed(result: tuple[int, str, str]) -> dict[str, Any]:
-    code, out, err = result
-    assert code == 0 and err == ""
-    document: dict[str, Any] = json.loads(out)
-    return document
-
-
-def test_a_search_finds_the_tree_and_the_whole_curve(call: Call, rates_file: Path) -> None:
-    document = parsed(call("search", rates_file, "--nodes", 20, "--json"))
+def test_a_search_finds_the_tree_and_the_whole_curve(rates_file: Path) -> None:
+    document = json_of(tree("search", rates_file, "--nodes", 20, "--json"))
     found = best_trees(RATES, 120)
     assert document["children"] == list(found.shape(20))
     assert shapes.from_paths(document["choices"]) == found.shape(20)
@@ -85,16 +64,16 @@ def test_a_search_finds_the_tree_and_the_whole_curve(call: Call, rates_file: Pat
     assert document["nodes"] == 20 and document["depth"] == 4 and "measured_tokens" not in document
 
 
-def test_a_search_in_a_trace_says_what_the_tree_gets_there(call: Call, trace_folder: Path) -> None:
-    document = parsed(call("search", trace_folder, "--nodes", 12, "--json"))
+def test_a_search_in_a_trace_says_what_the_tree_gets_there(trace_folder: Path) -> None:
+    document = json_of(tree("search", trace_folder, "--nodes", 12, "--json"))
     trace = drawn_trace(RATES, [100, 60])
     assert document["accuracies"] == rates_of(trace).tolist() and len(document["curve"]) == 257
     measured = 1 + shapes.accepted_tokens(tuple(document["children"]), trace.true_rank).mean()
     assert document["measured_tokens"] == pytest.approx(measured)
 
 
-def test_people_get_the_tree_the_choices_and_a_short_curve(call: Call, rates_file: Path) -> None:
-    code, out, err = call("search", rates_file, "--nodes", 11)
+def test_people_get_the_tree_the_choices_and_a_short_curve(rates_file: Path) -> None:
+    code, out, err = tree("search", rates_file, "--nodes", 11)
     shape = best_trees(RATES, 11).shape(11)
     assert code == 0 and err == ""
     choices = next(line for line in out.splitlines() if line.startswith("choices = "))
@@ -105,18 +84,18 @@ def test_people_get_the_tree_the_choices_and_a_short_curve(call: Call, rates_fil
     assert float(rows[4][1]) == pytest.approx(expected_tokens(RATES, shape), abs=5e-4)
 
 
-def test_the_curve_is_written_as_csv(call: Call, rates_file: Path, tmp_path: Path) -> None:
+def test_the_curve_is_written_as_csv(rates_file: Path, tmp_path: Path) -> None:
     path = tmp_path / "new" / "curve.csv"
-    code, out, _ = call("search", rates_file, "--curve-out", path)
+    code, out, _ = tree("search", rates_file, "--curve-out", path)
     assert code == 0 and f"written: {path}" in out
     rows = list(csv.DictReader(io.StringIO(path.read_text())))
     assert [int(row["nodes"]) for row in rows] == list(range(121))
     assert [float(row["expected_tokens"]) for row in rows] == best_trees(RATES, 256).expected_tokens.tolist()
 
 
-def test_figures_are_drawn(call: Call, rates_file: Path, tmp_path: Path) -> None:
+def test_figures_are_drawn(rates_file: Path, tmp_path: Path) -> None:
     for name in ("tree.svg", "again.svg", "tree.png"):
-        assert call("search", rates_file, "--nodes", 15, "--figure", tmp_path / name)[0] == 0
+        assert tree("search", rates_file, "--nodes", 15, "--figure", tmp_path / name)[0] == 0
     text = (tmp_path / "tree.svg").read_text()
     assert text == (tmp_path / "again.svg").read_text()
     assert "The sparse tree of 15 nodes" in text and "Expected tokens per round" in text
@@ -135,15 +114,12 @@ def test_figures_are_drawn(call: Call, rates_file: Path, tmp_path: Path) -> None
         (("best", "{rates}", "--cost", "{cost}"), "is no trace"),
     ],
 )
-def test_bad_input_is_one_line(
-    call: Call, rates_file: Path, cost_file: Path, args: tuple[object, ...], complaint: str
-) -> None:
-    code, out, err = call(*(str(arg).format(rates=rates_file, cost=cost_file) for arg in args))
-    assert code == 2 and out == "" and err.count("\n") == 1 and complaint in err
+def test_bad_input_is_one_line(rates_file: Path, cost_file: Path, args: tuple[object, ...], complaint: str) -> None:
+    assert_refused(tree(*(str(arg).format(rates=rates_file, cost=cost_file) for arg in args)), complaint)
 
 
-def test_the_best_tree_per_size_and_of_all(call: Call, trace_folder: Path, cost_file: Path) -> None:
-    document = parsed(call("best", trace_folder, "--cost", cost_file, "--max-nodes", 20, "--max-depth", 3, "--json"))
+def test_the_best_tree_per_size_and_of_all(trace_folder: Path, cost_file: Path) -> None:
+    document = json_of(tree("best", trace_folder, "--cost", cost_file, "--max-nodes", 20, "--max-depth", 3, "--json"))
     trace = drawn_trace(RATES, [100, 60])
     cost = tree_round_cost(cost_table(trace, ConstantCost(1e-3, 1e-2)), trace)
     trees = optimal_trees(rates_of(trace), cost, max_nodes=20, max_depth=3)
@@ -158,8 +134,8 @@ def test_the_best_tree_per_size_and_of_all(call: Call, trace_folder: Path, cost_
         assert line["speedup"] == pytest.approx(line["expected_tokens"] / line["round_s"] / 100)
 
 
-def test_people_get_the_best_tree_beside_none(call: Call, trace_folder: Path, cost_file: Path) -> None:
-    code, out, err = call("best", trace_folder, "--cost", cost_file, "--max-nodes", 12)
+def test_people_get_the_best_tree_beside_none(trace_folder: Path, cost_file: Path) -> None:
+    code, out, err = tree("best", trace_folder, "--cost", cost_file, "--max-nodes", 12)
     assert code == 0 and err == "" and "choices = [[0]" in out
     rows = [line.split("│")[1].strip() for line in out.splitlines() if line.startswith("│") and line.endswith("│")]
     assert rows[:5] == ["no tree", "1", "2", "4", "8"] and sum("*" in row for row in rows) == 1

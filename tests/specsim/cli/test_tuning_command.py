@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
-from specsim.cli.command import command
-from specsim.cli.console import run
-from specsim.cli.tune import tune
 from specsim.cost.model import ConstantCost
 from specsim.learn.search import find_best
 from specsim.learn.settings import SearchSettings
@@ -24,10 +18,10 @@ from specsim.policy.registry import CHAIN_POLICIES
 from specsim.replaying.priced import PricedTrace
 from specsim.trace.files import read_trace, write_trace
 from specsim.trace.split import split_sequences
+from tests.support.commands import assert_refused, call, json_of
 from tests.support.reference import RampCost
 from tests.support.tuning_cases import stretchy_trace
 
-Call = Callable[..., tuple[int, str, str]]
 COST = ConstantCost(1e-3, 1e-2)
 
 
@@ -39,32 +33,17 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def call(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    """Run the command; gives (exit code, standard output, standard error)."""
-    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    command(app)(tune)
-    cost = tmp_path / "cost.json"
-    cost.write_text(json.dumps({"s_d": COST.s_d, "s_t": COST.s_t}))
-
-    def run_command(*args: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["tune", str(trace), "--cost", str(cost), *map(str, args)])
-        with pytest.raises(SystemExit) as stop:
-            run(app)
-        return stop.value.code or 0, *capsys.readouterr()
-
-    return run_command
-
-
-def parsed(result: tuple[int, str, str]) -> dict[str, Any]:
-    code, out, err = result
-    assert code == 0 and err == ""
-    document: dict[str, Any] = json.loads(out)
-    return document
+def tune_command(trace: Path, tmp_path: Path) -> list[object]:
+    """The command on the trace, at these costs."""
+    (tmp_path / "cost.json").write_text(json.dumps({"s_d": COST.s_d, "s_t": COST.s_t}))
+    return ["specsim", "tune", trace, "--cost", tmp_path / "cost.json"]
 
 
 @pytest.mark.parametrize("search", ["grid", "race", "optuna"])
-def test_one_object_with_everything_found(call: Call, trace: Path, search: Any) -> None:
-    document = parsed(call("--policy", "adaedl", "--search", search, "--trials", 20, "--seed", 2, "--json"))
+def test_one_object_with_everything_found(tune_command: list[object], trace: Path, search: Any) -> None:
+    document = json_of(
+        call(*tune_command, "--policy", "adaedl", "--search", search, "--trials", 20, "--seed", 2, "--json")
+    )
     whole = read_trace(trace)
     train, holdout = (whole.select(part) for part in split_sequences(whole, seed=2))
     found = tune_on(
@@ -76,9 +55,9 @@ def test_one_object_with_everything_found(call: Call, trace: Path, search: Any) 
     assert document["search"] == search and document["holdout"]["oracle_regret"] > 0
 
 
-def test_folds_tune_on_everything_and_report_what_was_held_out(call: Call, trace: Path) -> None:
+def test_folds_tune_on_everything_and_report_what_was_held_out(tune_command: list[object], trace: Path) -> None:
     args = ("--policy", "adaedl", "--search", "grid", "--trials", 25, "--folds", 4)
-    document = parsed(call(*args, "--json"))
+    document = json_of(call(*tune_command, *args, "--json"))
     whole = read_trace(trace)
     folded = cross_validate_with(PricedTrace(whole, COST), AdaEDL, SearchSettings(search="grid", trials=25), folds=4)
     assert (
@@ -88,40 +67,40 @@ def test_folds_tune_on_everything_and_report_what_was_held_out(call: Call, trace
     assert document["holdout"]["speedup"] == folded.estimate.speedup.as_dict()
     assert document["holdout"]["output_tokens"] == document["train"]["output_tokens"] == 16 * 60
     assert [fold["sequences"] for fold in document["folds"]] == [4] * 4
-    code, out, err = call(*args)
+    code, out, err = call(*tune_command, *args)
     assert code == 0 and err == "" and "4 folds" in out and "best fixed K" in out
 
 
-def test_tables_are_for_people(call: Call) -> None:
-    code, out, err = call("--policy", "max_confidence", "--search", "race", "--trials", 60)
+def test_tables_are_for_people(tune_command: list[object]) -> None:
+    code, out, err = call(*tune_command, "--policy", "max_confidence", "--search", "race", "--trials", 60)
     assert code == 0 and err == ""
     for part in ("60 trials on 8 sequences", "race", "brute force", "held-out", "default settings", "best fixed K"):
         assert part in out
     assert "warning: not significant on 8 sequences: the tuned policy's speedup differs from that of" in out
 
 
-def test_a_journal_is_kept_and_another_searches_is_refused(call: Call, tmp_path: Path) -> None:
+def test_a_journal_is_kept_and_another_searches_is_refused(tune_command: list[object], tmp_path: Path) -> None:
     journal = tmp_path / "journal.jsonl"
     args = ("--policy", "adaedl", "--search", "grid", "--trials", 9, "--storage", journal, "--json")
-    first = call(*args)
-    assert parsed(call(*args)) == parsed(first) and len(journal.read_text().splitlines()) == 2
-    code, out, err = call(*args, "--seed", 1)
+    first = call(*tune_command, *args)
+    assert json_of(call(*tune_command, *args)) == json_of(first) and len(journal.read_text().splitlines()) == 2
+    code, out, err = call(*tune_command, *args, "--seed", 1)
     assert code == 2 and out == "" and err.count("\n") == 1 and str(journal) in err and "seed" in err
-    parsed(call("--policy", "fixed_k", "--folds", 2, "--storage", tmp_path / "folds", "--json"))
+    json_of(call(*tune_command, "--policy", "fixed_k", "--folds", 2, "--storage", tmp_path / "folds", "--json"))
     assert sorted(path.name for path in tmp_path.glob("folds*")) == ["folds", "folds.1", "folds.2"]
 
 
 def test_ctrl_c_before_any_result_says_what_the_journal_keeps(
-    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tune_command: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*arguments: Any, **options: Any) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("specsim.learn.tune.tune_on", interrupted)
     storage = tmp_path / "journal"
-    code, _, err = call("--policy", "adaedl", "--storage", storage)
+    code, _, err = call(*tune_command, "--policy", "adaedl", "--storage", storage)
     assert (code, err) == (130, f"interrupted: the configurations tried are in {storage}; the same command goes on\n")
-    code, _, err = call("--policy", "adaedl")
+    code, _, err = call(*tune_command, "--policy", "adaedl")
     assert (code, err) == (130, "interrupted: nothing is kept, the same command starts anew\n")
 
 
@@ -155,6 +134,5 @@ def test_every_policy_can_be_tuned_by_every_search(name: str) -> None:
         (("--tuning-share", 1), "tuning_share"),
     ],
 )
-def test_bad_options_are_refused(call: Call, args: tuple[object, ...], says: str) -> None:
-    code, out, err = call("--policy", "adaedl", *args)
-    assert code == 2 and out == "" and err.startswith("error: ") and err.count("\n") == 1 and says in err
+def test_bad_options_are_refused(tune_command: list[object], args: tuple[object, ...], says: str) -> None:
+    assert_refused(call(*tune_command, "--policy", "adaedl", *args), says)
