@@ -13,6 +13,7 @@ from specsim.io.errors import InputError
 from specsim.lookup.from_text import TokenText, lookup_trace, read_token_texts
 from specsim.lookup.ngram import RULES
 from specsim.trace.files import read_trace
+from tests.support.checks import refusal
 from tests.support.commands import assert_refused, call, json_of
 
 ROWS = [
@@ -97,9 +98,7 @@ def test_a_setting_of_another_rule_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_text_is_named_by_its_line(tmp_path: Path, row: Any, said: str) -> None:
-    with pytest.raises(InputError) as refused:
-        read_token_texts(written(tmp_path, [ROWS[0], row]))
-    assert said in str(refused.value) and "\n" not in str(refused.value)
+    refusal(lambda: read_token_texts(written(tmp_path, [ROWS[0], row])), said)
 
 
 def test_no_texts_and_too_small_a_vocabulary_are_refused(tmp_path: Path) -> None:
