@@ -202,7 +202,7 @@ def test_what_is_written_elsewhere_is_left_alone_and_what_was_killed_is_cleared(
         killed.kill()
     assert len([*tmp_path.iterdir()]) == 2
     write_text(path, "again")
-    assert [one.name for one in tmp_path.iterdir()] == ["report.html"] and path.read_text() == "again"
+    assert [left.name for left in tmp_path.iterdir()] == ["report.html"] and path.read_text() == "again"
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o077, 0o002])

@@ -100,7 +100,7 @@ def test_signals_are_those_of_the_recording(recorded: tuple[Any, Any, Any]) -> N
     assert found.entropy_nats == pytest.approx(trace.entropy_nats[:, 0], abs=1e-4)
     assert found.confidence == pytest.approx(trace.confidence[:, 0], abs=1e-5)
     assert ((found.acceptance > 0) & (found.acceptance < 1)).all()
-    # A drafted token is accepted with probability 1 - TVD in the mean over drafts, of which each position has one.
+    # A drafted token is accepted with probability 1 - TVD in the mean over drafts, a draft per position.
     drafted = trace.accept_prob[:, 0]
     assert abs((drafted - found.acceptance).mean()) < 4 * drafted.std() / np.sqrt(len(drafted))
 

@@ -45,12 +45,12 @@ def test_what_is_decoded_has_the_rounds_of_the_simulation(trace: Trace) -> None:
         assert real.differences(arm, trace, told) == 0
         assert [len(group["rows"]) for group in arm] == [2, 2, 1]
         assert sum(len(group["seconds"]) for group in arm) == len(told.seconds.sequences)
-    arm[0]["rows"][1][2][0][1] += 1  # another draft length in one round
+    arm[0]["rows"][1][2][0][1] += 1  # another draft length in a round
     assert real.differences(arm, trace, told) == 1
 
 
 def pretended(trace: Trace) -> dict[str, Any]:
-    """A run on a machine of linear costs, in which one repeat of three met an interruption of every round."""
+    """A run on a machine of linear costs, in which every round is interrupted in the second of three repeats."""
     batches: dict[str, Any] = {}
     contexts = real.middle_too(trace)
     for batch in REAL["batches"]:
@@ -67,7 +67,7 @@ def pretended(trace: Trace) -> dict[str, Any]:
                 for number in together:
                     facts = (told.rounds.t, told.rounds.drafted, told.rounds.accepted)
                     columns = [fact[told.rounds.sequence == number].tolist() for fact in facts]
-                    rounds = [list(one) for one in zip(*columns, strict=True)]
+                    rounds = [list(round_) for round_ in zip(*columns, strict=True)]
                     rows.append([number, int(trace.output_tokens[number]), rounds])
                 arms[str(k)].append({"rows": rows, "round_s": [(seconds * slow).tolist() for slow in (1, 9, 1)]})
         probes: dict[str, Any] = {"step": [[c, 0.001] for c in contexts], "round": [[c, 0.0015] for c in contexts]}
@@ -96,7 +96,7 @@ def test_probes_predict_a_machine_of_linear_costs(real_run: Path) -> None:
         assert case.predicted_s == pytest.approx(case.measured_s, rel=0.01)
         assert (case.k == real.NULL) == (case.measured.estimate == 1)
     assert about["differing"] == 0 and about["load"].others_percent == pytest.approx(40)
-    assert {one.form: one.median_error < 0.005 for one in about["step_times"]} == {
+    assert {judged.form: judged.median_error < 0.005 for judged in about["step_times"]} == {
         "linear": True, "tokens, cached": True, "batch, tokens": False
     }  # fmt: skip
     assert [(row["batch"], row["best_predicted"] == row["best_measured"]) for row in report.best_rows(cases)] == [
@@ -105,9 +105,9 @@ def test_probes_predict_a_machine_of_linear_costs(real_run: Path) -> None:
 
 
 def test_batches_that_the_memory_does_not_hold_are_left_out() -> None:
-    """90 % of an H100's 80 GB less weights; a token takes 2 x 8 x 128 numbers in 32 layers, and in EAGLE's one."""
+    """90 % of an H100's 80 GB less weights; a token takes 2 x 8 x 128 numbers in 32 layers, and in EAGLE's layer."""
     constants, h100, *_ = servers.servers(SERVERS)
-    weights = sum(one.weight_bytes for one in (h100.memory.target, h100.memory.draft_passes) if one)
+    weights = sum(passes.weight_bytes for passes in (h100.memory.target, h100.memory.draft_passes) if passes)
     assert h100.sequences(8192) == constants.sequences(8192) == int((0.9 * 80e9 - weights) / (8192 * 33 * 2048 * 2))
     trace = generate(IID(0.8), sequences=6, output_tokens=20, depth=2, seed=1)
     maps = servers.server_map(trace, constants, SERVERS, seed=0)

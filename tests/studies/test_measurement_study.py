@@ -1,4 +1,4 @@
-"""What the study of measurement says of whole runs of one commit."""
+"""What the study of measurement says of whole runs of a commit."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def test_what_two_runs_are_compared_by_is_collected_and_pooled(tmp_path: Path) -
     assert found[0].keys() == {"noise_floor_percent", "autoregressive_sequence_seconds", "rows"}
     percent, freedom = runs.spread_percent(found)
     assert freedom == 3 and percent == pytest.approx(100 * np.sqrt((2**2 + 0 + 2**2) / 1e4 / 3), rel=1e-9)
-    assert runs.pooled_percent({"one": found, "two": found}) == pytest.approx(percent, rel=1e-12)
-    (row,) = runs.run_rows({"one": found})
-    assert (row["set"], row["runs"], row["pairs"]) == ("one", 3, 3) and row["noise_floor_percent_high"] == 0.5
+    assert runs.pooled_percent({"first": found, "second": found}) == pytest.approx(percent, rel=1e-12)
+    (row,) = runs.run_rows({"first": found})
+    assert (row["set"], row["runs"], row["pairs"]) == ("first", 3, 3) and row["noise_floor_percent_high"] == 0.5
     assert row["between_runs_percent"] == pytest.approx(percent)
 
 

@@ -91,8 +91,8 @@ def test_the_papers_speedups_follow_from_its_acceptance_lengths_with_overhead_an
     around = [mean_error(dataclasses.replace(cost, node_s=1e-6 * n)) for n in range(12)]
     assert int(np.argmin(around)) == 7  # the fit
     # Without a node's cost CAPE is below VCT in all cells, where the paper prints VCT below CAPE in 7 of 8.
-    for one, least in ((flat, 0), (cost, 3)):
-        ours = {method: np.array(errors(one)[method]) for method in ("VCT", "CAPE")}
+    for priced, least in ((flat, 0), (cost, 3)):
+        ours = {method: np.array(errors(priced)[method]) for method in ("VCT", "CAPE")}
         speedup = {m: (1 + found) * [row[2] for row in PRINTED[m][2]] for m, found in ours.items()}
         assert (speedup["VCT"] < speedup["CAPE"]).sum() == least
 

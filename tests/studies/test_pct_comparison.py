@@ -32,7 +32,7 @@ def test_rounds_count_nodes_and_tokens(trace: Trace) -> None:
     assert chain.truncated == 0 and 0 < chain.verified.estimate <= 3
     star = SparseTree(children=(4.0, 0.0, 0.0, 0.0, 0.0))
     rounds = Rounds.of(trace, star)
-    # Each sequence's last round has no room for a draft where a round before left just one token.
+    # Each sequence's last round has no room for a draft where a round before left a single token.
     log = PricedTrace(trace, ConstantCost(1.0, 1.0)).replay(star, log=True).rounds
     accepted = tree_shapes.accepted_tokens((4, 0, 0, 0, 0), trace.true_rank)
     starts = trace.offsets[log.sequence] + log.t

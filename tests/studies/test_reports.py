@@ -76,10 +76,10 @@ def test_a_report_shows_part_of_its_table(tmp_path: Path) -> None:
 
 def test_lines_keep_their_color_over_panels() -> None:
     line = ([1.0, 2.0], [ESTIMATE, ESTIMATE])
-    drawn = line_panels({"one panel": {"K": line, "tree": line}, "another": {"tree": line}}, ("x", "y"), "n", level=1.0)
-    assert drawn.count(">tree<") == 1 and drawn.count(">one panel<") == 1
+    drawn = line_panels({"a panel": {"K": line, "tree": line}, "another": {"tree": line}}, ("x", "y"), "n", level=1.0)
+    assert drawn.count(">tree<") == 1 and drawn.count(">a panel<") == 1
     assert drawn == line_panels(
-        {"one panel": {"K": line, "tree": line}, "another": {"tree": line}}, ("x", "y"), "n", level=1.0
+        {"a panel": {"K": line, "tree": line}, "another": {"tree": line}}, ("x", "y"), "n", level=1.0
     )
 
 

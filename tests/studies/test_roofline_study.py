@@ -65,8 +65,8 @@ def measured_in_batches(target: str, rng: np.random.Generator) -> dict[str, Any]
 
     return {
         "batches": asked["batches"], "contexts": CONTEXTS.tolist(), "tokens": [*sizes],
-        "verify_s": table([[one.verify(n, CONTEXTS) for n in sizes] for one in each]),
-        "draft_s": table([[one.draft_step(place, CONTEXTS) for place in range(asked["depth"])] for one in each]),
+        "verify_s": table([[cost.verify(n, CONTEXTS) for n in sizes] for cost in each]),
+        "draft_s": table([[cost.draft_step(place, CONTEXTS) for place in range(asked["depth"])] for cost in each]),
         "catch_up_s": np.zeros((len(each), len(CONTEXTS))).tolist(), "step_s": 1e-4, "round_s": 0.0,
         "noise_floor": 0.016,
     }  # fmt: skip

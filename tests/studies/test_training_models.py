@@ -65,7 +65,7 @@ def test_what_is_added_to_a_head_learns_and_sees_no_later_state(target: Any) -> 
 
 def test_agreement_is_counted_at_the_token_after_the_next(target: Any) -> None:
     class Ahead(torch.nn.Module):
-        """Says at each state what the target says one state later, but at the first it does not."""
+        """Says at each state what the target says at the next state, except at the first."""
 
         def forward(self, hidden: torch.Tensor) -> torch.Tensor:
             logits = target.get_output_embeddings()(hidden).roll(-1, dims=1)

@@ -85,7 +85,7 @@ def test_leviathan_s_speedup_in_expectation(alpha: float, k: int) -> None:
 
 @cache
 def difficult(seed: int) -> Trace:
-    """A trace of a difficulty model fitted to another one."""
+    """A trace of a difficulty model fitted to another trace."""
     rng = np.random.default_rng(seed)
     trace = small_trace(seed)
     source = generate(PerPosition(tuple(rng.uniform(0.5, 0.9, 6))), 10, 60, trace.depth, seed)

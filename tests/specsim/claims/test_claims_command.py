@@ -94,7 +94,7 @@ def test_what_makes_no_claim_is_refused(tmp_path: Path, document: Any) -> None:
 
 
 def pytest_run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """pytest in a project that is not this one."""
+    """pytest in another project."""
     paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     plugin = ["-p", "specsim.claims.pytest_plugin", "-p", "no:cacheprovider"]
     code = "import sys, pytest; code = pytest.main(); print('torch' in sys.modules); sys.exit(code)"

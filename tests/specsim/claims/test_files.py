@@ -1,4 +1,4 @@
-"""Claim files: what is read, what is refused in one line, what is written."""
+"""Claim files: what is read, what is refused in a single line, what is written."""
 
 from __future__ import annotations
 

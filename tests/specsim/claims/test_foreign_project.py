@@ -51,7 +51,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def project(recorded: Path, tmp_path: Path) -> Path:
-    """Somebody's repository: a trace, two claims of it of which one is wrong, and a test of their own."""
+    """Somebody's repository: a trace, a right and a wrong claim about it, and a test of their own."""
     shutil.copytree(recorded / "trace", tmp_path / "speed" / "trace")
     (tmp_path / "speed" / "chat.claims.toml").write_text(CLAIMS.replace("2.33", "2.5"))
     (tmp_path / "conftest.py").write_text(TORCH_FREE)

@@ -50,5 +50,5 @@ def stating(claim: Claim, **changes: object) -> Claim:
 
 
 def beyond(statement: Statement, value: float) -> float:
-    """A larger value that the tolerance tells from this one."""
+    """A larger value, beyond the tolerance."""
     return value + 2.1 * (statement.around(value)[1] - value) + 1e-6 * abs(value) + 1e-9

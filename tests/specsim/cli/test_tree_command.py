@@ -1,4 +1,4 @@
-"""`specsim tree`: one JSON object, or a tree and tables; figures and curves as files."""
+"""`specsim tree`: a JSON object, or a tree and tables; figures and curves as files."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_the_best_tree_per_size_and_of_all(trace_folder: Path, cost_file: Path) 
     assert {key: document["best"][key] for key in fastest} == fastest
     assert shapes.from_paths(document["best"]["choices"]) == tuple(document["best"]["children"])
     assert document["autoregressive_tokens_per_s"] == pytest.approx(100)
-    for line in document["sizes"]:  # constant costs: a pass per level and one of the target
+    for line in document["sizes"]:  # constant costs: a pass per level and a target pass
         assert line["round_s"] == pytest.approx(1e-2 + line["depth"] * 1e-3)
         assert line["speedup"] == pytest.approx(line["expected_tokens"] / line["round_s"] / 100)
 

@@ -1,4 +1,4 @@
-"""`specsim tune` prints what the tuner found: one JSON object, or tables and warnings."""
+"""`specsim tune` prints what the tuner found: a JSON object, or tables and warnings."""
 
 from __future__ import annotations
 

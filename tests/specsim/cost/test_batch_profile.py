@@ -63,7 +63,7 @@ def test_many_rounds_are_priced_at_once(tmp_path: Path) -> None:
     sequences, contexts = np.array([1.0, 3.0, 8.0]), np.array([100.0, 222.0, 300.0])
     tokens = BatchTokens.alike(sequences, np.array([1, 2, 4]), contexts)
     assert cost.batch_verify(tokens) == pytest.approx(verify_s(sequences, contexts, np.array([1, 2, 4])), rel=1e-12)
-    places = np.arange(5)  # the last one that was measured stands for those behind it
+    places = np.arange(5)  # the last measured place stands for those behind it
     drafts = cost.batch_draft(places, BatchTokens.alike(2, 1, 200 + places))
     assert drafts == pytest.approx(draft_s(2, 200, np.minimum(places, 2)), rel=1e-12)
 

@@ -174,7 +174,7 @@ def test_a_size_outside_the_grid_is_named() -> None:
 
 
 def test_a_trace_beyond_the_profile_is_refused_before_any_replay() -> None:
-    """Its contexts are 0 (a prompt of one token) to 68 (a prompt of 30 and 40 tokens of output)."""
+    """Its contexts are 0 (a prompt of a single token) to 68 (a prompt of 30 and 40 tokens of output)."""
     deep = profile(np.ones((7, 3)), draft_step_s=np.ones((6, 3)))
     with pytest.raises(InputError, match="covers contexts 16 to 256 tokens, asked for 8"):
         cost_table(small_trace(), deep)

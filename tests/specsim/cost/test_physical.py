@@ -79,7 +79,7 @@ def test_trees_and_batches_are_looked_at_too(tmp_path: Path) -> None:
 
 
 def test_noise_is_taken_without_a_word(tmp_path: Path) -> None:
-    """A lookup drafter proposes for nothing, and a pass over two tokens was measured 3 % faster than one over one."""
+    """A lookup drafter proposes for nothing, and a pass over 2 tokens was measured 3 % faster than over 1."""
     cost = read_cost(profile(tmp_path, [10.0, 9.7, 9.8], draft_ms=0.0))
     assert cost.notes(2, (2, 4096)) == []
 

@@ -94,7 +94,7 @@ def test_devices_share_weights_and_cache_and_sum_states_twice_a_layer() -> None:
     assert sums.launches == 2 * 2 * 3
     grouped = Roofline(find_architecture("llama-3.1-8b").first(1), PLAIN, tensor_parallel=32, derating=IDEAL)
     kv = by_name(grouped, 1, 10**6)["attention"].bytes
-    assert kv == pytest.approx(10**6 * 2048 * 2 / 8, rel=1e-4)  # no device has less than one of 8 key-value heads
+    assert kv == pytest.approx(10**6 * 2048 * 2 / 8, rel=1e-4)  # every device has at least 1 of 8 key-value heads
 
 
 def test_a_sliding_window_bounds_what_its_layers_read() -> None:
@@ -222,7 +222,7 @@ def test_eagle_is_one_layer_an_input_projection_and_the_targets_head() -> None:
     names = ["eagle", "edd"]
     eagle, edd = (priced(name).drafter.model for name in names)
     assert eagle.parameters - edd.parameters == 2 * 4096**2
-    weights = 202375168 + 4096 * 32000  # the layer and the head; of the embedding one row is read
+    weights = 202375168 + 4096 * 32000  # the layer and the head; of the embedding a single row is read
     assert float(priced("edd").draft(1, 100)) == pytest.approx(2 * weights / 1e12, rel=0.01)
 
 
@@ -247,7 +247,7 @@ def test_drafts_that_no_pass_makes_cost_nothing(drafter: str) -> None:
 
 
 def test_a_batch_of_a_mixture_reads_more_experts_where_it_verifies_until_all_are_read() -> None:
-    """Balanced routing: 4 tokens of one sequence go to 32 of 128 experts, 4 x 16 tokens to all, as 16 do."""
+    """Balanced routing: 4 tokens of a sequence go to 32 of 128 experts, 4 x 16 tokens to all, as 16 do."""
     model = replace(find_architecture("qwen3-30b-a3b").first(1), experts=Experts(128, 8, 768, routing="balanced"))
     cost = RooflineCost(Roofline(model, PLAIN, derating=IDEAL), find_drafter("prompt-lookup", model))
 

@@ -23,7 +23,7 @@ EDD = {"7B": "edd-llama2-chat-7b-a6000", "13B": "edd-llama2-chat-13b-a6000"}
 EESD = {"13B": "eesd-llama2-13b", "70B": "eesd-llama2-70b"}
 ADAEDL = "adaedl-llama2-7b-115m"
 PLAIN_MS = 7.07
-CONTEXT = 500  # of costs that are the same at every one
+CONTEXT = 500  # of costs that do not depend on it
 
 
 def round_s(name: str, k: int) -> float:
@@ -69,7 +69,7 @@ def test_the_published_simulator_says_the_same_of_its_requests(tmp_path: Path) -
     """What SpecDecode-Bench's own simulator printed of twelve of its requests, at three K and three batches.
 
     It drafts beyond the last token, which a replay does not: hence 2 %. It counts the pass over the prompts, too, which
-    at a batch of one hardly matters; in larger ones decoding alone is compared.
+    at batch 1 hardly matters; in larger ones decoding alone is compared.
     """
     facts = json.loads((HERE / "specdecode_bench_gsm8k.json").read_text())
     bench, trace = tmp_path / "bench.jsonl", tmp_path / "trace"
@@ -107,7 +107,7 @@ EDD_ROWS = [
 
 @pytest.mark.parametrize(("name", "row"), EDD_ROWS)
 def test_edd_has_the_speedups_of_its_table_1(name: str, row: Row) -> None:
-    """Drafts of five tokens, at the tau that each run had; one overhead was fitted to all methods of tables 1 and 2."""
+    """Drafts of 5 tokens, at the tau of each run; a single overhead was fitted to all methods of tables 1 and 2."""
     speedup = row.number("tau") * step_s(name) / round_s(name, 5)
     assert speedup == pytest.approx(row.number("speedup"), rel=0.05)
 

@@ -73,7 +73,7 @@ def test_the_form_that_is_true_is_found_on_held_out_steps(form: str) -> None:
 
 
 def test_curves_by_hand() -> None:
-    """Seconds 1, 2, 2 and 6 at 1, 2, 4 and 8 tokens of one sequence: linear between and beyond, flat below."""
+    """Seconds 1, 2, 2 and 6 at 1, 2, 4 and 8 tokens of a sequence: linear between and beyond, flat below."""
     tokens = np.array([1.0, 2.0, 4.0, 8.0])
     steps = Steps(np.ones(4), tokens, np.zeros(4), np.array([1.0, 2.0, 2.0, 6.0]))
     found = fit_step_time(steps, "batch, tokens")
@@ -97,7 +97,7 @@ def test_noise_does_not_make_a_curve_fall() -> None:
 
 
 def test_held_out_steps_are_other_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Repeats of a step are on one side, so that no step is judged by what it was itself."""
+    """Repeats of a step are on the same side, so that no step is judged by what it was itself."""
     sides: list[set[tuple[float, ...]]] = []
 
     def noted(steps: Steps, form: str) -> Any:

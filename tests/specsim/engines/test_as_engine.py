@@ -118,7 +118,7 @@ def test_a_recording_that_goes_on_behind_an_end_of_text_tells_what_is_accepted_t
 
 @pytest.mark.parametrize("engine", CONVENTIONS)
 def test_engines_do_not_count_dropped_tokens(engine: str) -> None:
-    """By position, the third token is refused, the first one, or none: drafts of 2, 0 or 4 tokens."""
+    """By position, the third token is refused, the first, or none: drafts of 2, 0 or 4 tokens."""
     trace = generate(IID(0.7), sequences=30, output_tokens=33, depth=8)
     confidence = np.ones(trace.prob.shape, dtype=np.float32)
     confidence[0::3, 2] = confidence[1::3, 0] = 0.1

@@ -47,7 +47,7 @@ def trace() -> Trace:
 
 
 def test_known_temperatures_are_found(trace: Trace) -> None:
-    """Within 4 standard errors: of 1/T that is one over the root of the sum of z^2 p (1 - p), of what was verified."""
+    """Within 4 standard errors: 1 over the root of the sum of z^2 p (1 - p) over verified tokens is that of 1/T."""
     found = confidence_temperatures(trace, len(TRUE))
     rows = longest_starts(trace)
     assert found.rounds == len(rows) > 5000

@@ -47,7 +47,10 @@ def test_one_run_by_every_definition() -> None:
     expected: dict[tuple[str, str], object] = {
         ("specsim", LENGTH): 7 / 3,
         ("specsim", RATE): 3 / 5,
-        ("specsim", POSITIONS): [2 / 3, 3 / 4],  # counters: of 2 that accepted one, 2 / 3 are taken to draft a second
+        ("specsim", POSITIONS): [
+            2 / 3,
+            3 / 4,
+        ],  # counters: of 2 with an accepted token, 2 / 3 draft a second
         ("vllm", LENGTH): 2.0,
         ("vllm", RATE): 3 / 5,
         ("vllm", POSITIONS): [2 / 3, 1 / 3],

@@ -51,7 +51,7 @@ def test_without_costs_both_ends_are_given() -> None:
     found = diagnose(COUNTED, baseline_tokens_per_s=100, tokens_per_s=rate(0.030))
     (grows, with_k), (fixed, without) = found.advice
     assert grows.startswith("best case") and fixed.startswith("worst case") and found.parts == ()
-    # 5 ms a drafted token, or 20 ms a round: a round of one draft takes 15 or 30 ms.
+    # 5 ms a drafted token, or 20 ms a round: a round at K = 1 takes 15 or 30 ms.
     assert with_k.lengths[1].speedup.estimate == pytest.approx(1.8 / 1.5, rel=2e-3) and with_k.k == 1
     assert without.lengths[1].speedup.estimate == pytest.approx(1.8 / 3.0, rel=2e-3) and without.k == 0
     for advice in (with_k, without):  # both know the measured K

@@ -86,7 +86,7 @@ def test_llamacpp_says_the_same_in_all_of_its_formats(tmp_path: Path) -> None:
 
 
 def test_a_line_of_debug_level_repeats_no_round(tmp_path: Path) -> None:
-    """Requests without their first rounds: of a log with both lines of a round, and of one with the second alone."""
+    """Requests without their first rounds: a log with both lines of a round, and with the second alone."""
     both = read("llamacpp-log", "llamacpp_log_debug.txt")
     lines = (FIXTURES / "llamacpp_log_debug.txt").read_text().splitlines(keepends=True)
     alone = tmp_path / "log"
@@ -174,7 +174,7 @@ TEXTS = ["llamacpp-log", "sglang-log", "vllm-log", "lmdeploy-log", "vllm-bench",
 
 @pytest.mark.parametrize("kind", TEXTS)
 def test_long_lines_take_no_longer_than_many_short_ones(kind: str, tmp_path: Path) -> None:
-    """Lines that make one expression or another start over at each of their pieces."""
+    """Lines that make some expression start over at each of their pieces."""
     log = tmp_path / "log"
     for start, piece in PIECES:
         log.write_text((start + piece * ((LONG - len(start)) // len(piece)) + "x\n") * TIMES)

@@ -1,4 +1,4 @@
-"""Importers of formats of which no run of ours is at hand: files by hand, one per version, and their counts."""
+"""Importers of formats of which no run of ours is at hand: a file by hand per version, and their counts."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ VLLM_LOG = {
         "SpecDecoding metrics: Draft acceptance rate: 100.0%, Accepted: 66 tokens, Drafted: 66 tokens\n",
         (None, 66, 66),
     ),
-    # vllm-project/vllm issue 7301, August 2024. 53,716 tokens in drafts of 4 are 13,429 rounds. Each emits one token
+    # vllm-project/vllm issue 7301, August 2024. 53,716 tokens in drafts of 4 are 13,429 rounds. Each emits a token
     # beside the accepted, which are 20,815; the 32,594 count tokens behind a rejected one as well. The efficiency is
     # the share of 5 tokens a round: 34,244 / 67,145 = 0.510.
     "August 2024": (

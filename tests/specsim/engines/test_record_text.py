@@ -70,7 +70,7 @@ def test_suffix_decoding_drafts_from_one_line_to_the_next(tmp_path: Path) -> Non
     }  # fmt: skip
     trace = read_trace(tmp_path / "a")
     assert trace.meta["drafter"] == "suffix decoding" and trace.depth == 24
-    # After its 3 the second line drafts the first one's 4, 5; after 3, 4 its 5, 6, of which 5 comes.
+    # After its 3 the second line drafts the first line's 4, 5; after 3, 4 its 5, 6, of which 5 comes.
     assert trace.match_len.tolist() == [0, 0, 0, 0, 0, 2, 1]
     limited = [*args, "--max-cached-requests", 1, "--max-draft-tokens", 4]
     json_of(call("specsim", "record-text", texts, tmp_path / "b", *limited))

@@ -14,7 +14,7 @@ from tests.support.commands import assert_refused, call, json_of
 
 # The shape of the four published files, with their faults: the text is of another run than EAGLE's lengths, so that it
 # may have any number of tokens more or less, while those of the n-gram drafter always fit it; lists of EAGLE often end
-# with a 2, of which one token lies beyond them.
+# with a 2, whose second token lies beyond them.
 FILE = """\
 {"id": "151", "prompt_token_ids": [5, 6, 7], "generated_token_ids": [11, 12, 13, 14], "acc_eagle": {"acc_len": [1, 1, 4, 2, 1, 2]}, "acc_ngram": {"acc_len": [1, 21, 1, 1]}}
 {"id": "103", "prompt_token_ids": [8], "generated_token_ids": [21, 22, 23, 24, 25, 26, 27], "acc_eagle": {"acc_len": [1, 3, 2, 2]}, "acc_ngram": {"acc_len": [1, 1, 1, 1, 1, 1, 1]}}

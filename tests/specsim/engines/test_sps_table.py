@@ -23,7 +23,7 @@ STEPS = [(1, 1), (1, 4), (2, 5), (3, 10), (5, 20), (33, 40), (64, 64), (64, 256)
 
 
 def h100_step_s(sequences: int, verified: float) -> float:
-    """By the printed constants: one proposal, a pass, an overhead."""
+    """By the printed constants: a proposal, a pass, an overhead."""
     cached = sequences * CONTEXT
     draft_s = 2.13526175e-3 + 8.41429603e-7 * (K + 1) + 2.37768493e-9 * cached
     return draft_s + 5.88590713e-3 + 2.10103129e-5 * verified + 3.92645679e-8 * cached + 1.20683946e-3
@@ -82,7 +82,7 @@ def test_steps_per_second_by_tokens_are_those_of_batches_that_verify_all() -> No
 
 
 def test_more_tokens_are_never_faster_in_a_table(tmp_path: Path) -> None:
-    """A batch of 2 that was measured to take half as long as one of 1 is taken to be as fast."""
+    """A batch of 2 that was measured to take half as long as a batch of 1 is taken to be as fast."""
     path = tmp_path / "batches.json"
     measured = profile_document()
     measured["verify_s"][1] = (np.array(measured["verify_s"][0]) / 2).tolist()
@@ -93,7 +93,7 @@ def test_more_tokens_are_never_faster_in_a_table(tmp_path: Path) -> None:
 
 
 def test_a_batch_profile_gives_the_steps_that_it_measured(tmp_path: Path) -> None:
-    """Its passes take 10 ms, 1 ms a token and 1 us a cached one; at 200 tokens in each cache, by hand."""
+    """Its passes take 10 ms, 1 ms a token and 1 us a cached token; at 200 tokens in each cache, by hand."""
     path = tmp_path / "batches.json"
     path.write_text(json.dumps(profile_document()))
     table = exported("sglang", path, k=2, context=200)
@@ -124,7 +124,7 @@ def test_a_table_read_as_costs_gives_itself_again(tmp_path: Path) -> None:
 
 
 def test_what_the_form_cannot_say_is_said(tmp_path: Path) -> None:
-    """From 2 to 4 verified tokens, one sequence takes 2 ms more, and two take 6: no sum. The note has the error."""
+    """From 2 to 4 verified tokens, 1 sequence takes 2 ms more, and 2 take 6: no sum. The note has the error."""
     path, measured = tmp_path / "batches.json", profile_document()
     scaled = np.array(measured["verify_s"]) * np.array([1, 3, 3])[:, None, None]
     path.write_text(json.dumps({**measured, "verify_s": scaled.tolist()}))

@@ -164,7 +164,7 @@ def test_calibration_without_a_verified_token_is_refused() -> None:
 
 
 def test_quality_by_hand() -> None:
-    """Two predictions of 0.8, one correct: a gap of 0.3; the loss is the mean of -log 0.8 and -log 0.2."""
+    """Two predictions of 0.8, the first correct: a gap of 0.3; the loss is the mean of -log 0.8 and -log 0.2."""
     measured = quality([0.8, 0.8], [True, False])
     assert measured.ece == pytest.approx(0.3)
     assert measured.log_loss_nats == pytest.approx(-(math.log(0.8) + math.log(0.2)) / 2)

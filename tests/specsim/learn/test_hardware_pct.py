@@ -263,7 +263,7 @@ def with_record(trace: Trace, nodes: int, **options: Any) -> Trace:
     "cost", [pytest.param(FLAT, marks=pytest.mark.slow), TILES, pytest.param(STEEP, marks=pytest.mark.slow)]
 )
 def test_rounds_not_counted_as_truncated_are_as_with_a_full_record(cost: CostModel) -> None:
-    """Sequences of one or two rounds, so that a truncated round affects few others."""
+    """Sequences of 1 or 2 rounds, so that a truncated round affects few others."""
     options: dict[str, Any] = {
         "rng_seed": 7,
         "sequences": 500,

@@ -271,7 +271,7 @@ def test_without_data_it_thresholds_a_rough_path_probability() -> None:
 @pytest.mark.parametrize(("lookahead", "signal"), [*itertools.product([True, False], ["confidence", "entropy"])])
 @pytest.mark.parametrize("rate", [0.0, 1.0])
 def test_traces_with_one_outcome_can_be_fitted(lookahead: bool, signal: str, rate: float) -> None:
-    """All rejected: one token a round. All accepted: to the limit."""
+    """All rejected: a token a round. All accepted: to the limit."""
     rng = np.random.default_rng(0)
     trace = build_trace(rng, rng.random((200, 5)) < rate, [100, 100])
     settings = {"lookahead": lookahead, "signal": signal, "max_draft_tokens": 5}

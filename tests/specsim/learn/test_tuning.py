@@ -37,7 +37,7 @@ SEARCHES = pytest.mark.parametrize("kind", ["grid", "race", "optuna"])
 
 
 def tuned(policy: type[Policy], trace: Trace | None = None, cost: CostModel | None = None, **how: Any) -> TuneResult:
-    """Tune and report on the same trace, by default the small one."""
+    """Tune and report on the same trace, by default the small trace."""
     priced = PricedTrace(trace or small_trace(), cost or RampCost())
     return tune_on(policy, priced, priced, SearchSettings(**how))
 
@@ -120,7 +120,7 @@ def test_what_the_costs_cannot_price_is_passed_over() -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Choosy(ChainPolicy):
-    """Every kind of setting; only one choice and one truth value draft far."""
+    """Every kind of setting; only a single choice and truth value draft far."""
 
     k: int = setting(2, 1, 64, tune=(1, 12), bounds="depth")
     how: str = setting("short", choices=("short", "long"), tune=(0, 1))

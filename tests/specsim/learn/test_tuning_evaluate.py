@@ -1,4 +1,4 @@
-"""Many configurations at once give what one replay at a time gives."""
+"""Many configurations at once give what single replays give."""
 
 from __future__ import annotations
 

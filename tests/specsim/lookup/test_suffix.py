@@ -49,18 +49,18 @@ class Counts:
     def _change(self, word: Word, by: int) -> None:
         """Move the last token among those that follow the others.
 
-        Of equals, the first becomes the first of those that are one more frequent, another the last; of those that are
-        one less frequent it becomes the first.
+        Of equals, the first becomes the first of those that are more frequent by 1, another the last; of those that are
+        less frequent by 1 it becomes the first.
         """
         before, token, times = word[:-1], word[-1], self.count[word]
         siblings = self.following[before]
-        first = next((one for one in siblings if self.count[(*before, one)] == times), None) == token
+        first = next((sibling for sibling in siblings if self.count[(*before, sibling)] == times), None) == token
         if times:
             siblings.remove(token)
         self.count[word] += by
         if self.count[word]:
             ahead = times if by < 0 else times + 1 + (first and times > 0)
-            place = sum(self.count[(*before, one)] >= ahead for one in siblings)
+            place = sum(self.count[(*before, sibling)] >= ahead for sibling in siblings)
             siblings.insert(place, token)
 
     def draft(self, ending: Sequence[int], max_tokens: int, rule: SuffixRule) -> SuffixDraft:
@@ -145,13 +145,13 @@ def test_by_hand() -> None:
     tree, text = SuffixTree(4), SuffixText()
     tree.extend(text, [a, b, c, a, b, d, a, b])
     rule = SuffixRule(min_token_prob=0.3)
-    # By "b" one token, by "a b" two: P(c) = 1/3, and after it came a alone, which adds 1/3.
+    # By "b" a single token, by "a b" two: P(c) = 1/3, and after it came a alone, which adds 1/3.
     draft = tree.propose([d, a, b], 8, rule)
     assert draft.tokens == [c, a]
     assert draft.shares == [float(np.float32(1) / np.float32(3)), 1.0]
     assert draft.score == pytest.approx(2 / 3)
     assert tree.propose([d, a, b], 8, SuffixRule(min_token_prob=0.4)).tokens == []
-    # A second d makes it the more frequent one: 2 of 4.
+    # A second d makes it more frequent: 2 of 4.
     tree.extend(text, [d, a, b])
     assert tree.propose([other, a, b], 1, rule) == SuffixDraft([d], [0.5], np.float32(0.5))
 
@@ -161,7 +161,7 @@ def test_of_equally_frequent_tokens_the_order_is_the_engines() -> None:
 
     def best(*following: int) -> int:
         tree, text = SuffixTree(3), SuffixText()
-        tree.extend(text, [token for one in (*following, 9) for token in (0, one)])
+        tree.extend(text, [token for follower in (*following, 9) for token in (0, follower)])
         return tree.propose([9, 0], 1, SuffixRule(min_token_prob=0)).tokens[0]
 
     assert best(1, 2, 3) == 1
@@ -187,7 +187,7 @@ def texts_of(seed: int, count: int = 8) -> list[TokenText]:
 def run_out(
     texts: Sequence[TokenText], rule: SuffixRule, max_tokens: int, k: int, conventions: Conventions
 ) -> list[list[tuple[int, int, int]]]:
-    """(t, drafted, accepted) of an engine that drafts by the rule, one request after another, and cuts drafts at k."""
+    """(t, drafted, accepted) of an engine that drafts by the rule, request after request, and cuts drafts at k."""
     decoder, found = Plain(rule), []
     for text in texts:
         decoder.begin(text.prompt)
@@ -220,7 +220,7 @@ def test_a_replay_is_the_engines_run_round_for_round(engine: str, max_tokens: in
 
 
 def test_a_limit_on_drafts_is_another_drafter() -> None:
-    """The sum of probabilities up to the limit decides: what wins by one token need not win by three."""
+    """The sum of probabilities up to the limit decides: what wins at 1 token need not win at 3."""
     texts, rule = texts_of(0), SuffixRule()
     cut, chosen = suffix_trace(texts, rule, 8).shallower(2), suffix_trace(texts, rule, 2)
     assert (cut.draft_token != chosen.draft_token).any()
@@ -261,7 +261,7 @@ def test_a_trace_says_what_the_engine_says_of_its_drafts() -> None:
 
 
 def test_it_keeps_no_more_than_what_comes_again() -> None:
-    """Nodes are made for substrings that came twice, and one for each end of what came once."""
+    """Nodes are made for substrings that came twice, and a node for each end of what came once."""
 
     def nodes(tree: SuffixTree) -> int:
         pending, count = [tree.root], 0

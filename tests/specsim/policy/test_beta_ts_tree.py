@@ -1,4 +1,4 @@
-"""Beta-TS on trees: rounds by a plain bandit, the distribution of its depth, and a tree of width one as a chain."""
+"""Beta-TS on trees: rounds by a plain bandit, in distribution, and a tree of width 1 as a chain."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_replay_is_the_bandit_round_for_round(
 
 
 def test_a_round_is_counted_by_the_depth_of_what_was_verified() -> None:
-    """Levels that were drafted and then dropped were not judged: of six nodes the two likeliest are one level."""
+    """Levels that were drafted and then dropped were not judged: of six nodes the two likeliest are a single level."""
     trace, _ = recorded_text(None)
     policy = BetaTSTree(alpha0=1e9, beta0=1e-6, beam=1, width=3, nodes=2, max_depth=2)
     log = replay(trace, policy, cost_table(trace, COST), log=True).rounds
@@ -167,13 +167,13 @@ def test_a_tree_of_width_one_is_the_chain(counting: str, theta: str, carry: bool
     trace: Trace = tree_trace(9, sequences=6, tokens=60, depth=5, width=4, nodes=20)
     prior = {"alpha0": 3.0, "beta0": 1.0, "counting": counting, "theta": theta, "carry": carry}
     chain, tree = BetaTS(**prior, max_draft_tokens=5), BetaTSTree(**prior, beam=1, width=1, max_depth=5)
-    one, other = (replay(trace, p, cost_table(trace, COST, p), seed=4, log=True) for p in (chain, tree))
-    assert one.rounds.rows() == other.rounds.rows()
-    assert len(set(one.rounds.drafted.tolist())) > 3
+    of_chain, of_tree = (replay(trace, p, cost_table(trace, COST, p), seed=4, log=True) for p in (chain, tree))
+    assert of_chain.rounds.rows() == of_tree.rounds.rows()
+    assert len(set(of_chain.rounds.drafted.tolist())) > 3
 
 
 def test_siblings_need_no_record_where_all_are_verified() -> None:
-    """A beam of one goes along the chain, which every record has; what hangs beside it goes by rank."""
+    """A beam of 1 goes along the chain, which every record has; what hangs beside it goes by rank."""
     trace = tree_trace(9, sequences=6, tokens=60, depth=4, width=4, nodes=4)
     for policy in (BetaTSTree(beam=1, width=4, max_depth=4), BetaTSTree(beam=2, width=4, max_depth=4)):
         result = replay(trace, policy, cost_table(trace, COST))

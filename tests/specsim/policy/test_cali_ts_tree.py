@@ -1,4 +1,4 @@
-"""Cali-TS on trees: as a chain where it is one, and which score decides about a level; Cali-TS by confidence."""
+"""Cali-TS on trees: as a chain at width 1, and which score decides about a level; Cali-TS by confidence."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def test_a_tree_of_width_one_is_the_chain(counting: str, theta: str, carry: bool
     settings: dict[str, Any] = {"theta0": 0.7, "sigma_m": 0.3, "sigma_s": 0.5}
     settings |= {"counting": counting, "theta": theta, "carry": carry}
     chain, tree = CaliTS(**settings, max_draft_tokens=5), CaliTSTree(**settings, beam=1, width=1, max_depth=5)
-    one, other = (replay(trace, p, cost_table(trace, COST, p), seed=4, log=True) for p in (chain, tree))
-    assert one.rounds.rows() == other.rounds.rows()
-    assert len(set(one.rounds.drafted.tolist())) > 3
+    of_chain, of_tree = (replay(trace, p, cost_table(trace, COST, p), seed=4, log=True) for p in (chain, tree))
+    assert of_chain.rounds.rows() == of_tree.rounds.rows()
+    assert len(set(of_chain.rounds.drafted.tolist())) > 3
 
 
 @pytest.mark.parametrize("shape", [(1, 3), (2, 3), (3, 2)], ids=str)
@@ -122,11 +122,11 @@ def test_calibrated_confidence_stands_in_the_predictors_place(
     settings: dict[str, Any] = {"theta0": 0.7, "sigma_m": 0.3, "sigma_s": 0.5, "max_draft_tokens": 5}
     settings |= {"counting": counting, "theta": theta, "carry": carry}
     trained, free = CaliTS(**settings), CaliTSConfidence(slope=slope, offset=offset, **settings)
-    one, other = (
+    predicted, calibrated = (
         replay(t, p, cost_table(t, COST, p), seed=4, log=True).rounds for t, p in ((told, trained), (trace, free))
     )
-    assert one.rows() == other.rows()
-    assert len(set(one.drafted.tolist())) > 2
+    assert predicted.rows() == calibrated.rows()
+    assert len(set(predicted.drafted.tolist())) > 2
     if theta == "per_token" and not carry:
         table = cost_table(trace, ConstantCost(1.0, 10.0), free)
         averages = (expected_replay(t, p, table) for t, p in ((told, trained), (trace, free)))

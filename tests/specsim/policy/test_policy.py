@@ -48,7 +48,7 @@ def coin_update(state, params, drafted, accepted):
 
 @dataclass(frozen=True)
 class Coin(ChainPolicy):
-    """A policy of one's own, random: rather stop where prediction is low or after rejections."""
+    """A random policy of a user: rather stop where prediction is low or after rejections."""
 
     caution: float = setting(0.2, 0.0, 9.0, tune=(0.01, 1.0), log=True)
     max_draft_tokens: int = setting(6, 1, 256, bounds="depth")
@@ -97,7 +97,7 @@ def settings_of(draw: st.DrawFn, kind: type[ChainPolicy]) -> dict[str, Any]:
 
 
 def drive(policy: ChainPolicy, trace: Trace, seed: int) -> list[list[int]]:
-    """The loop of a real run: the policy's functions called one by one from Python."""
+    """The loop of a real run: the policy's functions called singly from Python."""
     rounds = []
     score = trace.confidence if trace.score is None else trace.score
     top10_confidence = trace.confidence if trace.top10_confidence is None else trace.top10_confidence
@@ -169,7 +169,7 @@ def test_settings_survive_the_round_trip_through_text(data: st.DataObject, kind:
 
 
 def as_text(value: Any) -> str:
-    """A setting as one writes it on a command line."""
+    """A setting as text on a command line."""
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
@@ -371,9 +371,9 @@ def test_a_draft_always_holds_one_token_even_at_lambda_1() -> None:
 # (num_assistant_tokens), drafted, accepted -> (num_assistant_tokens)
 SCHEDULES = {
     "all accepted adds two": ("heuristic", 5, 5, 5, 7),
-    "one rejected takes one": ("heuristic", 5, 5, 4, 4),
+    "a rejection takes 1": ("heuristic", 5, 5, 4, 4),
     "a draft stopped early and all accepted adds two as well": ("heuristic_transient", 5, 2, 2, 7),
-    "never below one": ("heuristic_transient", 1, 1, 0, 1),
+    "never below 1": ("heuristic_transient", 1, 1, 0, 1),
     "constant stays": ("constant", 5, 5, 5, 5),
 }
 
@@ -422,10 +422,10 @@ def test_time_gain_multiplies_confidences_and_reads_its_ratio_from_the_costs() -
 def test_p_min_is_static_max_confidence() -> None:
     trace = small_trace()
     table = cost_table(trace, RampCost())
-    one = replay(trace, make_policy("p_min", {"p_min": 0.3, "max_draft_tokens": DEPTH}), table, log=True)
+    p_min = replay(trace, make_policy("p_min", {"p_min": 0.3, "max_draft_tokens": DEPTH}), table, log=True)
     settings = {"lambda0": 0.3, "dynamic": False, "max_draft_tokens": DEPTH}
-    other = replay(trace, make_policy("max_confidence", settings), table, log=True)
-    assert one.rounds.rows() == other.rounds.rows()
+    max_confidence = replay(trace, make_policy("max_confidence", settings), table, log=True)
+    assert p_min.rounds.rows() == max_confidence.rounds.rows()
 
 
 def test_a_dropped_token_costs_its_draft_step_and_is_not_verified() -> None:
@@ -438,7 +438,7 @@ def test_a_dropped_token_costs_its_draft_step_and_is_not_verified() -> None:
     for s, t, drafted, accepted, verified, _ in result.rounds.rows():
         bucket = (int(trace.prompt_tokens[s]) + t - 1) >> table.bucket_bits
         dropped, limit = drafted - verified, min(DEPTH, int(trace.draft_limit[trace.offsets[s] + t]))
-        asked[s] += drafted  # the last one too
+        asked[s] += drafted  # the last token too
         if drafted:
             behind = before == (s, True)
             seconds[s, 0] += table.draft_s[drafted, bucket] + behind * table.catch_up_s[bucket]

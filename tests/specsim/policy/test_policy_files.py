@@ -1,4 +1,4 @@
-"""A user's own policy file: loaded by its path, wrong in one clear line, never stale."""
+"""A user's own policy file: loaded by its path, wrong in a single clear line, never stale."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ print(replay(trace, make_policy(sys.argv[1]), cost_table(trace, RampCost())).dra
 
 
 def test_no_compiled_code_outlives_the_program(tmp_path: Path) -> None:
-    """What the file calls changes from one run to the next, though the file itself does not."""
+    """What the file calls changes between runs, though the file itself does not."""
     helper = "import numba as nb\n\n@nb.njit\ndef judge(confidence, floor):\n    return confidence {} floor\n"
     text = GOOD.replace("import numba as nb\n", f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\n"
                         "import numba as nb\nfrom judging import judge\n")  # fmt: skip
@@ -162,7 +162,10 @@ MISTAKES = {
     "built-in name": (GOOD.replace('"mine"', '"adaedl"'), "policy 'adaedl' has the name of a built-in one"),
     "no name": (GOOD.replace('    name = "mine"\n', ""), "Mine has no 'name'"),
     "no source": (GOOD.replace('    source = "test"\n', ""), "Mine has no 'source'"),
-    "two of one name": (GOOD + GOOD[GOOD.index("@dataclass") :].replace("class Mine", "class Again"), "two policies"),
+    "a name twice": (
+        GOOD + GOOD[GOOD.index("@dataclass") :].replace("class Mine", "class Again"),
+        "two policies",
+    ),
     "no dataclass": (GOOD.replace("@dataclass(frozen=True)\n", ""), "Mine is no frozen dataclass"),
     "thawed": (GOOD.replace("(frozen=True)", ""), "cannot inherit non-frozen dataclass"),
     "plain field": (

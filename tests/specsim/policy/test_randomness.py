@@ -77,7 +77,7 @@ def test_neither_0_nor_1_comes_out_of_any_bits(bits: int) -> None:
 
 
 def line(axis: int, count: int = 10_000) -> np.ndarray:
-    """Uniforms along one part of the key, the others fixed."""
+    """Uniforms along a part of the key, the others fixed."""
     key = [3, 1, 4, 1]
     values = []
     for step in range(count):
@@ -88,7 +88,7 @@ def line(axis: int, count: int = 10_000) -> np.ndarray:
 
 @pytest.mark.parametrize("axis", range(4), ids=["seed", "sequence", "position", "depth"])
 def test_neighbouring_keys_are_uniform_and_independent(axis: int) -> None:
-    """Fixed keys. Kolmogorov-Smirnov for one draw, chi-square on 8 x 8 cells for a pair of neighbours."""
+    """Fixed keys. Kolmogorov-Smirnov for a draw, chi-square on 8 x 8 cells for a pair of neighbours."""
     values = line(axis)
     assert stats.kstest(values, "uniform").pvalue > 1e-3
     pairs = (8 * values[0::2]).astype(int) * 8 + (8 * values[1::2]).astype(int)

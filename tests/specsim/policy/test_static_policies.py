@@ -73,7 +73,7 @@ def test_the_named_shapes() -> None:
 
 
 def test_all_that_tuning_may_try_can_be_priced() -> None:
-    """Cost tables reach 256 tokens, the pending one included."""
+    """Cost tables reach 256 tokens, the pending token included."""
     assert VCT(width=8, depth=8, level_nodes=32).max_verified_nodes < 256
     assert Cartesian(s1=6, s2=4, s3=2, s4=2).max_verified_nodes < 256
 

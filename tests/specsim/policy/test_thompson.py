@@ -33,12 +33,12 @@ NO_STEP = Step(math.nan, math.nan, math.nan, math.nan, math.nan)
 
 # Drafted, accepted -> r, n exact, n printed. Emitted are a + 1 tokens, so |Q_v| = a + 1 and r = |Q_v| - 1.
 ROUNDS = {
-    "nothing accepted of one": ((1, 0), (0, 1, 1)),
+    "nothing accepted of 1": ((1, 0), (0, 1, 1)),
     "nothing accepted of five: printed counts the second as judged": ((5, 0), (0, 1, 2)),
     "rejected at the last token": ((5, 4), (4, 5, 5)),
-    "rejected at the last but one": ((5, 3), (3, 4, 5)),
+    "rejected at the second to last": ((5, 3), (3, 4, 5)),
     "all accepted": ((5, 5), (5, 5, 5)),
-    "the only one accepted": ((1, 1), (1, 1, 1)),
+    "the only token accepted": ((1, 1), (1, 1, 1)),
 }
 
 
@@ -80,7 +80,7 @@ def test_spread_of_the_posterior_lengthens_drafts_only_if_theta_is_drawn_per_rou
 
 
 def test_the_priors_to_report() -> None:
-    """A weak one, and one of mean 0.76 and weight 1500 tokens."""
+    """A weak prior, and a prior of mean 0.76 and weight 1500 tokens."""
     weak, strong = (BetaTS(**BetaTS.PRIORS[name]) for name in ("weak", "strong"))
     assert (weak.alpha0, weak.beta0) == (1.0, 1.0)
     assert strong.alpha0 + strong.beta0 == 1500 and strong.alpha0 / 1500 == 0.76

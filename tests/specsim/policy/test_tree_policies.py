@@ -69,7 +69,7 @@ class Drafter:
 
 
 class Scripted:
-    """A drafter with given probabilities after some prefixes, and one sure token after all others."""
+    """A drafter with given probabilities after some prefixes, and a sure token after all others."""
 
     def __init__(self, table: dict[Node, list[float]]) -> None:
         self.table = table
@@ -277,7 +277,7 @@ def test_a_tree_keeps_to_its_bounds(policy: TreePolicy, drafter: Drafter) -> Non
 
 
 def record(drafter: Any, nodes: int, width: int, depth: int) -> tuple[set[Node], np.float32]:
-    """The chain to this depth and the likeliest nodes beside it, and the path of the likeliest one outside."""
+    """The chain to this depth and the likeliest nodes beside it, and the path of the likeliest node outside."""
     found: set[Node] = {(0,) * i for i in range(depth + 1)}
 
     def outside() -> list[Node]:

@@ -1,4 +1,4 @@
-"""A user's own tree policy in a file: it serves like a built-in one, and is wrong in one clear line."""
+"""A user's own tree policy in a file: it serves like a built-in one, and is wrong in a single clear line."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from specsim.policy.tree.static import StaticTree
 
 @dataclass(frozen=True)
 class Fork(StaticTree):
-    """As many children of the root as `width`, each with one child."""
+    """As many children of the root as `width`, each with a child."""
 
     width: int = setting(2, 1, 8, doc="children of the root")
 
@@ -72,7 +72,7 @@ def test_a_file_grows_the_trees_it_describes(example: Path) -> None:
 
 @pytest.mark.parametrize("nodes", [None, 12])
 def test_a_file_replays_like_a_built_in_policy(example: Path, nodes: int | None) -> None:
-    """PCT with one threshold for both tests is the same policy, but for expanding the root in any case."""
+    """PCT with the same threshold for both tests is the same policy, but for expanding the root in any case."""
     trace, _ = recorded_text(nodes)
     mine = load(example, likely=0.05, max_depth=3)
     twin = PCT(cost_ratio=0.05, leaf_threshold=0.05, width=3, max_depth=3)

@@ -191,7 +191,7 @@ def test_the_comparison_catches_wrong_counts_and_draws(approximate: bool) -> Non
 
 
 def copies(trace: Trace, count: int) -> Trace:
-    """A trace of one sequence, many times under ids of their own, so that each copy draws afresh."""
+    """A trace of a single sequence, many times under ids of their own, so that each copy draws afresh."""
     return replace(trace.select(np.zeros(count, dtype=np.int64)), sequence_id=np.arange(count))
 
 

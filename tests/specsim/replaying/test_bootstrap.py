@@ -29,7 +29,7 @@ from specsim.replaying.table import cost_table
 from tests.support.acceptance_examples import COST, difficulty
 
 SEQUENCES, REPEATS = 40, 400
-# Factor on the normal quantile that a percentile interval would need and the expanded one has.
+# Factor on the normal quantile that a percentile interval would need and the expanded interval has.
 EXPANSION = math.sqrt(SEQUENCES / (SEQUENCES - 1)) * stats.t.ppf(0.975, SEQUENCES - 1) / 1.959964
 
 
@@ -86,8 +86,8 @@ def test_one_seed_resamples_the_same_sequences_for_every_policy() -> None:
     rng = np.random.default_rng(1)
     baseline, policy = rng.random(30) + 1, rng.random(30) + 0.5
     np.testing.assert_array_equal(resample(30, seed=3), resample(30, seed=3))
-    one, other = ratio_interval(baseline, policy, seed=3), ratio_interval(baseline, policy / 4, seed=3)
-    assert (other.estimate, other.low, other.high) == (4 * one.estimate, 4 * one.low, 4 * one.high)
+    slow, fast = ratio_interval(baseline, policy, seed=3), ratio_interval(baseline, policy / 4, seed=3)
+    assert (fast.estimate, fast.low, fast.high) == (4 * slow.estimate, 4 * slow.low, 4 * slow.high)
     ratio_of_both = ratio_interval(policy, policy / 4, seed=3)
     assert (ratio_of_both.low, ratio_of_both.high) == (4, 4)
 
@@ -172,15 +172,15 @@ def test_a_difference_is_that_of_the_speedups_in_common_resamples() -> None:
     base, a = rng.random(15) + 2, rng.random(15) + 1
     b = 0.8 * a + 0.1 * rng.random(15)
     found = paired_difference(base, a, b, seed=4)
-    one, other = ratio_interval(base, a, seed=4), ratio_interval(base, b, seed=4)
-    assert found.difference.estimate == pytest.approx(one.estimate - other.estimate)
+    first, second = ratio_interval(base, a, seed=4), ratio_interval(base, b, seed=4)
+    assert found.difference.estimate == pytest.approx(first.estimate - second.estimate)
     index = resample(15, seed=4)
     by_hand = np.array([sum(base[row]) / sum(a[row]) - sum(base[row]) / sum(b[row]) for row in index])
     low, high = np.quantile(by_hand, tails(15, 0.95))
     assert (found.difference.low, found.difference.high) == (pytest.approx(low), pytest.approx(high))
     assert found.p_not_better == (by_hand <= 0).mean()
     # Pairing: far narrower than the two intervals would suggest.
-    assert found.difference.high - found.difference.low < 0.5 * (one.high - one.low)
+    assert found.difference.high - found.difference.low < 0.5 * (first.high - first.low)
 
 
 def test_comparisons_tell_better_from_worse() -> None:

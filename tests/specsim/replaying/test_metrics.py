@@ -52,7 +52,7 @@ ROWS = [
     Row(12, "humaneval", "LLaMA-2-13B", "Cali-TS", 0.55, 0.73, 62.87, 10.14, 2.15),
     Row(13, "mt_bench", "LLaMA-2-13B", "Cali-TS", 0.58, 0.72, 64.31, 10.24, 2.11),
 ]
-# Effective T_d/T_t per (target, method): one number for all data sets, about 1.5 times the
+# Effective T_d/T_t per (target, method): a single number for all data sets, about 1.5 times the
 # measured share because it also absorbs what Eq. 14 leaves out.
 EFFECTIVE_ALPHA = {
     ("LLaMA-2-70B", "Vanilla SD"): 0.350,

@@ -115,7 +115,7 @@ def test_no_policy_is_faster(name: str, seed: int, longest: int, level: float, c
 
 
 def test_rounds_cost_what_they_say() -> None:
-    """The log's rounds priced one by one give the seconds, sequence by sequence."""
+    """The log's rounds, priced singly, give the seconds, sequence by sequence."""
     trace = small_trace(3)
     table = cost_table(trace, RampCost())
     log = oracle_rounds(trace, table)

@@ -86,7 +86,7 @@ def test_regret_compares_a_reshaped_round_with_the_oracle_of_the_unshaped_one() 
 
 
 def test_the_rungs_agree_where_nothing_was_simplified_away() -> None:
-    """Outputs ended by their budget, one time per draft step and one per round."""
+    """Outputs ended by their budget, a time per draft step and a time per round."""
     rng = np.random.default_rng(3)
     trace = build_trace(rng, rng.random((80, 6)) < 0.8, [40, 25, 15])
     rungs = ladder(trace, POLICY, flat_profile())

@@ -62,7 +62,7 @@ def traces(draw: st.DrawFn) -> Trace:
     eos = draw(st.sampled_from([0, [0], [0, 1], None]))
     if eos in (0, [0]):
         return replace(trace, meta={**trace.meta, "eos_token_id": eos})
-    # With none, or with two of which one occurs inside, outputs end by their budget only.
+    # With none, or with two, the second inside the text, outputs end by their budget only.
     return replace(trace, meta={**trace.meta, "eos_token_id": eos}, budget_tokens=np.array(lengths))
 
 
@@ -232,13 +232,13 @@ def test_a_draft_deeper_than_the_trace_is_refused() -> None:
 
 
 def test_a_table_compiled_for_another_trace_is_refused() -> None:
-    def one(length: int, depth: int) -> Trace:
+    def trace_of(length: int, depth: int) -> Trace:
         return build_trace(np.random.default_rng(0), np.ones((length, depth), dtype=bool), [length])
 
     with pytest.raises(InputError, match=r"drafts of up to 2 tokens.* needs 4"):
-        replay(one(40, 4), FixedK(k=4), cost_table(one(40, 2), COST))
+        replay(trace_of(40, 4), FixedK(k=4), cost_table(trace_of(40, 2), COST))
     with pytest.raises(InputError, match=r"contexts below 32.* needs .*78"):
-        replay(one(60, 4), FixedK(k=4), cost_table(one(8, 4), COST))
+        replay(trace_of(60, 4), FixedK(k=4), cost_table(trace_of(8, 4), COST))
 
 
 def test_the_rounds_are_a_table_too() -> None:

@@ -23,7 +23,7 @@ def seconds_of(
 
 
 def leader_of(found: Simultaneous) -> int:
-    return int(np.argmax([one.estimate for one in found.speedups]))
+    return int(np.argmax([speedup.estimate for speedup in found.speedups]))
 
 
 def false_boards(boards: int, prompts: int, noise: np.ndarray, *, pairwise: bool = False, seed: int = 0) -> int:
@@ -79,7 +79,7 @@ def covered(boards: int, prompts: int, lengths_sd: float, seed: int = 0) -> int:
         ]
         found = simultaneous(base, seconds, repeats=400)
         leader = leader_of(found)
-        hits += all(one.low <= s <= one.high for one, s in zip(found.speedups, truth, strict=True)) and all(
+        hits += all(speedup.low <= s <= speedup.high for speedup, s in zip(found.speedups, truth, strict=True)) and all(
             d.low <= truth[leader] - truth[at] <= d.high
             for at in range(len(truth))
             if at != leader and (d := found.difference(leader, at).difference)

@@ -112,7 +112,7 @@ def test_rounds_and_seconds_are_those_of_a_plain_loop(policy: Policy) -> None:
     log = replayed.rounds
     columns = (log.sequence, log.t, log.drafted, log.accepted, log.drafter)
     assert list(zip(*(column.tolist() for column in columns), strict=True)) == list(rounds)
-    expected = np.bincount([one[0] for one in rounds], seconds)
+    expected = np.bincount([round_[0] for round_ in rounds], seconds)
     np.testing.assert_allclose(replayed.speculative_s, expected, rtol=1e-12)
     assert (log.verified == log.drafted).all() and (log.last == log.accepted).all()
     assert replayed.num_rounds.sum() == len(log) and replayed.accepted.sum() == log.accepted.sum()

@@ -143,7 +143,7 @@ def test_no_policy_is_faster(policy: TreePolicy, seed: int, cost: int) -> None:
 
 
 def test_it_drafts_just_what_is_accepted() -> None:
-    """Ranks 1 0 2 and then none below the width: one round of 3 levels and 3 nodes, then a token at a time."""
+    """Ranks 1 0 2 and then none below the width: a round of 3 levels and 3 nodes, then a token at a time."""
     trace = tree_trace(0, sequences=1, tokens=6, depth=3, width=3)
     ranks = np.full((6, 3), 7, dtype=np.int16)
     ranks[0] = 1, 0, 2
@@ -154,7 +154,7 @@ def test_it_drafts_just_what_is_accepted() -> None:
     assert tree_oracle_seconds(trace, table).tolist() == [3 + 3 * 8.0]
     assert tree_oracle_seconds(trace, table, 2).tolist() == [2 + 4 * 8.0]
     assert tree_oracle_seconds(trace, table, 1).tolist() == [6 * 8.0]
-    # Without recorded trees any rank will do: after the first round one more of a single level.
+    # Without recorded trees any rank will do: after the first round another of a single level.
     assert tree_oracle_seconds(dataclasses.replace(trace, tree=None), table).tolist() == [3 + 1 + 2 * 8.0]
 
 

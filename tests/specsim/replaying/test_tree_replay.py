@@ -255,7 +255,7 @@ class PlainTrees:
         return tree, passes
 
     def token(self, row: int, node: Node) -> int:
-        """The node's token; of an unrecorded one, the true one if its rank is the true one's, which only ranks tell."""
+        """The node's token; of an unrecorded node, the true token if its rank is the true rank."""
         if node.recorded is not None:
             return int(self.trace.tree.token[row, node.recorded - 1])
         right = self.trace.true_rank[row, node.depth - 1] == node.rank
@@ -405,9 +405,9 @@ def test_a_refusal_says_which_settings_to_give() -> None:
     ):
         with pytest.raises(InputError) as refused:
             replay(trace, policy, table)
-        assert f"; give {' or '.join(f'--set {one}' for one in wanted)}, or " in str(refused.value)
-        for one in wanted:
-            changes = dict(pair.split("=") for pair in one.split(" --set "))
+        assert f"; give {' or '.join(f'--set {advised}' for advised in wanted)}, or " in str(refused.value)
+        for advised in wanted:
+            changes = dict(pair.split("=") for pair in advised.split(" --set "))
             lowered = build_policy(type(policy), {**policy.settings, **changes})
             check_replayable(trace, lowered)
             check_covered(trace, lowered, table)

@@ -117,7 +117,7 @@ def test_no_text_of_a_document_becomes_html(number: int) -> None:
 @pytest.mark.parametrize("number", range(7))
 @pytest.mark.usefixtures("_no_figures")
 def test_no_text_becomes_html_where_another_value_belongs(number: int) -> None:
-    """One value at a time, numbers and truths too; of places in a list, one."""
+    """Values singly, numbers and truths too; in a list a single place."""
     document = documents()[number]
     tags = number_of_tags(shown(document))
     alike = {tuple("#" if isinstance(key, int) else key for key in path): path for path in places(document)}

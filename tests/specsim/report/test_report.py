@@ -1,4 +1,4 @@
-"""The validation report: one file, complete, escaped, the same every time, and all or nothing."""
+"""The validation report: a single file, complete, escaped, the same every time, and all or nothing."""
 
 from __future__ import annotations
 
@@ -221,12 +221,12 @@ def test_writing_is_deterministic_and_leaves_the_input_and_matplotlib_alone(
     tmp_path: Path, document: dict[str, Any]
 ) -> None:
     before, settings = copy.deepcopy(document), dict(matplotlib.rcParams)
-    write_text(tmp_path / "a" / "one.html", render_validation(document))
+    write_text(tmp_path / "a" / "first.html", render_validation(document))
     with matplotlib.rc_context({"font.size": 30, "text.usetex": True, "svg.fonttype": "path"}):
-        write_text(tmp_path / "a" / "two.html", render_validation(document))
-    one, two = sorted((tmp_path / "a").iterdir())
-    assert (one.name, two.name) == ("one.html", "two.html")
-    assert one.read_bytes() == two.read_bytes()
+        write_text(tmp_path / "a" / "second.html", render_validation(document))
+    first, second = sorted((tmp_path / "a").iterdir())
+    assert (first.name, second.name) == ("first.html", "second.html")
+    assert first.read_bytes() == second.read_bytes()
     assert document == before
     assert dict(matplotlib.rcParams) == settings
 

@@ -1,4 +1,4 @@
-"""Results of every kind are shown by one command, on one page, each with its verdict first."""
+"""Results of every kind are shown by the same command, on a single page, each with its verdict first."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from specsim.serving.arrivals import recorded_requests, requests_of_trace
 from tests.support.checks import refusal
 
 TRACE = generate(IID(0.5), sequences=3, output_tokens=[4, 5, 6], depth=2, prompt_tokens=7)
-# As the public files begin; the times of arrival, in seconds from the first one, are 0, 1.25 and 3.
+# As the public files begin; the times of arrival, in seconds from the first, are 0, 1.25 and 3.
 FORMATS = {
     "azure 2023.csv": "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n"
     "2023-11-16 18:15:47.9305900,396,109\n2023-11-16 18:15:49.6805900,879,55\n",

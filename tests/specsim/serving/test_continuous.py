@@ -58,8 +58,8 @@ def test_a_closed_loop_without_prefill_is_lockstep_with_refill(slots: int, users
 
 def test_two_requests_by_hand() -> None:
     # Nothing is accepted, K = 1; prompts of 5 and 3 tokens, outputs of 3 and 2. In milliseconds, a target's pass takes
-    # 10 + 0.3 a token + 0.002 a cached one, a drafter's 2 + 0.1 a token + 0.0005 a cached one, a step 1, and 0.5 more
-    # with speculation.
+    # 10 + 0.3 a token + 0.002 a cached token, a drafter's 2 + 0.1 a token + 0.0005 a cached token, a step 1, and 0.5
+    # more with speculation.
     trace = generate(IID(0.0), sequences=2, output_tokens=[3, 2], depth=2)
     requests = Requests(np.array([0.0, 0.02]), np.array([5, 3]), np.array([3, 2]), np.array([0, 1]))
     run = served(trace, FixedK(k=1), requests, slots=2)
@@ -68,7 +68,7 @@ def test_two_requests_by_hand() -> None:
         (10 + 4 * 0.3) + (2 + 4 * 0.1) + 1,  # ends at 14.6
         # a round of the first: 1 drafted, 2 verified, 4 cached; ends at 28.81, after the second's arrival
         (2 + 0.1 + 4 * 0.0005) + (10 + 2 * 0.3 + 4 * 0.002) + 1.5,
-        # its next one, with 2 prompt tokens of the second; ends at 43.8275
+        # its next round, with 2 prompt tokens of the second; ends at 43.8275
         (2 + 3 * 0.1 + 5 * 0.0005) + (10 + 4 * 0.3 + 5 * 0.002) + 1.5,
         # its last, in which there is nothing to draft, beside the first of the second; 1 drafted, 3 verified
         (2 + 0.1 + 2 * 0.0005) + (10 + 3 * 0.3 + (6 + 2) * 0.002) + 1.5,
@@ -90,7 +90,7 @@ def test_one_slot_is_a_queue_with_fixed_service_times() -> None:
     run = served(trace, None, requests, slots=1)
     service_s = COST.target.fixed_s + COST.target.token_s + COST.step_s
     waited_s = run.started_s - run.submitted_s
-    expected = [0.0]  # Lindley: a request waits for what the one before has left
+    expected = [0.0]  # Lindley: a request waits for what the request before has left
     for gap_s in np.diff(requests.arrival_s):
         expected.append(max(0.0, expected[-1] + service_s - gap_s))
     assert waited_s == pytest.approx(expected, abs=1e-9)
@@ -162,7 +162,7 @@ def test_a_seed_decides_all() -> None:
 
 
 def made_run() -> ServingRun:
-    """Four requests of 3 tokens, asked at 0, 1, 2 and 4 s; steps of one second, each with one token of each."""
+    """Four requests of 3 tokens, asked at 0, 1, 2 and 4 s; steps of a second, each with a token of each."""
     first, finished = np.array([1.0, 2.0, 4.0, 5.0]), np.array([3.0, 4.0, 8.0, 7.0])
     requests = Requests(np.array([0.0, 1.0, 2.0, 4.0]), np.full(4, 5), np.full(4, 3), np.arange(4))
     steps = [Step(end, 1.0, size, size, 2 * size, 0) for end, size in enumerate([1, 2, 2, 2, 2, 1, 1, 1], start=1)]

@@ -31,7 +31,7 @@ def test_a_drafter_that_rested_takes_in_all_that_was_said_meanwhile() -> None:
     trace = generate(IID(1.0), sequences=2, output_tokens=[5, 20], depth=4)
     rounds = lockstep(drafts_of(trace, ScheduledK({1: 3, 2: 0})), COST, 2).rounds
     longer = rounds.sequence == 1
-    # Five tokens one by one, then rounds of 3 accepted tokens and a bonus.
+    # Five tokens singly, then rounds of 3 accepted tokens and a bonus.
     assert rounds.t[longer].tolist() == [0, 1, 2, 3, 4, 5, 9, 13, 17]
     assert rounds.behind[longer].tolist() == [0, 1, 2, 3, 4, 5, 1, 1, 1]
     assert rounds.speculates[longer].tolist() == [False] * 5 + [True] * 4

@@ -30,7 +30,7 @@ from tests.support.commands import assert_refused, call, json_of
 from tests.support.serving_costs import COST, assert_rounds_are_those_of_each_sequence_alone, exact_table
 from tests.support.tree_traces import tree_trace
 
-# A root of three children, of which the first has two and the second one; the first of those two has one.
+# A root of three children, of which the first has 2 and the second 1; the first of those 2 has 1.
 SPARSE = SparseTree(children=(3, 2, 1, 0, 1, 0, 0, 0))
 TREES = [VCT(width=2, depth=3), Cartesian(s1=3, s2=2, s3=1), SPARSE]
 
@@ -74,8 +74,8 @@ def test_rounds_of_a_batch_are_those_of_each_sequence_replayed_alone(
 # round 2   A: 1 token left, nothing to draft, 14 cached            B: the same, 23 cached
 RANKS = [[0, 0, 0], *[[3, 3, 3]] * 4, [1, 0, 0], *[[3, 3, 3]] * 3]
 HAND_MS = [
-    # drafts: 3 passes of 2 + 0.1 a token + 0.0005 a cached one, over 2 tokens, each a step further; the second one is
-    # over 4 nodes in place of 2. Verification of 16 tokens: 10 + 0.3 a token + 0.002 a cached one; 1.5 beside.
+    # drafts: 3 passes of 2 + 0.1 a token + 0.0005 a cached token, over 2 tokens, each a step further; the second is
+    # over 4 nodes in place of 2. Verification of 16 tokens: 10 + 0.3 a token + 0.002 a cached token; 1.5 beside.
     (3 * 2.2 + 0.0005 * (30 + 32 + 34) + 0.2) + (10 + 16 * 0.3 + 30 * 0.002) + 1.5,
     (10 + 2 * 0.3 + 37 * 0.002) + 1.5,
 ]

@@ -56,7 +56,7 @@ def test_every_requests_rounds_are_vllms() -> None:
 
 
 def test_by_its_own_step_a_rounds_k_is_another_where_the_batch_changes() -> None:
-    """Where a request is over and another one's prompt is prefilled, or none is left, the others would draft 5."""
+    """Where a request is over and another's prompt is prefilled, or none is left, the others would draft 5."""
     drafted = digits(served(SCHEDULE, drafts_ahead=False), "drafted")
     differing = [r for r, (own, theirs) in enumerate(zip(drafted, COUNTED["drafted"], strict=True)) if own != theirs]
     assert differing == [4, 8, 10, 11]

@@ -1,4 +1,4 @@
-"""Joined traces: what may be joined, what is refused and why, and the folder of one."""
+"""Joined traces: what may be joined, what is refused and why, and its folder."""
 
 from __future__ import annotations
 
@@ -105,12 +105,12 @@ def test_the_columns_are_those_of_the_parts_at_the_depth_of_the_shallowest() -> 
 
 def test_parts_of_a_joined_trace_are_selected_and_shortened_alike() -> None:
     joined = joined_trace()
-    for one in (joined.select([4, 1]), joined.shortened(9), joined.shallower(2)):
-        assert isinstance(one, JoinedTrace)
-        for number, part in enumerate(one.parts):
-            np.testing.assert_array_equal(part.token, one.token)
-            np.testing.assert_array_equal(part.draft_limit, one.columns.draft_limit[number])
-            np.testing.assert_array_equal(foretold(part), one.columns.foretold[:, number])
+    for shorter in (joined.select([4, 1]), joined.shortened(9), joined.shallower(2)):
+        assert isinstance(shorter, JoinedTrace)
+        for number, part in enumerate(shorter.parts):
+            np.testing.assert_array_equal(part.token, shorter.token)
+            np.testing.assert_array_equal(part.draft_limit, shorter.columns.draft_limit[number])
+            np.testing.assert_array_equal(foretold(part), shorter.columns.foretold[:, number])
     assert joined.select([4, 1]).sequence_id.tolist() == [4, 1] and joined.shallower(2).depth == 2
 
 
@@ -119,8 +119,8 @@ def test_a_folder_gives_the_joined_trace_again(tmp_path: Path) -> None:
     write_trace(joined, folder)
     again = read_trace(folder)
     assert isinstance(again, JoinedTrace) and len(again.parts) == 3
-    for one, other in zip(joined.columns, again.columns, strict=True):
-        np.testing.assert_array_equal(one, other)
+    for column, read in zip(joined.columns, again.columns, strict=True):
+        np.testing.assert_array_equal(column, read)
     with pytest.raises(InputError, match="exists"):
         write_trace(joined, folder)
     write_trace(joined.select([0]), folder, overwrite=True)
@@ -133,8 +133,8 @@ def test_a_packed_joined_trace_reads_as_its_folder(tmp_path: Path) -> None:
     pack_trace(folder, packed)
     again = read_trace(packed)
     assert isinstance(again, JoinedTrace) and len(again.parts) == 3
-    for one, other in zip(joined.columns, again.columns, strict=True):
-        np.testing.assert_array_equal(one, other)
+    for column, read in zip(joined.columns, again.columns, strict=True):
+        np.testing.assert_array_equal(column, read)
 
 
 def test_what_is_no_trace_is_not_packed(tmp_path: Path) -> None:

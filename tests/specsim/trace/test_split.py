@@ -1,4 +1,4 @@
-"""Which sequences tune and which report: texts of one file on one side, and the old split where none is named."""
+"""Which sequences tune and which report: texts of a file on the same side, the old split where none is named."""
 
 from __future__ import annotations
 
@@ -39,12 +39,13 @@ def test_prompts_of_one_file_fall_on_one_side(seed: int) -> None:
     files = ["a", "b", "c", "d", "e", "f"] * 3  # as `study_prompts` goes round the files
     trace = trace_of(*files)
     tuning, held = split_sequences(trace, tuning_share=2 / 3, seed=seed)
-    sides = [{files[one] for one in side.tolist()} for side in (tuning, held)]
+    sides = [{files[sequence] for sequence in side.tolist()} for side in (tuning, held)]
     assert not sides[0] & sides[1]
     assert (len(tuning), len(held)) == (12, 6)
     assert sorted([*tuning, *held]) == [*range(18)]
     for part in fold_sequences(trace, 3, seed=seed):
-        assert sorted(files[one] for one in part.tolist()) == sorted([*{files[one] for one in part}] * 3)
+        names = [files[sequence] for sequence in part.tolist()]
+        assert sorted(names) == sorted([*set(names)] * 3)
 
 
 @pytest.mark.parametrize("share", [0.25, 0.5, 0.667])
@@ -53,8 +54,8 @@ def test_traces_without_files_split_as_before(share: float) -> None:
     trace = dataclasses.replace(generate(IID(0.7), 10, 6, 3), domain=domains)
     named = dataclasses.replace(trace, source=np.array(["", "x", "", "", "y", "", "", "", "", ""]))
     for seed in range(5):
-        for one in (trace, named):  # a file with a single prompt changes nothing
-            tuning, held = split_sequences(one, tuning_share=share, seed=seed)
+        for split in (trace, named):  # a file with a single prompt changes nothing
+            tuning, held = split_sequences(split, tuning_share=share, seed=seed)
             assert (tuning.tolist(), held.tolist()) == before(trace, share, seed)
 
 

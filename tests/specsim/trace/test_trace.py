@@ -1,4 +1,4 @@
-"""Trace folders: the round trip, atomic writing, and one clear line for every damaged file."""
+"""Trace folders: the round trip, atomic writing, and a clear line for every damaged file."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def with_column(table: Table, name: str, values: Any) -> Table:
 
 
 def with_value(name: str, row: int, value: Any) -> Callable[[Table], Table]:
-    """Replace one value, keeping the column's type."""
+    """Replace a value, keeping the column's type."""
 
     def change(table: Table) -> Table:
         column = table.column(name).to_pylist()
@@ -63,7 +63,7 @@ def with_value(name: str, row: int, value: Any) -> Callable[[Table], Table]:
 
 
 def refusal(folder: Path, *names: str) -> str:
-    """The refusal's one line, which names the folder's file."""
+    """The refusal's line, which names the folder's file."""
     return checks.refusal(lambda: read_trace(folder), str(folder), *names)
 
 

@@ -84,7 +84,7 @@ def priced_by_hand(shape: shapes.Shape, rates: np.ndarray, cost: TreeRoundCost) 
         expanded = sum(count > 0 for path, count in zip(paths, shape, strict=True) if len(path) == depth)
         step_s = cost.draft_s[depth + 1] - cost.draft_s[depth]
         seconds += step_s + (cost.wider_s[expanded] if expanded > 1 else 0) + cost.policy_step_s
-    # A round that follows one which ended on a leaf ingests that token first.
+    # A round after a round that ended on a leaf ingests that token first.
     seconds += cost.catch_up_s * sum(chance[path] for path, count in zip(paths, shape, strict=True) if not count)
     return sum(chance.values()), seconds
 

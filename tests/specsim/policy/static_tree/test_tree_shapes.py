@@ -21,7 +21,7 @@ MEDUSA_FIGURE_2 = (2, 3, 3, 0, 0, 0, 0, 0, 0)
 
 @st.composite
 def trees(draw: st.DrawFn, nodes: int = 14, width: int = 4) -> shapes.Shape:
-    """Any tree of at most so many nodes: each new node is the next child of an earlier one."""
+    """Any tree of at most so many nodes: each new node is the next child of an earlier node."""
     paths: list[shapes.Path] = [()]
     counts = {(): 0}
     for _ in range(draw(st.integers(1, nodes))):
