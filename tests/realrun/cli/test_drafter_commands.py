@@ -29,7 +29,7 @@ from realrun.pairs.lab_drafters import LAB_DRAFTERS, RECIPES, drafter_training, 
 from realrun.pairs.pair import Pair, load_pair
 from specsim.io.errors import InputError
 from specsim.trace.files import read_trace
-from tests.realrun.drafters.test_predictor import refused
+from tests.support.checks import refusal
 from tests.support.commands import on_any_machine
 from tests.support.pairs.inside import (
     INSIDE,
@@ -143,7 +143,7 @@ def test_the_predictor_in_the_drafters_folder_is_its_own(kind: str, home: Path, 
     facts = {"target": describe_target(bare.target, "t"), **FACTS[kind]}
     save_drafter(folder, kind, tensors_of(kind, bare.target), facts)
     get = partial(load_pair, target, drafter=str(folder), dtype="float64")
-    refused(["predictor", "does not exist"], lambda: get(predictor="lab"))
+    refusal(lambda: get(predictor="lab"), "predictor", "does not exist")
     assert get().predictor is None
     predictor = random_predictor(bare)
     save_predictor(predictor, folder / PREDICTOR_FILE)
@@ -156,7 +156,7 @@ def test_the_predictor_in_the_drafters_folder_is_its_own(kind: str, home: Path, 
     stranger = replace(predictor, facts={**predictor.facts, "fingerprint": "another"})
     save_predictor(stranger, folder / PREDICTOR_FILE)
     assert get().predictor is None
-    refused(["other weights", "another"], lambda: get(predictor=str(folder)))
+    refusal(lambda: get(predictor=str(folder)), "other weights", "another")
 
 
 @pytest.mark.parametrize("name", [name for name, recipe in RECIPES.items() if recipe])
@@ -164,7 +164,7 @@ def test_a_lab_drafter_that_is_not_shipped_names_the_command_that_trains_it(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    refused([name, "not trained yet", training_command(name)], lambda: load_pair(drafter=f"lab:{name}"))
+    refusal(lambda: load_pair(drafter=f"lab:{name}"), name, "not trained yet", training_command(name))
 
 
 @pytest.mark.parametrize("name", [name for name, recipe in RECIPES.items() if recipe])
@@ -190,11 +190,11 @@ def test_what_is_no_drafter_is_refused(home: Path, tmp_path: Path) -> None:
     def load_from(folder: Path | str) -> Callable[[], object]:
         return lambda: load_pair(target, drafter=str(folder))
 
-    refused(["abacus", *LAB_DRAFTERS, "realrun train"], load_from("abacus"))
-    refused([FILE, "does not exist"], load_from(tmp_path))
-    refused(["not a drafter that this program reads"], load_from(home / "llama" / "target" / "model.safetensors"))
+    refusal(load_from("abacus"), "abacus", *LAB_DRAFTERS, "realrun train")
+    refusal(load_from(tmp_path), FILE, "does not exist")
+    refusal(load_from(home / "llama" / "target" / "model.safetensors"), "not a drafter that this program reads")
     (tmp_path / FILE).write_bytes(b"no safetensors")
-    refused([FILE, "damaged"], load_from(tmp_path))
+    refusal(load_from(tmp_path), FILE, "damaged")
     bare = target_like("llama")
     described = describe_target(bare, "t")
     cases: list[tuple[str, Mapping[str, torch.Tensor], dict[str, Any], list[str]]] = [
@@ -212,9 +212,9 @@ def test_what_is_no_drafter_is_refused(home: Path, tmp_path: Path) -> None:
     ]
     for kind, tensors, facts, names in cases:
         save_drafter(tmp_path, kind, tensors, {"target": described, **facts})
-        refused([str(tmp_path), *names] if "layers" not in names[0] else names, load_from(tmp_path))
+        refusal(load_from(tmp_path), *([str(tmp_path), *names] if "layers" not in names[0] else names))
     save_drafter(tmp_path, "self-sd", {}, {"target": None, **FACTS["self-sd"]})
-    refused(["malformed", "null", "target"], load_from(tmp_path))
+    refusal(load_from(tmp_path), "malformed", "null", "target")
 
 
 @inside
@@ -227,10 +227,10 @@ def test_a_drafter_of_another_target_is_refused(kind: str, home: Path, tmp_path:
         model.save_pretrained(tmp_path / name)
         tiny_tokenizer().save_pretrained(tmp_path / name)
     train = f"realrun train {kind}"
-    refused(["tiny/llama", "weights", train], lambda: load_pair(str(tmp_path / "changed"), drafter=drafter))
-    refused(["layers 3", "has 2", train], lambda: load_pair(str(tmp_path / "narrow"), drafter=drafter))
-    refused(["LlamaForCausalLM", "Qwen2", train], lambda: load_pair(str(home / "qwen2" / "target"), drafter=drafter))
-    refused(["tiny/llama", "layers 3", train], lambda: load_pair(drafter=drafter))  # the lab
+    refusal(lambda: load_pair(str(tmp_path / "changed"), drafter=drafter), "tiny/llama", "weights", train)
+    refusal(lambda: load_pair(str(tmp_path / "narrow"), drafter=drafter), "layers 3", "has 2", train)
+    refusal(lambda: load_pair(str(home / "qwen2" / "target"), drafter=drafter), "LlamaForCausalLM", "Qwen2", train)
+    refusal(lambda: load_pair(drafter=drafter), "tiny/llama", "layers 3", train)  # the lab
 
 
 def test_fingerprints_tell_drafters_apart() -> None:
@@ -344,10 +344,10 @@ def test_the_main_job_by_command(kind: str, home: Path, tmp_path: Path) -> None:
         name = scaled[kind]
         tensors[name] = tensors[name] * 2
         save_drafter(folder, kind, tensors, facts)
-    refused(["weights=", "--overwrite"], lambda: command(*job, *pair, *policies))
+    refusal(lambda: command(*job, *pair, *policies), "weights=", "--overwrite")
     other = "medusa" if kind == "eesd" else "eesd"
     elsewhere = [*pair[:2], "--drafter", home / "llama" / other]
-    refused(["weights=", other, "--overwrite"], lambda: command(*job, *elsewhere, *policies))
+    refusal(lambda: command(*job, *elsewhere, *policies), "weights=", other, "--overwrite")
 
 
 def test_the_commands_refuse_drafters_in_one_line(home: Path, tmp_path: Path) -> None:
@@ -360,8 +360,8 @@ def test_the_commands_refuse_drafters_in_one_line(home: Path, tmp_path: Path) ->
         ["validate", "--out", out, *prompts],
         ["train", "predictor", "--out", out, *prompts],
     ):
-        refused(["LlamaForCausalLM", "Qwen2ForCausalLM"], lambda words=words: command(*words, *wrong))
-        refused(["abacus", "realrun train"], lambda words=words: command(*words, "--drafter", "abacus"))
+        refusal(lambda words=words: command(*words, *wrong), "LlamaForCausalLM", "Qwen2ForCausalLM")
+        refusal(lambda words=words: command(*words, "--drafter", "abacus"), "abacus", "realrun train")
     assert not out.exists()
 
 

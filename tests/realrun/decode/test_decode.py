@@ -77,7 +77,7 @@ TREE_SETTINGS: dict[str, list[dict[str, Any]]] = {  # of trees that differ from 
         {"alpha0": 2.0, "counting": "printed", "theta": "per_round", "carry": True, "nodes": 6, "max_depth": 4},
     ],
 }
-# Policies that read a trained predictor's score are run in test_predictor.py and on the lab.
+# Policies that read a trained predictor's score are run with every drafter, in tests/contract/test_drafters.py.
 ARMS = [
     make_policy(name, settings)
     for name, kind in CHAIN_POLICIES.items()
@@ -307,7 +307,3 @@ def test_prompt_and_output_may_fill_every_position() -> None:
     (prompt,) = random_prompts(1, seed=4)
     decoded = decoder(Sampler()).decode(prompt, POSITIONS - len(prompt), ARMS[1])
     assert len(decoded.tokens) == POSITIONS - len(prompt)
-
-
-def test_a_prompt_of_one_token_decodes() -> None:
-    assert decoder(Sampler()).decode([5], 12, ARMS[1]).tokens == plain_output([5], 12, Sampler(), 0)

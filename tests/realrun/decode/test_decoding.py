@@ -6,7 +6,6 @@ import pytest
 
 from realrun.decode.decoder import Decoder, Decoding
 from realrun.decode.sampling import Sampler
-from specsim.io.errors import InputError
 from specsim.policy.registry import make_policy
 from tests.support.pairs.inside import pair_of
 from tests.support.tiny import random_prompts, tiny_pair
@@ -68,10 +67,3 @@ def test_a_round_says_what_it_did_and_seconds_of_steps_are_part_of_the_drafting(
         else:  # after the last token that there is room for, nobody is asked
             assert round_.level_nodes == () and len(round_.step_s) == round_.drafted
             assert round_.asked in (round_.drafted, max(0, round_.drafted - 1))
-
-
-def test_what_cannot_be_decoded_is_refused_at_the_start() -> None:
-    decoder = Decoder(*tiny_pair().make_drafter(), (), SAMPLER)
-    for prompt, tokens, says in (([], 4, "prompt is empty"), ([3], 0, "max_new_tokens=0"), ([3], 400, "positions")):
-        with pytest.raises(InputError, match=says):
-            Decoding(decoder, prompt, tokens, None)

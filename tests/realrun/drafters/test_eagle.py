@@ -5,26 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import realrun.proposals.target_cache
-import realrun.proposals.trees
-from realrun.decode.decoder import Decoder
-from realrun.decode.sampling import Sampler
 from realrun.drafters.eagle import Eagle, parents_and_levels
 from realrun.pairs.pair import Pair
-from realrun.proposals.recorder import RecordRequest
-from realrun.proposals.target_cache import target_cache_columns
-from realrun.proposals.trees import TreeSize
-from tests.support.dense_records import check_columns, check_trees
-from tests.support.pairs.medusa import CHOICES
-from tests.support.pairs.state import PROMPTS, TARGETS, layer_alone, state_pair
-from tests.support.tiny import random_prompts
-
-mode = pytest.mark.parametrize("sampler", CHOICES.values(), ids=CHOICES)
+from tests.support.pairs.state import PROMPTS, layer_alone, state_pair
 
 
 def reference(pair: Pair, context: Sequence[int], drafted: Sequence[int], true: int | None = None) -> torch.Tensor:
@@ -55,44 +42,6 @@ def test_a_feature_more_or_less_of_the_target_would_be_seen() -> None:
     whole = reference(pair, text, [3, 5])
     for true in (len(text) - 2, len(text)):
         assert float((reference(pair, text, [3, 5], true) - whole).abs().max()) > 1e-3
-
-
-# --- Dense recording: many branches, each with features of its own -----------------------------------
-
-
-@mode
-@pytest.mark.parametrize("name", [TARGETS[0], pytest.param("mistral-sdpa", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("chunk", [3, 256])
-@torch.inference_mode()
-def test_columns_and_ranks_are_what_the_library_says(
-    sampler: Sampler, name: str, chunk: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(realrun.proposals.target_cache, "CHUNK", chunk)
-    monkeypatch.setattr(realrun.proposals.target_cache, "CHUNK_NODES", 4 * chunk)
-    pair = state_pair("eagle", name)
-    split, drafter = pair.make_drafter()
-    for sequence, prompt in [(0, random_prompts(1)[0]), (5, [3])]:
-        output = Decoder(*pair.make_drafter(), (), sampler).decode(prompt, 8, None, sequence=sequence).tokens
-        request = RecordRequest(prompt, output, 3, sampler, sequence)
-        dense = target_cache_columns(split, drafter.lm, request)
-        assert drafter.lm.nodes == 0 and len(drafter.lm.features) == 0
-        check_columns(dense, request, lambda context, drafted: reference(pair, context, drafted)[None])
-
-
-@mode
-@torch.inference_mode()
-def test_trees_are_what_best_first_expansion_finds_one_node_after_the_other(
-    sampler: Sampler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(realrun.proposals.trees, "CHUNK_NODES", 60)  # of three positions
-    monkeypatch.setattr(realrun.proposals.trees, "PASS_NODES", 4)
-    pair, depth, size = state_pair("eagle"), 4, TreeSize(20, 4)
-    (prompt,) = random_prompts(1, seed=8)
-    output = Decoder(*pair.make_drafter(), (), sampler).decode(prompt, 5, None, sequence=2).tokens
-    split, drafter = pair.make_drafter()
-    request = RecordRequest(prompt, output, depth, sampler, 2, tree=size)
-    columns = target_cache_columns(split, drafter.lm, request)
-    check_trees(columns, request, lambda context, drafted: reference(pair, context, drafted)[None])
 
 
 @settings(deadline=None, max_examples=60)

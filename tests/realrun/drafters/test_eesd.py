@@ -22,24 +22,15 @@ from tests.support.tiny import random_prompts
 from tests.support.tree_policies import CoinTree
 
 DEPTH = 6
-CHAINS: list[tuple[str, dict[str, Any]]] = [
-    ("fixed_k", {"k": 1}),
-    ("fixed_k", {"k": 4}),
-    ("beta_ts", {"alpha0": 3.0, "max_draft_tokens": DEPTH}),
-    ("cali_ts", {"max_draft_tokens": DEPTH}),
-    ("adaedl", {"gamma": 0.2, "lambda0": 0.3, "dynamic": False, "max_draft_tokens": DEPTH}),
-    ("max_confidence", {"lambda0": 0.3, "target_rate": 0.4, "epsilon": 0.3, "max_draft_tokens": DEPTH}),
+CHAINS = [
+    *(make_policy("fixed_k", {"k": k}) for k in (1, 2, 4, DEPTH)),
+    make_policy("adaedl", {"gamma": 0.2, "lambda0": 0.3, "dynamic": False, "max_draft_tokens": DEPTH}),
 ]
-TREES: list[tuple[str, dict[str, Any]]] = [
-    ("vct", {"width": 2, "depth": 4}),
-    ("cartesian", {"s1": 4, "s2": 2, "s3": 1, "s4": 1}),
-    ("sparse_tree", {"children": (4.0, 3.0, 1.0, 0.0, 1.0, 2.0, 0.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0)}),
-    ("eagle2", {"nodes": 8, "depth": 4, "top_k": 3}),
-    ("pct", {"cost_ratio": 0.1, "leaf_threshold": 0.05, "width": 4, "max_depth": DEPTH}),
-    ("cape", {"width_30": 5, "width_60": 3, "width_80": 2, "depth": 4}),
-    ("beta_ts_tree", {"alpha0": 3.0, "beam": 2, "width": 3, "max_depth": 3}),
+TREES = [
+    make_policy("vct", {"width": 2, "depth": 4}),
+    make_policy("eagle2", {"nodes": 8, "depth": 4, "top_k": 3}),
+    CoinTree(),
 ]
-ARMS = [make_policy(*spec) for spec in (*CHAINS, *TREES)]
 EXITS = [(1, 0), (1, 1), (1, 2), (2, 1), (3, 1), (2, 2)]  # (N, E)
 CASES = [
     *[("llama", *shape) for shape in EXITS],
@@ -102,7 +93,7 @@ def test_verification_runs_only_the_upper_layers_for_what_was_drafted(
     (prompt,) = random_prompts(1, seed=9)
     drafted = set()
     with torch.inference_mode():
-        for policy in (*ARMS[:6], make_policy("fixed_k", {"k": DEPTH})):
+        for policy in CHAINS:
             loop = decoder_of(case, Sampler("gumbel", 0.8, seed=4))
             layers = [*pair.target.model.layers, *pair.drafter.model.model.layers[split:]]
             lacked = 0
@@ -147,7 +138,7 @@ def test_verification_of_a_tree_runs_the_lower_layers_for_its_unexpanded_nodes_a
     (prompt,) = random_prompts(1, seed=9)
     saved = 0
     with torch.inference_mode():
-        for policy in (*ARMS[6:], CoinTree()):
+        for policy in TREES:
             loop = decoder_of(case, Sampler("gumbel", 0.8, seed=4))
             layers = [*pair.target.model.layers, *pair.drafter.model.model.layers[split:]]
             steps = rounds_of(loop, prompt, policy, 8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,6 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-import realrun.proposals.target_cache
-import realrun.proposals.trees
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft_model import DraftModel
 from realrun.decode.rounds import RoundContext
@@ -27,9 +25,7 @@ from realrun.measure.record import RecordSettings, record
 from realrun.pairs.pair import Pair
 from realrun.proposals.recorder import RecordRequest
 from realrun.proposals.target_cache import target_cache_columns
-from realrun.proposals.trees import TreeSize
 from specsim.policy.registry import make_policy
-from tests.support.dense_records import check_columns, check_trees
 from tests.support.drafting import SKIPS, self_sd_pair
 from tests.support.small_targets import small_target
 from tests.support.tiny import random_prompts, tiny_prompts
@@ -108,24 +104,6 @@ def test_skipped_sublayers_are_not_run() -> None:
     assert ran == 2 * [("attention", 0), ("mlp", 0), ("attention", 2), ("attention", 3), ("mlp", 3)]
 
 
-@mode
-@architectures
-@pytest.mark.parametrize("chunk", [3, pytest.param(256, marks=pytest.mark.slow)])
-def test_columns_are_what_the_librarys_models_say(
-    sampler: Sampler, architecture: str, chunk: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(realrun.proposals.target_cache, "CHUNK", chunk)
-    monkeypatch.setattr(realrun.proposals.target_cache, "CHUNK_NODES", 4 * chunk)
-    pair = self_sd_pair(architecture)
-    lm = skipping(pair)
-    for sequence, prompt in [(0, random_prompts(1)[0]), (5, [3])]:
-        output = target_output(pair, prompt, 12, sampler, sequence)
-        request = RecordRequest(prompt, output, 4, sampler, sequence)
-        dense = target_cache_columns(lm.target, lm, request)
-        assert lm.nodes == 0 and lm.length == lm.target.length == len(prompt) + len(output) - 1
-        check_columns(dense, request, partial(plain_logits, architecture))
-
-
 def test_ranks_depend_on_where_the_round_began() -> None:
     """Those of an independent model do not, so that a shifted column would be wrong."""
     (prompt,) = random_prompts(1)
@@ -133,21 +111,6 @@ def test_ranks_depend_on_where_the_round_began() -> None:
     lm = skipping(self_sd_pair())
     ranks = target_cache_columns(lm.target, lm, RecordRequest(prompt, output, 2, Sampler()))["true_rank"]
     assert (ranks[1:, 0] != ranks[:-1, 1]).sum() > 5
-
-
-@mode
-@pytest.mark.parametrize("architecture", ["llama", pytest.param("mistral", marks=pytest.mark.slow)])
-def test_trees_are_what_best_first_expansion_finds_one_node_after_the_other(
-    sampler: Sampler, architecture: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(realrun.proposals.trees, "CHUNK_NODES", 120)  # of four positions
-    monkeypatch.setattr(realrun.proposals.trees, "PASS_NODES", 4)
-    pair, depth, size = self_sd_pair(architecture), 4, TreeSize(30, 4)
-    (prompt,) = random_prompts(1, seed=8)
-    output = target_output(pair, prompt, 6, sampler, 2)
-    lm = skipping(pair)
-    request = RecordRequest(prompt, output, depth, sampler, 2, tree=size)
-    check_trees(target_cache_columns(lm.target, lm, request), request, partial(plain_logits, architecture))
 
 
 @mode

@@ -19,6 +19,7 @@ from realrun.lm.static.llama import StaticLlama
 from speckernels.ops.space_layout import space_layout
 from specsim.io.errors import InputError
 from specsim.policy.registry import make_policy
+from tests.support.drafting import Case, own_output
 from tests.support.pairs.space import MASKS, masked_target, space_pair, untrained_pair, word_prompts
 from tests.support.tiny import POSITIONS, VOCAB, random_prompts, tiny_model
 
@@ -165,27 +166,14 @@ def test_a_run_has_as_many_masks_as_its_longest_draft_and_the_baseline_has_none(
 # Decoding
 
 
-def own_texts(model: Any, sampler: Sampler, prompts: list[list[int]], tokens: int) -> list[list[int]]:
-    """What the target says, without a cache, without masks and without our loop."""
-    texts = []
-    for number, prompt in enumerate(prompts):
-        text = list(prompt)
-        for position in range(tokens):
-            text += sampler.tokens(plain(model, text)[-1:], number, position).tolist()
-        texts.append(text[len(prompt) :])
-    return texts
-
-
 def test_decoding_reaches_the_models_last_position() -> None:
     """Masks beyond it stand at it, and nothing that is output depends on them."""
-    pair = space_pair()
-    for length in (1, 12):
-        prompt = word_prompts()[0].tokens[:length]
-        room = POSITIONS - length
-        (expected,) = own_texts(pair.target, Sampler(), [prompt], room)
-        for settings_of in ({"k": MASKS}, {"k": 3}):
-            decoder = Decoder(*pair.make_drafter(), (), Sampler())
-            assert decoder.decode(prompt, room, make_policy("fixed_k", settings_of)).tokens == expected
+    pair, case = space_pair(), Case("space")
+    prompt = (word_prompts()[0].tokens * 12)[: POSITIONS - 40]
+    expected = own_output(case, tuple(prompt), Sampler(), 0, 40)
+    for k in (MASKS, 3):
+        decoder = Decoder(*pair.make_drafter(), (), Sampler())
+        assert decoder.decode(prompt, 40, make_policy("fixed_k", {"k": k})).tokens == expected
 
 
 def test_a_single_token_of_output_needs_no_masks() -> None:

@@ -1,4 +1,4 @@
-"""EDD and EAGLE: what a round ingests and costs, rejection sampling, and their files."""
+"""EDD and EAGLE: what a round ingests and costs, their files; rejection sampling of drafters inside the target."""
 
 from __future__ import annotations
 
@@ -23,6 +23,9 @@ from realrun.drafters.edd import (
     own_state,
 )
 from realrun.drafters.independent import IndependentKind
+from realrun.drafters.kind import DrafterKind
+from realrun.drafters.medusa import MedusaHeads, MedusaKind
+from realrun.drafters.space import SpaceKind, with_mask
 from realrun.drafters.state_drafter import StateDrafterLM
 from realrun.lm.llama import FusedStack
 from realrun.measure.profile import CATCH_UP, profile
@@ -54,16 +57,28 @@ def decoder_of(pair: Pair, sampler: Sampler) -> tuple[Decoder, StateDrafterLM]:
 def small_pair(kind: str) -> Pair:
     """A target over four tokens and a random drafter, which disagree."""
     target, _ = models()
-    draft = (one_layer_model(target, 6) if kind == "edd" else Eagle(target, 6)).eval()
+    generator = torch.Generator().manual_seed(6)
+    if kind == "space":
+        target = with_mask(target, torch.randn(8, generator=generator, dtype=torch.float64))
+        return Pair(target, SpaceKind(3), tiny_tokenizer(), "small", kind, ())
+    drafts: dict[str, Any] = {"edd": one_layer_model, "eagle": Eagle, "medusa": MedusaHeads}
+    draft = drafts[kind](target, 3 if kind == "medusa" else 6).eval()
     with torch.no_grad():
         for parameter in draft.parameters():
             parameter.mul_(2.0)
-    return Pair(target, EDDKind(draft, 1) if kind == "edd" else EagleKind(draft), tiny_tokenizer(), "small", kind, ())
+            if kind == "medusa":  # whose heads begin as the target's own
+                parameter += 0.5 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+    kinds: dict[str, DrafterKind] = {
+        "edd": EDDKind(draft, 1), "eagle": EagleKind(draft), "medusa": MedusaKind(draft)
+    }  # fmt: skip
+    return Pair(target, kinds[kind], tiny_tokenizer(), "small", kind, ())
 
 
 REJECTION = [
     ("edd", "vct", {"width": 2, "depth": 2}),
     ("eagle", "fixed_k", {"k": 3}),
+    ("medusa", "vct", {"width": 2, "depth": 3}),
+    ("space", "fixed_k", {"k": 3}),
     pytest.param("edd", "fixed_k", {"k": 3}, marks=slow),
     pytest.param("eagle", "vct", {"width": 2, "depth": 2}, marks=slow),
 ]

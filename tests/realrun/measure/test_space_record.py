@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import realrun.experiment.run
@@ -35,7 +34,7 @@ from specsim.policy.tree.base import TreePolicy
 from specsim.trace.trace import Trace
 from tests.support.clock import SetClock
 from tests.support.pairs.scores import random_predictor
-from tests.support.pairs.space import CHOICES, FEW, MASKS, space_pair, word_prompts, words
+from tests.support.pairs.space import CHOICES, MASKS, space_pair, word_prompts
 from tests.support.sampling_distribution import (
     EXACT,
     FedChoice,
@@ -103,9 +102,6 @@ def test_every_position_holds_what_the_masks_before_its_pending_token_say(mode: 
                     accept = min(1.0, float(judged[drafted[i]] / offered[drafted[i]]))
                     assert trace.accept_prob is not None
                     assert trace.accept_prob[row, i] == pytest.approx(accept, rel=1e-5)
-
-
-# Replay equals the real run
 
 
 # Rejection sampling
@@ -182,31 +178,6 @@ def test_what_a_real_round_is_judged_by_is_what_its_candidates_were_drawn_from()
             expected = warped(logits[i].tolist(), REJECTION.temperature, 1.0)
             np.testing.assert_allclose(probs.numpy(), expected, rtol=0, atol=1e-10)
             assert probs[token] > 0
-
-
-@pytest.mark.parametrize("place", [0, 1])
-def test_sampling_follows_the_targets_own_distribution(place: int) -> None:
-    """A token between two words, over many seeds, against the target's exact distribution of it."""
-    pair, prompt = space_pair(), words(2, count=FEW)[: 12 - place].tolist()
-    before = logits_after(pair, prompt)[-1].argmax().tolist()
-    distribution = REJECTION.probs(logits_after(pair, [*prompt, *[before] * place]))[-1]
-    decoder, policy = Decoder(*pair.make_drafter(), (), REJECTION), make_policy("fixed_k", {"k": 3})
-    seen = []
-    for seed in range(500):
-        decoder.sampler = replace(REJECTION, seed=seed)
-        text = decoder.decode(prompt, 4, policy).tokens
-        if not place or text[0] == before:
-            seen.append(text[place])
-    wanted = distribution.numpy() * len(seen)
-    common, counts = wanted >= 5, np.bincount(seen, minlength=VOCAB)
-    pooled = [np.append(values[common], values[~common].sum()) for values in (counts, wanted)]
-    assert len(seen) > 200 and common.sum() > 2
-    assert stats.chisquare(*pooled).pvalue > 0.001
-
-
-@torch.inference_mode()
-def logits_after(pair: Pair, tokens: list[int]) -> torch.Tensor:
-    return pair.target(input_ids=torch.tensor([tokens])).logits[0]
 
 
 # Costs and the main job

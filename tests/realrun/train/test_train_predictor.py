@@ -15,7 +15,9 @@ from realrun.pairs.library_text import SourceFile
 from realrun.pairs.prompts import lab_prompts
 from realrun.train.predictor.data import PredictorSettings, Tensors, joined
 from realrun.train.predictor.train import Trainer, compare, quality, train_predictor
-from tests.realrun.drafters.test_predictor import CPU, refused
+from tests.realrun.drafters.test_predictor import CPU
+from tests.support.checks import refusal
+from tests.support.small_targets import quiet
 from tests.support.tiny import tiny_pair, tiny_prompts, tiny_tokenizer
 
 
@@ -54,10 +56,6 @@ def learnable(sequences: int = 30, length: int = 60) -> list[Tensors]:
 
 
 SETTINGS = PredictorSettings(max_draft_tokens=4, epochs=12, patience=3, batch=64, lr=3e-3)
-
-
-def quiet(what: str, done: int, total: int) -> None:
-    pass
 
 
 def test_training_learns_what_there_is_to_learn(tmp_path: Path) -> None:
@@ -150,10 +148,10 @@ def test_quality_of_known_scores() -> None:
 
 
 def test_too_few_prompts_and_settings_that_cannot_be_are_refused(tmp_path: Path) -> None:
-    refused(["too few"], lambda: train_predictor(tiny_pair(), tiny_prompts(9), SMALL, tmp_path / "x", quiet))
+    refusal(lambda: train_predictor(tiny_pair(), tiny_prompts(9), SMALL, tmp_path / "x", quiet), "too few")
     for bad in ({"max_draft_tokens": 0}, {"temperatures": ()}, {"epochs": 0}):
-        refused(["redictor"], lambda bad=bad: PredictorSettings(**bad))
-    refused(["temperature=-1"], lambda: PredictorSettings(temperatures=(-1.0,)))
+        refusal(lambda bad=bad: PredictorSettings(**bad), "redictor")
+    refusal(lambda: PredictorSettings(temperatures=(-1.0,)), "temperature=-1")
 
 
 def test_the_lab_learns_from_training_text_only(monkeypatch: pytest.MonkeyPatch) -> None:

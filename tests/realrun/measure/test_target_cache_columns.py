@@ -1,0 +1,80 @@
+"""Dense records of drafters that read the target's cache: what each says after every branch, by the library alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+import realrun.proposals.target_cache
+import realrun.proposals.trees
+from realrun.decode.decoder import Decoder
+from realrun.decode.sampling import Sampler
+from realrun.pairs.pair import Pair
+from realrun.proposals.recorder import RecordRequest
+from realrun.proposals.target_cache import target_cache_columns
+from realrun.proposals.trees import TreeSize
+from tests.realrun.drafters import test_eagle, test_edd, test_self_sd
+from tests.support.dense_records import check_columns, check_trees
+from tests.support.drafting import self_sd_pair
+from tests.support.pairs.medusa import CHOICES
+from tests.support.pairs.state import state_pair
+from tests.support.tiny import random_prompts
+
+slow = pytest.mark.slow
+CASES = [  # drafters over fused parts of a target and over the library's
+    *[(kind, "llama") for kind in ("edd", "eagle", "self-sd")],
+    *[pytest.param(kind, "mistral-sdpa", marks=slow) for kind in ("edd", "eagle")],
+    *[pytest.param("self-sd", name, marks=slow) for name in ("qwen2", "mistral")],
+]
+mode = pytest.mark.parametrize("sampler", CHOICES.values(), ids=CHOICES)
+cases = pytest.mark.parametrize(("kind", "target"), CASES)
+
+
+def pair_and_reference(kind: str, target: str) -> tuple[Pair, Any]:
+    """A pair, and the logits [1, V] of its drafter after a context and drafted tokens."""
+    if kind == "self-sd":
+        return self_sd_pair(target), lambda *branch: test_self_sd.plain_logits(target, *branch)
+    pair, reference = state_pair(kind, target), (test_edd if kind == "edd" else test_eagle).reference
+    return pair, lambda *branch: reference(pair, *branch)[None]
+
+
+def output_of(pair: Pair, prompt: Sequence[int], count: int, sampler: Sampler, sequence: int) -> list[int]:
+    return Decoder(*pair.make_drafter(), (), sampler).decode(prompt, count, None, sequence=sequence).tokens
+
+
+@mode
+@cases
+@pytest.mark.parametrize("chunk", [3, pytest.param(256, marks=slow)])
+@torch.inference_mode()
+def test_columns_and_ranks_are_what_the_library_says(
+    sampler: Sampler, kind: str, target: str, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(realrun.proposals.target_cache, "CHUNK", chunk)
+    monkeypatch.setattr(realrun.proposals.target_cache, "CHUNK_NODES", 4 * chunk)
+    pair, reference = pair_and_reference(kind, target)
+    split, drafter = pair.make_drafter()
+    for sequence, prompt in [(0, random_prompts(1)[0]), (5, [3])]:
+        output = output_of(pair, prompt, 8, sampler, sequence)
+        request = RecordRequest(prompt, output, 4, sampler, sequence)
+        dense = target_cache_columns(split, drafter.lm, request)
+        assert drafter.lm.nodes == 0 and split.length == len(prompt) + len(output) - 1
+        check_columns(dense, request, reference)
+
+
+@mode
+@cases
+@torch.inference_mode()
+def test_trees_are_what_best_first_expansion_finds_one_node_after_the_other(
+    sampler: Sampler, kind: str, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(realrun.proposals.trees, "CHUNK_NODES", 60)  # of three positions
+    monkeypatch.setattr(realrun.proposals.trees, "PASS_NODES", 4)
+    pair, reference = pair_and_reference(kind, target)
+    (prompt,) = random_prompts(1, seed=8)
+    output = output_of(pair, prompt, 5, sampler, 2)
+    split, drafter = pair.make_drafter()
+    request = RecordRequest(prompt, output, 4, sampler, 2, tree=TreeSize(20, 4))
+    check_trees(target_cache_columns(split, drafter.lm, request), request, reference)
