@@ -1,4 +1,4 @@
-"""Names of array types, and how an axis is checked."""
+"""Names of array types, and a check of axes."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ Strings = npt.NDArray[np.str_]
 
 
 def increases(values: Array) -> bool:
-    """Whether each value is larger than the one before; unlike differences, comparing does not overflow."""
+    """Tell whether values strictly increase; unlike differences, comparing does not overflow."""
     return bool((values[1:] > values[:-1]).all())

@@ -1,4 +1,4 @@
-"""The error that a user can cause."""
+"""Errors that a user can cause."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from specsim.io.printable import one_line
 
 
 class InputError(ValueError):
-    """Bad input. The message is one line that can be printed: what is wrong, where, what to do.
+    """Bad input. The message is a single printable line: what is wrong, where, what to do.
 
     Examples
     --------
@@ -19,7 +19,7 @@ class InputError(ValueError):
     """
 
     def __init__(self, message: object = ""):
-        super().__init__(one_line(str(message)))  # which may quote a file
+        super().__init__(one_line(str(message)))  # it may quote a file
 
 
 class Interrupted(BaseException):

@@ -1,4 +1,4 @@
-"""Traces and costs that ship with the package, named example:lab-eagle and the like wherever a path of one is taken."""
+"""Traces and costs that ship with the package, which every path accepts by names such as example:lab-eagle."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ SUFFIXES: dict[Kind, str] = {"trace": ".zip", "cost": ".json"}
 
 
 def example_files(kind: Kind) -> dict[str, Path]:
-    """The shipped files of a kind by name, prefix included."""
+    """List the shipped files of a kind by name, prefix included."""
     return {f"{PREFIX}{path.stem}": path for path in sorted(FOLDER.glob(f"*{SUFFIXES[kind]}"))}
 
 
 def is_example(path: str | PathLike[str]) -> bool:
-    """Whether this names an example, if there is one of that name, and not a file."""
+    """Tell whether a path has the form of an example's name, whether or not that example exists."""
     return str(path).startswith(PREFIX)
 
 
 def located(path: str | PathLike[str], kind: Kind) -> Path:
-    """The file that an example's name stands for, and any other path as it is; InputError for an unknown name."""
+    """Return the file of an example's name, or any other path unchanged; raise InputError for an unknown name."""
     if not is_example(path):
         return Path(path)
     known = example_files(kind)
     if str(path) not in known:
-        raise InputError(f"there is no {kind} {path}; there are {', '.join(known)}")
+        raise InputError(f"unknown {kind} {path}; choose from {', '.join(known)}")
     return known[str(path)]

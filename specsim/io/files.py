@@ -1,7 +1,7 @@
-"""Files and folders written whole or not at all, and digests.
+"""Write files and folders whole or not at all, and digest them.
 
-A kill leaves the old file or the new one, and beside it at most a hidden temporary one, which the next writer clears.
-Long work has its folder to itself.
+A kill leaves the old file or the new file, and at most a hidden temporary file, which the next writer removes.
+Long work locks its folder.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ if TYPE_CHECKING:
 
 AT_CWD, RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
 COMPRESSION_LEVEL = 9  # of Zstandard, for Parquet
-TRIAL_BYTES = 4096  # written to see that a folder can be written to
+TRIAL_BYTES = 4096  # written to test a folder
 TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}\.tmp")  # of a file or folder while it is written; group 1 is its name
-LEAST_LIMIT_BYTES, MOST_TIMES = 2**28, 100  # unpacked: what any file may take, and how many times its own size
+LEAST_LIMIT_BYTES, MOST_TIMES = 2**28, 100  # unpacked: allowed for any file, or this many times its size
 
 
 @contextmanager
 def working_in(folder: Path, how: str | None = "the same command goes on") -> Iterator[None]:
-    """Have a folder to oneself, for long work.
+    """Lock a folder for long work.
 
-    The folder is made and written to on entry, so that a full disk or a lack of permission is found before the work;
-    what killed processes were writing into it is cleared, and it is removed again if nothing came to be in it. A
-    KeyboardInterrupt becomes Interrupted, which says `how` to go on; None for work that keeps nothing. InputError
-    where another process works there; its lock ends with it.
+    The folder is made and written to on entry, so that a full disk or a lack of permission is detected before the
+    work. Temporary files of killed processes are removed, and so is the folder if it stays empty. A KeyboardInterrupt
+    becomes Interrupted, which says `how` to resume (None for work that keeps nothing). Raises InputError if another
+    process works there; its lock ends with that process.
     """
     _refuse_file(folder)
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _write_something(folder)
@@ -54,19 +54,20 @@ def working_in(folder: Path, how: str | None = "the same command goes on") -> It
     except KeyboardInterrupt:
         if how is None:
             raise
-        kept = folder.is_dir() and any(folder.iterdir())
-        what = f"what was done is kept in {folder}; {how}" if kept else "nothing was kept so far"
-        raise Interrupted(what) from None
+        has_results = folder.is_dir() and any(folder.iterdir())
+        raise Interrupted(
+            f"what was done is kept in {folder}; {how}" if has_results else "nothing was kept so far"
+        ) from None
     finally:
         with contextlib.suppress(OSError):  # it is not empty
-            for path in made:
+            for path in missing:
                 path.rmdir()
 
 
 def check_writable(path: Path) -> None:
-    """Before the work that makes this file: OSError unless it can be written, InputError where a folder is there.
+    """Check before the work that this file can be written: raise OSError, or InputError if it is a folder.
 
-    Folders that are missing are not made yet.
+    Missing folders are not made yet.
     """
     if path.is_dir():
         raise InputError(f"{path} is a folder; give a file")
@@ -76,7 +77,7 @@ def check_writable(path: Path) -> None:
 
 
 def _is_device(path: Path) -> bool:
-    """Whether it is a device or pipe, which takes what is written but cannot be replaced."""
+    """Tell whether a path is a device or pipe, which can be written to but not replaced."""
     return path.exists() and not path.is_file() and not path.is_dir()
 
 
@@ -86,10 +87,10 @@ def _refuse_file(folder: Path) -> None:
 
 
 def _write_something(folder: Path) -> None:
-    """OSError unless this folder takes a file."""
+    """Raise OSError unless a file can be written to this folder."""
     with (
         _blamed_on(folder),
-        tempfile.TemporaryFile(dir=folder) as file,  # which has no name that a kill could leave behind
+        tempfile.TemporaryFile(dir=folder) as file,  # unnamed, so that a kill leaves nothing behind
     ):
         file.write(bytes(TRIAL_BYTES))
         file.flush()
@@ -98,20 +99,20 @@ def _write_something(folder: Path) -> None:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """A lock on a folder, where the system has such; nothing of it is in the folder."""
+    """Lock a folder, where the system has locks; the lock is not a file in the folder."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         if not (_lock(handle) and _is_at(handle, folder)):  # it may have been removed in between
-            raise InputError(f"another process works in {folder}; wait for its end or give another folder")
+            raise InputError(f"another process works in {folder}; wait for it to end or give another folder")
         yield
     finally:
         os.close(handle)
 
 
 def _lock(handle: int, *, wait: bool = False, without: bool = True) -> bool:
-    """Whether this open file or folder is locked now, until it is closed or the process ends.
+    """Lock this open file or folder until it is closed or the process ends, and tell whether it is locked.
 
-    Locks belong to the open file, not to a process id, which says nothing in another container.
+    Locks belong to the open file, not to a process id, which is meaningless in another container.
     without : what to return where the system or the file system has no locks
     """
     try:
@@ -126,7 +127,7 @@ def _lock(handle: int, *, wait: bool = False, without: bool = True) -> bool:
 
 
 def _is_at(handle: int, path: Path) -> bool:
-    """Whether the open file or folder is the one at this path."""
+    """Tell whether the open file or folder is still at this path."""
     try:
         return os.path.samestat(os.fstat(handle), path.stat())
     except FileNotFoundError:
@@ -135,9 +136,9 @@ def _is_at(handle: int, path: Path) -> bool:
 
 @contextmanager
 def replacing(path: Path | str) -> Iterator[Path]:
-    """A temporary file to write, which takes the place of `path` where the block ends without an error.
+    """Give a temporary file to write, which replaces `path` when the block ends without an error.
 
-    Symbolic links are followed: the file that they name is replaced. A device or pipe is written to.
+    Symbolic links are followed: their target is replaced. A device or pipe is written to.
     """
     path = Path(path)
     with _blamed_on(path):
@@ -157,9 +158,9 @@ def replacing(path: Path | str) -> Iterator[Path]:
 
 @contextmanager
 def replacing_folder(folder: Path) -> Iterator[Path]:
-    """A temporary folder to fill, which takes the place of `folder` where the block ends without an error.
+    """Give a temporary folder to fill, which replaces `folder` when the block ends without an error.
 
-    Symbolic links are followed: the folder that they name is replaced.
+    Symbolic links are followed: their target is replaced.
     """
     _refuse_file(folder)
     with _blamed_on(folder):
@@ -175,7 +176,7 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder, if there is one, at once: a kill leaves it whole or hidden, never a part of it."""
+    """Remove a folder, if it exists, at once: a kill leaves it whole or hidden, never in part."""
     if folder.is_dir():
         clear_left(folder)
         with _temporary(folder, Path.mkdir) as aside:
@@ -184,10 +185,10 @@ def remove_folder(folder: Path) -> None:
 
 @contextmanager
 def _temporary(path: Path, create: Callable[[Path], None]) -> Iterator[Path]:
-    """A hidden file or folder beside `path`, removed at the end if it is still there.
+    """Create a hidden file or folder beside `path`, removed at the end if it still exists.
 
-    It has the permissions of what stands at `path`, else those that the umask leaves. It is locked, so that writers
-    in other containers and machines on the same folder see that it is in use.
+    It has the permissions of the existing `path`, else those that the umask leaves. It is locked, so that writers
+    in other containers and on other machines see that it is in use.
     """
     while True:
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
@@ -216,7 +217,7 @@ def _remove(path: Path) -> None:
 
 @contextmanager
 def _blamed_on(path: Path) -> Iterator[None]:
-    """An OSError about a temporary file, or none that it names, is about this path: the one that the user knows."""
+    """Report an OSError about a temporary or unnamed file as an error about this path, which the user knows."""
     try:
         yield
     except OSError as error:
@@ -227,12 +228,12 @@ def _blamed_on(path: Path) -> Iterator[None]:
 
 
 def clear_left(path: Path) -> None:
-    """Remove what writers of this file or folder left beside it when they were killed."""
+    """Remove the temporary files that killed writers of this file or folder left beside it."""
     _clear_dead(path.parent, path.name)
 
 
 def _clear_dead(folder: Path, name: str | None = None) -> None:
-    """Remove temporary files and folders that nobody writes any more, of paths of this name or of all."""
+    """Remove temporary files and folders without a live writer, of paths of this name or of all paths."""
     for left in [*folder.iterdir()]:
         match = TEMPORARY.fullmatch(left.name)
         if match is None or name not in (None, match[1]):
@@ -248,7 +249,7 @@ def _clear_dead(folder: Path, name: str | None = None) -> None:
 
 
 def _exchange(new: Path, old: Path) -> None:
-    """Let two folders change places, at once where the system can, so that a kill leaves one of them in the place."""
+    """Swap two folders, atomically where the system can, so that a kill leaves either of them in place."""
     with contextlib.suppress(AttributeError, OSError):
         rename = ctypes.CDLL(None, use_errno=True).renameat2
         if rename(AT_CWD, os.fsencode(new), AT_CWD, os.fsencode(old), RENAME_EXCHANGE) == 0:
@@ -269,7 +270,7 @@ def write_text(path: Path | str, text: str) -> None:
 
 
 def write_table(table: pa.Table, path: Path | str) -> None:
-    """Write a Parquet file: the bytes of floats apart, as they compress best so, and dictionaries of all else."""
+    """Write a Parquet file: floats split into byte streams, which compress best, all else as dictionaries."""
     import pyarrow.parquet as pq
 
     floats: list[str] = []
@@ -295,11 +296,11 @@ def write_json(document: Any, path: Path | str, *, indent: int = 1) -> None:
 
 
 def read_csv(path: Path, name: str, wanted: str) -> pd.DataFrame:
-    """The cells of a CSV file, as text, under the columns of its first line.
+    """Read the cells of a CSV file as text, with the columns of its first line.
 
-    name : as errors call it; wanted : what to give instead
+    name : of the file, in errors; wanted : advice that ends errors
 
-    Raises InputError for what is no such file, and where a line has more cells than the first one.
+    Raises InputError for any other file, and for a line with more cells than the first line.
     """
     import pandas as pd  # slow to import
 
@@ -308,14 +309,14 @@ def read_csv(path: Path, name: str, wanted: str) -> pd.DataFrame:
     try:
         frame = pd.read_csv(path, dtype=str)
     except ValueError as error:  # also of text that is no UTF-8
-        raise InputError(f"{name} is no CSV file ({str(error).strip()}); {wanted}") from None
+        raise InputError(f"{name} is not a CSV file ({str(error).strip()}); {wanted}") from None
     if not isinstance(frame.index, pd.RangeIndex):  # pandas takes the cells in front as names of the lines
-        raise InputError(f"{name} has lines with more cells than its first one; {wanted}")
+        raise InputError(f"{name} has lines with more cells than its first line; {wanted}")
     return frame
 
 
 def digest(*parts: Any, length: int = 16) -> str:
-    """The first hex digits of the SHA-256 of these strings and bytes, one after another."""
+    """Compute the first hex digits of the SHA-256 of these strings and bytes, concatenated."""
     total = hashlib.sha256()
     for part in parts:
         total.update(part.encode() if isinstance(part, str) else part)
@@ -323,16 +324,16 @@ def digest(*parts: Any, length: int = 16) -> str:
 
 
 def nested_digest(*parts: Any) -> str:
-    """A digest of the parts' digests, which depends on where one part ends and the next begins."""
+    """Compute a digest of the parts' digests, which depends on the boundaries between parts."""
     return digest(*(bytes.fromhex(digest(part, length=64)) for part in parts))
 
 
 def unpacked_limit_bytes(path: Path) -> int:
-    """What a compressed file may take unpacked; one that takes more is not what it should be."""
+    """Return the bytes that a compressed file may take unpacked; larger files are rejected as damaged."""
     return max(LEAST_LIMIT_BYTES, MOST_TIMES * path.stat().st_size)
 
 
 def file_digest(path: Path) -> str:
-    """The SHA-256 of a file, 64 hex digits."""
+    """Compute the SHA-256 of a file, 64 hex digits."""
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()

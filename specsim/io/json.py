@@ -18,7 +18,7 @@ from typing import IO, Any, AnyStr
 from specsim.io.errors import InputError
 
 MAX_BYTES = 2**24  # of a document; parsed, it may take fifty times as much memory
-MAX_NESTING = 50  # of lists and objects inside one another
+MAX_NESTING = 50  # of lists and objects
 INT64 = range(-(2**63), 2**63)
 
 

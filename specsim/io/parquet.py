@@ -24,11 +24,11 @@ FLOAT_LISTS = "lists of numbers"
 
 
 def read_table(path: Path, columns: Mapping[str, str], optional: Iterable[str] = (), *, invalid: str) -> pa.Table:
-    """The columns of a Parquet file, without nulls but in marks; text comes as dictionaries.
+    """Read columns of a Parquet file, without nulls except in marks; text comes as dictionaries.
 
-    columns : what each is to hold, one of the names above; others in the file are not read
-    optional : of these, those that may be missing
-    invalid : what to do about any other file, as InputError says
+    columns : what each holds, by the names above; other columns of the file are not read
+    optional : columns that may be missing
+    invalid : advice that ends the error for any other file
     """
     if not path.is_file():
         raise InputError(f"{path} does not exist; {invalid}")
@@ -45,7 +45,7 @@ def read_table(path: Path, columns: Mapping[str, str], optional: Iterable[str] =
         if isinstance(error, InputError):
             raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise InputError(f"{path} is no readable Parquet file ({reason:.200}); {invalid}") from None
+        raise InputError(f"{path} is not a readable Parquet file ({reason:.200}); {invalid}") from None
     for name in here:
         column = table.column(name)
         leaves = column.combine_chunks().values if columns[name] in (INTEGER_LISTS, FLOAT_LISTS) else column
@@ -83,7 +83,7 @@ def _read_within(file: pq.ParquetFile, columns: list[str], limit_bytes: int) -> 
 def _check_columns(
     schema: pa.Schema, path: Path, columns: Mapping[str, str], optional: set[str], invalid: str
 ) -> list[str]:
-    """Those of the columns that are there."""
+    """List the wanted columns that the file has; raise InputError if their types are wrong."""
     for name in schema.names:
         if schema.names.count(name) > 1 and name in columns:
             raise InputError(f"{path} has column {name!r} twice; {invalid}")
@@ -92,9 +92,9 @@ def _check_columns(
             raise InputError(f"{path} lacks column {name!r}; {invalid}")
     here = [name for name in columns if name in schema.names]
     for name in here:
-        found = schema.field(name).type
-        if not _holds(found, columns[name]):
-            raise InputError(f"{path}: column {name!r} holds {found!s:.60}, wanted {columns[name]}; {invalid}")
+        actual = schema.field(name).type
+        if not _holds(actual, columns[name]):
+            raise InputError(f"{path}: column {name!r} holds {actual!s:.60}, expected {columns[name]}; {invalid}")
     return here
 
 
@@ -112,6 +112,6 @@ def _holds(kind: Any, wanted: str) -> bool:
 
 
 def _longest(column: pa.ChunkedArray) -> int:
-    """Characters of the longest of its texts, or bytes, at most."""
+    """Return the length of the longest text, in characters."""
     texts = [str(text) for chunk in column.chunks for text in chunk.dictionary.to_pylist()]
     return max(map(len, texts), default=0)

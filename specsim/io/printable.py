@@ -1,4 +1,4 @@
-"""Text made safe to print, wherever it comes from: a file may hold what a terminal would obey."""
+"""Make text safe to print: a file may contain escape codes that a terminal would execute."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LINE_END = 300  # of these at its end, which says what to do
 
 
 def printable(text: str) -> str:
-    r"""The text with all characters escaped, but line breaks and tabs, that are not shown as they are.
+    r"""Escape all characters that are not shown as they are, except line breaks and tabs.
 
     These are control characters, such as those that begin a terminal's escape codes, marks that change the direction
     of writing, and halves of surrogate pairs, which cannot be printed.
@@ -26,13 +26,13 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """The text on one line that can be printed; a long one keeps its beginning and its end."""
+    """Put the text on a single printable line; shorten a long line in the middle."""
     line = printable(" ".join(text.splitlines()).replace("\t", " "))
     return line if len(line) <= LONGEST_LINE else f"{line[: LONGEST_LINE - LINE_END - 5]} ... {line[-LINE_END:]}"
 
 
 class PrintableStream:
-    """A stream of text that escapes what is written to it; all else is the stream's own."""
+    """A text stream that escapes what is written to it, and otherwise behaves as the stream it wraps."""
 
     def __init__(self, stream: Any) -> None:
         self.stream = stream
@@ -55,5 +55,5 @@ def printable_output() -> Iterator[None]:
 
 
 def unescaped(stream: Any) -> Any:
-    """The stream itself, for a program that styles its output; it must escape what it is given to print."""
+    """Return the wrapped stream, for a program that styles its output and escapes its text itself."""
     return stream.stream if isinstance(stream, PrintableStream) else stream

@@ -1,4 +1,4 @@
-"""What a trace and a cost table have to hold for a policy to be replayed on them."""
+"""Check that a trace and a cost table hold what the replay of a policy reads."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from specsim.trace.trace import Trace
 
 
 def unsupported_reason(trace: Trace, kind: type[Policy]) -> str | None:
-    """Why this kind of policy does not belong in a comparison on this trace; None if it does."""
+    """Return why this trace does not suit this kind of policy; None if it does."""
     drafter = trace.meta.get("drafter_kind", "chain")
     if issubclass(kind, SwitchPolicy) != isinstance(trace, JoinedTrace):
         if isinstance(trace, JoinedTrace):
             switching = "one_drafter, switch_match and the like"
-            return f"drafts with one drafter, this joined trace has {len(trace.parts)}; choose {switching}"
-        return "chooses among several drafters, this trace has one; join traces with `specsim join`"
+            return f"drafts with a single drafter, but this joined trace has {len(trace.parts)}; choose {switching}"
+        return "chooses among several drafters, but this trace has a single drafter; join traces with `specsim join`"
     if kind.drafter_kinds and drafter not in kind.drafter_kinds:
         return f"meant for drafters of kind {', '.join(kind.drafter_kinds)}; this trace's is {drafter}"
     if issubclass(kind, TreePolicy) and drafter == SPACE:
@@ -36,24 +36,26 @@ def unsupported_reason(trace: Trace, kind: type[Policy]) -> str | None:
     if not trace.informed and SIGNALS.intersection(kind.features):
         model = trace.meta.get("synthetic", {}).get("model")
         whose = f"this trace's acceptance model, {model}," if model else "this trace"
-        return f"reads how sure the drafter is, of which {whose} says nothing"
+        return f"reads the drafter's confidence, which {whose} lacks"
     missing = [name for name in kind.features if getattr(trace, name) is None]
-    missing.sort(key=lambda name: name not in NEEDED)  # first what says how it is recorded
+    missing.sort(key=lambda name: name not in NEEDED)  # first the column that NEEDED explains
     return f"needs {NEEDED.get(missing[0], f'the column {missing[0]!r}')}, which this trace lacks" if missing else None
 
 
-SIGNALS = frozenset(Step._fields)  # of how sure the drafter is
+SIGNALS = frozenset(Step._fields)  # of the drafter's confidence
 NEEDED = {"tree": "recorded trees (`realrun record --tree-nodes`)"}
 
 
 def check_replayable(trace: Trace, policy: Policy) -> None:
-    """InputError if the policy asks for what the trace does not hold."""
+    """Raise InputError if the policy needs more than the trace records."""
     if isinstance(trace, JoinedTrace) or isinstance(policy, SwitchPolicy):
         reason = unsupported_reason(trace, type(policy))
         if reason:
             raise InputError(f"policy {policy.name}: {reason}")
     if isinstance(trace, JoinedTrace) and isinstance(policy, SwitchPolicy) and policy.least_drafters > len(trace.parts):
-        raise InputError(f"policy {policy}: the joined trace has {len(trace.parts)} drafters; name one of them")
+        raise InputError(
+            f"policy {policy}: the joined trace has {len(trace.parts)} drafters; choose a number up to that"
+        )
     if policy.max_draft_tokens > trace.depth:
         raise InputError(
             f"policy {policy} drafts up to {policy.max_draft_tokens} tokens, the trace is recorded to depth "
@@ -76,7 +78,7 @@ def check_replayable(trace: Trace, policy: Policy) -> None:
 
 
 def check_covered(trace: Trace, policy: Policy, table: CostTable) -> None:
-    """InputError if the replay could look up what the table does not hold; the kernel does not check."""
+    """Raise InputError if the replay could read beyond the cost table, which the kernel does not check."""
     longest = context_range(trace)[1]
     if table.verify_s.shape[1] <= longest >> table.bucket_bits or len(table.draft_s) <= policy.max_draft_tokens:
         raise InputError(
@@ -101,14 +103,14 @@ def check_covered(trace: Trace, policy: Policy, table: CostTable) -> None:
 
 
 def _pass_tokens(policy: TreePolicy) -> int:
-    """Most tokens of a pass: nodes and the pending token in the target's, expanded nodes in the drafter's."""
+    """Count the most tokens of a pass: verified nodes and the pending token, or expanded nodes in a draft pass."""
     return max(policy.max_verified_nodes + 1, policy.max_expanded)
 
 
 def _lowered(policy: Any, asked: Callable[[Any], int], most: int) -> str:
-    """What to give so that a policy asks for `most`: settings each of which is enough, else those that are so together.
+    """Advise settings under which a policy asks for at most `most`: each that suffices alone, else several together.
 
-    Of a policy that learned, whose settings decide what it learns next, their names alone.
+    For a policy that learns, name the settings only, because their values decide what it learns.
     """
     fields = dataclasses.fields(policy)
     whole = [field for field in fields if type(field.default) is int]
@@ -124,7 +126,7 @@ def _lowered(policy: Any, asked: Callable[[Any], int], most: int) -> str:
     enough = []
     for field in whole:
         lower = [{field.name: value} for value in range(int(field.metadata["low"]), getattr(policy, field.name))]
-        fitting = bisect_right(lower, most, key=asks)  # the lower a setting, the less is asked
+        fitting = bisect_right(lower, most, key=asks)  # a lower setting asks for less
         if fitting and asks(lower[fitting - 1]) <= most:
             enough.append(_given(lower[fitting - 1]))
     if enough:

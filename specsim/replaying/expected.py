@@ -197,9 +197,9 @@ def _reach_by_counts(  # type: ignore[no-untyped-def]
 ):
     """Fill `reached`, forward over states (position t, rounds m, trials failed f), each with its probability.
 
-    Every round before emitted one token more than it accepted, so r = t - m, and n = r + f. Rounds that had
+    Every earlier round emitted a token more than it accepted, so r = t - m, and n = r + f. Rounds that had
     nothing to draft count in m: Cali-TS, which alone reads it, has scores, and their drafters always draft.
-    A round fails no trial, one, or, counted as printed and drafted past, two (`misses`). Layer
+    A round fails no trial, a single trial, or, counted as printed and drafted past, two (`misses`). Layer
     t % len(layers) holds the states at t, within its window (least and most m, least and
     most f); layers come in empty and are left so.
     """
@@ -270,7 +270,7 @@ def _expected_costs(trace: Trace, policy: ChainPolicy, table: CostTable, match: 
     decides = np.arange(1, longest + 1) < trace.draft_limit[:, None]
     decides[:, -1] = False
     asked = np.where(decides, at_least, 0.0).sum(axis=1)
-    # After a fully accepted draft, the next round's first step catches up on one more token.
+    # After a fully accepted draft, the next round's first step catches up on a token.
     behind = np.zeros(len(drafted))
     for depth in range(1, longest + 1):
         arrives = exactly[: -depth - 1, depth] * match[: -depth - 1, depth]

@@ -13,19 +13,19 @@ import numpy.typing as npt
 from specsim.io.arrays import Floats, Ints
 from specsim.io.errors import InputError
 
-LARGEST_FLOOR_PERCENT = 2.0  # noise floor above which a measurement says so first
-LARGEST_EXPONENT = 300.0  # of an interval that says nothing; beyond it numbers overflow
+LARGEST_FLOOR_PERCENT = 2.0  # noise floor above which a report starts with a warning
+LARGEST_EXPONENT = 300.0  # of an uninformative interval; larger exponents overflow
 NO_SPECULATION = "no speculation"  # the baseline's label wherever it is a candidate
 REPEATS = 2000  # resamples of an interval
-FEW = 12  # sequences; resamples of fewer repeat too much to show how the value varies
+FEW = 12  # sequences; with fewer, resamples repeat too much to show how the value varies
 
 
 @dataclass(frozen=True, eq=False)
 class Estimate(float):
     """A value with its 95 % interval over sequences.
 
-    It is a float, the value: it compares, adds, formats and converts as that, so that the interval is left behind by
-    arithmetic. It equals a number that is its value, and another estimate of the same value and interval.
+    It is a float, the value: it compares, adds, formats and converts as the value, and arithmetic drops the interval.
+    It equals a number that is its value, and another estimate of the same value and interval.
 
     Examples
     --------
@@ -47,7 +47,7 @@ class Estimate(float):
             return (self.estimate, self.low, self.high) == (other.estimate, other.low, other.high)
         return super().__eq__(other)
 
-    def __ne__(self, other: object) -> bool:  # or it were the float's
+    def __ne__(self, other: object) -> bool:  # else the float's would be used
         return not self == other
 
     __hash__ = float.__hash__
@@ -57,7 +57,7 @@ class Estimate(float):
 
     @classmethod
     def exact(cls, value: float) -> Self:
-        """A value without doubt."""
+        """A value without uncertainty."""
         return cls(value, value, value)
 
     def __str__(self) -> str:
@@ -73,12 +73,12 @@ def interval_text(value: Mapping[str, float]) -> str:
 
 
 def noise_floor_percent(null_arm: Estimate) -> float:
-    """How far from 1 the ratio of two like arms may lie: ratios that differ by less are not resolved."""
+    """Compute the noise floor in percent from an A/A test: how far from 1 the ratio of two equal arms may lie."""
     return 100 * max(null_arm.high - 1, 1 - null_arm.low)
 
 
 def beyond_floor(floor_percent: float, a: float, b: float) -> bool:
-    """Whether two measured speedups differ by more than the noise floor."""
+    """Tell whether two measured speedups differ by more than the noise floor."""
     return 100 * abs(a / b - 1) > floor_percent
 
 
@@ -87,7 +87,7 @@ def against_baseline(
 ) -> Literal["faster", "slower", "not significant"]:
     """Compare a speedup, with its interval, with 1, the baseline's.
 
-    floor_percent : the noise floor of a measurement; what differs by less is not significant
+    floor_percent : the noise floor of a measurement; smaller differences are not significant
     """
     if beyond_floor(floor_percent, speedup["estimate"], 1.0):
         if speedup["low"] > 1:
@@ -103,7 +103,7 @@ class Comparison:
 
     difference : speedup of a less speedup of b, with its interval
     p_not_better : share of resamples in which a is not faster than b
-    sequences : those compared on
+    sequences : number of sequences compared
     """
 
     difference: Estimate
@@ -112,7 +112,7 @@ class Comparison:
 
     @property
     def significant(self) -> bool:
-        """Whether the two differ significantly (95 %): the interval of the difference leaves out 0."""
+        """Whether the two differ significantly (95 %): the interval of the difference excludes 0."""
         return self.sequences > 1 and (self.difference.low > 0 or self.difference.high < 0)
 
     def as_dict(self) -> dict[str, object]:
@@ -120,7 +120,7 @@ class Comparison:
 
 
 def resample(sequences: int, *, repeats: int = REPEATS, seed: int = 0) -> Ints:
-    """Sequence indices [repeats, sequences], drawn with replacement."""
+    """Draw sequence indices [repeats, sequences] with replacement."""
     return np.random.default_rng(seed).integers(0, sequences, size=(repeats, sequences))
 
 
@@ -132,11 +132,11 @@ def ratio_interval(
     seed: int = 0,
     confidence: float = 0.95,
 ) -> Estimate:
-    """Sum over sum of two per-sequence quantities [S], resampled together.
+    """Estimate the ratio of the sums of two per-sequence quantities [S], resampled together.
 
-    The interval is the expanded percentile interval (`tails`); of fewer than FEW sequences,
-    Student's t on the linear part of the ratio's logarithm, so that no end is below 0, and of one sequence, nothing.
-    The same seed resamples the same sequences, so that intervals of two policies on one trace are paired. Raises
+    The interval is the expanded percentile interval (`tails`). For fewer than FEW sequences it is Student's t on the
+    linear part of the ratio's logarithm, so that no end is below 0; for a single sequence it is the value alone.
+    The same seed resamples the same sequences, so that intervals of two policies on a trace are paired. Raises
     InputError when there is no sequence.
     """
     top, bottom = filled_columns(numerator, denominator)
@@ -160,7 +160,7 @@ def paired_difference(
     seed: int = 0,
     confidence: float = 0.95,
 ) -> Comparison:
-    """Speedup of policy a less that of b, over one baseline; seconds per sequence [S] each.
+    """Subtract the speedup of policy b from that of a, over the same baseline; seconds per sequence [S] each.
 
     Every resample holds the same sequences for both, so that what makes a sequence easy for
     both cancels. Raises InputError when there is no sequence.
@@ -178,7 +178,7 @@ def ratio_difference(
     seed: int = 0,
     confidence: float = 0.95,
 ) -> Comparison:
-    """Sum over sum of a less that of b, per-sequence quantities [S] of the same sequences, resampled together.
+    """Subtract the ratio of sums of b from that of a, per-sequence quantities [S], resampled together.
 
     Speedups over baselines of their own, or acceptance lengths (tokens over rounds). Raises InputError when
     no sequence has output.
@@ -203,15 +203,15 @@ def ratio_of_ratios(
     *,
     confidence: float = 0.95,
 ) -> Estimate:
-    """Sum over sum of a, over that of b, per-sequence quantities [S] of the same sequences.
+    """Divide the ratio of sums of a by that of b, per-sequence quantities [S] of the same sequences.
 
     The interval is Student's t on the linear part of the logarithm, in pairs: what makes a sequence easy for both
-    cancels. Of one sequence it says nothing but the value. Raises InputError when there is no sequence or a sum is 0.
+    cancels. For a single sequence it is the value alone. Raises InputError when there is no sequence or a sum is 0.
     """
     columns = filled_columns(a_top, a_bottom, b_top, b_bottom)
     sums = [float(column.sum()) for column in columns]
     if not all(total > 0 for total in sums):
-        raise InputError("a ratio of ratios: one of its sums is not positive; compare other sequences")
+        raise InputError("a ratio of ratios: a sum is not positive; compare other sequences")
     value = sums[0] / sums[1] / (sums[2] / sums[3])
     sequences = columns[0].size
     if sequences == 1:
@@ -244,15 +244,15 @@ def tails(sequences: int, confidence: float) -> tuple[float, float]:
 
 
 def student_quantile(freedom: int, prob: float) -> float:
-    """What Student's t of so many degrees of freedom stays below with this probability, from 0.5 on.
+    """Compute the quantile of Student's t at this probability, which must be at least 0.5.
 
-    By Newton's method on the finite sum that the distribution is (Abramowitz and Stegun, 26.7.3 and 26.7.4), as SciPy's
-    takes longer to import than all else that a replay does.
+    By Newton's method on the finite sum that the distribution is (Abramowitz and Stegun, 26.7.3 and 26.7.4), because
+    SciPy takes longer to import than everything else that a replay does.
     """
     odd = freedom % 2
     peak = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(freedom * math.pi)
     value = 0.0
-    while True:  # from below, as the distribution is concave
+    while True:  # from below, because the distribution is concave
         angle = math.atan(value / math.sqrt(freedom))
         cosine = math.cos(angle)
         inside, term = 0.0, math.sin(angle) * cosine**odd  # inside : the probability of (-value, value)
@@ -268,25 +268,25 @@ def student_quantile(freedom: int, prob: float) -> float:
 
 
 def filled_columns(*values: npt.ArrayLike) -> list[Floats]:
-    """Columns of one value per sequence, without sequences in which all are 0; InputError if none is left."""
+    """Drop sequences in which all columns [S] are 0; raise InputError if none is left."""
     columns = [np.asarray(value, dtype=np.float64) for value in values]
-    assert all(column.shape == columns[0].shape for column in columns), "one value of each per sequence"
+    assert all(column.shape == columns[0].shape for column in columns), "a value per sequence in each column"
     if columns[0].size == 0:
-        raise InputError("bootstrap: no sequence; give at least one")
+        raise InputError("bootstrap: no sequence; give at least 1")
     counted = np.any(columns, axis=0)  # a sequence without output has no weight in a ratio of sums
     if not counted.any():
-        raise InputError("bootstrap: every sequence is empty; give at least one with output")
+        raise InputError("bootstrap: every sequence is empty; give sequences with output")
     return [column[counted] for column in columns]
 
 
 def _ratios(top: Floats, bottom: Floats, index: Ints) -> Floats:
-    """Sum over sum in every resample; NaN in one that drew nothing below."""
+    """Compute sum over sum in every resample; NaN where the denominator is 0."""
     below = bottom[index].sum(axis=1)
     return np.divide(top[index].sum(axis=1), below, out=np.full(below.shape, np.nan), where=below != 0)
 
 
 def _estimate(value: float, resampled: Floats, deviations: Floats, confidence: float) -> Estimate:
-    """The value's interval, by its resamples or, of few sequences, by what each adds to it linearly."""
+    """Estimate the value's interval from its resamples or, for few sequences, from their linear influence."""
     sequences = deviations.size
     if not 1 < sequences < FEW:
         low, high = np.nanquantile(resampled, tails(sequences, confidence))

@@ -1,4 +1,4 @@
-"""From a replay to a prediction: speedup with its interval, and the ladder of simplifications."""
+"""Predictions from replays: speedup with its interval, and the ladder of cost-model simplifications."""
 
 from __future__ import annotations
 
@@ -45,18 +45,17 @@ def interval_columns(speedup: Estimate) -> dict[str, float]:
 
 @dataclass(frozen=True, repr=False)
 class Prediction:
-    """What one policy would do on one trace under one cost model.
+    """Predicted speedup, rates and counts of a policy on a trace under a cost model.
 
     Counts and seconds are those of all sequences, once; where a replay summed over several
     outcomes of each (approximate), their means, counts to the nearest whole number.
 
-    verified : tokens in the target's passes beside the pending ones; a chain's are all drafted ones, unless its policy
-        drops some
+    verified : drafted tokens that the target verified; all of them in a chain, unless its policy drops some
     truncated_rounds : rounds in which a tree policy asked for nodes that the trace does not hold; None of a chain
     oracle_regret : seconds over those of the oracle (`specsim.replaying.chain_oracle`) less 1, all sequences
         together, under the cost model as it is; None where no oracle was asked. Below 0 only
         for a policy that reshapes the cost of a round.
-    cost_notes : what the cost model says of its own seconds, such as that they are extrapolated
+    cost_notes : notes of the cost model on its seconds, such as that they are extrapolated
     """
 
     policy: Policy
@@ -84,7 +83,7 @@ class Prediction:
 
     @property
     def notes(self) -> list[str]:
-        """What a reader must know of these numbers, in words."""
+        """Caveats of these numbers, in words."""
         approximate = ["approximate: rejection sampling"] if self.approximate else []
         asked = f"{self.truncated_rounds} of {self.rounds} rounds asked for more than the recorded trees hold"
         return [*approximate, *([asked] if self.truncated_rounds else []), *self.cost_notes]
@@ -95,7 +94,7 @@ class Prediction:
         return f"{title}\nspeedup {self.speedup} (95 % interval), {rates}"
 
     def to_frame(self) -> pd.DataFrame:
-        """A table of one row: policy, speedup with its 95 % interval, rates, counts in tokens and rounds, seconds."""
+        """Tabulate a row: policy, speedup with its 95 % interval, rates, counts in tokens and rounds, seconds."""
         import pandas as pd  # slow to import, and a prediction does not need it
 
         named = {name: getattr(self, name) for name in COLUMNS}
@@ -113,7 +112,7 @@ class Prediction:
 
 
 def summarise(result: Replay, oracle_s: Floats | None = None) -> Prediction:
-    """Totals, rates and the bootstrap interval of one replay.
+    """Summarise a replay: totals, rates and the bootstrap interval of the speedup.
 
     oracle_s : the oracle's seconds per sequence [S] on the same trace, for the regret
     """
@@ -145,9 +144,9 @@ def summarise(result: Replay, oracle_s: Floats | None = None) -> Prediction:
 def oracle_seconds(
     priced: PricedTrace, kinds: Iterable[type[Policy]], *, width: int = STATIC_WIDTH, seed: int = 0
 ) -> Floats:
-    """The oracle's seconds per sequence [S], of what competes: chains, trees, or both.
+    """Compute the oracle's seconds per sequence [S] among chains, trees, or both, as the kinds are.
 
-    width : children of a node, where trees compete; at least the recorded ones. Static trees may have more.
+    width : most children of a node of a tree; at least those recorded, and static trees may have more
     """
     trace, table = priced.trace, priced.table()
     if isinstance(trace, JoinedTrace):
@@ -165,7 +164,7 @@ def oracle_seconds(
 
 
 def oracle_name(kinds: Iterable[type[Policy]]) -> str:
-    """What the oracle of these kinds chooses among; the more, the larger is every policy's regret."""
+    """Name what the oracle of these kinds chooses among."""
     kinds = list(kinds)
     if any(issubclass(kind, SwitchPolicy) for kind in kinds):
         return "drafters and chains"
@@ -174,23 +173,22 @@ def oracle_name(kinds: Iterable[type[Policy]]) -> str:
 
 
 def oracle_width(policy: Policy) -> int:
-    """Children of a node that the oracle should be allowed, to bound this policy."""
+    """Return the children per node that the oracle needs to bound this policy."""
     return max(STATIC_WIDTH, policy.max_width) if isinstance(policy, TreePolicy) else STATIC_WIDTH
 
 
 def predict_policy(priced: PricedTrace, policy: Policy, *, seed: int = 0) -> Prediction:
-    """Replay one policy under its own cost of a round, and compare it with the oracle under the model's."""
-    replayed = priced.replay(policy, seed=seed)  # first, as it says what trace or costs cannot serve
+    """Replay a policy under its own cost of a round, and compare it with the oracle under the cost model."""
+    replayed = priced.replay(policy, seed=seed)  # first, because it checks trace and costs
     return summarise(replayed, oracle_seconds(priced, [type(policy)], width=oracle_width(policy), seed=seed))
 
 
 @dataclass(frozen=True)
 class Ladder:
-    """The same policy predicted with ever fewer simplifications, all as speedups.
+    """Speedups of a policy predicted with ever fewer simplifications.
 
-    eq14: v_d, r_d and alpha_c = s_d/s_t only; None of a tree, whose draft passes it does not
-    know. constant: s_d per draft step and s_t per
-    round. profile: the measured grid.
+    eq14: v_d, r_d and alpha_c = s_d/s_t only; None for a tree, whose draft passes the formula does not cover.
+    constant: s_d per draft step and s_t per round. profile: the measured grid.
     """
 
     eq14: float | None
@@ -199,7 +197,7 @@ class Ladder:
 
 
 def ladder(trace: Trace, policy: Policy, profile: ProfileCost, *, seed: int = 0) -> Ladder:
-    """Predict one policy on each rung. s_d and s_t are read at the trace's middle context."""
+    """Predict a policy on each rung. s_d and s_t are taken at the trace's middle context."""
     middle = float(np.mean(trace.prompt_tokens + trace.output_tokens / 2))
     constant: ConstantCost = profile.constant(middle)
     measured = predict_policy(PricedTrace(trace, profile), policy, seed=seed)

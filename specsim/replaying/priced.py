@@ -19,13 +19,13 @@ from specsim.trace.trace import Trace
 
 @dataclass(frozen=True, eq=False)
 class PricedTrace:
-    """A trace under one cost model. What follows from the two alone is worked out once."""
+    """A trace under a cost model. Its cost table and baseline are computed once."""
 
     trace: Trace
     cost: CostModel
 
     def table(self, policy: Policy | None = None) -> CostTable:
-        """The cost table of this policy; without one, of all policies that leave the costs as they are."""
+        """The cost table of this policy, or of all policies that do not change costs."""
         if policy is not None and has_own_cost(self.trace, type(policy)):
             return cost_table(self.trace, self.cost, policy)
         return self._shared_table
@@ -36,13 +36,13 @@ class PricedTrace:
 
     @cached_property
     def baseline_s(self) -> Floats:
-        """Seconds per sequence [S] to emit the same tokens one by one."""
+        """Autoregressive seconds per sequence [S] for the same tokens."""
         return autoregressive_seconds(self.trace, self.table())
 
     def select(self, sequences: npt.ArrayLike) -> PricedTrace:
-        """These sequences only, by index, in the order given."""
+        """Select sequences by index, in this order."""
         return PricedTrace(self.trace.select(sequences), self.cost)
 
     def replay(self, policy: Policy, *, seed: int = 0, log: bool = False) -> Replay:
-        """Replay one policy under its own cost of a round; see `specsim.replaying.replay.replay`."""
+        """Replay a policy under its own cost of a round; see `specsim.replaying.replay.replay`."""
         return replay(self.trace, policy, self.table(policy), seed=seed, log=log)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Replay:
-    """Counts and seconds per sequence of one policy on one trace.
+    """Counts and seconds per sequence of a policy on a trace.
 
     num_rounds, drafted, accepted, policy_steps, output_tokens : int64 [S]
     verified : int64 [S], tokens in the target's passes beside the pending ones; a chain's are all drafted ones, unless
@@ -40,9 +40,9 @@ class Replay:
         have been verified; the replay goes on as if they had not been drafted; None of a chain
     seconds : float64 [S, 4], in `PARTS`
     autoregressive_s : float64 [S], the baseline on the same sequences
-    rounds : every round, of the first outcome; None where not asked for
+    rounds : every round of the first outcome; None without `log`
     draws : outcomes of every sequence that all but the rounds sum over; 1 on an exact trace
-    cost_notes : what the cost model says of its own seconds
+    cost_notes : notes of the cost model on its seconds
     """
 
     policy: Policy
@@ -72,12 +72,12 @@ class Replay:
 
     @property
     def columns(self) -> dict[str, Array]:
-        """What there is per sequence, by name."""
+        """Arrays with a value per sequence, by name."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
 
     def to_frame(self) -> pd.DataFrame:
-        """A table with one row per sequence: counts, tokens, seconds of each part and of the baseline."""
+        """Tabulate a row per sequence: counts, tokens, seconds of each part and of the baseline."""
         import pandas as pd  # slow to import, and a replay does not need it
 
         counts = {name: values for name, values in self.columns.items() if values.ndim == 1}
@@ -118,16 +118,15 @@ def bind_kernel(policy: Policy) -> Callable[..., int]:
 
 
 def compile_kernel(kind: type[Policy]) -> None:
-    """Compile the kernel of this kind, or load it, before threads ask for it."""
+    """Compile or load the kernel of this kind of policy before threads ask for it."""
     _loop(kind).compile(kind)
 
 
 def replay(trace: Trace, policy: Policy, table: CostTable, *, seed: int = 0, log: bool = False) -> Replay:
     """Replay a trace under a policy. Exact where the trace is (greedy or Gumbel-coupled).
 
-    On a trace of rejection sampling all of the result sums over DRAWS outcomes of every
-    sequence, but for the log of rounds, which is the first's; a policy's state starts anew with each
-    outcome (`specsim.trace.outcomes`).
+    On a trace of rejection sampling, the result sums over DRAWS outcomes of every sequence, but the log holds the
+    rounds of the first; a policy's state starts anew with each outcome (`specsim.trace.outcomes`).
     """
     check_replayable(trace, policy)
     check_covered(trace, policy, table)

@@ -1,4 +1,4 @@
-"""What the results of public functions share beside their tables."""
+"""Base class of the results of public functions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Result:
-    """A result with `to_frame()` and `as_dict()`, which a notebook shows as its table and what a reader must know."""
+    """A result with `to_frame()` and `as_dict()`, which a notebook shows as a table with its notes and warnings."""
 
     if TYPE_CHECKING:
 
@@ -19,7 +19,7 @@ class Result:
         def as_dict(self) -> dict[str, Any]: ...
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form: plain numbers, units as in the names; what the command prints with --json."""
+        """Return the JSON form, which the command prints with --json: plain numbers, units as in the names."""
         return self.as_dict()
 
     def _repr_html_(self) -> str:

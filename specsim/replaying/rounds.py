@@ -1,4 +1,4 @@
-"""What a replay did, round by round."""
+"""The log of a replay, a row per round."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ RoundArrays = namedtuple("RoundArrays", "sequence t drafted accepted verified la
 
 @dataclass(frozen=True, repr=False)
 class RoundLog:
-    """Rounds in the order in which they were replayed, one array of int64 [R] per fact.
+    """Rounds in the order in which they were replayed, an int64 array [R] per column.
 
     sequence : index of the sequence in the trace
     t : output position at which the round starts
     drafted, accepted : tokens; the round emits accepted + 1 tokens, fewer where the text ends
-    verified : drafted tokens that the target verified; of a chain all but what its policy drops
-    last : place of the last accepted token among the verified ones, from 1 on, 0 where none is accepted; of a
-        chain the same as accepted
-    drafter : of a joined trace, which one drafted, from 1 on; 0 where nothing was drafted, and of other traces
+    verified : drafted tokens that the target verified; in a chain, all but those that its policy drops
+    last : place of the last accepted token among the verified tokens, from 1; 0 where none is accepted; in a
+        chain, the same as accepted
+    drafter : number of the drafter of a joined trace, from 1; 0 where nothing was drafted, and for other traces
     """
 
     sequence: IntArray
@@ -40,7 +40,7 @@ class RoundLog:
 
     @staticmethod
     def zeros(rounds: int) -> RoundLog:
-        """Room for so many rounds."""
+        """Allocate a log of this many rounds."""
         return RoundLog(*(np.zeros(rounds, dtype=np.int64) for _ in RoundArrays._fields))
 
     @property
@@ -56,15 +56,15 @@ class RoundLog:
         return len(self.sequence)
 
     def __getitem__(self, which: Any) -> RoundLog:
-        """The rounds that a slice, a mask [R] or indices choose."""
+        """Select rounds by a slice, a mask [R] or indices."""
         return RoundLog(*(values[which] for values in self.arrays))
 
     def rows(self) -> list[tuple[int, ...]]:
-        """(sequence, t, drafted, accepted, verified, last) of every round, as plain numbers."""
+        """List (sequence, t, drafted, accepted, verified, last) of every round, as plain numbers."""
         return list(zip(*(values.tolist() for values in self.arrays[:-1]), strict=True))
 
     def to_frame(self) -> pd.DataFrame:
-        """A table with one row per round and the fields as columns; the drafter where there are several."""
+        """Tabulate a row per round; the drafter is a column only for joined traces."""
         import pandas as pd  # slow to import, and a replay does not need it
 
         frame = pd.DataFrame(self.arrays._asdict())

@@ -1,10 +1,10 @@
 """Intervals that hold for all policies of a board at once, so that its leader may be picked on the same sequences.
 
 The candidates are the policies and no speculation. Every pair of them is compared by the same statistic, the
-difference of their speedups in standard errors, and one critical value bounds the largest over all pairs (max-t, as
+difference of their speedups in standard errors, and a critical value bounds the largest over all pairs (max-t, as
 Tukey's range): the leader against each row is then covered whichever candidate leads, and equal candidates are called
-different on at most 5 % of boards. Hsu's one-sided comparisons with the best are narrower, but protect the best
-alone: of equal policies they call some slower.
+different on at most 5 % of boards. Hsu's comparisons with the best are narrower, but protect the best
+alone: they call some of several equal policies slower.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ROUNDING = 1e-12  # of a speedup; standard errors below it are rounding alone
 
 @dataclass(frozen=True)
 class Simultaneous:
-    """Speedups of policies over one baseline, and their differences, with 95 % intervals that hold all at once.
+    """Speedups of policies over a baseline, and their differences, with 95 % intervals that hold all at once.
 
     speedups : of each policy, its interval also against no speculation
     critical : half the width of every interval, in standard errors
@@ -46,7 +46,7 @@ class Simultaneous:
     seconds: Floats
 
     def difference(self, a: int, b: int) -> Comparison:
-        """Speedup of policy a less that of b; its p_not_better is of this pair alone."""
+        """Subtract the speedup of policy b from that of a; p_not_better is of this pair alone."""
         pair = paired_difference(self.baseline_s, self.seconds[a], self.seconds[b])
         deviation = _deviations(self.baseline_s, self.seconds[[a, b]])
         reach = self.critical * float(_standard_errors(deviation[:, :1] - deviation[:, 1:])[0])
@@ -79,10 +79,10 @@ def simultaneous(
     Notes
     -----
     The critical value of many sequences is the quantile of the largest studentised difference over the bootstrap's
-    resamples, each with its own standard errors; one critical value from Bonferroni's inequality and Student's t caps
+    resamples, each with its own standard errors; a critical value from Bonferroni's inequality and Student's t caps
     it, and stands alone below 100 degrees of freedom, where the resamples' tails are too coarse. Degrees of
-    freedom are Satterthwaite's for noise in proportion to a sequence's baseline seconds w, (sum w^2)^2 / sum w^4 less
-    one: S - 1 for sequences that take equally long, fewer where a few long ones carry the sums.
+    freedom are Satterthwaite's for noise in proportion to a sequence's baseline seconds w, (sum w^2)^2 / sum w^4 -
+    1: S - 1 for sequences that take equally long, fewer where a few long ones carry the sums.
 
     References
     ----------
@@ -92,10 +92,10 @@ def simultaneous(
 
     Examples
     --------
-    >>> found = simultaneous([2.0, 4.0, 3.0, 3.0], [[1.0, 2.1, 1.4, 1.6], [2.0, 4.1, 2.9, 3.0]])
-    >>> [round(one.estimate, 3) for one in found.speedups]
+    >>> board = simultaneous([2.0, 4.0, 3.0, 3.0], [[1.0, 2.1, 1.4, 1.6], [2.0, 4.1, 2.9, 3.0]])
+    >>> [round(speedup, 3) for speedup in board.speedups]
     [1.967, 1.0]
-    >>> found.difference(0, 1).significant
+    >>> board.difference(0, 1).significant
     True
     """
     base, *rows = filled_columns(baseline_s, *seconds)
@@ -116,23 +116,23 @@ def simultaneous(
 
 
 def _deviations(baseline_s: Floats, arms: Floats) -> Floats:
-    """What each sequence adds, linearly, to each arm's speedup [S, arms]; their mean is its error."""
+    """Compute each sequence's linear influence on each arm's speedup [S, arms]."""
     values = baseline_s.sum() / arms.sum(axis=1, keepdims=True)
     return np.asarray(((baseline_s - values * arms) / arms.mean(axis=1, keepdims=True)).T)
 
 
 def _standard_errors(deviations: Floats) -> Floats:
-    """Of each column; one sequence shows none."""
+    """Compute the standard error of each column's mean; 0 for a single sequence."""
     if len(deviations) == 1:
         return np.zeros(deviations.shape[1])
     return np.asarray(deviations.std(axis=0, ddof=1) / math.sqrt(len(deviations)))
 
 
 def _critical(baseline_s: Floats, deviations: Floats, confidence: float, repeats: int, seed: int) -> float:
-    """How many standard errors every pair of arms may differ by, all at once."""
+    """Compute the critical value: the standard errors by which pairs of equal arms may differ, all at once."""
     sequences, arms = deviations.shape
-    one, other = np.triu_indices(arms, 1)
-    differences = deviations[:, one] - deviations[:, other]
+    first, second = np.triu_indices(arms, 1)
+    differences = deviations[:, first] - deviations[:, second]
     differences = differences[:, _standard_errors(differences) > ROUNDING]
     weights = baseline_s**2
     freedom = float(weights.sum() ** 2 / (weights**2).sum()) - 1

@@ -1,4 +1,4 @@
-"""What a replay adds up per sequence."""
+"""Sums of a replay per sequence."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PARTS = ("draft", "policy", "verify", "other")  # of a round's seconds
 
 
 class Sums(NamedTuple):
-    """One array per fact, over sequences; a kernel adds to them.
+    """Arrays over sequences, to which a kernel adds.
 
     num_rounds, drafted, accepted, policy_steps : int64; policy_steps counts how often the policy was asked
     verified : int64, tokens in the target's passes beside the pending ones

@@ -1,8 +1,8 @@
 """The oracle of a joined trace: a bound on what any choice of drafters and draft lengths could gain.
 
-A dynamic programme over positions, as of one drafter (`specsim.replaying.chain_oracle`). The oracle knows every match
+A dynamic programme over positions, as in `specsim.replaying.chain_oracle`. The oracle knows every match
 length, drafts with any drafter wherever a round starts, or not at all, and pays neither for deciding nor for catching
-up. Since catching up costs time, no policy takes less, be it a switching one or one of a single drafter.
+up. Since catching up costs time, no policy takes less, whether it switches or uses a single drafter.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The cost table of a policy on a trace."""
+"""Compile the cost table of a policy on a trace."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from specsim.trace.trace import Trace
 
 
 def cost_table(trace: Trace, model: CostModel, policy: Policy | None = None) -> CostTable:
-    """The cost table of this policy on this trace; without one, of all policies that leave costs as they are."""
+    """Compile the cost table of this policy on this trace, or of all policies that do not change costs."""
     if isinstance(trace, JoinedTrace):
         return joined_table(trace, model)
     if isinstance(model, JoinedCost):
-        raise InputError(f"costs of {len(model.parts)} drafters for a trace of one; give that drafter's own")
+        raise InputError(f"costs are of {len(model.parts)} drafters, the trace is of a single drafter; give its costs")
     model = round_cost_model(trace, model, policy)
     trees = trace.true_rank is not None and not isinstance(policy, ChainPolicy)
     return compile_table(model, max_draft_tokens=trace.depth, contexts=context_range(trace), trees=trees)
 
 
 def round_cost_model(trace: Trace, model: CostModel, policy: Policy | None = None) -> CostModel:
-    """What rounds of this policy cost on this trace; without one, the least that those of any policy do.
+    """Return the cost model of this policy's rounds on this trace, or a lower bound for all policies.
 
-    SPACE's masks are part of every pass, so that the policy's longest draft decides what a pass costs.
+    SPACE's masks are part of every pass, so the policy's longest draft decides the cost of a pass.
     """
     if policy is not None:
         model = policy.cost(model)
@@ -38,5 +38,5 @@ def round_cost_model(trace: Trace, model: CostModel, policy: Policy | None = Non
 
 
 def has_own_cost(trace: Trace, kind: type[Policy]) -> bool:
-    """Whether rounds of this kind of policy cost what its settings make of them, and not the same for all."""
+    """Tell whether the settings of this kind of policy change the cost of a round."""
     return kind.cost is not Policy.cost or trace.meta.get("drafter_kind") == SPACE

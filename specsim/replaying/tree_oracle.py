@@ -4,7 +4,7 @@ An exact dynamic programme over positions, as that of chains (`specsim.replaying
 the true path. It drafts and verifies true nodes alone, in any depth to which all ranks of the
 true path are below a width, and free of policy steps; or it drafts nothing. Rounds cost what
 replay charges at the bucket of the round's context. A draft pass over several nodes, or a pass
-over more tokens, is charged less only where the table says so. Drafting one level more than is
+over more tokens, is charged less only where the table says so. Drafting a level more than is
 verified leaves no catching up to the next round, so that is among the choices too.
 """
 

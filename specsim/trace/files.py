@@ -1,6 +1,6 @@
 """Trace folders: `meta.json`, `sequences.parquet`, `steps.parquet` and, with trees, `trees.parquet`.
 
-The folder of a joined trace has one of those for each drafter, named 1, 2 and so on, and `joined.json`.
+The folder of a joined trace has such a folder for each drafter, named 1, 2 and so on, and `joined.json`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ TraceLike = Trace | str | PathLike[str]  # as every function takes a trace
 
 
 class JoinedFile(TypedDict):
-    """How many traces lie in the folder of a joined one."""
+    """Schema of joined.json: the number of traces in the folder of a joined trace."""
 
     kind: Literal["specsim-joined-trace"]
     version: Literal[1]
@@ -63,15 +63,15 @@ def write_trace(trace: Trace | str | PathLike[str], folder: str | PathLike[str],
     trace : Trace, str or Path
         N positions in S sequences, or where they are, as `read_trace` takes it.
     folder : str or Path
-        Made, with `meta.json` and a table each of sequences, positions and, where recorded, trees; of a joined
-        trace, with a folder for each drafter.
+        Folder to write: `meta.json` and tables of sequences, positions and, where recorded, trees; for a joined
+        trace, a folder for each drafter.
     overwrite : bool
-        Replace a trace that is there.
+        Replace an existing trace.
 
     Raises
     ------
     InputError
-        Where the folder is there and is not to be, or cannot be, replaced.
+        If the folder exists and must not be replaced, or cannot be.
 
     References
     ----------
@@ -99,7 +99,7 @@ def write_trace(trace: Trace | str | PathLike[str], folder: str | PathLike[str],
 
 
 def _write(trace: Trace, work: Path) -> None:
-    """The files of a trace of one drafter, in a folder that is there."""
+    """Write the files of a trace of a single drafter into an existing folder."""
     write_table(_sequence_table(trace), work / SEQUENCES)
     write_table(_step_table(trace), work / STEPS)
     meta = {**trace.meta, "schema_version": SCHEMA_VERSION, "depth": trace.depth}
@@ -114,11 +114,11 @@ def _write(trace: Trace, work: Path) -> None:
 
 
 def check_free(folder: Path, *, overwrite: bool) -> None:
-    """InputError unless a trace may be written here."""
+    """Raise InputError unless a trace may be written here."""
     if folder.exists() and not overwrite:
         raise InputError(f"{folder} exists; choose another name or overwrite it (--overwrite)")
     if folder.exists() and not any((folder / name).is_file() for name in (META, JOINED_FILE)):
-        raise InputError(f"{folder} is no trace and will not be overwritten; choose another name")
+        raise InputError(f"{folder} is not a trace and will not be overwritten; choose another name")
 
 
 def read_trace(folder: str | PathLike[str]) -> Trace:
@@ -127,8 +127,8 @@ def read_trace(folder: str | PathLike[str]) -> Trace:
     Parameters
     ----------
     folder : str or Path
-        A folder that `realrun record`, `specsim join` or `write_trace` made, one packed as .zip, or the name of one
-        that ships, such as "example:lab-eagle"; `specsim example --list` has them.
+        A folder written by `realrun record`, `specsim join` or `write_trace`, packed as .zip or not, or the name of an
+        example, such as "example:lab-eagle"; `specsim example --list` shows them.
 
     Returns
     -------
@@ -138,7 +138,7 @@ def read_trace(folder: str | PathLike[str]) -> Trace:
     Raises
     ------
     InputError
-        Says what is wrong with the folder.
+        If the folder is not a trace; the message says what is wrong with it.
 
     References
     ----------
@@ -182,7 +182,7 @@ def read_trace(folder: str | PathLike[str]) -> Trace:
     lengths = values.pop("output_tokens")
     rows = values.pop("sequence_id of rows"), values.pop("t")
     if not lengths.sum():
-        raise InputError(f"{folder} holds no output token; record at least one")
+        raise InputError(f"{folder} has no output tokens; record it again with output")
     if lengths.sum() != len(values["token"]):
         raise InputError(f"{folder / STEPS} does not have the rows that {SEQUENCES} counts; record it again")
     values["offsets"] = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
@@ -194,7 +194,7 @@ def read_trace(folder: str | PathLike[str]) -> Trace:
 
 
 def as_trace(trace: object) -> Trace:
-    """A trace as it is, or read from where its folder or name says; TypeError, in words, for anything else."""
+    """Return a trace, or read it from a folder or an example's name; raise TypeError for anything else."""
     if isinstance(trace, Trace):
         return trace
     if isinstance(trace, str | PathLike):
@@ -210,18 +210,20 @@ def _not_a_trace(trace: object) -> TypeError:
 
 
 def read_plain_trace(trace: object) -> Trace:
-    """A trace of one drafter, as `as_trace` takes it; InputError for a joined one, whose parts are to be given."""
-    found = as_trace(trace)
-    if isinstance(found, JoinedTrace):
+    """Return or read a trace of a single drafter; raise InputError for a joined trace."""
+    plain = as_trace(trace)
+    if isinstance(plain, JoinedTrace):
         joined, part = ("this", "its parts[0]") if isinstance(trace, Trace) else (trace, f"{trace}/1")
-        raise InputError(f"{joined} is a joined trace of {len(found.parts)} drafters; give one of them, as {part}")
-    return found
+        raise InputError(
+            f"{joined} is a joined trace of {len(plain.parts)} drafters; give a single part, such as {part}"
+        )
+    return plain
 
 
 def _read_sequences(path: Path) -> dict[str, Array]:
     numbers = ("sequence_id", "prompt_tokens", "budget_tokens", "output_tokens")
     columns = dict.fromkeys(numbers, INTEGERS) | {"domain": TEXT, "source": TEXT, PROMPT: INTEGER_LISTS}
-    table = read_table(path, columns, ("source", PROMPT), invalid=AGAIN)  # which traces of before do not hold
+    table = read_table(path, columns, ("source", PROMPT), invalid=AGAIN)  # optional, because older traces lack them
     values: dict[str, Array] = {name: _column(table, name, np.int64, path) for name in numbers}
     for name in numbers:
         least = 0 if name in ("sequence_id", "output_tokens") else 1
@@ -235,18 +237,18 @@ def _read_sequences(path: Path) -> dict[str, Array]:
 
 
 def _prompts(table: pa.Table, lengths: Array, path: Path) -> Array:
-    """The prompts' tokens one after another."""
+    """Concatenate the prompts' tokens."""
     column = table.column(PROMPT).combine_chunks()
     if not pa.types.is_list(column.type) or not np.array_equal(np.diff(np.from_dlpack(column.offsets)), lengths):
         raise InputError(f"{path}: column {PROMPT!r} does not hold the tokens of every prompt; {AGAIN}")
     tokens = _as_numpy(column.values, PROMPT, np.int32, path)
     if (tokens < 0).any():
-        raise InputError(f"{path}: column {PROMPT!r} holds what is no token; {AGAIN}")
+        raise InputError(f"{path}: column {PROMPT!r} has negative token ids; {AGAIN}")
     return tokens
 
 
 def _read_steps(path: Path, meta: dict[str, Any]) -> dict[str, Array]:
-    """The columns of a trace, and as "sequence_id of rows" and "t" what each row belongs to."""
+    """Read the columns of a trace, and the sequence and position of each row as "sequence_id of rows" and "t"."""
     lists = {**STEP_LISTS, **OPTIONAL_LISTS}
     kinds = {name: FLOAT_LISTS if np.issubdtype(dtype, np.floating) else INTEGER_LISTS for name, dtype in lists.items()}
     table = read_table(path, dict.fromkeys(STEP_COLUMNS, INTEGERS) | kinds, OPTIONAL_LISTS, invalid=AGAIN)
@@ -263,7 +265,7 @@ def _column(table: pa.Table, name: str, dtype: Any, path: Path) -> Array:
 
 
 def _as_numpy(column: Any, name: str, dtype: Any, path: Path) -> Array:
-    """A writable copy, since the replay kernel is compiled once per array type, read-only being another."""
+    """Return a writable copy, because the replay kernel would be compiled again for read-only arrays."""
     wanted = pa.from_numpy_dtype(dtype)
     values = np.from_dlpack(column)  # `to_numpy` would import pandas
     if np.can_cast(values.dtype, dtype):  # what pyarrow casts, it imports a module of its own for
@@ -277,7 +279,7 @@ def _as_numpy(column: Any, name: str, dtype: Any, path: Path) -> Array:
 def _list_column(table: pa.Table, name: str, dtype: Any, depth: int, path: Path) -> Array:
     column = table.column(name).combine_chunks()
     if not pa.types.is_fixed_size_list(column.type) or column.type.list_size != depth:
-        raise InputError(f"{path}: column {name!r} is {column.type}, wanted lists of {depth}; record it again")
+        raise InputError(f"{path}: column {name!r} is {column.type}, expected lists of {depth}; record it again")
     values = _as_numpy(column.values, name, dtype, path).reshape(len(table), depth)
     if np.issubdtype(dtype, np.floating) and not np.isfinite(values).all():
         row = int(np.argwhere(~np.isfinite(values))[0, 0])
@@ -302,7 +304,7 @@ def _check(trace: Trace, folder: Path, step_sequence_id: IntArray, step_t: IntAr
 
 
 def _read_trees(path: Path, meta: dict[str, Any], rows: tuple[IntArray, IntArray]) -> TreeRecord:
-    """The record of trees; `rows` are sequence id and t of every position."""
+    """Read the recorded trees; `rows` are sequence id and t of every position."""
     most, width = tree_limits(meta)
     columns = {"sequence_id": INTEGERS, "t": INTEGERS, "horizon": FLOATS, **TREE_COLUMNS}
     table = read_table(path, columns, invalid=AGAIN)
@@ -313,7 +315,7 @@ def _read_trees(path: Path, meta: dict[str, Any], rows: tuple[IntArray, IntArray
     counts: IntArray | None = None
     for name, dtype, absent in (("parent", np.int16, -1), ("token", np.int32, -1), ("prob", np.float32, 0.0)):
         if not pa.types.is_list(table.column(name).type):
-            raise InputError(f"{path}: column {name!r} holds lists of one length; record it again")
+            raise InputError(f"{path}: column {name!r} holds lists of a fixed length; record it again")
         column = table.column(name).combine_chunks()
         lengths = np.diff(np.from_dlpack(column.offsets))  # value_lengths() would import pyarrow.compute
         counts = lengths if counts is None else counts

@@ -1,4 +1,4 @@
-"""Join traces of several drafters, however they are given."""
+"""Join traces of several drafters, given as objects or paths."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from specsim.trace.joined import join_traces as join
 
 
 def join_traces(traces: Mapping[str, TraceLike]) -> JoinedTrace:
-    """Join traces of one target with the same outputs, each of another drafter.
+    """Join traces of the same target and outputs, each with a different drafter.
 
-    Records of trees are left behind, and all drafts are cut to the depth of the shallowest. A trace made from texts
-    (`specsim record-text`) says neither its target nor how it was decoded, and takes both from the others.
+    Recorded trees are dropped, and all drafts are cut to the depth of the shallowest trace. A trace made from texts
+    (`specsim record-text`) names neither its target nor its decoding, and takes both from the others.
 
     Parameters
     ----------
     traces : mapping
-        Two or three traces, or where they are as `read_trace` takes it, by the names that errors give them; the order
-        is that of the drafters.
+        Two or three traces, or their paths as `read_trace` takes them, by the names to use in errors; their order is
+        the order of the drafters.
 
     Returns
     -------
@@ -28,8 +28,8 @@ def join_traces(traces: Mapping[str, TraceLike]) -> JoinedTrace:
     Raises
     ------
     InputError
-        Says what differs, and where: target, decoding, prompts, outputs, limits, or the tokens that end a text; also
-        for outputs of rejection sampling, which depend on the drafter, for SPACE, and for a trace without text.
+        If target, decoding, prompts, outputs, limits or end tokens differ; also for outputs of rejection sampling,
+        which depend on the drafter, for SPACE, and for a trace without text.
 
     Examples
     --------

@@ -1,7 +1,7 @@
-"""Traces of the same outputs with several drafters, joined, so that every round may draft with another one.
+"""Traces of the same outputs with several drafters, joined, so that every round may draft with another drafter.
 
-Under loss-free decoding the output is the target's, and so is the noise of Gumbel-coupled sampling: whichever drafter
-a round drafts with, the next one starts behind the same prefix. So nothing is lost by recording drafters one by one.
+Under lossless decoding the output is the target's, and so is the noise of Gumbel-coupled sampling: whichever drafter
+a round drafts with, the next round starts after the same prefix. So the drafters can be recorded separately.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from specsim.trace.trace import NO_TOKEN, Trace
 
 MAX_DRAFTERS = 3
 JOINED, LOOKUP, SPACE, SUFFIX = "joined", "lookup", "space", "suffix"  # as a trace's "drafter_kind"
-UNKNOWN = "unknown"  # the decoding of a trace that was made from texts
+UNKNOWN = "unknown"  # decoding of a trace made from texts
 
 
 class DrafterColumns(NamedTuple):
-    """What D drafters propose at N positions, to depth K.
+    """Proposals of D drafters at N positions, to depth K.
 
     draft_limit, match_len : uint8 [D, N]; confidence : float32 [D, N, K]
     foretold : float64 [N, D], as `foretold` gives it
@@ -38,16 +38,16 @@ class DrafterColumns(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class JoinedTrace(Trace):
-    """A dense trace with several drafters. What belongs to a drafter is the first one's, but in `parts`.
+    """A dense trace with several drafters. Columns of a drafter are the first drafter's; `parts` has the others'.
 
-    parts : the drafters' traces, in order, of the same outputs and of one depth
+    parts : the drafters' traces, in order, of the same outputs and depth
     """
 
     parts: tuple[Trace, ...] = ()
 
     @cached_property
     def columns(self) -> DrafterColumns:
-        """What all drafters propose."""
+        """The proposals of all drafters."""
         return DrafterColumns(
             draft_limit=np.stack([part.draft_limit for part in self.parts]),
             match_len=np.stack([part.match_len for part in self.parts]),
@@ -66,9 +66,9 @@ class JoinedTrace(Trace):
 
 
 def foretold(trace: Trace) -> Floats:
-    """How likely the drafter finds its first token before it drafts [N]: lookups know it, 0 where they have none.
+    """Return the probability [N] of the first drafted token that is known before drafting.
 
-    Of drafters that must run to tell it is 1.
+    Lookups know it (0 where they propose nothing); it is 1 for drafters that must run to tell.
     """
     if trace.meta.get("drafter_kind") not in (LOOKUP, SUFFIX):
         return np.ones(len(trace.token))
@@ -76,13 +76,14 @@ def foretold(trace: Trace) -> Floats:
 
 
 def join_traces(traces: Mapping[str, Trace]) -> JoinedTrace:
-    """Join recorded traces; see `specsim.trace.join.join_traces`, which takes their names and folders too."""
+    """Join recorded traces; see `specsim.trace.join.join_traces`, which also takes paths."""
     if not 2 <= len(traces) <= MAX_DRAFTERS:
         raise InputError(f"{len(traces)} traces to join; give 2 to {MAX_DRAFTERS}, each of another drafter")
     for name, trace in traces.items():
         if trace.meta.get("drafter_kind") in (JOINED, SPACE):
             raise InputError(
-                f"{name} cannot be joined: its drafts are {trace.meta['drafter_kind']}; give traces of plain drafters"
+                f"{name} cannot be joined: its drafter is of kind {trace.meta['drafter_kind']}; "
+                "give traces of plain drafters"
             )
         if not trace.has_text:
             raise InputError(
@@ -97,13 +98,13 @@ def join_traces(traces: Mapping[str, Trace]) -> JoinedTrace:
     recorded = [(name, trace) for name, trace in traces.items() if trace.meta["decoding"] != UNKNOWN]
     (first_name, first), *others = recorded or traces.items()
     for name, trace in others:
-        _check_alike(f"{first_name} and {name}", first, trace, ("target", "decoding", "eos_token_id"))
+        _check_same_meta(f"{first_name} and {name}", first, trace, ("target", "decoding", "eos_token_id"))
     for name, trace in traces.items():
         if trace is not first:
             _check_same_output(f"{first_name} and {name}", first, trace)
-    depth, said = min(trace.depth for trace in traces.values()), {"eos_token_id": first.meta["eos_token_id"]}
+    depth, end = min(trace.depth for trace in traces.values()), {"eos_token_id": first.meta["eos_token_id"]}
     parts = [replace(trace, tree=None).shallower(depth) for trace in traces.values()]
-    return _joined([replace(part, meta={**part.meta, "tree": None, **said}) for part in parts])
+    return _joined([replace(part, meta={**part.meta, "tree": None, **end}) for part in parts])
 
 
 def _joined(parts: Sequence[Trace]) -> JoinedTrace:
@@ -118,47 +119,49 @@ def _joined(parts: Sequence[Trace]) -> JoinedTrace:
 
 
 def vars_of(trace: Trace) -> dict[str, Any]:
-    """The fields of a trace, without what is derived from them."""
+    """Return the fields of a trace, without cached properties."""
     return {name: getattr(trace, name) for name in Trace.__dataclass_fields__}
 
 
-def _check_alike(names: str, one: Trace, other: Trace, keys: Sequence[str]) -> None:
-    """InputError unless both say the same of these."""
+def _check_same_meta(names: str, first: Trace, second: Trace, keys: Sequence[str]) -> None:
+    """Raise InputError unless both traces have the same values of these keys of their metadata."""
     for key in keys:
-        ours, theirs = (_said(trace, key) for trace in (one, other))
+        ours, theirs = (_comparable(trace, key) for trace in (first, second))
         if ours != theirs:
-            raise InputError(f"{names} cannot be joined: {key} differs, {ours} and {theirs}; record both alike")
+            raise InputError(
+                f"{names} cannot be joined: {key} differs, {ours} and {theirs}; record both with the same settings"
+            )
 
 
-def _said(trace: Trace, key: str) -> Any:
-    """What a trace says of itself: of greedy decoding no seed or temperature, as they decide nothing."""
+def _comparable(trace: Trace, key: str) -> Any:
+    """Return a value of the metadata to compare; greedy decoding has no seed or temperature, which have no effect."""
     value = trace.meta[key]
     if key == "eos_token_id":
         return sorted(trace.eos_token_ids)
     return "greedy" if isinstance(value, dict) and value["mode"] == "greedy" else value
 
 
-def _check_same_output(names: str, one: Trace, other: Trace) -> None:
-    """InputError, with the first place, unless prompts, limits and outputs are the same."""
-    if one.sequences != other.sequences:
+def _check_same_output(names: str, first: Trace, second: Trace) -> None:
+    """Raise InputError, with the first difference, unless prompts, limits and outputs are the same."""
+    if first.sequences != second.sequences:
         raise InputError(
-            f"{names} cannot be joined: {one.sequences} and {other.sequences} sequences; record the same prompts"
+            f"{names} cannot be joined: {first.sequences} and {second.sequences} sequences; record the same prompts"
         )
 
-    def refuse(what: str, differing: Bools) -> None:
+    def refuse_where(what: str, differing: Bools) -> None:
         if differing.any():
             place = int(differing.argmax())
             raise InputError(f"{names} cannot be joined: {what} of sequence {place} differs; record the same prompts")
 
-    refuse("the number", one.sequence_id != other.sequence_id)
-    refuse("the prompt's length", one.prompt_tokens != other.prompt_tokens)
-    if one.prompt is not None and other.prompt is not None and (one.prompt != other.prompt).any():
-        place = int((one.prompt != other.prompt).argmax())
-        sequence = int(np.searchsorted(np.cumsum(one.prompt_tokens), place, side="right"))
-        refuse("the prompt", np.arange(one.sequences) == sequence)
-    refuse("the limit on output tokens", one.budget_tokens != other.budget_tokens)
-    for sequence in range(one.sequences):
-        texts = [trace.token[trace.offsets[sequence] : trace.offsets[sequence + 1]] for trace in (one, other)]
+    refuse_where("the number", first.sequence_id != second.sequence_id)
+    refuse_where("the prompt's length", first.prompt_tokens != second.prompt_tokens)
+    if first.prompt is not None and second.prompt is not None and (first.prompt != second.prompt).any():
+        place = int((first.prompt != second.prompt).argmax())
+        sequence = int(np.searchsorted(np.cumsum(first.prompt_tokens), place, side="right"))
+        refuse_where("the prompt", np.arange(first.sequences) == sequence)
+    refuse_where("the limit on output tokens", first.budget_tokens != second.budget_tokens)
+    for sequence in range(first.sequences):
+        texts = [trace.token[trace.offsets[sequence] : trace.offsets[sequence + 1]] for trace in (first, second)]
         shorter = min(map(len, texts))
         differing = np.flatnonzero(texts[0][:shorter] != texts[1][:shorter])
         if differing.size or len(texts[0]) != len(texts[1]):
@@ -166,5 +169,5 @@ def _check_same_output(names: str, one: Trace, other: Trace) -> None:
             ours, theirs = (int(text[t]) if t < len(text) else "none" for text in texts)
             raise InputError(
                 f"{names} cannot be joined: output token {t} of sequence {sequence} differs, {ours} and {theirs}; "
-                "record both with one target, one type of numbers and one way of decoding"
+                "record both with the same target, dtype and decoding"
             )

@@ -18,12 +18,12 @@ META = "meta.json"
 SEQUENCES = "sequences.parquet"
 STEPS = "steps.parquet"
 TREES = "trees.parquet"
-JOINED_FILE = "joined.json"  # beside folders 1, 2 and so on, of a trace each
+JOINED_FILE = "joined.json"  # beside a folder for each trace: 1, 2 and so on
 AGAIN = "restore or record it again"
 
 
 class Decoding(TypedDict):
-    """How the output was decoded; others of its keys are the sampler's."""
+    """How the output was decoded; other keys are the sampler's."""
 
     mode: str
     temperature: NotRequired[float]
@@ -33,7 +33,7 @@ class Decoding(TypedDict):
 
 
 class Trees(TypedDict):
-    """Nodes recorded per position, and children per node, at most."""
+    """Most nodes recorded per position, and most children per node."""
 
     nodes: int
     width: int
@@ -48,28 +48,28 @@ class Prompts(TypedDict):
 
 
 class Seconds(TypedDict):
-    """What recording took."""
+    """Seconds that recording took."""
 
     generate: float
     dense: float
 
 
-class Made(TypedDict):
-    """Where and when it was made."""
+class Provenance(TypedDict):
+    """Where and when the trace was recorded."""
 
     device: str
     date: str
 
 
 class Synthetic(TypedDict):
-    """The acceptance model that it was drawn from."""
+    """The acceptance model of a synthetic trace."""
 
     model: str
     informed: NotRequired[bool]
 
 
 class Meta(TypedDict):
-    """What a trace says of itself; it may say more."""
+    """Schema of meta.json; unknown keys are allowed."""
 
     schema_version: Literal[2, 3]
     target: str
@@ -91,18 +91,18 @@ class Meta(TypedDict):
     distinct_trigram_share: NotRequired[float]
     first_token_accepted_share: NotRequired[float]
     record_seconds: NotRequired[Seconds]
-    provenance: NotRequired[Made]
+    provenance: NotRequired[Provenance]
     synthetic: NotRequired[Synthetic]
     informed: NotRequired[bool]
     text: NotRequired[bool]
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
-    """The checked meta.json of a trace folder; InputError says what is wrong with it."""
+    """Read and check the meta.json of a trace folder; raise InputError if it is invalid."""
     path = folder / META
     if not path.is_file():
         raise InputError(
-            f"{folder} is no trace: {META} is missing; give a folder made by `realrun record`, or a "
+            f"{folder} is not a trace: {META} is missing; give a folder made by `realrun record`, or a "
             "name of `specsim example --list`"
         )
     meta = read_json(path, str(path), dict[str, Any], missing=AGAIN, invalid=AGAIN)
@@ -123,11 +123,11 @@ def read_meta(folder: Path) -> dict[str, Any]:
 
 
 def tree_limits(meta: dict[str, Any]) -> tuple[int, int]:
-    """Nodes and width of the trees recorded."""
+    """Return the nodes and the width of the recorded trees."""
     return meta["tree"]["nodes"], meta["tree"]["width"]
 
 
 def meta_digest(meta: dict[str, Any]) -> str:
-    """A checksum of all that meta.json says but this."""
+    """Compute the checksum of meta.json without its own checksum."""
     others = {name: value for name, value in meta["checksums"].items() if name != META}
     return digest(json.dumps({**meta, "checksums": others}, sort_keys=True), length=64)

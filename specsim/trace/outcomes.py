@@ -1,4 +1,4 @@
-"""Traces of rejection sampling: what a replay accepts is drawn from recorded probabilities.
+"""Outcomes of traces of rejection sampling: accepted tokens are drawn from recorded probabilities.
 
 Such a trace holds accept_prob[t, i] = min(1, p/q) of the i-th drafted token at position t,
 p and q being the target's and the drafter's distribution under the drafted prefix (Leviathan
@@ -9,13 +9,13 @@ counter-based uniforms: the same for all policies, so that they can be compared 
 
 Within a round this is exact. From round to round it is approximate: a round of a accepted
 tokens moves on by a + 1 positions of the recorded output, while in a real run the accepted
-tokens and the replacement become the context, which the recorded one matches in distribution only on
-average. So it is at the end: a sequence always ends where the recorded one does, by its
+tokens and the replacement become the context, which the recorded context matches in distribution only on
+average. The end is approximate too: a sequence always ends where the recorded sequence does, by its
 budget or at its end-of-text token (nothing beyond it is accepted, accept_prob is 0 there).
 
 The recorded drafts and match_len of such a trace are drawn together with the output
 (`realrun.proposals.rejection`), so `as_recorded` gives a trace whose replay follows a real run's distribution
-exactly, from one outcome per position.
+exactly, from an outcome per position.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from specsim.io.rng import uniform
 from specsim.trace.trace import Trace
 
 DRAWS = 16
-_ACCEPT, _POLICY = 1, 2  # what the uniforms of a draw are for
+_ACCEPT, _POLICY = 1, 2  # purposes of the uniforms of a draw
 
 
 def drawn_match_len(trace: Trace, seed: int, draw: int) -> IntArray:
-    """Match lengths uint8 [N] of one outcome: accepted tokens of a draft as long as draft_limit allows.
+    """Draw the match lengths uint8 [N] of an outcome: accepted tokens of a draft as long as draft_limit allows.
 
     A token is accepted if its uniform, keyed by (seed, draw, sequence id, t, i), is below
     accept_prob. Raises InputError where the trace lacks that column.
@@ -56,10 +56,7 @@ Outcome = tuple[IntArray, int]  # match lengths [N], seed of the policy's unifor
 
 
 def outcomes(trace: Trace, seed: int) -> Iterator[Outcome]:
-    """Every outcome that a replay sums over.
-
-    An exact trace has one, as recorded and with the seed as it is.
-    """
+    """Iterate over the outcomes that a replay sums over: DRAWS, or the recorded outcome of an exact trace."""
     if not trace.approximate:
         yield trace.match_len, seed
         return
@@ -68,10 +65,10 @@ def outcomes(trace: Trace, seed: int) -> Iterator[Outcome]:
 
 
 def as_recorded(trace: Trace) -> Trace:
-    """The trace without accept_prob: its replay takes the one outcome that was recorded.
+    """Return the trace without accept_prob, so that its replay takes the recorded outcome.
 
     Drafts, outcome and output follow the distribution of a real run together, so this replay is exact
-    in distribution, with the noise of one outcome. Other traces are returned as they are.
+    in distribution, with the noise of a single outcome. Other traces are returned as they are.
     """
     return dataclasses.replace(trace, accept_prob=None) if trace.approximate else trace
 
@@ -88,5 +85,5 @@ def _draw(accept_prob, draft_limit, offsets, sequence_id, seed, matched):  # typ
 
 
 def _stream(seed: int, draw: int, purpose: int) -> int:
-    """A 63-bit seed of its own for this purpose."""
+    """Derive a 63-bit seed for this purpose."""
     return int(np.random.SeedSequence((seed, draw, purpose)).generate_state(1, np.uint64)[0] >> np.uint64(1))

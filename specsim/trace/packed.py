@@ -1,4 +1,4 @@
-"""A trace folder as one .zip file."""
+"""Trace folders packed as a .zip file."""
 
 from __future__ import annotations
 
@@ -15,17 +15,20 @@ from specsim.io.files import replacing, unpacked_limit_bytes
 from specsim.trace.joined import MAX_DRAFTERS
 from specsim.trace.meta import JOINED_FILE, META, SEQUENCES, STEPS, TREES
 
-FOLDERS = ("", *(f"{number}/" for number in range(1, MAX_DRAFTERS + 1)))  # the trace's, and of a joined one its parts'
+FOLDERS = (
+    "",
+    *(f"{number}/" for number in range(1, MAX_DRAFTERS + 1)),
+)  # of the trace, and of the parts of a joined trace
 NAMES = (JOINED_FILE, *(folder + name for folder in FOLDERS for name in (META, SEQUENCES, STEPS, TREES)))
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 ENCRYPTED = 1  # a member's flag
 
 
 def pack_trace(folder: Path, path: Path) -> None:
-    """Put a trace folder into one .zip file, which `read_trace` reads as well; InputError if it is no trace."""
+    """Pack a trace folder into a .zip file, which `read_trace` also reads; raise InputError if it is not a trace."""
     names = [name for name in NAMES if (folder / name).is_file()]
     if not {META, JOINED_FILE}.intersection(names):
-        raise InputError(f"{folder} is no trace: it has neither {META} nor {JOINED_FILE}; give a trace folder")
+        raise InputError(f"{folder} is not a trace: it has neither {META} nor {JOINED_FILE}; give a trace folder")
     with replacing(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:  # Parquet is compressed already
         for name in names:
             archive.write(folder / name, name)
@@ -33,7 +36,7 @@ def pack_trace(folder: Path, path: Path) -> None:
 
 @contextmanager
 def unpacked(path: Path) -> Iterator[Path]:
-    """The folder that was packed, for as long as the block; InputError, there too, names the .zip file."""
+    """Unpack a trace into a temporary folder; InputError in the block names the .zip file."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             with zipfile.ZipFile(path) as archive:
@@ -44,7 +47,7 @@ def unpacked(path: Path) -> Iterator[Path]:
                         shutil.copyfileobj(packed, file)
         except (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, RuntimeError) as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise InputError(f"{path} is no readable packed trace ({reason:.200}); pack it again") from None
+            raise InputError(f"{path} is not a readable packed trace ({reason:.200}); pack it again") from None
         try:
             yield Path(folder)
         except InputError as error:
@@ -52,7 +55,7 @@ def unpacked(path: Path) -> Iterator[Path]:
 
 
 def _members(archive: zipfile.ZipFile, limit_bytes: int) -> Sequence[zipfile.ZipInfo]:
-    """The trace's files in an archive; ValueError where they cannot be unpacked."""
+    """List the trace's files in an archive; raise ValueError if they cannot be unpacked."""
     members = [member for member in archive.infolist() if member.filename in NAMES]
     if len({member.filename for member in members}) < len(members):
         raise ValueError("a file is in it twice")

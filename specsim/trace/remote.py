@@ -1,4 +1,4 @@
-"""Traces at any path that fsspec knows, such as s3://bucket/trace: fetched when they are read."""
+"""Read traces at any path that fsspec knows, such as s3://bucket/trace."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ INSTALL = "pip install -c constraints.txt '.[dask]' brings fsspec; a kind of sto
 
 
 def read_trace_at(place: str) -> Trace:
-    """The trace in a local folder or packed file, or at a URL; InputError says what is wrong with it."""
+    """Read the trace in a local folder, a packed file, or at a URL; raise InputError if it is not a trace."""
     with _local(place) as path:
         return read_trace(path)
 
 
 def depth_at(place: str) -> int:
-    """How many tokens are drafted at every position of the trace there; of a folder, its meta.json says so."""
+    """Read the depth of a trace, in tokens; for a folder, from meta.json alone."""
     if place.endswith(".zip") or is_example(place):
         return read_trace_at(place).depth
     with _local(place, (META,)) as path:
@@ -33,7 +33,7 @@ def depth_at(place: str) -> int:
 
 @contextmanager
 def _local(place: str, names: Sequence[str] = NAMES) -> Iterator[Path]:
-    """Where its files are on this machine, for as long as the block. names : those that are wanted of a folder"""
+    """Copy a trace at a URL to a temporary folder. names : files to copy of a folder"""
     if "://" not in place:
         yield Path(place)
         return

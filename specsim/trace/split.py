@@ -1,4 +1,4 @@
-"""Which sequences tune and which report."""
+"""Split sequences into tuning and held-out parts, or into folds."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from specsim.trace.trace import Trace
 
 
 def split_sequences(trace: Trace, *, tuning_share: float = 0.5, seed: int = 0) -> tuple[Ints, Ints]:
-    """Disjoint sequence indices (tuning, hold-out), split within every domain.
+    """Split the sequences of every domain into disjoint indices (tuning, held-out).
 
-    Sequences of one source fall on one side, where the trace knows its sources: texts cut from one file are alike, so
-    that what was tuned on one of them would flatter itself on the other. Groups are dealt in a random order to tuning
-    until it has its share of the domain's sequences, as nearly as whole groups allow; a source belongs to the domain of
-    its first sequence.
+    Sequences of the same source fall on the same side, if the trace knows its sources: texts cut from the same file
+    are similar, so settings tuned on some of them would look too good on the others. Groups are dealt to tuning in a
+    random order until it has its share of the domain's sequences, as nearly as whole groups allow; a source belongs to
+    the domain of its first sequence.
 
     Raises InputError when either part would be empty.
     """
@@ -25,7 +25,7 @@ def split_sequences(trace: Trace, *, tuning_share: float = 0.5, seed: int = 0) -
 def split_by_domain(
     domains: Strings, sources: Strings | None, *, tuning_share: float = 0.5, seed: int = 0
 ) -> tuple[Ints, Ints]:
-    """`split_sequences` of sequences of these domains and sources, [S] each, before there is a trace of them."""
+    """Split sequences of these domains and sources, [S] each, as `split_sequences` does, before they are recorded."""
     if not 0 < tuning_share < 1:
         raise InputError(f"tuning_share={tuning_share} is outside (0, 1); choose a share inside")
     rng = np.random.default_rng(seed)
@@ -35,7 +35,7 @@ def split_by_domain(
     holdout: list[int] = []
     for domain in np.unique(domains):
         members = rng.permutation(first[domains[first] == domain])
-        sizes = np.cumsum([0, *((group == one).sum() for one in members)])
+        sizes = np.cumsum([0, *((group == member).sum() for member in members)])
         cut = int(np.abs(sizes - round(int(sizes[-1]) * tuning_share)).argmin())
         tuning.extend(np.flatnonzero(np.isin(group, members[:cut])).tolist())
         holdout.extend(np.flatnonzero(np.isin(group, members[cut:])).tolist())
@@ -43,8 +43,8 @@ def split_by_domain(
         of = "" if len(first) == len(domains) else f" from {len(first)} files"
         if len(first) == len(np.unique(domains[first])) > 1:
             raise InputError(
-                f"every domain is split into tuning and hold-out parts, and each of these {len(first)} has one "
-                f"sequence{of and ' or file'} only; give two of a domain, or leave the domains out"
+                f"every domain is split into tuning and hold-out parts, and each of these {len(first)} has a single "
+                f"sequence{of and ' or file'}; give two of a domain, or leave the domains out"
             )
         raise InputError(
             f"{len(domains)} sequences{of} cannot be split into tuning and hold-out parts at "
@@ -56,8 +56,8 @@ def split_by_domain(
 def fold_sequences(trace: Trace, folds: int, *, seed: int = 0) -> list[Ints]:
     """Divide the sequences into folds of disjoint indices; every domain evenly spread.
 
-    Sequences of one source are in one fold. Raises InputError for fewer than 2 folds or more folds than there are
-    sequences, or sources.
+    Sequences of the same source are in the same fold. Raises InputError for fewer than 2 folds, or more folds than
+    sequences or sources.
     """
     group = groups(trace)
     first = np.unique(group)
@@ -74,7 +74,7 @@ def fold_sequences(trace: Trace, folds: int, *, seed: int = 0) -> list[Ints]:
 
 
 def groups(trace: Trace) -> Ints:
-    """Of every sequence [S] the index of the first that has its source; its own where no source is known."""
+    """Return, for every sequence [S], the index of the first sequence of its source; its own without a source."""
     return _first_of_source(trace.source, trace.sequences)
 
 

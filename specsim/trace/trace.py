@@ -48,13 +48,13 @@ class Trace:
 
     Attributes
     ----------
-    meta : dict, what `meta.json` says: target, drafter and its kind, decoding, limits, where and when recorded
+    meta : dict, contents of `meta.json`: target, drafter and its kind, decoding, limits, where and when recorded
     sequence_id, prompt_tokens, budget_tokens : int arrays [S]. The budget is the
         most output tokens that the run would have emitted.
     domain : str array [S]
     source : str array [S], the text that a prompt was cut from, such as a file; "" where it is its own, or None where
-        not recorded. Prompts of one text are alike, so that they tune together or report together
-    prompt : int32 array, the prompts' tokens one after another, or None where not recorded
+        not recorded. Prompts of the same text are similar, so they are all tuned on or all held out
+    prompt : int32 array, the prompts' tokens, concatenated, or None where not recorded
     offsets : int64 [S + 1], rows of sequence s are offsets[s]:offsets[s+1]
     token, match_len : int32, uint8 [N]
     draft_token, prob, confidence, entropy_nats : [N, D]. Beyond what a drafter proposes, which
@@ -116,7 +116,7 @@ class Trace:
         return np.arange(self.offsets[-1]) - np.repeat(self.offsets[:-1], self.output_tokens)
 
     def to_frame(self) -> pd.DataFrame:
-        """A table with one row per position: its sequence, t, the target's token, and how many drafted ones match."""
+        """Tabulate a row per position: sequence, t, the target's token, and the longest accepted prefix in tokens."""
         import pandas as pd  # slow to import, and a replay does not need it
 
         ids = np.repeat(self.sequence_id, self.output_tokens)
@@ -137,7 +137,7 @@ class Trace:
         """Longest useful draft per position [N], uint8.
 
         A drafter stops at the end-of-text token it proposes, or where it has nothing to propose, and
-        never proposes more than the remaining budget less the one token the target adds.
+        never proposes more than the remaining budget less the token that the target adds.
         """
         remaining = np.repeat(self.budget_tokens, self.output_tokens) - self.position - 1
         limit = np.minimum(remaining, self.depth)

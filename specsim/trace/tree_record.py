@@ -29,7 +29,7 @@ class TreeRecord:
     prob : float32 [N, M], of node j in column j - 1, given its parent; 0 beyond the last node
     token : int32 [N, M], -1 beyond the last node
     first_child : uint16 [N, M + 2], node i's children are first_child[i] .. first_child[i + 1] - 1,
-        of ranks 0, 1, ...; one more than the number of nodes beyond the last node
+        of ranks 0, 1, ...; the number of nodes plus 1 beyond the last node
     horizon : float32 [N], largest path probability that an unrecorded node of a rank below
         `width` and within the trace's depth can have
     width : ranks recorded of a node's children, at most

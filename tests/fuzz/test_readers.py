@@ -124,11 +124,11 @@ TABLES: dict[str, tuple[Callable[[pa.Table], pa.Table], str]] = {
     "a column twice": (lambda table: table.append_column("drafted", table.column("drafted")), "'drafted' twice"),
     "text": (
         lambda table: table.set_column(3, "drafted", pa.array(["1"] * len(table))),
-        "'drafted' holds string, wanted whole numbers",
+        "'drafted' holds string, expected whole numbers",
     ),
-    "lists": (lambda table: table.set_column(3, "drafted", pa.array([[1]] * len(table))), "wanted whole numbers"),
+    "lists": (lambda table: table.set_column(3, "drafted", pa.array([[1]] * len(table))), "expected whole numbers"),
     "nulls": (lambda table: table.set_column(3, "drafted", pa.array([1, 1, 1, None])), "'drafted' has nulls"),
-    "flags": (lambda table: table.set_column(5, "tree", pa.array([0.5] * len(table))), "wanted true or false"),
+    "flags": (lambda table: table.set_column(5, "tree", pa.array([0.5] * len(table))), "expected true or false"),
     "a column beyond 63 bits": (
         lambda table: table.set_column(3, "drafted", pa.array([2**64 - 1] * len(table), pa.uint64())),
         "'drafted' has a number above",
@@ -148,7 +148,7 @@ def test_text_that_is_no_unicode_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "rounds.parquet"
     broken = pa.StringArray.from_buffers(4, pa.py_buffer(np.arange(5, dtype=np.int32)), pa.py_buffer(b"ab\xffd"))
     rounds_with(path, lambda table: table.set_column(0, "policy", broken))
-    with pytest.raises(InputError, match="no readable Parquet file"):
+    with pytest.raises(InputError, match="not a readable Parquet file"):
         read_rounds(path)
 
 
@@ -214,7 +214,7 @@ def test_a_trace_that_cannot_be_unpacked_is_refused(name: str, tmp_path: Path) -
     path = tmp_path / "trace.zip"
     write_packed(path)
     PACKED[name](path)
-    with pytest.raises(InputError, match="trace.zip is no readable packed trace"):
+    with pytest.raises(InputError, match="trace.zip is not a readable packed trace"):
         read_trace(path)
 
 

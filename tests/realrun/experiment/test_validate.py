@@ -213,7 +213,7 @@ def test_prompts_that_cannot_be_split_are_refused_before_anything_is_recorded(tm
             {"it": tiny_pair()}, tiny_pair(), prompts, board, tmp_path / "new", ignore
         ),
     ):
-        assert "each of these 3 has one sequence only; give two of a domain" in refusal(run)
+        assert "each of these 3 has a single sequence; give two of a domain" in refusal(run)
     assert not (tmp_path / "new").exists()
 
 

@@ -65,7 +65,7 @@ def test_two_runs_of_one_policy_are_separated_by_their_start(tmp_path: Path) -> 
         ({"accepted": [-1, 2, 0, 0]}, "-1 of 4"),
         ({"accepted": None}, "lacks column 'accepted'"),
         ({"drafted": [4, None, 0, 1]}, "nulls"),
-        ({"drafted": [4.0, 2.0, 0.0, 1.0]}, "wanted whole numbers"),
+        ({"drafted": [4.0, 2.0, 0.0, 1.0]}, "expected whole numbers"),
         ({"drafted": [0] * 4, "accepted": [0] * 4}, "no round that drafted"),
         ({"t": [0, 4, 0, 0]}, "the round after that of sequence 3 at t = 0 with 2 accepted is missing"),
         ({"t": [-1, 2, 0, 0]}, "negative position"),
@@ -84,7 +84,7 @@ def test_an_unknown_policy_is_refused(tmp_path: Path) -> None:
         read_rounds(write(tmp_path, {"drafted": [2], "accepted": [1]}), policy="c")
     broken = tmp_path / "broken.parquet"
     broken.write_bytes(b"PAR1")
-    with pytest.raises(InputError, match="no readable Parquet"):
+    with pytest.raises(InputError, match="not a readable Parquet"):
         read_rounds(broken)
 
 

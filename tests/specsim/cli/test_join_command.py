@@ -71,12 +71,15 @@ def test_what_does_not_fit_is_refused_in_one_line(folder: Path, tmp_path: Path) 
         (("join", folder / "guess", folder / "guess", *out), "named twice"),
         (("join", folder / "guess", *out), "1 traces to join"),
         (("join", folder / "lookup", folder / "guess", *cost, *out), "1 cost files for 2 traces"),
-        (("replay", both, "--policy", "fixed_k", "--cost", both / "cost.json"), "drafts with one drafter"),
+        (("replay", both, "--policy", "fixed_k", "--cost", both / "cost.json"), "drafts with a single drafter"),
         (("replay", both, "--policy", "switch_match", *cost), "costs of 1 drafters for a joined trace of 2"),
         (("replay", folder / "guess", "--policy", "switch_match", *cost), "join traces with `specsim join`"),
-        (("replay", folder / "guess", "--policy", "fixed_k", "--cost", both / "cost.json"), "for a trace of one"),
+        (
+            ("replay", folder / "guess", "--policy", "fixed_k", "--cost", both / "cost.json"),
+            "the trace is of a single drafter",
+        ),
         (("replay", both, "--policy", "switch_match", "--as", "vllm", *cost), "this trace is joined"),
-        (("tree", "search", both, "--nodes", 4), f"joined trace of 2 drafters; give one of them, as {both}/1"),
+        (("tree", "search", both, "--nodes", 4), f"joined trace of 2 drafters; give a single part, such as {both}/1"),
         (("acceptance", "fit", both, "--model", "iid", "--out", tmp_path / "model.json"), "joined trace of 2 drafters"),
         (
             ("serve", "simulate", both, "--cost", "specdecode-bench-llama3.1-8b-eagle-h100"),

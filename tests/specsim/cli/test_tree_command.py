@@ -111,7 +111,7 @@ def test_figures_are_drawn(rates_file: Path, tmp_path: Path) -> None:
         (("search", "{rates}", "--nodes", 0), "--nodes"),
         (("search", "{rates}", "--figure", "tree.pdf"), "ends neither in .png nor in .svg"),
         (("search", "{cost}"), "header starts with"),
-        (("best", "{rates}", "--cost", "{cost}"), "is no trace"),
+        (("best", "{rates}", "--cost", "{cost}"), "is not a trace"),
     ],
 )
 def test_bad_input_is_one_line(rates_file: Path, cost_file: Path, args: tuple[object, ...], complaint: str) -> None:

@@ -222,7 +222,7 @@ def test_what_cannot_be_swept_is_refused_in_one_line(traces: list[Path], tmp_pat
         (["--scheduler", "tcp://127.0.0.1:1"], ("loky has no scheduler",)),
     ]:
         assert_refused(call(*given, *more), *words)
-    assert_refused(call("specsim", "sweep", tmp_path, "--cost", COSTS[0]), "no trace", "meta.json")
+    assert_refused(call("specsim", "sweep", tmp_path, "--cost", COSTS[0]), "not a trace", "meta.json")
 
 
 @pytest.mark.parametrize(("backend", "module"), [("dask", "distributed"), ("ray", "ray")])

@@ -204,7 +204,7 @@ def test_what_holds_no_steps_is_refused_in_one_line(tmp_path: Path) -> None:
         head + "1,1,10,0.1\n" * 20: ("1 distinct steps", "at least 8"),
         head + "1,1,10,0.1,5\n": ("more cells",),
         head: ("0 distinct steps",),
-        "": ("no CSV file",),
+        "": ("not a CSV file",),
     }.items():
         path.write_text(text)
         assert_refused(call("specsim", "cost", "fit", path), *words)

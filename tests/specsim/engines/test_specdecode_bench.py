@@ -97,6 +97,6 @@ def test_a_trace_without_text_is_not_joined(tmp_path: Path) -> None:
 
 def test_policies_that_ask_how_sure_the_drafter_is_are_left_off_its_boards(tmp_path: Path) -> None:
     trace = imported(FILE, tmp_path)
-    told = "reads how sure the drafter is, of which this trace says nothing"
+    told = "reads the drafter's confidence, which this trace lacks"
     assert unsupported_reason(trace, find_policy("max_confidence")) == told
     assert unsupported_reason(trace, find_policy("fixed_k")) is None

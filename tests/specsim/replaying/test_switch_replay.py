@@ -152,6 +152,6 @@ def test_a_joined_trace_needs_a_switching_policy_and_a_plain_one_none() -> None:
         )
     with pytest.raises(InputError, match="costs of 1 drafters for a joined trace of 3"):
         PricedTrace(trace, own).table()
-    with pytest.raises(InputError, match="costs of 3 drafters for a trace of one"):
+    with pytest.raises(InputError, match="costs are of 3 drafters, the trace is of a single drafter"):
         PricedTrace(trace.parts[0], COST).table()
     assert joined_table(trace, COST).each_draft_s.shape[0] == 3

@@ -64,5 +64,5 @@ def test_no_folder(tmp_path: Path) -> None:
 
 def test_a_packed_trace_is_a_result(tmp_path: Path) -> None:
     (tmp_path / "t.zip").write_bytes(b"no zip")
-    with pytest.raises(InputError, match="no readable packed trace"):
+    with pytest.raises(InputError, match="not a readable packed trace"):
         list_results(tmp_path)

@@ -61,8 +61,8 @@ REFUSED: dict[str, tuple[Callable[[], Trace], str]] = {
         lambda: with_meta(OTHER, decoding={"mode": "rejection", "temperature": 1.0, "seed": 0}),
         "b/ cannot be joined: under rejection sampling",
     ),
-    "space": (lambda: with_meta(OTHER, drafter_kind="space"), "b/ cannot be joined: its drafts are space"),
-    "joined": (joined_trace, "b/ cannot be joined: its drafts are joined"),
+    "space": (lambda: with_meta(OTHER, drafter_kind="space"), "b/ cannot be joined: its drafter is of kind space"),
+    "joined": (joined_trace, "b/ cannot be joined: its drafter is of kind joined"),
 }
 
 
@@ -138,7 +138,7 @@ def test_a_packed_joined_trace_reads_as_its_folder(tmp_path: Path) -> None:
 
 
 def test_what_is_no_trace_is_not_packed(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="is no trace: it has neither meta.json nor joined.json"):
+    with pytest.raises(InputError, match="is not a trace: it has neither meta.json nor joined.json"):
         pack_trace(tmp_path, tmp_path / "packed.zip")
     assert not (tmp_path / "packed.zip").exists()
 

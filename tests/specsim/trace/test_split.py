@@ -75,7 +75,7 @@ def test_domains_of_one_sequence_each_are_named() -> None:
     """As the reason why four sequences, which are enough, are not split; without domains they are."""
     trace = generate(IID(0.7), 4, 6, 3)
     apart = dataclasses.replace(trace, domain=np.array(list("abcd")))
-    with pytest.raises(InputError, match="each of these 4 has one sequence only; give two of a domain"):
+    with pytest.raises(InputError, match="each of these 4 has a single sequence; give two of a domain"):
         split_sequences(apart)
     assert [len(part) for part in split_sequences(trace)] == [2, 2]
     assert [len(part) for part in split_sequences(dataclasses.replace(trace, domain=np.array(list("abcc"))))] == [1, 3]

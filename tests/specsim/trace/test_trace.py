@@ -193,7 +193,7 @@ def test_damaged_bytes_are_noticed(folder: Path, name: str) -> None:
     (folder / name).write_bytes(data[:-100])
     assert "truncated or altered" in refusal(folder, name)
     edit_meta(folder, lambda meta: meta["checksums"].update({name: file_digest(folder / name)}))
-    assert "no readable Parquet file" in refusal(folder, name)
+    assert "not a readable Parquet file" in refusal(folder, name)
     middle = len(data) // 2
     (folder / name).write_bytes(data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :])
     assert "truncated or altered" in refusal(folder, name)
@@ -202,8 +202,8 @@ def test_damaged_bytes_are_noticed(folder: Path, name: str) -> None:
 
 
 def test_a_folder_without_meta_is_no_trace(tmp_path: Path) -> None:
-    assert "no trace" in refusal(tmp_path, META)
-    assert "no trace" in refusal(tmp_path / "nowhere", META)
+    assert "not a trace" in refusal(tmp_path, META)
+    assert "not a trace" in refusal(tmp_path / "nowhere", META)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[1, 2]", b"3", b"{}"])
@@ -294,7 +294,7 @@ def test_lists_of_another_length_are_refused(folder: Path, column: str) -> None:
         return with_column(table, column, short.cast(pa.list_(pa.float32(), 5)))
 
     edit(folder, STEPS, shorten)
-    assert "wanted lists" in refusal(folder, STEPS, repr(column))
+    assert "expected lists" in refusal(folder, STEPS, repr(column))
 
 
 def test_lists_of_no_fixed_length_are_refused(folder: Path) -> None:
@@ -302,7 +302,7 @@ def test_lists_of_no_fixed_length_are_refused(folder: Path) -> None:
         return with_column(table, "prob", table.column("prob").cast(pa.list_(pa.float32())))
 
     edit(folder, STEPS, loosen)
-    assert "wanted lists of 6" in refusal(folder, STEPS, "'prob'")
+    assert "expected lists of 6" in refusal(folder, STEPS, "'prob'")
 
 
 @pytest.mark.parametrize(
@@ -321,7 +321,7 @@ def test_a_value_that_does_not_fit_its_column_is_refused(
 ) -> None:
     edit(folder, name, lambda table: with_column(table, column, values))
     said = refusal(folder, name, repr(column))
-    assert "do not fit" in said or "wanted whole numbers" in said or "wanted lists of whole numbers" in said
+    assert "do not fit" in said or "expected whole numbers" in said or "expected lists of whole numbers" in said
 
 
 @pytest.mark.parametrize(
@@ -357,7 +357,7 @@ def test_impossible_lengths_are_refused(folder: Path, column: str, value: int) -
 def test_an_empty_trace_is_refused(folder: Path) -> None:
     for name in (STEPS, SEQUENCES):
         edit(folder, name, lambda table: table.slice(0, 0))
-    assert "holds no output token" in refusal(folder)
+    assert "has no output tokens" in refusal(folder)
 
 
 def test_draft_limit_is_what_budget_eos_and_depth_allow() -> None:

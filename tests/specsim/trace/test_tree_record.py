@@ -240,7 +240,7 @@ def test_damaged_bytes_are_noticed(folder: Path) -> None:
     (folder / TREES).write_bytes(data[:-100])
     assert "truncated or altered" in refusal(folder, TREES)
     edit_meta(folder, lambda meta: meta["checksums"].update({TREES: file_digest(folder / TREES)}))
-    assert "no readable Parquet file" in refusal(folder, TREES)
+    assert "not a readable Parquet file" in refusal(folder, TREES)
     (folder / TREES).unlink()
     assert "is missing" in refusal(folder, TREES)
 
