@@ -90,8 +90,8 @@ def report(config: Config, document: Document, cells: Sequence[Cell]) -> Report:
     return Report(
         question="Is AdaEDL's score a lower bound under rejection sampling?",
         answer=f"{'No' if max(broken) > 0 else 'Yes'}: with the paper's gamma = {config['gamma']:g} it "
-        f"exceeds the acceptance probability at {min(broken):.0f} to {max(broken):.0f} % of the positions, depending on "
-        "temperature and draft model. "
+        f"exceeds the acceptance probability at {min(broken):.0f} to {max(broken):.0f} % of the positions, depending "
+        "on temperature and draft model. "
         f"{counts(cells, MEASURED)}",
         figure=against_entropy(cells, config),
         figure_name="entropy",

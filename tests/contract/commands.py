@@ -397,6 +397,7 @@ READERS: dict[str, Callable[[Document, Path], Document]] = {
 
 INPUTS: dict[str, Callable[[Workplace], Path]] = {}
 DEPTH = 6
+CONSTANT = {"s_d": 0.0015, "s_t": 0.01}
 
 
 class Workplace:
@@ -673,7 +674,7 @@ def packed(work: Workplace) -> Path:
 
 @_input
 def constant(work: Workplace) -> Path:
-    return text_json(work.folder / "constant.json", {"s_d": 0.0015, "s_t": 0.01})
+    return text_json(work.folder / "constant.json", CONSTANT)
 
 
 @_input

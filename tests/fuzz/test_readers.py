@@ -19,6 +19,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from specsim.acceptance.sources import read_rounds
 from specsim.cost.model import ConstantCost
@@ -58,9 +60,9 @@ def outcome(reader: Reader, path: Path, file: str, content: bytes, expected: Any
         document = reader.read(path)
     except reader.refusal as error:
         message = str(error)
-        return (
-            "refused" if message.isprintable() and len(message) <= MAX_CHARACTERS else f"an error of {message!r:.200}"
-        )
+        if not message.isprintable() or len(message) > MAX_CHARACTERS:
+            return f"an unreadable error: {message!r:.200}"
+        return "refused"
     except Exception as error:
         return f"{type(error).__name__}: {error!s:.200}"
     finally:
@@ -107,6 +109,55 @@ def test_mutants_are_refused_in_one_line_or_read(name: str, tmp_path: Path) -> N
         what = outcome(reader, path, *mutant(name, valid, number), expected)
         failures += [f"{number}: {what}"] * (what not in ("refused", "accepted"))
     assert failures[:MAX_SHOWN] == []
+
+
+def other_version(content: bytes) -> bytes:
+    for name in (b'"version": ', b'"schema_version": '):
+        content = content.replace(name, name + b"9")
+    return content
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "truncated": lambda content: content[: len(content) // 2],
+    "a flipped byte": lambda content: bytes([content[0] ^ 0x80]) + content[1:],
+    "no text": lambda content: b"\xff\xfe\x00" + content,
+    "another kind": lambda content: b'{"kind": 7}',
+    "another version": other_version,
+}
+DAMAGED = [
+    "trace meta", "trace folder", "cost profile", "constant costs", "cost grid", "campaign result", "drafter",
+    "predictor", "acceptance by position", "search journal",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_damaged_or_missing_file_is_refused(name: str, tmp_path: Path) -> None:
+    reader, path = READERS[name], tmp_path / "file.json"
+    if name not in ("search journal", "campaign result"):  # a missing journal is begun; results are those of a folder
+        with pytest.raises(reader.refusal, match=r"file\.json"):
+            reader.read(path)
+    reader.write(path)
+    for file in reader.files:
+        valid = (path / file).read_bytes()
+        for damage, change in DAMAGE.items():
+            if change(valid) != valid and (name, damage) != ("search journal", "truncated"):  # a torn line is redone
+                (path / file).write_bytes(change(valid))
+                with pytest.raises(reader.refusal, match=r"^[^\n]*file\.json[^\n]*$"):
+                    reader.read(path)
+        (path / file).write_bytes(valid)
+
+
+@pytest.mark.parametrize("name", ["drafter", "predictor"])
+def test_weights_of_another_format_are_refused(name: str, tmp_path: Path) -> None:
+    reader, path = READERS[name], tmp_path / "file.json"
+    reader.write(path)
+    (file,) = reader.files
+    with safe_open(path / file, framework="pt") as handle:
+        tensors = {key: handle.get_tensor(key) for key in handle.keys()}  # noqa: SIM118
+        metadata = dict(handle.metadata())
+    save_file(tensors, path / file, metadata={**metadata, "format": "another 9"})
+    with pytest.raises(InputError, match="this program reads"):
+        reader.read(path)
 
 
 def test_seconds_that_overflow_or_vanish_are_refused() -> None:
