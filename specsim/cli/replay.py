@@ -16,6 +16,15 @@ if TYPE_CHECKING:
     from specsim.learn.predict import PolicyPrediction
 
 
+RATES = {  # of a prediction, by the field's names
+    "v_d": "draft acceptance rate (v_d)",
+    "r_d": "share of output that was drafted (r_d)",
+    "tau": "mean acceptance length (tau)",
+    "seconds": "seconds",
+    "ar_seconds": "seconds without speculation",
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class ReplayOptions(SeedSettings, PolicySettings, TraceSettings):
     """What is replayed, and how rounds are counted."""
@@ -85,8 +94,8 @@ def replay(options: ReplayOptions, costs: CostSettings) -> Answer:
 
 def _print_prediction(prediction: PolicyPrediction, document: dict[str, Any]) -> None:
     rows = [["speedup [95 % interval]", str(prediction.speedup)]]
-    for key in ("v_d", "r_d", "hm", "tau", "seconds", "ar_seconds"):
-        rows.append([key, f"{document[key]:.3f}"])
+    for key, quantity in RATES.items():
+        rows.append([quantity, f"{document[key]:.3f}"])
     trees = ["verified", "truncated_rounds"] if prediction.truncated_rounds is not None else []
     for key in ("rounds", "drafted", *trees, "accepted", "output_tokens"):
         rows.append([key, f"{document[key]:,}"])

@@ -89,7 +89,7 @@ class Prediction:
         return [*approximate, *([asked] if self.truncated_rounds else []), *self.cost_notes]
 
     def __repr__(self) -> str:
-        rates = f"v_d {self.v_d:.3f}, r_d {self.r_d:.3f}, HM {self.hm:.3f}, tau {self.tau:.2f} tokens per target pass"
+        rates = f"v_d {self.v_d:.3f}, r_d {self.r_d:.3f}, tau {self.tau:.2f} tokens per round"
         title = "; ".join([str(self.policy), *self.notes])
         return f"{title}\nspeedup {self.speedup} (95 % interval), {rates}"
 

@@ -54,7 +54,6 @@ BOARD_COLUMNS = (
     Column("", lambda row: "not significant" if row.get("tied_with_leader") else None, only=TERMINAL),
     Column("v_d", "v_d", THREE),
     Column("r_d", "r_d", THREE),
-    Column("HM", "hm", THREE),
     Column("tau", "tau", TWO),
     Column(
         "verified",
@@ -141,7 +140,6 @@ def drafters_columns(*, measured: bool) -> list[Column]:
         Column("tau", "tau", TWO),
         Column("v_d", "v_d", THREE),
         Column("r_d", "r_d", THREE, only=PAGE),
-        Column("HM", "hm", THREE),
         Column("settings", "settings", only=TERMINAL),
     ]
 
@@ -188,7 +186,6 @@ VALIDATION_COLUMNS = (
     Column("output identical %", "output_identical_percent", IDENTICAL, "output\nidentical", only=PAGE),
     Column("v_d", "v_d", THREE, only=PAGE),
     Column("r_d", "r_d", THREE, only=PAGE),
-    Column("HM", "hm", THREE, only=PAGE),
     Column("tau", "tau", TWO),
     Column("overhead", "overhead", TWO, only=PAGE),  # older results lack it
     Column("regret", "oracle_regret", Format(SHARE.text, lambda share: percent(100 * share))),

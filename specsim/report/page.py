@@ -17,7 +17,6 @@ MINUS = "\u2212"
 METRICS = {
     "v_d": "Draft acceptance rate: accepted over drafted tokens.",
     "r_d": "Share of output tokens that were drafted: accepted over output tokens.",
-    "HM": "Harmonic mean of v_d and r_d.",
     "tau": "Mean acceptance length: output tokens per verification step, the target's own token included. Without "
     "drafting tau is 1.",
 }

@@ -35,7 +35,6 @@ COLUMNS = (
     Column("tuned gains", "gain", DIFFERENCE),
     Column("v_d", "v_d", THREE),
     Column("r_d", "r_d", THREE),
-    Column("HM", "hm", THREE),
     Column("tau", "tau", TWO),
     Column("gap to oracle", lambda row: row.get("oracle_regret"), SHARE),
     Column("settings", lambda row: _settings(row["params"]) if "params" in row else None),
