@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from realrun.decode.decoder import Decoder
     from realrun.decode.sampling import Sampler
-    from realrun.experiment.run import ValidationSettings, validate
+    from realrun.experiment.run import validate
+    from realrun.experiment.settings import ValidationSettings
     from realrun.measure.profile import profile
     from realrun.measure.record import RecordSettings, record
     from realrun.pairs.joined import join_pairs
@@ -23,7 +24,7 @@ _HOMES = {  # public name -> module that defines it
     "Decoder": "realrun.decode.decoder",
     "RecordSettings": "realrun.measure.record",
     "Sampler": "realrun.decode.sampling",
-    "ValidationSettings": "realrun.experiment.run",
+    "ValidationSettings": "realrun.experiment.settings",
     "join_pairs": "realrun.pairs.joined",
     "load_pair": "realrun.pairs.pair",
     "profile": "realrun.measure.profile",

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from specsim.io.errors import InputError
+from specsim.io.files import write_json
 from specsim.io.json import read_json
 
 MAX_BYTES = 2**30  # of a file
@@ -36,6 +37,16 @@ def refuse_other(what: str, found: Mapping[str, Any], wanted: Mapping[str, Any],
             raise InputError(
                 f"{what} with {key}={json.dumps(found.get(key))}, asked for {json.dumps(value)}; {instead}"
             )
+
+
+def claim(path: Path, identity: Mapping[str, Any], what: str, instead: str, shape: Any = dict[str, Any]) -> None:
+    """Write an identity to its file, or raise InputError if the file holds another.
+
+    what, instead : as of `refuse_other`; shape : of the document
+    """
+    if not path.is_file():
+        write_json(identity, path)
+    refuse_other(what, read_own(path, shape, again=instead), identity, instead)
 
 
 def refuse_file(folder: Path) -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from realrun.decode.sampling import Sampler
-from realrun.experiment.run import TUNING_REPEATS, ValidationSettings, validate
+from realrun.experiment.run import TUNING_REPEATS, validate
+from realrun.experiment.settings import ValidationSettings
 from realrun.measure.profile import profile
 from realrun.measure.record import RecordSettings
 from realrun.measure.reuse import recorded_trace

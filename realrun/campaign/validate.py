@@ -14,8 +14,9 @@ import numpy as np
 
 from realrun.campaign.job import Job, OutOfTime
 from realrun.campaign.lab import CHOICES
-from realrun.experiment.run import ValidationSettings, validate
+from realrun.experiment.run import validate
 from realrun.experiment.scripted.run import run_scripted
+from realrun.experiment.settings import ValidationSettings
 from realrun.measure.record import RecordSettings
 from realrun.measure.reuse import recorded_trace
 from realrun.pairs.pair import load_pair

@@ -79,8 +79,7 @@ def leaderboard(
 
     Example: realrun leaderboard --out board --drafters model,medusa-1,prompt-lookup --mode greedy
     """
-    from realrun.leaderboard.job import Settings as BoardSettings
-    from realrun.leaderboard.job import named, run_leaderboard
+    from realrun.leaderboard.job import BoardSettings, named, run_leaderboard
     from realrun.measure.record import longest_prompt
     from realrun.pairs.pair import LOOKUP
     from specsim.policy.registry import POLICIES

@@ -25,7 +25,7 @@ from specsim.cli.settings import Settings, setting
 
 if TYPE_CHECKING:
     from realrun.experiment.like import Like
-    from realrun.experiment.run import ValidationSettings
+    from realrun.experiment.settings import ValidationSettings
     from realrun.pairs.prompts import Prompt
 
 RECORDED = (*(field.name for field in fields(RecordOptions)), "overwrite")  # what --trace decides
@@ -78,9 +78,9 @@ def validate(
 
     Example: realrun validate --trace TRACE --target MODEL --draft-model SMALL_MODEL --out validation
     """
+    from realrun.experiment.joined import validate_joined
     from realrun.experiment.run import validate as run_validation
     from realrun.experiment.timing import check_repeats
-    from realrun.leaderboard.joined import validate_joined
     from realrun.measure.record import longest_prompt
     from realrun.pairs.joined import join_pairs
 
@@ -113,7 +113,7 @@ def _experiment(
 ) -> tuple[Like | None, Sequence[Prompt] | None, ValidationSettings]:
     """The validation to repeat, if any, the prompts, if known, and the settings."""
     from realrun.experiment.like import read_like
-    from realrun.experiment.run import ValidationSettings
+    from realrun.experiment.settings import ValidationSettings
     from realrun.measure.again import prompts_of, settings_of
     from specsim.policy.registry import POLICIES, SWITCH_POLICIES
     from specsim.trace.files import read_plain_trace

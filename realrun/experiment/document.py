@@ -14,30 +14,25 @@ from realrun.experiment.choice import Forecast, choice_of
 from realrun.experiment.divergence import summary
 from realrun.experiment.validate import Row, Validation
 from specsim.acceptance import formulas as metrics
+from specsim.cost.profile import profile_from_json
 from specsim.io.arrays import Floats
 from specsim.learn.chain_calibration import verified_tokens
 from specsim.policy.registry import make_policy
 from specsim.policy.tree.base import TreePolicy
 from specsim.replaying.prediction import predict_policy
 from specsim.replaying.priced import PricedTrace
+from specsim.trace.trace import Trace
+
+ROUND_FIELDS = [field.name for field in dataclasses.fields(Round)]
 
 
 def as_document(validation: Validation) -> dict[str, Any]:
-    """The JSON form of a validation; also everything that its report shows."""
+    """Return the JSON form of a validation, which its report is rendered from."""
     rows = sorted(validation.rows, key=lambda row: -row.measured.estimate)
-    holdout, profile = validation.holdout, validation.cost
-    best, floor = rows[0], validation.noise_floor_percent
+    holdout, measurement = validation.holdout, validation.measurement
+    best, floor, baseline_s = rows[0], measurement.noise_floor_percent, measurement.seconds[0]
     forecasts = forecasts_of(rows)
-    lengths = range(1, holdout.depth + 1)
-    curve = [
-        predict_policy(PricedTrace(holdout, profile), make_policy("fixed_k", {"k": k}), seed=validation.seed)
-        for k in lengths
-    ]
-    confidence, accepted = verified_tokens(holdout)
-    bins = metrics.reliability(confidence, accepted)
-    depth = holdout.depth
-    accepted_lengths = [r.accepted for run in best.runs for r in run.rounds]
-    assert best.replayed.rounds is not None
+    errors = [abs(row.error_percent) for row in rows]
     return {
         "kind": "specsim-validation",
         "target": holdout.meta["target"],
@@ -54,45 +49,63 @@ def as_document(validation: Validation) -> dict[str, Any]:
         "output_tokens": int(holdout.output_tokens.sum()),
         "distinct_trigram_share": holdout.meta["distinct_trigram_share"],
         "first_token_accepted_share": holdout.meta["first_token_accepted_share"],
-        "autoregressive_sequence_seconds": validation.autoregressive_s.tolist(),
-        "null_arm": validation.null_arm.as_dict(),
+        "autoregressive_sequence_seconds": baseline_s.tolist(),
+        "null_arm": measurement.null_arm.as_dict(),
         "noise_floor_percent": floor,
-        "baseline": rate_of(validation.autoregressive_s, validation.baseline_tokens),
+        "baseline": rate_of(baseline_s, measurement.baseline_tokens),
         "rows": [
             {
                 **row_document(row),
-                **rate_of(row.speculative_s, validation.baseline_tokens),
+                **rate_of(row.speculative_s, measurement.baseline_tokens),
                 "resolved": None if row is best else validation.resolved(row, best),
             }
             for row in rows
         ],
         "skipped": [{"policy": name, "reason": reason} for name, reason in validation.skipped],
-        "median_abs_error_percent": validation.median_abs_error_percent,
-        "p90_abs_error_percent": validation.p90_abs_error_percent,
+        "median_abs_error_percent": float(np.median(errors)),
+        "p90_abs_error_percent": float(np.quantile(errors, 0.9)),
         "median_abs_unseen_error_percent": float(np.median([abs(row.unseen_error_percent) for row in rows])),
-        "choice": choice_of(forecasts, validation.autoregressive_s, floor) if forecasts else None,
-        "k_curve": {
-            "k": list(lengths),
-            "predicted": [prediction.speedup.as_dict() for prediction in curve],
-        },
-        "accepted_histogram": {
-            "label": str(best.candidate.policy),
-            "predicted": np.bincount(best.replayed.rounds.accepted, minlength=depth + 1).tolist(),
-            "measured": np.bincount(accepted_lengths, minlength=depth + 1).tolist(),
-        },
-        "reliability": {
-            "edges": bins.edges.tolist(),
-            "count": bins.count.tolist(),
-            "mean_confidence": [None if np.isnan(x) else x for x in bins.mean_confidence.tolist()],
-            "accept_rate": [None if np.isnan(x) else x for x in bins.accept_rate.tolist()],
-            "ece": bins.ece,
-        },
+        "choice": choice_of(forecasts, baseline_s, floor) if forecasts else None,
+        "k_curve": _k_curve(validation),
+        "accepted_histogram": _accepted_histogram(best, holdout.depth),
+        "reliability": _reliability(holdout),
         "domains": _domains(validation, best),
     }
 
 
+def _k_curve(validation: Validation) -> dict[str, Any]:
+    """Predict the speedup of every fixed K."""
+    priced = PricedTrace(validation.holdout, profile_from_json(validation.profile, "just measured"))
+    lengths = range(1, validation.holdout.depth + 1)
+    curve = [predict_policy(priced, make_policy("fixed_k", {"k": k}), seed=validation.seed) for k in lengths]
+    return {"k": list(lengths), "predicted": [prediction.speedup.as_dict() for prediction in curve]}
+
+
+def _accepted_histogram(row: Row, depth: int) -> dict[str, Any]:
+    """Count the rounds of a policy by accepted tokens, predicted and measured."""
+    assert row.replayed.rounds is not None
+    measured = [round_.accepted for run in row.runs for round_ in run.rounds]
+    return {
+        "label": str(row.candidate.policy),
+        "predicted": np.bincount(row.replayed.rounds.accepted, minlength=depth + 1).tolist(),
+        "measured": np.bincount(measured, minlength=depth + 1).tolist(),
+    }
+
+
+def _reliability(trace: Trace) -> dict[str, Any]:
+    """Bin the acceptance rate of verified tokens by the drafter's confidence."""
+    bins = metrics.reliability(*verified_tokens(trace))
+    return {
+        "edges": bins.edges.tolist(),
+        "count": bins.count.tolist(),
+        "mean_confidence": [None if np.isnan(x) else x for x in bins.mean_confidence.tolist()],
+        "accept_rate": [None if np.isnan(x) else x for x in bins.accept_rate.tolist()],
+        "ece": bins.ece,
+    }
+
+
 def forecasts_of(rows: Iterable[Row]) -> list[Forecast]:
-    """What was forecast of these rows before anything was decoded; of none where that is not known."""
+    """Return the forecasts made before anything was decoded, of the rows that have one."""
     return [
         Forecast(str(row.candidate.policy), row.candidate.train_speedup, row.speculative_s)
         for row in rows
@@ -101,7 +114,7 @@ def forecasts_of(rows: Iterable[Row]) -> list[Forecast]:
 
 
 def rate_of(seconds: Floats, tokens: int) -> dict[str, float]:
-    """Tokens per second and milliseconds per token of so many tokens. seconds : of each sequence [S]"""
+    """Compute tokens per second and milliseconds per token. seconds : of each sequence [S]; tokens : of all"""
     return {"tokens_per_s": tokens / float(seconds.sum()), "ms_per_token": 1e3 * float(seconds.sum()) / tokens}
 
 
@@ -158,24 +171,24 @@ def _domains(validation: Validation, best: Row) -> dict[str, Any]:
                 replayed.autoregressive_s[members].sum() / replayed.speculative_s[members].sum()
             ),
             "measured_speedup_best": float(
-                validation.autoregressive_s[members].sum() / best.speculative_s[members].sum()
+                validation.measurement.seconds[0][members].sum() / best.speculative_s[members].sum()
             ),
         }
     return result
 
 
 def rounds_table(validation: Validation) -> pa.Table:
-    """Every real round of the last runs: what was drafted and accepted, and where the time went."""
-    columns: dict[str, list[Any]] = {"policy": [], "tree": [], "sequence_id": [], "round": []}
-    fields = [field.name for field in dataclasses.fields(Round)]
-    columns.update({name: [] for name in fields})
-    for row in validation.rows:
-        for sequence, run in zip(validation.holdout.sequence_id.tolist(), row.runs, strict=True):
-            for number, one in enumerate(run.rounds):
-                columns["policy"].append(str(row.candidate.policy))
-                columns["tree"].append(isinstance(row.candidate.policy, TreePolicy))
-                columns["sequence_id"].append(sequence)
-                columns["round"].append(number)
-                for name in fields:
-                    columns[name].append(getattr(one, name))
-    return pa.table(columns)
+    """Tabulate every real round of the last runs: tokens drafted and accepted, and seconds by phase."""
+    rows = [
+        {
+            "policy": str(row.candidate.policy),
+            "tree": isinstance(row.candidate.policy, TreePolicy),
+            "sequence_id": sequence,
+            "round": number,
+            **{name: getattr(round_, name) for name in ROUND_FIELDS},
+        }
+        for row in validation.rows
+        for sequence, run in zip(validation.holdout.sequence_id.tolist(), row.runs, strict=True)
+        for number, round_ in enumerate(run.rounds)
+    ]
+    return pa.Table.from_pylist(rows)

@@ -9,9 +9,8 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 import torch
 
-from realrun.experiment.run import ValidationSettings
+from realrun.experiment.settings import Candidate, Tuned, ValidationSettings
 from realrun.experiment.timing import check_repeats
-from realrun.experiment.validate import Candidate, Tuned
 from realrun.measure.again import prompts_of, settings_of
 from realrun.pairs.prompts import Prompt, prompt_digest
 from specsim.cost.profile import profile_from_json

@@ -1,25 +1,28 @@
-"""A measurement in turns with all its repeats; what every sequence gave is kept, so that an interrupted one goes on."""
+"""Decode held-out prompts with all arms in turns and in repeats, and keep every sequence to resume from."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import astuple, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 
 from realrun.decode.rounds import Decoded, Round
-from realrun.experiment.measured_costs import MeasuredCosts
-from realrun.experiment.timing import Arm, Timings, decode_sequence, turned, warm_up
+from realrun.experiment.measured_costs import MeasuredCosts, Run
+from realrun.experiment.timing import Arm, Timings, decode_sequence, turned, wall_clock, warm_up
 from realrun.machine_load import Load, Ticks, load_from, watch
 from realrun.measure.stream import Samples, Stream
 from realrun.measure.turns import TURN_ROUNDS
 from realrun.own_files import read_kept
 from realrun.pairs.prompts import Prompt
+from specsim.io.arrays import Floats
 from specsim.io.files import write_json
 from specsim.io.progress import Counter
+from specsim.replaying.intervals import Estimate, noise_floor_percent, ratio_interval
 from specsim.trace.trace import Trace
 
 PROBES = "probes.json"  # those that were still missing at the end
@@ -33,8 +36,8 @@ class RunFile(TypedDict):
     state: list[float] | None
 
 
-class KeptFile(TypedDict):
-    """Of one sequence in one repeat: the arms by name and settings, and what they gave."""
+class SequenceFile(TypedDict):
+    """The arms by name and settings, and their runs of a sequence in a repeat."""
 
     arms: list[list[Any]]
     runs: list[RunFile]
@@ -43,18 +46,74 @@ class KeptFile(TypedDict):
 
 
 class Costs(NamedTuple):
-    """Costs to be known, and the numbers of the arms whose rounds tell of them."""
+    """Costs to measure, and the numbers of the arms whose rounds are samples of them."""
 
     measured: MeasuredCosts
     arms: Sequence[int]
 
 
-class Kept(NamedTuple):
-    """Of one sequence in one repeat: every arm's run, the samples of probes among them, and the machine's ticks."""
+class SequenceRuns(NamedTuple):
+    """Every arm's run of a sequence in a repeat, the samples of probes among them, and the machine's ticks."""
 
     runs: list[Decoded]
     probes: Mapping[str, Any]
     ticks: Ticks
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Prompts that a baseline, several policies and the baseline once more (the A/A test) decoded in turns.
+
+    arms, prompts : in the order of `timings`
+    load : how busy other processes kept the machine meanwhile
+    """
+
+    arms: Sequence[Arm]
+    prompts: Sequence[Prompt]
+    timings: Timings
+    load: Load
+
+    @property
+    def sequences(self) -> range:
+        return range(len(self.prompts))
+
+    @cached_property
+    def seconds(self) -> list[Floats]:
+        """Seconds of every arm [S] at the median of repeats, for as many tokens as the baseline emitted."""
+        return [self.timings.seconds_for_baseline(arm, self.sequences) for arm in range(len(self.arms))]
+
+    @cached_property
+    def null_arm(self) -> Estimate:
+        """The baseline's seconds over those of its repetition."""
+        return ratio_interval(self.seconds[0], self.seconds[-1])
+
+    @property
+    def noise_floor_percent(self) -> float:
+        return noise_floor_percent(self.null_arm)
+
+    @cached_property
+    def baseline_tokens(self) -> int:
+        """Tokens that the baseline emitted in `seconds[0]`."""
+        return sum(len(run.tokens) for run in self.last_runs(0))
+
+    def last_runs(self, arm: int) -> list[Decoded]:
+        """Return the last run of every sequence."""
+        return self.timings.last_runs(arm, self.sequences)
+
+    def typical_rounds(self, arm: int) -> list[list[Round]]:
+        """Return the rounds of every sequence, each at the median of its repeats."""
+        return [self.timings.rounds(arm, index) for index in self.sequences]
+
+    def runs(self, arms: Iterable[int]) -> Iterator[Run]:
+        """Yield the typical rounds of these arms with policy and prompt tokens, as costs are made of them."""
+        for arm in arms:
+            for prompt, rounds in zip(self.prompts, self.typical_rounds(arm), strict=True):
+                yield self.arms[arm].policy, len(prompt.tokens), rounds
+
+    def wall_clock(self, arm: int, measured: Estimate) -> dict[str, Any]:
+        """Return the arm's wall-clock speedup beside the measured one, as `realrun.experiment.timing.wall_clock`."""
+        baseline_s, own_s = (self.timings.wall_s_for_baseline(number, self.sequences) for number in (0, arm))
+        return wall_clock(baseline_s, own_s, measured, self.noise_floor_percent)
 
 
 def measure_in_turns(
@@ -67,12 +126,12 @@ def measure_in_turns(
     repeats: int,
     seed: int,
     progress: Counter,
-) -> tuple[Timings, Load]:
-    """What every arm took in every repeat, and how busy others kept the machine meanwhile.
+) -> Measurement:
+    """Decode every prompt with every arm in every repeat, and watch how busy others keep the machine meanwhile.
 
-    All arms decode a sequence at once, as `realrun.experiment.timing` says. What the folder holds of these arms is
-    read, with the state of every policy that goes on from sequence to sequence: so rounds are those of a measurement
-    that nothing interrupted.
+    All arms decode a sequence at once, as `realrun.experiment.timing` says. Runs of these arms that the folder holds
+    are read, with the state of every policy that carries it from sequence to sequence: so rounds are those of a
+    measurement that nothing interrupted.
 
     Parameters
     ----------
@@ -81,89 +140,115 @@ def measure_in_turns(
     folder : where a file for each repeat and sequence is kept; None keeps nothing
     progress : called with the sequences done in all repeats and their number
     """
-    timings, ticks, warm = Timings(), list[Ticks](), False
-    samplers, names = [arm.decoder.sampler for arm in arms], list(costs)
+    timings, ticks, names, total = Timings(), list[Ticks](), list(costs), repeats * len(prompts)
+    decoding = _Decoding(arms, prompts, trace, seed)
+    samplers = [arm.decoder.sampler for arm in arms]
     missing = (folder and read_kept(folder / PROBES, dict[str, Samples])) or {}
     for name, samples in missing.items():
         costs[name].measured.resume(samples, texts=0)
     for repeat in range(repeats):
-        order, states, going_on = np.random.default_rng((seed, repeat)), [None] * len(arms), True
-        if trace.approximate:  # one text says little of a replay that averages over outcomes
+        order, states, resuming = np.random.default_rng((seed, repeat)), [None] * len(arms), True
+        if trace.approximate:  # replay averages over outcomes, of which a single text shows few
             for arm, sampler in zip(arms, samplers, strict=True):
                 arm.decoder.sampler = replace(sampler, seed=sampler.seed + repeat)
         for index, prompt in enumerate(prompts):
             number = repeat * len(prompts) + index
             measured = costs[names[number % len(names)]].measured
             path = None if folder is None else folder / f"{repeat}-{index}.json"
-            # Behind one that is measured anew, others would go on from other states.
-            kept = _kept(read_kept(path, KeptFile), arms) if path and going_on else None
-            if kept is None:
-                going_on = False
-                if not warm:
-                    progress(number, repeats * len(prompts))  # the first takes long
-                    warm_up([*arms, *turned(arms)], prompts, trace)
-                    warm = True
-                load, probing = watch(), measured.probing(prompt, index)
-                shift = repeat % TURN_ROUNDS
-                runs = decode_sequence(
-                    turned(arms) if (repeat + index) % 2 else arms,
-                    prompt,
-                    trace,
-                    index,
-                    states,
-                    seed=seed,
-                    order=order,
-                    beside=probing,
-                    shift=shift,
-                )
-                kept = Kept(runs, probing.samples.as_dict(), load())
+            # Sequences behind a newly decoded sequence would go on from other states.
+            done = _runs_from(read_kept(path, SequenceFile), arms) if path and resuming else None
+            if done is None:
+                resuming = False
+                if not decoding.warm:
+                    progress(number, total)  # the first takes long
+                done = decoding.decode(repeat, index, states, order, measured)
                 if path is not None:
-                    write_json(_as_json(arms, kept), path)
+                    write_json(_as_json(arms, done), path)
             else:
-                measured.resume(kept.probes)
-            states = [run.state for run in kept.runs]
-            ticks.append(kept.ticks)
-            for place, run in enumerate(kept.runs):
+                measured.resume(done.probes)
+            states = [run.state for run in done.runs]
+            ticks.append(done.ticks)
+            for place, run in enumerate(done.runs):
                 timings.add(place, index, run)
-            for one in costs.values():
-                one.measured.saw((arms[at].policy, len(prompt.tokens), kept.runs[at].rounds) for at in one.arms)
-            progress(number + 1, repeats * len(prompts))
-    for name, one in costs.items():
-        found = Stream()
-        for samples in (missing.get(name, found.as_dict()), one.measured.finish(prompts[-1], len(prompts) - 1)):
-            found.merge(samples)
-        missing[name] = found.as_dict()
+            for cost in costs.values():
+                cost.measured.saw((arms[at].policy, len(prompt.tokens), done.runs[at].rounds) for at in cost.arms)
+            progress(number + 1, total)
+    probes = {name: _finished(cost.measured, prompts, missing.get(name)) for name, cost in costs.items()}
     if folder is not None:
-        write_json(missing, folder / PROBES)
-    return timings, load_from(ticks)
+        write_json({**missing, **probes}, folder / PROBES)
+    return Measurement(arms, prompts, timings, load_from(ticks))
+
+
+@dataclass
+class _Decoding:
+    """Decodes sequences by all arms, each arm on another's decoder in every second sequence."""
+
+    arms: Sequence[Arm]
+    prompts: Sequence[Prompt]
+    trace: Trace
+    seed: int
+    warm: bool = False
+
+    def decode(
+        self, repeat: int, index: int, states: Sequence[Any], order: np.random.Generator, measured: MeasuredCosts
+    ) -> SequenceRuns:
+        """Decode the sequence of this index, beside probes of these costs."""
+        exchanged = turned(self.arms)
+        if not self.warm:
+            warm_up([*self.arms, *exchanged], self.prompts, self.trace)
+            self.warm = True
+        prompt = self.prompts[index]
+        load, probing = watch(), measured.probing(prompt, index)
+        runs = decode_sequence(
+            exchanged if (repeat + index) % 2 else self.arms,
+            prompt,
+            self.trace,
+            index,
+            states,
+            seed=self.seed,
+            order=order,
+            beside=probing,
+            shift=repeat % TURN_ROUNDS,
+        )
+        return SequenceRuns(runs, probing.samples.as_dict(), load())
+
+
+def _finished(measured: MeasuredCosts, prompts: Sequence[Prompt], earlier: Samples | None) -> dict[str, Any]:
+    """Take the samples that are still missing; all that were taken after the last prompt, earlier starts' included."""
+    stream = Stream()
+    if earlier is not None:
+        stream.merge(earlier)
+    stream.merge(measured.finish(prompts[-1], len(prompts) - 1))
+    return stream.as_dict()
 
 
 def _names(arms: Sequence[Arm]) -> list[list[Any]]:
-    """What tells arms from those of another measurement, as JSON gives it back."""
+    """Return names and settings of arms, as JSON gives them back."""
     return json.loads(json.dumps([[arm.name, arm.policy and arm.policy.settings] for arm in arms]))
 
 
-def _as_json(arms: Sequence[Arm], kept: Kept) -> dict[str, Any]:
+def _as_json(arms: Sequence[Arm], done: SequenceRuns) -> dict[str, Any]:
     runs = [
-        {"tokens": run.tokens, "rounds": [astuple(one) for one in run.rounds], "state": run.state} for run in kept.runs
+        {"tokens": run.tokens, "rounds": [astuple(round_) for round_ in run.rounds], "state": run.state}
+        for run in done.runs
     ]
-    return {"arms": _names(arms), "runs": runs, "probes": kept.probes, "ticks": kept.ticks}
+    return {"arms": _names(arms), "runs": runs, "probes": done.probes, "ticks": done.ticks}
 
 
-def _kept(document: Any, arms: Sequence[Arm]) -> Kept | None:
-    """What a file holds; None where it is of other arms, or there is none."""
+def _runs_from(document: Any, arms: Sequence[Arm]) -> SequenceRuns | None:
+    """Return the runs in a file's document; None if it is None or of other arms."""
     if document is None or document["arms"] != _names(arms):
         return None
     runs = [
         Decoded(
             run["tokens"],
-            [_round(one) for one in run["rounds"]],
-            prefill_s=0.0,  # which nothing is made of
+            [_round(values) for values in run["rounds"]],
+            prefill_s=0.0,  # not used for anything
             state=None if run["state"] is None else tuple(run["state"]),
         )
         for run in document["runs"]
     ]
-    return Kept(runs, document["probes"], Ticks(*document["ticks"]))
+    return SequenceRuns(runs, document["probes"], Ticks(*document["ticks"]))
 
 
 def _round(values: Sequence[Any]) -> Round:

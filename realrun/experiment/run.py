@@ -4,75 +4,36 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from realrun.experiment.document import as_document, rounds_table
-from realrun.experiment.timing import check_repeats
-from realrun.experiment.validate import Tuned, predict_and_measure
+from realrun.experiment.settings import ExperimentSettings, ValidationSettings
+from realrun.experiment.validate import predict_and_measure
 from realrun.lm.clock import clock_name
 from realrun.lm.variants.block_expansion import expansion_of
 from realrun.measure.profile import TREE_TOKENS, profile
-from realrun.measure.record import RecordSettings
 from realrun.measure.reuse import check_job, recorded_trace
-from realrun.own_files import read_own, refuse_other
+from realrun.own_files import claim, read_own
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_facts
 from realrun.provenance import device_name
 from speckernels import backend_for
 from specsim.cost.contexts import context_range
-from specsim.cost.profile import profile_from_json
+from specsim.cost.profile import ProfileCost, profile_from_json
 from specsim.io.files import digest, file_digest, remove_folder, replacing, write_json, write_table, write_text
 from specsim.io.progress import Progress
 from specsim.learn.journal import source_digest
-from specsim.policy.base import Policy
-from specsim.policy.registry import POLICIES
 from specsim.trace.meta import META
+from specsim.trace.trace import Trace
 
 UNFINISHED = "validation.partial"  # folder, in the output's, of what is there before the result
 IDENTITY, PROFILE = "settings.json", "tuning_profile.json"  # in it
 ANEW = "pass --overwrite"
+OTHER = f"{ANEW} or another --out"
 TUNING_REPEATS = 6  # of every round in the profile that policies are tuned under; predictions have costs of their own
-
-
-@dataclass(frozen=True)
-class ValidationSettings:
-    """How to record, tune and decode.
-
-    Attributes
-    ----------
-    record : what is recorded, and how tokens are chosen
-    kinds : policies to compare; None: all that the trace can serve
-    trace : a recorded trace of these prompts and settings; None: the one in the output folder, recorded if need be
-    trials : configurations to try per policy
-    repeats : timed runs of every held-out prompt and policy, an odd number from 3 on
-    tuning_share : share of the prompts to tune on, in (0, 1)
-    seed : of all randomness
-    overwrite : whether a validation that is there is replaced
-    tuned : policies to compare as an earlier validation tuned them, in place of tuning `kinds`
-
-    Examples
-    --------
-    >>> import realrun
-    >>> realrun.ValidationSettings(realrun.RecordSettings(max_draft_tokens=8), trials=20).repeats
-    3
-    """
-
-    record: RecordSettings
-    kinds: tuple[type[Policy], ...] | None = None
-    trials: int = 100
-    repeats: int = 3
-    tuning_share: float = 0.5
-    seed: int = 0
-    overwrite: bool = False
-    trace: Path | None = None
-    tuned: Tuned | None = None
-
-    def __post_init__(self) -> None:
-        check_repeats(self.repeats)
 
 
 def validate(
@@ -138,41 +99,17 @@ def validate(
         overwrite=settings.overwrite,
     )
     work = out / UNFINISHED
-    claim(work, identity_of(pair, folder, settings))
-    if settings.tuned is None and not (work / PROFILE).is_file():
-        tuning_costs = profile(
-            pair,
-            contexts=[*dict.fromkeys(context_range(trace))],
-            depth=trace.depth,
-            repeats=TUNING_REPEATS,
-            sampler=settings.record.sampler,
-            seed=settings.seed,
-            tree_tokens=TREE_TOKENS if settings.record.tree_nodes else 0,
-            progress=lambda done, total: progress("profile", done, total),
-        )
-        write_json(tuning_costs, work / PROFILE)
+    claim(work / IDENTITY, identity_of(pair, folder, settings), f"{work} holds an unfinished validation", OTHER)
     tuned = settings.tuned
-    result = predict_and_measure(
-        pair,
-        trace,
-        prompts,
-        profile_from_json(read_own(work / PROFILE, again=ANEW), "just measured") if tuned is None else tuned.cost,
-        kinds=settings.kinds,
-        tuned=None if tuned is None else tuned.candidates,
-        trials=settings.trials,
-        repeats=settings.repeats,
-        tuning_share=settings.tuning_share,
-        seed=settings.seed,
-        progress=progress,
-        folder=work,
-    )
+    cost = tuning_cost(pair, trace, settings, work / PROFILE, progress) if tuned is None else tuned.cost
+    result = predict_and_measure(pair, trace, prompts, cost, settings, progress, work)
     write_json(result.profile, out / "profile.json")
-    facts = {
+    document = {
+        **as_document(result),
         "prompts": prompt_facts(prompts, settings.record.prompts_source),
-        "load": result.load._asdict(),
-        "options": {name: getattr(settings, name) for name in ("trials", "repeats", "tuning_share", "seed")},
+        "load": result.measurement.load._asdict(),
+        "options": settings.options,
     }
-    document = {**as_document(result), **facts}
     with replacing(out / "rounds.parquet") as temporary:
         write_table(rounds_table(result), temporary)
     write_json(document, out / "validation.json")
@@ -184,38 +121,54 @@ def validate(
     return document
 
 
+def tuning_cost(pair: Pair, trace: Trace, settings: ValidationSettings, path: Path, progress: Progress) -> ProfileCost:
+    """Measure what rounds cost before anything is decoded, or read it from this file of an earlier start."""
+    if not path.is_file():
+        document = profile(
+            pair,
+            contexts=[*dict.fromkeys(context_range(trace))],
+            depth=trace.depth,
+            repeats=TUNING_REPEATS,
+            sampler=settings.record.sampler,
+            seed=settings.seed,
+            tree_tokens=TREE_TOKENS if settings.record.tree_nodes else 0,
+            progress=lambda done, total: progress("profile", done, total),
+        )
+        write_json(document, path)
+    return profile_from_json(read_own(path, again=ANEW), "just measured")
+
+
 def keep_forecast(work: Path, out: Path) -> None:
-    """Keep beside the result what was known before anything was decoded: tuning profiles and tuned policies."""
+    """Move tuning profiles and tuned policies, which were known before anything was decoded, beside the result."""
     for path in work.glob("tun*.json"):
         path.replace(out / path.name)
 
 
-def identity_of(pair: Pair, trace: Path, settings: ValidationSettings) -> dict[str, Any]:
-    """All that tuned policies and decoded sequences depend on; there may be more repeats of them."""
-    kinds, tuned = POLICIES.values() if settings.kinds is None else settings.kinds, settings.tuned
+def conditions_of(pair: Pair, settings: ExperimentSettings) -> dict[str, Any]:
+    """Return the conditions under which sequences are decoded, by machine, target and tuning settings."""
     return {
-        "weights": pair.fingerprint,
         "layers": pair.target.config.num_hidden_layers,  # identity blocks are in no fingerprint, but take time
         "block_expansion": expansion_of(pair.target),
-        "predictor": None if pair.predictor is None else pair.predictor.digest,
-        "trace": file_digest(trace / META),  # which has the digests of its other files
         "device": device_name(pair.device),
         "threads": torch.get_num_threads(),
         "clock": clock_name(),
-        "dtype": pair.number_type,
         "kernels": backend_for(pair.device),
-        "policies": {kind.name: source_digest(kind) for kind in kinds},
-        "tuned": tuned and digest(json.dumps([[one.policy.name, one.policy.settings] for one in tuned.candidates])),
+        "policies": {kind.name: source_digest(kind) for kind in settings.policies},
         "trials": settings.trials,
         "tuning_share": settings.tuning_share,
         "seed": settings.seed,
     }
 
 
-def claim(work: Path, identity: dict[str, Any]) -> None:
-    """Make the folder this validation's, or find that it is; InputError if it is another's."""
-    path = work / IDENTITY
-    if not path.is_file():
-        write_json(identity, path)
-    found = read_own(path, again=ANEW)
-    refuse_other(f"{work} holds an unfinished validation", found, identity, f"{ANEW} or another --out")
+def identity_of(pair: Pair, trace: Path, settings: ValidationSettings) -> dict[str, Any]:
+    """Return all that tuned policies and decoded sequences depend on; repeats may be added."""
+    tuned = settings.tuned
+    policies = tuned and [[candidate.policy.name, candidate.policy.settings] for candidate in tuned.candidates]
+    return {
+        "weights": pair.fingerprint,
+        **conditions_of(pair, settings),
+        "dtype": pair.number_type,
+        "predictor": None if pair.predictor is None else pair.predictor.digest,
+        "trace": file_digest(trace / META),  # which has the digests of its other files
+        "tuned": policies and digest(json.dumps(policies)),
+    }

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 
-from realrun.decode.rounds import Decoded, Round
-from realrun.decode.sampling import Sampler
+from realrun.decode.rounds import Decoded
 from realrun.experiment.divergence import Divergence, divergences
 from realrun.experiment.error_parts import error_parts
-from realrun.experiment.measured_costs import MeasuredCosts, Run
-from realrun.experiment.measuring import Costs, measure_in_turns
-from realrun.experiment.timing import check_repeats, make_arm, wall_clock
-from realrun.machine_load import Load
+from realrun.experiment.measured_costs import MeasuredCosts
+from realrun.experiment.measuring import Costs, Measurement, measure_in_turns
+from realrun.experiment.settings import Candidate, ExperimentSettings, ValidationSettings
+from realrun.experiment.timing import Arm, make_arm
 from realrun.own_files import read_own
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
@@ -34,13 +33,7 @@ from specsim.policy.base import Policy, Variant, build_policy
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.registry import POLICIES
 from specsim.replaying.checks import check_covered, check_replayable
-from specsim.replaying.intervals import (
-    Estimate,
-    beyond_floor,
-    noise_floor_percent,
-    paired_difference,
-    ratio_interval,
-)
+from specsim.replaying.intervals import Estimate, beyond_floor, paired_difference, ratio_interval
 from specsim.replaying.prediction import Ladder, Prediction, ladder, oracle_seconds, summarise
 from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import Replay
@@ -51,33 +44,12 @@ TUNED, DECODED = "tuned.json", "decoded"  # in the folder of a validation that i
 
 
 class TunedFile(TypedDict):
-    """A policy's settings and where they come from, or the reason why it is none to validate."""
+    """A policy's settings and where they come from, or the reason why it cannot be validated."""
 
     params: NotRequired[dict[str, Any]]
     role: NotRequired[str]
     train_speedup: NotRequired[float]
     reason: NotRequired[str]
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A policy to validate.
-
-    role : where its settings come from: tuned, fitted, default or fixed_k
-    train_speedup : forecast before anything was decoded, from tuning costs and tuning prompts; None where unknown
-    """
-
-    policy: Policy
-    role: str
-    train_speedup: float | None = None
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """What an earlier validation tuned, and the costs that it measured."""
-
-    candidates: tuple[Candidate, ...]
-    cost: ProfileCost
 
 
 @dataclass(frozen=True)
@@ -123,17 +95,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Validation:
-    """All rows, with the hold-out trace and the measured baseline behind them."""
+    """All rows, with the held-out trace and the measurement behind them."""
 
     rows: list[Row]
     train: Trace
     holdout: Trace
     profile: dict[str, Any]  # the document of what rounds cost meanwhile, from the arms' own rounds and probes
-    cost: ProfileCost  # the same as a cost model
-    autoregressive_s: Floats
-    baseline_tokens: int  # of the baseline's outputs, in `autoregressive_s` seconds
-    null_arm: Estimate  # the baseline's seconds over those of a second baseline among the arms
-    load: Load  # how busy others kept the machine while it was decoded
+    measurement: Measurement
     environment: dict[str, Any]
     seed: int
     skipped: list[tuple[str, str]]  # (policy, reason) of those that trace or costs cannot serve
@@ -146,15 +114,11 @@ class Validation:
     def p90_abs_error_percent(self) -> float:
         return float(np.quantile([abs(row.error_percent) for row in self.rows], 0.9))
 
-    @property
-    def noise_floor_percent(self) -> float:
-        return noise_floor_percent(self.null_arm)
-
     def resolved(self, row: Row, best: Row) -> bool:
         """Whether two rows' measured speedups differ: by more than the noise floor, and significantly."""
-        difference = paired_difference(self.autoregressive_s, best.speculative_s, row.speculative_s)
+        difference = paired_difference(self.measurement.seconds[0], best.speculative_s, row.speculative_s)
         speedups = row.measured.estimate, best.measured.estimate
-        return difference.significant and beyond_floor(self.noise_floor_percent, *speedups)
+        return difference.significant and beyond_floor(self.measurement.noise_floor_percent, *speedups)
 
 
 def candidates(
@@ -167,13 +131,13 @@ def candidates(
     progress: Progress | None = None,
     kept: Path | None = None,
 ) -> tuple[list[Candidate], list[tuple[str, str]]]:
-    """What to validate: every policy that the trace can serve, in all its variants, tuned on `train`.
+    """Tune every policy that the trace can serve, in all its variants, on `train`.
 
-    With it the (policy, reason) of those that trace or costs cannot serve.
+    Returns the distinct policies, and (policy, reason) of those that trace or costs cannot serve.
 
-    kept : file of what is tuned, by and by; what is there is not tuned again
+    kept : file of tuned policies, written after each; policies in it are not tuned again
     """
-    found: list[Candidate] = []
+    chosen: list[Candidate] = []
     priced = PricedTrace(train, cost)
     served, skipped = applicable_variants(train, POLICIES.values() if kinds is None else kinds, cost)
     tuned: dict[str, Any] = {}
@@ -189,18 +153,18 @@ def candidates(
             skipped.append((name, reason))
         else:
             policy = build_policy(kind, tuned[name]["params"])
-            if all(policy != candidate.policy for candidate in found):
-                found.append(Candidate(policy, tuned[name]["role"], tuned[name].get("train_speedup")))
+            if all(policy != candidate.policy for candidate in chosen):
+                chosen.append(Candidate(policy, tuned[name]["role"], tuned[name].get("train_speedup")))
         if progress:
             progress("tune", done + 1, len(served))
-    if not found:
+    if not chosen:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in skipped)
         raise InputError(f"none of the policies can be validated here ({reasons}); choose others")
-    return found, skipped
+    return chosen, skipped
 
 
 def _tuned(kind: type[Policy], variant: Variant, priced: PricedTrace, search: SearchSettings) -> dict[str, Any]:
-    """A policy's settings and where they come from, or the reason why it cannot be validated."""
+    """Tune a policy: its settings and where they come from, or the reason why it cannot be validated."""
     try:
         policy = fit_variant(kind, variant, priced, search)
         check_replayable(priced.trace, policy)
@@ -217,135 +181,146 @@ def predict_and_measure(
     trace: Trace,
     prompts: Sequence[Prompt],
     cost: ProfileCost,
-    *,
-    kinds: Sequence[type[Policy]] | None = None,
-    tuned: Sequence[Candidate] | None = None,
-    trials: int = 100,
-    repeats: int = 3,
-    tuning_share: float = 0.5,
-    seed: int = 0,
-    progress: Progress | None = None,
+    settings: ValidationSettings,
+    progress: Progress = lambda what, done, total: None,
     folder: Path | None = None,
 ) -> Validation:
-    """Tune on one part of the trace, then decode the hold-out prompts for real.
+    """Tune on one part of the trace, then decode the held-out prompts for real.
 
-    Every prompt is decoded at once by the baseline, by a second baseline that shows what differs by chance (the null
-    arm), and by every policy, in turns of a few rounds; probes of what no arm does often take turns too. Every round
-    is taken at the median of its repeats, whose number is odd and at least 3. Policies are tuned under `cost`, and
-    forecast by it; predictions use what rounds cost during the decoding itself. prompts[i] must be the prompt of the
-    trace's sequence i.
+    Every prompt is decoded at once by the baseline, by a repeated baseline that shows what differs by chance (the A/A
+    test), and by every policy, in turns of a few rounds; probes of what no arm does often take turns too. Every round
+    is taken at the median of its repeats. Policies are tuned under `cost`, and forecast by it; predictions use the
+    costs of the rounds decoded here. prompts[i] must be the prompt of the trace's sequence i.
 
-    kinds : policies to compare, default all
-    tuned : policies to compare as they are, in place of tuning `kinds`
-    folder : where tuned policies and decoded sequences are kept, and read where they are; None keeps nothing
+    folder : where tuned policies and decoded sequences are kept, and read if they exist; None keeps nothing
     """
-    check_repeats(repeats)
-    sampler = Sampler(**trace.meta["decoding"])
-    tuning, held = split_sequences(trace, tuning_share=tuning_share, seed=seed)
+    tuning, held = split_sequences(trace, tuning_share=settings.tuning_share, seed=settings.seed)
     train, holdout = trace.select(tuning), trace.select(held)
-    if tuned is None:
-        kept = folder and folder / TUNED
-        chosen, skipped = candidates(train, cost, kinds=kinds, trials=trials, seed=seed, progress=progress, kept=kept)
+    if settings.tuned is None:
+        chosen, skipped = candidates(
+            train,
+            cost,
+            kinds=settings.kinds,
+            trials=settings.trials,
+            seed=settings.seed,
+            progress=progress,
+            kept=folder and folder / TUNED,
+        )
     else:
-        chosen, skipped = list(tuned), []
-    policies: list[Policy | None] = [None, *(candidate.policy for candidate in chosen), None]
-    arms = [make_arm(str(policy), policy, pair, sampler) for policy in policies]
+        chosen, skipped = list(settings.tuned.candidates), []
     texts = [prompts[sequence] for sequence in held.tolist()]
     costs = MeasuredCosts(
-        pair, holdout, tree_tokens=cost.max_tree_tokens, sampler=sampler, seed=seed, texts=repeats * len(texts)
+        pair,
+        holdout,
+        tree_tokens=cost.max_tree_tokens,
+        sampler=settings.record.sampler,
+        seed=settings.seed,
+        texts=settings.repeats * len(texts),
     )
-    timings, load = measure_in_turns(
+    arms = arms_of(pair, chosen, settings)
+    measurement = measure_in_turns(
         arms,
         {"pair": Costs(costs, range(len(arms)))},
         texts,
         holdout,
         folder and folder / DECODED,
-        repeats=repeats,
-        seed=seed,
-        progress=lambda done, total: progress("decode", done, total) if progress else None,
+        repeats=settings.repeats,
+        seed=settings.seed,
+        progress=lambda done, total: progress("decode", done, total),
     )
-    everything = range(len(texts))
 
-    def runs(arm: int, index: int, rounds: list[Round]) -> Run:
-        return policies[arm], len(texts[index].tokens), rounds
+    def profile_of(arms: Iterable[int]) -> dict[str, Any]:
+        return costs.document(measurement.runs(arms), settings.repeats)
 
-    typical = [[timings.rounds(arm, index) for index in everything] for arm in range(len(arms))]
-
-    def runs_of(chosen: Iterable[int]) -> Iterator[Run]:
-        return (runs(arm, index, typical[arm][index]) for arm in chosen for index in everything)
-
-    document = costs.document(runs_of(range(len(arms))), repeats)
-    cost = profile_from_json(document, "just measured")
-
-    def cost_of(left_out: int) -> ProfileCost:
-        """What rounds cost by all arms but one, and by the probes."""
-        others = runs_of(arm for arm in range(len(arms)) if arm != left_out)
-        return profile_from_json(costs.document(others, repeats), "just measured")
-
-    baseline_s, *arms_s, null_s = (timings.seconds_for_baseline(arm, everything) for arm in range(len(arms)))
-    kinds_run = [type(candidate.policy) for candidate in chosen]
-    priced = PricedTrace(holdout, cost)
-    oracle_s = oracle_seconds(priced, kinds_run, seed=seed)
-    round_s = [timings.mean_round_s(arm, everything) for arm in range(len(arms))]
-
-    def first_departures(number: int, replayed: Replay) -> list[Divergence]:
-        own_runs, log = timings.last_runs(number, everything), replayed.rounds
-        if holdout.approximate or rounds_identical(replayed, own_runs) == output_identical(holdout, own_runs) == 1:
-            return []
-        assert log is not None
-        arm, policy = arms[number], chosen[number - 1].policy
-        return divergences(arm.decoder, policy, holdout, texts, log, own_runs, seed=seed)
-
-    null_arm = ratio_interval(baseline_s, null_s)
-    baseline_wall_s = timings.wall_s_for_baseline(0, everything)
+    document = profile_of(range(len(arms)))
+    priced = PricedTrace(holdout, profile_from_json(document, "just measured"))
+    oracle_s = oracle_seconds(priced, [type(candidate.policy) for candidate in chosen], seed=settings.seed)
     rows = []
-    for number, candidate in enumerate(chosen, start=1):
-        replayed = priced.replay(candidate.policy, seed=seed, log=True)
-        own_s = arms_s[number - 1]
-        own_runs = timings.last_runs(number, everything)
-        done = [one for index in everything for run in timings.runs[number, index] for one in run.rounds]
-        accepted, drafted = (sum(getattr(one, what) for one in done) for what in ("accepted", "drafted"))
-        measured = ratio_interval(baseline_s, own_s)
-        wall_s = timings.wall_s_for_baseline(number, everything)
-        emitted = sum(len(run.tokens) for index in everything for run in timings.runs[number, index])
-        rows.append(
-            Row(
-                candidate=candidate,
-                replayed=replayed,
-                predicted=summarise(replayed, oracle_s),
-                unseen=PricedTrace(holdout, cost_of(number)).replay(candidate.policy, seed=seed).speedup,
-                measured=measured,
-                wall_clock=wall_clock(baseline_wall_s, wall_s, measured, noise_floor_percent(null_arm)),
-                ladder=ladder(holdout, candidate.policy, cost, seed=seed),
-                error_parts=error_parts(priced, replayed, typical[number]),
-                speculative_s=own_s,
-                runs=own_runs,
-                measured_tau=emitted / len(done),
-                overhead=round_s[number] / round_s[0],
-                measured_v_d=float(metrics.draft_precision(accepted, drafted)),
-                rounds_identical=None if holdout.approximate else rounds_identical(replayed, own_runs),
-                output_identical=None if holdout.approximate else output_identical(holdout, own_runs),
-                divergences=first_departures(number, replayed),
-            )
-        )
+    for arm, candidate in enumerate(chosen, start=1):
+        others = profile_of(other for other in range(len(arms)) if other != arm)
+        unseen = PricedTrace(holdout, profile_from_json(others, "just measured"))
+        rows.append(_row(measurement, arm, candidate, priced, unseen, oracle_s, settings.seed))
     return Validation(
         rows=rows,
         train=train,
         holdout=holdout,
         profile=document,
-        cost=cost,
-        autoregressive_s=baseline_s,
-        baseline_tokens=sum(len(run.tokens) for run in timings.last_runs(0, everything)),
-        null_arm=null_arm,
-        load=load,
+        measurement=measurement,
         environment=pair.environment,
-        seed=seed,
+        seed=settings.seed,
         skipped=skipped,
     )
 
 
+def arms_of(pair: Pair, chosen: Sequence[Candidate], settings: ExperimentSettings) -> list[Arm]:
+    """Make the arms of a measurement: the baseline, these policies, and the baseline once more."""
+    policies: list[Policy | None] = [None, *(candidate.policy for candidate in chosen), None]
+    return [make_arm(str(policy), policy, pair, settings.record.sampler) for policy in policies]
+
+
+def _row(
+    measurement: Measurement,
+    arm: int,
+    candidate: Candidate,
+    priced: PricedTrace,
+    unseen: PricedTrace,
+    oracle_s: Floats,
+    seed: int,
+) -> Row:
+    """Compare an arm's runs with its replay. unseen : the trace at costs from the other arms' rounds alone"""
+    trace, cost, policy = priced.trace, priced.cost, candidate.policy
+    assert isinstance(cost, ProfileCost)
+    replayed = priced.replay(policy, seed=seed, log=True)
+    runs, timings = measurement.last_runs(arm), measurement.timings
+    all_runs = [run for index in measurement.sequences for run in timings.runs[arm, index]]
+    rounds = [round_ for run in all_runs for round_ in run.rounds]
+    accepted, drafted = (sum(getattr(round_, name) for round_ in rounds) for name in ("accepted", "drafted"))
+    round_s, baseline_round_s = (timings.mean_round_s(number, measurement.sequences) for number in (arm, 0))
+    measured = ratio_interval(measurement.seconds[0], measurement.seconds[arm])
+    exact = not trace.approximate
+    same_rounds = rounds_identical(replayed, runs) if exact else None
+    same_output = output_identical(trace, runs) if exact else None
+    departures: list[Divergence] = []
+    if exact and not same_rounds == same_output == 1:
+        assert replayed.rounds is not None
+        decoder = measurement.arms[arm].decoder
+        departures = divergences(decoder, policy, trace, measurement.prompts, replayed.rounds, runs, seed=seed)
+    return Row(
+        candidate=candidate,
+        replayed=replayed,
+        predicted=summarise(replayed, oracle_s),
+        unseen=unseen.replay(policy, seed=seed).speedup,
+        measured=measured,
+        wall_clock=measurement.wall_clock(arm, measured),
+        ladder=ladder(trace, policy, cost, seed=seed),
+        error_parts=error_parts(priced, replayed, measurement.typical_rounds(arm)),
+        speculative_s=measurement.seconds[arm],
+        runs=runs,
+        measured_tau=sum(len(run.tokens) for run in all_runs) / len(rounds),
+        overhead=round_s / baseline_round_s,
+        measured_v_d=float(metrics.draft_precision(accepted, drafted)),
+        rounds_identical=same_rounds,
+        output_identical=same_output,
+        divergences=departures,
+    )
+
+
+def compared(
+    measurement: Measurement, arm: int, measured: Estimate, predicted: float, replayed: Replay, trace: Trace
+) -> dict[str, Any]:
+    """Compare an arm of an exact trace with its replay, as JSON. predicted : its speedup by replay"""
+    runs = measurement.last_runs(arm)
+    return {
+        "measured": measured.as_dict(),
+        **measurement.wall_clock(arm, measured),
+        "error_percent": (predicted / measured.estimate - 1) * 100,
+        "rounds_identical_percent": 100 * rounds_identical(replayed, runs),
+        "output_identical_percent": 100 * output_identical(trace, runs),
+    }
+
+
 def rounds_identical(replayed: Replay, runs: Sequence[Decoded]) -> float:
-    """Share of replayed rounds that the real run did just so: t, drafted, accepted, verified tokens, last, drafter."""
+    """Compute the share of replayed rounds that the real run has too, by t, tokens, last token and drafter."""
     assert replayed.rounds is not None
     real = {(index, *row) for index, run in enumerate(runs) for row in run.full_log()}
     log = replayed.rounds
@@ -354,7 +329,7 @@ def rounds_identical(replayed: Replay, runs: Sequence[Decoded]) -> float:
 
 
 def output_identical(trace: Trace, runs: Sequence[Decoded]) -> float:
-    """Share of sequences whose real output equals the recorded one, token for token."""
+    """Compute the share of sequences whose real output equals the recorded output, token for token."""
     same = 0
     for index, run in enumerate(runs):
         recorded = trace.token[trace.offsets[index] : trace.offsets[index + 1]].tolist()

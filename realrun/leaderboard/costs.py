@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from realrun.decode.sampling import Sampler
 from realrun.measure.profile import TREE_TOKENS, profile
+from realrun.measure.record import RecordSettings
 from realrun.measure.stream import STATISTICS, Samples, Stream
 from realrun.own_files import read_own
 from realrun.pairs.pair import Pair
@@ -39,11 +39,13 @@ class Slices(Samples):
     profile: dict[str, Any]
 
 
-class Costs:
+class SlicedCosts:
     """Profiles that grow by slices, kept in FOLDER/NAME, where a second start goes on.
 
     pairs : by the drafter's name
     plain : the plain target with a drafter that leaves its pass alone
+    contexts : at which costs are measured
+    record : what is recorded of the drafters, and how tokens are chosen
     """
 
     def __init__(
@@ -53,14 +55,11 @@ class Costs:
         folder: Path,
         *,
         contexts: Sequence[int],
-        depth: int,
-        trees: bool,
-        sampler: Sampler,
+        record: RecordSettings,
         seed: int,
     ):
         self.pairs, self.drafters = {**pairs, PLAIN: plain}, list(pairs)
-        self.folder, self.contexts, self.depth, self.trees = folder, contexts, depth, trees
-        self.sampler, self.seed = sampler, seed
+        self.folder, self.contexts, self.record, self.seed = folder, contexts, record, seed
         self.slices: dict[str, int] = dict.fromkeys(self.pairs, 0)
         self.streams = {name: Stream() for name in self.pairs}
         self.profiles: dict[str, dict[str, Any]] = {}
@@ -106,11 +105,11 @@ class Costs:
         self.profiles[name] = profile(
             self.pairs[name],
             contexts=self.contexts,
-            depth=1 if alone else self.depth,
+            depth=1 if alone else self.record.max_draft_tokens,
             repeats=SLICE_REPEATS,
-            sampler=self.sampler,
+            sampler=self.record.sampler,
             seed=self.seed,
-            tree_tokens=TREE_TOKENS if self.trees and not alone else 0,
+            tree_tokens=TREE_TOKENS if self.record.tree is not None and not alone else 0,
             stream=self.streams[name],
         )
         self.slices[name] += 1

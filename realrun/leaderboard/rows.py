@@ -4,25 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from realrun.experiment.choice import Forecast, choice_of
-from realrun.experiment.timing import wall_clock
+from realrun.experiment.document import rate_of
+from realrun.experiment.measuring import Measurement
+from realrun.experiment.validate import compared
 from realrun.leaderboard.costs import models
-from realrun.leaderboard.measure import Measured
 from realrun.pairs.drafter_files import weights_digest
 from realrun.pairs.pair import Pair
 from specsim.acceptance.formulas import distinct_trigrams
-from specsim.cost.profile import ProfileCost
 from specsim.io.arrays import Floats
 from specsim.policy.base import Policy
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.chain.space_k import SpaceK
 from specsim.policy.tree.base import TreePolicy
-from specsim.replaying.intervals import Estimate, ratio_interval
+from specsim.replaying.intervals import ratio_interval
 from specsim.replaying.prediction import summarise
 from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import Replay
@@ -31,12 +32,16 @@ from specsim.replaying.sums import PARTS
 from specsim.trace.trace import Trace
 
 FIXED, ADAPTIVE, TREE, PAPER = "fixed K", "adaptive chain", "tree", "its paper's"
+MEASURED = (
+    *("measured", "error_percent", "rounds_identical_percent", "output_identical_percent"),
+    "measured_sequence_seconds",
+)  # of a row, where something was decoded
 LOOPS = 0.5  # share of distinct trigrams up to which a text repeats itself
 
 
 @dataclass(frozen=True)
 class Entry:
-    """The best policy of one role with one drafter, as tuned; train_speedup : on the tuning prompts.
+    """The best policy of a role with a drafter, as tuned; train_speedup : on the tuning prompts.
 
     Roles are the best fixed K, adaptive chain and tree, and the policy that the drafter's paper drafts with.
     """
@@ -65,122 +70,141 @@ def role_of(kind: type[Policy]) -> str:
     return FIXED if kind in (FixedK, SpaceK) else ADAPTIVE
 
 
-def replays(
-    entries: Sequence[Entry], holdouts: Mapping[str, Trace], costs: Mapping[str, ProfileCost], seed: int
-) -> list[Replay]:
-    """Each entry's replay on the held-out prompts, with the draws of the real runs."""
-    priced = {name: PricedTrace(trace, costs[name]) for name, trace in holdouts.items()}
-    return [priced[entry.drafter].replay(entry.policy, seed=seed, log=True) for entry in entries]
+@dataclass(frozen=True)
+class Board:
+    """Everything that a leaderboard's document is made of.
 
-
-def rows(
-    entries: Sequence[Entry],
-    pairs: Mapping[str, Pair],
-    plain: Pair,
-    holdouts: Mapping[str, Trace],
-    costs: Mapping[str, ProfileCost],
-    measured: Sequence[Measured] | None,
-    seed: int,
-    floor_percent: float,
-) -> list[dict[str, Any]]:
-    """The board's rows, by measured speedup, or by the predicted one where nothing was measured.
-
-    A drafter's seconds on a prompt are taken for as much text as the baseline's: a tuned target may write
-    more or less than the plain one, and in low precision another pass of the same target may, too.
-
-    measured : the baseline, the entries in their order, and the null arm; floor_percent : their noise floor
+    Parameters
+    ----------
+    pairs : by the drafter's name
+    plain : the target with a drafter that leaves its pass alone
+    holdouts, profiles : held-out trace and cost profile of every drafter
+    measurement : of the baseline, the entries in their order, and the baseline again; None if nothing was decoded
+    seed : of the policies' uniforms
     """
-    found = replays(entries, holdouts, costs, seed)
-    own = next((name for name in holdouts if not has_own_target(pairs[name], plain)), next(iter(holdouts)))
-    baseline_s = next(r.autoregressive_s for e, r in zip(entries, found, strict=True) if e.drafter == own)
-    seconds = [r.speculative_s * baseline_s / r.autoregressive_s for r in found]
+
+    pairs: Mapping[str, Pair]
+    plain: Pair
+    entries: Sequence[Entry]
+    holdouts: Mapping[str, Trace]
+    profiles: Mapping[str, Mapping[str, Any]]
+    measurement: Measurement | None
+    seed: int
+
+    @cached_property
+    def priced(self) -> dict[str, PricedTrace]:
+        """Held-out traces with their costs, by the drafter's name."""
+        costs = models(self.profiles)
+        return {name: PricedTrace(trace, costs[name]) for name, trace in self.holdouts.items()}
+
+    @cached_property
+    def looping(self) -> npt.NDArray[np.bool_]:
+        """Whether each held-out text of a drafter over the plain target repeats itself [S]."""
+        return np.array([share <= LOOPS for share in trigram_shares(self.holdouts[self.drafter_of_plain])])
+
+    @property
+    def drafter_of_plain(self) -> str:
+        """The first drafter that shares the plain target."""
+        shared = (name for name in self.holdouts if not has_own_target(self.pairs[name], self.plain))
+        return next(shared, next(iter(self.holdouts)))
+
+
+def rows(board: Board) -> list[dict[str, Any]]:
+    """Make the board's rows, by measured speedup, or by the predicted speedup if nothing was measured.
+
+    A drafter's seconds on a prompt are taken for as much text as the baseline's: a tuned target may write more or less
+    than the plain target, and in low precision another pass of the same target may, too.
+    """
+    entries, measurement = board.entries, board.measurement
+    replays = [board.priced[entry.drafter].replay(entry.policy, seed=board.seed, log=True) for entry in entries]
+    baseline_s = next(
+        replayed.autoregressive_s
+        for entry, replayed in zip(entries, replays, strict=True)
+        if entry.drafter == board.drafter_of_plain
+    )
+    seconds = [replayed.speculative_s * baseline_s / replayed.autoregressive_s for replayed in replays]
     ranked_by, against = seconds, baseline_s
-    if measured is not None:
-        wanted = measured[0].tokens
-        against, *ranked_by = (one.seconds_for(wanted) for one in measured[:-1])
-    order = np.argsort([s.sum() for s in ranked_by], kind="stable").tolist()
-    leader = order[0]
+    if measurement is not None:
+        against, *ranked_by, _ = measurement.seconds
+    order = np.argsort([own_s.sum() for own_s in ranked_by], kind="stable").tolist()
     by_replay, ranking = simultaneous(baseline_s, seconds), simultaneous(against, ranked_by)
-    most = {name: max(e.train_speedup for e in entries if e.drafter == name) for name in holdouts}
-    flows = np.array([share > LOOPS for share in trigram_shares(holdouts[own])])
-    board = []
-    for at in order:
-        entry, replayed = entries[at], found[at]
-        predicted = summarise(replayed)
-        behind = None if at == leader else ranking.difference(leader, at)
-        spent = replayed.seconds.sum(axis=0) / replayed.output_tokens.sum()
-        board.append(
+    table = []
+    for number in order:
+        entry, replayed = entries[number], replays[number]
+        behind = None if number == order[0] else ranking.difference(order[0], number)
+        comparison: dict[str, Any] = dict.fromkeys(MEASURED)
+        if measurement is not None:
+            predicted = float(baseline_s.sum() / seconds[number].sum())
+            holdout, measured = board.holdouts[entry.drafter], ranking.speedups[number]
+            comparison = compared(measurement, 1 + number, measured, predicted, replayed, holdout)
+            comparison["measured_sequence_seconds"] = ranked_by[number].tolist()
+        table.append(
             {
-                "label": entry.title,
-                "drafter": entry.drafter,
-                "role": entry.role,
-                "policy": entry.policy.name,
-                "form": entry.label,
-                "settings": str(entry.policy).removeprefix(entry.policy.name)[1:-1],
-                "params": entry.policy.settings,
-                "own_target": has_own_target(pairs[entry.drafter], plain),
-                "best_of_drafter": entry.train_speedup == most[entry.drafter],
-                "speedup": by_replay.speedups[at].as_dict(),
+                **_settings(entry, board),
+                "speedup": by_replay.speedups[number].as_dict(),
                 "leader_minus_this": None if behind is None else behind.as_dict(),
                 "tied_with_leader": behind is not None and not behind.significant,
-                "without_loops": _over(flows, against, ranked_by[at]),
-                "train_speedup": entry.train_speedup,
-                **{key: getattr(predicted, key) for key in ("tau", "v_d", "r_d", "hm")},
-                "truncated_share": predicted.truncated_share,
-                "token_seconds": dict(zip(PARTS, spent.tolist(), strict=True)),
-                "sequence_seconds": seconds[at].tolist(),
-                **_measured(seconds[at], baseline_s, measured, at, ranking.speedups[at], floor_percent),
+                "without_loops": _over(~board.looping, against, ranked_by[number]),
+                **_predicted(replayed),
+                "sequence_seconds": seconds[number].tolist(),
+                **comparison,
             }
         )
-    return board
+    return table
+
+
+def _settings(entry: Entry, board: Board) -> dict[str, Any]:
+    """A row's policy and drafter, and the forecast."""
+    best = max(other.train_speedup for other in board.entries if other.drafter == entry.drafter)
+    return {
+        "label": entry.title,
+        "drafter": entry.drafter,
+        "role": entry.role,
+        "policy": entry.policy.name,
+        "form": entry.label,
+        "settings": str(entry.policy).removeprefix(entry.policy.name)[1:-1],
+        "params": entry.policy.settings,
+        "own_target": has_own_target(board.pairs[entry.drafter], board.plain),
+        "best_of_drafter": entry.train_speedup == best,
+        "train_speedup": entry.train_speedup,
+    }
+
+
+def _predicted(replayed: Replay) -> dict[str, Any]:
+    """A row's rates, and seconds per token by part of a round."""
+    predicted, token_s = summarise(replayed), replayed.seconds.sum(axis=0) / replayed.output_tokens.sum()
+    rates = {key: getattr(predicted, key) for key in ("tau", "v_d", "r_d", "hm", "truncated_share")}
+    return {**rates, "token_seconds": dict(zip(PARTS, token_s.tolist(), strict=True))}
 
 
 def trigram_shares(trace: Trace) -> list[float]:
-    """Share of distinct trigrams in every output."""
+    """Compute the share of distinct trigrams in every output."""
     return [distinct_trigrams([text]) for text in np.split(trace.token, trace.offsets[1:-1])]
 
 
-def _over(which: npt.NDArray[np.bool_], baseline_s: Floats, own_s: Floats) -> dict[str, float] | None:
-    """The speedup over some of the prompts; None where there are fewer than two of them."""
-    return ratio_interval(baseline_s[which], own_s[which]).as_dict() if which.sum() > 1 else None
+def _over(chosen: npt.NDArray[np.bool_], baseline_s: Floats, own_s: Floats) -> dict[str, float] | None:
+    """Compute the speedup over the chosen prompts; None if there are fewer than two of them."""
+    return ratio_interval(baseline_s[chosen], own_s[chosen]).as_dict() if chosen.sum() > 1 else None
 
 
-def choice_from(
-    entries: Sequence[Entry], measured: Sequence[Measured] | None, floor_percent: float
-) -> dict[str, Any] | None:
-    """What the tuning forecast chose and what that cost, as `choice_of` says; None where nothing was measured."""
-    if measured is None:
-        return None
-    wanted = measured[0].tokens
+def measured_facts(board: Board) -> dict[str, Any]:
+    """Summarise the baselines' runs and the forecast's choice; None everywhere if nothing was measured."""
+    measurement = board.measurement
+    if measurement is None:
+        keys = ("load", "null_arm", "noise_floor_percent", "baseline", "baseline_sequence_seconds", "choice")
+        return dict.fromkeys(keys)
+    baseline_s, *entries_s, _ = measurement.seconds
     forecasts = [
-        Forecast(entry.title, entry.train_speedup, own.seconds_for(wanted))
-        for entry, own in zip(entries, measured[1:-1], strict=True)
+        Forecast(entry.title, entry.train_speedup, own_s) for entry, own_s in zip(board.entries, entries_s, strict=True)
     ]
-    return choice_of(forecasts, measured[0].seconds_for(wanted), floor_percent)
-
-
-def _measured(
-    seconds: Floats,
-    baseline_s: Floats,
-    measured: Sequence[Measured] | None,
-    at: int,
-    found: Estimate,
-    floor_percent: float,
-) -> dict[str, Any]:
-    """What really decoding the entry of this number gave. found : its measured speedup, where it was measured"""
-    keys = ("measured", "error_percent", "rounds_identical_percent", "output_identical_percent")
-    if measured is None:
-        return dict.fromkeys((*keys, "measured_sequence_seconds"))
-    baseline, own = measured[0], measured[1 + at]
-    wanted = baseline.tokens
-    assert own.rounds_identical is not None and own.output_identical is not None
+    floor = measurement.noise_floor_percent
     return {
-        "measured": found.as_dict(),
-        **wall_clock(baseline.wall_s_for(wanted), own.wall_s_for(wanted), found, floor_percent),
-        "measured_sequence_seconds": own.seconds_for(wanted).tolist(),
-        "error_percent": (float(baseline_s.sum() / seconds.sum()) / found.estimate - 1) * 100,
-        "rounds_identical_percent": 100 * own.rounds_identical,
-        "output_identical_percent": 100 * own.output_identical,
+        "load": measurement.load._asdict(),
+        "null_arm": measurement.null_arm.as_dict(),
+        "noise_floor_percent": floor,
+        "baseline": rate_of(baseline_s, measurement.baseline_tokens),
+        "baseline_sequence_seconds": baseline_s.tolist(),
+        "choice": choice_of(forecasts, baseline_s, floor),
     }
 
 
@@ -189,15 +213,10 @@ def has_own_target(pair: Pair, plain: Pair) -> bool:
     return pair.target is not plain.target and weights_digest(pair.target) != weights_digest(plain.target)
 
 
-def about(
-    pairs: Mapping[str, Pair],
-    plain: Pair,
-    holdouts: Mapping[str, Trace],
-    documents: Mapping[str, Mapping[str, Any]],
-) -> dict[str, Any]:
-    """What was compared, and how fast the plain target is alone. documents : profiles by the drafter's name"""
-    costs = models(documents)
-    tables = {name: PricedTrace(trace, costs[name]).table() for name, trace in holdouts.items()}
+def about(board: Board) -> dict[str, Any]:
+    """Describe what was compared, and how fast the plain target is alone."""
+    plain, holdouts = board.plain, board.holdouts
+    tables = {name: priced.table() for name, priced in board.priced.items()}
     first, table = next(iter(holdouts.values())), next(iter(tables.values()))
     return {
         "target": plain.target_name,
@@ -217,13 +236,14 @@ def about(
                 "depth": holdouts[name].depth,
                 "first_token_accepted_share": float((holdouts[name].match_len > 0).mean()),
                 "step_ratio": tables[name].step_ratio,
-                "contexts": documents[name]["contexts"],
+                "contexts": board.profiles[name]["contexts"],
             }
-            for name, pair in pairs.items()
+            for name, pair in board.pairs.items()
         ],
     }
 
 
-def median_error(rows: Sequence[Mapping[str, Any]]) -> float | None:
-    errors = [abs(row["error_percent"]) for row in rows if row["error_percent"] is not None]
+def median_error(table: Sequence[Mapping[str, Any]]) -> float | None:
+    """Compute the median absolute error of the rows' predictions, in percent."""
+    errors = [abs(row["error_percent"]) for row in table if row["error_percent"] is not None]
     return float(np.median(errors)) if errors else None

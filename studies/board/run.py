@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from realrun.leaderboard.job import Settings, named, run_leaderboard
+from realrun.leaderboard.job import BoardSettings, named, run_leaderboard
 from realrun.pairs.pair import LOOKUP, load_pair
 from realrun.pairs.prompts import study_prompts
 from specsim.cli.console import progress_bar
@@ -34,7 +34,7 @@ def board(out: Path, run: Config, config: Config) -> Document:
     done = out / run["name"] / "board.json"
     if done.is_file():
         return dict(json.loads(done.read_text()))
-    settings = Settings(
+    settings = BoardSettings(
         record=record_settings(run, config, trees=True),
         kinds=tuple(POLICIES[name] for name in config["policies"]),
         trials=config["trials"],

@@ -25,7 +25,7 @@ ENGINES = {  # options of engines, which are named too
 }
 LINE = re.compile(rf"(?:`|Example: |&& )((?:{'|'.join(APPS)}) [^`&\n]*)")  # a command, as it is typed
 
-RAISING = ("InputError", "BenchError", "read_own", "refuse_other")  # what errors' texts are given to
+RAISING = ("InputError", "BenchError", "claim", "read_own", "refuse_other")  # what errors' texts are given to
 # Errors of these files, or functions of them, name options without a command: all commands that raise them have those.
 TRACES = ("realrun record", "realrun validate", "realrun leaderboard")
 TRAININGS = ("realrun train eesd", "realrun train medusa", "realrun train edd", "realrun train eagle")
@@ -38,7 +38,7 @@ RAISED_BY = {
     "realrun/engines/validate.py": ("realrun engine validate",),
     "realrun/decode/draft_model.py": (*TRACES[:2], "realrun profile"),
     "realrun/leaderboard/job.py": ("realrun leaderboard",),
-    "realrun/leaderboard/joined.py": ("realrun validate",),
+    "realrun/experiment/joined.py": ("realrun validate",),
     "realrun/lm/clock.py": ("realrun validate", "realrun leaderboard", "realrun profile"),
     "realrun/lm/kernels.py": (*TRACES, "realrun profile"),
     "realrun/own_files.py:refuse_file": (*TRACES[1:], *TRAININGS, "realrun train self-sd"),

@@ -17,7 +17,8 @@ from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
 from realrun.drafters.kind import DrafterKind, Origin
 from realrun.drafters.registry import DRAFTERS
-from realrun.experiment.run import ValidationSettings, validate
+from realrun.experiment.run import validate
+from realrun.experiment.settings import ValidationSettings
 from realrun.experiment.validate import output_identical, rounds_identical
 from realrun.lm.cached import CachedLM
 from realrun.lm.open import make_lm

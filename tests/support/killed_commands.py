@@ -87,7 +87,7 @@ def run_command(arguments: list[str], err: Path, log: Path) -> None:
         (measuring_module, "decode_sequence", "decoded sequence", lambda *_, **__: True),
         (validate_module, "_tuned", "tuned policy", lambda *_, **__: True),
         (job_module, "leaderboards", "tuned drafter", lambda *_, **__: True),
-        (costs_module.Costs, "_slice", "slice of costs", lambda *_, **__: True),
+        (costs_module.SlicedCosts, "_slice", "slice of costs", lambda *_, **__: True),
         (_Run, "_train_step", "training step", lambda *_, **__: True),
     ]
     for owner, name, unit, when in patched:

@@ -20,8 +20,9 @@ from realrun.experiment.choice import choice_of
 from realrun.experiment.document import forecasts_of, row_document
 from realrun.experiment.error_parts import error_parts
 from realrun.experiment.scripted.decoder import ScriptedDecoder, with_prefix
+from realrun.experiment.settings import Candidate
 from realrun.experiment.timing import Timings, check_repeats, wall_clock
-from realrun.experiment.validate import Candidate, Row, candidates, rounds_identical
+from realrun.experiment.validate import Row, candidates, rounds_identical
 from realrun.measure.profile import ProfileSlices, contexts_between
 from realrun.pairs.pair import Pair
 from realrun.pairs.random_pair import random_pair, vocabulary

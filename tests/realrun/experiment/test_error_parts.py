@@ -8,13 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from realrun.decode.rounds import Round
+from realrun.decode.rounds import Decoded, Round
 from realrun.experiment.error_parts import PARTS, error_parts
+from realrun.experiment.measuring import Measurement
+from realrun.experiment.timing import Arm, Timings
 from realrun.experiment.validate import Row, Validation
+from realrun.machine_load import Load
+from realrun.pairs.prompts import Prompt
 from specsim.cost.profile import ProfileCost, TreeProfile
+from specsim.io.arrays import Floats
 from specsim.policy.base import Policy
 from specsim.policy.registry import make_policy
-from specsim.replaying.intervals import Estimate, ratio_interval
+from specsim.replaying.intervals import Estimate, noise_floor_percent, ratio_interval
 from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import Replay
 from tests.support.tree_policies import CoinTree
@@ -110,28 +115,41 @@ def test_an_error_is_told_where_it_was_made(policy: Policy) -> None:
 # What the noise leaves.
 
 
-def validation(null_s: list[float], arms_s: list[list[float]]) -> Validation:
-    """Of these seconds per sequence: those of the null arm, and those of every policy; the baseline takes 1 s each."""
-    baseline_s = np.ones(len(null_s))
+def run_of(seconds: float) -> Decoded:
+    """A round of this many seconds that emitted a token."""
+    return Decoded([7], [Round(0, 0, 0, 0, 0, 0.0, 0.0, 0.0, seconds)], prefill_s=0.0)
 
-    def row(own_s: list[float]) -> Row:
+
+def measured(null_s: list[float], arms_s: list[list[float]]) -> Measurement:
+    """Of these seconds per sequence: those of the null arm, and those of every policy; the baseline takes 1 s each."""
+    arms, timings = [[1.0] * len(null_s), *arms_s, null_s], Timings()
+    for arm, seconds in enumerate(arms):
+        for sequence, own_s in enumerate(seconds):
+            timings.add(arm, sequence, run_of(own_s))
+    prompts, places = [Prompt("all", [1])] * len(null_s), [Arm("", None, None, 0)] * len(arms)  # type: ignore[arg-type]
+    return Measurement(places, prompts, timings, Load(None, None))
+
+
+def validation(null_s: list[float], arms_s: list[list[float]]) -> Validation:
+    measurement = measured(null_s, arms_s)
+
+    def row(own_s: Floats) -> Row:
         fields: dict[str, Any] = dict.fromkeys(Row.__dataclass_fields__)
-        return Row(**{**fields, "measured": ratio_interval(baseline_s, own_s), "speculative_s": np.array(own_s)})
+        return Row(**{**fields, "measured": ratio_interval(measurement.seconds[0], own_s), "speculative_s": own_s})
 
     fields: dict[str, Any] = dict.fromkeys(Validation.__dataclass_fields__)
-    null_arm = ratio_interval(baseline_s, null_s)
-    rows = [row(own_s) for own_s in arms_s]
-    return Validation(**{**fields, "rows": rows, "autoregressive_s": baseline_s, "null_arm": null_arm})
+    rows = [row(own_s) for own_s in measurement.seconds[1:-1]]
+    return Validation(**{**fields, "rows": rows, "measurement": measurement})
 
 
 def test_the_noise_floor_is_how_far_two_like_arms_lie_apart() -> None:
-    assert validation([1.0] * 20, []).noise_floor_percent == 0.0
-    found = validation([0.9, 1.1] * 10, [])
-    assert found.noise_floor_percent == pytest.approx(100 * max(found.null_arm.high - 1, 1 - found.null_arm.low))
-    assert 2 < found.noise_floor_percent < 8
-    slower = validation([1.05] * 20, [])
+    assert measured([1.0] * 20, []).noise_floor_percent == 0.0
+    uneven = measured([0.9, 1.1] * 10, [])
+    assert uneven.noise_floor_percent == pytest.approx(100 * max(uneven.null_arm.high - 1, 1 - uneven.null_arm.low))
+    assert 2 < uneven.noise_floor_percent < 8
+    slower = measured([1.05] * 20, [])
     assert slower.noise_floor_percent == pytest.approx(100 * (1 - 1 / 1.05))
-    assert replace(slower, null_arm=Estimate(1.0, 0.97, 1.01)).noise_floor_percent == pytest.approx(3.0)
+    assert noise_floor_percent(Estimate(1.0, 0.97, 1.01)) == pytest.approx(3.0)
 
 
 def test_rows_are_told_apart_beyond_the_noise_only() -> None:

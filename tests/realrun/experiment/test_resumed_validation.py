@@ -19,7 +19,8 @@ import realrun.measure.reuse as reuse
 import specsim.report.validation as page
 from realrun.decode.sampling import Sampler
 from realrun.experiment.like import read_like
-from realrun.experiment.run import UNFINISHED, ValidationSettings, validate
+from realrun.experiment.run import UNFINISHED, validate
+from realrun.experiment.settings import ValidationSettings
 from realrun.measure.record import RecordSettings
 from specsim.policy.registry import POLICIES
 from tests.support.checks import refusal

@@ -16,7 +16,8 @@ import realrun.leaderboard.job as board_module
 import realrun.measure.reuse as reuse
 from realrun.decode.sampling import Sampler
 from realrun.experiment.error_parts import PARTS
-from realrun.experiment.run import ValidationSettings, validate
+from realrun.experiment.run import validate
+from realrun.experiment.settings import ValidationSettings
 from realrun.experiment.validate import output_identical, predict_and_measure, rounds_identical
 from realrun.measure.record import RecordSettings, record
 from realrun.pairs.prompts import Prompt
@@ -206,7 +207,7 @@ def test_an_output_path_that_is_a_file_and_a_prompt_too_short_are_refused(tmp_pa
 
 def test_prompts_that_cannot_be_split_are_refused_before_anything_is_recorded(tmp_path: Path) -> None:
     prompts = [Prompt(name, list(range(5, 15))) for name in ("code", "prose", "tests")]
-    board = board_module.Settings(SETTINGS.record, SETTINGS.kinds)
+    board = board_module.BoardSettings(SETTINGS.record, SETTINGS.kinds)
     for run in (
         lambda: validate(tiny_pair(), prompts, SETTINGS, tmp_path / "new", ignore),
         lambda: board_module.run_leaderboard(
@@ -221,9 +222,9 @@ def test_too_few_sequences_or_repeats_are_refused(job: Job) -> None:
     cost = read_cost(job[1] / "profile.json")
     trace = read_trace(job[1] / "trace")
     with pytest.raises(InputError, match="0 repeats have no median"):
-        predict_and_measure(tiny_pair(), trace, tiny_prompts(), cost, repeats=0)
+        replace(SETTINGS, repeats=0)
     with pytest.raises(InputError, match="1 sequences cannot be split"):
-        predict_and_measure(tiny_pair(), trace.select([0]), tiny_prompts(1), cost)
+        predict_and_measure(tiny_pair(), trace.select([0]), tiny_prompts(1), cost, SETTINGS)
 
 
 def test_a_round_or_an_output_that_differs_is_counted() -> None:

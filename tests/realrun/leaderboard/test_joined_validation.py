@@ -12,8 +12,8 @@ import pytest
 
 from realrun.decode.sampling import Sampler
 from realrun.drafters.lookup import LookupKind
-from realrun.experiment.run import ValidationSettings
-from realrun.leaderboard.joined import validate_joined
+from realrun.experiment.joined import validate_joined
+from realrun.experiment.settings import ValidationSettings
 from realrun.measure.record import RecordSettings
 from realrun.pairs.pair import Pair, load_pair
 from realrun.pairs.prompts import Prompt, lab_prompts

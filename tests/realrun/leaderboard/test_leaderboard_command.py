@@ -24,7 +24,7 @@ from realrun.cli.leaderboard import print_board
 from realrun.decode.rounds import Round
 from realrun.decode.sampling import Sampler
 from realrun.drafters.lookup import LookupKind
-from realrun.leaderboard.job import Settings, named, run_leaderboard
+from realrun.leaderboard.job import BoardSettings, named, run_leaderboard
 from realrun.lm.variants.block_expansion import expand
 from realrun.measure.probes import Prober
 from realrun.measure.record import RecordSettings
@@ -49,7 +49,7 @@ from tests.support.tiny import tiny_prompts
 
 CHOICE = Sampler("gumbel", 0.8, 0)
 KINDS = tuple(POLICIES[name] for name in ("fixed_k", "max_confidence", "vct"))
-SETTINGS = Settings(RecordSettings(3, 20, CHOICE, tree_nodes=8, tree_width=3), KINDS, trials=4, repeats=3)
+SETTINGS = BoardSettings(RecordSettings(3, 20, CHOICE, tree_nodes=8, tree_width=3), KINDS, trials=4, repeats=3)
 ENDS = (3, 17, 40, 66)  # so many that outputs differ in length
 NAMES = ["exit", "tuned", LOOKUP]
 CLOCKS = {
@@ -104,7 +104,7 @@ def quick() -> Any:
         yield
 
 
-def start(out: Path, settings: Settings = SETTINGS, **options: Any) -> dict[str, Any]:
+def start(out: Path, settings: BoardSettings = SETTINGS, **options: Any) -> dict[str, Any]:
     pairs, plain = tiny_pairs()
     return run_leaderboard(pairs, plain, prompts_of(), settings, out, lambda *step: None, **options)
 
@@ -221,8 +221,8 @@ def costs_on(out: Path, names: str, factors: dict[tuple[str, int], float], monke
     monkeypatch.setattr(costs_module, "profile", slowing(factors, taken))
     monkeypatch.setattr(costs_module, "SLICES", 5)
     pairs: Any = {name: name for name in names}
-    how: Any = {"contexts": [8, 64], "depth": 4, "trees": False, "sampler": CHOICE, "seed": 0}
-    costs = costs_module.Costs(pairs, "plain", out, **how)  # type: ignore[arg-type]
+    how: Any = {"contexts": [8, 64], "record": RecordSettings(4, 20, CHOICE), "seed": 0}
+    costs = costs_module.SlicedCosts(pairs, "plain", out, **how)  # type: ignore[arg-type]
     return costs_module.models(costs.measure(lambda *step: None)), taken
 
 
@@ -266,7 +266,7 @@ def test_the_forecast_is_written_before_anything_held_out_is_decoded(
         written.append(json.loads((again / "forecast.json").read_text()))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(job_module, "measure", measure)
+    monkeypatch.setattr(job_module, "measured", measure)
     with pytest.raises(KeyboardInterrupt):
         start(again)
     assert written == [{row["label"]: row["train_speedup"] for row in document["rows"]}]

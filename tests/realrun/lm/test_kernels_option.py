@@ -17,7 +17,8 @@ from realrun.decode.decoder import Decoder
 from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
 from realrun.drafters.independent import IndependentKind
-from realrun.experiment.run import ValidationSettings, validate
+from realrun.experiment.run import validate
+from realrun.experiment.settings import ValidationSettings
 from realrun.lm.kernels import named, use_kernels
 from realrun.lm.llama import FusedLlama
 from realrun.lm.static.llama import StaticLlama

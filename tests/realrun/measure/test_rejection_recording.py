@@ -21,6 +21,7 @@ from realrun.decode.draft_model import DraftModel
 from realrun.decode.rounds import RoundContext
 from realrun.decode.sampling import Sampler
 from realrun.experiment.document import as_document
+from realrun.experiment.settings import ValidationSettings
 from realrun.experiment.validate import predict_and_measure
 from realrun.lm.cached import CachedLM
 from realrun.measure.profile import profile
@@ -212,7 +213,8 @@ def test_a_profile_does_the_rejection_verifiers_work() -> None:
 def test_a_validation_in_rejection_mode_is_approximate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("realrun.experiment.validate.POLICIES", {"fixed_k": POLICY_KINDS["fixed_k"]})
     prompts = tiny_prompts(6)
-    trace = record(tiny_pair(), prompts, RecordSettings(3, 16, CHOICE))
+    settings = ValidationSettings(RecordSettings(3, 16, CHOICE), trials=2)
+    trace = record(tiny_pair(), prompts, settings.record)
     low, high = context_range(trace)
     measured = profile(tiny_pair(), contexts=[low, high], depth=3, repeats=2, sampler=CHOICE)
     seeds: list[int] = []
@@ -222,7 +224,7 @@ def test_a_validation_in_rejection_mode_is_approximate(monkeypatch: pytest.Monke
         return Decoding(decoder, *args)
 
     monkeypatch.setattr("realrun.experiment.timing.Decoding", noted)
-    result = predict_and_measure(tiny_pair(), trace, prompts, profile_from_json(measured, "here"), trials=2, repeats=2)
+    result = predict_and_measure(tiny_pair(), trace, prompts, profile_from_json(measured, "here"), settings)
     first = trace.meta["decoding"]["seed"]
     assert set(seeds) == {first, first + 1}  # each repeat decodes a text of its own
     document = json.loads(json.dumps(as_document(result)))

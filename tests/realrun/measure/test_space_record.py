@@ -21,7 +21,8 @@ from realrun.decode.draft import Draft
 from realrun.decode.rounds import RoundContext
 from realrun.decode.sampling import Sampler
 from realrun.drafters.space import MaskedTarget, with_mask
-from realrun.experiment.run import ValidationSettings, validate
+from realrun.experiment.run import validate
+from realrun.experiment.settings import ValidationSettings
 from realrun.lm.llama import FusedLlama
 from realrun.measure.profile import profile
 from realrun.measure.record import RecordSettings, record

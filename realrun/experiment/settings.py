@@ -1,0 +1,97 @@
+"""Settings of experiments: what to record and tune, and how often to decode."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from realrun.experiment.timing import check_repeats
+from realrun.measure.record import RecordSettings
+from specsim.cost.profile import ProfileCost
+from specsim.policy.base import Policy
+from specsim.policy.registry import POLICIES
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A policy to validate.
+
+    role : where its settings come from: tuned, fitted, default or fixed_k
+    train_speedup : forecast before anything was decoded, from tuning costs and tuning prompts; None where unknown
+    """
+
+    policy: Policy
+    role: str
+    train_speedup: float | None = None
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """Policies that an earlier validation tuned, and the costs that it measured."""
+
+    candidates: tuple[Candidate, ...]
+    cost: ProfileCost
+
+
+@dataclass(frozen=True)
+class ExperimentSettings:
+    """How to record, tune and decode.
+
+    Attributes
+    ----------
+    record : what is recorded, and how tokens are chosen
+    kinds : policies to compare; None: all that the trace can serve
+    trials : configurations to try per policy
+    repeats : timed runs of every held-out prompt and policy, an odd number from 3 on
+    tuning_share : share of the prompts to tune on, in (0, 1)
+    seed : of all randomness
+    """
+
+    record: RecordSettings
+    kinds: tuple[type[Policy], ...] | None = None
+    trials: int = 100
+    repeats: int = 3
+    tuning_share: float = 0.5
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_repeats(self.repeats)
+
+    @property
+    def policies(self) -> tuple[type[Policy], ...]:
+        """Return the policies to compare."""
+        return tuple(POLICIES.values()) if self.kinds is None else self.kinds
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Return the options as the document of an experiment holds them."""
+        return {name: getattr(self, name) for name in ("trials", "repeats", "tuning_share", "seed")}
+
+
+@dataclass(frozen=True)
+class ValidationSettings(ExperimentSettings):
+    """How to record, tune and decode in a validation.
+
+    Attributes
+    ----------
+    record : what is recorded, and how tokens are chosen
+    kinds : policies to compare; None: all that the trace can serve
+    trials : configurations to try per policy
+    repeats : timed runs of every held-out prompt and policy, an odd number from 3 on
+    tuning_share : share of the prompts to tune on, in (0, 1)
+    seed : of all randomness
+    overwrite : whether an existing validation is replaced
+    trace : a recorded trace of these prompts and settings; None: the trace in the output folder, recorded if missing
+    tuned : policies to compare as an earlier validation tuned them, in place of tuning `kinds`
+
+    Examples
+    --------
+    >>> import realrun
+    >>> realrun.ValidationSettings(realrun.RecordSettings(max_draft_tokens=8), trials=20).repeats
+    3
+    """
+
+    overwrite: bool = False
+    trace: Path | None = None
+    tuned: Tuned | None = None
