@@ -56,7 +56,7 @@ class VllmEngine(Engine):
             self.version()
         except (OSError, subprocess.SubprocessError):
             raise InputError(
-                f"{self.python} is no Python with vLLM; make one with `nox -s vllm`, or name another in {PYTHON}"
+                f"{self.python} is not a Python with vLLM; make one with `nox -s vllm`, or name another in {PYTHON}"
             ) from None
 
     def version(self) -> str:

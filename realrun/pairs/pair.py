@@ -124,8 +124,8 @@ def load_pair(
     ----------
     target, draft_model : str
         Folder or hub id of the target and of an independent draft model; "lab" names the embedded pair. Target
-        "lab-deep" is the lab's, deepened to 40 layers by blocks that pass their input on, and "lab-deep:24" to 24: it
-        says what the lab's says and takes as long as a model so deep.
+        "lab-deep" is the lab's, with identity blocks added up to 40 layers, and "lab-deep:24" to 24: it
+        emits the same text and costs as much as a model of that depth.
     device : str
         cpu, cuda, cuda:1, ...
     dtype : {"float32", "float64", "bfloat16", "float16", "bfloat16-float32-logits", "float16-float32-logits"}

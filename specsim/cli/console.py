@@ -28,7 +28,7 @@ from specsim.io.progress import Progress, ProgressLines, ProgressReports
 BAD_INPUT = 2
 INTERRUPTED = 130  # as shells have it
 AGAIN_S = 0.01  # until a dropped KeyboardInterrupt is raised again
-BAR_WIDTH, BESIDE_BAR = 40, 50  # characters of a bar at most, and of what stands beside it
+BAR_WIDTH, BESIDE_BAR = 40, 50  # most characters of a bar, and of the text beside it
 Number = TypeVar("Number", int, float)
 # Click's class, or typer's own copy of it: that depends on typer's version.
 USAGE_ERROR: Any = typer.BadParameter.__base__
@@ -203,7 +203,7 @@ def print_notes(notes: Iterable[str], label: str = "note") -> None:
 
 @contextmanager
 def progress_bar() -> Iterator[Progress]:
-    """Bars on standard error; where that is no terminal, a line every half a minute; with --progress json, objects."""
+    """Show bars on standard error, a line every half a minute where it is not a terminal, or JSON objects if asked."""
     as_json = _progress_form.get() is ProgressForm.JSON
     if as_json:
         logging.getLogger("specsim").setLevel(logging.ERROR)  # or remarks would stand among the objects
@@ -237,7 +237,7 @@ def parse_numbers(text: str, option: str, kind: type[Number], example: str) -> l
         return [kind(part) for part in text.split(",")]
     except ValueError:
         what = "whole numbers" if kind is int else "numbers"
-        raise InputError(f"{option} {text!r} is no list of {what}; write for example {example}") from None
+        raise InputError(f"{option} {text!r} is not a list of {what}; write for example {example}") from None
 
 
 def parse_settings(pairs: Sequence[str]) -> dict[str, str]:

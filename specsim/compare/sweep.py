@@ -266,7 +266,7 @@ def _evaluate(task: Task, start: int) -> tuple[int, int, Floats, str]:
 
 
 def _report(task: Task, configuration: int, tuning_speedup: float) -> tuple[int, Best]:
-    """In a worker: the prediction on the part that did not tune."""
+    """In a worker: the prediction on the held-out part."""
     train, holdout = _halves(task)
     kind = find_policy(task.policy)
     (policy,) = evaluate_many(kind, task.points, holdout, train=train, seed=task.seed, jobs=1).policies

@@ -117,7 +117,7 @@ def _whole_lines(path: Path) -> list[bytes]:
     *lines, torn = path.read_bytes().split(b"\n")
     start = json.dumps({"kind": KIND})[:-1].encode()
     if not lines and torn[: len(start)] != start[: len(torn)]:
-        raise InputError(f"{path} is no journal of a search; give another file")
+        raise InputError(f"{path} is not the journal of a search; give another file")
     return lines
 
 
@@ -132,7 +132,7 @@ def _check_header(path: Path, line: bytes, expected: Line) -> None:
     except InputError:
         header = {}
     if header.get("kind") != KIND:
-        raise InputError(f"{path} is no journal of a search; give another file")
+        raise InputError(f"{path} is not the journal of a search; give another file")
     differing = [key for key in expected if header.get(key) != expected[key]]
     if differing:
         raise InputError(

@@ -56,7 +56,7 @@ def read_token_texts(path: Path) -> list[TokenText]:
             row = parse_json(line, where, _Row, invalid=WRITE)
             for name in ("prompt_tokens", "output_tokens"):
                 if not row[name] or not all(0 <= token <= MAX_TOKEN for token in row[name]):
-                    raise InputError(f"{where}: {name!r} is no list of token ids from 0 to {MAX_TOKEN}; {WRITE}")
+                    raise InputError(f"{where}: {name!r} is not a list of token ids from 0 to {MAX_TOKEN}; {WRITE}")
             most = row.get("max_output_tokens", len(row["output_tokens"]))
             if not len(row["output_tokens"]) <= most <= MAX_TOKEN:
                 raise InputError(f"{where}: {len(row['output_tokens'])} output tokens, more than {most}; {WRITE}")

@@ -105,13 +105,13 @@ class NgramIndex:
 
     @property
     def reach(self) -> float:
-        """Tokens that the match foretells at most."""
+        """Most tokens that the match can propose."""
         if not self.matched:
             return 0
         return math.inf if self.rule.at_end == "copy" else len(self.text) - self.start
 
     def token(self, depth: int) -> int:
-        """The depth-th token, from 1, that the match foretells."""
+        """The token that the match proposes at this depth, from 1."""
         return self.text[self.start + (depth - 1) % (len(self.text) - self.start)]
 
     def prob(self, depth: int) -> float:

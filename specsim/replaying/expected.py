@@ -141,7 +141,10 @@ def _reached_by_counts(trace: Trace, policy: ChainPolicy, match: Floats) -> Floa
     """`reached` of a policy that knows the past by its counts only, or InputError."""
     keep_probability: Callable[..., float] | None = getattr(policy, "keep_probability", None)
     if keep_probability is None:
-        raise InputError(f"policy {policy} draws, and gives no keep_probability to average over; replay it")
+        raise InputError(
+            f"policy {policy} is random and defines no keep_probability, so its expectation is not available; "
+            "leave out --expected"
+        )
     if policy.carries_state:
         raise InputError(
             f"policy {policy} keeps its state from sequence to sequence, which cannot be averaged; replay it"

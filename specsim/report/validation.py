@@ -58,7 +58,7 @@ KEYS = (
 )
 
 DEEPENED = (
-    "The target was deepened by blocks that pass their input on: acceptance is the trained model's, costs are those of "
+    "Identity blocks were added to the target (block expansion): acceptance is the trained model's, costs are those of "
     "a model so deep."
 )
 DEFINITIONS = {

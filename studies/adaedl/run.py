@@ -131,7 +131,7 @@ def policies(train: PricedTrace, config: Config) -> Iterator[tuple[str, Policy]]
 
 
 def speedups(done: Path, trace: Trace, cost: CostModel, config: Config) -> Document:
-    """Every policy on the prompts that did not tune; read where it is there."""
+    """Every policy on the held-out prompts; read from its file if it was written before."""
 
     def replayed() -> Document:
         train, held = (PricedTrace(part, cost) for part in parts(trace, config))

@@ -1,4 +1,4 @@
-"""EDD beside VDM, MEDUSA-1 and EAGLE, and candidate trees on EDD, on the lab: `python -m studies edd`.
+"""EDD beside VDM, MEDUSA-1 and EAGLE, and candidate trees on EDD, with the bundled models: `python -m studies edd`.
 
 Trains VDM, validates every drafter of config.toml (recorded, profiled, tuned, predicted, really decoded on this
 machine), and replays what was recorded at the paper's costs as well. A second start goes on with what is there.

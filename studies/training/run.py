@@ -1,4 +1,4 @@
-"""What training decides, on the lab: `python -m studies training`.
+"""Effects of training data and settings on the bundled models: `python -m studies training`.
 
 Trains, with every seed, the decoders of EDD's ablation, the early exits of EESD's, and EAGLE; records them, profiles
 each structure on the deepened target, and replays. Trains MEDUSA's first head further and with more in it, and SPACE's

@@ -67,7 +67,7 @@ def read_rates(path: Path) -> Floats:
             raise InputError(f"{path}, line {number}: {len(line)} rates where the first line has {len(lines[0][1])}")
         for cell in line:
             if not _is_number(cell):
-                raise InputError(f"{path}, line {number}: {cell!r} is no number; give a rate from 0 to 1")
+                raise InputError(f"{path}, line {number}: {cell!r} is not a number; give a rate from 0 to 1")
     rates = np.array([[float(cell) for cell in line] for _, line in lines])
     check_rates(rates, str(path))
     return rates

@@ -169,7 +169,7 @@ def test_the_command_trains_medusa_2(stages: list[str], folders: Path, tmp_path:
         (["medusa", "--joint", "--one-stage", "--heads-from", "x"], "--one-stage starts from fresh heads"),
         (["eesd", "--smoke-test", "--text", "nowhere"], "text folder nowhere does not exist"),
         (["eesd", "--lr", 0], "lr=0.0 of EesdSettings is out of range; give more than 0"),
-        (["predictor", "--temperatures", "0,warm"], "--temperatures '0,warm' is no list of numbers"),
+        (["predictor", "--temperatures", "0,warm"], "--temperatures '0,warm' is not a list of numbers"),
     ],
 )
 def test_the_commands_refuse_in_one_line(arguments: list[object], says: str, folders: Path, tmp_path: Path) -> None:

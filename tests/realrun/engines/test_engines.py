@@ -169,7 +169,7 @@ def test_what_is_not_installed_is_named_with_what_to_type() -> None:
     [
         ("check --engine tgi", "engine 'tgi' is not run here; choose one of llamacpp"),
         ("check --engine transformers --k 0,2", "--k of 0, 2; give numbers from 1 to 16"),
-        ("check --engine transformers --k two", "--k 'two' is no list of whole numbers"),
+        ("check --engine transformers --k two", "--k 'two' is not a list of whole numbers"),
         ("check --engine transformers --trace somewhere --num-prompts 3", "--trace already decides --num-prompts"),
         ("check --engine transformers --batch 2", "transformers is run one sequence at a time; leave --batch out"),
         ("check --engine transformers --batch 2 --schedule 1:3 --k 3", "--schedule already decides --k"),

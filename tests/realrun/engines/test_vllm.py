@@ -231,11 +231,11 @@ def test_an_environment_without_vllm_is_named(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setenv(PYTHON, sys.executable)
     assert_refused(
         call("realrun", "engine", "check", "--engine", "vllm"),
-        f"{sys.executable} is no Python with vLLM; make one with `nox -s vllm`, or name another in {PYTHON}",
+        f"{sys.executable} is not a Python with vLLM; make one with `nox -s vllm`, or name another in {PYTHON}",
     )
     monkeypatch.delenv(PYTHON)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match=r"^\.nox/vllm/bin/python is no Python with vLLM"):
+    with pytest.raises(InputError, match=r"^\.nox/vllm/bin/python is not a Python with vLLM"):
         VllmEngine().check_installed()
 
 

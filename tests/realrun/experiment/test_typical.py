@@ -149,5 +149,5 @@ def test_the_command_prints_and_writes_the_comparison(tmp_path: Path) -> None:
     result = runner.invoke(app, [*base, "--epsilons", "0.2", "--policy", "vct", "--set", "width=2"])
     assert result.exit_code == 0, result.output
     assert "vct, 2 prompts" in result.output and "typical, epsilon 0.2, delta 0.447" in result.output
-    with pytest.raises(InputError, match="--epsilons 'high' is no list of numbers"):
+    with pytest.raises(InputError, match="--epsilons 'high' is not a list of numbers"):
         runner.invoke(app, [*base, "--epsilons", "high"], catch_exceptions=False)

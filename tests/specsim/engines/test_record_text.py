@@ -89,9 +89,9 @@ def test_a_setting_of_another_rule_is_refused(tmp_path: Path) -> None:
     ("row", "said"),
     [
         ({"prompt_tokens": [1]}, "line 2 is malformed (Object missing required field `output_tokens`)"),
-        ({"prompt_tokens": [], "output_tokens": [1]}, "line 2: 'prompt_tokens' is no list of token ids"),
-        ({"prompt_tokens": [-1], "output_tokens": [1]}, "line 2: 'prompt_tokens' is no list of token ids"),
-        ({"prompt_tokens": [1], "output_tokens": [2**31]}, "line 2: 'output_tokens' is no list of token ids"),
+        ({"prompt_tokens": [], "output_tokens": [1]}, "line 2: 'prompt_tokens' is not a list of token ids"),
+        ({"prompt_tokens": [-1], "output_tokens": [1]}, "line 2: 'prompt_tokens' is not a list of token ids"),
+        ({"prompt_tokens": [1], "output_tokens": [2**31]}, "line 2: 'output_tokens' is not a list of token ids"),
         ({"prompt_tokens": [1], "output_tokens": [1, 2], "max_output_tokens": 1}, "line 2: 2 output tokens, more"),
         ({"prompt_tokens": ["a"], "output_tokens": [1]}, "`$.prompt_tokens[0]`"),
         ("{", "line 2 is not valid JSON"),

@@ -109,7 +109,7 @@ def test_the_journal_of_another_search_is_refused(
 def test_a_file_that_is_no_journal_is_left_alone(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / JOURNAL
     path.write_bytes(content)
-    with pytest.raises(InputError, match="no journal"):
+    with pytest.raises(InputError, match="not the journal"):
         Journal(path, {})
     assert path.read_bytes() == content
 

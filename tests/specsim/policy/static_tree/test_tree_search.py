@@ -149,7 +149,7 @@ def test_rates_are_read_with_and_without_header(csv_file: Path, text: str) -> No
         ("depth,top1\n2,0.5\n", "line 2: depth '2' where 1 is due"),
         ("depth,top1\none,0.5\n", "line 2: depth 'one' where 1 is due"),
         ("0.5,0.25\n0.4\n", "line 2: 1 rates where the first line has 2"),
-        ("0.5,x\n", "line 1: 'x' is no number"),
+        ("0.5,x\n", "line 1: 'x' is not a number"),
         ("0.5,nan\n", "depth 1 is outside"),
         ("0.4,0.2\n50,20\n", "depth 2 is outside"),
         ("0.9,-0.1\n", "depth 1 is outside"),
