@@ -45,8 +45,8 @@ def draw_trace(axes: Axes, match_len: Any) -> None:
 def draw_rounds(axes: Axes) -> None:
     labels = []
     for row, (policy, settings) in enumerate(POLICIES):
-        said = ", ".join(f"{name}={value}" for name, value in settings.items())
-        labels.append(f"{policy}({said})")
+        values = ", ".join(f"{name}={value}" for name, value in settings.items())
+        labels.append(f"{policy}({values})")
         for position, drafted, accepted in rounds_of(policy, settings):
             for i in range(drafted):
                 x, color = position + i, ADAPTIVE if i < accepted else "white"

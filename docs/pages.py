@@ -81,15 +81,15 @@ class Block:
         return [note.removeprefix("before: ") for note in self.notes if note.startswith("before: ")]
 
 
-def _block(found: re.Match[str]) -> Block:
-    notes = tuple(re.findall(r"<!-- (.*?) -->", found["notes"]))
-    output = None if found["output"] is None else found["output"].removeprefix("\n```output\n").removesuffix("```\n")
-    return Block(found["language"], found["title"], found["code"], output, notes)
+def _block(match: re.Match[str]) -> Block:
+    notes = tuple(re.findall(r"<!-- (.*?) -->", match["notes"]))
+    output = None if match["output"] is None else match["output"].removeprefix("\n```output\n").removesuffix("```\n")
+    return Block(match["language"], match["title"], match["code"], output, notes)
 
 
 def blocks(text: str) -> list[Block]:
     """All blocks of code of a page, in their order."""
-    return [_block(found) for found in BLOCK.finditer(text)]
+    return [_block(match) for match in BLOCK.finditer(text)]
 
 
 def block(page: str, holds: str, language: str = "python") -> str:
@@ -128,10 +128,10 @@ def _inside(folder: Path) -> Iterator[None]:
 
 def _shell(code: str, folder: Path, exit_codes: tuple[int, ...] = (0,)) -> str:
     paths = [str(ROOT), str(ROOT / "kernels"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    told = os.environ | {"PYTHON": sys.executable, "PYTHONPATH": os.pathsep.join(paths), "COLUMNS": COLUMNS}
-    told["LAB"] = str(ROOT / "realrun" / "lab" / "weights")
+    environment = os.environ | {"PYTHON": sys.executable, "PYTHONPATH": os.pathsep.join(paths), "COLUMNS": COLUMNS}
+    environment["LAB"] = str(ROOT / "realrun" / "lab" / "weights")
     script = f"set -euo pipefail\n{COMMANDS}{code}"
-    done = subprocess.run(["bash", "-c", script], cwd=folder, env=told, capture_output=True, text=True)
+    done = subprocess.run(["bash", "-c", script], cwd=folder, env=environment, capture_output=True, text=True)
     if done.returncode not in exit_codes:
         raise PageError(f"{code.strip()}\nends with {done.returncode}: {done.stderr.strip() or done.stdout.strip()}")
     return done.stdout
@@ -210,13 +210,13 @@ def rewrite(page: Path, slow: bool = True) -> None:
                 path.parent.mkdir(exist_ok=True)
                 path.write_bytes((folder / path.name).read_bytes())
 
-    def written(found: re.Match[str]) -> str:
+    def written(match: re.Match[str]) -> str:
         new = next(printed)
         if new is None:
-            return found[0]
+            return match[0]
         output = f"\n```output\n{new}```\n" if new else ""
-        title = f' title="{found["title"]}"' if found["title"] else ""
-        return f"{found['notes']}```{found['language']}{title}\n{found['code']}```\n{output}"
+        title = f' title="{match["title"]}"' if match["title"] else ""
+        return f"{match['notes']}```{match['language']}{title}\n{match['code']}```\n{output}"
 
     page.write_text(BLOCK.sub(written, text))
 

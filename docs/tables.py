@@ -35,8 +35,8 @@ def _table(head: str, rows: list[str]) -> str:
 
 def best_forms(rows: list[dict[str, Any]], key: str) -> list[Mapping[str, Any]]:
     """Of each key the row that was best on the tuning prompts, by what was measured on the others."""
-    found = [first_best(row for row in rows if row[key] == name) for name in {row[key] for row in rows}]
-    return sorted(filter(None, found), key=lambda row: -row["measured"]["estimate"])
+    best = [first_best(row for row in rows if row[key] == name) for name in {row[key] for row in rows}]
+    return sorted(filter(None, best), key=lambda row: -row["measured"]["estimate"])
 
 
 def chain_policies() -> str:
@@ -107,7 +107,7 @@ TABLES: dict[str, Callable[[], str]] = {
 def written(text: str) -> str:
     """A page with its tables and values as the recorded runs have them."""
     text = PLACE.sub(
-        lambda found: f"<!-- table: {found['name']} -->\n\n{TABLES[found['name']]()}\n\n<!-- end of table -->", text
+        lambda match: f"<!-- table: {match['name']} -->\n\n{TABLES[match['name']]()}\n\n<!-- end of table -->", text
     )
     return values.written(text)
 

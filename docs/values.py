@@ -106,4 +106,4 @@ def value(name: str) -> str:
 
 def written(text: str) -> str:
     """A page with its values as their owners have them."""
-    return PLACE.sub(lambda found: f"<!-- value: {found['name']} -->{value(found['name'])}<!-- -->", text)
+    return PLACE.sub(lambda match: f"<!-- value: {match['name']} -->{value(match['name'])}<!-- -->", text)

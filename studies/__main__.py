@@ -28,8 +28,8 @@ def patterns(name: str) -> tuple[str, ...]:
 
 def recorded_files(name: str, folder: Path) -> list[Path]:
     """Those files of all of its results; relative paths."""
-    found = {path.relative_to(folder) for pattern in patterns(name) for path in folder.glob(pattern) if path.is_file()}
-    return sorted(found)
+    paths = {path.relative_to(folder) for pattern in patterns(name) for path in folder.glob(pattern) if path.is_file()}
+    return sorted(paths)
 
 
 def copy(paths: Iterable[Path], source: Path, target: Path) -> None:

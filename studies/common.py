@@ -51,7 +51,7 @@ def claim(out: Path, config: Config) -> None:
     write_json(dict(config), used)
 
 
-def kept(done: Path, make: Callable[[], Document]) -> Document:
+def cached(done: Path, make: Callable[[], Document]) -> Document:
     """The document in this file; made where it is not there."""
     if not done.is_file():
         write_json(make(), done)

@@ -58,7 +58,7 @@ def ranked_rows(runs: Mapping[str, Sequence[Row]], key: str) -> list[Row]:
     best = {run: best_by(rows, key) for run, rows in runs.items()}
     first = next(iter(best.values()))
     rows = [
-        {**row, **{f"measured_{run}": found[name]["measured"] for run, found in best.items() if name in found}}
+        {**row, **{f"measured_{run}": run_best[name]["measured"] for run, run_best in best.items() if name in run_best}}
         for name, row in first.items()
     ]
     return sorted(rows, key=lambda row: -row["measured"]["estimate"])[:MOST_SHOWN]

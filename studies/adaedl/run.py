@@ -48,7 +48,7 @@ from studies.adaedl.report import (
     Cell,
     report,
 )
-from studies.common import Config, Document, claim, kept, middle_too, named, parts, profiled, recorded
+from studies.common import Config, Document, cached, claim, middle_too, named, parts, profiled, recorded
 
 FOLDERS = {LAB_DRAFT: "lab", SMALL: "small"}
 FOUND, SIGNALS = "found.json", "signals.npz"
@@ -97,9 +97,9 @@ def signals_of(pair: Pair, trace: Trace, prompts: list[Prompt]) -> Signals:
 def save_signals(done: Path, pair: Pair, trace: Trace, config: Config) -> None:
     """The signals of this trace into this file, unless they are there."""
     if not done.is_file():
-        found = signals_of(pair, trace, study_prompts(pair.tokenizer, config["prompts"]))
+        signals = signals_of(pair, trace, study_prompts(pair.tokenizer, config["prompts"]))
         with replacing(done) as file, file.open("wb") as handle:
-            np.savez_compressed(handle, **{field.name: getattr(found, field.name) for field in fields(found)})
+            np.savez_compressed(handle, **{field.name: getattr(signals, field.name) for field in fields(signals)})
 
 
 def read_signals(done: Path) -> Signals:
@@ -143,11 +143,11 @@ def speedups(done: Path, trace: Trace, cost: CostModel, config: Config) -> Docum
         ratio = held.table().step_ratio
         return {"rows": rows, "baseline_s": baseline_s.tolist(), "step_ratio": ratio, "draws": played.draws}
 
-    return kept(done, replayed)
+    return cached(done, replayed)
 
 
 def find(out: Path, config: Config) -> Document:
-    """All that the report is made of, but for the signals, which lie in files of their own."""
+    """Return all that the report shows but the signals, which lie in files of their own."""
     pairs = load_pairs(out, config)
     rows: Document = {}
     profile: dict[str, CostModel] = {}
@@ -159,8 +159,8 @@ def find(out: Path, config: Config) -> Document:
             progress = named(progress_of_all, run["name"])
             trace = recorded(folder / "trace", pair, run, config, progress)
             if name not in profile:  # one for all temperatures, so that they are compared at the same costs
-                made = home / "profile.json"
-                profile[name] = profiled(made, lambda pair=pair: pair, trace, progress, contexts=middle_too(trace))  # type: ignore[misc]
+                file = home / "profile.json"
+                profile[name] = profiled(file, lambda pair=pair: pair, trace, progress, contexts=middle_too(trace))  # type: ignore[misc]
             save_signals(folder / SIGNALS, pair, trace, config)
             costs: dict[str, CostModel] = {MEASURED: profile[name], PAPER: ConstantCost(ratio * 1e-2, 1e-2)}
             boards = {
@@ -185,7 +185,7 @@ def find(out: Path, config: Config) -> Document:
 def main(out: Path, config: Config) -> None:
     """Run what is not there yet and write the report."""
     claim(out, config)
-    document = kept(out / FOUND, lambda: find(out, config))
+    document = cached(out / FOUND, lambda: find(out, config))
     cells = []
     for name, runs in document["rows"].items():
         for run, row in runs.items():

@@ -89,16 +89,16 @@ def measure(out: Path, pair: Pair, config: Config, seed: int, report: Progress) 
 def measure_batch(
     pair: Pair, texts: Sequence[Sequence[int]], trace: Trace, batch: int, repeat: int, config: Config, seed: int
 ) -> Document:
-    """One repeat of one batch: rounds of every arm, samples of probes, and how busy the machine was."""
+    """Measure one repeat of a batch: rounds of every arm, samples of probes, and how busy the machine was."""
     rng = np.random.default_rng((seed, batch, repeat))
     arms, count = arms_of(config), len(groups(len(texts), batch))
     models = [(BatchedLlama(pair.target), BatchedLlama(pair.drafter.model)) for _ in (*arms, "probes")]  # type: ignore[attr-defined]
-    found: dict[str, list[Any]] = {str(k): [] for k in arms}
+    arm_groups: dict[str, list[Any]] = {str(k): [] for k in arms}
     probed: dict[str, list[Any]] = {}
     load = watch()
-    for together in groups(len(texts), batch):
+    for members in groups(len(texts), batch):
         decodings = [
-            BatchDecoding(*two, [texts[i] for i in together], [int(trace.budget_tokens[i]) for i in together],
+            BatchDecoding(*two, [texts[i] for i in members], [int(trace.budget_tokens[i]) for i in members],
                           max(k, 0), pair.eos_token_ids)
             for k, two in zip(arms, models, strict=False)
         ]  # fmt: skip
@@ -106,47 +106,52 @@ def measure_batch(
         prober = BatchProber(*models[-1], batch, middle_too(trace), config["lengths"], sweeps=sweeps, end=end, rng=rng)
         take_turns([*decodings, prober], rng, shift=repeat % TURN_ROUNDS)
         for k, decoding in zip(arms, decodings, strict=True):
-            rows = [[together[row.number], len(row.output), row.rounds] for row in decoding.rows]
-            parts = [(sum(one.step_s), one.verify_s, one.other_s) for one in decoding.rounds]
-            found[str(k)].append({"rows": rows, "seconds": np.round(parts, DIGITS).tolist()})
+            rows = [[members[row.number], len(row.output), row.rounds] for row in decoding.rows]
+            parts = [(sum(round_.step_s), round_.verify_s, round_.other_s) for round_ in decoding.rounds]
+            arm_groups[str(k)].append({"rows": rows, "seconds": np.round(parts, DIGITS).tolist()})
         for name, points in prober.samples.items():
             probed.setdefault(name, []).extend((context, round(seconds, DIGITS)) for context, seconds in points)
-    return {"arms": found, "probes": probed, "ticks": list(load())}
+    return {"arms": arm_groups, "probes": probed, "ticks": list(load())}
 
 
 def gathered(repeats: Sequence[Document]) -> Document:
-    """One batch's repeats as one document: of every arm and group its rows, once, and the seconds of its rounds."""
+    """Join the repeats of a batch: rows of every arm and group once, and the seconds of its rounds."""
     first, *_ = repeats
     arms: Document = {}
     for k, groups_of_arm in first["arms"].items():
-        together = zip(*(one["arms"][k] for one in repeats), strict=True)
+        together = zip(*(repeat["arms"][k] for repeat in repeats), strict=True)
         arms[k] = [
-            {"rows": group["rows"], "round_s": [np.sum(one["seconds"], axis=1).round(DIGITS).tolist() for one in same]}
+            {
+                "rows": group["rows"],
+                "round_s": [np.sum(repeat["seconds"], axis=1).round(DIGITS).tolist() for repeat in same],
+            }
             for group, same in zip(groups_of_arm, together, strict=True)
         ]
-    probes = {name: [point for one in repeats for point in one["probes"][name]] for name in first["probes"]}
-    return {"arms": arms, "probes": probes, "ticks": [one["ticks"] for one in repeats]}
+    probes = {name: [point for repeat in repeats for point in repeat["probes"][name]] for name in first["probes"]}
+    return {"arms": arms, "probes": probes, "ticks": [repeat["ticks"] for repeat in repeats]}
 
 
 def results(out: Path, config: Config) -> tuple[list[Case], Document]:
     """Every arm at every batch, and what else is to be said of the run."""
     trace, document = read_trace(out / "trace"), json.loads((out / MEASURED).read_text())
-    batches = {int(batch): one for batch, one in document["batches"].items()}
-    samples = {batch: one["probes"] for batch, one in batches.items()}
+    batches = {int(batch): recorded for batch, recorded in document["batches"].items()}
+    samples = {batch: recorded["probes"] for batch, recorded in batches.items()}
     cost = batch_profile_from_json(batch_profile_document(samples, middle_too(trace), config["lengths"]), str(out))
     cases, differing = [], 0
-    for batch, one in batches.items():
-        measured = {k: measured_columns(one["arms"][str(k)], trace) for k in arms_of(config)}
-        told = {k: lockstep(drafts_of(trace, FixedK(k=k) if k > 0 else None), cost, batch) for k in arms_of(config)}
+    for batch, recorded in batches.items():
+        measured = {k: measured_columns(recorded["arms"][str(k)], trace) for k in arms_of(config)}
+        simulated = {
+            k: lockstep(drafts_of(trace, FixedK(k=k) if k > 0 else None), cost, batch) for k in arms_of(config)
+        }
         for k in arms_of(config):
-            differing += differences(one["arms"][str(k)], trace, told[k])
+            differing += differences(recorded["arms"][str(k)], trace, simulated[k])
             if k:
                 speedups = (
-                    ratio_of_ratios(*told[k].per_sequence(), *told[0].per_sequence()),
+                    ratio_of_ratios(*simulated[k].per_sequence(), *simulated[0].per_sequence()),
                     ratio_of_ratios(*measured[k], *measured[0]),
                 )
-                cases.append(Case(batch, k, *speedups, told[k].total_s, float(measured[k][1].sum())))
-    load = load_from(Ticks(*ticks) for one in batches.values() for ticks in one["ticks"])
+                cases.append(Case(batch, k, *speedups, simulated[k].total_s, float(measured[k][1].sum())))
+    load = load_from(Ticks(*ticks) for recorded in batches.values() for ticks in recorded["ticks"])
     judged = judge_step_times(profile_steps(cost))
     return cases, {"differing": differing, "load": load, "made": document["provenance"], "step_times": judged}
 
@@ -163,11 +168,11 @@ def measured_columns(arm: Sequence[Document], trace: Trace) -> tuple[Floats, Flo
     return tokens, seconds
 
 
-def differences(arm: Sequence[Document], trace: Trace, told: Lockstep) -> int:
+def differences(arm: Sequence[Document], trace: Trace, simulated: Lockstep) -> int:
     """Sequences whose rounds are not those of the simulation."""
-    rounds = told.rounds
+    rounds = simulated.rounds
     expected: dict[int, list[list[int]]] = {number: [] for number in range(trace.sequences)}
-    for number, *one in zip(*(column.tolist() for column in (rounds.sequence, rounds.t, rounds.drafted,
+    for number, *round_ in zip(*(column.tolist() for column in (rounds.sequence, rounds.t, rounds.drafted,
                                                               rounds.accepted)), strict=True):  # fmt: skip
-        expected[number].append(one)
+        expected[number].append(round_)
     return sum(expected[number] != done for group in arm for number, _, done in group["rows"])

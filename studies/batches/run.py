@@ -28,7 +28,7 @@ RECORDED = ("config.json", "traces/*/*", "real/trace/*", f"real/{real.MEASURED}"
 
 def traces(out: Path, config: Config, seed: int, progress: Progress) -> dict[str, Trace]:
     """The lab's, by way of decoding; recorded where they are not there."""
-    asked, found = config["traces"], {}
+    asked, recorded = config["traces"], {}
     for run in asked["runs"]:
         folder = out / "traces" / run["name"]
         if not folder.is_dir():
@@ -39,8 +39,8 @@ def traces(out: Path, config: Config, seed: int, progress: Progress) -> dict[str
             sampler = Sampler(run["mode"], run["temperature"], seed=seed)
             settings = RecordSettings(asked["depth"], asked["max_new_tokens"], sampler)
             recorded_trace(pair, prompts, settings, folder, partial(progress, f"record {run['name']}"))
-        found[run["name"]] = read_trace(folder)
-    return found
+        recorded[run["name"]] = read_trace(folder)
+    return recorded
 
 
 def main(out: Path, config: Config) -> None:

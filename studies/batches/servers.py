@@ -33,30 +33,30 @@ class Server(NamedTuple):
         """The most sequences of so many cached tokens that fit beside the weights."""
         passes = [self.memory.target, self.memory.draft_passes]
         free = MEMORY_SHARE * self.memory.target.hardware.memory_bytes
-        free -= sum(one.weight_bytes for one in passes if one)
-        return int(free / sum(float(one.kv_bytes(context)) for one in passes if one))
+        free -= sum(pass_.weight_bytes for pass_ in passes if pass_)
+        return int(free / sum(float(pass_.kv_bytes(context)) for pass_ in passes if pass_))
 
 
 def servers(config: Config) -> list[Server]:
     """Published constants, then a roofline of each hardware."""
-    found = []
+    rooflines = []
     for hardware in config["hardware"]:
         target = Roofline(find_architecture(config["target"]), find_hardware(hardware))
         cost = RooflineCost(target, find_drafter(config["drafter"], target.model))
-        found.append(Server(f"roofline {hardware.upper()}", cost, cost))
+        rooflines.append(Server(f"roofline {hardware.upper()}", cost, cost))
     constants = batch_cost(read_cost(config["constants"]))
-    return [Server("SpecDecode-Bench, H100", constants, found[0].memory), *found]
+    return [Server("SpecDecode-Bench, H100", constants, rooflines[0].memory), *rooflines]
 
 
 def server_map(trace: Trace, server: Server, config: Config, seed: int) -> dict[int, SpeedupMap]:
     """By context, over the batches that the memory holds."""
-    found = {}
+    maps = {}
     for context in config["contexts"]:
         arms: list[FixedK | DraftLengthRule] = [FixedK(k=k) for k in range(1, config["max_draft_tokens"] + 1)]
         arms.append(TurboSpec(server.cost, config["max_draft_tokens"]))
         batches = [batch for batch in config["batches"] if batch <= server.sequences(context)]
-        found[context] = speedup_map(trace, server.cost, arms, batches, contexts=[context], seed=seed)
-    return found
+        maps[context] = speedup_map(trace, server.cost, arms, batches, contexts=[context], seed=seed)
+    return maps
 
 
 def server_maps(
@@ -64,11 +64,11 @@ def server_maps(
 ) -> dict[tuple[str, str], dict[int, SpeedupMap]]:
     """By trace and server."""
     asked = [(name, server) for name in traces for server in servers(config)]
-    found = {}
+    maps = {}
     for number, (name, server) in enumerate(asked):
         report("maps", number, len(asked))
-        found[name, server.name] = server_map(traces[name], server, config, seed)
-    return found
+        maps[name, server.name] = server_map(traces[name], server, config, seed)
+    return maps
 
 
 def drafted_ms(config: Config) -> float:
@@ -85,17 +85,17 @@ def best_fixed(maps: SpeedupMap, cell: Cell) -> str:
 def map_rows(maps: Mapping[tuple[str, str], Mapping[int, SpeedupMap]]) -> Iterator[dict[str, Any]]:
     """Yield, by trace, costs, context and batch, the best fixed K with its speedup, and TurboSpec's speedup."""
     for (trace, server), by_context in maps.items():
-        for context, found in by_context.items():
-            for cell in found.cells:
-                label = best_fixed(found, cell)
-                rule = next(cell.speedup[name] for name in cell.speedup if name not in found.lengths)
+        for context, speedups in by_context.items():
+            for cell in speedups.cells:
+                label = best_fixed(speedups, cell)
+                rule = next(cell.speedup[name] for name in cell.speedup if name not in speedups.lengths)
                 yield {
                     "decoded": "predicted",
                     "trace": trace,
                     "costs": server,
                     "context": context,
                     "batch": cell.batch,
-                    "k": found.lengths[label],
+                    "k": speedups.lengths[label],
                     "predicted": cell.speedup[label].as_dict(),
                     "turbospec": rule.estimate,
                 }

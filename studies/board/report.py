@@ -39,7 +39,7 @@ def report(config: Config, boards: Mapping[str, Document]) -> Report:
         caption=f"Predicted and measured speedup of each drafter under its best policies, {first} decoding",
         columns=measured_columns([Column("drafter", "drafter"), Column("policy", "form")], list(boards)),
         shown=shown,
-        table=[line for run, found in rows.items() for line in csv_rows(run, found)],
+        table=[line for run, run_rows in rows.items() for line in csv_rows(run, run_rows)],
         trust=[
             *trust_lines(config, boards),
             "Every prompt was decoded by all drafters in turns of two rounds, against the plain target's time. Of each "

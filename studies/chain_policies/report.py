@@ -26,7 +26,7 @@ def report(config: Config, runs: Mapping[str, Document]) -> Report:
     """Return the report. runs : validations by way of decoding"""
     first, document = next(iter(runs.items()))
     best = best_by(document["rows"], "policy")
-    shown = ranked_rows({run: found["rows"] for run, found in runs.items()}, "policy")
+    shown = ranked_rows({run: result["rows"] for run, result in runs.items()}, "policy")
     leader = best[shown[0]["policy"]]
     order = order_of(
         {name: best[name]["measured"]["estimate"] for name in RULES},
@@ -45,7 +45,7 @@ def report(config: Config, runs: Mapping[str, Document]) -> Report:
         caption=f"Predicted and measured speedup of each policy in its best form, {first} decoding",
         columns=measured_columns([Column("policy", form)], list(runs)),
         shown=shown,
-        table=[row for run, found in runs.items() for row in table_rows(run, found["rows"])],
+        table=[row for run, result in runs.items() for row in table_rows(run, result["rows"])],
         trust=[
             *trust_lines(config, runs),
             "Each policy is shown in the form that was best on the tuning prompts of each run. Predicted speedups are "

@@ -23,24 +23,24 @@ CHAINS_ONLY = ("model", SelfSDKind.name)  # as the papers have them
 
 def main_jobs(out: Path, run: Config, config: Config, report: Progress) -> dict[str, Document]:
     """The validation of every drafter in one way of decoding."""
-    found = {}
+    documents = {}
     for drafter in config["drafters"]:
         names = config["chains"] if drafter in CHAINS_ONLY else [*config["chains"], *config["trees"]]
         kinds = tuple(POLICIES[name] for name in names)
         trees = drafter not in CHAINS_ONLY
-        found[drafter] = validation(out / run["name"] / drafter, drafter, kinds, run, config, report, trees=trees)
-    return found
+        documents[drafter] = validation(out / run["name"] / drafter, drafter, kinds, run, config, report, trees=trees)
+    return documents
 
 
 def cheap_jobs(out: Path, run: Config, config: Config, report: Progress) -> dict[str, Document]:
     """Leaderboards of the chain policies on the recorded traces, were a draft step as cheap as config.toml says."""
-    found = {}
+    documents = {}
     for drafter in config["drafters"]:
         folder = out / run["name"] / drafter
         cost = ConstantCost(config["cheap"]["step_ratio"], 1.0)
         kinds = [POLICIES[name] for name in config["chains"]]
-        found[drafter] = board(folder / "cheap.json", cost, kinds, config, report)
-    return found
+        documents[drafter] = board(folder / "cheap.json", cost, kinds, config, report)
+    return documents
 
 
 def typical_job(out: Path, config: Config, medusa: Document, report: Progress) -> Document:

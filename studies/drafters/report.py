@@ -38,10 +38,10 @@ def report(config: Config, runs: Runs, cheap: Runs, typical: Document) -> Report
     first, documents = next(iter(valid.items()))
     withdrawn = len(valid[first]) < len(runs[first])
     others = [run for run in runs if run != first]
-    found = {run: contenders(ran) for run, ran in valid.items()}
+    best_rows = {run: contenders(ran) for run, ran in valid.items()}
     shown = [
-        {**row, **{f"measured_{run}": found[run][name]["measured"] for run in others}}
-        for name, row in found[first].items()
+        {**row, **{f"measured_{run}": best_rows[run][name]["measured"] for run in others}}
+        for name, row in best_rows[first].items()
     ]
     return Report(
         question="Do drafters inside the target pay?",
@@ -90,15 +90,15 @@ def without_withdrawn(config: Config, documents: Mapping[str, Document]) -> dict
 
 def contenders(documents: Mapping[str, Document]) -> dict[str, Row]:
     """Return each drafter's best fixed K, best adaptive chain, and best tree, by name."""
-    found = {}
+    rows = {}
     for drafter, document in documents.items():
         for policies in (("fixed_k",), ("beta_ts", "cali_ts", "max_confidence", "adaedl"), tuple(TREE_POLICIES)):
             row = first_best(row for row in document["rows"] if row["policy"] in policies)
             if row is not None:
                 what = "chain" if len(policies) == 4 else policies[0]
                 kind = "tree" if row["policy"] in TREE_POLICIES else what
-                found[f"{drafter}, {kind}"] = {**row, "name": f"{drafter}, {row['policy']}"}
-    return found
+                rows[f"{drafter}, {kind}"] = {**row, "name": f"{drafter}, {row['policy']}"}
+    return rows
 
 
 def paying(documents: Mapping[str, Document]) -> list[str]:

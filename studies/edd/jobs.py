@@ -20,7 +20,7 @@ from specsim.io.progress import Progress
 from specsim.policy.base import Policy, Variant
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.registry import POLICIES
-from studies.common import Config, Document, board, kept, named, validation
+from studies.common import Config, Document, board, cached, named, validation
 from studies.paper_costs import paper_costs
 
 EDD, VDM = "edd", "vdm"
@@ -56,19 +56,19 @@ def drafter_facts(out: Path, config: Config) -> Document:
     def facts_of(name: str) -> Document:
         return read_drafter(out / "trained" / VDM).facts if name == VDM else drafter_training(name)
 
-    return kept(out / FACTS, lambda: {name: facts_of(name) for name in config["drafters"]})
+    return cached(out / FACTS, lambda: {name: facts_of(name) for name in config["drafters"]})
 
 
 def main_jobs(out: Path, run: Config, config: Config, report: Progress) -> dict[str, Document]:
     """The validation of every drafter in one way of decoding."""
-    found = {}
+    documents = {}
     for drafter in config["drafters"]:
         folder = out / run["name"] / drafter
         trees = config["trees"] if drafter == EDD else []  # trees with EDD's alone
         kinds = partial(kinds_of, names=[*config["chains"], *trees])
-        made = partial(vdm, out, config, report) if drafter == VDM else drafter
-        found[drafter] = validation(folder, made, kinds, run, config, report, trees=bool(trees))
-    return found
+        drafter_or_training = partial(vdm, out, config, report) if drafter == VDM else drafter
+        documents[drafter] = validation(folder, drafter_or_training, kinds, run, config, report, trees=bool(trees))
+    return documents
 
 
 def kinds_of(pair: Pair, names: Sequence[str]) -> list[type[Policy]]:

@@ -41,10 +41,10 @@ def report(config: Config, facts: Document, runs: Mapping[str, Documents], board
     replayed = boards[first][PAPER]
     at_paper = best_by(replayed["rows"], "policy")
     others = [run for run in runs if run != first]
-    found = {run: contenders(ran) for run, ran in runs.items()}
+    best_rows = {run: contenders(ran) for run, ran in runs.items()}
     shown = [
-        {**row, **{f"measured_{run}": found[run][name]["measured"] for run in others}}
-        for name, row in found[first].items()
+        {**row, **{f"measured_{run}": best_rows[run][name]["measured"] for run in others}}
+        for name, row in best_rows[first].items()
     ]
 
     def differ_replayed(a: str, b: str) -> bool:
@@ -95,13 +95,13 @@ def report(config: Config, facts: Document, runs: Mapping[str, Documents], board
 
 def contenders(documents: Documents) -> dict[str, Row]:
     """Return each drafter's best chain, and the best form of each tree on EDD, by name."""
-    found: dict[str, Row | None] = {}
+    rows: dict[str, Row | None] = {}
     for drafter, document in documents.items():
-        found[NAMES[drafter]] = first_best(row for row in document["rows"] if row["policy"] not in TREE_POLICIES)
+        rows[NAMES[drafter]] = first_best(row for row in document["rows"] if row["policy"] not in TREE_POLICIES)
     trees = best_by(documents[EDD]["rows"], "policy")
-    found |= {f"EDD, {TREES[name]}": trees[name] for name in ("eagle2", "pct", "vct", "hardware_pct")}
+    rows |= {f"EDD, {TREES[name]}": trees[name] for name in ("eagle2", "pct", "vct", "hardware_pct")}
     return {
         name: {**row, "name": name if row["policy"] in TREE_POLICIES else f"{name}, {row['policy']}"}
-        for name, row in found.items()
+        for name, row in rows.items()
         if row is not None
     }

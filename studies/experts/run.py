@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from specsim.cost.silicon.cost import SiliconCost, silicon_from_document
-from studies.common import Config, claim, kept
+from studies.common import Config, cached, claim
 from studies.experts.report import report
 
 MEASURED = "experts.json"
@@ -69,4 +69,4 @@ def measure(config: Config) -> dict[str, Any]:
 def main(out: Path, config: Config) -> None:
     """Look up what is not there yet and write the report."""
     claim(out, config)
-    report(config, kept(out / MEASURED, lambda: measure(config))).write(out)
+    report(config, cached(out / MEASURED, lambda: measure(config))).write(out)

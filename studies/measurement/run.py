@@ -30,7 +30,7 @@ from specsim.cli.console import progress_bar
 from specsim.io.errors import InputError
 from specsim.io.progress import Progress
 from specsim.policy.registry import make_policy
-from studies.common import Config, Document, kept
+from studies.common import Config, Document, cached
 from studies.measurement import runs
 from studies.measurement.report import report
 
@@ -103,12 +103,12 @@ def measure(config: Config, progress: Progress) -> Document:
         seconds[load] = {
             str(turn): [
                 {
-                    "typical": found.seconds(arm, range(len(prompts))).tolist(),
-                    "sums": [[run.seconds for run in found.runs[arm, index]] for index in range(len(prompts))],
+                    "typical": turn_timings.seconds(arm, range(len(prompts))).tolist(),
+                    "sums": [[run.seconds for run in turn_timings.runs[arm, index]] for index in range(len(prompts))],
                 }
                 for arm in range(len(arms))
             ]
-            for turn, found in timings.items()
+            for turn, turn_timings in timings.items()
         }
         places[load] = [
             [places_of(timings[config["places_of"]], arm, index, config["places_of"]) for index in range(len(prompts))]
@@ -134,8 +134,8 @@ def places_of(timings: Timings, arm: int, sequence: int, turn: int) -> list[floa
     for repeat, run in enumerate(timings.runs[arm, sequence]):
         for start in range(-(repeat % turn) % turn, len(run.rounds) - turn + 1, turn):  # as turns are shifted
             rounds = run.rounds[start : start + turn]
-            if len({one.drafted for one in rounds}) == 1:
-                ratios.append([one.seconds / rounds[-1].seconds for one in rounds])
+            if len({round_.drafted for round_ in rounds}) == 1:
+                ratios.append([round_.seconds / rounds[-1].seconds for round_ in rounds])
     return np.median(ratios, axis=0).tolist()  # type: ignore[no-any-return]
 
 
@@ -143,7 +143,7 @@ def main(out: Path, config: Config) -> None:
     """Measure, unless it is done, and write the report."""
     collected = out / runs.RUNS
     with progress_bar() as progress:
-        timings = kept(out / TIMINGS, lambda: measure(config, progress))
+        timings = cached(out / TIMINGS, lambda: measure(config, progress))
     if not collected.is_file():
         raise InputError(f"{collected} is missing; collect it with `python -m studies.measurement.runs FOLDER...`")
     report(config, timings, json.loads(collected.read_text())["sets"]).write(out)

@@ -26,12 +26,12 @@ Run = Mapping[str, Any]
 
 def collected(folder: Path) -> list[dict[str, Any]]:
     """Of every validation in this folder what two of them are compared by."""
-    found = []
+    runs = []
     for path in sorted(folder.glob("*/validation.json")):
         document = json.loads(path.read_text())
         rows = [{key: row[key] for key in OF_ROW} for row in document["rows"]]
-        found.append({**{key: document[key] for key in OF_RUN}, "rows": rows})
-    return found
+        runs.append({**{key: document[key] for key in OF_RUN}, "rows": rows})
+    return runs
 
 
 def spread_percent(runs: Sequence[Run]) -> tuple[float, float]:
@@ -49,9 +49,9 @@ def spread_percent(runs: Sequence[Run]) -> tuple[float, float]:
 
 def pooled_percent(sets: Mapping[str, Sequence[Run]]) -> float:
     """The standard deviation of all sets."""
-    found = [spread_percent(runs) for runs in sets.values()]
-    squares = sum(percent**2 * freedom for percent, freedom in found)
-    return float(np.sqrt(squares / sum(freedom for _, freedom in found)))
+    spreads = [spread_percent(runs) for runs in sets.values()]
+    squares = sum(percent**2 * freedom for percent, freedom in spreads)
+    return float(np.sqrt(squares / sum(freedom for _, freedom in spreads)))
 
 
 def run_rows(sets: Mapping[str, Sequence[Run]]) -> list[dict[str, Any]]:

@@ -46,7 +46,7 @@ def report(config: Config, documents: Profiles, batched: Mapping[str, Document])
     met = sum(row["median_percent"] <= GOAL_PERCENT for row in cases)
     before, after = (np.median([row[key] for row in cases]) for key in ("uncalibrated_percent", "median_percent"))
     depths = [*depth_rows(documents, config)]
-    made = next(iter(documents.values()))["provenance"]
+    origin = next(iter(documents.values()))["provenance"]
     probes = config["in_batches"]["probes"]
     layer = [*expert_rows()]
     return Report(
@@ -87,9 +87,9 @@ def report(config: Config, documents: Profiles, batched: Mapping[str, Document])
             *layer,
         ],
         trust=[
-            f"Machine: {made['device']}, {made['threads']} thread, {made['dtype']}, {made['date'][:10]}; ceilings are "
-            f"those of {find_hardware(config['hardware']).title}. Before calibration a roofline knows the data sheet "
-            "alone, and nothing of what Python takes to start an operation.",
+            f"Machine: {origin['device']}, {origin['threads']} thread, {origin['dtype']}, {origin['date'][:10]}; "
+            f"ceilings are those of {find_hardware(config['hardware']).title}. Before calibration a roofline knows the "
+            "data sheet alone, and nothing of what Python takes to start an operation.",
             f"Profiles: contexts {', '.join(map(str, config['contexts']))}, up to {config['depth'] + 1} tokens a pass; "
             f"batches of {', '.join(map(str, probes['batches']))}. Prompts play no part; load was not recorded.",
             "Noise floor of the batches (medians of every other repeat against those between): "

@@ -15,7 +15,7 @@ from realrun.measure.profile import profile
 from realrun.pairs.pair import load_pair
 from specsim.cli.console import progress_bar
 from specsim.io.progress import Progress
-from studies.common import Config, Document, claim, kept
+from studies.common import Config, Document, cached, claim
 from studies.roofline.report import report
 
 PROFILE = "profile.json"
@@ -56,8 +56,8 @@ def main(out: Path, config: Config) -> None:
     with progress_bar() as progress:
         for number, case in enumerate(cases(config)):
             progress("profile", number, len(cases(config)))
-            documents[case] = kept(out / case_name(*case) / PROFILE, partial(profiled, *case, config))
+            documents[case] = cached(out / case_name(*case) / PROFILE, partial(profiled, *case, config))
         for target in config["in_batches"]["targets"]:
             done = out / case_name(target, "batches") / PROFILE
-            batched[target] = kept(done, partial(profiled_in_batches, target, config, progress))
+            batched[target] = cached(done, partial(profiled_in_batches, target, config, progress))
     report(config, documents, batched).write(out)

@@ -19,7 +19,7 @@ Row = Mapping[str, Any]
 def report(config: Config, runs: Mapping[str, Document], free: Mapping[str, Document]) -> Report:
     """Return the report. runs : validations by way of decoding; free : speedups by k if all passes cost the same"""
     first, document = next(iter(runs.items()))
-    rows = {run: with_free(found["rows"], free[run]) for run, found in runs.items()}
+    rows = {run: with_free(result["rows"], free[run]) for run, result in runs.items()}
     best = max(rows[first], key=lambda row: row["measured"]["estimate"])
     tuned = first_best(ks(rows[first]))
     paper = next(row for row in ks(rows[first]) if row["params"]["k"] == PAPER_K)
@@ -28,8 +28,8 @@ def report(config: Config, runs: Mapping[str, Document], free: Mapping[str, Docu
     gap = measured_gap(document, paper, tuned, f"that of k = {tuned['params']['k']}, tuned here")
     others = [run for run in runs if run != first]
     at_others = {
-        run: {name: row["measured"] for name, row in best_by(found, "policy_and_k").items()}
-        for run, found in rows.items()
+        run: {name: row["measured"] for name, row in best_by(run_rows, "policy_and_k").items()}
+        for run, run_rows in rows.items()
     }
     shown = [
         {**row, **{f"measured_{run}": at_others[run][row["policy_and_k"]] for run in others}}
@@ -40,8 +40,12 @@ def report(config: Config, runs: Mapping[str, Document], free: Mapping[str, Docu
         answer=f"In {first} decoding {best['policy_and_k']} is fastest at {best['measured']['estimate']:.2f} times the "
         f"baseline; the paper's k = {PAPER_K} measures a speedup {gap}. If a pass of any size "
         f"took as long as a decode step, k = {cheapest} would be best at {free[first][cheapest]['estimate']:.2f}.",
-        figure=line_panels({run: lines(found) for run, found in rows.items()}, ("k, candidates a pass", "speedup"), "k",
-                           level=1.0),
+        figure=line_panels(
+            {run: lines(run_rows) for run, run_rows in rows.items()},
+            ("k, candidates a pass", "speedup"),
+            "k",
+            level=1.0,
+        ),
         figure_name="k",
         caption="Speedup by k: predicted, measured, and if every pass took as long as a decode step",
         columns=[
@@ -55,8 +59,8 @@ def report(config: Config, runs: Mapping[str, Document], free: Mapping[str, Docu
         shown=shown,
         table=[
             {**line, "one_step_a_pass": row.get("free")}
-            for run, found in rows.items()
-            for line, row in zip(table_rows(run, found), found, strict=True)
+            for run, run_rows in rows.items()
+            for line, row in zip(table_rows(run, run_rows), run_rows, strict=True)
         ],
         trust=[
             *trust_lines(config, runs),
@@ -64,7 +68,7 @@ def report(config: Config, runs: Mapping[str, Document], free: Mapping[str, Docu
             "the first k of 5 trained masks, where the paper tunes a target for each. The baseline is the same tuned "
             "target.",
         ],
-    )  # fmt: skip
+    )
 
 
 def ks(rows: list[Row]) -> list[Row]:

@@ -18,7 +18,7 @@ from specsim.policy.registry import POLICIES
 from specsim.replaying.intervals import ratio_interval
 from specsim.replaying.priced import PricedTrace
 from specsim.trace.files import read_trace
-from studies.common import REPLAYED, Config, Document, claim, kept, parts, run_title, validation
+from studies.common import REPLAYED, Config, Document, cached, claim, parts, run_title, validation
 from studies.space.report import report
 
 FREE = "free_passes.json"
@@ -51,5 +51,5 @@ def main(out: Path, config: Config) -> None:
         for run in config["runs"]:
             folder = out / run["name"]
             runs[run_title(run)] = validation(folder, DRAFTER, kinds, run, one_pass, progress)
-            free[run_title(run)] = kept(folder / FREE, partial(free_passes, folder, config))
+            free[run_title(run)] = cached(folder / FREE, partial(free_passes, folder, config))
     report(config, runs, free).write(out)

@@ -104,9 +104,9 @@ def replays(priced: PricedTrace, policy: Policy, config: Config) -> tuple[Floats
     """Seconds per prompt [S], and drafted tokens and rounds [2, S], in the mean over what the policy draws."""
     assert isinstance(policy, ChainPolicy)
     seeds = range(config["replay_seeds"]) if draws_uniforms(type(policy)) else range(1)
-    found = [priced.replay(policy, seed=seed) for seed in seeds]
-    seconds = np.mean([one.speculative_s for one in found], axis=0)
-    return seconds, np.mean([(one.drafted, one.num_rounds) for one in found], axis=0)
+    runs = [priced.replay(policy, seed=seed) for seed in seeds]
+    seconds = np.mean([run.speculative_s for run in runs], axis=0)
+    return seconds, np.mean([(run.drafted, run.num_rounds) for run in runs], axis=0)
 
 
 def row(label: str, settings: str, seconds: Floats, counts: Floats) -> Document:
@@ -158,7 +158,7 @@ def comparison(train: PricedTrace, held: PricedTrace, config: Config) -> Documen
 
 def rows_of(document: Config) -> dict[str, Mapping[str, Any]]:
     """The rows of a comparison by label."""
-    return {one["label"]: one for one in document["rows"]}
+    return {row["label"]: row for row in document["rows"]}
 
 
 def gain(document: Config, label: str, over: str = FIXED) -> Estimate | None:
@@ -170,10 +170,10 @@ def gain(document: Config, label: str, over: str = FIXED) -> Estimate | None:
     return Estimate(*(100 * (value - 1) for value in (ratio.estimate, ratio.low, ratio.high)))
 
 
-def passes_from(found: Sequence[tuple[float, Estimate]]) -> float | None:
+def passes_from(gains: Sequence[tuple[float, Estimate]]) -> float | None:
     """The least spread from which on every gain is significantly above 0; None where that of the largest is not."""
     passed = None
-    for spread, value in sorted(found, key=lambda pair: pair[0], reverse=True):
+    for spread, value in sorted(gains, key=lambda pair: pair[0], reverse=True):
         if value.low <= 0:
             break
         passed = spread

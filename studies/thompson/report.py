@@ -23,31 +23,34 @@ LINES = (FIXED_EACH, DRAWN_EACH, gains.TUNED, gains.WEAK)  # of the figure
 Row = Mapping[str, Any]
 
 
-def report(config: Config, found: Document) -> Report:
-    """Return the report. found : comparisons on recorded and on synthetic prompts, and where they ran"""
+def report(config: Config, results: Document) -> Report:
+    """Return the report. results : comparisons on recorded and on synthetic prompts, and where they ran"""
     recorded = [
         row_of(document, costs=cost, drafter=DRAFTERS[drafter], prompts=pool)
-        for cost, runs in found["pools"].items()
+        for cost, runs in results["pools"].items()
         for drafters in runs.values()
         for drafter, pools in drafters.items()
         for pool, document in pools.items()
     ]
     synthetic = [
         row_of(document, costs=cost, drafter=DRAFTERS[drafter], prompts=f"synthetic, spread {spread}")
-        for cost, drafters in found["synthetic"].items()
+        for cost, drafters in results["synthetic"].items()
         for drafter, documents in drafters.items()
         for spread, document in documents.items()
     ]
-    ran = {**found, "sequences": {"tuning": recorded[0]["tuning_prompts"], "holdout": recorded[0]["held_out_prompts"]}}
+    ran = {
+        **results,
+        "sequences": {"tuning": recorded[0]["tuning_prompts"], "holdout": recorded[0]["held_out_prompts"]},
+    }
     whole = [row for row in recorded if row["prompts"] == ALL]
-    spreads = ", ".join(f"{spread:.2f} ({DRAFTERS[drafter]})" for drafter, spread in found["spreads"].items())
+    spreads = ", ".join(f"{spread:.2f} ({DRAFTERS[drafter]})" for drafter, spread in results["spreads"].items())
     return Report(
         question="When does Thompson sampling beat a fixed draft length?",
         answer=f"On the lab's prompts tuned Beta-TS changes the speed by {span(whole, gains.TUNED)} against the best "
         f"fixed K. Random draft lengths alone change it by {span(whole, DRAWN)}; knowing each prompt's best K in "
         f"hindsight changes it by {span(whole, FIXED_EACH)}. On synthetic prompts tuned Beta-TS beats the best fixed K "
-        f"{crossings(found)}.",
-        figure=line_panels(spread_panels(found), ("spread of acceptance over prompts", "gain over fixed K, %"),
+        f"{crossings(results)}.",
+        figure=line_panels(spread_panels(results), ("spread of acceptance over prompts", "gain over fixed K, %"),
                            "spread", level=0.0),
         figure_name="spread",
         caption=f"Gain over the best fixed K by spread of acceptance over synthetic prompts; the lab's spread is "
@@ -66,7 +69,7 @@ def report(config: Config, found: Document) -> Report:
             f"Prompts: {about_prompts(config, ran)}. Intervals (95 %) are over held-out prompts, paired. \"{EXTREME}\" "
             f"takes {100 * config['extreme_share']:g} % from each end, chosen by this drafter's own acceptance, which "
             "favours whatever adapts.",
-            machine_line(config, found),
+            machine_line(config, results),
             "Nothing was timed but cost profiles, so load and a noise floor were not recorded. All policies are "
             "replayed on recorded traces; policies that draw are "
             f"averaged over {config['replay_seeds']} replays. \"{CHEAP}\" sets s_d / s_t to {config['cost_ratio']:g}.",
@@ -104,10 +107,10 @@ def span(rows: list[Row], label: str) -> str:
     return f"{min(values):+.1f} to {max(values):+.1f} %"
 
 
-def crossings(found: Document) -> str:
+def crossings(results: Document) -> str:
     """Return from which spread on tuned Beta-TS is significantly faster than the best fixed K, by drafter and costs."""
     texts = []
-    for cost, drafters in found["synthetic"].items():
+    for cost, drafters in results["synthetic"].items():
         for drafter, documents in drafters.items():
             values = {float(spread): gain_of(document, gains.TUNED) for spread, document in documents.items()}
             passed = gains.passes_from(list(values.items()))
@@ -123,7 +126,7 @@ def gain_of(document: Document, label: str) -> Estimate:
     return value
 
 
-def spread_panels(found: Document) -> dict[str, dict[str, tuple[list[float], list[dict[str, float]]]]]:
+def spread_panels(results: Document) -> dict[str, dict[str, tuple[list[float], list[dict[str, float]]]]]:
     """Return the figure's lines: gains over the spread, a panel for each drafter and costs."""
     return {
         f"{DRAFTERS[drafter]}, {cost}": {
@@ -133,6 +136,6 @@ def spread_panels(found: Document) -> dict[str, dict[str, tuple[list[float], lis
             )
             for label in LINES
         }
-        for cost, drafters in found["synthetic"].items()
+        for cost, drafters in results["synthetic"].items()
         for drafter, documents in drafters.items()
     }

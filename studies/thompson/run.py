@@ -19,7 +19,7 @@ from specsim.cost.model import ConstantCost, CostModel
 from specsim.io.progress import Progress
 from specsim.replaying.priced import PricedTrace
 from specsim.trace.trace import Trace
-from studies.common import Config, Document, claim, kept, load, middle_too, named, parts, profiled, recorded
+from studies.common import Config, Document, cached, claim, load, middle_too, named, parts, profiled, recorded
 from studies.thompson import gains
 from studies.thompson.gains import PerPrompt
 from studies.thompson.report import ALL, CHEAP, EXTREME, MEASURED_COSTS, report
@@ -35,20 +35,20 @@ def costs_of(folder: Path, config: Config) -> dict[str, CostModel]:
 
 def compared(done: Path, prompts: Callable[[], tuple[PricedTrace, PricedTrace]], config: Config) -> Document:
     """The comparison of draft lengths on prompts to tune on and to report on; read where it is there."""
-    return kept(done, lambda: gains.comparison(*prompts(), config))
+    return cached(done, lambda: gains.comparison(*prompts(), config))
 
 
 def recordings(out: Path, config: Config, progress: Progress) -> dict[tuple[str, str], tuple[Path, Trace]]:
     """Folder and trace of every run and drafter, with a profile in the folder."""
     pairs = {drafter: load(config, drafter) for drafter in config["drafters"]}
-    found = {}
+    recorded_in = {}
     for run, drafter in product(config["runs"], pairs):
         folder = out / run["name"] / drafter
         pair, of_drafter = pairs[drafter], named(progress, drafter)
         trace = recorded(folder / "trace", pair, run, config, of_drafter)
         profiled(folder / "profile.json", lambda pair=pair: pair, trace, of_drafter, contexts=middle_too(trace))  # type: ignore[misc]
-        found[run["name"], drafter] = folder, trace
-    return found
+        recorded_in[run["name"], drafter] = folder, trace
+    return recorded_in
 
 
 def on_records(folder: Path, trace: Trace, config: Config) -> Iterator[tuple[str, str, Document]]:
@@ -115,4 +115,4 @@ def find(out: Path, config: Config) -> Document:
 def main(out: Path, config: Config) -> None:
     """Run what is not there yet and write the report."""
     claim(out, config)
-    report(config, kept(out / FOUND, lambda: find(out, config))).write(out)
+    report(config, cached(out / FOUND, lambda: find(out, config))).write(out)

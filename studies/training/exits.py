@@ -48,12 +48,12 @@ def measure(out: Path, config: Config, report: Progress) -> Document:
 
 def costs(out: Path, traces: Traces, folders: Folders, config: Config, report: Progress) -> dict[str, CostModel]:
     """The profile of every structure: of the first seed's drafter, used for all seeds."""
-    found = {}
+    prices = {}
     for name in folders:
         like = EESD if name == NO_DISTILLATION else name
         folder, trace = next(iter(folders[like].values())), next(iter(traces[like].values()))
-        found[name] = priced_deep(out, folder, trace, config, report, trees=False)
-    return found
+        prices[name] = priced_deep(out, folder, trace, config, report, trees=False)
+    return prices
 
 
 def rows(traces: Traces, costs: Costs, config: Config) -> Rows:

@@ -117,12 +117,12 @@ def marginal_guesses(target: Any, tokens: torch.Tensor, places: torch.Tensor, li
 @torch.no_grad()
 def correct(target: Any, head: Any, batch: torch.Tensor) -> list[int]:
     """Of each window [B, T + 1] at how many of its T - 1 places the head says what the target says one token later."""
-    found = []
+    counts = []
     for window in batch[:, :-1]:
         hidden = target.model(input_ids=window[None], use_cache=False).last_hidden_state
         preferred = target.get_output_embeddings()(hidden).argmax(-1)
-        found.append(int((head(hidden)[:, :-1].argmax(-1) == preferred[:, 1:]).sum()))
-    return found
+        counts.append(int((head(hidden)[:, :-1].argmax(-1) == preferred[:, 1:]).sum()))
+    return counts
 
 
 @torch.no_grad()
@@ -204,15 +204,15 @@ def gain(a: npt.ArrayLike, b: npt.ArrayLike, places: npt.ArrayLike) -> Compariso
     return ratio_difference(a, places, b, places)
 
 
-def rows(found: Document) -> list[dict[str, Any]]:
+def rows(document: Document) -> list[dict[str, Any]]:
     """Return the agreement of the lab's head, of what it was trained to, and what is attainable."""
-    places, forms, best = found["places"], found["forms"], found["attainable"]
+    places, forms, best = document["places"], document["forms"], document["attainable"]
     start, same = (forms[SAME][when]["correct"] for when in ("before", "after"))
     trained = [
         {
             "variant": f"trained further, {name}",
             "parameters": form["parameters"],
-            "tokens": found["shipped_tokens"] + form["tokens"],
+            "tokens": document["shipped_tokens"] + form["tokens"],
             "agreement": ratio_interval(form["after"]["correct"], places).as_dict(),
             "agreement_difference": gain(form["after"]["correct"], start, places).difference.as_dict(),
             "over_training_alone": gain(form["after"]["correct"], same, places).difference.as_dict(),
@@ -224,7 +224,7 @@ def rows(found: Document) -> list[dict[str, Any]]:
     return [
         {
             "variant": "the lab's head",
-            "tokens": found["shipped_tokens"],
+            "tokens": document["shipped_tokens"],
             "agreement": ratio_interval(start, places).as_dict(),
         },
         *trained,

@@ -79,7 +79,7 @@ def measure(out: Path, config: Config, report: Progress) -> Document:
             rows = [job.held_out(window[None]) for window in batch]
         return {name: [row[name] for row in rows] for name in rows[0]}
 
-    found: list[Document] = []
+    results: list[Document] = []
     for tuning in tunings(config):
         settings = replace(base, full=tuning.full, lr=tuning.lr, p_ar=1.0 if tuning.plain else own["p_ar"])
         plan = {"drafter": "space", "target": describe_target(pair.target, pair.target_name), **settings.decisive}
@@ -92,33 +92,33 @@ def measure(out: Path, config: Config, report: Progress) -> Document:
             figures,
             named(report, tuning.name),
         )
-        found.append({"tuning": asdict(tuning), **done})
-    return {"tunings": found}
+        results.append({"tuning": asdict(tuning), **done})
+    return {"tunings": results}
 
 
 def by_tuning(document: Document) -> dict[Tuning, Document]:
     """What `measure` found, by tuning."""
-    return {Tuning(**one["tuning"]): one for one in document["tunings"]}
+    return {Tuning(**result["tuning"]): result for result in document["tunings"]}
 
 
-def cost_nats(found: Document) -> Estimate:
+def cost_nats(result: Document) -> Estimate:
     """How much the tuning raises the cross-entropy of held-out text, over windows."""
-    after, before = (np.array(found["after"][name]) for name in ("tuned", "original"))
-    ones = np.ones(len(after))
-    return ratio_difference(after, ones, before, ones).difference
+    after, before = (np.array(result["after"][name]) for name in ("tuned", "original"))
+    windows = np.ones(len(after))
+    return ratio_difference(after, windows, before, windows).difference
 
 
-def mask_gain(found: Document, mask: int = 1) -> Estimate:
+def mask_gain(result: Document, mask: int = 1) -> Estimate:
     """How much more often after the tuning than before it a mask says what the target says there."""
-    after, before = (np.array(found[when][f"mask_{mask}_agreement"]) for when in ("after", "before"))
-    ones = np.ones(len(after))
-    return ratio_difference(after, ones, before, ones).difference
+    after, before = (np.array(result[when][f"mask_{mask}_agreement"]) for when in ("after", "before"))
+    windows = np.ones(len(after))
+    return ratio_difference(after, windows, before, windows).difference
 
 
-def rows(found: Mapping[Tuning, Document]) -> list[dict[str, Any]]:
+def rows(results: Mapping[Tuning, Document]) -> list[dict[str, Any]]:
     """Return each tuning's cost in nats and the agreement of the first mask."""
     table = []
-    for tuning, result in found.items():
+    for tuning, result in results.items():
         agreement = result["after"]["mask_1_agreement"]
         table.append(
             {

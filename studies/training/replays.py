@@ -29,13 +29,13 @@ DRAWS = 5
 
 def recorded_all(out: Path, folders: Folders, run: Config, config: Config, report: Progress, *, trees: bool) -> Traces:
     """The traces of all of these drafters in one way of decoding."""
-    found: Traces = {}
+    traces: Traces = {}
     for name, by_seed in folders.items():
         for seed, folder in by_seed.items():
             trace, progress = out / run["name"] / folder.name, named(report, f"{name}, seed {seed}")
             pair = load(config, folder)
-            found.setdefault(name, {})[seed] = recorded(trace, pair, run, config, progress, trees=trees)
-    return found
+            traces.setdefault(name, {})[seed] = recorded(trace, pair, run, config, progress, trees=trees)
+    return traces
 
 
 def priced_deep(out: Path, folder: Path, trace: Trace, config: Config, report: Progress, *, trees: bool) -> CostModel:
@@ -84,8 +84,8 @@ def by_seed(
     kind: type[Policy], variant: Variant, traces: Mapping[int, Trace], cost: CostModel, config: Config, *, tuned: bool
 ) -> Seeds:
     """`form` of every seed's trace; on all prompts, or tuned on some and reported on the others."""
-    found = {}
+    runs = {}
     for seed, trace in traces.items():
         train, report = halves(trace, cost, config) if tuned else (PricedTrace(trace, cost),) * 2
-        found[seed] = form(kind, variant, train, report, config)
-    return found
+        runs[seed] = form(kind, variant, train, report, config)
+    return runs

@@ -26,13 +26,13 @@ EXPERIMENT_OF_TABLE = {
 Row = dict[str, Any]
 
 
-def report(config: Config, found: Mapping[str, Document]) -> Report:
-    """Return the report. found : by experiment"""
-    rows = table(config, found)
+def report(config: Config, experiments: Mapping[str, Document]) -> Report:
+    """Return the report. experiments : documents by name"""
+    rows = table(config, experiments)
     shown = [shown_row(row) for row in rows if is_shown(row)]
     parts = [row for row in shown if row["method"] == "EDD"]
     losing = [f'"{row["change"]}"' for row in parts if row["difference_high"] < 0]
-    sweep = found["decoders"]["sweep"]
+    sweep = experiments["decoders"]["sweep"]
     usual = config["decoders"]["usual"]
     deviating = [n for n in sweep if n != usual and tau_difference(sweep[n]["PCT"], sweep[usual]["PCT"]).high < 0]
     changed = {row["method"]: row["difference"] for row in shown}
@@ -73,17 +73,17 @@ def report(config: Config, found: Mapping[str, Document]) -> Report:
                     "EESD's speedups and its sweep over the first N layers are withdrawn: all identity blocks stood "
                     "behind layer 4 when costs were measured."
                 ]
-                if has_uneven_blocks({"target": config["priced"]}, found["exits"])
+                if has_uneven_blocks({"target": config["priced"]}, experiments["exits"])
                 else []
             ),
         ],
     )  # fmt: skip
 
 
-def table(config: Config, found: Mapping[str, Document]) -> list[Row]:
+def table(config: Config, experiments: Mapping[str, Document]) -> list[Row]:
     """Return the rows of table.csv: every experiment's variants."""
     rows = []
-    decoders, exits = found["decoders"], found["exits"]
+    decoders, exits = experiments["decoders"], experiments["exits"]
     for kind in ("ablation", "tuned"):
         for costs, variants in decoders[kind].items():
             named = {"method": "EDD", "experiment": kind, "costs": costs}
@@ -104,11 +104,11 @@ def table(config: Config, found: Mapping[str, Document]) -> list[Row]:
         if what != "N" or priced:
             variants = {f"{policy}, {what} = {n}": runs for n, by in sweep.items() for policy, runs in by.items()}
             rows += seed_rows(variants, None, {**named, "experiment": f"sweep of {what}"}, priced=priced)
-    for run, lengths in found["sizes"]["lengths"].items():
+    for run, lengths in experiments["sizes"]["lengths"].items():
         named = {"method": "EDD beside EAGLE", "experiment": f"of like size, {run}, K = 5"}
-        rows += seed_rows(lengths, EAGLE, named, priced=False, facts=found["sizes"]["facts"])
-    rows += [{"method": "MEDUSA", "experiment": "first head", **row} for row in heads.rows(found["heads"])]
-    tunings = heat.rows(heat.by_tuning(found["heat"]))
+        rows += seed_rows(lengths, EAGLE, named, priced=False, facts=experiments["sizes"]["facts"])
+    rows += [{"method": "MEDUSA", "experiment": "first head", **row} for row in heads.rows(experiments["heads"])]
+    tunings = heat.rows(heat.by_tuning(experiments["heat"]))
     return rows + [{"method": "SPACE", "experiment": "tuning of the target", **row} for row in tunings]
 
 

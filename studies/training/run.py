@@ -31,7 +31,7 @@ EXPERIMENTS: dict[str, Callable[[Path, Config, Progress], Document]] = {
 }
 
 
-def kept(path: Path, make: Callable[[], Document]) -> Document:
+def cached(path: Path, make: Callable[[], Document]) -> Document:
     """A document with replays in it; made where it is not there."""
     if not path.is_file():
         write_json(as_document(make()), path)
@@ -42,8 +42,8 @@ def main(out: Path, config: Config) -> None:
     """Run everything and write the report."""
     claim(out, config)
     with progress_bar() as progress:
-        found = {
-            name: kept(out / f"{name}.json", partial(measure, out, config, progress))
+        documents = {
+            name: cached(out / f"{name}.json", partial(measure, out, config, progress))
             for name, measure in EXPERIMENTS.items()
         }
-    report(config, found).write(out)
+    report(config, documents).write(out)

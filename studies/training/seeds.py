@@ -37,11 +37,11 @@ class Replayed:
 Seeds = Mapping[int, Replayed]  # by seed
 
 
-def as_document(found: Any) -> Any:
+def as_document(value: Any) -> Any:
     """Replays, however deep in mappings, as JSON."""
-    if isinstance(found, Replayed):
-        return {name: values.tolist() for name, values in vars(found).items()}
-    return {str(name): as_document(inner) for name, inner in found.items()} if isinstance(found, Mapping) else found
+    if isinstance(value, Replayed):
+        return {name: values.tolist() for name, values in vars(value).items()}
+    return {str(name): as_document(inner) for name, inner in value.items()} if isinstance(value, Mapping) else value
 
 
 def from_document(document: Any) -> Any:

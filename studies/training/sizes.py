@@ -69,10 +69,10 @@ def measure(out: Path, config: Config, report: Progress) -> Document:
 
 def lengths(out: Path, run: Config, folders: Folders, config: Config, report: Progress) -> dict[str, Seeds]:
     """Replays of K = 5 in one way of decoding."""
-    found = {}
+    replays = {}
     cost = ConstantCost(0.05, 1.0)  # plays no part in an acceptance length
     for shown, name in NAMES.items():
         trees = name == WHOLE and run is config["runs"][0]  # EDD's ablation has recorded it so
         traces = recorded_all(out, {name: folders[name]}, run, config, report, trees=trees)
-        found[shown] = by_seed(FixedK, PAPER_K, traces[name], cost, config, tuned=False)
-    return found
+        replays[shown] = by_seed(FixedK, PAPER_K, traces[name], cost, config, tuned=False)
+    return replays

@@ -31,17 +31,17 @@ def trained(out: Path, wanted: Wanted, tokens: float, config: Config, report: Pr
     """Train all of these with every seed: name -> seed -> the drafter's folder. tokens : in millions"""
     plain = LoopSettings(steps=1, warmup_steps=config["train"]["warmup_steps"], dtype=config["train"]["dtype"])
     loop = plain.lasting(1e6 * tokens)
-    found: dict[str, dict[int, Path]] = {name: {} for name in wanted}
+    folders: dict[str, dict[int, Path]] = {name: {} for name in wanted}
     pair = None
     for seed in config["seeds"]:  # a seed of all before the next of any
         for name, (train, settings, text) in wanted.items():
-            found[name][seed] = folder = out / "trained" / f"{file_name(name)}-{seed}"
+            folders[name][seed] = folder = out / "trained" / f"{file_name(name)}-{seed}"
             if (folder / "drafter.safetensors").is_file() and read_drafter(folder).facts["loop"] == asked(loop, seed):
                 continue
             pair = pair or load_target(config["target"], dtype=config["train"]["dtype"], threads=config["threads"])
             progress = named(report, f"{name}, seed {seed}")
             train(pair, settings, TextRun(text, replace(loop, seed=seed), folder, out / "text", progress=progress))
-    return found
+    return folders
 
 
 def asked(loop: LoopSettings, seed: int) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def decoders(config: Config) -> Wanted:
         ONE_BLOCK: EddSettings(states_after=usual, longest_block=5),
     }
     settings |= {f"states {n}": EddSettings(states_after=n) for n in config["decoders"]["states_after"] if n != usual}
-    return {name: (train_edd, one, TextSettings()) for name, one in settings.items()}
+    return {name: (train_edd, edd, TextSettings()) for name, edd in settings.items()}
 
 
 def early_exits(config: Config) -> Wanted:
@@ -72,12 +72,12 @@ def early_exits(config: Config) -> Wanted:
     asked = config["early_exits"]
     layers, exit_layers = asked["usual"]
     base = EesdSettings(layers=layers, exit_layers=exit_layers)
-    found = {EESD: (train_eesd, base, TextSettings())}
-    found[NO_DISTILLATION] = (train_eesd, base, TextSettings(generated_share=0.0))
-    found |= {f"N = {n}": (train_eesd, replace(base, layers=n), TextSettings()) for n in asked["layers"] if n != layers}
-    found |= {
+    exits = {EESD: (train_eesd, base, TextSettings())}
+    exits[NO_DISTILLATION] = (train_eesd, base, TextSettings(generated_share=0.0))
+    exits |= {f"N = {n}": (train_eesd, replace(base, layers=n), TextSettings()) for n in asked["layers"] if n != layers}
+    exits |= {
         f"E = {e}": (train_eesd, replace(base, exit_layers=e), TextSettings())
         for e in asked["exit_layers"]
         if e != exit_layers
     }
-    return found
+    return exits

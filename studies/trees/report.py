@@ -23,8 +23,8 @@ from studies.report import Report, trust_lines
 from studies.trees.paper import PaperComparison
 
 
-def report(config: Config, runs: Mapping[str, Document], found: Mapping[str, Document]) -> Report:
-    """Return the report. runs : validations by way of decoding; found : leaderboards by cost, PCT beside EAGLE-2"""
+def report(config: Config, runs: Mapping[str, Document], replayed: Mapping[str, Document]) -> Report:
+    """Return the report. runs : validations by way of decoding; replayed : leaderboards by cost, PCT beside EAGLE-2"""
     first, document = next(iter(runs.items()))
     tree, chain = (
         first_best(row for row in document["rows"] if row["policy"] in kinds)
@@ -33,7 +33,7 @@ def report(config: Config, runs: Mapping[str, Document], found: Mapping[str, Doc
     assert tree is not None and chain is not None
     faster = differ_measured(document, tree, chain) and measured_difference(document, tree, chain).difference.low > 0
     gap = measured_gap(document, tree, chain, f"that of the best chain ({form(chain)})")
-    paper = PaperComparison.from_document(found[first]["paper"])
+    paper = PaperComparison.from_document(replayed[first]["paper"])
     shown = ranked_rows({run: result["rows"] for run, result in runs.items()}, "policy")
     return Report(
         question="Do draft trees beat chains?",
@@ -48,7 +48,7 @@ def report(config: Config, runs: Mapping[str, Document], found: Mapping[str, Doc
             *(row for run, result in runs.items() for row in table_rows(run, result["rows"], costs="measured costs")),
             *(
                 row
-                for run, result in found.items()
+                for run, result in replayed.items()
                 for costs, rows in result["boards"].items()
                 for row in board_rows(run, {"rows": rows}, costs=f"{costs}, replayed only")
             ),

@@ -21,7 +21,7 @@ from specsim.policy.base import Policy
 from specsim.policy.registry import CHAIN_POLICIES, TREE_POLICIES
 from specsim.trace.files import read_trace
 from specsim.trace.trace import Trace
-from studies.common import MOST_TRUNCATED, REPLAYED, Config, claim, kept, run_title, validation
+from studies.common import MOST_TRUNCATED, REPLAYED, Config, cached, claim, run_title, validation
 from studies.paper_costs import costs_of
 from studies.trees.paper import PaperComparison
 from studies.trees.report import report
@@ -69,10 +69,10 @@ def found_of(folder: Path, config: Config, progress: Progress) -> dict[str, Any]
 def main(out: Path, config: Config) -> None:
     """Run everything and write the report."""
     claim(out, config)
-    runs, found = {}, {}
+    runs, replayed = {}, {}
     for run in config["runs"]:
         folder, name = out / run["name"], run_title(run)
         with progress_bar() as progress:
             runs[name] = validation(folder, "model", kinds_run(config), run, config, progress, trees=True)
-            found[name] = kept(folder / FOUND, partial(found_of, folder, config, progress))
-    report(config, runs, found).write(out)
+            replayed[name] = cached(folder / FOUND, partial(found_of, folder, config, progress))
+    report(config, runs, replayed).write(out)

@@ -326,8 +326,8 @@ def with_columns(document: Document, out: Path) -> Document:
     if tree is not None:
         columns |= {f"tree {name}": getattr(tree, name) for name in ("prob", "token", "first_child", "horizon")}
     meta = columns.pop("meta")
-    kept = {name: column(values) for name, values in columns.items() if values is not None}
-    return {"printed": trimmed(document), "meta": trimmed(meta, "written"), "columns": kept}
+    arrays = {name: column(values) for name, values in columns.items() if values is not None}
+    return {"printed": trimmed(document), "meta": trimmed(meta, "written"), "columns": arrays}
 
 
 def column(values: npt.NDArray[Any]) -> dict[str, Any]:
@@ -335,18 +335,18 @@ def column(values: npt.NDArray[Any]) -> dict[str, Any]:
 
     The weights tell the order.
     """
-    told: dict[str, Any] = {"shape": list(values.shape), "dtype": values.dtype.str.replace("<U", "str")[:3]}
+    description: dict[str, Any] = {"shape": list(values.shape), "dtype": values.dtype.str.replace("<U", "str")[:3]}
     if values.dtype.kind != "f":
         plain = values.ravel().tolist()
         if len(plain) <= 100:
-            return {**told, "values": plain}
-        return {**told, "digest": hashlib.sha256(json.dumps(plain).encode()).hexdigest()[:16]}
+            return {**description, "values": plain}
+        return {**description, "digest": hashlib.sha256(json.dumps(plain).encode()).hexdigest()[:16]}
     flat = values.ravel().astype(np.float64)
     if not len(flat):
-        return told
+        return description
     weights = np.arange(1, len(flat) + 1) / len(flat)
     return {
-        **told,
+        **description,
         "mean": math.fsum(flat) / len(flat),
         "weighted": math.fsum(flat * weights) / len(flat),
         "first": flat[:8].tolist(),
@@ -435,7 +435,7 @@ class Workplace:
         def fill(name: str) -> str:
             return str(out if name == "out" else self.path(name))
 
-        return [re.sub(r"\{(\w+)\}", lambda found: fill(found[1]), word) for word in line.split()]
+        return [re.sub(r"\{(\w+)\}", lambda match: fill(match[1]), word) for word in line.split()]
 
 
 def _input(make: Callable[[Workplace], Path]) -> Callable[[Workplace], Path]:
@@ -568,14 +568,14 @@ def tree_trace(sequences: int = 12, tokens: int = 50, width: int = 10, nodes: in
     for s in range(sequences):
         for t in range(tokens):
             row = s * tokens + t
-            before = int(token[s, t - 1]) if t else 0
-            found, horizon[row] = _best_first(probs[s, t:], order[s, t:], before, width, nodes)
-            for place, (above, drafted_token, chance_of) in enumerate(found):
+            previous = int(token[s, t - 1]) if t else 0
+            nodes_found, horizon[row] = _best_first(probs[s, t:], order[s, t:], previous, width, nodes)
+            for place, (above, drafted_token, chance_of) in enumerate(nodes_found):
                 parent[row, place], drafted[row, place], prob[row, place] = above, drafted_token, chance_of
             for i in range(DEPTH):
-                p = probs[s, t + i, before].astype(np.float64)
-                before = int(order[s, t + i, before, 0])
-                chain[row, i], chain_prob[row, i] = before, p[0]
+                p = probs[s, t + i, previous].astype(np.float64)
+                previous = int(order[s, t + i, previous, 0])
+                chain[row, i], chain_prob[row, i] = previous, p[0]
                 entropy[row, i] = rounded(-(p * np.log(p)).sum())
     ahead = np.arange(tokens)[:, None] + np.arange(DEPTH)
     ranks = np.where(ahead < tokens, true_rank[:, ahead], -1).reshape(-1, DEPTH).astype(np.int16)
@@ -604,7 +604,7 @@ def tree_trace(sequences: int = 12, tokens: int = 50, width: int = 10, nodes: in
 def _best_first(
     probs: npt.NDArray[np.float32], order: npt.NDArray[np.int32], last: int, width: int, most: int
 ) -> tuple[list[tuple[int, int, float]], float]:
-    """(parent, token, probability) of the nodes found, in level order, and the horizon. probs [t, token, rank]."""
+    """(parent, token, probability) of the nodes in level order, and the horizon. probs [t, token, rank]."""
     path, level, token, parent, rank = [1.0], [0], [last], [-1], [0]
     heap: list[tuple[float, int, int]] = []  # (-path probability, parent, rank)
 
@@ -634,8 +634,10 @@ def _best_first(
     for node in ordered:  # in level order
         ordered += children[node]
     number = {node: place for place, node in enumerate(ordered)}
-    found = [(number[parent[n]], token[n], float(probs[level[n] - 1, token[parent[n]], rank[n]])) for n in ordered[1:]]
-    return found, -heap[0][0] if heap else 0.0
+    records = [
+        (number[parent[n]], token[n], float(probs[level[n] - 1, token[parent[n]], rank[n]])) for n in ordered[1:]
+    ]
+    return records, -heap[0][0] if heap else 0.0
 
 
 @_input
@@ -788,15 +790,15 @@ def accuracies(work: Workplace) -> Path:
 def fixed_rounds(trace: Trace, k: int) -> list[tuple[int, int, int, int]]:
     """(sequence, t, drafted, accepted) of drafting k tokens, or as many as may be drafted."""
     match, limit = trace.match_len.tolist(), trace.draft_limit.tolist()
-    found = []
+    rounds = []
     for s, (begin, end) in enumerate(zip(trace.offsets[:-1].tolist(), trace.offsets[1:].tolist(), strict=True)):
         row = begin
         while row < end:
             drafted = min(k, limit[row])
             accepted = min(match[row], drafted)
-            found.append((s, row - begin, drafted, accepted))
+            rounds.append((s, row - begin, drafted, accepted))
             row += accepted + 1
-    return found
+    return rounds
 
 
 @_input
@@ -846,9 +848,9 @@ def tokenizer() -> PreTrainedTokenizerFast:
     """One token a character: 0 is the end of text, then the printable ASCII, then the newline."""
     characters = ["<eos>", *(chr(code) for code in range(32, 127)), "\n"]
     vocabulary = {character: index for index, character in enumerate(characters)}
-    found = Tokenizer(models.WordLevel(vocabulary, unk_token="<eos>"))
-    found.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    return PreTrainedTokenizerFast(tokenizer_object=found, eos_token="<eos>")
+    base = Tokenizer(models.WordLevel(vocabulary, unk_token="<eos>"))
+    base.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    return PreTrainedTokenizerFast(tokenizer_object=base, eos_token="<eos>")
 
 
 def numbers(name: str, shape: Sequence[int], scale: float = 0.15) -> torch.Tensor:
@@ -1007,9 +1009,9 @@ def same(recorded: Document, now: Document, tolerance: float) -> bool:
     return close or (math.isnan(recorded) and math.isnan(now))
 
 
-def differences(golden: Document, found: Document, tolerance: float) -> list[str]:
+def differences(golden: Document, answer: Document, tolerance: float) -> list[str]:
     """A line for each place at which two documents differ."""
-    recorded, now = dict(leaves(golden)), dict(leaves(found))
+    recorded, now = dict(leaves(golden)), dict(leaves(answer))
     return [
         f"{at}: {recorded.get(at, NOTHING)!r} was recorded, now {now.get(at, NOTHING)!r}"
         for at in {**recorded, **now}
@@ -1017,14 +1019,14 @@ def differences(golden: Document, found: Document, tolerance: float) -> list[str
     ]
 
 
-def compared(command: Command, golden: Document, found: Document, *, exact: bool = False) -> list[str]:
+def compared(command: Command, golden: Document, answer: Document, *, exact: bool = False) -> list[str]:
     """The differences that count for this command."""
     if exact:
-        return differences(golden, found, 0.0)
+        return differences(golden, answer, 0.0)
     if command.tolerance == STEPS:
-        golden, found = ({key: value for key, value in part.items() if key != "params"} for part in (golden, found))
-        golden, found = in_floats(golden), in_floats(found)
-    return differences(golden, found, command.tolerance[0])
+        golden, answer = ({key: value for key, value in part.items() if key != "params"} for part in (golden, answer))
+        golden, answer = in_floats(golden), in_floats(answer)
+    return differences(golden, answer, command.tolerance[0])
 
 
 def in_floats(document: Document) -> Document:

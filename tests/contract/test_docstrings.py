@@ -49,9 +49,9 @@ def unnamed(documented: Any) -> list[str]:
 
 def missing(name: str, documented: Any) -> list[str]:
     text = inspect.getdoc(documented) or ""
-    found = set(SECTION.findall(text))
+    sections = set(SECTION.findall(text))
     own = documented.__doc__ or issubclass(documented, enum.Enum)
-    return [*([] if own else ["a docstring"]), *sorted(wanted(name, documented) - found), *unnamed(documented)]
+    return [*([] if own else ["a docstring"]), *sorted(wanted(name, documented) - sections), *unnamed(documented)]
 
 
 @pytest.mark.parametrize("name", NAMES)

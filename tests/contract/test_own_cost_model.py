@@ -34,8 +34,8 @@ def trace() -> specsim.Trace:
 
 
 def test_it_prices_a_prediction_as_leviathans_formula_does(trace: specsim.Trace) -> None:
-    found = specsim.predict(trace, MemoryBound(), "fixed_k", k=4).speedup
-    assert found.low < leviathan_speedup(0.8, 4, 0.1) < found.high
+    speedup = specsim.predict(trace, MemoryBound(), "fixed_k", k=4).speedup
+    assert speedup.low < leviathan_speedup(0.8, 4, 0.1) < speedup.high
 
 
 def test_it_is_the_constant_cost_of_the_same_seconds(trace: specsim.Trace) -> None:

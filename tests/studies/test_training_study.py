@@ -107,7 +107,7 @@ def test_replays_are_kept_as_they_were(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     run = importlib.import_module("studies.training.run")
     found = {"sweep": {5: {"PCT": {0: replayed(1.5), 1: replayed(1.6)}}}, "facts": {"EAGLE": {"tokens": 7}}}
-    first, again = (run.kept(tmp_path / "found.json", lambda: found) for _ in range(2))
+    first, again = (run.cached(tmp_path / "found.json", lambda: found) for _ in range(2))
     for back in (first, again):
         assert back["facts"] == found["facts"] and list(back["sweep"]) == [5]
         assert seeds.speedup(back["sweep"][5]["PCT"]) == seeds.speedup(found["sweep"][5]["PCT"])

@@ -48,13 +48,15 @@ def guessing_part(texts: list[TokenText], rate: float, seed: int, depth: int = D
         "entropy_nats": -np.log(np.maximum(confidence, 1e-3)),
     }
     meta = {**plain.meta, "drafter": f"guess {seed}", "drafter_kind": "model", "decoding": {"mode": "greedy"}}
-    kept = {name: getattr(plain, name) for name in Trace.__dataclass_fields__}
-    return Trace(**{**kept, **columns, "meta": {**meta, "target": "tiny", "eos_token_id": [VOCABULARY]}})
+    columns_of_plain = {name: getattr(plain, name) for name in Trace.__dataclass_fields__}
+    return Trace(**{**columns_of_plain, **columns, "meta": {**meta, "target": "tiny", "eos_token_id": [VOCABULARY]}})
 
 
 def joined_trace(sequences: int = 6, seed: int = 0, drafters: int = 3) -> JoinedTrace:
     """A lookup, and drafters that are right in 80 and 50 % of the tokens."""
-    given = texts(sequences, seed)
-    parts = {"lookup": lookup_part(given)}
-    parts |= {f"guess {n}": guessing_part(given, rate, n) for n, rate in enumerate((0.8, 0.5)[: drafters - 1], start=1)}
+    outputs = texts(sequences, seed)
+    parts = {"lookup": lookup_part(outputs)}
+    parts |= {
+        f"guess {n}": guessing_part(outputs, rate, n) for n, rate in enumerate((0.8, 0.5)[: drafters - 1], start=1)
+    }
     return join_traces(parts)

@@ -23,16 +23,16 @@ TOKENS = 32
 
 def parse(arguments: list[str], program: int) -> Any:
     """The parameters of a program of llama.cpp, or None where its parser refuses them."""
-    found = xllamacpp.CommonParams()
-    address = id(found) + object.__basicsize__
-    found.n_predict = 4321
+    parameters = xllamacpp.CommonParams()
+    address = id(parameters) + object.__basicsize__
+    parameters.n_predict = 4321
     assert ctypes.c_int32.from_address(address).value == 4321, "the structure is no longer where it was"
-    found.n_predict = -1
+    parameters.n_predict = -1
     words = [b"llama-server", *(one.encode() for one in arguments)]
     parser = getattr(ctypes.CDLL(library.__file__), PARSER)
     parser.restype = ctypes.c_bool
-    given = (ctypes.c_char_p * (len(words) + 1))(*words, None)
-    return found if parser(len(words), given, ctypes.c_void_p(address), program, None) else None
+    argv = (ctypes.c_char_p * (len(words) + 1))(*words, None)
+    return parameters if parser(len(words), argv, ctypes.c_void_p(address), program, None) else None
 
 
 def start(arguments: list[str], program: int, prompt: list[int]) -> dict[str, Any] | None:
@@ -56,11 +56,11 @@ def start(arguments: list[str], program: int, prompt: list[int]) -> dict[str, An
     }
 
 
-def main(given: str, made: str) -> None:
-    job = json.loads(Path(given).read_text())
+def main(job_file: str, results_file: str) -> None:
+    job = json.loads(Path(job_file).read_text())
     server = next(program for program in PROGRAMS if parse(["--metrics"], program) is not None)
-    found = [start(arguments, server, job["prompt"]) for arguments in job["starts"]]
-    Path(made).write_text(json.dumps(found))
+    results = [start(arguments, server, job["prompt"]) for arguments in job["starts"]]
+    Path(results_file).write_text(json.dumps(results))
 
 
 if __name__ == "__main__":

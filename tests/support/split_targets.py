@@ -90,16 +90,16 @@ def counted(layers: list[Any], monkeypatch: Any) -> Iterator[Rows]:
     for number, layer in enumerate(layers):
         names[layer.self_attn.o_proj.weight.data_ptr()] = (number, "attention")
         names[layer.mlp.down_proj.weight.data_ptr()] = (number, "mlp")
-    found = Rows(Counter(), Counter())
+    counts = Rows(Counter(), Counter())
     linear: Callable[..., torch.Tensor] = F.linear
 
     def count(x: torch.Tensor, weight: torch.Tensor, *rest: Any) -> torch.Tensor:
         name = names.get(weight.data_ptr())
         if name:
-            found.rows[name] += x.shape[:-1].numel()
-            found.calls[name] += 1
+            counts.rows[name] += x.shape[:-1].numel()
+            counts.calls[name] += 1
         return linear(x, weight, *rest)
 
     with monkeypatch.context() as patch:
         patch.setattr(F, "linear", count)
-        yield found
+        yield counts

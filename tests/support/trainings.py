@@ -54,8 +54,8 @@ class Case:
 
     @property
     def training(self) -> Training:
-        (found,) = (training for training in TRAININGS if training.name == self.name)
-        return found
+        (training_,) = (training for training in TRAININGS if training.name == self.name)
+        return training_
 
     @property
     def on_text(self) -> bool:

@@ -138,17 +138,17 @@ def _record(probs, order, token, depth, width, most):  # type: ignore[no-untyped
             taken[:] = 0
             count = 1
             while True:
-                best, found = -1, np.float32(0.0)
+                best, best_reached = -1, np.float32(0.0)
                 if count <= depth:
                     best = count - 1  # the chain
                 else:
                     for i in range(count):
                         if level[i] < depth and taken[i] < width:
                             reached = path[i] * probs[s, t + level[i], last[i], taken[i]]
-                            if best < 0 or reached > found:
-                                best, found = i, reached
+                            if best < 0 or reached > best_reached:
+                                best, best_reached = i, reached
                 if count > most or best < 0:
-                    horizon[row] = found
+                    horizon[row] = best_reached
                     break
                 rank = taken[best]
                 child[best, rank] = count

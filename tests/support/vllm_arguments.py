@@ -37,23 +37,23 @@ def configuration(arguments: list[str]) -> dict[str, Any]:
 
     parsed = EngineArgs.add_cli_args(FlexibleArgumentParser()).parse_args(arguments)
     engine = EngineArgs.from_cli_args(parsed).create_engine_config()
-    found = {name: getattr(engine.speculative_config, name) for name in FIELDS}
-    if ranges := found["num_speculative_tokens_per_batch_size"]:
-        most, longest = engine.scheduler_config.max_num_seqs, found["num_speculative_tokens"]
-        found["lookup"] = build_dynamic_sd_schedule_lookup([*ranges], most, longest)[1:]
-    return found
+    settings = {name: getattr(engine.speculative_config, name) for name in FIELDS}
+    if ranges := settings["num_speculative_tokens_per_batch_size"]:
+        most, longest = engine.scheduler_config.max_num_seqs, settings["num_speculative_tokens"]
+        settings["lookup"] = build_dynamic_sd_schedule_lookup([*ranges], most, longest)[1:]
+    return settings
 
 
-def main(given: str, made: str) -> None:
+def main(job_file: str, results_file: str) -> None:
     os.environ |= ENVIRONMENT
-    job = json.loads(Path(given).read_text())
-    found: list[Any] = []
+    job = json.loads(Path(job_file).read_text())
+    results: list[Any] = []
     for arguments in job["starts"]:
         try:
-            found.append(configuration(arguments))
+            results.append(configuration(arguments))
         except (Exception, SystemExit) as error:
-            found.append({"refused": f"{type(error).__name__}: {error}"})
-    Path(made).write_text(json.dumps(found))
+            results.append({"refused": f"{type(error).__name__}: {error}"})
+    Path(results_file).write_text(json.dumps(results))
 
 
 if __name__ == "__main__":
