@@ -60,7 +60,7 @@ class BatchDecoding:
     target, drafter : BatchedLlama
         Their caches are reset.
     prompts : sequence of token ids
-        Not empty, each with at least one token.
+        At least a prompt, each with at least 1 token.
     budgets : sequence of int
         Maximum number of output tokens of each.
     k : int
@@ -180,7 +180,7 @@ class BatchDecoding:
         row.tokens.extend(emitted)
 
     def _leave(self) -> None:
-        """Remove finished sequences, from the last on because the last one takes a removed one's place."""
+        """Remove finished sequences, last first because the last sequence takes the place of a removed sequence."""
         for place in reversed(range(len(self.active))):
             row = self.active[place]
             if len(row.tokens) >= row.end or row.tokens[-1] in self.eos_token_ids:

@@ -28,7 +28,7 @@ from specsim.policy.tree.base import TreePolicy
 class Acceptance(NamedTuple):
     """What a round's verification accepted, up to the end of the text.
 
-    emitted : the accepted tokens and one of the target's own
+    emitted : the accepted tokens and a token of the target's own
     path : places of the accepted tokens in the draft
     depth : length of the verified chain, or depth of the tree
     target_hidden : the target's last state [d] that produced the newest token, if the drafter wants it
@@ -60,7 +60,7 @@ class Decoder:
     sampler : Sampler
         How tokens are chosen.
     verifier, tree_verifier : optional
-        Of chains and of trees; the lossless ones of this sampler unless given.
+        Verifiers of chains and of trees (default: the lossless verifiers of this sampler).
 
     Examples
     --------
@@ -106,7 +106,7 @@ class Decoder:
         Parameters
         ----------
         prompt : sequence of int
-            Token ids, at least one.
+            Token ids, at least 1.
         max_new_tokens : int
         policy : Policy or None
             None is the autoregressive baseline.
@@ -258,7 +258,7 @@ class Decoder:
         return next((i for i, token in enumerate(emitted, start=1) if token in self.eos_token_ids), len(emitted))
 
     def produced_by(self, row: int) -> torch.Tensor | None:
-        """Give the target's last state [d] at this row of its last pass, if the drafter wants it and there was one."""
+        """Give the target's state [d] at this row of its last pass; None unless the drafter wants it, or without a pass."""
         hidden = self.target.hidden if self.target.keep_hidden else None
         return None if hidden is None else hidden[row]
 
@@ -303,7 +303,7 @@ class Decoder:
 
 
 class Decoding:
-    """A sequence that a decoder decodes round by round; a decoder has only one at a time.
+    """A sequence that a decoder decodes round by round; a decoder decodes a single sequence at a time.
 
     Making it prefills the prompt. Arguments and errors are those of `Decoder.decode`.
 

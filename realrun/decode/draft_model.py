@@ -139,7 +139,7 @@ class DraftModel:
             self.lm.warm_description(feeds, description)
 
     def _description(self, sampler: Sampler, positions: int) -> StepDescription | None:
-        """Get the statistics computed in the draft step's CUDA graph; None if the step runs without one.
+        """Get the statistics computed in the draft step's CUDA graph; None if the step runs without a graph.
 
         positions : number of output positions
         """
@@ -166,7 +166,7 @@ class DraftModel:
         self._target_hidden = target_hidden
 
     def begin(self, context: Sequence[int], target_hidden: torch.Tensor | None = None) -> None:
-        """Start a sequence; context holds its tokens except the pending one."""
+        """Start a sequence; context holds its tokens except the pending token."""
         self.lm.reset()
         self.lm.prefill(context)
         self.take_hidden(target_hidden)

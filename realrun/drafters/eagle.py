@@ -193,7 +193,7 @@ class StaticEagle(StaticStateDrafter):
     def _sources(self, visible: Bools) -> Ints:
         """Find the slots of the nodes' parents, less the first slot of the pass."""
         n, nodes = visible.shape
-        assert not visible[:, nodes - n :][~np.eye(n, dtype=np.bool_)].any(), "nodes of one level come in one pass"
+        assert not visible[:, nodes - n :][~np.eye(n, dtype=np.bool_)].any(), "nodes of a level come in the same pass"
         above = visible[:, : nodes - n]
         last = above.shape[1] - 1 - above[:, ::-1].argmax(axis=1) if above.shape[1] else np.zeros(n, np.int64)
         return np.where(above.any(axis=1), last, -1) - (nodes - n)

@@ -1,7 +1,7 @@
 """EDD, the Effective Draft Decoder: one layer that reads the target's states as soft prompts ("Faster Speculative
 Decoding via Effective Draft Decoder with Pruned Candidate Tree", section 3.1).
 
-It has the target's structure with one layer; embedding and head start as copies of the target's. In a round that
+It has the target's structure with a single layer; embedding and head start as copies of the target's. In a round that
 starts with token n pending, it sees the target's states h_0 .. h_{n-1}, which come from a layer a few below the last,
 and behind them the embeddings of the pending token and of the tokens that it has drafted. States and embeddings stand
 at the positions of their tokens (errata B8 to B10).
@@ -37,7 +37,7 @@ LAYERS_ABOVE = 3  # of the fourth-to-last state, of a list that starts with the 
 
 
 def default_split(target: Any) -> int:
-    """Choose how many layers lie below the states that EDD reads: all but three, at least one."""
+    """Choose how many layers lie below the states that EDD reads: all but 3, at least 1."""
     return max(1, int(target.config.num_hidden_layers) - LAYERS_ABOVE)
 
 

@@ -255,8 +255,8 @@ def mask_columns(target: Any, masks: int, request: RecordRequest) -> Columns:
 def mask_states(target: Any, prompt: Sequence[int], output: Sequence[int], depth: int) -> torch.Tensor:
     """Compute states [T, D, d] of D masks behind prompt + output[:t - 1]; at t = 0 behind prompt[:-1].
 
-    The candidates of a round at output position t come from masks behind the text without the pending token. So one
-    pass feeds the text, and behind it every position has its group of masks, which sees that prefix and itself.
+    The candidates of a round at output position t come from masks behind the text without the pending token. A
+    single pass feeds the text, and behind it every position has its group of masks, which sees that prefix and itself.
     """
     lm, total, before = CachedLM(target), len(output), len(prompt) - 1
     lm.keep_hidden = True

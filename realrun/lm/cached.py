@@ -44,20 +44,20 @@ class CachedLM:
     """Feeds tokens to a model and keeps its cache; `length` tokens are in the cache.
 
     Behind them there may be the nodes of a draft tree, appended level by level or all at once
-    by `forward_nodes`. `keep_nodes` makes one path of them the next tokens of the cache;
+    by `forward_nodes`. `keep_nodes` makes a path of them the next tokens of the cache;
     everything else (forward, prefill, truncate, reset) drops them.
 
     nodes : tree nodes behind the `length` tokens
     known_tokens : ids from here on have the logit -inf because a draft model's tokenizer lacks them; None if it
         lacks none
     hidden : where `keep_hidden` is set, what the last pass fed to the model's head, [n, d]: the
-        last layer's states after the final norm, one row for every row of logits. A prefill
-        leaves one row, that of its last token; None before the first token. Like logits,
+        last layer's states after the final norm, a row for every row of logits. A prefill
+        leaves only the row of its last token; None before the first token. Like logits,
         it may lie at an address that the next pass of the same size overwrites
     reads_target_states : whether this is a drafter that takes something from the target for every verified token, so
         that each round begins with some to ingest
     caches_pending_token : of such a drafter, whether the row of a round's pending token stays cached
-    describes : whether `describe` is available: a pass and the statistics of its last row in one launch
+    describes : whether `describe` is available: a pass and the statistics of its last row in a single launch
     """
 
     reads_target_states = caches_pending_token = describes = False
@@ -85,7 +85,7 @@ class CachedLM:
 
         length : tokens, and nodes behind them, that the cache is to hold
         tree_nodes : the most nodes of a tree that grows by several passes of these sizes; 0 if
-            all nodes of a tree come in one pass
+            all nodes of a tree come in the same pass
         """
         self.reset()
 
@@ -96,7 +96,7 @@ class CachedLM:
     def describe(self, tokens: Sequence[int], describe: Describe, follows: bool = False) -> torch.Tensor:
         """Append tokens to the cache; statistics [c] of the last of them, which the next call overwrites.
 
-        follows : whether the only token is the one that the previous call chose
+        follows : whether `tokens` is the token that the previous call chose
         """
         if self.nodes:
             self.truncate(self.length)

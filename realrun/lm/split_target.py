@@ -106,7 +106,7 @@ class SplitTarget(RowsAhead, PartsLM):
         return self.finish(x, keep)
 
     def _forward_nodes(self, tokens: Sequence[int], depths: Sequence[int], visible: torch.Tensor) -> torch.Tensor:
-        assert self.nodes == 0 and depths[0] == 0, "a split target takes a tree in one pass, its root first"
+        assert self.nodes == 0 and depths[0] == 0, "a split target takes a tree in a single pass, its root first"
         start, n = self.length, len(tokens)
         positions = self.node_positions(depths)
         mask = self.parts.tree_mask(visible, start + n)

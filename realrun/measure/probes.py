@@ -43,7 +43,7 @@ class Probe(NamedTuple):
 
 
 class Prober:
-    """Runs probes of a pair on a decoder of its own, over one text at a time.
+    """Runs probes of a pair on a decoder of its own, over a single text at a time.
 
     depth : longest draft; tree_tokens : largest tree, the pending token included, 0 for none
     """

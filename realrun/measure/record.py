@@ -69,7 +69,7 @@ class RecordSettings:
         if self.tree_nodes and self.sampler.mode == "rejection":
             raise InputError(
                 f"tree_nodes={self.tree_nodes} with rejection sampling: trees are recorded in greedy and Gumbel "
-                "mode only; choose one of these, or 0 for no trees"
+                "mode only; choose such a mode, or 0 for no trees"
             )
 
     @property

@@ -1,6 +1,6 @@
 """Join several drafters over the same target; a switching policy chooses a drafter for every round.
 
-Each keeps a cache of its own. What others drafted meanwhile it ingests with the first step of its next draft; prompt
+Each drafter has a cache of its own. The first step of its next draft ingests what other drafters drafted since; prompt
 lookup, which has no cache, reads it.
 """
 
@@ -31,7 +31,7 @@ from specsim.trace.joined import JOINED, MAX_DRAFTERS
 class JoinedDrafter(DraftModel):
     """Drafts with the drafter that `choose` chose last.
 
-    lag : int [D], tokens of the text but for the pending one that each drafter's cache lacks; of prompt lookup, and of
+    lag : int [D], tokens of the text without the pending token that each drafter's cache lacks; for prompt lookup and
         drafters that make rows of the target's states in every round, tokens since it drafted last
     """
 
@@ -142,8 +142,7 @@ def join_pairs(pairs: Sequence[Pair]) -> Pair:
     Raises
     ------
     InputError
-        Where they do not share one target, more than one of them runs or reads the target's own pass, or one drafts in
-        it (SPACE).
+        If they have different targets, several of them run or read the target's own pass, or one drafts in it (SPACE).
 
     Examples
     --------

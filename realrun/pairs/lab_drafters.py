@@ -7,14 +7,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from realrun.decode.acceptance_predictor import load_predictor
 from realrun.pairs.drafter_files import FILE, read_drafter
 from specsim.io.errors import InputError
 
 LAB_WEIGHTS = Path(__file__).parents[1] / "lab" / "weights"  # what the package ships
 TRAINED_HERE = Path("lab-weights")  # in the working folder, where `realrun lab train` writes, too
 TRAININGS = LAB_WEIGHTS.parent / "trainings.json"  # settings and results of the drafters that are not shipped
-PREDICTOR_FOLDERS = {"model": "predictor"}  # a draft head's predictor lies beside the head
 LAB_PREFIX = "lab:"  # before the name of a drafter of the lab's
 
 # Of `realrun train`, without --out. None for weights that the package ships.
@@ -37,13 +35,7 @@ def has_lab_drafter(name: str) -> bool:
 
 
 def lab_drafter(name: str) -> Path:
-    """Find the folder of a lab drafter; InputError with the training command if its weights are missing.
-
-    Raises
-    ------
-    InputError
-        If its weights are not here; it says how to train them.
-    """
+    """Find the folder of a lab drafter; InputError with the training command if its weights are missing."""
     for folder in (LAB_WEIGHTS, TRAINED_HERE):
         if (folder / name / FILE).is_file():
             return folder / name
@@ -63,10 +55,3 @@ def _trainings() -> dict[str, Any]:
 def drafter_training(name: str) -> dict[str, Any]:
     """Read settings and results of training the lab drafter's weights that the studies use."""
     return _trainings()[name]["drafter"] if name in _trainings() else read_drafter(LAB_WEIGHTS / name).facts
-
-
-def predictor_training(name: str) -> dict[str, Any]:
-    """Settings and results of the training of its acceptance predictor; "model" is the lab's draft model."""
-    if name in _trainings():
-        return dict(_trainings()[name]["predictor"])
-    return load_predictor(LAB_WEIGHTS / PREDICTOR_FOLDERS.get(name, name)).facts

@@ -1,7 +1,6 @@
 """The lab's text: the source of Python's standard library, split by file.
 
-The split hashes each file's path below the library folder, so a file that is held
-out under one Python version is held out under every other one.
+The split hashes each file's path below the library folder, so that it is the same under every Python version.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from specsim.io.files import digest
 
 Split = Literal["train", "held_out"]
 
-HELD_OUT_SHARE = 16  # one file in sixteen
+HELD_OUT_SHARE = 16  # every sixteenth file
 MAX_FILE_BYTES = 300_000  # a few giant generated tables would drown the rest
 MIN_FILE_BYTES = 200
 

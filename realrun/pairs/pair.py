@@ -32,7 +32,7 @@ from speckernels import backend_for
 from specsim.io.errors import InputError
 
 LAB = "lab"
-LAB_DEEP = "lab-deep"  # the lab's target under identity blocks; lab-deep:24 has 24 layers
+LAB_DEEP = "lab-deep"  # the lab's target with identity blocks; lab-deep:24 has 24 layers
 LAB_DEEP_LAYERS = 40
 LAB_PREDICTOR = LAB_WEIGHTS / "predictor" / FILE
 LOOKUP = "prompt-lookup"  # the drafter that any target has
@@ -99,7 +99,7 @@ class Pair:
     def fingerprint(self) -> str:
         """Hash a few rows of each model, to tell this pair's weights from others.
 
-        Identity blocks do not count, as nothing that is said depends on them.
+        Identity blocks are left out because they do not change the output.
         """
         facts = [str(self.drafter.facts)] if self.drafter.facts else []
         core = core_of(self.target)
@@ -124,28 +124,26 @@ def load_pair(
     ----------
     target, draft_model : str
         Folder or hub id of the target and of an independent draft model; "lab" names the embedded pair. Target
-        "lab-deep" is the lab's, with identity blocks added up to 40 layers, and "lab-deep:24" to 24: it
-        emits the same text and costs as much as a model of that depth.
+        "lab-deep" is the lab's target with identity blocks added up to 40 layers ("lab-deep:24": up to 24): same
+        output, cost of a deep model.
     device : str
         cpu, cuda, cuda:1, ...
     dtype : {"float32", "float64", "bfloat16", "float16", "bfloat16-float32-logits", "float16-float32-logits"}
-        Number type of both models; the last two give float32 logits from 16-bit weights, of which fewer are equal; the
-        states behind them are rounded to 16 bits as ever.
+        Number type of both models; the last two compute float32 logits from 16-bit weights, so that fewer logits tie.
     threads : int, optional
-        CPU threads of torch; its own choice unless given.
+        CPU threads of torch (default: torch's choice).
     predictor : str, optional
         Acceptance predictor: a file made by `realrun train predictor` or its folder, "lab" for the embedded pair's,
-        None or "none" for none, or "auto": the lab's, or what lies in the drafter's folder, where it was trained on
-        this very pair.
+        None or "none" for none, or "auto" for the lab's, or that in the drafter's folder, if it was trained on this
+        pair.
     drafter : str
-        "model" for the draft model; "prompt-lookup", or another of `realrun.drafters.registry.DRAFTERS` that any
-        target has; one of the lab's drafters inside its target (`LAB_DRAFTERS`), which "lab:eesd" names, too; or a
-        folder made by `realrun train`. But for "model", draft_model is ignored.
+        "model" for the draft model; "prompt-lookup" or another name in `realrun.drafters.registry.DRAFTERS` that any
+        target has; a drafter of the lab, such as "eesd" or "lab:eesd" (`LAB_DRAFTERS`); or a folder made by
+        `realrun train`. draft_model is ignored unless this is "model".
     beside : Pair, optional
-        A pair of the same target, device and type, to share the target with; so many drafters fit beside one target.
+        Pair of the same target, device and type, whose target is shared.
     allow_tokenizer_difference : bool
-        Whether the draft model's tokenizer may lack tokens of the target's, or have more, where both give an id to the
-        same token.
+        Whether the tokenizers may differ in tokens that only one of them knows.
 
     Returns
     -------
@@ -154,9 +152,8 @@ def load_pair(
     Raises
     ------
     InputError
-        If a model cannot be loaded or its cache not be rolled back, device or dtype is unknown, the tokenizers differ,
-        drafter or predictor belongs to
-        another target, or a drafter's name is the lab's and a folder's at once.
+        If a model cannot be loaded, its cache cannot be rolled back, device or dtype is unknown, the tokenizers differ,
+        drafter or predictor belongs to another target, or the drafter's name is both the lab's and a folder's.
 
     Examples
     --------
@@ -169,29 +166,15 @@ def load_pair(
     kind = DRAFTERS.get(drafter)
     if kind is None or kind.origin != "model":
         return _load_inside(target, drafter, device, dtype, threads, predictor, beside)
-    find_dtype(dtype)
-    find_device(device)
-    if threads is not None:
-        torch.set_num_threads(threads)
-    path, deep_layers = _find_target(target)
-    paths = [path, _resolve_draft(draft_model)]
+    paths = [_find_target(target)[0], _resolve_draft(draft_model)]
     tokenizers = [_load(AutoTokenizer, path) for path in paths]
     check_tokenizers(tokenizers, [target, draft_model], allow_difference=allow_tokenizer_difference)
     _check_cache(paths[1])
-    if beside is None:
-        main = _deepened(_load_model(paths[0], tokenizers[0], device, dtype), deep_layers)
-    else:
-        main = beside.target
-    draft = _load_model(paths[1], tokenizers[1], device, dtype, int(main.config.vocab_size))
-    pair = Pair(
-        target=main,
-        drafter=IndependentKind(draft),
-        tokenizer=tokenizers[0],
-        target_name=_public_name(target, "target"),
-        draft_name=_public_name(draft_model, "draft"),
-        eos_token_ids=_eos_token_ids(main),
-    )
-    if predictor == "auto":  # only the embedded pair has one of its own; another number type may be another pair
+    alone = load_target(target, device=device, dtype=dtype, threads=threads) if beside is None else beside
+    draft = _load_model(paths[1], tokenizers[1], device, dtype, int(alone.target.config.vocab_size))
+    name = _public_name(draft_model, "draft")
+    pair = replace(alone, drafter=IndependentKind(draft), draft_name=name, predictor=None, training=None)
+    if predictor == "auto":  # only the embedded pair has its own, which may not fit another number type
         own = is_lab(target) and draft_model == LAB
         return _with_predictor(pair, LAB_PREDICTOR, strict=False) if own else pair
     if predictor is None or predictor == "none":

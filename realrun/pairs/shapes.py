@@ -1,7 +1,7 @@
 """Real shapes of public models, for runs without their weights.
 
-Time does not depend on what a dense model has learned, only on its shape. The shapes are those that
-`specsim.cost.roofline` prices; `random_model` fills a shape with noise.
+The time of a dense model depends only on its shape. The shapes are those of `specsim.cost.roofline`; `random_model`
+fills a shape with noise.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ INIT_STD = 0.02  # of every weight matrix; with norms of 1 the largest shapes st
 REDUCED_LAYERS, REDUCED_HEADS, REDUCED_HEAD_DIM, REDUCED_VOCAB = 2, 4, 16, 384
 
 
-# What a config.json says beside the shape that `public_shapes` has.
+# Entries of config.json beside the shape that `public_shapes` has.
 LLAMA: dict[str, Any] = {
     "max_position_embeddings": 4096,
     "rms_norm_eps": 1e-5,

@@ -1,6 +1,6 @@
 """The vocabulary of a target and its draft model in decoding: that of the target's tokenizer.
 
-Embeddings are often padded beyond it, for speed, and to different sizes in models of one family (152064 and 151936
+Embeddings are often padded beyond it, for speed, and to different sizes in models of the same family (152064 and 151936
 rows over the 151665 tokens of Qwen2.5). Padding stands for no token, so its rows are cut off when a model is loaded:
 in no mode and by no drafter can such an id be proposed, sampled, or weighed in a probability.
 """
@@ -28,7 +28,7 @@ def check_tokenizers(
 ) -> None:
     """Raise InputError if the tokenizers of target and draft model differ, or, if allowed, disagree on an id.
 
-    Tokens that only one tokenizer knows may differ then: the draft model never proposes tokens that it does not know.
+    If allowed, tokens may be known to a single tokenizer: the draft model never proposes tokens that it does not know.
     """
     target, draft = (tokenizer.get_vocab() for tokenizer in tokenizers)
     if target == draft:
@@ -63,7 +63,7 @@ def _listed(tokens: Sequence[str], target: Mapping[str, int], draft: Mapping[str
 def fit_vocabulary(model: Any, known: int, size: int) -> Any:
     """Resize a model's vocabulary in place, to read and propose ids below `size`; return the model.
 
-    Rows beyond are cut off. Where it has fewer, added ones are the mean token; ids from `known` on, which its own
+    Surplus rows are cut off; missing rows are filled with the mean token. Ids from `known` on, which its own
     tokenizer lacks, are read and never proposed (`realrun.lm.cached.CachedLM.known_tokens`).
     """
     rows = len(model.get_input_embeddings().weight)

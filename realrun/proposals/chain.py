@@ -15,7 +15,7 @@ from realrun.proposals.recorder import Columns, RecordRequest
 from realrun.proposals.trees import Noise, Trees, grown_trees
 from specsim.io.arrays import Floats, Ints
 
-CHUNK = 256  # positions whose branches share one forward pass
+CHUNK = 256  # positions whose branches share a forward pass
 STATISTICS = 5  # columns of `described`
 NO_RANK = -1
 MAX_RANK = np.iinfo(np.int16).max
@@ -25,7 +25,7 @@ MAX_RANK = np.iinfo(np.int16).max
 def branch_columns(lm: CachedLM, request: RecordRequest) -> Columns:
     """Record what a draft model proposes at every position; a `Recorder` once lm is given.
 
-    One teacher-forced pass gives every first token. Then, step by step, one branch per position grows by a token:
+    A teacher-forced pass gives every first token. Then, step by step, a branch per position grows by a token:
     all branches share the prefix's cache, and a mask lets a branch see the prefix up to its position and its own
     earlier tokens.
     """

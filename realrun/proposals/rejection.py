@@ -1,4 +1,4 @@
-"""Record a trace of rejection sampling: drafts, their acceptance probabilities, and one outcome.
+"""Record a trace of rejection sampling: drafts, their acceptance probabilities, and an outcome.
 
 The output y is the target's own sample. At every position the drafter continues drafting from
 prompt + y[:t] by sampling, and what it drafts is drawn together with y: given y, a round of
@@ -34,7 +34,7 @@ from realrun.proposals.recorder import Columns, RecordRequest
 def rejection_columns(drafter: CachedLM, target: CachedLM, request: RecordRequest) -> Columns:
     """Record what a draft model proposes at every position, with accept_prob; a `Recorder` once the models are given.
 
-    Trees are not recorded in this mode. Both models run over the output once and then, step by step, over one
+    Trees are not recorded in this mode. Both models run over the output once and then, step by step, over a
     branch per position.
     """
     assert request.tree is None, "RecordSettings refuses it"

@@ -38,8 +38,8 @@ def target_cache_recorder(target: SplitTarget, lm: CachedLM, sampler: Sampler) -
 def target_cache_columns(target: SplitTarget, lm: CachedLM, request: RecordRequest, ranks: bool = True) -> Columns:
     """Record what the drafter proposes at every position; a `Recorder` once target and lm, its pass, are given.
 
-    One pass of the target, then one of the drafter for each depth, in which every position's branch
-    grows by a token, and one over the true tokens after every position.
+    It runs a pass of the target, a pass of the drafter for each depth, in which every position's branch grows by a
+    token, and a pass over the true tokens after every position.
 
     ranks : whether true_rank, which only trees need, is among the columns
     """

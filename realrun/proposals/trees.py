@@ -180,7 +180,7 @@ def in_level_order(known: Known, nodes: int, horizon: Array) -> Trees:
     shape = (positions, nodes)
     trees = Trees(np.full(shape, -1), np.full(shape, NO_TOKEN), np.zeros(shape, np.float32), horizon)
     count = np.zeros(positions, np.int64)
-    place = np.zeros(known.number.max() + 2, np.int64)  # in its tree, of each numbered node; the last one is the root's
+    place = np.zeros(known.number.max() + 2, np.int64)  # in its tree, of each numbered node; the last is the root's
     here = known.key >= 0
     for depth in range(1, int(known.depth.max()) + 1):
         rows, columns = np.nonzero(here & (known.depth == depth))

@@ -5,7 +5,7 @@ The text is cut into blocks of L tokens, each of which stands for a round: the t
 the target's states of all blocks before it and the embeddings of their own block up to themselves
 (the dual-block mask; Eq. 3, errata B8). The loss is KL(target || decoder), Eq. 4, at all tokens but the
 first of a block, which the target itself predicts. L is drawn anew in every step. The paper's
-ablations are settings: one block length, the cross-entropy with the text, and no states at all (VDM).
+ablations are settings: a single block length, the cross-entropy with the text, and no states at all (VDM).
 """
 
 from __future__ import annotations

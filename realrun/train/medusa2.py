@@ -5,7 +5,7 @@
 L_LM keeps the backbone what it was: the cross-entropy -log p_t^(0)(y_{t+1}) with the text, or, where the
 text was made by the target itself, KL(p_original || p) with the same model, its adapter off.
 The backbone learns through a low-rank adapter, at a quarter of the heads' learning rate. In two
-stages, the heads were trained as MEDUSA-1 before (errata E5); in one, lambda_0, the weight of the heads'
+stages, the heads are first trained as MEDUSA-1 (errata E5); in a single stage, lambda_0, the weight of the heads'
 loss, rises as a sine to its peak at the end (E6); direct, fresh heads pull at full weight from the first step,
 which is what the paper compares with (4.3.3). Departures: the backbone is not quantised, and a tied
 head has no adapter (`realrun.train.common.lora`).

@@ -9,7 +9,7 @@ real token, y_{m-1}, predicts y_m and mask j predicts y_{m+j} (errata C3, C4); t
 
 A window serves `examples` of them at once: its tokens pass through the model once, causally, and behind
 them stands a group of k masks for each m, which sees y_<m and itself alone. Since no real token sees a mask,
-that is exactly what the examples give one by one. The sum of all losses is divided by examples and
+that equals the examples run separately. The sum of all losses is divided by examples and
 tokens of the batch, so that p_ar = 1 is the mean loss of plain fine-tuning.
 """
 
@@ -182,7 +182,7 @@ class MaskTraining(TunedTargetJob):
     def _pass(self, tokens: torch.Tensor, cuts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Compute logits [B, T, V] of tokens [B, T], and [B, E, k, V] of the masks in place of y_m and on, m = cuts.
 
-        Where no m is given, nothing is masked; what stands at a 0 among others is without meaning.
+        Without any m there are no masks; results for an m of 0 are meaningless.
         """
         if not bool(cuts.any()):
             return self.model(input_ids=tokens, use_cache=False).logits, None

@@ -25,7 +25,7 @@ Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tenso
 
 
 class Mirrored:
-    """Integers that the host writes and the device reads at a fixed address; on the CPU there is only one copy."""
+    """Integers that the host writes and the device reads at a fixed address; on the CPU there is a single copy."""
 
     def __init__(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device):
         self.tensor = torch.zeros(shape, dtype=dtype, device=device)

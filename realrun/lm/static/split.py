@@ -86,7 +86,7 @@ class StaticSplitTarget(RowsAhead, StaticLlama):
         self.length = end
 
     def _forward_nodes(self, tokens: Sequence[int], depths: Sequence[int], visible: torch.Tensor) -> torch.Tensor:
-        assert self.nodes == 0 and depths[0] == 0, "a split target takes a tree in one pass, its root first"
+        assert self.nodes == 0 and depths[0] == 0, "a split target takes a tree in a single pass, its root first"
         n, start, seen = len(tokens), self.length, visible.numpy()
         if not self.ahead:
             self.row_slots = [*range(start, start + n)]

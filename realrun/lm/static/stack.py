@@ -107,10 +107,9 @@ class StaticStack:
         out, normed = (torch.cat(parts) for parts in zip(*outputs, strict=True))
         return out, normed
 
-    def rows_at(self, slots: torch.Tensor, attend: Attend, positions: torch.Tensor | None = None) -> Rows:
-        """Make rows of the first sequence at these slots, which are their positions unless given."""
-        places = slots if positions is None else positions
-        return Rows(slots[None], slots, places, slots - 1, torch.zeros_like(slots), attend)
+    def rows_at(self, slots: torch.Tensor, attend: Attend) -> Rows:
+        """Make rows of the first sequence at these slots, which are also their positions."""
+        return Rows(slots[None], slots, slots, slots - 1, torch.zeros_like(slots), attend)
 
     def attend_up_to(self, end: int, mask: torch.Tensor | None) -> Attend:
         """Make attention to slots before `end` by a mask [groups * n, end]; without a mask it is causal."""

@@ -1,8 +1,8 @@
 """Self-distillation: the target writes text that its drafter is trained on (EESD 3.2, MEDUSA 3.3.2).
 
-Prompts are cut from training text at random. Batches are greedy and sampled in turn, the hybrid that
-EESD asks for without saying how it mixes; the work that it cites (LLM-QAT) takes the first few
-tokens of a text greedily and samples the rest. Drafters here must serve both ways of decoding.
+Prompts are cut from training text at random. Batches are greedy and sampled in turn because drafters here must serve
+both ways of decoding. EESD asks for such a hybrid without describing it; the work that it cites (LLM-QAT) decodes the
+first few tokens of a text greedily and samples the rest.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class TrainingText:
     held_out : int32 array [m]
         Tokens that training never sees.
     facts : dict
-        What the drafter's file says of them.
+        Description of the text for the drafter's file.
     """
 
     sources: list[tuple[Tokens, float]]
@@ -147,8 +147,8 @@ def generate(
 ) -> torch.Tensor:
     """Continue prompts int64 [B, P]: int64 [B, P + n] on the CPU; n = new_tokens, less if all sequences end earlier.
 
-    seed : of the sampling; None is greedy. All prompts have one length, so that none is padded.
-    What a row holds after its end of text means nothing.
+    seed : of the sampling; None is greedy. All prompts have the same length, so that none is padded.
+    Tokens of a row after its end of text are meaningless.
     """
     device = target.device
     generator = None if seed is None else torch.Generator(device).manual_seed(seed)

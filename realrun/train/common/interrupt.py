@@ -20,8 +20,7 @@ def interrupted(step: int, steps: int, folder: Path) -> Interrupted:
 def stop_asked() -> Iterator[Callable[[], bool]]:
     """Yield a function that tells whether the user has pressed Ctrl-C; a second Ctrl-C interrupts at once.
 
-    In another thread than the main one, where no signals arrive, it never is; nor where they are ignored, as under
-    nohup.
+    It never tells so outside the main thread, which receives the signals, or if they are ignored, as under nohup.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         yield lambda: False

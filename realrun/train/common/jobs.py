@@ -14,7 +14,7 @@ from realrun.train.common.loop import Job, wide
 
 
 class ModuleJob(Job):
-    """Trains all parameters of one module, from float32 up, beside a frozen target.
+    """Trains all parameters of a module, in float32 at least, beside a frozen target.
 
     Parameters
     ----------

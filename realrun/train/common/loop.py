@@ -1,8 +1,8 @@
 """The loop of all trainings on text: AdamW, cosine schedule with warm-up, continuation after a kill or Ctrl-C.
 
-The batch of a step and torch's own noise (dropout) depend on seed and step alone, and a checkpoint
-holds all else that a step needs. So a run that is killed at any moment and started again ends with
-the same loss curve, and on a CPU with bit-identical weights.
+The batch of a step and torch's own noise (dropout) depend only on seed and step, and a checkpoint holds everything else
+that a step needs. A run that is killed at any moment and started again therefore ends with the same loss curve, and on
+a CPU with bit-identical weights.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from specsim.io.files import digest
 from specsim.io.progress import Progress
 
 HELD_OUT_WINDOWS = 32
-ROWS_PER_HELD_OUT = 10  # every tenth row of the log, the first and the last have held-out figures
+ROWS_PER_HELD_OUT = 10  # held-out figures are in every tenth row of the log, the first and the last
 MAX_GRADIENT_NORM = 1.0
 DIVERGED_FACTOR, DIVERGED_NATS = 2.0, 1.0  # training diverged if loss > factor x first loss + nats
 ADAMW: dict[str, Any] = {"betas": (0.9, 0.95), "weight_decay": 0.0}
@@ -58,20 +58,20 @@ class LoopSettings(Settings):
     batch_windows, window_tokens : int
         Windows of a step, and tokens of a window.
     warmup_steps : int, optional
-        The learning rate rises linearly so long, then falls as a cosine to zero (MEDUSA 4.0.1); None
-        for a tenth of the steps, from 10 (of half the steps, if that is less) to 40.
+        Steps in which the learning rate rises linearly, before it falls as a cosine to zero (MEDUSA 4.0.1); None
+        for a tenth of the steps, from 10 (or half the steps, if that is less) to 40.
     seed : int
-        Decides windows and torch's noise.
+        Seed of windows and torch's noise.
     device : str
-        Where the losses are computed.
+        Device that computes the losses.
     dtype : str
-        "bfloat16" computes under torch.autocast: frozen parts in the target's type, trained ones in float32.
+        "bfloat16" computes under torch.autocast: frozen parts in the target's type, trained parts in float32.
     micro_windows : int
         Windows that pass through the model at once, for memory; 0 for all of a step's.
     log_every : int, optional
         Steps between two rows of the log, which hold means; None for 10, or a tenth of a short training.
     checkpoint_s : float
-        Seconds between two checkpoints; has no influence on the result.
+        Seconds between two checkpoints; does not change the result.
     """
 
     steps: int = setting(low=1)
@@ -90,7 +90,7 @@ class LoopSettings(Settings):
         """Count the steps in which the learning rate rises."""
         if self.warmup_steps is not None:
             return self.warmup_steps
-        # AdamW's first steps are full ones in every weight, however short the training.
+        # AdamW's first steps change every weight by the full learning rate, however short the training.
         return min(40, self.steps // 2, max(10, self.steps // 10))
 
     @property
@@ -174,15 +174,15 @@ def run_loop(
     """Train, or continue the training in FOLDER; return the rows of the log.
 
     train_tokens : a token array, or several with the share of windows that each gives
-    plan : what decides the result beside the loop's settings and the text, such as the target's digest
-    limit_s : seconds after which training ends; the learning rate falls in time for it
+    plan : what determines the result beside the loop's settings and the text, such as the target's digest
+    limit_s : seconds after which training ends; the learning rate reaches 0 by then
 
-    A row has "step", "loss" and its parts, means in nats over the steps since the row before, and some
-    have "held_out", what the job says of HELD_OUT_WINDOWS fixed windows; that of step 0 has
-    nothing else. FOLDER/log.jsonl grows by each.
+    A row has "step", "loss" and its parts, means in nats over the steps since the row before. Some rows have
+    "held_out", the job's figures of HELD_OUT_WINDOWS fixed windows; the row of step 0 has nothing else. Each row is
+    appended to FOLDER/log.jsonl.
 
-    Raises InputError for too little text, a folder of another plan, a damaged checkpoint, or a
-    loss that is no number or climbs away from where it began; Interrupted, with a checkpoint written, after Ctrl-C.
+    Raises InputError for too little text, a folder of another plan, a damaged checkpoint, or a loss that is not finite
+    or diverges; Interrupted after Ctrl-C, with a checkpoint written.
     """
     sources: Sequence[tuple[Tokens, float]] = (
         [(train_tokens, 1.0)] if isinstance(train_tokens, np.ndarray) else train_tokens

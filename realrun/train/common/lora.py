@@ -1,8 +1,8 @@
 """A low-rank adapter on a target's linear layers (LoRA, Hu et al. 2021), as in MEDUSA-2 (MEDUSA 4.0.1).
 
-`peft` puts it there; `Adapter.tensors` takes its values out in the format of `realrun.lm.variants.tuned_weights`,
-which merges them without peft. Departure from the paper: a head that is tied to the embedding gets
-none, since its update would change the embedding too.
+`peft` inserts it; `Adapter.tensors` collects its values in the format of `realrun.lm.variants.tuned_weights`, which
+merges them without peft. Difference from the paper: a head that is tied to the embedding gets no adapter because its
+update would change the embedding too.
 """
 
 from __future__ import annotations
@@ -34,9 +34,8 @@ class AdapterSettings(Settings):
 class Adapter:
     """An adapter on a Hugging Face model, which it changes in place until `remove`.
 
-    All else is frozen meanwhile. A starts at random (decided by the seed) and B at zero, so that the
-    model starts as it was. The values are at least float32, whatever the model's type. Inputs are
-    dropped under `dropping` alone.
+    Everything else is frozen. A starts at random, drawn from the seed, and B at zero, so that the model is unchanged at
+    first. The values are at least float32, whatever the model's type. Inputs are dropped only within `dropping`.
     """
 
     def __init__(self, target: Any, settings: AdapterSettings, seed: int = 0):

@@ -1,7 +1,7 @@
 """Encode training text, the lab's library files or a user's folder, as token arrays.
 
-Documents follow one another, separated by the end-of-text token where the model has one. Held-out
-text is of other files than training text; for the lab the split is that of its prompts.
+Documents are separated by the end-of-text token if the model has such a token. Held-out text comes from other files
+than training text; the lab's split is that of its prompts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from specsim.io.files import digest, replacing
 from specsim.io.json import parse_json
 
 SUFFIXES = (".txt", ".md", ".py", ".jsonl")
-HELD_OUT_EVERY = 10  # one document in ten is held out
+HELD_OUT_EVERY = 10  # every tenth document is held out
 BATCH_DOCUMENTS = 64
 
 
@@ -47,9 +47,9 @@ def load_corpus(
 ) -> Corpus:
     """Encode the lab's text or that of a folder; text that was encoded before is read from the cache.
 
-    A folder gives its *.txt, *.md, *.py, a document each, and *.jsonl, a document {"text": ...} a line;
-    subfolders too. Every tenth document is held out; of fewer than ten, the last tenth of each.
-    Raises InputError for a folder that is not there or holds no text.
+    A folder, with its subfolders, gives *.txt, *.md and *.py files, a document each, and *.jsonl files, a document
+    {"text": ...} per line. Every tenth document is held out; of fewer than ten documents, the last tenth of each.
+    Raises InputError if the folder does not exist or holds no text.
     """
     if folder is None:
         parts = [[source.text for source in library_files(split)] for split in ("train", "held_out")]

@@ -152,31 +152,31 @@ class PromptOptions(SharedOptions):
 
 @dataclass(frozen=True)
 class Training:
-    """A training, and what `realrun train` needs to know to offer it.
+    """A training, as `realrun train` offers it.
 
     Parameters
     ----------
     name : str
-        The command's.
+        Name of the command.
     settings : type
         Settings of this training alone; fields with a `doc` become options.
     run : callable
-        run(pair, settings, text_run), or what `shared` says, gives a JSON-able document, the drafter's
-        path among it.
+        Called as `shared.start` says, for example run(pair, settings, text_run); returns a JSON document, which
+        contains the drafter's path.
     help : str
-        The command's help, whose first paragraph is one line.
+        Help of the command; its first paragraph is a single line.
     shared : type
-        Options that trainings of this sort share: on text, or on prompts.
+        Options shared by trainings of this kind, on text or on prompts.
     defaults : mapping
         Defaults of shared options that differ here.
     summarise : callable
-        Makes the table that is printed of the document.
+        Makes the table that is printed, from the document.
     trains : str
-        What is trained: "drafter" or "predictor". The document has its path under this name.
+        "drafter" or "predictor"; the document has its path under this name.
     beside_draft : bool
-        Whether a whole pair is needed, not a target alone.
+        Whether the training needs a pair, not a target alone.
     smoke_test : bool
-        Whether --smoke-test is offered: whether settings say what they are in one.
+        Whether --smoke-test is offered; the settings need `smoke` values then.
     """
 
     name: str

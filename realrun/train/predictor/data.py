@@ -1,9 +1,8 @@
 """Collect what the acceptance predictor is trained on: states and verified tokens of recorded runs.
 
-The target decodes prompts, and the drafter's recorder computes what rounds from every position
-would draft. Every drafted token that the target would have verified, all before it being correct,
-becomes a sample: (H^T, H^D, depth, whether the target's token equals it). The states are those
-that the pass would have scored, whatever they depend on in a drafter of this kind.
+The target decodes prompts, and the drafter's recorder computes the drafts of rounds at every position. Every drafted
+token behind correct tokens becomes a sample: (H^T, H^D, depth, whether the target's token equals it). The states are
+those that the drafter's pass would have scored.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from specsim.cli.settings import Settings, setting
 from specsim.io.errors import InputError
 from specsim.io.progress import Progress
 
-SHARD_PROMPTS = 16  # prompts whose states lie in one file
+SHARD_PROMPTS = 16  # prompts whose states share a file
 PARTS = 10  # of the sequences, drawn at random: part 0 is held out, part 1 chooses the epoch, the others train
 
 

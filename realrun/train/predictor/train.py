@@ -1,8 +1,8 @@
 """Train the acceptance predictor of EESD Eq. 5 on the samples of `realrun.train.predictor.data`.
 
-The factors W^1..W^M and W_p are trained as the paper has them, with cross-entropy; one logit
-and a sigmoid stand for its two rows (errata A11), with a bias, and inputs are standardised.
-The product is taken from the left, W_p W^i first, which changes no value.
+The factors W^1..W^M and W_p are trained with cross-entropy, as in the paper; a single logit and a sigmoid replace its
+two rows (errata A11), with a bias, and inputs are standardised. The product is taken from the left, W_p W^i first,
+which does not change its value.
 """
 
 from __future__ import annotations
@@ -223,14 +223,13 @@ def train_predictor(
     pair : Pair
         Target and drafter that the predictor is for.
     prompts : sequence of Prompt
-        Decoded for samples; others than those that traces will be recorded on.
+        Decoded for samples; do not use prompts that traces will be recorded on.
     settings : PredictorSettings
-        How to collect and train. Drafts are no longer than the drafter can draft.
     out : Path
-        Folder of the predictor. What is there of an earlier run with the same settings is used: killed at any
-        moment, a second call goes on. OUT/collected may be deleted when all is done.
+        Folder of the predictor. A killed run with the same settings is continued. OUT/collected may be deleted at the
+        end.
     progress : callable
-        Called with (what, done, total).
+        Called with (stage, done, total).
 
     Returns
     -------
@@ -239,7 +238,7 @@ def train_predictor(
     Raises
     ------
     InputError
-        For a folder of other settings, or prompts too few to hold some out.
+        If the folder has other settings, or there are too few prompts to hold some out.
 
     References
     ----------

@@ -1,8 +1,7 @@
 """Measure the costs of rounds with skipped sublayers through the real loop.
 
-A candidate's step is interpolated between four that are measured: with all sublayers, without the
-MLPs, without attention, and without both. All are run in turn, in shuffled order, within every repeat, so that
-other work on the machine disturbs them alike.
+A candidate's step is interpolated between four measured steps: with all sublayers, without the MLPs, without attention,
+and without both. Every repeat runs all four in shuffled order, so that other work on the machine disturbs them equally.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ def measure_costs(
         target.reset()
         target.prefill(tokens[:-1])
         drafter.begin(tokens[:-1])
-        # Drafts of the longest length tell of draft steps; for verification, what costs least to draft will do.
+        # Drafts of maximum length measure draft steps; verification is measured with the cheapest drafts.
         jobs = [(number, depth) for number in range(len(sets))] + [(3, size) for size in range(depth)]
         for repeat in range(WARMUP_ROUNDS + repeats):
             for job in rng.permutation(len(jobs)).tolist():

@@ -1,13 +1,13 @@
 """Self-SD's set of skipped sublayers, found by Bayesian optimisation (Draft & Verify, section 3.2).
 
-The target decodes calibration prompts once. A candidate set is then recorded densely on these
-texts and replayed under every draft length K; its value is the speedup of the best. Costs are measured
-once, with and without all attention and all MLP sublayers, and linear in how many of either are
-left. Nothing is decoded for a candidate, unless the objective is the measured tokens/s.
+The target decodes calibration prompts once. A candidate set is then recorded densely on these texts and replayed under
+every draft length K; its value is the speedup at the best K. Costs are measured once, with and without all attention
+and all MLP sublayers, and are linear in the number of sublayers left. Nothing is decoded for a candidate unless the
+objective is the measured tokens/s.
 
-Departures from the paper, which maximises tokens/s with a Gaussian process over a relaxed [0, 1] for
-every sublayer, at a fixed stopping threshold: the predicted speedup at the best K, which no other job on
-the machine disturbs; Optuna's tree-structured Parzen estimator, made for choices.
+Differences from the paper: it maximises tokens/s at a fixed stopping threshold, with a Gaussian process over a relaxed
+[0, 1] for every sublayer. Here the value is the predicted speedup at the best K, which other jobs on the machine do not
+disturb, and the optimiser is Optuna's tree-structured Parzen estimator, which is made for discrete choices.
 """
 
 from __future__ import annotations
@@ -80,25 +80,23 @@ def train_self_sd(
     Parameters
     ----------
     pair : Pair
-        Its target and tokenizer count.
+        Only its target and tokenizer are used.
     prompts : sequence of Prompt
-        What the target continues for calibration.
+        Prompts that the target continues for calibration.
     settings : SelfSDSettings
-        How to search.
     out : Path
-        Folder of the drafter. What is there of an earlier run with the same settings is used: killed at any
-        moment, a second call goes on with the same trials; it may ask for more of them.
+        Folder of the drafter. A killed run with the same settings is continued; it may have more trials.
     progress : callable
-        Called with (what, done, total).
+        Called with (stage, done, total).
 
     Returns
     -------
-    dict, what OUT/search.json holds
+    dict, the contents of OUT/search.json
 
     Raises
     ------
     InputError
-        For a folder of another search, no prompts, too long ones, or nothing left to skip.
+        If the folder holds another search, prompts are missing or too long, or no sublayer can be skipped.
 
     References
     ----------

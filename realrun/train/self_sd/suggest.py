@@ -1,7 +1,7 @@
 """Suggest the next set of sublayers to skip, by Optuna's tree-structured Parzen estimator.
 
-What is suggested depends on the seed and the trials so far alone, so that a search which was killed
-goes on as if it had not been.
+A suggestion depends only on the seed and the trials so far, so that a killed search continues as if it had not been
+killed.
 """
 
 from __future__ import annotations
@@ -53,10 +53,9 @@ def sublayers(layers: int, keep_ends: int) -> list[Sublayer]:
 def suggest(choices: Sequence[Sublayer], trials: Sequence[Mapping[str, Any]], seed: int) -> SkippedSublayers:
     """Suggest the next set, after trials with "attention", "mlp" and a "value" to maximise.
 
-    First the attention, the MLPs, and both of every other layer; then what the estimator says. It is
-    asked again for a set that was tried before, and when it insists, sublayers of that set are changed
-    at random until it is new. Nothing skipped is no drafter and not suggested. A set comes twice only when all
-    have been tried.
+    The first sets are the attention, the MLPs, and both, of every other layer; the estimator suggests the others. If it
+    repeats a tried set, it is asked again, and after ATTEMPTS times sublayers of the set are changed at random until it
+    is new. The empty set is never suggested. A set is repeated only after all sets have been tried.
     """
     tried = {NOTHING, *(_skips_of(trial) for trial in trials)}
     for skips in _probes(choices):
@@ -107,5 +106,5 @@ def _sampler(seed: int, done: int) -> optuna.samplers.TPESampler:
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         return optuna.samplers.TPESampler(
             seed=int(np.random.SeedSequence((seed, done)).generate_state(1)[0]),
-            multivariate=True,  # the gain of skipping one depends on what else is skipped
+            multivariate=True,  # the gain of skipping a sublayer depends on the others
         )
