@@ -258,7 +258,7 @@ class Decoder:
         return next((i for i, token in enumerate(emitted, start=1) if token in self.eos_token_ids), len(emitted))
 
     def produced_by(self, row: int) -> torch.Tensor | None:
-        """Give the target's state [d] at this row of its last pass; None unless the drafter wants it, or without a pass."""
+        """Give the target's state [d] at this row of its last pass; None if the drafter does not want it."""
         hidden = self.target.hidden if self.target.keep_hidden else None
         return None if hidden is None else hidden[row]
 

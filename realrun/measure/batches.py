@@ -43,7 +43,7 @@ def profile_batches(
     Parameters
     ----------
     pair : Pair
-        With an independent draft model.
+        Pair with an independent draft model.
     batches : sequence of int
         Batch sizes, increasing from 1 on.
     contexts : sequence of int
@@ -69,10 +69,7 @@ def profile_batches(
     """
     if not isinstance(pair.drafter, IndependentKind):
         raise InputError(f"batches are decoded with a draft model, not with {pair.drafter.name}; give a draft model")
-    if not batches or batches[0] != 1 or any(a >= b for a, b in pairwise(batches)):
-        raise InputError(f"batches {list(batches)}: give increasing sizes that begin with 1, such as 1,2,4,8")
-    if not contexts or any(a >= b for a, b in pairwise(contexts)):
-        raise InputError(f"contexts {list(contexts)}: give increasing contexts")
+    _check(batches, contexts)
     rng, lengths = np.random.default_rng(seed), range(1, depth + 1)
     probers = {}
     for batch in batches:
@@ -92,6 +89,13 @@ def profile_batches(
         "seed": seed,
         "provenance": provenance(pair.device, pair.number_type),
     }
+
+
+def _check(batches: Sequence[int], contexts: Sequence[int]) -> None:
+    if not batches or batches[0] != 1 or any(a >= b for a, b in pairwise(batches)):
+        raise InputError(f"batches {list(batches)}: give increasing sizes that begin with 1, such as 1,2,4,8")
+    if not contexts or any(a >= b for a, b in pairwise(contexts)):
+        raise InputError(f"contexts {list(contexts)}: give increasing contexts")
 
 
 class BatchProber:

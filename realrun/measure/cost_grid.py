@@ -78,6 +78,12 @@ class _Grid:
         if tokens:
             self.missing.append({"batch": batch, "context": context, "tokens": list(tokens), "reason": reason})
 
+    def miss_unfitting(self, batch: int, contexts: Sequence[int], tokens: Sequence[int], free: float) -> None:
+        """Note as missing the points beyond these contexts and passes, which fit into `free` bytes."""
+        for context in self.axes.contexts:
+            missing = self.axes.tokens[len(tokens) :] if context in contexts else self.axes.tokens
+            self.miss(batch, context, missing, f"memory: does not fit {free / 1e9:.1f} GB beside the weights")
+
     def add(self, batch: int, samples: Samples) -> None:
         """Add a batch's samples; points with too few samples are noted as missing for lack of time."""
         b = self.axes.batches.index(batch)
@@ -161,16 +167,13 @@ def measure_grid(
         )
     begun = time.monotonic() if begun is None else begun
     deadline = np.inf if minutes is None else begun + 60 * minutes
-    grid, report, rng = _Grid(axes), progress or (lambda what, done, total: None), np.random.default_rng(seed)
+    grid, report, rng = _Grid(axes), progress or (lambda stage, done, total: None), np.random.default_rng(seed)
     total = len(axes.batches) * repeats
     for number, batch in enumerate(axes.batches):
         free = MEMORY_MARGIN * free_bytes(model.device)
         contexts, tokens = fitting(model.config, model.dtype, batch, axes, free)
-        for context in axes.contexts:
-            left_out = axes.tokens[len(tokens) :] if context in contexts else axes.tokens
-            grid.miss(batch, context, left_out, f"memory: does not fit {free / 1e9:.1f} GB beside the weights")
-        now = time.monotonic()
-        share_s = (deadline - now) / (len(axes.batches) - number)
+        grid.miss_unfitting(batch, contexts, tokens, free)
+        share_s = (deadline - time.monotonic()) / (len(axes.batches) - number)
         samples: Samples = {(context, n): [] for context in contexts for n in tokens}
         try:
             if samples and (number == 0 or share_s > 0):

@@ -2,9 +2,8 @@
 
     L = SmoothL1(f_hat, f) + w CrossEntropy(softmax(head(f)), head(f_hat)),      w = 0.1
 
-f is what the target's head reads, f_hat what the drafter makes of the embeddings of all tokens so far
-and of the true features before them, to which uniform noise is added, as in drafting they will be
-the drafter's own.
+f is the input of the target's head, and f_hat the drafter's output for the embeddings of all tokens so far and the true
+features before them. Uniform noise is added to these features because in drafting they are the drafter's own.
 """
 
 from __future__ import annotations
@@ -31,9 +30,11 @@ OBJECTIVE = "smooth L1 of the features + class_weight x cross-entropy with the t
 class EagleSettings(Settings):
     """Settings of EAGLE's drafter."""
 
-    class_weight: float = setting(0.1, low=0, doc="Weight of the cross-entropy beside the regression of features.")
-    noise: float = setting(0.1, low=0, doc="Largest noise that is added to a component of the features read.")
-    lr: float = setting(6e-3, above=0, doc="Peak of the learning rate.")
+    class_weight: float = setting(
+        0.1, low=0, doc="Weight of the cross-entropy; the regression of features has weight 1."
+    )
+    noise: float = setting(0.1, low=0, doc="Maximum noise added to each component of the input features.")
+    lr: float = setting(6e-3, above=0, doc="Peak learning rate.")
 
 
 class EagleTraining(ModuleJob):
@@ -105,7 +106,7 @@ EAGLE = Training(
     train_eagle,
     """Train EAGLE's drafter.
 
-    One layer that continues the features which the target's head reads; the head itself stays the
+    Trains a layer that predicts the next feature (the input of the target's head); the head stays the
     target's. Then `realrun record --drafter OUT`.
 
     Example: realrun train eagle --out eagle --tokens 2

@@ -1,11 +1,11 @@
 """Train EDD's decoder, or VDM's, on the distributions of a frozen target ("Faster Speculative Decoding via Effective
 Draft Decoder with Pruned Candidate Tree", section 3.1).
 
-The text is cut into blocks of L tokens, each of which stands for a round: the tokens of a block see
-the target's states of all blocks before it and the embeddings of their own block up to themselves
-(the dual-block mask; Eq. 3, errata B8). The loss is KL(target || decoder), Eq. 4, at all tokens but the
-first of a block, which the target itself predicts. L is drawn anew in every step. The paper's
-ablations are settings: a single block length, the cross-entropy with the text, and no states at all (VDM).
+The text is cut into blocks of L tokens, each of which simulates a round: the tokens of a block see the target's states
+of all blocks before it and the embeddings of their own block up to themselves (the dual-block mask; Eq. 3, errata B8).
+The loss is KL(target || decoder), Eq. 4, at all tokens but the first of a block, which the target itself predicts.
+Every step draws L. The paper's ablations are settings: a single block length, the cross-entropy with the text, and no
+states at all (VDM).
 """
 
 from __future__ import annotations
@@ -37,15 +37,12 @@ class EddSettings(Settings):
     states_after: int | None = setting(
         None,
         low=1,
-        doc="Layers of the target below the states that are read as soft prompts. Default: all but 3, the "
-        "fourth-to-last state.",
+        doc="Read the target's states after this many layers as soft prompts (default: all but 3).",
     )
-    shortest_block: int = setting(5, low=2, doc="Tokens of the shortest block; a block stands for a round.")
-    longest_block: int = setting(10, low=2, doc="And of the longest; the length is drawn anew in every step.")
-    loss: Literal["kl", "text"] = setting(
-        "kl", doc="Towards the target's distribution (kl), or the text's tokens (text)."
-    )
-    lr: float = setting(6e-3, above=0, doc="Peak of the learning rate.")
+    shortest_block: int = setting(5, low=2, doc="Tokens of the shortest block; a block simulates a round.")
+    longest_block: int = setting(10, low=2, doc="Tokens of the longest block; each step draws a length.")
+    loss: Literal["kl", "text"] = setting("kl", doc="Learn the target's distribution (kl) or the text's tokens (text).")
+    lr: float = setting(6e-3, above=0, doc="Peak learning rate.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -188,8 +185,8 @@ EDD = Training(
     train_edd,
     """Train EDD, the Effective Draft Decoder.
 
-    One layer, with embedding and head copied from the target, which reads the target's states of all verified
-    tokens as soft prompts. Then `realrun record --drafter OUT`.
+    Trains a layer that reads the target's states of all verified tokens as soft prompts; embedding and
+    head start as copies of the target's. Then `realrun record --drafter OUT`.
 
     Example: realrun train edd --out edd --tokens 2
     """,
@@ -200,8 +197,8 @@ VDM = Training(
     train_edd,
     """Train a vanilla draft model: EDD's decoder without the target's states.
 
-    An independent model of one layer, with embedding and head copied from the target: what EDD is
-    to be compared with.
+    Trains an independent model of a single layer, with embedding and head copied from the target:
+    the baseline for EDD.
 
     Example: realrun train vdm --out vdm --tokens 2
     """,

@@ -1,9 +1,8 @@
 """Train EESD's early exit: layers, norm and head on the target's frozen first N layers (Liu et al. 2024, 3.1, 3.2).
 
-The loss is the cross-entropy with the next token of the text, of which a share was written by the
-target itself. A step runs the first N layers and the exit's; the target's other layers rest. The
-paper's ablations are settings: no exit layer (`exit_layers` 0) and no self-distillation
-(`generated_share` 0 of the text).
+The loss is the cross-entropy with the next token of the text, a share of which the target has written. A step runs the
+first N layers and the exit's, not the target's other layers. The paper's ablations are settings: no exit layer
+(`exit_layers` 0) and no self-distillation (`generated_share` 0 of the text).
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ OBJECTIVE = "cross-entropy with the text's next token"
 class EesdSettings(Settings):
     """Settings of an early exit."""
 
-    layers: int = setting(2, low=1, doc="N, the target's first layers that the drafter shares.")
-    exit_layers: int = setting(1, low=0, doc="Trained layers on top; 0: a norm and a head alone.")
-    lr: float = setting(3e-3, above=0, doc="Peak of the learning rate.")
+    layers: int = setting(2, low=1, doc="Number of the target's first layers that the drafter shares.")
+    exit_layers: int = setting(1, low=0, doc="Trained layers on top; 0 for only a norm and a head.")
+    lr: float = setting(3e-3, above=0, doc="Peak learning rate.")
 
 
 class EarlyExitTraining(ModuleJob):
@@ -67,9 +66,9 @@ EESD = Training(
     train_eesd,
     """Train EESD's early exit.
 
-    One layer, norm and head learn on the target's frozen first N layers. A deeper exit (larger
-    --layers) agrees with the target more often and drafts slower; try a few, with one --cache for
-    all. Then `realrun record --drafter OUT`, and `realrun train predictor --drafter OUT` for Cali-TS.
+    Trains a layer, norm and head on the target's frozen first N layers. A deeper exit (larger
+    --layers) agrees with the target more often and drafts slower; try a few with the same --cache.
+    Then `realrun record --drafter OUT`, and `realrun train predictor --drafter OUT` for Cali-TS.
 
     Example: realrun train eesd --out exit2 --layers 2 --tokens 2
     """,

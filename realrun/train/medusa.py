@@ -2,9 +2,8 @@
 
     L = sum_{k=1}^{K} 0.8^k L_k,      L_k = -log p_t^(k)(y_{t+k+1})
 
-The paper prints the total without its minus (errata E2). Labels are the text's tokens, of which a
-share was written by the target itself (3.3.2). The optimizer is plain AdamW where the paper has an
-8-bit one.
+The paper prints the total without its minus (errata E2). Labels are the text's tokens, a share of which the target has
+written (3.3.2). The optimizer is plain AdamW; the paper's is 8-bit.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ OBJECTIVE = "sum over heads k of decay^k x cross-entropy with the text's token k
 class MedusaSettings(Settings):
     """Settings of MEDUSA-1's heads."""
 
-    heads: int = setting(5, low=1, high=16, doc="K; head k drafts the k-th token ahead.")
-    lr: float = setting(3e-3, above=0, doc="Peak of the learning rate.")
-    decay: float = setting(0.8, above=0, doc="Head k's loss weighs this to the power k.")
+    heads: int = setting(5, low=1, high=16, doc="Number of heads K; head k drafts the k-th token ahead.")
+    lr: float = setting(3e-3, above=0, doc="Peak learning rate.")
+    decay: float = setting(0.8, above=0, doc="Weight of head k's loss is this number to the power k.")
 
 
 class HeadsTraining(ModuleJob):

@@ -2,13 +2,12 @@
 
     L = L_LM + lambda_0 sum_{k=1}^{K} 0.8^k L_k,      L_k = -log p_t^(k)(y_{t+k+1})
 
-L_LM keeps the backbone what it was: the cross-entropy -log p_t^(0)(y_{t+1}) with the text, or, where the
-text was made by the target itself, KL(p_original || p) with the same model, its adapter off.
-The backbone learns through a low-rank adapter, at a quarter of the heads' learning rate. In two
-stages, the heads are first trained as MEDUSA-1 (errata E5); in a single stage, lambda_0, the weight of the heads'
-loss, rises as a sine to its peak at the end (E6); direct, fresh heads pull at full weight from the first step,
-which is what the paper compares with (4.3.3). Departures: the backbone is not quantised, and a tied
-head has no adapter (`realrun.train.common.lora`).
+L_LM preserves the backbone: the cross-entropy -log p_t^(0)(y_{t+1}) with the text, or, if the target wrote the text,
+KL(p_original || p) with the same model, its adapter off. The backbone is tuned by a low-rank adapter, at a quarter of
+the heads' learning rate. There are three schedules: in two stages, the heads are first trained as MEDUSA-1 (errata
+E5); in a single stage, the weight lambda_0 of the heads' loss rises as a sine to its peak at the end (E6); direct,
+fresh heads have full weight from the first step, which is the paper's baseline (4.3.3). Differences from the paper: the
+backbone is not quantised, and a tied head has no adapter (`realrun.train.common.lora`).
 """
 
 from __future__ import annotations
@@ -240,30 +239,30 @@ class MedusaCommand(MedusaSettings):
     joint: bool = setting(False, doc="MEDUSA-2: train the target too, through a low-rank adapter. Needs peft.")
     one_stage: bool = setting(
         False,
-        doc="With --joint: fresh heads, whose loss gains weight as a sine; else heads trained alone come first.",
+        doc="With --joint: start from fresh heads; the weight of their loss rises as a sine.",
     )
     direct: bool = setting(
         False,
-        doc="With --joint: fresh heads at full weight from the first step, the paper's direct fine-tuning.",
+        doc="With --joint: start from fresh heads at full weight (the paper's direct fine-tuning).",
     )
     heads_from: Path | None = setting(
-        None, doc="With --joint: a MEDUSA-1 drafter to start from. Default: train one in OUT/heads."
+        None, doc="With --joint: MEDUSA-1 drafter to start from (default: trained in OUT/heads)."
     )
     joint_tokens: float | None = setting(
-        None, low=0, smoke=None, doc="With --joint: tokens of that stage, in millions. Default: --tokens."
+        None, low=0, smoke=None, doc="With --joint: million tokens of the joint stage (default: --tokens)."
     )
     backbone_loss: Loss = setting(
-        "distill", doc="With --joint: keep the target near itself (distill) or near the text."
+        "distill", doc="With --joint: loss that keeps the target near itself (distill) or the text."
     )
     lambda_0: float | None = setting(
         None,
         above=0,
-        doc="With --joint: weight of the heads' loss. Default: 0.01 with distill, 0.2 with text.",
+        doc="With --joint: weight of the heads' loss (default: 0.01 with distill, 0.2 with text).",
     )
     backbone_lr: float | None = setting(
         None,
         above=0,
-        doc="With --joint: the adapter's; heads have 4 times as much. Default: 1e-4, with text 5e-4.",
+        doc="With --joint: peak learning rate of the adapter; 4 times that for heads (default: 1e-4; 5e-4 with text).",
     )
 
     def __post_init__(self) -> None:
@@ -325,8 +324,8 @@ MEDUSA = Training(
     train_either,
     """Train MEDUSA-1's or MEDUSA-2's heads.
 
-    They stand on the target's last state. It is frozen in MEDUSA-1; --joint is MEDUSA-2. Then
-    `realrun record --drafter OUT`.
+    The heads read the target's last state. MEDUSA-1 freezes the target; --joint is MEDUSA-2, which
+    trains it too. Then `realrun record --drafter OUT`.
 
     Example: realrun train medusa --out heads5 --heads 5 --tokens 1
     """,

@@ -1,4 +1,4 @@
-"""SAR-SFT: a target learns to say several tokens at once where mask tokens ask for them (Yi et al. 2024, 3.1).
+"""SAR-SFT: train a target to predict several tokens at once at mask tokens (Yi et al. 2024, 3.1).
 
     L_AR  = - sum_{t=1}^{N} log p(y_t | y_<t, X)
     L_SAR = - sum_{t=1}^{m} log p(y_t | y_<t, X) - sum_{j=1}^{k} log p(y_{m+j} | y_<m, j masks, X)
@@ -43,13 +43,13 @@ CUTS = 16  # of a held-out window, at which masks are evaluated
 class SpaceSettings(Settings):
     """Settings of SAR-SFT."""
 
-    masks: int = setting(5, low=1, high=MAX_MASKS, doc="k, tokens that are proposed at once.")
+    masks: int = setting(5, low=1, high=MAX_MASKS, doc="Number of mask tokens, the tokens proposed at once.")
     p_ar: float = setting(0.5, low=0, high=1, doc="Share of examples without masks.")
-    full: bool = setting(False, doc="Train all of the target, not a low-rank adapter.")
+    full: bool = setting(False, doc="Train the whole target instead of a low-rank adapter.")
     lr: float | None = setting(
-        None, above=0, doc="Peak of the learning rate. Default: 1e-3, with --full 2e-4."
+        None, above=0, doc="Peak learning rate (default: 1e-3; 2e-4 with --full)."
     )  # 5e-5 in the paper, for a 7B target
-    examples: int = setting(16, low=1, doc="Places of every window at which masks are put.")
+    examples: int = setting(16, low=1, doc="Positions of every window that get masks.")
     adapter: AdapterSettings = setting(AdapterSettings)
 
     def __post_init__(self) -> None:
@@ -234,10 +234,10 @@ SPACE = Training(
     "space",
     SpaceSettings,
     train_space,
-    """Train SPACE: a target with mask tokens that propose its next ones.
+    """Train SPACE: a target with mask tokens that propose its next tokens.
 
-    The target itself learns, so that its output is afterwards the tuned one's; --p-ar 1 is plain fine-tuning,
-    for comparison. Then `realrun record --drafter OUT`. Needs peft unless --full.
+    The target itself is tuned, so its output changes; --p-ar 1 is plain fine-tuning, for comparison.
+    Then `realrun record --drafter OUT`. Needs peft unless --full.
 
     Example: realrun train space --out space5 --masks 5 --tokens 2
     """,

@@ -34,7 +34,7 @@ class DistillSettings(Settings):
     new_tokens: int = setting(192, low=1, smoke=48)  # after each prompt, at most: an end of text ends a sequence
     batch: int = setting(64, low=1, smoke=32)  # sequences at once, either all greedy or all sampled
     greedy_share: float = setting(0.5, low=0, high=1)  # of the batches
-    temperature: float = setting(1.0, above=0, doc="Temperature of the half of that text that is not greedy.")
+    temperature: float = setting(1.0, above=0, doc="Temperature of the sampled half of the generated text.")
     seed: int = setting(0)
 
     def greedy(self, shard: int) -> bool:

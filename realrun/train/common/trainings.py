@@ -65,32 +65,28 @@ class TextOptions(SharedOptions):
 
     text: Path | None = setting(
         None,
-        doc='Folder of *.txt, *.md, *.py, or *.jsonl with {"text"} a line; every tenth document is held out. '
-        "For the lab's target its training text, unless given.",
+        doc='Folder of *.txt, *.md, *.py, or *.jsonl with {"text"} per line; every tenth document is held out '
+        "(default for the lab's target: its training text).",
     )
-    tokens: float = setting(
-        2.0, low=0, smoke=0.02, doc="Tokens to see in training, in millions; windows of the text repeat."
-    )
+    tokens: float = setting(2.0, low=0, smoke=0.02, doc="Million tokens to train on; windows of the text repeat.")
     generated_share: float = setting(
-        0.5, low=0, high=1, doc="Share of training windows that the target wrote itself; 0 turns this off."
+        0.5, low=0, high=1, doc="Share of training windows from text written by the target; 0 for none."
     )
     generated: float = setting(
-        0.3, low=0, smoke=0.004096, doc="Tokens that the target writes for it, prompts included, in millions."
+        0.3, low=0, smoke=0.004096, doc="Million tokens that the target writes, prompts included."
     )
     distill: DistillSettings = setting(DistillSettings)
-    batch: int = setting(8, low=1, smoke=8, doc="Windows of a step.")
-    window: int = setting(256, low=2, smoke=64, doc="Tokens of a window.")
-    micro: int = setting(
-        0, low=0, doc="Windows that pass through the model at once; lower it if memory is full. 0: all."
-    )
-    warmup: int | None = setting(None, low=0, doc="Steps of warm-up. Default: a tenth of the steps, from 10 to 40.")
+    batch: int = setting(8, low=1, smoke=8, doc="Windows per step.")
+    window: int = setting(256, low=2, smoke=64, doc="Tokens per window.")
+    micro: int = setting(0, low=0, doc="Windows per forward pass, to save memory; 0 for all of a step.")
+    warmup: int | None = setting(None, low=0, doc="Warm-up steps (default: a tenth of the steps, from 10 to 40).")
     cache: Path | None = setting(
         None,
-        doc="Folder that keeps encoded and generated text, for several trainings to share. Default: --out.",
+        doc="Folder for encoded and generated text, which several trainings can share (default: --out).",
     )
     float32: bool = setting(False, doc="Write the drafter in float32 instead of bfloat16.")
     dtype: Literal["float32", "bfloat16", "float64"] = setting(
-        "float32", doc="float32, or bfloat16: the target's type, trained parts stay in float32."
+        "float32", doc="Number type of the target; with bfloat16, trained parts stay in float32."
     )
     seed: int = setting(0)
     device: str = setting("cpu")
@@ -118,8 +114,8 @@ def num_prompts_setting(of_the_labs: int) -> Any:
         None,
         low=1,
         smoke=lambda asked: min(asked or of_the_labs, 3),
-        doc="Prompts to use, as many of each domain of the file as of another. Default: the whole file, or "
-        f"{of_the_labs} of the lab's.",
+        doc="Number of prompts, spread evenly over the domains of the file (default: the whole file, or "
+        f"{of_the_labs} of the lab's).",
     )
 
 
@@ -130,8 +126,8 @@ class PromptOptions(SharedOptions):
     lab_count: ClassVar[int] = 12
     prompts: Path | None = setting(
         None,
-        doc='JSON Lines of {"text": ...} or {"messages": [...]} to decode; for the lab\'s target pieces of its '
-        "training text, unless given.",
+        doc='JSON Lines of {"text": ...} or {"messages": [...]} to decode (default for the lab\'s target: pieces of '
+        "its training text).",
     )
     num_prompts: int | None = num_prompts_setting(lab_count)
 

@@ -36,13 +36,13 @@ PARTS = 10  # of the sequences, drawn at random: part 0 is held out, part 1 choo
 class PredictorSettings(Settings):
     """Settings of collecting samples and training on them."""
 
-    max_new_tokens: int = setting(128, low=1, doc="Output tokens per prompt.")
-    max_draft_tokens: int = setting(16, low=1, high=64, doc="Longest draft to learn from, in tokens.")
+    max_new_tokens: int = setting(128, low=1, doc="Maximum output tokens per prompt.")
+    max_draft_tokens: int = setting(16, low=1, high=64, doc="Maximum draft length, in tokens.")
     temperatures: tuple[float, ...] = setting(
         (0.0, 0.7, 0.8, 1.0),
-        doc="Temperatures that the prompts are decoded at in turn, comma-separated; 0 is greedy.",
+        doc="Temperatures to decode prompts at, in turn, comma-separated; 0 is greedy.",
     )
-    epochs: int = setting(40, low=1, doc="Most passes over the samples.")
+    epochs: int = setting(40, low=1, doc="Maximum passes over the samples.")
     patience: int = setting(5)  # epochs without a lower validation loss, after which training ends
     batch: int = setting(2048)  # samples of a step
     lr: float = setting(1e-3)

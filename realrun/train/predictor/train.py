@@ -306,7 +306,7 @@ PREDICTOR = Training(
     train_predictor,
     """Train a pair's acceptance predictor, theta_M of Cali-TS (EESD Eq. 5), on runs of the pair.
 
-    Use other prompts than those that traces will be recorded on.
+    Do not use prompts that traces will be recorded on.
 
     Example: realrun train predictor --out predictor --prompts train.jsonl
     """,

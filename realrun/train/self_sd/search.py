@@ -56,14 +56,14 @@ Line = dict[str, Any]
 class SelfSDSettings(Settings):
     """Settings of the search."""
 
-    trials: int = setting(200, low=1, smoke=8, doc="Sets of sublayers to try.")
-    max_new_tokens: int = setting(64, low=1, smoke=16, doc="Tokens that the target writes after each prompt.")
-    max_draft_tokens: int = setting(8, low=1, high=64, smoke=4, doc="Longest draft, in tokens.")
+    trials: int = setting(200, low=1, smoke=8, doc="Number of sets of sublayers to try.")
+    max_new_tokens: int = setting(64, low=1, smoke=16, doc="Maximum output tokens per prompt.")
+    max_draft_tokens: int = setting(8, low=1, high=64, smoke=4, doc="Maximum draft length, in tokens.")
     objective: Literal["predicted", "measured"] = setting(
-        "predicted", doc="The simulator's speedup at the best draft length, or tokens/s of really decoding."
+        "predicted", doc="Maximise the predicted speedup at the best draft length, or measured tokens/s."
     )
     temperature: float = setting(0.0, low=0, below=100, doc="Temperature of the calibration text; 0 is greedy.")
-    keep_ends: int = setting(0, low=0, doc="Layers at either end of which nothing is skipped.")
+    keep_ends: int = setting(0, low=0, doc="Layers at either end that skip nothing.")
     cost_repeats: int = setting(40, low=2, smoke=8)  # timed rounds of every draft length
     seed: int = setting(0)
 
@@ -119,21 +119,7 @@ def train_self_sd(
     finally:
         journal.close()
     best = max(trials, key=lambda trial: trial["value"])  # the first of equals
-    skips = SkippedSublayers(frozenset(best["attention"]), frozenset(best["mlp"]))
-    prediction = predict_policy(
-        PricedTrace(search.record(skips), search.cost(skips)), FixedK(best["k"]), seed=settings.seed
-    )
-    facts = {
-        "target": describe_target(pair.target, pair.target_name),
-        **{key: best[key] for key in ("attention", "mlp", "k", "first_token_accepted_share", "predicted_speedup")},
-        "prediction": prediction.as_dict(),
-        "settings": asdict(settings),
-        "prompts": prompt_digest(prompts),
-        "calibration": {"sequences": len(prompts), "output_tokens": sum(len(output) for _, output in texts)},
-        "costs": search.cost_facts(skips),
-        "warnings": search.warnings(),
-        "provenance": provenance(pair.device, pair.number_type),
-    }
+    facts = _facts(search, best, prompts)
     path = save_drafter(out, "self-sd", {}, facts)
     document = {**facts, "best": best, "trials": trials, "drafter": str(path)}
     write_json({**document, "drafter": path.name}, out / REPORT)
@@ -237,6 +223,26 @@ class Search:
             for sequence, (prompt, _) in enumerate(self.texts)
         ]
         return sum(len(run.tokens) for run in runs) / sum(run.seconds for run in runs)
+
+
+def _facts(search: Search, best: Line, prompts: Sequence[Prompt]) -> Line:
+    """Describe the best candidate for the drafter's file."""
+    pair, settings = search.pair, search.settings
+    skips = SkippedSublayers(frozenset(best["attention"]), frozenset(best["mlp"]))
+    prediction = predict_policy(
+        PricedTrace(search.record(skips), search.cost(skips)), FixedK(best["k"]), seed=settings.seed
+    )
+    return {
+        "target": describe_target(pair.target, pair.target_name),
+        **{key: best[key] for key in ("attention", "mlp", "k", "first_token_accepted_share", "predicted_speedup")},
+        "prediction": prediction.as_dict(),
+        "settings": asdict(settings),
+        "prompts": prompt_digest(prompts),
+        "calibration": {"sequences": len(prompts), "output_tokens": sum(len(output) for _, output in search.texts)},
+        "costs": search.cost_facts(skips),
+        "warnings": search.warnings(),
+        "provenance": provenance(pair.device, pair.number_type),
+    }
 
 
 def _search(
