@@ -54,6 +54,7 @@ RAISED_BY = {
     "realrun/train/medusa2.py": ("realrun train medusa",),
     "specsim/acceptance/sources.py": ("specsim acceptance fit",),
     "specsim/learn/predict.py": ("specsim replay",),
+    "specsim/replaying/expected.py": ("specsim replay",),
     "specsim/cli/console.py:check_new": (
         "realrun profile",
         "realrun cost-grid",
