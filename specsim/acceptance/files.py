@@ -41,7 +41,7 @@ def load_model(path: str | PathLike[str]) -> AcceptanceModel:
     make = "make a model with `specsim acceptance fit`"
     document = read_json(path, str(path), missing=make, invalid=AGAIN)
     if not isinstance(document, dict) or document.get("kind") != KIND:
-        raise InputError(f"{path} is not an acceptance model; make one with `specsim acceptance fit`")
+        raise InputError(f"{path} is not an acceptance model; write a model with `specsim acceptance fit`")
     if document.get("version") != VERSION:
         raise InputError(f"{path} has version {document.get('version')}, this program reads {VERSION}; fit it again")
     name = document.get("model")

@@ -106,7 +106,7 @@ def reliability(confidence: npt.ArrayLike, accepted: npt.ArrayLike, bins: int = 
     """Reliability diagram and ECE (Guo et al. 2017, Eq. 3). Both arrays have shape [n]."""
     conf, hit = np.asarray(confidence, dtype=np.float64), np.asarray(accepted, dtype=np.float64)
     if conf.size == 0:
-        raise InputError("reliability: no data; record at least one drafted token")
+        raise InputError("reliability: no data; record drafted tokens")
     edges = np.linspace(0, 1, bins + 1)
     index = np.clip((conf * bins).astype(int), 0, bins - 1)
     count = np.bincount(index, minlength=bins)

@@ -1,4 +1,4 @@
-"""Leaderboards as JSON and CSV, and several of them as one ranking."""
+"""Write leaderboards as JSON and CSV, and combine several into a ranking."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ def leaderboards(
     """Rank policies on several traces: a board per trace and maximal draft length, in that order.
 
     traces : by the name that the boards carry
-    costs : one cost model for all traces, or one for each
+    costs : a single cost model for all traces, or a cost model for each
     kinds : policies to compare; default: `default_policies`
     max_drafts : longest drafts in tokens, a board for each; default: the depth of the trace
     replays : number of replays to average over if the policy or the trace is random
@@ -133,7 +133,9 @@ def leaderboards(
     jobs : threads; -1 for one per core. Does not change the result.
     """
     if len(costs) not in (1, len(traces)):
-        raise InputError(f"{len(costs)} costs for {len(traces)} traces; give one for all or one for each")
+        raise InputError(
+            f"{len(costs)} costs for {len(traces)} traces; give a single cost model, or a cost model for each trace"
+        )
     if replays < 1:
         raise InputError(f"replays={replays}; give at least 1")
     chosen = list(default_policies(traces.values()).values()) if kinds is None else list(kinds)
@@ -258,7 +260,7 @@ class _Contest:
         return rows, sweeps
 
     def _enter(self, kind: type[Policy], variant: Variant) -> tuple[Row, list[Sweep]] | tuple[str, str]:
-        """The row and sweeps of a variant, or its label and why it cannot be judged."""
+        """Return the row and sweeps of a variant, or its label and why it cannot be judged."""
         name = label(kind, variant)
         try:
             policy, truncated_trials = fit_counted(kind, variant, self.train, self.settings.search)
@@ -298,12 +300,12 @@ class _Contest:
 
 
 def kinds_of(entries: Sequence[Form]) -> list[type[Policy]]:
-    """The kinds of these variants; FixedK if there is none."""
+    """List the kinds of these variants; FixedK if there are no variants."""
     return [kind for kind, _ in entries] or [FixedK]
 
 
 def _oracle(priced: PricedTrace, kinds: Sequence[type[Policy]], seeds: Sequence[int]) -> Floats:
-    """The oracle's seconds per sequence [S], averaged over the outcomes that policies meet."""
+    """Average the oracle's seconds per sequence [S] over the outcomes that policies replay."""
     if not priced.trace.approximate:
         return oracle_seconds(priced, kinds)
     total: Floats = np.sum([oracle_seconds(priced, kinds, seed=seed) for seed in seeds], axis=0)

@@ -21,7 +21,7 @@ Run = Callable[[Callable[..., Any], Sequence[tuple[Any, ...]]], Iterator[Any]]
 
 @dataclass(frozen=True)
 class Workers:
-    """Who does the work.
+    """Processes that run tasks.
 
     Parameters
     ----------
@@ -30,12 +30,12 @@ class Workers:
     jobs : int, optional
         Tasks at once; default: one per core, or as many as the cluster takes. 1 under loky: all in this process.
     scheduler : str, optional
-        Address of a cluster; default: one on this machine, with a process per job.
+        Address of a cluster; default: start a cluster on this machine, with a process per job.
 
     Raises
     ------
     InputError
-        For a backend that is not known, and a scheduler where there is none.
+        For an unknown backend, or a scheduler without a cluster.
 
     References
     ----------
@@ -52,13 +52,13 @@ class Workers:
         if self.jobs is not None and self.jobs < 1:
             raise InputError(f"jobs={self.jobs}; give at least 1")
         if self.scheduler is not None and self.backend == "loky":
-            raise InputError("backend loky has no scheduler; choose dask or ray for one")
+            raise InputError("backend loky has no scheduler; choose dask or ray")
 
     @contextmanager
     def ready(self) -> Iterator[Run]:
-        """A function of a call and its tasks that gives their results as they are done, in any order.
+        """Start workers; give a function that runs tasks and yields their results as they finish, in any order.
 
-        Workers live as long as the block. InputError where the backend is not installed or not to be reached, and where
+        Workers stop at the end of the block. Raises InputError if the backend is not installed or reachable, and if
         workers are killed.
         """
         with ExitStack() as stack:
@@ -71,10 +71,10 @@ class Workers:
                 ) from None
             except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: Dask's workers died at the start
                 reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-                where = f"no {self.backend} cluster at {self.scheduler}"
+                failure = f"no {self.backend} cluster at {self.scheduler}"
                 if self.scheduler is None:
-                    where = f"{self.backend} cannot start workers on this machine"
-                raise InputError(f"{where} ({reason:.200}); check it") from None
+                    failure = f"{self.backend} cannot start workers on this machine"
+                raise InputError(f"{failure} ({reason:.200}); check it") from None
             yield run
 
 
@@ -100,9 +100,9 @@ def _joblib(jobs: int | None, *, as_done: str) -> Run:
 
 @contextmanager
 def _dask(jobs: int | None, scheduler: str | None) -> Iterator[Run]:
-    """A lost worker's tasks are done again by others.
+    """Run tasks on a Dask cluster, which repeats the tasks of lost workers.
 
-    Not by joblib, which waits for ever where a task failed.
+    joblib is not used, because it waits forever after a task failed.
     """
     from distributed import Client, KilledWorker, LocalCluster, as_completed
     from joblib import cpu_count
@@ -116,12 +116,12 @@ def _dask(jobs: int | None, scheduler: str | None) -> Iterator[Run]:
             raise InputError(KILLED) from None
 
     with ExitStack() as stack:
-        where: Any = scheduler
-        if where is None:
+        address: Any = scheduler
+        if address is None:
             count = jobs or cpu_count()
             options = {"threads_per_worker": 1, "dashboard_address": None, "silence_logs": logging.CRITICAL}
-            where = stack.enter_context(LocalCluster(n_workers=count, **options))
-        client = stack.enter_context(Client(where))
+            address = stack.enter_context(LocalCluster(n_workers=count, **options))
+        client = stack.enter_context(Client(address))
         client.wait_for_workers(1, timeout=WAIT_S)
         yield run
 
@@ -133,10 +133,10 @@ def _ray(jobs: int | None, scheduler: str | None) -> Iterator[Run]:
     from ray.util.joblib import register_ray
 
     logging.getLogger("ray.util.multiprocessing").setLevel(logging.ERROR)  # it warns of what joblib hands it
-    where: dict[str, Any] = {"address": scheduler}
+    options: dict[str, Any] = {"address": scheduler}
     if scheduler is None:
-        where = {"num_cpus": jobs or cpu_count(), "include_dashboard": False}
-    ray.init(log_to_driver=False, logging_level=logging.ERROR, **where)
+        options = {"num_cpus": jobs or cpu_count(), "include_dashboard": False}
+    ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
     try:
         register_ray()
         with parallel_config(backend="ray"):

@@ -1,6 +1,6 @@
 """Calibrated acceptance probabilities of drafted tokens, fitted to a trace.
 
-They are probabilities of the token just drafted, or of the next one, given the drafter's features. The fit uses
+They are probabilities of the token just drafted, or of the next token, given the drafter's features. The fit uses
 verified tokens: those whose draft prefix is accepted, so that the target's choice decides on them.
 """
 

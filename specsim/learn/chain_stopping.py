@@ -33,7 +33,7 @@ PSEUDO_COUNT = 1.0  # tokens spread like the marginal, in every row of the trans
 class RoundCost:
     """Seconds of a round's parts at an average context.
 
-    draft_s : [k_max + 1], drafting k tokens one after another
+    draft_s : [k_max + 1], drafting k tokens in sequence
     catch_up_s : extra time of the first step if the draft cache lacks a token
     verify_s : [n_max + 1], a target pass over n tokens (entry 0 is unused)
     """
@@ -70,8 +70,8 @@ class SignalChain:
 
     first [B] : distribution of the first token's bin
     accept [B] : probability that a token in this bin is accepted, given that all before it are
-    following [B, B] : distribution of the next token's bin, given this one's
-    next_accept [B] : probability that the token after one in this bin is accepted, if that one is
+    following [B, B] : distribution of the next token's bin, given this token's
+    next_accept [B] : probability that the token after a token in this bin is accepted, if that token is
     """
 
     first: Floats
@@ -121,7 +121,7 @@ def thresholds(
 
 
 def myopic_thresholds(chain: SignalChain, cost: RoundCost, time_per_token_s: float, max_tokens: int) -> Floats:
-    """Smallest path probabilities [max_tokens - 1, B] at which one more token pays for itself.
+    """Smallest path probabilities [max_tokens - 1, B] at which another token pays for itself.
 
     Continue drafting iff path x next_accept x value > draft step + policy step + longer verification.
     """
@@ -136,7 +136,7 @@ def optimal_thresholds(
     """Smallest path probabilities [max_tokens - 1, B] at which drafting on is optimal, and values of a round [B].
 
     The value of a round, in seconds, is that after its first token: value x accepted tokens beyond the first
-    minus the seconds beyond one draft step and its verification.
+    minus the seconds beyond a draft step and its verification.
     """
     margins_s = np.array([cost.margin_s(depth) for depth in range(1, max_tokens)])
     thresholds = np.full((max(max_tokens - 1, 0), len(chain.accept)), NEVER)

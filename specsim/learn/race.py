@@ -3,7 +3,7 @@
 Successive halving (Jamieson and Talwalkar 2016, arXiv:1502.07943) with sequences as the
 resource. All see the same sequences, so what makes a sequence easy cancels between them.
 Departures: a rung may keep as many as an equal share of the work left pays for, at most; and
-those that a paired t-test tells from the leader are dropped before, which leaves more work for
+points that a paired t-test finds slower than the leader are dropped before, which leaves more work for
 the others later on.
 """
 
@@ -31,7 +31,7 @@ FINALISTS = 2  # at least; the report compares the two best
 def race(state: SearchState, points: Sequence[Settings], seed: int) -> None:
     """Find the best of these points with about a tenth of the work of trying all on all sequences.
 
-    A trace of fewer than ten sequences takes more work, as every point sees one of them.
+    A trace of fewer than ten sequences takes more work, because every point replays at least one.
     """
     trace = state.evaluator.trace
     state.points += points

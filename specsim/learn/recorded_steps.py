@@ -46,7 +46,7 @@ def read_steps(path: Path) -> Steps:
         if invalid.any():
             row = int(invalid.argmax())
             raise InputError(
-                f"{name}: line {row + 2} has {field}={frame[field][row]}; give sequences with at least one token each, "
+                f"{name}: line {row + 2} has {field}={frame[field][row]}; give sequences with at least 1 token each, "
                 "cached tokens of 0 or more, and positive seconds"
             )
     return steps
@@ -55,7 +55,5 @@ def read_steps(path: Path) -> Steps:
 def _profile(path: Path) -> BatchProfileCost:
     profile = read_cost(path)
     if not isinstance(profile, BatchProfileCost):
-        raise InputError(
-            f"steps {path} are not a batch profile; make one with `realrun batch-profile`, or give a CSV file"
-        )
+        raise InputError(f"steps {path} are not a batch profile; run `realrun batch-profile`, or give a CSV file")
     return profile

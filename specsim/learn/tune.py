@@ -141,7 +141,7 @@ def tune_on(
 
 
 def _policies(train: PricedTrace, search_result: SearchResult, settings: SearchSettings) -> dict[str, Policy]:
-    """The tuned policy, and the references that it must beat, by name."""
+    """Return the tuned policy and its references, by name."""
     policies = {
         TUNED: search_result.best,
         RUNNER_UP: search_result.runner_up,

@@ -1,4 +1,4 @@
-"""Dense traces from texts alone: what prompt lookup and suffix decoding propose in outputs of any model or engine."""
+"""Dense traces from texts alone: proposals of prompt lookup and suffix decoding in any model's or engine's outputs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WRITE = 'write {"prompt_tokens": [1, 2], "output_tokens": [3, 4]} in every line'
 
 
 class TokenText(NamedTuple):
-    """A prompt, the output that followed, and the most output tokens that there could have been."""
+    """A prompt, its output, and the limit on output tokens."""
 
     prompt: list[int]
     output: list[int]
@@ -39,37 +39,37 @@ class _Row(TypedDict):
 
 
 def read_token_texts(path: Path) -> list[TokenText]:
-    """Texts as JSON Lines of token ids.
+    """Read texts as JSON Lines of token ids.
 
-    Every line is ``{"prompt_tokens": [...], "output_tokens": [...]}``, with ``"domain"`` and ``"max_output_tokens"``
-    where they are known; without the latter an output is taken to have ended at its limit. InputError says which line
-    is none.
+    Every line is ``{"prompt_tokens": [...], "output_tokens": [...]}``, and optionally ``"domain"`` and
+    ``"max_output_tokens"``; without the latter an output is assumed to have ended at its limit. Raises InputError with
+    the number of an invalid line.
     """
     if not path.is_file():
         raise InputError(f"{path} does not exist; {WRITE}")
     texts = []
     with path.open("rb") as lines:
         for number, line in enumerate(bounded_lines(lines), start=1):
-            where = f"{path}, line {number}"
+            place = f"{path}, line {number}"
             if not line.strip():
                 continue
-            row = parse_json(line, where, _Row, invalid=WRITE)
+            row = parse_json(line, place, _Row, invalid=WRITE)
             for name in ("prompt_tokens", "output_tokens"):
                 if not row[name] or not all(0 <= token <= MAX_TOKEN for token in row[name]):
-                    raise InputError(f"{where}: {name!r} is not a list of token ids from 0 to {MAX_TOKEN}; {WRITE}")
+                    raise InputError(f"{place}: {name!r} is not a list of token ids from 0 to {MAX_TOKEN}; {WRITE}")
             most = row.get("max_output_tokens", len(row["output_tokens"]))
             if not len(row["output_tokens"]) <= most <= MAX_TOKEN:
-                raise InputError(f"{where}: {len(row['output_tokens'])} output tokens, more than {most}; {WRITE}")
+                raise InputError(f"{place}: {len(row['output_tokens'])} output tokens, more than {most}; {WRITE}")
             texts.append(TokenText(row["prompt_tokens"], row["output_tokens"], row.get("domain", "all"), most))
     if not texts:
-        raise InputError(f"{path} holds no text; {WRITE}")
+        raise InputError(f"{path} is empty; {WRITE}")
     return texts
 
 
 def lookup_trace(
     texts: Sequence[TokenText], rule: NgramRule, depth: int, *, vocabulary: int | None = None, source: str = "texts"
 ) -> Trace:
-    """What prompt lookup would propose at every position of these outputs.
+    """Record what prompt lookup proposes at every position of these outputs.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ def lookup_trace(
     depth : int
         Longest draft, in tokens.
     vocabulary : int, optional
-        Its size, which the entropy of a lookup's guess needs; default: the largest token id and one.
+        Vocabulary size, for the entropy of a lookup's proposal; default: the largest token id + 1.
     source : str
         Where the texts are from, for the trace's metadata.
 
@@ -121,18 +121,18 @@ def suffix_trace(
     source: str = "texts",
     progress: Counter = no_progress,
 ) -> Trace:
-    """What suffix decoding would propose at every position of these outputs, each after those before it.
+    """Record what suffix decoding proposes at every position of these outputs, in their order.
 
     Parameters
     ----------
     texts : sequence of TokenText
-        Prompts and outputs, as token ids, in the order of the requests: one is done when the next begins.
+        Prompts and outputs, as token ids, in the order of the requests, which do not overlap.
     rule : SuffixRule
         What is counted and how far it is continued.
     depth : int
-        The engine's limit on a draft, in tokens, by which it also chooses among drafts: one of up to 8 tokens need not
-        begin as one of up to 4 does. So a policy that drafts less cuts the draft short; what the engine proposes under
-        a lower limit is another trace.
+        The engine's limit on a draft, in tokens, on which its choice among drafts depends: a draft of up to 8 tokens
+        need not begin like a draft of up to 4. A policy that drafts less cuts the draft short; record another trace
+        for what the engine proposes under a lower limit.
     vocabulary, source
         As in `lookup_trace`.
     progress : callable, optional
@@ -176,20 +176,20 @@ def suffix_trace(
 
 
 def _vocabulary(texts: Sequence[TokenText], depth: int, vocabulary: int | None) -> int:
-    """Its size, where it is not given as small as the texts allow; InputError where they and the depth make none."""
+    """Return the vocabulary size (default: as small as the texts allow); raise InputError for wrong texts or depth."""
     if not texts or not 1 <= depth <= MAX_DEPTH:
         raise InputError(f"{len(texts)} texts, drafts of {depth} tokens; give some texts, and 1 to {MAX_DEPTH}")
     needed = 1 + max(max(*text.prompt, *text.output) for text in texts)
     if vocabulary is not None and vocabulary < needed:
-        raise InputError(f"token {needed - 1} is beyond a vocabulary of {vocabulary}; give a larger one")
+        raise InputError(f"token {needed - 1} is beyond a vocabulary of {vocabulary}; give at least {needed}")
     return max(2, needed) if vocabulary is None else vocabulary
 
 
 def _as_trace(
     texts: Sequence[TokenText], rows: Sequence[dict[str, Any]], depth: int, source: str, facts: dict[str, Any]
 ) -> Trace:
-    """The trace of these texts with the columns of each; facts : of the drafter."""
-    columns: dict[str, Any] = {name: np.concatenate([one[name] for one in rows]) for name in rows[0]}
+    """Build the trace of these texts from the columns of each; facts : of the drafter."""
+    whole: dict[str, Any] = {name: np.concatenate([columns[name] for columns in rows]) for name in rows[0]}
     ids = str([(text.prompt, text.output) for text in texts])
     return Trace(
         meta={
@@ -208,5 +208,5 @@ def _as_trace(
         prompt=np.concatenate([np.array(text.prompt, dtype=np.int32) for text in texts]),
         budget_tokens=np.array([text.max_output_tokens for text in texts]),
         offsets=np.concatenate([[0], np.cumsum([len(text.output) for text in texts])]).astype(np.int64),
-        **columns,
+        **whole,
     )

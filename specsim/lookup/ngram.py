@@ -2,7 +2,7 @@
 
 The text is the prompt and the output so far. Of the n-grams at its end the longest that occurred before counts; of its
 occurrences, by rule, the first or the last; and where what followed reaches the text's end, the draft stops, or goes on
-with the drafted tokens themselves, as LZ77 copies. Everything depends on the text alone, so that one text replays under
+with the drafted tokens themselves, as LZ77 copies. Everything depends on the text alone, so the same text replays under
 any rule.
 """
 
@@ -30,7 +30,7 @@ class NgramRule:
     min_ngram, max_ngram : int
         Tokens of the shortest and of the longest n-gram that is looked up.
     occurrence : {"first", "last"}
-        Of several, which one is copied from.
+        Which of several occurrences is copied.
     at_end : {"stop", "copy"}
         Whether a draft ends with the text, or goes on with its own tokens.
 
@@ -75,7 +75,7 @@ class NgramIndex:
     matched : length of the longest n-gram at the text's end that occurred before, 0 if none did
     start : place of the token that followed it then
     hits, trials : [max_ngram + 1], by matched length: places of the text at which there was a match,
-        and those of them whose next token was the one that it foretold
+        and those whose next token was the predicted token
     """
 
     def __init__(self, vocabulary: int, rule: NgramRule):
@@ -105,17 +105,17 @@ class NgramIndex:
 
     @property
     def reach(self) -> float:
-        """Most tokens that the match can propose."""
+        """Most tokens that the match predicts."""
         if not self.matched:
             return 0
         return math.inf if self.rule.at_end == "copy" else len(self.text) - self.start
 
     def token(self, depth: int) -> int:
-        """The token that the match proposes at this depth, from 1."""
+        """Return the depth-th token, from 1, that the match predicts."""
         return self.text[self.start + (depth - 1) % (len(self.text) - self.start)]
 
     def prob(self, depth: int) -> float:
-        """How sure the depth-th token is, if those before it are right: then one match is as long as the other.
+        """Estimate the probability of the depth-th token, if the tokens before it are right.
 
         The share of this text's matches of that length whose next token came, by Laplace's rule, (hits + 1) /
         (trials + 2).
@@ -124,12 +124,12 @@ class NgramIndex:
         return (self.hits[length] + 1) / (self.trials[length] + 2)
 
     def entropy_nats(self, prob: float) -> float:
-        """Of a guess that is so sure."""
+        """Compute the entropy of a proposal of this probability."""
         return entropy_nats(prob, self.vocabulary)
 
 
 def entropy_nats(prob: float, vocabulary: int) -> float:
-    """Of the distribution that gives one token this probability and spreads the rest evenly over the vocabulary."""
+    """Compute the entropy of a distribution with this probability of a token and the rest uniform."""
     if prob == 1:
         return 0.0
     rest = (1 - prob) / (vocabulary - 1)
@@ -142,12 +142,12 @@ def proposal_columns(
     depth: int,
     vocabulary: int,
 ) -> dict[str, Any]:
-    """The columns of a trace of a drafter that knows the text alone.
+    """Build the columns of a trace of a drafter that reads only the text.
 
     Where nothing is proposed, draft_token holds `NO_TOKEN`. There are no ranks of true tokens, since none are ordered.
 
-    proposals : at every position of the output tokens, up to `depth` of them, each with how sure it is if those before
-        it are right
+    proposals : at every position of the output tokens, up to `depth` of them, each with its probability if those
+        before it are right
     """
     total = len(output)
     columns: dict[str, Any] = {name: np.zeros((total, depth), dtype) for name, dtype in STEP_LISTS.items()}
@@ -166,7 +166,7 @@ def proposal_columns(
 def lookup_columns(
     rule: NgramRule, vocabulary: int, prompt: Sequence[int], output: Sequence[int], depth: int
 ) -> dict[str, Any]:
-    """The columns of a trace of this text: what is proposed at every position of the output."""
+    """Build the columns of a trace of this text: the proposals at every output position."""
 
     def proposals() -> Iterator[tuple[list[int], list[float]]]:
         for token in output:

@@ -1,13 +1,13 @@
 """Suffix decoding (Oliaro et al. 2024) as Arctic Inference has it: draft what most often followed the text's ending.
 
-Two trees count substrings: one those of the prompt and the output so far, one those of this output and of those before
-it. For every ending of the text that a tree holds, the tokens that most often went on from it make a draft, the longer
-the longer the ending; the draft whose estimated probabilities have the largest sum is proposed. Everything depends on
-the texts alone.
+Two trees count substrings: the first those of the prompt and the output so far, the second those of this and earlier
+outputs. For every ending of the text that a tree holds, the most frequent next tokens make a draft; longer endings make
+longer drafts. The draft whose estimated probabilities have the largest sum is proposed. Everything depends on the texts
+alone.
 
-The rule is that of arctic-inference 0.3.0, which vLLM calls: its arithmetic in single precision, and which of equally
-frequent tokens it takes. The tree is not its own: a node stands for one token, not several, which needs more memory and
-is simpler; where a substring occurs once, the text itself stands for all that follows.
+The rule is that of arctic-inference 0.3.0, which vLLM calls, including single precision and the choice among equally
+frequent tokens. The tree differs from the engine's: a node stands for a single token, which is simpler and needs more
+memory; where a substring occurs once, the text itself stands for all that follows.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class SuffixRule:
     min_token_prob : float
         A draft goes on while it is at least so probable.
     max_cached_requests : int
-        Requests whose outputs are counted together, the present one among them; the oldest makes room. 0: none.
+        Requests whose outputs are counted together, including the current request; the oldest is dropped. 0: none.
 
     Raises
     ------
     InputError
-        For what the engine refuses or has no use for.
+        For values that the engine refuses or ignores.
 
     References
     ----------
@@ -83,7 +83,7 @@ class _Node:
     count : how often it occurs
     text, after : where it was found, if it occurred once so far: the text, and the place behind it. What follows
         there are its descendants, of which no nodes are made
-    children, by_token : else the substrings that are one token longer, most frequent first, see `_rise`
+    children, by_token : else the substrings that are a token longer, most frequent first, see `_rise`
     """
 
     __slots__ = ("after", "by_token", "children", "count", "depth", "text", "token")
@@ -112,7 +112,7 @@ def _negative_count(node: _Node) -> int:
 
 
 def _rise(siblings: list[_Node], node: _Node) -> None:
-    """Count a node once more and move it up among its siblings, which are in order of their counts.
+    """Increment a node's count and move it up among its siblings, which are in order of their counts.
 
     Among equals the engine's order depends on how they came: the first of its equals becomes the first of those
     that occur once more, any other the last of them.
@@ -125,7 +125,7 @@ def _rise(siblings: list[_Node], node: _Node) -> None:
 
 
 def _sink(siblings: list[_Node], node: _Node) -> None:
-    """Count a node once less: it becomes the first of its new equals."""
+    """Decrement a node's count: it becomes the first of its new equals."""
     last = bisect_right(siblings, -node.count, key=_negative_count) - 1
     siblings.insert(last, siblings.pop(siblings.index(node, 0, last + 1)))
     node.count -= 1
@@ -162,7 +162,7 @@ class SuffixTree:
         self.root.open(max_depth)
 
     def extend(self, text: SuffixText, tokens: Iterable[int]) -> None:
-        """Append tokens to one of the texts."""
+        """Append tokens to a text."""
         for token in tokens:
             text.tokens.append(token)
             text.nodes.append(self.root)
@@ -171,11 +171,11 @@ class SuffixTree:
             self._step(text, token)
 
     def _step(self, text: SuffixText, token: int) -> None:
-        """Lengthen all suffixes by a token."""
+        """Extend all suffixes by a token."""
         end = len(text.tokens)
         for i, node in enumerate(text.nodes):
             depth = len(text.nodes) - 1 - i
-            while node.text is None and node.depth < depth:  # other suffixes made nodes on this one's way
+            while node.text is None and node.depth < depth:  # other suffixes made nodes on this path
                 node = node.by_token[text.tokens[end - 1 - depth + node.depth]]
             if node.text is None:
                 child = node.by_token.get(token)
@@ -196,7 +196,7 @@ class SuffixTree:
             _rise(parent.children, child)
 
     def remove(self, text: SuffixText) -> None:
-        """Count the substrings of one of the texts no longer."""
+        """Remove the substrings of a text from the counts."""
         for start in range(len(text.tokens)):
             node = self.root
             for token in text.tokens[start : start + self.max_depth]:
@@ -212,7 +212,7 @@ class SuffixTree:
                 node = child
 
     def propose(self, ending: Sequence[int], max_tokens: int, rule: SuffixRule) -> SuffixDraft:
-        """The best draft of up to max_tokens behind a text that ends so."""
+        """Return the best draft of up to max_tokens after this ending of a text."""
         best, min_prob = NOTHING, np.float32(rule.min_token_prob)
         factor, offset = np.float32(rule.max_spec_factor), np.float32(rule.max_spec_offset)
         for length in range(1, len(ending)):
@@ -226,13 +226,13 @@ class SuffixTree:
         return best
 
     def _find(self, match: Sequence[int]) -> tuple[_Node, int] | None:
-        """The deepest node of a substring, and how many more tokens it has; None where nothing follows it."""
+        """Find the deepest node of a substring, and how many more tokens it has; None if nothing follows it."""
         node = self.root
         for i, token in enumerate(match):
             if node.text is not None:
                 beyond = len(match) - i
-                found = node.text[node.after : node.after + beyond] == match[i:]
-                return (node, beyond) if found and node.after + beyond < len(node.text) else None
+                matches = node.text[node.after : node.after + beyond] == match[i:]
+                return (node, beyond) if matches and node.after + beyond < len(node.text) else None
             if token not in node.by_token:
                 return None
             node = node.by_token[token]
@@ -240,7 +240,7 @@ class SuffixTree:
         return (node, 0) if follows else None
 
     def _follow(self, node: _Node, beyond: int) -> Iterator[tuple[int, np.float32]]:
-        """The tokens that most often go on from here, each with its share."""
+        """Iterate over the most frequent next tokens, each with its share."""
         while node.text is None:
             if not node.children:
                 return
@@ -252,7 +252,7 @@ class SuffixTree:
 
 
 def _draft(following: Iterable[tuple[int, np.float32]], limit: int, min_prob: np.float32) -> SuffixDraft:
-    """Up to `limit` of these tokens, while all of them together are at least so probable."""
+    """Take up to `limit` of these tokens while their joint probability is at least min_prob."""
     tokens: list[int] = []
     shares: list[float] = []
     prob, score = ONE, np.float32(0)
@@ -267,7 +267,7 @@ def _draft(following: Iterable[tuple[int, np.float32]], limit: int, min_prob: np
 
 
 class SuffixDecoder:
-    """Suffix decoding of one request after another."""
+    """Suffix decoding of requests in sequence."""
 
     def __init__(self, rule: SuffixRule):
         self.rule = rule
@@ -290,7 +290,7 @@ class SuffixDecoder:
             self.outputs.extend(self.cached[-1], tokens)
 
     def propose(self, max_tokens: int) -> SuffixDraft:
-        """What follows, by the tree that is surer of it."""
+        """Return the draft of the tree with the larger score."""
         ending = self.text.tokens[-self.rule.max_tree_depth :]
         own, other = (tree.propose(ending, max_tokens, self.rule) for tree in (self.own, self.outputs))
         return own if own.score >= other.score else other
@@ -299,7 +299,7 @@ class SuffixDecoder:
 def suffix_columns(
     decoder: SuffixDecoder, vocabulary: int, prompt: Sequence[int], output: Sequence[int], depth: int
 ) -> dict[str, Any]:
-    """The columns of a trace of this request, which the decoder knows from then on."""
+    """Build the columns of a trace of this request, and add it to the decoder."""
 
     def proposals() -> Iterator[tuple[list[int], list[float]]]:
         for token in output:

@@ -1,1 +1,1 @@
-"""Policies, of chains and of trees. A new one is a file like `adaedl.py` or `pct.py` and a line in `KINDS`."""
+"""Chain, tree and switch policies. To add a policy, write a file like `adaedl.py` and a line in `KINDS`."""

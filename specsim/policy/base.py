@@ -1,4 +1,4 @@
-"""What a policy is: frozen settings and a few small pure functions; here those of a chain policy.
+"""Base of all policies: frozen settings and a few small pure functions, shown here for a chain policy.
 
 The functions are module-level numba functions of plain numbers, so the replay kernel
 compiles them in and the real run calls the very same ones:
@@ -7,7 +7,7 @@ compiles them in and the real run calls the very same ones:
     keep_drafting(state, params, step, depth, u) -> (bool, state)
     update(state, params, drafted, accepted) -> state
 
-`params` holds the settings by name, as `params.gamma`: numbers as floats, a choice as its
+`params` holds the settings by name, such as `params.gamma`: numbers as floats, a choice as its
 index, a table as a float64 array; `state` is a tuple of floats; `step` describes the token
 just drafted, the `depth`-th of its round (from 1); `u` is a uniform in (0, 1) that belongs
 to this place alone (`specsim.io.rng.split` makes more of it). What a round must
@@ -87,7 +87,7 @@ def setting(
 
 @dataclass(frozen=True)
 class Variant:
-    """A form in which a policy enters comparisons: settings that are fixed, the others tuned or left alone."""
+    """A variant of a policy in comparisons: fixed settings, and whether the others are tuned."""
 
     label: str
     fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -96,21 +96,21 @@ class Variant:
 
 @cache
 def params_class(kind: type[Policy]) -> Any:
-    """A NamedTuple with a field per setting of this kind, in their order.
+    """Make a NamedTuple with a field per setting of this kind, in their order.
 
-    It is found again as the kind's own attribute `Params`, under which compiled code kept on disk names it. A subclass
-    that adds no setting has its parent's, and so its compiled code.
+    It is the kind's attribute `Params`, by which compiled code on disk names it. A subclass that adds no setting shares
+    its parent's NamedTuple and compiled code.
     """
     names, parent = [field.name for field in dataclasses.fields(kind)], kind.__bases__[0]
     if issubclass(parent, Policy) and names and names == [field.name for field in dataclasses.fields(parent)]:
         return parent.Params
-    made: Any = namedtuple(f"{kind.__name__}Params", names)  # type: ignore[misc]
-    made.__module__, made.__qualname__ = kind.__module__, f"{kind.__qualname__}.Params"
-    return made
+    params: Any = namedtuple(f"{kind.__name__}Params", names)  # type: ignore[misc]
+    params.__module__, params.__qualname__ = kind.__module__, f"{kind.__qualname__}.Params"
+    return params
 
 
 class _Params:
-    """The attribute `Params` of a kind of policy: made when first asked for, as a decorator adds the fields late."""
+    """The attribute `Params` of a kind of policy, made on first access because the decorator adds fields late."""
 
     def __get__(self, policy: Policy | None, kind: type[Policy]) -> Any:
         return params_class(kind)  # type: ignore[arg-type]  # a class hashes well
@@ -123,12 +123,12 @@ class Policy:
     name: ClassVar[str]
     source: ClassVar[str]  # paper and equation
     features: ClassVar[tuple[str, ...]] = ()  # trace columns that the policy reads
-    drafter_kinds: ClassVar[tuple[str, ...]] = ()  # kinds of drafter that it is meant for; none: any
-    variants: ClassVar[tuple[Variant, ...]] = (Variant("tuned"),)  # how leaderboard and validation take it
+    drafter_kinds: ClassVar[tuple[str, ...]] = ()  # kinds of drafter that it suits; empty: all
+    variants: ClassVar[tuple[Variant, ...]] = (Variant("tuned"),)  # in leaderboards and validations
     functions: ClassVar[tuple[str, ...]]  # names of the compiled functions
     initial_state: ClassVar[Callable[..., Any]]
     update: ClassVar[Callable[..., Any]]
-    Params = _Params()  # of no annotation, or it would be a field
+    Params = _Params()  # without an annotation, which would make it a field
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -136,26 +136,26 @@ class Policy:
 
     @classmethod
     def fit(cls, settings: Mapping[str, Any], train: Trace, table: CostTable) -> Self:
-        """The policy with these settings and, where it has such, what it learns from data and costs."""
+        """Make the policy with these settings, and fit its other settings to data and costs if it learns."""
         return build_policy(cls, settings)
 
     def cost(self, model: CostModel) -> CostModel:
-        """What rounds cost where this policy decides their shape; here, as the model says."""
+        """Return the cost model of this policy's rounds; by default the given model."""
         return model
 
     @classmethod
     def unsearched(cls, trace: Trace) -> dict[str, Any]:
-        """Settings that decide nothing on this trace, and so need no search, at some value."""
+        """Return values of settings that have no effect on this trace, so that they are not searched."""
         return {}
 
     @property
     def max_draft_tokens(self) -> int:
-        """Longest path that this policy can ask for, in tokens."""
+        """Longest path that this policy can draft, in tokens."""
         raise NotImplementedError
 
     @property
     def carries_state(self) -> bool:
-        """Whether the state lives on from sequence to sequence."""
+        """Whether the state is kept from sequence to sequence."""
         return False
 
     @property
@@ -186,8 +186,7 @@ class Policy:
 def build_policy(kind: type[Kind], settings: Mapping[str, Any]) -> Kind:
     """Make a policy from settings given as values or as text (the command line's).
 
-    Raises InputError for an unknown setting, a value that is no number, or a value out
-    of range.
+    Raises InputError for an unknown setting, or a value of the wrong type or out of range.
     """
     known = {field.name: field for field in dataclasses.fields(kind)}
     values: dict[str, Any] = {}
@@ -199,7 +198,7 @@ def build_policy(kind: type[Kind], settings: Mapping[str, Any]) -> Kind:
 
 
 def _parse(policy: str, key: str, raw: Any, kind: type) -> Any:
-    """A value of this kind from text; what is no text is left as it is, but for a table's type."""
+    """Parse a value of this kind from text; other values are unchanged, except lists, which become tuples."""
     if kind is tuple and isinstance(raw, list):  # JSON has no tuples
         return tuple(raw)
     if not isinstance(raw, str) or kind is str:
@@ -207,11 +206,11 @@ def _parse(policy: str, key: str, raw: Any, kind: type) -> Any:
     if kind is bool:
         if raw.lower() in ("true", "false", "0", "1"):
             return raw.lower() in ("true", "1")
-        raise InputError(f"policy {policy}: {key}={raw!r} is not {_WANTED[kind]}; give one")
+        raise InputError(f"policy {policy}: {key}={raw!r}; expected {_WANTED[kind]}")
     try:
         return tuple(float(part) for part in raw.split(",")) if kind is tuple else kind(raw)
     except ValueError:
-        raise InputError(f"policy {policy}: {key}={raw!r} is not {_WANTED[kind]}; give one") from None
+        raise InputError(f"policy {policy}: {key}={raw!r}; expected {_WANTED[kind]}") from None
 
 
 _WANTED = {
@@ -224,10 +223,10 @@ _WANTED = {
 
 
 def _check(policy: str, field: dataclasses.Field[Any], value: Any) -> None:
-    """InputError unless this value may be this setting's."""
+    """Raise InputError unless this value is legal for this setting."""
     kind, low, high = type(field.default), field.metadata["low"], field.metadata["high"]
     if not _is_a(kind, value):
-        raise InputError(f"policy {policy}: {field.name}={value!r} is not {_WANTED[kind]}; give one")
+        raise InputError(f"policy {policy}: {field.name}={value!r}; expected {_WANTED[kind]}")
     if kind is str:
         if value not in field.metadata["choices"]:
             known = ", ".join(field.metadata["choices"])
@@ -241,7 +240,7 @@ def _check(policy: str, field: dataclasses.Field[Any], value: Any) -> None:
 
 
 def _is_a(kind: type, value: Any) -> bool:
-    """Whether a value can serve as a setting of this kind; numpy's numbers count."""
+    """Tell whether a value has the type of a setting of this kind; NumPy's numbers are numbers."""
     if kind is tuple:
         return isinstance(value, tuple) and len(value) > 0 and all(_is_a(float, number) for number in value)
     if kind in (bool, str):
@@ -252,7 +251,7 @@ def _is_a(kind: type, value: Any) -> bool:
 
 
 def _number(field: dataclasses.Field[Any], value: Any) -> Any:
-    """A setting as the compiled functions see it."""
+    """Convert a setting to what the compiled functions read."""
     if isinstance(value, tuple):
         return np.array(value, dtype=np.float64)
     return float(field.metadata["choices"].index(value) if isinstance(value, str) else value)

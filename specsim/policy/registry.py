@@ -1,4 +1,4 @@
-"""Policies by name. A new one is a file in `chain/` or `tree/` and a line in `KINDS`, or one in `switch/`."""
+"""Find policies by name. To add a policy, write a file in `chain/`, `tree/` or `switch/` and a line in `KINDS`."""
 
 from __future__ import annotations
 
@@ -47,26 +47,28 @@ def is_file_name(name: str) -> bool:
 
 
 def find_policies(policies: PolicyName | Iterable[PolicyName]) -> dict[str, type[Policy]]:
-    """Policies by name, from one or several of: a built-in's name, FILE.py (all in it), FILE.py:NAME, a class.
+    """Find policies, given as one or several of: a built-in's name, FILE.py (all in it), FILE.py:NAME, a class.
 
-    Raises InputError for an unknown name, a file or class that cannot serve, and two policies of one name, and
+    Raises InputError for an unknown name, a file or class that cannot serve, and two policies of the same name, and
     TypeError for anything else.
     """
-    found: dict[str, type[Policy]] = {}
+    by_name: dict[str, type[Policy]] = {}
     several = isinstance(policies, Iterable) and not isinstance(policies, str | PathLike | type)
     for policy in policies if several else [policies]:  # type: ignore[union-attr]
         for kind in _kinds_of(policy):
-            if found.setdefault(kind.name, kind) is not kind:
-                raise InputError(f"{policy}: another file has a policy {kind.name!r} too; rename one of them")
-    return found
+            if by_name.setdefault(kind.name, kind) is not kind:
+                raise InputError(f"{policy}: another file also has a policy {kind.name!r}; rename it")
+    return by_name
 
 
 def find_policy(policy: PolicyName) -> type[Policy]:
-    """The one policy of that name, or class; InputError if a file of several is named without saying which."""
-    found = {kind.name: kind for kind in _kinds_of(policy)}
-    if len(found) > 1:
-        raise InputError(f"{policy} has the policies {', '.join(found)}; name one as {policy}:{next(iter(found))}")
-    return next(iter(found.values()))
+    """Find the policy of that name, or class; raise InputError for a file of several policies without a name."""
+    by_name = {kind.name: kind for kind in _kinds_of(policy)}
+    if len(by_name) > 1:
+        raise InputError(
+            f"{policy} has the policies {', '.join(by_name)}; name a policy, such as {policy}:{next(iter(by_name))}"
+        )
+    return next(iter(by_name.values()))
 
 
 def _kinds_of(policy: object) -> list[type[Policy]]:
@@ -89,13 +91,13 @@ def _kinds_of(policy: object) -> list[type[Policy]]:
     if is_file_name(name):
         return _from_file(name)
     if name not in NAMED:
-        raise InputError(f"unknown policy {name!r}; known: {', '.join(NAMED)}, or a FILE.py of your own")
+        raise InputError(f"unknown policy {name!r}; known: {', '.join(NAMED)}, or your own FILE.py")
     return [NAMED[name]]
 
 
 def _refuse_built_in_name(where: str, kind: type[Policy]) -> None:
     if kind.name in NAMED:
-        raise InputError(f"{where}: policy {kind.name!r} has the name of a built-in one; give it another")
+        raise InputError(f"{where}: policy {kind.name!r} has the name of a built-in policy; rename it")
 
 
 def _from_file(name: str) -> list[type[Policy]]:
@@ -163,7 +165,7 @@ def make_policy(policy: PolicyName | Policy, given: Mapping[str, Any] | None = N
     policy : str, Path, class or Policy
         A name that `policies` lists, FILE.py or FILE.py:NAME, a class; of a policy, a copy with other settings.
     given : mapping, optional
-        Settings as one mapping, such as the `params` of a result.
+        Settings as a mapping, such as the `params` of a result.
     **settings
         Values, or their text; the others stay at their defaults.
 
@@ -205,7 +207,7 @@ def policies(files: PolicyName | Iterable[PolicyName] = ()) -> dict[str, type[Po
     Raises
     ------
     InputError
-        Where a file cannot serve or two policies have one name.
+        Where a file cannot serve or two policies have the same name.
 
     References
     ----------

@@ -41,7 +41,7 @@ TREE_FUNCTIONS = {
 def load_policy_file(path: Path | str) -> list[type[Policy]]:
     """The ChainPolicy and TreePolicy classes that a Python file defines, in its order, but for any named _Like_this.
 
-    An unchanged file gives the same classes again. Raises InputError, in one line, where the
+    An unchanged file gives the same classes again. Raises InputError, on a single line, if the
     file is missing, does not run, defines no policy, or a policy is incomplete, does not
     compile, or has a built-in's name.
     """
@@ -63,12 +63,12 @@ def _load(path: Path, source: bytes) -> tuple[type[Policy], ...]:
     names = [kind.name for kind in kinds]
     for name in names:
         if names.count(name) > 1:
-            raise InputError(f"{path}: two policies are named {name!r}; rename one of them")
+            raise InputError(f"{path}: two policies are named {name!r}; rename a policy")
     return tuple(kinds)
 
 
 def _run(path: Path, source: bytes) -> ModuleType:
-    """The file as a module. Dataclasses look their module up by name, so it is registered under one of its own."""
+    """The file as a module. Dataclasses look their module up by name, so it is registered under its own name."""
     name = digest(f"{path}\0", source, length=12)
     module = ModuleType(f"specsim_policy_file_{name}")
     module.__file__ = str(path)
@@ -84,8 +84,8 @@ def _run(path: Path, source: bytes) -> ModuleType:
 
 
 def _place(path: Path, error: BaseException) -> str:
-    """Where in the file it went wrong, and what."""
-    if isinstance(error, SyntaxError):  # of this file, or of one that it imports
+    """Describe an error and its line in the file."""
+    if isinstance(error, SyntaxError):  # of this file, or of a file that it imports
         return f"{error.filename}, line {error.lineno}: {error.msg}"
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     place = f"{path}, line {lines[-1]}" if lines else str(path)
@@ -136,7 +136,7 @@ def _try_chain(where: str, kind: type[ChainPolicy]) -> None:
     try:
         longest = policy.max_draft_tokens
     except NotImplementedError:
-        raise InputError(f"{where} has no setting max_draft_tokens and no max_draft_tokens; add one") from None
+        raise InputError(f"{where} has neither a setting nor a property max_draft_tokens; add a setting") from None
     state = _call(where, kind, "initial_state", policy.params)
     step = Step(0.5, 0.5, 1.0, 0.5, 0.5)
     answer = _call(where, kind, "keep_drafting", state, policy.params, step, min(1, longest), 0.5)
@@ -216,7 +216,7 @@ def _bounds(where: str, policy: TreePolicy) -> tuple[int, int, int]:
 
 
 def _call(where: str, kind: type[Policy], name: str, *arguments: Any) -> Any:
-    """What a compiled function of the policy answers; InputError where it does not compile or fails."""
+    """Call a compiled function of the policy; raise InputError if it does not compile or fails."""
     from numba.core.errors import NumbaError
 
     try:
@@ -233,7 +233,7 @@ def _shape(state: Any) -> Any:
 
 
 def _one_line(error: BaseException) -> str:
-    """The message without colours and line breaks, numba's without its preamble."""
+    """Strip colours, line breaks and numba's preamble from an error message."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     lines = [line for line in lines if not line.startswith("Failed in nopython mode")]

@@ -130,7 +130,7 @@ def test_a_class_that_cannot_serve_is_refused_in_words() -> None:
         specsim.predict(TRACE, COST, NoFunctions)
     usurper = own_class()
     usurper.name = "fixed_k"
-    with pytest.raises(specsim.InputError, match="has the name of a built-in one"):
+    with pytest.raises(specsim.InputError, match="has the name of a built-in policy"):
         specsim.leaderboard(TRACE, COST, policies=usurper)
 
 

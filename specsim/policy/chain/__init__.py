@@ -1,1 +1,1 @@
-"""Chain policies, one file each."""
+"""Chain policies, a file each."""

@@ -1,4 +1,4 @@
-"""What a chain policy is: after which drafted token to stop."""
+"""Base of chain policies, which choose after which drafted token to stop."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from specsim.policy.base import Policy
 
 
 class Step(NamedTuple):
-    """What is known about the token just drafted."""
+    """Statistics of the token just drafted."""
 
     prob: float  # draft probability of the drafted token
     confidence: float  # largest draft probability
     entropy_nats: float  # entropy of the draft distribution
-    score: float  # acceptance predictor's output, where the drafter has one
+    score: float  # acceptance predictor's output, if the drafter has a predictor
     top10_confidence: float  # largest of the ten largest draft probabilities, scaled to sum to 1; where recorded
 
 
 @dataclass(frozen=True)
 class ChainPolicy(Policy):
-    """Base of every chain policy: how many tokens to draft, one after another.
+    """Base of every chain policy: how many tokens to draft in sequence.
 
     A policy is a frozen dataclass of `setting` fields, `max_draft_tokens` (tokens) among them, with the compiled
-    functions that `specsim.policy.base` describes. docs/extending.md shows a whole one.
+    functions that `specsim.policy.base` describes. docs/extending.md shows a complete policy.
 
     Examples
     --------
@@ -38,9 +38,9 @@ class ChainPolicy(Policy):
 
     @property
     def drops_refused(self) -> bool:
-        """Whether a token after which the policy does not continue is dropped: drafted, but not verified.
+        """Whether the token after which the policy stops is dropped: drafted, but not verified.
 
-        Such a policy is asked about every token, the last one of a draft as well, and `update` is given the verified
-        tokens, which may be none.
+        Such a policy is asked about every token, including the last token of a draft, and `update` gets the number of
+        verified tokens, which may be 0.
         """
         return False

@@ -40,14 +40,14 @@ class BetaTS(ChainPolicy):
     """Continue drafting if chi = 1: chi ~ Bernoulli(theta), theta ~ Beta(alpha0 + r, beta0 + n - r).
 
     r and n are sums over rounds, counted as `specsim.policy.estimates.counts` says. The token after
-    which chi = 0 is verified, and one token is always drafted.
+    which chi = 0 is verified, and at least 1 token is drafted.
 
     theta is integrated out, never drawn, which leaves the distribution of the drafts as it is. Drawn
     afresh per token, as printed, chi is Bernoulli(alpha / (alpha + beta)): the spread of the
     posterior has no effect. Drawn once per round, the j-th chi after j - 1 ones is
     Bernoulli((alpha + j - 1) / (alpha + beta + j - 1)), Polya's urn.
 
-    The paper gives no prior; `PRIORS` are a weak one and one strong enough for the draft
+    The paper gives no prior; `PRIORS` are a weak prior and a prior strong enough for the draft
     lengths of its tables, which a fixed K = 4 has as well. Departures: r counts the accepted
     tokens, as |Q_v| - 1 of those alone would be negative; the posterior starts anew with
     every sequence unless it is carried; max_draft_tokens bounds the drafts.

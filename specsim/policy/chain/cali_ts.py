@@ -49,14 +49,14 @@ def keep_probability(counts, params, step, depth):  # type: ignore[no-untyped-de
 
 @nb.njit
 def threshold(u, mu, sigma):  # type: ignore[no-untyped-def]
-    """What u is below just if it is below the clamped mean, mostly without working that out."""
+    """Return a bound that u is below exactly if it is below the clamped mean, mostly without computing the mean."""
     nearest = min(max(mu, 0.0), 1.0)  # the clamped mean is never farther from it than phi(0) sigma
     return nearest if abs(u - nearest) > 0.4 * sigma else clamped_mean(mu, sigma)
 
 
 @nb.njit
 def first_deviation(u):  # type: ignore[no-untyped-def]
-    """The round's standard normal z, from the uniform of its first decision."""
+    """Draw the round's standard normal z from the uniform of its first decision."""
     return normal_quantile(split(u, 1))
 
 
@@ -88,7 +88,7 @@ class CaliTS(ChainPolicy):
     Drawn per token, as printed, theta is integrated out, which leaves the distribution of the drafts as it
     is: chi is Bernoulli(E[clip(X, 0, 1)]), X ~ N(mu, sigma^2). As clip(X, 0, 1) = max(X, 0)
     - max(X - 1, 0) and E[max(X - c, 0)] = sigma psi((mu - c) / sigma) with psi(x) = x Phi(x) + phi(x),
-    that is sigma (psi(mu / sigma) - psi((mu - 1) / sigma)). Per round, one standard normal z is drawn
+    that is sigma (psi(mu / sigma) - psi((mu - 1) / sigma)). Per round, a standard normal z is drawn
     after the first token, and theta = mu + sigma z, mu following the scores.
 
     Departures: Eq. 8 adds as much to its numerator as to its denominator and tends to 1 whatever

@@ -88,7 +88,7 @@ class RenewalStop(ChainPolicy):
             ("probs", len(self.probs) == len(self.knots) > 1, "as many numbers as knots, at least 2"),
             ("knots", list(self.knots) == sorted(set(self.knots)), "increasing numbers"),
             ("edges", list(self.edges) == sorted(set(self.edges)), "increasing numbers"),
-            ("thresholds", len(self.thresholds) % (len(self.edges) + 1) == 0, "one number per depth and bin"),
+            ("thresholds", len(self.thresholds) % (len(self.edges) + 1) == 0, "a number per depth and bin"),
         ):
             if not ok:
                 raise InputError(f"policy {self.name}: {name} has to hold {wanted}; fit the policy again")

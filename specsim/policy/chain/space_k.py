@@ -15,8 +15,8 @@ class SpaceK(ChainPolicy):
     """k candidates a pass, proposed by mask tokens in the pass before (SPACE).
 
     The acceptance is the trace's. On a trace of another drafter than SPACE's this says what that
-    acceptance would be worth at SPACE's cost, with candidates for nothing; on one of SPACE's every chain policy
-    has this cost, and the measured one of a candidate (`specsim.replaying.table.round_cost_model`).
+    acceptance would be worth at SPACE's cost, with candidates for nothing; on a trace of SPACE every chain policy
+    has this cost, and the measured cost of a candidate (`specsim.replaying.table.round_cost_model`).
     """
 
     k: int = setting(5, 1, 64, tune=(1, 10), bounds="depth", doc="candidates a pass, in tokens")

@@ -13,7 +13,7 @@ A decision depends on the past of its sequence only through counts = (r summed, 
 rounds). A policy of this kind offers `keep_probability(counts, params, step, depth)`, the
 probability that `keep_drafting` says yes after the depth-th token, given the counts and that the
 round has come this far; None where depths of a round are linked in any other way. From it,
-and a setting `counting` if it has one, `specsim.replaying.expected` computes expectations.
+and an optional setting `counting`, `specsim.replaying.expected` computes expectations.
 """
 
 from __future__ import annotations

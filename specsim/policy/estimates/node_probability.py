@@ -19,7 +19,7 @@ MEMORY = 0.5  # weight of the past in the running mean of accepted tokens
 
 @nb.njit
 def features(prob, rank, depth, parent_path, recent):  # type: ignore[no-untyped-def]
-    """What the acceptance of a node whose parent is accepted is predicted from.
+    """Return the features that predict the acceptance of a node whose parent is accepted.
 
     Its draft probability given its parent, as log odds; 1 / (1 + rank); log depth; the log of the
     parent's path probability, for a node deep in a doubtful tree is less sure than it looks; and
@@ -37,7 +37,7 @@ def features(prob, rank, depth, parent_path, recent):  # type: ignore[no-untyped
 
 @nb.njit
 def shared_score(weights, depth, parent_path, recent):  # type: ignore[no-untyped-def]
-    """The part of the linear score that siblings have in common; weights [1 + FEATURES], the intercept first."""
+    """Compute the part of the linear score that siblings share; weights [1 + FEATURES], the intercept first."""
     return (
         weights[0]
         + weights[3] * math.log(depth)
@@ -73,14 +73,14 @@ def min_draft_prob(shared, weights, accept_probs, rank, wanted):  # type: ignore
     right = np.searchsorted(accept_probs, wanted)
     share = (wanted - accept_probs[right - 1]) / (accept_probs[right] - accept_probs[right - 1])
     score = (right - 1 + share) * (2.0 * REACH / last) - REACH
-    by_rank = max(weights[2], 0.0) / (1.0 + rank)  # where early ranks are worse, no later one is better than this
+    by_rank = max(weights[2], 0.0) / (1.0 + rank)  # where early ranks are worse, no later rank is better than this
     odds = (score - shared - by_rank) / weights[1]
     return 1.0 / (1.0 + math.exp(-odds)) if odds > log_odds(0.0) else 0.0
 
 
 @nb.njit
 def recent_after(recent, accepted):  # type: ignore[no-untyped-def]
-    """Running mean of accepted tokens after one more round with a draft."""
+    """Update the running mean of accepted tokens after a round with a draft."""
     return MEMORY * recent + (1.0 - MEMORY) * accepted
 
 
@@ -89,7 +89,7 @@ def value(parent_value, likely, path, scale, power):  # type: ignore[no-untyped-
     """Calibrated path probability: the parent's times the node's own probability, and at most scale x path^power.
 
     The ceiling, which the fit puts above nearly all nodes, makes sure that a node of a small
-    draft path probability has a small calibrated one.
+    draft path probability has a small calibrated probability.
     """
     likely_path = parent_value * likely
     if likely_path <= scale * path:  # which is below the ceiling, for power <= 1

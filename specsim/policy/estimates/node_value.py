@@ -30,7 +30,7 @@ def gain_s(path, own, edges, gains):  # type: ignore[no-untyped-def]
 
 @nb.njit
 def min_useful_path_prob(gains):  # type: ignore[no-untyped-def]
-    """The path probability up to which no node's children are worth anything."""
+    """Return the path probability up to which the children of a node have no value."""
     rows = len(gains) // KNOTS
     for knot in range(KNOTS):
         for row in range(rows):
@@ -41,15 +41,15 @@ def min_useful_path_prob(gains):  # type: ignore[no-untyped-def]
 
 @nb.njit
 def descending(values):  # type: ignore[no-untyped-def]
-    """The places of these numbers from the largest to the least, ties to the first."""
+    """Return the indices that sort numbers from the largest, ties to the first."""
     return np.argsort(-values, kind="mergesort")
 
 
 @nb.njit
 def best_expanded(gains, extra_nodes_s):  # type: ignore[no-untyped-def]
-    """How many of the nodes of these gains, the largest first, a draft pass best expands; and what that gains.
+    """Return how many nodes, of these gains from the largest, a draft pass should expand, and the total gain.
 
-    Net of the pass being wider than over one node.
+    Net of the cost of a pass wider than a single node.
     """
     best, best_s, total = 0, 0.0, 0.0
     for e in range(1, min(len(gains), len(extra_nodes_s) - 1) + 1):
@@ -61,7 +61,7 @@ def best_expanded(gains, extra_nodes_s):  # type: ignore[no-untyped-def]
 
 @nb.njit
 def best_kept(values, time_per_token_s, verify_s):  # type: ignore[no-untyped-def]
-    """How many nodes of these path probabilities, the largest first, are best verified; and what that is worth.
+    """Return how many nodes, of these path probabilities from the largest, to verify, and the value.
 
     In seconds, those of the pass taken off. verify_s[n]: a pass over n nodes beside the pending token
     """
@@ -75,7 +75,7 @@ def best_kept(values, time_per_token_s, verify_s):  # type: ignore[no-untyped-de
 
 @nb.njit
 def irrelevance_bound(values, kept, time_per_token_s, verify_s):  # type: ignore[no-untyped-def]
-    """A path probability such that any number of further nodes below it would leave `kept` best, after `best_kept`."""
+    """Return a path probability below which further nodes do not change the best `kept` of `best_kept`."""
     high = values[kept - 1] if kept > 0 else 1.0
     if kept == len(verify_s) - 1:
         return high

@@ -16,7 +16,7 @@ SMALLEST = 1e-6  # probability
 
 @nb.njit
 def features(confidence, entropy_nats, prob, depth, run, past):  # type: ignore[no-untyped-def]
-    """What acceptance is predicted from, of the depth-th token of a round.
+    """Return the features that predict the acceptance of the depth-th token of a round.
 
     Confidence and the drafted token's own probability (another where the drafter samples) as log
     odds; sqrt(entropy), of which AdaEDL's score 1 - sqrt(gamma H) is a linear
@@ -37,8 +37,8 @@ def features(confidence, entropy_nats, prob, depth, run, past):  # type: ignore[
 @nb.njit
 def log_odds(prob):  # type: ignore[no-untyped-def]
     """log(p / (1 - p)), finite at 0 and 1 too."""
-    kept = min(max(prob, SMALLEST), 1.0 - SMALLEST)
-    return math.log(kept / (1.0 - kept))
+    clipped = min(max(prob, SMALLEST), 1.0 - SMALLEST)
+    return math.log(clipped / (1.0 - clipped))
 
 
 @nb.njit
@@ -71,5 +71,5 @@ def interpolate(x, knots_x, knots_y):  # type: ignore[no-untyped-def]
 
 @nb.njit
 def run_after(run, drafted, accepted):  # type: ignore[no-untyped-def]
-    """Tokens emitted since a draft was last rejected, after one more round."""
+    """Update the number of tokens emitted since a draft was last rejected."""
     return run + accepted + 1.0 if accepted == drafted else 0.0

@@ -7,7 +7,7 @@ and the rest. The best has most tokens per second.
 
 Sequoia prices by n and d alone; then this is the optimum over all trees. Here a draft pass over
 more nodes may take longer as well. So the search also tries, for every n and d, the trees of which
-only the first w ranks of siblings have children, for every w: with w = 1 every pass is over one
+only the first w ranks of siblings have children, for every w: with w = 1 every pass is over a single
 node, with w = R all trees are allowed. Each is priced exactly as the replay does; between them
 there may be a tree that is faster still.
 """
@@ -15,6 +15,7 @@ there may be a tree that is faster still.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numba as nb
 import numpy as np
@@ -29,13 +30,12 @@ from specsim.policy.static_tree.shape import Shape
 from specsim.trace.trace import Trace
 
 
-@dataclass(frozen=True)
-class TreeRoundCost:
+class TreeRoundCost(NamedTuple):
     """Seconds of the parts of a round with a tree, at an average context.
 
-    draft_s : [D + 1], draft passes over one node each, down to each depth
+    draft_s : [D + 1], draft passes over a node each, down to each depth
     catch_up_s : what the first pass takes more where the last accepted node was never expanded
-    wider_s : [W + 1], what a pass over e nodes takes beyond one over a single one (entry 0 is unused)
+    wider_s : [W + 1], additional time of a pass over e nodes beyond a pass over a single node (entry 0 is unused)
     verify_s : [n_max + 1], a target pass over n tokens (entry 0 is unused)
     policy_step_s : a decision about a level
     """
@@ -48,16 +48,10 @@ class TreeRoundCost:
     round_overhead_s: float
     autoregressive_s: float
 
-    @property
-    def parts(self) -> tuple[Floats, float, Floats, Floats, float, float]:
-        """What a tree is priced by, as the compiled functions take it."""
-        rest = self.policy_step_s, self.round_overhead_s
-        return self.draft_s, self.catch_up_s, self.wider_s, self.verify_s, *rest
-
 
 @dataclass(frozen=True)
 class PricedTree:
-    """A static tree and what its rounds give and take in the mean; tokens count the target's own."""
+    """A static tree with the mean tokens (the target's included) and seconds of its rounds."""
 
     shape: Shape
     tokens: float
@@ -73,7 +67,7 @@ class PricedTree:
 
 
 def tree_round_cost(table: CostTable, trace: Trace) -> TreeRoundCost:
-    """The costs of a table, averaged over the contexts of a trace's positions."""
+    """Average the costs of a table over the contexts of a trace's positions."""
     if table.tree is None:
         raise InputError("the costs do not price trees; profile again with `realrun profile --tree-nodes`")
     share = context_share(trace, table)
@@ -89,25 +83,25 @@ def tree_round_cost(table: CostTable, trace: Trace) -> TreeRoundCost:
 
 
 def price(shape: Shape, rates: Floats, cost: TreeRoundCost) -> PricedTree:
-    """What a round with this tree emits and takes; infinite seconds where the costs do not reach so far."""
-    tokens, seconds = _price(np.array(shape, dtype=np.int64), rates, *cost.parts)
+    """Compute the mean tokens and seconds of a round with this tree; infinite seconds beyond the costs' range."""
+    tokens, seconds = _price(np.array(shape, dtype=np.int64), rates, cost)
     return PricedTree(shape, float(tokens), float(seconds))
 
 
 def optimal_tree(rates: Floats, cost: TreeRoundCost, *, max_nodes: int, max_depth: int) -> PricedTree:
-    """The tree of most tokens per second, of 1 to max_nodes nodes and no deeper than max_depth."""
+    """Find the tree of the most tokens per second with 1 to max_nodes nodes, at most max_depth deep."""
     return max(optimal_trees(rates, cost, max_nodes=max_nodes, max_depth=max_depth), key=lambda t: t.tokens_per_s)
 
 
 def optimal_trees(rates: Floats, cost: TreeRoundCost, *, max_nodes: int, max_depth: int) -> list[PricedTree]:
-    """The fastest tree of 1, 2, ... nodes, as far as rates and costs reach; InputError where that is nowhere."""
+    """Find the fastest tree of 1, 2, ... nodes that rates and costs cover; raise InputError if they cover none."""
     check_rates(rates, "rates")
     depth = min(len(rates), max_depth, len(cost.draft_s) - 1)
     reached = np.ascontiguousarray(rates[:depth], dtype=np.float64)
     nodes = min(max_nodes, len(cost.verify_s) - 2, max_tree_nodes(reached))
     ranks = rates.shape[1]
     least_forks = 1 if cost.wider_s.any() else ranks
-    found = _search(reached, nodes, least_forks, *cost.parts)
+    found = _search(reached, nodes, least_forks, cost)
     trees = []
     for size in range(1, nodes + 1):
         deep, forks = (int(choice) for choice in found[size])
@@ -124,9 +118,9 @@ def optimal_trees(rates: Floats, cost: TreeRoundCost, *, max_nodes: int, max_dep
 
 @nb.njit(cache=True)
 def _search(  # type: ignore[no-untyped-def]
-    rates, nodes, least_forks, draft_s, catch_up_s, wider_s, verify_s, policy_step_s, round_overhead_s
+    rates, nodes, least_forks, cost
 ):
-    """Depth and forking ranks [nodes + 1, 2] of the fastest tree of each size; 0 where there is none."""
+    """Find the depth and forking ranks [nodes + 1, 2] of the fastest tree of each size; 0 if no tree fits."""
     most = np.zeros(nodes + 1)
     found = np.zeros((nodes + 1, 2), dtype=np.int64)
     for depth in range(1, len(rates) + 1):
@@ -135,16 +129,7 @@ def _search(  # type: ignore[no-untyped-def]
             for size in range(1, nodes + 1):
                 if value[size] == -np.inf:
                     continue
-                tokens, seconds = _price(
-                    tree_of(taken, size),
-                    rates,
-                    draft_s,
-                    catch_up_s,
-                    wider_s,
-                    verify_s,
-                    policy_step_s,
-                    round_overhead_s,
-                )
+                tokens, seconds = _price(tree_of(taken, size), rates, cost)
                 if tokens / seconds > most[size]:
                     most[size] = tokens / seconds
                     found[size] = depth, forks
@@ -153,12 +138,12 @@ def _search(  # type: ignore[no-untyped-def]
 
 @nb.njit(cache=True)
 def _price(  # type: ignore[no-untyped-def]
-    children, rates, draft_s, catch_up_s, wider_s, verify_s, policy_step_s, round_overhead_s
+    children, rates, cost
 ):
-    """Tokens and seconds of a round with a tree, in the mean; children int64 [n + 1] in level order."""
+    """Compute the mean tokens and seconds of a round with a tree; children int64 [n + 1] in level order."""
     nodes = len(children) - 1
     prob = np.ones(nodes + 1)
-    seconds = verify_s[nodes + 1] + round_overhead_s
+    seconds = cost.verify_s[nodes + 1] + cost.round_overhead_s
     tokens = unexpanded = 0.0
     first, end, depth = 0, 1, 0
     while True:
@@ -174,9 +159,9 @@ def _price(  # type: ignore[no-untyped-def]
                 child += 1
         if expanded == 0:
             break
-        if expanded >= len(wider_s):
+        if expanded >= len(cost.wider_s):
             return tokens, np.inf
-        seconds += wider_s[expanded] + policy_step_s
+        seconds += cost.wider_s[expanded] + cost.policy_step_s
         first, end = end, child
         depth += 1
-    return tokens, seconds + draft_s[depth] + unexpanded * catch_up_s
+    return tokens, seconds + cost.draft_s[depth] + unexpanded * cost.catch_up_s

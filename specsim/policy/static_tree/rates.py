@@ -14,7 +14,7 @@ from specsim.trace.trace import Trace
 RANKS = 10  # candidates per depth that rates are counted for
 
 
-SUM_SLACK = 1e-9  # by which the rates of one depth may exceed 1 in all
+SUM_SLACK = 1e-9  # by which the sum of the rates of a depth may exceed 1
 
 
 def rates_of(trace: Trace, ranks: int = RANKS) -> Floats:
@@ -76,7 +76,7 @@ def read_rates(path: Path) -> Floats:
 def check_rates(rates: Floats, where: str) -> None:
     """InputError unless these are chances [K, R] of exclusive events in every row."""
     if rates.ndim != 2 or 0 in rates.shape:
-        raise InputError(f"{where}: an array of shape {rates.shape}; give one row per depth, one column per rank")
+        raise InputError(f"{where}: an array of shape {rates.shape}; give a row per depth, a column per rank")
     for depth, row in enumerate(rates, start=1):
         if not ((row >= 0) & (row <= 1)).all():  # also catches NaN
             raise InputError(f"{where}: a rate at depth {depth} is outside [0, 1]; give shares, not percent")

@@ -33,7 +33,7 @@ from specsim.policy.static_tree.shape import Shape
 
 @dataclass(frozen=True)
 class BestTrees:
-    """The best trees of 0 to N nodes, root not counted, for rates [K, R]."""
+    """Best trees of 0 to N nodes, root not counted, for rates [K, R]."""
 
     rates: Floats
     nodes: int
@@ -46,7 +46,7 @@ class BestTrees:
         return 1 + self._grown[0]
 
     def shape(self, nodes: int) -> Shape:
-        """The best tree of so many nodes, at least 1 and at most N."""
+        """Return the best tree of this many nodes, from 1 to N."""
         if self._ordered:
             return tree_shapes.from_paths(path for _, path in self._likeliest[:nodes])
         return tuple(tree_of(self._grown[1], nodes).tolist())
@@ -57,7 +57,7 @@ class BestTrees:
 
     @cached_property
     def _likeliest(self) -> list[tuple[float, tree_shapes.Path]]:
-        """The N likeliest nodes and their probabilities, likeliest first, the shallower first among equals."""
+        """List the N likeliest nodes and their probabilities, likeliest first, ties to the shallower."""
         depth, ranks = self.rates.shape
         prob_of: dict[tree_shapes.Path, float] = {(): 1.0}
         found: list[tuple[float, tree_shapes.Path]] = []
@@ -80,7 +80,7 @@ class BestTrees:
 
 
 def best_trees(rates: Floats, nodes: int) -> BestTrees:
-    """The best trees of up to `nodes` nodes; of fewer where the rates have not that many."""
+    """Find the best trees of up to `nodes` nodes, or as many as the rates have."""
     check_rates(rates, "rates")
     return BestTrees(np.ascontiguousarray(rates, dtype=np.float64), min(nodes, max_tree_nodes(rates)))
 
@@ -107,7 +107,7 @@ def node_accept_probs(rates: Floats, shape: Shape) -> Floats:
 
 @nb.njit(cache=True)
 def grow(rates, forks, nodes):  # type: ignore[no-untyped-def]
-    """The largest sum of probabilities of m nodes below the root, by dynamic programming over size, rank and depth.
+    """Compute the largest sum of probabilities of m nodes below the root by dynamic programming over size, rank, depth.
 
     rates : float64 [K, R]; forks : only children of smaller rank have children themselves
     Returns float64 [nodes + 1], the sum of probabilities (-inf: there is no such tree), and int64

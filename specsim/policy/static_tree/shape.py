@@ -1,8 +1,8 @@
 """Shapes of draft trees: child counts in level order, the root first.
 
-A shape is a tuple of ints, one per node: how many children the node has. Node 0 is the root,
+A shape is a tuple of ints, the number of children of each node. Node 0 is the root,
 the pending token; the others follow by depth, then by parent, siblings by rank (from 0). So
-(2, 1, 0, 0) is a root with two children, the first of which has one child itself.
+(2, 1, 0, 0) is a root with two children; the first has a child.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ Path = tuple[int, ...]  # the ranks on the way from the root to a node; () is th
 
 
 def from_paths(choices: Iterable[Sequence[int]]) -> Shape:
-    """The shape with these nodes, given as MEDUSA gives them: [(0,), (0, 0), (1,), ...], in any order.
+    """Return the shape with these nodes, written as in MEDUSA: [(0,), (0, 0), (1,), ...], in any order.
 
     InputError unless every node's parent and all siblings of smaller rank are given too.
     """
     nodes = {tuple(int(rank) for rank in choice) for choice in choices} - {()}
     if not nodes:
-        raise InputError("tree: no node is given; give at least one path, such as (0,)")
+        raise InputError("tree: no node given; give at least 1 path, such as (0,)")
     for node in sorted(nodes, key=_level_order):
         if min(node) < 0:
             raise InputError(f"tree: path {node} has a negative rank; ranks count from 0")
@@ -44,7 +44,7 @@ def from_paths(choices: Iterable[Sequence[int]]) -> Shape:
 
 
 def to_paths(shape: Shape) -> list[Path]:
-    """The paths of all nodes but the root, in level order: MEDUSA's choices."""
+    """List the paths of all nodes except the root, in level order (MEDUSA's choices)."""
     found: list[Path] = [()]
     for node, count in enumerate(shape):
         found += [(*found[node], rank) for rank in range(count)]
@@ -70,7 +70,7 @@ def depths(shape: Shape) -> Ints:
 
 
 def cut(shape: Shape, depth: int) -> Shape:
-    """The tree without its nodes below this depth."""
+    """Drop the nodes below this depth."""
     at = depths(shape)
     return tuple(np.where(at < depth, shape, 0)[at <= depth].tolist())
 

@@ -1,1 +1,1 @@
-"""Policies that choose the drafter of every round, one file each."""
+"""Policies that choose the drafter of every round, a file each."""

@@ -1,15 +1,15 @@
-"""What a switching policy is: with which of several drafters the next round drafts, and when that one stops.
+"""Base of switching policies, which choose the drafter of the next round and when it stops.
 
     choose(state, params, foretold, lag) -> drafter, from 0
 
-is a numba function beside those of `specsim.policy.base`. It sees of every drafter, of which there are len(foretold),
-how likely it knows its first token ahead of drafting (`specsim.trace.joined.foretold`; 0 where it has nothing to
-propose), and how many tokens its cache lacks. It is called where at least one drafter proposes something, and what it
-chooses is kept in state[0], where `keep_drafting` and `update` find it.
+is a numba function beside those of `specsim.policy.base`. It sees, for each of the len(foretold)
+drafters, the probability of its first token that is known before drafting (`specsim.trace.joined.foretold`; 0 if it
+proposes nothing), and how many tokens its cache lacks. It is called if any drafter proposes something, and its choice
+is kept in state[0], where `keep_drafting` and `update` read it.
 
-All policies here stop alike: after the drafter's k tokens, or at one whose confidence is below the drafter's floor,
-which is verified. Those that learn from rounds keep a state of SIZE numbers: the drafter, and for each drafter two sums
-that shrink by `discount` with every round, so that what is long ago counts little.
+All policies here stop by the same rule: after the drafter's k tokens, or at a token whose confidence is below the
+drafter's floor, which is verified. Policies that learn from rounds keep a state of 7 numbers: the drafter, and for each
+drafter two sums that shrink by `discount` with every round, so that old rounds count little.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ def longest_draft(params, drafter):  # type: ignore[no-untyped-def]
 
 @nb.njit
 def chosen(state, drafter):  # type: ignore[no-untyped-def]
-    """The state of a round that drafts with this drafter."""
+    """Return the state of a round that drafts with this drafter."""
     return (float(drafter),) + state[1:]  # noqa: RUF005 (numba unpacks no tuples)
 
 
 @nb.njit
 def added(state, discount, first, second):  # type: ignore[no-untyped-def]
-    """The state after a round that adds so much to the two sums of the drafter that it drafted with."""
+    """Return the state after a round that adds `first` and `second` to the two sums of its drafter."""
     d = state[0]
     return (
         d,
@@ -81,20 +81,20 @@ def added(state, discount, first, second):  # type: ignore[no-untyped-def]
 
 @nb.njit
 def sums_of(state, drafter):  # type: ignore[no-untyped-def]
-    """The two sums of this drafter."""
+    """Return the two sums of this drafter."""
     return state[1 + drafter], state[4 + drafter]
 
 
 @nb.njit(error_model="numpy")
 def acceptance(state, params, drafter):  # type: ignore[no-untyped-def]
-    """Chance that this drafter's token is accepted: of late, beside `weight` tokens accepted at rate `prior`."""
+    """Estimate this drafter's recent acceptance rate, with `weight` prior tokens accepted at rate `prior`."""
     hits, trials = sums_of(state, drafter)
     return (hits + params.prior * params.weight) / (trials + params.weight)
 
 
 @nb.njit
 def round_price(params, drafter, lag):  # type: ignore[no-untyped-def]
-    """What a round of this drafter takes, in target passes, where its cache lacks so many tokens."""
+    """Compute the cost of a round of this drafter, in target passes, if its cache lacks `lag` tokens."""
     round_cost = (params.cost1, params.cost2, params.cost3)[drafter]
     return round_cost + lag * (params.catch_up1, params.catch_up2, params.catch_up3)[drafter]
 
@@ -123,7 +123,7 @@ class SwitchPolicy(ChainPolicy):
 
     @property
     def least_drafters(self) -> int:
-        """How many drafters a joined trace must have for this policy."""
+        """Fewest drafters that a joined trace must have for this policy."""
         return 1
 
     @classmethod
@@ -134,7 +134,7 @@ class SwitchPolicy(ChainPolicy):
 
 @dataclass(frozen=True)
 class PricedSwitch(SwitchPolicy):
-    """Base of those that weigh what a round takes: `fit` reads it from the costs, at each drafter's longest draft."""
+    """Base of policies that weigh the cost of a round, read by `fit` from the costs at each drafter's longest draft."""
 
     cost1: float = setting(0.0, 0.0, 1e9, doc="a round of the first drafter in target passes, from the costs if 0")
     cost2: float = setting(0.0, 0.0, 1e9, doc="of the second")
@@ -147,12 +147,12 @@ class PricedSwitch(SwitchPolicy):
     def fit(cls, settings: Mapping[str, Any], train: Trace, table: CostTable) -> Self:
         if not isinstance(table, JoinedTable):
             raise InputError(f"policy {cls.name} reads the costs of several drafters; join traces and costs first")
-        policy, found = build_policy(cls, settings), dict[str, float]()
+        policy, learned = build_policy(cls, settings), dict[str, float]()
         pass_s, longest = table.autoregressive_s, len(table.each_catch_up_s[0]) - 1
         for number in range(len(table.each_draft_s)):
             k = longest_draft.py_func(policy, number)
             round_s = table.each_draft_s[number, k] + table.each_verify_s[number, k + 1]
-            found[f"cost{number + 1}"] = float(((round_s + table.each_round_overhead_s[number]) / pass_s).mean())
+            learned[f"cost{number + 1}"] = float(((round_s + table.each_round_overhead_s[number]) / pass_s).mean())
             behind_s = table.each_catch_up_s[number, longest] / longest
-            found[f"catch_up{number + 1}"] = float((behind_s / pass_s).mean())
-        return build_policy(cls, {**found, **settings})
+            learned[f"catch_up{number + 1}"] = float((behind_s / pass_s).mean())
+        return build_policy(cls, {**learned, **settings})

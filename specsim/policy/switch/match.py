@@ -20,7 +20,7 @@ def choose(state, params, foretold, lag):  # type: ignore[no-untyped-def]
 
 @dataclass(frozen=True)
 class SwitchMatch(SwitchPolicy):
-    """Draft with the first drafter whose token is at least so likely before it drafts, else with the last one.
+    """Draft with the first drafter whose first token is known to be `least` likely or more, else with the last drafter.
 
     A lookup's is the share of matches of that length which held so far; a drafter that must run to tell is always
     likely enough, so that lookups are joined before it.

@@ -1,4 +1,4 @@
-"""One drafter alone, of those that were joined: what switching must beat."""
+"""A single drafter of a joined trace: the baseline that switching must beat."""
 
 from __future__ import annotations
 

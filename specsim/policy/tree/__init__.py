@@ -1,1 +1,1 @@
-"""Tree policies, one file each."""
+"""Tree policies, a file each."""

@@ -1,6 +1,6 @@
 """What a tree policy is: which nodes of a draft tree get children, and which are verified.
 
-A tree grows level by level, one draft pass for each level of which some node is expanded. Node
+A tree grows level by level, with a draft pass for each level with an expanded node. Node
 0 is the root, the pending token; drafted nodes follow in level order: by depth, by parent, and
 siblings by rank, their place in the order in which the drafter drafts them. The compiled
 functions, shared by replay and real run:
@@ -42,8 +42,8 @@ class Tree(NamedTuple):
     path, prob : float32, path probability (1 at the root) and the node's own, given its parent
     parent, rank, depth : int32
     value : float64, the policy's own number of each node, such as a calibrated path probability
-    score : float64, over levels from the first drafted one: the acceptance predictor's score of the first candidates'
-        chain (each node the likeliest child of the one before), of its last expanded node where the chain ends above.
+    score : float64, over drafted levels: the acceptance predictor's score of the first candidates' chain (each node the
+        likeliest child of its parent), or of its last expanded node if the chain has ended.
         Only where the policy names the feature "score"
     """
 
@@ -87,12 +87,12 @@ class TreePolicy(Policy):
 
     @property
     def max_expanded(self) -> int:
-        """Most nodes of one level that are expanded."""
+        """Most expanded nodes of a level."""
         return self.max_verified_nodes
 
     @property
     def max_width(self) -> int:
-        """Most children of one node."""
+        """Most children of a node."""
         raise NotImplementedError
 
 

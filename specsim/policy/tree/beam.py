@@ -34,7 +34,7 @@ def select(state, params, tree, count, keep):  # type: ignore[no-untyped-def]
 
 @nb.njit
 def may_hold_likelier(tree, first, end, least):  # type: ignore[no-untyped-def]
-    """Whether an unknown node of a level may be in the beam, whose last node has the path `least`.
+    """Tell whether an unknown node of a level may be in the beam, whose last node has the path `least`.
 
     Siblings come likeliest first, no child is likelier than its parent, and ties go to the first.
     """
@@ -66,7 +66,7 @@ class BeamTree(TreePolicy):
         if self.max_drafted > MAX_DRAFTED:
             raise InputError(
                 f"policy {self.name}: max_depth={self.max_depth}, beam={self.beam} and width={self.width} draft "
-                f"{self.max_drafted} nodes, more than {MAX_DRAFTED}; make one of them smaller"
+                f"{self.max_drafted} nodes, more than {MAX_DRAFTED}; lower either"
             )
 
     @property

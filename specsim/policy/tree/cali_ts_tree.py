@@ -34,7 +34,7 @@ class CaliTSTree(BeamTree):
     """Draft another level if chi = 1, chi as `specsim.policy.chain.cali_ts` draws it with levels for tokens.
 
     theta_M of a level is the predictor's score along the first candidates' chain, in which each node is the likeliest
-    child of the one before: the score of the level's own pass while that chain is expanded, and that of the last such
+    child of its parent: the score of the level's own pass while that chain is expanded, and that of the last such
     pass from where the beam has left it. Levels are counted, nodes grown and chosen as in Beta-TS on trees
     (`specsim.policy.tree.beta_ts_tree`); with a beam and a width of 1 the rounds are those of Cali-TS.
 

@@ -58,7 +58,7 @@ class Eagle2(TreePolicy):
         if drafted > MAX_DRAFTED:
             raise InputError(
                 f"policy {self.name}: depth={self.depth} and top_k={self.top_k} draft {drafted} nodes, more than "
-                f"{MAX_DRAFTED}; make one of them smaller"
+                f"{MAX_DRAFTED}; lower either"
             )
 
     @property

@@ -9,19 +9,19 @@ from specsim.policy.tree.base import UNKNOWN
 
 @nb.njit
 def initial_state(params):  # type: ignore[no-untyped-def]
-    """Of a policy that remembers nothing."""
+    """Return the state of a policy without memory."""
     return (0.0,)
 
 
 @nb.njit
 def update(state, params, depth, accepted):  # type: ignore[no-untyped-def]
-    """Of a policy that remembers nothing."""
+    """Return the state of a policy without memory."""
     return state
 
 
 @nb.njit
 def nth_best(path, first, end, n, heap):  # type: ignore[no-untyped-def]
-    """The n-th largest known path probability of nodes first .. end - 1, n >= 1; UNKNOWN where fewer are known.
+    """Return the n-th largest known path probability of nodes first .. end - 1, n >= 1; UNKNOWN if fewer are known.
 
     One pass that holds the n largest in a heap, the least on top; `heap`, float64 of at
     least n, is overwritten. Children come after their parents, which are no less likely, so most
@@ -58,7 +58,7 @@ def mark_best(path, first, end, n, mark, marks, heap):  # type: ignore[no-untype
 
     Where fewer are known, all of them are marked. Returns the least path that was needed: the n-th
     best, UNKNOWN where fewer than n are known. `heap`: as in `nth_best`. Parents are no less
-    likely than their children and come first, so of a whole tree the marked nodes are one, too.
+    likely than their children and come first, so the marked nodes of a whole tree are a tree, too.
     """
     least = nth_best(path, first, end, n, heap)
     if least < 0.0:

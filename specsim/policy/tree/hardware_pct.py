@@ -128,7 +128,7 @@ def select(state, params, tree, count, keep):  # type: ignore[no-untyped-def]
 
 @nb.njit
 def least_unknown_path(state, params, tree, count, small):  # type: ignore[no-untyped-def]
-    """Draft path probability that an UNKNOWN node needs to have a calibrated one of at least `small`.
+    """Draft path probability that an UNKNOWN node needs for a calibrated probability of at least `small`.
 
     The least over the first unknown child of every known node: what is below is no likelier.
     """
@@ -210,7 +210,7 @@ class HardwarePCT(TreePolicy):
             ("accept_probs", len(self.accept_probs) > 1, "at least two numbers"),
             ("edges", list(self.edges) == sorted(set(self.edges)), "increasing numbers"),
             ("gains", len(self.gains) == (len(self.edges) + 1) * KNOTS, f"{KNOTS} numbers per range of own chances"),
-            ("verify_s", len(self.verify_s) > self.max_nodes, "one number more than max_nodes"),
+            ("verify_s", len(self.verify_s) > self.max_nodes, "max_nodes + 1 numbers"),
             ("extra_nodes_s", len(self.extra_nodes_s) > 1, "at least two numbers"),
         ):
             if not ok:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 TESTS = ("node", "level")
 LEVEL = TESTS.index("level")
-ROUNDING = 1e-4  # by how much the probabilities of one distribution, in float32, may sum to more than 1
+ROUNDING = 1e-4  # by how much the probabilities of a distribution, in float32, may sum to more than 1
 
 
 @nb.njit
@@ -53,7 +53,7 @@ def select(state, params, tree, count, keep):  # type: ignore[no-untyped-def]
     if kept > most:
         keep[1:count] = False
         floor = mark_best(tree.path, 1, count, most, True, keep, tree.value)
-    # A node below the floor is not kept; one that might have been expanded would have changed what drafting costs.
+    # A node below the floor is not kept; expanding it would have changed the cost of drafting.
     return min(floor, least_expanded(params))
 
 
@@ -63,11 +63,11 @@ class PCT(TreePolicy):
 
     The expected extra time of a draft step is s_d - p_j s_t; the probability of a node bounds that of
     its children. The root is always expanded. Drafted nodes of a probability below leaf_threshold
-    are then dropped, in one pass, for no path's probability rises. `fit` reads s_d / s_t from the
+    are then dropped, in a single pass, for no path's probability rises. `fit` reads s_d / s_t from the
     costs unless it is given. Not the paper's: a bound on the verified nodes, of which the
     likeliest are kept, and on those of a level that are expanded, the first being taken, which
     matters only where s_d / s_t is below 1 / max_nodes; and the level test, which sets the probability that
-    any expanded node of a level is accepted against the cost of the one pass that expands them all.
+    any expanded node of a level is accepted against the cost of the pass that expands them all.
     """
 
     cost_ratio: float = setting(0.1, 0.0, 10.0, tune=(0.003, 1.0), log=True, doc="s_d / s_t, from the costs if absent")
@@ -93,7 +93,7 @@ class PCT(TreePolicy):
 
     @property
     def max_expanded(self) -> int:
-        """At most 1/c nodes of a level have a probability of at least c, for only one of them can be accepted."""
+        """At most 1/c nodes of a level have a probability of at least c, because at most one of them is accepted."""
         least = self.leaf_threshold if self.test == "level" else self.cost_ratio
         return max(1, int(min(self.max_nodes, (1 + ROUNDING) / max(least, 1e-9))))
 

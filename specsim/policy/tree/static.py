@@ -38,7 +38,7 @@ def update(state, params, depth, accepted):  # type: ignore[no-untyped-def]
 
 
 class Shape(NamedTuple):
-    """A static tree as the compiled functions see it: children of every node in level order, the root first."""
+    """Return a static tree as compiled functions read it: children of every node in level order, the root first."""
 
     children: npt.NDArray[np.float64]
 
@@ -90,10 +90,10 @@ class StaticTree(TreePolicy):
 
 
 def check_shape(policy: str, shape: tuple[int, ...]) -> None:
-    """InputError unless these are the child counts of one tree of at least two and at most MAX_DRAFTED + 1 nodes."""
+    """Raise InputError unless these are the child counts of a tree of 2 to MAX_DRAFTED + 1 nodes."""
     if not (2 <= len(shape) == 1 + sum(shape) and min(shape) >= 0):
         raise InputError(
-            f"policy {policy}: child counts {list(shape)[:12]} are those of no tree; give one count per node, in level "
+            f"policy {policy}: child counts {list(shape)[:12]} are not a tree's; give a count per node, in level "
             "order, that sum to the nodes less the root"
         )
     if len(shape) > MAX_DRAFTED + 1:

@@ -102,7 +102,7 @@ def test_what_is_no_text_is_named_by_its_line(tmp_path: Path, row: Any, said: st
 
 
 def test_no_texts_and_too_small_a_vocabulary_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="holds no text"):
+    with pytest.raises(InputError, match="is empty"):
         read_token_texts(written(tmp_path, []))
     with pytest.raises(InputError, match="does not exist"):
         read_token_texts(tmp_path / "none.jsonl")

@@ -318,7 +318,7 @@ def test_a_larger_value_drafts_longer() -> None:
         ({"probs": (0.5, 0.6, 0.7)}, "probs has to hold as many numbers as knots"),
         ({"knots": tuple(range(64, -1, -1))}, "knots has to hold increasing"),
         ({"edges": (1.0, 0.0), "thresholds": (0.1, 0.2, 0.3)}, "edges has to hold increasing"),
-        ({"thresholds": (0.1, 0.2, 0.3)}, "thresholds has to hold one number per depth and bin"),
+        ({"thresholds": (0.1, 0.2, 0.3)}, "thresholds has to hold a number per depth and bin"),
     ],
 )
 def test_tables_that_do_not_fit_each_other_are_refused(settings: dict[str, Any], complaint: str) -> None:

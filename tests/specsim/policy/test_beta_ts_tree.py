@@ -211,5 +211,5 @@ def test_bounds_are_those_of_the_deepest_tree(settings: dict[str, int], sizes: t
 
 
 def test_a_tree_without_room_is_refused() -> None:
-    with pytest.raises(InputError, match="beam=9 and width=8 draft 1080 nodes, more than 1023; make one"):
+    with pytest.raises(InputError, match="beam=9 and width=8 draft 1080 nodes, more than 1023; lower either"):
         BetaTSTree(max_depth=16, beam=9, width=8)

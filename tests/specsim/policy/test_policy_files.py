@@ -91,11 +91,11 @@ def test_names_find_built_in_policies_files_and_one_of_a_file(tmp_path: Path) ->
     found = find_policies(["adaedl", f"{both}:other", str(both)])
     assert list(found) == ["adaedl", "other", "mine"] and found["adaedl"] is AdaEDL
     assert find_policy(f"{both}:other") is found["other"]
-    with pytest.raises(InputError, match=r"mine, other; name one as .*both\.py:mine"):
+    with pytest.raises(InputError, match=r"mine, other; name a policy, such as .*both\.py:mine"):
         find_policy(str(both))
     with pytest.raises(InputError, match="no policy 'third'; it has mine, other"):
         find_policy(f"{both}:third")
-    with pytest.raises(InputError, match="another file has a policy 'mine'"):
+    with pytest.raises(InputError, match="another file also has a policy 'mine'"):
         find_policies([str(both), str(write(tmp_path, GOOD, "again.py"))])
     with pytest.raises(InputError, match="unknown policy 'nothing'; known: fixed_k"):
         find_policies(["nothing"])
@@ -159,7 +159,7 @@ MISTAKES = {
         r"Mine\.update is not a compiled function; .* update = staticmethod\(update\)",
     ),
     "missing function": (GOOD.replace("    update = staticmethod(update)\n", ""), r"Mine\.update is not a compiled"),
-    "built-in name": (GOOD.replace('"mine"', '"adaedl"'), "policy 'adaedl' has the name of a built-in one"),
+    "built-in name": (GOOD.replace('"mine"', '"adaedl"'), "policy 'adaedl' has the name of a built-in policy"),
     "no name": (GOOD.replace('    name = "mine"\n', ""), "Mine has no 'name'"),
     "no source": (GOOD.replace('    source = "test"\n', ""), "Mine has no 'source'"),
     "a name twice": (
@@ -176,7 +176,7 @@ MISTAKES = {
         GOOD.replace(
             '    max_draft_tokens: int = setting(6, 1, 256, bounds="depth", doc="longest draft in tokens")\n', ""
         ),
-        "no setting max_draft_tokens",
+        "neither a setting nor a property max_draft_tokens",
     ),
     "default out of range": (GOOD.replace("setting(0.4, 0.0", "setting(0.4, 0.5"), r"floor=0\.4 is outside"),
     "old signature": (GOOD.replace("step, depth, u)", "step, depth)"), r"keep_drafting must take \(state, params, "),

@@ -87,12 +87,12 @@ def test_children_can_be_given() -> None:
 @pytest.mark.parametrize(
     ("kind", "settings", "complaint"),
     [
-        (SparseTree, {"children": "2,1,0"}, "those of no tree"),
-        (SparseTree, {"children": "0"}, "those of no tree"),
+        (SparseTree, {"children": "2,1,0"}, "not a tree's"),
+        (SparseTree, {"children": "0"}, "not a tree's"),
         (SparseTree, {"children": "0,1"}, "end before their node 1"),
         (SparseTree, {"children": "1.5,0.5,0"}, "no whole number"),
         (SparseTree, {"children": "-1,1"}, "outside"),
-        (OptimalTree, {"children": "2,0"}, "those of no tree"),
+        (OptimalTree, {"children": "2,0"}, "not a tree's"),
         (VCT, {"width": 3, "depth": 7, "level_nodes": 1022}, "a tree of 2115 nodes"),
         (Cartesian, {"s1": 11, "s2": 10, "s3": 10}, "a tree of 1222 nodes"),
         (Cartesian, {"s1": 0}, "outside"),

@@ -423,7 +423,7 @@ def test_eagle2_takes_its_settings_from_the_paper() -> None:
 
 
 def test_eagle2_refuses_a_tree_without_room() -> None:
-    with pytest.raises(InputError, match="depth=12 and top_k=10 draft 1110 nodes, more than 1023; make one"):
+    with pytest.raises(InputError, match="depth=12 and top_k=10 draft 1110 nodes, more than 1023; lower either"):
         Eagle2(depth=12)
 
 

@@ -137,11 +137,11 @@ MISTAKES = {  # what is written instead of what, and the answer
     "no bound": ("def max_nodes", "def most", "does not say its max_nodes; add a setting or a property"),
     "no width": ("def max_width", "def widest", "does not say its max_width; add a setting or a property"),
     "no number": ("return self.width", "return 2.5", r"max_width is 2\.5, not a whole number from 1"),
-    "built-in name": ('"keep_likely"', '"adaedl"', "policy 'adaedl' has the name of a built-in one"),
+    "built-in name": ('"keep_likely"', '"adaedl"', "policy 'adaedl' has the name of a built-in policy"),
 }
 STATIC_MISTAKES = {
     "no shape": ("def shape", "def form", "Fork has no shape; add a property"),
-    "no tree": ("+ (0,) * self.width", "", r"fork: child counts \[2, 1, 1\] are those of no tree"),
+    "no tree": ("+ (0,) * self.width", "", r"fork: child counts \[2, 1, 1\] are not a tree's"),
 }
 
 

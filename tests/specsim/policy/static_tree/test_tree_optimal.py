@@ -135,12 +135,12 @@ def test_a_tree_is_priced_by_the_definition(case: tuple[np.ndarray, TreeRoundCos
 
 def test_it_goes_no_further_than_limits_and_costs() -> None:
     cost = round_cost(np.random.default_rng(1), depth=3, nodes=20, widths=True)
-    free = replace(cost, verify_s=np.full(22, 1e-2), draft_s=np.arange(4) * 1e-9, wider_s=np.zeros(22))
+    free = cost._replace(verify_s=np.full(22, 1e-2), draft_s=np.arange(4) * 1e-9, wider_s=np.zeros(22))
     assert [tree.nodes for tree in optimal_trees(RATES, free, max_nodes=99, max_depth=9)] == list(range(1, 21))
     best = optimal_tree(RATES, free, max_nodes=12, max_depth=9)
     assert best.nodes == 12 and max(shapes.depths(best.shape)) == 3
     assert max(shapes.depths(optimal_tree(RATES, free, max_nodes=12, max_depth=2).shape)) == 2
-    narrow = replace(free, wider_s=np.zeros(3))  # passes over 1 or 2 nodes are known
+    narrow = free._replace(wider_s=np.zeros(3))  # passes over 1 or 2 nodes are known
     trees = optimal_trees(RATES, narrow, max_nodes=20, max_depth=9)
     assert trees and all(np.isfinite(tree.seconds) for tree in trees)
 
@@ -151,7 +151,7 @@ def test_dear_verification_makes_small_trees_and_dear_drafting_shallow_ones() ->
     cheap, dear = np.arange(6) * 1e-6, np.arange(6) * 1e-2
 
     def best(verify_s: np.ndarray, draft_s: np.ndarray) -> shapes.Shape:
-        return optimal_tree(RATES, replace(cost, verify_s=verify_s, draft_s=draft_s), max_nodes=40, max_depth=5).shape
+        return optimal_tree(RATES, cost._replace(verify_s=verify_s, draft_s=draft_s), max_nodes=40, max_depth=5).shape
 
     assert len(best(flat, cheap)) == 41 and len(best(steep, cheap)) < 15
     assert max(shapes.depths(best(flat, cheap))) == 5 and max(shapes.depths(best(flat, dear))) == 1
@@ -159,8 +159,8 @@ def test_dear_verification_makes_small_trees_and_dear_drafting_shallow_ones() ->
 
 def test_with_costs_that_do_not_grow_it_is_the_sparse_tree() -> None:
     """Then only tokens count, and the programme finds what MEDUSA's greedy search does."""
-    flat = replace(round_cost(np.random.default_rng(3), 5, 40, widths=False), verify_s=np.full(42, 1e-2))
-    free = replace(flat, draft_s=np.zeros(6), policy_step_s=0.0)
+    flat = round_cost(np.random.default_rng(3), 5, 40, widths=False)._replace(verify_s=np.full(42, 1e-2))
+    free = flat._replace(draft_s=np.zeros(6), policy_step_s=0.0)
     for tree in optimal_trees(RATES, free, max_nodes=40, max_depth=5):
         assert tree.tokens == pytest.approx(best_trees(RATES, 40).expected_tokens[tree.nodes], abs=1e-12)
 

@@ -170,6 +170,6 @@ def test_bytes_are_no_csv(csv_file: Path) -> None:
 
 def test_rates_of_another_form_are_refused() -> None:
     for rates in (np.zeros(3), np.zeros((0, 3)), np.zeros((2, 0))):
-        with pytest.raises(InputError, match="one row per depth"):
+        with pytest.raises(InputError, match="a row per depth"):
             check_rates(rates, "rates")
     check_rates(np.array([[0.5, 0.5 + 1e-10]]), "rates")

@@ -63,8 +63,8 @@ def test_a_tree_cut_at_the_root_has_no_node() -> None:
 @pytest.mark.parametrize(
     ("paths", "complaint"),
     [
-        ([], "no node is given"),
-        ([()], "no node is given"),
+        ([], "no node given"),
+        ([()], "no node given"),
         ([(0,), (1, 0)], r"path \(1, 0\) lacks its parent \(1,\)"),
         ([(0,), (2,)], r"path \(2,\) lacks its sibling \(1,\)"),
         ([(0,), (0, 1)], r"path \(0, 1\) lacks its sibling \(0, 0\)"),
