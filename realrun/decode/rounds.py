@@ -34,7 +34,7 @@ class Round:
     """A round at output position t, in which `accepted` of `drafted` tokens were accepted.
 
     verified : drafted tokens in the target's pass: all but those that the policy drops
-    last : place of the last accepted token among the verified ones, from 1; 0 if none was accepted
+    last : place of the last accepted token among the verified tokens, from 1; 0 if none was accepted
     step_s : seconds of each draft step, or pass of a tree; part of draft_s
     level_nodes : nodes that each draft pass of a tree ingested
     fed : tokens that the first draft step ingested

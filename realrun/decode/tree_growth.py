@@ -170,7 +170,7 @@ def expanded_nodes(widths, first, end, expanded):  # type: ignore[no-untyped-def
 
 @nb.njit(cache=True)
 def ingest(parent, slot, nodes, held):  # type: ignore[no-untyped-def]
-    """Give these nodes the slots behind the `held` ones; bool [n, held + n]: the slots that each sees."""
+    """Give these nodes the slots from `held` on; return the slots that each sees, bool [n, held + n]."""
     visible = np.zeros((len(nodes), held + len(nodes)), np.bool_)
     for row, node in enumerate(nodes):
         slot[node] = held + row

@@ -30,7 +30,7 @@ from specsim.io.arrays import Bools, Ints
 
 
 class Eagle(torch.nn.Module):
-    """The trained modules: a fusing projection [2 d -> d] and one layer of the target's kind."""
+    """The trained modules: a fusing projection [2 d -> d] and a layer of the target's kind."""
 
     def __init__(self, target: Any, seed: int = 0):
         super().__init__()

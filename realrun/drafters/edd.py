@@ -1,4 +1,4 @@
-"""EDD, the Effective Draft Decoder: one layer that reads the target's states as soft prompts ("Faster Speculative
+"""EDD, the Effective Draft Decoder: a layer that reads the target's states as soft prompts ("Faster Speculative
 Decoding via Effective Draft Decoder with Pruned Candidate Tree", section 3.1).
 
 It has the target's structure with a single layer; embedding and head start as copies of the target's. In a round that
@@ -42,7 +42,7 @@ def default_split(target: Any) -> int:
 
 
 def one_layer_model(target: Any, seed: int = 0) -> PreTrainedModel:
-    """Make a model of the target's kind: one random layer, and copies of its embedding, final norm and head."""
+    """Make a model of the target's kind: a single random layer, and copies of its embedding, final norm and head."""
     config = copy.deepcopy(target.config)
     config.num_hidden_layers = 1
     if getattr(config, "layer_types", None):

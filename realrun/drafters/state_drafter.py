@@ -55,16 +55,15 @@ class StateRows:
 
 
 class StateDrafterLM(StateRows, PartsLM):
-    """A layer over the states of a split target, in the form of any model that comes in parts."""
+    """A layer over the states of a split target, in the form of any model that comes in parts.
+
+    `forward` gives logits [m, V] after the last m tokens, at least after the last that is not yet verified.
+    """
 
     def __init__(self, target: SplitTarget, model: Any, parts: ModelParts, layers: Sequence[Any]):
         self.target, self.parts = target, parts
         self.stack: LayerStack = parts.stack(layers)
         super().__init__(model)
-
-    def forward(self, tokens: Sequence[int]) -> torch.Tensor:
-        """Feed tokens; logits [m, V] after the last m of them, at least after the last that is not yet verified."""
-        return super().forward(tokens)
 
     def append_rows(
         self, tokens: Sequence[int], positions: Sequence[int], seen: torch.Tensor, keep: int = 0

@@ -125,7 +125,7 @@ class CachedLM:
 
         depths : [n], edges from the tree's root, which may be a node itself or the last cached
             token; node i stands at position length + depths[i]
-        visible : bool [n, nodes + n] on the CPU, which of the nodes, earlier ones first, each
+        visible : bool [n, nodes + n] on the CPU, which of the nodes, earlier nodes first, each
             sees: its ancestors and itself. All see the cached tokens
 
         Raises InputError where the model reads no tree masks, or has too few positions.

@@ -60,7 +60,7 @@ class TargetPeaks:
         self._peaks: list[torch.Tensor] = []
 
     def note(self, logits: torch.Tensor | None, tokens: Sequence[int], before: int) -> None:
-        """Note a pass's logits [n, V]; InputError if it added no valid token to the `before` earlier ones."""
+        """Note a pass's logits [n, V]; InputError if it added no valid token to the `before` earlier tokens."""
         if logits is not None:
             self._peaks.append(logits.amax(-1))
         if len(tokens) == before or min(tokens[before:]) < 0:

@@ -62,8 +62,7 @@ class Pair:
     @property
     def environment(self) -> dict[str, Any]:
         """Describe machine, versions, kernels and clock, in JSON form, to be stored with a measurement."""
-        where = provenance(self.device, self.number_type)
-        return {**where, "kernels": backend_for(self.device), "clock": clock_name()}
+        return {**provenance(self.device, self.number_type), "kernels": backend_for(self.device), "clock": clock_name()}
 
     @property
     def number_type(self) -> str:

@@ -18,16 +18,11 @@ from specsim.io.errors import InputError
 from specsim.io.files import digest
 from specsim.io.json import checked, parse_json
 
-NAMED_PROMPTS = 5  # most that a message names
-TEXTS = ("text", "prompt")  # forms of a prompt in a file: a text to be continued,
-DATASETS = (
-    "turns",
-    "conversations",
-    "question",
-    "instruction",
-)  # a line of a data set, of which the user's first words
+NAMED_PROMPTS = 5  # prompts that a message names at most
+TEXTS = ("text", "prompt")  # keys of a text to continue
+DATASETS = ("turns", "conversations", "question", "instruction")  # keys of data sets; the first question is the prompt
 FORMS = (*TEXTS, "messages", *DATASETS)
-USERS = ("human", "user")  # who ShareGPT calls so
+USERS = ("human", "user")  # names of the user in ShareGPT
 LAB_PROMPTS = "the lab's held-out prompts"
 
 
@@ -35,8 +30,8 @@ LAB_PROMPTS = "the lab's held-out prompts"
 class Prompt:
     """Domain and token ids of a prompt.
 
-    source : the file that it was cut from, "" if it is a text of its own
-    place : file and line that it was read from, "" if it was not
+    source : file that it was cut from, "" for a complete text
+    place : file and line that it was read from, "" if not from a file
     """
 
     domain: str
@@ -51,16 +46,15 @@ def read_prompts(path: Path, tokenizer: PreTrainedTokenizerBase, limit: int | No
     Parameters
     ----------
     path : Path
-        One object per line: {"text": ...} or {"prompt": ...}, a text to be continued, or {"messages": [...]}, a chat of
-        {"role": ..., "content": ...}, which the tokenizer's chat template puts into words and the assistant answers.
-        Or a line of a common data set, whose first question is asked as a chat, or is a text to be continued where the
-        tokenizer has no template: {"turns": [...]} of MT-Bench and Spec-Bench, {"conversations": [...]} of ShareGPT,
-        {"question": ...} of GSM8K, {"instruction": ..., "input": ...} of Alpaca. "domain" is optional; without it,
-        "category" is the domain.
+        One object per line: {"text": ...} or {"prompt": ...}, a text to continue, or {"messages": [...]}, a chat of
+        {"role": ..., "content": ...}, formatted by the tokenizer's chat template. Or a line of a common data set, whose
+        first question becomes a chat, or a text to continue if the tokenizer has no template: {"turns": [...]} of
+        MT-Bench and Spec-Bench, {"conversations": [...]} of ShareGPT, {"question": ...} of GSM8K, {"instruction": ...,
+        "input": ...} of Alpaca. "domain" is optional (default: "category").
     tokenizer
-        That of the pair. A text that begins with its first special token does not get a second.
+        The pair's. A text that begins with the tokenizer's first special token does not get another.
     limit : int, optional
-        Most prompts to take, as many of each domain as of another; all of them unless given.
+        Maximum number of prompts, spread evenly over the domains (default: all).
 
     Returns
     -------
@@ -70,7 +64,7 @@ def read_prompts(path: Path, tokenizer: PreTrainedTokenizerBase, limit: int | No
     Raises
     ------
     InputError
-        If there is no such file, a line is no prompt, or the tokenizer has no chat template.
+        If the file does not exist, a line is not a prompt, or the tokenizer has no chat template.
 
     Examples
     --------
@@ -108,8 +102,8 @@ def check_prompts_file(path: Path) -> None:
 def prompts_source(target: str, path: Path | None) -> str:
     """Name the source of a target's prompts for result files: a file's name, or the lab's held-out prompts.
 
-    Raises InputError, before models are loaded, where the file does not exist, or another target than the lab's has
-    none.
+    Raises InputError, before models are loaded, if the file does not exist, or is missing for a target other than the
+    lab's.
     """
     if path is not None:
         check_prompts_file(path)
@@ -122,31 +116,31 @@ def prompts_source(target: str, path: Path | None) -> str:
     return LAB_PROMPTS
 
 
-def _prompt(line: str, where: str, tokenizer: PreTrainedTokenizerBase) -> Prompt:
-    row = parse_json(line, where, invalid="correct the line")
+def _prompt(line: str, place: str, tokenizer: PreTrainedTokenizerBase) -> Prompt:
+    row = parse_json(line, place, invalid="correct the line")
     forms = [form for form in FORMS if isinstance(row, dict) and form in row]
     if len(forms) != 1:
         raise InputError(
-            f"{where} is not a prompt: it has {' and '.join(forms) or 'none'} of {', '.join(FORMS)}; give "
+            f"{place} is not a prompt: it has {' and '.join(forms) or 'none'} of {', '.join(FORMS)}; give "
             "exactly one of them"
         )
     form, value = forms[0], row[forms[0]]
     if form in DATASETS:
-        value = _first_question(form, row, where)
+        value = _first_question(form, row, place)
         if tokenizer.chat_template:
             form, value = "messages", [{"role": "user", "content": value}]
-    text = _chat_text(value, where, tokenizer) if form == "messages" else value
+    text = _chat_text(value, place, tokenizer) if form == "messages" else value
     if not isinstance(text, str):
-        raise InputError(f"{where}: {form!r} is not a text; correct the line")
+        raise InputError(f"{place}: {form!r} is not a text; correct the line")
     begun = form == "messages" or bool(tokenizer.bos_token and text.startswith(tokenizer.bos_token))
     tokens = tokenizer(text, add_special_tokens=not begun)["input_ids"]
     if not tokens:
-        raise InputError(f"{where}: the prompt is empty; give some text")
-    domain = checked(row.get("domain", row.get("category", "all")), f"{where}: domain", str, invalid="correct the line")
-    return Prompt(domain, tokens, place=where)
+        raise InputError(f"{place}: the prompt is empty; give some text")
+    domain = checked(row.get("domain", row.get("category", "all")), f"{place}: domain", str, invalid="correct the line")
+    return Prompt(domain, tokens, place=place)
 
 
-def _first_question(form: str, row: dict[str, Any], where: str) -> str:
+def _first_question(form: str, row: dict[str, Any], place: str) -> str:
     """Return the user's first message of a data set's line; later turns answer another model."""
     value = row[form]
     if form == "turns" and isinstance(value, list):
@@ -157,24 +151,24 @@ def _first_question(form: str, row: dict[str, Any], where: str) -> str:
     elif form == "instruction" and row.get("input"):
         value = f"{value}\n\n{row['input']}"
     if not isinstance(value, str) or not value:
-        raise InputError(f"{where}: {form!r} holds no question of the user; correct the line, or leave it out")
+        raise InputError(f"{place}: {form!r} holds no question of the user; correct the line, or leave it out")
     return value
 
 
-def _chat_text(messages: Any, where: str, tokenizer: PreTrainedTokenizerBase) -> str:
+def _chat_text(messages: Any, place: str, tokenizer: PreTrainedTokenizerBase) -> str:
     """Format a chat by the tokenizer's template, up to where the assistant's answer begins."""
     whole = isinstance(messages, list) and messages
     if not whole or not all(
         isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content"))
         for message in messages
     ):
-        raise InputError(f'{where}: "messages" is not a list of {{"role": ..., "content": ...}}; correct the line')
+        raise InputError(f'{place}: "messages" is not a list of {{"role": ..., "content": ...}}; correct the line')
     if not tokenizer.chat_template:
-        raise InputError(f'{where}: the tokenizer has no chat template for "messages"; give the whole text as "text"')
+        raise InputError(f'{place}: the tokenizer has no chat template for "messages"; give the whole text as "text"')
     try:
         return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
     except (TemplateError, TypeError, ValueError) as error:
-        raise InputError(f"{where}: the tokenizer's chat template refuses it: {error}; correct the messages") from None
+        raise InputError(f"{place}: the tokenizer's chat template refuses it: {error}; correct the messages") from None
 
 
 def leave_out_long(prompts: Sequence[Prompt], longest: int) -> list[Prompt]:
@@ -212,10 +206,9 @@ def lab_prompts(
 ) -> list[Prompt]:
     """Cut prompts from library files: program code, documentation prose, and tests.
 
-    Each prompt is the prompt_tokens tokens before a cut: a line in the middle of a module
-    (code) or of a test file (tests), or 40 % into a long docstring (prose). One prompt a
-    file, files spread evenly over the split. Some distributions of Python leave
-    the test files out; the other domains then share the count.
+    Each prompt is the prompt_tokens tokens before a cut: a line in the middle of a module (code) or of a test file
+    (tests), or 40 % into a long docstring (prose). Each file gives a prompt; files are spread evenly over the split.
+    Some distributions of Python leave the test files out; the other domains then share the count.
     """
     pools: dict[str, list[tuple[str, str]]] = {"code": [], "prose": [], "tests": []}
     for source in library_files(split):

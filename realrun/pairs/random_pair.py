@@ -47,7 +47,7 @@ def random_pair(
     """Make a pair of `realrun.pairs.shapes` with random weights; positions, smoke : see `shape_config`."""
     configs = [shape_config(name, positions=positions, smoke=smoke) for name in (target, draft)]
     whole = [shape_config(name).vocab_size for name in (target, draft)]
-    if whole[0] != whole[1]:  # reduced vocabularies are all alike
+    if whole[0] != whole[1]:  # reduced vocabularies are all equal
         raise InputError(f"{target} and {draft} have vocabularies of {whole[0]} and {whole[1]} tokens; choose a pair")
     weights = find_dtype(dtype)
     models = [in_number_type(random_model(c, device, weights, seed + i), dtype) for i, c in enumerate(configs)]

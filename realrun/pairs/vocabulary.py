@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from specsim.io.errors import InputError
 
-NAMED = 5  # tokens that an error names
+NAMED = 5  # tokens that an error names at most
 
 
 def tokens_of(tokenizer: PreTrainedTokenizerBase) -> int:

@@ -90,11 +90,11 @@ def training_text(pair: Pair, settings: TextSettings, cache: Path, progress: Pro
     return TrainingText(sources, corpus.held_out, facts)
 
 
-def check_length(target: Any, tokens: int, what: str) -> None:
-    """Raise InputError if so many tokens exceed the target's positions."""
+def check_length(target: Any, tokens: int, name: str) -> None:
+    """Raise InputError if so many tokens exceed the target's positions. name : of the text, for the error"""
     limit = getattr(target.config, "max_position_embeddings", None)
     if limit is not None and tokens > limit:
-        raise InputError(f"{what} of {tokens} tokens; this target reads at most {limit}, so give shorter ones")
+        raise InputError(f"{name} of {tokens} tokens; this target reads at most {limit}, so make them shorter")
 
 
 def written_text(

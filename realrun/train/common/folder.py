@@ -105,5 +105,5 @@ def read_facts(path: Path) -> dict[str, Any]:
     """Read the facts in a checkpoint's header."""
     with safe_open(path, framework="pt") as handle:
         facts = handle.metadata() or {}
-    what, anew = f"what checkpoint {path} says of itself", "delete it to train anew"
-    return {name: parse_json(value, what, invalid=anew) for name, value in facts.items()}
+    place, advice = f"what checkpoint {path} says of itself", "delete it to train anew"
+    return {name: parse_json(value, place, invalid=advice) for name, value in facts.items()}

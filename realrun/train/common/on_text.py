@@ -19,7 +19,7 @@ from specsim.io.errors import InputError
 from specsim.io.progress import Progress
 
 
-def silent(what: str, done: int, total: int) -> None:
+def silent(stage: str, done: int, total: int) -> None:
     """Report nothing."""
 
 
@@ -40,7 +40,7 @@ class TextRun:
     stored : torch.dtype
         Number type of the drafter's file.
     progress : callable
-        Called with (what, done, total).
+        Called with (stage, done, total).
     """
 
     text: TextSettings | TrainingText

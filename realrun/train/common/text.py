@@ -103,7 +103,7 @@ def _encoded(
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, eos_token_id: int | None, documents: Sequence[str]) -> Tokens:
-    """Encode all documents as an array, each followed by the end-of-text token if the model has one."""
+    """Encode all documents as an array, each followed by the end-of-text token if the model has it."""
     arrays = [np.zeros(0, np.int32)]
     for begin in range(0, len(documents), BATCH_DOCUMENTS):
         rows = tokenizer(list(documents[begin : begin + BATCH_DOCUMENTS]), verbose=False)["input_ids"]

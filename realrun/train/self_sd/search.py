@@ -309,7 +309,7 @@ def _plan(pair: Pair, prompts: Sequence[Prompt], settings: SelfSDSettings) -> Ma
 
 def _summary(document: Mapping[str, Any]) -> Summary:
     names = {"attention": "attention skipped in layers", "mlp": "MLP skipped in layers"}
-    rows = [[what, ", ".join(map(str, document[name])) or "none"] for name, what in names.items()]
+    rows = [[label, ", ".join(map(str, document[name])) or "none"] for name, label in names.items()]
     rows.append(["best draft length", str(document["k"])])
     rows.append(["first draft token accepted", f"{document['first_token_accepted_share']:.3f}"])
     rows.append(["predicted speedup", f"{document['predicted_speedup']:.2f}"])
