@@ -118,7 +118,7 @@ def compare_devices(
     share: float = SHARE,
     progress: Counter = no_progress,
 ) -> Comparison:
-    """Tune policies under every cost model on one part of the trace, and report the best on the other part.
+    """Tune policies under every cost model on the tuning part of the trace, and report the best on the held-out part.
 
     Raises InputError where the trace serves none of the policies.
     """

@@ -1,4 +1,4 @@
-"""The leaderboard: every policy tuned on one part of a trace, ranked on the other.
+"""The leaderboard: every policy tuned on a part of a trace, ranked on the held-out part.
 
 Ranking is by the speedup replayed on the held-out sequences. The leader is picked on those same sequences, so all
 intervals hold at once (`specsim.replaying.simultaneous`), and rows that are not significantly slower are marked.
@@ -55,7 +55,7 @@ def leaderboard(
     sensitivity: bool = False,
     jobs: int | None = None,
 ) -> Board:
-    """Tune every policy on one part of the trace and rank them on the other.
+    """Tune every policy on a part of the trace and rank the policies on the held-out part.
 
     Parameters
     ----------

@@ -291,7 +291,7 @@ def write_table(table: pa.Table, path: Path | str) -> None:
 
 
 def write_json(document: Any, path: Path | str, *, indent: int = 1) -> None:
-    """Write one JSON document and a line feed."""
+    """Write a JSON document and a line feed."""
     write_text(path, json.dumps(document, indent=indent) + "\n")
 
 

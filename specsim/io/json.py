@@ -74,7 +74,7 @@ def plain_json(value: object, name: str, *, invalid: str) -> Any:
     def plain(item: Any) -> Any:
         if isinstance(item, Mapping):
             return dict(item)
-        if hasattr(item, "tolist"):  # an array, or one of numpy's numbers
+        if hasattr(item, "tolist"):  # an array or number of NumPy
             return item.tolist()
         raise InputError(f"{name} holds a {type(item).__name__}; {invalid}")
 

@@ -58,7 +58,7 @@ def truncated_reason(trace: Trace, truncated_share: float, most: float = MAX_REP
 class Evaluator:
     """Replays configurations of a policy on a trace; draws and cost table are computed once.
 
-    train : what policies that learn from data learn from; by default the trace itself
+    train : data for policies that learn; default: the trace itself
     jobs : threads (default: one per core)
     """
 
@@ -88,13 +88,13 @@ class Evaluator:
         return len(self.outcomes) * self.priced.baseline_s
 
     def build(self, points: Sequence[Mapping[str, Any]]) -> list[Policy | InputError]:
-        """The policy of each point, or why this trace and these costs cannot serve it."""
+        """Build the policy of each point, or the error why trace or costs do not support it."""
         size = math.ceil(len(points) / (4 * self.jobs))
         tasks = [points[i : i + size] for i in range(0, len(points), max(1, size))]
         return [built for part in self._parallel(self._build_all, [(task,) for task in tasks]) for built in part]
 
     def build_or_raise(self, point: Mapping[str, Any]) -> Policy:
-        """The policy of a point; InputError where this trace and these costs cannot serve it."""
+        """Build the policy of a point; raise InputError if trace or costs do not support it."""
         (policy,) = self.build([point])
         if isinstance(policy, InputError):
             raise policy
@@ -207,7 +207,7 @@ def evaluate_many(
 ) -> Evaluated:
     """Replay many configurations of a policy on a trace, in parallel threads.
 
-    train : what policies that learn from data learn from; by default the trace itself
+    train : data for policies that learn; default: the trace itself
     jobs : threads (default: one per core). Does not change the result.
 
     Raises InputError if the costs do not cover the trace at all.

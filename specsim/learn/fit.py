@@ -39,11 +39,11 @@ def fit(kind: type[P], settings: Mapping[str, Any], train: Trace, table: CostTab
 
 
 def needs_fitting(kind: type[Policy]) -> bool:
-    """Whether policies of this kind are fitted to data or costs."""
+    """Tell whether policies of this kind are fitted to data or costs."""
     own = inspect.getattr_static(kind, "fit") is not inspect.getattr_static(Policy, "fit")
     return own or any(base in FITTERS for base in kind.__mro__)
 
 
 def is_fitted(policy: Policy, given: Mapping[str, Any], trace: Trace, table: CostTable) -> bool:
-    """Whether a fit with these given settings would not change the policy."""
+    """Tell whether fitting with these given settings would leave the policy unchanged."""
     return not needs_fitting(type(policy)) or fit(type(policy), given, trace, table) == policy

@@ -69,7 +69,7 @@ class Journal:
             raise
 
     def batch(self, evaluate: Callable[[], Line]) -> Line:
-        """The next batch: from an earlier run, or evaluated now and written."""
+        """Return the next batch: from an earlier run, or evaluated now and written."""
         if self.ahead:
             return self.ahead.pop(0)
         line = evaluate()
@@ -109,11 +109,11 @@ def _lock(handle: int, path: Path) -> None:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        raise InputError(f"{path} is open in another run; wait for its end or give another file") from None
+        raise InputError(f"{path} is open in another run; wait for it to end or give another file") from None
 
 
 def _whole_lines(path: Path) -> list[bytes]:
-    """Lines that were written to their end. A file without any must hold the start of a header."""
+    """Return the complete lines. A file without complete lines must hold the start of a header."""
     *lines, torn = path.read_bytes().split(b"\n")
     start = json.dumps({"kind": KIND})[:-1].encode()
     if not lines and torn[: len(start)] != start[: len(torn)]:
@@ -142,7 +142,7 @@ def _check_header(path: Path, line: bytes, expected: Line) -> None:
 
 
 def describe_job(kind: type[Policy], priced: PricedTrace, fixed: Mapping[str, Any], search: Mapping[str, Any]) -> Line:
-    """Everything that determines a search's result, as plain values and digests."""
+    """Describe everything that determines a search's result, as plain values and digests."""
     return {
         "policy": kind.name,
         "policy_source": source_digest(kind),
@@ -155,7 +155,7 @@ def describe_job(kind: type[Policy], priced: PricedTrace, fixed: Mapping[str, An
 
 
 def program(*libraries: str) -> Line:
-    """Digest of the sources that a result depends on, and versions of libraries."""
+    """Describe the program: digest of the sources that results depend on, and versions of libraries."""
     files = [PACKAGE / "io" / "rng.py", *(path for room in DECIDING for path in sorted((PACKAGE / room).rglob("*.py")))]
     return {
         "program": nested_digest(*(path.read_bytes() for path in files)),
@@ -164,7 +164,7 @@ def program(*libraries: str) -> Line:
 
 
 def trace_digest(trace: Trace) -> str:
-    """A digest of all that a trace holds."""
+    """Compute a digest of a trace."""
     parts: list[Any] = [json.dumps(trace.meta, sort_keys=True, default=str).encode()]
     for name, value in vars(trace).items():
         if isinstance(value, np.ndarray) and name != "draft_limit":  # which is derived, and not always there
@@ -175,7 +175,7 @@ def trace_digest(trace: Trace) -> str:
 
 
 def cost_digest(priced: PricedTrace) -> str:
-    """A digest of all prices that a policy can meet on this trace, also for passes longer than its depth."""
+    """Compute a digest of all costs that a policy can meet on this trace, also of passes longer than its depth."""
     parts = [_bytes_of(value) for value in vars(priced.table()).values()]
     trace, cost = priced.trace, priced.cost
     ends = np.array(context_range(trace))
@@ -190,7 +190,7 @@ def cost_digest(priced: PricedTrace) -> str:
 
 
 def source_digest(kind: type[Policy]) -> str:
-    """A digest of the file that this policy is written in."""
+    """Compute a digest of the policy's source file."""
     return nested_digest(Path(inspect.getfile(kind)).read_bytes())
 
 

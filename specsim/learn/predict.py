@@ -165,7 +165,7 @@ def predict_fitted(
 def fitted_part(
     priced: PricedTrace, policy: PolicyName | Policy, settings: Mapping[str, Any], tuning_share: float, seed: int
 ) -> tuple[PricedTrace, Policy, int]:
-    """The sequences to report on, the fitted policy, and the number of sequences that it learned from."""
+    """Return the sequences to report on, the fitted policy, and the number of sequences that it learned from."""
     chosen, given = _policy(policy, settings, priced.trace.depth)
     if not isinstance(policy, Policy) and needs_fitting(type(chosen)):
         tuning, rest = split_sequences(priced.trace, tuning_share=tuning_share, seed=seed)
@@ -222,7 +222,7 @@ def replay(trace: TraceLike, cost: CostLike, policy: PolicyName | Policy, *, see
 
 
 def _policy(policy: PolicyName | Policy, settings: Mapping[str, Any], depth: int) -> tuple[Policy, dict[str, Any]]:
-    """The policy and its given, not learned, settings.
+    """Return the policy and its given, not learned, settings.
 
     For a name or class: these settings, with drafts no longer than the trace is deep; for an object: all but its
     defaults.

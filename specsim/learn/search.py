@@ -129,7 +129,7 @@ def _run(method: Search, state: SearchState, space: Space, trials: int, seed: in
 
 
 def _two_best(state: SearchState, space: Space) -> tuple[Policy, Policy | None]:
-    """The best policy, and the next best that differs from it clearly; InputError if all are refused."""
+    """Return the best policy, and the next best that differs from it clearly; raise InputError if all are refused."""
     evaluator = state.evaluator
     if not state.ranking:
         evaluator.build_or_raise(state.points[0])
@@ -168,7 +168,7 @@ def fixed_settings(kind: type[Policy], given: Mapping[str, Any], limits: Limits)
 
 
 def default_policy(kind: type[Policy], space: Space, evaluator: Evaluator) -> Policy | None:
-    """The policy with its default or learned settings, whole numbers within the space; None if refused."""
+    """Build the policy with its default or learned settings, whole numbers within the space; None if refused."""
     whole = {axis.name: axis.default for axis in space.axes if isinstance(axis.values, range)}
     defaults = {field.name: field.default for field in dataclasses.fields(kind)}
     policy = evaluator.build([{name: value for name, value in whole.items() if value != defaults[name]}])[0]
@@ -176,7 +176,7 @@ def default_policy(kind: type[Policy], space: Space, evaluator: Evaluator) -> Po
 
 
 def best_fixed_k(train: PricedTrace, search_result: SearchResult, settings: SearchSettings) -> Policy | None:
-    """The fastest fixed draft length, of any drafter, on the sequences of a search; None if all are refused."""
+    """Find the fastest fixed draft length, of any drafter, on the sequences of a search; None if all are refused."""
     depth = train.trace.depth
     lengths = range(1, int(search_result.fixed.get("max_draft_tokens", depth)) + 1)
     kind: type[Policy] = FixedK

@@ -33,13 +33,13 @@ class Axis:
     values: Sequence[Any] | None
 
     def around(self, value: Any) -> Axis:
-        """The same axis with this default, moved into the range."""
+        """Return the axis with this default, moved into the range."""
         if self.values is None or isinstance(self.values, range):
             value = min(max(value, self.low), self.high)
         return dataclasses.replace(self, default=value)
 
     def at(self, share: float) -> Any:
-        """The value at this share of the range, in [0, 1]; countable values get equal parts of it."""
+        """Return the value at this share of the range, in [0, 1]; countable values get equal parts."""
         if self.values is not None and not (self.log and isinstance(self.values, range)):
             return self.values[min(int(share * len(self.values)), len(self.values) - 1)]
         if self.log:
@@ -61,7 +61,7 @@ class Axis:
         return list(dict.fromkeys(spread))
 
     def apart(self, a: Any, b: Any) -> bool:
-        """Whether two values differ clearly."""
+        """Tell whether two values differ clearly."""
         if self.values is not None:
             return bool(a != b)
         if self.log:
@@ -81,7 +81,7 @@ class Space:
         return {axis.name: axis.default for axis in self.axes}
 
     def around(self, settings: Mapping[str, Any]) -> Space:
-        """The same space with these settings, moved into the ranges, as defaults."""
+        """Return the space with these settings, moved into the ranges, as defaults."""
         return Space(tuple(axis.around(settings[axis.name]) for axis in self.axes))
 
     @property
@@ -90,7 +90,7 @@ class Space:
         return math.prod(math.inf if axis.values is None else len(axis.values) for axis in self.axes)
 
     def grid(self, points: int) -> list[Settings]:
-        """An even grid of at most `points`; longer axes get what shorter ones cannot use."""
+        """Return an even grid of at most `points`; longer axes get the points that shorter axes cannot use."""
         order = sorted(self.axes, key=lambda axis: math.inf if axis.values is None else len(axis.values))
         room, values = points, {}
         for left, axis in zip(range(len(order), 0, -1), order, strict=True):
@@ -100,7 +100,7 @@ class Space:
         return [dict(zip(names, point, strict=True)) for point in itertools.product(*(values[n] for n in names))]
 
     def sobol(self, points: int, seed: int) -> list[Settings]:
-        """The defaults, then points of a scrambled Sobol sequence; each once, at most `points`."""
+        """Return the defaults, then points of a scrambled Sobol sequence; each once, at most `points`."""
         from scipy.stats import qmc  # slow to import
 
         if not self.axes:
@@ -112,7 +112,7 @@ class Space:
         return list(distinct.values())[::-1][:points]
 
     def apart(self, a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
-        """Whether two points differ clearly in some setting."""
+        """Tell whether two points differ clearly in any setting."""
         return any(axis.apart(a[axis.name], b[axis.name]) for axis in self.axes)
 
 
@@ -152,7 +152,7 @@ def within(kind: type[Policy], limits: Limits) -> Settings:
 def bounded(kind: type[Policy], limits: Limits) -> dict[str, int]:
     """Return the settings that bound what has a limit, and that limit."""
     bounds = {field.name: field.metadata["bounds"] for field in dataclasses.fields(kind)}
-    return {name: limits[what] for name, what in bounds.items() if what in limits}
+    return {name: limits[bound] for name, bound in bounds.items() if bound in limits}
 
 
 def _axis(kind: type[Policy], field: dataclasses.Field[Any], fixed: Mapping[str, Any], limits: Limits) -> Axis:
@@ -165,7 +165,7 @@ def _axis(kind: type[Policy], field: dataclasses.Field[Any], fixed: Mapping[str,
     low, high = field.metadata["tune"]
     if not isinstance(default, int):
         return Axis(name, default, low, high, log, None).around(default)
-    of_trees = {what: most for what, most in limits.items() if what != "depth"}  # depth is that of the whole policy
+    of_trees = {bound: most for bound, most in limits.items() if bound != "depth"}  # depth is that of the whole policy
     low, high = int(low), min(int(high), bounded(kind, of_trees).get(name, int(high)))
     others = {**within(kind, limits), **fixed}
     high = next((v for v in range(high, low, -1) if _fits(kind, {**others, name: v}, limits["depth"])), low)

@@ -46,7 +46,7 @@ def tune(
     progress: Counter | None = None,
     **fixed: Any,
 ) -> TuneResult:
-    """Tune a policy's settings on one part of the trace and report on the other.
+    """Tune a policy's settings on a part of the trace and report on the held-out part.
 
     Parameters
     ----------

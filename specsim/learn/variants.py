@@ -55,7 +55,7 @@ def fit_variant(
     train: PricedTrace,
     settings: SearchSettings,
 ) -> Policy:
-    """The policy in this variant: tuned on `train`, or with its defaults, drafts as long as the trace is deep."""
+    """Build the policy of this variant: tuned on `train`, or with its defaults and drafts up to the trace's depth."""
     return fit_counted(kind, variant, train, settings)[0]
 
 

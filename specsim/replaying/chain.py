@@ -107,7 +107,7 @@ def _replay(  # type: ignore[no-untyped-def]
             if drafted > 0:
                 state = update(state, params, verified, accepted)
                 draft_time += draft_s[drafted, bucket] + behind * catch_up_s[bucket]
-            behind = 1 if 0 < drafted == accepted else 0  # a dropped token's pass has cached the one before it
+            behind = 1 if 0 < drafted == accepted else 0  # a dropped token's pass has cached its predecessor
             verify_time += verify_s[verified + 1, bucket]
             rounds += 1
             all_drafted += drafted

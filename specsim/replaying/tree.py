@@ -102,7 +102,7 @@ def _replay(  # type: ignore[no-untyped-def]
         while t < end:
             bucket = (base_context + t) >> bucket_bits
             limit = min(max_draft_tokens, budget_tokens - (t - start) - 1)
-            # Of one type from the start: functions are compiled anew for a number known to be 0 or 1.
+            # Typed from the start: functions are compiled anew for a number known to be 0 or 1.
             first, count, level = np.int64(0), np.int64(1), np.int64(0)
             chain = np.int64(0)  # node of the newest level on the first candidates' chain, -1 where that has ended
             unknown = False

@@ -161,14 +161,18 @@ def read_trace(folder: str | PathLike[str]) -> Trace:
     if folder.suffix == ".zip" and folder.is_file():
         with unpacked(folder) as there:
             return read_trace(there)
-    if (folder / JOINED_FILE).is_file():
-        joined: JoinedFile = read_json(
-            folder / JOINED_FILE, f"{folder / JOINED_FILE}", JoinedFile, missing=JOIN_AGAIN, invalid=JOIN_AGAIN
-        )
+    index = folder / JOINED_FILE
+    if index.is_file():
+        joined: JoinedFile = read_json(index, str(index), JoinedFile, missing=JOIN_AGAIN, invalid=JOIN_AGAIN)
         if not 2 <= joined["parts"] <= MAX_DRAFTERS:
-            raise InputError(f"{folder / JOINED_FILE}: parts={joined['parts']}, not 2 to {MAX_DRAFTERS}; {JOIN_AGAIN}")
+            raise InputError(f"{index}: parts={joined['parts']}, not 2 to {MAX_DRAFTERS}; {JOIN_AGAIN}")
         parts = [folder / str(number) for number in range(1, joined["parts"] + 1)]
         return join_traces({str(part): read_trace(part) for part in parts})
+    return _read_folder(folder)
+
+
+def _read_folder(folder: Path) -> Trace:
+    """Read and check the folder of a trace of a single drafter."""
     meta = read_meta(folder)
     for name, expected in meta["checksums"].items():
         if name == META:

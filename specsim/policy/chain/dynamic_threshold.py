@@ -6,7 +6,7 @@ Shared by AdaEDL and Max-Confidence, as in the paper. Departures and decisions:
   comment and the code of the method it adapts compare drafted tokens. The latter is
   used here: lambda falls only when drafting stopped early.
 - The averaged acceptance rate starts at 0, as in that code.
-- lambda is capped at 1, above which every round would stop after one token, but it
+- lambda is capped at 1, above which every round would stop after a single token, but it
   may fall below 0, because AdaEDL's score does.
 - lambda and the averaged rate start anew with every sequence; the paper does not say.
 - Rounds cut short by the end of the output count like any other.
