@@ -1,4 +1,4 @@
-"""What the studies share: their configuration, jobs that run once and are read again, and where they ran.
+"""Shared parts of the studies: configuration, jobs whose results are cached in files, and where they ran.
 
 A study is a folder with config.toml, run.py, report.py, and the report that these wrote: `python -m studies edd`.
 """
@@ -44,7 +44,7 @@ MOST_TRUNCATED = 0.05  # share of a row's rounds; a row with more is not compare
 
 
 def claim(out: Path, config: Config) -> None:
-    """Make the folder this configuration's; InputError if it holds results of another."""
+    """Write the configuration into the folder; InputError if the folder has results of another configuration."""
     used = out / "config.json"
     if used.is_file() and json.loads(used.read_text()) != config:
         raise InputError(f"{out} holds results of another configuration; give another folder")
@@ -52,14 +52,14 @@ def claim(out: Path, config: Config) -> None:
 
 
 def cached(done: Path, make: Callable[[], Document]) -> Document:
-    """The document in this file; made where it is not there."""
+    """Return the document in this file; make and write it if it is missing."""
     if not done.is_file():
         write_json(make(), done)
     return dict(json.loads(done.read_text()))
 
 
 def named(report: Progress, name: str) -> Progress:
-    """Progress that says what it is of."""
+    """Return progress whose steps begin with this name."""
 
     def show(what: str, done: int, total: int) -> None:
         report(f"{name}: {what}", done, total)
@@ -68,12 +68,12 @@ def named(report: Progress, name: str) -> Progress:
 
 
 def load(config: Config, drafter: str | Path = "model") -> Pair:
-    """The study's target with the lab's own draft model, with one of its drafters, or with one in a folder."""
+    """Load the study's target with the lab's draft model, another drafter of the lab, or a drafter in a folder."""
     return load_pair(config["target"], dtype=config["dtype"], threads=config["threads"], drafter=str(drafter))
 
 
 def record_settings(run: Config, config: Config, *, trees: bool = False) -> RecordSettings:
-    """What is recorded in this way of decoding."""
+    """Return the settings of a recording in this way of decoding."""
     sampler = Sampler(run["mode"], run["temperature"], seed=config["seed"])
     nodes = (config["tree_nodes"], config["tree_width"]) if trees else ()
     return RecordSettings(config["depth"], config["max_new_tokens"], sampler, *nodes)
@@ -111,7 +111,7 @@ def profiled(
 
 
 def middle_too(trace: Trace) -> list[int]:
-    """Contexts at the ends and in the middle of what the trace's rounds meet."""
+    """Return the lowest, middle and highest context of the trace's rounds."""
     low, high = context_range(trace)
     return [low, (low + high) // 2, high]
 
@@ -153,7 +153,7 @@ def validation(
 
 
 def parts(trace: Trace, config: Config) -> tuple[Trace, Trace]:
-    """The sequences that policies were tuned on, and the others."""
+    """Split a trace into its tuning and held-out sequences."""
     tuning, held = split_sequences(trace, tuning_share=config["tuning_share"], seed=config["seed"])
     return trace.select(tuning), trace.select(held)
 
@@ -161,8 +161,8 @@ def parts(trace: Trace, config: Config) -> tuple[Trace, Trace]:
 def with_replays(document: Document, trace: Trace, cost: CostModel, config: Config) -> Document:
     """The validation with what its rows do in replay, the ratio of s_d to s_t, and what the drafter's file says of it.
 
-    train_speedup : of every row, on the tuning prompts, so that the best of several is chosen on others than reported
-    truncated_share : of its rounds on the reported ones, those that asked for nodes that were not recorded
+    train_speedup : of every row, on the tuning prompts, on which the best of several is chosen
+    truncated_share : of its rounds on the held-out prompts, those that asked for nodes that were not recorded
     """
     train, holdout = (PricedTrace(part, cost) for part in parts(trace, config))
     rows = []
@@ -176,12 +176,12 @@ def with_replays(document: Document, trace: Trace, cost: CostModel, config: Conf
 
 
 def truncated_share(replayed: Replay) -> float:
-    """Share of rounds that asked for nodes that the trace does not hold."""
+    """Return the share of rounds that asked for nodes that the trace does not hold."""
     return 0.0 if replayed.truncated is None else float(replayed.truncated.sum() / replayed.num_rounds.sum())
 
 
 def board(done: Path, cost: CostModel, kinds: list[type[Policy]], config: Config, report: Progress) -> Document:
-    """The leaderboard of these policies on the trace beside it at this cost; read where it is there."""
+    """Return the leaderboard of these policies on the trace beside it at this cost; read where it is there."""
     if not done.is_file():
         (ranked,) = leaderboards(
             {done.stem: read_trace(done.parent / "trace")},

@@ -1,4 +1,4 @@
-"""What rounds cost in replays: as measured, as EDD + PCT's paper says, and as where a pass has little to spare."""
+"""Costs of rounds in replays: measured, those of EDD + PCT's paper, and a roofline with a knee."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_NODES = 64  # of a tree that is compared at the paper's costs
 
 @dataclass(frozen=True)
 class PaperCost(ConstantCost):
-    """s_d and s_t a pass, `overhead_s` a round beside its passes, and `node_s` a verified token beside the pending one.
+    """s_d and s_t a pass, `overhead_s` a round beside its passes, and `node_s` a verified token but the pending.
 
     Trees of more than `MOST_NODES` nodes are not covered: what they would cost is not known (errata B11, B13).
     """
@@ -41,7 +41,7 @@ class PaperCost(ConstantCost):
 
 @dataclass(frozen=True)
 class KneeCost(ConstantCost):
-    """A roofline of one corner: a pass takes as long as reading the weights, s_d or s_t, up to `knee_tokens` tokens.
+    """A roofline with a knee: a pass takes as long as reading the weights, s_d or s_t, up to `knee_tokens` tokens.
 
     Beyond, arithmetic takes longer than reading, and time grows in proportion to the tokens. A round has an overhead.
     """
@@ -77,5 +77,5 @@ def paper_costs(config: Mapping[str, Any]) -> dict[str, CostModel]:
 
 
 def costs_of(folder: Path, config: Mapping[str, Any]) -> dict[str, CostModel]:
-    """The cost models of one run's boards, by name; the measured one lies in the folder."""
+    """Return the cost models of a run's leaderboards by name; the measured costs lie in the folder."""
     return {MEASURED: read_cost(folder / "profile.json"), **paper_costs(config)}

@@ -1,4 +1,4 @@
-"""A study's report: the question, the answer, one figure, one short table, and how far to trust them.
+"""A study's report: the question, the answer, a figure, a short table, and how far to trust them.
 
 The table shows a part of table.csv, which holds every row and column.
 """
@@ -25,7 +25,7 @@ DIGITS = 6  # of numbers in table.csv
 
 @dataclass(frozen=True)
 class Report:
-    """What a report says.
+    """Contents of a report.
 
     Parameters
     ----------
@@ -118,7 +118,7 @@ def machine_line(config: Config, document: Row) -> str:
     target = str(config["target"])
     deepened = (
         f" {target} is the lab's target with identity blocks added up to the depth of a large model: it accepts like "
-        "the trained model and costs like a deep one."
+        "the trained model and takes as long as a deep model."
     )
     return f"Machine: {about_machine(document)}.{deepened if is_deepened(config) else ''}"
 

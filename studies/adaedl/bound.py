@@ -68,7 +68,7 @@ def gap(signals: Signals, gamma: float) -> Estimate:
 
 
 def correlations(signals: Signals, *, repeats: int = 2000) -> tuple[Estimate, Estimate, Estimate]:
-    """Pearson's correlation with the acceptance probability: of the score, of the confidence, the one less the other.
+    """Pearson's correlation with the acceptance probability: of score, of confidence, and their difference.
 
     That of the score is the same for every gamma, as the score is linear in sqrt(H). Intervals over prompts, paired.
     """

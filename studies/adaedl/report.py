@@ -31,10 +31,10 @@ BINS = 10
 
 @dataclass(frozen=True)
 class Cell:
-    """One draft model at one temperature.
+    """A draft model at a temperature.
 
     drafted : mean recorded acceptance probability of drafted tokens, on the held-out prompts
-    tuning, held : signals of the tuning prompts and of the held-out ones
+    tuning, held : signals of the tuning and of the held-out prompts
     boards : replayed policies by cost
     """
 
@@ -46,13 +46,13 @@ class Cell:
     boards: Mapping[str, Document]
 
     def difference(self, cost: str, a: str, b: str) -> Comparison:
-        """Return the speedup of one policy less that of another."""
+        """Return the speedup of policy a minus that of policy b."""
         board = self.boards[cost]
         seconds = {row["label"]: row["seconds"] for row in board["rows"]}
         return paired_difference(board["baseline_s"], seconds[a], seconds[b])
 
     def row(self, config: Config) -> dict[str, Any]:
-        """Return all that the tables say of the cell."""
+        """Return the cell's row of table.csv."""
         score, confidence, difference = correlations(self.held)
         row = {
             "draft_model": self.draft,
@@ -120,9 +120,9 @@ def report(config: Config, document: Document, cells: Sequence[Cell]) -> Report:
             machine_line(config, document),
             "Nothing was timed but cost profiles, so load and a noise floor were not recorded. "
             f"Policies are replayed, over {DRAWS} outcomes drawn from recorded "
-            "acceptance probabilities. The text that follows an accepted draft is the recorded one, so replays of "
+            "acceptance probabilities. Replays go on with the recorded text after an accepted draft, so those of "
             "rejection sampling are approximate.",
-            f"Draft models, parameters: {parameters}. The small one was trained for this study by the lab's recipe. "
+            f"Draft models, parameters: {parameters}. The small model was trained for this study by the lab's recipe. "
             "lambda_0, which the paper does not give, is tuned.",
             f"The paper's s_d / s_t, {ratio:.3f}, is fitted to its table 1. {counts(cells, PAPER)}",
         ],

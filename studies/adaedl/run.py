@@ -1,7 +1,7 @@
 """AdaEDL under rejection sampling: `python -m studies adaedl`.
 
 Trains a second, smaller draft model as the lab's was trained, records both by rejection sampling at each temperature of
-config.toml, compares AdaEDL's score with the acceptance probability that it is to bound, and replays the paper's
+config.toml, compares AdaEDL's score with the acceptance probability that it should bound, and replays the paper's
 policies on held-out prompts. A second start goes on with what is there.
 """
 
@@ -158,7 +158,7 @@ def find(out: Path, config: Config) -> Document:
             folder = home / run["name"]
             progress = named(progress_of_all, run["name"])
             trace = recorded(folder / "trace", pair, run, config, progress)
-            if name not in profile:  # one for all temperatures, so that they are compared at the same costs
+            if name not in profile:  # shared by all temperatures, so that they are compared at the same costs
                 file = home / "profile.json"
                 profile[name] = profiled(file, lambda pair=pair: pair, trace, progress, contexts=middle_too(trace))  # type: ignore[misc]
             save_signals(folder / SIGNALS, pair, trace, config)

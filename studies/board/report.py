@@ -53,7 +53,7 @@ def report(config: Config, boards: Mapping[str, Document]) -> Report:
 
 
 def csv_rows(run: str, rows: list[Document]) -> list[Mapping[str, object]]:
-    """Return the rows of table.csv of one run."""
+    """Return the rows of table.csv of a run."""
     return [
         {**table_rows(run, [row], drafter=row["drafter"])[0], "without_loops": row["without_loops"]} for row in rows
     ]

@@ -22,7 +22,7 @@ CHAINS_ONLY = ("model", SelfSDKind.name)  # as the papers have them
 
 
 def main_jobs(out: Path, run: Config, config: Config, report: Progress) -> dict[str, Document]:
-    """The validation of every drafter in one way of decoding."""
+    """Validate every drafter in a way of decoding."""
     documents = {}
     for drafter in config["drafters"]:
         names = config["chains"] if drafter in CHAINS_ONLY else [*config["chains"], *config["trees"]]

@@ -60,7 +60,7 @@ def drafter_facts(out: Path, config: Config) -> Document:
 
 
 def main_jobs(out: Path, run: Config, config: Config, report: Progress) -> dict[str, Document]:
-    """The validation of every drafter in one way of decoding."""
+    """Validate every drafter in a way of decoding."""
     documents = {}
     for drafter in config["drafters"]:
         folder = out / run["name"] / drafter

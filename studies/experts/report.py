@@ -54,8 +54,8 @@ def report(config: Config, document: Document) -> Report:
         trust=[
             f"Source: NVIDIA's measured operators (aiconfigurator-core 0.12.0, {document['tables']}) in bfloat16, one "
             "device. Nothing was run here, so there are no prompts, no load and no noise floor.",
-            "Attention of several queries over a cache was not measured: a range is from one query's time to that of "
-            "so many sequences.",
+            "Attention of several queries over a cache was not measured: a range is from the time of a single query to "
+            "that of so many sequences.",
             "All drafted tokens are taken to be accepted with the same probability. Routing is balanced (as many "
             "experts as possible) or skewed by a power law.",
         ],

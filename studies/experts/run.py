@@ -42,7 +42,7 @@ def measured(config: Config, model: str, routing: str, batch: int) -> dict[str, 
 
 
 def layer_s(config: Config) -> dict[str, float]:
-    """Return seconds of one layer of experts by tokens."""
+    """Return seconds of a layer of experts by tokens."""
     layer = config["layer"]
     document = {"target": layer["model"], "drafter": config["drafter"], "hardware": layer["hardware"]}
     target = silicon_from_document(document).target

@@ -21,7 +21,7 @@ SPREAD = plain(lambda value: f"{value:.4f}")
 
 
 def report(config: Config, timings: Document, whole: Mapping[str, Sequence[runs.Run]]) -> Report:
-    """Return the report. timings : seconds by load, turn length and arm; whole : runs of one commit, by set"""
+    """Return the report. timings : seconds by load, turn length and arm; whole : runs of the same commit, by set"""
     rows = [row_of(timings, load, turn) for load in config["loads"] for turn in config["turns"]]
     by_turn = {turn: {load: row_of(timings, load, turn) for load in config["loads"]} for turn in config["turns"]}
     busy = config["loads"][-1]
@@ -83,13 +83,13 @@ def report(config: Config, timings: Document, whole: Mapping[str, Sequence[runs.
             f"Short turns bias little: if only the first round of each turn were timed, speedups would be off by "
             f"{low:+.1f} to {high:+.1f} % (ends of 95 % intervals). Validations let turns end elsewhere in every "
             "repeat.",
-            f"Runs of one commit: {'; '.join(map(set_text, sets))}.",
+            f"Runs of the same commit: {'; '.join(map(set_text, sets))}.",
         ],
     )
 
 
 def set_text(row: Mapping[str, Any]) -> str:
-    """Return what runs of one set say."""
+    """Return the results of a set of runs in words."""
     return (
         f"{row['set']}, {row['runs']} runs with noise floors up to {row['noise_floor_percent_high']:.2f} %, "
         f"{row['pairs_with_a_change']} of {row['pairs']} pairs with a change by `specsim claims diff`"
@@ -97,7 +97,7 @@ def set_text(row: Mapping[str, Any]) -> str:
 
 
 def row_of(timings: Document, load: str, turn: int) -> dict[str, Any]:
-    """Return what table.csv has of one load and turn length."""
+    """Return the row of table.csv for a load and turn length."""
     baseline, null = (seconds_of(timings, load, turn, arm) for arm in (BASELINE, NULL))
     sums = [seconds_of(timings, load, turn, arm, typical=False) for arm in (BASELINE, NULL)]
     return {

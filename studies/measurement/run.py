@@ -1,8 +1,8 @@
 """How well seconds are measured, by the length of turns and by load: `python -m studies measurement`.
 
 The baseline twice and fixed draft lengths decode the same prompts, taking turns of 1 to 16 rounds and of whole
-sequences, on a machine left alone and beside a process that keeps one core busy in bursts. The two baselines differ by
-chance alone (the null test); rounds by their place in a turn show what a turn's beginning costs, and so how far short
+sequences, on a machine left alone and beside a process that keeps a core busy in bursts. The two baselines differ by
+chance alone (the A/A test); rounds by their place in a turn show what a turn's beginning costs, and so how far short
 turns bias a speedup. All turn lengths are run within each repeat, so that they meet the same machine.
 
 The report has as well what `runs.py` collected of whole runs.

@@ -1,7 +1,7 @@
-"""How far runs of one commit lie apart: `python -m studies.measurement.runs FOLDER...` collects the validations there.
+"""Spread of runs of the same commit: `python -m studies.measurement.runs FOLDER...` collects the validations there.
 
-Every folder holds a set: validations of one commit on the same prompts, each in a folder of its own. Writes runs.json,
-which report.py reads.
+Every folder holds a set: validations of the same commit on the same prompts, each in a folder of its own. Writes
+runs.json, which report.py reads.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Run = Mapping[str, Any]
 
 
 def collected(folder: Path) -> list[dict[str, Any]]:
-    """Of every validation in this folder what two of them are compared by."""
+    """Return the columns of every validation in this folder by which two are compared."""
     runs = []
     for path in sorted(folder.glob("*/validation.json")):
         document = json.loads(path.read_text())

@@ -34,9 +34,9 @@ def audit(
 ) -> None:
     """Check whether the papers' tables agree with one another.
 
-    A finding is a figure recomputed from printed ones, with the interval that their rounding allows
+    A finding is a figure recomputed from printed figures, with the interval that their rounding allows
     and a verdict: the paper's own figures support it, contradict it, or cannot decide. Without
-    --paper a series over rows is one line, followed by its findings that contradict the paper.
+    --paper a series over rows is a line, followed by its findings that contradict the paper.
 
     Exits with 1 if a verdict differs from the recorded one. docs/errata.md explains the errata.
 

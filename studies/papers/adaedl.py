@@ -116,7 +116,7 @@ def least_cost(datasets: Sequence[str]) -> float:
 
 @cache
 def fit_models(fit: str) -> Mapping[str, Model]:
-    """Models of the data sets by one of the FITS."""
+    """Models of the data sets by a name in FITS."""
     if fit == "own":
         return {dataset: fit_accept(dataset, least_cost([dataset]), 1.0) for dataset in DATASETS}
     draft, verify = least_cost(DATASETS), 1.0

@@ -1,4 +1,4 @@
-"""Findings of the audit: figures recomputed from printed ones, with a verdict on the paper."""
+"""Findings of the audit: figures recomputed from printed figures, with a verdict on the paper."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Finding:
         Its unit; "" for plain numbers and shares.
     low, high : float or None
         Interval that the rounding of the printed cells allows, range over rows, or 95 % interval of a simulation;
-        `text` says which where it is one of the last two.
+        `text` says which if it is either of the last two.
     verdict : {"supports", "contradicts", "cannot decide"}
         Whether the figure agrees with what the paper prints.
     text : str

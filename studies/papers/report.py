@@ -51,7 +51,7 @@ def report(findings: Sequence[Finding]) -> Report:
             "Every figure has the interval that the rounding of the printed cells allows; a figure contradicts the "
             "paper only where that interval misses what is printed. No model is run, so there are no prompts, no "
             "machine, no load and no noise floor.",
-            "Figures were checked against an independent script. Simulated ones carry 95 % intervals.",
+            "Figures were checked against an independent script. Simulated figures carry 95 % intervals.",
             "`python -m studies.papers audit` lists all figures; section F of docs/errata.md names the cells that "
             "disagree and says which figure to use.",
         ],

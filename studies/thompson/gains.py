@@ -110,7 +110,7 @@ def replays(priced: PricedTrace, policy: Policy, config: Config) -> tuple[Floats
 
 
 def row(label: str, settings: str, seconds: Floats, counts: Floats) -> Document:
-    """One way to choose draft lengths: seconds per prompt, and drafted tokens a round."""
+    """Return a way to choose draft lengths: seconds per prompt, and drafted tokens per round."""
     drafted, rounds = counts.sum(axis=1)
     return {"label": label, "settings": settings, "seconds": seconds.tolist(), "mean_draft": float(drafted / rounds)}
 
@@ -162,7 +162,7 @@ def rows_of(document: Config) -> dict[str, Mapping[str, Any]]:
 
 
 def gain(document: Config, label: str, over: str = FIXED) -> Estimate | None:
-    """What one way to choose lengths gains in speed over another, in percent; None where it was not compared."""
+    """Return the speed gain of a way to choose lengths over another, in percent; None if it was not compared."""
     rows = rows_of(document)
     if label not in rows:
         return None

@@ -1,8 +1,8 @@
 """Thompson sampling of draft lengths against a fixed K: `python -m studies thompson`.
 
 Records each drafter of config.toml in each way of decoding, measures what its rounds cost, and replays fixed, geometric
-and learned draft lengths on all prompts, on the least and most accepting of them, and on synthetic ones of growing
-spread. A second start goes on with what is there.
+and learned draft lengths on all prompts, on the least and most accepting of them, and on synthetic prompts of
+growing spread. A second start goes on with what is there.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RECORDED = ("config.json", FOUND)
 
 
 def costs_of(folder: Path, config: Config) -> dict[str, CostModel]:
-    """The cost models by name; the measured one lies in the folder."""
+    """Return the cost models by name; the measured costs lie in the folder."""
     return {MEASURED_COSTS: read_cost(folder / "profile.json"), CHEAP: ConstantCost(config["cost_ratio"] * 1e-2, 1e-2)}
 
 
@@ -52,7 +52,7 @@ def recordings(out: Path, config: Config, progress: Progress) -> dict[tuple[str,
 
 
 def on_records(folder: Path, trace: Trace, config: Config) -> Iterator[tuple[str, str, Document]]:
-    """The comparisons on one recording, each with its cost's name and its pool's."""
+    """Yield the comparisons on a recording, each with the names of its costs and its pool."""
 
     def prompts(pool: str, cost: CostModel) -> tuple[PricedTrace, PricedTrace]:
         train, held = (PricedTrace(part, cost) for part in parts(trace, config))
@@ -69,7 +69,7 @@ def on_records(folder: Path, trace: Trace, config: Config) -> Iterator[tuple[str
 def on_synthetic(
     folder: Path, mean: float, config: Config, progress: Callable[[int, int], None]
 ) -> Iterator[tuple[str, float, Document]]:
-    """The comparisons on synthetic prompts of this mean acceptance, each with its cost's name and its spread."""
+    """Yield the comparisons on synthetic prompts of this mean acceptance, each with its cost's name and its spread."""
     wanted = config["synthetic"]
 
     def prompts(spread: float, cost: CostModel, seed: int) -> PricedTrace:

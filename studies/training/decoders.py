@@ -66,7 +66,7 @@ Rows = Mapping[str, Seeds]
 
 
 def costs(out: Path, traces: Traces, folder: Path, config: Config, report: Progress) -> dict[str, CostModel]:
-    """What prices all decoders, which have one structure: the profile of the whole, and the paper's costs."""
+    """Return the costs of all decoders, which share a structure: the profile of the whole, and the paper's costs."""
     first = next(iter(traces[WHOLE].values()))
     return {MEASURED: priced_deep(out, folder, first, config, report, trees=True), **paper_costs(config)}
 
@@ -84,7 +84,7 @@ def measure(out: Path, config: Config, report: Progress) -> Document:
 
 
 def ablation(traces: Traces, cost: CostModel, config: Config) -> Rows:
-    """Table 3 at one cost, on all prompts, for nothing is tuned."""
+    """Replay table 3 at a cost, on all prompts because nothing is tuned."""
     trained = {name: (PCT, OF_COSTS, traces[name]) for name in (WHOLE, NO_STATES, NO_KL, ONE_BLOCK)}
     whole = traces[WHOLE]
     forms = {**trained, NO_GAIN: (SureTree, OF_COSTS, whole), NO_LEAVES: (PCT, KEPT, whole)}
@@ -92,7 +92,7 @@ def ablation(traces: Traces, cost: CostModel, config: Config) -> Rows:
 
 
 def tuned(traces: Traces, cost: CostModel, config: Config) -> Rows:
-    """The estimate of a gain and what does without it, both tuned alike, on the prompts that were not tuned on."""
+    """The estimate of a gain and the tree without it, both tuned, on held-out prompts."""
     kinds = {WHOLE: PCT, NO_GAIN: SureTree}
     return {name: by_seed(kind, TUNED, traces[WHOLE], cost, config, tuned=True) for name, kind in kinds.items()}
 

@@ -39,7 +39,7 @@ FORMS: Mapping[str, tuple[int, int]] = {SAME: (1, 0), BLOCKS: (2, 0), LAYER: (1,
 
 
 class Head(torch.nn.Module):
-    """One head as MEDUSA's, perhaps with further residual blocks, or on layers of the target's kind.
+    """A head as MEDUSA's, perhaps with further residual blocks, or on layers of the target's kind.
 
     residual : [d, d]; vocabulary : [V, d], of the head that it starts as
     """
@@ -71,7 +71,7 @@ class Head(torch.nn.Module):
 
 
 class HeadTraining(ModuleJob):
-    """Trains one head on the tokens after the next, as MEDUSA-1 trains its first."""
+    """Trains a head on the tokens after the next, as MEDUSA-1 trains its first."""
 
     def loss(self, batch: torch.Tensor, step: int) -> tuple[torch.Tensor, dict[str, float]]:
         """Cross-entropy of a batch [B, T + 1], in nats a token."""
@@ -79,7 +79,7 @@ class HeadTraining(ModuleJob):
 
     @torch.no_grad()
     def held_out(self, batch: torch.Tensor) -> dict[str, float]:
-        """head_1, its loss in nats; head_1_agreement, how often it says what the target says one token later."""
+        """head_1, its loss in nats; head_1_agreement, how often it predicts the target's next choice."""
         hidden = self._states(batch)
         logits, preferred = self.module(hidden)[:, :-1], self.target.get_output_embeddings()(hidden).argmax(-1)
         same = (logits.argmax(-1) == preferred[:, 1:]).double().mean()
@@ -116,7 +116,7 @@ def marginal_guesses(target: Any, tokens: torch.Tensor, places: torch.Tensor, li
 
 @torch.no_grad()
 def correct(target: Any, head: Any, batch: torch.Tensor) -> list[int]:
-    """Of each window [B, T + 1] at how many of its T - 1 places the head says what the target says one token later."""
+    """Count, in each window [B, T + 1], at how many of its T - 1 places the head predicts the target's next choice."""
     counts = []
     for window in batch[:, :-1]:
         hidden = target.model(input_ids=window[None], use_cache=False).last_hidden_state

@@ -50,7 +50,7 @@ def mean_over_seeds(parts: Floats) -> Estimate:
     Parameters
     ----------
     parts : float array, shape (R, S)
-        Linear parts of R > 1 seeds on S > 1 sequences; of a paired difference, one's less the other's.
+        Linear parts of R > 1 seeds on S > 1 sequences; of a paired difference, those of a minus those of b.
 
     Returns
     -------

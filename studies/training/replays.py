@@ -28,7 +28,7 @@ DRAWS = 5
 
 
 def recorded_all(out: Path, folders: Folders, run: Config, config: Config, report: Progress, *, trees: bool) -> Traces:
-    """The traces of all of these drafters in one way of decoding."""
+    """Record all of these drafters in a way of decoding, or read their traces."""
     traces: Traces = {}
     for name, by_seed in folders.items():
         for seed, folder in by_seed.items():
@@ -52,7 +52,7 @@ def priced_deep(out: Path, folder: Path, trace: Trace, config: Config, report: P
 
 
 def form(kind: type[Policy], variant: Variant, train: PricedTrace, report: PricedTrace, config: Config) -> Replayed:
-    """A policy in this form, what is open of it tuned or read from the costs on one trace, replayed on the other.
+    """Tune a policy in this form, or read its settings from the costs, on `train`, and replay it on `report`.
 
     A policy that draws is replayed DRAWS times, and its counts and seconds are summed.
     """

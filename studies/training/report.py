@@ -62,8 +62,8 @@ def report(config: Config, experiments: Mapping[str, Document]) -> Report:
             f"{config['max_new_tokens']} tokens each. Policies that are tuned are reported on "
             f"{100 * (1 - config['tuning_share']):g} % of them.",
             f"Seeds: {seeds} for EDD, EESD and EAGLE; intervals (95 %) are of the mean over seeds and cover both seeds "
-            "and prompts (Howe 1974), paired for differences. MEDUSA and SPACE: one seed, intervals over windows of "
-            "text.",
+            "and prompts (Howe 1974), paired for differences. MEDUSA and SPACE: a single seed, intervals over "
+            "windows of text.",
             f"Nothing was timed but cost profiles of {config['priced']} ({config['profile_repeats']} repeats, "
             f"{config['threads']} thread), so load and a noise floor were not recorded.",
             f"Trainings are short ({config['decoders']['tokens']:g} M tokens for EDD, "
@@ -144,7 +144,7 @@ def is_shown(row: Row) -> bool:
 
 
 def shown_row(row: Row) -> Row:
-    """Return a row of the report's table: one quantity of a row of table.csv and its difference."""
+    """Return a row of the report's table: a quantity of a row of table.csv and its difference."""
     quantity, key = ("mean acceptance length (tau)", "tau")
     if row["method"] == "EDD":
         quantity, key = "speedup", "speedup"

@@ -3,7 +3,7 @@
 Trains, with every seed, the decoders of EDD's ablation, the early exits of EESD's, and EAGLE; records them, profiles
 each structure on the deepened target, and replays. Trains MEDUSA's first head further and with more in it, and SPACE's
 target at several learning rates. Nothing is really decoded but to record. A second start goes on with what is there.
-What the report is made of lies in one JSON document for each experiment.
+Each experiment writes a JSON document, from which the report is made.
 """
 
 from __future__ import annotations

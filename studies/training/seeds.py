@@ -19,7 +19,7 @@ from studies.training.over_seeds import linear_parts, mean_over_seeds
 
 @dataclass(frozen=True)
 class Replayed:
-    """One policy on the trace of one training, per prompt [S].
+    """A policy on the trace of a training, per prompt [S].
 
     baseline_s, seconds : without drafts, and under the policy
     tokens, rounds, drafted, accepted : counts; truncated, rounds that asked for nodes that were not recorded

@@ -1,4 +1,4 @@
-"""EDD and EAGLE trained on the same text, with about as many trainable parameters: is one of them better for its size?
+"""EDD and EAGLE trained on the same text, with about as many trainable parameters: which is better for its size?
 
 No setting of either makes the two equal: EDD's own embedding, which is its head too, is most of the difference. So
 EDD is trained twice, whole, with more parameters than EAGLE, and its layer alone, with fewer.
@@ -68,7 +68,7 @@ def measure(out: Path, config: Config, report: Progress) -> Document:
 
 
 def lengths(out: Path, run: Config, folders: Folders, config: Config, report: Progress) -> dict[str, Seeds]:
-    """Replays of K = 5 in one way of decoding."""
+    """Replay K = 5 in a way of decoding."""
     replays = {}
     cost = ConstantCost(0.05, 1.0)  # plays no part in an acceptance length
     for shown, name in NAMES.items():

@@ -5,8 +5,8 @@
     python -m tests.contract.commands --write          record commands.json anew
     python -m tests.contract.commands --only NAME ...  of these commands alone; a name may be the start of names
 
-Commands, options and where things are imported from stand in one place each: IMPORTS below,
-and the table COMMANDS. What is left out of the documents stands in one place as well: DROPPED.
+IMPORTS below has all that is imported, the table COMMANDS all commands and options, DROPPED what is left out of the
+documents.
 
 Inputs are made from numpy's generators, and their floats are rounded to multiples of 1/4096, so
 that they do not depend on the processor. The weights of the models are such numbers too.
@@ -303,7 +303,7 @@ def table() -> dict[str, Command]:
 
 
 def trimmed(document: Document, *kinds: str) -> Document:
-    """The document without what DROPPED lists for every one and for these kinds."""
+    """Return the document without the keys that DROPPED lists for every command and for these kinds."""
     dropped = {key for kind in ("every", *kinds) for key in DROPPED[kind].split()}
     if isinstance(document, dict):
         return {key: trimmed(value, *kinds) for key, value in document.items() if key not in dropped}

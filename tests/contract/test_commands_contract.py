@@ -1,4 +1,4 @@
-"""Both command lines, in-process: one JSON object on standard output, or one line of error and code 2."""
+"""Both command lines, in-process: a JSON object on standard output, or a line of error and code 2."""
 
 from __future__ import annotations
 

@@ -115,13 +115,13 @@ def policies_of(case: Case) -> list[Policy]:
 
 
 def share_of(case: Case, mode: str) -> list[Policy]:
-    """Of the quick cases of a kind, in both modes, each policy is tried in one."""
+    """Of the quick cases of a kind, in both modes, each policy is tried in a single case."""
     together = [(quick, mode) for quick in QUICK if quick.kind == case.kind for mode in MODES]
     return policies_of(case)[together.index((case, mode)) :: len(together)]
 
 
 def covering(*, all_policies: bool = False) -> Any:
-    """Quick cases in both modes, ending early in one of them; all else, and all policies, are slow."""
+    """Quick cases in both modes, ending early in either of them; all else, and all policies, are slow."""
     pairs = [(case, mode) for case in QUICK for mode in MODES]
     chosen = [(case, mode, (number // 2 + number) % 2 == 1) for number, (case, mode) in enumerate(pairs)]
     every = [(case, mode, ends) for case in (*QUICK, *SLOW) for mode in MODES for ends in (False, True)]

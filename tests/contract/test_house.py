@@ -89,7 +89,7 @@ def test_only_its_own_file_knows_a_kind_of_drafter() -> None:
 
 
 def test_policies_read_their_settings_by_name() -> None:
-    """By number, a setting put between others would turn a threshold into another one in silence."""
+    """By number, a setting put between others would turn a threshold into another in silence."""
     found = []
     for path in sources("specsim"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -102,7 +102,7 @@ CLOCKS = ("perf_counter(", "process_time(", "monotonic()", "thread_time(", "time
 
 
 def test_tests_prove_and_benchmarks_alone_read_a_clock() -> None:
-    """A time that a test waits for is missed on a busy machine; what measures one runs by `nox -s bench`."""
+    """A time that a test waits for is missed on a busy machine; what measures time runs by `nox -s bench`."""
     texts = {path: path.read_text() for path in sources("tests") if path != Path(__file__)}
     readers = [path for path, text in texts.items() if any(clock in text for clock in CLOCKS)]
     assert {path.parent.relative_to(ROOT).as_posix() for path in readers} == {"tests/bench"}
@@ -111,7 +111,7 @@ def test_tests_prove_and_benchmarks_alone_read_a_clock() -> None:
 
 
 def test_all_seconds_of_a_round_are_read_in_one_place() -> None:
-    """Two clocks in one round, such as the wall's beside the process's, would add up to nothing."""
+    """Two clocks in a round, such as the wall's beside the process's, would add up to nothing."""
     clocks = ("perf_counter(", "process_time(", "thread_time(", "time_ns(")
     readers = {
         path.relative_to(ROOT).as_posix() for path in sources("realrun") if any(c in path.read_text() for c in clocks)

@@ -105,7 +105,7 @@ def options(name: str) -> set[str]:
 
 
 def command_of(line: str) -> str:
-    """The command that a line calls, its longest beginning that is one."""
+    """The command that a line calls, its longest beginning that is a command."""
     words = line.split()
     return next(" ".join(words[:n]) for n in range(3, 0, -1) if " ".join(words[:n]) in commands())
 

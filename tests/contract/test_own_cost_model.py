@@ -1,4 +1,4 @@
-"""A cost model of a user's own is one class: predicted, tuned and ranked with as those that ship."""
+"""A user's own cost model is a class, which predicts, tunes and ranks as those that ship."""
 
 from __future__ import annotations
 

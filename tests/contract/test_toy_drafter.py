@@ -1,4 +1,4 @@
-"""A drafter of a user's own is one file and one line: this one repeats the last token."""
+"""A user's own drafter is a file and a line in DRAFTERS: this drafter repeats the last token."""
 
 from __future__ import annotations
 

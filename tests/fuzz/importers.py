@@ -36,7 +36,7 @@ def use_import(kind: str) -> Callable[[Path], None]:
 
 
 def importer(kind: str, fixture: str, lines: slice = slice(None), family: str = OTHER) -> Reader:
-    """Of engines' files, a part of a real one."""
+    """Make a reader of a part of an engine's real file."""
     content = "".join((FIXTURES / fixture).read_text().splitlines(keepends=True)[lines])
     of = mutate.of_log if family == OTHER else mutate.of_json_lines if fixture.endswith("l") else mutate.of_json
     return Reader(family, lambda path: path.write_text(content), use_import(kind), of)

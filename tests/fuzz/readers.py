@@ -117,7 +117,7 @@ def use_model(path: Path) -> None:
 def use_meta(path: Path) -> Any:
     meta = read_meta(path)
     ids = meta["eos_token_id"]
-    assert ids is None or isinstance(ids, int) or all(isinstance(one, int) for one in ids)
+    assert ids is None or isinstance(ids, int) or all(isinstance(token, int) for token in ids)
     print(meta["target"], meta["drafter"], meta["decoding"], meta["device"], file=NOWHERE)
     return json.dumps(meta, sort_keys=True)
 
@@ -154,8 +154,8 @@ def use_arrivals_csv(path: Path) -> None:
 
 
 def use_steps_csv(path: Path) -> None:
-    for one in judge_step_times(read_steps(Path(shutil.copyfile(path, path.with_suffix(".csv"))))):
-        assert np.isfinite([one.median_error, one.p90_error, one.rmse_s]).all()
+    for fit in judge_step_times(read_steps(Path(shutil.copyfile(path, path.with_suffix(".csv"))))):
+        assert np.isfinite([fit.median_error, fit.p90_error, fit.rmse_s]).all()
 
 
 def use_journal(path: Path) -> None:
@@ -246,8 +246,8 @@ def write_claims(path: Path) -> None:
 
 def use_claims(path: Path) -> None:
     """Reads the claims and evaluates them."""
-    for one in check_files([path]):
-        assert one.message and "\n" not in one.message
+    for result in check_files([path]):
+        assert result.message and "\n" not in result.message
 
 
 def write_with_trees(path: Path) -> None:
@@ -275,7 +275,7 @@ def write_rounds(path: Path) -> None:
 
 
 def sign_meta(path: Path) -> None:
-    """Make the checksum of a meta.json right again, where it still is one."""
+    """Make the checksum of a meta.json right again, if it still has a checksum."""
     try:
         meta = json.loads((path / META).read_text())
         meta["checksums"][META] = meta_digest(meta)

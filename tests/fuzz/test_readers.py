@@ -36,7 +36,7 @@ MAX_CHARACTERS = 1000  # of an error
 MAX_SHOWN = 5  # failures of a reader
 CORPUS: dict[str, Any] = json.loads(Path(__file__).with_name("corpus.json").read_text())
 TEXTS = [*CORPUS["every JSON"], "[" * 100_000, '{"a":' * 100_000, "[" * 60 + "]" * 60, '{"s_d": %s}' % ("9" * 5000)]
-WHOLE = [  # readers of one document a file, for which each of these is a bad one
+WHOLE = [  # readers of a document a file, which refuse each of these
     name
     for name, reader in READERS.items()
     if reader.family == JSON and name not in ("campaign stage", "prompts", "text rows", "drafter", "predictor")

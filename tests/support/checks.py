@@ -14,7 +14,7 @@ from specsim.trace.meta import META, meta_digest
 
 
 def refusal(run: Callable[[], object], *names: str) -> str:
-    """The text of an InputError, of one line that has all of this in it."""
+    """Return the text of an InputError: a single line with all of these words."""
     with pytest.raises(InputError) as caught:
         run()
     text = str(caught.value)

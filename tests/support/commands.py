@@ -51,7 +51,7 @@ def call(command: str, *args: object) -> Result:
 
 
 def json_of(result: Result) -> dict[str, Any]:
-    """The one JSON object, of plain numbers, that makes up all of standard output."""
+    """Return the JSON object, of plain numbers, that is all of standard output."""
 
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is no JSON")

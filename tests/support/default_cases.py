@@ -31,8 +31,8 @@ def mark_the_others(items: Iterable[pytest.Item]) -> None:
 def unknown(ids: Iterable[str]) -> list[str]:
     """Listed tests, and names of their cases, that match none of these ids of all tests."""
     cases: dict[str, list[str]] = {}
-    for one in ids:
-        test, _, case = one.partition("[")
+    for name in ids:
+        test, _, case = name.partition("[")
         cases.setdefault(test, []).append(case.removesuffix("]"))
     return [
         f"{test}: {name}"

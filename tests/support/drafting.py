@@ -1,4 +1,4 @@
-"""Pairs of every drafter over several architectures, and their rounds one at a time."""
+"""Pairs of every drafter over several architectures, and their rounds, step by step."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def case_pair(case: Case) -> Pair:
 
 
 def prompts_of(kind: str) -> list[Prompt]:
-    """Prompts after which this kind's drafters are right at times; one, where that can be, is a single token."""
+    """Prompts after which this kind's drafters are right at times; if possible, a prompt is a single token."""
     match kind:
         case "medusa":
             return tiny_prompts()[:3]

@@ -1,4 +1,4 @@
-"""A device that counts what it is asked, and CUDA graphs without one: operations, run again on the same memory."""
+"""A device that counts what it is asked, and CUDA graphs without a GPU: operations, run again on the same memory."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Device(TorchDispatchMode):
 
 
 def is_view(func: Any) -> bool:
-    return any(one.alias_info is not None and not one.alias_info.is_write for one in func._schema.returns)
+    return any(value.alias_info is not None and not value.alias_info.is_write for value in func._schema.returns)
 
 
 def tensors_of(values: Any) -> list[torch.Tensor]:

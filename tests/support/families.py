@@ -1,4 +1,4 @@
-"""Tiny random models of many families, and whether a drafter serves one: made, recorded and decoded, or refused."""
+"""Tiny random models of many families, and whether a drafter serves each: made, recorded and decoded, or refused."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.support.small_targets import alone
 from tests.support.tiny import POSITIONS, VOCAB, tiny_prompts
 from tests.support.trainings import CASES, LOOP
 
-WINDOW = 8  # of all layers that have one; texts are longer
+WINDOW = 8  # of all layers with a window; texts are longer
 LAYERS = 3
 DEPTH, WIDTH, TOKENS = 3, 2, 20
 TREE_NODES = 2 + 4 + 8
@@ -105,7 +105,7 @@ def shallow_draft(target: Any) -> Any:
 
 
 def trained(name: str) -> Callable[[Pair, Path], Pair]:
-    """By one step of this training, and its file."""
+    """Train a step, and write the file."""
 
     def make(pair: Pair, folder: Path) -> Pair:
         CASES[name].run(folder, pair, loop=replace(LOOP, steps=1))
@@ -136,7 +136,7 @@ MAKERS: dict[str, Callable[[Pair, Path], Pair]] = {
 def outcome(family: str, drafter: str, folder: Path) -> str:
     """What this drafter drafts for this family, "chains" or "chains and trees"; or why it is refused.
 
-    Where it is not refused before anything is written: one step of training, a recording, and decoding whose rounds
+    Where it is not refused before anything is written: a step of training, a recording, and decoding whose rounds
     are the replay's and whose text is what the target says by itself.
     """
     target = copy.deepcopy(family_model(family))
@@ -172,8 +172,8 @@ def check_decoding(pair: Pair, prompts: list[Prompt] | None = None) -> int:
     policies += [make_policy("vct", {"width": WIDTH, "depth": DEPTH})] if trees else []
     for policy in policies:
         replayed = replay(trace, policy, cost_table(trace, ConstantCost(1e-3, 1e-2), policy), log=True)
-        runs = [decoder.decode(one.tokens, TOKENS, policy, sequence=number) for number, one in enumerate(prompts)]
+        runs = [decoder.decode(prompt.tokens, TOKENS, policy, sequence=number) for number, prompt in enumerate(prompts)]
         assert [run.tokens for run in runs] == texts
         assert output_identical(trace, runs) == rounds_identical(replayed, runs) == 1.0
-        accepted += sum(one.accepted for run in runs for one in run.rounds)
+        accepted += sum(round_.accepted for run in runs for round_ in run.rounds)
     return accepted

@@ -26,7 +26,7 @@ SHAPES = ("random", "chain", "star", "binary", "padded", "all padding", "hangs o
 
 
 def thread_orders(source: str, device: str) -> Iterator[int]:
-    """Set several orders of emulated threads, one after another, where threads are emulated.
+    """Set several orders of emulated threads, in turn, where threads are emulated.
 
     Results must be the same in each: else there is a race.
     """
@@ -40,7 +40,7 @@ def thread_orders(source: str, device: str) -> Iterator[int]:
 
 
 def parents_of(shape: str, nodes: int, generator: torch.Generator) -> list[int]:
-    """Parents of one tree of this kind."""
+    """Parents of a tree of this kind."""
     if shape == "chain":
         return [node - 1 for node in range(nodes)]
     if shape == "star":
@@ -70,7 +70,7 @@ def forest(shapes: tuple[str, ...], nodes: int, seed: int) -> torch.Tensor:
 
 
 def path_to_root(parents: list[int], node: int) -> list[int]:
-    """Nodes from the root to this one, or to the padding that it hangs on."""
+    """Nodes from the root to this node, or to the padding that it hangs on."""
     path = [node]
     while path[0] > 0 and parents[path[0]] >= 0:
         path.insert(0, parents[path[0]])

@@ -1,6 +1,6 @@
-"""Console commands in processes of their own, forked from this one, which has imported and compiled all: to be killed.
+"""Console commands to be killed, in processes forked from this process, which has imported and compiled all.
 
-Units of work, of which a kill may cost one, are noted in a file as they begin. Costs are given, so that what policies
+Units of work are noted in a file as they begin; a kill may cost a unit. Costs are given, so that what policies
 are tuned under is the same each time.
 """
 

@@ -17,7 +17,7 @@ import xllamacpp
 from xllamacpp import xllamacpp as library
 
 PARSER = "_Z19common_params_parseiPPcR13common_params13llama_examplePFviS0_E"
-PROGRAMS = range(24)  # that the parser serves, numbered by version; llama-server's is the one with --metrics
+PROGRAMS = range(24)  # that the parser serves, numbered by version; llama-server's has --metrics
 TOKENS = 32
 
 
@@ -28,7 +28,7 @@ def parse(arguments: list[str], program: int) -> Any:
     parameters.n_predict = 4321
     assert ctypes.c_int32.from_address(address).value == 4321, "the structure is no longer where it was"
     parameters.n_predict = -1
-    words = [b"llama-server", *(one.encode() for one in arguments)]
+    words = [b"llama-server", *(argument.encode() for argument in arguments)]
     parser = getattr(ctypes.CDLL(library.__file__), PARSER)
     parser.restype = ctypes.c_bool
     argv = (ctypes.c_char_p * (len(words) + 1))(*words, None)

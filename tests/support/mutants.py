@@ -16,7 +16,7 @@ KERNELS = Path(speckernels.__file__).parents[1]
 
 @dataclass(frozen=True)
 class Mutant:
-    """A kernel source with one text replaced.
+    """A kernel source with a text replaced.
 
     file : "csrc/..." below `kernels/`, or "ops/..." below `kernels/speckernels/`
     find : occurs exactly once in it
@@ -39,7 +39,7 @@ class Mutant:
         return text.replace(self.find, self.replace)
 
     def break_csrc(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
-        """CUDA sources are built from a copy in which this one is broken."""
+        """CUDA sources are built from a copy in which this source is broken."""
         shutil.copytree(KERNELS / "csrc", folder / "csrc")
         (folder / self.file).write_text(self.text())
         patch.setattr(build, "source_folder", lambda: folder / "csrc")

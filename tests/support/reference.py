@@ -107,7 +107,7 @@ class Threshold:
 
 @dataclass
 class Decoded:
-    """What one rule did: a row (sequence, t, drafted, accepted) per round, sums per sequence."""
+    """What a rule did: a row (sequence, t, drafted, accepted) per round, sums per sequence."""
 
     rounds: list[tuple[int, int, int, int]] = field(default_factory=list)
     policy_steps: list[int] = field(default_factory=list)
@@ -123,7 +123,7 @@ class Decoded:
 
 
 class Decoder:
-    """Speculative decoding of every sequence of a trace under one stopping rule."""
+    """Speculative decoding of every sequence of a trace under a stopping rule."""
 
     def __init__(self, trace: Trace, rule: FixedLength | Threshold, cost: RampCost) -> None:
         self.trace, self.rule, self.cost = trace, rule, cost
@@ -153,7 +153,7 @@ class Decoder:
         draft_s = verify_s = other_s = 0.0
         while len(output) < len(wanted):
             t, draft = len(output), []
-            room = min(rule.longest, trace.depth, budget - t - 1)  # the target adds one
+            room = min(rule.longest, trace.depth, budget - t - 1)  # the target adds a token
             context = prompt + t - 1
             while len(draft) < room:
                 lacking = prompt + t + len(draft) - in_draft_cache - 1

@@ -91,11 +91,11 @@ def add(
 def emitted_distribution(
     tables: Tables, depth: int, sampler: FedChoice, verifier: Verifier, judged_by: Sampler | None = None
 ) -> Distribution:
-    """The distribution of the first depth + 1 tokens of one round and the target's own after it.
+    """The distribution of the first depth + 1 tokens of a round and the target's own after it.
 
     Every draft is taken with its probability under q, and every decision of the verifier with
     the threshold in its uniform at which it turns. judged_by : the drafter's distribution that the
-    verifier is told, if not the one drawn from
+    verifier is told, if not that drawn from
     """
     vocabulary = len(tables.target[()])
     distribution: Distribution = {}
@@ -126,7 +126,7 @@ def emitted_distribution(
 
         sampler.fed.update({("judge", i + 1): 0.0 for i in range(depth)} | {("last", 0): 0.5})
         for place in range(depth + 1):
-            # All before `place` are accepted; here, if it is a place of the draft, one is rejected.
+            # All before `place` are accepted; here, if it is a place of the draft, its token is rejected.
             accepted = threshold(lambda u, at=place: accepts(at, u)) if place < depth else 0.0
             if accepted < 1:
                 if place < depth:

@@ -32,7 +32,7 @@ def close_to(name: str) -> dict[str, float]:
 
 @cache
 def target_of(name: str, layers: int = LAYERS) -> Any:
-    """In float64; one of LEAN goes through fused parts, one of LIBRARY through the library's."""
+    """In float64; those of LEAN go through fused parts, those of LIBRARY through the library's."""
     if name == "llama-bias":
         return biased(layers)
     architecture, _, attention = name.partition("-")
@@ -70,13 +70,13 @@ def stacked(stack: Any, length: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 @dataclass
 class Rows:
-    """Rows through every layer's attention and MLP, as one number each; calls of them."""
+    """Rows through every layer's attention and MLP, as a number each; calls of them."""
 
     rows: Counter[tuple[int, str]]
     calls: Counter[tuple[int, str]]
 
     def of(self, layers: range) -> set[tuple[int, int]]:
-        """(rows, calls) that the sublayers of these layers had; one pair where all had the same."""
+        """(rows, calls) that the sublayers of these layers had; a single pair where all had the same."""
         return {(self.rows[i, part], self.calls[i, part]) for i in layers for part in ("attention", "mlp")}
 
 

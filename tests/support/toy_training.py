@@ -1,4 +1,4 @@
-"""A training as a user would add one: an early exit without layers of its own that imitates the target's choices."""
+"""A training as a user would add it: an early exit without layers of its own that imitates the target's choices."""
 
 from __future__ import annotations
 

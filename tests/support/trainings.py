@@ -123,7 +123,7 @@ CASES: dict[str, Case] = {
 
 
 def made_up_costs(*_: Any) -> dict[str, Any]:
-    """Costs of Self-SD that no clock decides: one unit for a sublayer of attention, two for an MLP, a half else."""
+    """Costs of Self-SD that no clock decides: 1 unit for a sublayer of attention, 2 for an MLP, a half else."""
     corners = [[3 * LAYERS + 0.5, LAYERS + 0.5], [2 * LAYERS + 0.5, 0.5]]
     step = np.broadcast_to(np.array(corners)[:, :, None, None], (2, 2, 4, 2)).tolist()
     whole = 3 * LAYERS + 0.5

@@ -1,4 +1,4 @@
-"""Tree policies that find faults: by a coin, of any width, and one that keeps nothing."""
+"""Tree policies that find faults: by a coin, of any width, and keeping nothing."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def _softmax(logits: np.ndarray) -> np.ndarray:
 def _chain(
     probs: np.ndarray, order: np.ndarray, token: np.ndarray, depth: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The tokens of rank 0 one after another from every position, with probability and entropy, [N, D] each."""
+    """The tokens of rank 0 in sequence from every position, with probability and entropy, [N, D] each."""
     sequences, tokens = token.shape
     every, start = np.arange(sequences)[:, None], np.arange(tokens)[None]
     last = np.concatenate([np.zeros((sequences, 1), dtype=np.int32), token[:, :-1]], axis=1)

@@ -53,7 +53,7 @@ def run_case(search: Search, seed: int, storage: Path | None = None, progress: C
 
 
 def carrying(trace: Trace) -> list[ChainPolicy]:
-    """Policies of which one lives on from sequence to sequence."""
+    """Policies, one with a state that lives on across sequences."""
     return [
         HuggingFace(
             num_assistant_tokens=k, schedule=schedule, assistant_confidence_threshold=0.2, max_draft_tokens=trace.depth

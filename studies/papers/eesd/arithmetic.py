@@ -12,7 +12,7 @@ from studies.papers.tables import Row, read_table, recompute, rounded_to, stated
 
 SUMMARIES = {"gsm8k": "eesd_1", "xsum": "eesd_1", "humaneval": "eesd_2", "mt_bench": "eesd_3"}
 MIRRORED = ("LLaMA-2-70B-chat", "Vanilla SD", "LLaMA-2-7B-chat")  # on XSum: v_d and r_d of the row below, exchanged
-TARGETS = {"70B": "llama-2-70b", "13B": "llama-2-13b"}  # all targets have one of these shapes
+TARGETS = {"70B": "llama-2-70b", "13B": "llama-2-13b"}  # shapes of the targets
 CODE_VOCABULARY = 32016  # of CodeLLaMA
 
 
@@ -146,7 +146,7 @@ def head_weights(model: Architecture) -> int:
 
 
 def weights() -> Iterator[Finding]:
-    """Parameter counts from LLaMA-2's shapes, in billions, compared with the printed ones."""
+    """Parameter counts from LLaMA-2's shapes, in billions, compared with those printed."""
     table1, table2, table3, table6 = (read_table(f"eesd_{number}") for number in (1, 2, 3, 6))
     printed: list[tuple[str, float, Row, str, str]] = []  # name, parameters, cell by row and column, its part
     for size, shape in TARGETS.items():

@@ -31,7 +31,7 @@ FIXED = {
     "Self SD": "vanilla_and_self_draft_tokens",
     "Medusa": "medusa_heads",
 }
-UNUSUAL = {  # errata of rows whose length is not the stated one
+UNUSUAL = {  # errata of rows whose length differs from the stated length
     "gsm8k.llama_2_13b.vanilla_tinyllama_1_1b": "F7",
     "xsum.llama_2_70b_chat.vanilla_llama_2_7b_chat": "F3",
     "humaneval.codellama_2_13b.medusa": "F8",
@@ -75,7 +75,7 @@ def lengths() -> Iterator[Finding]:
 
 
 def length(run: Run) -> Finding:
-    """Draft length of one run."""
+    """Draft length of a run."""
     drafted, allowed = recompute(drafted_per_round, *run.cells("v_d", "r_d"))
     text, agrees = "drafted per round by v_d and r_d", True
     if run.method in FIXED:
@@ -153,7 +153,9 @@ def priors() -> Iterator[Finding]:
     drafted = np.array([run.drafted for run in group])
     rounds = np.array([output_tokens() / (accepted_per_round(run.r_d) + 1) for run in group])
     theta, accept = np.array([run.accept_prob for run in group]).T
-    judged = rounds / (1 - accept * theta)  # tokens that the target judges: accepted ones and the first rejected
+    judged = rounds / (
+        1 - accept * theta
+    )  # tokens that the target judges: accepted tokens and the first rejected token
     printed = rounds * (1 + (1 - accept) * theta) / (1 - accept * theta)
     rules: dict[str, tuple[Callable[[Floats, Floats], Floats], Floats]] = {
         "clamped": (lambda p, mean: p**2 * mean, judged),

@@ -99,7 +99,7 @@ def output_tokens() -> float:
 
 
 def accepted_per_round(r_d: float) -> float:
-    """Accepted tokens per round, which emits one more."""
+    """Accepted tokens per round, which also emits a token of the target."""
     return r_d / (1 - r_d)
 
 

@@ -1,1 +1,1 @@
-"""Small pairs, one file per family of drafters."""
+"""Small pairs, a file per family of drafters."""

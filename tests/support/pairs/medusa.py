@@ -27,7 +27,7 @@ CONFIGS = {"qwen2": (Qwen2Config, Qwen2ForCausalLM), "mistral": (MistralConfig, 
 def own_texts(
     pair: Pair, sampler: Sampler, tokens: int = TOKENS, prompts: Sequence[Prompt] | None = None
 ) -> list[list[int]]:
-    """What the target alone says after these prompts, the tiny ones by default."""
+    """What the target alone says after these prompts, the tiny prompts by default."""
     plain = Decoder(pair.target, DraftModel(pair.target, ()), pair.eos_token_ids, sampler)
     texts = [prompt.tokens for prompt in prompts or tiny_prompts()]
     return [plain.decode(text, tokens, None, sequence=number).tokens for number, text in enumerate(texts)]
@@ -67,7 +67,7 @@ def random_target(architecture: str) -> Any:
 
 
 def fit(pair: Pair, prompts: Sequence[Prompt], rate: float = 0.03) -> None:
-    """A few steps of cross-entropy: head k is to say the token k places after the pending one."""
+    """A few steps of cross-entropy: head k learns the token k places after the pending token."""
     heads = pair.drafter.heads
     states: list[list[torch.Tensor]] = [[] for _ in heads.residual]
     truth: list[list[torch.Tensor]] = [[] for _ in heads.residual]

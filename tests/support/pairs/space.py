@@ -34,7 +34,7 @@ FAST = SpaceSettings(MASKS, lr=2e-2, examples=6, adapter=AdapterSettings(rank=8,
 
 
 def word_prompts() -> list[Prompt]:
-    """Pieces of such text and random ones, of one token, too."""
+    """Pieces of such text and random prompts, also of a single token."""
     text = words(2, count=FEW)
     pieces = [text[at : at + length].tolist() for at, length in ((0, 13), (30, 1), (60, 20), (90, 2))]
     return [Prompt("ab"[i % 2], tokens) for i, tokens in enumerate([*pieces, *random_prompts(1)])]
