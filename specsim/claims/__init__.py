@@ -1,1 +1,1 @@
-"""Claims about speculation, kept in TOML files and evaluated again: what was said, what is found, whether it holds."""
+"""Claims about speculation: regression checks that TOML files state and commands evaluate again."""

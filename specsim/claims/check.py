@@ -26,7 +26,7 @@ ROUNDING = 1e-9  # relative, of a bound: what sums in another order may differ b
 class Checked:
     """A claim with its verdict.
 
-    found : the value with the interval that decided; None for an order
+    judged : the value with the interval that decided; None for an order
     interval : the value with its 95 % interval over sequences, where the claim has an interval
     steps : for an order, each subject's lead over the next with its interval
     seconds : seconds and tokens per sequence [S] of the first subject; None where nothing is timed
@@ -34,7 +34,7 @@ class Checked:
 
     claim: Claim
     verdict: Verdict
-    found: Estimate | None = None
+    judged: Estimate | None = None
     interval: Estimate | None = None
     steps: tuple[Estimate, ...] = ()
     seconds: tuple[Floats, Floats] | None = None
@@ -47,10 +47,10 @@ class Checked:
     @property
     def recomputed(self) -> str:
         """The recomputed value in words, with its interval where it has any."""
-        if self.found is None:
+        if self.judged is None:
             names = [subject_text(subject) for subject in self.claim.subjects]
             return ", ".join(f"{name} {_signed(step)}" for name, step in zip(names, self.steps, strict=False))
-        return _text(self.interval or self.found)
+        return _text(self.interval or self.judged)
 
     @property
     def message(self) -> str:
@@ -68,7 +68,7 @@ class Checked:
             "known_verdict": self.claim.statement.verdict,
             "passed": self.passed,
             "claimed": self.claim.claimed,
-            "recomputed": found.as_dict() if (found := self.interval or self.found) else None,
+            "recomputed": value.as_dict() if (value := self.interval or self.judged) else None,
             "order": [step.as_dict() for step in self.steps] or None,
             "source": self.claim.statement.source,
         }
@@ -83,12 +83,12 @@ def measure(subject: Subject, home: Path) -> Measured:
     return of_value(subject, home)
 
 
-def judge(found: Estimate, bounds: tuple[float, float], *, outside: Verdict) -> Verdict:
-    """Whether a value's interval lies inside the bounds, outside, or straddles them, which decides nothing."""
+def judge(value: Estimate, bounds: tuple[float, float], *, outside: Verdict) -> Verdict:
+    """Judge whether a value's interval lies inside the bounds, outside, or straddles them (not decidable)."""
     low, high = (bound * (1 + side * ROUNDING * np.sign(bound)) for bound, side in zip(bounds, (-1, 1), strict=True))
-    if low <= found.low and found.high <= high:
+    if low <= value.low and value.high <= high:
         return "holds"
-    return outside if found.high < low or found.low > high else "not decidable"
+    return outside if value.high < low or value.low > high else "not decidable"
 
 
 def judge_order(leads: Iterable[Estimate]) -> Verdict:
@@ -100,7 +100,7 @@ def judge_order(leads: Iterable[Estimate]) -> Verdict:
 
 
 def check(claim: Claim) -> Checked:
-    """Evaluate a claim; InputError names a claim that cannot be evaluated."""
+    """Evaluate a claim; InputError names a claim whose evaluation failed."""
     try:
         measured = [measure(subject, claim.home) for subject in claim.subjects]
         statement = claim.statement
@@ -109,18 +109,18 @@ def check(claim: Claim) -> Checked:
                 _lead(first, second, over_prompts=statement.over_prompts) for first, second in pairwise(measured)
             )
             return Checked(claim, judge_order(leads), steps=leads, seconds=measured[0].seconds)
-        found = FORMS[claim.form](*measured, over_prompts=statement.over_prompts)
+        value = FORMS[claim.form](*measured, over_prompts=statement.over_prompts)
         assert statement.bounds is not None
         outside: Verdict = "contradicted" if statement.expected is None else "drifted"
-        verdict, interval = judge(found, statement.bounds, outside=outside), None
+        verdict, interval = judge(value, statement.bounds, outside=outside), None
         if statement.interval is not None:
             interval = FORMS[claim.form](*measured, over_prompts=True)
             if not _ends_hold(interval, claim):
                 verdict = outside
-        return Checked(claim, verdict, found, interval, seconds=measured[0].seconds)
+        return Checked(claim, verdict, value, interval, seconds=measured[0].seconds)
     except InputError as error:
         raise InputError(f"claim {claim.name!r}: {error}") from None
-    except OSError as error:  # a name that no file can have; the others are refused by who reads them
+    except OSError as error:  # a name that no file can have; readers refuse other names
         raise InputError(f"claim {claim.name!r}: {error.strerror}: {str(error.filename)[:80]}...") from None
 
 
@@ -150,7 +150,7 @@ def check_files(
 
     allow_policy_files : whether claims may run policy files, which are Python programs, outside the working tree
 
-    Raises InputError for a claim that cannot be evaluated or may not.
+    Raises InputError for a claim whose evaluation fails or is not allowed.
     """
     claims = [(path, claim) for path in paths for claim in read_claims(path)]
     for path, claim in claims:
@@ -176,11 +176,11 @@ def _lead(first: Measured, second: Measured, *, over_prompts: bool) -> Estimate:
     return _difference(first, second, over_prompts=over_prompts)
 
 
-def _ends_hold(found: Estimate, claim: Claim) -> bool:
+def _ends_hold(interval: Estimate, claim: Claim) -> bool:
     """Whether both ends of the interval are those that the claim has."""
     statement = claim.statement
     assert statement.interval is not None
-    ends = zip((found.low, found.high), statement.interval, strict=True)
+    ends = zip((interval.low, interval.high), statement.interval, strict=True)
     return all(
         judge(Estimate.exact(end), statement.around(claimed), outside="drifted") == "holds" for end, claimed in ends
     )

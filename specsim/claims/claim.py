@@ -87,7 +87,7 @@ class ValueSubject(Strict, frozen=True):
 
 
 Subject: TypeAlias = ReplaySubject | RunSubject | ValueSubject
-SUBJECTS: dict[str, type[Subject]] = {  # by the key that tells them apart
+SUBJECTS: dict[str, type[Subject]] = {  # by the key that only they have
     "trace": ReplaySubject,
     "validation": RunSubject,
     "document": ValueSubject,
@@ -100,7 +100,7 @@ class Statement(Strict, frozen=True):
     about : "record" asks whether these very sequences give that number, so that only the noise of measured seconds
         leaves doubt; "prompts" asks it of prompts like these, with the 95 % interval over sequences. The first is the
         default of `expected`, the second that of bounds and orders
-    interval : beside `expected`, both ends of the 95 % interval over sequences, with its tolerance
+    interval : in addition to `expected`, both ends of the 95 % interval over sequences, with its tolerance
     verdict : the known verdict; another verdict fails
     source : where the figure is printed, or who states it
     """
@@ -120,11 +120,11 @@ class Statement(Strict, frozen=True):
         has_bounds = self.at_least is not None or self.at_most is not None
         tolerances = (self.tolerance is not None) + (self.tolerance_percent is not None)
         if self.expected is not None and has_bounds:
-            raise ValueError("expected and a bound exclude each other; keep one")
+            raise ValueError("expected and a bound exclude each other; remove either")
         if (self.expected is not None) != (tolerances == 1):
-            raise ValueError("expected goes with one of tolerance and tolerance_percent")
+            raise ValueError("expected needs either tolerance or tolerance_percent")
         if self.interval is not None and (self.expected is None or self.interval[0] > self.interval[1]):
-            raise ValueError("interval is [low, high] beside expected; give both, the lower end first")
+            raise ValueError("interval needs expected and both ends; give [low, high]")
         if self.at_least is not None and self.at_most is not None and self.at_least > self.at_most:
             raise ValueError("at_least is above at_most; swap them")
 
@@ -155,8 +155,8 @@ class Claim:
     """A claim of a file.
 
     home : the file's folder
-    form : "value" of one subject; "ratio" or "difference" of the first subject's value and the second's; or "order", in
-        which each subject's value is above the next subject's
+    form : "value" of a single subject; "ratio" or "difference" of the first subject's value and the second's; or
+        "order", in which each subject's value is above the next subject's
     """
 
     home: Path
@@ -207,7 +207,7 @@ def policy_file(subject: Subject, home: Path) -> Path | None:
 
 
 def subject_text(subject: Subject) -> str:
-    """Short text that tells a subject of an order from the others."""
+    """Name a subject of an order by what differs from the others."""
     if isinstance(subject, ReplaySubject):
         settings = ", ".join(f"{key}={value}" for key, value in subject.settings.items())
         return f"{subject.policy}({settings})" if settings else subject.policy

@@ -26,11 +26,11 @@ from specsim.replaying.intervals import Estimate, log_ratio_error
 from specsim.report.result_files import BENCH_KIND
 
 Change = Literal["slower", "faster", "no change", "not comparable"]
-Runs: TypeAlias = Sequence[tuple[str, Mapping[str, Any]]]  # validations of one side: where each is, and its document
+Runs: TypeAlias = Sequence[tuple[str, Mapping[str, Any]]]  # validations before or after: path and document of each
 KERNEL_KEYS = ("op", "label", "dtype", "backend", "mode")  # of a benchmark's row, which name it
 SIGNIFICANCE = 0.05
 KERNEL_FLOOR_PERCENT = 5.0  # of times without a null arm
-BETWEEN_RUNS_PERCENT = 1.7  # standard deviation of a speedup between runs of one commit: docs/claims.md, "Two runs"
+BETWEEN_RUNS_PERCENT = 1.7  # standard deviation of a speedup between runs of a commit: docs/claims.md, "Two runs"
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Line:
     """One row before and after.
 
     old, new : speedups, or seconds of a kernel
-    ratio : new performance over old, so that below 1 is slower; None where the two cannot be compared
+    ratio : new performance over old, so that below 1 is slower; None if they are not comparable
     """
 
     name: str
@@ -79,24 +79,24 @@ def read_diff(
     more_new: Sequence[Path] = (),
     between_runs_percent: float | None = None,
 ) -> Diff:
-    """Compare two files of one kind: validations, files of `speckernels bench`, or of pytest-benchmark.
+    """Compare two files of the same kind: validations, files of `speckernels bench`, or of pytest-benchmark.
 
     more_old, more_new : further validations of either side
-    between_runs_percent : standard deviation of a speedup between runs of one commit; of times, the least gap
+    between_runs_percent : standard deviation of a speedup between runs of a commit; of times, the least gap
     """
     sides = [old, *more_old], [new, *more_new]
     before, after = ([(str(path), _document(path)) for path in side] for side in sides)
     kinds = {_kind(document, path) for path, document in (*before, *after)}
     if len(kinds) != 1:
         raise InputError(
-            f"{old} and {new} are of different kinds, {', '.join(sorted(kinds))}; compare those of one kind"
+            f"{old} and {new} are of different kinds, {', '.join(sorted(kinds))}; compare files of the same kind"
         )
     (kind,) = kinds
     if kind == VALIDATION_KIND:
         between = BETWEEN_RUNS_PERCENT if between_runs_percent is None else between_runs_percent
         return diff_validations(before, after, between_runs_percent=between)
     if more_old or more_new:
-        raise InputError("several runs of a side are taken of validations alone; give one benchmark's file a side")
+        raise InputError("several runs of a side must be validations; give a single benchmark file for each side")
     floor = KERNEL_FLOOR_PERCENT if between_runs_percent is None else between_runs_percent
     read = _kernel_times if kind == BENCH_KIND else _benchmark_times
     return _diff_times(read(before[0][1], str(old)), read(after[0][1], str(new)), floor)

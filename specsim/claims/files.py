@@ -56,13 +56,13 @@ def read_claims(path: Path) -> list[Claim]:
     seen: set[str] = set()
     for claim in claims:
         if claim.name in seen:
-            raise InputError(f"{path}: two claims are called {claim.name!r}; rename one")
+            raise InputError(f"{path}: two claims are called {claim.name!r}; rename either")
         seen.add(claim.name)
     return claims
 
 
 def _check_plain(value: Any, where: str) -> None:
-    """Raise InputError for text that does not fit on one line of a terminal, and for numbers that are not finite."""
+    """Raise InputError for text that does not fit on a terminal line, and for numbers that are not finite."""
     if isinstance(value, dict):
         for key, item in value.items():
             _check_plain(key, where)
@@ -71,9 +71,7 @@ def _check_plain(value: Any, where: str) -> None:
         for item in value:
             _check_plain(item, where)
     elif isinstance(value, str) and not value.isprintable():
-        raise InputError(
-            f"{where}: {value[:60]!r} holds characters that cannot be printed; write one line of plain text"
-        )
+        raise InputError(f"{where}: {value[:60]!r} holds unprintable characters; write a line of plain text")
     elif isinstance(value, int | float) and not abs(value) < MAX_NUMBER:
         raise InputError(f"{where}: {str(value)[:20]} is not a finite number below {MAX_NUMBER:g}")
 
@@ -97,7 +95,7 @@ def _claim(entry: dict[str, Any], defaults: Mapping[str, Any], path: Path, numbe
     _check_plain(entry, where)
     composed = [key for key in COMPOSED if key in entry]
     if len(composed) > 1:
-        raise InputError(f"{where}: {' and '.join(composed)} exclude each other; keep one")
+        raise InputError(f"{where}: {' and '.join(composed)} exclude each other; keep a single key")
     form: Any = composed[0] if composed else "value"
     own = {key: value for key, value in entry.items() if key not in (*Statement.__struct_fields__, *COMPOSED)}
     parts = entry[form] if composed else [{}]
@@ -116,7 +114,7 @@ def _claim(entry: dict[str, Any], defaults: Mapping[str, Any], path: Path, numbe
 def _subject(keys: Mapping[str, Any], defaults: Mapping[str, Any], where: str) -> Subject:
     kind = _kind(keys, where, "") or _kind(defaults, where, " of defaults")
     if kind is None:
-        raise InputError(f"{where}: it has no subject; give one of {', '.join(SUBJECTS)}")
+        raise InputError(f"{where}: the subject is missing; give one of {', '.join(SUBJECTS)}")
     fitting = {key: value for key, value in defaults.items() if key in SUBJECTS[kind].__struct_fields__}
     return msgspec.convert({**fitting, **keys}, SUBJECTS[kind])
 
@@ -130,12 +128,12 @@ def _with_defaults(defaults: Mapping[str, Any], entry: Mapping[str, Any]) -> dic
 def _kind(keys: Mapping[str, Any], where: str, place: str) -> str | None:
     kinds = [key for key in SUBJECTS if key in keys]
     if len(kinds) > 1:
-        raise InputError(f"{where}: {' and '.join(kinds)}{place} exclude each other; keep one")
+        raise InputError(f"{where}: {' and '.join(kinds)}{place} exclude each other; keep a single key")
     return kinds[0] if kinds else None
 
 
 def _in_words(error: ValueError) -> str:
-    """What is wrong with a claim's keys, in one line."""
+    """Describe what is wrong with a claim's keys, in a line."""
     message, _, place = str(error).partition(" - at `$")
     if match := re.fullmatch(r"Object contains unknown field `(.*)`", message):
         message = f"key {match[1]!r} is unknown here; remove it"

@@ -104,7 +104,7 @@ def value_at(document: Any, at: list[Any], where: str) -> Any:
         elif isinstance(step, dict) and isinstance(value, list):
             entries = [entry for entry in value if isinstance(entry, dict) and step.items() <= _plain(entry).items()]
             if len(entries) != 1:
-                raise InputError(f"{place}: {len(entries)} entries have these values; name exactly one")
+                raise InputError(f"{place}: {len(entries)} entries have these values; name a single entry")
             value = entries[0]
         else:
             raise InputError(f"{place}: there is no {'list' if isinstance(value, dict) else 'object'} to take it from")
@@ -129,7 +129,7 @@ def stamp_of(path: Path) -> Stamp:
     try:
         files = sorted(path.iterdir()) if path.is_dir() else [path]
         states = [(file.name, file.stat()) for file in files if file.is_file()]
-    except OSError:  # such as a name that is too long: who reads it says why
+    except OSError:  # such as a name that is too long; reading it raises the error
         return ()
     return tuple((name, state.st_mtime_ns, state.st_size) for name, state in states)
 

@@ -1,6 +1,6 @@
-"""pytest collects *.claims.toml: every claim is a test. `pytest --claims-update` writes what is found into the files.
+"""pytest collects *.claims.toml: every claim is a test. `pytest --claims-update` updates the files.
 
-A claim whose policy is a FILE.py runs that file; one outside the working tree only with --allow-policy-files.
+A claim whose policy is a FILE.py runs that file; files outside the working tree only with --allow-policy-files.
 
 Installed with specsim as a plugin; it imports nothing of specsim before a claim file is met.
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ClaimFailed(Exception):
-    """A claim whose verdict is not the one that it is known to have; the message is one line."""
+    """A claim that lacks its known verdict; the message is a line."""
 
 
 class ClaimItem(pytest.Item):
@@ -37,8 +37,8 @@ class ClaimItem(pytest.Item):
         if checked.passed:
             return
         statement = self.claim.statement
-        if self.config.getoption("--claims-update") and statement.expected is not None and checked.found is not None:
-            update_expected(self.path, {self.claim.name: checked.interval or checked.found})
+        if self.config.getoption("--claims-update") and statement.expected is not None and checked.judged is not None:
+            update_expected(self.path, {self.claim.name: checked.interval or checked.judged})
             return
         raise ClaimFailed(checked.message)
 
@@ -74,7 +74,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--claims-update",
         action="store_true",
-        help="Write what is found into the `expected` of claims that do not hold, in their files.",
+        help="Write the recomputed values into the `expected` of claims that do not hold.",
     )
     group.addoption(
         "--allow-policy-files",

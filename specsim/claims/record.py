@@ -21,7 +21,7 @@ from specsim.report.result_files import BENCH_KIND
 
 REPLAYED_PERCENT = 0.1  # tolerance of what is computed; the same inputs give the same to far more digits
 MEASURED_PERCENT = 3.0  # of measured speedups, above the noise floor of a sound run
-TIMED_PERCENT = 20.0  # of single times, which have no baseline beside them
+TIMED_PERCENT = 20.0  # of single times, which have no baseline
 LARGEST_ERROR_PERCENT = 3.0  # median, of a validation's predictions
 
 Entry = dict[str, Any]

@@ -75,4 +75,4 @@ def find_row(document: dict[str, Any], policy: str, where: str) -> dict[str, Any
         if len(matching) == 1:
             return dict(matching[0])
     known = ", ".join(str(row.get("label")) for row in rows[:20])
-    raise InputError(f"{where}: {len(matching)} rows are of policy {policy!r}; name one of {known}")
+    raise InputError(f"{where}: {len(matching)} rows are of policy {policy!r}; choose a label: {known}")

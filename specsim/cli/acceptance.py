@@ -144,7 +144,7 @@ def check(options: CheckOptions) -> Answer:
     """Compare an acceptance model with a trace.
 
     Compares accepted lengths, autocorrelation and calibration with traces of the same size that are generated from
-    the model. The range holds 95 % of such traces, so for a true model about one statistic in twenty lies outside.
+    the model. The range holds 95 % of such traces, so for a true model about 1 statistic in 20 lies outside.
 
     Example: specsim acceptance check model.json TRACE
     """

@@ -20,7 +20,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object 
 
 
 class Answer(NamedTuple):
-    """What a command found.
+    """The result of a command.
 
     document : what --json prints
     show : prints it for people
@@ -35,7 +35,7 @@ class Answer(NamedTuple):
 
 
 def command(app: typer.Typer, name: str | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add a function to an app as a command, named like the function unless told.
+    """Add a function to an app as a command, by default with the function's name.
 
     Every field of a parameter whose type is a `Settings` class becomes an option. A function that returns an `Answer`
     gets the option --json.
@@ -49,7 +49,7 @@ def command(app: typer.Typer, name: str | None = None) -> Callable[[Callable[...
 
 
 def as_command(function: Callable[..., Any]) -> Callable[..., None]:
-    """The function as Typer takes it."""
+    """Wrap a function as Typer expects it."""
     hints = typing.get_type_hints(function, include_extras=True)
     kinds = {name: hint for name, hint in hints.items() if isinstance(hint, type) and issubclass(hint, Settings)}
     answers = kinds.pop("return", None) is None and hints.get("return") is Answer
@@ -60,16 +60,16 @@ def as_command(function: Callable[..., Any]) -> Callable[..., None]:
         options["json"] = JsonOption, False
 
     @wraps(function)
-    def run(**given: Any) -> None:
-        as_json = answers and given.pop("json")
-        arguments = {name: from_options(kind, given) for name, kind in kinds.items()}
-        print_answer(function(**{name: value for name, value in given.items() if name in hints}, **arguments), as_json)
+    def run(**values: Any) -> None:
+        as_json = answers and values.pop("json")
+        arguments = {name: from_options(kind, values) for name, kind in kinds.items()}
+        print_answer(function(**{name: value for name, value in values.items() if name in hints}, **arguments), as_json)
 
     return with_signature(run, options)
 
 
 def print_answer(answer: Answer | None, as_json: bool) -> None:
-    """Print what a command found, as JSON or for people; exit with 1 where its check failed."""
+    """Print the result of a command, as JSON or for people; exit with 1 if its check failed."""
     if answer is None:
         return
     if as_json:
@@ -83,7 +83,7 @@ def print_answer(answer: Answer | None, as_json: bool) -> None:
 
 
 def with_signature(run: Callable[..., None], options: Mapping[str, tuple[Any, Any]]) -> Callable[..., None]:
-    """A function of keywords with the signature that Typer reads: by parameter its annotation and its default."""
+    """Give a function of keywords the signature that Typer reads: annotation and default by parameter."""
     keyword = inspect.Parameter.KEYWORD_ONLY
     parameters = [inspect.Parameter(n, keyword, default=default, annotation=a) for n, (a, default) in options.items()]
     run.__annotations__ = {name: annotation for name, (annotation, _) in options.items()}
@@ -99,7 +99,7 @@ def parameters_of(kind: type[Settings]) -> dict[str, tuple[Any, Any]]:
 def _annotation(option: Option) -> Any:
     kind: Any = str if option.kind is tuple else list[option.item] if option.kind is list else option.kind  # type: ignore[name-defined]
     if option.choices:
-        enum: Any = StrEnum  # of which type checkers know literal members only
+        enum: Any = StrEnum  # type checkers know literal members only
         kind = enum("Word", {choice: choice for choice in option.choices})
     if option.optional:
         kind = kind | None

@@ -38,7 +38,7 @@ MAX_SEED = 2**32 - 1  # the least of what numpy, optuna and torch take
 
 @printable_output()
 def run(app: typer.Typer) -> None:
-    """Run a command line; its output is escaped, and bad input becomes one line on standard error and exit code 2."""
+    """Run a command line; its output is escaped, and bad input becomes a line on standard error and exit code 2."""
     atexit.register(gc.disable)  # or Python looks for garbage once more, among all that was imported
     try:
         with _no_lost_interrupt():
@@ -76,8 +76,8 @@ def run(app: typer.Typer) -> None:
 def _no_lost_interrupt() -> Iterator[None]:
     """Raise KeyboardInterrupt again where Python dropped it.
 
-    Python prints and drops an exception in a finalizer or weak reference's callback, of which drawing a figure has
-    many, and the command would go on.
+    Python prints and drops an exception in a finalizer or weak reference's callback. Drawing a figure
+    has many of them, and the command would continue.
     """
     hook = sys.unraisablehook
 
@@ -96,7 +96,7 @@ def _no_lost_interrupt() -> Iterator[None]:
 
 
 def _what_failed(error: OSError) -> str:
-    """What is wrong with a file, and what to do, in one line."""
+    """Describe a file error and its remedy in a line."""
     place = f"{error.filename}: " if error.filename else ""
     if error.errno == errno.ENOSPC:
         return f"{place}the disk is full; free some space, then run the command again"
@@ -108,12 +108,12 @@ def _what_failed(error: OSError) -> str:
 
 
 def is_own(error: ModuleNotFoundError) -> bool:
-    """Whether the module that is missing is the project's, which is a fault of the program and not of the install."""
+    """Whether the module that is missing is the project's, which is a bug, not a lack of the install."""
     return error.name is None or error.name.partition(".")[0] in ("specsim", "realrun", "speckernels")
 
 
 def missing_module(error: ModuleNotFoundError) -> str:
-    """The one line for a module that the light install does not bring."""
+    """Write the error for a module that the light install lacks."""
     return f"error: {error.name} is not installed; {INSTALL}"
 
 
@@ -161,7 +161,7 @@ def claim_file(path: Path, *, overwrite: bool) -> None:
 
 
 def print_json(document: Any) -> None:
-    """Print one JSON object on standard output."""
+    """Print a JSON object on standard output."""
     print(json.dumps(document, indent=2))
 
 

@@ -91,7 +91,7 @@ def leaderboard(options: BoardOptions) -> Answer:
 
     out = options.out
     costs = [read_costs(path, options.draft_cost, options.batch) for path in options.cost]
-    find_policies([*options.policy, *options.policy_file])  # names a bad one before any trace is read
+    find_policies([*options.policy, *options.policy_file])  # rejects a bad policy before any trace is read
     traces = dict(zip(trace_names(options.traces), map(read_trace, options.traces), strict=True))
     kinds = find_policies([*(options.policy or default_policies(traces.values())), *options.policy_file])
     with nullcontext() if out is None else working_in(out, None):

@@ -1,4 +1,4 @@
-"""`specsim replay`: replay a trace under one policy."""
+"""`specsim replay`: replay a trace under a policy."""
 
 from __future__ import annotations
 

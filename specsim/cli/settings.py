@@ -38,15 +38,15 @@ def setting(
     Parameters
     ----------
     default : any, optional
-        `...` marks an option that must be given; a `Settings` class stands for settings inside these.
+        `...` marks a required option; a `Settings` class stands for nested settings.
     doc : str
-        Help of the field's option; a field without help is no option.
+        Help of the field's option; a field without help does not become an option.
     low, high : float, optional
         Ends of the legal range, themselves legal.
     above, below : float, optional
         Bounds that are not legal themselves.
     flag : str
-        The option's name, where the field's name does not tell it; "--on/--off" for both values of a bool.
+        The option's name, if it differs from the field's; "--on/--off" for both values of a bool.
     metavar : str, optional
         What help shows for the value.
     smoke : any, optional
@@ -115,7 +115,7 @@ class Option(NamedTuple):
 
     @property
     def flags(self) -> str:
-        """What is typed for the option."""
+        """The option as typed on the command line."""
         return self.flag or "--" + self.name.rstrip("_").replace("_", "-")
 
 
@@ -128,14 +128,14 @@ def options_of(kind: type[Settings]) -> Iterator[Option]:
             yield option
 
 
-def from_options(kind: type[S], given: Mapping[str, Any], *, smoke_test: bool = False) -> S:
+def from_options(kind: type[S], values_by_name: Mapping[str, Any], *, smoke_test: bool = False) -> S:
     """Make settings, and those inside them, from a command's options."""
     values: dict[str, Any] = {}
     for option in fields_of(kind):
         if issubclass(option.kind, Settings):
-            values[option.name] = from_options(option.kind, given, smoke_test=smoke_test)
-        elif option.name in given and (option.doc or option.name in INHERITED):
-            values[option.name] = _from_text(option, given[option.name])
+            values[option.name] = from_options(option.kind, values_by_name, smoke_test=smoke_test)
+        elif option.name in values_by_name and (option.doc or option.name in INHERITED):
+            values[option.name] = _from_text(option, values_by_name[option.name])
         if smoke_test and option.smoke is not MISSING:
             values[option.name] = option.smoke(values[option.name]) if callable(option.smoke) else option.smoke
     return kind(**values)

@@ -221,7 +221,7 @@ def _measured(shape: tuple[int, ...], trace: Trace) -> float:
 
 
 def _print_tree(shape: tuple[int, ...], probs: Floats) -> None:
-    """Print the tree, a line per node, and its choices in one line to copy."""
+    """Print the tree, a line per node, and its choices in a line to copy."""
     from specsim.policy.static_tree.shape import to_paths
     from specsim.report.terminal import terminal
 

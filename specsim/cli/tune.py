@@ -1,4 +1,4 @@
-"""`specsim tune`: search a policy's settings on one part of a trace, report on the other."""
+"""`specsim tune`: search a policy's settings on a part of a trace, report on the rest."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def tune(options: TuneOptions, costs: CostSettings) -> Answer:
             result = tune_with(whole, options.policy, search, tuning_share=options.tuning_share, progress=progress)
         return Answer(result.as_dict(), partial(_print_tuned, result))
     kind = find_policy(options.policy)
-    fold_sequences(whole.trace, folds, seed=seed)  # names a bad number before any work
+    fold_sequences(whole.trace, folds, seed=seed)  # rejects a bad number before any work
     with _resuming_from(options.storage), progress_bar() as report:
         final = tune_on(kind, whole, whole, search, compare=False, progress=partial(report, "all sequences"))
         folded = cross_validate_with(whole, kind, search, folds=folds, progress=partial(report, "folds"))
@@ -80,7 +80,7 @@ def tune(options: TuneOptions, costs: CostSettings) -> Answer:
 
 @contextmanager
 def _resuming_from(storage: Path | None) -> Iterator[None]:
-    """Where Ctrl-C leaves nothing to show, say what the journal holds."""
+    """If Ctrl-C leaves nothing to show, name the journal to resume from."""
     try:
         yield
     except KeyboardInterrupt:

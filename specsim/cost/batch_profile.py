@@ -39,14 +39,14 @@ class BatchProfileDocument(TypedDict):
 class BatchProfileCost(BatchCost):
     """Measured rounds of a batch, linear between what was measured.
 
-    A ragged batch costs what one of its mean context and its mean number of tokens does. What lies outside of the
+    A ragged batch costs as much as a batch of its mean context and mean number of tokens. What lies outside of the
     measured batches, contexts and sizes is an error.
 
     batches [B], contexts [C], tokens [N] : increasing; contexts in cached tokens, tokens of a pass by sequence, from 1
     verify_s : [B, C, N]; draft_s : [B, C, P], the draft step at each place of a round that begins at the context; the
         last for all behind it, too
-    catch_up_s : [B, C], what a draft step takes more for one more token of every sequence
-    step_s, round_s : beside passes, a step and what one of speculation takes beyond it
+    catch_up_s : [B, C], additional time of a draft step for another token of every sequence
+    step_s, round_s : overhead of a step besides its passes, and of a round of speculation beyond that
     batch : sequences in lockstep
     """
 
@@ -72,7 +72,7 @@ class BatchProfileCost(BatchCost):
         return self._between(self.verify_s, self.tokens, batch, tokens.cached / batch, tokens.new / batch)
 
     def check(self, name: str, noise_floor: float) -> None:
-        """InputError for rounds that cannot be, by more than the noise that was found when these were measured."""
+        """Raise InputError for impossible rounds, beyond the noise of the measurement."""
         step_s = self.verify_s[:, :, 0] + self.step_s
         for each, size in enumerate(self.tokens[1:].tolist(), start=1):
             places = np.minimum(np.arange(size - 1), self.draft_s.shape[2] - 1)

@@ -51,7 +51,7 @@ class BatchCost(CostModel):
 
     @property
     def step_s(self) -> float:
-        """Overhead of an engine step beside its passes, in seconds."""
+        """Overhead of an engine step besides its passes, in seconds."""
         return 0.0
 
     @property

@@ -1,4 +1,4 @@
-"""Fit a roofline's costs to measured ones, however they are given."""
+"""Fit a roofline's costs to measured costs, as objects, files or mappings."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ def calibrate(cost: CostLike, measured: CostLike) -> RooflineCost:
     ----------
     cost : RooflineCost, str, Path or mapping
         Roofline costs, as `read_cost` takes them; what share of the ceilings is reached, and what a round takes
-        beside its passes, is fitted.
+        besides its passes, is fitted.
     measured : ProfileCost, BatchProfileCost, GridPairCost, str, Path or mapping
         What `realrun profile` or `realrun batch-profile` measured.
 
     Returns
     -------
     RooflineCost
-        Calibrated; `covered` says on what, and its notes what is asked beyond that.
+        Calibrated; `covered` holds the calibrated ranges, and notes name extrapolation.
 
     Raises
     ------
     InputError
-        Where no pass of the target was measured.
+        If no pass of the target was measured.
     TypeError
-        For costs that are no roofline, or measured ones that are no profile.
+        For `cost` that is not a roofline, or `measured` that is not a profile.
 
     References
     ----------

@@ -25,7 +25,7 @@ from specsim.io.errors import InputError
 from specsim.io.examples import located
 from specsim.io.json import checked, plain_json, read_json
 
-MAKE = "make one with `realrun profile`, or choose one of `specsim cost list` or `specsim example --list`"
+MAKE = "make a profile with `realrun profile`, or choose one of `specsim cost list` or `specsim example --list`"
 
 
 CostLike = CostModel | str | PathLike[str] | Mapping[str, Any]  # as every function takes costs
@@ -160,7 +160,5 @@ def _cost_of(data: Any, path: str) -> CostModel:
         except InputError as error:
             raise InputError(f"{name}: {error}; give s_d and s_t in seconds") from None
     if kind == GRID_KIND:
-        raise InputError(
-            f"{name} is a {GRID_KIND} of one model, a prediction needs the drafter's; name that with --draft-cost"
-        )
+        raise InputError(f"{name} is a {GRID_KIND} of the target only; name the drafter's grid with --draft-cost")
     raise InputError(f"{name} is neither a profile nor s_d and s_t; {MAKE}")

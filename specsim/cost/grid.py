@@ -1,9 +1,9 @@
-"""Cost from measured grids of true model shapes: one grid for the target, one for the drafter.
+"""Cost from measured grids of true model shapes: a grid for the target and a grid for the drafter.
 
 A grid says how long a pass over n new tokens takes behind a context, at a batch size. Between
 measured points:
 
-- batch: never interpolated; it must be one that was measured.
+- batch: never interpolated; it must have been measured.
 - n tokens: the running maximum over the measured n (noise must not make a longer pass look
   cheaper), then linear, so time never falls as n grows.
 - context: linear.
@@ -87,7 +87,7 @@ class GridCost:
         return f"GridCost: {self.model} on {self.device}, {self.dtype}, {sizes}"
 
     def pass_s(self, batch: int, n_tokens: int, context: npt.ArrayLike) -> Seconds:
-        """Seconds of one pass over n_tokens new tokens per sequence, behind context cached ones.
+        """Seconds of a pass over n_tokens new tokens per sequence, behind context cached tokens.
 
         Raises InputError outside the grid.
         """
@@ -112,7 +112,7 @@ class GridCost:
     def _batch_row(self, batch: int) -> int:
         if batch not in self.batches:
             known = ", ".join(map(str, self.batches))
-            raise InputError(f"cost grid of {self.model} has batch sizes {known}, asked for {batch}; choose one")
+            raise InputError(f"cost grid of {self.model} has batch sizes {known}, asked for {batch}; choose from these")
         return int(np.flatnonzero(self.batches == batch)[0])
 
     def _bracket(self, grid: Ints, asked: Floats, what: str, unit: str) -> tuple[Ints, Ints, Seconds]:
@@ -123,7 +123,7 @@ class GridCost:
         if asked.size and not (asked.min() >= grid[0] and asked.max() <= grid[-1]):  # also catches NaN
             raise InputError(
                 f"cost grid of {self.model} covers {what} {grid[0]} to {grid[-1]} {unit}, asked for "
-                f"{asked.min():g} to {asked.max():g}; measure a larger one with `realrun cost-grid`"
+                f"{asked.min():g} to {asked.max():g}; measure a larger grid with `realrun cost-grid`"
             )
         right = np.searchsorted(grid, asked, side="left")
         left = np.where(grid[right] == asked, right, right - 1)
@@ -141,7 +141,7 @@ class GridCost:
 
 @dataclass(frozen=True, repr=False)
 class GridPairCost(CostModel):
-    """The cost model of a target's grid and a drafter's, measured apart, at one batch size.
+    """The cost model of a target's grid and a drafter's, measured separately, at a batch size.
 
     Times of passes alone: what a policy step, a round and an autoregressive step cost besides
     them is given, in seconds, or nothing.
@@ -161,7 +161,7 @@ class GridPairCost(CostModel):
         if ours != others:
             raise InputError(
                 f"cost grids of {self.target.model} ({', '.join(ours)}) and {self.drafter.model} "
-                f"({', '.join(others)}) were measured differently; measure both on one device in one dtype"
+                f"({', '.join(others)}) were measured differently; measure both on the same device in the same dtype"
             )
         check_seconds(self, "policy_step_s", "round_overhead_s", "autoregressive_overhead_s")
 
@@ -197,7 +197,7 @@ class GridPairCost(CostModel):
 
 
 def read_grid(path: Path | str) -> GridCost:
-    """Read one model's grid, made by `realrun cost-grid`, or FILE:MODEL of a campaign's profile.json.
+    """Read a model's grid, made by `realrun cost-grid`, or FILE:MODEL of a campaign's profile.json.
 
     InputError says what is wrong with it.
     """
@@ -205,12 +205,12 @@ def read_grid(path: Path | str) -> GridCost:
     if not path.is_file() and ":" in path.name:
         name, model = path.name.split(":", 1)
         path = path.with_name(name)
-    make = "make one with `realrun cost-grid`"
+    make = "make a grid with `realrun cost-grid`"
     data = read_json(path, f"cost grid {path}", missing=make, invalid="make it again")
     grids = data.get("grids") if isinstance(data, Mapping) else None
     if isinstance(grids, Mapping):
         if model not in grids:
-            raise InputError(f"{path} holds the grids of {', '.join(grids)}; name one as {path}:MODEL")
+            raise InputError(f"{path} holds the grids of {', '.join(grids)}; name a model, as {path}:MODEL")
         return grid_from_json(grids[model], f"{path}:{model}")
     return grid_from_json(data, str(path))
 
@@ -233,7 +233,7 @@ def read_grid_pair(
 def grid_from_json(data: Any, where: str) -> GridCost:
     """The grid of a parsed document; InputError where it is malformed."""
     if not isinstance(data, Mapping) or data.get("kind") != GRID_KIND:
-        raise InputError(f"{where} is not a {GRID_KIND} file; make one with `realrun cost-grid`")
+        raise InputError(f"{where} is not a {GRID_KIND} file; make a grid with `realrun cost-grid`")
     if data.get("version") != GRID_VERSION:
         raise InputError(
             f"cost grid {where} has version {data.get('version')}, this program reads {GRID_VERSION}; measure again"

@@ -1,4 +1,4 @@
-"""Costs of several drafters of one target, for traces that are joined."""
+"""Costs of several drafters of the same target, for joined traces."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class JoinedCost(CostModel):
     Parameters
     ----------
     parts : tuple of CostModel
-        Of one target on one machine.
+        Of the same target on the same machine.
 
     Raises
     ------

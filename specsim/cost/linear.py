@@ -47,7 +47,7 @@ class LinearPass:
         check_seconds(self, "token_s", "cached_token_s")
 
     def seconds(self, n_tokens: int, context: npt.ArrayLike, batch: int) -> Seconds:
-        """A pass over n_tokens new tokens of each of `batch` sequences, behind `context` cached ones each."""
+        """A pass over n_tokens new tokens of each of `batch` sequences, behind `context` cached tokens each."""
         return self.batch_seconds(BatchTokens.alike(batch, n_tokens, context))
 
     def batch_seconds(self, tokens: BatchTokens) -> Seconds:
@@ -109,7 +109,7 @@ class LinearCost(BatchCost):
     target, drafter : LinearPass or StepTime
         Of a pass. A draft of K tokens is K passes of the drafter, each over the cache so far.
     proposal : Proposal, optional
-        Time of drafting once per round beside these K passes.
+        Time of drafting once per round, in addition to these K passes.
     step_s : float
         Overhead per engine step, such as scheduling: once per round, and once per baseline decoding step.
     round_s : float
@@ -157,7 +157,7 @@ class LinearCost(BatchCost):
 
     @property
     def only_batch(self) -> int | None:
-        """The only fitted batch, if there was just one."""
+        """The only fitted batch; None if several were fitted."""
         return self.fitted.batches[0] if self.fitted and self.fitted.batches[0] == self.fitted.batches[1] else None
 
     @property

@@ -1,7 +1,7 @@
 """Cost models: seconds of drafting, verification and decoding steps.
 
 Seconds per call at batch size 1 unless the model says otherwise. `context` is the number
-of tokens in the cache before the call (prompt plus emitted tokens, less the pending one).
+of tokens in the cache before the call (prompt plus emitted tokens, less the pending token).
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def disturbances(round_s: Seconds, step_s: Seconds, verify_s: Seconds) -> list[s
 class CostModel:
     """Base of cost models. Answers in seconds, vectorised over context; of trees as of chains unless overridden.
 
-    A model of your own says at least `draft`, `verify` and `autoregressive_step`.
+    Your own model defines at least `draft`, `verify` and `autoregressive_step`.
 
     Examples
     --------
@@ -121,7 +121,7 @@ class CostModel:
         return 0
 
     def draft(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
-        """Drafting n_tokens one after another, the first step ingesting one token."""
+        """Draft n_tokens in sequence; the first step ingests a single token."""
         raise NotImplementedError
 
     def proposal_seconds(self, context: npt.ArrayLike) -> Seconds:

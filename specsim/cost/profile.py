@@ -105,7 +105,7 @@ class ProfileCost(CostModel):
     contexts : int [C], increasing
     draft_step_s : [D, C], the first, second, ... draft step of a round; catch_up_s : [C]
     catch_up_tokens, catch_up_many_s : int [M], increasing from more than 1, and [M, C]: the same for so many tokens,
-        linear in between and beyond; if absent, n tokens take n times as long as one
+        linear in between and beyond; if absent, n tokens take n times as long as a single token
     verify_s : [n_max, C] for n_tokens 1..n_max; autoregressive_s : [C]
     """
 

@@ -37,7 +37,7 @@ MIN_KINDS = 8  # of steps, so that each half determines something
 
 
 class Steps(NamedTuple):
-    """Recorded steps, one array [N] per fact.
+    """Recorded steps, an array [N] per quantity.
 
     sequences : that take part
     tokens : new ones, of all sequences
@@ -63,7 +63,7 @@ class CurveDocument:
 
 
 class Curve(NamedTuple):
-    """How seconds rise with one fact: by `rise_s` [M - 1] between the knots `at` [M], the last rise going on."""
+    """Rise of seconds with a quantity: by `rise_s` [M - 1] between the knots `at` [M], continued beyond the last."""
 
     at: Floats
     rise_s: Seconds
@@ -169,13 +169,13 @@ def fit_step_time(steps: Steps, form: str) -> StepTime:
 def step_time(document: Mapping[str, Any]) -> StepTime:
     """Read a pass as `StepTime.as_dict` writes it, with curves as `CurveDocument`.
 
-    Raises InputError for a curve that falls, or whose values do not increase, or with a slope beside it.
+    Raises InputError for a curve that falls, or whose values do not increase, or a curve together with a slope.
     """
     curves = {}
     for name in ("sequences", "tokens", "cached_tokens"):
         slope_s, curve = document.get(f"{name[:-1]}_s"), document.get(name)
         if curve is not None and slope_s is not None:
-            raise InputError(f"cost: {name[:-1]}_s and {name} exclude each other; give one of them")
+            raise InputError(f"cost: {name[:-1]}_s and {name} exclude each other; give either")
         if slope_s is not None:
             if not 0 <= slope_s <= MAX_SECONDS:
                 raise InputError(f"cost: {name[:-1]}_s={slope_s} seconds; give 0 to {MAX_SECONDS:g}")

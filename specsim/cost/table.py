@@ -30,7 +30,7 @@ class TreeTable:
 class CostTable:
     """A cost model compiled to arrays. Column b covers contexts [b, b+1) x 2^bucket_bits tokens.
 
-    draft_s : [k_max + 1, B], drafting k tokens one after another (row 0 is 0)
+    draft_s : [k_max + 1, B], drafting k tokens in sequence (row 0 is 0)
     catch_up_s : [B], what the first of them takes more where it ingests two tokens
     verify_s : [n_max + 1, B], a target pass over n tokens (row 0 is unused)
     autoregressive_s : [B]
@@ -50,7 +50,7 @@ class CostTable:
 
     @property
     def step_ratio(self) -> float:
-        """s_d / s_t, a mean draft step's time over that of an autoregressive one."""
+        """s_d / s_t, time of a mean draft step over that of a baseline decode step."""
         longest = len(self.draft_s) - 1
         return float(self.draft_s[longest].mean() / longest / self.autoregressive_s.mean())
 

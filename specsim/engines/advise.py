@@ -100,7 +100,7 @@ class Advice(Result):
         return draft_length_flags(engine, self.k)
 
     def to_frame(self) -> pd.DataFrame:
-        """A table with one row per K: tokens per round, speedup with its 95 % interval, probabilities."""
+        """Tabulate K, a row each: tokens per round, speedup with its 95 % interval, probabilities."""
         import pandas as pd  # slow to import, and the advice does not need it
 
         return pd.DataFrame({**vars(length), **interval_columns(length.speedup)} for length in self.lengths)
@@ -146,7 +146,7 @@ def advise(
 
     References
     ----------
-    Leviathan et al. 2023, arXiv:2211.17192, Theorem 3.8: the speedup of K drafts, there of one rate.
+    Leviathan et al. 2023, arXiv:2211.17192, Theorem 3.8: the speedup of K drafts at a single rate.
 
     Examples
     --------

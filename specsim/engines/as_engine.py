@@ -36,7 +36,7 @@ class EngineTrace(NamedTuple):
 
 
 def as_engine(trace: Trace, conventions: Conventions, *, max_output_tokens: int | None = None) -> EngineTrace:
-    """The trace as an engine with these conventions would run it.
+    """Convert a trace to what an engine with these conventions would run.
 
     Parameters
     ----------
@@ -65,7 +65,9 @@ def as_engine(trace: Trace, conventions: Conventions, *, max_output_tokens: int 
     ([19, 19, 19, 19], 0)
     """
     if isinstance(trace, JoinedTrace):
-        raise InputError("engines draft with one drafter, this trace is joined; replay one of its parts as an engine")
+        raise InputError(
+            "engines have a single drafter, but this trace is joined; replay one of its parts as an engine"
+        )
     most = int(trace.output_tokens.max(initial=1)) if max_output_tokens is None else max_output_tokens
     if most < 1:
         raise InputError(f"max_output_tokens={most}; give at least 1")
@@ -104,7 +106,7 @@ def as_engine(trace: Trace, conventions: Conventions, *, max_output_tokens: int 
 
 
 def _drafts_from_others(trace: Trace) -> bool:
-    """Whether drafts in one sequence depend on the outputs of those before it."""
+    """Whether drafts of a sequence depend on the outputs of earlier sequences."""
     facts = trace.meta.get("drafter_facts", {})
     return trace.meta.get("drafter_kind") == SUFFIX and bool(facts.get("max_cached_requests", 0) > 1)
 
@@ -125,7 +127,7 @@ def _per_sequence(rows: Bools, trace: Trace) -> Ints:
 
 
 def _prompts(trace: Trace, prefilled: int) -> IntArray | None:
-    """The prompts, one after another, each with the first of its output tokens where the prompt's pass emits it."""
+    """Concatenate the prompts, each with its first output token if the prompt's pass emits it."""
     if trace.prompt is None or not prefilled:
         return trace.prompt
     ends = np.cumsum(trace.prompt_tokens)
@@ -135,12 +137,12 @@ def _prompts(trace: Trace, prefilled: int) -> IntArray | None:
 def rounds_of(log: RoundLog, trace: Trace, conventions: Conventions) -> Rounds:
     """The rounds that the engine counts, with positions as the engine numbers its output tokens.
 
-    Tokens that a policy drops are none of a draft's: engines count what is verified.
+    Tokens that a policy drops do not count: engines count verified tokens.
 
     trace : that was replayed
     """
     if conventions.accepts_end != "always":
-        ends = log.t + log.accepted == trace.output_tokens[log.sequence]  # no token of the target's came behind
+        ends = log.t + log.accepted == trace.output_tokens[log.sequence]  # no token of the target followed
         if conventions.accepts_end == "last":
             ends &= log.verified > log.accepted
         log = dataclasses.replace(log, accepted=log.accepted - ends)

@@ -1,9 +1,9 @@
-"""Temperatures under which a drafter's confidence is the probability of acceptance: one for each place of a draft.
+"""Temperatures under which a drafter's confidence is the probability of acceptance, for each draft position.
 
 DSpark's sequential temperature scaling (STS), whose file SGLang and TensorRT-LLM read: a confidence c = 1 / (1 + e^-z)
 at place i becomes 1 / (1 + e^(-z / T_i)), and a draft's first i tokens survive with the product of theirs. Engines fit
-each temperature by a grid search for the least calibration error of these products. Departure: here it is the one under
-which what was verified at its place is likeliest, which needs neither bins nor the places before.
+each temperature by a grid search for the least calibration error of these products. Difference: here it is the
+temperature of maximum likelihood for the tokens verified at its place, which needs neither bins nor earlier places.
 
 References: Guo et al. 2017, arXiv:1706.04599 (temperature scaling); DSpark, arXiv:2607.05147.
 """
@@ -77,7 +77,7 @@ def confidence_temperatures(trace: Trace, k: int, *, seed: int = 0) -> Temperatu
         With the drafter's confidence. Rounds are those that draft K tokens every time.
     k : int
     seed : int
-        Of the halves: calibration errors are those of one half's sequences under the other's temperatures.
+        Of the halves: calibration errors are those of a half's sequences under the other half's temperatures.
 
     Returns
     -------
@@ -87,7 +87,7 @@ def confidence_temperatures(trace: Trace, k: int, *, seed: int = 0) -> Temperatu
     Raises
     ------
     InputError
-        Where the trace is less deep, tells no confidence, or has too few rounds or sequences.
+        If the trace is less deep, has no confidence, or too few rounds or sequences.
     """
     trace = trace.shallower(k)
     rows = longest_starts(trace)

@@ -15,7 +15,7 @@ class Conventions:
     Parameters
     ----------
     engine, version : str
-        Its name, and the release that these were found at.
+        Its name, and the release they hold for.
     first_token : {"prefill", "round"}
         Who emits a sequence's first output token: the pass over the prompt, or the first round.
     clips_draft : bool
@@ -30,9 +30,9 @@ class Conventions:
         Whether a draft goes on behind an end-of-text token that the drafter proposes.
     accepts_end : {"always", "last", "never"}
         When a drafted end of text that is right counts as accepted: always, as a draft's last token alone, or never,
-        as it counts as the one that the target adds.
+        because it counts as the token that the target adds.
     source : str
-        Where these were found.
+        How they were determined.
 
     Examples
     --------

@@ -25,7 +25,7 @@ class Totals:
     rounds, drafted, accepted : int
         Rounds that the engine counts, tokens drafted and tokens accepted in them.
     output_tokens : float
-        Tokens that were output, the first ones included; not a number where that is not told.
+        Tokens that were output, the first included; NaN if unknown.
     by_depth : Counters
         Rounds that drafted an i-th token, and rounds that accepted it.
     """

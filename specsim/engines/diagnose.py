@@ -23,7 +23,7 @@ LEAST_S = 1e-9  # seconds of a draft step that costs nothing
 
 @dataclass(frozen=True)
 class Part:
-    """Share of a round's time spent in one phase.
+    """Share of a round's time spent in a phase.
 
     Parameters
     ----------
@@ -116,7 +116,7 @@ def diagnose(
     Parameters
     ----------
     source : path, mapping, Counters, Rounds, Trace or ImportedRecords
-        Acceptance counts of drafts of one length, as `advise` takes them.
+        Acceptance counts of drafts of equal length, as `advise` takes them.
     baseline_tokens_per_s, tokens_per_s : float
         Throughput without and with speculation, at the same load.
     cost : CostModel, str, Path or mapping, optional
@@ -158,7 +158,7 @@ def diagnose(
     if overhead_s <= 0:
         raise InputError(
             f"a round that yields {emitted.estimate:.2f} tokens would be faster than a normal decode step, at "
-            f"{tokens_per_s:g} tokens per second for {baseline_tokens_per_s:g}; give rates of one load"
+            f"{tokens_per_s:g} tokens per second for {baseline_tokens_per_s:g}; give rates at the same load"
         )
     parts: tuple[Part, ...] = ()
     if cost is None:

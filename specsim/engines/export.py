@@ -125,7 +125,7 @@ def export_flags(
     if len(chosen) > 1:
         raise InputError(f"{' and '.join(chosen)} exclude each other; give one at a time")
     if chosen and not k:
-        raise InputError(f"{chosen[0]} needs drafts of one length; give --k of 1 or more")
+        raise InputError(f"{chosen[0]} needs drafts of a fixed length; give --k of 1 or more")
     named = {} if path is None else {"path": path}
     if schedule is not None:
         return schedule_setting(engine, as_schedule(schedule), largest_batch, **named)
@@ -143,7 +143,7 @@ def export_flags(
 
 
 def _require(engine: str, engines: tuple[str, ...], problem: str) -> None:
-    """Raise InputError unless the engine is one of these."""
+    """Raise InputError unless the engine is among these."""
     if engine not in engines:
         raise InputError(f"{engine} {problem}; choose one of {', '.join(engines)}")
 

@@ -64,9 +64,9 @@ def choose_arms(
         if not isinstance(arm, type):
             ready.append(arm)
             continue
-        given = {**cap_depth(arm, trace.depth), **settings}
+        arguments = {**cap_depth(arm, trace.depth), **settings}
         fitted = needs_fitting(arm)
-        ready.append(fit(arm, given, train, cost_table(train, cost)) if fitted else build_policy(arm, given))
+        ready.append(fit(arm, arguments, train, cost_table(train, cost)) if fitted else build_policy(arm, arguments))
     return rest, ready, train.sequences if learns else 0
 
 

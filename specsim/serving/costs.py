@@ -34,7 +34,7 @@ def batch_cost(model: CostModel | BatchCost) -> BatchCost:
     """The cost model, if it knows what a batch costs."""
     if not isinstance(model, BatchCost):
         raise InputError(
-            "this cost model is for batch size 1 alone; give a batch-aware one (linear, roofline, silicon or a batch "
+            "this cost model is for batch size 1 alone; give batch-aware costs (linear, roofline, silicon or a batch "
             "profile), such as specdecode-bench-llama3.1-8b-eagle-h100"
         )
     if isinstance(model, LinearCost) and model.only_batch is not None:
@@ -65,7 +65,7 @@ def round_seconds(
     ----------
     batch_round : int [R], round of the batch, counted from 0 without a gap, of each sequence's round
     drafted, cached : int [R], tokens of the draft, and of the cache before the pass
-    behind : int [R], tokens beside the pending one that the drafter has yet to take in
+    behind : int [R], tokens besides the pending token that the drafter has yet to take in
     speculates : bool [R] or a single bool, whether the step speculates; a step without speculation takes no `round_s`
     tree : that all drafts are of, each cut at some depth; chains otherwise
 

@@ -34,7 +34,7 @@ class DraftRounds(NamedTuple):
     """A round of each of several sequences, [M] per array.
 
     drafted, accepted, emitted : tokens
-    behind : tokens beside the pending one that the drafter has yet to take in after the round
+    behind : tokens besides the pending token that the drafter has yet to take in after the round
     row : row of the trace at which the next round starts; a text that has ended starts again
     """
 
@@ -71,7 +71,7 @@ class Drafts:
         return drafted, np.minimum(drafted, self.match[row])
 
     def behind_after(self, row: Ints, behind: Ints, drafted: Ints, accepted: Ints, k: int) -> Ints:
-        """Tokens beside the pending one that the drafter has yet to take in after these rounds.
+        """Tokens besides the pending token that the drafter has yet to take in after these rounds.
 
         A round without speculation adds its token to them. A round that drafts leaves the last token of a draft that
         is accepted whole, or of a tree's path that ends at a leaf.
@@ -157,7 +157,7 @@ def _of_policy(trace: Trace, policy: Policy, seed: int) -> Drafts:
 
 
 def _of_rule(trace: Trace, rule: DraftLengthRule, seed: int) -> Drafts:
-    """Drafts of a rule that chooses one K for all sequences of a batch."""
+    """Drafts of a rule that chooses the same K for all sequences of a batch."""
     if rule.max_draft_tokens > trace.depth:
         raise InputError(
             f"{rule.label} drafts up to {rule.max_draft_tokens} tokens, the trace is recorded to depth {trace.depth}; "

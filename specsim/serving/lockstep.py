@@ -24,7 +24,7 @@ class BatchRounds(NamedTuple):
     batch_round : round of the batch, from 0 on
     sequence : index in the trace; t : output position at which the round starts
     drafted, accepted, emitted : tokens
-    behind : tokens beside the pending one that the drafter takes in first
+    behind : tokens besides the pending token that the drafter takes in first
     speculates : whether K was above 0
     """
 
@@ -164,7 +164,7 @@ def lockstep(
 
 
 def cached_tokens(trace: Trace, sequence: Ints, t: Ints, context: int | None = None) -> Ints:
-    """Tokens in the cache before a round at output position t, the pending one left out."""
+    """Tokens in the cache before a round at output position t, the pending token left out."""
     if context is not None:
         return np.full(sequence.shape, context, dtype=np.int64)
     return np.asarray(trace.prompt_tokens[sequence] - 1 + t, dtype=np.int64)

@@ -314,7 +314,7 @@ def serve_schedule(
 ) -> DraftSchedule:
     """Find the best draft length K for each batch and context, and the batch beyond which speculation loses.
 
-    Batches are full: the next sequence takes the place of a finished one at once.
+    Batches are full: the next sequence takes the place of a finished sequence at once.
 
     Parameters
     ----------

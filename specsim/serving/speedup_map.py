@@ -1,7 +1,7 @@
 """Speedup by batch and context: the best draft length, and the batch beyond which speculation loses.
 
-Batches are full: the next sequence takes the place of a finished one at once, and rounds of partly filled batches are
-left out.
+Batches are full: the next sequence takes the place of a finished sequence at once, and rounds of partly filled batches
+are left out.
 """
 
 from __future__ import annotations

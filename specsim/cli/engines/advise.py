@@ -37,7 +37,7 @@ def advise(options: AdviseOptions, costs: CostSettings) -> Answer:
 
     engine = options.engine
     if engine is not None:
-        draft_length_flags(engine, 1)  # names a bad one before any work
+        draft_length_flags(engine, 1)  # rejects an unknown engine before any work
     advice = find_advice(
         options.source, costs.read(), context=options.context, policy=options.policy, seed=options.seed
     )

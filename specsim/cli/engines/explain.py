@@ -12,7 +12,7 @@ from specsim.cli.settings import Settings, argument, setting
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainOptions(Settings):
-    """Which number of which engine is explained."""
+    """The number to explain, and the engine."""
 
     quantity: str = argument("acceptance-length, acceptance-rate, position-rate, or rounds.")
     engine: str | None = setting(None, "Only this engine, beside specsim's own definition (default: all).")

@@ -1,4 +1,4 @@
-"""`specsim join`: traces of one target with the same outputs, each of another drafter, as one."""
+"""`specsim join`: join traces of a target with the same outputs but different drafters."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def join(options: JoinOptions) -> Answer:
     recorded = {str(path): read_trace(path) for path in traces}
     joined = join_traces(recorded)
     for path in cost:
-        read_cost(path)  # says what is wrong with it
+        read_cost(path)  # rejects a bad cost file before writing
     write_trace(joined, out, overwrite=overwrite)
     if cost:
         write_json(joined_document([read_cost_document(cost_path(path)) for path in cost]), out / COST_FILE)

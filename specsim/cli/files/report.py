@@ -1,4 +1,4 @@
-"""`specsim report`: result files of any kind as one HTML page."""
+"""`specsim report`: result files of any kind as an HTML page."""
 
 from __future__ import annotations
 

@@ -50,8 +50,8 @@ class ServerOptions(Settings):
     ttft_ms: float | None = setting(None, "Goodput: maximum milliseconds to its first token (TTFT).", low=0)
 
     @property
-    def given(self) -> dict[str, Any]:
-        """The options that are given."""
+    def set_options(self) -> dict[str, Any]:
+        """The options that were set, by name."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
@@ -74,8 +74,8 @@ def simulate(source: BatchCostSettings, options: SimulateOptions, server: Server
 
     if options.arrivals and options.batch:
         raise InputError("--batch is for lockstep; with --arrivals the load decides, so give --slots instead")
-    if server.given and not options.arrivals:
-        flag = "--" + next(iter(server.given)).replace("_", "-")
+    if server.set_options and not options.arrivals:
+        flag = "--" + next(iter(server.set_options)).replace("_", "-")
         raise InputError(f"{flag} needs a server; give --arrivals, such as poisson:20, closed:32 or a file")
     if options.schedule and (options.policy != "fixed_k" or options.set_):
         raise InputError("--schedule replaces --policy and --set; give either")
@@ -85,7 +85,7 @@ def simulate(source: BatchCostSettings, options: SimulateOptions, server: Server
     if not options.arrivals:
         batches = serve_batches(source.trace, source.cost, policy, batches=options.batch or BATCHES, **shared)
         return Answer(batches.as_dict(), partial(_print_batches, batches))
-    served = serve(source.trace, source.cost, policy, arrivals=options.arrivals, **server.given, **shared)
+    served = serve(source.trace, source.cost, policy, arrivals=options.arrivals, **server.set_options, **shared)
     return Answer(served.as_dict(), partial(_print_serving, served))
 
 

@@ -34,11 +34,11 @@ class Experts:
     count, per_token : int
         Experts of a layer, and how many of them a token goes to.
     intermediate_size : int
-        Inner width of one expert.
+        Inner width of an expert.
     shared_intermediate_size : int
         Inner width of the expert that every token goes to; 0: there is none.
     routing : {"uniform", "balanced"}
-        Whether tokens choose independently, every expert alike, or so that as many experts as possible get one.
+        Whether tokens choose experts uniformly and independently, or so that as many experts as possible get a token.
     probs : tuple of float, optional
         Router statistics in place of `routing`: the probability that a token goes to each expert; `count` numbers
         that sum to `per_token`.
@@ -71,9 +71,7 @@ class Experts:
         if not self.probs:
             return
         if len(self.probs) != self.count or not all(0 <= p <= 1 for p in self.probs):
-            raise InputError(
-                f"architecture: router statistics are not {self.count} probabilities; give one of every expert"
-            )
+            raise InputError(f"architecture: router statistics are not {self.count} probabilities; give all experts'")
         if abs(sum(self.probs) - self.per_token) > 0.01 * self.per_token:
             raise InputError(
                 f"architecture: router statistics sum to {sum(self.probs):g}, a token goes to {self.per_token} "
@@ -81,7 +79,7 @@ class Experts:
             )
 
     def read(self, n_tokens: npt.ArrayLike) -> Floats:
-        """How many experts n tokens of one pass go to, in expectation: so many are read."""
+        """Expected number of experts that n tokens of a pass go to, and so are read."""
         n = np.asarray(n_tokens, dtype=np.float64)
         if self.probs:
             return np.asarray(np.sum(1 - (1 - np.array(self.probs)) ** n[..., None], axis=-1))
@@ -107,9 +105,9 @@ class Architecture:
     experts : Experts, optional
         Of all layers but the first `dense_layers` ones.
     window, window_layers : int
-        Tokens that a layer with a sliding window attends to, and how many layers have one.
+        Tokens that a layer with a sliding window attends to, and how many layers have such a window.
     projected_inputs : int
-        States and embeddings that are projected to one state before the first layer; EAGLE: 2.
+        States and embeddings that are projected to a single state before the first layer; EAGLE: 2.
     medusa_heads : int
         Residual blocks on the last state, each with a head of its own.
 
@@ -155,7 +153,7 @@ class Architecture:
 
     @property
     def kv_width(self) -> int:
-        """Numbers that one token leaves in the cache of one layer."""
+        """Numbers that a token adds to the cache of a layer."""
         return 2 * self.num_kv_heads * self.head_dim
 
     @property
@@ -204,9 +202,9 @@ def find_architecture(model: str | Mapping[str, Any], name: str = "") -> Archite
     Parameters
     ----------
     model : str or mapping
-        A name of `public_shapes`, a path to a config.json or the folder that holds one, or its content.
+        A name of `public_shapes`, a path to a config.json or its folder, or its content.
     name : str, optional
-        What to call it; default: as it was found.
+        Name of the model; default: as in `model`.
 
     Returns
     -------
@@ -230,7 +228,7 @@ def find_architecture(model: str | Mapping[str, Any], name: str = "") -> Archite
     path = Path(model) / "config.json" if Path(model).is_dir() else Path(model)
     if not path.is_file():
         known = ", ".join(public_shapes())
-        raise InputError(f"architecture {model!r} is neither a config.json nor one of {known}; give one of these")
+        raise InputError(f"architecture {model!r} is neither a config.json nor a known shape; choose one of {known}")
     config = read_json(path, f"architecture {path}", missing=INVALID, invalid=INVALID)
     return architecture_from_config(config, name or str(model))
 
@@ -289,7 +287,7 @@ def architecture_from_config(config: Any, name: str) -> Architecture:
 
 
 def _windows(config: Mapping[str, Any], window: int, layers: int) -> tuple[int, int]:
-    """Tokens of the sliding window, and how many layers have one."""
+    """Tokens of the sliding window, and how many layers have it."""
     if not window or not config.get("use_sliding_window", True):
         return 0, 0
     kinds = config.get("layer_types")

@@ -58,7 +58,7 @@ class Cells:
 
 @dataclass(frozen=True)
 class Residuals:
-    """Relative errors of one region's cells: predicted over measured, less 1."""
+    """Relative errors of a region's cells: predicted over measured, less 1."""
 
     region: str
     cells: int
@@ -146,7 +146,7 @@ def calibrate(cost: RooflineCost, measured: Measured, cells: Cells | None = None
     target, drafting = cells.select(np.isin(cells.kind, [VERIFY, PLAIN])), cells.select(np.isin(cells.kind, [DRAFT]))
     passes = cells.select(cells.kind == DRAFT_PASS)
     if not len(target.seconds):
-        raise InputError("calibration: no pass of the target was measured; give a profile, or cells of one")
+        raise InputError("calibration: no pass of the target was measured; give a profile with target passes")
     verifying = _operations(target, cost.verify_operations)
     fitted = replace(cost, target=fit_passes(cost.target, verifying, target.seconds))
     if len(passes.seconds):
@@ -166,7 +166,7 @@ def calibrate(cost: RooflineCost, measured: Measured, cells: Cells | None = None
 
 def _draft_passes(cost: RooflineCost) -> Roofline:
     if cost.draft_passes is None:
-        raise InputError(f"calibration: {cost.drafter.kind} drafts by no pass, the grid is of one; give a draft model")
+        raise InputError(f"calibration: {cost.drafter.kind} drafts without the grid's passes; give a draft model")
     return cost.draft_passes
 
 
@@ -221,7 +221,7 @@ def fit_passes(passes: Roofline, operations: Sequence[Sequence[Operation]], seco
 
 
 def _fit_drafting(cost: RooflineCost, cells: Cells) -> tuple[RooflineCost, Overheads]:
-    """Of draft steps: the drafter's derating, and what a step takes beside its pass."""
+    """Of draft steps: the drafter's derating, and the overhead of a step besides its pass."""
     place, passes = cells.tokens - 1, cost.draft_passes
     most_s = float(cells.seconds.max())
     # Beside a pass: a cold start, what is left of it at each step, and, where no pass would show it, a step's own.
@@ -229,17 +229,17 @@ def _fit_drafting(cost: RooflineCost, cells: Cells) -> tuple[RooflineCost, Overh
     start = [most_s / 2, 0.5, float(cells.seconds.min()) / 2]
     by_pass = passes is not None and not cost.drafter.at_once
 
-    def beside(x: Floats) -> Seconds:
+    def overhead_s(x: Floats) -> Seconds:
         return np.asarray(x[0] * x[1] ** place + (0.0 if by_pass else x[2]))
 
     if passes is None:
-        fitted = _least_squares(beside, cells.seconds, np.array([start]), low, high)
+        fitted = _least_squares(overhead_s, cells.seconds, np.array([start]), low, high)
         return cost, _overheads(fitted, by_pass)
     steps = replace(cells, tokens=np.ones_like(cells.tokens), context=cells.context + place)
     work = Work.of(_operations(steps, passes.batch_operations))
     runs = (place == 0) if cost.drafter.at_once else np.ones(len(place), bool)
     fitted = _least_squares(
-        lambda x: work.seconds(passes, _derating(x)) * runs + beside(x[4:]),
+        lambda x: work.seconds(passes, _derating(x)) * runs + overhead_s(x[4:]),
         cells.seconds,
         np.array([[*derating, *start] for derating in STARTS]),
         np.append(LOW, low),

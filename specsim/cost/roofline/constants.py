@@ -1,4 +1,4 @@
-"""Which constant of a roofline decides: the same costs with one of them changed by a share of itself."""
+"""Sensitivity to a roofline's constants: the same costs with a constant changed by a share of itself."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OVERHEADS = {
 
 
 class Change(NamedTuple):
-    """Costs with one constant a share smaller, and larger."""
+    """Costs with a constant smaller and larger by a share."""
 
     constant: str
     less: RooflineCost
@@ -50,7 +50,7 @@ def changes(cost: RooflineCost, share: float) -> Iterator[Change]:
     """Every constant that is not 0, changed by this share of itself.
 
     Of passes for target and drafter together, as other hardware would, and for each alone, as other kernels would. A
-    share that is reached of a ceiling acts as the ceiling does, and is not listed beside it.
+    share that is reached of a ceiling acts as the ceiling does, and is not listed.
     """
     for constant in CONSTANTS:
         if _absent(cost.target, constant):

@@ -1,4 +1,4 @@
-"""A target and a drafter on one kind of hardware, as a cost model."""
+"""The cost model of a target and a drafter on a GPU."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Drafter:
 
     @property
     def at_once(self) -> bool:
-        """Whether one pass drafts all tokens, as MEDUSA's heads do."""
+        """Whether a single pass drafts all tokens, as MEDUSA's heads do."""
         return self.kind == "medusa"
 
 
@@ -51,7 +51,7 @@ def find_drafter(drafter: str | Mapping[str, Any], target: Architecture) -> Draf
     Parameters
     ----------
     drafter : str or mapping
-        A draft model as of `find_architecture`; "eagle", "edd" or "vdm", one layer of the target's shape and its head;
+        A draft model as of `find_architecture`; "eagle", "edd" or "vdm", a layer of the target's shape and its head;
         "space" or "prompt-lookup", whose drafts no pass makes; or ``{"kind": "eesd", "layers": N}`` for an exit layer
         after the target's first N, ``{"kind": "self-sd", "layers": N}`` for N of the target's layers, ``{"kind":
         "medusa", "heads": K}``; or these in short, "eesd:N", "self-sd:N", "medusa:K".
@@ -86,7 +86,7 @@ def find_drafter(drafter: str | Mapping[str, Any], target: Architecture) -> Draf
     number = NUMBERED.get(str(kind))
     if kind not in KINDS[1:] or set(keys) - {"kind", number}:
         raise InputError(
-            f"roofline: drafter {dict(keys)!r:.80} is unknown; give a model, one of {', '.join(PLAIN)}, or an object "
+            f"roofline: drafter {dict(keys)!r:.80} is unknown; give a model, {', '.join(PLAIN)}, or an object "
             "with kind eesd, self-sd or medusa and its layers or heads"
         )
     most = {"layers": target.num_layers - 1, "heads": 64}.get(number or "", 0)
@@ -109,7 +109,7 @@ def find_drafter(drafter: str | Mapping[str, Any], target: Architecture) -> Draf
 
 @dataclass(frozen=True)
 class Overheads:
-    """Overhead of a round beside its passes, in seconds.
+    """Overhead of a round besides its passes, in seconds.
 
     step_s : a round, and a token without speculation
     round_s : a round
@@ -205,7 +205,7 @@ class RooflineCost(PassCost):
     batch : int
         Sequences in lockstep; times are the batch's.
     overheads : Overheads
-        What a round takes beside passes.
+        Overhead of a round besides its passes.
     covered : Covered, optional
         Ranges of the calibration; `notes` names requests beyond them.
 

@@ -52,7 +52,7 @@ class RooflineForm:
 
 @dataclass(frozen=True)
 class CoveredRanges:
-    """See `Covered`: ranges as lists, of which the ends count."""
+    """See `Covered`: ranges as lists, whose ends count."""
 
     subject: str
     draft_tokens: list[int]

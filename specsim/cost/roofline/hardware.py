@@ -33,7 +33,7 @@ class Hardware:
     memory_bytes : float, optional
         Memory; 0: it does not limit.
     link_bytes_s : float, optional
-        Bandwidth to other devices of its kind, in one direction; 0: there are none.
+        Bandwidth to other devices of its kind, in a direction; 0: there are none.
     title, source, date : str, optional
         Full name, and source of the numbers.
 
@@ -84,7 +84,7 @@ class Derating:
     memory, compute : float
         Reached shares of memory bandwidth and matrix throughput, above 0, at most 1.
     launch_s : float
-        Seconds to start one operation.
+        Seconds to start an operation.
     overlap : float
         Share of the shorter of reading and computing that hides behind the longer. 1 is the roofline; a processor that
         waits for memory before it computes has less.

@@ -202,7 +202,7 @@ class Roofline:
             yield from self._mlp("shared expert", rows, hidden, experts.shared_intermediate_size, count)
 
     def time(self, operation: Operation) -> Seconds:
-        """Seconds of one operation."""
+        """Seconds of an operation."""
         work = operation.bytes, operation.flops, operation.launches, operation.link_bytes
         return np.asarray(seconds_of(*work, self.ceilings, self.derating))
 
@@ -212,7 +212,7 @@ class Roofline:
         return self.hardware.memory_bytes_s, self.hardware.flops_of(self.dtype), self.hardware.link_bytes_s
 
     def total(self, operations: Iterable[Operation]) -> Seconds:
-        """Seconds of operations one after another."""
+        """Seconds of operations in sequence."""
         return np.asarray(sum(self.time(operation) for operation in operations))
 
     def seconds(self, n_tokens: int, context: npt.ArrayLike, batch: int = 1) -> Seconds:

@@ -27,7 +27,7 @@ NORMS, EMBEDDING = 0.8, 0.3  # shares of memory bandwidth, the package's own
 
 @dataclass(frozen=True)
 class SiliconPasses:
-    """One model's passes on one kind of hardware, as NVIDIA measured their operations.
+    """Passes of a model on a GPU, as NVIDIA measured their operations.
 
     Parameters
     ----------
@@ -43,9 +43,9 @@ class SiliconPasses:
     routing : {"balanced", "power_law_1.01", "power_law_1.2"}
         How tokens are dealt to experts.
     attention : {"once", "separate"}
-        Nobody has measured attention of several queries of a sequence over a cache. "once" counts them as one query,
-        which reads the cache once, the least it can take; "separate" as so many sequences, each of which reads a cache
-        of its own, the most. The truth lies between, near "once" while reading the cache decides.
+        Nobody has measured attention of several queries of a sequence over a cache. "once" counts them as a single
+        query, which reads the cache once, the least it can take; "separate" as so many sequences, each of which reads
+        a cache of its own, the most. The truth lies between, near "once" while reading the cache decides.
 
     Raises
     ------
@@ -183,7 +183,7 @@ def matrix_wire(passes: SiliconPasses, ends: bool) -> str:
 
 @cache
 def attention_curve_s(passes: SiliconPasses, sequences: int) -> Seconds:
-    """Attention of all layers at every one of CONTEXTS."""
+    """Attention of all layers at all CONTEXTS."""
     if not passes.model.num_layers:
         return np.zeros(len(CONTEXTS))
     wire = passes.tables.wire(passes.attention_operations())

@@ -1,7 +1,7 @@
 """NVIDIA's measured operator latencies, through the package aiconfigurator-core: all that touches it.
 
-Matrix products, attention of one query a sequence, layers of experts and all-reduces were measured on a grid, between
-and beyond which the package interpolates; norms, activations and embeddings are its formulas.
+Matrix products, attention of a single query per sequence, layers of experts and all-reduces were measured on a grid,
+between and beyond which the package interpolates; norms, activations and embeddings are its formulas.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MISSING = (
 
 
 class Tables:
-    """The tables of one system and framework."""
+    """The tables of a system and framework."""
 
     def __init__(self, hardware: str, framework: str) -> None:
         if hardware not in SYSTEMS:
@@ -64,7 +64,7 @@ class Tables:
         """All of these operations: attention over so many sequences and cached tokens, the others over so many rows."""
         try:
             latencies = self._handle.evaluate_ops_json(wire, is_context=False, batch_size=sequences, s=context, x=rows)
-        except (ValueError, RuntimeError) as error:  # what the package raises of its own is one of these
+        except (ValueError, RuntimeError) as error:  # the package raises these
             what = str(error).partition(" at /")[0]
             raise InputError(
                 f"silicon: the tables of {self.name} on {self.hardware} lack an operation: {what:.160}; choose other "
@@ -75,5 +75,5 @@ class Tables:
 
 @cache
 def tables(hardware: str, framework: str) -> Tables:
-    """The tables of one system and framework, loaded once."""
+    """Load the tables of a system and framework, once."""
     return Tables(hardware, framework)

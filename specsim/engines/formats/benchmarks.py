@@ -22,7 +22,7 @@ ACCEPTANCE = "give acceptance_rate.json of specdec_bench"
 
 
 class Choice(TypedDict):
-    """An answer: the rounds of all turns in one list, or EAGLE's last round (from 0) of each turn."""
+    """An answer: the rounds of all turns in a list, or EAGLE's last round (from 0) of each turn."""
 
     accept_lengths: NotRequired[list[int]]
     idxs: NotRequired[list[int]]
@@ -30,7 +30,7 @@ class Choice(TypedDict):
 
 
 class Answer(TypedDict):
-    """The answers to a question, one for every seed."""
+    """The answers to a question, by seed."""
 
     choices: list[Choice]
 
@@ -97,7 +97,7 @@ def _eagle_turns(choice: Choice, name: str) -> list[tuple[int, int]]:
         for last, new in zip(idxs, tokens, strict=True)
     ]
     if any(new < rounds for rounds, new in turns):
-        raise InputError(f"{name}: fewer tokens than rounds, each of which adds one; {ANSWERS}")
+        raise InputError(f"{name}: fewer tokens than rounds, each of which adds a token; {ANSWERS}")
     return turns
 
 
@@ -126,11 +126,11 @@ class Bench(TypedDict):
 def read_specdec_bench(paths: Sequence[Path]) -> ImportedRecords:
     """Read counters from the histogram, less the first step of every turn, which the prompt's pass made."""
     if len(paths) > 1:
-        raise InputError(f"{len(paths)} files; give one acceptance_rate.json")
+        raise InputError(f"{len(paths)} files; give a single acceptance_rate.json")
     path = paths[0]
     runs = read_json(path, str(path), list[Bench] | Bench, missing=ACCEPTANCE, invalid=ACCEPTANCE)
     if isinstance(runs, list) and len(runs) != 1:
-        raise InputError(f"{path} holds {len(runs)} runs, one after another; give a file of one run")
+        raise InputError(f"{path} holds {len(runs)} runs; give a file of a single run")
     document: Bench = runs[0] if isinstance(runs, list) else runs
     requests = document["Request_AL"].values()
     turns = sum(len(request) if isinstance(request, Mapping) else 1 for request in requests)
@@ -142,16 +142,16 @@ def read_specdec_bench(paths: Sequence[Path]) -> ImportedRecords:
     if times[0]:
         raise InputError(f"{path}: a step without a token is impossible; {ACCEPTANCE}")
     if times[1] < turns or depth < 1:
-        raise InputError(f"{path}: {times[1]} steps of one token for {turns} turns, whose first is one; {ACCEPTANCE}")
+        raise InputError(f"{path}: {times[1]} steps of 1 token for {turns} turns, which begin with one; {ACCEPTANCE}")
     times[1] -= turns
     counters, _ = rates.counters_of_histogram(times[1:], int(times.sum()) * depth, "")
     notes = [
         f"the first step of each of {turns:,} turns, which is the prompt's, is left out",
-        f"drafts are taken to be of {depth} tokens, all of them: a last one cut by the limit counts as rejected",
+        f"drafts are taken to be of {depth} tokens, all of them: a last draft cut by the limit counts as rejected",
     ]
     if not all(isinstance(request, Mapping) for request in requests):
-        notes.append("the number of turns of a request is unknown: taken as one, so first steps of others stay in")
-    definition = "acceptance length = tokens of a step, the bonus included; the prompt's step counted as one"
+        notes.append("the number of turns of a request is unknown: taken as 1, so first steps of others stay in")
+    definition = "acceptance length = tokens of a step, the bonus included; the prompt's step counted as 1"
     return ImportedRecords(counters, "specdec_bench", definition, requests=len(requests), notes=tuple(notes))
 
 

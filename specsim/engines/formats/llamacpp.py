@@ -127,7 +127,7 @@ def _statistics(drafter: str, counts: dict[str, str], by_position: re.Match[str]
 
 
 def read_log(paths: Sequence[Path]) -> ImportedRecords:
-    """Read the log of llama-server, of one or several runs."""
+    """Read the log of llama-server, of any number of runs."""
     log, skipped = Log(), Skipped()
     for line in log_lines(paths, skipped):
         log.take(line)
@@ -173,7 +173,7 @@ def _of_statistics(log: Log, sums_only: ImportedRecords) -> ImportedRecords:
     """The last line of each process, which counts everything since its start."""
     used = {name: lines for name, lines in log.statistics.items() if any(line.drafted for line in lines)}
     if len(used) > 1:
-        raise InputError(f"the log has statistics of several drafters ({', '.join(sorted(used))}); run one at a time")
+        raise InputError(f"the log has statistics of several drafters ({', '.join(sorted(used))}); run them separately")
     (lines,) = used.values()
     following = [*(line.drafts for line in lines[1:]), 0]
     last = [line for line, next_drafts in zip(lines, following, strict=True) if next_drafts < line.drafts]

@@ -40,7 +40,7 @@ LABELS = ("position", "token_position")
 INSTEAD = {
     "vllm": requests.DETAILED,
     "llamacpp": llamacpp.INSTEAD,
-    "lmdeploy": "give two scrapes from a time of one draft length",
+    "lmdeploy": "give two scrapes from a time of constant draft length",
 }
 Counts = Mapping[tuple[str, int | None], int]
 
@@ -48,11 +48,11 @@ Counts = Mapping[tuple[str, int | None], int]
 def read_prometheus(paths: Sequence[Path]) -> ImportedRecords:
     """Read a scrape, which counts since the server's start, or two, which count the time between them."""
     if len(paths) > 2:
-        raise InputError(f"{len(paths)} scrapes; give one, or two to count what came between them")
+        raise InputError(f"{len(paths)} scrapes; give 1, or 2 to count what came between them")
     scrapes = [scrape(path) for path in paths]
     engine, *others = [scraped.engine for scraped in scrapes]
     if others not in ([], [engine]):
-        raise InputError(f"scrapes of {engine} and {others[0]} cannot be subtracted; give two of one server")
+        raise InputError(f"scrapes of {engine} and {others[0]} differ; give two scrapes of the same server")
     counts = scrapes[0].counts if len(paths) == 1 else _difference(scrapes[0].counts, scrapes[1].counts, paths)
     source, sums, notes = _counters(engine, counts, paths[-1])
     if len(paths) == 1:
@@ -111,7 +111,7 @@ def scrape(path: Path) -> Scrape:
         raise InputError(f"{path} has no counters of speculation; scrape /metrics of a server that speculates")
     if len(engines) > 1 or len(models) > 1:
         several = sorted(engines) if len(engines) > 1 else sorted(map(str, models))
-        raise InputError(f"{path} is of {' and '.join(several)}; give one server's and one model's metrics")
+        raise InputError(f"{path} is of {' and '.join(several)}; give the metrics of a single server and model")
     return Scrape(engines.pop(), counts, skipped)
 
 
@@ -130,15 +130,15 @@ def _difference(before: Counts, after: Counts, paths: Sequence[Path]) -> Counts:
         if after.get(key, 0) < before.get(key, 0):
             raise InputError(
                 f"{key[0]} falls from {before[key]:,} in {paths[0]} to {after.get(key, 0):,} in {paths[1]}: the server "
-                "restarted between the scrapes, or they are in the wrong order; give two of one run"
+                "restarted between the scrapes, or they are in the wrong order; give two scrapes of the same run"
             )
     return {key: value - before.get(key, 0) for key, value in after.items()}
 
 
 def by_position(counts: Counts, name: str) -> list[int]:
     """The counts of a metric from position 0 on."""
-    found = {position: value for (metric, position), value in counts.items() if metric == name and position is not None}
-    return [found.get(position, 0) for position in range(max(found, default=-1) + 1)]
+    values = {at: value for (metric, at), value in counts.items() if metric == name and at is not None}
+    return [values.get(at, 0) for at in range(max(values, default=-1) + 1)]
 
 
 Sums = tuple[int | None, int | None, int | None]
@@ -155,11 +155,11 @@ def _counters(engine: str, counts: Counts, path: Path) -> tuple[Counters | None,
         raise InputError(f"{path}: nothing was drafted; scrape after some requests")
     passed = by_position(counts, BY_POSITION)
     if not passed or rounds is None:
-        notes = ["accepted tokens behind a rejected one are counted, too"] if (EMITTED, None) in counts else []
+        notes = ["accepted tokens behind a rejected token are counted, too"] if (EMITTED, None) in counts else []
         return None, (rounds, drafted, accepted_sum), notes
     if sum(passed) != accepted_sum:
         raise InputError(
-            f"{path}: {accepted_sum:,} accepted tokens, but {sum(passed):,} by position; scrape it whole, at one time"
+            f"{path}: {accepted_sum:,} accepted tokens, but {sum(passed):,} by position; scrape it whole, at once"
         )
     counters, notes = rates.counters(rounds, drafted, passed, INSTEAD.get(engine, ""))
     return counters, (None, None, None), notes

@@ -160,5 +160,5 @@ def single_version(versions: Sequence[str]) -> str:
     """The version that a log names, or ""; InputError where it names several."""
     known = sorted(set(versions))
     if len(known) > 1:
-        raise InputError(f"the log is of several versions ({', '.join(known)}); give one server's at a time")
+        raise InputError(f"the log is of several versions ({', '.join(known)}); give the log of a single server")
     return known[0] if known else ""

@@ -132,7 +132,7 @@ def read_aiperf(paths: Sequence[Path]) -> ImportedRecords:
             continue
         records.append(_record(acceptance, histogram, acceptance.get("completion_tokens"), name))
     if len(engines) > 1:
-        raise InputError(f"records of several engines ({', '.join(sorted(engines))}); give one engine's at a time")
+        raise InputError(f"records of several engines ({', '.join(sorted(engines))}); give a single engine's")
     nothing = f"{paths[0]} holds no request with speculation; {RECORDS}"
     return _imported(records, engines.pop() if engines else "", skipped, nothing, NEUTRAL)
 

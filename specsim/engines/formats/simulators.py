@@ -78,7 +78,7 @@ def read_arctic(paths: Sequence[Path]) -> ImportedRecords:
         rows += _csv_rows(path) if is_table else [row for _, row in json_records([path], skipped, invalid=ARCTIC)]
     configurations = {str(row["task_id"]) for row in rows if "task_id" in row}
     if len(configurations) > 1:
-        raise InputError(f"{paths[0]} is of {len(configurations)} configurations (task_id); give the rows of one alone")
+        raise InputError(f"{paths[0]} is of {len(configurations)} configurations (task_id); give the rows of one")
     if any(str(row.get("use_tree_spec")).lower() == "true" for row in rows):
         raise InputError(
             f"{paths[0]}: num_spec_toks counts nodes of trees, not depths; run the simulator with --use-tree-spec false"
@@ -114,12 +114,12 @@ def _csv_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def read_inference_lab(paths: Sequence[Path]) -> ImportedRecords:
-    """Read the rounds of one model, speculator and configuration.
+    """Read the rounds of a model, speculator and configuration.
 
     A draft is as deep as columns acc0, acc1, ... hold 0 or 1; a table of several widths has nulls behind.
     """
     if len(paths) > 1:
-        raise InputError(f"{len(paths)} files; give one acceptance.parquet")
+        raise InputError(f"{len(paths)} files; give a single acceptance.parquet")
     path = paths[0]
     settings = ("model", "speculator", "config")
     keys = ("prompt_idx", "turn", "round_idx")
@@ -128,7 +128,7 @@ def read_inference_lab(paths: Sequence[Path]) -> ImportedRecords:
     for name in settings:
         if name in table.column_names and len(known := set(table.column(name).to_pylist())) > 1:
             raise InputError(
-                f"{path} is of several {name}s ({', '.join(map(repr, sorted(known)))}); give one's rows alone"
+                f"{path} is of several {name}s ({', '.join(map(repr, sorted(known)))}); give the rows of one"
             )
     drafted, leading = _marked_rounds(path, len(table))
     accept = np.array(table.column("accept").to_pylist(), dtype=object)

@@ -35,7 +35,7 @@ class MatchLengths(NamedTuple):
 
 
 def read_dense(paths: Sequence[Path]) -> ImportedRecords:
-    """Read a dense trace of one drafter; requests whose lengths cannot be read are skipped."""
+    """Read a dense trace of a drafter; requests with unreadable lengths are skipped."""
     skipped = Skipped()
     records = [(path.stem, record) for path in paths for _, record in json_records([path], skipped, invalid=INVALID)]
     drafters = sorted({key for _, record in records for key in record if key.startswith("acc_")})
@@ -135,6 +135,6 @@ def _trace(sequences: Sequence[MatchLengths], depth: int, drafter: str) -> Trace
 
 
 def _draft_tokens(match_len: IntArray, depth: int) -> IntArray:
-    """Drafted tokens [N, D]: one id as far as they were accepted, another from there on."""
+    """Drafted tokens [N, D]: an id for accepted tokens, another id for the others."""
     accepted = np.arange(depth) < match_len[:, None]
     return np.where(accepted, ACCEPTED, REJECTED).astype(STEP_LISTS["draft_token"])

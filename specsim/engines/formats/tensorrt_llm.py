@@ -55,13 +55,13 @@ def read_iterations(paths: Sequence[Path]) -> ImportedRecords:
         if iterations.setdefault(number, sums) is not sums:
             skipped["iterations that came twice"] += 1
         if iterations[number] != sums:
-            raise InputError(f"iteration {number} comes twice with other counts; give one server's run at a time")
+            raise InputError(f"iteration {number} comes twice with other counts; give a single server's run")
     rounds, drafted, accepted = np.sum([*iterations.values(), (0, 0, 0)], axis=0).tolist()
     if not drafted:
         raise InputError(f"{paths[0]} holds no iteration with drafts; {INVALID}")
     missing = max(iterations) - min(iterations) + 1 - len(iterations) - skipped["iterations without speculation"]
     notes = (f"{missing:,} iterations between the first and the last are not there",) if missing > 0 else ()
-    if drafted == rounds:  # of one token each
+    if drafted == rounds:  # of 1 token each
         source = Counters(np.array([rounds]), np.array([accepted]))
         return ImportedRecords(source, ENGINE, notes=notes, skipped=skipped)
     sums_of_all = rounds, drafted, accepted

@@ -26,14 +26,14 @@ FIELDS = {
 LAST = re.compile(r"Draft acceptance rate: \d+\.\d+%")  # of vLLM's line, which a cut line lacks
 OLD = re.compile(r"Draft acceptance rate: \d+\.\d+%?, Accepted: (\d+) tokens, Drafted: (\d+) tokens")
 OLDER = re.compile(r"Draft acceptance rate: \d+\.\d+, Number of accepted tokens: (\d+), Number of draft tokens: (\d+),")
-OLDEST = re.compile(  # accepted counts tokens behind a rejected one, too, but emitted does not
+OLDEST = re.compile(  # accepted counts tokens behind a rejected token, too, but emitted does not
     r"Number of speculative tokens: (\d+), Number of accepted tokens: (\d+), Number of draft tokens: (\d+), "
     r"Number of emitted tokens: (\d+)"
 )
 MARKS = ("SpecDecoding metrics:", "Speculative metrics:")
 VERSION = re.compile(r"(?:vLLM API server version|LLM engine \(v)\s*(\d[\w.+]*)")
 NOTHING = "Drafted: 0 tokens"
-ONE_SERVER = "give the log of one server"
+ONE_SERVER = "give the log of a single server"
 RATES = "give lines with per-position rates, or two scrapes of its metrics (prometheus)"
 
 
@@ -131,7 +131,7 @@ BENCH_POSITION = re.compile(r"^\s+Position (\d+):\s+(\d+\.\d+)\s*$")
 
 
 def read_vllm_bench(paths: Sequence[Path]) -> ImportedRecords:
-    """Read what `vllm bench serve` prints at its end, of one run."""
+    """Read what `vllm bench serve` prints at the end of a run."""
     sums: dict[str, int] = {}
     shares: list[rates.Printed] = []
     skipped = Skipped()
@@ -139,11 +139,11 @@ def read_vllm_bench(paths: Sequence[Path]) -> ImportedRecords:
         for name, pattern in BENCH.items():
             if match := pattern.match(line):
                 if name in sums:
-                    raise InputError(f"{paths[0]} holds several benchmarks; give one at a time")
+                    raise InputError(f"{paths[0]} holds several benchmarks; give a single benchmark")
                 sums[name] = count(match[1], name)
         if match := BENCH_POSITION.match(line):
             if count(match[1], "position") != len(shares):
-                raise InputError(f"{paths[0]} holds several benchmarks, or a part of one; give one at a time")
+                raise InputError(f"{paths[0]} holds several benchmarks, or a part of one; give a single benchmark")
             shares.append(rates.Printed(float(match[2]) / 100, 0.5e-4))
     if len(sums) < len(BENCH) or not shares:
         raise InputError(f"{paths[0]} lacks the part 'Speculative Decoding' of vllm bench serve; give its whole output")

@@ -73,20 +73,20 @@ def test_quantities_equal_a_prediction(trace: specsim.Trace, check_claim: CheckC
         "autoregressive_tokens_per_s": predicted.output_tokens / predicted.ar_seconds,
         "oracle_regret": predicted.oracle_regret,
     }
-    assert checked.found.estimate == pytest.approx(expected[quantity], rel=1e-12)
+    assert checked.judged.estimate == pytest.approx(expected[quantity], rel=1e-12)
 
 
 def test_sequences_can_weigh_the_same(trace: specsim.Trace, check_claim: CheckClaim) -> None:
     checked = check_claim('settings = { k = 3 }\naverage = "sequences"\nat_least = 0.0')
     run = specsim.replay(trace, COST, "fixed_k", k=3)
-    assert checked.found.estimate == pytest.approx(float(np.mean(run.autoregressive_s / run.speculative_s)))
+    assert checked.judged.estimate == pytest.approx(float(np.mean(run.autoregressive_s / run.speculative_s)))
 
 
 def test_a_value_is_about_this_record_and_a_bound_about_prompts(check_claim: CheckClaim) -> None:
     value = check_claim("settings = { k = 4 }\nexpected = 2.33\ntolerance = 0.01")
     bound = check_claim("settings = { k = 4 }\nat_least = 2.3")
-    assert value.verdict == "holds" and value.found.low == value.found.high
-    assert bound.verdict == "not decidable" and bound.found.low < 2.3 < bound.found.high
+    assert value.verdict == "holds" and value.judged.low == value.judged.high
+    assert bound.verdict == "not decidable" and bound.judged.low < 2.3 < bound.judged.high
     assert value.passed and not bound.passed
 
 
@@ -109,7 +109,7 @@ def test_a_ratio_is_of_two_subjects(check_claim: CheckClaim) -> None:
         "ratio = [{ settings = { k = 4 } }, { settings = { k = 1 } }]\nexpected = 1.435\ntolerance = 0.01"
     )
     assert checked.verdict == "holds"
-    assert checked.found.estimate == pytest.approx(2.329 / 1.623, abs=2e-3)
+    assert checked.judged.estimate == pytest.approx(2.329 / 1.623, abs=2e-3)
 
 
 def test_a_difference_is_taken_in_pairs_of_sequences(trace: specsim.Trace, check_claim: CheckClaim) -> None:
@@ -117,9 +117,9 @@ def test_a_difference_is_taken_in_pairs_of_sequences(trace: specsim.Trace, check
     expected = paired_difference(four.autoregressive_s, four.speculative_s, two.speculative_s).difference
     both = "difference = [{ settings = { k = 4 } }, { settings = { k = 2 } }]\n"
     checked = check_claim(both + "at_least = 0.0")
-    assert checked.verdict == "holds" and checked.found == expected
+    assert checked.verdict == "holds" and checked.judged == expected
     value = check_claim(both + f"expected = {expected.estimate}\ntolerance = 1e-9")
-    assert value.verdict == "holds" and value.found == Estimate.exact(expected.estimate)
+    assert value.verdict == "holds" and value.judged == Estimate.exact(expected.estimate)
 
 
 def test_an_interval_is_claimed_beside_its_value(trace: specsim.Trace, check_claim: CheckClaim) -> None:
@@ -139,11 +139,11 @@ def test_replays_and_draft_limits_are_those_of_a_leaderboard(trace: specsim.Trac
     )
     row = next(row for row in board.rows if row.label == "beta_ts, weak prior")
     subject = 'policy = "beta_ts"\nsettings = { alpha0 = 1.0, beta0 = 1.0 }\nmax_draft_tokens = 5\ntuning_share = 0.5\n'
-    assert check_claim(f"{subject}replays = 3\nat_least = -9.0").found == row.prediction.speedup
-    regret = check_claim(f'{subject}replays = 3\nquantity = "oracle_regret"\nat_least = -9.0').found
+    assert check_claim(f"{subject}replays = 3\nat_least = -9.0").judged == row.prediction.speedup
+    regret = check_claim(f'{subject}replays = 3\nquantity = "oracle_regret"\nat_least = -9.0').judged
     assert regret.estimate == pytest.approx(row.prediction.oracle_regret, rel=1e-12)
     single = check_claim(f"{subject}at_least = 0.0")
-    assert single.found is not None and single.found != row.prediction.speedup
+    assert single.judged is not None and single.judged != row.prediction.speedup
 
 
 def test_a_policy_that_learns_is_reported_on_the_held_out_sequences(check_claim: CheckClaim) -> None:
@@ -182,7 +182,7 @@ def test_rounds_are_compared_with_a_real_run(
         f'settings = {{ k = 3 }}\nquantity = "rounds_identical_percent"\nrounds = "{path}"\nat_least = 100'
     )
     assert checked.passed == (not changes)
-    assert checked.found.estimate == pytest.approx(100 * (1 - changes / len(rounds)))
+    assert checked.judged.estimate == pytest.approx(100 * (1 - changes / len(rounds)))
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_changed_files_are_read_again(claim_file: ClaimFile) -> None:
     for value, s_d in ((1.5, 0.001), (2.25, 0.0005)):
         (path.parent / "it.json").write_text(json.dumps({"a": value}))
         (path.parent / "cost.json").write_text(json.dumps({"s_d": s_d, "s_t": 0.010}))
-        values.append([checked.found.estimate for checked in check_files([path]) if checked.found is not None])
+        values.append([checked.judged.estimate for checked in check_files([path]) if checked.judged is not None])
     assert [value for value, _ in values] == [1.5, 2.25] and values[1][1] > 1.1 * values[0][1]
 
 

@@ -152,7 +152,7 @@ def test_times_of_benchmarks(tmp_path: Path, make: Any, scale: float, change: st
     [
         ({}, {}, "not a measurement"),
         ([], [], "not a measurement"),
-        (kernels(1), benchmarks(1), "one kind"),
+        (kernels(1), benchmarks(1), "the same kind"),
         ({"kind": "specsim-validation", "rows": 3}, kernels(1), "no rows"),
         ({**kernels(1), "rows": [{"median_us": "fast"}]}, kernels(1), "positive"),
         ({"benchmarks": [{"fullname": "a"}]}, benchmarks(1), "stats"),
@@ -166,5 +166,5 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path, old: Any, new: Any, 
 
 def test_further_runs_are_of_validations_alone(tmp_path: Path) -> None:
     path = write(tmp_path / "bench.json", kernels(1))
-    with pytest.raises(InputError, match="validations alone"):
+    with pytest.raises(InputError, match="must be validations"):
         read_diff(path, path, more_new=[path])

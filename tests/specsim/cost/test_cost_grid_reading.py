@@ -162,7 +162,7 @@ def test_grids_that_do_not_belong_together_are_refused() -> None:
 def test_a_single_grid_is_no_cost_file_and_says_so(tmp_path: Path) -> None:
     (path,) = write(tmp_path, target=document())
     assert read_grid(path).model == "target"
-    with pytest.raises(InputError, match="specsim-cost-grid of one model.*--draft-cost"):
+    with pytest.raises(InputError, match="specsim-cost-grid of the target only.*--draft-cost"):
         read_cost(path)
 
 
@@ -207,7 +207,7 @@ def test_a_campaigns_profile_holds_many(tmp_path: Path) -> None:
     path.write_text(json.dumps({"kind": "specsim-campaign", "grids": {"a-7b": document("a-7b"), "b": document("b")}}))
     assert read_grid(f"{path}:a-7b").model == "a-7b"
     for asked in (path, f"{path}:c"):
-        with pytest.raises(InputError, match=r"holds the grids of a-7b, b; name one as .*profile\.json:MODEL"):
+        with pytest.raises(InputError, match=r"holds the grids of a-7b, b; name a model, as .*profile\.json:MODEL"):
             read_grid(asked)
     with pytest.raises(InputError, match="does not exist"):
         read_grid(f"{tmp_path}/nothing.json:a")

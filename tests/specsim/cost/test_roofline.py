@@ -176,7 +176,7 @@ def test_every_device_has_its_source_and_no_ceiling_that_is_not_printed() -> Non
     ("build", "said"),
     [
         (lambda: find_hardware("tpu"), "hardware 'tpu' is unknown; known: a100, "),
-        (lambda: find_architecture("gpt-9"), "neither a config.json nor one of llama-68m"),
+        (lambda: find_architecture("gpt-9"), "neither a config.json nor a known shape; choose one of llama-68m"),
         (lambda: find_architecture({"model_type": "mamba"}), "model_type 'mamba', whose passes are not known; known"),
         (lambda: find_architecture({"text_config": 3}), "text_config is malformed"),
         (lambda: find_architecture({**public_shapes()["qwen3-30b-a3b"], "mlp_only_layers": 7}), "only_layers is mal"),

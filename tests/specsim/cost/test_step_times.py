@@ -183,7 +183,7 @@ def test_curves_that_are_none_are_refused_in_one_line(tmp_path: Path) -> None:
         ({"sequences": {"at": [1, 2], "seconds": [0]}}, ("sequences have seconds",)),
         ({"tokens": {"at": [1, 2]}}, ("required field `seconds`",)),
         ({"tokens": {**CURVE, "rise": 1}}, ("unknown key 'rise'",)),
-        ({"tokens": CURVE, "token_s": 1e-3}, ("token_s and tokens", "give one")),
+        ({"tokens": CURVE, "token_s": 1e-3}, ("token_s and tokens", "give either")),
         ({"tokens": CURVE, "cached_token_s": -1e-9}, ("cached_token_s=-1e-09",)),
         ({"tokens": CURVE, "fixed_s": 0.0}, ("fixed_s=0",)),
     ]:

@@ -278,7 +278,7 @@ def test_a_file_that_specdec_benchs_metric_wrote(tmp_path: Path) -> None:
     of_mtbench = {**run, "Request_AL": {"0": 2.4, "1": 1.3}}
     imported = read("specdec-bench", tmp_path, json.dumps([of_mtbench]))
     assert any("the number of turns of a request is unknown" in note for note in imported.notes)
-    with pytest.raises(InputError, match="2 steps of one token for 3 turns"):
+    with pytest.raises(InputError, match="2 steps of 1 token for 3 turns"):
         read("specdec-bench", tmp_path, json.dumps({**run, "Acceptance_Length_Histogram": {"1": 2, "2": 2}}))
     with pytest.raises(InputError, match="holds 2 runs"):
         read("specdec-bench", tmp_path, json.dumps([run, run]))
