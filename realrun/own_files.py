@@ -1,4 +1,4 @@
-"""What an earlier start of a command left in its folder: read again, or refused where it is of other settings."""
+"""Read files that an earlier start of a command left in its folder, or refuse them if they are of other settings."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ MAX_BYTES = 2**30  # of a file
 
 
 def read_own(path: Path, shape: Any = dict[str, Any], *, again: str) -> dict[str, Any]:
-    """The JSON object of a file, of this shape. again : how to begin anew, as InputError says"""
+    """Read the JSON object of a file, of this shape. again : how to begin anew, as InputError says"""
     return dict(read_json(path, str(path), shape, missing=again, invalid=again, max_bytes=MAX_BYTES))
 
 
 def read_kept(path: Path, shape: Any = dict[str, Any]) -> dict[str, Any] | None:
-    """The JSON object of a file; None where there is none, or a damaged one, as what it holds is made again then."""
+    """Read the JSON object of a file; None if the file is missing or damaged, because it is made again then."""
     try:
         return read_own(path, shape, again="make it again")
     except InputError:
         return None
 
 
-def refuse_other(what: str, found: Mapping[str, Any], wanted: Mapping[str, Any], instead: str) -> None:
-    """InputError that names the first of the wanted settings that was found to be another.
+def refuse_other(what: str, settings: Mapping[str, Any], wanted: Mapping[str, Any], instead: str) -> None:
+    """Raise InputError that names the first of the wanted settings that differs.
 
     what : what has these settings, a sentence that goes on with "with"; instead : what to do
     """
     for key, value in wanted.items():
-        if found.get(key) != value:
+        if settings.get(key) != value:
             raise InputError(
-                f"{what} with {key}={json.dumps(found.get(key))}, asked for {json.dumps(value)}; {instead}"
+                f"{what} with {key}={json.dumps(settings.get(key))}, asked for {json.dumps(value)}; {instead}"
             )
 
 
@@ -50,6 +50,6 @@ def claim(path: Path, identity: Mapping[str, Any], what: str, instead: str, shap
 
 
 def refuse_file(folder: Path) -> None:
-    """InputError if a file is in the folder's place."""
+    """Raise InputError if a file is in the folder's place."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file; give a folder as --out")

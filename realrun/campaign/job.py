@@ -51,7 +51,7 @@ class Job:
 
     @property
     def full(self) -> bool:
-        """True sizes on a GPU, reduced ones elsewhere."""
+        """Whether sizes are true, as on a GPU, and not reduced."""
         return self.device.type == "cuda"
 
     @property

@@ -80,7 +80,7 @@ def run(job: Job) -> dict[str, Any]:
 
 
 def _tests(job: Job, limit_s: float) -> dict[str, Any]:
-    """The kernels' tests: those for a GPU on one, else the quick ones."""
+    """Run the kernels' tests: those for a GPU if there is a GPU, else the quick tests."""
     if not TESTS.is_dir():
         return {"outcome": "not run: the tests are not installed here; run from the source tree"}
     junit = job.work / "kernels-tests.xml"
@@ -109,12 +109,12 @@ def _by_junit(path: Path) -> dict[str, Any]:
             found["failed"][name] = problem.get("message", "")[:MESSAGE]
         else:
             found["skipped" if case.find("skipped") is not None else "passed"] += 1
-    found["slowest_s"] = dict(sorted(seconds.items(), key=lambda one: -one[1])[:SLOWEST])
+    found["slowest_s"] = dict(sorted(seconds.items(), key=lambda item: -item[1])[:SLOWEST])
     return found
 
 
 def _sanitize(tool: str, limit_s: float) -> dict[str, Any]:
-    """compute-sanitizer over one small check per operation."""
+    """Run compute-sanitizer over a small check per operation."""
     binary = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
     if binary is None:
         return {"outcome": "not run: no compute-sanitizer here"}
@@ -129,7 +129,7 @@ def _python(*arguments: str) -> list[str]:
 def _outcome(command: list[str], limit_s: float) -> dict[str, Any]:
     paths = [str(REPOSITORY), str(REPOSITORY / "kernels"), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
-    if "--tool" in command:  # without a pool, an access beyond a tensor is one beyond an allocation
+    if "--tool" in command:  # without a pool, an access beyond a tensor is also beyond an allocation
         environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
     done = subprocess.Popen(
         command,

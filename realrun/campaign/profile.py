@@ -92,7 +92,7 @@ def _short_of_time(grid: dict[str, Any]) -> bool:
 
 
 def against_floor(name: str, grid: dict[str, Any], copy_gb_s: float, job: Job) -> dict[str, Any]:
-    """The autoregressive step at batch 1 and the shortest context, and the floor: one reading of the weights."""
+    """The autoregressive step at batch 1 and the shortest context, and the floor: reading the weights once."""
     step_s = grid["median_s"][0][0][0]
     config = shape_config(name, smoke=not job.full)
     floor_s = pass_weight_bytes(config, job.dtype) / (copy_gb_s * 1e9)

@@ -1,4 +1,4 @@
-"""Run the stages of a campaign one after another, each inside its share of the time."""
+"""Run the stages of a campaign in order, each inside its share of the time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from specsim.io.files import write_json
 from specsim.io.progress import Progress
 
 # Modules of this package and their shares of the time. A stage is imported when its turn comes: on a machine that lacks
-# what one of them needs, the others run.
+# what a stage needs, the others run.
 STAGES: dict[str, float] = {"smoke": 1.2, "kernels": 1.2, "profile": 1.2, "lab": 1.0, "validate": 1.0}
 MOST_S = {"smoke": 90.0}
 GRACE = 0.05  # of the minutes given
@@ -43,9 +43,9 @@ def run_campaign(
     progress: Progress | None = None,
     begun: float | None = None,
 ) -> list[dict[str, Any]]:
-    """Run stages into `out`; their result documents, in order.
+    """Run stages into `out`; return their result documents, in order.
 
-    A stage whose result is complete is not run again unless told to overwrite; one that
+    A stage whose result is complete is not run again unless `overwrite` is set; a stage that
     ran out of time goes on where it stopped. A stage that fails leaves its error in its
     result, and the next one runs: time on a GPU is too rare to lose. work : scratch folder,
     by default beside `out`. device : default "cuda" where there is one. begun : time.monotonic() when the

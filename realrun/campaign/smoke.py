@@ -110,18 +110,18 @@ def kernels_agree(job: Job, operation: Operation) -> dict[str, str]:
     """Every backend against the reference, in float64 where that takes it, at a true shape on a GPU."""
     case = operation.cases[0] if job.full else operation.small[0]
     args = operation.inputs(case, torch.Generator(job.device).manual_seed(SEED))
-    expected, told = operation.reference(*copied(args)), "agrees with the reference"
+    expected, verdict = operation.reference(*copied(args)), "agrees with the reference"
     if any(isinstance(a, torch.Tensor) and a.is_floating_point() for a in args):
         with suppress(Exception):  # choices by weights in fixed point, say, are of float32 by definition
             exact = operation.reference(*_widened(copied(args)))
             operation.check(exact, expected, case)
-            expected, told = exact, "agrees with float64"
+            expected, verdict = exact, "agrees with float64"
     found = {"case": str(case)}
     for backend in BACKENDS:
         try:
             with use_backend(backend):
                 operation.check(expected, operation.run(*copied(args)), case)
-            found[backend] = told
+            found[backend] = verdict
         except Unsupported as error:
             found[backend] = f"not for this: {error}"
         except Exception as error:
@@ -131,7 +131,7 @@ def kernels_agree(job: Job, operation: Operation) -> dict[str, str]:
 
 @torch.inference_mode()
 def graphs_agree(job: Job) -> dict[str, str]:
-    """A recorded pass gives the logits of the eager one."""
+    """Check that a recorded pass gives the logits of the eager pass."""
     if not job.full:
         return {"graphs": "none without a GPU"}
     model = random_model(shape_config("llama-3.2-1b", smoke=True), job.device, job.dtype, job.seed)
@@ -159,7 +159,7 @@ def copy_gb_s(device: torch.device) -> float:
 
 
 def drafter_agrees(job: Job, drafter: str) -> dict[str, Any]:
-    """Greedy tokens of the lab's pair over the static path here and over the lean one on the CPU, both in float32."""
+    """Greedy tokens of the lab's pair over the static path here and over the plain path on the CPU, both in float32."""
     texts = []
     loaded: dict[str, Pair] = {}
     for device, kernels in ((str(job.device), AUTO if job.full else "reference"), ("cpu", AUTO)):

@@ -15,7 +15,7 @@ import numpy as np
 from realrun.campaign.job import Job, OutOfTime
 from realrun.campaign.lab import CHOICES
 from realrun.experiment.run import validate
-from realrun.experiment.scripted.run import run_scripted
+from realrun.experiment.scripted.run import ScriptedSettings, run_scripted
 from realrun.experiment.settings import ValidationSettings
 from realrun.measure.record import RecordSettings
 from realrun.measure.reuse import recorded_trace
@@ -83,24 +83,18 @@ def run(job: Job) -> dict[str, Any]:
 
 
 def _scripted(job: Job, target: str, draft: str, context: int, trace: Trace, minutes: float) -> dict[str, Any]:
-    return run_scripted(
-        target,
-        draft,
-        trace,
+    settings = ScriptedSettings(
         context=context if job.full else 0,
         trials=60 if job.full else 8,
-        repeats=3,
-        device=str(job.device),
-        dtype=job.dtype_name,
-        smoke=not job.full,
         seed=job.seed,
         minutes=max(minutes, 0.01),
-        progress=job.on_time,
     )
+    machine = {"device": str(job.device), "dtype": job.dtype_name}
+    return run_scripted(target, draft, trace, settings, smoke=not job.full, progress=job.on_time, **machine)
 
 
 def _trace(job: Job) -> Trace:
-    """The stage lab's Gumbel trace if it is there, else a short one of the embedded lab."""
+    """The stage lab's Gumbel trace if it is there, else a short trace of the bundled lab."""
     packed = job.out / "lab-gumbel.zip"
     if packed.is_file():
         trace = read_trace(packed)
@@ -118,7 +112,7 @@ def _trace(job: Job) -> Trace:
 
 
 def _lab(job: Job) -> dict[str, Any]:
-    """The main job on the pair that the stage lab trained, else on the embedded one."""
+    """The main job on the pair that the stage lab trained, else on the bundled pair."""
     trained = job.work / ("lab-large" if job.full else "lab-smoke")
     there = (trained / "target").is_dir() and (trained / "draft").is_dir()
     names = [str(trained / role) if there else "lab" for role in ("target", "draft")]

@@ -26,10 +26,9 @@ class ShapeRun(SeedSettings):
     overwrite: bool = setting(False, OVERWRITE_FILE_HELP, flag="--overwrite")
 
     @property
-    def run(self) -> dict[str, Any]:
-        """As the functions take it."""
-        names = ("device", "dtype", "seed", "minutes")
-        return {**{name: getattr(self, name) for name in names}, "smoke": self.smoke_test}
+    def machine(self) -> dict[str, Any]:
+        """Device, number type and sizes, as functions take them."""
+        return {"device": self.device, "dtype": self.dtype, "smoke": self.smoke_test}
 
 
 def shapes() -> Answer:
@@ -83,7 +82,15 @@ def cost_grid(options: GridOptions) -> Answer:
     claim_file(options.out, overwrite=options.overwrite)
     axes = Axes(*map(list, (options.tokens or TOKENS, options.contexts or CONTEXTS, options.batches or BATCHES)))
     with progress_bar() as report:
-        document = run_cost_grid(options.shape, axes=axes, repeats=options.repeats, progress=report, **options.run)
+        document = run_cost_grid(
+            options.shape,
+            axes=axes,
+            repeats=options.repeats,
+            seed=options.seed,
+            minutes=options.minutes,
+            progress=report,
+            **options.machine,
+        )
     write_json(document, options.out)
     return Answer(document, partial(_print_grid, document))
 
@@ -115,23 +122,26 @@ def scripted(options: ScriptedOptions) -> Answer:
     Acceptance, and what a policy sees of each drafted token, comes from the trace; weights are random, all compute is
     real. Policies are tuned on one half of the trace and run on the other.
     """
-    from realrun.experiment.scripted.run import run_scripted
-    from realrun.experiment.timing import check_repeats
+    from realrun.experiment.scripted.run import ScriptedSettings, run_scripted
     from specsim.io.files import write_json
     from specsim.trace.files import read_plain_trace
 
-    check_repeats(options.repeats)
+    settings = ScriptedSettings(
+        context=options.context,
+        trials=options.trials,
+        repeats=options.repeats,
+        seed=options.seed,
+        minutes=options.minutes,
+    )
     claim_file(options.out, overwrite=options.overwrite)
     with progress_bar() as report:
         document = run_scripted(
             options.target,
             options.draft,
             read_plain_trace(options.trace),
-            context=options.context,
-            trials=options.trials,
-            repeats=options.repeats,
+            settings,
             progress=report,
-            **options.run,
+            **options.machine,
         )
     write_json(document, options.out)
     return Answer(document, partial(_print_scripted, document, options.context))

@@ -70,38 +70,38 @@ def compare_batch(
         )
     played = as_engine(trace, conventions, max_output_tokens=max_output_tokens).trace
     simulated = _simulated(played, rule, slots, conventions, theirs)
-    found = []
+    agreements = []
     for sequence, rounds in enumerate(simulated):
         recorded = trace.select([sequence])
         text = recorded.token[: lengths[sequence]].tolist()
         parted = text_tie(recorded, sequence, text, outputs[sequence], models.target)
         if parted and not near(parted):
-            found.append(
+            agreements.append(
                 Agreement(len(theirs[sequence]), 0, [], [], f"texts differ from position {parted.position} on")
             )
         else:
-            one = played.select([sequence])
-            found.append(_agreement(one, sequence, rounds, theirs[sequence], parted, conventions, models))
-    return found
+            own = played.select([sequence])
+            agreements.append(_agreement(own, sequence, rounds, theirs[sequence], parted, conventions, models))
+    return agreements
 
 
 def _simulated(
     played: Trace, rule: ScheduledK, slots: int, conventions: Conventions, theirs: Sequence[Sequence[Counted]]
 ) -> list[list[tuple[int, int]]]:
-    """(row, K) of every sequence's rounds that draft, where the engine's acceptance decides how they go on."""
+    """Simulate the server: (row, K) of every sequence's rounds that draft, accepting what the engine accepted."""
     every = np.arange(played.sequences)
     prompt_tokens, output_tokens = (np.asarray(v, np.int64) for v in (played.prompt_tokens, played.output_tokens))
     requests = Requests(np.zeros(len(every)), prompt_tokens, output_tokens, every)
     counted = [iter([accepted for _, accepted in rounds]) for rounds in theirs]
     drafts = CountedDrafts(**vars(drafts_of(played, rule)), counted=counted)
     run = run_server(drafts, ANY_COST, requests, slots=slots, users=len(every), drafts_ahead=conventions.drafts_ahead)
-    found = []
+    drafting = []
     for request in every:
         mine = run.rounds["request"] == request
         drafted, accepted = run.rounds["drafted"][mine], run.rounds["accepted"][mine]
         rows = np.cumsum(accepted + 1) - accepted - 1
-        found.append([(row, k) for row, k in zip(rows.tolist(), drafted.tolist(), strict=True) if k])
-    return found
+        drafting.append([(row, k) for row, k in zip(rows.tolist(), drafted.tolist(), strict=True) if k])
+    return drafting
 
 
 def _agreement(
@@ -113,17 +113,17 @@ def _agreement(
     conventions: Conventions,
     models: Models,
 ) -> Agreement:
-    """Of one sequence, up to where its text parted.
+    """Compare a sequence's rounds, up to where its text differs.
 
     played : of this sequence alone
     """
     shift = int(conventions.first_token == "prefill")
     expected = [(row + shift, k, min(k, int(played.match_len[row]))) for row, k in simulated]
     if parted is not None:
-        expected = [one for one in expected if one[0] + one[2] < parted.position]
+        expected = [row for row in expected if row[0] + row[2] < parted.position]
         theirs = theirs[: len(expected)]
     ties = [] if parted is None else [parted]
-    told: list[Replayed] = []
+    replayed: list[Replayed] = []
     identical = 0
     for ours, counted in zip(expected, theirs, strict=False):
         if ours[1:] == counted:
@@ -136,6 +136,8 @@ def _agreement(
             if tie is None:
                 break
             ties.append(tie)
-        told.append((ours[0], *counted))
-    whole = len(told) == len(expected) == len(theirs)
-    return Agreement(len(theirs), identical, ties, told, "" if whole else difference(expected, theirs, len(told)))
+        replayed.append((ours[0], *counted))
+    whole = len(replayed) == len(expected) == len(theirs)
+    return Agreement(
+        len(theirs), identical, ties, replayed, "" if whole else difference(expected, theirs, len(replayed))
+    )

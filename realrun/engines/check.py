@@ -30,7 +30,7 @@ from specsim.trace.trace import NO_TOKEN, Trace
 
 
 def settings_of(engine: Engine, ks: Sequence[int], p_mins: Sequence[float], batch: int = 1) -> list[Setting]:
-    """Every K, and every p_min with the longest of them; InputError where there is none, or the engine has no such."""
+    """Return a setting for every K, and for every p_min with the largest K; InputError if the engine lacks it."""
     if not ks or min(ks) < 1 or max(ks) > RecordSettings.max_draft_tokens:
         raise InputError(f"--k of {', '.join(map(str, ks))}; give numbers from 1 to {RecordSettings.max_draft_tokens}")
     if p_mins and not engine.takes_p_min:
@@ -42,7 +42,7 @@ def settings_of(engine: Engine, ks: Sequence[int], p_mins: Sequence[float], batc
 
 
 def scheduled(engine: Engine, lengths: Mapping[int, int], batch: int) -> Setting:
-    """K by the sequences of a step, in batches; InputError where that is no schedule, or the engine takes none."""
+    """Return the setting of a schedule, K by batch size; InputError if it is invalid or the engine takes none."""
     schedule = ScheduledK(dict(sorted(lengths.items())))
     if not 1 <= schedule.max_draft_tokens <= RecordSettings.max_draft_tokens:
         raise InputError(
@@ -62,9 +62,9 @@ def _check_batch(engine: Engine, batch: int) -> None:
 def recording(
     pair: Pair, prompts: Sequence[Prompt], engine: Engine, depth: int, max_new_tokens: int, progress: Progress
 ) -> Trace:
-    """A dense trace, as long as the engine's rounds reach.
+    """Record a dense trace, as long as the engine's rounds reach.
 
-    One that does not clip drafts accepts beyond its limit and behind an end of text, where the recording goes on then.
+    An engine that does not clip drafts accepts beyond its limit and behind an end of text; then the recording goes on.
     """
     settings = RecordSettings(depth, recorded_tokens(engine, depth, max_new_tokens), Sampler("greedy"))
     endless = pair if engine.conventions.clips_draft else dataclasses.replace(pair, eos_token_ids=())
@@ -73,14 +73,14 @@ def recording(
 
 
 def recorded_tokens(engine: Engine, depth: int, max_new_tokens: int) -> int:
-    """Output tokens of a recording for this engine, at most."""
+    """Return the maximum output tokens of a recording for this engine."""
     return max_new_tokens + (0 if engine.conventions.clips_draft else depth)
 
 
 def check_recording(
     trace: Trace, pair: Pair, engine: Engine, depth: int, max_new_tokens: int, name: str
 ) -> list[Prompt]:
-    """The prompts of a given recording; InputError where it is of another pair, not greedy, or too short."""
+    """Return the prompts of a recording; InputError if it is of another pair, not greedy, or too short."""
     check_pair(trace, pair, name)
     if sampler_of(trace, name).mode != "greedy":
         raise InputError(
@@ -105,15 +105,15 @@ def as_lookups(trace: Trace, rule: NgramRule, depth: int, *, past_end: bool) -> 
     outputs = np.split(trace.token, trace.offsets[1:-1])
     columns = zip(trace.prompts, outputs, trace.domain.tolist(), trace.budget_tokens.tolist(), strict=True)
     texts = [TokenText(prompt.tolist(), output.tolist(), domain, most) for prompt, output, domain, most in columns]
-    found = lookup_trace(texts, rule, depth)
-    found = dataclasses.replace(found, meta={**found.meta, "eos_token_id": trace.eos_token_ids})
+    lookups = lookup_trace(texts, rule, depth)
+    lookups = dataclasses.replace(lookups, meta={**lookups.meta, "eos_token_id": trace.eos_token_ids})
     if past_end:
-        return found
-    ended = np.logical_or.accumulate(np.isin(found.draft_token, trace.eos_token_ids), axis=1)
+        return lookups
+    ended = np.logical_or.accumulate(np.isin(lookups.draft_token, trace.eos_token_ids), axis=1)
     return dataclasses.replace(
-        found,
-        draft_token=np.where(ended, NO_TOKEN, found.draft_token).astype(found.draft_token.dtype),
-        match_len=np.minimum(found.match_len, (~ended).sum(axis=1)).astype(found.match_len.dtype),
+        lookups,
+        draft_token=np.where(ended, NO_TOKEN, lookups.draft_token).astype(lookups.draft_token.dtype),
+        match_len=np.minimum(lookups.match_len, (~ended).sum(axis=1)).astype(lookups.match_len.dtype),
     )
 
 
@@ -159,7 +159,7 @@ def check(
     models = Models(best_two(pair.target), None if lookup else best_two(pair.drafter.weights(pair.target)[0]))
     eos = set(pair.eos_token_ids)
     with tempfile.TemporaryDirectory() as name:
-        job = Job(Path(name), [one.tokens for one in prompts], max_new_tokens, pair.eos_token_ids, lookup)
+        job = Job(Path(name), [prompt.tokens for prompt in prompts], max_new_tokens, pair.eos_token_ids, lookup)
         engine.convert(pair, job.folder)
         rows = []
         for done, setting in enumerate(settings):
@@ -197,39 +197,43 @@ def compared(
 ) -> dict[str, Any]:
     """A setting's row of the document."""
     if setting.batch > 1:
-        found = compare_batch(
+        agreements = compare_batch(
             trace, setting.rule, setting.batch, engine.conventions, max_new_tokens, run.outputs, run.rounds, models
         )
     else:
-        found = [
+        agreements = [
             compare_sequence(
                 trace, sequence, engine.policy(setting), engine.conventions, max_new_tokens, output, rounds, models
             )
             for sequence, (output, rounds) in enumerate(zip(run.outputs, run.rounds, strict=True))
         ]
-    theirs = [one for rounds in run.rounds for one in rounds]
-    rounds_compared = sum(one.rounds for one in found)
-    counters = None if run.sums is None else counters_equal(run.sums, found)
+    theirs = [round_ for rounds in run.rounds for round_ in rounds]
+    rounds_compared = sum(agreement.rounds for agreement in agreements)
+    counters = None if run.sums is None else counters_equal(run.sums, agreements)
     return {
         "setting": str(setting),
         **setting.as_dict(),
-        "sequences": len(found),
-        "sequences_identical": sum(not one.near_ties and not one.difference for one in found),
+        "sequences": len(agreements),
+        "sequences_identical": sum(not agreement.near_ties and not agreement.difference for agreement in agreements),
         "rounds": rounds_compared,
-        "rounds_identical": sum(one.identical for one in found),
+        "rounds_identical": sum(agreement.identical for agreement in agreements),
         "drafted": sum(drafted for drafted, _ in theirs),
         "accepted": sum(accepted for _, accepted in theirs),
         "accepted_per_position": _per_position([accepted for _, accepted in theirs]),
         "counters_equal": counters,
-        "near_ties": [{**tie._asdict(), "text": str(tie)} for one in found for tie in one.near_ties],
-        "differences": [f"sequence {i}: {one.difference}" for i, one in enumerate(found) if one.difference],
-        "accounted": rounds_compared > 0 and not any(one.difference for one in found) and counters is not False,
+        "near_ties": [{**tie._asdict(), "text": str(tie)} for agreement in agreements for tie in agreement.near_ties],
+        "differences": [
+            f"sequence {i}: {agreement.difference}" for i, agreement in enumerate(agreements) if agreement.difference
+        ],
+        "accounted": rounds_compared > 0
+        and not any(agreement.difference for agreement in agreements)
+        and counters is not False,
     }
 
 
-def counters_equal(sums: Sums, found: Sequence[Agreement]) -> bool:
+def counters_equal(sums: Sums, agreements: Sequence[Agreement]) -> bool:
     """Whether an engine's counters are those of the replayed rounds; a text that parts at a near tie has others."""
-    rounds = [row for one in found for row in one.replayed if row[1]]
+    rounds = [row for agreement in agreements for row in agreement.replayed if row[1]]
     ours = Rounds(np.array([row[1] for row in rounds], np.int64), np.array([row[2] for row in rounds], np.int64))
     counters = counters_of(ours)
     return sums == Sums(
@@ -248,16 +252,16 @@ def _trimmed(counts: list[int], length: int) -> list[int]:
 
 
 def _per_position(accepted: Sequence[int]) -> list[int]:
-    return [sum(one >= depth for one in accepted) for depth in range(1, max(accepted, default=0) + 1)]
+    return [sum(count >= depth for count in accepted) for depth in range(1, max(accepted, default=0) + 1)]
 
 
 def best_two(model: Any) -> BestTwo:
-    """The two highest probabilities of a model's next token, by one plain pass."""
+    """Return a function that computes the two highest probabilities of a model's next token by a plain pass."""
 
     @torch.inference_mode()
-    def found(tokens: Sequence[int]) -> tuple[float, float]:
+    def probabilities(tokens: Sequence[int]) -> tuple[float, float]:
         logits = model(input_ids=torch.tensor([[int(token) for token in tokens]]), use_cache=False).logits[0, -1]
         first, second = logits.double().softmax(-1).topk(2).values.tolist()
         return first, second
 
-    return found
+    return probabilities

@@ -1,8 +1,8 @@
-"""An engine's rounds beside a replay's, one by one; where they part, whether a near tie in float32 explains it.
+"""Compare an engine's rounds with a replay's; where they differ, find out if a near tie in float32 explains it.
 
 An engine computes in its own order, so that a probability next to p_min may come out on the other side, or the two
-likeliest tokens change places. Such a near tie is named and the replay told what the engine did there: what follows
-must be identical again.
+likeliest tokens change places. Such a near tie is named and the replay takes the engine's choice there: all that
+follows must be identical again.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class NearTie(NamedTuple):
 
 
 class Agreement(NamedTuple):
-    """What comparing one sequence came to.
+    """The result of comparing a sequence.
 
     rounds : of the engine, as far as its text is the recorded one
-    identical : those of them that the replay has without being told of near ties
-    replayed : (t, drafted, accepted) of the replay that was told
+    identical : rounds that the replay has too before near ties are applied
+    replayed : (t, drafted, accepted) of the replay with near ties applied
     difference : where the two part all the same; "" where they do not
     """
 
@@ -73,13 +73,13 @@ class Agreement(NamedTuple):
 
 
 class Play(NamedTuple):
-    """A replay: its trace of one sequence, the rounds that the engine would count, and every round's row and drafts."""
+    """A replay: the trace of a single sequence, the rounds that the engine would count, all rounds' rows and drafts."""
 
     trace: Trace
     counted: list[tuple[int, int, int]]  # (t, drafted, accepted)
     every: list[tuple[int, int]]  # row, tokens drafted, dropped ones included
 
-    def alike(self, theirs: Sequence[Counted]) -> int:
+    def agreeing(self, theirs: Sequence[Counted]) -> int:
         """How many rounds are identical from the first on."""
         pairs = zip(self.counted, theirs, strict=False)
         return next(
@@ -88,8 +88,8 @@ class Play(NamedTuple):
 
     def reach(self, theirs: Sequence[Counted]) -> tuple[int, bool]:
         """How far the two go together, and whether to the end."""
-        alike = self.alike(theirs)
-        return alike, alike == len(self.counted) == len(theirs)
+        agreeing = self.agreeing(theirs)
+        return agreeing, agreeing == len(self.counted) == len(theirs)
 
 
 def compare_sequence(
@@ -102,7 +102,7 @@ def compare_sequence(
     theirs: Sequence[Counted],
     models: Models,
 ) -> Agreement:
-    """Compare one sequence of an engine's run with a replay of its recording.
+    """Compare a sequence of an engine's run with a replay of its recording.
 
     Parameters
     ----------
@@ -126,26 +126,26 @@ def compare_sequence(
         rounds = rounds_of(log, changed, conventions)
         assert rounds.t is not None
         counted = zip(rounds.t.tolist(), rounds.drafted.tolist(), rounds.accepted.tolist(), strict=True)
-        kept = [row for row in counted if until == len(text) or row[0] + row[2] < until]
-        return Play(changed, kept, list(zip(log.t.tolist(), log.drafted.tolist(), strict=True)))
+        before_tie = [row for row in counted if until == len(text) or row[0] + row[2] < until]
+        return Play(changed, before_tie, list(zip(log.t.tolist(), log.drafted.tolist(), strict=True)))
 
     play = first = replay(as_engine(recorded, conventions, max_output_tokens=max_output_tokens).trace)
     if until < len(text):
         theirs = theirs[: len(play.counted)]
     while not play.reach(theirs)[1]:
-        told = [
+        attempts = [
             (tie, replay(changed))
             for tie, changed in _candidates(play, theirs, sequence, policy, conventions, models.drafter)
         ]
-        tie, best = max(told, key=lambda one: one[1].reach(theirs), default=(None, play))
+        tie, best = max(attempts, key=lambda attempt: attempt[1].reach(theirs), default=(None, play))
         if tie is None or best.reach(theirs) <= play.reach(theirs):
             break
         ties.append(tie)
         play = best
-    alike, whole = play.reach(theirs)
-    identical = len({*first.counted} & {*play.counted[:alike]})
+    agreeing, whole = play.reach(theirs)
+    identical = len({*first.counted} & {*play.counted[:agreeing]})
     return Agreement(
-        len(theirs), identical, ties, play.counted, "" if whole else difference(play.counted, theirs, alike)
+        len(theirs), identical, ties, play.counted, "" if whole else difference(play.counted, theirs, agreeing)
     )
 
 
@@ -186,13 +186,13 @@ def _candidates(
     conventions: Conventions,
     drafter: BestTwo | None,
 ) -> Iterator[tuple[NearTie, Trace]]:
-    """Near ties up to the first round that is not alike, each with the trace that tells the replay of it.
+    """Yield near ties up to the first round that differs, each with the trace changed by it.
 
-    A round before it may be to blame, where the next ones happen to look alike.
+    An earlier round may be to blame if the rounds behind it happen to agree.
     """
-    alike, trace = play.alike(theirs), play.trace
+    agreeing, trace = play.agreeing(theirs), play.trace
     shift = int(conventions.first_token == "prefill")  # of the trace's positions against the output's
-    end = play.counted[alike][0] - shift if alike < len(play.counted) else len(trace.token)
+    end = play.counted[agreeing][0] - shift if agreeing < len(play.counted) else len(trace.token)
     if isinstance(policy, LlamaCpp) and trace.top10_confidence is not None:
         for row, drafted in play.every:
             for depth in range(1, drafted + 1) if row <= end else ():
@@ -202,12 +202,12 @@ def _candidates(
                     confidence = trace.top10_confidence.copy()
                     confidence[row, depth - 1] = 0.0 if prob >= policy.p_min else 1.0
                     yield tie, dataclasses.replace(trace, top10_confidence=confidence)
-    if drafter is None or alike == min(len(play.counted), len(theirs)):
+    if drafter is None or agreeing == min(len(play.counted), len(theirs)):
         return
-    drafted, accepted = theirs[alike]
-    last = min(drafted, play.counted[alike][1]) + 1 if drafted < trace.depth else drafted
-    if found := draft_tie(trace, sequence, end, range(1, last + 1), shift, drafter):
-        yield found, _with_round(trace, end, drafted, accepted)
+    drafted, accepted = theirs[agreeing]
+    last = min(drafted, play.counted[agreeing][1]) + 1 if drafted < trace.depth else drafted
+    if tie_of_draft := draft_tie(trace, sequence, end, range(1, last + 1), shift, drafter):
+        yield tie_of_draft, _with_round(trace, end, drafted, accepted)
 
 
 def near(tie: NearTie) -> bool:
@@ -227,19 +227,19 @@ def _with_round(trace: Trace, row: int, drafted: int, accepted: int) -> Trace:
 
 
 def _prompt(trace: Trace) -> list[int]:
-    """Of a trace of one sequence."""
+    """Return the prompt of a trace of a single sequence."""
     assert trace.prompt is not None
     return trace.prompt.tolist()
 
 
-def difference(replayed: Sequence[tuple[int, int, int]], theirs: Sequence[Counted], alike: int) -> str:
-    """What the first rounds that are not alike say."""
+def difference(replayed: Sequence[tuple[int, int, int]], theirs: Sequence[Counted], agreeing: int) -> str:
+    """Describe the first round that differs."""
 
-    def said(drafted: int, accepted: int) -> str:
+    def described(drafted: int, accepted: int) -> str:
         return f"{accepted} of {drafted} accepted"
 
-    ours = replayed[alike] if alike < len(replayed) else None
+    ours = replayed[agreeing] if agreeing < len(replayed) else None
     where = "at the end" if ours is None else f"at position {ours[0]}"
-    replay = "no round" if ours is None else said(*ours[1:])
-    engine = said(*theirs[alike]) if alike < len(theirs) else "no round"
-    return f"round {alike} {where}: {replay} in the replay, {engine} in the engine"
+    replay = "no round" if ours is None else described(*ours[1:])
+    engine = described(*theirs[agreeing]) if agreeing < len(theirs) else "no round"
+    return f"round {agreeing} {where}: {replay} in the replay, {engine} in the engine"

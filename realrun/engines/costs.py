@@ -1,4 +1,4 @@
-"""What an engine's rounds cost, from what it says itself of a few settings: its seconds, and those of its drafts."""
+"""Costs of an engine's rounds, fitted to the seconds that it reports of a few settings, in all and for drafts."""
 
 from __future__ import annotations
 
@@ -37,8 +37,7 @@ class EngineCosts:
     verified : tuple of int
         Tokens of the target's pass beside the pending one, from 0 on.
     round_s : tuple of float
-        What a round of so many takes beside its draft; between these numbers the line between them, beyond the last
-        one the same line on.
+        Seconds of a round of so many beside its draft; between these numbers and beyond the last, linear.
     """
 
     draft_s: float
@@ -47,27 +46,27 @@ class EngineCosts:
     round_s: tuple[float, ...]
 
     def seconds(self, rounds: Rounds) -> float:
-        """Of all of these rounds."""
+        """Return the seconds of these rounds."""
         drafting = self.draft_s * np.count_nonzero(rounds.passes) + self.pass_s * rounds.passes.sum()
         return float(drafting + (_shares(rounds.verified, self.verified) @ np.array(self.round_s)).sum())
 
 
 def fit_costs(timed: Sequence[Timed], verified: Sequence[int]) -> EngineCosts:
-    """By least squares over sequences that were timed in several settings.
+    """Fit costs by least squares over sequences that were timed in several settings.
 
     timed : of no speculation, and of several draft lengths
     verified : numbers of verified tokens at which a round's seconds are to be known, 0 and the draft lengths
     """
     places = tuple(sorted({0, *verified}))
-    drafts = np.array([[np.count_nonzero(one.rounds.passes), one.rounds.passes.sum()] for one in timed], np.float64)
-    draft_s, pass_s = _solved(drafts, [one.draft_s for one in timed])
-    counts = np.array([_shares(one.rounds.verified, places).sum(axis=0) for one in timed])
-    round_s = _solved(counts, [one.whole_s - one.draft_s for one in timed])
+    drafts = np.array([[np.count_nonzero(run.rounds.passes), run.rounds.passes.sum()] for run in timed], np.float64)
+    draft_s, pass_s = _solved(drafts, [run.draft_s for run in timed])
+    counts = np.array([_shares(run.rounds.verified, places).sum(axis=0) for run in timed])
+    round_s = _solved(counts, [run.whole_s - run.draft_s for run in timed])
     return EngineCosts(draft_s, pass_s, places, tuple(round_s))
 
 
 def _solved(counts: Floats, seconds: Sequence[float]) -> list[float]:
-    return [float(one) for one in np.linalg.lstsq(counts, np.array(seconds), rcond=None)[0]]
+    return [float(value) for value in np.linalg.lstsq(counts, np.array(seconds), rcond=None)[0]]
 
 
 def _shares(verified: Ints, places: Sequence[int]) -> Floats:

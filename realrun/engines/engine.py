@@ -1,4 +1,4 @@
-"""What every engine is to the commands: how a pair is converted for it, how it is run, what it gave."""
+"""The interface of engines: convert a pair, run it, return its rounds and seconds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from specsim.serving.draft_length import ScheduledK, fixed_length
 INSTALL = "pip install -c constraints.txt '.[engines]'"
 PROCESSES = Path(__file__).parent / "processes"
 DONE = "done "  # how a process says on a line of its own how many turns it has done
-SAID = 3  # last lines of a failed engine's log that an error repeats
+LOG_LINES = 3  # last lines of a failed engine's log that an error repeats
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ class Setting:
     def __str__(self) -> str:
         if not self.k:
             return "no speculation"
-        said = f"K = {self.k}" if self.schedule is None else self.schedule.label
-        said += f", p_min = {self.p_min:g}" if self.p_min else ""
-        return said + (f", {self.batch} at once" if self.batch > 1 else "")
+        text = f"K = {self.k}" if self.schedule is None else self.schedule.label
+        text += f", p_min = {self.p_min:g}" if self.p_min else ""
+        return text + (f", {self.batch} at once" if self.batch > 1 else "")
 
 
 class Sums(NamedTuple):
@@ -69,7 +69,7 @@ class Sums(NamedTuple):
 
 @dataclass(frozen=True)
 class EngineRun:
-    """What an engine gave in one setting.
+    """Output of an engine in a setting.
 
     outputs : tokens of every prompt's output
     rounds : (drafted, accepted) of every prompt's rounds, in their order, as the engine counts them; in batches, of
@@ -83,7 +83,7 @@ class EngineRun:
 
 
 class Turn(NamedTuple):
-    """What an engine took for a prompt after having read it: in all, and for drafts."""
+    """Seconds that an engine took for a prompt after prefill: in all, and for drafts."""
 
     output_tokens: int
     whole_s: float
@@ -104,7 +104,7 @@ class Job(NamedTuple):
 
 
 class Engine(ABC):
-    """An engine. One more is a file with a subclass of this, and a line in `realrun.engines.registry.ENGINES`.
+    """An engine. To add another, subclass this in a new file, and add a line in `realrun.engines.registry.ENGINES`.
 
     Attributes
     ----------
@@ -131,7 +131,7 @@ class Engine(ABC):
         return find_conventions(self.name)
 
     def check_installed(self) -> None:
-        """InputError where it is not."""
+        """Raise InputError if a package is missing."""
         if missing := [name for name in self.modules if importlib.util.find_spec(name) is None]:
             raise InputError(f"{self.name} needs {' and '.join(missing)}, not installed here: {INSTALL}")
 
@@ -146,23 +146,23 @@ class Engine(ABC):
     def run_timed(
         self, job: Job, arms: Sequence[Setting], turns: Sequence[tuple[int, int]], done: Callable[[int], None]
     ) -> list[Turn]:
-        """Decode prompts in settings, (arm, prompt) one after another in one process, and say how long each took.
+        """Decode prompts in settings, (arm, prompt) in turn in a single process, and return the seconds of each.
 
-        done : told how many turns are, after each
+        done : called with the number of finished turns, after each
         """
         raise InputError(f"{self.name} does not say how long its drafts take; choose llamacpp")
 
     @abstractmethod
     def policy(self, setting: Setting) -> ChainPolicy:
-        """What drafts just so in a replay."""
+        """Return the policy that drafts the same in a replay."""
 
     @abstractmethod
     def version(self) -> str:
-        """Of the installed package."""
+        """Return the installed package's version."""
 
 
 def models_of(pair: Pair) -> list[tuple[str, Any]]:
-    """The models that an engine needs, by the names of their files: the target, and the draft model if there is one."""
+    """Return the models that an engine needs, by the names of their files: target and, if any, draft model."""
     return [("target", pair.target), *(("draft", model) for model in pair.drafter.weights(pair.target))]
 
 
@@ -181,21 +181,21 @@ def run_apart(
     python: str = sys.executable,
     done: Callable[[int], None] = lambda turns: None,
 ) -> Any:
-    """The JSON that a script of PROCESSES makes of a job in a process of its own; its log is left in folder/log.txt.
+    """Run a script of PROCESSES on a job in its own process; return its JSON, and leave its log in folder/log.txt.
 
     InputError, with the log's last lines, where it fails.
 
     python : interpreter, perhaps of another environment
-    done : told how many turns are, as the script prints it
+    done : called with the number of finished turns, as the script prints it
     """
-    given, made, log = folder / "job.json", folder / "result.json", folder / "log.txt"
-    given.write_text(json.dumps(job))
-    made.unlink(missing_ok=True)
-    command = [python, str(PROCESSES / script), str(given), str(made)]
+    job_file, result, log = folder / "job.json", folder / "result.json", folder / "log.txt"
+    job_file.write_text(json.dumps(job))
+    result.unlink(missing_ok=True)
+    command = [python, str(PROCESSES / script), str(job_file), str(result)]
     environment = {**os.environ, **(environment or {})}
     with (
-        log.open("w") as said,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, env=environment, errors="replace") as process,
+        log.open("w") as errors,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, env=environment, errors="replace") as process,
     ):
         assert process.stdout is not None
         try:
@@ -205,7 +205,7 @@ def run_apart(
         except BaseException:
             process.kill()
             raise
-    if process.returncode or not made.is_file():
-        last = " / ".join(log.read_text(errors="replace").strip().splitlines()[-SAID:])
+    if process.returncode or not result.is_file():
+        last = " / ".join(log.read_text(errors="replace").strip().splitlines()[-LOG_LINES:])
         raise InputError(f"{script} ended with {process.returncode}: {last:.400}; run the engine alone to see why")
-    return json.loads(made.read_text())
+    return json.loads(result.read_text())

@@ -39,7 +39,7 @@ def ids_of(text: str) -> list[int]:
 
 
 def write_gguf(model: PreTrainedModel, eos_token_ids: Sequence[int], path: Path) -> None:
-    """Write a model. InputError for one that is not plain Llama or Qwen3, or has more than three ends of text."""
+    """Write a model. InputError if it is not plain Llama or Qwen3, or has more than three ends of text."""
     import gguf
 
     config: Any = model.config
@@ -98,7 +98,7 @@ def _add_vocabulary(writer: Any, size: int, eos_token_ids: Sequence[int]) -> Non
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list([f"t{number}" for number in range(size)])
     writer.add_token_types(kinds)
-    writer.add_token_merges(["t 0"])  # llama.cpp wants one
+    writer.add_token_merges(["t 0"])  # llama.cpp requires a merge
     writer.add_add_bos_token(False)
 
 

@@ -30,6 +30,6 @@ class HuggingFaceEngine(Engine):
         return FixedK(setting.k)
 
     def run(self, job: Job, setting: Setting) -> EngineRun:
-        made = run_apart(PROCESS, {**job.as_dict(), "k": setting.k}, job.folder)
-        rounds = [[(drafted, accepted) for drafted, accepted in one] for one in made["rounds"]]
-        return EngineRun(made["outputs"], rounds)
+        result = run_apart(PROCESS, {**job.as_dict(), "k": setting.k}, job.folder)
+        rounds = [[(drafted, accepted) for drafted, accepted in rounds] for rounds in result["rounds"]]
+        return EngineRun(result["outputs"], rounds)

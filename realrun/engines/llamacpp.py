@@ -44,7 +44,7 @@ class LlamaCppEngine(Engine):
 
     def run(self, job: Job, setting: Setting) -> EngineRun:
         turns = [(0, prompt) for prompt in range(len(job.prompts))]
-        made = run_apart(PROCESS, server_job(job, [setting], turns), job.folder, TRACE)
+        result = run_apart(PROCESS, server_job(job, [setting], turns), job.folder, TRACE)
         log = Log()
         for line in log_lines([job.folder / "log.txt"], Counter()):
             log.take(line)
@@ -52,31 +52,31 @@ class LlamaCppEngine(Engine):
         if len(requests) != len(job.prompts):
             raise InputError(f"{setting}: the log has {len(requests)} requests of {len(job.prompts)}; run it again")
         scraped = job.folder / "metrics.txt"
-        scraped.write_text(made["metrics"][0])
+        scraped.write_text(result["metrics"][0])
         return EngineRun(
-            outputs=[ids_of(turn["text"]) for turn in made["turns"]],
-            rounds=[list(zip(one.drafted, one.accepted, strict=True)) for one in requests],
+            outputs=[ids_of(turn["text"]) for turn in result["turns"]],
+            rounds=[list(zip(request.drafted, request.accepted, strict=True)) for request in requests],
             sums=_sums(prometheus.scrape(scraped).counts),
         )
 
     def run_timed(
         self, job: Job, arms: Sequence[Setting], turns: Sequence[tuple[int, int]], done: Callable[[int], None]
     ) -> list[Turn]:
-        made = run_apart(PROCESS, server_job(job, arms, turns), job.folder, done=done)["turns"]
+        result = run_apart(PROCESS, server_job(job, arms, turns), job.folder, done=done)["turns"]
         lines = (job.folder / "log.txt").read_text(errors="replace").splitlines()
         drafts_s = draft_seconds(lines, [(arm, bool(arms[arm].k)) for arm, _ in turns])
         return [
-            Turn(one["timings"]["predicted_n"], one["timings"]["predicted_ms"] / 1000, draft_s)
-            for one, draft_s in zip(made, drafts_s, strict=True)
+            Turn(turn["timings"]["predicted_n"], turn["timings"]["predicted_ms"] / 1000, draft_s)
+            for turn, draft_s in zip(result, drafts_s, strict=True)
         ]
 
 
 def draft_seconds(lines: Sequence[str], turns: Sequence[tuple[int, bool]]) -> list[float]:
     """Seconds that the drafts of every turn took, by the statistics that a server prints after each.
 
-    turns : the server's number, and whether it drafts at all; one that does counts since its start
+    turns : the server's number, and whether it drafts at all; if so, it counts since its start
     """
-    printed = [float(found[1]) / 1000 for line in lines if "statistics " in line and (found := DRAFTING.search(line))]
+    printed = [float(match[1]) / 1000 for line in lines if "statistics " in line and (match := DRAFTING.search(line))]
     if len(printed) != sum(drafts for _, drafts in turns):
         raise InputError(
             f"the log has statistics of {len(printed)} requests of {sum(drafts for _, drafts in turns)}; this version "

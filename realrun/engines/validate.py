@@ -1,8 +1,8 @@
 """`realrun engine validate` from end to end: an engine profiled by a few settings, others predicted and measured.
 
-All settings take turns, prompt by prompt, in one process: a machine that drifts is seen by all alike, and costs come
-from the same minutes as what they predict. Among the settings are two without speculation, whose ratio would be 1 on a
-machine without noise (the null arm).
+All settings take turns, prompt by prompt, in one process: drift of the machine affects all of them equally, and
+costs come from the same minutes as what they predict. Two of the settings are without speculation; their ratio would
+be 1 on a machine without noise (the null arm).
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class Plan(NamedTuple):
 
 
 def plan_of(profile_ks: Sequence[int], ks: Sequence[int], p_mins: Sequence[float]) -> Plan:
-    """Of draft lengths to profile, to predict, and p_min to predict with the longest of all.
+    """Plan draft lengths to profile and to predict, and p_min to predict with the longest of all.
 
-    InputError where one is to be both, or nothing is to be predicted.
+    Raises InputError if a length is both profiled and predicted, or nothing is predicted.
     """
     longest = max([*profile_ks, *ks], default=0)
     if len({*profile_ks}) < 2 or min([*profile_ks, *ks]) < 1:
@@ -59,7 +59,7 @@ def plan_of(profile_ks: Sequence[int], ks: Sequence[int], p_mins: Sequence[float
         raise InputError(f"K = {min(both)} is both profiled and predicted; leave it out of --k or of --profile-k")
     predicted = [*(Setting(k) for k in ks), *(Setting(longest, p_min) for p_min in p_mins)]
     if not predicted:
-        raise InputError("nothing is to be predicted; give --k or --p-min")
+        raise InputError("there is nothing to predict; give --k or --p-min")
     return Plan([Setting(k) for k in profile_ks], predicted)
 
 
@@ -72,12 +72,14 @@ def turns_of(arms: int, prompts: int, repeats: int, seed: int) -> list[tuple[int
     ]
 
 
-def typical(turns: Sequence[tuple[int, int]], made: Sequence[Turn], arms: int, prompts: int) -> list[list[Turn]]:
-    """By arm and prompt the repeat of median seconds; warm-up left out."""
-    found: list[list[list[Turn]]] = [[[] for _ in range(prompts)] for _ in range(arms)]
-    for (arm, prompt), one in zip(turns[arms:], made[arms:], strict=True):
-        found[arm][prompt].append(one)
-    return [[sorted(one, key=lambda turn: turn.whole_s)[len(one) // 2] for one in by_prompt] for by_prompt in found]
+def typical(turns: Sequence[tuple[int, int]], results: Sequence[Turn], arms: int, prompts: int) -> list[list[Turn]]:
+    """Return the repeat of median seconds by arm and prompt; warm-up left out."""
+    repeats: list[list[list[Turn]]] = [[[] for _ in range(prompts)] for _ in range(arms)]
+    for (arm, prompt), turn in zip(turns[arms:], results[arms:], strict=True):
+        repeats[arm][prompt].append(turn)
+    return [
+        [sorted(same, key=lambda turn: turn.whole_s)[len(same) // 2] for same in by_prompt] for by_prompt in repeats
+    ]
 
 
 def replayed_rounds(trace: Trace, engine: Engine, setting: Setting, max_new_tokens: int) -> list[Rounds]:
@@ -108,7 +110,7 @@ def validate(
     pair : Pair
         The trace's own.
     trace : Trace
-        Greedy, with its prompts; it says what is accepted.
+        Greedy, with its prompts; it decides which tokens are accepted.
     engine : Engine
     plan : Plan
     max_new_tokens : int
@@ -127,20 +129,20 @@ def validate(
     Raises
     ------
     InputError
-        If the engine's seconds cannot be read, or it puts out other texts than the recorded ones.
+        If the engine's seconds cannot be read, or its outputs differ from the recorded texts.
     """
     check_repeats(repeats)
     prompts = prompts_of(trace, "the trace")
     arms = plan.arms
     turns = turns_of(len(arms), len(prompts), repeats, seed)
     with tempfile.TemporaryDirectory() as name:
-        job = Job(Path(name), [one.tokens for one in prompts], max_new_tokens, pair.eos_token_ids)
+        job = Job(Path(name), [prompt.tokens for prompt in prompts], max_new_tokens, pair.eos_token_ids)
         engine.convert(pair, job.folder)
         progress("run", 0, len(turns))
         load = watch()
-        made = engine.run_timed(job, arms, turns, lambda done: progress("run", done, len(turns)))
+        results = engine.run_timed(job, arms, turns, lambda done: progress("run", done, len(turns)))
         busy = load_from([load()])
-    by_arm = typical(turns, made, len(arms), len(prompts))
+    by_arm = typical(turns, results, len(arms), len(prompts))
     rounds = [replayed_rounds(trace, engine, arm, max_new_tokens) for arm in arms]
     costs = _costs(plan, by_arm, rounds)
     return {
@@ -165,9 +167,9 @@ def validate(
 def _costs(plan: Plan, by_arm: Sequence[Sequence[Turn]], rounds: Sequence[Sequence[Rounds]]) -> EngineCosts:
     known = range(1 + len(plan.profiled))  # the baseline and what is profiled
     timed = [
-        Timed(one, turn.whole_s, turn.draft_s)
+        Timed(replayed, turn.whole_s, turn.draft_s)
         for arm in known
-        for one, turn in zip(rounds[arm], by_arm[arm], strict=True)
+        for replayed, turn in zip(rounds[arm], by_arm[arm], strict=True)
     ]
     return fit_costs(timed, [setting.k for setting in plan.profiled])
 
@@ -185,7 +187,7 @@ def compared(
     tokens = sum(turn.output_tokens for turn in by_arm[0])
     rows: list[dict[str, Any]] = []
     for arm, setting in enumerate(plan.arms[:-1]):
-        predicted_s = np.array([costs.seconds(one) for one in rounds[arm]])
+        predicted_s = np.array([costs.seconds(replayed) for replayed in rounds[arm]])
         measured_s = seconds(arm)
         predicted, measured = tokens / float(predicted_s.sum()), tokens / float(measured_s.sum())
         rows.append(

@@ -30,7 +30,7 @@ except PackageNotFoundError:
 """
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
-    "NUMBA_NUM_THREADS": "1",  # a second thread of its lookup would only wait, and keep the first one waiting
+    "NUMBA_NUM_THREADS": "1",  # a second thread of its lookup would only wait, and keep the first waiting
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # or the first step would begin before all prompts of a batch are there
@@ -74,9 +74,9 @@ class VllmEngine(Engine):
         return FixedK(setting.k)
 
     def run(self, job: Job, setting: Setting) -> EngineRun:
-        made = run_apart(PROCESS, asked(job, setting, self.lookup_rule), job.folder, ENVIRONMENT, self.python)
-        rounds = [rounds_of(metrics, number + 1) for number, metrics in enumerate(made["metrics"])]
-        return EngineRun(made["outputs"], rounds, sums_of(made["counters"]))
+        result = run_apart(PROCESS, asked(job, setting, self.lookup_rule), job.folder, ENVIRONMENT, self.python)
+        rounds = [rounds_of(metrics, number + 1) for number, metrics in enumerate(result["metrics"])]
+        return EngineRun(result["outputs"], rounds, sums_of(result["counters"]))
 
 
 def asked(job: Job, setting: Setting, rule: NgramRule) -> dict[str, Any]:
@@ -102,11 +102,11 @@ def rounds_of(metrics: Mapping[str, Any] | None, number: int) -> list[tuple[int,
     if "per_step_drafted" not in metrics:
         raise InputError(f"request {number}: vLLM lists no rounds; take a version with per-request metrics `detailed`")
     rounds = list(zip(metrics["per_step_drafted"], metrics["per_step_accepted"], strict=True))
-    told = metrics["num_spec_steps"], metrics["num_draft_tokens"], metrics["num_accepted_draft_tokens"]
+    counted = metrics["num_spec_steps"], metrics["num_draft_tokens"], metrics["num_accepted_draft_tokens"]
     listed = len(rounds), sum(drafted for drafted, _ in rounds), sum(accepted for _, accepted in rounds)
-    if told != listed:
+    if counted != listed:
         raise InputError(
-            f"request {number}: vLLM counts {told} rounds, drafted and accepted tokens, but lists {listed}"
+            f"request {number}: vLLM counts {counted} rounds, drafted and accepted tokens, but lists {listed}"
         )
     return rounds
 
@@ -117,5 +117,5 @@ def sums_of(counters: Mapping[str, Any]) -> Sums:
     def count(name: str) -> int:
         return int(counters.get(f"vllm:{name}", 0))
 
-    by_position = [int(one) for one in counters.get(f"vllm:{prometheus.BY_POSITION}", [])]
+    by_position = [int(count) for count in counters.get(f"vllm:{prometheus.BY_POSITION}", [])]
     return Sums(count(prometheus.DRAFTS), count(prometheus.DRAFTED), count(prometheus.ACCEPTED), by_position)

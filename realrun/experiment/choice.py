@@ -34,10 +34,10 @@ def choice_of(forecasts: Sequence[Forecast], baseline_s: Floats, floor_percent: 
         candidates at once, because the best is picked on the same prompts.
     """
     everyone = [Forecast(NO_SPECULATION, 1.0, baseline_s), *forecasts]
-    chosen = max(everyone, key=lambda one: one.speedup)
-    best = min(everyone, key=lambda one: float(one.seconds.sum()))
-    places = [number for one in (best, chosen) for number, other in enumerate(everyone) if other is one]
-    measured = simultaneous(baseline_s, [one.seconds for one in everyone])
+    chosen = max(everyone, key=lambda forecast: forecast.speedup)
+    best = min(everyone, key=lambda forecast: float(forecast.seconds.sum()))
+    places = [number for wanted in (best, chosen) for number, other in enumerate(everyone) if other is wanted]
+    measured = simultaneous(baseline_s, [forecast.seconds for forecast in everyone])
     regret = measured.difference(*places)
     speedups = [measured.speedups[place] for place in places]
     return {
@@ -46,5 +46,5 @@ def choice_of(forecasts: Sequence[Forecast], baseline_s: Floats, floor_percent: 
         "measured_speedup": speedups[1].as_dict(),
         "measured": best.label,
         "regret": regret.difference.as_dict(),
-        "significant": regret.significant and beyond_floor(floor_percent, *(one.estimate for one in speedups)),
+        "significant": regret.significant and beyond_floor(floor_percent, *(speedup.estimate for speedup in speedups)),
     }

@@ -74,16 +74,16 @@ def divergences(
     *,
     seed: int,
 ) -> list[Divergence]:
-    """The first departure of every sequence that has one; of trees and several drafters only where it is.
+    """Find the first departure of every sequence; of trees and several drafters, only its place.
 
     Parameters
     ----------
-    decoder : that of the runs, or one over the same models
+    decoder : that of the runs, or another over the same models
     prompts, runs : of the trace's sequences
     replayed : the replay's rounds on the trace
     seed : of the policy's uniforms in the runs
     """
-    found = []
+    departures = []
     for index, run in enumerate(runs):
         mine = replayed.sequence == index
         columns = (replayed.t, replayed.drafted, replayed.accepted, replayed.verified, replayed.last, replayed.drafter)
@@ -94,22 +94,24 @@ def divergences(
             continue
         t = run.rounds[number].t
         if not isinstance(policy, ChainPolicy) or isinstance(policy, SwitchPolicy):
-            found.append(Divergence(index, t, "text", None))
+            departures.append(Divergence(index, t, "text", None))
             continue
         state = runs[index - 1].state if index else None
         decoding = _Again(decoder, policy, trace, prompts[index], index, state, seed)
-        found.append(decoding.look_at(number, t, wanted[number][1], text))
-    return found
+        departures.append(decoding.look_at(number, t, wanted[number][1], text))
+    return departures
 
 
-def summary(found: Sequence[Divergence]) -> dict[str, Any]:
-    """How many first departures there are by cause, and the largest gap of those that count as ties, as JSON."""
-    ties = [one.gap_ulps for one in found if one.cause == "near tie" and one.gap_ulps is not None]
-    counts = {cause: sum(one.cause == cause for one in found) for cause in ("near tie", "defect", "not examined")}
+def summary(departures: Sequence[Divergence]) -> dict[str, Any]:
+    """Count first departures by cause, with the largest gap of those that count as ties, as JSON."""
+    ties = [each.gap_ulps for each in departures if each.cause == "near tie" and each.gap_ulps is not None]
+    counts = {
+        cause: sum(each.cause == cause for each in departures) for cause in ("near tie", "defect", "not examined")
+    }
     defects = [
-        {"sequence": one.sequence, "t": one.t, "what": one.what, "gap_ulps": one.gap_ulps}
-        for one in found
-        if one.cause == "defect"
+        {"sequence": each.sequence, "t": each.t, "what": each.what, "gap_ulps": each.gap_ulps}
+        for each in departures
+        if each.cause == "defect"
     ]
     return {"first": counts, "largest_tie_ulps": max(ties, default=None), "defects": defects}
 
@@ -117,9 +119,9 @@ def summary(found: Sequence[Divergence]) -> dict[str, Any]:
 def _first_round(run: Decoded, wanted: Sequence[tuple[int, ...]], text: Sequence[int]) -> int | None:
     """The number of the first round that differs in the log or in what it emitted; None where all are the same."""
     end = 0
-    for number, (one, row) in enumerate(zip(run.full_log(), wanted, strict=False)):
-        end = one[0] + one[2] + 1
-        if one != row or run.tokens[one[0] : end] != text[one[0] : end]:
+    for number, (real, row) in enumerate(zip(run.full_log(), wanted, strict=False)):
+        end = real[0] + real[2] + 1
+        if real != row or run.tokens[real[0] : end] != text[real[0] : end]:
             return number
     return None
 
@@ -161,7 +163,7 @@ class _Again:
         return Divergence(self.index, t, "policy", None)
 
     def _gap(self, logits: torch.Tensor | None, token: int, other: int, position: int) -> float | None:
-        """Between the scores of the token chosen here and the recorded one, in ulps of a logit."""
+        """Compute the gap between the scores of the token chosen here and the recorded token, in ulps of a logit."""
         sampler: Sampler = self.decoder.sampler
         if logits is None or sampler.mode == "rejection":
             return None

@@ -11,15 +11,15 @@ import pyarrow as pa
 
 from realrun.decode.rounds import Round
 from realrun.experiment.choice import Forecast, choice_of
-from realrun.experiment.divergence import summary
+from realrun.experiment.error_parts import error_parts
 from realrun.experiment.validate import Row, Validation
 from specsim.acceptance import formulas as metrics
-from specsim.cost.profile import profile_from_json
+from specsim.cost.profile import ProfileCost, profile_from_json
 from specsim.io.arrays import Floats
 from specsim.learn.chain_calibration import verified_tokens
 from specsim.policy.registry import make_policy
 from specsim.policy.tree.base import TreePolicy
-from specsim.replaying.prediction import predict_policy
+from specsim.replaying.prediction import ladder, predict_policy
 from specsim.replaying.priced import PricedTrace
 from specsim.trace.trace import Trace
 
@@ -55,7 +55,7 @@ def as_document(validation: Validation) -> dict[str, Any]:
         "baseline": rate_of(baseline_s, measurement.baseline_tokens),
         "rows": [
             {
-                **row_document(row),
+                **row_document(row, validation.seed),
                 **rate_of(row.speculative_s, measurement.baseline_tokens),
                 "resolved": None if row is best else validation.resolved(row, best),
             }
@@ -118,43 +118,35 @@ def rate_of(seconds: Floats, tokens: int) -> dict[str, float]:
     return {"tokens_per_s": tokens / float(seconds.sum()), "ms_per_token": 1e3 * float(seconds.sum()) / tokens}
 
 
-def row_document(row: Row) -> dict[str, Any]:
-    predicted = row.predicted
+def row_document(row: Row, seed: int) -> dict[str, Any]:
+    """Return the JSON form of a row. seed : of the policy's uniforms"""
+    predicted, priced, policy = row.predicted, row.priced, row.candidate.policy
+    assert isinstance(priced.cost, ProfileCost)
+    steps = ladder(priced.trace, policy, priced.cost, seed=seed)
     return {
-        "policy": row.candidate.policy.name,
-        "label": str(row.candidate.policy),
-        "params": row.candidate.policy.settings,
+        "policy": policy.name,
+        "label": str(policy),
+        "params": policy.settings,
         "role": row.candidate.role,
         "predicted": predicted.speedup.as_dict(),
         "measured": row.measured.as_dict(),
         **row.wall_clock,
         "train_speedup": row.candidate.train_speedup,
         "error_percent": row.error_percent,
-        "truncated_share": row.predicted.truncated_share,
+        "truncated_share": predicted.truncated_share,
         "rounds_identical_percent": None if row.rounds_identical is None else 100 * row.rounds_identical,
-        "output_identical_percent": None if row.output_identical is None else 100 * row.output_identical,
-        **({"divergences": summary(row.divergences)} if row.divergences else {}),
         "ladder": {
-            "eq14": row.ladder.eq14,
-            "constant": row.ladder.constant,
-            "profile": row.ladder.profile,
+            "eq14": steps.eq14,
+            "constant": steps.constant,
+            "profile": steps.profile,
             "measured": row.measured.estimate,
         },
         "unseen": row.unseen,
         "unseen_error_percent": row.unseen_error_percent,
-        "error_parts": row.error_parts,
-        "v_d": predicted.v_d,
-        "r_d": predicted.r_d,
-        "hm": predicted.hm,
-        "tau": predicted.tau,
-        "measured_tau": row.measured_tau,
-        "overhead": row.overhead,
-        "acceleration_over_overhead": row.acceleration_over_overhead,
-        "acceleration_over_overhead_off_percent": (row.acceleration_over_overhead / row.measured.estimate - 1) * 100,
-        "measured_v_d": row.measured_v_d,
-        "oracle_regret": predicted.oracle_regret,
+        "error_parts": error_parts(priced, row.replayed, row.rounds),
+        **{name: getattr(predicted, name) for name in ("v_d", "r_d", "hm", "tau", "oracle_regret")},
         "sequence_seconds": row.speculative_s.tolist(),
-        "sequence_tokens": [len(run.tokens) for run in row.runs],
+        **row.text,
     }
 
 

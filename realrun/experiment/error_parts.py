@@ -15,7 +15,7 @@ from specsim.replaying.sums import PARTS
 
 
 def error_parts(priced: PricedTrace, replayed: Replay, rounds: Sequence[Sequence[Round]]) -> dict[str, Any]:
-    """Seconds predicted less seconds measured, in percent of all that the policy's rounds took.
+    """Compute predicted minus measured seconds, in percent of the policy's measured seconds.
 
     Parameters
     ----------
@@ -29,8 +29,8 @@ def error_parts(priced: PricedTrace, replayed: Replay, rounds: Sequence[Sequence
         number of tokens verified beside the pending one, how many rounds there were and the error of their
         verification. A positive error is a part predicted to take longer than it did.
     """
-    done = [one for sequence in rounds for one in sequence]
-    measured_s = np.array([[getattr(one, f"{part}_s") for part in PARTS] for one in done]).sum(axis=0)
+    done = [round_ for sequence in rounds for round_ in sequence]
+    measured_s = np.array([[getattr(round_, f"{part}_s") for part in PARTS] for round_ in done]).sum(axis=0)
     predicted_s = replayed.seconds.sum(axis=0) / replayed.draws
     whole_s = measured_s.sum()
     parts = dict(zip(PARTS, (100 * (predicted_s - measured_s) / whole_s).tolist(), strict=True))
@@ -41,12 +41,12 @@ def error_parts(priced: PricedTrace, replayed: Replay, rounds: Sequence[Sequence
         verify_s = table.tree.verify_s
     contexts = np.concatenate(
         [
-            int(prompt) - 1 + np.array([one.t for one in sequence], dtype=np.int64)
+            int(prompt) - 1 + np.array([round_.t for round_ in sequence], dtype=np.int64)
             for prompt, sequence in zip(priced.trace.prompt_tokens, rounds, strict=True)
         ]
     )
-    verified = np.array([one.verified for one in done])
-    took_s = np.array([one.verify_s for one in done])
+    verified = np.array([round_.verified for round_ in done])
+    took_s = np.array([round_.verify_s for round_ in done])
     price_s = verify_s[verified + 1, contexts >> table.bucket_bits]
     by_verified = [
         {

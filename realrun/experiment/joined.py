@@ -1,8 +1,8 @@
-"""`realrun validate --join`: several drafters over one target, one by one and under policies that switch.
+"""`realrun validate --join`: several drafters over a target, each alone and under policies that switch.
 
 Every drafter is recorded and profiled alone, as ever; their traces are joined, and each switching policy, and each
-drafter alone, is tuned on one part of the prompts. On the other part all of them really decode, in turns of a few
-rounds over one target, and what rounds cost meanwhile prices the prediction, each round by the drafter that drafted.
+drafter alone, is tuned on the tuning prompts. On the held-out prompts all of them really decode, in turns of a few
+rounds over the target, and what rounds cost meanwhile prices the prediction, each round by the drafter that drafted.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def validate_joined(
     Parameters
     ----------
     pairs : sequence of Pair
-        Of one target, in the order in which drafters count; see `realrun.pairs.joined.join_pairs`.
+        Of the same target; their order is that of the drafters' numbers; see `realrun.pairs.joined.join_pairs`.
     prompts, settings, out, progress
         As of `realrun.experiment.run.validate`; a trace is kept for every drafter.
 

@@ -79,7 +79,7 @@ class Like:
     threads: int
 
     def prepare(self, out: Path) -> None:
-        """Put its trace into the new one's folder, unless it lies elsewhere; InputError where that cannot go on."""
+        """Copy its trace into the new folder, unless it lies elsewhere; InputError if it cannot be repeated."""
         if out.resolve() == self.folder.resolve():
             raise InputError(f"{out} is the validation to be done again; give another --out")
         if (threads := torch.get_num_threads()) != self.threads:
@@ -107,7 +107,7 @@ def read_like(folder: Path, *, trace: Path | None = None, files: Sequence[str] =
         read_json(profile, str(profile), dict[str, Any], missing=finished, invalid=AGAIN), str(profile)
     )
     if trace is None and not (folder / "trace").is_dir():
-        raise InputError(f"{folder} holds no trace, since it was made with --trace; name the same one by --trace")
+        raise InputError(f"{folder} holds no trace, since it was made with --trace; name the same trace by --trace")
     where = trace or folder / "trace"
     recorded = read_trace(where)
     prompts = prompts_of(recorded, str(where))

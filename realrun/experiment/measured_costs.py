@@ -20,7 +20,7 @@ Run = tuple[Policy | None, int, list[Round]]  # policy, prompt tokens, rounds
 
 
 class MeasuredCosts:
-    """Costs of one pair while its arms decode a trace.
+    """Costs of a pair while its arms decode a trace.
 
     probed : samples of the probes so far
 
@@ -28,7 +28,7 @@ class MeasuredCosts:
     ----------
     trace : its contexts are the profile's
     texts : to be probed along in all, every repeat counted
-    own_baseline : whether the baseline runs the pair's own pass, or one that other pairs share
+    own_baseline : whether the baseline runs the pair's own pass, or a pass that other pairs share
     """
 
     def __init__(

@@ -36,17 +36,7 @@ class Tuned:
 
 @dataclass(frozen=True)
 class ExperimentSettings:
-    """How to record, tune and decode.
-
-    Attributes
-    ----------
-    record : what is recorded, and how tokens are chosen
-    kinds : policies to compare; None: all that the trace can serve
-    trials : configurations to try per policy
-    repeats : timed runs of every held-out prompt and policy, an odd number from 3 on
-    tuning_share : share of the prompts to tune on, in (0, 1)
-    seed : of all randomness
-    """
+    """How to record, tune and decode; see `ValidationSettings`."""
 
     record: RecordSettings
     kinds: tuple[type[Policy], ...] | None = None

@@ -20,7 +20,7 @@ from specsim.policy.base import Policy
 from specsim.replaying.intervals import Estimate, beyond_floor, ratio_interval
 from specsim.trace.trace import Trace
 
-LEAST_REPEATS = 3  # of which one is the median
+LEAST_REPEATS = 3  # so that there is a median
 WARM_UP_TOKENS = 24
 
 
@@ -52,7 +52,7 @@ def make_arm(name: str, policy: Policy | None, pair: Pair, sampler: Sampler) -> 
 
 
 def turned(arms: Sequence[Arm]) -> list[Arm]:
-    """The arms with their decoders exchanged: among those of a pair the first takes the last one's, and so on.
+    """Return the arms with their decoders exchanged: among a pair's arms the first takes the last arm's, and so on.
 
     Where its caches lie in memory makes a decoder a little faster or slower than another for as long as it lives, which
     would look like a difference of arms. So every arm decodes each other sequence with another's.
@@ -60,11 +60,11 @@ def turned(arms: Sequence[Arm]) -> list[Arm]:
     places = defaultdict(list)
     for place, arm in enumerate(arms):
         places[arm.pair].append(place)
-    found = list(arms)
+    exchanged = list(arms)
     for own in places.values():
         for place, other in zip(own, reversed(own), strict=True):
-            found[place] = arms[place]._replace(decoder=arms[other].decoder)
-    return found
+            exchanged[place] = arms[place]._replace(decoder=arms[other].decoder)
+    return exchanged
 
 
 class Timings:
@@ -86,7 +86,7 @@ class Timings:
 
     def seconds(self, arm: int, sequences: Iterable[int]) -> Floats:
         """Of each sequence, the sum of `rounds` [S]."""
-        return np.array([sum(one.seconds for one in self.rounds(arm, sequence)) for sequence in sequences])
+        return np.array([sum(round_.seconds for round_ in self.rounds(arm, sequence)) for sequence in sequences])
 
     def wall_s(self, arm: int, sequences: Iterable[int]) -> Floats:
         """Of each sequence, the seconds of all its repeats together, interruptions included [S]."""
@@ -104,13 +104,15 @@ class Timings:
         return self._for_baseline(self.wall_s(arm, sequences), arm, sequences)
 
     def _for_baseline(self, seconds: Floats, arm: int, sequences: Sequence[int]) -> Floats:
-        wanted, emitted = (np.array([len(run.tokens) for run in self.last_runs(one, sequences)]) for one in (0, arm))
+        wanted, emitted = (
+            np.array([len(run.tokens) for run in self.last_runs(number, sequences)]) for number in (0, arm)
+        )
         return np.asarray(seconds * wanted / emitted)
 
     def mean_round_s(self, arm: int, sequences: Iterable[int]) -> float:
         """Mean seconds of an arm's `rounds`."""
-        rounds = [one for sequence in sequences for one in self.rounds(arm, sequence)]
-        return sum(one.seconds for one in rounds) / len(rounds)
+        rounds = [round_ for sequence in sequences for round_ in self.rounds(arm, sequence)]
+        return sum(round_.seconds for round_ in rounds) / len(rounds)
 
 
 def typical_rounds(runs: Sequence[Decoded]) -> list[Round]:
@@ -124,11 +126,11 @@ def typical_rounds(runs: Sequence[Decoded]) -> list[Round]:
     if len({tuple(run.tree_log()) for run in runs}) > 1:
         return sorted(runs, key=lambda run: run.seconds)[middle].rounds
     together = zip(*(run.rounds for run in runs), strict=True)
-    return [sorted(same, key=lambda one: one.seconds)[middle] for same in together]
+    return [sorted(same, key=lambda round_: round_.seconds)[middle] for same in together]
 
 
 def wall_clock(baseline_s: Floats, own_s: Floats, measured: Estimate, floor_percent: float) -> dict[str, Any]:
-    """Set the plain wall-clock speedup, interruptions included, beside the one by medians.
+    """Set the plain wall-clock speedup, interruptions included, beside the speedup by medians.
 
     Parameters
     ----------
@@ -186,7 +188,7 @@ def decode_sequence(
     turn_rounds: int = TURN_ROUNDS,
     shift: int = 0,
 ) -> list[Decoded]:
-    """The trace's sequence of this index by all arms at once, whose policies start from these states.
+    """Decode the trace's sequence of this index by all arms at once; policies start from these states.
 
     beside : what else takes turns on it, such as probes of costs
     """

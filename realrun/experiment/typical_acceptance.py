@@ -140,7 +140,7 @@ def arm_row(
     runs: Sequence[Decoded],
     temperature: float,
 ) -> dict[str, Any]:
-    """What one arm came to over its runs, one for each prompt."""
+    """Summarise an arm's runs, a run for each prompt."""
     tokens = np.array([len(run.tokens) for run in runs])
     rounds = np.array([len(run.rounds) for run in runs])
     likelihood = np.array(
@@ -170,7 +170,7 @@ def arm_row(
 def log_likelihood(
     model: PreTrainedModel, prompt: Sequence[int], output: Sequence[int], temperatures: Sequence[float]
 ) -> list[float]:
-    """log p(output | prompt) in nats at each temperature, by one pass of the model."""
+    """Compute log p(output | prompt) in nats at each temperature, by a pass of the model."""
     logits = CachedLM(model).forward([*prompt, *output[:-1]])[len(prompt) - 1 :].double()
-    said = torch.tensor(output, device=logits.device)[:, None]
-    return [float((logits / t).log_softmax(-1).gather(-1, said).sum()) for t in temperatures]
+    tokens = torch.tensor(output, device=logits.device)[:, None]
+    return [float((logits / t).log_softmax(-1).gather(-1, tokens).sum()) for t in temperatures]

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 
-from realrun.decode.rounds import Decoded
-from realrun.experiment.divergence import Divergence, divergences
-from realrun.experiment.error_parts import error_parts
+from realrun.decode.rounds import Decoded, Round
+from realrun.experiment.divergence import divergences, summary
 from realrun.experiment.measured_costs import MeasuredCosts
 from realrun.experiment.measuring import Costs, Measurement, measure_in_turns
 from realrun.experiment.settings import Candidate, ExperimentSettings, ValidationSettings
@@ -34,7 +33,7 @@ from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.registry import POLICIES
 from specsim.replaying.checks import check_covered, check_replayable
 from specsim.replaying.intervals import Estimate, beyond_floor, paired_difference, ratio_interval
-from specsim.replaying.prediction import Ladder, Prediction, ladder, oracle_seconds, summarise
+from specsim.replaying.prediction import Prediction, oracle_seconds, summarise
 from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import Replay
 from specsim.trace.split import split_sequences
@@ -54,35 +53,29 @@ class TunedFile(TypedDict):
 
 @dataclass(frozen=True)
 class Row:
-    """One policy: what was predicted and what was measured on the same sequences."""
+    """A policy's prediction and measurement on the same sequences.
+
+    Parameters
+    ----------
+    unseen : speedup predicted from the costs of other policies' rounds, as if this policy had not been run
+    speculative_s : measured seconds per sequence
+    rounds : of every sequence, each at the median of its repeats
+    runs : the last run of every sequence
+    text : facts that take an output to compare, which a scripted run does not have
+    """
 
     candidate: Candidate
+    priced: PricedTrace
     replayed: Replay
     predicted: Prediction
-    unseen: float  # the speedup predicted from what the others' rounds cost, as if this policy had not been run
+    unseen: float
     measured: Estimate
     wall_clock: dict[str, Any]  # as `realrun.experiment.timing.wall_clock` gives it
-    ladder: Ladder
-    error_parts: dict[str, Any]  # as `realrun.experiment.error_parts` gives them
-    speculative_s: Floats  # measured, per sequence
-    runs: list[Decoded]  # the last run of every sequence
-    measured_tau: float
-    overhead: float  # mean seconds of a round over those of an autoregressive step, measured
-    measured_v_d: float
+    speculative_s: Floats
+    rounds: Sequence[Sequence[Round]]
+    runs: list[Decoded]
     rounds_identical: float | None  # None where the replay draws its own acceptance
-    output_identical: float | None
-    divergences: list[Divergence]  # the first of every sequence that has one
-
-    @property
-    def acceleration_over_overhead(self) -> float:
-        """Speedup by MEDUSA's relation: tokens per round, over what a round costs in autoregressive steps.
-
-        It differs from `measured` in one thing alone: it does not correct for an output that is longer or shorter
-        than the baseline's.
-
-        Reference: Cai et al. 2024, arXiv:2401.10774, section 4.
-        """
-        return self.measured_tau / self.overhead
+    text: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def error_percent(self) -> float:
@@ -268,41 +261,57 @@ def _row(
     seed: int,
 ) -> Row:
     """Compare an arm's runs with its replay. unseen : the trace at costs from the other arms' rounds alone"""
-    trace, cost, policy = priced.trace, priced.cost, candidate.policy
-    assert isinstance(cost, ProfileCost)
-    replayed = priced.replay(policy, seed=seed, log=True)
-    runs, timings = measurement.last_runs(arm), measurement.timings
-    all_runs = [run for index in measurement.sequences for run in timings.runs[arm, index]]
-    rounds = [round_ for run in all_runs for round_ in run.rounds]
-    accepted, drafted = (sum(getattr(round_, name) for round_ in rounds) for name in ("accepted", "drafted"))
-    round_s, baseline_round_s = (timings.mean_round_s(number, measurement.sequences) for number in (arm, 0))
+    replayed = priced.replay(candidate.policy, seed=seed, log=True)
+    runs, exact = measurement.last_runs(arm), not priced.trace.approximate
     measured = ratio_interval(measurement.seconds[0], measurement.seconds[arm])
-    exact = not trace.approximate
     same_rounds = rounds_identical(replayed, runs) if exact else None
-    same_output = output_identical(trace, runs) if exact else None
-    departures: list[Divergence] = []
+    same_output = output_identical(priced.trace, runs) if exact else None
+    text: dict[str, Any] = {
+        "output_identical_percent": None if same_output is None else 100 * same_output,
+        "sequence_tokens": [len(run.tokens) for run in runs],
+        **_rates(measurement, arm, measured.estimate),
+    }
     if exact and not same_rounds == same_output == 1:
         assert replayed.rounds is not None
-        decoder = measurement.arms[arm].decoder
-        departures = divergences(decoder, policy, trace, measurement.prompts, replayed.rounds, runs, seed=seed)
+        decoder, prompts, log = measurement.arms[arm].decoder, measurement.prompts, replayed.rounds
+        if departures := divergences(decoder, candidate.policy, priced.trace, prompts, log, runs, seed=seed):
+            text["divergences"] = summary(departures)
     return Row(
         candidate=candidate,
+        priced=priced,
         replayed=replayed,
         predicted=summarise(replayed, oracle_s),
-        unseen=unseen.replay(policy, seed=seed).speedup,
+        unseen=unseen.replay(candidate.policy, seed=seed).speedup,
         measured=measured,
         wall_clock=measurement.wall_clock(arm, measured),
-        ladder=ladder(trace, policy, cost, seed=seed),
-        error_parts=error_parts(priced, replayed, measurement.typical_rounds(arm)),
         speculative_s=measurement.seconds[arm],
+        rounds=measurement.typical_rounds(arm),
         runs=runs,
-        measured_tau=sum(len(run.tokens) for run in all_runs) / len(rounds),
-        overhead=round_s / baseline_round_s,
-        measured_v_d=float(metrics.draft_precision(accepted, drafted)),
         rounds_identical=same_rounds,
-        output_identical=same_output,
-        divergences=departures,
+        text=text,
     )
+
+
+def _rates(measurement: Measurement, arm: int, speedup: float) -> dict[str, float]:
+    """Compute mean acceptance length, overhead and draft acceptance rate of all repeats.
+
+    The overhead is the mean time of a round in autoregressive steps. MEDUSA's relation (Cai et al. 2024,
+    arXiv:2401.10774, section 4) takes acceptance length over overhead for the speedup, which does not correct for an
+    output that is longer or shorter than the baseline's.
+    """
+    timings, sequences = measurement.timings, measurement.sequences
+    runs = [run for index in sequences for run in timings.runs[arm, index]]
+    rounds = [round_ for run in runs for round_ in run.rounds]
+    accepted, drafted = (sum(getattr(round_, name) for round_ in rounds) for name in ("accepted", "drafted"))
+    tau = sum(len(run.tokens) for run in runs) / len(rounds)
+    overhead = timings.mean_round_s(arm, sequences) / timings.mean_round_s(0, sequences)
+    return {
+        "measured_tau": tau,
+        "overhead": overhead,
+        "acceleration_over_overhead": tau / overhead,
+        "acceleration_over_overhead_off_percent": (tau / overhead / speedup - 1) * 100,
+        "measured_v_d": float(metrics.draft_precision(accepted, drafted)),
+    }
 
 
 def compared(

@@ -2,9 +2,9 @@
 
 A slice is a short profile. The drafters and the plain target take turns slice by slice, in an order shuffled anew each
 time, so that a machine that was slow for a while was slow for a slice or two of any of them. Costs are the medians
-over all slices, against one autoregressive time, the plain target's by its own pass. So are those of drafters whose
-target was tuned, as the tuned one has the plain one's architecture. Costs that cannot be (a round that takes less than
-the step that it contains) are measured further, and refused where that does not help.
+over all slices, against the same autoregressive time, the plain target's by its own pass. So are those of drafters
+whose target was tuned, because it has the plain target's architecture. Impossible costs (a
+round that takes less than the step that it contains) are measured further, and refused if that does not help.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class SlicedCosts:
                     progress(sum(self.slices.values()), wanted * len(names))
 
     def _slice(self, name: str) -> None:
-        """Measure one slice more."""
+        """Measure another slice."""
         alone = name == PLAIN
         self.profiles[name] = profile(
             self.pairs[name],

@@ -1,8 +1,8 @@
 """`realrun leaderboard` from end to end: every drafter with its best policies, at equal cost accounting.
 
-The same prompts and the same split for all; policies tuned on one part of the prompts under costs measured in turn
-(`realrun.leaderboard.costs`), one of each role taken by what it reaches there, which is its forecast; all of them
-really decoded on the other part at once, ranked by that, and decomposed by what those rounds cost
+The same prompts and the same split for all; policies tuned on the tuning prompts under costs measured in turn
+(`realrun.leaderboard.costs`), the best of each role by its speedup there, which is its forecast; all of them
+really decoded on the held-out prompts at once, ranked by that, and decomposed by what those rounds cost
 (`realrun.experiment.measuring`).
 """
 
@@ -74,7 +74,7 @@ class TunedRow(TypedDict):
 
 
 class TunedFile(TypedDict):
-    """The board on the tuning prompts, of one drafter."""
+    """A drafter's board on the tuning prompts."""
 
     rows: list[TunedRow]
     skipped: list[dict[str, str]]

@@ -1,4 +1,4 @@
-"""The rows of `realrun leaderboard`: one policy of one drafter each, predicted and measured against one baseline."""
+"""The rows of `realrun leaderboard`: a policy of a drafter each, predicted and measured against the same baseline."""
 
 from __future__ import annotations
 

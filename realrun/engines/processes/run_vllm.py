@@ -33,15 +33,15 @@ def main(given: str, made: str) -> None:
     )
     prompts = [{"prompt_token_ids": tokens} for tokens in job["prompts"]]
     answers = [answer.outputs[0] for answer in server.generate(prompts, greedy, use_tqdm=False)]
-    metrics = [one.spec_decode_metrics for one in answers]
+    metrics = [answer.spec_decode_metrics for answer in answers]
     counters = {
-        one.name: one.values if hasattr(one, "values") else one.value
-        for one in server.get_metrics()
-        if "spec_decode" in one.name
+        metric.name: metric.values if hasattr(metric, "values") else metric.value
+        for metric in server.get_metrics()
+        if "spec_decode" in metric.name
     }
     result = {
-        "outputs": [[*one.token_ids] for one in answers],
-        "metrics": [None if one is None else one.to_dict() for one in metrics],
+        "outputs": [[*answer.token_ids] for answer in answers],
+        "metrics": [None if metric is None else metric.to_dict() for metric in metrics],
         "counters": counters,
     }
     Path(made).write_text(json.dumps(result))

@@ -97,7 +97,7 @@ def test_all_settings_take_turns_on_every_prompt() -> None:
     [
         ([3], [2], [], "--profile-k of 3; give two"),
         ([1, 3], [3], [], "K = 3 is both profiled and predicted"),
-        ([1, 3], [], [], "nothing is to be predicted"),
+        ([1, 3], [], [], "nothing to predict"),
         ([0, 3], [2], [], "from 1 on"),
     ],
 )

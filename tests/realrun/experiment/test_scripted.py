@@ -17,7 +17,7 @@ from realrun.decode.rounds import Decoded, Round, RoundContext
 from realrun.decode.sampling import Sampler
 from realrun.experiment.scripted import run as scripted
 from realrun.experiment.scripted.decoder import Script, ScriptedDecoder, ScriptedDrafter, with_prefix
-from realrun.experiment.scripted.run import run_scripted, scripted_validation
+from realrun.experiment.scripted.run import ScriptedSettings, run_scripted, scripted_validation
 from realrun.experiment.validate import rounds_identical
 from realrun.lm.kernels import use_kernels
 from realrun.lm.static.llama import StaticLlama
@@ -241,7 +241,7 @@ def test_an_interruption_of_one_repeat_counts_neither_for_the_baseline_nor_for_a
     monkeypatch.setattr(ScriptedDecoder, "warm_up", warm_up)
     for name in ("autoregressive", "speculative"):
         monkeypatch.setattr(ScriptedDecoder, name, steady(getattr(ScriptedDecoder, name), name))
-    document = scripted_validation(pair(), trace(), policies=POLICIES[:1], repeats=3)
+    document = scripted_validation(pair(), trace(), ScriptedSettings(policies=POLICIES[:1], repeats=3))
     np.testing.assert_allclose(document["autoregressive_sequence_seconds"], 0.5 * trace().output_tokens)
     (row,) = document["rows"]
     rounds = replay(trace(), POLICIES[0], cost_table(trace(), ConstantCost(1.0, 10.0))).num_rounds
@@ -250,7 +250,7 @@ def test_an_interruption_of_one_repeat_counts_neither_for_the_baseline_nor_for_a
 
 
 def test_tuned_policies_run_on_sequences_they_were_not_tuned_on() -> None:
-    document = scripted_validation(pair(), trace(), trials=2, repeats=3)
+    document = scripted_validation(pair(), trace(), ScriptedSettings(trials=2, repeats=3))
     check(document, trace(), len(document["rows"]))
     assert {row["role"] for row in document["rows"]} >= {"tuned", "default"}
     assert 4 in [row["params"].get("k") for row in document["rows"]]  # tuned or not, K = 4 always stands beside
@@ -258,7 +258,7 @@ def test_tuned_policies_run_on_sequences_they_were_not_tuned_on() -> None:
 
 
 def test_it_stops_when_the_time_is_up_and_says_so() -> None:
-    document = scripted_validation(pair(), trace(), policies=POLICIES[:2], repeats=51, minutes=1e-3)
+    document = scripted_validation(pair(), trace(), ScriptedSettings(policies=POLICIES[:2], repeats=51, minutes=1e-3))
     check(document, trace(), 2)
     done = document["done"]
     assert done["stopped_early"] and done["sequence_runs_asked"] == 306
@@ -270,7 +270,7 @@ def test_positions_beyond_the_published_ones_are_made(monkeypatch: pytest.Monkey
     made: list[int] = []
     monkeypatch.setattr(scripted, "random_pair", lambda *names, positions, **rest: made.append(positions) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        run_scripted("llama-2-7b", "llama-68m", trace(), context=9000)
+        run_scripted("llama-2-7b", "llama-68m", trace(), ScriptedSettings(context=9000))
     assert made[0] > 9000 + 30 + 5
     found = random_pair("llama-2-7b", "llama-68m", device="cpu", dtype="float32", positions=9100, smoke=True)
     assert [m.config.max_position_embeddings for m in (found.target, found.drafter.model)] == [9100, 9100]
@@ -282,16 +282,16 @@ def test_what_cannot_be_run_is_refused() -> None:
     with pytest.raises(InputError, match="dtype 'int3' is unknown"):
         random_pair("llama-2-7b", "llama-68m", device="cpu", dtype="int3", smoke=True)
     with pytest.raises(InputError, match="0 repeats have no median"):
-        scripted_validation(pair(), trace(), repeats=0)
+        scripted_validation(pair(), trace(), ScriptedSettings(repeats=0))
     with pytest.raises(InputError, match="device cuda:99 is not available here"):
         random_pair("llama-2-7b", "llama-68m", device="cuda:99", smoke=True)
     with pytest.raises(
         InputError, match="drafts up to 6 tokens, the trace is recorded to depth 5"
     ):  # before anything is run
-        scripted_validation(pair(), trace(), policies=[make_policy("fixed_k", {"k": 6})])
+        scripted_validation(pair(), trace(), ScriptedSettings(policies=[make_policy("fixed_k", {"k": 6})]))
     other = replace(tiny_pair(), target=pair().target)
     with pytest.raises(InputError, match="choose a drafter with the target's vocabulary"):
-        scripted_validation(other, trace())
+        scripted_validation(other, trace(), ScriptedSettings())
 
 
 def test_the_scripted_loop_is_the_decoders_on_the_recorded_pair() -> None:
@@ -308,7 +308,7 @@ def test_the_scripted_loop_is_the_decoders_on_the_recorded_pair() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize(("target", "draft"), [("llama-2-7b", "one-layer-7b"), ("llama-3.1-8b", "llama-3.2-1b")])
 def test_true_shapes_go_as_the_trace_says_on_cuda(target: str, draft: str) -> None:
-    document = run_scripted(target, draft, trace(EOS), context=2000, policies=POLICIES[1:], repeats=3, minutes=2)
+    document = run_scripted(target, draft, trace(EOS), ScriptedSettings(2000, POLICIES[1:], minutes=2))
     assert {row["rounds_identical_percent"] for row in document["rows"]} == {100.0}
     assert document["provenance"]["dtype"] == "bfloat16"
 
@@ -316,7 +316,7 @@ def test_true_shapes_go_as_the_trace_says_on_cuda(target: str, draft: str) -> No
 def test_the_shortest_prompts_are_run_and_priced() -> None:
     """From one token on, behind which nothing is cached."""
     short = replace(trace(), prompt_tokens=np.array([1, 1, 2, 3, 9, 40]), prompt=None)
-    done = scripted_validation(pair(), short, policies=POLICIES[:1], repeats=3)
+    done = scripted_validation(pair(), short, ScriptedSettings(policies=POLICIES[:1], repeats=3))
     (row,) = done["rows"]
     assert row["rounds_identical_percent"] == 100.0 and np.isfinite(row["error_percent"])
     assert done["profile"]["contexts"][0] == 2
