@@ -14,6 +14,7 @@ from specsim.policy.tree.pct import PCT
 from specsim.policy.tree.vct import VCT
 from specsim.replaying.priced import PricedTrace
 from studies import paper_costs
+from studies.papers.tables import read_table
 from tests.support.tree_traces import tree_trace
 
 CONFIG = {
@@ -40,41 +41,33 @@ def test_a_round_has_the_papers_overhead_and_a_node_its_price(name: str) -> None
     assert table.tree.verify_s[51, 0] - table.tree.verify_s[1, 0] == pytest.approx(extra)
 
 
-# Tables 1 and 2 of EDD + PCT, EDD on LLaMA2-Chat 7B and Vicuna 7B: draft passes (PCT's are tau / alpha), nodes, and
-# (tau, alpha, speedup) on MT-bench, GSM8K, CNN/DM and HumanEval.
-PRINTED: dict[str, tuple[int | None, int, list[tuple[float, float, float]]]] = {
-    "EDD": (5, 5, [
-        (2.73, 0.55, 1.97), (2.57, 0.51, 1.83), (2.06, 0.41, 1.58), (2.87, 0.57, 2.09),
-        (2.77, 0.55, 2.0), (2.54, 0.51, 1.81), (2.05, 0.41, 1.58), (2.77, 0.55, 2.0),
-    ]),
-    "VCT": (5, 363, [
-        (3.56, 0.71, 2.49), (3.44, 0.69, 2.36), (2.53, 0.5, 1.76), (3.91, 0.78, 2.83),
-        (3.59, 0.72, 2.51), (3.54, 0.71, 2.43), (2.55, 0.51, 1.78), (3.9, 0.78, 2.8),
-    ]),
-    "CAPE": (5, 23, [
-        (3.35, 0.67, 2.56), (3.13, 0.63, 2.38), (2.47, 0.49, 1.83), (3.71, 0.74, 2.93),
-        (3.37, 0.67, 2.56), (3.09, 0.62, 2.36), (2.49, 0.5, 1.83), (3.62, 0.72, 2.9),
-    ]),
-    "EAGLE-2": (6, 50, [
-        (3.99, 0.67, 2.87), (3.83, 0.64, 2.68), (2.77, 0.46, 1.91), (4.31, 0.72, 3.13),
-        (4.2, 0.7, 3.01), (3.88, 0.65, 2.7), (2.8, 0.47, 2.03), (4.19, 0.7, 3.05),
-    ]),
-    "PCT": (None, 25, [
-        (3.99, 0.74, 3.04), (3.8, 0.72, 2.87), (2.74, 0.69, 2.04), (4.49, 0.75, 3.35),
-        (4.09, 0.74, 3.08), (3.89, 0.74, 2.95), (2.7, 0.7, 2.04), (4.22, 0.72, 3.3),
-    ]),
+# Draft passes (PCT's are tau / alpha) and nodes of a round.
+ROUNDS: dict[str, tuple[int | None, int]] = {
+    "EDD": (5, 5), "VCT": (5, 363), "CAPE": (5, 23), "EAGLE-2": (6, 50), "PCT": (None, 25)
 }  # fmt: skip
+PRINTED = [
+    row
+    for table in ("edd_1", "edd_2")
+    for row in read_table(table).rows
+    if row["target"] in ("LLaMA2-Chat-7B", "Vicuna1.5-7B") and row["method"] in ROUNDS
+]
+
+
+def speedups(method: str) -> np.ndarray:
+    """The printed speedups of a method, by model and data set."""
+    return np.array([row.number("speedup") for row in PRINTED if row["method"] == method])
 
 
 def errors(cost: paper_costs.PaperCost) -> dict[str, list[float]]:
     """Predicted over printed speedup less 1, by method, from the printed acceptance lengths."""
-    found: dict[str, list[float]] = {}
-    for method, (steps, nodes, rows) in PRINTED.items():
-        for tau, alpha, printed in rows:
-            passes = tau / alpha if steps is None else steps
-            round_s = passes * cost.s_d + float(cost.verify(nodes + 1, 0)) + cost.round_overhead()
-            found.setdefault(method, []).append(tau * cost.s_t / round_s / printed - 1)
-    return found
+    by_method: dict[str, list[float]] = {}
+    for row in PRINTED:
+        steps, nodes = ROUNDS[row["method"]]
+        tau = row.number("tau")
+        passes = tau / row.number("alpha") if steps is None else steps
+        round_s = passes * cost.s_d + float(cost.verify(nodes + 1, 0)) + cost.round_overhead()
+        by_method.setdefault(row["method"], []).append(tau * cost.s_t / round_s / row.number("speedup") - 1)
+    return by_method
 
 
 def mean_error(cost: paper_costs.PaperCost) -> float:
@@ -93,7 +86,7 @@ def test_the_papers_speedups_follow_from_its_acceptance_lengths_with_overhead_an
     # Without a node's cost CAPE is below VCT in all cells, where the paper prints VCT below CAPE in 7 of 8.
     for priced, least in ((flat, 0), (cost, 3)):
         ours = {method: np.array(errors(priced)[method]) for method in ("VCT", "CAPE")}
-        speedup = {m: (1 + found) * [row[2] for row in PRINTED[m][2]] for m, found in ours.items()}
+        speedup = {m: (1 + error) * speedups(m) for m, error in ours.items()}
         assert (speedup["VCT"] < speedup["CAPE"]).sum() == least
 
 

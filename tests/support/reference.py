@@ -44,6 +44,36 @@ class RampCost(CostModel):
         return 9e-3 + 2 * self.slope * np.asarray(context, dtype=float)
 
 
+@dataclass(frozen=True)
+class FlatCost(CostModel):
+    """Every part of a round costs something of its own, whatever the context, in seconds."""
+
+    step_s: float = 1e-3
+    catch_up_s: float = 4e-4
+    pass_s: float = 1e-2
+    per_token: float = 3e-4
+    ask: float = 5e-5
+    overhead: float = 2e-4
+
+    def draft(self, n_tokens: int, context: Any) -> Any:
+        return n_tokens * self.step_s + np.zeros(np.shape(context))
+
+    def catch_up(self, context: Any) -> Any:
+        return self.catch_up_s + np.zeros(np.shape(context))
+
+    def verify(self, n_tokens: int, context: Any) -> Any:
+        return self.pass_s + self.per_token * (n_tokens - 1) + np.zeros(np.shape(context))
+
+    def policy_step(self) -> float:
+        return self.ask
+
+    def round_overhead(self) -> float:
+        return self.overhead
+
+    def autoregressive_step(self, context: Any) -> Any:
+        return self.pass_s + np.zeros(np.shape(context))
+
+
 class FixedLength:
     """Draft k tokens, whatever they are."""
 

@@ -38,51 +38,34 @@ from specsim.replaying.replay import Replay, replay
 from specsim.replaying.table import cost_table
 from specsim.replaying.tree_oracle import tree_oracle_seconds
 from specsim.trace.trace import Trace
+from tests.support.reference import FlatCost
 from tests.support.tree_traces import tree_trace
 
 
 @dataclass(frozen=True)
-class TreeCostModel(CostModel):
-    """Seconds of a draft pass, of a target pass, of another node in either, and of every `tile` verified nodes."""
+class TreeCostModel(FlatCost):
+    """Flat costs, and costs of another node in a draft pass and of every `tile` verified nodes."""
 
-    step_s: float = 1e-3
-    pass_s: float = 1e-2
-    node_s: float = 2e-5
+    catch_up_s: float = 3e-4
+    per_token: float = 2e-5
+    ask: float = 2e-5
+    overhead: float = 4e-4
     extra_s: float = 5e-6
     tile: int = 1000
     tile_s: float = 4e-4
-
-    @property
-    def max_tree_tokens(self) -> int:
-        return 256
-
-    def draft(self, n_tokens: int, context: Any) -> Any:
-        return n_tokens * self.step_s + np.zeros(np.shape(context))
-
-    def catch_up(self, context: Any) -> Any:
-        return 3e-4 + np.zeros(np.shape(context))
+    max_tree_tokens = 256
 
     def verify(self, n_tokens: int, context: Any) -> Any:
-        tiles = (n_tokens - 1) // self.tile
-        return self.pass_s + (n_tokens - 1) * self.node_s + tiles * self.tile_s + np.zeros(np.shape(context))
+        return super().verify(n_tokens, context) + (n_tokens - 1) // self.tile * self.tile_s
 
     def wider(self, n_nodes: int, context: Any) -> Any:
         return (n_nodes - 1) * self.extra_s + np.zeros(np.shape(context))
 
-    def policy_step(self) -> float:
-        return 2e-5
-
-    def round_overhead(self) -> float:
-        return 4e-4
-
-    def autoregressive_step(self, context: Any) -> Any:
-        return self.pass_s + np.zeros(np.shape(context))
-
 
 FLAT = TreeCostModel()  # as on a GPU
-TILES = TreeCostModel(node_s=1e-5, tile=16)
-STEEP = TreeCostModel(node_s=1e-3, extra_s=1e-4)  # as on a CPU
-HOPELESS = TreeCostModel(step_s=2e-2, node_s=2e-3)
+TILES = TreeCostModel(per_token=1e-5, tile=16)
+STEEP = TreeCostModel(per_token=1e-3, extra_s=1e-4)  # as on a CPU
+HOPELESS = TreeCostModel(step_s=2e-2, per_token=2e-3)
 
 
 @cache
@@ -356,7 +339,7 @@ def test_tables_that_do_not_fit_each_other_are_refused() -> None:
 
 def test_the_defaults_speculate_with_profit() -> None:
     _, holdout = world()
-    table = cost_table(holdout, TreeCostModel(step_s=5e-2, pass_s=1.0, node_s=5e-3))
+    table = cost_table(holdout, TreeCostModel(step_s=5e-2, pass_s=1.0, per_token=5e-3))
     assert replay(holdout, HardwarePCT(width=6, max_depth=8), table).speedup > 1.4
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 from scipy.optimize import brentq
 
 from specsim.acceptance.formulas import leviathan_speedup
-from specsim.cost.model import ConstantCost, CostModel
+from specsim.cost.model import ConstantCost
 from specsim.io.errors import InputError
 from specsim.learn.chain_stopping import (
     NEVER,
@@ -34,42 +34,13 @@ from specsim.policy.chain.time_gain import TimeGain
 from specsim.replaying.replay import Replay, replay
 from specsim.replaying.table import cost_table
 from specsim.trace.trace import Trace
-from tests.support.reference import RampCost, build_trace, small_trace
+from tests.support.reference import FlatCost, RampCost, build_trace, small_trace
 
 
-@dataclass(frozen=True)
-class FlatCost(CostModel):
-    """Positive costs of every part of a round, the same at every context, in seconds."""
-
-    step_s: float = 1e-3
-    catch_up_s: float = 4e-4
-    pass_s: float = 1e-2
-    per_token: float = 3e-4
-    ask: float = 5e-5
-    overhead: float = 2e-4
-
-    def draft(self, n_tokens: int, context: Any) -> Any:
-        return n_tokens * self.step_s + np.zeros(np.shape(context))
-
-    def catch_up(self, context: Any) -> Any:
-        return self.catch_up_s + np.zeros(np.shape(context))
-
-    def verify(self, n_tokens: int, context: Any) -> Any:
-        return self.pass_s + self.per_token * (n_tokens - 1) + np.zeros(np.shape(context))
-
-    def policy_step(self) -> float:
-        return self.ask
-
-    def round_overhead(self) -> float:
-        return self.overhead
-
-    def autoregressive_step(self, context: Any) -> Any:
-        return self.pass_s + np.zeros(np.shape(context))
-
-    def of_round(self, depth: int) -> RoundCost:
-        verify = np.array([0.0, *(float(self.verify(n, 0)) for n in range(1, depth + 2))])
-        draft = self.step_s * np.arange(depth + 1)
-        return RoundCost(draft, self.catch_up_s, verify, self.ask, self.overhead, self.pass_s)
+def of_round(cost: FlatCost, depth: int) -> RoundCost:
+    verify = np.array([0.0, *(float(cost.verify(n, 0)) for n in range(1, depth + 2))])
+    draft = cost.step_s * np.arange(depth + 1)
+    return RoundCost(draft, cost.catch_up_s, verify, cost.ask, cost.overhead, cost.pass_s)
 
 
 def chain_of(first: list[float], accept: list[float], following: list[list[float]]) -> SignalChain:
@@ -136,12 +107,12 @@ def time_per_token_s(result: Replay) -> tuple[float, float]:
 @pytest.mark.parametrize("cost", [COST, FlatCost(step_s=3e-3), FlatCost(per_token=0.0, catch_up_s=0.0, ask=0.0)])
 def test_the_fixed_point_is_that_of_brute_force(chain: SignalChain, cost: FlatCost) -> None:
     """The grid over path probabilities has an error of at most 0.1 %."""
-    least_s = least_time_per_token_s(chain, cost.of_round(6), 6)
+    least_s = least_time_per_token_s(chain, of_round(cost, 6), 6)
     assert least_s == pytest.approx(brute_force_time_s(chain, cost, 6), rel=1e-3)
-    surplus = [round_surplus_s(chain, cost.of_round(6), v, 6) for v in (0.9 * least_s, least_s, 1.1 * least_s)]
+    surplus = [round_surplus_s(chain, of_round(cost, 6), v, 6) for v in (0.9 * least_s, least_s, 1.1 * least_s)]
     assert surplus[0] < 0 < surplus[2] and abs(surplus[1]) < 1e-8
     for v in (0.5 * least_s, least_s, 2 * least_s):
-        grid, tree = round_surplus_s(chain, cost.of_round(6), v, 6), brute_force_surplus_s(chain, cost, v, 6)
+        grid, tree = round_surplus_s(chain, of_round(cost, 6), v, 6), brute_force_surplus_s(chain, cost, v, 6)
         assert grid == pytest.approx(tree, abs=1e-3 * cost.pass_s)
 
 
@@ -150,7 +121,7 @@ def test_the_fixed_point_is_that_of_brute_force(chain: SignalChain, cost: FlatCo
 def test_on_iid_acceptance_it_is_the_best_fixed_length(accept_prob: float, cost_ratio: float) -> None:
     depth = 16
     chain = chain_of([1.0], [accept_prob], [[1.0]])
-    cost = FlatCost(cost_ratio, 0.0, 1.0, 0.0, 0.0, 0.0).of_round(depth)
+    cost = of_round(FlatCost(cost_ratio, 0.0, 1.0, 0.0, 0.0, 0.0), depth)
     lengths = np.arange(1, depth + 1)
     speedups = leviathan_speedup(accept_prob, lengths, cost_ratio)
     least_s = least_time_per_token_s(chain, cost, depth)
@@ -164,7 +135,7 @@ def test_on_iid_acceptance_it_is_the_best_fixed_length(accept_prob: float, cost_
 def test_looking_ahead_pays_for_information() -> None:
     """One more token returns 0.9 x 0.35 of a token's value, less than its cost, but reveals all later tokens."""
     expensive, depth = FlatCost(step_s=2.5e-3), 6
-    cost = expensive.of_round(depth)
+    cost = of_round(expensive, depth)
     time_per_token_s = least_time_per_token_s(FORK, cost, depth)
     ahead, _ = optimal_thresholds(FORK, cost, time_per_token_s, depth)
     myopic = myopic_thresholds(FORK, cost, time_per_token_s, depth)
@@ -341,7 +312,7 @@ def test_mean_costs_weigh_contexts_by_positions() -> None:
 
 
 def test_costs_of_zero_are_refused() -> None:
-    free = FlatCost(0.0, 0.0, 0.0, 0.0, 0.0, 0.0).of_round(3)
+    free = of_round(FlatCost(0.0, 0.0, 0.0, 0.0, 0.0, 0.0), 3)
     with pytest.raises(InputError, match="rounds of 0 seconds"):
         least_time_per_token_s(STEADY, free, 3)
     trace = small_trace()

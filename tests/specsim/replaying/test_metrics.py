@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -12,86 +11,63 @@ from hypothesis import strategies as st
 
 from specsim.acceptance import formulas as metrics
 from specsim.io.errors import InputError
+from studies.papers.tables import Row, read_table
 
 ROUNDING = 0.005  # v_d, r_d and speed-ups are printed to two places
 
 
-class Row(NamedTuple):
-    """One row of EESD's tables 10 to 13; times are for 512 tokens."""
-
-    table: int
-    dataset: str
-    target: str
-    method: str
-    v_d: float
-    r_d: float
-    hm_percent: float
-    time_s: float
-    speedup: float
-
-
-# Liu et al. 2024 (EESD). Autoregressive times: 56.32, 62.59 s (LLaMA-2-70B on GSM8K, XSum);
-# 21.93, 22.46, 21.83, 21.61 s (LLaMA-2-13B on GSM8K, XSum, HumanEval, MT-bench).
-ROWS = [
-    Row(10, "gsm8k", "LLaMA-2-70B", "Vanilla SD", 0.74, 0.88, 80.35, 29.89, 1.88),
-    Row(11, "xsum", "LLaMA-2-70B", "Vanilla SD", 0.57, 0.83, 67.30, 42.85, 1.46),
-    Row(10, "gsm8k", "LLaMA-2-70B", "Self SD", 0.90, 0.70, 78.64, 41.09, 1.37),
-    Row(11, "xsum", "LLaMA-2-70B", "Self SD", 0.80, 0.60, 68.60, 51.72, 1.21),
-    Row(10, "gsm8k", "LLaMA-2-70B", "Cali-TS", 0.56, 0.71, 62.25, 24.61, 2.29),
-    Row(11, "xsum", "LLaMA-2-70B", "Cali-TS", 0.46, 0.65, 53.41, 33.58, 1.86),
-    Row(10, "gsm8k", "LLaMA-2-13B", "Medusa", 0.24, 0.47, 31.71, 12.42, 1.77),
-    Row(11, "xsum", "LLaMA-2-13B", "Medusa", 0.18, 0.41, 25.03, 14.67, 1.53),
-    Row(12, "humaneval", "LLaMA-2-13B", "Medusa", 0.19, 0.42, 26.67, 13.57, 1.61),
-    Row(13, "mt_bench", "LLaMA-2-13B", "Medusa", 0.38, 0.50, 43.08, 11.43, 1.89),
-    Row(10, "gsm8k", "LLaMA-2-13B", "Beta-TS", 0.50, 0.67, 57.22, 11.46, 1.91),
-    Row(11, "xsum", "LLaMA-2-13B", "Beta-TS", 0.48, 0.66, 55.46, 12.18, 1.84),
-    Row(12, "humaneval", "LLaMA-2-13B", "Beta-TS", 0.54, 0.72, 61.43, 10.52, 2.08),
-    Row(13, "mt_bench", "LLaMA-2-13B", "Beta-TS", 0.56, 0.70, 62.15, 10.65, 2.03),
-    Row(10, "gsm8k", "LLaMA-2-13B", "Cali-TS", 0.52, 0.69, 58.97, 10.77, 2.04),
-    Row(11, "xsum", "LLaMA-2-13B", "Cali-TS", 0.49, 0.67, 56.45, 11.69, 1.92),
-    Row(12, "humaneval", "LLaMA-2-13B", "Cali-TS", 0.55, 0.73, 62.87, 10.14, 2.15),
-    Row(13, "mt_bench", "LLaMA-2-13B", "Cali-TS", 0.58, 0.72, 64.31, 10.24, 2.11),
-]
-# Effective T_d/T_t per (target, method): a single number for all data sets, about 1.5 times the
-# measured share because it also absorbs what Eq. 14 leaves out.
+# Effective T_d/T_t per (target, method) of EESD's tables 10 to 13: a single number for all data sets, about 1.5 times
+# the measured share because it also absorbs what Eq. 14 leaves out.
 EFFECTIVE_ALPHA = {
     ("LLaMA-2-70B", "Vanilla SD"): 0.350,
     ("LLaMA-2-70B", "Self SD"): 0.561,
-    ("LLaMA-2-70B", "Cali-TS"): 0.124,
+    ("LLaMA-2-70B", "EESD (+Cali-TS)"): 0.124,
     ("LLaMA-2-13B", "Medusa"): 0.022,
-    ("LLaMA-2-13B", "Beta-TS"): 0.149,
-    ("LLaMA-2-13B", "Cali-TS"): 0.145,
+    ("LLaMA-2-13B", "EESD (+Beta-TS)"): 0.149,
+    ("LLaMA-2-13B", "EESD (+Cali-TS)"): 0.145,
 }
+DATASETS = {"gsm8k": "eesd_10", "xsum": "eesd_11", "humaneval": "eesd_12", "mt_bench": "eesd_13"}
+ROWS = [
+    row
+    for table in DATASETS.values()
+    for row in read_table(table).rows
+    if (row["target"], row["method"]) in EFFECTIVE_ALPHA
+]
 
 
-@pytest.mark.parametrize("row", ROWS, ids=str)
-def test_hm_is_the_printed_one_to_the_rounding_of_its_inputs(row: Row) -> None:
+def column(name: str) -> np.ndarray:
+    return np.array([row.number(name) for row in ROWS])
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.place())
+def test_hm_is_the_printed_hm_to_the_rounding_of_its_inputs(row: Row) -> None:
     """HM rises with both inputs, so their rounding intervals bound it."""
-    low = 100 * metrics.harmonic_mean(row.v_d - ROUNDING, row.r_d - ROUNDING)
-    high = 100 * metrics.harmonic_mean(row.v_d + ROUNDING, row.r_d + ROUNDING)
-    assert low - 0.005 <= row.hm_percent <= high + 0.005
+    v_d, r_d = row.number("v_d"), row.number("r_d")
+    low = 100 * metrics.harmonic_mean(v_d - ROUNDING, r_d - ROUNDING)
+    high = 100 * metrics.harmonic_mean(v_d + ROUNDING, r_d + ROUNDING)
+    assert low - 0.005 <= row.number("hm_percent") <= high + 0.005
     assert high - low < 1.3  # a bound that says something
 
 
-def test_eq14_reproduces_the_printed_speedups_with_one_effective_ratio_per_method() -> None:
+def test_eq14_reproduces_the_printed_speedups_with_an_effective_ratio_per_method() -> None:
     """Four data sets, speed-ups from 1.21 to 2.29: mean error below 2 %, largest below 3.5 %."""
-    alpha_c = [EFFECTIVE_ALPHA[row.target, row.method] for row in ROWS]
-    predicted = metrics.eq14_speedup([row.v_d for row in ROWS], [row.r_d for row in ROWS], alpha_c)
-    error = np.abs(predicted / [row.speedup for row in ROWS] - 1)
-    assert error.mean() < 0.02 and error.max() < 0.035
+    alpha_c = [EFFECTIVE_ALPHA[row["target"], row["method"]] for row in ROWS]
+    error = np.abs(metrics.eq14_speedup(column("v_d"), column("r_d"), alpha_c) / column("speedup") - 1)
+    assert len(ROWS) == 18 and error.mean() < 0.02 and error.max() < 0.035
 
 
 def test_eq13_and_eq14_overstate_a_measured_run_by_what_they_leave_out() -> None:
     """EESD table 8, XSum, LLaMA-2-13B, Beta-TS: 3.656 s drafting, 7.986 s verifying, 0.54 s else."""
-    row = next(r for r in ROWS if (r.table, r.target, r.method) == (11, "LLaMA-2-13B", "Beta-TS"))
-    drafted, rounds, target_s = 512 * row.r_d / row.v_d, 512 * (1 - row.r_d), 22.46 / 512
+    row = read_table(DATASETS["xsum"]).row("LLaMA-2-13B", "EESD (+Beta-TS)")
+    v_d, r_d = row.number("v_d"), row.number("r_d")
+    drafted, rounds, target_s = 512 * r_d / v_d, 512 * (1 - r_d), 22.46 / 512
     draft_s = 3.656 / drafted
     time_s = float(metrics.eq13_time_s(drafted, rounds, draft_s, target_s))
     assert time_s == pytest.approx(3.656 + 22.46 * 0.34, rel=1e-12)
-    assert row.time_s == pytest.approx(3.656 + 7.986 + 0.014 + 0.526, abs=0.01)
-    speedup = float(metrics.eq14_speedup(row.v_d, row.r_d, draft_s / target_s))
+    assert row.number("time_s") == pytest.approx(3.656 + 7.986 + 0.014 + 0.526, abs=0.01)
+    speedup = float(metrics.eq14_speedup(v_d, r_d, draft_s / target_s))
     assert speedup == pytest.approx(22.46 / time_s, rel=1e-12)
-    assert speedup / row.speedup == pytest.approx(1.08, abs=0.01)
+    assert speedup / row.number("speedup") == pytest.approx(1.08, abs=0.01)
 
 
 counts, seconds = st.integers(0, 20_000), st.floats(1e-5, 1.0)
@@ -155,7 +131,7 @@ ADAEDL = [
 
 
 @pytest.mark.parametrize(("dataset", "accept_prob", "baseline", "rates"), ADAEDL)
-def test_one_cost_ratio_explains_base_spd(
+def test_a_single_cost_ratio_explains_base_spd(
     dataset: str, accept_prob: float, baseline: float, rates: tuple[float, ...]
 ) -> None:
     """Four parameters for nine rates between 22 and 55 tokens/s: mean error below 2 %, largest 4 %."""

@@ -30,8 +30,8 @@ from tests.support.reference import RampCost, build_trace, small_trace
 class DyadicCost(CostModel):
     """Times that are multiples of 1/64 second, so that sums are exact in any order."""
 
-    def __init__(self, rng: np.random.Generator) -> None:
-        self.step_s, self.pass_s = rng.integers(1, 40, 12) / 64, rng.integers(20, 80, 12) / 64
+    def __init__(self, rng: np.random.Generator, tokens: int = 12) -> None:
+        self.step_s, self.pass_s = rng.integers(1, 40, tokens) / 64, rng.integers(20, 80, tokens) / 64
 
     def draft(self, n_tokens: int, context: Any) -> Any:
         return self.step_s[:n_tokens].sum() + n_tokens * (np.asarray(context) // 16) / 64

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specsim.cost.model import ConstantCost, CostModel
+from specsim.cost.model import ConstantCost
 from specsim.cost.table import CostTable
 from specsim.io.errors import InputError
 from specsim.policy.tree.base import TreePolicy
@@ -25,21 +25,19 @@ from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
 from specsim.replaying.tree_oracle import reachable_depth, tree_oracle_seconds
 from specsim.trace.trace import Trace
+from tests.specsim.replaying.test_oracle import DyadicCost
 from tests.support.reference import RampCost, small_trace
 from tests.support.tree_traces import tree_trace
 
 
-class DyadicCost(CostModel):
-    """Times that are multiples of 1/64 second, so that sums are exact in any order; more may cost less."""
+class DyadicTreeCost(DyadicCost):
+    """Of trees, where more may cost less."""
 
     max_tree_tokens = 40
 
     def __init__(self, rng: np.random.Generator) -> None:
-        self.step_s, self.pass_s = rng.integers(1, 40, 50) / 64, rng.integers(20, 80, 50) / 64
+        super().__init__(rng, tokens=50)
         self.wide_s, self.catch_s = rng.integers(0, 9, 50) / 64, int(rng.integers(0, 30)) / 64
-
-    def draft(self, n_tokens: int, context: Any) -> Any:
-        return self.step_s[:n_tokens].sum() + n_tokens * (np.asarray(context) // 16) / 64
 
     def catch_up(self, context: Any) -> Any:
         return self.catch_s + np.asarray(context) // 16 / 64
@@ -51,13 +49,10 @@ class DyadicCost(CostModel):
         return (self.wide_s[n_nodes] if n_nodes > 1 else 0.0) + np.zeros(np.shape(context))
 
     def tree_verify(self, n_tokens: int, context: Any) -> Any:
-        return self.pass_s[n_tokens] + np.asarray(context) // 16 / 32
+        return super().verify(n_tokens, context)
 
     def tree_round_overhead(self) -> float:
         return 3 / 64
-
-    def autoregressive_step(self, context: Any) -> Any:
-        return 0.5 + np.zeros(np.shape(context))
 
 
 def brute_force_seconds(trace: Trace, table: CostTable, width: int) -> float:
@@ -94,7 +89,7 @@ def test_no_sequence_of_rounds_is_faster(seed: int) -> None:
     trace = dataclasses.replace(
         trace, prompt_tokens=rng.integers(1, 40, 1), budget_tokens=trace.budget_tokens + rng.integers(0, 4)
     )
-    table = cost_table(trace, DyadicCost(rng))
+    table = cost_table(trace, DyadicTreeCost(rng))
     for width in (1, 2, 3):
         assert tree_oracle_seconds(trace, table, width).tolist() == [brute_force_seconds(trace, table, width)]
     assert tree_oracle_seconds(trace, table).tolist() == tree_oracle_seconds(trace, table, 3).tolist()
@@ -138,7 +133,7 @@ POLICIES = st.one_of(
 @given(policy=POLICIES, seed=st.integers(0, 30), cost=st.integers(0, 30))
 def test_no_policy_is_faster(policy: TreePolicy, seed: int, cost: int) -> None:
     trace = tree_trace(seed)
-    table = cost_table(trace, DyadicCost(np.random.default_rng(cost)))
+    table = cost_table(trace, DyadicTreeCost(np.random.default_rng(cost)))
     assert (tree_oracle_seconds(trace, table) <= replay(trace, policy, table).speculative_s + 1e-9).all()
 
 
