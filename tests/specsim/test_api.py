@@ -49,24 +49,24 @@ def test_every_function_names_its_parameters_and_what_it_returns(name: str) -> N
 def test_a_policy_deeper_than_the_trace_is_cut_to_it() -> None:
     trace = small_trace()
     assert trace.depth < 16
-    found = specsim.predict(trace, RampCost(), "adaedl", gamma=0.2, lambda0=0.4)
+    prediction = specsim.predict(trace, RampCost(), "adaedl", gamma=0.2, lambda0=0.4)
     policy = specsim.make_policy("adaedl", {"gamma": 0.2, "lambda0": 0.4, "max_draft_tokens": trace.depth})
-    assert found.policy == policy and found.learned_on == 0
-    assert found.as_dict() == predict_policy(PricedTrace(trace, RampCost()), policy).as_dict()
-    for part in (str(policy), str(found.speedup), "v_d", "r_d", "tau"):
-        assert part in repr(found)
+    assert prediction.policy == policy and prediction.learned_on == 0
+    assert prediction.as_dict() == predict_policy(PricedTrace(trace, RampCost()), policy).as_dict()
+    for part in (str(policy), str(prediction.speedup), "v_d", "r_d", "tau"):
+        assert part in repr(prediction)
 
 
 def test_a_policy_that_learns_is_reported_on_other_sequences() -> None:
     trace = stretchy_trace(12, 60)
-    found = specsim.predict(trace, RampCost(), "renewal_stop")
+    prediction = specsim.predict(trace, RampCost(), "renewal_stop")
     tuning, rest = split_sequences(trace)
     train, holdout = (PricedTrace(trace, RampCost()).select(part) for part in (tuning, rest))
     kind = specsim.policies()["renewal_stop"]
     learned = fit(kind, {"max_draft_tokens": trace.depth}, train.trace, train.table())
-    assert found.as_dict() == predict_policy(holdout, learned).as_dict()
-    assert (found.learned_on, found.sequences) == (len(tuning), len(rest))
-    assert f"learned on {len(tuning)} sequences, reported on {len(rest)} others" in repr(found)
+    assert prediction.as_dict() == predict_policy(holdout, learned).as_dict()
+    assert (prediction.learned_on, prediction.sequences) == (len(tuning), len(rest))
+    assert f"learned on {len(tuning)} sequences, reported on {len(rest)} others" in repr(prediction)
 
 
 @pytest.mark.parametrize("name", ["renewal_stop", "time_gain"])
@@ -99,10 +99,10 @@ def test_a_replay_has_its_rounds_as_a_table() -> None:
 
 def test_tuning_takes_fixed_settings_and_reports_on_the_other_part() -> None:
     trace = stretchy_trace(12, 60)
-    found = specsim.tune(trace, RampCost(), "adaedl", search="grid", trials=20, gamma=0.3)
-    assert found.best.settings["gamma"] == 0.3
-    assert str(found.best) in repr(found) and all(warning in repr(found) for warning in found.warnings)
-    assert found.holdout.output_tokens + found.train.output_tokens == len(trace.token)
+    tuned = specsim.tune(trace, RampCost(), "adaedl", search="grid", trials=20, gamma=0.3)
+    assert tuned.best.settings["gamma"] == 0.3
+    assert str(tuned.best) in repr(tuned) and all(warning in repr(tuned) for warning in tuned.warnings)
+    assert tuned.holdout.output_tokens + tuned.train.output_tokens == len(trace.token)
 
 
 def test_a_board_is_a_table_and_a_figure() -> None:

@@ -24,9 +24,9 @@ RESPONSES = [
 
 def printed(*words: object) -> Any:
     """What a command prints with --json."""
-    found = call("specsim", *words, "--json")
-    assert found.code == 0, found.err
-    return json.loads(found.out)
+    result = call("specsim", *words, "--json")
+    assert result.code == 0, result.err
+    return json.loads(result.out)
 
 
 def plain(document: object) -> Any:
@@ -42,8 +42,8 @@ def counters(tmp_path: Path) -> Path:
 
 def test_advise_takes_counters_as_they_come_and_says_what_its_command_says(counters: Path) -> None:
     advice = specsim.advise(COUNTERS, CONSTANT)
-    told = printed("advise", counters, "--cost", counters.parent / "cost.json", "--engine", "vllm")
-    assert told == {**plain(advice.to_dict()), "flags": advice.flags("vllm")}
+    document = printed("advise", counters, "--cost", counters.parent / "cost.json", "--engine", "vllm")
+    assert document == {**plain(advice.to_dict()), "flags": advice.flags("vllm")}
     from specsim.acceptance.sources import read_counters
 
     for same in (counters, str(counters), read_counters(counters)):
@@ -67,20 +67,20 @@ def test_advise_agrees_with_counting_by_hand() -> None:
 
 def test_diagnose_takes_the_same_and_says_what_its_command_says(counters: Path) -> None:
     rates = {"baseline_tokens_per_s": 52, "tokens_per_s": 41}
-    found = specsim.diagnose(COUNTERS, **rates, cost=CONSTANT)
+    diagnosis = specsim.diagnose(COUNTERS, **rates, cost=CONSTANT)
     words = ("--baseline-tokens-per-second", 52, "--tokens-per-second", 41, "--cost", counters.parent / "cost.json")
-    assert printed("diagnose", counters, *words) == plain(found.to_dict())
-    table = found.to_frame()
+    assert printed("diagnose", counters, *words) == plain(diagnosis.to_dict())
+    table = diagnosis.to_frame()
     assert table["value"]["speedup"] == pytest.approx(41 / 52)
     assert table["low"]["tokens per step"] < table["value"]["tokens per step"]
-    assert repr(found).startswith("0.79x (21 % slower)")
+    assert repr(diagnosis).startswith("0.79x (21 % slower)")
 
 
 def test_an_engine_s_records_are_read_and_go_on_as_they_are(tmp_path: Path) -> None:
     (tmp_path / "responses.jsonl").write_text("\n".join(map(json.dumps, RESPONSES)))
     records = specsim.import_records("llamacpp-responses", tmp_path / "responses.jsonl")
-    told = printed("import", "llamacpp-responses", tmp_path / "responses.jsonl")
-    assert {**plain(records.to_dict()), "kind": "llamacpp-responses", "out": None} == told
+    document = printed("import", "llamacpp-responses", tmp_path / "responses.jsonl")
+    assert {**plain(records.to_dict()), "kind": "llamacpp-responses", "out": None} == document
     assert records.to_dict()["averages"]["accepted / drafted"] == pytest.approx(30 / 50)
     with pytest.raises(specsim.InputError, match="do not give acceptance by position"):
         specsim.advise(records, CONSTANT)
@@ -113,39 +113,39 @@ EXPORTS: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("case", EXPORTS)
 def test_flags_are_the_command_s(case: str) -> None:
     asked, words = EXPORTS[case]
-    told = printed("export", "vllm", *words.split())
-    found = specsim.export_flags("vllm", **asked)
-    assert (found.flags, found.file, list(found.notes)) == (told["flags"], told["file"], told["notes"])
+    document = printed("export", "vllm", *words.split())
+    own = specsim.export_flags("vllm", **asked)
+    assert (own.flags, own.file, list(own.notes)) == (document["flags"], document["file"], document["notes"])
 
 
 def test_flags_from_counts_and_a_trace() -> None:
     scripted = specsim.export_flags("llamacpp", 5, acceptance=COUNTERS).flags
     rates = [float(rate) for rate in re.search(r"--spec-synth-rates ([\d.,]+\d)", scripted)[1].split(",")]
     assert rates == pytest.approx(np.array([142, 89, 60, 48, 37]) / 247, abs=1e-6)
-    found = specsim.export_flags("sglang", 3, confidence=TRACE)
-    assert found.file is not None and json.loads(found.file) and found.to_dict()["path"] == "sts.json"
+    exported = specsim.export_flags("sglang", 3, confidence=TRACE)
+    assert exported.file is not None and json.loads(exported.file) and exported.to_dict()["path"] == "sts.json"
     for wrong in ({}, {"k": 3, "schedule": {1: 3}}, {"k": 3, "p_min": 0.1, "cost": CONSTANT}, {"p_min": 0.5, "k": 0}):
         with pytest.raises(specsim.InputError):
             specsim.export_flags("vllm", **wrong)
 
 
 def test_a_server_s_figures_are_the_command_s() -> None:
-    found = specsim.serve(TRACE, COST, "fixed_k", k=3, arrivals="poisson:20", requests=150, slots=8, tpot_ms=10)
+    served = specsim.serve(TRACE, COST, "fixed_k", k=3, arrivals="poisson:20", requests=150, slots=8, tpot_ms=10)
     words = ("--arrivals", "poisson:20", "--requests", 150, "--slots", 8, "--tpot-ms", 10, "--set", "k=3")
-    assert printed("serve", "simulate", TRACE, "--cost", COST, *words) == plain(found.to_dict())
-    table = found.to_frame()
+    assert printed("serve", "simulate", TRACE, "--cost", COST, *words) == plain(served.to_dict())
+    table = served.to_frame()
     assert table.loc["fixed_k(k=3)", "tokens_per_round"] > table.loc["no speculation", "tokens_per_round"] == 1
-    assert "tok/s" in repr(found) and "\n" not in repr(found)
+    assert "tok/s" in repr(served) and "\n" not in repr(served)
     by_object = specsim.serve(TRACE, COST, specsim.make_policy("fixed_k", k=3), requests=150, slots=8, tpot_ms=10)
-    assert by_object.to_dict() == found.to_dict()
+    assert by_object.to_dict() == served.to_dict()
 
 
 def test_batches_are_the_command_s_and_rules_are_taken() -> None:
-    found = specsim.serve_batches(TRACE, COST, {1: 4, 8: 2}, batches=[1, 8])
-    told = printed("serve", "simulate", TRACE, "--cost", COST, "--schedule", "1:4,8:2", "--batch", "1,8")
-    assert told == plain(found.to_dict())
+    served = specsim.serve_batches(TRACE, COST, {1: 4, 8: 2}, batches=[1, 8])
+    document = printed("serve", "simulate", TRACE, "--cost", COST, "--schedule", "1:4,8:2", "--batch", "1,8")
+    assert document == plain(served.to_dict())
     (alone,) = specsim.serve_batches(TRACE, COST, "fixed_k", batches=1, k=4).to_frame().to_dict("records")
-    assert found.to_frame()["speedup"][0] == pytest.approx(alone["speedup"])
+    assert served.to_frame()["speedup"][0] == pytest.approx(alone["speedup"])
     assert specsim.serve_batches(TRACE, COST, "turbospec", batches=2, max_draft_tokens=4).batches
     learned = specsim.serve_batches(TRACE, COST, "time_gain", batches=1)
     assert learned.learned_on > 0 and learned.notes[0].startswith("learned on")
@@ -156,13 +156,13 @@ def test_batches_are_the_command_s_and_rules_are_taken() -> None:
 
 
 def test_the_schedule_is_the_command_s_and_goes_on_as_it_is() -> None:
-    found = specsim.serve_schedule(TRACE, COST, batches=[1, 256], contexts=512, max_draft_tokens=3, policies="p_min")
+    schedule = specsim.serve_schedule(TRACE, COST, batches=[1, 256], contexts=512, max_draft_tokens=3, policies="p_min")
     words = ("--batch", "1,256", "--context", 512, "--max-draft-tokens", 3, "--policy", "p_min")
-    assert printed("serve", "schedule", TRACE, "--cost", COST, *words) == plain(found.to_dict())
-    table = found.to_frame()
-    assert table["batch"].tolist() == [1, 256] and set(found.lengths) <= set(table.columns)
-    lengths = found.schedule(512)
-    assert specsim.export_flags("vllm", schedule=lengths).flags and "schedule" in repr(found)
+    assert printed("serve", "schedule", TRACE, "--cost", COST, *words) == plain(schedule.to_dict())
+    table = schedule.to_frame()
+    assert table["batch"].tolist() == [1, 256] and set(schedule.lengths) <= set(table.columns)
+    lengths = schedule.schedule(512)
+    assert specsim.export_flags("vllm", schedule=lengths).flags and "schedule" in repr(schedule)
     assert specsim.serve_batches(TRACE, COST, lengths, batches=1).to_frame()["speedup"][0] > 1
 
 

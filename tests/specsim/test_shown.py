@@ -19,11 +19,11 @@ TRACE, COST = "example:lab-model", "example:lab-deep-model"
 @pytest.mark.parametrize("name", example_files("trace"))
 def test_a_trace_says_what_it_is_in_one_line(name: str) -> None:
     trace = specsim.read_trace(name)
-    said = repr(trace)
-    assert "\n" not in said and len(said) < 160
+    text = repr(trace)
+    assert "\n" not in text and len(text) < 160
     tokens = int(trace.output_tokens.sum())
     for part in (f"{trace.sequences} sequences", f"{tokens:,} tokens", "depth 8", "target lab", "gumbel", "drafter "):
-        assert part in said
+        assert part in text
     assert repr(trace.select([0, 1])).startswith("Trace: 2 sequences")
 
 
@@ -36,11 +36,11 @@ def test_a_joined_trace_names_all_its_drafters() -> None:
 @pytest.mark.parametrize("name", [*example_files("cost"), *shipped_costs()])
 def test_costs_say_what_steps_take_in_one_line(name: str) -> None:
     cost = specsim.read_cost(name)
-    said = repr(cost)
-    assert "\n" not in said and len(said) < 160
-    if "cached tokens" in said:  # else a constant, whose two numbers are all of it
+    text = repr(cost)
+    assert "\n" not in text and len(text) < 160
+    if "cached tokens" in text:  # else a constant, whose two numbers are all of it
         shown = re.search(
-            r"decoding step ([\d.]+) ms,( proposal ([\d.]+) ms,)? draft step ([\d.]+) ms at ([\d,]+) cached", said
+            r"decoding step ([\d.]+) ms,( proposal ([\d.]+) ms,)? draft step ([\d.]+) ms at ([\d,]+) cached", text
         )
         context = int(shown[5].replace(",", ""))
         assert float(shown[1]) == pytest.approx(1e3 * float(cost.autoregressive_step(context)), rel=1e-3)
@@ -80,8 +80,8 @@ def results() -> dict[str, object]:
 @pytest.mark.parametrize("name", [
     "prediction", "run", "rounds", "tuned", "cross_validated", "board", "row", "tree"])  # fmt: skip
 def test_results_are_short(name: str) -> None:
-    said = repr(results()[name])
-    assert len(said) < 400 and "array(" not in said
+    text = repr(results()[name])
+    assert len(text) < 400 and "array(" not in text
 
 
 @pytest.mark.parametrize("name", ["prediction", "tuned", "cross_validated", "board"])

@@ -131,10 +131,10 @@ def test_what_a_disk_refuses_is_one_line_that_names_the_users_file(
         monkeypatch.setattr(sys, "argv", ["specsim", command])
         with pytest.raises(SystemExit, match="2"):
             run(app)
-        said = capsys.readouterr().err
-        assert said.startswith(f"error: {named}: {what}") and said.count("\n") == 1
-        for made in tmp_path.iterdir():
-            made.rmdir()
+        error = capsys.readouterr().err
+        assert error.startswith(f"error: {named}: {what}") and error.count("\n") == 1
+        for left in tmp_path.iterdir():
+            left.rmdir()
 
 
 @pytest.mark.parametrize("words", [["leaderboard", "example:lab-model"], ["cost", "compare"]], ids=" ".join)

@@ -40,20 +40,20 @@ def test_gamma_is_found_again_where_the_score_is_the_acceptance() -> None:
 
 
 def test_the_fitted_gamma_is_the_best_in_least_squares() -> None:
-    found = signals()
-    best = bound.fitted_gamma(found)
+    sample = signals()
+    best = bound.fitted_gamma(sample)
 
     def error(gamma: float) -> float:
-        return float(((adaedl_score(found.entropy_nats, gamma) - found.acceptance) ** 2).sum())
+        return float(((adaedl_score(sample.entropy_nats, gamma) - sample.acceptance) ** 2).sum())
 
     assert all(error(best) < error(best * factor) for factor in (0.98, 1.02))
 
 
 def test_the_bounding_gamma_is_the_least_that_bounds_so_many_positions() -> None:
-    found = signals()
-    gamma = bound.bounding_gamma(found, 0.95)
-    assert bound.violated(found, gamma * (1 + 1e-9)).estimate <= 5
-    assert bound.violated(found, gamma * (1 - 1e-9)).estimate > 5 - 100 / len(found.sequence)
+    sample = signals()
+    gamma = bound.bounding_gamma(sample, 0.95)
+    assert bound.violated(sample, gamma * (1 + 1e-9)).estimate <= 5
+    assert bound.violated(sample, gamma * (1 - 1e-9)).estimate > 5 - 100 / len(sample.sequence)
     sure = Signals(np.array([0]), np.array([0.0]), np.array([1.0]), np.array([0.5]))
     assert bound.bounding_gamma(sure, 0.95) == np.inf  # sure of itself and wrong: no gamma helps
 
@@ -68,12 +68,12 @@ def test_violations_and_gaps_by_hand() -> None:
 
 
 def test_correlations_are_pearsons_and_of_no_gamma() -> None:
-    found = signals()
-    score, sure, less = bound.correlations(found, repeats=50)
+    sample = signals()
+    score, sure, less = bound.correlations(sample, repeats=50)
     for gamma in (0.05, 0.8):
-        scores = adaedl_score(found.entropy_nats, gamma)
-        assert score.estimate == pytest.approx(np.corrcoef(scores, found.acceptance)[0, 1])
-    assert sure.estimate == pytest.approx(np.corrcoef(found.confidence, found.acceptance)[0, 1])
+        scores = adaedl_score(sample.entropy_nats, gamma)
+        assert score.estimate == pytest.approx(np.corrcoef(scores, sample.acceptance)[0, 1])
+    assert sure.estimate == pytest.approx(np.corrcoef(sample.confidence, sample.acceptance)[0, 1])
     assert less.estimate == pytest.approx(score.estimate - sure.estimate)
     assert score.low < score.estimate < score.high
 
@@ -81,9 +81,9 @@ def test_correlations_are_pearsons_and_of_no_gamma() -> None:
 def test_the_papers_ratio_is_found_again_from_rates_that_it_made() -> None:
     base, acceptance = np.array([20.0, 30.0, 25.0]), np.array([0.5, 0.65, 0.8])
     rates = {str(k): (base * leviathan_speedup(acceptance, k, 0.08)).tolist() for k in (3, 7, 16)}
-    ratio, found = bound.paper_ratio(base.tolist(), rates)
+    ratio, fitted = bound.paper_ratio(base.tolist(), rates)
     assert ratio == pytest.approx(0.08, rel=1e-4)
-    assert found == pytest.approx(acceptance, rel=1e-4)
+    assert fitted == pytest.approx(acceptance, rel=1e-4)
 
 
 @pytest.fixture(scope="module")
@@ -96,18 +96,18 @@ def recorded() -> tuple[Any, Any, Any]:
 
 def test_signals_are_those_of_the_recording(recorded: tuple[Any, Any, Any]) -> None:
     pair, prompts, trace = recorded
-    found = run.signals_of(pair, trace, prompts)
-    assert found.entropy_nats == pytest.approx(trace.entropy_nats[:, 0], abs=1e-4)
-    assert found.confidence == pytest.approx(trace.confidence[:, 0], abs=1e-5)
-    assert ((found.acceptance > 0) & (found.acceptance < 1)).all()
+    signals = run.signals_of(pair, trace, prompts)
+    assert signals.entropy_nats == pytest.approx(trace.entropy_nats[:, 0], abs=1e-4)
+    assert signals.confidence == pytest.approx(trace.confidence[:, 0], abs=1e-5)
+    assert ((signals.acceptance > 0) & (signals.acceptance < 1)).all()
     # A drafted token is accepted with probability 1 - TVD in the mean over drafts, a draft per position.
     drafted = trace.accept_prob[:, 0]
-    assert abs((drafted - found.acceptance).mean()) < 4 * drafted.std() / np.sqrt(len(drafted))
+    assert abs((drafted - signals.acceptance).mean()) < 4 * drafted.std() / np.sqrt(len(drafted))
 
 
 def test_signals_read_again_are_the_same(recorded: tuple[Any, Any, Any], tmp_path: Path) -> None:
     pair, prompts, trace = recorded
     run.save_signals(tmp_path / "signals.npz", pair, trace, CONFIG)
-    found, again = run.signals_of(pair, trace, prompts), run.read_signals(tmp_path / "signals.npz")
-    assert np.array_equal(again.sequence, found.sequence)
-    assert again.acceptance == pytest.approx(found.acceptance, abs=1e-6)
+    signals, again = run.signals_of(pair, trace, prompts), run.read_signals(tmp_path / "signals.npz")
+    assert np.array_equal(again.sequence, signals.sequence)
+    assert again.acceptance == pytest.approx(signals.acceptance, abs=1e-6)

@@ -37,16 +37,17 @@ def trace() -> Trace:
 def test_what_is_decoded_has_the_rounds_of_the_simulation(trace: Trace) -> None:
     """Of batches that the last group does not fill; all arms, and probes beside them."""
     texts = [prompt.tokens for prompt in tiny_prompts(5)]
-    found = json.loads(json.dumps(real.measure_batch(tiny_pair(), texts, trace, 2, 0, REAL, seed=0)))
-    assert set(found["arms"]) == {"0", "-1", "1", "2"} and {"verify 3", "draft 1", "behind"} < set(found["probes"])
+    measured = json.loads(json.dumps(real.measure_batch(tiny_pair(), texts, trace, 2, 0, REAL, seed=0)))
+    assert set(measured["arms"]) == {"0", "-1", "1", "2"}
+    assert {"verify 3", "draft 1", "behind"} < set(measured["probes"])
     for k in real.arms_of(REAL):
-        told = lockstep(drafts_of(trace, FixedK(k=k) if k > 0 else None), COST, 2)
-        arm = found["arms"][str(k)]
-        assert real.differences(arm, trace, told) == 0
+        run = lockstep(drafts_of(trace, FixedK(k=k) if k > 0 else None), COST, 2)
+        arm = measured["arms"][str(k)]
+        assert real.differences(arm, trace, run) == 0
         assert [len(group["rows"]) for group in arm] == [2, 2, 1]
-        assert sum(len(group["seconds"]) for group in arm) == len(told.seconds.sequences)
+        assert sum(len(group["seconds"]) for group in arm) == len(run.seconds.sequences)
     arm[0]["rows"][1][2][0][1] += 1  # another draft length in a round
-    assert real.differences(arm, trace, told) == 1
+    assert real.differences(arm, trace, run) == 1
 
 
 def pretended(trace: Trace) -> dict[str, Any]:
@@ -56,17 +57,17 @@ def pretended(trace: Trace) -> dict[str, Any]:
     for batch in REAL["batches"]:
         arms: dict[str, Any] = {}
         for k in real.arms_of(REAL):
-            told = lockstep(drafts_of(trace, FixedK(k=k) if k > 0 else None), COST, batch)
+            run = lockstep(drafts_of(trace, FixedK(k=k) if k > 0 else None), COST, batch)
             arms[str(k)] = []
             for together in real.groups(trace.sequences, batch):
-                mine = np.isin(told.rounds.sequence, together)
-                first = told.rounds.batch_round[mine].min()
-                last = told.rounds.batch_round[mine].max()
-                seconds = told.seconds.total_s[first : last + 1]
+                mine = np.isin(run.rounds.sequence, together)
+                first = run.rounds.batch_round[mine].min()
+                last = run.rounds.batch_round[mine].max()
+                seconds = run.seconds.total_s[first : last + 1]
                 rows = []
                 for number in together:
-                    facts = (told.rounds.t, told.rounds.drafted, told.rounds.accepted)
-                    columns = [fact[told.rounds.sequence == number].tolist() for fact in facts]
+                    facts = (run.rounds.t, run.rounds.drafted, run.rounds.accepted)
+                    columns = [fact[run.rounds.sequence == number].tolist() for fact in facts]
                     rounds = [list(round_) for round_ in zip(*columns, strict=True)]
                     rows.append([number, int(trace.output_tokens[number]), rounds])
                 arms[str(k)].append({"rows": rows, "round_s": [(seconds * slow).tolist() for slow in (1, 9, 1)]})
@@ -76,8 +77,8 @@ def pretended(trace: Trace) -> dict[str, Any]:
                                       "draft 1": (COST.drafter, 1), "behind": (COST.drafter, 2)}.items():  # fmt: skip
             probes[name] = [[c, float(which.seconds(tokens, c, batch))] for c in contexts for _ in range(9)]
         batches[str(batch)] = {"arms": arms, "probes": probes, "ticks": [[100.0, 60.0, 20.0, 0.0]] * 3}
-    made = {"device": "a machine", "threads": 1, "dtype": "float64", "date": "2026-11-23T00:00:00"}
-    return {"batches": batches, "provenance": made}
+    provenance = {"device": "a machine", "threads": 1, "dtype": "float64", "date": "2026-11-23T00:00:00"}
+    return {"batches": batches, "provenance": provenance}
 
 
 @pytest.fixture

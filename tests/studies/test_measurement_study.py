@@ -25,17 +25,17 @@ def validation(speedups: dict[str, float]) -> dict[str, Any]:
 
 
 def test_what_two_runs_are_compared_by_is_collected_and_pooled(tmp_path: Path) -> None:
-    made = [{"a": 1.0, "b": 2.0}, {"a": np.exp(0.02), "b": 2.0}, {"a": np.exp(0.04), "alone": 1.5}]
-    for number, speedups in enumerate(made):
+    run_speedups = [{"a": 1.0, "b": 2.0}, {"a": np.exp(0.02), "b": 2.0}, {"a": np.exp(0.04), "alone": 1.5}]
+    for number, speedups in enumerate(run_speedups):
         (tmp_path / str(number)).mkdir()
         (tmp_path / str(number) / "validation.json").write_text(json.dumps(validation(speedups)))
-    found = runs.collected(tmp_path)
-    assert [[row["label"] for row in run["rows"]] for run in found] == [["a", "b"], ["a", "b"], ["a", "alone"]]
-    assert found[0].keys() == {"noise_floor_percent", "autoregressive_sequence_seconds", "rows"}
-    percent, freedom = runs.spread_percent(found)
+    recorded_runs = runs.collected(tmp_path)
+    assert [[row["label"] for row in run["rows"]] for run in recorded_runs] == [["a", "b"], ["a", "b"], ["a", "alone"]]
+    assert recorded_runs[0].keys() == {"noise_floor_percent", "autoregressive_sequence_seconds", "rows"}
+    percent, freedom = runs.spread_percent(recorded_runs)
     assert freedom == 3 and percent == pytest.approx(100 * np.sqrt((2**2 + 0 + 2**2) / 1e4 / 3), rel=1e-9)
-    assert runs.pooled_percent({"first": found, "second": found}) == pytest.approx(percent, rel=1e-12)
-    (row,) = runs.run_rows({"first": found})
+    assert runs.pooled_percent({"first": recorded_runs, "second": recorded_runs}) == pytest.approx(percent, rel=1e-12)
+    (row,) = runs.run_rows({"first": recorded_runs})
     assert (row["set"], row["runs"], row["pairs"]) == ("first", 3, 3) and row["noise_floor_percent_high"] == 0.5
     assert row["between_runs_percent"] == pytest.approx(percent)
 

@@ -23,16 +23,16 @@ def test_intervals_hold_the_truth_as_often_as_they_say_whatever_varies() -> None
         held = 0
         for _ in range(1000):
             parts = rng.normal(0, seed_sd, (3, 1)) + rng.normal(0, prompt_sd, 16) + rng.normal(0, both_sd, (3, 16))
-            found = mean_over_seeds(parts)
-            held += found.low <= 0 <= found.high
+            mean = mean_over_seeds(parts)
+            held += mean.low <= 0 <= mean.high
         assert held >= 930, (seed_sd, prompt_sd, both_sd)  # 950 less three standard deviations
 
 
 def test_pairing_cancels_what_seeds_and_prompts_do_to_both() -> None:
     rng = np.random.default_rng(2)
     a = rng.normal(0, 1, (3, 16))
-    found = mean_over_seeds(a + 0.1 - a)
-    assert found.estimate == pytest.approx(0.1) and found.low == pytest.approx(0.1)
+    mean = mean_over_seeds(a + 0.1 - a)
+    assert mean.estimate == pytest.approx(0.1) and mean.low == pytest.approx(0.1)
     assert mean_over_seeds(a).low < -0.2
 
 
@@ -42,5 +42,5 @@ def test_reaches_over_seeds_and_over_sequences_are_added_as_squares() -> None:
         t.ppf(0.975, values.size - 1) * values.std(ddof=1) / np.sqrt(values.size)
         for values in (parts.mean(axis=1), parts.mean(axis=0))
     )
-    found, reach = mean_over_seeds(parts), np.hypot(over_seeds, over_sequences)
-    assert [found.low, found.estimate, found.high] == pytest.approx(parts.mean() + reach * np.array([-1, 0, 1]))
+    mean, reach = mean_over_seeds(parts), np.hypot(over_seeds, over_sequences)
+    assert [mean.low, mean.estimate, mean.high] == pytest.approx(parts.mean() + reach * np.array([-1, 0, 1]))

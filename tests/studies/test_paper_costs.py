@@ -71,7 +71,7 @@ def errors(cost: paper_costs.PaperCost) -> dict[str, list[float]]:
 
 
 def mean_error(cost: paper_costs.PaperCost) -> float:
-    return float(np.mean(np.abs([error for found in errors(cost).values() for error in found])))
+    return float(np.mean(np.abs([error for by_row in errors(cost).values() for error in by_row])))
 
 
 def test_the_papers_speedups_follow_from_its_acceptance_lengths_with_overhead_and_nodes() -> None:
@@ -79,7 +79,7 @@ def test_the_papers_speedups_follow_from_its_acceptance_lengths_with_overhead_an
     assert isinstance(cost, paper_costs.PaperCost)
     bare = dataclasses.replace(cost, overhead_s=0.0, node_s=0.0)
     flat = dataclasses.replace(cost, node_s=0.0)
-    assert all(np.mean(found) > 0.1 for found in errors(bare).values())  # every method too fast
+    assert all(np.mean(by_row) > 0.1 for by_row in errors(bare).values())  # every method too fast
     assert (mean_error(bare), mean_error(flat), mean_error(cost)) == pytest.approx((0.145, 0.0345, 0.0263), abs=5e-4)
     around = [mean_error(dataclasses.replace(cost, node_s=1e-6 * n)) for n in range(12)]
     assert int(np.argmin(around)) == 7  # the fit

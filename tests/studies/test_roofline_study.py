@@ -41,8 +41,8 @@ def measured(target: str, drafter: str, rng: np.random.Generator) -> dict[str, A
         "policy_step": 0.0,
         "round_overhead": 1e-4,
     }
-    made = {"device": "a machine", "threads": 1, "dtype": "float32", "date": "2026-11-22T00:00:00"}
-    return {**document, "contexts": CONTEXTS.tolist(), "mean_s": seconds, "provenance": made}
+    provenance = {"device": "a machine", "threads": 1, "dtype": "float32", "date": "2026-11-22T00:00:00"}
+    return {**document, "contexts": CONTEXTS.tolist(), "mean_s": seconds, "provenance": provenance}
 
 
 def measured_in_batches(target: str, rng: np.random.Generator) -> dict[str, Any]:

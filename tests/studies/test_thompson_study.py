@@ -73,9 +73,9 @@ def test_hindsight_bounds_what_is_chosen_once_for_all_prompts(document: Document
         assert (np.array(rows[each]["seconds"]) <= np.array(rows[once]["seconds"])).all()
         assert sum(rows[each]["seconds"]) < sum(rows[once]["seconds"])
     assert gains.gain(document, gains.FIXED) == Estimate(0.0, 0.0, 0.0)
-    found = gains.gain(document, gains.DRAWN)
+    gain = gains.gain(document, gains.DRAWN)
     ratio = sum(rows[gains.FIXED]["seconds"]) / sum(rows[gains.DRAWN]["seconds"])
-    assert found.estimate == pytest.approx(100 * (ratio - 1))
+    assert gain.estimate == pytest.approx(100 * (ratio - 1))
     assert gains.CALI not in rows and gains.gain(document, gains.CALI) is None  # synthetic prompts have no scores
 
 

@@ -74,8 +74,8 @@ def test_agreement_is_counted_at_the_token_after_the_next(target: Any) -> None:
 
     batch = torch.randint(1, VOCAB, (3, 11), generator=torch.Generator().manual_seed(5))
     assert heads.correct(target, Ahead(), batch) == [8, 8, 8]  # of 9 places in 10 tokens
-    found = heads.attainable(target, Ahead(), batch, 3, VOCAB)
-    assert found["places"] == [3, 3, 3] and found["head"] == [2, 2, 2]
+    attainable_ = heads.attainable(target, Ahead(), batch, 3, VOCAB)
+    assert attainable_["places"] == [3, 3, 3] and attainable_["head"] == [2, 2, 2]
 
 
 def made_up_heads(same: int, richer: int) -> dict[str, Any]:
@@ -107,8 +107,8 @@ def tuned(nats: float, agreement: float) -> dict[str, Any]:
 
 
 def test_tunings_are_set_against_the_target_before_them() -> None:
-    found = {Tuning(False, 1.0, True, 3e-3): tuned(0.05, 0.1), Tuning(True, 0.1, False, 3e-4): tuned(0.0, 0.3)}
-    plain, sar = heat.rows(found)
+    tunings = {Tuning(False, 1.0, True, 3e-3): tuned(0.05, 0.1), Tuning(True, 0.1, False, 3e-4): tuned(0.0, 0.3)}
+    plain, sar = heat.rows(tunings)
     assert plain["variant"] == "adapter, SFT, 1 of the recipe's learning rate" and plain["cost_nats"]["low"] > 0
     assert sar["variant"] == "all weights, SAR-SFT, 0.1 of the recipe's learning rate"
     assert sar["cost_nats"]["low"] <= 0 <= sar["cost_nats"]["high"] and sar["agreement_difference"]["low"] > 0.1

@@ -41,8 +41,8 @@ def test_one_seed_that_is_worse_leaves_a_difference_open() -> None:
     """Prompts alone would separate it: each seed's difference is the same on all of them."""
     better = {seed: replayed(speedup) for seed, speedup in enumerate((1.5, 1.4, 1.0))}
     base = {seed: replayed(1.1) for seed in range(3)}
-    found = seeds.speedup_difference(better, base)
-    assert found.estimate == pytest.approx(0.2) and found.low < 0 < found.high
+    difference = seeds.speedup_difference(better, base)
+    assert difference.estimate == pytest.approx(0.2) and difference.low < 0 < difference.high
     sure = {seed: replayed(speedup) for seed, speedup in enumerate((1.31, 1.3, 1.29))}
     assert seeds.speedup_difference(sure, base).low > 0
 
@@ -106,9 +106,9 @@ def test_sure_trees_expand_sure_children_of_unlikely_nodes_but_none_that_would_b
 def test_replays_are_kept_as_they_were(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     run = importlib.import_module("studies.training.run")
-    found = {"sweep": {5: {"PCT": {0: replayed(1.5), 1: replayed(1.6)}}}, "facts": {"EAGLE": {"tokens": 7}}}
-    first, again = (run.cached(tmp_path / "found.json", lambda: found) for _ in range(2))
+    replays = {"sweep": {5: {"PCT": {0: replayed(1.5), 1: replayed(1.6)}}}, "facts": {"EAGLE": {"tokens": 7}}}
+    first, again = (run.cached(tmp_path / "replays.json", lambda: replays) for _ in range(2))
     for back in (first, again):
-        assert back["facts"] == found["facts"] and list(back["sweep"]) == [5]
-        assert seeds.speedup(back["sweep"][5]["PCT"]) == seeds.speedup(found["sweep"][5]["PCT"])
+        assert back["facts"] == replays["facts"] and list(back["sweep"]) == [5]
+        assert seeds.speedup(back["sweep"][5]["PCT"]) == seeds.speedup(replays["sweep"][5]["PCT"])
         assert list(back["sweep"][5]["PCT"]) == [0, 1]

@@ -49,8 +49,8 @@ def test_seconds_are_written_as_pytest_benchmark_has_them(recorded: Path, tmp_pa
     files = [tmp_path / "0001_old.json", tmp_path / "0002_new.json"]
     for file in files:
         assert call("specsim", "claims", "check", recorded, "--benchmark-json", file).code == 0
-    said = call("specsim", "claims", "diff", *files)
-    assert said.code == 0 and "no change" in said.out
+    result = call("specsim", "claims", "diff", *files)
+    assert result.code == 0 and "no change" in result.out
     command = [sys.executable, "-m", "pytest_benchmark", "compare", *map(str, files)]
     compared = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert compared.returncode == 0 and compared.stdout.count("speedup of four drafts") == 2, compared
@@ -60,11 +60,11 @@ def test_seconds_are_written_as_pytest_benchmark_has_them(recorded: Path, tmp_pa
 def test_recorded_claims_of_a_trace_hold(shipped: str, recorded: Path, tmp_path: Path) -> None:
     out, cost = tmp_path / "deep" / "new.claims.toml", shipped or recorded / "cost.json"
     out.parent.mkdir()
-    said = ["record", out, recorded / "trace", "--cost", cost, "--policy", "fixed_k", "--set", "k=3"]
-    assert call("specsim", "claims", *said).code == 0
+    words = ["record", out, recorded / "trace", "--cost", cost, "--policy", "fixed_k", "--set", "k=3"]
+    assert call("specsim", "claims", *words).code == 0
     assert json_of(call("specsim", "claims", "check", out, "--json"))["passed"]
-    assert_refused(call("specsim", "claims", *said), out, "--overwrite")
-    assert_refused(call("specsim", "claims", *said[:-4], "--overwrite"), "--policy")
+    assert_refused(call("specsim", "claims", *words), out, "--overwrite")
+    assert_refused(call("specsim", "claims", *words[:-4], "--overwrite"), "--policy")
 
 
 def test_recorded_claims_of_a_run_hold(tmp_path: Path) -> None:

@@ -83,14 +83,14 @@ def test_rows_of_other_settings_or_prompts_are_not_compared(tmp_path: Path) -> N
     before, after = simulated(rng, prompts=1), simulated(rng, prompts=1)
     after["rows"][0]["label"] = "policy with other settings"
     after["rows"][1]["sequence_tokens"][0] += 1
-    found = read_diff(write(tmp_path / "old.json", before), write(tmp_path / "new.json", after))
-    notes = {line.name: line.note for line in found.lines if line.change == "not comparable"}
+    diff = read_diff(write(tmp_path / "old.json", before), write(tmp_path / "new.json", after))
+    notes = {line.name: line.note for line in diff.lines if line.change == "not comparable"}
     assert notes == {
         "policy 0": "only in the old run",
         "policy 1": "other sequences were decoded",
         "policy with other settings": "only in the new run",
     }
-    assert len(found.lines) == POLICIES + 1 and found.as_dict()["slower"] == []
+    assert len(diff.lines) == POLICIES + 1 and diff.as_dict()["slower"] == []
 
 
 def test_a_noise_of_ones_own(tmp_path: Path) -> None:
@@ -143,8 +143,8 @@ def benchmarks(scale: float) -> dict[str, Any]:
     ("scale", "change"), [(1.0, "no change"), (1.04, "no change"), (1.2, "slower"), (0.8, "faster")]
 )
 def test_times_of_benchmarks(tmp_path: Path, make: Any, scale: float, change: str) -> None:
-    found = read_diff(write(tmp_path / "old.json", make(1.0)), write(tmp_path / "new.json", make(scale)))
-    assert [line.change for line in found.lines] == [change]
+    diff = read_diff(write(tmp_path / "old.json", make(1.0)), write(tmp_path / "new.json", make(scale)))
+    assert [line.change for line in diff.lines] == [change]
 
 
 @pytest.mark.parametrize(

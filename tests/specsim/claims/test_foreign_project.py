@@ -42,11 +42,11 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The interpreter of a fresh environment with the wheel of these sources."""
     home = tmp_path_factory.mktemp("environment")
     venv.create(home / "venv", with_pip=True)
-    found = home / "venv" / "bin" / "python"
-    succeed(found, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", home / "wheels", ROOT, cwd=home)
+    interpreter = home / "venv" / "bin" / "python"
+    succeed(interpreter, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", home / "wheels", ROOT, cwd=home)
     (wheel,) = (home / "wheels").glob("specsim-*.whl")
-    succeed(found, "-m", "pip", "install", "-c", ROOT / "constraints.txt", wheel, "pytest", cwd=home)
-    return found
+    succeed(interpreter, "-m", "pip", "install", "-c", ROOT / "constraints.txt", wheel, "pytest", cwd=home)
+    return interpreter
 
 
 @pytest.fixture
@@ -62,10 +62,10 @@ def project(recorded: Path, tmp_path: Path) -> Path:
 def verdicts(junit: Path) -> dict[str | None, bool]:
     """Of every test case of a JUnit file whether it passed; the file's own counts must agree."""
     suite = next(ElementTree.parse(junit).getroot().iter("testsuite"))
-    found = {case.get("name"): case.find("failure") is None for case in suite.iter("testcase")}
+    passed = {case.get("name"): case.find("failure") is None for case in suite.iter("testcase")}
     counts = {key: int(str(suite.get(key))) for key in ("tests", "failures", "errors", "skipped")}
-    assert counts == {"tests": len(found), "failures": list(found.values()).count(False), "errors": 0, "skipped": 0}
-    return found
+    assert counts == {"tests": len(passed), "failures": list(passed.values()).count(False), "errors": 0, "skipped": 0}
+    return passed
 
 
 def test_claims_are_collected_fail_are_updated_and_pass(python: Path, project: Path) -> None:
@@ -78,8 +78,8 @@ def test_claims_are_collected_fail_are_updated_and_pass(python: Path, project: P
     assert "speedup of four drafts: drifted: claimed 2.5 +- 0.5 %, found 2.329" in failed
     of_claims = {"speedup of four drafts": False, "drafts are accepted": True}
     assert verdicts(project / "theirs.xml") == {**of_claims, "test_theirs": True}
-    said = succeed(python, "-m", "specsim", "claims", "check", "speed", "--junit", "ours.xml", cwd=project, code=1)
-    assert "DRIFTED" in said and verdicts(project / "ours.xml") == of_claims
+    output = succeed(python, "-m", "specsim", "claims", "check", "speed", "--junit", "ours.xml", cwd=project, code=1)
+    assert "DRIFTED" in output and verdicts(project / "ours.xml") == of_claims
 
     succeed(python, "-m", "pytest", "--claims-update", cwd=project)
     text = (project / "speed" / "chat.claims.toml").read_text()

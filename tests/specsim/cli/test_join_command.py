@@ -24,8 +24,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (home / "lookup.json").write_text('{"s_d": 1e-6, "s_t": 0.010}')
     (home / "guess.json").write_text('{"s_d": 0.001, "s_t": 0.010}')
     costs = [word for name in ("lookup", "guess") for word in ("--cost", home / f"{name}.json")]
-    said = json_of(call("specsim", "join", home / "lookup", home / "guess", *costs, "--out", home / "both", "--json"))
-    assert said["cost"] == str(home / "both" / "cost.json") and said["without_trees"] == []
+    joined = json_of(call("specsim", "join", home / "lookup", home / "guess", *costs, "--out", home / "both", "--json"))
+    assert joined["cost"] == str(home / "both" / "cost.json") and joined["without_trees"] == []
     return home
 
 
@@ -58,15 +58,15 @@ def test_replay_tune_and_leaderboard_take_a_joined_trace(folder: Path) -> None:
     assert {row["policy"] for row in board["boards"][0]["rows"]} == {
         "one_drafter", "switch_match", "switch_acceptance", "switch_gain", "switch_bandit"
     }  # fmt: skip
-    told = json_of(call("specsim", "info", folder / "both", "--json"))
-    assert told["drafter"] == "prompt lookup + guess 1"
+    document = json_of(call("specsim", "info", folder / "both", "--json"))
+    assert document["drafter"] == "prompt lookup + guess 1"
 
 
 def test_what_does_not_fit_is_refused_in_one_line(folder: Path, tmp_path: Path) -> None:
     write_trace(guessing_part(texts(12, seed=1), 0.8, 1), tmp_path / "other")
     both, out = folder / "both", ("--out", tmp_path / "out")
     cost = ("--cost", folder / "guess.json")
-    for line, said in (
+    for line, message in (
         (("join", folder / "guess", tmp_path / "other", *out), "cannot be joined: "),
         (("join", folder / "guess", folder / "guess", *out), "named twice"),
         (("join", folder / "guess", *out), "1 traces to join"),
@@ -87,7 +87,7 @@ def test_what_does_not_fit_is_refused_in_one_line(folder: Path, tmp_path: Path) 
         ),
     ):
         refused = call("specsim", *line)
-        assert refused.code == 2 and said in refused.err and refused.err.count("\n") == 1, refused.err
+        assert refused.code == 2 and message in refused.err and refused.err.count("\n") == 1, refused.err
     assert not (tmp_path / "out").exists()
 
 

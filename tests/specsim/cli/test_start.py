@@ -86,8 +86,8 @@ assert "scipy.linalg" not in sys.modules
     assert first.stderr.count("compiling policies") == first.stderr.count("\n") == 1, first.stderr
     assert (first.stdout, first.returncode) == (second.stdout, second.returncode) == ("", 0)
     assert second.stderr == ""
-    told = python("import logging; logging.disable()\n" + code.replace("adaedl", "beta_ts"))
-    assert told.stderr == ""  # who asks for silence has it
+    process = python("import logging; logging.disable()\n" + code.replace("adaedl", "beta_ts"))
+    assert process.stderr == ""  # who asks for silence has it
 
 
 @pytest.mark.parametrize("command", ["specsim", "realrun"])
@@ -142,6 +142,6 @@ def test_a_full_disk_is_called_one(number: int, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("pyarrow.parquet.write_table", full)
     result = call("specsim", "example", tmp_path / "example")
     assert result.code == 2 and result.err.startswith("error: ") and result.err.count("\n") == 1
-    said = "the disk is full" if number == errno.ENOSPC else "your disk quota is used up"
-    assert result.err.endswith(f"/trace: {said}; free some space, then run the command again\n")
+    message = "the disk is full" if number == errno.ENOSPC else "your disk quota is used up"
+    assert result.err.endswith(f"/trace: {message}; free some space, then run the command again\n")
     assert list(tmp_path.iterdir()) == []

@@ -55,10 +55,10 @@ def tree(*args: object) -> Result:
 
 def test_a_search_finds_the_tree_and_the_whole_curve(rates_file: Path) -> None:
     document = json_of(tree("search", rates_file, "--nodes", 20, "--json"))
-    found = best_trees(RATES, 120)
-    assert document["children"] == list(found.shape(20))
-    assert shapes.from_paths(document["choices"]) == found.shape(20)
-    assert document["curve"] == found.expected_tokens.tolist() and len(document["curve"]) == 121  # all there are
+    trees = best_trees(RATES, 120)
+    assert document["children"] == list(trees.shape(20))
+    assert shapes.from_paths(document["choices"]) == trees.shape(20)
+    assert document["curve"] == trees.expected_tokens.tolist() and len(document["curve"]) == 121  # all there are
     assert document["expected_tokens"] == document["curve"][20]
     assert document["accuracies"] == RATES.tolist()
     assert document["nodes"] == 20 and document["depth"] == 4 and "measured_tokens" not in document

@@ -46,10 +46,10 @@ def test_one_object_with_everything_found(tune_command: list[object], trace: Pat
     )
     whole = read_trace(trace)
     train, holdout = (whole.select(part) for part in split_sequences(whole, seed=2))
-    found = tune_on(
+    tuned = tune_on(
         AdaEDL, PricedTrace(train, COST), PricedTrace(holdout, COST), SearchSettings(search=search, trials=20, seed=2)
     )
-    assert document == json.loads(json.dumps(found.as_dict()))
+    assert document == json.loads(json.dumps(tuned.as_dict()))
     assert document["references"].keys() == {"runner_up", "default", "best_fixed_k"}
     assert document["references"]["best_fixed_k"]["comparison"].keys() >= {"difference", "significant"}
     assert document["search"] == search and document["holdout"]["oracle_regret"] > 0
@@ -112,18 +112,18 @@ def test_every_policy_can_be_tuned_by_every_search(name: str) -> None:
         pytest.skip("not in this trace")
     train, holdout = trace.select([0, 1, 2, 3]), trace.select([4, 5])
     for search in ("grid", "race", "optuna"):
-        found = tune_on(
+        tuned = tune_on(
             kind,
             PricedTrace(train, RampCost()),
             PricedTrace(holdout, RampCost()),
             SearchSettings(search=search, trials=9),
         )
-        assert type(found.best) is kind and found.train.speedup.estimate > 0
-        assert found.references["best_fixed_k"].prediction.policy.name == FixedK.name
+        assert type(tuned.best) is kind and tuned.train.speedup.estimate > 0
+        assert tuned.references["best_fixed_k"].prediction.policy.name == FixedK.name
 
 
 @pytest.mark.parametrize(
-    ("args", "says"),
+    ("args", "message"),
     [
         (("--search", "random"), "random"),
         (("--trials", 0), "--trials"),
@@ -134,5 +134,5 @@ def test_every_policy_can_be_tuned_by_every_search(name: str) -> None:
         (("--tuning-share", 1), "tuning_share"),
     ],
 )
-def test_bad_options_are_refused(tune_command: list[object], args: tuple[object, ...], says: str) -> None:
-    assert_refused(call(*tune_command, "--policy", "adaedl", *args), says)
+def test_bad_options_are_refused(tune_command: list[object], args: tuple[object, ...], message: str) -> None:
+    assert_refused(call(*tune_command, "--policy", "adaedl", *args), message)

@@ -39,14 +39,14 @@ def compared(trace: Trace, costs: list[RooflineCost], *policies: str) -> Compari
 
 
 def test_what_is_reported_did_not_tune(trace: Trace) -> None:
-    (found,) = compared(trace, [cost()]).devices
+    (device,) = compared(trace, [cost()]).devices
     tuning, rest = split_sequences(trace)
-    k = found.prediction.policy.settings["k"]
+    k = device.prediction.policy.settings["k"]
     speedups = [specsim.replay(trace.select(tuning), cost(), "fixed_k", k=n) for n in range(1, 7)]
     gains = [run.autoregressive_s.sum() / run.speculative_s.sum() for run in speedups]
-    assert k == 1 + int(np.argmax(gains)) and found.train_speedup == max(gains)
+    assert k == 1 + int(np.argmax(gains)) and device.train_speedup == max(gains)
     other = specsim.replay(trace.select(rest), cost(), "fixed_k", k=k)
-    assert found.prediction.speedup.estimate == pytest.approx(other.autoregressive_s.sum() / other.speculative_s.sum())
+    assert device.prediction.speedup.estimate == pytest.approx(other.autoregressive_s.sum() / other.speculative_s.sum())
 
 
 def test_of_several_policies_the_best_on_the_tuning_part_counts(trace: Trace) -> None:
@@ -58,25 +58,25 @@ def test_of_several_policies_the_best_on_the_tuning_part_counts(trace: Trace) ->
 
 def test_a_tornado_is_hardware_of_those_ceilings(trace: Trace) -> None:
     """Bandwidth a fifth less and more for both models is another device, which can be written down."""
-    (found,) = compared(trace, [cost()]).devices
+    (device,) = compared(trace, [cost()]).devices
     base = cost().target.hardware
-    swing = next(swing for swing in found.swings if swing.constant == "both: memory bandwidth")
+    swing = next(swing for swing in device.swings if swing.constant == "both: memory bandwidth")
     _, rest = split_sequences(trace)
-    for factor, told in ((0.8, swing.less), (1.2, swing.more)):
+    for factor, speedup in ((0.8, swing.less), (1.2, swing.more)):
         given = {"memory_bytes_s": factor * base.memory_bytes_s, "flops": dict(base.flops)}
-        run = specsim.replay(trace.select(rest), cost(given), "fixed_k", **found.prediction.policy.settings)
-        assert told == pytest.approx(run.autoregressive_s.sum() / run.speculative_s.sum(), rel=1e-12)
-    widths = [swing.width for swing in found.swings]
+        run = specsim.replay(trace.select(rest), cost(given), "fixed_k", **device.prediction.policy.settings)
+        assert speedup == pytest.approx(run.autoregressive_s.sum() / run.speculative_s.sum(), rel=1e-12)
+    widths = [swing.width for swing in device.swings]
     assert widths == sorted(widths, reverse=True) and widths[0] > 0
 
 
 def test_curves_are_a_draft_step_over_a_token(trace: Trace) -> None:
-    for found in compared(trace, [cost(), cost("l40s", 8)]).devices:
+    for device in compared(trace, [cost(), cost("l40s", 8)]).devices:
         at = int(CONTEXTS[20])
-        assert found.step_ratio[20] == pytest.approx(found.cost.draft(1, at) / found.cost.verify(1, at))
-        document = found.as_dict()
+        assert device.step_ratio[20] == pytest.approx(device.cost.draft(1, at) / device.cost.verify(1, at))
+        document = device.as_dict()
         assert document["step_ratio"] == pytest.approx(document["draft_step_s"] / document["token_s"])
-        assert found.step_ratio.min() * 0.9 < document["step_ratio"] < 1.1 * found.step_ratio.max()
+        assert device.step_ratio.min() * 0.9 < document["step_ratio"] < 1.1 * device.step_ratio.max()
 
 
 def test_policies_that_the_trace_cannot_serve_are_named(trace: Trace) -> None:

@@ -71,8 +71,8 @@ def test_every_speedup_is_that_of_a_replay(traces: list[Path]) -> None:
         for part, speedups in zip(split_sequences(trace), (swept.tuning, swept.holdout), strict=True):
             for at, (policy, settings) in enumerate(configurations):
                 run = specsim.replay(trace.select(part), cell.cost, policy, **settings)
-                told = run.autoregressive_s.sum() / run.speculative_s.sum()
-                assert speedups[number, at] == pytest.approx(told, rel=1e-12)
+                replayed = run.autoregressive_s.sum() / run.speculative_s.sum()
+                assert speedups[number, at] == pytest.approx(replayed, rel=1e-12)
         best = swept.best[number]
         assert best.configuration == int(np.argmax(swept.tuning[number]))
         reported = best.holdout["speedup"]
@@ -82,9 +82,9 @@ def test_every_speedup_is_that_of_a_replay(traces: list[Path]) -> None:
 
 
 def test_progress_counts_replays_of_all_cells(traces: list[Path]) -> None:
-    said: list[tuple[int, int]] = []
-    sweep(cells_of(traces), points(), HERE, progress=lambda *at: said.append(at))
-    assert said[0] == (0, 72) and said[-1] == (72, 72) and said == sorted(said)
+    reports: list[tuple[int, int]] = []
+    sweep(cells_of(traces), points(), HERE, progress=lambda *at: reports.append(at))
+    assert reports[0] == (0, 72) and reports[-1] == (72, 72) and reports == sorted(reports)
 
 
 def test_what_a_trace_cannot_serve_is_told(traces: list[Path]) -> None:
@@ -118,8 +118,8 @@ def test_a_trace_is_fetched_from_any_store(traces: list[Path], tmp_path: Path) -
         assert depth_at("memory://bucket/often") == 6 and depth_at("memory://bucket/seldom.zip") == 4
         there = [Cell(f"memory://bucket/{name}", COSTS[0], read_cost(COSTS[0])) for name in ("often", "seldom.zip")]
         here = [Cell(str(path), COSTS[0], read_cost(COSTS[0])) for path in traces]
-        found, own = sweep(there, points(), HERE), sweep(here, points(), HERE)
-        assert np.array_equal(found.tuning, own.tuning) and found.best == own.best
+        swept, own = sweep(there, points(), HERE), sweep(here, points(), HERE)
+        assert np.array_equal(swept.tuning, own.tuning) and swept.best == own.best
         with pytest.raises(InputError, match="memory://bucket/no.*missing"):
             read_trace_at("memory://bucket/no")
         store.rm("/bucket/often/steps.parquet")
@@ -193,11 +193,11 @@ def test_a_journal_of_something_else_is_refused(traces: list[Path], tmp_path: Pa
         with Journal(path, {}) as journal:
             sweep(cells, configurations, HERE, journal=journal)
 
-    found = {"cell": 0, "start": 0, "speedups": [[1.0] * 4] * 2, "reason": ""}
-    swept(found)
+    line = {"cell": 0, "start": 0, "speedups": [[1.0] * 4] * 2, "reason": ""}
+    swept(line)
     for changes in ({"cell": 1}, {"start": 2}, {"speedups": [[1.0] * 3] * 2}, {"speedups": [[1.0] * 4]}):
-        refusal(lambda changes=changes: swept({**found, **changes}), "none of this sweep's", "delete the file")
-    refusal(lambda: swept({**found, "speedups": "many"}), "sweep.journal", "delete the file")
+        refusal(lambda changes=changes: swept({**line, **changes}), "none of this sweep's", "delete the file")
+    refusal(lambda: swept({**line, "speedups": "many"}), "sweep.journal", "delete the file")
 
 
 def test_what_decides_a_sweep_is_in_its_journal(traces: list[Path], tmp_path: Path) -> None:
@@ -311,9 +311,9 @@ def test_a_dask_cluster_that_loses_a_worker_gives_the_same_answer(traces: list[P
                 os.kill(victim, signal.SIGKILL)
                 killed.append(done)
 
-        found = sweep(cells, points(), Workers("dask", scheduler=cluster.scheduler_address), progress=kill)
+        swept = sweep(cells, points(), Workers("dask", scheduler=cluster.scheduler_address), progress=kill)
         assert killed and victim not in client.run(os.getpid).values()
-    assert_same(found, alone)
+    assert_same(swept, alone)
 
 
 @pytest.mark.slow

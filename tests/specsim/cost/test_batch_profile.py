@@ -83,20 +83,20 @@ def test_sequences_in_lockstep_are_a_cost_model_like_any_other(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("tokens", "said"),
+    ("tokens", "message"),
     [
         (BatchTokens.alike(9, 1, 200), "covers batches 1 to 8, asked for 9 to 9"),
         (BatchTokens.alike(4, 6, 200), "covers tokens 1 to 5"),
         (BatchTokens.alike(4, 1, 301), "covers contexts 100 to 300"),
     ],
 )
-def test_beyond_what_was_measured_there_is_no_price(tmp_path: Path, tokens: BatchTokens, said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_beyond_what_was_measured_there_is_no_price(tmp_path: Path, tokens: BatchTokens, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         read(tmp_path).batch_verify(tokens)
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"version": 7}, "version 7"),
         ({"batches": [2, 3, 8]}, "do not begin with 1"),
@@ -110,5 +110,5 @@ def test_beyond_what_was_measured_there_is_no_price(tmp_path: Path, tokens: Batc
         ({"step_s": None}, "malformed"),
     ],
 )
-def test_damaged_files_are_refused_in_one_line(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
-    refusal(lambda: read(tmp_path, **changes), said)
+def test_damaged_files_are_refused_in_one_line(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    refusal(lambda: read(tmp_path, **changes), message)

@@ -59,10 +59,10 @@ def with_hole(b: int, c: int, n: int, reason: str = "memory: too small") -> dict
 
 
 def test_a_grid_is_exact_where_it_was_measured() -> None:
-    found = grid()
+    cost_grid = grid()
     for b, batch in enumerate(BATCHES):
         for n, tokens in enumerate(TOKENS):
-            np.testing.assert_array_equal(found.pass_s(batch, tokens, CONTEXTS), np.array(times())[b, :, n])
+            np.testing.assert_array_equal(cost_grid.pass_s(batch, tokens, CONTEXTS), np.array(times())[b, :, n])
 
 
 @given(st.sampled_from(BATCHES), st.integers(1, 16), st.lists(st.floats(0, 256), min_size=1))
@@ -98,19 +98,19 @@ def test_outside_the_grid_is_an_error(batch: int, n: int, context: Any, message:
 
 
 def test_a_hole_in_the_grid_is_an_error_with_its_reason_and_only_where_it_is_needed() -> None:
-    found = grid_from_json(with_hole(1, 2, 3), "here")
+    cost_grid = grid_from_json(with_hole(1, 2, 3), "here")
     for batch, n, context in ((1, 16, 256), (4, 16, 64), (4, 4, 256), (4, 4, 200), (4, 3, [0, 256])):
-        np.testing.assert_array_equal(found.pass_s(batch, n, context), grid().pass_s(batch, n, context))
+        np.testing.assert_array_equal(cost_grid.pass_s(batch, n, context), grid().pass_s(batch, n, context))
     for n, context in ((16, 256), (16, 65), (5, 256), (9, [0, 100])):
         with pytest.raises(InputError, match=r"no time for batch 4, context 256, 16 tokens \(memory: too small\)"):
-            found.pass_s(4, n, context)
+            cost_grid.pass_s(4, n, context)
 
 
 def test_a_hole_below_does_not_reach_the_sizes_above() -> None:
-    found = grid_from_json(with_hole(0, 1, 1), "here")
-    assert found.pass_s(1, 4, 64) == grid().pass_s(1, 4, 64)
+    cost_grid = grid_from_json(with_hole(0, 1, 1), "here")
+    assert cost_grid.pass_s(1, 4, 64) == grid().pass_s(1, 4, 64)
     with pytest.raises(InputError, match="64, 2 tokens"):
-        found.pass_s(1, 3, 64)
+        cost_grid.pass_s(1, 3, 64)
 
 
 def test_no_context_asked_is_no_error() -> None:
@@ -129,8 +129,8 @@ def test_two_files_drive_a_prediction(tmp_path: Path) -> None:
     paths = write(tmp_path, target=document(), draft=document("draft", scale=0.1))
     cost = read_grid_pair(*paths, policy_step_s=1e-6, round_overhead_s=2e-5, autoregressive_overhead_s=1e-5)
     policy = AdaEDL(lambda0=0.1, max_draft_tokens=6)
-    found = predict_policy(PricedTrace(small_trace(), cost), policy)
-    assert found.speedup.low < found.speedup.estimate < found.speedup.high
+    prediction = predict_policy(PricedTrace(small_trace(), cost), policy)
+    assert prediction.speedup.low < prediction.speedup.estimate < prediction.speedup.high
     table = cost_table(small_trace(), cost)
     context = np.array([8.0, 40.0])
     np.testing.assert_allclose(table.verify_s[3, [0, 2]], cost.verify(3, context))
@@ -143,9 +143,9 @@ def test_two_files_drive_a_prediction(tmp_path: Path) -> None:
 def test_a_flat_grid_predicts_what_constants_do(tmp_path: Path) -> None:
     flat = np.full((2, 3, 4), 1e-2)
     paths = write(tmp_path, target=document(median_s=flat.tolist()), draft=document(median_s=(flat / 8).tolist()))
-    found = predict_policy(PricedTrace(small_trace(), read_grid_pair(*paths, batch=4)), FixedK(k=3))
+    prediction = predict_policy(PricedTrace(small_trace(), read_grid_pair(*paths, batch=4)), FixedK(k=3))
     constant = predict_policy(PricedTrace(small_trace(), ConstantCost(1.25e-3, 1e-2)), FixedK(k=3))
-    assert found.speedup.estimate == pytest.approx(constant.speedup.estimate, rel=1e-12)
+    assert prediction.speedup.estimate == pytest.approx(constant.speedup.estimate, rel=1e-12)
 
 
 def test_grids_that_do_not_belong_together_are_refused() -> None:
@@ -197,9 +197,9 @@ def test_an_infinite_time_is_refused() -> None:
 
 
 def test_a_point_without_time_or_reason_is_called_not_measured() -> None:
-    found = grid_from_json({**with_hole(0, 0, 0), "missing": []}, "here")
+    cost_grid = grid_from_json({**with_hole(0, 0, 0), "missing": []}, "here")
     with pytest.raises(InputError, match=r"1 tokens \(not measured\)"):
-        found.pass_s(1, 1, 0)
+        cost_grid.pass_s(1, 1, 0)
 
 
 def test_a_campaigns_profile_holds_many(tmp_path: Path) -> None:

@@ -115,14 +115,14 @@ def test_a_file_of_joined_costs_holds_each_as_it_was(tmp_path: Path) -> None:
     cost = read_cost(file)
     assert isinstance(cost, JoinedCost) and cost.parts[0] == ConstantCost(0.001, 0.010)
     assert float(cost.parts[1].catch_up_by(4, 2)) == 0.0025
-    for bad, said in (
+    for bad, message in (
         ([], "does not hold the costs of single drafters"),
         ([joined_document([constants])], "does not hold the costs of single drafters"),
         ([constants, {"s_d": -1.0, "s_t": 1.0}], "drafter 2: .*s_d"),
         ([constants, 7], "drafter 2 is neither"),
     ):
         file.write_text(json.dumps(joined_document(bad)))
-        with pytest.raises(InputError, match=said):
+        with pytest.raises(InputError, match=message):
             read_cost(file)
     file.write_text(json.dumps({"kind": "specsim-joined-cost", "version": 1}))
     with pytest.raises(InputError, match="required field `costs`"):

@@ -92,8 +92,8 @@ def test_what_ships_has_a_source_and_prices_a_trace(name: str) -> None:
     document = read_cost_file(shipped_costs()[name])
     assert len(document["source"]) > 20 and document["date"][:2] == "20"
     trace = generate(IID(0.7), sequences=12, output_tokens=40, depth=6)
-    found = specsim.predict(trace, read_cost(name), "fixed_k", k=3)
-    assert 0.5 < found.speedup.estimate < 4
+    prediction = specsim.predict(trace, read_cost(name), "fixed_k", k=3)
+    assert 0.5 < prediction.speedup.estimate < 4
     assert (read_cost(name).max_tree_tokens > 0) == (not name.startswith("vllm"))  # whose runs were chains alone
 
 

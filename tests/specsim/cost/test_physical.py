@@ -41,7 +41,7 @@ def profile(folder: Path, verify_ms: list[Any], draft_ms: float = 0.5, **changes
 
 
 @pytest.mark.parametrize(
-    ("verify_ms", "says"),
+    ("verify_ms", "message"),
     [
         ([0.0, 0.0, 0.0, 0.0], "a round at K = 1 takes 0.05 of a step without speculation, which it contains"),
         ([10.0, 5.0, 2.5, 1.3], "a round at K = 3 takes 0.28 of a step"),
@@ -49,13 +49,13 @@ def profile(folder: Path, verify_ms: list[Any], draft_ms: float = 0.5, **changes
     ],
 )
 def test_a_round_is_not_faster_than_the_step_that_it_contains(
-    tmp_path: Path, verify_ms: list[float], says: str
+    tmp_path: Path, verify_ms: list[float], message: str
 ) -> None:
     path = profile(tmp_path, verify_ms)
     trace = generate(IID(0.8), sequences=2, output_tokens=30, depth=3)
     write_trace(trace, tmp_path / "trace")
     shown = call("specsim", "replay", tmp_path / "trace", "--policy", "fixed_k", "--set", "k=3", "--cost", path)
-    assert_refused(shown, says, str(path), "profile again on an idle machine")
+    assert_refused(shown, message, str(path), "profile again on an idle machine")
 
 
 def test_trees_and_batches_are_looked_at_too(tmp_path: Path) -> None:
@@ -86,8 +86,8 @@ def test_noise_is_taken_without_a_word(tmp_path: Path) -> None:
 
 def test_a_disturbed_context_and_passes_that_fall_are_told(tmp_path: Path) -> None:
     trace = generate(IID(0.8), sequences=2, output_tokens=30, depth=2)
-    found = specsim.predict(trace, read_cost(profile(tmp_path, [10.0, [12.0, 14.0], [7.0, 14.0]])), "fixed_k", k=2)
-    (note,) = found.cost_notes
+    prediction = specsim.predict(trace, read_cost(profile(tmp_path, [10.0, [12.0, 14.0], [7.0, 14.0]])), "fixed_k", k=2)
+    (note,) = prediction.cost_notes
     assert "at one context a round takes 0.80 of a step without speculation, which it contains" in note
     falling = read_cost(profile(tmp_path, [10.0, 16.0, 12.0])).notes(2, (2, 4096))
     assert falling == ["verifying more tokens takes up to 25 % less: the profile was disturbed"]

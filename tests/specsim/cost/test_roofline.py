@@ -35,20 +35,20 @@ def by_name(passes: Roofline, *asked: int) -> dict[str, Operation]:
 
 def test_bytes_and_flops_of_a_7b_layer_are_those_worked_out_by_hand() -> None:
     """Hidden 4096, 32 heads of 128, MLP of 11008, bfloat16: 3 tokens behind 1000 cached ones."""
-    found = by_name(llama_7b_layer(), 3, 1000)
+    operations = by_name(llama_7b_layer(), 3, 1000)
     # 3 matrices of 4096 x 4096 = 50331648 weights of 2 bytes; 3 states in (4096) and out (3 x 4096).
-    qkv = found["queries, keys, values"]
+    qkv = operations["queries, keys, values"]
     assert (qkv.bytes, qkv.flops) == (100663296 + 3 * 16384 * 2, 2 * 3 * 50331648)
     # Keys and values of 1003 tokens, 8192 numbers each; queries in, states out, 4096 each.
-    attention = found["attention"]
+    attention = operations["attention"]
     assert attention.bytes == 1003 * 8192 * 2 + 3 * 2 * 4096 * 2
     assert attention.flops == 2 * (2 * 3 * 1003 * 4096)  # scores, then values
-    assert found["output projection"].bytes == 33554432 + 3 * 8192 * 2
+    assert operations["output projection"].bytes == 33554432 + 3 * 8192 * 2
     # Gate and up: 2 x 4096 x 11008 weights; down: 11008 x 4096.
-    assert found["MLP gate, up"].bytes == 180355072 + 3 * (4096 + 22016) * 2
-    assert found["MLP down"].bytes == 90177536 + 3 * (11008 + 4096) * 2
-    assert found["MLP gate, up"].flops + found["MLP down"].flops == 2 * 3 * 135266304
-    weights = sum(found[name].flops for name in found if "attention" not in name and name != "head") / (2 * 3)
+    assert operations["MLP gate, up"].bytes == 180355072 + 3 * (4096 + 22016) * 2
+    assert operations["MLP down"].bytes == 90177536 + 3 * (11008 + 4096) * 2
+    assert operations["MLP gate, up"].flops + operations["MLP down"].flops == 2 * 3 * 135266304
+    weights = sum(operations[name].flops for name in operations if "attention" not in name and name != "head") / (2 * 3)
     assert weights == 202375168  # the layer's parameters but for its norms
 
 
@@ -62,12 +62,12 @@ def test_bytes_of_a_mixtral_layer_are_of_the_experts_that_its_tokens_go_to() -> 
     layer = Roofline(find_architecture("mixtral-8x7b").first(1), PLAIN, derating=IDEAL)
     expert_bytes = 3 * 4096 * 14336 * 2
     for tokens, experts in ((1, 2.0), (2, 3.5), (4, 5.46875)):
-        found = by_name(layer, tokens, 100)
-        read = found["experts gate, up"].bytes + found["experts down"].bytes
+        parts = by_name(layer, tokens, 100)
+        read = parts["experts gate, up"].bytes + parts["experts down"].bytes
         states = 2 * tokens * (4096 + 2 * 14336 + 14336 + 4096) * 2
         assert read == experts * expert_bytes + states
-        assert found["experts gate, up"].flops + found["experts down"].flops == 2 * 2 * tokens * expert_bytes / 2
-        assert found["router"].bytes == 4096 * 8 * 2 + tokens * (4096 + 8) * 2
+        assert parts["experts gate, up"].flops + parts["experts down"].flops == 2 * 2 * tokens * expert_bytes / 2
+        assert parts["router"].bytes == 4096 * 8 * 2 + tokens * (4096 + 8) * 2
 
 
 def test_int4_weights_take_four_bits_and_a_scale_for_every_128() -> None:
@@ -173,7 +173,7 @@ def test_every_device_has_its_source_and_no_ceiling_that_is_not_printed() -> Non
 
 
 @pytest.mark.parametrize(
-    ("build", "said"),
+    ("build", "message"),
     [
         (lambda: find_hardware("tpu"), "hardware 'tpu' is unknown; known: a100, "),
         (lambda: find_architecture("gpt-9"), "neither a config.json nor a known shape; choose one of llama-68m"),
@@ -192,8 +192,8 @@ def test_every_device_has_its_source_and_no_ceiling_that_is_not_printed() -> Non
         (lambda: find_drafter({"kind": "eesd", "depth": 3}, find_architecture("llama-2-7b")), "is unknown; give a"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_refused_in_one_line(build: Any, said: str) -> None:
-    refusal(build, said)
+def test_what_cannot_be_is_refused_in_one_line(build: Any, message: str) -> None:
+    refusal(build, message)
 
 
 def priced(drafter: Any, **other: Any) -> RooflineCost:
@@ -263,8 +263,8 @@ def test_a_batch_of_a_mixture_reads_more_experts_where_it_verifies_until_all_are
 
 @pytest.mark.parametrize("module", [architecture, hardware, passes, cost])
 def test_examples_say_what_they_give(module: ModuleType) -> None:
-    found = doctest.testmod(module)
-    assert found.attempted > 3 and found.failed == 0
+    tests = doctest.testmod(module)
+    assert tests.attempted > 3 and tests.failed == 0
 
 
 def test_layers_without_experts_are_counted() -> None:

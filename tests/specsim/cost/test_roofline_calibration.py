@@ -69,21 +69,21 @@ def test_hardware_that_reaches_less_is_found_from_half_of_the_cells(drafter: Any
     cells = measured_cells(measured)
     seen = cells.alternate
     assert abs(seen.mean() - 0.5) < 0.1
-    found = calibrate(uncalibrated(drafter), measured, cells.select(seen))
+    calibrated = calibrate(uncalibrated(drafter), measured, cells.select(seen))
     unseen = cells.select(~seen)
-    before, after = (residuals(cost, unseen)[-1] for cost in (uncalibrated(drafter), found))
+    before, after = (residuals(cost, unseen)[-1] for cost in (uncalibrated(drafter), calibrated))
     assert before.region == after.region == "all" and before.median_abs > 0.2
     assert after.median_abs < 0.005 and after.worst < 0.03
-    assert (found.round_overhead(), found.policy_step()) == (2e-4, 3e-6)
+    assert (calibrated.round_overhead(), calibrated.policy_step()) == (2e-4, 3e-6)
 
 
 def test_noise_of_measurement_does_not_get_into_the_prediction() -> None:
     """3 % of noise a cell, some 40 cells: the fit stays within 2 % of what is really so."""
     truth = hidden(uncalibrated())
-    found = calibrate(uncalibrated(), profiled(truth, noise=0.03))
+    calibrated = calibrate(uncalibrated(), profiled(truth, noise=0.03))
     for n in (1, 5, 12):
-        assert found.verify(n, CONTEXTS) == pytest.approx(truth.verify(n, CONTEXTS), rel=0.02)
-    assert found.draft(6, CONTEXTS) == pytest.approx(truth.draft(6, CONTEXTS), rel=0.02)
+        assert calibrated.verify(n, CONTEXTS) == pytest.approx(truth.verify(n, CONTEXTS), rel=0.02)
+    assert calibrated.draft(6, CONTEXTS) == pytest.approx(truth.draft(6, CONTEXTS), rel=0.02)
 
 
 def test_batches_are_found_from_half_of_the_cells_by_one_calibration() -> None:
@@ -103,19 +103,19 @@ def test_batches_are_found_from_half_of_the_cells_by_one_calibration() -> None:
         (cells.kind == "draft") & (cells.tokens == 3) & (cells.context == 2048) & (cells.batch == 8)
     )
     assert cells.seconds[row] == each[-1].draft_step(2, 2048)
-    found = calibrate(uncalibrated(), measured, cells.select(cells.alternate))
-    after = {row.region: row for row in residuals(found, cells.select(~cells.alternate))}
+    calibrated = calibrate(uncalibrated(), measured, cells.select(cells.alternate))
+    after = {row.region: row for row in residuals(calibrated, cells.select(~cells.alternate))}
     assert {"batch 1", "batch 2", "batch 4", "batch 8", "all"} < set(after)
     assert max(row.median_abs for row in after.values()) < 0.005 and after["all"].worst < 0.03
-    assert found.covered.batches == (1, 2, 4, 8)
-    assert (found.step_s, found.round_s) == (3e-4, pytest.approx(1e-4))
-    assert replace(found, batch=8).notes(3, (64, 6000)) == []
+    assert calibrated.covered.batches == (1, 2, 4, 8)
+    assert (calibrated.step_s, calibrated.round_s) == (3e-4, pytest.approx(1e-4))
+    assert replace(calibrated, batch=8).notes(3, (64, 6000)) == []
 
 
 def test_steps_that_no_pass_makes_are_calibrated_too() -> None:
     truth = replace(hidden(uncalibrated("prompt-lookup")), overheads=Overheads(0, 0, 0, 2e-6, 3e-5, 0.3))
-    found = calibrate(uncalibrated("prompt-lookup"), profiled(truth))
-    assert found.draft(5, CONTEXTS) == pytest.approx(truth.draft(5, CONTEXTS), rel=0.01)
+    calibrated = calibrate(uncalibrated("prompt-lookup"), profiled(truth))
+    assert calibrated.draft(5, CONTEXTS) == pytest.approx(truth.draft(5, CONTEXTS), rel=0.01)
 
 
 def grid(passes: Roofline, gap: bool = False) -> GridCost:
@@ -130,12 +130,13 @@ def grid(passes: Roofline, gap: bool = False) -> GridCost:
 def test_grids_of_two_models_at_several_batches_calibrate_both() -> None:
     truth = hidden(uncalibrated())
     pair = GridPairCost(grid(truth.target, gap=True), grid(truth.draft_passes), batch=4, round_overhead_s=1e-4)
-    found = calibrate(uncalibrated(), pair)
+    fitted = calibrate(uncalibrated(), pair)
     cells = measured_cells(pair)
     assert len(cells.seconds) == 2 * 45 - 1
-    assert predicted_seconds(found, cells) == pytest.approx(cells.seconds, rel=0.02)
-    assert replace(found, batch=16).verify(8, 3000) == pytest.approx(replace(truth, batch=16).verify(8, 3000), rel=0.02)
-    assert found.covered.batches == (1, 4, 16) and found.round_overhead() == 1e-4
+    assert predicted_seconds(fitted, cells) == pytest.approx(cells.seconds, rel=0.02)
+    true_s = replace(truth, batch=16).verify(8, 3000)
+    assert replace(fitted, batch=16).verify(8, 3000) == pytest.approx(true_s, rel=0.02)
+    assert fitted.covered.batches == (1, 4, 16) and fitted.round_overhead() == 1e-4
 
 
 def test_a_measured_layer_of_experts_is_met_under_balanced_routing() -> None:
@@ -174,27 +175,27 @@ def test_results_say_where_their_costs_are_extrapolated() -> None:
     cost = calibrated()
     assert specsim.predict(trace, cost, "fixed_k", k=3).notes == []
     early = generate(IID(0.7), sequences=12, output_tokens=40, depth=8, prompt_tokens=16)
-    found = specsim.predict(early, cost, "fixed_k", k=3)
-    assert found.notes == ["extrapolated: contexts 15 to 54, calibrated on 64 to 6000"]
-    assert found.as_dict()["cost_notes"] == found.notes and found.notes[0] in repr(found)
+    prediction = specsim.predict(early, cost, "fixed_k", k=3)
+    assert prediction.notes == ["extrapolated: contexts 15 to 54, calibrated on 64 to 6000"]
+    assert prediction.as_dict()["cost_notes"] == prediction.notes and prediction.notes[0] in repr(prediction)
     assert specsim.predict(trace, uncalibrated(), "fixed_k", k=3).notes == ["roofline, not calibrated"]
     board = specsim.leaderboard(early, cost, policies=["fixed_k", "max_confidence"], trials=4)
-    assert f"costs: {found.notes[0]}" in board.warnings
+    assert f"costs: {prediction.notes[0]}" in board.warnings
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"batch": 8}, "batch 8, calibrated on 1"),
         ({"target": replace(uncalibrated().target, hardware=find_hardware("h100"))}, "calibrated on llama-2-7b with "),
         ({}, "drafts of up to 20 tokens, calibrated to 8"),
     ],
 )
-def test_what_is_asked_beyond_the_calibration_is_said(change: dict[str, Any], said: str) -> None:
+def test_what_is_asked_beyond_the_calibration_is_said(change: dict[str, Any], message: str) -> None:
     cost = calibrated()
     assert cost.notes(8, (64, 6000)) == []
     asked = 8 if change else 20
-    assert any(said in note for note in replace(cost, **change).notes(asked, (64, 6000)))
+    assert any(message in note for note in replace(cost, **change).notes(asked, (64, 6000)))
 
 
 WRITTEN = {
@@ -238,7 +239,7 @@ def test_a_config_and_hardware_may_be_written_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"target": 7}, "got `int` - at `$.target`"),
         ({"hardware": "abacus"}, "hardware 'abacus' is unknown"),
@@ -253,9 +254,9 @@ def test_a_config_and_hardware_may_be_written_out(tmp_path: Path) -> None:
         ({"tensor_parallel": 2, "hardware": {"memory_bytes_s": 1e12, "flops": {"bfloat16": 1e14}}}, "link_bytes_s"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_in_a_written_roofline_is_one_line(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+def test_what_is_wrong_in_a_written_roofline_is_one_line(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     path = written(tmp_path, **changes)
-    refusal(lambda: read_cost(path), said, str(path))
+    refusal(lambda: read_cost(path), message, str(path))
 
 
 def test_the_command_shows_it_and_says_that_it_is_not_measured(tmp_path: Path) -> None:

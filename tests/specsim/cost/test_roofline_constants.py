@@ -38,19 +38,19 @@ def test_memory_bound_passes_take_as_much_longer_as_memory_is_slower() -> None:
 def test_a_launch_and_an_overhead_add_what_they_are() -> None:
     cost = replace(costs(launch_s=1e-5), overheads=Overheads(step_s=0.002))
     launches = sum(operation.launches for operation in cost.target.operations(1, 100))
-    found = named(cost)
-    slower = found["target: time of a launch"].more
+    changed = named(cost)
+    slower = changed["target: time of a launch"].more
     assert float(slower.verify(1, 100) - cost.verify(1, 100)) == pytest.approx(0.25e-5 * launches)
-    assert found["overhead of a step"].less.round_overhead() == pytest.approx(0.0015)
+    assert changed["overhead of a step"].less.round_overhead() == pytest.approx(0.0015)
 
 
 def test_what_is_zero_is_not_listed_and_an_overlap_stays_a_share() -> None:
-    found = named(costs())
+    changed = named(costs())
     of_three = {f"{whose}: {what}" for whose in ("both", "target", "drafter")
                 for what in ("memory bandwidth", "matrix throughput", "overlap")}  # fmt: skip
-    assert found.keys() == of_three
-    assert found["both: overlap"].more.target.derating.overlap == 1
-    assert found["both: overlap"].less.target.derating.overlap == 0.75
+    assert changed.keys() == of_three
+    assert changed["both: overlap"].more.target.derating.overlap == 1
+    assert changed["both: overlap"].less.target.derating.overlap == 0.75
     assert named(costs("prompt-lookup")).keys() == {name for name in of_three if name.startswith("target")}
     shared = replace(costs().target, tensor_parallel=2)
     assert "target: bandwidth between devices" in named(RooflineCost(shared, find_drafter("eagle", shared.model)))

@@ -86,10 +86,10 @@ def test_the_published_simulator_says_the_same_of_its_requests(tmp_path: Path) -
     assert len(facts["simulated"]) == 9
     for simulated in facts["simulated"]:
         options = ("--policy", "fixed_k", "--set", f"k={simulated['k']}", "--batch", simulated["batch"], "--json")
-        found = json_of(call("specsim", "replay", trace, "--cost", BENCH, *options))["speedup"]["estimate"]
+        document = json_of(call("specsim", "replay", trace, "--cost", BENCH, *options))["speedup"]["estimate"]
         printed = ["speedup_by_tpt", "speedup_by_latency"] if simulated["batch"] == 1 else []
         for way in ("without_prefill", *printed):
-            assert found == pytest.approx(simulated[way], rel=0.02), simulated
+            assert document == pytest.approx(simulated[way], rel=0.02), simulated
 
 
 def test_vllm_decodes_as_fast_without_speculation_as_the_simulator_says() -> None:

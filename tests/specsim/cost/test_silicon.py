@@ -53,9 +53,9 @@ class TestMeasured:
         return SiliconPasses(find_architecture(model), hardware, **other)
 
     def cost(self, tmp_path: Path, **changes: Any) -> SiliconCost:
-        found = read_cost(written(tmp_path, **changes))
-        assert isinstance(found, SiliconCost)
-        return found
+        cost = read_cost(written(tmp_path, **changes))
+        assert isinstance(cost, SiliconCost)
+        return cost
 
     @pytest.mark.parametrize("model", ["meta-llama/Meta-Llama-3.1-8B", "Qwen/Qwen3-8B"])
     @pytest.mark.parametrize(("batch", "context"), [(1, 1024), (8, 5000)])
@@ -76,9 +76,9 @@ class TestMeasured:
 
     def test_a_matrix_takes_what_was_measured(self) -> None:
         """4096 x 4096 in bfloat16 on an H100: about 15 us from 1 token to 64."""
-        found = tables("h100", "vllm")
-        wire = found.wire([found.operations.GEMM("matrix", 1, 4096, 4096, found.mode("GEMM", "bfloat16"))])
-        microseconds = [1e6 * found.seconds(wire, rows=rows) for rows in (1, 2, 4, 8, 16, 32, 64)]
+        h100 = tables("h100", "vllm")
+        wire = h100.wire([h100.operations.GEMM("matrix", 1, 4096, 4096, h100.mode("GEMM", "bfloat16"))])
+        microseconds = [1e6 * h100.seconds(wire, rows=rows) for rows in (1, 2, 4, 8, 16, 32, 64)]
         assert microseconds == pytest.approx([15.0] * 7, abs=1.6)
 
     def test_a_layer_of_experts_takes_what_was_measured(self) -> None:
@@ -174,12 +174,12 @@ class TestMeasured:
         from aiconfigurator_core.sdk.perf_database import load_system_spec
 
         for name, system in SYSTEMS.items():
-            device, told = find_hardware(name), load_system_spec(system)
-            assert device.flops_of("bfloat16") == told["gpu"]["bfloat16_tc_flops"]
-            assert device.link_bytes_s == told["node"]["intra_node_bw"]
+            device, spec = find_hardware(name), load_system_spec(system)
+            assert device.flops_of("bfloat16") == spec["gpu"]["bfloat16_tc_flops"]
+            assert device.link_bytes_s == spec["node"]["intra_node_bw"]
             if name == "b200":
-                assert told["gpu"]["mem_bw"] == 7.7e12 and "7.7 TB/s" in device.source
+                assert spec["gpu"]["mem_bw"] == 7.7e12 and "7.7 TB/s" in device.source
             else:
-                assert device.memory_bytes_s == told["gpu"]["mem_bw"]
+                assert device.memory_bytes_s == spec["gpu"]["mem_bw"]
             if "float8" in device.flops:
-                assert device.flops["float8"] == pytest.approx(told["gpu"]["fp8_tc_flops"], rel=1e-3)
+                assert device.flops["float8"] == pytest.approx(spec["gpu"]["fp8_tc_flops"], rel=1e-3)

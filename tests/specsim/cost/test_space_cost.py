@@ -85,8 +85,8 @@ def test_no_policy_beats_the_oracle_on_a_trace_of_space() -> None:
 def test_tuning_on_a_trace_of_space_counts_every_policys_own_masks() -> None:
     trace, model = as_space(small_trace()), SizedTrees(slope=0.0)
     points = [{"k": k} for k in (1, 2, 4)]
-    found = evaluate_many(FixedK, points, PricedTrace(trace, model), jobs=1)
-    for point, seconds in zip(points, found.seconds, strict=True):
+    evaluated = evaluate_many(FixedK, points, PricedTrace(trace, model), jobs=1)
+    for point, seconds in zip(points, evaluated.seconds, strict=True):
         policy = FixedK(**point)
         alone = replay(trace, policy, cost_table(trace, model, policy)).speculative_s.sum()
         assert seconds == pytest.approx(alone, rel=1e-12)

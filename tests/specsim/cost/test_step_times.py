@@ -57,10 +57,10 @@ def median_errors(steps: Steps) -> dict[str, float]:
 
 
 def test_linear_constants_are_found_exactly() -> None:
-    found = fit_step_time(taking(TRUTHS["linear"]), "linear").as_dict()
-    assert list(found) == ["fixed_s", "token_s", "cached_token_s"]
+    constants = fit_step_time(taking(TRUTHS["linear"]), "linear").as_dict()
+    assert list(constants) == ["fixed_s", "token_s", "cached_token_s"]
     for name in ("fixed_s", "token_s", "cached_token_s"):
-        assert found[name] == pytest.approx(getattr(H100, name), rel=1e-6)
+        assert constants[name] == pytest.approx(getattr(H100, name), rel=1e-6)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -76,17 +76,17 @@ def test_curves_by_hand() -> None:
     """Seconds 1, 2, 2 and 6 at 1, 2, 4 and 8 tokens of a sequence: linear between and beyond, flat below."""
     tokens = np.array([1.0, 2.0, 4.0, 8.0])
     steps = Steps(np.ones(4), tokens, np.zeros(4), np.array([1.0, 2.0, 2.0, 6.0]))
-    found = fit_step_time(steps, "batch, tokens")
-    assert found.fixed_s == pytest.approx(1.0)
-    assert found.as_dict()["tokens"] == {"at": [1, 2, 4, 8], "seconds": pytest.approx([0, 1, 1, 5])}
-    assert found.as_dict()["sequences"] == {"at": [1.0], "seconds": [0.0]}
+    fitted = fit_step_time(steps, "batch, tokens")
+    assert fitted.fixed_s == pytest.approx(1.0)
+    assert fitted.as_dict()["tokens"] == {"at": [1, 2, 4, 8], "seconds": pytest.approx([0, 1, 1, 5])}
+    assert fitted.as_dict()["sequences"] == {"at": [1.0], "seconds": [0.0]}
     asked = Steps(np.ones(4), np.array([0.5, 3.0, 6.0, 10.0]), np.zeros(4), np.ones(4))
-    assert found.seconds(asked) == pytest.approx([1.0, 2.0, 4.0, 8.0])
+    assert fitted.seconds(asked) == pytest.approx([1.0, 2.0, 4.0, 8.0])
 
 
 def test_the_example_is_right() -> None:
-    found = doctest.testmod(step_times)
-    assert found.attempted == 5 and found.failed == 0
+    tests = doctest.testmod(step_times)
+    assert tests.attempted == 5 and tests.failed == 0
 
 
 def test_noise_does_not_make_a_curve_fall() -> None:
@@ -153,8 +153,8 @@ def test_a_fitted_form_is_the_target_of_a_cost_file(form: str, tmp_path: Path) -
     fitted = fit_step_time(taking(TRUTHS["batch, tokens"]), form)
     cost = batch_cost(read_cost(written(tmp_path, fitted.as_dict())))
     steps = drawn()
-    told = cost.batch_verify(BatchTokens(steps.sequences, steps.tokens, steps.cached_tokens, steps.tokens))
-    assert told == pytest.approx(fitted.seconds(steps), rel=1e-12)
+    seconds = cost.batch_verify(BatchTokens(steps.sequences, steps.tokens, steps.cached_tokens, steps.tokens))
+    assert seconds == pytest.approx(fitted.seconds(steps), rel=1e-12)
     at_eight = with_batch(read_cost(tmp_path / "cost.json"), 8)
     step = Steps(np.array([8.0]), np.array([24.0]), np.array([4000.0]), np.ones(1))
     assert float(at_eight.verify(3, 500)) == pytest.approx(float(fitted.seconds(step)[0]), rel=1e-12)

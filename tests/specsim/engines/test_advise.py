@@ -41,25 +41,25 @@ def counted(rates: Floats, rounds: int, rng: np.random.Generator) -> Counters:
 
 def test_many_rounds_tell_the_truth() -> None:
     rates = np.array([0.9, 0.7, 0.5, 0.2])
-    found = advise(counted(rates, 400_000, np.random.default_rng(0)), COST, context=100)
+    advice = advise(counted(rates, 400_000, np.random.default_rng(0)), COST, context=100)
     truth = true_speedups(rates, COST)
-    assert found.k == truth.argmax() == 3 and found.sure and found.times_rounds is None
-    assert [length.speedup.estimate for length in found.lengths] == pytest.approx(truth, rel=3e-3)
-    assert found.lengths[2].tokens_per_round == pytest.approx(1 + 0.9 + 0.63, rel=3e-3)
-    assert sum(length.best for length in found.lengths) == pytest.approx(1)
+    assert advice.k == truth.argmax() == 3 and advice.sure and advice.times_rounds is None
+    assert [length.speedup.estimate for length in advice.lengths] == pytest.approx(truth, rel=3e-3)
+    assert advice.lengths[2].tokens_per_round == pytest.approx(1 + 0.9 + 0.63, rel=3e-3)
+    assert sum(length.best for length in advice.lengths) == pytest.approx(1)
 
 
 def test_a_draft_that_was_accepted_whole_leaves_a_token_to_catch_up_with() -> None:
     """By hand: a draft step of 1 ms and 0.5 ms a token, a pass of 10; after K accepted tokens a step takes 0.5 more."""
     cost = LinearCost(target=LinearPass(0.010), drafter=LinearPass(0.0010, 0.0005))
-    found = advise(Counters(np.array([10**6, 10**6]), np.array([8 * 10**5, 4 * 10**5])), cost, context=100)
+    advice = advise(Counters(np.array([10**6, 10**6]), np.array([8 * 10**5, 4 * 10**5])), cost, context=100)
     by_hand = [1.0, 1.8 / (1.15 + 0.8 * 0.05), 2.2 / (1.3 + 0.4 * 0.05)]
-    assert [length.speedup.estimate for length in found.lengths] == pytest.approx(by_hand, rel=1e-3)
+    assert [length.speedup.estimate for length in advice.lengths] == pytest.approx(by_hand, rel=1e-3)
 
 
 def test_where_no_draft_pays_none_is_recommended() -> None:
-    found = advise(Counters(np.array([5000, 5000]), np.array([200, 10])), ConstantCost(0.005, 0.010), context=100)
-    assert found.k == 0 and found.sure and found.lengths[0].speedup.estimate == 1.0
+    advice = advise(Counters(np.array([5000, 5000]), np.array([200, 10])), ConstantCost(0.005, 0.010), context=100)
+    assert advice.k == 0 and advice.sure and advice.lengths[0].speedup.estimate == 1.0
 
 
 @pytest.mark.parametrize("rounds", [FEWEST_ROUNDS, 2_000, 100_000])
@@ -73,13 +73,13 @@ def test_it_is_right_about_servers_of_known_truth(rounds: int) -> None:
         rates = np.clip(first * decay ** np.arange(rng.integers(3, 9)), 0.02, 0.98)
         cost = ConstantCost(float(10 ** rng.uniform(-4, -2.3)), 0.010)
         truth = true_speedups(rates, cost)
-        found = advise(counted(rates, rounds, rng), cost, context=100, seed=seed)
-        good = truth[found.k] >= (1 - NEAR_PERCENT / 100) * truth.max()
-        interval = found.lengths[found.k].speedup
+        advice = advise(counted(rates, rounds, rng), cost, context=100, seed=seed)
+        good = truth[advice.k] >= (1 - NEAR_PERCENT / 100) * truth.max()
+        interval = advice.lengths[advice.k].speedup
         near += good
-        covered += interval.low <= truth[found.k] <= interval.high
-        sure += found.sure
-        sure_and_wrong += found.sure and not good
+        covered += interval.low <= truth[advice.k] <= interval.high
+        sure += advice.sure
+        sure_and_wrong += advice.sure and not good
     assert 100 * near >= RIGHT_PERCENT * servers and covered >= 0.92 * servers and sure_and_wrong <= 0.05 * servers
     assert sure >= (0.7 if rounds == FEWEST_ROUNDS else 0.95) * servers
 
@@ -94,9 +94,9 @@ def test_few_rounds_cannot_tell_and_say_how_many_would() -> None:
 def test_a_recorded_trace_decodes_as_fast_as_its_best_at_the_k_that_its_counts_recommend() -> None:
     trace = specsim.read_trace(Path(specsim.__file__).parent / "data" / "example" / "lab-model.zip")
     run = specsim.replay(trace, COST, "fixed_k", k=trace.depth)
-    found = advise(counters_of(Rounds(run.rounds.drafted, run.rounds.accepted)), COST, context=100)
+    advice = advise(counters_of(Rounds(run.rounds.drafted, run.rounds.accepted)), COST, context=100)
     replayed = [specsim.replay(trace, COST, "fixed_k", k=k).speedup for k in range(1, trace.depth + 1)]
-    assert replayed[found.k - 1] >= 0.98 * max(replayed)
+    assert replayed[advice.k - 1] >= 0.98 * max(replayed)
 
 
 def test_the_command_recommends_and_says_what_to_type(tmp_path: Path) -> None:
@@ -104,9 +104,9 @@ def test_the_command_recommends_and_says_what_to_type(tmp_path: Path) -> None:
     counters.write_text(json.dumps({"drafted": [9000] * 4, "accepted": [7200, 5000, 2000, 400]}))
     cost.write_text('{"s_d": 0.001, "s_t": 0.010}')
     args = ["advise", counters, "--cost", cost]
-    found = json_of(call("specsim", *args, "--engine", "sglang", "--json"))
-    assert found["k"] == 3 and found["sure"] and not found["longest"] and found["rounds"] == 9000
-    assert found["flags"] == ("--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4")
+    document = json_of(call("specsim", *args, "--engine", "sglang", "--json"))
+    assert document["k"] == 3 and document["sure"] and not document["longest"] and document["rounds"] == 9000
+    assert document["flags"] == "--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4"
     shown = call("specsim", *args, "--engine", "llamacpp")
     assert "K = 3" in shown.out and "llamacpp: --spec-draft-n-max 3" in shown.out
     counters.write_text(json.dumps({"drafted": [30] * 2, "accepted": [26, 24]}))

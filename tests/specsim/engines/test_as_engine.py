@@ -39,7 +39,7 @@ def plain_rounds(
     k : of every round, or by the trace's row at which it starts
     """
     ks = np.broadcast_to(k, len(trace.token)).tolist()
-    found = []
+    by_sequence = []
     for begin, length in zip(trace.offsets.tolist(), trace.output_tokens.tolist(), strict=False):
         end = min(length, limit)
         t = 1 if conventions.first_token == "prefill" else 0
@@ -54,8 +54,8 @@ def plain_rounds(
             if drafted or conventions.counts_empty:
                 rounds.append((t, drafted, accepted))
             t = following
-        found.append(rounds)
-    return found
+        by_sequence.append(rounds)
+    return by_sequence
 
 
 def replayed_rounds(

@@ -48,16 +48,16 @@ def trace() -> Trace:
 
 def test_known_temperatures_are_found(trace: Trace) -> None:
     """Within 4 standard errors: 1 over the root of the sum of z^2 p (1 - p) over verified tokens is that of 1/T."""
-    found = confidence_temperatures(trace, len(TRUE))
+    fitted = confidence_temperatures(trace, len(TRUE))
     rows = longest_starts(trace)
-    assert found.rounds == len(rows) > 5000
+    assert fitted.rounds == len(rows) > 5000
     logit = np.log(trace.confidence[rows] / (1 - trace.confidence[rows].astype(float)))
-    for place, (temperature, true) in enumerate(zip(found.temperatures, TRUE, strict=True)):
+    for place, (temperature, true) in enumerate(zip(fitted.temperatures, TRUE, strict=True)):
         seen = logit[trace.match_len[rows] >= place, place]
         prob = sigmoid(seen / true)
         error = 1 / np.sqrt((seen**2 * prob * (1 - prob)).sum())
         assert abs(1 / temperature - 1 / true) < 4 * error < 0.2 / true
-    assert (found.ece_after < found.ece_before).all() and found.ece_before[0] > 0.05 > found.ece_after.max()
+    assert (fitted.ece_after < fitted.ece_before).all() and fitted.ece_before[0] > 0.05 > fitted.ece_after.max()
 
 
 def test_a_confidence_that_is_right_is_left_alone() -> None:
@@ -94,23 +94,23 @@ def test_bounds_hold_where_the_likelihood_has_no_maximum() -> None:
 
 def test_calibration_errors_are_of_sequences_that_were_not_fitted_to(trace: Trace) -> None:
     """By definition: in 15 bins, what the first tokens' product says against how often they were accepted."""
-    found = confidence_temperatures(trace, 2)
+    fitted = confidence_temperatures(trace, 2)
     shallow = trace.shallower(2)
     rows = longest_starts(shallow)
     sequence = np.searchsorted(trace.offsets, rows, side="right") - 1
     halves = split_sequences(trace)
     likely = np.clip(shallow.confidence[rows].astype(float), 1e-6, 1 - 1e-6)
-    told = np.empty((len(rows), 2))
+    predicted = np.empty((len(rows), 2))
     for half, other in (halves, halves[::-1]):
         cold = confidence_temperatures_of_all(shallow.select(other))
         held = np.isin(sequence, half)
-        told[held] = np.cumprod(sigmoid(np.log(likely[held] / (1 - likely[held])) / cold), axis=1)
+        predicted[held] = np.cumprod(sigmoid(np.log(likely[held] / (1 - likely[held])) / cold), axis=1)
     for place in (0, 1):
         has = shallow.draft_limit[rows] > place
-        prob, hit = told[has, place], shallow.match_len[rows][has] > place
+        prob, hit = predicted[has, place], shallow.match_len[rows][has] > place
         bins = np.minimum((prob * 15).astype(int), 14)
         gaps = [abs(prob[bins == number].sum() - hit[bins == number].sum()) for number in np.unique(bins)]
-        assert found.ece_after[place] == pytest.approx(sum(gaps) / has.sum(), rel=1e-6)
+        assert fitted.ece_after[place] == pytest.approx(sum(gaps) / has.sum(), rel=1e-6)
 
 
 def confidence_temperatures_of_all(trace: Trace) -> Any:
@@ -136,10 +136,10 @@ def test_the_command_writes_the_engines_file(trace: Trace, tmp_path: Path) -> No
     write_trace(trace, folder)
     shown = call("specsim", "export", "sglang", "--k", 3, "--confidence", folder, "--out", out)
     assert f"--speculative-dspark-confidence-sts-path {out} (also pass --speculative-algorithm DSPARK" in shown.out
-    found, told = confidence_temperatures(trace, 3), json.loads(out.read_text())
-    assert set(told) == {"temperatures", "dataset", "num_samples", "ece_before", "ece_after"}
-    assert told["temperatures"] == pytest.approx(found.temperatures, abs=1e-6) and told["dataset"] == str(folder)
-    assert told["num_samples"] == found.rounds and len(told["ece_before"]) == len(told["ece_after"]) == 3
+    fitted, written = confidence_temperatures(trace, 3), json.loads(out.read_text())
+    assert set(written) == {"temperatures", "dataset", "num_samples", "ece_before", "ece_after"}
+    assert written["temperatures"] == pytest.approx(fitted.temperatures, abs=1e-6) and written["dataset"] == str(folder)
+    assert written["num_samples"] == fitted.rounds and len(written["ece_before"]) == len(written["ece_after"]) == 3
     asked = ("specsim", "export", "tensorrt-llm", "--k", 2, "--confidence", folder, "--json")
     shorter = json_of(call(*asked))
     assert (

@@ -26,13 +26,14 @@ def rate(round_s: float) -> float:
 def test_a_round_of_known_parts_comes_apart() -> None:
     """10 ms a token; drafting 4 x 2 ms, a target pass of 5 tokens 4 x 0.5 ms more, and 3 ms of the engine's own."""
     cost = LinearCost(target=LinearPass(0.0095, 0.0005), drafter=LinearPass(0.002))
-    found = diagnose(COUNTED, baseline_tokens_per_s=100, tokens_per_s=rate(0.010 + 0.008 + 0.002 + 0.003), cost=cost)
-    assert found.draft_tokens == 4 and found.round_tokens == pytest.approx(2.3, rel=1e-3)
-    assert found.tokens_per_round.estimate == pytest.approx(EMITTED, rel=1e-3)
-    assert found.speedup == pytest.approx(EMITTED / 2.3, rel=1e-3)
-    assert found.all_accepted == pytest.approx(5 / 2.3, rel=1e-3)
-    assert [part.tokens for part in found.parts] == pytest.approx([1.0, 0.8, 0.2, 0.3], abs=5e-3)
-    ((assumed, advice),) = found.advice
+    round_s = 0.010 + 0.008 + 0.002 + 0.003
+    diagnosis = diagnose(COUNTED, baseline_tokens_per_s=100, tokens_per_s=rate(round_s), cost=cost)
+    assert diagnosis.draft_tokens == 4 and diagnosis.round_tokens == pytest.approx(2.3, rel=1e-3)
+    assert diagnosis.tokens_per_round.estimate == pytest.approx(EMITTED, rel=1e-3)
+    assert diagnosis.speedup == pytest.approx(EMITTED / 2.3, rel=1e-3)
+    assert diagnosis.all_accepted == pytest.approx(5 / 2.3, rel=1e-3)
+    assert [part.tokens for part in diagnosis.parts] == pytest.approx([1.0, 0.8, 0.2, 0.3], abs=5e-3)
+    ((assumed, advice),) = diagnosis.advice
     assert assumed == "at these costs"
     # By hand: tokens over time of K = 1 to 4, at 10 + 3 ms a round and 2.5 ms a drafted token.
     speeds = [1.8 / 1.55, 2.36 / 1.8, 2.64 / 2.05, 2.696 / 2.3]
@@ -43,19 +44,19 @@ def test_a_round_of_known_parts_comes_apart() -> None:
 def test_costs_scale_to_the_measured_baseline() -> None:
     """The same shapes, on a machine twice as slow as the costs'."""
     cost = LinearCost(target=LinearPass(0.0095, 0.0005), drafter=LinearPass(0.002))
-    found = diagnose(COUNTED, baseline_tokens_per_s=50, tokens_per_s=rate(2 * 0.020), cost=cost)
-    assert [part.tokens for part in found.parts] == pytest.approx([1.0, 0.8, 0.2, 0.0], abs=5e-3)
+    diagnosis = diagnose(COUNTED, baseline_tokens_per_s=50, tokens_per_s=rate(2 * 0.020), cost=cost)
+    assert [part.tokens for part in diagnosis.parts] == pytest.approx([1.0, 0.8, 0.2, 0.0], abs=5e-3)
 
 
 def test_without_costs_both_ends_are_given() -> None:
-    found = diagnose(COUNTED, baseline_tokens_per_s=100, tokens_per_s=rate(0.030))
-    (grows, with_k), (fixed, without) = found.advice
-    assert grows.startswith("best case") and fixed.startswith("worst case") and found.parts == ()
+    diagnosis = diagnose(COUNTED, baseline_tokens_per_s=100, tokens_per_s=rate(0.030))
+    (grows, with_k), (fixed, without) = diagnosis.advice
+    assert grows.startswith("best case") and fixed.startswith("worst case") and diagnosis.parts == ()
     # 5 ms a drafted token, or 20 ms a round: a round at K = 1 takes 15 or 30 ms.
     assert with_k.lengths[1].speedup.estimate == pytest.approx(1.8 / 1.5, rel=2e-3) and with_k.k == 1
     assert without.lengths[1].speedup.estimate == pytest.approx(1.8 / 3.0, rel=2e-3) and without.k == 0
     for advice in (with_k, without):  # both know the measured K
-        assert advice.lengths[4].speedup.estimate == pytest.approx(found.speedup, rel=2e-3)
+        assert advice.lengths[4].speedup.estimate == pytest.approx(diagnosis.speedup, rel=2e-3)
 
 
 def test_rates_that_cannot_be_are_refused() -> None:
@@ -77,7 +78,7 @@ def test_the_command_says_it_in_the_first_line(tmp_path: Path) -> None:
         and "0.79x (21 % slower): each step yields 2.30 tokens but costs as much as 2.92" in " ".join(shown.out.split())
     )
     assert "worst case (all overhead is fixed per round): turn speculation off" in shown.out
-    found = json_of(call("specsim", *args, "--cost", "vllm-llama3.1-8b-eagle-h100", "--json"))
-    assert len(found["parts"]) == 4 and found["advice"][0]["assumed"] == "at these costs"
-    assert sum(part["tokens"] for part in found["parts"]) == pytest.approx(found["round_tokens"])
+    document = json_of(call("specsim", *args, "--cost", "vllm-llama3.1-8b-eagle-h100", "--json"))
+    assert len(document["parts"]) == 4 and document["advice"][0]["assumed"] == "at these costs"
+    assert sum(part["tokens"] for part in document["parts"]) == pytest.approx(document["round_tokens"])
     assert_refused(call("specsim", *args[:-1], -3), "-3.0 tokens per second with speculation")

@@ -70,9 +70,9 @@ def test_prompt_lookup_by_an_engines_own_rule() -> None:
     config = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 3}
     assert vllm_config(lookup("vllm", 4, min_ngram=2, max_ngram=3).flags) == config
     assert vllm_config(lookup("vllm", 4, min_ngram=2, max_ngram=None).flags) == {**config, "prompt_lookup_max": 5}
-    found = lookup("transformers", 4, min_ngram=None, max_ngram=3)
-    assert json.loads(found.file or "") == {"prompt_lookup_num_tokens": 4, "max_matching_ngram_size": 3}
-    assert found.flags.startswith("prompt_lookup_num_tokens=4, max_matching_ngram_size=3 in the target's")
+    exported = lookup("transformers", 4, min_ngram=None, max_ngram=3)
+    assert json.loads(exported.file or "") == {"prompt_lookup_num_tokens": 4, "max_matching_ngram_size": 3}
+    assert exported.flags.startswith("prompt_lookup_num_tokens=4, max_matching_ngram_size=3 in the target's")
     with pytest.raises(InputError, match="n-grams of 5 to 3 tokens"):
         lookup("vllm", 4, min_ngram=None, max_ngram=3)
     with pytest.raises(InputError, match="also looks up n-grams of 1 token; leave --min-ngram out"):
@@ -117,10 +117,10 @@ def test_the_command(tmp_path: Path) -> None:
     assert 'adaptive.json: {"1": {"candidate_steps": [5]}' in text
     counted = tmp_path / "counters.json"
     call("specsim", "import", "prometheus", FIXTURES / "llamacpp_metrics_k3.prom", "--out", counted)
-    found = json_of(call("specsim", "export", "llamacpp", "--k", 2, "--acceptance", counted, "--json"))
+    document = json_of(call("specsim", "export", "llamacpp", "--k", 2, "--acceptance", counted, "--json"))
     rates = f"{308 / 475:.6f},{207 / 472:.6f}"  # 472 drafted a second token, as the import says
-    assert found["flags"].startswith(f"--spec-draft-n-max 2 --spec-synth-rates {rates} (also ")
-    assert found["file"] is None
+    assert document["flags"].startswith(f"--spec-draft-n-max 2 --spec-synth-rates {rates} (also ")
+    assert document["file"] is None
     out = tmp_path / "adaptive.json"
     shown = call("specsim", "export", "sglang", "--schedule", "1:5,4:3", "--out", out).out
     assert f"--speculative-adaptive-config {out}" in shown and '{"1": {"candidate_steps": [5]}' in out.read_text()

@@ -65,22 +65,22 @@ def test_every_round_of_a_llamacpp_log() -> None:
 
 def test_llamacpp_says_the_same_in_all_of_its_formats(tmp_path: Path) -> None:
     """Rounds, statistics, every request's line and a scrape: 475 drafts of 1,414 tokens; 308, 207 and 144 accepted."""
-    found = {
+    by_format = {
         "rounds": read("llamacpp-log", "llamacpp_log_k3.txt"),
         "statistics": read_format("llamacpp-log", [log_without(tmp_path / "a", "draft tokens")]),
         "requests": read_format("llamacpp-log", [log_without(tmp_path / "b", "draft tokens", "statistics")]),
         "scrape": read("prometheus", "llamacpp_metrics_k3.prom"),
     }
-    assert {name: sums(imported) for name, imported in found.items()} == dict.fromkeys(
-        found, (475, 1414, 659, [308, 207, 144])
+    assert {name: sums(imported) for name, imported in by_format.items()} == dict.fromkeys(
+        by_format, (475, 1414, 659, [308, 207, 144])
     )
-    exact = counters_of(rounds_of(found["rounds"])).drafted
+    exact = counters_of(rounds_of(by_format["rounds"])).drafted
     assert exact.tolist() == [475, 473, 466]
     for name in ("statistics", "requests", "scrape"):
-        assert "11 tokens less than 475 drafts of 3" in " ".join(found[name].notes)
-        off = abs(counts_of(found[name]).drafted / exact - 1).max()
+        assert "11 tokens less than 475 drafts of 3" in " ".join(by_format[name].notes)
+        off = abs(counts_of(by_format[name]).drafted / exact - 1).max()
         assert 0 < off < 0.008, name  # as its note says
-    for imported in (read("llamacpp-responses", "llamacpp_responses_k3.jsonl"), found["rounds"]):
+    for imported in (read("llamacpp-responses", "llamacpp_responses_k3.jsonl"), by_format["rounds"]):
         assert imported.requests == 12 and imported.output_tokens == (96,) * 12
     assert read("llamacpp-responses", "llamacpp_responses_k3.jsonl").sums == (None, 1414, 659)
 
@@ -153,8 +153,8 @@ def test_statistics_that_cannot_be_are_refused(drafts: int, drafted: int, accept
     for name, real, changed in (("gen drafts", 47, drafts), ("gen tokens", 138, drafted), ("acc tokens", 47, accepted)):
         line = re.sub(rf"#{name} =\s+{real}", f"#{name} = {changed}", line)
     (tmp_path / "log").write_text(line + "\n")
-    says = f"{accepted} of {drafted} tokens accepted in {drafts} drafts are impossible"
-    assert_refused(call("specsim", "import", "llamacpp-log", tmp_path / "log"), says)
+    message = f"{accepted} of {drafted} tokens accepted in {drafts} drafts are impossible"
+    assert_refused(call("specsim", "import", "llamacpp-log", tmp_path / "log"), message)
 
 
 LONG, TIMES = 60_000, 30  # characters of a line, and lines; a quadratic expression took seconds for each
@@ -189,9 +189,9 @@ def test_a_line_of_many_megabytes_is_left_out_and_counted(kind: str, fixture: st
     log, plain = tmp_path / "log", tmp_path / "plain"
     plain.write_text("".join((FIXTURES / fixture).read_text().splitlines(keepends=True)[:lines]))
     log.write_text("Decode batch. statistics " * 400_000 + "\n" + plain.read_text() + "x" * 100_000)
-    found, wanted = read_format(kind, [log]), read_format(kind, [plain])
-    assert sums(found) == sums(wanted)
-    assert dict(found.skipped) == {**wanted.skipped, "lines of more than 65,536 characters": 2}
+    imported, wanted = read_format(kind, [log]), read_format(kind, [plain])
+    assert sums(imported) == sums(wanted)
+    assert dict(imported.skipped) == {**wanted.skipped, "lines of more than 65,536 characters": 2}
 
 
 def vllm_line(drafted: np.ndarray, accepted: np.ndarray, k: int) -> str:
@@ -234,8 +234,8 @@ def test_vllm_says_the_same_in_all_of_its_formats(tmp_path: Path) -> None:
     summary.write_text("".join(json.dumps({"metrics": {"speculative_decoding": record}}) + "\n" for record in records))
     wanted = len(drafted), drafted.sum(), accepted.sum(), [int((accepted > i).sum()) for i in range(3)]
     assert wanted[:3] == (481, 1443, 674)
-    found = [requests, read_format("vllm-log", [log]), read_format("vllm-requests", [summary])]
-    for imported in (*found, read_format("prometheus", [after])):
+    records_read = [requests, read_format("vllm-log", [log]), read_format("vllm-requests", [summary])]
+    for imported in (*records_read, read_format("prometheus", [after])):
         assert sums(imported) == wanted
     since = read_format("prometheus", [before, after])
     assert sums(since)[:3] == (391, 391 * 3, accepted[90:].sum())
@@ -288,9 +288,9 @@ def test_other_metrics_are_refused(tmp_path: Path) -> None:
         "vllm:spec_decode_num_drafts_total 0.5\n": "is 0.5, not a count",
         "vllm:spec_decode_num_drafts_total nan\n": "is nan, not a count",
     }
-    for text, says in cases.items():
+    for text, message in cases.items():
         path.write_text(text)
-        with pytest.raises(InputError, match=says):
+        with pytest.raises(InputError, match=message):
             read_format("prometheus", [path])
     whole = (FIXTURES / "llamacpp_metrics_k3.prom").read_text()
     path.write_text(whole[: whole.rindex("4")])  # 144 becomes 14
@@ -311,9 +311,9 @@ def test_neutral_records_are_read_as_they_were_written(tmp_path: Path) -> None:
     wrapped = tmp_path / "wrapped.jsonl"
     lines = [json.dumps({"spec_decode_acceptance": json.loads(line)}) for line in path.read_text().splitlines()]
     wrapped.write_text("\n".join([*lines, '{"spec_decode_acceptance": null}', lines[0][:40]]))
-    found = read_format("aiperf", [wrapped])
-    assert sums(found) == (526, 1103, 626, [349, 252, 11, 8, 6])
-    assert found.skipped == {"lines cut off at the end of a file": 1, "requests without speculation": 1}
+    unwrapped = read_format("aiperf", [wrapped])
+    assert sums(unwrapped) == (526, 1103, 626, [349, 252, 11, 8, 6])
+    assert unwrapped.skipped == {"lines cut off at the end of a file": 1, "requests without speculation": 1}
 
 
 def test_histograms_by_draft_length_are_exact_under_a_schedule(tmp_path: Path) -> None:
@@ -356,11 +356,11 @@ SPOILT = {
 
 @pytest.mark.parametrize("key", SPOILT)
 def test_metrics_that_contradict_themselves_are_refused(key: str, tmp_path: Path) -> None:
-    value, says = SPOILT[key]
+    value, message = SPOILT[key]
     records = json.loads((FIXTURES / "vllm_requests_k3.json").read_text())
     records[0][key] = value
     (tmp_path / "a.json").write_text(json.dumps(records))
-    with pytest.raises(InputError, match=says):
+    with pytest.raises(InputError, match=message):
         read_format("vllm-requests", [tmp_path / "a.json"])
 
 
@@ -389,8 +389,8 @@ def test_rates_become_the_only_counts_that_fit() -> None:
         rounds = int(rng.integers(50, 900))
         counts = np.sort(rng.integers(0, rounds + 1, size=4))[::-1]
         rates = [Printed.of(f"{times / rounds:.3f}") for times in counts]
-        found = counts_of_rates(rates, rounds, int(counts.sum()))
-        assert found.accepted.tolist() == counts.tolist() and found.off_by == 0
+        fitting = counts_of_rates(rates, rounds, int(counts.sum()))
+        assert fitting.accepted.tolist() == counts.tolist() and fitting.off_by == 0
         drafted, length = 4 * rounds, Printed.of(f"{1 + counts.sum() / rounds:.2f}")
         part = part_of(length, rates, drafted, int(counts.sum()))
         assert part.rounds == rounds and part.counted.accepted.tolist() == counts.tolist()
@@ -401,9 +401,9 @@ def test_of_more_rounds_counts_are_within_what_is_said() -> None:
     for _ in range(200):
         rounds = int(rng.integers(10_000, 10_000_000))
         counts = np.sort(rng.integers(0, rounds + 1, size=4))[::-1]
-        found = counts_of_rates([Printed.of(f"{times / rounds:.3f}") for times in counts], rounds, int(counts.sum()))
-        assert abs(found.accepted - counts).max() <= found.off_by
-        assert found.accepted.sum() == counts.sum() and (np.diff(found.accepted) <= 0).all()
+        fitting = counts_of_rates([Printed.of(f"{times / rounds:.3f}") for times in counts], rounds, int(counts.sum()))
+        assert abs(fitting.accepted - counts).max() <= fitting.off_by
+        assert fitting.accepted.sum() == counts.sum() and (np.diff(fitting.accepted) <= 0).all()
 
 
 def test_rates_that_fit_no_counts() -> None:
@@ -416,8 +416,8 @@ def test_rates_that_fit_no_counts() -> None:
 
 
 def test_two_positions_of_drafts_of_any_length_are_exact() -> None:
-    found, notes = counters(100, 130, [60, 20], "import rounds")
-    assert (found.drafted.tolist(), found.accepted.tolist(), notes) == ([100, 30], [60, 20], [])
+    counted, notes = counters(100, 130, [60, 20], "import rounds")
+    assert (counted.drafted.tolist(), counted.accepted.tolist(), notes) == ([100, 30], [60, 20], [])
     with pytest.raises(InputError, match="import rounds"):
         counters(100, 230, [60, 20, 10], "import rounds")
     with pytest.raises(InputError, match="grow with the position"):
@@ -432,10 +432,10 @@ def test_from_a_log_to_a_model(tmp_path: Path) -> None:
     fitted = json_of(call("specsim", "acceptance", "fit", out, "--model", "per_position", "--out", model, "--json"))
     assert fitted["parameters"]["alpha"] == pytest.approx([308 / 475, 207 / 308, 144 / 203])
     counted = tmp_path / "counters.json"
-    found = json_of(
+    summary = json_of(
         call("specsim", "import", "prometheus", FIXTURES / "llamacpp_metrics_k3.prom", "--out", counted, "--json")
     )
-    assert found["engine"] == "llamacpp" and found["rounds"] == 475 and found["holds"] == "counters"
+    assert summary["engine"] == "llamacpp" and summary["rounds"] == 475 and summary["holds"] == "counters"
     document = json.loads(counted.read_text())
     assert document["first_token"] == "prefill" and document["clips_draft"] is True and document["notes"]
     assert isinstance(read_source(counted), Counters) and read_counters(counted).accepted.tolist() == [308, 207, 144]

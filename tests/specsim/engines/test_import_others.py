@@ -148,13 +148,13 @@ def test_inferencex_means_by_k(tmp_path: Path) -> None:
     assert len(imported.notes) == 1 and "accepted less at K = 3" in imported.notes[0]
     assert "2.35" in call("specsim", "import", "inferencex", path).out
     assert_refused(call("specsim", "import", "inferencex", path, "--out", tmp_path / "c.json"), "means without counts")
-    for spoilt, says in (
+    for spoilt, message in (
         ("2: 3.40", "length 3.4 at K = 2"),
         ("1: 2.00", "has it twice"),
         ("- 2", "not a line of such"),
     ):
         path.write_text(LENGTHS.replace("2: 2.40", spoilt))
-        with pytest.raises(InputError, match=says):
+        with pytest.raises(InputError, match=message):
             read_format("inferencex", [path])
 
 
@@ -163,11 +163,11 @@ def test_a_dense_trace_is_replayed_and_ranked(tmp_path: Path) -> None:
     records = []
     for _ in range(12):
         length = 40
-        found = {"prompt_token_ids": [1, 2, 3], "generated_token_ids": rng.integers(1, 99, length).tolist()}
-        records.append({**found, "acc_eagle": {"acc_len": (1 + rng.integers(0, 5, length)).tolist()}})
+        summary = {"prompt_token_ids": [1, 2, 3], "generated_token_ids": rng.integers(1, 99, length).tolist()}
+        records.append({**summary, "acc_eagle": {"acc_len": (1 + rng.integers(0, 5, length)).tolist()}})
     path, out, cost = lines(tmp_path / "a.jsonl", *records), tmp_path / "trace", tmp_path / "cost.json"
-    found = json_of(call("specsim", "import", "specdecode-bench", path, "--out", out, "--json"))
-    assert found["holds"] == "dense trace" and found["requests"] == 12
+    summary = json_of(call("specsim", "import", "specdecode-bench", path, "--out", out, "--json"))
+    assert summary["holds"] == "dense trace" and summary["requests"] == 12
     trace = read_trace(out)
     assert trace.meta["import"]["engine"] == "specdecode-bench" and trace.output_tokens.tolist() == [40] * 12
     cost.write_text('{"s_d": 0.001, "s_t": 0.01}')
@@ -224,11 +224,11 @@ def test_inference_lab_by_its_flags(tmp_path: Path) -> None:
     assert rounds_of(imported).accepted.tolist() == [0, 2, 1] and rounds_of(imported).drafted.tolist() == [2] * 3
     with_bonus = read_format("inference-lab", [lab(tmp_path / "a.parquet", accept=[3, 1, 2])])
     assert rounds_of(with_bonus).accepted.tolist() == [0, 2, 1] and "bonus included" in with_bonus.definition
-    for changes, says in (
+    for changes, message in (
         ({"accept": [3, 0, 1]}, "not the sum of acc0"),
         ({"config": ["c", "c", "d"]}, "several configs"),
     ):
-        with pytest.raises(InputError, match=says):
+        with pytest.raises(InputError, match=message):
             read_format("inference-lab", [lab(tmp_path / "a.parquet", **changes)])
 
 

@@ -203,7 +203,7 @@ def test_lines_of_sglangs_log(name: str, tmp_path: Path) -> None:
     imported = read("sglang-log", tmp_path, text)
     assert imported.averages["accept len"] == pytest.approx(length) and not imported.skipped
     assert ("accept rate" in imported.averages) == ("accept rate:" in text)
-    assert any(note in said for said in imported.notes), imported.notes
+    assert any(note in remark for remark in imported.notes), imported.notes
 
 
 def test_answers_that_eagle_published(tmp_path: Path) -> None:

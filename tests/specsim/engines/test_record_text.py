@@ -30,11 +30,11 @@ def written(folder: Path, rows: list[Any]) -> Path:
 
 def test_a_trace_from_text_is_read_and_replayed(tmp_path: Path) -> None:
     texts, out = written(tmp_path, ROWS), tmp_path / "lookup"
-    said = json_of(call("specsim", "record-text", texts, out, "--rule", "transformers", "--json"))
-    assert said["rule"] == {"min_ngram": 1, "max_ngram": 2, "occurrence": "first", "at_end": "stop"}
+    document = json_of(call("specsim", "record-text", texts, out, "--rule", "transformers", "--json"))
+    assert document["rule"] == {"min_ngram": 1, "max_ngram": 2, "occurrence": "first", "at_end": "stop"}
     trace = read_trace(out)
     assert trace.output_tokens.tolist() == [6, 5] and trace.budget_tokens.tolist() == [6, 8]
-    assert trace.domain.tolist() == ["code", "all"] and trace.meta["drafter_facts"] == said["rule"]
+    assert trace.domain.tolist() == ["code", "all"] and trace.meta["drafter_facts"] == document["rule"]
     assert trace.prompts[1].tolist() == [1, 2, 3]
     # By hand: first "5" alone stood before, and 6, 7, 8, 5 followed; then "5 6", which 7, 8, 5, 6 followed; and so on.
     assert trace.match_len.tolist() == [4, 4, 3, 2, 1, 0, 0, 3, 3, 2, 1]
@@ -49,8 +49,8 @@ def test_a_trace_from_text_is_read_and_replayed(tmp_path: Path) -> None:
 def test_options_change_a_rule(tmp_path: Path) -> None:
     texts = written(tmp_path, ROWS)
     args = ["--rule", "vllm", "--min-ngram", 2, "--max-ngram", 3, "--at-end", "copy", "--json"]
-    said = json_of(call("specsim", "record-text", texts, tmp_path / "a", *args))
-    assert said["rule"] == {"min_ngram": 2, "max_ngram": 3, "occurrence": "first", "at_end": "copy"}
+    document = json_of(call("specsim", "record-text", texts, tmp_path / "a", *args))
+    assert document["rule"] == {"min_ngram": 2, "max_ngram": 3, "occurrence": "first", "at_end": "copy"}
     assert_refused(call("specsim", "record-text", texts, tmp_path / "a", *args), "exists", "--overwrite")
     shown = call("specsim", "record-text", texts, tmp_path / "a", "--overwrite")
     assert shown.code == 0 and "mean_match_len" in shown.out
@@ -63,8 +63,8 @@ def test_suffix_decoding_drafts_from_one_line_to_the_next(tmp_path: Path) -> Non
     ]
     texts = written(tmp_path, rows)
     args = ["--rule", "suffix", "--max-spec-factor", 2, "--json"]
-    said = json_of(call("specsim", "record-text", texts, tmp_path / "a", *args))
-    assert said["rule"] == {
+    document = json_of(call("specsim", "record-text", texts, tmp_path / "a", *args))
+    assert document["rule"] == {
         "max_tree_depth": 24, "max_spec_factor": 2.0, "max_spec_offset": 0.0, "min_token_prob": 0.1,
         "max_cached_requests": 10000,
     }  # fmt: skip
@@ -86,7 +86,7 @@ def test_a_setting_of_another_rule_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "message"),
     [
         ({"prompt_tokens": [1]}, "line 2 is malformed (Object missing required field `output_tokens`)"),
         ({"prompt_tokens": [], "output_tokens": [1]}, "line 2: 'prompt_tokens' is not a list of token ids"),
@@ -97,8 +97,8 @@ def test_a_setting_of_another_rule_is_refused(tmp_path: Path) -> None:
         ("{", "line 2 is not valid JSON"),
     ],
 )
-def test_what_is_no_text_is_named_by_its_line(tmp_path: Path, row: Any, said: str) -> None:
-    refusal(lambda: read_token_texts(written(tmp_path, [ROWS[0], row])), said)
+def test_what_is_no_text_is_named_by_its_line(tmp_path: Path, row: Any, message: str) -> None:
+    refusal(lambda: read_token_texts(written(tmp_path, [ROWS[0], row])), message)
 
 
 def test_no_texts_and_too_small_a_vocabulary_are_refused(tmp_path: Path) -> None:

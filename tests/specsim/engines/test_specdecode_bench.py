@@ -59,18 +59,18 @@ def test_every_column_is_as_by_hand(tmp_path: Path) -> None:
 def test_lengths_of_another_run_than_the_text_are_named(tmp_path: Path) -> None:
     path = tmp_path / "bench.jsonl"
     path.write_text(FILE)
-    found = json_of(call("specsim", "import", "specdecode-bench", path, "--json"))
-    assert (found["requests"], found["output_tokens"], found["skipped"]) == (3, 12, {})
-    assert "2 of 3 requests have lengths for another number of tokens than their text (-3 to +2)" in str(found["notes"])
-    assert "of the drafters acc_eagle, acc_ngram, acc_eagle is read" in found["notes"]
+    read = json_of(call("specsim", "import", "specdecode-bench", path, "--json"))
+    assert (read["requests"], read["output_tokens"], read["skipped"]) == (3, 12, {})
+    assert "2 of 3 requests have lengths for another number of tokens than their text (-3 to +2)" in str(read["notes"])
+    assert "of the drafters acc_eagle, acc_ngram, acc_eagle is read" in read["notes"]
 
 
 def test_requests_that_cannot_be_read_are_left_out_and_counted(tmp_path: Path) -> None:
     path = tmp_path / "bench.jsonl"
     path.write_text(FILE + DAMAGED)
-    found = json_of(call("specsim", "import", "specdecode-bench", path, "--json"))
-    assert (found["requests"], found["output_tokens"]) == (3, 12)
-    assert found["skipped"] == {
+    document = json_of(call("specsim", "import", "specdecode-bench", path, "--json"))
+    assert (document["requests"], document["output_tokens"]) == (3, 12)
+    assert document["skipped"] == {
         "requests without acc_eagle.acc_len": 3,
         "requests with lengths that are not whole numbers from 1 to 256": 3,
         "requests without prompt_token_ids": 1,
@@ -97,6 +97,6 @@ def test_a_trace_without_text_is_not_joined(tmp_path: Path) -> None:
 
 def test_policies_that_ask_how_sure_the_drafter_is_are_left_off_its_boards(tmp_path: Path) -> None:
     trace = imported(FILE, tmp_path)
-    told = "reads the drafter's confidence, which this trace lacks"
-    assert unsupported_reason(trace, find_policy("max_confidence")) == told
+    reason = "reads the drafter's confidence, which this trace lacks"
+    assert unsupported_reason(trace, find_policy("max_confidence")) == reason
     assert unsupported_reason(trace, find_policy("fixed_k")) is None

@@ -42,8 +42,8 @@ def tensorrt_llm_s(table: dict[str, Any], sequences: int, verified: float) -> fl
 
 
 def exported(engine: str, cost: Path | str, k: int = K, form: str = "additive", context: int = CONTEXT) -> Any:
-    found = step_times(engine, read_cost(cost), k, largest_batch=LARGEST, context=context, form=form)
-    return json.loads(found.file)
+    step_table = step_times(engine, read_cost(cost), k, largest_batch=LARGEST, context=context, form=form)
+    return json.loads(step_table.file)
 
 
 def rises(values: list[float]) -> bool:
@@ -77,8 +77,8 @@ def test_steps_per_second_by_tokens_are_those_of_batches_that_verify_all() -> No
     assert tokens == [(K + 1) * sequences for sequences in range(1, LARGEST + 1)]
     assert table["max_batch_tokens"] == tokens[-1]
     for sequences in (1, 7, 64):
-        found = per_second[bisect.bisect_right(tokens, (K + 1) * sequences) - 1]
-        assert found == pytest.approx(1 / h100_step_s(sequences, (K + 1) * sequences), rel=1e-5)
+        rate = per_second[bisect.bisect_right(tokens, (K + 1) * sequences) - 1]
+        assert rate == pytest.approx(1 / h100_step_s(sequences, (K + 1) * sequences), rel=1e-5)
 
 
 def test_more_tokens_are_never_faster_in_a_table(tmp_path: Path) -> None:
@@ -101,8 +101,8 @@ def test_a_batch_profile_gives_the_steps_that_it_measured(tmp_path: Path) -> Non
     for sequences, verified in ((1, 1), (2, 6), (8, 8), (8, 24)):
         drafts_s = sum(0.002 + 1e-4 * sequences - 5e-4 * place + 1e-7 * 200 for place in (0, 1))
         pass_s = 0.01 + 1e-3 * verified + 1e-6 * sequences * 200
-        told = sglang_additive_s(table, sequences, verified)
-        assert told == pytest.approx(drafts_s + pass_s + 1e-3 + 5e-4, rel=1e-5)
+        seconds = sglang_additive_s(table, sequences, verified)
+        assert seconds == pytest.approx(drafts_s + pass_s + 1e-3 + 5e-4, rel=1e-5)
     with pytest.raises(InputError, match="batch profile covers contexts 100 to 300, asked for 1000"):
         step_times("sglang", read_cost(path), 2, largest_batch=8, context=1000, form="additive")
 
@@ -128,8 +128,8 @@ def test_what_the_form_cannot_say_is_said(tmp_path: Path) -> None:
     path, measured = tmp_path / "batches.json", profile_document()
     scaled = np.array(measured["verify_s"]) * np.array([1, 3, 3])[:, None, None]
     path.write_text(json.dumps({**measured, "verify_s": scaled.tolist()}))
-    found = step_times("sglang", read_cost(path), 4, largest_batch=8, context=200, form="additive")
-    (note,) = (note for note in found.notes if "off by at most" in note)
+    step_table = step_times("sglang", read_cost(path), 4, largest_batch=8, context=200, form="additive")
+    (note,) = (note for note in step_table.notes if "off by at most" in note)
     assert float(note.split("at most ")[1].split(" %")[0]) > 1
     plain = step_times("sglang", read_cost(H100), K, largest_batch=LARGEST, context=CONTEXT, form="additive")
     (note,) = (note for note in plain.notes if "off by at most" in note)
@@ -161,5 +161,5 @@ def test_the_command_writes_the_file_that_its_flags_name(tmp_path: Path) -> None
     assert json.loads(out.read_text()) == exported("sglang", H100)
     assert_refused(call(*asked, "--out", out), f"{out} exists")
     assert call(*asked, "--form", "tokens").out.splitlines()[1].startswith('sps.json: {"sample_batch_tokens": [4, 8')
-    found = json_of(call("specsim", "export", "tensorrt-llm", "--k", K, "--cost", H100, "--json"))
-    assert "confidence_sps_table_path: sps.json}" in found["flags"] and "1,000 tokens" in found["notes"][0]
+    document = json_of(call("specsim", "export", "tensorrt-llm", "--k", K, "--cost", H100, "--json"))
+    assert "confidence_sps_table_path: sps.json}" in document["flags"] and "1,000 tokens" in document["notes"][0]

@@ -36,8 +36,8 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
-    made = generate(IID(0.8), sequences=4, output_tokens=30, depth=8)
-    write_trace(replace(made, meta={**made.meta, "target": EVIL, EVIL: 1}), tmp_path / "trace")
+    generated = generate(IID(0.8), sequences=4, output_tokens=30, depth=8)
+    write_trace(replace(generated, meta={**generated.meta, "target": EVIL, EVIL: 1}), tmp_path / "trace")
     return tmp_path / "trace"
 
 

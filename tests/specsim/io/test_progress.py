@@ -65,18 +65,18 @@ def test_parts_have_times_of_their_own() -> None:
 
 
 def test_lines_come_while_nothing_is_reported_and_end_with_the_work() -> None:
-    came, said = Event(), list[str]()
+    came, printed = Event(), list[str]()
 
     def say(line: str) -> None:
-        said.append(line)
-        if len(said) == 3:
+        printed.append(line)
+        if len(printed) == 3:
             came.set()
 
     lines = ProgressLines(say, interval_s=0.001)
     with lines:
         lines("verify", 1, 4)
         assert came.wait(60)
-    assert lines.ended.is_set() and said[0].startswith("verify: 1 of 4, ")
+    assert lines.ended.is_set() and printed[0].startswith("verify: 1 of 4, ")
 
 
 @pytest.mark.parametrize(
@@ -87,14 +87,14 @@ def test_a_duration_is_read_at_a_glance(seconds: float, text: str) -> None:
 
 
 def test_programs_are_told_at_most_every_second_and_at_the_end() -> None:
-    clock, said = Clock(), []
-    reports = ProgressReports(said.append, clock=clock)
+    clock, printed = Clock(), []
+    reports = ProgressReports(printed.append, clock=clock)
     for step in range(1, 9):
         clock.now += 0.25
         reports("tune", step, 8)
     clock.now += 2
     reports("rank", 0, 4)
-    first, second, last, other = map(json.loads, said)
+    first, second, last, other = map(json.loads, printed)
     assert first == {"progress": "tune", "done": 1, "total": 8, "elapsed_s": 0.0, "left_s": None}
     assert second == {"progress": "tune", "done": 5, "total": 8, "elapsed_s": 1.0, "left_s": 0.75}
     assert (last["done"], last["left_s"]) == (8, 0.0)
@@ -103,9 +103,9 @@ def test_programs_are_told_at_most_every_second_and_at_the_end() -> None:
 
 def test_a_command_reports_to_programs() -> None:
     arguments = ["tune", "example:lab-lookup", "--cost", "edd-llama2-chat-7b-a6000", "--policy", "fixed_k", "--json"]
-    told = call("specsim", "--progress", "json", *arguments)
-    assert told.code == 0
-    reports = [json.loads(line) for line in told.err.splitlines()]
+    result = call("specsim", "--progress", "json", *arguments)
+    assert result.code == 0
+    reports = [json.loads(line) for line in result.err.splitlines()]
     assert reports[-1]["progress"] == "tune" and reports[-1]["done"] == reports[-1]["total"]
     plain = call("specsim", *arguments)
-    assert plain.err == "" and json.loads(plain.out) == json.loads(told.out)
+    assert plain.err == "" and json.loads(plain.out) == json.loads(result.out)

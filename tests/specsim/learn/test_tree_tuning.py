@@ -87,17 +87,17 @@ def test_the_report_of_a_board_with_trees(board: Board, tmp_path: Path) -> None:
 def test_a_search_finds_no_worse_than_the_defaults(trace: Trace, name: str) -> None:
     kind = TREE_POLICIES[name]
     tuning, held = split_sequences(trace)
-    found = tune_on(
+    tuned = tune_on(
         kind,
         PricedTrace(trace.select(tuning), COST),
         PricedTrace(trace.select(held), COST),
         SearchSettings(trials=8, search="race"),
     )
-    default = found.references["default"].prediction
-    assert type(found.best) is kind and found.best.max_draft_tokens <= trace.depth
+    default = tuned.references["default"].prediction
+    assert type(tuned.best) is kind and tuned.best.max_draft_tokens <= trace.depth
     on_tuning = replay(trace.select(tuning), default.policy, cost_table(trace.select(tuning), COST, default.policy))
-    assert found.train.speedup.estimate >= on_tuning.speedup - 1e-12
-    assert isinstance(found.references["best_fixed_k"].prediction.policy, FixedK)
+    assert tuned.train.speedup.estimate >= on_tuning.speedup - 1e-12
+    assert isinstance(tuned.references["best_fixed_k"].prediction.policy, FixedK)
 
 
 def test_a_default_deeper_than_the_trace_leaves_the_other_settings_free() -> None:
@@ -113,9 +113,9 @@ def test_costs_without_trees_leave_trees_out(trace: Trace) -> None:
             return 0
 
     kinds = [POLICIES[name] for name in ("fixed_k", "vct", "pct")]
-    found = leaderboards({"t": trace}, [Chains(1.0, 9.0)], kinds=kinds, trials=4, sensitivity=False)[0]
-    assert {row.policy.name for row in found.rows} == {"fixed_k"}
-    assert {name for name, _ in found.skipped} == {"vct", "pct"} and "tree-nodes" in found.skipped[0][1]
+    board = leaderboards({"t": trace}, [Chains(1.0, 9.0)], kinds=kinds, trials=4, sensitivity=False)[0]
+    assert {row.policy.name for row in board.rows} == {"fixed_k"}
+    assert {name for name, _ in board.skipped} == {"vct", "pct"} and "tree-nodes" in board.skipped[0][1]
 
 
 def test_a_wider_tree_wins_where_verification_is_free_and_loses_where_it_is_dear(trace: Trace) -> None:
@@ -130,9 +130,9 @@ def test_a_wider_tree_wins_where_verification_is_free_and_loses_where_it_is_dear
 def test_points_that_the_record_is_too_small_for_are_refused() -> None:
     """Left in, they would look fast: what is not recorded cannot be paid for in full."""
     small = tree_trace(5, sequences=12, tokens=50, depth=6, width=10, nodes=12, vocabulary=20, easiness=2.5)
-    found = find_best(POLICIES["eagle2"], PricedTrace(small, COST), SearchSettings(trials=40, search="race"))
-    assert 0 < found.refused < found.trials
-    result = replay(small, found.best, cost_table(small, COST, found.best))
+    search_result = find_best(POLICIES["eagle2"], PricedTrace(small, COST), SearchSettings(trials=40, search="race"))
+    assert 0 < search_result.refused < search_result.trials
+    result = replay(small, search_result.best, cost_table(small, COST, search_result.best))
     assert result.truncated.sum() <= MAX_TRUNCATED_SHARE * result.num_rounds.sum()
     with pytest.raises(InputError, match="all 1 points ask for more.*tree-nodes"):
         find_best(
@@ -142,9 +142,9 @@ def test_points_that_the_record_is_too_small_for_are_refused() -> None:
 
 def test_the_oracle_bounds_static_trees_wider_than_the_record() -> None:
     trace = tree_trace(1, sequences=6, tokens=40, depth=4, width=2, nodes=20, vocabulary=14)
-    found = predict_policy(PricedTrace(trace, COST), POLICIES["cartesian"](s1=12, s2=12))
-    assert found.oracle_regret > 0
-    assert ladder(trace, found.policy, PROFILE).eq14 is None
+    prediction = predict_policy(PricedTrace(trace, COST), POLICIES["cartesian"](s1=12, s2=12))
+    assert prediction.oracle_regret > 0
+    assert ladder(trace, prediction.policy, PROFILE).eq14 is None
 
 
 def test_ranges_are_lowered_to_the_recorded_width_and_nodes_and_to_what_costs_cover() -> None:
@@ -167,9 +167,9 @@ def test_ranges_are_lowered_to_the_recorded_width_and_nodes_and_to_what_costs_co
         assert axes["eagle2", "nodes"].high == axes["beta_ts_tree", "nodes"].high == nodes
         for name in ("eagle2", "pct"):
             priced = PricedTrace(narrow, cost)
-            found = find_best(POLICIES[name], priced, SearchSettings(trials=20, jobs=1))
-            assert found.refused == found.truncated  # nothing but settings whose speedup the record does not tell
-            assert found.best.max_width <= 4 and found.best.max_verified_nodes <= nodes
+            tuned = find_best(POLICIES[name], priced, SearchSettings(trials=20, jobs=1))
+            assert tuned.refused == tuned.truncated  # nothing but settings whose speedup the record does not tell
+            assert tuned.best.max_width <= 4 and tuned.best.max_verified_nodes <= nodes
 
 
 def test_a_board_says_where_trees_could_not_be_judged() -> None:
@@ -183,20 +183,20 @@ def test_a_board_says_where_trees_could_not_be_judged() -> None:
     )
     kinds = [POLICIES["fixed_k"], POLICIES["eagle2"]]
     boards = leaderboards({"small": small, "large": large}, [COST], kinds=kinds, trials=30)
-    found = boards[0]
+    board = boards[0]
     published = "eagle2, 50 nodes, depth 6"
-    assert published not in [row.label for row in found.rows]
-    assert "asks for more than the recorded trees hold" in dict(found.skipped)[published]
-    top_k = next(sweep for sweep in found.sweeps if sweep.setting == "top_k")
+    assert published not in [row.label for row in board.rows]
+    assert "asks for more than the recorded trees hold" in dict(board.skipped)[published]
+    top_k = next(sweep for sweep in board.sweeps if sweep.setting == "top_k")
     assert top_k.truncated and not set(top_k.truncated) & set(top_k.values)
     document = as_document(boards[:1], {})
     headline = leaderboard_result(document).verdict
     assert "Trees could not be judged fully" in headline and published in headline
-    assert found.warnings[0] in headline
+    assert board.warnings[0] in headline
     _, rest = split_sequences(large)
     for value, speedup in zip(top_k.values, top_k.speedups, strict=True):
         policy = dataclasses.replace(
-            next(row.policy for row in found.rows if row.label == "eagle2, tuned"), top_k=value
+            next(row.policy for row in board.rows if row.label == "eagle2, tuned"), top_k=value
         )
         full = predict_policy(PricedTrace(large.select(rest), COST), policy)
         assert speedup == pytest.approx(full.speedup.estimate, rel=0.02)

@@ -32,12 +32,12 @@ def test_every_configuration_equals_its_own_replay(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(evaluate, "BLOCK_ROWS", block)
     trace, table = small_trace(), cost_table(small_trace(), RampCost())
     settings = [{"gamma": 0.1 * i, "lambda0": 0.3, "max_draft_tokens": i} for i in range(1, 8)]
-    found = evaluate_many(AdaEDL, settings, PricedTrace(trace, RampCost()), jobs=jobs)
-    for i, policy in enumerate(found.policies[:6]):
+    evaluated = evaluate_many(AdaEDL, settings, PricedTrace(trace, RampCost()), jobs=jobs)
+    for i, policy in enumerate(evaluated.policies[:6]):
         assert policy.settings.items() >= settings[i].items()
-        assert found.speedup[i] == pytest.approx(replay(trace, policy, table).speedup, rel=1e-15)
-    assert found.policies[6] is None and "depth 6" in str(found.reasons[6])  # deeper than recorded
-    assert math.isinf(found.seconds[6]) and found.speedup[6] == 0 and found.reasons[:6] == [None] * 6
+        assert evaluated.speedup[i] == pytest.approx(replay(trace, policy, table).speedup, rel=1e-15)
+    assert evaluated.policies[6] is None and "depth 6" in str(evaluated.reasons[6])  # deeper than recorded
+    assert math.isinf(evaluated.seconds[6]) and evaluated.speedup[6] == 0 and evaluated.reasons[:6] == [None] * 6
 
 
 @pytest.mark.parametrize("jobs", [1, 3])
@@ -65,10 +65,10 @@ def test_draws_of_rejection_sampling_are_summed() -> None:
     exact = small_trace(accept_prob=np.full((102, 6), 0.7, dtype=np.float32))
     trace = dataclasses.replace(exact, meta={**exact.meta, "decoding": {"mode": "rejection"}})
     assert trace.approximate
-    found = evaluate_many(AdaEDL, [{"max_draft_tokens": 6}], PricedTrace(trace, RampCost()), seed=3)
+    evaluated = evaluate_many(AdaEDL, [{"max_draft_tokens": 6}], PricedTrace(trace, RampCost()), seed=3)
     expected = replay(trace, AdaEDL(max_draft_tokens=6), cost_table(trace, RampCost()), seed=3)
-    assert found.seconds[0] == pytest.approx(expected.seconds.sum(), rel=1e-15)
-    assert found.speedup[0] == pytest.approx(expected.speedup, rel=1e-15)
+    assert evaluated.seconds[0] == pytest.approx(expected.seconds.sum(), rel=1e-15)
+    assert evaluated.speedup[0] == pytest.approx(expected.speedup, rel=1e-15)
 
 
 def test_nothing_to_evaluate() -> None:
@@ -88,25 +88,25 @@ def test_a_race_comes_within_half_a_percent_of_brute_force_at_a_tenth_of_its_wor
     for seed in range(3):
         points = [{**held, **p} for p in search_space(kind, held, {"depth": long_trace.depth}).sobol(400, seed)]
         brute = evaluate_many(kind, points, PricedTrace(long_trace, RampCost()), seed=seed)
-        found = find_best(
+        search_result = find_best(
             kind, PricedTrace(long_trace, RampCost()), SearchSettings(search="race", trials=400, seed=seed)
         )
-        assert found.trials == 400 and found.work <= EFFORT + 1e-9
-        speedup = replay(long_trace, found.best, cost_table(long_trace, RampCost()), seed=seed).speedup
+        assert search_result.trials == 400 and search_result.work <= EFFORT + 1e-9
+        speedup = replay(long_trace, search_result.best, cost_table(long_trace, RampCost()), seed=seed).speedup
         assert brute.speedup.max() * 0.995 <= speedup <= brute.speedup.max() * (1 + 1e-12)
 
 
 def test_a_race_of_carried_states_ends_with_exact_seconds() -> None:
     trace = stretchy_trace(40, 60)
     fixed = {"schedule": "heuristic"}
-    found = find_best(
+    search_result = find_best(
         HuggingFace, PricedTrace(trace, RampCost()), SearchSettings(search="race", trials=100, fixed=fixed)
     )
-    assert found.best.carries_state and found.work < 2 * EFFORT
+    assert search_result.best.carries_state and search_result.work < 2 * EFFORT
     held = fixed_settings(HuggingFace, fixed, {"depth": trace.depth})
     points = [{**held, **p} for p in search_space(HuggingFace, held, {"depth": trace.depth}).sobol(100, 0)]
     brute = evaluate_many(HuggingFace, points, PricedTrace(trace, RampCost()))
-    assert replay(trace, found.best, cost_table(trace, RampCost())).speedup >= 0.98 * brute.speedup.max()
+    assert replay(trace, search_result.best, cost_table(trace, RampCost())).speedup >= 0.98 * brute.speedup.max()
 
 
 def test_who_stays_in_the_race() -> None:

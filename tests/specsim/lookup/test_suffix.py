@@ -176,10 +176,10 @@ def texts_of(seed: int, count: int = 8) -> list[TokenText]:
     phrases = [rng.integers(0, 12, rng.integers(2, 9)).tolist() for _ in range(6)]
 
     def words(max_tokens: int) -> list[int]:
-        found: list[int] = []
-        while len(found) < max_tokens:
-            found += phrases[rng.integers(6)] if rng.random() < 0.8 else [int(rng.integers(0, 12))]
-        return found[:max_tokens]
+        tokens: list[int] = []
+        while len(tokens) < max_tokens:
+            tokens += phrases[rng.integers(6)] if rng.random() < 0.8 else [int(rng.integers(0, 12))]
+        return tokens[:max_tokens]
 
     return [TokenText(words(15), words(40 + s), "all", 40 + s) for s in range(count)]
 
@@ -188,7 +188,7 @@ def run_out(
     texts: Sequence[TokenText], rule: SuffixRule, max_tokens: int, k: int, conventions: Conventions
 ) -> list[list[tuple[int, int, int]]]:
     """(t, drafted, accepted) of an engine that drafts by the rule, request after request, and cuts drafts at k."""
-    decoder, found = Plain(rule), []
+    decoder, by_request = Plain(rule), []
     for text in texts:
         decoder.begin(text.prompt)
         t = int(conventions.first_token == "prefill")
@@ -204,8 +204,8 @@ def run_out(
                 rounds.append((t, len(draft), accepted))
             decoder.extend(text.output[t : t + accepted + 1])
             t += accepted + 1
-        found.append(rounds)
-    return found
+        by_request.append(rounds)
+    return by_request
 
 
 @pytest.mark.parametrize("engine", ["specsim", "vllm"])

@@ -111,15 +111,15 @@ def test_replay_is_the_bandit_round_for_round(
         )
         result = replay(trace, policy, cost_table(trace, COST), seed=seed, log=True)
         assert not result.truncated.any()
-        found = [row[:5] for row in result.rounds.rows()]
+        rounds = [row[:5] for row in result.rounds.rows()]
         wanted = decode(Bandit(policy), seed)
-        assert found == [row[:5] for row in wanted]
+        assert rounds == [row[:5] for row in wanted]
         # The policy is asked before every level but where the limit is reached, and its first answer is yes.
         limits = [min(3, int(trace.budget_tokens[s]) - t - 1) for s, t, *_ in wanted]
         asked = sum(min(row[5] + 1, limit) for row, limit in zip(wanted, limits, strict=True))
         assert result.policy_steps.sum() == asked
         wrong = [Bandit(policy, error=1.0), Bandit(replace(policy, carry=not carry))]
-        caught += sum(found != [row[:5] for row in decode(bandit, seed)] for bandit in wrong)
+        caught += sum(rounds != [row[:5] for row in decode(bandit, seed)] for bandit in wrong)
     assert caught >= 8  # of 16: counts are seen to matter, within sequences and across them
 
 

@@ -118,17 +118,17 @@ def test_calibrated_confidence_stands_in_the_predictors_place(
     trace = tree_trace(9, sequences=6, tokens=60, depth=5, width=4, nodes=20)
     with np.errstate(divide="ignore"):
         scores = expit(slope * logit(trace.confidence.astype(np.float64)) + offset).astype(np.float32)
-    told = replace(trace, score=scores)
+    scored = replace(trace, score=scores)
     settings: dict[str, Any] = {"theta0": 0.7, "sigma_m": 0.3, "sigma_s": 0.5, "max_draft_tokens": 5}
     settings |= {"counting": counting, "theta": theta, "carry": carry}
     trained, free = CaliTS(**settings), CaliTSConfidence(slope=slope, offset=offset, **settings)
     predicted, calibrated = (
-        replay(t, p, cost_table(t, COST, p), seed=4, log=True).rounds for t, p in ((told, trained), (trace, free))
+        replay(t, p, cost_table(t, COST, p), seed=4, log=True).rounds for t, p in ((scored, trained), (trace, free))
     )
     assert predicted.rows() == calibrated.rows()
     assert len(set(predicted.drafted.tolist())) > 2
     if theta == "per_token" and not carry:
         table = cost_table(trace, ConstantCost(1.0, 10.0), free)
-        averages = (expected_replay(t, p, table) for t, p in ((told, trained), (trace, free)))
+        averages = (expected_replay(t, p, table) for t, p in ((scored, trained), (trace, free)))
         first, second = (average.drafted.sum() for average in averages)
         assert first == pytest.approx(second, rel=1e-5)

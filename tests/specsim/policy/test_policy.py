@@ -223,8 +223,8 @@ def test_compiled_functions_equal_their_python_source(data: st.DataObject, kind:
         assert proceed == expected and after == pytest.approx(after_expected, rel=1e-12)
         next_state = policy.update(after, policy.params, drafted, accepted)
         assert next_state == pytest.approx(policy.update.py_func(after, policy.params, drafted, accepted), rel=1e-12)
-        for made in (after, next_state):
-            assert len(made) == len(state) and all(isinstance(value, float) for value in made)
+        for new_state in (after, next_state):
+            assert len(new_state) == len(state) and all(isinstance(value, float) for value in new_state)
         state = next_state
 
 

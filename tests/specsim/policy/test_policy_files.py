@@ -88,9 +88,9 @@ def test_names_find_built_in_policies_files_and_one_of_a_file(tmp_path: Path) ->
     second = GOOD.replace('name = "mine"', 'name = "other"').replace("class Mine", "class Other")
     both = write(tmp_path, GOOD + second[second.index("@dataclass") :], "both.py")
     assert [kind.name for kind in load_policy_file(both)] == ["mine", "other"]
-    found = find_policies(["adaedl", f"{both}:other", str(both)])
-    assert list(found) == ["adaedl", "other", "mine"] and found["adaedl"] is AdaEDL
-    assert find_policy(f"{both}:other") is found["other"]
+    policies = find_policies(["adaedl", f"{both}:other", str(both)])
+    assert list(policies) == ["adaedl", "other", "mine"] and policies["adaedl"] is AdaEDL
+    assert find_policy(f"{both}:other") is policies["other"]
     with pytest.raises(InputError, match=r"mine, other; name a policy, such as .*both\.py:mine"):
         find_policy(str(both))
     with pytest.raises(InputError, match="no policy 'third'; it has mine, other"):

@@ -176,8 +176,8 @@ def test_a_learned_tree_beats_the_dense_ones_on_other_text(trace: Any) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_can_be_tuned(trace: Any, kind: type[StaticTree]) -> None:
-    found = find_best(kind, PricedTrace(trace, COST), SearchSettings(trials=12, jobs=1))
-    assert isinstance(found.best, kind) and found.best.max_draft_tokens <= trace.depth
+    search_result = find_best(kind, PricedTrace(trace, COST), SearchSettings(trials=12, jobs=1))
+    assert isinstance(search_result.best, kind) and search_result.best.max_draft_tokens <= trace.depth
 
 
 @pytest.mark.parametrize("kind", [SparseTree, OptimalTree])

@@ -278,14 +278,14 @@ def test_a_tree_keeps_to_its_bounds(policy: TreePolicy, drafter: Drafter) -> Non
 
 def record(drafter: Any, nodes: int, width: int, depth: int) -> tuple[set[Node], np.float32]:
     """The chain to this depth and the likeliest nodes beside it, and the path of the likeliest node outside."""
-    found: set[Node] = {(0,) * i for i in range(depth + 1)}
+    known: set[Node] = {(0,) * i for i in range(depth + 1)}
 
     def outside() -> list[Node]:
-        return [child for node in found if len(node) < depth for child in children(node, width) if child not in found]
+        return [child for node in known if len(node) < depth for child in children(node, width) if child not in known]
 
-    while len(found) <= nodes:
-        found.add(likeliest(drafter, sorted(outside()), 1)[0])
-    return found, max(path_of(drafter, node) for node in outside())
+    while len(known) <= nodes:
+        known.add(likeliest(drafter, sorted(outside()), 1)[0])
+    return known, max(path_of(drafter, node) for node in outside())
 
 
 SMALL_PCTS = st.builds(
@@ -336,12 +336,12 @@ def test_both_sides_of_the_floor_are_met(policy: TreePolicy, sizes: tuple[int, .
     """The property above is not empty: with few recorded nodes rounds are truncated, with more of them fewer."""
     truncated = []
     for nodes in sizes:
-        found = []
+        at_this_size = []
         for seed in range(12):
             recorded, horizon = record(Drafter(seed), nodes, width=4, depth=4)
             grown = grow(policy, Drafter(seed), recorded=recorded)
-            found.append(grown.unknown and horizon >= grown.floor)
-        truncated.append(sum(found))
+            at_this_size.append(grown.unknown and horizon >= grown.floor)
+        truncated.append(sum(at_this_size))
     assert truncated[0] == 12 > truncated[1] > truncated[2] == 0
 
 
@@ -497,9 +497,9 @@ def recorded_text(nodes: int | None) -> tuple[Trace, dict[tuple[int, int], tuple
             ahead = output[1 + t : 1 + t + DEPTH]
             true_rank[row, : len(ahead)] = ahead
             here = After(drafter, output[: 1 + t])
-            found, beyond = (set(every), -1.0) if nodes is None else record(here, nodes, WIDTH, DEPTH)
-            places[s, t] = here, found
-            order = sorted(found, key=lambda node: (len(node), node))
+            recorded, beyond = (set(every), -1.0) if nodes is None else record(here, nodes, WIDTH, DEPTH)
+            places[s, t] = here, recorded
+            order = sorted(recorded, key=lambda node: (len(node), node))
             parent.append([order.index(node[:-1]) for node in order[1:]])
             prob.append([here.after(node[:-1])[node[-1]] for node in order[1:]])
             horizon.append(beyond)

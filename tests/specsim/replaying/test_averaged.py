@@ -142,8 +142,8 @@ class Expectation:
     def matches(self, result: Replay) -> bool:
         """To 1e-11: what is left out as negligible, and sums of some hundred terms."""
         wanted = result.draws * np.array([self.sequence(s) for s in range(self.trace.sequences)])
-        found = np.column_stack([getattr(result, name) for name in COUNTS] + [result.seconds])
-        return np.allclose(found, wanted, rtol=1e-11, atol=1e-13)
+        columns = np.column_stack([getattr(result, name) for name in COUNTS] + [result.seconds])
+        return np.allclose(columns, wanted, rtol=1e-11, atol=1e-13)
 
 
 POLICIES: dict[str, Callable[..., ChainPolicy]] = {

@@ -163,24 +163,24 @@ def test_the_speedup_s_interval_covers_the_truth_at_other_sizes(sequences: int) 
     """As many repetitions as 60,000 texts allow, up to 2000."""
     seconds = synthetic_seconds(60_000)
     for policy in ("k4", "k3", "adaedl"):
-        found = coverage(seconds, policy, sequences, min(2000, 60_000 // sequences))
-        assert 0.92 <= found <= 0.98, (policy, found)
+        share = coverage(seconds, policy, sequences, min(2000, 60_000 // sequences))
+        assert 0.92 <= share <= 0.98, (policy, share)
 
 
 def test_a_difference_is_that_of_the_speedups_in_common_resamples() -> None:
     rng = np.random.default_rng(3)
     base, a = rng.random(15) + 2, rng.random(15) + 1
     b = 0.8 * a + 0.1 * rng.random(15)
-    found = paired_difference(base, a, b, seed=4)
+    comparison = paired_difference(base, a, b, seed=4)
     first, second = ratio_interval(base, a, seed=4), ratio_interval(base, b, seed=4)
-    assert found.difference.estimate == pytest.approx(first.estimate - second.estimate)
+    assert comparison.difference.estimate == pytest.approx(first.estimate - second.estimate)
     index = resample(15, seed=4)
     by_hand = np.array([sum(base[row]) / sum(a[row]) - sum(base[row]) / sum(b[row]) for row in index])
     low, high = np.quantile(by_hand, tails(15, 0.95))
-    assert (found.difference.low, found.difference.high) == (pytest.approx(low), pytest.approx(high))
-    assert found.p_not_better == (by_hand <= 0).mean()
+    assert (comparison.difference.low, comparison.difference.high) == (pytest.approx(low), pytest.approx(high))
+    assert comparison.p_not_better == (by_hand <= 0).mean()
     # Pairing: far narrower than the two intervals would suggest.
-    assert found.difference.high - found.difference.low < 0.5 * (first.high - first.low)
+    assert comparison.difference.high - comparison.difference.low < 0.5 * (first.high - first.low)
 
 
 def test_comparisons_tell_better_from_worse() -> None:
@@ -215,11 +215,11 @@ def test_equal_policies_are_separated_one_time_in_twenty() -> None:
         rows = slice(repetition * sequences, (repetition + 1) * sequences)
         swap = rng.random(sequences) < 0.5
         k3, k4 = seconds["k3"][rows], seconds["k4"][rows]
-        found = paired_difference(
+        comparison = paired_difference(
             seconds["baseline"][rows], np.where(swap, k3, k4), np.where(swap, k4, k3), repeats=1000, seed=repetition
         )
-        separated += found.significant
-        low_p += found.p_not_better <= 0.05
+        separated += comparison.significant
+        low_p += comparison.p_not_better <= 0.05
     assert stats.binomtest(separated, repetitions, 0.05).pvalue > 0.001
     assert 0.03 <= low_p / repetitions <= 0.10
 
@@ -232,8 +232,8 @@ def test_a_difference_s_interval_covers_the_true_difference() -> None:
     hits = 0
     for repetition in range(500):
         rows = slice(repetition * 24, (repetition + 1) * 24)
-        found = paired_difference(base[rows], a[rows], b[rows], repeats=1000, seed=repetition).difference
-        hits += found.low <= truth <= found.high
+        comparison = paired_difference(base[rows], a[rows], b[rows], repeats=1000, seed=repetition).difference
+        hits += comparison.low <= truth <= comparison.high
     assert 0.92 <= hits / 500 <= 0.98
 
 
@@ -265,10 +265,10 @@ def test_ratios_over_their_own_baselines_are_compared_sequence_by_sequence() -> 
     rng = np.random.default_rng(3)
     base, other, a, b = rng.random((4, 20)) + 1
     index = resample(20)
-    found = ratio_difference(base, a, other, b)
-    assert found.difference.estimate == pytest.approx(base.sum() / a.sum() - other.sum() / b.sum())
+    comparison = ratio_difference(base, a, other, b)
+    assert comparison.difference.estimate == pytest.approx(base.sum() / a.sum() - other.sum() / b.sum())
     drawn = base[index].sum(1) / a[index].sum(1) - other[index].sum(1) / b[index].sum(1)
-    assert found.p_not_better == pytest.approx((drawn <= 0).mean())
+    assert comparison.p_not_better == pytest.approx((drawn <= 0).mean())
     same = ratio_difference(base, a, 3 * base, 3 * a)
     assert same.difference.estimate == pytest.approx(0) and not same.significant
     assert ratio_difference(base, a, base, b) == paired_difference(base, a, b)
@@ -297,5 +297,5 @@ def test_resamples_that_drew_nothing_below_are_left_out() -> None:
     """One of twelve sequences has all drafts: where it is not drawn (0.35 of resamples) there is no rate."""
     accepted, drafted = np.array([3.0] + [0.0] * 11), np.array([4.0] + [0.0] * 11)
     rounds = np.ones(12)
-    found = ratio_difference(accepted, drafted, 0.5 * rounds, rounds)
-    assert found.difference == Estimate(0.25, 0.25, 0.25) and found.p_not_better == 0.0
+    comparison = ratio_difference(accepted, drafted, 0.5 * rounds, rounds)
+    assert comparison.difference == Estimate(0.25, 0.25, 0.25) and comparison.p_not_better == 0.0

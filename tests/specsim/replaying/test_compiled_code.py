@@ -46,7 +46,7 @@ def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
     """Nor does a selection of a trace that was read: its arrays have the same types."""
     trace = small_trace()
     write_trace(trace, tmp_path / "trace")
-    found = []
+    printed = []
     for _ in range(2):
         out = subprocess.run(
             [sys.executable, "-c", FRESH_PROCESS, str(tmp_path / "trace")],
@@ -56,8 +56,8 @@ def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
             cwd=ROOT,
             env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache")},
         )
-        found.append(json.loads(out.stdout))
-    first, second = found
+        printed.append(json.loads(out.stdout))
+    first, second = printed
     assert (first["hits"], first["misses"]) == (0, 1)
     assert (second["hits"], second["misses"]) == (1, 0)
     assert first["compiled_for"] == second["compiled_for"] == 1
@@ -128,7 +128,7 @@ def test_policies_of_one_name_in_two_files_do_not_share_what_only_one_can_load(
     tmp_path: Path, own_setting: str, kept: int
 ) -> None:
     """A policy that inherits all functions has settings of its own file, which another process cannot import."""
-    found = []
+    printed = []
     for file in ("one.py", "other.py"):
         (tmp_path / file).write_text(POLICY_FILE.format(name="mine", setting=own_setting or "pass"))
         out = subprocess.run(
@@ -139,6 +139,6 @@ def test_policies_of_one_name_in_two_files_do_not_share_what_only_one_can_load(
             env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache")},
         )
         assert out.returncode == 0, out.stderr
-        found.append(out.stdout.splitlines())
-    assert found[0][0] == found[1][0]
-    assert [int(lines[1]) for lines in found] == [0, kept]
+        printed.append(out.stdout.splitlines())
+    assert printed[0][0] == printed[1][0]
+    assert [int(lines[1]) for lines in printed] == [0, kept]

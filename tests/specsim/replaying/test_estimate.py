@@ -27,8 +27,8 @@ def test_a_predicted_speedup_is_compared_formatted_and_converted() -> None:
 
 
 def test_arithmetic_is_the_number_s() -> None:
-    for made, number in ((SPEEDUP - 1, 0.25), (2 * SPEEDUP, 2.5), (1 / SPEEDUP, 0.8), (SPEEDUP / SPEEDUP, 1.0)):
-        assert made == number and type(made) is float
+    for value, number in ((SPEEDUP - 1, 0.25), (2 * SPEEDUP, 2.5), (1 / SPEEDUP, 0.8), (SPEEDUP / SPEEDUP, 1.0)):
+        assert value == number and type(value) is float
     assert math.sqrt(Estimate(4.0, 1.0, 9.0)) == 2 and max(SPEEDUP, Estimate(1.3, 0.2, 2.0)).low == 0.2
     assert sum([SPEEDUP, SPEEDUP]) == 2.5
 

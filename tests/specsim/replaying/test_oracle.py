@@ -110,8 +110,8 @@ POLICIES: dict[str, Callable[[int, float], ChainPolicy]] = {
 def test_no_policy_is_faster(name: str, seed: int, longest: int, level: float, cost: CostModel) -> None:
     trace = small_trace(seed)
     table = cost_table(trace, cost)
-    found = replay(trace, POLICIES[name](longest, level), table)
-    assert (chain_oracle_seconds(trace, table) <= found.speculative_s * (1 + 1e-12)).all()  # sums in two orders
+    result = replay(trace, POLICIES[name](longest, level), table)
+    assert (chain_oracle_seconds(trace, table) <= result.speculative_s * (1 + 1e-12)).all()  # sums in two orders
 
 
 def test_rounds_cost_what_they_say() -> None:
@@ -142,7 +142,7 @@ def test_a_trace_of_rejection_sampling_sums_over_its_outcomes() -> None:
     table = cost_table(drawn, RampCost())
     bound = chain_oracle_seconds(drawn, table, seed=3)
     for k in (1, 3, 6):
-        found = replay(drawn, FixedK(k=k), table, seed=3)
-        assert (bound <= found.speculative_s * (1 + 1e-12)).all()
-        assert bound.sum() > 0.2 * found.speculative_s.sum()  # of as many outcomes
+        result = replay(drawn, FixedK(k=k), table, seed=3)
+        assert (bound <= result.speculative_s * (1 + 1e-12)).all()
+        assert bound.sum() > 0.2 * result.speculative_s.sum()  # of as many outcomes
     assert chain_oracle_seconds(drawn, table, seed=4).tolist() != bound.tolist()

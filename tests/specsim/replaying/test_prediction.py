@@ -40,34 +40,34 @@ def flat_profile(step: float = 0.0) -> ProfileCost:
 
 def test_a_prediction_is_its_counts() -> None:
     trace = small_trace()
-    found = predict_policy(PricedTrace(trace, RampCost()), POLICY)
+    prediction = predict_policy(PricedTrace(trace, RampCost()), POLICY)
     result = replay(trace, POLICY, cost_table(trace, RampCost()))
-    counts = (found.rounds, found.drafted, found.accepted, found.output_tokens)
+    counts = (prediction.rounds, prediction.drafted, prediction.accepted, prediction.output_tokens)
     assert counts == tuple(
         int(c.sum()) for c in (result.num_rounds, result.drafted, result.accepted, result.output_tokens)
     )
-    assert (found.v_d, found.r_d) == (found.accepted / found.drafted, found.accepted / 102)
-    assert found.tau == 102 / found.rounds
-    assert found.hm == pytest.approx(2 / (1 / found.v_d + 1 / found.r_d))
-    assert found.seconds == result.seconds.sum() and found.ar_seconds == result.autoregressive_s.sum()
-    assert found.speedup == ratio_interval(result.autoregressive_s, result.speculative_s)
-    assert found.speedup.estimate == pytest.approx(result.speedup)
-    assert found.speedup.low < result.speedup < found.speedup.high
+    assert (prediction.v_d, prediction.r_d) == (prediction.accepted / prediction.drafted, prediction.accepted / 102)
+    assert prediction.tau == 102 / prediction.rounds
+    assert prediction.hm == pytest.approx(2 / (1 / prediction.v_d + 1 / prediction.r_d))
+    assert prediction.seconds == result.seconds.sum() and prediction.ar_seconds == result.autoregressive_s.sum()
+    assert prediction.speedup == ratio_interval(result.autoregressive_s, result.speculative_s)
+    assert prediction.speedup.estimate == pytest.approx(result.speedup)
+    assert prediction.speedup.low < result.speedup < prediction.speedup.high
 
 
 def test_the_json_form_survives_json() -> None:
-    found = predict_policy(PricedTrace(small_trace(), RampCost()), POLICY).as_dict()
-    assert json.loads(json.dumps(found)) == found
-    assert found["policy"] == "adaedl" and found["params"]["lambda0"] == 0.1
+    document = predict_policy(PricedTrace(small_trace(), RampCost()), POLICY).as_dict()
+    assert json.loads(json.dumps(document)) == document
+    assert document["policy"] == "adaedl" and document["params"]["lambda0"] == 0.1
 
 
 def test_regret_is_the_share_of_seconds_above_the_oracles() -> None:
     trace = small_trace()
     table = cost_table(trace, RampCost())
-    found, bound_s = predict_policy(PricedTrace(trace, RampCost()), POLICY), chain_oracle_seconds(trace, table)
-    assert found.oracle_regret == pytest.approx(found.seconds / bound_s.sum() - 1, rel=1e-12)
-    assert found.oracle_regret > 0
-    assert found.as_dict()["oracle_regret"] == found.oracle_regret
+    prediction, bound_s = predict_policy(PricedTrace(trace, RampCost()), POLICY), chain_oracle_seconds(trace, table)
+    assert prediction.oracle_regret == pytest.approx(prediction.seconds / bound_s.sum() - 1, rel=1e-12)
+    assert prediction.oracle_regret > 0
+    assert prediction.as_dict()["oracle_regret"] == prediction.oracle_regret
     assert summarise(replay(trace, POLICY, table)).as_dict()["oracle_regret"] is None
 
 
@@ -92,9 +92,9 @@ def test_the_rungs_agree_where_nothing_was_simplified_away() -> None:
     rungs = ladder(trace, POLICY, flat_profile())
     assert rungs.constant == rungs.profile
     assert rungs.eq14 == pytest.approx(rungs.constant, rel=1e-12)
-    found = predict_policy(PricedTrace(trace, flat_profile()), POLICY)
-    eq13_s = float(eq13_time_s(found.drafted, found.rounds, 1e-3, 1e-2))
-    assert found.seconds == pytest.approx(eq13_s, rel=1e-12)
+    prediction = predict_policy(PricedTrace(trace, flat_profile()), POLICY)
+    eq13_s = float(eq13_time_s(prediction.drafted, prediction.rounds, 1e-3, 1e-2))
+    assert prediction.seconds == pytest.approx(eq13_s, rel=1e-12)
 
 
 def test_a_rung_shows_what_its_simplification_hides() -> None:

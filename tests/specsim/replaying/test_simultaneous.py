@@ -32,15 +32,15 @@ def false_boards(boards: int, prompts: int, noise: np.ndarray, *, pairwise: bool
     count = 0
     for _ in range(boards):
         base, seconds = seconds_of(rng, prompts, np.full(len(noise), 2.0), noise)
-        found = simultaneous(base, seconds, repeats=400)
-        leader = leader_of(found)
+        intervals = simultaneous(base, seconds, repeats=400)
+        leader = leader_of(intervals)
         others = [at for at in range(len(noise)) if at != leader]
         if pairwise:
             count += any(
                 paired_difference(base, seconds[leader], seconds[at], repeats=400).significant for at in others
             )
         else:
-            count += any(found.difference(leader, at).significant for at in others)
+            count += any(intervals.difference(leader, at).significant for at in others)
     return count
 
 
@@ -77,12 +77,12 @@ def covered(boards: int, prompts: int, lengths_sd: float, seed: int = 0) -> int:
             base / s * (1 + sd * (shared + rng.normal(size=prompts)) / np.sqrt(2))
             for s, sd in zip(truth, noise, strict=True)
         ]
-        found = simultaneous(base, seconds, repeats=400)
-        leader = leader_of(found)
-        hits += all(speedup.low <= s <= speedup.high for speedup, s in zip(found.speedups, truth, strict=True)) and all(
+        board = simultaneous(base, seconds, repeats=400)
+        leader = leader_of(board)
+        hits += all(speedup.low <= s <= speedup.high for speedup, s in zip(board.speedups, truth, strict=True)) and all(
             d.low <= truth[leader] - truth[at] <= d.high
             for at in range(len(truth))
-            if at != leader and (d := found.difference(leader, at).difference)
+            if at != leader and (d := board.difference(leader, at).difference)
         )
     return hits
 
@@ -101,11 +101,11 @@ def test_coverage_holds_whatever_lengths_prompts_have(prompts: int, lengths_sd: 
 def test_a_policy_5_percent_slower_is_found_on_40_prompts() -> None:
     rng = np.random.default_rng(2)
     speedups = np.r_[np.full(POLICIES - 1, 2.0), 2.0 / 1.05]
-    found = 0
+    detected = 0
     for _ in range(50):
         board = simultaneous(*seconds_of(rng, 40, speedups, np.full(POLICIES, 0.03)), repeats=400)
-        found += board.difference(leader_of(board), POLICIES - 1).significant
-    assert found >= 48
+        detected += board.difference(leader_of(board), POLICIES - 1).significant
+    assert detected >= 48
 
 
 def test_the_critical_value_is_that_of_tukeys_range() -> None:
@@ -124,13 +124,13 @@ def test_decisions_agree_with_scipys_tukey_hsd() -> None:
     prompts = 200
     means = np.array([1.0, 1.0, 1.02, 1.05, 1.2])
     seconds = [m + 0.1 * rng.normal(size=prompts) for m in means]
-    found = simultaneous(np.full(prompts, 2.0), seconds)
+    intervals = simultaneous(np.full(prompts, 2.0), seconds)
     reference = stats.tukey_hsd(*seconds)
     for a in range(len(means)):
         for b in range(a):
             p = reference.pvalue[a, b]
             if not 0.01 < p < 0.2:
-                assert found.difference(a, b).significant == (p < 0.05), (a, b, p)
+                assert intervals.difference(a, b).significant == (p < 0.05), (a, b, p)
 
 
 def test_edges() -> None:

@@ -36,21 +36,21 @@ def least_by_trying(trace: JoinedTrace, cost: JoinedCost, sequence: int) -> floa
         if row >= end:
             return 0.0
         context = np.clip(((prompt + row - start - 1) // 16 + 0.5) * 16, low, high)
-        found = []
+        seconds = []
         for part, own in zip(trace.parts, cost.parts, strict=True):
             for k in range(int(part.draft_limit[row]) + 1):
                 draft_s = float(own.draft(k, context)) if k else 0.0
                 took = draft_s + float(own.verify(k + 1, context)) + own.round_overhead()
-                found.append(took + least(row + min(k, int(part.match_len[row])) + 1))
-        return min(found)
+                seconds.append(took + least(row + min(k, int(part.match_len[row])) + 1))
+        return min(seconds)
 
     return least(start)
 
 
 def test_the_oracle_is_the_least_of_all_choices() -> None:
     trace = joined_trace(sequences=3)
-    found = oracle_seconds(PricedTrace(trace, COST), [SWITCH_POLICIES["switch_match"]])
-    assert found.tolist() == pytest.approx([least_by_trying(trace, COST, s) for s in range(3)], rel=1e-12)
+    oracle_s = oracle_seconds(PricedTrace(trace, COST), [SWITCH_POLICIES["switch_match"]])
+    assert oracle_s.tolist() == pytest.approx([least_by_trying(trace, COST, s) for s in range(3)], rel=1e-12)
 
 
 def test_no_policy_and_no_single_drafter_is_faster() -> None:

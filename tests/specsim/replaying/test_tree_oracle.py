@@ -68,7 +68,7 @@ def brute_force_seconds(trace: Trace, table: CostTable, width: int) -> float:
         if t == length:
             return 0.0
         at = prompt + t - 1 >> table.bucket_bits
-        found = [tree.verify_s[1:, at].min() + least(t + 1, True)]
+        choices = [tree.verify_s[1:, at].min() + least(t + 1, True)]
         drafting = float(table.catch_up_s[at]) if behind else 0.0
         for levels in range(1, min(trace.depth, budget - t - 1) + 1):
             drafting += table.draft_s[levels, at] - table.draft_s[levels - 1, at] + tree.wider_s[1:, at].min()
@@ -76,8 +76,8 @@ def brute_force_seconds(trace: Trace, table: CostTable, width: int) -> float:
                 if verified and not 0 <= ranks[t, verified - 1] < width:
                     break
                 then = least(min(t + verified + 1, length), verified == levels)
-                found.append(drafting + tree.verify_s[verified + 1 :, at].min() + then)
-        return tree.round_overhead_s + min(map(float, found))
+                choices.append(drafting + tree.verify_s[verified + 1 :, at].min() + then)
+        return tree.round_overhead_s + min(map(float, choices))
 
     return least(0, False)
 

@@ -209,10 +209,10 @@ class PlainTrees:
             last = accepted = 0
             while True:
                 wanted = text[t + accepted] if t + accepted < len(text) else None
-                found = [c for c in tree[last].children if c in kept and self.token(start + t, tree[c]) == wanted]
-                if not found:
+                matching = [c for c in tree[last].children if c in kept and self.token(start + t, tree[c]) == wanted]
+                if not matching:
                     break
-                last, accepted = found[0], accepted + 1
+                last, accepted = matching[0], accepted + 1
             if len(tree) > 1:
                 self.rule.observe(max(tree[k].depth for k in kept), accepted)
                 in_draft_cache = prompt + t + accepted - (accepted > 0 and tree[last].width == 0)

@@ -289,8 +289,8 @@ def test_rates_of_baseline_and_best_stand_in_the_table(document: dict[str, Any])
 
 def test_medians_and_sums_that_differ_are_named(document: dict[str, Any]) -> None:
     text = Page(render_validation(document)).text
-    told = "Medians and plain sums differ by more than the noise floor: adaedl(gamma=0.2, lambda0<0.3): 1.350 by"
-    assert told in text and "fixed_k(k=1): 1.080 by" not in text
+    remark = "Medians and plain sums differ by more than the noise floor: adaedl(gamma=0.2, lambda0<0.3): 1.350 by"
+    assert remark in text and "fixed_k(k=1): 1.080 by" not in text
     assert "median of 3 repeats" in text and "15.00 ms per baseline token" in text
 
 

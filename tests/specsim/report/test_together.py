@@ -49,20 +49,20 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("tuning", "On held-out sequences: "),
         ("leaderboard", "No policy is significantly faster than no speculation"),
         ("batches", "At a context of 512"),
     ],
 )
-def test_a_page_begins_with_its_verdict(name: str, said: str, results: dict[str, Path], tmp_path: Path) -> None:
+def test_a_page_begins_with_its_verdict(name: str, message: str, results: dict[str, Path], tmp_path: Path) -> None:
     out = tmp_path / "report.html"
     assert call("specsim", "report", results[name], "--out", out).code == 0
     text = out.read_text()
     page = Page(text)
     verdict = re.search(r'<p class="verdict">([^<]*)</p>', text)
-    assert verdict and said in verdict[1]
+    assert verdict and message in verdict[1]
     assert page.names.count("svg") >= 1 and text.count("</title></use>") + text.count("</title></path>") > 1
     assert "https://" not in text.replace("http://www.w3.org", "")
 

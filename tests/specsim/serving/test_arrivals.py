@@ -36,19 +36,19 @@ FORMATS = {
 def test_public_traces_are_read(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     path.write_text(FORMATS[name])
-    found = recorded_requests(path, TRACE)
-    assert found.arrival_s == pytest.approx([0, 1.25, 3], abs=1e-9)
-    assert found.prompt_tokens.tolist() == [374, 396, 879] and found.output_tokens.tolist() == [44, 109, 55]
-    assert found.left_out == (1 if "burst" in name else 0)
-    assert sorted(found.sequence.tolist()) == [0, 1, 2]
+    requests = recorded_requests(path, TRACE)
+    assert requests.arrival_s == pytest.approx([0, 1.25, 3], abs=1e-9)
+    assert requests.prompt_tokens.tolist() == [374, 396, 879] and requests.output_tokens.tolist() == [44, 109, 55]
+    assert requests.left_out == (1 if "burst" in name else 0)
+    assert sorted(requests.sequence.tolist()) == [0, 1, 2]
     assert len(recorded_requests(path, TRACE, limit=2)) == 2
 
 
 def test_requests_are_taken_in_the_order_of_their_times(tmp_path: Path) -> None:
     path = tmp_path / "shuffled.csv"
     path.write_text("Timestamp,Request tokens,Response tokens\n9,1,1\n4,2,2\n4,3,3\n")
-    found = recorded_requests(path, TRACE)
-    assert found.arrival_s.tolist() == [0, 0, 5] and found.prompt_tokens.tolist() == [2, 3, 1]
+    requests = recorded_requests(path, TRACE)
+    assert requests.arrival_s.tolist() == [0, 0, 5] and requests.prompt_tokens.tolist() == [2, 3, 1]
 
 
 BAD = {
@@ -74,10 +74,10 @@ BAD = {
 
 @pytest.mark.parametrize("case", BAD)
 def test_bad_files_are_refused(tmp_path: Path, case: str) -> None:
-    name, text, *says = BAD[case]
+    name, text, *message = BAD[case]
     path = tmp_path / name
     path.write_text(text)
-    refusal(lambda: recorded_requests(path, TRACE), name, *says)
+    refusal(lambda: recorded_requests(path, TRACE), name, *message)
 
 
 def test_a_missing_file_is_refused_with_what_there_could_be(tmp_path: Path) -> None:
@@ -87,11 +87,11 @@ def test_a_missing_file_is_refused_with_what_there_could_be(tmp_path: Path) -> N
 
 
 def test_drawn_arrivals_are_poisson() -> None:
-    found = requests_of_trace(TRACE, 6000, rate=8.0, seed=5)
-    gaps_s = np.diff(found.arrival_s)
+    requests = requests_of_trace(TRACE, 6000, rate=8.0, seed=5)
+    gaps_s = np.diff(requests.arrival_s)
     assert gaps_s.mean() == pytest.approx(1 / 8, rel=0.05) and gaps_s.std() == pytest.approx(1 / 8, rel=0.05)
-    assert np.bincount(found.sequence).tolist() == [2000] * 3
-    assert set(found.output_tokens.tolist()) == {4, 5, 6} and set(found.prompt_tokens.tolist()) == {7}
+    assert np.bincount(requests.sequence).tolist() == [2000] * 3
+    assert set(requests.output_tokens.tolist()) == {4, 5, 6} and set(requests.prompt_tokens.tolist()) == {7}
     assert requests_of_trace(TRACE, 5).arrival_s.tolist() == [0] * 5
     refusal(lambda: requests_of_trace(TRACE, 5, rate=0.0), "positive rate")
     refusal(lambda: requests_of_trace(TRACE, 0), "0 requests")

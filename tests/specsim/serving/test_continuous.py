@@ -154,11 +154,11 @@ def test_more_slots_never_lower_tokens_per_second_in_a_closed_loop(slots: int, m
 def test_a_seed_decides_all() -> None:
     trace = generate(IID(0.7), sequences=20, output_tokens=30, depth=4)
 
-    def found(seed: int) -> dict[str, Any]:
+    def summary(seed: int) -> dict[str, Any]:
         requests = requests_of_trace(trace, 100, rate=20.0, seed=seed)
         return summarise_run(served(trace, TurboSpec(COST, 4), requests, slots=4), tpot_bound_s=0.02).as_dict()
 
-    assert found(1) == found(1) != found(2)
+    assert summary(1) == summary(1) != summary(2)
 
 
 def made_run() -> ServingRun:

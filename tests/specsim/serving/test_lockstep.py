@@ -84,9 +84,9 @@ BASELINE_MS = 49.9092420629479  # 7 steps, 12 tokens, 10+...+16 + 20+...+24 = 20
 
 @pytest.mark.parametrize(("batch", "by_hand_ms"), [(1, APART_MS), (2, TOGETHER_MS)])
 def test_twelve_positions_on_an_h100_equal_a_table_by_hand(batch: int, by_hand_ms: list[float]) -> None:
-    found = decoded(twelve_positions(), FixedK(k=3), batch, H100)
-    assert {name: getattr(found.rounds, name).tolist() for name in HAND_ROUNDS} == HAND_ROUNDS
-    assert 1e3 * found.seconds.total_s == pytest.approx(by_hand_ms, rel=1e-12)
+    run = decoded(twelve_positions(), FixedK(k=3), batch, H100)
+    assert {name: getattr(run.rounds, name).tolist() for name in HAND_ROUNDS} == HAND_ROUNDS
+    assert 1e3 * run.seconds.total_s == pytest.approx(by_hand_ms, rel=1e-12)
     plain = decoded(twelve_positions(), None, 2, H100)
     assert 1e3 * plain.total_s == pytest.approx(BASELINE_MS, rel=1e-12)
 
@@ -184,9 +184,9 @@ def test_ragged_batches_take_what_they_take_token_by_token(batch: int, refill: b
     for seed in range(3):
         trace = small_trace(seed)
         seconds, sizes = token_by_token(trace, 4, batch, refill)
-        found = decoded(trace, FixedK(k=4), batch, refill=refill)
-        assert found.seconds.sequences.tolist() == sizes
-        assert found.total_s == pytest.approx(seconds, rel=1e-12)
+        run = decoded(trace, FixedK(k=4), batch, refill=refill)
+        assert run.seconds.sequences.tolist() == sizes
+        assert run.total_s == pytest.approx(seconds, rel=1e-12)
 
 
 def of_8b(drafter: Any = "eagle", hardware: str = "h100", **other: Any) -> RooflineCost:
@@ -218,11 +218,11 @@ def test_like_sequences_under_a_roofline_take_what_its_passes_take(drafter: Any)
     batch, k, context = 6, 3, 900
     cost = of_8b(drafter, batch=batch, overheads=Overheads(1e-3, 5e-4, 0.0, 1e-5, 2e-5, 0.5))
     trace = generate(IID(0.0), sequences=batch, output_tokens=8, depth=k)  # nothing accepted: nothing to take in
-    found = decoded(trace, FixedK(k=k), batch, cost, context=context).seconds
+    run = decoded(trace, FixedK(k=k), batch, cost, context=context).seconds
     rounds = slice(0, 4)  # the budget leaves fewer tokens to draft in the last ones
-    assert found.verify_s[rounds] == pytest.approx(4 * [float(cost.verify(k + 1, context))], rel=1e-12)
-    assert found.draft_s[rounds] == pytest.approx(4 * [float(cost.draft(k, context))], rel=1e-12)
-    assert found.other_s == pytest.approx(8 * [cost.round_overhead()], rel=1e-12)
+    assert run.verify_s[rounds] == pytest.approx(4 * [float(cost.verify(k + 1, context))], rel=1e-12)
+    assert run.draft_s[rounds] == pytest.approx(4 * [float(cost.draft(k, context))], rel=1e-12)
+    assert run.other_s == pytest.approx(8 * [cost.round_overhead()], rel=1e-12)
     plain = decoded(trace, None, batch, cost, context=context)
     assert plain.seconds.total_s == pytest.approx(8 * [float(cost.autoregressive_step(context))], rel=1e-12)
 
@@ -248,27 +248,27 @@ def test_a_ragged_batch_under_a_roofline_reads_what_is_worked_out_by_hand() -> N
 
 
 def test_seconds_are_shared_by_the_sequences_of_a_round() -> None:
-    found = decoded(small_trace(1), FixedK(k=3), 3, refill=True)
-    tokens, seconds = found.per_sequence()
+    run = decoded(small_trace(1), FixedK(k=3), 3, refill=True)
+    tokens, seconds = run.per_sequence()
     assert tokens.tolist() == small_trace(1).output_tokens.tolist()
-    assert seconds.sum() == pytest.approx(found.total_s)
-    full = found.seconds.sequences == 3
-    tokens, seconds = found.per_sequence(full_only=True)
+    assert seconds.sum() == pytest.approx(run.total_s)
+    full = run.seconds.sequences == 3
+    tokens, seconds = run.per_sequence(full_only=True)
     assert 0 < full.sum() < len(full)
-    assert seconds.sum() == pytest.approx(found.seconds.total_s[full].sum())
-    assert tokens.sum() == found.rounds.emitted[full[found.rounds.batch_round]].sum()
-    assert found.mean_batch == pytest.approx(np.average(found.seconds.sequences, weights=found.seconds.total_s))
+    assert seconds.sum() == pytest.approx(run.seconds.total_s[full].sum())
+    assert tokens.sum() == run.rounds.emitted[full[run.rounds.batch_round]].sum()
+    assert run.mean_batch == pytest.approx(np.average(run.seconds.sequences, weights=run.seconds.total_s))
 
 
 def test_a_context_replaces_those_of_the_trace() -> None:
-    found = decoded(small_trace(1), FixedK(k=3), 2, context=777)
-    assert set(found.cached.tolist()) == {777}
-    assert found.total_s > decoded(small_trace(1), FixedK(k=3), 2).total_s
+    run = decoded(small_trace(1), FixedK(k=3), 2, context=777)
+    assert set(run.cached.tolist()) == {777}
+    assert run.total_s > decoded(small_trace(1), FixedK(k=3), 2).total_s
 
 
 def test_the_same_sequence_may_be_taken_several_times() -> None:
-    found = decoded(small_trace(1), FixedK(k=3), 2, order=[2, 2, 0, 2])
-    assert found.rounds.emitted.sum() == 3 * 25 + 40 and set(found.rounds.sequence.tolist()) == {0, 2}
+    run = decoded(small_trace(1), FixedK(k=3), 2, order=[2, 2, 0, 2])
+    assert run.rounds.emitted.sum() == 3 * 25 + 40 and set(run.rounds.sequence.tolist()) == {0, 2}
 
 
 def test_what_cannot_be_batched_is_refused() -> None:

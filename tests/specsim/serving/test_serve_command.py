@@ -144,8 +144,8 @@ BAD = {
 
 @pytest.mark.parametrize("case", BAD)
 def test_bad_options_are_refused(trace: Path, case: str) -> None:
-    options, *says = BAD[case]
-    assert_refused(call("specsim", "serve", "simulate", trace, *COST, *options.split()), *says)
+    options, *message = BAD[case]
+    assert_refused(call("specsim", "serve", "simulate", trace, *COST, *options.split()), *message)
 
 
 def test_costs_and_batches_that_do_not_serve_are_refused(trace: Path, tmp_path: Path) -> None:

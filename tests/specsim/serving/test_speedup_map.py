@@ -30,14 +30,14 @@ def test_break_even_by_hand() -> None:
     hits = np.tile([[True, False], [False, False], [False, False]], (40, 1))
     trace = build_trace(np.random.default_rng(0), hits, [3] * 40)
     cost = LinearCost(LinearPass(0.010, 1e-4), LinearPass(0.001))
-    found = speedup_map(trace, cost, [FixedK(k=2)], [1, 20, 79, 81, 160])
-    assert found.cells[0].speedup["fixed_k(k=2)"].estimate == pytest.approx(30.3 / 22.4)
-    assert found.cells[-1].speedup["fixed_k(k=2)"].estimate == pytest.approx((30 + 48) / (22 + 64))
-    even = found.break_even[0]
+    table = speedup_map(trace, cost, [FixedK(k=2)], [1, 20, 79, 81, 160])
+    assert table.cells[0].speedup["fixed_k(k=2)"].estimate == pytest.approx(30.3 / 22.4)
+    assert table.cells[-1].speedup["fixed_k(k=2)"].estimate == pytest.approx((30 + 48) / (22 + 64))
+    even = table.break_even[0]
     assert even.batch == pytest.approx(80, abs=0.01)
     assert (even.low, even.high) == pytest.approx((even.batch, even.batch))  # all texts are alike
-    assert found.schedule() == {1: 2, 81: 0}
-    assert found.as_dict()["schedules"] == [{"context": None, "ranges": [[1, 80, 2], [81, 160, 0]]}]
+    assert table.schedule() == {1: 2, 81: 0}
+    assert table.as_dict()["schedules"] == [{"context": None, "ranges": [[1, 80, 2], [81, 160, 0]]}]
 
 
 def test_speedup_of_a_full_batch_is_what_the_formula_expects() -> None:
@@ -59,15 +59,15 @@ def test_speculation_loses_earlier_the_less_is_accepted_and_never_at_long_contex
     ends = []
     for accept_prob in (0.4, 0.5, 0.6):
         trace = generate(IID(accept_prob), sequences=40, output_tokens=40, depth=3, seed=4)
-        found = speedup_map(trace, H100, [FixedK(k=1), FixedK(k=3)], batches, contexts=[None, 8192])
-        short, long = found.break_even
+        table = speedup_map(trace, H100, [FixedK(k=1), FixedK(k=3)], batches, contexts=[None, 8192])
+        short, long = table.break_even
         assert short.batch is not None and short.low is not None and short.high is not None
         assert short.low < short.batch < short.high
         assert long.batch is None and str(long) == "over 1024"
         ends.append(short.batch)
-        schedule = found.schedule()
+        schedule = table.schedule()
         assert list(schedule.values()) == sorted(schedule.values(), reverse=True) and schedule[max(schedule)] == 0
-        assert min(found.schedule(8192).values()) > 0
+        assert min(table.schedule(8192).values()) > 0
     assert ends == sorted(ends)
 
 
@@ -78,10 +78,10 @@ def test_the_interval_of_break_even_is_over_sequences() -> None:
     seconds = np.ones((3, 2, 40))
     for row, batch in enumerate(batches):
         seconds[row, 1, :20], seconds[row, 1, 20:] = 0.75 * batch, 0.5 * batch
-    found = break_even(batches, np.stack([tokens, seconds], axis=2), None, ["k"])
-    assert found.batch == pytest.approx(1.6)  # 40 / (20 x 0.75 + 20 x 0.5)
-    assert 4 / 3 < found.low < 1.6 < found.high < 2
-    width = np.log(found.high / found.low)
+    even = break_even(batches, np.stack([tokens, seconds], axis=2), None, ["k"])
+    assert even.batch == pytest.approx(1.6)  # 40 / (20 x 0.75 + 20 x 0.5)
+    assert 4 / 3 < even.low < 1.6 < even.high < 2
+    width = np.log(even.high / even.low)
     # The mean of 40 draws of 0.75 or 0.5, of which the break-even is the inverse: 2 x 2.02 standard errors.
     assert width == pytest.approx(2 * 2.02 * 0.125 / np.sqrt(39) / 0.625, rel=0.1)
 
@@ -98,14 +98,14 @@ def test_losing_and_gaining_everywhere_are_told_apart() -> None:
 
 def test_rules_and_policies_compete() -> None:
     trace = generate(IID(0.8), sequences=30, output_tokens=30, depth=4)
-    told = []
-    found = speedup_map(
-        trace, H100, [FixedK(k=2), TurboSpec(H100, 4)], [1, 8], progress=lambda done, total: told.append((done, total))
+    calls = []
+    table = speedup_map(
+        trace, H100, [FixedK(k=2), TurboSpec(H100, 4)], [1, 8], progress=lambda done, total: calls.append((done, total))
     )
-    assert set(found.cells[0].speedup) == {"fixed_k(k=2)", "turbospec K<=4"} and told == [(1, 2), (2, 2)]
-    assert found.break_even[0].choices == ("fixed_k(k=2)",) and found.lengths == {"fixed_k(k=2)": 2}
-    assert json.loads(json.dumps(found.as_dict()))["cells"][1]["batch"] == 8
-    assert found == speedup_map(trace, H100, [FixedK(k=2), TurboSpec(H100, 4)], [1, 8])
+    assert set(table.cells[0].speedup) == {"fixed_k(k=2)", "turbospec K<=4"} and calls == [(1, 2), (2, 2)]
+    assert table.break_even[0].choices == ("fixed_k(k=2)",) and table.lengths == {"fixed_k(k=2)": 2}
+    assert json.loads(json.dumps(table.as_dict()))["cells"][1]["batch"] == 8
+    assert table == speedup_map(trace, H100, [FixedK(k=2), TurboSpec(H100, 4)], [1, 8])
     assert speedup_map(trace, H100, [TurboSpec(H100, 4)], [1]).as_dict()["schedules"] == []
 
 
@@ -114,9 +114,9 @@ def test_schedules_join_batches_of_one_k() -> None:
         return Cell(batch, None, {f"k{i}": Estimate(s, s, s) for i, s in enumerate(speedups, start=1)}, 1.0)
 
     cells = (cell(2, 1.1, 1.3), cell(4, 1.2, 1.4), cell(8, 1.2, 1.1), cell(16, 0.9, 0.8))
-    found = SpeedupMap((2, 4, 8, 16), (None,), cells, (), {"k1": 1, "k2": 2})
-    assert found.schedule() == {1: 2, 8: 1, 16: 0} and cells[0].best == "k2"
-    assert schedule_ranges(found.schedule(), 16) == [[1, 7, 2], [8, 15, 1], [16, 16, 0]]
+    table = SpeedupMap((2, 4, 8, 16), (None,), cells, (), {"k1": 1, "k2": 2})
+    assert table.schedule() == {1: 2, 8: 1, 16: 0} and cells[0].best == "k2"
+    assert schedule_ranges(table.schedule(), 16) == [[1, 7, 2], [8, 15, 1], [16, 16, 0]]
 
 
 def test_batches_have_to_increase() -> None:

@@ -83,19 +83,19 @@ HAND_MS = [
 
 def test_a_small_tree_by_hand() -> None:
     trace = ranks_trace(RANKS, [5, 4], [11, 21])
-    found = lockstep(drafts_of(trace, SPARSE), COST, 2)
-    assert found.rounds.drafted.tolist() == [7, 0, 7, 0] and found.rounds.accepted.tolist() == [3, 0, 2, 0]
-    assert found.rounds.emitted.tolist() == [4, 1, 3, 1]
-    assert found.rounds.behind.tolist() == [0, 1, 0, 1]  # leaves were never in a draft pass
-    assert 1e3 * found.seconds.total_s == pytest.approx(HAND_MS, rel=1e-12)
+    run = lockstep(drafts_of(trace, SPARSE), COST, 2)
+    assert run.rounds.drafted.tolist() == [7, 0, 7, 0] and run.rounds.accepted.tolist() == [3, 0, 2, 0]
+    assert run.rounds.emitted.tolist() == [4, 1, 3, 1]
+    assert run.rounds.behind.tolist() == [0, 1, 0, 1]  # leaves were never in a draft pass
+    assert 1e3 * run.seconds.total_s == pytest.approx(HAND_MS, rel=1e-12)
 
 
 def test_only_a_path_that_ends_at_a_leaf_leaves_a_token_behind() -> None:
     """Of the tree SPARSE, rank 0 leads to a node with children, 0 and 1 to a leaf, 2 to a leaf; 3 is no child."""
     rank = [[0, 3, 3], [3, 3, 3], [0, 1, 3], *[[3, 3, 3]] * 2, [2, 3, 3], *[[3, 3, 3]] * 4]
-    found = lockstep(drafts_of(ranks_trace(rank, [10], [5]), SPARSE), COST, 1).rounds
-    assert found.accepted.tolist()[:4] == [1, 2, 1, 0] and found.t.tolist()[:4] == [0, 2, 5, 7]
-    assert found.behind.tolist()[:4] == [0, 0, 1, 1]
+    run = lockstep(drafts_of(ranks_trace(rank, [10], [5]), SPARSE), COST, 1).rounds
+    assert run.accepted.tolist()[:4] == [1, 2, 1, 0] and run.t.tolist()[:4] == [0, 2, 5, 7]
+    assert run.behind.tolist()[:4] == [0, 0, 1, 1]
 
 
 def test_a_request_that_ends_early_cuts_its_tree() -> None:

@@ -68,8 +68,8 @@ REFUSED: dict[str, tuple[Callable[[], Trace], str]] = {
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_differs_is_named_with_its_first_place(what: str) -> None:
-    other, said = REFUSED[what]
-    with pytest.raises(InputError, match=said) as caught:
+    other, message = REFUSED[what]
+    with pytest.raises(InputError, match=message) as caught:
         join_traces({"a/": ONE, "b/": other()})
     assert "\n" not in str(caught.value)
 
@@ -148,14 +148,14 @@ def test_a_damaged_folder_is_refused(tmp_path: Path) -> None:
     write_trace(joined_trace(), folder)
     listing = folder / "joined.json"
     good = json.loads(listing.read_text())
-    for bad, said in (
+    for bad, message in (
         ({**good, "parts": 1}, "parts=1, not 2 to 3"),
         ({**good, "parts": 10**18}, "parts=1000000000000000000, not 2 to 3"),
         ({**good, "parts": "3"}, "joined.json.*join the traces again"),
         ({**good, "version": 2}, "joined.json.*join the traces again"),
     ):
         listing.write_text(json.dumps(bad))
-        with pytest.raises(InputError, match=said):
+        with pytest.raises(InputError, match=message):
             read_trace(folder)
     listing.write_text(json.dumps(good))
     shutil.rmtree(folder / "2")

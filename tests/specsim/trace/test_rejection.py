@@ -135,13 +135,13 @@ def test_only_rejection_with_probabilities_is_approximate(trace: Trace) -> None:
 
 def test_a_prediction_counts_every_sequence_once(trace: Trace) -> None:
     policy = FixedK(k=3)
-    whole, found = replay(trace, policy, cost_table(trace, COST)), predict_policy(PricedTrace(trace, COST), policy)
-    assert found.approximate and found.as_dict()["approximate"] is True
-    assert found.output_tokens == trace.output_tokens.sum()
-    assert found.rounds == round(whole.num_rounds.sum() / DRAWS)
-    assert found.tau == pytest.approx(whole.output_tokens.sum() / whole.num_rounds.sum())
-    assert found.speedup.estimate == pytest.approx(found.ar_seconds / found.seconds) == pytest.approx(whole.speedup)
-    assert found.oracle_regret > 0
+    whole, mean = replay(trace, policy, cost_table(trace, COST)), predict_policy(PricedTrace(trace, COST), policy)
+    assert mean.approximate and mean.as_dict()["approximate"] is True
+    assert mean.output_tokens == trace.output_tokens.sum()
+    assert mean.rounds == round(whole.num_rounds.sum() / DRAWS)
+    assert mean.tau == pytest.approx(whole.output_tokens.sum() / whole.num_rounds.sum())
+    assert mean.speedup.estimate == pytest.approx(mean.ar_seconds / mean.seconds) == pytest.approx(whole.speedup)
+    assert mean.oracle_regret > 0
     assert predict_policy(PricedTrace(as_recorded(trace), COST), policy).as_dict()["approximate"] is False
 
 

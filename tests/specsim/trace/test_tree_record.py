@@ -260,8 +260,8 @@ def test_damaged_bytes_are_noticed(folder: Path) -> None:
 )
 def test_meta_that_does_not_say_how_large_trees_are_is_refused(folder: Path, shape: Any) -> None:
     edit_meta(folder, lambda meta: meta.update(tree=shape))
-    said = refusal(folder, META)
-    assert "does not give nodes and width" in said or "at `$.tree" in said
+    message = refusal(folder, META)
+    assert "does not give nodes and width" in message or "at `$.tree" in message
 
 
 def test_more_nodes_than_meta_says_are_refused(folder: Path) -> None:

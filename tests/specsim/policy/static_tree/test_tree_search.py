@@ -55,25 +55,25 @@ def test_the_enumeration_counts_the_trees() -> None:
 @given(data=st.data())
 def test_no_tree_of_the_size_is_better(ordered: bool, data: st.DataObject) -> None:
     rates = data.draw(some_rates(ordered))
-    found = best_trees(rates, 6)
-    assert found.nodes == min(6, max_tree_nodes(rates))
-    assert found.expected_tokens[0] == 1.0
-    for nodes in range(1, found.nodes + 1):
+    trees = best_trees(rates, 6)
+    assert trees.nodes == min(6, max_tree_nodes(rates))
+    assert trees.expected_tokens[0] == 1.0
+    for nodes in range(1, trees.nodes + 1):
         best = max(by_hand(rates, shape) for shape in all_trees(*rates.shape, nodes))
-        shape = found.shape(nodes)
+        shape = trees.shape(nodes)
         assert len(shape) == nodes + 1
         assert by_hand(rates, shape) == pytest.approx(best, abs=1e-12)
-        assert found.expected_tokens[nodes] == pytest.approx(best, abs=1e-12)
+        assert trees.expected_tokens[nodes] == pytest.approx(best, abs=1e-12)
         assert expected_tokens(rates, shape) == pytest.approx(best, abs=1e-12)
 
 
 @given(some_rates(ordered=True), st.integers(1, 40))
 def test_greedy_and_dynamic_programming_agree(rates: np.ndarray, nodes: int) -> None:
-    found = best_trees(rates, nodes)
-    worth, taken = grow(rates, rates.shape[1], found.nodes)
-    assert found.expected_tokens == pytest.approx(1 + worth, abs=1e-9)
-    shape = tuple(tree_of(taken, found.nodes).tolist())
-    assert expected_tokens(rates, shape) == pytest.approx(found.expected_tokens[-1], abs=1e-9)
+    trees = best_trees(rates, nodes)
+    worth, taken = grow(rates, rates.shape[1], trees.nodes)
+    assert trees.expected_tokens == pytest.approx(1 + worth, abs=1e-9)
+    shape = tuple(tree_of(taken, trees.nodes).tolist())
+    assert expected_tokens(rates, shape) == pytest.approx(trees.expected_tokens[-1], abs=1e-9)
 
 
 @given(some_rates(), st.integers(1, 2))
@@ -101,19 +101,19 @@ def test_few_rates_give_few_nodes() -> None:
 
 def test_rates_of_a_trace_are_counted_by_hand() -> None:
     ranks = np.array([[0, 1, 0], [1, 0, -1], [5, 0, 0], [0, -1, -1]], dtype=np.int16)
-    found = rates_of(ranked_trace(ranks, [2, 2]), ranks=2)
+    rates = rates_of(ranked_trace(ranks, [2, 2]), ranks=2)
     # Beyond depth 1 the third position is out of reach (rank 5); the second and last are at their output's end.
-    assert found.tolist() == [[0.5, 0.25], [0.0, 1.0], [0.0, 0.0]]
+    assert rates.tolist() == [[0.5, 0.25], [0.0, 1.0], [0.0, 0.0]]
 
 
 def test_rates_of_a_trace_find_those_that_made_it() -> None:
     made = np.array([[0.6, 0.2, 0.1], [0.5, 0.3, 0.05], [0.4, 0.2, 0.1], [0.3, 0.2, 0.2]])
     trace = drawn_trace(made, [20_000], seed=5)
-    found = rates_of(trace, ranks=3)
-    assert found == pytest.approx(made, abs=0.02)
-    shape = best_trees(found, 12).shape(12)
+    rates = rates_of(trace, ranks=3)
+    assert rates == pytest.approx(made, abs=0.02)
+    shape = best_trees(rates, 12).shape(12)
     measured = 1 + shapes.accepted_tokens(shape, trace.true_rank).mean()
-    assert measured == pytest.approx(expected_tokens(found, shape), abs=0.03)
+    assert measured == pytest.approx(expected_tokens(rates, shape), abs=0.03)
 
 
 def test_a_trace_without_ranks_teaches_no_tree() -> None:
