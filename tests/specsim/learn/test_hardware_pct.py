@@ -238,25 +238,17 @@ def test_the_minimum_gain_is_the_best_threshold() -> None:
     assert min_gains(predicted_gain_s, extra_s, best_value_s, expensive).tolist() == [NEVER, NEVER]
 
 
-def with_record(trace: Trace, nodes: int, **options: Any) -> Trace:
-    return dataclasses.replace(trace, tree=tree_trace(**options, nodes=nodes).tree)
+@cache
+def short_texts(nodes: int) -> Trace:
+    """Sequences of 1 or 2 rounds, so that a truncated round affects few others, with so many recorded nodes."""
+    return tree_trace(7, sequences=500, tokens=8, depth=4, width=4, nodes=nodes, overconfidence=1.3, hidden=0.3)
 
 
 @pytest.mark.parametrize(
     "cost", [pytest.param(FLAT, marks=pytest.mark.slow), TILES, pytest.param(STEEP, marks=pytest.mark.slow)]
 )
 def test_rounds_not_counted_as_truncated_are_as_with_a_full_record(cost: CostModel) -> None:
-    """Sequences of 1 or 2 rounds, so that a truncated round affects few others."""
-    options: dict[str, Any] = {
-        "rng_seed": 7,
-        "sequences": 500,
-        "tokens": 8,
-        "depth": 4,
-        "width": 4,
-        "overconfidence": 1.3,
-        "hidden": 0.3,
-    }
-    whole = tree_trace(**options, nodes=340)
+    whole = short_texts(340)
     assert (whole.tree.horizon == 0).all()
     table = cost_table(whole, cost)
     for policy in (
@@ -267,7 +259,7 @@ def test_rounds_not_counted_as_truncated_are_as_with_a_full_record(cost: CostMod
         assert not real.truncated.any()
         exact_sequences, truncated_sequences, changed = 0, 0, 0
         for nodes in (6, 16, 40, 120):
-            short = with_record(whole, nodes, **options)
+            short = dataclasses.replace(whole, tree=short_texts(nodes).tree)
             result = replay(short, policy, table, log=True)
             exact = result.truncated == 0
             np.testing.assert_array_equal(result.seconds[exact], real.seconds[exact])

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from specsim.compare.board import Board
-from specsim.compare.document import as_document, write_results
+from specsim.compare.document import as_document
 from specsim.compare.leaderboard import leaderboards
 from specsim.cost.model import ConstantCost
 from specsim.cost.profile import ProfileCost, TreeProfile
@@ -28,7 +27,7 @@ from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
 from specsim.replaying.tree_oracle import tree_oracle_seconds
-from specsim.report.leaderboard import leaderboard_result, render_leaderboard
+from specsim.report.leaderboard import leaderboard_result
 from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
 from tests.specsim.replaying.test_tree_replay import LeafyCost
@@ -73,14 +72,6 @@ def test_chains_and_trees_share_a_board_and_an_oracle(board: Board, trace: Trace
         assert row.prediction.oracle_regret > 0
         share = 0.0 if result.truncated is None else result.truncated.sum() / result.num_rounds.sum()
         assert row.as_dict()["truncated_share"] == pytest.approx(share)
-
-
-def test_the_report_of_a_board_with_trees(board: Board, tmp_path: Path) -> None:
-    document = as_document([board], {})
-    write_results(tmp_path, document)
-    page = render_leaderboard(document)
-    assert "eagle2, 50 nodes, depth 6" in page and page.count("<svg") == 4
-    assert len((tmp_path / "leaderboard.csv").read_text().splitlines()) == 1 + len(board.rows)
 
 
 @pytest.mark.parametrize("name", TREE_POLICIES)

@@ -197,10 +197,10 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize(("text", "says"), MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_is_one_clear_line(tmp_path: Path, text: str, says: str) -> None:
+@pytest.mark.parametrize(("text", "pattern"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_one_clear_line(tmp_path: Path, text: str, pattern: str) -> None:
     path = write(tmp_path, text)
-    with pytest.raises(InputError, match=says) as caught:
+    with pytest.raises(InputError, match=pattern) as caught:
         find_policies([str(path)])
     message = str(caught.value)
     assert "\n" not in message and "\x1b" not in message and len(message) < 600 + len(str(path))

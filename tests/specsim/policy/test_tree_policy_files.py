@@ -146,14 +146,14 @@ STATIC_MISTAKES = {
 
 
 @pytest.mark.parametrize(
-    ("text", "old", "new", "says"),
+    ("text", "old", "new", "pattern"),
     [(GOOD, *mistake) for mistake in MISTAKES.values()] + [(STATIC, *mistake) for mistake in STATIC_MISTAKES.values()],
     ids=[*MISTAKES, *STATIC_MISTAKES],
 )
-def test_a_mistake_is_one_clear_line(tmp_path: Path, text: str, old: str, new: str, says: str) -> None:
+def test_a_mistake_is_one_clear_line(tmp_path: Path, text: str, old: str, new: str, pattern: str) -> None:
     assert old in text
     path = write(tmp_path, text.replace(old, new))
-    with pytest.raises(InputError, match=says) as caught:
+    with pytest.raises(InputError, match=pattern) as caught:
         find_policies([str(path)])
     message = str(caught.value)
     assert "\n" not in message and "\x1b" not in message and len(message) < 600 + len(str(path))

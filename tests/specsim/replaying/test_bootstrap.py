@@ -150,16 +150,9 @@ def coverage(seconds: dict[str, np.ndarray], policy: str, sequences: int, repeti
     return hits / repetitions
 
 
-@pytest.mark.parametrize("sequences", [pytest.param(18, marks=pytest.mark.slow), 36])
-def test_the_speedup_s_interval_covers_the_truth(sequences: int) -> None:
-    """Over 500 synthetic repetitions, 92 % to 98 % of the time."""
-    for policy in ("k4", "adaedl"):
-        assert 0.92 <= coverage(synthetic_seconds(), policy, sequences, 500) <= 0.98, policy
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("sequences", [8, 12, 24, 60, 100])
-def test_the_speedup_s_interval_covers_the_truth_at_other_sizes(sequences: int) -> None:
+def test_the_speedup_s_interval_covers_the_truth(sequences: int) -> None:
     """As many repetitions as 60,000 texts allow, up to 2000."""
     seconds = synthetic_seconds(60_000)
     for policy in ("k4", "k3", "adaedl"):

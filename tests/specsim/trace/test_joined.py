@@ -20,8 +20,8 @@ from specsim.trace.trace import NO_TOKEN, Trace
 from tests.support.joined_traces import DEPTH, guessing_part, joined_trace, lookup_part, texts
 
 
-def with_meta(trace: Trace, **said: Any) -> Trace:
-    return dataclasses.replace(trace, meta={**trace.meta, **said})
+def with_meta(trace: Trace, **changes: Any) -> Trace:
+    return dataclasses.replace(trace, meta={**trace.meta, **changes})
 
 
 def changed(trace: Trace, name: str, at: int, by: int = 1) -> Trace:

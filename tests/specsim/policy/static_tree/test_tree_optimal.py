@@ -145,18 +145,6 @@ def test_it_goes_no_further_than_limits_and_costs() -> None:
     assert trees and all(np.isfinite(tree.seconds) for tree in trees)
 
 
-def test_dear_verification_makes_small_trees_and_dear_drafting_shallow_ones() -> None:
-    cost = round_cost(np.random.default_rng(2), depth=5, nodes=40, widths=False)
-    flat, steep = np.full(42, 1e-2), 1e-2 + np.arange(42) * 1e-3
-    cheap, dear = np.arange(6) * 1e-6, np.arange(6) * 1e-2
-
-    def best(verify_s: np.ndarray, draft_s: np.ndarray) -> shapes.Shape:
-        return optimal_tree(RATES, cost._replace(verify_s=verify_s, draft_s=draft_s), max_nodes=40, max_depth=5).shape
-
-    assert len(best(flat, cheap)) == 41 and len(best(steep, cheap)) < 15
-    assert max(shapes.depths(best(flat, cheap))) == 5 and max(shapes.depths(best(flat, dear))) == 1
-
-
 def test_with_costs_that_do_not_grow_it_is_the_sparse_tree() -> None:
     """Then only tokens count, and the programme finds what MEDUSA's greedy search does."""
     flat = round_cost(np.random.default_rng(3), 5, 40, widths=False)._replace(verify_s=np.full(42, 1e-2))
