@@ -57,7 +57,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Links that leave docs/ lead one folder less far up in the site."""
+    """Shorten links that leave docs/ by a folder, as the site's layout needs."""
     markdown = re.sub(r"\]\(\.\./((?:\.\./)*)(studies/)", r"](\1\2", markdown)
     names = "|".join(map(re.escape, ROOT_PAGES))
     return re.sub(rf"\]\(\.\./((?:\.\./)*)({names})", lambda found: f"]({found[1]}{found[2].lower()}", markdown)

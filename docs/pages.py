@@ -51,7 +51,7 @@ class PageError(Exception):
 
 @dataclass(frozen=True)
 class Block:
-    """A block of code as it stands on a page; `output` is the recorded one, None where it prints nothing."""
+    """A block of code as it stands on a page; `output` is what it printed, None if it prints nothing."""
 
     language: str
     title: str | None

@@ -50,17 +50,24 @@ def best_by(rows: Sequence[Row], key: str) -> dict[str, Row]:
     return {name: row for name, row in best.items() if row is not None}
 
 
+def rows_over_runs(runs: Mapping[str, Mapping[str, Row]]) -> list[Row]:
+    """Return the first run's rows with the measured speedup of the rows of the same name in every run.
+
+    runs : rows by name, by run
+    """
+    first = next(iter(runs.values()))
+    return [
+        {**row, **{f"measured_{run}": rows[name]["measured"] for run, rows in runs.items() if name in rows}}
+        for name, row in first.items()
+    ]
+
+
 def ranked_rows(runs: Mapping[str, Sequence[Row]], key: str) -> list[Row]:
     """Return the best row per value of a key, fastest in the first run first, with its measured speedup in every run.
 
     runs : rows of the same policies or drafters, by run
     """
-    best = {run: best_by(rows, key) for run, rows in runs.items()}
-    first = next(iter(best.values()))
-    rows = [
-        {**row, **{f"measured_{run}": run_best[name]["measured"] for run, run_best in best.items() if name in run_best}}
-        for name, row in first.items()
-    ]
+    rows = rows_over_runs({run: best_by(rows, key) for run, rows in runs.items()})
     return sorted(rows, key=lambda row: -row["measured"]["estimate"])[:MOST_SHOWN]
 
 

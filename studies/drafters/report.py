@@ -21,6 +21,7 @@ from studies.comparisons import (
     has_uneven_blocks,
     measured_columns,
     measured_verdict,
+    rows_over_runs,
     table_rows,
 )
 from studies.figures import speedup_dots
@@ -37,12 +38,7 @@ def report(config: Config, runs: Runs, cheap: Runs, typical: Document) -> Report
     valid = {run: without_withdrawn(config, documents) for run, documents in runs.items()}
     first, documents = next(iter(valid.items()))
     withdrawn = len(valid[first]) < len(runs[first])
-    others = [run for run in runs if run != first]
-    best_rows = {run: contenders(ran) for run, ran in valid.items()}
-    shown = [
-        {**row, **{f"measured_{run}": best_rows[run][name]["measured"] for run in others}}
-        for name, row in best_rows[first].items()
-    ]
+    shown = rows_over_runs({run: contenders(ran) for run, ran in valid.items()})
     return Report(
         question="Do drafters inside the target pay?",
         answer=f"{'Yes' if (names := paying(documents)) else 'No'}: in {first} decoding {len(names)} of "

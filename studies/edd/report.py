@@ -18,6 +18,7 @@ from studies.comparisons import (
     first_best,
     measured_columns,
     order_of,
+    rows_over_runs,
     table_rows,
 )
 from studies.edd.jobs import EDD
@@ -41,11 +42,7 @@ def report(config: Config, facts: Document, runs: Mapping[str, Documents], board
     replayed = boards[first][PAPER]
     at_paper = best_by(replayed["rows"], "policy")
     others = [run for run in runs if run != first]
-    best_rows = {run: contenders(ran) for run, ran in runs.items()}
-    shown = [
-        {**row, **{f"measured_{run}": best_rows[run][name]["measured"] for run in others}}
-        for name, row in best_rows[first].items()
-    ]
+    shown = rows_over_runs({run: contenders(ran) for run, ran in runs.items()})
 
     def differ_replayed(a: str, b: str) -> bool:
         seconds = (at_paper[name]["sequence_seconds"] for name in (a, b))

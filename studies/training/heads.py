@@ -13,6 +13,7 @@ added starts as a function that changes nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ import torch.nn.functional as F
 from realrun.lm.variants.block_expansion import expand
 from realrun.pairs.drafter_files import describe_target, read_drafter
 from realrun.pairs.lab_drafters import drafter_training, lab_drafter
-from realrun.pairs.pair import Pair, load_target
-from realrun.train.common.distill import TextSettings, TrainingText, training_text
+from realrun.pairs.pair import load_target
+from realrun.train.common.distill import TextSettings, training_text
 from realrun.train.common.jobs import ModuleJob, cross_entropy_nats
 from realrun.train.common.loop import Job, LoopSettings
 from realrun.train.space import group_mask
@@ -157,9 +158,26 @@ def measure(out: Path, config: Config, report: Progress) -> Document:
     plain = LoopSettings(steps=1, warmup_steps=train["warmup_steps"], dtype=train["dtype"])
     loop = plain.lasting(1e6 * asked["tokens"])
     batch = held_out_windows(text, asked["windows"], loop.window_tokens)
-    forms = {}
-    for name, (blocks, layers) in FORMS.items():
-        forms[name] = _trained(out, name, blocks, layers, pair, exact, loop, text, batch, config, report)
+    target = describe_target(pair.target, pair.target_name)
+
+    def training(blocks: int, layers: int) -> HeadTraining:
+        return HeadTraining(pair.target, shipped_head(pair.target, blocks, layers), asked["lr"])
+
+    def figures(job: Job) -> Document:
+        return {"correct": correct(exact, job.module, batch)}  # type: ignore[attr-defined]
+
+    forms = {
+        name: measured(
+            out / "heads" / name.replace(" ", "-"),
+            partial(training, *form),
+            loop,
+            text,
+            {"drafter": f"a head, {name}", "lr": asked["lr"], "target": target},
+            figures,
+            named(report, f"head, {name}"),
+        )
+        for name, form in FORMS.items()
+    }
     shipped = drafter_training(SHIPPED)
     return {
         "shipped_tokens": shipped["tokens"],
@@ -167,36 +185,6 @@ def measure(out: Path, config: Config, report: Progress) -> Document:
         "attainable": attainable(exact, shipped_head(exact), batch, asked["places"], asked["likeliest"]),
         "forms": forms,
     }
-
-
-def _trained(
-    out: Path,
-    name: str,
-    blocks: int,
-    layers: int,
-    pair: Pair,
-    exact: Any,
-    loop: LoopSettings,
-    text: TrainingText,
-    batch: torch.Tensor,
-    config: Config,
-    report: Progress,
-) -> Document:
-    lr = config["heads"]["lr"]
-    plan = {"drafter": f"a head, {name}", "lr": lr, "target": describe_target(pair.target, pair.target_name)}
-
-    def figures(job: Job) -> Document:
-        return {"correct": correct(exact, job.module, batch)}  # type: ignore[attr-defined]
-
-    return measured(
-        out / "heads" / name.replace(" ", "-"),
-        lambda: HeadTraining(pair.target, shipped_head(pair.target, blocks, layers), lr),
-        loop,
-        text,
-        plan,
-        figures,
-        named(report, f"head, {name}"),
-    )
 
 
 def gain(a: npt.ArrayLike, b: npt.ArrayLike, places: npt.ArrayLike) -> Comparison:
