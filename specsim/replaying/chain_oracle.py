@@ -108,12 +108,12 @@ def chain_oracle_seconds(trace: Trace, table: CostTable, *, seed: int = 0) -> Fl
     return np.sum([_solve(trace, match_len, table, none) for match_len, _ in outcomes(trace, seed)], axis=0)
 
 
-def oracle_rounds(trace: Trace, table: CostTable, *, seed: int = 0) -> Ints:
+def oracle_rounds(trace: Trace, table: CostTable) -> Ints:
     """Return the rounds of a fastest run: int64 [R, 4] of (sequence index, t, drafted, accepted).
 
     Of equally fast drafts, a round takes the shortest.
     """
-    match_len, _ = next(outcomes(trace, seed))
+    match_len, _ = next(outcomes(trace, 0))
     choice = np.zeros((len(match_len), 2), dtype=np.uint8)
     _solve(trace, match_len, table, choice)
     rounds = []

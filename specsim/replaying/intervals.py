@@ -16,6 +16,7 @@ from specsim.io.errors import InputError
 LARGEST_FLOOR_PERCENT = 2.0  # noise floor above which a report starts with a warning
 LARGEST_EXPONENT = 300.0  # of an uninformative interval; larger exponents overflow
 NO_SPECULATION = "no speculation"  # the baseline's label wherever it is a candidate
+CONFIDENCE = 0.95  # of intervals
 REPEATS = 2000  # resamples of an interval
 FEW = 12  # sequences; with fewer, resamples repeat too much to show how the value varies
 
@@ -130,7 +131,7 @@ def ratio_interval(
     *,
     repeats: int = REPEATS,
     seed: int = 0,
-    confidence: float = 0.95,
+    confidence: float = CONFIDENCE,
 ) -> Estimate:
     """Estimate the ratio of the sums of two per-sequence quantities [S], resampled together.
 
@@ -158,14 +159,13 @@ def paired_difference(
     *,
     repeats: int = REPEATS,
     seed: int = 0,
-    confidence: float = 0.95,
 ) -> Comparison:
     """Subtract the speedup of policy b from that of a, over the same baseline; seconds per sequence [S] each.
 
     Every resample holds the same sequences for both, so that what makes a sequence easy for
     both cancels. Raises InputError when there is no sequence.
     """
-    return ratio_difference(baseline_s, a_s, baseline_s, b_s, repeats=repeats, seed=seed, confidence=confidence)
+    return ratio_difference(baseline_s, a_s, baseline_s, b_s, repeats=repeats, seed=seed)
 
 
 def ratio_difference(
@@ -176,7 +176,6 @@ def ratio_difference(
     *,
     repeats: int = REPEATS,
     seed: int = 0,
-    confidence: float = 0.95,
 ) -> Comparison:
     """Subtract the ratio of sums of b from that of a, per-sequence quantities [S], resampled together.
 
@@ -189,7 +188,7 @@ def ratio_difference(
     of_a, of_b = float(a.sum() / over_a.sum()), float(b.sum() / over_b.sum())
     deviations = (a - of_a * over_a) / over_a.mean() - (b - of_b * over_b) / over_b.mean()
     return Comparison(
-        difference=_estimate(of_a - of_b, differences, deviations, confidence),
+        difference=_estimate(of_a - of_b, differences, deviations, CONFIDENCE),
         p_not_better=float((differences[~np.isnan(differences)] <= 0).mean()),
         sequences=a.size,
     )
@@ -200,8 +199,6 @@ def ratio_of_ratios(
     a_bottom: npt.ArrayLike,
     b_top: npt.ArrayLike,
     b_bottom: npt.ArrayLike,
-    *,
-    confidence: float = 0.95,
 ) -> Estimate:
     """Divide the ratio of sums of a by that of b, per-sequence quantities [S] of the same sequences.
 
@@ -217,7 +214,7 @@ def ratio_of_ratios(
     if sequences == 1:
         return Estimate.exact(value)
     error = log_ratio_error(*columns)
-    factor = math.exp(min(student_quantile(sequences - 1, (1 + confidence) / 2) * error, LARGEST_EXPONENT))
+    factor = math.exp(min(student_quantile(sequences - 1, (1 + CONFIDENCE) / 2) * error, LARGEST_EXPONENT))
     return Estimate(value, value / factor, value * factor)
 
 

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from specsim.io.arrays import Floats
 from specsim.replaying.intervals import (
+    CONFIDENCE,
     REPEATS,
     Comparison,
     Estimate,
@@ -58,7 +59,6 @@ def simultaneous(
     baseline_s: npt.ArrayLike,
     seconds: Sequence[npt.ArrayLike],
     *,
-    confidence: float = 0.95,
     repeats: int = REPEATS,
     seed: int = 0,
 ) -> Simultaneous:
@@ -68,7 +68,6 @@ def simultaneous(
     ----------
     baseline_s : array of S seconds, per sequence, without speculation
     seconds : of each policy, S seconds of the same sequences
-    confidence : probability that all intervals hold
     repeats, seed : of the bootstrap over sequences, as in `paired_difference`
 
     Raises
@@ -102,7 +101,7 @@ def simultaneous(
     arms = np.stack([base, *rows])
     deviations = _deviations(base, arms)
     values = base.sum() / arms.sum(axis=1)
-    critical = _critical(base, deviations, confidence, repeats, seed)
+    critical = _critical(base, deviations, repeats, seed)
     errors = _standard_errors(deviations)
     return Simultaneous(
         speedups=[
@@ -128,7 +127,7 @@ def _standard_errors(deviations: Floats) -> Floats:
     return np.asarray(deviations.std(axis=0, ddof=1) / math.sqrt(len(deviations)))
 
 
-def _critical(baseline_s: Floats, deviations: Floats, confidence: float, repeats: int, seed: int) -> float:
+def _critical(baseline_s: Floats, deviations: Floats, repeats: int, seed: int) -> float:
     """Compute the critical value: the standard errors by which pairs of equal arms may differ, all at once."""
     sequences, arms = deviations.shape
     first, second = np.triu_indices(arms, 1)
@@ -137,7 +136,7 @@ def _critical(baseline_s: Floats, deviations: Floats, confidence: float, repeats
     weights = baseline_s**2
     freedom = float(weights.sum() ** 2 / (weights**2).sum()) - 1
     pairs = max(1, differences.shape[1])
-    bound = student_quantile(max(1, int(freedom + 1e-9)), 1 - (1 - confidence) / 2 / pairs)
+    bound = student_quantile(max(1, int(freedom + 1e-9)), 1 - (1 - CONFIDENCE) / 2 / pairs)
     if freedom < ENOUGH or not differences.size:
         return bound
     places = resample(sequences, repeats=repeats, seed=seed) + sequences * np.arange(repeats)[:, None]
@@ -145,4 +144,4 @@ def _critical(baseline_s: Floats, deviations: Floats, confidence: float, repeats
     means, squares = counts @ differences / sequences, counts @ differences**2 / sequences
     errors = np.sqrt(np.maximum(squares - means**2, ROUNDING**2) / (sequences - 1))
     largest = np.abs(means / errors).max(axis=1)
-    return min(bound, float(np.quantile(largest, confidence)))
+    return min(bound, float(np.quantile(largest, CONFIDENCE)))
