@@ -1,4 +1,4 @@
-"""What a stage is given, and how its result file looks."""
+"""The task of a stage, and the format of its result file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Result(TypedDict):
 class OutOfTime(BaseException):
     """The stage's minutes are over; no `except Exception` of what it runs keeps it from ending.
 
-    What was kept until then is there for a second call.
+    Results saved until then are kept for a second call.
     """
 
 
@@ -67,23 +67,23 @@ class Job:
         return max(0.0, self.deadline - time.monotonic())
 
     def minutes(self, share: float = 1.0) -> float:
-        """A share of the minutes left."""
+        """Compute a share of the minutes left."""
         return self.left_s() * share / 60
 
     def report(self, done: int, total: int) -> None:
         self.progress(self.name, done, total)
 
     def on_time(self, what: str, done: int, total: int) -> None:
-        """Progress of what knows no limit of its own: raises OutOfTime behind the deadline."""
+        """Report progress of work without a time limit of its own; raises OutOfTime after the deadline."""
         if time.monotonic() > self.deadline + self.grace_s:
             raise OutOfTime(f"{what}: {done} of {total} done")
         self.progress(what, done, total)
 
     def previous(self) -> dict[str, Any]:
-        """The result that an earlier run of this stage left, or nothing."""
+        """Read the result that an earlier run of this stage left; empty if there is no result."""
         return read_result(self.out / f"{self.name}.json") or {}
 
 
 def read_result(path: Path) -> dict[str, Any] | None:
-    """A stage's result file, or None where there is none that can be read."""
+    """Read a stage's result file; None if it is missing or damaged."""
     return read_kept(path, Result)

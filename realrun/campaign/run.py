@@ -27,8 +27,16 @@ ALL = "all"
 
 
 def load_stage(name: str) -> Any:
-    """The stage's module."""
+    """Import the stage's module."""
     return import_module(f"realrun.campaign.{name}")
+
+
+def stage_names(stages: Sequence[str]) -> list[str]:
+    """Return the distinct stages to run, in order; raises InputError for an unknown stage."""
+    names = list(STAGES) if ALL in stages else list(dict.fromkeys(stages))
+    if unknown := [name for name in names if name not in STAGES]:
+        raise InputError(f"stage {unknown[0]!r} is unknown; known: {ALL}, {', '.join(STAGES)}")
+    return names
 
 
 def run_campaign(
@@ -53,10 +61,7 @@ def run_campaign(
 
     Raises InputError for an unknown stage or no time.
     """
-    names = list(STAGES) if ALL in stages else list(dict.fromkeys(stages))
-    unknown = [name for name in names if name not in STAGES]
-    if unknown:
-        raise InputError(f"stage {unknown[0]!r} is unknown; known: {ALL}, {', '.join(STAGES)}")
+    names = stage_names(stages)
     if not minutes > 0:
         raise InputError(f"minutes={minutes}; give the campaign some time")
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -76,13 +81,8 @@ def run_campaign(
         left = sum(STAGES[later] for later in names[index:])
         start = time.monotonic()
         deadline = start + min((end - start) * STAGES[name] / left, MOST_S.get(name, math.inf))
-        header = {
-            "kind": KIND,
-            "version": VERSION,
-            "stage": name,
-            "reduced": where.type != "cuda",
-            "complete": False,
-        }
+        reduced = where.type != "cuda"
+        header = {"kind": KIND, "version": VERSION, "stage": name, "reduced": reduced, "complete": False}
 
         def save(part: dict[str, Any], header: dict[str, Any] = header, path: Path = path) -> None:
             write_json(header | part, path)
@@ -119,5 +119,5 @@ def _run_stage(job: Job, header: dict[str, Any]) -> dict[str, Any]:
 
 
 def _kept(job: Job) -> dict[str, Any]:
-    """What the stage saved before it ended early."""
+    """Read the results that the stage saved before it ended early."""
     return {key: value for key, value in job.previous().items() if key not in ("error", "left", "traceback")}

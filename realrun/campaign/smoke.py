@@ -82,9 +82,9 @@ def _tasks() -> Iterator[tuple[str, Check]]:
         yield f"drafter {drafter}", partial(drafter_agrees, drafter=drafter)
 
 
-def _problem(found: Mapping[str, Any]) -> str:
-    """What a check says is wrong; nothing if all is well."""
-    wrong = [f"{key}: {value}" for key, value in found.items() if key == "error" or str(value).startswith("differs")]
+def _problem(result: Mapping[str, Any]) -> str:
+    """Describe what a check found wrong; empty if nothing is."""
+    wrong = [f"{key}: {value}" for key, value in result.items() if key == "error" or str(value).startswith("differs")]
     return "; ".join(wrong)
 
 

@@ -64,9 +64,9 @@ def run(job: Job) -> dict[str, Any]:
         label = f"{target} + {draft}, context {context}"
         if label not in scripted and (number == 0 or job.left_s() > (LEAST_PAIR_S if job.full else 1)):
             share = (1 - LAB_SHARE if lab is None else 1) / (len(pairs) - number)
-            found = attempt(label, partial(_scripted, job, target, draft, context, trace, job.minutes(share)))
-            if found is not None:
-                scripted[label] = found
+            document = attempt(label, partial(_scripted, job, target, draft, context, trace, job.minutes(share)))
+            if document is not None:
+                scripted[label] = document
         if lab is None and number == 0:
             lab = attempt("lab", partial(_lab, job))
         job.save({"scripted": scripted, "lab": lab, "errors": errors, "left": late})
