@@ -1,1 +1,1 @@
-"""What rounds cost on this machine."""
+"""Record traces and measure the costs of rounds on this machine."""

@@ -130,7 +130,7 @@ def record(
     recording = _Recording(pair, settings)
     recording.check_room(max(len(prompt.tokens) for prompt in prompts))
     if partial is not None:
-        partial.open()  # ahead of the first token: a folder that cannot be written is an error now
+        partial.open()  # before the first token, so that a read-only folder is an error now
     sequences: list[Recorded] = []
     for number, prompt in enumerate(prompts):
         sequence = None if partial is None else partial.get(number)

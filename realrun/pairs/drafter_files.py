@@ -64,7 +64,7 @@ class DrafterFile:
 def weights_digest(*parts: torch.nn.Module | str) -> str:
     """Hash a few numbers of every parameter of these modules, in bfloat16's precision, and these strings.
 
-    A parameter of three axes is a row of matrices, of which each counts.
+    Every matrix of a parameter with three axes counts.
     """
 
     def read(part: torch.nn.Module | str) -> Iterator[str | bytes]:
@@ -126,7 +126,7 @@ def read_drafter(path: Path) -> DrafterFile:
     return DrafterFile(file, metadata["kind"], tensors, facts)
 
 
-RESULTS = (  # facts that decided nothing
+RESULTS = (  # facts that did not influence the training
     "target", "held_out", "parameters", "tokens", "seconds", "tokens_per_second", "provenance",
     "k", "first_token_accepted_share", "predicted_speedup", "prediction", "costs", "warnings",
 )  # fmt: skip
@@ -135,7 +135,7 @@ RESULTS = (  # facts that decided nothing
 def training_recipe(path: Path) -> dict[str, Any]:
     """Read from a drafter's file, which `load_drafter` reads as well, all that determined its training.
 
-    "not_recorded" names what an older file does not say.
+    "not_recorded" lists facts that older files lack.
     """
     with safe_open(path / FILE if path.is_dir() else path, framework="pt") as handle:
         metadata = handle.metadata()
@@ -149,8 +149,8 @@ def training_recipe(path: Path) -> dict[str, Any]:
 def load_drafter(path: Path, target: Any) -> tuple[Any, DrafterKind]:
     """Load the drafter in this file or folder, and its target, in the target's type and on its device.
 
-    The target is `target`, or a copy with the tuned weights that the file holds beside the drafter.
-    Raises InputError where it belongs to another target or does not fit it.
+    The target is `target`, or a copy with tuned weights if the file holds them.
+    Raises InputError if the drafter belongs to another target or does not fit it.
     """
     file = read_drafter(path)
     _check_target(file, target)

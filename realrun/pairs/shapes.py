@@ -19,7 +19,7 @@ from realrun.pairs.pair import find_device
 from specsim.cost.roofline.architecture import public_shapes
 from specsim.io.errors import InputError
 
-INIT_STD = 0.02  # of every weight matrix; with norms of 1 the largest shapes stay far below float16's limit
+INIT_STD = 0.02  # of weight matrices; with norms of 1 the largest shapes stay far below float16's limit
 REDUCED_LAYERS, REDUCED_HEADS, REDUCED_HEAD_DIM, REDUCED_VOCAB = 2, 4, 16, 384
 
 
@@ -93,7 +93,7 @@ def shape_config(name: str, *, positions: int | None = None, smoke: bool = False
 def reduced(config: PretrainedConfig) -> PretrainedConfig:
     """Shrink the architecture so that it runs anywhere: at most two layers, width 64.
 
-    Keeps tied weights, rotary kind and, up to 4, the query heads per key-value head.
+    It keeps tied weights, the rotary kind and, up to 4, the query heads per key-value head.
     """
     groups = min(config.num_attention_heads // config.num_key_value_heads, REDUCED_HEADS)
     small = {
@@ -115,8 +115,7 @@ def reduced(config: PretrainedConfig) -> PretrainedConfig:
 def random_model(config: PretrainedConfig, device: str | torch.device, dtype: torch.dtype, seed: int) -> Any:
     """Make a model of this shape with normal weights and norms of 1, on the device itself.
 
-    No copy passes through the host's memory. Raises InputError when the device is not here or its
-    memory too small.
+    No copy passes through the host's memory. Raises InputError if the device is missing or its memory too small.
     """
     device = find_device(device)
     need, free = weight_bytes(config, dtype), free_bytes(device)

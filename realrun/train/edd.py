@@ -27,7 +27,7 @@ from specsim.cli.settings import Settings, setting
 from specsim.io.errors import InputError
 
 OBJECTIVES = {"kl": "KL(target || drafter) at every token", "text": "cross-entropy with the text's next token"}
-PLACES = 5  # of a draft, of which agreement is given
+PLACES = 5  # places of a draft whose agreement is reported
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,14 @@
     L_AR  = - sum_{t=1}^{N} log p(y_t | y_<t, X)
     L_SAR = - sum_{t=1}^{m} log p(y_t | y_<t, X) - sum_{j=1}^{k} log p(y_{m+j} | y_<m, j masks, X)
 
-An example has the first loss with probability p_ar and else the second, for m drawn from 1 .. N - k. The last
-real token, y_{m-1}, predicts y_m and mask j predicts y_{m+j} (errata C3, C4); the draw is per example
-(C5). Here a window of text is an answer, whose first token stands for X.
+An example has the first loss with probability p_ar, otherwise the second, for m drawn from 1 .. N - k (per example,
+C5). The last real token, y_{m-1}, predicts y_m and mask j predicts y_{m+j} (errata C3, C4). Here a window of text is an
+answer, whose first token takes the place of X.
 
-A window serves `examples` of them at once: its tokens pass through the model once, causally, and behind
-them stands a group of k masks for each m, which sees y_<m and itself alone. Since no real token sees a mask,
-that equals the examples run separately. The sum of all losses is divided by examples and
-tokens of the batch, so that p_ar = 1 is the mean loss of plain fine-tuning.
+A window serves `examples` examples at once: its tokens pass through the model once, causally, followed by a group of k
+masks for each m, which sees only y_<m and itself. This equals the separate examples because no real token sees a mask.
+The sum of all losses is divided by examples and tokens of the batch, so that p_ar = 1 is the mean loss of plain
+fine-tuning.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from realrun.train.common.trainings import Training
 from specsim.cli.settings import Settings, setting
 
 OBJECTIVE = "cross-entropy with the text: of real tokens with probability p_ar, else of real tokens and masks"
-CUTS = 16  # of a held-out window, at which masks are evaluated
+CUTS = 16  # positions of a held-out window at which masks are evaluated
 
 
 @dataclass(frozen=True)

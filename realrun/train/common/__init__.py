@@ -1,1 +1,1 @@
-"""What every training shares."""
+"""The common parts of trainings: text, loop, checkpoints, adapters."""

@@ -20,7 +20,7 @@ from specsim.cli.settings import Settings, setting
 from specsim.io.errors import InputError
 from specsim.io.progress import Progress
 
-SPARE_TOKENS = 2  # of the positions, for rounds of which costs are measured
+SPARE_TOKENS = 2  # positions left free for rounds whose costs are measured
 
 
 def sampler_at(temperature: float, seed: int) -> Sampler:

@@ -29,7 +29,7 @@ from specsim.io.errors import InputError
 from specsim.io.progress import Progress
 
 SHARD_PROMPTS = 16  # prompts whose states share a file
-PARTS = 10  # of the sequences, drawn at random: part 0 is held out, part 1 chooses the epoch, the others train
+PARTS = 10  # random parts of the sequences: part 0 is held out, part 1 selects the epoch, the others train
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class Samples:
 
     def part(self, name: str) -> torch.Tensor:
         """List the indices of the training, validation or held-out samples; the split is by sequence."""
-        # Drawn, since domains and temperatures come in turn.
+        # Drawn at random because domains and temperatures come in turn.
         drawn = np.random.default_rng(PARTS).permutation(int(self.sequence.max()) + 1) % PARTS
         kind = torch.from_numpy(drawn)[self.sequence]
         chosen = {"train": kind > 1, "validation": kind == 1, "held out": kind == 0}
