@@ -24,9 +24,11 @@ def test_shares_are_of_all_cpus_less_this_process(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(machine_load.os, "sysconf", lambda name: 100)
     load = machine_load.watch()
     stat(path, 400, 50, 100, 1300, 50, 0, 0, 60)  # 1,000 ticks: 400 busy, 200 of them its own, 50 stolen
-    found = machine_load.load_from([load()])
-    assert found == (20.0, 5.0)
-    assert load_text(found._asdict()) == "other processes used 20 % of the CPUs' time, 5.0 % was stolen by other guests"
+    shares = machine_load.load_from([load()])
+    assert shares == (20.0, 5.0)
+    assert (
+        load_text(shares._asdict()) == "other processes used 20 % of the CPUs' time, 5.0 % was stolen by other guests"
+    )
 
 
 def test_a_child_that_has_ended_is_this_process_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,8 +46,8 @@ def test_a_child_that_has_ended_is_this_process_own(tmp_path: Path, monkeypatch:
 
 def test_a_system_that_does_not_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_load, "STAT", tmp_path / "absent")
-    found = machine_load.load_from([machine_load.watch()()])
-    assert found == (None, None) and "does not tell" in load_text(found._asdict())
+    shares = machine_load.load_from([machine_load.watch()()])
+    assert shares == (None, None) and "does not tell" in load_text(shares._asdict())
 
 
 def test_times_count_by_their_length() -> None:
@@ -60,5 +62,5 @@ RESOLVED = [(1.04, False, False), (1.06, False, True), (0.9, False, True), (1.0,
 @pytest.mark.parametrize(("fastest", "resolved", "answer"), RESOLVED)
 def test_a_run_resolves_something_by_two_rows_or_by_the_baseline(fastest: float, resolved: bool, answer: bool) -> None:
     speedups = (fastest, None), (1.0, resolved)
-    rows = [{"measured": {"estimate": estimate}, "resolved": apart} for estimate, apart in speedups]
+    rows = [{"measured": {"estimate": estimate}, "resolved": distinct} for estimate, distinct in speedups]
     assert resolves_something({"rows": rows, "noise_floor_percent": 5.0}) == answer

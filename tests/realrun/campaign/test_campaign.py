@@ -44,10 +44,10 @@ def stage(name: str, share: float = 1.0, **result: Any) -> SimpleNamespace:
 
 def put(monkeypatch: pytest.MonkeyPatch, *stages: SimpleNamespace) -> dict[str, SimpleNamespace]:
     """These stages and no others."""
-    made = {one.name: one for one in stages}
-    monkeypatch.setattr(campaign, "STAGES", {name: one.share for name, one in made.items()})
-    monkeypatch.setattr(campaign, "load_stage", made.__getitem__)
-    return made
+    by_name = {stage.name: stage for stage in stages}
+    monkeypatch.setattr(campaign, "STAGES", {name: stage.share for name, stage in by_name.items()})
+    monkeypatch.setattr(campaign, "load_stage", by_name.__getitem__)
+    return by_name
 
 
 @pytest.fixture
@@ -191,5 +191,5 @@ def test_a_part_of_a_checkout_is_enough(tmp_path: Path) -> None:
     command += [word for stage in stages for word in ("--stage", stage)]
     done = subprocess.run(command, cwd=tmp_path, env=os.environ | paths, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    found = {name: json.loads((tmp_path / "results" / f"{name}.json").read_text()) for name in stages}
-    assert all(one["complete"] for one in found.values()) and "passed" in found["kernels"]["tests"]["outcome"]
+    results = {name: json.loads((tmp_path / "results" / f"{name}.json").read_text()) for name in stages}
+    assert all(result["complete"] for result in results.values()) and "passed" in results["kernels"]["tests"]["outcome"]

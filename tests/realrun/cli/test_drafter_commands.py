@@ -148,8 +148,8 @@ def test_the_predictor_in_the_drafters_folder_is_its_own(kind: str, home: Path, 
     predictor = random_predictor(bare)
     save_predictor(predictor, folder / PREDICTOR_FILE)
     for name in ("auto", "lab", str(folder), str(folder / PREDICTOR_FILE)):
-        found = get(predictor=name).predictor
-        assert found is not None and found.facts == predictor.facts
+        loaded = get(predictor=name).predictor
+        assert loaded is not None and loaded.facts == predictor.facts
     assert get(predictor="none").predictor is None and get(predictor=None).predictor is None
     assert load_pair(target, drafter=str(folder / FILE)).predictor is not None
     # Another drafter's is passed over where nobody asked for it.
@@ -275,14 +275,14 @@ def test_a_tuned_target_is_the_same_in_every_number_type(tmp_path: Path) -> None
     facts = {"target": describe_target(target, "t"), "heads": HEADS, "adapter": {"rank": 2, "alpha": 4}}
     save_drafter(tmp_path / "tuned", "medusa", {**tensors_of("medusa", target), **adapter}, facts)
     save_drafter(tmp_path / "untuned", "medusa", tensors_of("medusa", target), facts)
-    found = [
+    pairs = [
         load_pair(str(tmp_path / "target"), drafter=str(tmp_path / name), dtype=dtype)
         for name in ("tuned", "untuned")
         for dtype in ("float64", "float32", "bfloat16")
     ]
-    prints = [pair.fingerprint for pair in found]
+    prints = [pair.fingerprint for pair in pairs]
     assert prints == [prints[0]] * 3 + [prints[-1]] * 3 and prints[0] != prints[-1]
-    change = found[0].target.get_submodule(ADAPTED).weight - target.get_submodule(ADAPTED).weight
+    change = pairs[0].target.get_submodule(ADAPTED).weight - target.get_submodule(ADAPTED).weight
     low, high = (adapter[f"adapter.{ADAPTED}.{part}"].double() for part in "AB")
     torch.testing.assert_close(change, 2 * high @ low, rtol=0, atol=1e-12)
 

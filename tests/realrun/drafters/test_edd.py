@@ -114,14 +114,14 @@ def test_rows_of_a_round_end_with_it() -> None:
     target = SplitTarget(pair.target, pair.drafter.split)
     lm = EffectiveDraftDecoderLM(target, pair.drafter.decoder)
     lm_state: list[Any] = []
-    for verified, drafted, kept in ((4, 5, 9), (6, 2, 5), (6, 3, 6), (12, 6, 0), (20, 1, 40)):
+    for verified, drafted, length in ((4, 5, 9), (6, 2, 5), (6, 3, 6), (12, 6, 0), (20, 1, 40)):
         target.prefill(text[target.length : verified])
         logits = lm.forward(text[lm.length : verified + drafted])
         assert len(logits) == drafted  # of rows that are the drafter's own
         for number, row in enumerate(logits):
             expected = reference(pair, text[: verified + 1], text[verified + 1 : verified + 1 + number])
             torch.testing.assert_close(row, expected, **CLOSE)
-        lm.truncate(kept)
-        assert lm.length == lm.state_rows == min(kept, verified)
+        lm.truncate(length)
+        assert lm.length == lm.state_rows == min(length, verified)
         lm_state.append(lm.state_rows)
     assert len(set(lm_state)) > 3

@@ -92,9 +92,6 @@ def test_head_k_predicts_the_token_k_places_after_the_pending_one() -> None:
         assert (trace.true_rank[-1] == [trace.true_rank[-1, 0], -1, -1, -1]).all()
 
 
-# --- Loss-free, and as replayed -------------------------------------------------------------------
-
-
 # --- One distribution for all nodes of a level ----------------------------------------------------
 
 

@@ -16,11 +16,12 @@ from realrun.decode.decoder import Decoder
 from realrun.decode.sampling import Sampler
 from realrun.drafters.space import MaskedTarget, SpaceKind, pass_layout, with_mask
 from realrun.lm.static.llama import StaticLlama
+from realrun.pairs.prompts import Prompt
 from speckernels.ops.space_layout import space_layout
 from specsim.io.errors import InputError
 from specsim.policy.registry import make_policy
-from tests.support.drafting import Case, own_output
-from tests.support.pairs.space import MASKS, masked_target, space_pair, untrained_pair, word_prompts
+from tests.support.pairs.medusa import own_texts
+from tests.support.pairs.space import MASKS, masked_target, untrained_pair, word_prompts
 from tests.support.tiny import POSITIONS, VOCAB, random_prompts, tiny_model
 
 CLOSE = {"rtol": 0.0, "atol": 1e-10}
@@ -168,9 +169,9 @@ def test_a_run_has_as_many_masks_as_its_longest_draft_and_the_baseline_has_none(
 
 def test_decoding_reaches_the_models_last_position() -> None:
     """Masks beyond it stand at it, and nothing that is output depends on them."""
-    pair, case = space_pair(), Case("space")
+    pair = untrained_pair()
     prompt = (word_prompts()[0].tokens * 12)[: POSITIONS - 40]
-    expected = own_output(case, tuple(prompt), Sampler(), 0, 40)
+    (expected,) = own_texts(pair, Sampler(), 40, [Prompt("all", prompt)])
     for k in (MASKS, 3):
         decoder = Decoder(*pair.make_drafter(), (), Sampler())
         assert decoder.decode(prompt, 40, make_policy("fixed_k", {"k": k})).tokens == expected

@@ -75,8 +75,8 @@ def compare(
     models: Models = SURE,
     outputs: list[list[int]] | None = None,
 ) -> list[Agreement]:
-    found = outputs_of(trace) if outputs is None else outputs
-    return compare_batch(trace, ScheduledK(lengths), slots, CONVENTIONS["vllm"], LIMIT, found, theirs, models)
+    texts = outputs_of(trace) if outputs is None else outputs
+    return compare_batch(trace, ScheduledK(lengths), slots, CONVENTIONS["vllm"], LIMIT, texts, theirs, models)
 
 
 @pytest.mark.parametrize("slots", [2, 3, 4])
@@ -84,27 +84,31 @@ def compare(
 def test_an_engine_written_out_is_the_simulated_server(slots: int, lengths: Mapping[int, int]) -> None:
     trace = made_trace(slots)
     theirs = plain_rounds(trace, lengths, slots)
-    found = compare(trace, theirs, lengths, slots)
-    assert [one.difference for one in found] == [""] * len(ENDS)
-    assert [one.identical for one in found] == [one.rounds for one in found] == [len(one) for one in theirs]
-    every = [one for sequence in theirs for one in sequence]
+    agreements = compare(trace, theirs, lengths, slots)
+    assert [agreement.difference for agreement in agreements] == [""] * len(ENDS)
+    assert (
+        [entry.identical for entry in agreements]
+        == [entry.rounds for entry in agreements]
+        == [len(entry) for entry in theirs]
+    )
+    every = [round_ for sequence in theirs for round_ in sequence]
     passed = [sum(accepted >= depth for _, accepted in every) for depth in range(1, DEPTH + 1)]
     assert len(every) > 5 and {drafted for drafted, _ in every} <= {*lengths.values()}
-    assert counters_equal(Sums(len(every), sum(drafted for drafted, _ in every), sum(passed), passed), found)
+    assert counters_equal(Sums(len(every), sum(drafted for drafted, _ in every), sum(passed), passed), agreements)
 
 
 def test_what_is_accepted_beyond_the_output_is_compared() -> None:
     """Of whole drafts, behind ends of texts and beyond the limit."""
     trace = made_trace()
     theirs = plain_rounds(trace, {1: 4}, 4)
-    beyond = [1 + sum(a + 1 for _, a in one) > end for one, end in zip(theirs, ENDS, strict=True)]
+    beyond = [1 + sum(a + 1 for _, a in rounds) > end for rounds, end in zip(theirs, ENDS, strict=True)]
     assert any(beyond[s] for s, end in enumerate(ENDS) if end < LIMIT)
     assert any(beyond[s] for s, end in enumerate(ENDS) if end == LIMIT)
     sequence = beyond.index(True)
     drafted, accepted = theirs[sequence][-1]
     theirs[sequence][-1] = drafted, accepted - 1
-    found = compare(trace, theirs, {1: 4})
-    assert [s for s, one in enumerate(found) if one.difference] == [sequence]
+    agreements = compare(trace, theirs, {1: 4})
+    assert [s for s, agreement in enumerate(agreements) if agreement.difference] == [sequence]
 
 
 def test_a_k_that_the_simulated_server_does_not_choose_differs() -> None:
@@ -112,8 +116,11 @@ def test_a_k_that_the_simulated_server_does_not_choose_differs() -> None:
     trace = made_trace()
     theirs = plain_rounds(trace, SCHEDULE, 4, ahead=False)
     assert theirs != plain_rounds(trace, SCHEDULE, 4)
-    differences = [one.difference for one in compare(trace, theirs) if one.difference]
-    assert any("accepted in the replay, " in said and said.endswith("accepted in the engine") for said in differences)
+    differences = [agreement.difference for agreement in compare(trace, theirs) if agreement.difference]
+    assert any(
+        "accepted in the replay, " in difference and difference.endswith("accepted in the engine")
+        for difference in differences
+    )
 
 
 @pytest.mark.parametrize("models", [SURE, TIED], ids=["sure", "tied"])
@@ -127,16 +134,18 @@ def test_a_draft_token_is_a_near_tie_only_where_the_drafter_cannot_tell(models: 
     assert changed[row] > 0
     changed[row] = 0
     theirs = plain_rounds(dataclasses.replace(trace, match_len=changed), lengths, 4)
-    assert sum(one != other for one, other in zip(theirs, before, strict=True)) == 4
-    found = compare(trace, theirs, lengths, models=models)
-    one = found.pop(sequence)
-    assert all(other.difference == "" and other.identical == other.rounds and not other.near_ties for other in found)
+    assert sum(own != other for own, other in zip(theirs, before, strict=True)) == 4
+    agreements = compare(trace, theirs, lengths, models=models)
+    agreement = agreements.pop(sequence)
+    assert all(
+        other.difference == "" and other.identical == other.rounds and not other.near_ties for other in agreements
+    )
     if models is TIED:
-        assert [tie[:4] for tie in one.near_ties] == [(sequence, position, 1, "draft token")]
-        assert one.difference == "" and one.identical == one.rounds - 1
-        assert [row[1:] for row in one.replayed] == theirs[sequence]
+        assert [tie[:4] for tie in agreement.near_ties] == [(sequence, position, 1, "draft token")]
+        assert agreement.difference == "" and agreement.identical == agreement.rounds - 1
+        assert [row[1:] for row in agreement.replayed] == theirs[sequence]
     else:
-        assert one.difference.startswith(f"round 2 at position {position}: ") and one.identical == 2
+        assert agreement.difference.startswith(f"round 2 at position {position}: ") and agreement.identical == 2
 
 
 @pytest.mark.parametrize("models", [SURE, TIED], ids=["sure", "tied"])
@@ -145,14 +154,14 @@ def test_a_text_that_parts_is_compared_up_to_there(models: Models) -> None:
     outputs = outputs_of(trace)
     outputs[2][17] += 1
     theirs = plain_rounds(trace, {1: 4}, 4)
-    found = compare(trace, theirs, {1: 4}, models=models, outputs=outputs)
+    agreements = compare(trace, theirs, {1: 4}, models=models, outputs=outputs)
     if models is TIED:
-        assert [tie[:4] for tie in found[2].near_ties] == [(2, 17, 0, "target token")]
-        assert found[2].difference == "" and 0 < found[2].identical == found[2].rounds < len(theirs[2])
+        assert [tie[:4] for tie in agreements[2].near_ties] == [(2, 17, 0, "target token")]
+        assert agreements[2].difference == "" and 0 < agreements[2].identical == agreements[2].rounds < len(theirs[2])
     else:
-        assert found[2].difference == "texts differ from position 17 on"
-    others = [one for sequence, one in enumerate(found) if sequence != 2]
-    assert all(one.difference == "" and one.identical == one.rounds for one in others)
+        assert agreements[2].difference == "texts differ from position 17 on"
+    others = [agreement for sequence, agreement in enumerate(agreements) if sequence != 2]
+    assert all(agreement.difference == "" and agreement.identical == agreement.rounds for agreement in others)
 
 
 def test_a_text_of_one_token_has_no_rounds() -> None:

@@ -71,9 +71,9 @@ def compare(
 def test_what_is_identical_is_said_to_be(sequence: int, policy: ChainPolicy) -> None:
     trace = made_trace()
     theirs = engine_rounds(trace, policy)[sequence]
-    found = compare(trace, sequence, theirs, policy=policy)
-    assert found.rounds == found.identical == len(theirs) > 5
-    assert found.near_ties == [] and found.difference == ""
+    agreement = compare(trace, sequence, theirs, policy=policy)
+    assert agreement.rounds == agreement.identical == len(theirs) > 5
+    assert agreement.near_ties == [] and agreement.difference == ""
 
 
 @pytest.mark.parametrize("side", [-1, 1])
@@ -88,18 +88,18 @@ def test_a_probability_next_to_p_min_is_named_and_what_follows_compared(side: in
         row = int(trace.offsets[1]) + position
         theirs_say, ours_say = confidence.copy(), confidence.copy()
         theirs_say[row, depth - 1], ours_say[row, depth - 1] = P_MIN + side * 2e-5, P_MIN - side * 2e-5
-        engine, ours = (dataclasses.replace(trace, top10_confidence=said) for said in (theirs_say, ours_say))
+        engine, ours = (dataclasses.replace(trace, top10_confidence=column) for column in (theirs_say, ours_say))
         theirs = engine_rounds(engine)[1]
-        found = compare(ours, 1, theirs)
-        assert found.difference == "" and found.rounds == len(theirs)
+        agreement = compare(ours, 1, theirs)
+        assert agreement.difference == "" and agreement.rounds == len(theirs)
         if theirs == engine_rounds(ours)[1]:  # no round came to look at it
-            assert found.near_ties == [] and found.identical == len(theirs)
+            assert agreement.near_ties == [] and agreement.identical == len(theirs)
             continue
-        ((sequence, at, deep, what, prob, beside),) = found.near_ties
+        ((sequence, at, deep, what, prob, beside),) = agreement.near_ties
         assert (sequence, at, deep, what, beside) == (1, position, depth, "p_min", P_MIN)
         assert prob == pytest.approx(P_MIN - side * 2e-5, abs=1e-7)
-        both = (replayed_rounds(one, RULE, LIMIT, CONVENTIONS["llamacpp"])[1] for one in (engine, ours))
-        assert found.identical == len(set.intersection(*map(set, both)))
+        both = (replayed_rounds(side_trace, RULE, LIMIT, CONVENTIONS["llamacpp"])[1] for side_trace in (engine, ours))
+        assert agreement.identical == len(set.intersection(*map(set, both)))
         named += 1
     assert named >= 5
 
@@ -111,10 +111,10 @@ def test_a_probability_farther_away_explains_nothing() -> None:
     theirs_say, ours_say = confidence.copy(), confidence.copy()
     theirs_say[: trace.offsets[1], 0], ours_say[: trace.offsets[1], 0] = 0.9, P_MIN - 2e-4
     theirs = engine_rounds(dataclasses.replace(trace, top10_confidence=theirs_say))[0]
-    found = compare(dataclasses.replace(trace, top10_confidence=ours_say), 0, theirs)
-    assert found.near_ties == [] and found.identical == 0
+    agreement = compare(dataclasses.replace(trace, top10_confidence=ours_say), 0, theirs)
+    assert agreement.near_ties == [] and agreement.identical == 0
     drafted, accepted = theirs[0]
-    assert found.difference.endswith(f"{accepted} of {drafted} accepted in the engine")
+    assert agreement.difference.endswith(f"{accepted} of {drafted} accepted in the engine")
 
 
 @pytest.mark.parametrize("models", [SURE, TIED], ids=["sure", "tied"])
@@ -126,14 +126,16 @@ def test_a_draft_token_is_a_near_tie_only_where_the_drafter_cannot_tell(models: 
     position = 1 + sum(accepted + 1 for _, accepted in engine_rounds(trace, FixedK(3))[0][:first])
     theirs_say[position] = 0
     theirs = engine_rounds(dataclasses.replace(trace, match_len=theirs_say), FixedK(3))[0]
-    found = compare(trace, 0, theirs, models, policy=FixedK(3))
+    agreement = compare(trace, 0, theirs, models, policy=FixedK(3))
     if models is TIED:
-        assert [tie[:4] for tie in found.near_ties] == [(0, position, 1, "draft token")]
-        assert found.difference == ""
-        assert "sequence 0, position" in str(found.near_ties[0]) and "0.4000100 beside 0.4" in str(found.near_ties[0])
+        assert [tie[:4] for tie in agreement.near_ties] == [(0, position, 1, "draft token")]
+        assert agreement.difference == ""
+        assert "sequence 0, position" in str(agreement.near_ties[0]) and "0.4000100 beside 0.4" in str(
+            agreement.near_ties[0]
+        )
     else:
-        assert found.near_ties == [] and found.difference.startswith(f"round {first} at position {position}: ")
-        assert found.identical == first
+        assert agreement.near_ties == [] and agreement.difference.startswith(f"round {first} at position {position}: ")
+        assert agreement.identical == first
 
 
 @pytest.mark.parametrize("models", [SURE, TIED], ids=["sure", "tied"])
@@ -144,12 +146,12 @@ def test_texts_that_part_are_compared_up_to_there(models: Models) -> None:
     theirs = engine_rounds(trace)[0]
     ends = np.cumsum([0, *(accepted + 1 for _, accepted in engine_rounds(trace, FixedK(3))[0])])
     theirs = [*engine_rounds(trace, FixedK(3))[0][: int((ends <= 17).sum())], (6, 6), (6, 6)]
-    found = compare(trace, 0, theirs, models, output, FixedK(3))
+    agreement = compare(trace, 0, theirs, models, output, FixedK(3))
     if models is TIED:
-        assert [tie[:4] for tie in found.near_ties] == [(0, 17, 0, "target token")]
-        assert found.difference == "" and 3 < found.identical == found.rounds < len(theirs) - 1
+        assert [tie[:4] for tie in agreement.near_ties] == [(0, 17, 0, "target token")]
+        assert agreement.difference == "" and 3 < agreement.identical == agreement.rounds < len(theirs) - 1
     else:
-        assert found.difference == "texts differ from position 17 on" and found.identical == 0
+        assert agreement.difference == "texts differ from position 17 on" and agreement.identical == 0
 
 
 def test_a_text_that_ends_early_differs() -> None:
@@ -161,19 +163,19 @@ def test_a_text_that_ends_early_differs() -> None:
 
 def test_counters_are_compared_by_position() -> None:
     replayed = [(1, 3, 3), (5, 3, 1), (7, 2, 0)]
-    found = [Agreement(3, 3, [], replayed), Agreement(1, 1, [], [(1, 3, 2)])]
-    assert counters_equal(Sums(4, 11, 6, [3, 2, 1]), found)
-    assert counters_equal(Sums(4, 11, 6, [3, 2, 1, 0]), found)
-    assert not counters_equal(Sums(4, 11, 6, [3, 3, 0]), found)
-    assert not counters_equal(Sums(4, 11, 6, [3, 2]), found)
-    assert not counters_equal(Sums(5, 11, 6, [3, 2, 1]), found)
+    agreements = [Agreement(3, 3, [], replayed), Agreement(1, 1, [], [(1, 3, 2)])]
+    assert counters_equal(Sums(4, 11, 6, [3, 2, 1]), agreements)
+    assert counters_equal(Sums(4, 11, 6, [3, 2, 1, 0]), agreements)
+    assert not counters_equal(Sums(4, 11, 6, [3, 3, 0]), agreements)
+    assert not counters_equal(Sums(4, 11, 6, [3, 2]), agreements)
+    assert not counters_equal(Sums(5, 11, 6, [3, 2, 1]), agreements)
 
 
 def test_a_setting_is_accounted_for_only_if_counters_are_equal_too() -> None:
     trace, engine, setting = made_trace(), LlamaCppEngine(), Setting(DEPTH, P_MIN)
     rounds = engine_rounds(trace)
     outputs = [output_of(trace, sequence) for sequence in range(3)]
-    every = [one for sequence in rounds for one in sequence]
+    every = [round_ for sequence in rounds for round_ in sequence]
     passed = [sum(accepted >= depth for _, accepted in every) for depth in range(1, DEPTH + 1)]
     sums = Sums(len(every), sum(d for d, _ in every), sum(passed), passed)
     row = compared(trace, engine, setting, EngineRun(outputs, rounds, sums), LIMIT, SURE)
@@ -195,9 +197,9 @@ def test_lookups_are_those_of_the_engines_rule() -> None:
     rule = HuggingFaceEngine.lookup_rule
     assert rule is not None
     trace = dataclasses.replace(trace, token=token, meta=trace.meta | {"eos_token_id": [3]})
-    found = as_lookups(trace, rule, 4, past_end=False)
-    assert found.depth == 4 and found.sequences == 3
-    assert found.draft_token[5].tolist() == [0, 1, 2, -1]  # what follows 5 6 in the prompt, up to an end of text
+    lookups = as_lookups(trace, rule, 4, past_end=False)
+    assert lookups.depth == 4 and lookups.sequences == 3
+    assert lookups.draft_token[5].tolist() == [0, 1, 2, -1]  # what follows 5 6 in the prompt, up to an end of text
     assert as_lookups(trace, rule, 4, past_end=True).draft_token[5].tolist() == [0, 1, 2, 3]
 
 
@@ -212,12 +214,14 @@ def test_what_llamacpp_counted_is_accounted_for_with_its_near_ties_named() -> No
     trace = record(pair, lab_prompts(pair.tokenizer, 12), RecordSettings(7, COUNTED_TOKENS, Sampler("greedy")))
     outputs = np.split(trace.token, trace.offsets[1:-1])
     models = Models(best_two(pair.target), best_two(pair.drafter.weights(pair.target)[0]))
-    engine, found = LlamaCppEngine(), {}
+    engine, near_ties = LlamaCppEngine(), {}
     for name, counted in [*COUNTED["llamacpp"].items(), *BY_P_MIN.items()]:
         k, _, p_min = name.partition(",")
         rounds = [[*zip(map(int, drafted), map(int, accepted), strict=True)] for drafted, accepted in counted]
         run = EngineRun([output.tolist() for output in outputs], rounds)
         row = compared(trace, engine, Setting(int(k), float(p_min or 0)), run, COUNTED_TOKENS, models)
         assert row["accounted"] and row["rounds"] - row["rounds_identical"] <= len(row["near_ties"])
-        found[name] = [tuple(tie[key] for key in ("sequence", "position", "depth", "what")) for tie in row["near_ties"]]
-    assert {name: ties for name, ties in found.items() if ties} == NAMED
+        near_ties[name] = [
+            tuple(tie[key] for key in ("sequence", "position", "depth", "what")) for tie in row["near_ties"]
+        ]
+    assert {name: ties for name, ties in near_ties.items() if ties} == NAMED

@@ -27,9 +27,9 @@ def timed(rounds: Rounds) -> Timed:
 
 
 def test_costs_come_back_from_seconds() -> None:
-    found = fit_costs([timed(rounds_of(k)) for k in (0, 2, 4, 8)], [2, 4, 8])
-    assert found.verified == TRUE.verified
-    assert [found.draft_s, found.pass_s, *found.round_s] == pytest.approx([TRUE.draft_s, TRUE.pass_s, *TRUE.round_s])
+    fitted = fit_costs([timed(rounds_of(k)) for k in (0, 2, 4, 8)], [2, 4, 8])
+    assert fitted.verified == TRUE.verified
+    assert [fitted.draft_s, fitted.pass_s, *fitted.round_s] == pytest.approx([TRUE.draft_s, TRUE.pass_s, *TRUE.round_s])
 
 
 def test_a_round_between_and_beyond_lies_on_the_line() -> None:
@@ -53,19 +53,21 @@ def test_predicted_beside_measured() -> None:
     rounds = [replayed_rounds(trace, engine, arm, LIMIT) for arm in plan.arms]
     slower = {plan.arms.index(Setting(2)): 1.25}
     by_arm = [
-        [Turn(LIMIT, TRUE.seconds(one) * slower.get(arm, 1.0), 0.0) for one in sequences]
+        [Turn(LIMIT, TRUE.seconds(sequence) * slower.get(arm, 1.0), 0.0) for sequence in sequences]
         for arm, sequences in enumerate(rounds)
     ]
-    found = compared(plan, by_arm, rounds, TRUE)
-    assert found["noise_floor_percent"] == pytest.approx(0, abs=1e-9)
-    errors = {row["setting"]: row["error_percent"] for row in found["rows"]}
+    document = compared(plan, by_arm, rounds, TRUE)
+    assert document["noise_floor_percent"] == pytest.approx(0, abs=1e-9)
+    errors = {row["setting"]: row["error_percent"] for row in document["rows"]}
     assert errors.pop("K = 2") == pytest.approx(25)
     assert [*errors.values()] == pytest.approx([0.0] * 5)
-    assert [row["profiled"] for row in found["rows"]] == [True] * 3 + [False] * 3
-    assert found["median_abs_error_percent"] == pytest.approx(0) and found["max_abs_error_percent"] == pytest.approx(25)
-    assert found["rows"][0]["measured_tokens_per_second"] == pytest.approx((LIMIT / (LIMIT - 1)) / 0.010)
-    settings = {row["setting"]: row["measured_speedup"]["estimate"] for row in found["rows"] if not row["profiled"]}
-    choice = found["choice"]
+    assert [row["profiled"] for row in document["rows"]] == [True] * 3 + [False] * 3
+    assert document["median_abs_error_percent"] == pytest.approx(0) and document[
+        "max_abs_error_percent"
+    ] == pytest.approx(25)
+    assert document["rows"][0]["measured_tokens_per_second"] == pytest.approx((LIMIT / (LIMIT - 1)) / 0.010)
+    settings = {row["setting"]: row["measured_speedup"]["estimate"] for row in document["rows"] if not row["profiled"]}
+    choice = document["choice"]
     assert choice["measured"] == max(settings, key=lambda name: settings[name])
     lead = settings[choice["measured"]] - settings[choice["forecast"]]
     assert choice["regret"]["estimate"] == pytest.approx(lead)
@@ -74,9 +76,11 @@ def test_predicted_beside_measured() -> None:
 def test_rounds_of_a_replay_are_those_of_the_engine() -> None:
     trace, engine = made_trace(), LlamaCppEngine()
     plain = replayed_rounds(trace, engine, Setting(0), LIMIT)
-    assert [len(one.passes) for one in plain] == [LIMIT - 1] * 3 and not any(one.passes.any() for one in plain)
+    assert [len(sequence.passes) for sequence in plain] == [LIMIT - 1] * 3 and not any(
+        sequence.passes.any() for sequence in plain
+    )
     dropping = replayed_rounds(trace, engine, Setting(4, 0.5), LIMIT)
-    dropped = np.concatenate([one.passes - one.verified for one in dropping])
+    dropped = np.concatenate([sequence.passes - sequence.verified for sequence in dropping])
     assert {*dropped.tolist()} == {0, 1}
 
 
@@ -87,8 +91,8 @@ def test_all_settings_take_turns_on_every_prompt() -> None:
     assert [{prompt for _, prompt in block} for block in blocks] == [{0}, {1}, {2}] * 3
     assert all({arm for arm, _ in block} == {0, 1, 2, 3} for block in blocks)
     assert len({tuple(arm for arm, _ in block) for block in blocks}) > 1
-    made = [Turn(9, float(i), 0.0) for i in range(len(turns))]
-    chosen = typical(turns, made, 4, 3)
+    results = [Turn(9, float(i), 0.0) for i in range(len(turns))]
+    chosen = typical(turns, results, 4, 3)
     assert chosen[2][1].whole_s == float(4 + 4 * 4 + blocks[4].index((2, 1)))  # the middle one; warm-up does not count
 
 

@@ -71,17 +71,17 @@ class Played(Engine):
 
     def run(self, job: Job, setting: Setting) -> EngineRun:
         rounds = replayed_rounds(self.trace, self.policy(setting), job.max_new_tokens, self.conventions)
-        counted = [[(drafted, accepted) for _, drafted, accepted in one] for one in rounds]
+        counted = [[(drafted, accepted) for _, drafted, accepted in sequence] for sequence in rounds]
         for place in range(self.wrong):
             counted[place].pop()
         outputs = np.split(self.trace.token, self.trace.offsets[1:-1])
-        return EngineRun([one[: job.max_new_tokens].tolist() for one in outputs], counted)
+        return EngineRun([output[: job.max_new_tokens].tolist() for output in outputs], counted)
 
     def run_timed(
         self, job: Job, arms: Sequence[Setting], turns: Sequence[tuple[int, int]], done: Callable[[int], None]
     ) -> list[Turn]:
         run = as_engine(self.trace, self.conventions, max_output_tokens=job.max_new_tokens).trace
-        found = []
+        results = []
         for arm, prompt in turns:
             rounds, passes = int(run.output_tokens[prompt]), 0
             if arms[arm].k:
@@ -89,9 +89,9 @@ class Played(Engine):
                 rounds -= sum(accepted for _, _, accepted in played)
                 passes = sum(drafted for _, drafted, _ in played)
             draft_s = passes * self.seconds[1]
-            found.append(Turn(rounds, rounds * self.seconds[0] + draft_s, draft_s))
-            done(len(found))
-        return found
+            results.append(Turn(rounds, rounds * self.seconds[0] + draft_s, draft_s))
+            done(len(results))
+        return results
 
 
 @pytest.fixture(scope="module")
@@ -117,13 +117,13 @@ def test_a_shorter_limit_than_the_recordings(trace: Trace) -> None:
 
 
 def test_a_validation_of_an_engine_whose_costs_are_plain_predicts_it(trace: Trace) -> None:
-    told = list[tuple[str, int, int]]()
+    reports = list[tuple[str, int, int]]()
     plan = plan_of([1, 4], [2, 3], [])
     document = validate(
-        tiny_pair(), trace, Played(trace), plan, TOKENS, repeats=3, progress=lambda *step: told.append(step)
+        tiny_pair(), trace, Played(trace), plan, TOKENS, repeats=3, progress=lambda *step: reports.append(step)
     )
     turns = 6 + 3 * 4 * 6  # a warm-up and three repeats of four prompts in six settings
-    assert told == [("run", number, turns) for number in range(turns + 1)]
+    assert reports == [("run", number, turns) for number in range(turns + 1)]
     assert json.loads(json.dumps(document)) == document
     assert document["max_abs_error_percent"] == pytest.approx(0, abs=1e-6)
     assert document["costs"]["pass_s"] == pytest.approx(0.002)
@@ -144,8 +144,8 @@ def test_what_cannot_be_asked_is_refused(trace: Trace) -> None:
         HuggingFaceEngine().run_timed(Job(Path(), [], 1, []), [], [], print)
     with pytest.raises(InputError, match="drafts of 5 tokens and outputs of 24, fewer than 6 and 24"):
         check_recording(trace, tiny_pair(), engine, 6, TOKENS, "trace")
-    assert [one.tokens for one in check_recording(trace, tiny_pair(), engine, 5, 20, "trace")] == [
-        one.tokens for one in tiny_prompts(4, seed=3)
+    assert [prompt.tokens for prompt in check_recording(trace, tiny_pair(), engine, 5, 20, "trace")] == [
+        prompt.tokens for prompt in tiny_prompts(4, seed=3)
     ]
     drawn = record(tiny_pair(), tiny_prompts(1), RecordSettings(2, 4, Sampler("gumbel", 0.8)))
     with pytest.raises(InputError, match="was not recorded greedily"):
@@ -191,9 +191,9 @@ def test_a_process_says_how_many_turns_it_has_done(tmp_path: Path, monkeypatch: 
     script = "import sys; print('done 1'); print('loaded, done'); print('done 2'); open(sys.argv[2], 'w').write('{}')"
     (tmp_path / "turns.py").write_text(script)
     monkeypatch.setattr(realrun.engines.engine, "PROCESSES", tmp_path)
-    told = list[int]()
-    assert run_apart("turns.py", {}, tmp_path, done=told.append) == {}
-    assert told == [1, 2]
+    reports = list[int]()
+    assert run_apart("turns.py", {}, tmp_path, done=reports.append) == {}
+    assert reports == [1, 2]
 
 
 def test_seconds_of_drafts_are_those_since_the_last_request_of_the_same_server() -> None:

@@ -93,14 +93,14 @@ def as_schedule() -> list[int]:
 
 def starts(python: str, script: str, job: dict[str, Any], folder: Path) -> list[Any]:
     """What a script of tests/support says of a job, in a process of that interpreter."""
-    given, made = folder / "job.json", folder / "result.json"
+    given, result = folder / "job.json", folder / "result.json"
     given.write_text(json.dumps(job))
-    command = [python, str(ROOT / "tests/support" / script), str(given), str(made)]
+    command = [python, str(ROOT / "tests/support" / script), str(given), str(result)]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(made.read_text())
-    assert isinstance(found, list)
-    return found
+    answers = json.loads(result.read_text())
+    assert isinstance(answers, list)
+    return answers
 
 
 @pytest.mark.slow
@@ -115,8 +115,8 @@ def test_llamacpp_takes_every_setting_and_refuses_wrong_ones(asked: Any, tmp_pat
     before = shlex.split(str(json_of(asked("llamacpp-2025", "k p_min", "--json"))["flags"]))
     rising = ["--spec-draft-n-max", "2", "--spec-synth-rates", "0.1,0.9"]
     few = ["--spec-draft-n-max", "3", "--spec-synth-rates", "0.9,0.1"]
-    silent = [*(one for one in beside if one not in ("--spec-type", "draft-simple")), *right[0]]
-    job = {"starts": [*([*beside, *one] for one in (*right, before, rising, few)), silent], "prompt": [5, 6, 7]}
+    silent = [*(flags for flags in beside if flags not in ("--spec-type", "draft-simple")), *right[0]]
+    job = {"starts": [*([*beside, *flags] for flags in (*right, before, rising, few)), silent], "prompt": [5, 6, 7]}
     plain, p_min, scripted, *wrong, alone = starts(sys.executable, "llamacpp_arguments.py", job, tmp_path)
     assert wrong == [None] * 3
     assert alone["drafted"] == 0  # which is why a --spec-type is said to stand beside
@@ -148,13 +148,13 @@ def test_vllm_takes_every_setting_and_refuses_wrong_ones(asked: Any, tmp_path: P
     }
     job = {"starts": [*map(arguments, flags), *wrong.values()]}
     plain, schedule, longest, ngram, scripted, *refused = starts(VLLM_PYTHON, "vllm_arguments.py", job, tmp_path)
-    for says, one in zip(wrong, refused, strict=True):
-        assert says in one["refused"]
-    assert [one["num_speculative_tokens"] for one in (plain, schedule, ngram, scripted)] == [4] * 4
+    for says, config in zip(wrong, refused, strict=True):
+        assert says in config["refused"]
+    assert [config["num_speculative_tokens"] for config in (plain, schedule, ngram, scripted)] == [4] * 4
     assert plain["method"] == schedule["method"] == scripted["method"] == "draft_model"
     assert schedule["lookup"] == as_schedule()
-    for one, most in ((longest, 5), (ngram, 3)):
-        assert (one["method"], one["prompt_lookup_min"], one["prompt_lookup_max"]) == ("ngram", 2, most)
+    for config, most in ((longest, 5), (ngram, 3)):
+        assert (config["method"], config["prompt_lookup_min"], config["prompt_lookup_max"]) == ("ngram", 2, most)
     assert scripted["rejection_sample_method"] == "synthetic" and plain["rejection_sample_method"] == "standard"
     assert scripted["synthetic_acceptance_rates"] == pytest.approx([0.8, 0.5, 0.2, 0.05])
 
@@ -163,9 +163,9 @@ def library_config(asked: Any, options: str, folder: Path) -> GenerationConfig:
     """The exported file as transformers reads it from a model's folder."""
     done = asked("transformers", options, "--out", folder / "generation_config.json")
     assert done.code == 0, done
-    found = GenerationConfig.from_pretrained(folder)
-    found.validate(strict=True)
-    return found
+    config = GenerationConfig.from_pretrained(folder)
+    config.validate(strict=True)
+    return config
 
 
 class Drafted:
@@ -181,9 +181,9 @@ class Drafted:
             propose = generator.get_candidates
 
             def get_candidates(input_ids: Any, **rest: Any) -> Any:
-                found = propose(input_ids, **rest)
-                self.tokens.append(found[0].shape[1] - input_ids.shape[1])
-                return found
+                candidates = propose(input_ids, **rest)
+                self.tokens.append(candidates[0].shape[1] - input_ids.shape[1])
+                return candidates
 
             self.generators.append(generator)
             monkeypatch.setattr(generator, "get_candidates", get_candidates)
@@ -216,10 +216,10 @@ def test_transformers_drafts_by_the_exported_file(
 def test_transformers_looks_up_by_the_exported_file(
     asked: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target, found = tiny_model(2, seed=1), library_config(asked, "k max_ngram", tmp_path)
+    target, config = tiny_model(2, seed=1), library_config(asked, "k max_ngram", tmp_path)
     drafted = Drafted(target, monkeypatch)
     fields = ("prompt_lookup_num_tokens", "max_matching_ngram_size")
-    generate(target, **{name: getattr(found, name) for name in fields})
+    generate(target, **{name: getattr(config, name) for name in fields})
     (generator,) = drafted.generators
     assert type(generator).__name__ == "PromptLookupCandidateGenerator"
     assert (generator.num_output_tokens, generator.max_matching_ngram_size) == (4, 3)

@@ -58,19 +58,19 @@ def interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def metrics_of(rounds: Sequence[tuple[int, int]]) -> dict[str, Any] | None:
     """As vLLM 0.32 gives them with a request's output."""
-    drafted, accepted = ([one[column] for one in rounds] for column in (0, 1))
+    drafted, accepted = ([round_[column] for round_ in rounds] for column in (0, 1))
     counts = {"num_spec_steps": len(rounds), "num_draft_tokens": sum(drafted)}
     listed = {"per_step_drafted": drafted, "per_step_accepted": accepted} if rounds else {}
     return {**counts, "num_accepted_draft_tokens": sum(accepted), **listed}
 
 
 def answer_of(outputs: Sequence[Sequence[int]], rounds: Sequence[Sequence[tuple[int, int]]]) -> dict[str, Any]:
-    every = [one for sequence in rounds for one in sequence]
+    every = [round_ for sequence in rounds for round_ in sequence]
     by_position = [sum(accepted >= depth for _, accepted in every) for depth in range(1, DEPTH + 1)]
     values = len(every), sum(drafted for drafted, _ in every), sum(by_position), by_position
     return {
-        "outputs": [[*one] for one in outputs],
-        "metrics": [metrics_of(one) for one in rounds],
+        "outputs": [[*output] for output in outputs],
+        "metrics": [metrics_of(sequence) for sequence in rounds],
         "counters": {f"vllm:spec_decode_{name}": value for name, value in zip(NAMES, values, strict=True)},
     }
 
@@ -89,16 +89,16 @@ def outputs_of(trace: Trace) -> list[list[int]]:
 
 def vllm_rounds(trace: Trace, k: int) -> list[list[tuple[int, int]]]:
     rounds = replayed_rounds(trace, FixedK(k), TOKENS, CONVENTIONS["vllm"])
-    return [[(drafted, accepted) for _, drafted, accepted in one] for one in rounds]
+    return [[(drafted, accepted) for _, drafted, accepted in sequence] for sequence in rounds]
 
 
 @torch.inference_mode()
 def greedy(model: Any, tokens: Sequence[int], count: int) -> list[int]:
     """What a model goes on with, by plain passes."""
-    found = [*tokens]
+    text = [*tokens]
     for _ in range(count):
-        found.append(int(model(input_ids=torch.tensor([found])).logits[0, -1].argmax()))
-    return found[len(tokens) :]
+        text.append(int(model(input_ids=torch.tensor([text])).logits[0, -1].argmax()))
+    return text[len(tokens) :]
 
 
 def test_a_recording_tells_what_is_accepted_behind_an_end_of_text(trace: Trace) -> None:
@@ -138,7 +138,7 @@ def test_a_check_reads_vllms_answers(trace: Trace, interpreter: Path, wrong: boo
     assert row["rounds"] == sum(map(len, rounds)) > 30 and row["rounds_identical"] == row["rounds"] - wrong
     assert document["version"] == "0.32.0" and document["lookup_rule"] is None
     job = json.loads((interpreter / "asked.json").read_text())
-    assert job["prompts"] == [one.tokens for one in tiny_prompts(6)] and job["eos_token_ids"] == [EOS]
+    assert job["prompts"] == [prompt.tokens for prompt in tiny_prompts(6)] and job["eos_token_ids"] == [EOS]
     assert job["speculation"] == {
         "num_speculative_tokens": 3, "method": "draft_model", "model": f"{job['folder']}/draft"
     }  # fmt: skip
@@ -189,9 +189,9 @@ def test_a_schedule_is_asked_by_ranges() -> None:
 def test_rounds_are_those_of_detailed_metrics() -> None:
     """As a server gave them."""
     requests = json.loads(REQUESTS.read_text())
-    metrics = [one.get("spec_decode_metrics", one) for one in requests]
-    found = [rounds_of(one, number) for number, one in enumerate(metrics)]
-    assert sum(map(len, found)) == sum(one["num_spec_steps"] for one in metrics) > 20
+    metrics = [request.get("spec_decode_metrics", request) for request in requests]
+    rounds = [rounds_of(metric, number) for number, metric in enumerate(metrics)]
+    assert sum(map(len, rounds)) == sum(metric["num_spec_steps"] for metric in metrics) > 20
     assert rounds_of(None, 1) == [] and rounds_of(metrics_of([]), 1) == []
     without = {name: value for name, value in metrics[0].items() if not name.startswith("per_step")}
     with pytest.raises(InputError, match="request 7: vLLM lists no rounds; take a version with per-request metrics"):

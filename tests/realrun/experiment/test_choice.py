@@ -18,30 +18,30 @@ def forecast(label: str, speedup: float, measured: float, wobble: float = 0.01) 
 
 def test_the_regret_is_the_measured_bests_lead() -> None:
     fast, slow = forecast("a", 1.4, 1.6), forecast("b", 2.5, 1.5)
-    found = choice_of([fast, slow, forecast("c", 1.1, 0.9)], BASELINE_S, floor_percent=1.0)
-    assert (found["forecast"], found["forecast_speedup"], found["measured"]) == ("b", 2.5, "a")
-    assert found["measured_speedup"]["estimate"] == pytest.approx(1.5, rel=0.01)
-    assert found["regret"]["estimate"] == paired_difference(BASELINE_S, fast.seconds, slow.seconds).difference.estimate
-    assert found["regret"]["estimate"] == pytest.approx(0.1, abs=0.01) and found["significant"]
-    assert "b, forecast 2.500, measured 1.5" in choice_text(found) and "the measured best is a" in choice_text(found)
+    choice = choice_of([fast, slow, forecast("c", 1.1, 0.9)], BASELINE_S, floor_percent=1.0)
+    assert (choice["forecast"], choice["forecast_speedup"], choice["measured"]) == ("b", 2.5, "a")
+    assert choice["measured_speedup"]["estimate"] == pytest.approx(1.5, rel=0.01)
+    assert choice["regret"]["estimate"] == paired_difference(BASELINE_S, fast.seconds, slow.seconds).difference.estimate
+    assert choice["regret"]["estimate"] == pytest.approx(0.1, abs=0.01) and choice["significant"]
+    assert "b, forecast 2.500, measured 1.5" in choice_text(choice) and "the measured best is a" in choice_text(choice)
     floor = choice_of([fast, slow], BASELINE_S, floor_percent=8.0)
     assert not floor["significant"] and "not significant" in choice_text(floor)
 
 
 def test_a_choice_that_measured_best_has_no_regret() -> None:
-    found = choice_of([forecast("a", 1.7, 1.6), forecast("b", 1.5, 1.5)], BASELINE_S, 1.0)
-    assert found["regret"] == {"estimate": 0.0, "low": 0.0, "high": 0.0} and not found["significant"]
-    assert choice_text(found).endswith("the measured best.")
+    choice = choice_of([forecast("a", 1.7, 1.6), forecast("b", 1.5, 1.5)], BASELINE_S, 1.0)
+    assert choice["regret"] == {"estimate": 0.0, "low": 0.0, "high": 0.0} and not choice["significant"]
+    assert choice_text(choice).endswith("the measured best.")
 
 
 def test_where_all_policies_are_slower_the_best_is_not_to_speculate() -> None:
     """A forecast above 1 that measured 0.51 has a regret of 0.49, not of 0."""
-    found = choice_of([forecast("fixed_k(k=1)", 1.2, 0.51)], BASELINE_S, 1.0)
-    assert found["measured"] == NO_SPECULATION and found["forecast"] == "fixed_k(k=1)"
-    assert found["regret"]["estimate"] == pytest.approx(0.49, abs=0.01) and found["significant"]
+    choice = choice_of([forecast("fixed_k(k=1)", 1.2, 0.51)], BASELINE_S, 1.0)
+    assert choice["measured"] == NO_SPECULATION and choice["forecast"] == "fixed_k(k=1)"
+    assert choice["regret"]["estimate"] == pytest.approx(0.49, abs=0.01) and choice["significant"]
 
 
 def test_a_forecast_below_one_chooses_not_to_speculate() -> None:
-    found = choice_of([forecast("a", 0.9, 1.25), forecast("b", 0.8, 1.1)], BASELINE_S, 1.0)
-    assert (found["forecast"], found["forecast_speedup"], found["measured"]) == (NO_SPECULATION, 1.0, "a")
-    assert found["regret"]["estimate"] == pytest.approx(0.25, abs=0.01)
+    choice = choice_of([forecast("a", 0.9, 1.25), forecast("b", 0.8, 1.1)], BASELINE_S, 1.0)
+    assert (choice["forecast"], choice["forecast_speedup"], choice["measured"]) == (NO_SPECULATION, 1.0, "a")
+    assert choice["regret"]["estimate"] == pytest.approx(0.25, abs=0.01)

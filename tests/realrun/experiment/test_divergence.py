@@ -64,14 +64,17 @@ def test_in_float64_nothing_departs(sampler: Sampler) -> None:
 @samplers
 def test_what_departs_in_bfloat16_is_a_near_tie(sampler: Sampler) -> None:
     """Recorded by passes that round otherwise: here in float32, of the same weights."""
-    pair, prompts, found = low_pair(), tiny_prompts(24), []
+    pair, prompts, departures = low_pair(), tiny_prompts(24), []
     trace = record(low_pair(torch.float32), prompts, RecordSettings(4, 24, sampler))
     for name, settings in (("fixed_k", {"k": 3}), ("max_confidence", {"lambda0": 0.4, "max_draft_tokens": 4})):
         policy = make_policy(name, settings)
-        found += found_in(pair, trace, prompts, policy, sampler, decoder_of(pair, sampler))
-    assert found
-    told = summary(found)
-    assert told["first"] == {"near tie": len(found), "defect": 0, "not examined": 0} and told["largest_tie_ulps"] > 0
+        departures += found_in(pair, trace, prompts, policy, sampler, decoder_of(pair, sampler))
+    assert departures
+    counts = summary(departures)
+    assert (
+        counts["first"] == {"near tie": len(departures), "defect": 0, "not examined": 0}
+        and counts["largest_tie_ulps"] > 0
+    )
 
 
 @samplers
@@ -84,22 +87,24 @@ def test_a_wrong_pass_is_a_defect(which: str, sampler: Sampler) -> None:
     lm: Any = decoder.target if which == "target" else decoder.drafter.lm
     forward = lm.forward
     lm.forward = lambda tokens: forward(tokens).flip(-1)
-    found = found_in(pair, trace, prompts, policy, sampler, decoder)
-    causes = summary(found)["first"]
+    departures = found_in(pair, trace, prompts, policy, sampler, decoder)
+    causes = summary(departures)["first"]
     assert causes["defect"] > len(prompts) / 2 and causes["not examined"] == 0
-    assert {one.what for one in found if one.cause == "defect"} == {"text" if which == "target" else "draft"}
+    assert {departure.what for departure in departures if departure.cause == "defect"} == {
+        "text" if which == "target" else "draft"
+    }
 
 
 def test_trees_and_gaps_of_no_logits_are_not_examined() -> None:
-    one = Divergence(0, 5, "text", None)
-    assert (one.cause, replace(one, gap_ulps=3.0).cause, replace(one, gap_ulps=300.0).cause) == (
+    unexamined = Divergence(0, 5, "text", None)
+    assert (unexamined.cause, replace(unexamined, gap_ulps=3.0).cause, replace(unexamined, gap_ulps=300.0).cause) == (
         "not examined",
         "near tie",
         "defect",
     )
-    told = summary([one, replace(one, gap_ulps=300.0)])
-    assert told["defects"] == [{"sequence": 0, "t": 5, "what": "text", "gap_ulps": 300.0}]
-    assert told["largest_tie_ulps"] is None
+    counts = summary([unexamined, replace(unexamined, gap_ulps=300.0)])
+    assert counts["defects"] == [{"sequence": 0, "t": 5, "what": "text", "gap_ulps": 300.0}]
+    assert counts["largest_tie_ulps"] is None
 
 
 @pytest.mark.slow
@@ -108,5 +113,5 @@ def test_every_departure_of_the_lab_in_bfloat16_is_a_near_tie(sampler: Sampler) 
     pair = load_pair(dtype="bfloat16", threads=1)
     prompts, policy = lab_prompts(pair.tokenizer, 12), make_policy("fixed_k", {"k": 5})
     trace = record(pair, prompts, RecordSettings(8, 96, sampler))
-    told = summary(found_in(pair, trace, prompts, policy, sampler, decoder_of(pair, sampler)))
-    assert told["first"]["defect"] == told["first"]["not examined"] == 0
+    counts = summary(found_in(pair, trace, prompts, policy, sampler, decoder_of(pair, sampler)))
+    assert counts["first"]["defect"] == counts["first"]["not examined"] == 0

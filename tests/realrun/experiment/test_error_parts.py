@@ -58,57 +58,57 @@ def as_predicted(policy: Policy) -> tuple[Replay, list[list[Round]]]:
     return replayed, done
 
 
-def errors_of(policy: Policy, change: Any = lambda one: one) -> tuple[dict[str, Any], Replay, list[Round]]:
+def errors_of(policy: Policy, change: Any = lambda round_: round_) -> tuple[dict[str, Any], Replay, list[Round]]:
     replayed, done = as_predicted(policy)
-    changed = [[change(one) for one in sequence] for sequence in done]
-    return error_parts(PRICED, replayed, changed), replayed, [one for sequence in changed for one in sequence]
+    changed = [[change(round_) for round_ in sequence] for sequence in done]
+    return error_parts(PRICED, replayed, changed), replayed, [round_ for sequence in changed for round_ in sequence]
 
 
 @policies
 def test_rounds_that_cost_what_was_predicted_have_no_error(policy: Policy) -> None:
-    found, _, rounds = errors_of(policy)
-    assert [found[part] for part in PARTS] == pytest.approx([0.0] * 4, abs=1e-9)
-    assert [each["verify"] for each in found["by_verified"]] == pytest.approx(
-        [0.0] * len(found["by_verified"]), abs=1e-9
+    errors, _, rounds = errors_of(policy)
+    assert [errors[part] for part in PARTS] == pytest.approx([0.0] * 4, abs=1e-9)
+    assert [each["verify"] for each in errors["by_verified"]] == pytest.approx(
+        [0.0] * len(errors["by_verified"]), abs=1e-9
     )
-    assert sum(each["rounds"] for each in found["by_verified"]) == len(rounds)
-    assert [each["tokens"] for each in found["by_verified"]] == sorted({one.verified for one in rounds})
-    assert len(found["by_verified"]) > 1
+    assert sum(each["rounds"] for each in errors["by_verified"]) == len(rounds)
+    assert [each["tokens"] for each in errors["by_verified"]] == sorted({round_.verified for round_ in rounds})
+    assert len(errors["by_verified"]) > 1
 
 
 @policies
 def test_the_parts_sum_to_the_error_of_the_whole(policy: Policy) -> None:
     rng = np.random.default_rng(4)
 
-    def noisy(one: Round) -> Round:
-        return replace(one, **{f"{part}_s": getattr(one, f"{part}_s") * rng.uniform(0.5, 2) for part in PARTS})
+    def noisy(round_: Round) -> Round:
+        return replace(round_, **{f"{part}_s": getattr(round_, f"{part}_s") * rng.uniform(0.5, 2) for part in PARTS})
 
-    found, replayed, rounds = errors_of(policy, noisy)
-    measured_s = sum(one.seconds for one in rounds)
+    errors, replayed, rounds = errors_of(policy, noisy)
+    measured_s = sum(round_.seconds for round_ in rounds)
     whole = 100 * (replayed.seconds.sum() / measured_s - 1)
-    assert sum(found[part] for part in PARTS) == pytest.approx(whole)
-    assert sum(each["verify"] for each in found["by_verified"]) == pytest.approx(found["verify"])
+    assert sum(errors[part] for part in PARTS) == pytest.approx(whole)
+    assert sum(each["verify"] for each in errors["by_verified"]) == pytest.approx(errors["verify"])
     for number, part in enumerate(PARTS):
-        took_s = sum(getattr(one, f"{part}_s") for one in rounds)
-        assert found[part] == pytest.approx(100 * (replayed.seconds[:, number].sum() - took_s) / measured_s)
+        took_s = sum(getattr(round_, f"{part}_s") for round_ in rounds)
+        assert errors[part] == pytest.approx(100 * (replayed.seconds[:, number].sum() - took_s) / measured_s)
 
 
 @policies
 def test_an_error_is_told_where_it_was_made(policy: Policy) -> None:
     """Passes over three tokens took longer than predicted, drafting shorter."""
 
-    def changed(one: Round) -> Round:
-        return replace(one, draft_s=one.draft_s / 2, verify_s=one.verify_s + (one.verified == 3) * 0.01)
+    def changed(round_: Round) -> Round:
+        return replace(round_, draft_s=round_.draft_s / 2, verify_s=round_.verify_s + (round_.verified == 3) * 0.01)
 
-    found, replayed, rounds = errors_of(policy, changed)
-    slow = sum(one.verified == 3 for one in rounds)
+    errors, replayed, rounds = errors_of(policy, changed)
+    slow = sum(round_.verified == 3 for round_ in rounds)
     assert slow > 0
-    whole_s = sum(one.seconds for one in rounds)
-    assert found["draft"] == pytest.approx(100 * replayed.seconds[:, 0].sum() / 2 / whole_s)
-    assert found["verify"] == pytest.approx(-100 * slow * 0.01 / whole_s)
-    assert found["policy"] == pytest.approx(0, abs=1e-9) and found["other"] == pytest.approx(0, abs=1e-9)
-    for each in found["by_verified"]:
-        expected = found["verify"] if each["tokens"] == 3 else 0.0
+    whole_s = sum(round_.seconds for round_ in rounds)
+    assert errors["draft"] == pytest.approx(100 * replayed.seconds[:, 0].sum() / 2 / whole_s)
+    assert errors["verify"] == pytest.approx(-100 * slow * 0.01 / whole_s)
+    assert errors["policy"] == pytest.approx(0, abs=1e-9) and errors["other"] == pytest.approx(0, abs=1e-9)
+    for each in errors["by_verified"]:
+        expected = errors["verify"] if each["tokens"] == 3 else 0.0
         assert each["verify"] == pytest.approx(expected, abs=1e-9)
 
 

@@ -51,10 +51,10 @@ def baseline_runs(trace: Trace, seconds: float) -> list[Run]:
 
 
 def chain_runs(trace: Trace, seconds: float, k: int = 2) -> list[Run]:
-    one = Round(0, k, 0, k, 0, k * seconds, k * seconds, seconds, seconds, (seconds,) * k, (), 1, k)
+    round_ = Round(0, k, 0, k, 0, k * seconds, k * seconds, seconds, seconds, (seconds,) * k, (), 1, k)
     policy = make_policy("fixed_k", {"k": k})
     return [
-        (policy, int(prompt), [replace(one, t=t) for t in range(tokens - k)])
+        (policy, int(prompt), [replace(round_, t=t) for t in range(tokens - k)])
         for prompt, tokens in zip(trace.prompt_tokens, trace.output_tokens, strict=True)
     ]
 
@@ -104,11 +104,11 @@ def test_what_the_arms_have_shown_is_not_probed() -> None:
 def test_probes_go_on_from_a_file_and_are_finished_where_texts_were_too_few() -> None:
     costs, _ = measured_costs(tiny_pair(), texts=5)
     take_turns([costs.probing(PROMPTS[0], 0)], np.random.default_rng(0))
-    kept = json.loads(json.dumps(costs.probed.as_dict()))
+    samples = json.loads(json.dumps(costs.probed.as_dict()))
     assert 0 < costs.probed.count("verify", 4) < ENOUGH
     resumed, trace = measured_costs(tiny_pair(), texts=5)
-    resumed.resume(kept)
-    assert json.loads(json.dumps(resumed.probed.as_dict())) == kept
+    resumed.resume(samples)
+    assert json.loads(json.dumps(resumed.probed.as_dict())) == samples
 
     def short_of(costs: MeasuredCosts) -> list[Any]:
         chains = [("draft", place) for place in (1, 2, 3)] + [("verify", size) for size in (2, 3, 4)]

@@ -71,8 +71,8 @@ def answer(out: Path) -> Any:
     document = json.loads((out / "validation.json").read_text())
     keys = ("policy", "params", "role", "measured_tau", "measured_v_d", "rounds_identical_percent")
     rounds = [
-        {key: value for key, value in one.items() if not key.endswith("_s")}
-        for one in pq.read_table(out / "rounds.parquet").to_pylist()
+        {key: value for key, value in row.items() if not key.endswith("_s")}
+        for row in pq.read_table(out / "rounds.parquet").to_pylist()
     ]
     rows = sorted(json.dumps([row[key] for key in keys]) for row in document["rows"])
     return rows, sorted(map(json.dumps, rounds)), document["sequences"], document["output_tokens"]
@@ -126,8 +126,8 @@ def test_what_another_configuration_left_unfinished_is_refused(tmp_path: Path, s
     with pytest.raises(KeyboardInterrupt):
         run(out, SETTINGS, ("decode", 1))
     for name, other in (("trials", {"trials": 9}), ("policies", {"kinds": KINDS[:2]}), ("seed", {"seed": 4})):
-        told = (str(out / UNFINISHED), f"{name}=", "unfinished validation", "--overwrite")
-        refusal(lambda changed=other: run(out, replace(SETTINGS, **changed)), *told)  # type: ignore[misc]
+        words = (str(out / UNFINISHED), f"{name}=", "unfinished validation", "--overwrite")
+        refusal(lambda changed=other: run(out, replace(SETTINGS, **changed)), *words)  # type: ignore[misc]
     stages.clear()
     run(out, replace(SETTINGS, repeats=5))  # more of the same is no other one
     assert stages.count("decode") == 5 * 3 - 1

@@ -143,17 +143,17 @@ def test_of_known_interruptions_the_median_shows_nothing_and_the_wall_clock_all(
     both = 3 * share**2 * (1 - share) + share**3
     assert measured.estimate == pytest.approx(2 / (1 + 8 * both), rel=0.03)
     walls = [timings.wall_s_for_baseline(arm, sequences) for arm in (0, 1)]
-    found = wall_clock(*walls, measured, floor_percent=2.0)
-    assert found["wall_clock_speedup"]["estimate"] == pytest.approx(2 / (1 + 8 * share), rel=0.03)
-    assert found["wall_clock_differs"] == (share > 0)
+    wall = wall_clock(*walls, measured, floor_percent=2.0)
+    assert wall["wall_clock_speedup"]["estimate"] == pytest.approx(2 / (1 + 8 * share), rel=0.03)
+    assert wall["wall_clock_differs"] == (share > 0)
 
 
 def test_the_faster_of_two_noisy_repeats_is_no_median() -> None:
     """Without any interruption, noise of 10 % makes the faster of two 5.6 % faster than a round is; a median is not."""
     draw = np.random.default_rng(3)
     seconds = draw.normal(1.0, 0.1, (3, 4000))
-    found = sum(one.seconds for one in typical_rounds([run_of(*own) for own in seconds.tolist()])) / 4000
-    assert found == pytest.approx(1.0, abs=0.005)
+    median_s = sum(round_.seconds for round_ in typical_rounds([run_of(*own) for own in seconds.tolist()])) / 4000
+    assert median_s == pytest.approx(1.0, abs=0.005)
     assert sum(min(pair) for pair in seconds[:2].T) / 4000 == pytest.approx(0.944, abs=0.005)
 
 
@@ -174,14 +174,14 @@ def test_repeats_without_a_median_are_refused(repeats: int, wanted: int) -> None
 )
 def test_the_parts_of_a_typical_round_are_those_of_one_repeat(seconds: list[list[float]], seed: int) -> None:
     runs = [run_of(*own) for own in seconds]
-    found = typical_rounds(runs)
-    assert len(found) == 4
-    for number, one in enumerate(found):
+    typical = typical_rounds(runs)
+    assert len(typical) == 4
+    for number, round_ in enumerate(typical):
         same = [run.rounds[number] for run in runs]
-        assert one in same
-        assert one.seconds == sorted(other.seconds for other in same)[len(runs) // 2]
+        assert round_ in same
+        assert round_.seconds == sorted(other.seconds for other in same)[len(runs) // 2]
     shuffled = [runs[i] for i in np.random.default_rng(seed).permutation(len(runs))]
-    assert [one.seconds for one in typical_rounds(shuffled)] == [one.seconds for one in found]
+    assert [round_.seconds for round_ in typical_rounds(shuffled)] == [round_.seconds for round_ in typical]
 
 
 def test_of_repeats_that_differ_the_middle_one_is_taken_whole() -> None:
@@ -238,8 +238,8 @@ def test_no_arm_notices_the_others(kind: str, turn_rounds: int) -> None:
             for run in timings.runs[number, index]:
                 assert run.tokens == alone.tokens and run.tree_log() == alone.tree_log(), (kind, arm.policy)
                 assert run.state == alone.state
-                assert [(one.fed, one.asked, one.level_nodes) for one in run.rounds] == [
-                    (one.fed, one.asked, one.level_nodes) for one in alone.rounds
+                assert [(round_.fed, round_.asked, round_.level_nodes) for round_ in run.rounds] == [
+                    (round_.fed, round_.asked, round_.level_nodes) for round_ in alone.rounds
                 ]
 
 
@@ -247,9 +247,9 @@ def test_arms_exchange_decoders_of_their_own_pair() -> None:
     """Each other sequence every arm, the two baselines first of all, decodes in the other's memory."""
     pairs, policies = (tiny_pair(), replace(tiny_pair())), [None, make_policy("fixed_k", {"k": 2}), None]
     arms = [make_arm(str(policy), policy, pair, SAMPLER) for pair in pairs for policy in policies]
-    found = turned(arms)
-    assert [arm.decoder for arm in found] == [arms[at].decoder for at in (2, 1, 0, 5, 4, 3)]
-    assert [arm[:2] for arm in found] == [arm[:2] for arm in arms] and turned(found) == arms
+    exchanged = turned(arms)
+    assert [arm.decoder for arm in exchanged] == [arms[at].decoder for at in (2, 1, 0, 5, 4, 3)]
+    assert [arm[:2] for arm in exchanged] == [arm[:2] for arm in arms] and turned(exchanged) == arms
 
 
 def test_a_measurement_gives_every_arm_both_decoders(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,13 +264,13 @@ def test_a_measurement_gives_every_arm_both_decoders(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(measuring, "decode_sequence", noted)
     costs = MeasuredCosts(pair, trace, tree_tokens=0, sampler=SAMPLER, seed=0, texts=8)
-    told: list[tuple[int, int]] = []
+    reports: list[tuple[int, int]] = []
     measuring.measure_in_turns(
         arms, {"": measuring.Costs(costs, [0, 1])}, prompts, trace, None, repeats=2, seed=0,
-        progress=lambda done, total: told.append((done, total)),
+        progress=lambda done, total: reports.append((done, total)),
     )  # fmt: skip
     assert used == [True, False, True, False, False, True, False, True]
-    assert told == [(done, 8) for done in range(9)]  # from before the first, which warms up
+    assert reports == [(done, 8) for done in range(9)]  # from before the first, which warms up
 
 
 def test_what_else_takes_turns_on_a_sequence_ends_with_it() -> None:

@@ -101,8 +101,8 @@ def test_the_null_arm_says_what_is_noise(job: Job) -> None:
     best, *others = document["rows"]
     assert best["resolved"] is None
     for row in others:
-        apart = 100 * (1 - row["measured"]["estimate"] / best["measured"]["estimate"])
-        assert row["resolved"] in (True, False) and (not row["resolved"] or apart > floor)
+        percent = 100 * (1 - row["measured"]["estimate"] / best["measured"]["estimate"])
+        assert row["resolved"] in (True, False) and (not row["resolved"] or percent > floor)
     assert document["choice"]["significant"] in (True, False)
 
 
@@ -110,7 +110,7 @@ def test_parts_of_the_error_sum_to_the_whole(job: Job) -> None:
     document, out, _ = job
     rounds = pq.read_table(out / "rounds.parquet").to_pylist()
     for row in document["rows"]:
-        parts, own = row["error_parts"], [one for one in rounds if one["policy"] == row["label"]]
+        parts, own = row["error_parts"], [round_ for round_ in rounds if round_["policy"] == row["label"]]
         measured_s = sum(row["sequence_seconds"])
         assert sum(each["verify"] for each in parts["by_verified"]) == pytest.approx(parts["verify"])
         assert sum(each["rounds"] for each in parts["by_verified"]) == len(own)

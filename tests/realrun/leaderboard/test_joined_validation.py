@@ -51,9 +51,9 @@ def replayed(row: dict[str, Any], out: Path, seed: int = 0) -> tuple[float, list
     _, held = split_sequences(trace, tuning_share=0.5, seed=seed)
     policy: Policy = build_policy(SWITCH_POLICIES[row["policy"]], row["params"])
     assert isinstance(cost, JoinedCost)
-    found = PricedTrace(trace.select(held), cost).replay(policy, seed=seed, log=True)
-    assert found.rounds is not None
-    return found.speedup, [int((found.rounds.drafter == number).sum()) for number in (1, 2)]
+    run = PricedTrace(trace.select(held), cost).replay(policy, seed=seed, log=True)
+    assert run.rounds is not None
+    return run.speedup, [int((run.rounds.drafter == number).sum()) for number in (1, 2)]
 
 
 @pytest.fixture(scope="module")
@@ -64,26 +64,26 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], 
 
 
 def test_every_row_is_decoded_as_it_is_replayed(document: tuple[dict[str, Any], Path]) -> None:
-    found, out = document
-    assert json.loads((out / "validation.json").read_text()) == found
+    result, out = document
+    assert json.loads((out / "validation.json").read_text()) == result
     assert not (out / "validation.partial").exists()
-    assert [row["role"] for row in found["rows"]].count("alone") == 2 and len(found["rows"]) == 4
-    for row in found["rows"]:
+    assert [row["role"] for row in result["rows"]].count("alone") == 2 and len(result["rows"]) == 4
+    for row in result["rows"]:
         assert row["rounds_identical_percent"] == row["output_identical_percent"] == 100, row["label"]
         speedup, rounds = replayed(row, out)
         assert row["predicted"]["estimate"] == pytest.approx(speedup) and row["rounds_of_drafters"] == rounds
         assert row["oracle_regret"] >= 0
-    alone = {row["params"]["drafter"] for row in found["rows"] if row["role"] == "alone"}
+    alone = {row["params"]["drafter"] for row in result["rows"] if row["role"] == "alone"}
     assert alone == {1, 2}
 
 
 def test_the_best_switch_is_set_against_the_best_single_drafter(document: tuple[dict[str, Any], Path]) -> None:
-    found, _ = document
-    rows = {row["label"]: row for row in found["rows"]}
-    single, switch = (rows[found["switching"][name]] for name in ("best_single", "best_switch"))
+    result, _ = document
+    rows = {row["label"]: row for row in result["rows"]}
+    single, switch = (rows[result["switching"][name]] for name in ("best_single", "best_switch"))
     assert single["role"] == "alone" and switch["role"] != "alone"
     for how in ("predicted", "measured"):
-        difference = found["switching"][how]["difference"]
+        difference = result["switching"][how]["difference"]
         assert difference["estimate"] == pytest.approx(switch[how]["estimate"] - single[how]["estimate"])
         assert difference["low"] <= difference["estimate"] <= difference["high"]
 
@@ -99,11 +99,11 @@ def test_a_finished_trace_is_used_again_and_another_refused(document: tuple[dict
 
 
 def test_what_cannot_be_joined_is_refused_before_any_work(tmp_path: Path) -> None:
-    for record, said in (
+    for record, message in (
         (replace(RECORD, tree_nodes=4), "draft chains"),
         (replace(RECORD, sampler=Sampler("rejection")), "depends on the drafter"),
     ):
-        with pytest.raises(InputError, match=said):
+        with pytest.raises(InputError, match=message):
             validate_joined(tiny_pairs(), tiny_texts(), ValidationSettings(record), tmp_path / "out")
     assert not (tmp_path / "out").exists()
     line = ("realrun", "validate", "--join", "prompt-lookup", "--out", tmp_path / "out")
@@ -125,7 +125,7 @@ def test_on_the_lab_every_round_of_every_policy_is_the_replays(beside: str, samp
     model = load_pair(dtype="float64", beside=lookup, predictor=None)
     pairs = {"eagle": [lookup, eagle], "model": [lookup, model], "both": [lookup, eagle, model]}[beside]
     settings = ValidationSettings(RecordSettings(6, 48, sampler), trials=8, repeats=3)
-    found = validate_joined(pairs, lab_prompts(lookup.tokenizer, 6), settings, tmp_path / "out")
-    assert {row["policy"] for row in found["rows"]} == SWITCH_POLICIES.keys()
-    for row in found["rows"]:
+    result = validate_joined(pairs, lab_prompts(lookup.tokenizer, 6), settings, tmp_path / "out")
+    assert {row["policy"] for row in result["rows"]} == SWITCH_POLICIES.keys()
+    for row in result["rows"]:
         assert row["rounds_identical_percent"] == row["output_identical_percent"] == 100, row["label"]

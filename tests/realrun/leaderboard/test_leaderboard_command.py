@@ -151,7 +151,7 @@ def test_every_drafter_has_the_best_of_each_role_that_it_can_have(job: Job) -> N
             assert role not in rows or rows[role]["train_speedup"] == max(own)
         best = [row for row in rows.values() if row["best_of_drafter"]]
         assert [row["train_speedup"] for row in best] == [max(row["train_speedup"] for row in rows.values())]
-    assert "vct" in [one["policy"] for one in document["skipped"] if one["drafter"] == LOOKUP]
+    assert "vct" in [entry["policy"] for entry in document["skipped"] if entry["drafter"] == LOOKUP]
 
 
 def test_all_share_one_baseline_and_one_split(job: Job) -> None:
@@ -233,8 +233,8 @@ def test_a_machine_that_was_slow_for_a_slice_counts_against_nobody(
     slow: dict[tuple[str, int], float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As between 14 and 38 ms a token: the forecast stays within 1 %, where a ratio of means was wrong by 74 %."""
-    found, _ = costs_on(tmp_path, "ab", slow, monkeypatch)
-    for cost in found.values():
+    models, _ = costs_on(tmp_path, "ab", slow, monkeypatch)
+    for cost in models.values():
         assert cost.autoregressive_s == pytest.approx([0.010] * 2, rel=0.01)
         assert cost.verify_s == pytest.approx(np.full((5, 2), 0.011), rel=0.01)
         assert cost.draft_step_s == pytest.approx(np.full((4, 2), 0.0005), rel=0.01)
@@ -245,8 +245,8 @@ def test_costs_that_cannot_be_are_measured_further_and_refused_if_that_does_not_
 ) -> None:
     """Slow in the first three slices of the plain target, a round would take half the step that it contains."""
     early = {("plain", number): 2.6 for number in (1, 2, 3)}
-    found, taken = costs_on(tmp_path / "early", "a", early, monkeypatch)
-    assert len(taken) == 2 * 10 and found["a"].autoregressive_s == pytest.approx([0.010] * 2, rel=0.01)
+    models, taken = costs_on(tmp_path / "early", "a", early, monkeypatch)
+    assert len(taken) == 2 * 10 and models["a"].autoregressive_s == pytest.approx([0.010] * 2, rel=0.01)
     always = {("plain", number): 2.6 for number in range(1, 99)}
     with pytest.raises(InputError, match="tuning costs of a: a round at K = 1 takes .* of a step without speculation"):
         costs_on(tmp_path / "always", "a", always, monkeypatch)
@@ -291,8 +291,8 @@ def test_a_target_of_its_own_is_charged_for_as_much_text(job: Job) -> None:
 def measured_seconds(out: Path, document: dict[str, Any]) -> tuple[Any, list[Any]]:
     """By medians, for as much text as the baseline's: the baseline's seconds, and those of every row."""
     base_s, wanted = seconds_and_tokens(out, "autoregressive")
-    found = [seconds_and_tokens(out, f"{row['drafter']}: {row['role']}") for row in document["rows"]]
-    return base_s, [own_s / tokens * wanted for own_s, tokens in found]
+    measured = [seconds_and_tokens(out, f"{row['drafter']}: {row['role']}") for row in document["rows"]]
+    return base_s, [own_s / tokens * wanted for own_s, tokens in measured]
 
 
 def test_order_and_ties_follow_from_the_held_out_prompts(job: Job) -> None:
@@ -303,10 +303,10 @@ def test_order_and_ties_follow_from_the_held_out_prompts(job: Job) -> None:
     assert rows[0]["leader_minus_this"] is None and not rows[0]["tied_with_leader"]
     base_s, seconds = measured_seconds(out, document)
     assert document["baseline_sequence_seconds"] == pytest.approx(base_s)
-    found = simultaneous(base_s, seconds)
+    intervals = simultaneous(base_s, seconds)
     for at, (row, own_s) in enumerate(zip(rows, seconds, strict=True)):
         assert row["measured_sequence_seconds"] == pytest.approx(own_s)
-        spread = found.speedups[at]
+        spread = intervals.speedups[at]
         assert (row["measured"]["low"], row["measured"]["high"]) == pytest.approx((spread.low, spread.high))
         if at == 0:
             continue
@@ -314,7 +314,7 @@ def test_order_and_ties_follow_from_the_held_out_prompts(job: Job) -> None:
         assert behind["difference"]["estimate"] == pytest.approx(speedups[0] - row["measured"]["estimate"])
         low, high = behind["difference"]["low"], behind["difference"]["high"]
         assert row["tied_with_leader"] == (low <= 0 <= high)
-        expected = found.difference(0, at).difference
+        expected = intervals.difference(0, at).difference
         assert (low, high) == pytest.approx((expected.low, expected.high))
     forecasts = {NO_SPECULATION: 1.0} | {row["label"]: row["train_speedup"] for row in rows}
     real = {NO_SPECULATION: 1.0} | {row["label"]: row["measured"]["estimate"] for row in rows}
@@ -336,7 +336,10 @@ def test_prompts_that_loop_are_counted_and_left_out_once_more(job: Job) -> None:
     _, held = split_sequences(trace, tuning_share=0.5, seed=0)
     trace = trace.select(held)
     texts = [trace.token[start:end].tolist() for start, end in zip(trace.offsets, trace.offsets[1:], strict=False)]
-    shares = [len(set(found)) / len(found) if (found := [*zip(t, t[1:], t[2:], strict=False)]) else 1.0 for t in texts]
+    shares = [
+        len(set(trigrams)) / len(trigrams) if (trigrams := [*zip(t, t[1:], t[2:], strict=False)]) else 1.0
+        for t in texts
+    ]
     flows = np.array([share > 0.5 for share in shares])
     assert document["looping_prompts"] == (~flows).sum()
     base_s, seconds = measured_seconds(out, document)
@@ -359,11 +362,11 @@ def test_a_board_that_is_only_predicted_is_ranked_by_that_and_claims_no_more(job
 def decoded_runs(out: Path, repeat: int) -> dict[str, list[dict[str, Any]]]:
     """Every arm's runs of the held-out sequences, in their order."""
     files = sorted((out / "decoded").glob(f"{repeat}-*.json"), key=lambda path: int(path.stem.split("-")[1]))
-    found: dict[str, list[dict[str, Any]]] = {}
+    by_arm: dict[str, list[dict[str, Any]]] = {}
     for document in map(json.loads, map(Path.read_text, files)):
         for (arm, _), run in zip(document["arms"], document["runs"], strict=True):
-            found.setdefault(arm, []).append(run)
-    return found
+            by_arm.setdefault(arm, []).append(run)
+    return by_arm
 
 
 def seconds_and_tokens(out: Path, arm: str) -> tuple[Any, Any]:
@@ -372,7 +375,7 @@ def seconds_and_tokens(out: Path, arm: str) -> tuple[Any, Any]:
     parts = [names.index(f"{part}_s") for part in ("draft", "policy", "verify", "other")]
     repeats = [decoded_runs(out, repeat)[arm] for repeat in range(3)]
     seconds = [
-        sum(np.median([[sum(one[part] for part in parts) for one in run["rounds"]] for run in same], axis=0))
+        sum(np.median([[sum(round_[part] for part in parts) for round_ in run["rounds"]] for run in same], axis=0))
         for same in zip(*repeats, strict=True)
     ]
     return np.array(seconds), np.array([len(run["tokens"]) for run in repeats[-1]])
@@ -419,16 +422,16 @@ def test_a_second_start_goes_on(job: Job, tmp_path: Path, monkeypatch: pytest.Mo
     assert all(row["measured"] is row["error_percent"] is None for row in predicted["rows"])
     assert predicted["null_arm"] is predicted["noise_floor_percent"] is None
     assert {row["label"] for row in predicted["rows"]} == {row["label"] for row in document["rows"]}
-    kept = decoded_runs(again, repeat=0)
+    first_runs = decoded_runs(again, repeat=0)
     start(again, replace(SETTINGS, repeats=5))
-    assert decoded_runs(again, repeat=0) == kept and decoded_runs(again, repeat=1).keys() == kept.keys()
+    assert decoded_runs(again, repeat=0) == first_runs and decoded_runs(again, repeat=1).keys() == first_runs.keys()
 
 
 def without_clocks(value: Any) -> Any:
     """A document without what follows from seconds; places and orders are those of what stays."""
     if isinstance(value, dict):
-        return {key: without_clocks(one) for key, one in value.items() if key not in CLOCKS}
-    return [without_clocks(one) for one in value] if isinstance(value, list) else value
+        return {key: without_clocks(inner) for key, inner in value.items() if key not in CLOCKS}
+    return [without_clocks(inner) for inner in value] if isinstance(value, list) else value
 
 
 @pytest.mark.parametrize("sequences", [2, 8])
@@ -461,23 +464,24 @@ def test_a_job_that_was_stopped_in_a_repeat_ends_as_one_that_was_not(
     stopped = start(tmp_path / "stopped", twice)
     assert len(decoded) == 5 * whole["sequences"]["holdout"] + 1
 
-    def told(document: dict[str, Any]) -> Any:
+    def by_label(document: dict[str, Any]) -> Any:
         rows = sorted(document["rows"], key=lambda row: row["label"])
         return {**document, "rows": rows}
 
-    assert without_clocks(told(stopped)) == without_clocks(told(whole))
+    assert without_clocks(by_label(stopped)) == without_clocks(by_label(whole))
     for repeat in range(2):
         ended = [decoded_runs(tmp_path / name, repeat) for name in ("whole", "stopped")]
-        assert len({json.dumps(found) for found in map(rounds_done, ended)}) == 1
+        assert len({json.dumps(document) for document in map(rounds_done, ended)}) == 1
     for name in NAMES:
         profiles = [json.loads((tmp_path / job / name / "profile.json").read_text()) for job in ("whole", "stopped")]
-        assert len({json.dumps(without_clocks(found), sort_keys=True) for found in profiles}) == 1
+        assert len({json.dumps(without_clocks(document), sort_keys=True) for document in profiles}) == 1
 
 
 def rounds_done(decoded: dict[str, list[dict[str, Any]]]) -> Any:
     """What a repeat did, without its seconds: t, drafted, accepted, verified and last of every round, and the text."""
     return {
-        label: [(run["tokens"], [one[:5] for one in run["rounds"]]) for run in runs] for label, runs in decoded.items()
+        label: [(run["tokens"], [round_[:5] for round_ in run["rounds"]]) for run in runs]
+        for label, runs in decoded.items()
     }
 
 
@@ -485,8 +489,8 @@ def test_costs_of_all_are_measured_slice_by_slice_in_turn(tmp_path: Path, monkey
     _, taken = costs_on(tmp_path, "abc", {}, monkeypatch)
     turns = [name for name, _ in taken]
     rounds = [turns[i : i + 4] for i in range(0, len(turns), 4)]
-    assert len(rounds) == 5 and all({*one} == {"a", "b", "c", "plain"} for one in rounds)
-    assert len({tuple(one) for one in rounds}) > 1  # in another order each time
+    assert len(rounds) == 5 and all({*round_} == {"a", "b", "c", "plain"} for round_ in rounds)
+    assert len({tuple(round_) for round_ in rounds}) > 1  # in another order each time
 
 
 def test_it_refuses_what_does_not_fit(job: Job, tmp_path: Path) -> None:
@@ -538,7 +542,7 @@ def test_the_command_ranks_drafters_of_any_target(home: Path, tmp_path: Path, qu
     document = json.loads(command("leaderboard", "--out", tmp_path / "board", *options))
     assert {row["drafter"] for row in document["rows"]} == {LOOKUP, "eesd", "medusa"}
     assert all(row["rounds_identical_percent"] == 100.0 for row in document["rows"])
-    assert not any(one["trees"] for one in document["drafters"])
+    assert not any(drafter["trees"] for drafter in document["drafters"])
 
 
 @pytest.mark.slow

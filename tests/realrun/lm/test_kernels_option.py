@@ -151,12 +151,6 @@ def test_unknown_kernels_are_refused(tmp_path: Path) -> None:
         pass
 
 
-@pytest.mark.parametrize("command", ["record", "profile", "validate"])
-def test_the_help_teaches_the_option(command: str) -> None:
-    text = " ".join(invoke(command, "--help").output.split())
-    assert "--kernels" in text and "emulated threads" in text
-
-
 def test_a_validation_says_its_kernels_and_keeps_to_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(validation_run, "TUNING_REPEATS", 2)
     settings = ValidationSettings(RecordSettings(2, 8, CHOICES["gumbel"]), trials=2, repeats=3)

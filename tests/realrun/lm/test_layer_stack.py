@@ -141,31 +141,6 @@ def test_a_skipped_sublayer_is_one_that_adds_nothing(name: str) -> None:
     assert float((logits - CachedLM(model).forward(tokens)).abs().max()) > 0.1
 
 
-@names
-@pytest.mark.parametrize("split", [0, 1, 3])
-def test_a_split_target_is_the_target(name: str, split: int) -> None:
-    model = target_of(name)
-    target, plain = SplitTarget(model, split), CachedLM(model)
-    target.keep_hidden = plain.keep_hidden = True
-    rng = np.random.default_rng(2)
-    for lm in (target, plain):
-        lm.prefill([7, 7, 3])
-    for _ in range(4):
-        tokens = rng.integers(0, VOCAB, 6).tolist()
-        torch.testing.assert_close(target.forward(tokens), plain.forward(tokens), **close_to(name))
-        assert target.hidden is not None and plain.hidden is not None
-        torch.testing.assert_close(target.hidden, plain.hidden, **close_to(name))
-        tree = make_tree([0, 0, 1, 1, 2, 5], 3)
-        nodes = [token % VOCAB for token in tree.tokens]
-        keep = int(rng.integers(1, 7))
-        for lm in (target, plain):
-            lm.truncate(lm.length - 4)
-            lm.logits = lm.forward_nodes(nodes, tree.depths, tree.visible)  # type: ignore[attr-defined]
-            lm.keep_nodes(tree.path(keep))
-        torch.testing.assert_close(target.logits, plain.logits, **close_to(name))  # type: ignore[attr-defined]
-        assert target.length == plain.length
-
-
 PLAIN = {"embedding_multiplier": 1.0, "residual_multiplier": 1.0, "attention_multiplier": 8**-0.5}
 OTHERS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "granite logits": (GraniteConfig, GraniteForCausalLM, {**PLAIN, "logits_scaling": 8.0}),
@@ -207,27 +182,35 @@ def test_what_cannot_be_taken_apart_says_so() -> None:
         model_parts(flex)
 
 
+FAMILIES = "Mistral, with a window", "Qwen2, with windows", "Gemma 2", "Gemma 3", "gpt-oss", "OLMo2", "Mixtral"
+
+
 @pytest.mark.parametrize(
-    "family", ["Mistral, with a window", "Qwen2, with windows", "Gemma 2", "Gemma 3", "gpt-oss", "OLMo2", "Mixtral"]
+    ("name", "split"), [*itertools.product(NAMES, (0, 1, 3)), *((family, 1) for family in FAMILIES)]
 )
-def test_parts_of_other_families_say_what_the_whole_says(family: str) -> None:
-    """Norms behind sublayers, capped logits, experts, and windows that texts and trees leave, over rollbacks."""
-    model = family_model(family)
-    target, plain, close = SplitTarget(model, 1), CachedLM(model), {"rtol": 0.0, "atol": 1e-5}
-    rng = np.random.default_rng(5)
+def test_a_split_target_is_the_target(name: str, split: int) -> None:
+    """Also norms behind sublayers, capped logits, experts, and windows that texts and trees leave, over rollbacks."""
+    model = family_model(name) if name in FAMILIES else target_of(name)
+    close = {"rtol": 0.0, "atol": 1e-5} if name in FAMILIES else close_to(name)
+    target, plain = SplitTarget(model, split), CachedLM(model)
+    target.keep_hidden = plain.keep_hidden = True
+    rng = np.random.default_rng(2)
     for lm in (target, plain):
         lm.prefill([7, 7, 3])
+    tree = make_tree([0, 0, 1, 1, 2, 5], 3)
+    nodes = [token % VOCAB for token in tree.tokens]
     for _ in range(5):
-        tokens = rng.integers(0, VOCAB, 7).tolist()
+        tokens, keep = rng.integers(0, VOCAB, 7).tolist(), int(rng.integers(1, 7))
         torch.testing.assert_close(target.forward(tokens), plain.forward(tokens), **close)
-        tree = make_tree([0, 0, 1, 1, 2, 5], 3)
-        nodes, keep = [token % VOCAB for token in tree.tokens], int(rng.integers(1, 7))
+        assert target.hidden is not None and plain.hidden is not None
+        torch.testing.assert_close(target.hidden, plain.hidden, **close)
         logits = []
         for lm in (target, plain):
             lm.truncate(lm.length - 4)
             logits.append(lm.forward_nodes(nodes, tree.depths, tree.visible))
             lm.keep_nodes(tree.path(keep))
         torch.testing.assert_close(*logits, **close)
+        assert target.length == plain.length
 
 
 def test_what_a_sublayer_does_inside_is_its_own_affair() -> None:

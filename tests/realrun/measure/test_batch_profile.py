@@ -45,20 +45,20 @@ def prober(sweeps: int = 4, **changes: Any) -> BatchProber:
 
 
 def test_every_length_is_probed_at_every_context_and_evenly_over_the_run() -> None:
-    one = prober()
-    target, drafter = one.decoding.target, one.decoding.drafter
+    batch_prober = prober()
+    target, drafter = batch_prober.decoding.target, batch_prober.decoding.drafter
     assert isinstance(target, Fed) and isinstance(drafter, Fed)
     positions = []
-    while not one.done:
-        positions.append(one.position)
-        one.advance()
-    assert positions == pytest.approx(np.arange(24) * 50 / 24) and one.position == 50
+    while not batch_prober.done:
+        positions.append(batch_prober.position)
+        batch_prober.advance()
+    assert positions == pytest.approx(np.arange(24) * 50 / 24) and batch_prober.position == 50
     for name in ("verify 1", "verify 2", "verify 4"):
-        assert sorted(context for context, _ in one.samples[name]) == 4 * [10] + 4 * [30]
-    counts = {name: len(points) for name, points in one.samples.items()}
+        assert sorted(context for context, _ in batch_prober.samples[name]) == 4 * [10] + 4 * [30]
+    counts = {name: len(points) for name, points in batch_prober.samples.items()}
     assert (counts["step"], counts["round"], counts["draft 1"], counts["draft 2"]) == (8, 16, 8, 8)
     assert counts["draft 0"] + counts["behind"] == 16
-    assert all(seconds > 0 for points in one.samples.values() for _, seconds in points)
+    assert all(seconds > 0 for points in batch_prober.samples.values() for _, seconds in points)
     # All sequences stay, whatever was accepted, and begin at the context.
     assert {tuple(lengths) for _, lengths in target.passes} == {(10,) * 3, (30,) * 3}
     assert sorted({tuple(fed) for fed, _ in target.passes}) == [(1,) * 3, (2,) * 3, (4,) * 3]
@@ -69,13 +69,13 @@ def test_every_length_is_probed_at_every_context_and_evenly_over_the_run() -> No
 def linear_samples(batch: int) -> dict[str, list[tuple[int, float]]]:
     """Costs linear in the context and the batch, as probes would find them without noise."""
     rng = np.random.default_rng(batch)
-    found: dict[str, list[tuple[int, float]]] = {}
+    samples: dict[str, list[tuple[int, float]]] = {}
     for name, base in (("verify 1", 10), ("verify 2", 12), ("verify 4", 16), ("draft 0", 3), ("draft 1", 2),
                        ("draft 2", 2), ("behind", 3.5), ("step", 0.1), ("round", 0.3)):  # fmt: skip
         slope = 0.0 if name in ("step", "round") else 1.0
         contexts = rng.choice(CONTEXTS, 40).tolist()
-        found[name] = [(c, 1e-3 * (base + slope * (batch + 0.01 * c))) for c in contexts]
-    return found
+        samples[name] = [(c, 1e-3 * (base + slope * (batch + 0.01 * c))) for c in contexts]
+    return samples
 
 
 def test_a_profile_of_samples_is_what_they_say(tmp_path: Path) -> None:
@@ -173,12 +173,12 @@ def test_the_command_takes_contexts_and_depth_from_a_trace(tmp_path: Path) -> No
         0,
     )
     write_trace(generate(IID(0.8), sequences=2, output_tokens=12, depth=2, prompt_tokens=14), tmp_path / "trace")
-    told = ("--batches", "1,2", "--repeats", 2, "--for", tmp_path / "trace")
-    document = json_of(call("realrun", "batch-profile", out, *models, *told, "--json"))
+    settings = ("--batches", "1,2", "--repeats", 2, "--for", tmp_path / "trace")
+    document = json_of(call("realrun", "batch-profile", out, *models, *settings, "--json"))
     assert document["tokens"] == [1, 2, 3] and document["contexts"][0] == 13 and document["contexts"][-1] == 24
     assert json.loads(out.read_text()) == document
-    assert_refused(call("realrun", "batch-profile", out, *models, *told), "--overwrite")
-    shown = call("realrun", "batch-profile", out, *models, *told, "--overwrite")
+    assert_refused(call("realrun", "batch-profile", out, *models, *settings), "--overwrite")
+    shown = call("realrun", "batch-profile", out, *models, *settings, "--overwrite")
     assert shown.code == 0 and "first draft step" in shown.out and "pass of 3" in shown.out
-    refused = call("realrun", "batch-profile", out, *models, *told, "--contexts", "8", "--overwrite")
+    refused = call("realrun", "batch-profile", out, *models, *settings, "--contexts", "8", "--overwrite")
     assert_refused(refused, "--for already decides --contexts")

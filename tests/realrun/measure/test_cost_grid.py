@@ -56,8 +56,10 @@ def test_the_simulator_reads_the_files_and_predicts_from_them(document: dict[str
     trace = record(tiny_pair(), tiny_prompts(), RecordSettings(6, 24, Sampler("gumbel", 0.8)))
     for batch in AXES.batches:
         cost = read_grid_pair(tmp_path / "target.json", tmp_path / "draft.json", batch=batch)
-        found = predict_policy(PricedTrace(with_prefix(trace, 8), cost), make_policy("adaedl", {"max_draft_tokens": 6}))
-        assert 0 < found.speedup.low <= found.speedup.estimate <= found.speedup.high
+        prediction = predict_policy(
+            PricedTrace(with_prefix(trace, 8), cost), make_policy("adaedl", {"max_draft_tokens": 6})
+        )
+        assert 0 < prediction.speedup.low <= prediction.speedup.estimate <= prediction.speedup.high
     with pytest.raises(InputError, match=r"llama-3.[12]-.b \(reduced\) covers contexts of 8 to 64"):
         predict_policy(PricedTrace(with_prefix(trace, 80), cost), make_policy("fixed_k", {"k": 2}))
     assert isinstance(cost, GridPairCost)
@@ -66,8 +68,8 @@ def test_the_simulator_reads_the_files_and_predicts_from_them(document: dict[str
 @pytest.mark.parametrize("name", ["llama-2-7b", "one-layer-7b", "qwen3-8b", "qwen3-0.6b"])
 def test_other_shapes_and_types_are_measured(name: str) -> None:
     axes = Axes(tokens=(1, 3), contexts=(0, 9), batches=(2,))
-    found = measure(name, axes=axes, repeats=2, dtype="bfloat16")
-    assert (np.array(found["median_s"], dtype=float) > 0).all()
+    grid = measure(name, axes=axes, repeats=2, dtype="bfloat16")
+    assert (np.array(grid["median_s"], dtype=float) > 0).all()
 
 
 def test_every_sample_is_the_second_of_two_equal_steps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,18 +115,18 @@ def test_what_does_not_fit_the_memory_is_null_with_the_reason(monkeypatch: pytes
 
     free = free_for(1, (1, 2, 4, 7), 32)
     monkeypatch.setattr(cost_grid, "free_bytes", lambda device: free / cost_grid.MEMORY_MARGIN)
-    found = measure_grid(model, "small", axes=AXES, repeats=2)
-    median = np.array(found["median_s"], dtype=float)
+    grid = measure_grid(model, "small", axes=AXES, repeats=2)
+    median = np.array(grid["median_s"], dtype=float)
     assert np.isfinite(median[0, :2]).all() and np.isnan(median[0, 2]).all()
     assert np.isnan(median[1]).any()
-    first = found["missing"][0]
+    first = grid["missing"][0]
     assert (first["batch"], first["context"], first["tokens"]) == (1, 64, [1, 2, 4, 7])
-    assert {m["reason"].split(":")[0] for m in found["missing"]} == {"memory"}
-    json.dumps(found, allow_nan=False)
-    listed = sum(len(m["tokens"]) for m in found["missing"])
+    assert {m["reason"].split(":")[0] for m in grid["missing"]} == {"memory"}
+    json.dumps(grid, allow_nan=False)
+    listed = sum(len(m["tokens"]) for m in grid["missing"])
     assert listed == np.isnan(median).sum()
     with pytest.raises(InputError, match=r"no time for batch 1, context 64, 1 tokens \(memory: does not fit"):
-        grid_from_json(found, "here").pass_s(1, 1, 64)
+        grid_from_json(grid, "here").pass_s(1, 1, 64)
 
 
 def test_the_plan_gives_up_long_passes_first_then_long_contexts() -> None:
@@ -149,13 +151,13 @@ def test_a_grid_prices_prompts_of_any_length_unless_told() -> None:
 
 
 def test_what_does_not_fit_the_time_is_null_with_the_reason() -> None:
-    found = measure("llama-2-7b", minutes=1e-4, repeats=200)
-    median = np.array(found["median_s"], dtype=float)
+    grid = measure("llama-2-7b", minutes=1e-4, repeats=200)
+    median = np.array(grid["median_s"], dtype=float)
     assert np.isnan(median).any()
-    assert {m["reason"] for m in found["missing"]} == {"time: the minutes given were over"}
-    assert sum(len(m["tokens"]) for m in found["missing"]) == np.isnan(median).sum()
-    assert found["spent_minutes"] < 0.1
-    samples = np.array(found["samples"])
+    assert {m["reason"] for m in grid["missing"]} == {"time: the minutes given were over"}
+    assert sum(len(m["tokens"]) for m in grid["missing"]) == np.isnan(median).sum()
+    assert grid["spent_minutes"] < 0.1
+    samples = np.array(grid["samples"])
     assert ((samples >= cost_grid.LEAST_SAMPLES) == np.isfinite(median)).all()
 
 
@@ -168,10 +170,10 @@ def test_memory_that_runs_out_against_the_estimate_is_a_reason_too(monkeypatch: 
         real(model, batch, *rest)
 
     monkeypatch.setattr(cost_grid, "_measure_batch", too_large)
-    found = measure("llama-2-7b")
-    median = np.array(found["median_s"], dtype=float)
+    grid = measure("llama-2-7b")
+    median = np.array(grid["median_s"], dtype=float)
     assert np.isfinite(median[0]).all() and np.isnan(median[1]).all()
-    assert {m["reason"] for m in found["missing"]} == {"memory: ran out of it in spite of the estimate"}
+    assert {m["reason"] for m in grid["missing"]} == {"memory: ran out of it in spite of the estimate"}
 
 
 def test_progress_rises_to_its_end() -> None:
@@ -212,10 +214,8 @@ def test_other_bad_input_is_refused() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_true_shape_is_measured_on_cuda_near_the_time_of_reading_its_weights() -> None:
     axes = Axes(tokens=(1, 8, 64), contexts=(128, 8192), batches=(1, 4))
-    found = run_cost_grid("llama-3.1-8b", axes=axes, repeats=5)
-    median = np.array(found["median_s"], dtype=float)
-    assert (
-        found["missing"] == [] and (median[1] >= 0.9 * median[0]).all() and (median[:, 1] >= 0.9 * median[:, 0]).all()
-    )
-    bandwidth = found["shape"]["pass_weight_bytes"] / median[0, 0, 0]
+    grid = run_cost_grid("llama-3.1-8b", axes=axes, repeats=5)
+    median = np.array(grid["median_s"], dtype=float)
+    assert grid["missing"] == [] and (median[1] >= 0.9 * median[0]).all() and (median[:, 1] >= 0.9 * median[:, 0]).all()
+    bandwidth = grid["shape"]["pass_weight_bytes"] / median[0, 0, 0]
     assert 0.5e12 < bandwidth < 20e12  # bytes per second: a data-centre GPU's, and no faster than any

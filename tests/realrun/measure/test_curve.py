@@ -24,8 +24,8 @@ def points_on(curve: dict[int, float], repeats: int) -> list[tuple[int, float]]:
 def test_a_line_is_found_as_it_is(grid: list[int], at_first: float, at_last: float, repeats: int) -> None:
     """But for the tilt, which counts for less than a hundredth of a sample."""
     line = np.interp(grid, [grid[0], grid[-1]], [at_first, at_last]) if len(grid) > 1 else np.array([at_first])
-    found = along_contexts(points_on(dict(zip(grid, line.tolist(), strict=True)), repeats), grid)
-    np.testing.assert_allclose(found, line, atol=5e-3)
+    curve = along_contexts(points_on(dict(zip(grid, line.tolist(), strict=True)), repeats), grid)
+    np.testing.assert_allclose(curve, line, atol=5e-3)
 
 
 @settings(max_examples=10)
@@ -64,15 +64,15 @@ def test_an_interruption_counts_for_no_more_than_a_few_spreads(late_s: float) ->
 @given(context=st.integers(0, 500), values=st.lists(seconds, min_size=1, max_size=9), grid=grids)
 def test_samples_of_one_context_give_a_flat_curve(context: int, values: list[float], grid: list[int]) -> None:
     """Few as they may be: the penalties alone decide what lies elsewhere."""
-    found = along_contexts([(context, value) for value in values], grid)
-    assert min(values) - 1e-9 <= found.min() and found.max() <= max(values) + 1e-9
-    assert np.ptp(found) < 1e-9
+    curve = along_contexts([(context, value) for value in values], grid)
+    assert min(values) - 1e-9 <= curve.min() and curve.max() <= max(values) + 1e-9
+    assert np.ptp(curve) < 1e-9
 
 
 def test_two_samples_give_a_line() -> None:
-    found = along_contexts([(10, 1.0), (100, 2.0)], GRID)
-    np.testing.assert_allclose(found, np.interp(GRID, [10, 100], [1, 2]), atol=1e-3)
-    assert (np.diff(found) > 0).all()
+    curve = along_contexts([(10, 1.0), (100, 2.0)], GRID)
+    np.testing.assert_allclose(curve, np.interp(GRID, [10, 100], [1, 2]), atol=1e-3)
+    assert (np.diff(curve) > 0).all()
 
 
 def test_no_curve_leads_below_half_the_fastest_sample() -> None:
@@ -99,10 +99,10 @@ def test_quantiles_keep_the_curves_shape_and_their_order(values: list[float]) ->
 @given(values=st.lists(seconds, min_size=1, max_size=30))
 def test_the_centre_of_what_lies_close_is_its_mean(values: list[float]) -> None:
     residuals = np.array(values) - np.mean(values)
-    found = centre(values)
-    assert min(values) - 1e-9 <= found <= max(values) + 1e-9
+    middle = centre(values)
+    assert min(values) - 1e-9 <= middle <= max(values) + 1e-9
     if np.abs(residuals).max() <= FAR * spread(residuals):
-        assert found == pytest.approx(np.mean(values))
+        assert middle == pytest.approx(np.mean(values))
     assert centre(values, 0.5) == pytest.approx(np.median(values))
 
 

@@ -57,10 +57,10 @@ def test_columns_are_what_each_head_says_at_each_position(sampler: Sampler, prom
             if sampler.top_p == 1.0:  # outside the nucleus all are equal, and ordered by index
                 assert columns["true_rank"][t, i] == rank
             siblings.append((tokens[:5], probs[:5].astype(np.float32)))
-        expected, horizon = one_by_one(lambda path, found=siblings: found[len(path)], depth, 12)
-        found = as_names(trees, t)
-        assert paths_outside_chain(found) == pytest.approx(paths_outside_chain(expected), rel=1e-5)
-        assert sampler.top_p < 1.0 or {k: v[0] for k, v in found.items()} == {k: v[0] for k, v in expected.items()}
+        expected, horizon = one_by_one(lambda path, recorded=siblings: recorded[len(path)], depth, 12)
+        recorded = as_names(trees, t)
+        assert paths_outside_chain(recorded) == pytest.approx(paths_outside_chain(expected), rel=1e-5)
+        assert sampler.top_p < 1.0 or {k: v[0] for k, v in recorded.items()} == {k: v[0] for k, v in expected.items()}
         assert trees.horizon[t] == pytest.approx(horizon, rel=1e-5)
     match = columns["draft_token"][:, 0] == output
     assert ((columns["match_len"] > 0) == match).all()

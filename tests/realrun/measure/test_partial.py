@@ -36,14 +36,14 @@ def stop_after(sequences: int) -> Callable[[int, int], None]:
 def go_on(done: int, total: int) -> None: ...
 
 
-def assert_same(found: Trace, expected: Trace) -> None:
+def assert_same(trace: Trace, expected: Trace) -> None:
     for field in dataclasses.fields(Trace):
         if field.name in ("meta", "tree"):
             continue
-        assert np.array_equal(getattr(found, field.name), getattr(expected, field.name)), field.name
-    assert found.tree is not None and expected.tree is not None
-    for field in dataclasses.fields(found.tree):
-        assert np.array_equal(getattr(found.tree, field.name), getattr(expected.tree, field.name)), field.name
+        assert np.array_equal(getattr(trace, field.name), getattr(expected, field.name)), field.name
+    assert trace.tree is not None and expected.tree is not None
+    for field in dataclasses.fields(trace.tree):
+        assert np.array_equal(getattr(trace.tree, field.name), getattr(expected.tree, field.name)), field.name
 
 
 @pytest.fixture
@@ -114,10 +114,10 @@ def test_the_command_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(reuse, "record", lambda *given: record(*given[:3], stop_after(1), *given[4:]))
     result = call("realrun", *arguments)
     assert result.code == 130 and result.out == ""
-    kept = tmp_path / "trace.partial"
+    partial = tmp_path / "trace.partial"
     assert result.err.splitlines()[-1] == (
-        f"interrupted: 1 of 3 sequences are kept in {kept}; the same command goes on"
+        f"interrupted: 1 of 3 sequences are kept in {partial}; the same command goes on"
     )
     monkeypatch.setattr(reuse, "record", record)
     assert call("realrun", *arguments).code == 0
-    assert read_trace(tmp_path / "trace").sequences == 3 and not kept.exists()
+    assert read_trace(tmp_path / "trace").sequences == 3 and not partial.exists()

@@ -108,15 +108,15 @@ def test_probes_are_spread_over_the_texts_to_come() -> None:
 def full(prober: Prober, but: Probe) -> Stream:
     """Enough samples of every probe but this one."""
     stream = Stream()
-    one = Round(0, 0, 0, 0, 0, 1.0, 1.0, 1.0, 1.0, fed=1, asked=1)
+    round_ = Round(0, 0, 0, 0, 0, 1.0, 1.0, 1.0, 1.0, fed=1, asked=1)
     for _ in range(ENOUGH):
-        stream.add_baseline(one, 20)
+        stream.add_baseline(round_, 20)
         for probe in prober.chains:
             if probe != but:  # whose place other drafts reach, unlike its number of tokens
                 steps = (1.0,) * probe.tokens
-                stream.add(replace(one, drafted=probe.tokens, verified=probe.tokens, step_s=steps), 20)
+                stream.add(replace(round_, drafted=probe.tokens, verified=probe.tokens, step_s=steps), 20)
         for size in prober.sizes:
-            stream.add(replace(one, verified=size - 1, step_s=(1.0, 1.0), level_nodes=(1, size)), 20, tree=True)
+            stream.add(replace(round_, verified=size - 1, step_s=(1.0, 1.0), level_nodes=(1, size)), 20, tree=True)
     return stream
 
 
@@ -175,8 +175,8 @@ def test_caches_are_those_of_the_text_as_far_as_it_came(kind: str, output: list[
         for own, other in ((prober.target, fresh.target), (prober.drafter.lm, fresh.drafter.lm)):
             if isinstance(own, FusedLlama) and isinstance(other, FusedLlama):
                 for was, now in ((other.keys, own.keys), (other.values, own.values)):
-                    kept = slice(0, own.length)
-                    torch.testing.assert_close(now[:, :, kept], was[:, :, kept], rtol=0, atol=1e-12)
+                    cached = slice(0, own.length)
+                    torch.testing.assert_close(now[:, :, cached], was[:, :, cached], rtol=0, atol=1e-12)
     assert positions == sorted(positions) and positions[-1] == len(output)
 
 

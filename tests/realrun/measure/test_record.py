@@ -20,7 +20,6 @@ from realrun.pairs.prompts import Prompt
 from realrun.proposals.chain import branch_columns, true_ranks
 from realrun.proposals.recorder import Columns, RecordRequest
 from specsim.io.errors import InputError
-from specsim.trace.files import read_trace, write_trace
 from specsim.trace.trace import Trace
 from tests.support.tiny import random_prompts, tiny_pair, tiny_prompts
 
@@ -151,26 +150,6 @@ def test_no_match_reaches_beyond_the_end_of_the_output(
     trace, _, _ = eos_trace
     remaining = np.repeat(trace.output_tokens, trace.output_tokens) - trace.position
     assert (trace.match_len <= remaining).all() and (trace.match_len == remaining).any()
-
-
-def test_a_recorded_trace_survives_its_folder(eos_trace: tuple[Trace, list[Prompt], tuple[int, ...]], tmp_path) -> None:
-    trace, _, _ = eos_trace
-    write_trace(trace, tmp_path / "trace")
-    again = read_trace(tmp_path / "trace")
-    for name in ("token", "match_len", "draft_token", "prob", "entropy_nats", "true_rank", "domain"):
-        np.testing.assert_array_equal(getattr(again, name), getattr(trace, name))
-
-
-def test_recording_twice_gives_the_same_trace() -> None:
-    first, second = (record(tiny_pair(), tiny_prompts(2), RecordSettings(4, 12, CHOICES["gumbel"])) for _ in range(2))
-    for name in ("token", "match_len", "draft_token", "prob", "confidence", "entropy_nats", "true_rank"):
-        np.testing.assert_array_equal(getattr(first, name), getattr(second, name))
-
-
-@pytest.mark.parametrize("depth", [0, -1, 65])
-def test_a_depth_out_of_range_is_refused(depth: int) -> None:
-    with pytest.raises(InputError, match=f"max_draft_tokens={depth} is outside"):
-        RecordSettings(max_draft_tokens=depth)
 
 
 def test_a_context_that_exceeds_the_models_is_refused() -> None:

@@ -3,34 +3,31 @@
 from __future__ import annotations
 
 import heapq
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
-from typer.testing import CliRunner
 
 import realrun.proposals.trees
-from realrun.cli.main import app
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
 from realrun.drafters.independent import IndependentKind
 from realrun.lm.cached import CachedLM
-from realrun.lm.open import make_lm
 from realrun.measure.record import RecordSettings, record
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
 from realrun.proposals.chain import branch_columns
 from realrun.proposals.recorder import RecordRequest
 from realrun.proposals.trees import Trees, TreeSize, best_trees
-from specsim.io.errors import InputError
 from specsim.trace.files import read_trace, write_trace
 from specsim.trace.trace import Trace
 from specsim.trace.tree_record import TreeRecord, record_from_nodes
+from tests.support.checks import refusal
 from tests.support.tiny import VOCAB, random_prompts, tiny_model, tiny_pair, tiny_prompts
 
 Path = tuple[int, ...]  # of ranks from the root; a node's name
@@ -48,18 +45,18 @@ def one_by_one(siblings: Siblings, depth: int, nodes: int) -> tuple[dict[Path, t
     """The definition of a record: token and prob of its nodes, and the largest path outside."""
     waiting: list[tuple[float, int, Path, list[int], np.float32]] = []
     outside: dict[Path, np.float32] = {}
-    kept: dict[Path, tuple[int, np.float32]] = {}
+    recorded: dict[Path, tuple[int, np.float32]] = {}
 
     def meet(name: Path, tokens: list[int], path: np.float32) -> None:
         """Take a node into the record, and look at its children."""
         outside.pop(name, None)
         if len(name) == depth:
             return
-        found, probs = siblings(tokens)
-        for rank, (token, prob) in enumerate(zip(found, np.float32(probs), strict=True)):
+        children, probs = siblings(tokens)
+        for rank, (token, prob) in enumerate(zip(children, np.float32(probs), strict=True)):
             below, on_chain = (*name, rank), rank == 0 and not any(name)
             if on_chain:
-                kept[below] = int(token), prob
+                recorded[below] = int(token), prob
                 meet(below, [*tokens, int(token)], path * prob)
                 continue
             outside[below] = path * prob
@@ -68,11 +65,11 @@ def one_by_one(siblings: Siblings, depth: int, nodes: int) -> tuple[dict[Path, t
 
     described: dict[Path, tuple[int, np.float32]] = {}
     meet((), [], np.float32(1))
-    while waiting and len(kept) < nodes:
+    while waiting and len(recorded) < nodes:
         _, _, name, tokens, path = heapq.heappop(waiting)
-        kept[name] = described[name]
+        recorded[name] = described[name]
         meet(name, tokens, path)
-    return kept, max(outside.values(), default=np.float32(0))
+    return recorded, max(outside.values(), default=np.float32(0))
 
 
 def as_names(tree: TreeRecord, position: int) -> dict[Path, tuple[int, np.float32]]:
@@ -126,14 +123,14 @@ def grown(drafters: list[Siblings], depth: int, nodes: int) -> Trees:
     asked: list[list[int]] = []
 
     def expand(owner: np.ndarray, depths: np.ndarray, parent: np.ndarray, token: np.ndarray):  # type: ignore[no-untyped-def]
-        found = []
+        expanded = []
         for p, d, above, new in zip(owner.tolist(), depths.tolist(), parent.tolist(), token.tolist(), strict=True):
             tokens = [*(names[above] if above >= 0 else []), new]
             assert len(tokens) == d < depth
-            found.append(drafters[p](tokens))
+            expanded.append(drafters[p](tokens))
             asked.append([p, *tokens])
         names.extend(tokens for _, *tokens in asked[len(asked) - len(owner) :])
-        columns = zip(*found, strict=True)
+        columns = zip(*expanded, strict=True)
         return tuple(np.stack(column) for column in columns)
 
     tokens, probs = (np.array([[part[i] for part in chain] for chain in chains]) for i in (0, 1))
@@ -163,8 +160,8 @@ def test_passes_side_by_side_find_what_single_steps_find(
     trees = grown(drafters, depth, nodes)
     tree = as_record(trees, width)
     for position, siblings in enumerate(drafters):
-        kept, outside = one_by_one(siblings, depth, nodes)
-        assert as_names(tree, position) == kept
+        recorded, outside = one_by_one(siblings, depth, nodes)
+        assert as_names(tree, position) == recorded
         assert trees.horizon[position] == outside
     whole = sum(width**level for level in range(1, depth + 1))
     assert tree.count.tolist() == [min(nodes, whole)] * 5
@@ -179,16 +176,16 @@ def test_equal_and_zero_paths_still_make_best_trees(grid: int) -> None:
     tree = as_record(trees, width)
     ties = 0
     for position, siblings in enumerate(drafters):
-        kept, outside = one_by_one(siblings, depth, nodes)
+        recorded, outside = one_by_one(siblings, depth, nodes)
         names = as_names(tree, position)
         positive = [path for path in paths_outside_chain(names) if path > 0]
-        assert positive == [path for path in paths_outside_chain(kept) if path > 0]
+        assert positive == [path for path in paths_outside_chain(recorded) if path > 0]
         assert trees.horizon[position] == outside
         assert all((0,) * level in names for level in range(1, depth + 1))
         for name, described in names.items():  # the node of that very rank, so none before it is left out
-            found, probs = siblings([names[name[:level]][0] for level in range(1, len(name))])
-            assert described == (found[name[-1]], probs[name[-1]])
-        ties += names != kept
+            children, probs = siblings([names[name[:level]][0] for level in range(1, len(name))])
+            assert described == (children[name[-1]], probs[name[-1]])
+        ties += names != recorded
     assert ties > 0
 
 
@@ -203,8 +200,8 @@ def model_siblings(model: LlamaForCausalLM, context: list[int], t: int, width: i
     def siblings(tokens: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         with torch.inference_mode():
             logits = model(input_ids=torch.tensor([[*context, *tokens]]), use_cache=False).logits[0, -1:]
-            found, probs = sampler.candidates(logits, sequence, [t + len(tokens)], width)
-        return found[0].numpy(), probs[0].numpy()
+            children, probs = sampler.candidates(logits, sequence, [t + len(tokens)], width)
+        return children[0].numpy(), probs[0].numpy()
 
     return siblings
 
@@ -212,11 +209,11 @@ def model_siblings(model: LlamaForCausalLM, context: list[int], t: int, width: i
 def assert_recorded(
     tree: TreeRecord, position: int, expected: tuple[dict[Path, tuple[int, np.float32]], np.float32]
 ) -> None:
-    kept, outside = expected
+    recorded, outside = expected
     names = as_names(tree, position)
-    assert {name: token for name, (token, _) in names.items()} == {name: token for name, (token, _) in kept.items()}
+    assert {name: token for name, (token, _) in names.items()} == {name: token for name, (token, _) in recorded.items()}
     for name, (_, prob) in names.items():
-        np.testing.assert_array_max_ulp(prob, kept[name][1], maxulp=1)
+        np.testing.assert_array_max_ulp(prob, recorded[name][1], maxulp=1)
     np.testing.assert_allclose(tree.horizon[position], outside, rtol=1e-6)
 
 
@@ -317,7 +314,7 @@ def test_the_chain_is_the_first_sibling_at_every_depth(trace: Trace) -> None:
 def test_nodes_on_the_true_path_have_the_true_ranks(trace: Trace) -> None:
     assert trace.tree is not None and trace.true_rank is not None
     on_path = trace.tree.on_path(trace.token, trace.offsets)
-    found = 0
+    beside_chain = 0
     for t in range(len(trace.token)):
         node, expected = 0, []
         for rank in trace.true_rank[t].tolist():
@@ -327,8 +324,8 @@ def test_nodes_on_the_true_path_have_the_true_ranks(trace: Trace) -> None:
             node = begin + rank
             expected.append(node)
         assert (np.flatnonzero(on_path[t]) + 1).tolist() == expected
-        found += any(trace.tree.rank[t, node - 1] > 0 for node in expected)
-    assert found > 3, "some paths leave the chain"
+        beside_chain += any(trace.tree.rank[t, node - 1] > 0 for node in expected)
+    assert beside_chain > 3, "some paths leave the chain"
 
 
 def test_nothing_outside_has_a_larger_path_than_the_horizon_and_nothing_inside_a_smaller(trace: Trace) -> None:
@@ -373,61 +370,20 @@ def test_trees_change_nothing_else_and_are_not_there_unless_asked_for() -> None:
         np.testing.assert_array_equal(getattr(with_trees.tree, name), getattr(again.tree, name))
 
 
-@pytest.mark.parametrize("nodes", [-1, 7, 1024])
-def test_a_number_of_nodes_out_of_range_is_refused(nodes: int) -> None:
-    with pytest.raises(InputError, match=f"tree_nodes={nodes} is neither 0 nor in \\[8, 1023\\]"):
-        RecordSettings(max_draft_tokens=8, tree_nodes=nodes)
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    *[({"max_draft_tokens": depth}, f"max_draft_tokens={depth} is outside") for depth in (0, -1, 65)],
+    *[
+        ({"max_draft_tokens": 8, "tree_nodes": n}, f"tree_nodes={n} is neither 0 nor in [8, 1023]")
+        for n in (-1, 7, 1024)
+    ],
+    *[({"tree_nodes": 32, "tree_width": width}, f"tree_width={width} is outside") for width in (0, 257)],
+    ({"sampler": Sampler("rejection", 0.8), "tree_nodes": 64}, "tree_nodes=64 with rejection sampling"),
+]
 
 
-@pytest.mark.parametrize("width", [0, 257])
-def test_a_width_out_of_range_is_refused(width: int) -> None:
-    with pytest.raises(InputError, match=f"tree_width={width} is outside"):
-        RecordSettings(tree_nodes=32, tree_width=width)
-
-
-def test_trees_of_rejection_sampling_are_refused_by_one_line() -> None:
-    with pytest.raises(InputError, match="tree_nodes=64 with rejection sampling") as caught:
-        RecordSettings(sampler=Sampler("rejection", 0.8), tree_nodes=64)
-    assert "\n" not in str(caught.value)
-    result = CliRunner().invoke(app, ["record", "nowhere", "--mode", "rejection", "--tree-nodes", "64"])
-    assert isinstance(result.exception, InputError) and "rejection sampling" in str(result.exception)
-
-
-def test_the_command_records_trees(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    """On the lab, with few tokens; the trees are those that a real drafter's tree passes find."""
-    folder = str(tmp_path / "trace")
-    sizes = ["--num-prompts", "1", "--max-new-tokens", "6", "--max-draft-tokens", "6"]
-    sizes += ["--tree-nodes", "40", "--tree-width", "8"]
-    result = CliRunner().invoke(app, ["record", folder, *sizes, "--dtype", "float64", "--json"])
-    assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout)["mean_tree_nodes"] == 40
-    trace = read_trace(folder)
-    assert trace.tree is not None and trace.meta["tree"] == {"nodes": 40, "width": 8}
-
-
-def test_a_drafter_that_passes_over_a_recorded_tree_finds_its_nodes(lab_pair64: Pair, prompts: list[Prompt]) -> None:
-    sampler = Sampler("gumbel", 0.8)
-    pair = replace(lab_pair64, predictor=None)
-    trace = record(pair, prompts[:2], RecordSettings(6, 5, sampler, tree_nodes=40, tree_width=8))
-    assert trace.tree is not None
-    lm = make_lm(pair.drafter.model)
-    for row in range(len(trace.token)):
-        sequence, t = divmod(row, 5)
-        tree, context = trace.tree, [*prompts[sequence].tokens, *trace.token[row - t : row].tolist()]
-        lineage = np.eye(41, dtype=bool)
-        for node in range(1, 41):
-            lineage[node] |= lineage[tree.parent[row, node - 1]]
-        depths = [0, *tree.depth[row].tolist()]
-        with torch.inference_mode():
-            lm.reset()
-            lm.prefill(context[:-1])
-            visible = torch.from_numpy(lineage)
-            logits = lm.forward_nodes([context[-1], *tree.token[row].tolist()], depths, visible)
-            found, probs = sampler.candidates(logits, sequence, [t + depth for depth in depths], 8)
-        for node in range(41):
-            children = np.arange(*tree.first_child[row, node : node + 2].astype(int))
-            assert tree.token[row, children - 1].tolist() == found[node, : len(children)].tolist()
-            np.testing.assert_allclose(tree.prob[row, children - 1], probs[node, : len(children)], rtol=1e-6)
+@pytest.mark.parametrize(("settings", "message"), REFUSED)
+def test_settings_that_cannot_be_recorded_are_refused(settings: dict[str, Any], message: str) -> None:
+    refusal(lambda: RecordSettings(**settings), message)
 
 
 def test_a_width_beyond_the_vocabulary_records_what_there_is() -> None:

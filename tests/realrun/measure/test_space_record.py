@@ -63,7 +63,7 @@ def recorded(mode: str) -> Trace:
     return record(scoring(), word_prompts(), RecordSettings(16, TOKENS, sampler))
 
 
-def said(pair: Pair, before: list[int]) -> torch.Tensor:
+def mask_logits(pair: Pair, before: list[int]) -> torch.Tensor:
     """Logits [k, V] of the masks behind these tokens, by a plain pass."""
     with torch.inference_mode():
         ids = torch.tensor([[*before, *[VOCAB] * MASKS]])
@@ -84,7 +84,7 @@ def test_every_position_holds_what_the_masks_before_its_pending_token_say(mode: 
         text = [*prompts[number].tokens, *trace.token[start:end].tolist()]
         first = len(prompts[number].tokens)
         for t in range(0, end - start, 7):
-            logits = said(pair, text[: first + t - 1])
+            logits = mask_logits(pair, text[: first + t - 1])
             row = start + t
             drafted = trace.draft_token[row].tolist()
             for i in range(MASKS):
@@ -174,7 +174,7 @@ def test_what_a_real_round_is_judged_by_is_what_its_candidates_were_drawn_from()
     text = decoder.decode(prompt, TOKENS, policy).tokens
     assert len(drafts) > 5
     for position, draft in drafts:
-        logits = said(pair, [*prompt, *text[:position]][:-1])
+        logits = mask_logits(pair, [*prompt, *text[:position]][:-1])
         for i, (token, probs) in enumerate(zip(draft.tokens, draft.probs, strict=True)):
             expected = warped(logits[i].tolist(), REJECTION.temperature, 1.0)
             np.testing.assert_allclose(probs.numpy(), expected, rtol=0, atol=1e-10)

@@ -23,9 +23,9 @@ def samples(stream: Stream) -> tuple[dict[Any, Any], dict[str, list[float]]]:
     return {key: points for key, points in stream.points.items() if points}, dict(stream.each)
 
 
-def added(one: Round, **how: Any) -> tuple[dict[Any, Any], dict[str, list[float]]]:
+def added(round_: Round, **how: Any) -> tuple[dict[Any, Any], dict[str, list[float]]]:
     stream = Stream()
-    stream.add(one, 30, **how)
+    stream.add(round_, 30, **how)
     return samples(stream)
 
 
@@ -108,8 +108,8 @@ def test_a_run_says_for_itself_what_its_policy_did() -> None:
 
 def test_counts_are_of_all_that_begins_alike() -> None:
     stream = Stream()
-    for one in (TREE, replace(TREE, level_nodes=(1, 4, 4))):
-        stream.add(one, 30, tree=True)
+    for round_ in (TREE, replace(TREE, level_nodes=(1, 4, 4))):
+        stream.add(round_, 30, tree=True)
     assert stream.count("tree draft", 4) == 3 and stream.count("tree draft", 4, 2) == 2
     assert stream.count("tree draft") == 6 and stream.count("draft") == stream.count("tree") == 0
 
@@ -118,10 +118,10 @@ def test_samples_survive_their_file_and_add_up() -> None:
     stream, other = Stream(), Stream()
     stream.add(CHAIN, 30)
     stream.add(TREE, 40, tree=True)
-    kept = json.loads(json.dumps(stream.as_dict()))
-    other.merge(kept)
+    document = json.loads(json.dumps(stream.as_dict()))
+    other.merge(document)
     assert samples(other) == samples(stream)
-    other.merge(kept)
+    other.merge(document)
     assert other.points["verify", 4] == [(30, 8.0)] * 2 and other.each["policy"] == [0.25] * 2
     other.add(CHAIN, 50)
     assert stream.points["verify", 4] == [(30, 8.0)] and stream.each["policy"] == [0.25]
@@ -158,14 +158,14 @@ def known(stream: Stream) -> Stream:
                 steps = [step_s(place, context) + scored * SCORE_S for place in range(1, drafted + 1)]
                 steps[0] += behind * BEHIND_S
                 verify = verify_s(drafted + 1, context)
-                one = Round(0, drafted, 0, drafted, 0, sum(steps) + 2e-4, 3e-5 * drafted, verify, 3e-4, tuple(steps))
-                stream.add(replace(one, fed=1 + behind, asked=drafted), context, scored=scored)
+                round_ = Round(0, drafted, 0, drafted, 0, sum(steps) + 2e-4, 3e-5 * drafted, verify, 3e-4, tuple(steps))
+                stream.add(replace(round_, fed=1 + behind, asked=drafted), context, scored=scored)
         for nodes, tokens in zip(SIZES, SIZES[::-1], strict=True):
             levels = (1, nodes, nodes, nodes, nodes)
             steps = [step_s(min(place, DEPTH), context) + wider_s(n) for place, n in enumerate(levels, start=1)]
             verify = verify_s(tokens, context)
-            one = Round(0, 9, 0, tokens - 1, 0, sum(steps) + 4e-4, 25e-5, verify, 1e-4, tuple(steps), levels, 1, 5)
-            stream.add(one, context, tree=True)
+            round_ = Round(0, 9, 0, tokens - 1, 0, sum(steps) + 4e-4, 25e-5, verify, 1e-4, tuple(steps), levels, 1, 5)
+            stream.add(round_, context, tree=True)
     return stream
 
 
@@ -190,10 +190,10 @@ def test_sizes_that_were_not_met_lie_between_those_that_were() -> None:
     stream = known(Stream())
     del stream.points["tree verify", 4], stream.points["verify", 3]
     table = stream.tables(CONTEXTS, DEPTH, SIZES, masks=False)["mean_s"]
-    one, two, eight = (np.array(table["tree"]["verify"][i]) for i in (0, 1, 3))
+    single, two, eight = (np.array(table["tree"]["verify"][i]) for i in (0, 1, 3))
     np.testing.assert_allclose(table["tree"]["verify"][2], two + (eight - two) * 2 / 6)
     np.testing.assert_allclose(table["verify"][2], (np.array(table["verify"][1]) + table["verify"][3]) / 2)
-    assert (one > 0).all()
+    assert (single > 0).all()
 
 
 def test_sizes_that_were_met_are_told_though_nobody_asked_for_them() -> None:

@@ -57,8 +57,8 @@ def test_columns_and_ranks_are_what_the_library_says(
     pair, reference = pair_and_reference(kind, target)
     split, drafter = pair.make_drafter()
     for sequence, prompt in [(0, random_prompts(1)[0]), (5, [3])]:
-        output = output_of(pair, prompt, 8, sampler, sequence)
-        request = RecordRequest(prompt, output, 4, sampler, sequence)
+        output = output_of(pair, prompt, 7, sampler, sequence)
+        request = RecordRequest(prompt, output, 3, sampler, sequence)
         dense = target_cache_columns(split, drafter.lm, request)
         assert drafter.lm.nodes == 0 and split.length == len(prompt) + len(output) - 1
         check_columns(dense, request, reference)

@@ -22,7 +22,7 @@ from realrun.decode.rounds import Round, RoundContext
 from realrun.decode.sampling import Sampler
 from realrun.lm.llama import FusedLlama
 from realrun.measure.profile import profile
-from realrun.measure.rounds import ScriptedVerifier
+from realrun.measure.rounds import ScriptedVerifier, scripted_round
 from realrun.measure.stream import Stream
 from realrun.measure.trees import (
     MAX_TREE_TOKENS,
@@ -126,18 +126,11 @@ def test_trees_need_their_positions() -> None:
     profile(tiny_pair(), contexts=[158 - PASSES], depth=1, repeats=2, tree_tokens=2)
 
 
-def scripted_decoder(sampler: Sampler) -> Decoder:
-    pair = tiny_pair()
-    return Decoder(
-        pair.target, DraftModel(pair.drafter.model, ()), (), sampler, ScriptedVerifier(), ScriptedTreeVerifier()
-    )
-
-
 @pytest.mark.parametrize("level_nodes", [1, 3, 15, 16, 64, 341, 342, MAX_TREE_TOKENS])
-@pytest.mark.parametrize("kept", [0, 1, 2, 40, MAX_TREE_TOKENS - 1])
-def test_a_measured_tree_has_the_passes_and_the_tokens_asked_for(level_nodes: int, kept: int) -> None:
+@pytest.mark.parametrize("verified_nodes", [0, 1, 2, 40, MAX_TREE_TOKENS - 1])
+def test_a_measured_tree_has_the_passes_and_the_tokens_asked_for(level_nodes: int, verified_nodes: int) -> None:
     levels = passes(level_nodes)
-    policy, tree = MeasuredTree(level_nodes, kept, levels), new_tree()
+    policy, tree = MeasuredTree(level_nodes, verified_nodes, levels), new_tree()
     widths, first, count = np.zeros(MAX_DRAFTED + 1, np.int32), 0, 1
     parents, expanded_nodes = [-1], set[int]()
     for level in range(levels):
@@ -154,22 +147,26 @@ def test_a_measured_tree_has_the_passes_and_the_tokens_asked_for(level_nodes: in
     keep = np.zeros(count, np.bool_)
     policy.select((0.0,), policy.params, tree, count, keep)
     verified = np.flatnonzero(keep)
-    assert verified[0] == 0 and len(verified) == kept + 1 and len(parents) == count
+    assert verified[0] == 0 and len(verified) == verified_nodes + 1 and len(parents) == count
     assert keep[[parents[node] for node in verified[1:]]].all()
     room = MAX_DRAFTED - level_nodes * levels
     unexpanded = sum(node not in expanded_nodes for node in verified)
-    assert unexpanded >= min((kept + 1) // 2, room)
-    if level_nodes * (levels - 1) >= kept // 2:  # the others come from expanded levels
-        assert unexpanded == min((kept + 1) // 2, room)
+    assert unexpanded >= min((verified_nodes + 1) // 2, room)
+    if level_nodes * (levels - 1) >= verified_nodes // 2:  # the others come from expanded levels
+        assert unexpanded == min((verified_nodes + 1) // 2, room)
+
+
+CHAINS = [(size, behind) for size in (0, 1, 5) for behind in (0, 1)]
+TREES = [(1, 1), (1, 2), (1, 9), (5, 1), (5, 20), (20, 3)]  # nodes of a level, tokens of the verification step
 
 
 @pytest.mark.parametrize("sampler", [Sampler(), Sampler("gumbel", 0.8), Sampler("rejection", 0.8)], ids=str)
-@pytest.mark.parametrize(("level_nodes", "size"), [(1, 1), (1, 2), (1, 9), (5, 1), (5, 20), (20, 3)])
+@pytest.mark.parametrize(("kind", "sizes"), [*(("chain", s) for s in CHAINS), *(("tree", s) for s in TREES)])
 @torch.inference_mode()
-def test_a_measured_round_leaves_both_caches_as_they_were(sampler: Sampler, level_nodes: int, size: int) -> None:
-    loop, rng, context = scripted_decoder(sampler), np.random.default_rng(0), 12
-    drafter = loop.drafter
-    assert isinstance(drafter, DraftModel)
+def test_a_measured_round_leaves_both_caches_as_they_were(sampler: Sampler, kind: str, sizes: tuple[int, int]) -> None:
+    pair, rng, context = tiny_pair(), np.random.default_rng(0), 12
+    drafter = DraftModel(pair.drafter.model, ())
+    loop = Decoder(pair.target, drafter, (), sampler, ScriptedVerifier(), ScriptedTreeVerifier())
     tokens = rng.integers(1, VOCAB, context + 1).tolist()
     loop.target.prefill(tokens[:-1])
     drafter.begin(tokens[:-1])
@@ -179,15 +176,25 @@ def test_a_measured_round_leaves_both_caches_as_they_were(sampler: Sampler, leve
     def cached() -> list[torch.Tensor]:
         return [part[:, :, :context].clone() for lm in fused for part in (lm.keys, lm.values)]
 
+    run: Any = scripted_round if kind == "chain" else scripted_tree_round
     before = cached()
-    for _ in range(6):  # the accepted node is drawn anew
-        one = scripted_tree_round(loop, tokens, context, level_nodes, size, rng)
+    for _ in range(3):  # what is accepted is drawn anew
+        round_ = run(loop, tokens, context, *sizes, rng)
         assert loop.target.length == drafter.lm.length == context
         for was, now in zip(before, cached(), strict=True):
             torch.testing.assert_close(now, was, rtol=0, atol=1e-12)
-        assert one.level_nodes == (1, *[level_nodes] * (passes(level_nodes) - 1))
-        assert len(one.step_s) == len(one.level_nodes) and one.verified == size - 1
-        assert one.asked > 0 and one.policy_s > 0 and one.fed == 1
+        if kind == "chain":
+            size, behind = sizes
+            assert (round_.drafted, round_.verified, len(round_.step_s), round_.asked) == (
+                *[size] * 3,
+                max(0, size - 1),
+            )
+            assert round_.fed == (1 + behind if size else 0)
+        else:
+            level_nodes, size = sizes
+            assert round_.level_nodes == (1, *[level_nodes] * (passes(level_nodes) - 1))
+            assert len(round_.step_s) == len(round_.level_nodes) and round_.verified == size - 1
+            assert round_.asked > 0 and round_.policy_s > 0 and round_.fed == 1
 
 
 def test_the_scripted_verifier_works_and_accepts_a_path(monkeypatch: pytest.MonkeyPatch) -> None:

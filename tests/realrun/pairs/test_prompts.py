@@ -54,8 +54,8 @@ def test_prompts_are_read_with_their_domains(tmp_path: Path) -> None:
 
 
 def test_a_chat_is_put_into_words_by_the_tokenizers_template(tmp_path: Path) -> None:
-    said = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "why?"}]
-    path = written(tmp_path / "p.jsonl", {"messages": said, "domain": "chat"}, {"prompt": "why?"})
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "why?"}]
+    path = written(tmp_path / "p.jsonl", {"messages": messages, "domain": "chat"}, {"prompt": "why?"})
     tokenizer = chat_tokenizer()
     chat, plain = read_prompts(path, tokenizer)
     assert chat.domain == "chat"
@@ -156,13 +156,13 @@ def test_some_of_many_are_of_all_domains_alike(domains: list[str], count: int) -
     prompts = [Prompt(domain, [number]) for number, domain in enumerate(domains)]
     chosen = spread(prompts, count)
     assert len(chosen) == min(count, len(prompts))
-    assert [one.tokens for one in chosen] == sorted(one.tokens for one in chosen)  # in their order
+    assert [prompt.tokens for prompt in chosen] == sorted(prompt.tokens for prompt in chosen)  # in their order
     for domain in set(domains):
-        own = [one for one in prompts if one.domain == domain]
-        taken = [one for one in chosen if one.domain == domain]
+        own = [prompt for prompt in prompts if prompt.domain == domain]
+        taken = [prompt for prompt in chosen if prompt.domain == domain]
         assert taken == own[: len(taken)]
         if len(taken) < len(own):  # nobody has more than one more than who had some left
-            assert all(sum(one.domain == other for one in chosen) <= len(taken) + 1 for other in set(domains))
+            assert all(sum(prompt.domain == other for prompt in chosen) <= len(taken) + 1 for other in set(domains))
 
 
 def test_a_file_is_used_whole_unless_told_and_a_cut_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -84,11 +84,11 @@ def test_a_random_model_equals_a_normally_made_one_with_its_weights(name: str) -
     model = random_model(config, "cpu", torch.float32, seed=3)
     twin = AutoModelForCausalLM.from_config(config).eval()
     twin.load_state_dict(model.state_dict())
-    made = dict(twin.named_buffers())
-    assert len(made) > 0
+    buffers = dict(twin.named_buffers())
+    assert len(buffers) > 0
     for key, value in model.named_buffers():
         assert value.device.type == "cpu"
-        torch.testing.assert_close(value, made[key], rtol=0, atol=0)
+        torch.testing.assert_close(value, buffers[key], rtol=0, atol=0)
     tokens = torch.randint(0, config.vocab_size, (1, 300), generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         torch.testing.assert_close(model(tokens).logits, twin(tokens).logits)
@@ -150,6 +150,6 @@ def test_a_model_beyond_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_descriptions_are_plain_numbers() -> None:
-    found = shapes.describe(reduced(shape_config("qwen3-8b")), torch.bfloat16)
-    assert found["architecture"] == "qwen3" and found["weight_bytes"] == 2 * found["parameters"]
-    assert {type(value) for value in found.values()} == {str, int}
+    described = shapes.describe(reduced(shape_config("qwen3-8b")), torch.bfloat16)
+    assert described["architecture"] == "qwen3" and described["weight_bytes"] == 2 * described["parameters"]
+    assert {type(value) for value in described.values()} == {str, int}

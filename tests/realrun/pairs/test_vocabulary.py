@@ -64,13 +64,13 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The tiny pair, as it is and padded."""
     home, pair = tmp_path_factory.mktemp("models"), tiny_pair()
     models = {"target": pair.target, "draft": pair.drafter.weights(pair.target)[0]}
-    found = {}
+    saved = {}
     for role, model in models.items():
         copies = {"plain": tiny_model(model.config.num_hidden_layers, 0), "padded": None}
         copies["plain"].load_state_dict(model.state_dict())
-        found[role] = save(home / role, copies["plain"])
-        found[f"padded {role}"] = save(home / f"padded-{role}", padded(copies["plain"], ROWS[role]))
-    return found
+        saved[role] = save(home / role, copies["plain"])
+        saved[f"padded {role}"] = save(home / f"padded-{role}", padded(copies["plain"], ROWS[role]))
+    return saved
 
 
 def load(folders: dict[str, str], target: str = "target", draft: str = "draft", **options: Any) -> Pair:
@@ -82,20 +82,20 @@ def load(folders: dict[str, str], target: str = "target", draft: str = "draft", 
 def test_padding_is_never_said_nor_drafted_nor_counted(folders: dict[str, str], mode: str) -> None:
     """A padded pair is the pair: the same recording, in every mode, and the same decoding."""
     settings = RecordSettings(3, 12, MODES[mode], 0 if mode == "rejection" else 8, 3)
-    plain, found = (load(folders, f"{kind}target", f"{kind}draft") for kind in ("", "padded "))
-    traces = [record(pair, tiny_prompts(3), settings) for pair in (plain, found)]
+    plain, with_padding = (load(folders, f"{kind}target", f"{kind}draft") for kind in ("", "padded "))
+    traces = [record(pair, tiny_prompts(3), settings) for pair in (plain, with_padding)]
     assert traces[1].meta["vocabulary"] == {"tokens": VOCAB, "of": "the target's tokenizer"}
     for name in ("token", "draft_token", "prob", "confidence", "entropy_nats", "true_rank", "accept_prob"):
-        one, other = (getattr(trace, name) for trace in traces)
-        assert (one is None) == (other is None)
-        if one is not None:
-            np.testing.assert_allclose(one, other, rtol=1e-6, err_msg=name)
+        own, other = (getattr(trace, name) for trace in traces)
+        assert (own is None) == (other is None)
+        if own is not None:
+            np.testing.assert_allclose(own, other, rtol=1e-6, err_msg=name)
     for number, prompt in enumerate(tiny_prompts(3)):
         runs = [
             Decoder(*pair.make_drafter(), (), MODES[mode]).decode(
                 prompt.tokens, 12, make_policy("fixed_k", {"k": 3}), sequence=number
             )
-            for pair in (plain, found)
+            for pair in (plain, with_padding)
         ]
         assert runs[0].tokens == runs[1].tokens and runs[0].log() == runs[1].log()
 
@@ -190,17 +190,17 @@ def test_a_tokenizer_may_lack_the_last_tokens_of_the_other(
 def test_models_are_known_by_their_weights_not_by_their_paths(folders: dict[str, str], tmp_path: Path) -> None:
     """A trace, and a training that goes on."""
     moved = {role: str(shutil.copytree(folders[role], tmp_path / f"another-{role}")) for role in ("target", "draft")}
-    one, same = load(folders), load(moved)
-    assert one.target_name != same.target_name
+    original, same = load(folders), load(moved)
+    assert original.target_name != same.target_name
     settings, prompts, folder = RecordSettings(3, 6), tiny_prompts(2), tmp_path / "trace"
-    trace = recorded_trace(one, prompts, settings, folder, lambda done, total: None)
+    trace = recorded_trace(original, prompts, settings, folder, lambda done, total: None)
     again = recorded_trace(same, prompts, settings, folder, lambda done, total: None)
     assert again.meta["provenance"] == trace.meta["provenance"]
     other = load(folders, draft="target")
     refusal(
         lambda: recorded_trace(other, prompts, settings, folder, lambda done, total: None), "weights", "draft there"
     )
-    for pair in (one, same):
+    for pair in (original, same):
         CASES["eesd"].run(tmp_path / "eesd", pair, loop=LOOP, progress=quiet)
 
 

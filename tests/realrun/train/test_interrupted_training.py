@@ -44,8 +44,8 @@ def test_ctrl_c_keeps_the_step_at_hand(tmp_path: Path, step: int) -> None:
     """Though the next checkpoint was far away."""
     before = signal.getsignal(signal.SIGINT)
     whole = run_loop(Noisy(), NEVER, TEXT, HELD, tmp_path / "whole", {}, quiet)
-    said = rf"step {step + 1} of 24 is kept in .*parts; the same command goes on"
-    with pytest.raises(Interrupted, match=said):
+    message = rf"step {step + 1} of 24 is kept in .*parts; the same command goes on"
+    with pytest.raises(Interrupted, match=message):
         run_loop(Interrupting(step), NEVER, TEXT, HELD, tmp_path / "parts", {}, quiet)
     assert signal.getsignal(signal.SIGINT) is before
     job = Noisy()
@@ -62,16 +62,16 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
 
 
 def test_in_a_thread_there_are_no_signals() -> None:
-    found: list[bool] = []
+    answers: list[bool] = []
 
     def ask() -> None:
         with stop_asked() as stopping:
-            found.append(stopping())
+            answers.append(stopping())
 
     thread = threading.Thread(target=ask)
     thread.start()
     thread.join()
-    assert found == [False]
+    assert answers == [False]
 
 
 def test_where_signals_are_ignored_they_stay_so(tmp_path: Path) -> None:
@@ -96,5 +96,5 @@ def test_a_full_disk_is_said_by_safetensors_too(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(OSError, match="No space left") as caught:
         tensor_files.save_tensors(path, {"a": torch.ones(2)}, {"format": "x"})
     assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(path))
-    assert [one.name for one in tmp_path.iterdir()] == [path.name]
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
     assert torch.equal(load_file(path)["a"], torch.zeros(2))

@@ -101,8 +101,8 @@ def test_distillation_starts_at_zero_and_is_the_divergence_from_the_original() -
     tuned = logits(job.target, batch[:, :-1]).log_softmax(-1)
     expected = float((original.exp() * (original - tuned)).sum(-1).mean())
     reverse = float((tuned.exp() * (tuned - original)).sum(-1).mean())
-    found = job.loss(batch, step=0)[1]["backbone"]
-    assert found == pytest.approx(expected, abs=1e-12) and abs(expected - reverse) > 1e-4
+    divergence = job.loss(batch, step=0)[1]["backbone"]
+    assert divergence == pytest.approx(expected, abs=1e-12) and abs(expected - reverse) > 1e-4
 
 
 def test_the_gradient_of_the_divergence_leads_back_to_the_original() -> None:
@@ -195,11 +195,11 @@ def test_the_tuned_backbone_is_what_the_file_says(trained: Trained) -> None:
         expected = trained.original.get_submodule(name).weight.detach().numpy() + 16 / 8 * high @ low
         np.testing.assert_allclose(tuned.get_submodule(name).weight.detach().numpy(), expected, rtol=0, atol=1e-12)
     batch = windows([(words(1), 1.0)], HELD_OUT_WINDOWS, LOOP.window_tokens, (LOOP.seed, 1, 0))
-    found, (start, end) = [], (file.facts["held_out"][at] for at in ("start", "end"))
+    losses, (start, end) = [], (file.facts["held_out"][at] for at in ("start", "end"))
     for model in (trained.original, tuned):
         given = logits(model, batch[:, :-1])
-        found.append(float(torch.nn.functional.cross_entropy(given.flatten(0, 1), batch[:, 1:].flatten())))
-    assert [end["original"], end["backbone"]] == pytest.approx(found, abs=1e-9)
+        losses.append(float(torch.nn.functional.cross_entropy(given.flatten(0, 1), batch[:, 1:].flatten())))
+    assert [end["original"], end["backbone"]] == pytest.approx(losses, abs=1e-9)
     assert start["original"] == start["backbone"] == end["original"]
     states = tuned.model(input_ids=batch[:, :-1], use_cache=False).last_hidden_state
     guess = trained.pair.drafter.heads(states.reshape(-1, 32)).argmax(-1).view(3, HELD_OUT_WINDOWS, -1)
@@ -220,9 +220,9 @@ def test_training_learns(trained: Trained) -> None:
 @pytest.mark.slow
 def test_distillation_keeps_the_backbone_nearer_than_the_text_does(trained: Trained, tmp_path: Path) -> None:
     facts = train(tmp_path, target(), replace(FAST, loss="distill", lambda_0=0.01))
-    kept, drifted = facts["held_out"]["end"], trained.facts["held_out"]["end"]
-    assert kept["divergence"] < 0.25 * drifted["divergence"]
-    assert kept["head_1_text"] > 2 * facts["held_out"]["start"]["head_1_text"]
+    distilled, drifted = facts["held_out"]["end"], trained.facts["held_out"]["end"]
+    assert distilled["divergence"] < 0.25 * drifted["divergence"]
+    assert distilled["head_1_text"] > 2 * facts["held_out"]["start"]["head_1_text"]
 
 
 def outputs(decoder: Decoder, policy: Any, prompts: Sequence[list[int]]) -> list[list[int]]:

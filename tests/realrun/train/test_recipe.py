@@ -35,13 +35,15 @@ def recipe_of(case: str, folder: Path, loop: LoopSettings = SHORT, **options: An
 def test_every_setting_that_decides_a_training_is_in_its_recipe(tmp_path: Path) -> None:
     whole = {field.name for field in dataclasses.fields(LoopSettings)} - {"checkpoint_s", "device"}
     assert set(OTHER_LOOP) == whole  # the device is the only one here, the time between checkpoints decides nothing
-    found = [recipe_of("eesd", tmp_path / "as it is")]
-    found += [recipe_of("eesd", tmp_path / n, replace(SHORT, **{n: v})) for n, v in OTHER_LOOP.items()]
-    found += [recipe_of("eesd", tmp_path / n, **{n: v}) for n, v in {"lr": 0.02, "layers": 2, "exit_layers": 0}.items()]
-    found += [recipe_of("eesd", tmp_path / "other text", text=word_text(3))]
-    assert len({json.dumps(recipe, sort_keys=True) for recipe in found}) == len(found)
-    assert all(recipe["not_recorded"] == [] for recipe in found)
-    assert recipe_of("eesd", tmp_path / "saved less often", replace(SHORT, checkpoint_s=60.0)) == found[0]
+    recipes = [recipe_of("eesd", tmp_path / "as it is")]
+    recipes += [recipe_of("eesd", tmp_path / n, replace(SHORT, **{n: v})) for n, v in OTHER_LOOP.items()]
+    recipes += [
+        recipe_of("eesd", tmp_path / n, **{n: v}) for n, v in {"lr": 0.02, "layers": 2, "exit_layers": 0}.items()
+    ]
+    recipes += [recipe_of("eesd", tmp_path / "other text", text=word_text(3))]
+    assert len({json.dumps(recipe, sort_keys=True) for recipe in recipes}) == len(recipes)
+    assert all(recipe["not_recorded"] == [] for recipe in recipes)
+    assert recipe_of("eesd", tmp_path / "saved less often", replace(SHORT, checkpoint_s=60.0)) == recipes[0]
 
 
 def test_the_optimizer_is_the_one_that_ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,9 +56,13 @@ def test_the_optimizer_is_the_one_that_ran(tmp_path: Path, monkeypatch: pytest.M
     )
     recipe = recipe_of("medusa direct", tmp_path)
     (optimizer,) = ran
-    said, group = recipe["optimizer"], optimizer.param_groups[0]
-    assert said["name"] == type(optimizer).__name__ and set(clipped) == {said["max_gradient_norm"]}
-    assert tuple(said["betas"]) == group["betas"] and said["weight_decay"] == group["weight_decay"]
+    optimizer_facts, group = recipe["optimizer"], optimizer.param_groups[0]
+    assert optimizer_facts["name"] == type(optimizer).__name__ and set(clipped) == {
+        optimizer_facts["max_gradient_norm"]
+    }
+    assert (
+        tuple(optimizer_facts["betas"]) == group["betas"] and optimizer_facts["weight_decay"] == group["weight_decay"]
+    )
     assert recipe["learning_rates"] == [0.01, 0.04] and recipe["settings"]["schedule"] == "constant"
 
 

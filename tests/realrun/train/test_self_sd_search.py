@@ -45,13 +45,13 @@ def _exact_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(realrun.train.self_sd.search, "measure_costs", made_up_costs)
 
 
-def found(out: Path, **changes: Any) -> dict[str, Any]:
+def searched(out: Path, **changes: Any) -> dict[str, Any]:
     return train_self_sd(pair(), PROMPTS, replace(SETTINGS, **changes), out, quiet)
 
 
 @pytest.mark.usefixtures("_exact_costs")
 def test_all_is_written_down_and_the_drafter_loads(tmp_path: Path) -> None:
-    document = found(tmp_path)
+    document = searched(tmp_path)
     assert len(document["trials"]) == SETTINGS.trials
     assert document["best"]["value"] == max(trial["value"] for trial in document["trials"])
     assert json.loads((tmp_path / REPORT).read_text())["trials"] == document["trials"]
@@ -65,7 +65,7 @@ def test_all_is_written_down_and_the_drafter_loads(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("_exact_costs")
 def test_a_set_is_worth_what_its_recorded_trace_says(tmp_path: Path) -> None:
-    document = found(tmp_path)
+    document = searched(tmp_path)
     _, drafter = load_drafter(tmp_path, pair().target)
     assert isinstance(drafter, SelfSDKind)
     settings = RecordSettings(SETTINGS.max_draft_tokens, SETTINGS.max_new_tokens)
@@ -81,7 +81,7 @@ def test_a_set_is_worth_what_its_recorded_trace_says(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("_exact_costs")
 def test_the_search_finds_the_best_of_all_sets(tmp_path: Path) -> None:
-    document = found(tmp_path, trials=40)  # of 64
+    document = searched(tmp_path, trials=40)  # of 64
     whole = range(LAYERS)
     every = [frozenset(s) for s in chain.from_iterable(combinations(whole, n) for n in range(LAYERS + 1))]
     texts = [
@@ -95,7 +95,7 @@ def test_the_search_finds_the_best_of_all_sets(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("_exact_costs")
 def test_a_torn_line_of_the_journal_is_written_again(tmp_path: Path) -> None:
-    whole = found(tmp_path / "whole")
+    whole = searched(tmp_path / "whole")
 
     def killed(what: str, done: int, total: int) -> None:
         if (what, done) == ("search", 5):
@@ -114,26 +114,26 @@ def test_a_torn_line_of_the_journal_is_written_again(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("_exact_costs")
 def test_a_search_can_be_given_more_trials(tmp_path: Path) -> None:
-    short, longer = found(tmp_path, trials=4), found(tmp_path, trials=6)
+    short, longer = searched(tmp_path, trials=4), searched(tmp_path, trials=6)
     assert longer["trials"][:4] == short["trials"] and len(longer["trials"]) == 6
-    assert longer["trials"] == found(tmp_path / "at once", trials=6)["trials"]
+    assert longer["trials"] == searched(tmp_path / "at once", trials=6)["trials"]
 
 
 @pytest.mark.usefixtures("_exact_costs")
 def test_a_folder_of_another_search_is_refused(tmp_path: Path) -> None:
-    found(tmp_path, trials=2)
+    searched(tmp_path, trials=2)
     for name, value in {"seed": 1, "max_draft_tokens": 3, "keep_ends": 1, "temperature": 0.7}.items():
         with pytest.raises(InputError, match=f"another search.*{name}") as caught:
-            found(tmp_path, trials=2, **{name: value})
+            searched(tmp_path, trials=2, **{name: value})
         assert "\n" not in str(caught.value)
 
 
 @pytest.mark.usefixtures("_exact_costs")
 def test_the_ends_are_kept_where_asked(tmp_path: Path) -> None:
-    document = found(tmp_path, keep_ends=1, trials=8)
+    document = searched(tmp_path, keep_ends=1, trials=8)
     assert {layer for trial in document["trials"] for name in ("attention", "mlp") for layer in trial[name]} == {1}
     with pytest.raises(InputError, match="leaves none of 3 layers"):
-        found(tmp_path / "none", keep_ends=2)
+        searched(tmp_path / "none", keep_ends=2)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_no_prompts_or_too_long_ones_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="at least 1"):
         train_self_sd(pair(), [], SETTINGS, tmp_path, quiet)
     with pytest.raises(InputError, match="160 positions"):
-        found(tmp_path, max_new_tokens=140)
+        searched(tmp_path, max_new_tokens=140)
 
 
 def test_measured_costs_bind_at_the_corners_and_in_between() -> None:
@@ -178,21 +178,21 @@ def test_measured_costs_bind_at_the_corners_and_in_between() -> None:
 
 
 def test_the_measured_objective_decodes_for_real(tmp_path: Path) -> None:
-    document = found(tmp_path, objective="measured", trials=4)
+    document = searched(tmp_path, objective="measured", trials=4)
     for trial in document["trials"]:
         assert trial["value"] == trial["tokens_per_s"] > 0
-    again = found(tmp_path, objective="measured", trials=4)  # all is known, nothing is timed again
+    again = searched(tmp_path, objective="measured", trials=4)  # all is known, nothing is timed again
     assert again["trials"] == document["trials"] and again["costs"] == document["costs"]
 
 
 def suggested(trials: int, seed: int = 5) -> list[SkippedSublayers]:
     """One set after the other, each worth its attention sublayers less its MLPs."""
     choices = sublayers(2, 0)
-    found: list[dict[str, Any]] = []
+    tried: list[dict[str, Any]] = []
     for _ in range(trials):
-        skips = suggest(choices, found, seed)
-        found.append({**skips.in_order, "value": float(len(skips.attention) - len(skips.mlp))})
-    return [SkippedSublayers(frozenset(trial["attention"]), frozenset(trial["mlp"])) for trial in found]
+        skips = suggest(choices, tried, seed)
+        tried.append({**skips.in_order, "value": float(len(skips.attention) - len(skips.mlp))})
+    return [SkippedSublayers(frozenset(trial["attention"]), frozenset(trial["mlp"])) for trial in tried]
 
 
 def test_suggestions_depend_on_seed_and_trials_alone() -> None:
@@ -207,14 +207,14 @@ def test_no_set_comes_twice_before_all_have_been_tried() -> None:
 
 def test_costs_that_contradict_themselves_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(realrun.train.self_sd.search, "measure_costs", made_up_costs)
-    assert found(tmp_path / "right", trials=2)["warnings"] == []
+    assert searched(tmp_path / "right", trials=2)["warnings"] == []
     wrong = made_up_costs()
     wrong["draft_step"] = (np.array(wrong["draft_step"]) * 0.5).tolist()
     monkeypatch.setattr(realrun.train.self_sd.search, "measure_costs", lambda *_: wrong)
-    (warning,) = found(tmp_path / "wrong", trials=2)["warnings"]
+    (warning,) = searched(tmp_path / "wrong", trials=2)["warnings"]
     assert "at most 1 is possible" in warning
     wrong = made_up_costs()
     wrong["draft_step"][1][0] = (np.array(wrong["draft_step"][0][0]) * 1.3).tolist()
     monkeypatch.setattr(realrun.train.self_sd.search, "measure_costs", lambda *_: wrong)
-    (warning,) = found(tmp_path / "slower", trials=2)["warnings"]
+    (warning,) = searched(tmp_path / "slower", trials=2)["warnings"]
     assert "made measured draft steps slower" in warning

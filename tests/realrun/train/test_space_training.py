@@ -142,21 +142,21 @@ def test_a_file_gives_the_tuned_target_and_leaves_the_original_alone(full: bool,
     assert torch.equal(tuned.model.embed_tokens.weight[-1], file.tensors["mask"].double())
     # The held-out figures in the file are of that very model.
     batch = windows([(words(1), 1.0)], HELD_OUT_WINDOWS, LOOP.window_tokens, (LOOP.seed, 1, 0))
-    found = []
+    losses = []
     for each in (model, tuned):
         given = logits(each, batch[:, :-1])
-        found.append(float(F.cross_entropy(given.flatten(0, 1), batch[:, 1:].flatten())))
+        losses.append(float(F.cross_entropy(given.flatten(0, 1), batch[:, 1:].flatten())))
     start, end = (facts["held_out"][at] for at in ("start", "end"))
-    assert [end["original"], end["tuned"]] == pytest.approx(found, abs=1e-9)
+    assert [end["original"], end["tuned"]] == pytest.approx(losses, abs=1e-9)
     assert end["tuned"] < 0.7 * start["tuned"] and start["original"] == end["original"]
     preferred = logits(tuned, batch[:, :-1]).argmax(-1)
     places = torch.linspace(1, LOOP.window_tokens - MASKS, CUTS).round().long().unique().tolist()
     same, right = np.zeros(MASKS), np.zeros(MASKS)
     for m in places:
         asked = torch.cat([batch[:, :m], torch.full((len(batch), MASKS), tuned.config.vocab_size)], dim=1)
-        said = logits(tuned, asked)[:, m:].argmax(-1)
-        same += (said == preferred[:, m : m + MASKS]).double().mean(0).numpy() / len(places)
-        right += (said == batch[:, m + 1 : m + 1 + MASKS]).double().mean(0).numpy() / len(places)
+        guesses = logits(tuned, asked)[:, m:].argmax(-1)
+        same += (guesses == preferred[:, m : m + MASKS]).double().mean(0).numpy() / len(places)
+        right += (guesses == batch[:, m + 1 : m + 1 + MASKS]).double().mean(0).numpy() / len(places)
     assert [end[f"mask_{j}_agreement"] for j in range(1, MASKS + 1)] == pytest.approx(same.tolist())
     assert [end[f"mask_{j}_text"] for j in range(1, MASKS + 1)] == pytest.approx(right.tolist())
     assert end["mask_1_text"] > 2 * start["mask_1_text"]

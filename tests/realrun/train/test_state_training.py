@@ -54,14 +54,14 @@ def test_a_place_sees_what_it_will_see_in_drafting_and_nothing_else(
     states = torch.randn(1, count, 32, generator=generator, dtype=torch.float64)
     first = place // block * block  # pending when the place is drafted from
 
-    def said(tokens: torch.Tensor = tokens, states: torch.Tensor = states) -> torch.Tensor:
+    def logits_of(tokens: torch.Tensor = tokens, states: torch.Tensor = states) -> torch.Tensor:
         return block_logits(decoder, tokens, states, block)[0]
 
-    before = said()
+    before = logits_of()
     changed_tokens, changed_states = tokens.clone(), states.clone()
     changed_tokens[0, place], changed_states[0, place] = 0, changed_states[0, place] + 1.0
-    by_token = (said(tokens=changed_tokens) - before).detach().abs().amax(-1)
-    by_state = (said(states=changed_states) - before).detach().abs().amax(-1)
+    by_token = (logits_of(tokens=changed_tokens) - before).detach().abs().amax(-1)
+    by_state = (logits_of(states=changed_states) - before).detach().abs().amax(-1)
     starts = [i // block * block for i in range(count)]
     sees_token = [start <= place <= i for i, start in enumerate(starts)]
     sees_state = [place < start for start in starts]
@@ -69,7 +69,7 @@ def test_a_place_sees_what_it_will_see_in_drafting_and_nothing_else(
     assert (by_state > 1e-9).tolist() == (by_state > 0).tolist() == sees_state
     states.requires_grad_(True)
     decoder.model.embed_tokens.weight.grad = None
-    said(states=states)[place].logsumexp(-1).backward()
+    logits_of(states=states)[place].logsumexp(-1).backward()
     assert states.grad is not None
     assert states.grad[0].any(-1).tolist() == [number < first for number in range(count)]
     reached = decoder.model.embed_tokens.weight.grad.any(-1).nonzero()[:, 0].tolist()
@@ -164,17 +164,17 @@ def test_edds_loss_by_hand(loss_of: Any, split: int) -> None:
         else:  # an independent model, which drafts every token
             assert parts == {}
             block, ours = 10**6, job.decoder(input_ids=tokens).logits
-        found = []
+        nats = []
         for b in range(2):
             for i in range(23):
                 if (i + 1) % block == 0:  # what follows is a block's first token, which the target itself predicts
                     ends.add(i)
                     continue
                 if loss_of == "kl":
-                    found.append(kl_by_hand(theirs[b, i], ours[b, i]))
+                    nats.append(kl_by_hand(theirs[b, i], ours[b, i]))
                 else:
-                    found.append(-float(ours[b, i].log_softmax(-1)[batch[b, i + 1]].detach()))
-        assert float(loss.detach()) == pytest.approx(np.mean(found), rel=1e-9)
+                    nats.append(-float(ours[b, i].log_softmax(-1)[batch[b, i + 1]].detach()))
+        assert float(loss.detach()) == pytest.approx(np.mean(nats), rel=1e-9)
         figures = job.held_out(batch)
         if split == 0:
             assert set(figures) == {"divergence", "agreement"}
@@ -203,13 +203,13 @@ def test_held_out_agreement_is_by_place_of_the_draft() -> None:
 
 def test_block_lengths_are_even_from_five_to_ten_and_depend_on_seed_and_step() -> None:
     target = small_target()
-    one, again, other = (DecoderTraining(target, EddSettings(), seed=seed) for seed in (0, 0, 1))
+    job, again, other = (DecoderTraining(target, EddSettings(), seed=seed) for seed in (0, 0, 1))
 
     def lengths(job: DecoderTraining, batch: torch.Tensor, steps: Any) -> list[float]:
         with torch.no_grad():
             return [job.loss(batch, step)[1]["block"] for step in steps]
 
-    drawn = lengths(one, batch_of(1, 12), range(90))
+    drawn = lengths(job, batch_of(1, 12), range(90))
     assert set(drawn) == {5.0, 6.0, 7.0, 8.0, 9.0, 10.0} and min(drawn.count(x) for x in set(drawn)) > 5
     assert lengths(again, batch_of(3, 20, seed=5), reversed(range(90))) == drawn[::-1]
     assert lengths(other, batch_of(1, 12), range(90)) != drawn
@@ -228,8 +228,8 @@ def test_eagles_loss_by_hand(noise: float) -> None:
     added = 2 * noise * torch.rand(features.shape, dtype=torch.float64) - noise
     assert float(added.abs().max()) <= noise
     ours = feature_pass(job.eagle, target, batch[:, :-1], features + added)
-    apart = (ours - features).abs().detach().numpy()
-    regression = float(np.where(apart < 1, 0.5 * apart**2, apart - 0.5).mean())
+    distance = (ours - features).abs().detach().numpy()
+    regression = float(np.where(distance < 1, 0.5 * distance**2, distance - 0.5).mean())
     p, q = (target.lm_head(x).softmax(-1).detach() for x in (features, ours))
     classification = float(-(p * q.log()).sum(-1).mean())
     assert parts == pytest.approx({"regression": regression, "classification": classification}, rel=1e-9)

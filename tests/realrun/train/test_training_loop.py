@@ -191,8 +191,10 @@ class Quadratic(Noisy):
 def test_a_loss_that_climbs_away_stops_the_training(tmp_path: Path, row_steps: int) -> None:
     """From 1 nat at weights of 1: a step of 100 takes it to about 10,000. A steady loss and a falling one go on."""
     loop = replace(LOOP, warmup_steps=0, log_every=row_steps)
-    with pytest.raises(InputError, match=r"training diverged: the loss rose from 1 to .* lower learning rate") as said:
+    with pytest.raises(
+        InputError, match=r"training diverged: the loss rose from 1 to .* lower learning rate"
+    ) as caught:
         run_loop(Quadratic(100.0), loop, TEXT, HELD, tmp_path / "a", {}, quiet)
-    assert "--warmup" in str(said.value) and not list((tmp_path / "a").glob("drafter*"))
+    assert "--warmup" in str(caught.value) and not list((tmp_path / "a").glob("drafter*"))
     for lr in (0.0, 0.05):
         assert run_loop(Quadratic(lr), loop, TEXT, HELD, tmp_path / f"{lr}", {}, quiet)[-1]["loss"] <= 1.0

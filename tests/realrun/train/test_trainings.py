@@ -148,13 +148,13 @@ def test_what_is_anothers_is_refused_in_one_line(name: str, trained: Any, tmp_pa
         attempts["drafter="] = lambda: another.run(out)
     else:
         attempts["prompts"] = lambda: case.run(out, prompts=tiny_prompts(12, seed=5))
-    kept = file_of(case, document).read_bytes()
+    before = file_of(case, document).read_bytes()
     for says, attempt in attempts.items():
         with pytest.raises(InputError, match=says) as caught:
             attempt()
         message = str(caught.value)
         assert "\n" not in message and ("--out" in message or "another search" in message)
-    assert file_of(case, document).read_bytes() == kept
+    assert file_of(case, document).read_bytes() == before
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -224,8 +224,8 @@ def test_pieces_of_a_batch_give_the_whole_batchs_step(name: str, changes: dict[s
         CASES[name].run(tmp_path / str(micro), loop=replace(LOOP, micro_windows=micro), **changes)["history"]
         for micro in (0, 3)  # 3 and 1 windows of 4
     )
-    for one, other in zip(whole[1:], pieces[1:], strict=True):
-        assert one["loss"] == pytest.approx(other["loss"], rel=1e-9)
+    for row, other in zip(whole[1:], pieces[1:], strict=True):
+        assert row["loss"] == pytest.approx(other["loss"], rel=1e-9)
 
 
 @pytest.mark.parametrize(("name", "ahead"), [("medusa", 3), ("medusa one stage", 3), ("space", 3)])
