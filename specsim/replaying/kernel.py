@@ -42,11 +42,11 @@ def specialise(kernel: Any, names: Mapping[str, Any], kind: type[Policy]) -> Ker
     return compile_kernel(bound)
 
 
-def select_fields(kind: type[Fields], *holders: Any, **values: Any) -> Fields:
-    """Fill a NamedTuple for compiled code from values by name, else from attributes, the last holder's first."""
+def select_fields(kind: type[Fields], holder: Any, nearer: Any = None, **values: Any) -> Fields:
+    """Fill a NamedTuple for compiled code from values by name, else from attributes of `nearer`, else of `holder`."""
     for name in kind._fields:  # type: ignore[attr-defined]
         if name not in values:
-            values[name] = next(getattr(holder, name) for holder in reversed(holders) if hasattr(holder, name))
+            values[name] = getattr(nearer if nearer is not None and hasattr(nearer, name) else holder, name)
     return kind(**values)
 
 
