@@ -14,7 +14,7 @@ import realrun.pairs.pair
 from realrun.cli.options import load_prompts
 from realrun.measure.partial import Partial
 from realrun.measure.record import longest_prompt
-from realrun.pairs.pair import load_pair
+from realrun.pairs.pair import load_pair, load_target
 from specsim.io import files
 from specsim.io.files import working_in
 from specsim.trace.files import read_trace
@@ -111,6 +111,7 @@ def test_a_prompt_too_long_does_not_stop_the_others(
     models: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(realrun.pairs.pair, "load_pair", load_pair)
+    monkeypatch.setattr(realrun.pairs.pair, "load_target", load_target)
     result = call("realrun", "record", tmp_path / "trace", *models, "--max-new-tokens", 8)
     assert result.code == 0 and "1 of 3 left out" in result.err and "prompts.jsonl:2" in result.err
     assert read_trace(tmp_path / "trace").prompt_tokens.tolist() == [5, 9]
@@ -121,6 +122,7 @@ def test_what_a_kill_right_before_the_end_leaves_is_cleared(
 ) -> None:
     """The trace is whole, its sequences are still beside it; those of another recording stay."""
     monkeypatch.setattr(realrun.pairs.pair, "load_pair", load_pair)
+    monkeypatch.setattr(realrun.pairs.pair, "load_target", load_target)
     arguments = ["record", tmp_path / "trace", *models, "--max-new-tokens", 8]
 
     def killed(*_: object) -> None:
