@@ -27,7 +27,7 @@ from specsim.io.progress import Progress, ProgressLines, ProgressReports
 
 BAD_INPUT = 2
 INTERRUPTED = 130  # as shells have it
-AGAIN_S = 0.01  # until a dropped KeyboardInterrupt is raised again
+AGAIN_S = 0.1  # until a dropped KeyboardInterrupt is raised again
 BAR_WIDTH, BESIDE_BAR = 40, 50  # most characters of a bar, and of the text beside it
 Number = TypeVar("Number", int, float)
 # Click's class, or typer's own copy of it: that depends on typer's version.
@@ -83,8 +83,10 @@ def _no_lost_interrupt() -> Iterator[None]:
 
     def interrupt_again(unraisable: Any) -> None:
         if issubclass(unraisable.exc_type, KeyboardInterrupt):
-            # Not in here, where it would be dropped, too.
-            threading.Timer(AGAIN_S, os.kill, [os.getpid(), signal.SIGINT]).start()
+            try:  # not in here, where it would be dropped, too
+                threading.Timer(AGAIN_S, os.kill, [os.getpid(), signal.SIGINT]).start()
+            except KeyboardInterrupt:  # the thread started so slowly that its signal came first
+                interrupt_again(unraisable)
         else:
             hook(unraisable)
 
