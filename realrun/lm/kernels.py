@@ -1,4 +1,4 @@
-"""Choice of kernels: ours by `--kernels auto|reference|triton|cuda`, and torch's attention for prompts."""
+"""Choose the kernels: specsim's by `--kernels auto|reference|triton|cuda`, and torch's attention for prompts."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from specsim.io.arrays import Floats
 from specsim.policy.base import Policy
 from specsim.policy.tree.base import TreePolicy
 
-LAGS = (2, 4, 8, 16, 32, 64, 128)  # tokens to catch up on that a profile has costs of, up to the largest sample
+LAGS = (2, 4, 8, 16, 32, 64, 128)  # tokens that the draft cache is behind, whose cost is profiled
 # The tables of a profile: the quantile of the samples, None for the mean.
 STATISTICS = {"mean_s": None, "median_s": 0.5, "p25_s": 0.25, "p75_s": 0.75}
 

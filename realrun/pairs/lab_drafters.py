@@ -54,4 +54,4 @@ def _trainings() -> dict[str, Any]:
 
 def drafter_training(name: str) -> dict[str, Any]:
     """Read settings and results of training the lab drafter's weights that the studies use."""
-    return _trainings()[name]["drafter"] if name in _trainings() else read_drafter(LAB_WEIGHTS / name).facts
+    return _trainings()[name] if name in _trainings() else read_drafter(LAB_WEIGHTS / name).facts

@@ -164,7 +164,7 @@ def children(key: Array, path: Array, number: Array, depth: Array, tokens: Array
 
 
 def with_children(known: Known, new: Known, rows: Array, places: Array) -> Known:
-    """Append to known nodes [P, m] the children [n, W] of nodes of these rows, each at its place in its row."""
+    """Append children [n, W] to the known nodes [P, m]; children i go to row rows[i], in slot places[i]."""
     shape = (len(known.key), int(places.max()) + 1, new.key.shape[1])
     fields = []
     for before, added, absent in zip(known, new, ABSENT, strict=True):

@@ -30,7 +30,7 @@ from studies.report import Report, trust_lines
 THOMPSON = ("beta_ts", "cali_ts")
 
 Row = Mapping[str, Any]
-Runs = Mapping[str, Mapping[str, Document]]  # validations by way of decoding and drafter
+Runs = Mapping[str, Mapping[str, Document]]  # documents of validations, by decoding mode, then by drafter
 
 
 def report(config: Config, runs: Runs, cheap: Runs, typical: Document) -> Report:

@@ -66,7 +66,7 @@ Rows = Mapping[str, Seeds]
 
 
 def costs(out: Path, traces: Traces, folder: Path, config: Config, report: Progress) -> dict[str, CostModel]:
-    """Return the costs of all decoders, which share a structure: the profile of the whole, and the paper's costs."""
+    """Return the costs of every decoder: a profile of the full one, whose shape all share, and the paper's costs."""
     first = next(iter(traces[WHOLE].values()))
     return {MEASURED: priced_deep(out, folder, first, config, report, trees=True), **paper_costs(config)}
 

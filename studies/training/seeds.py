@@ -19,9 +19,9 @@ from studies.training.over_seeds import linear_parts, mean_over_seeds
 
 @dataclass(frozen=True)
 class Replayed:
-    """A policy on the trace of a training, per prompt [S].
+    """Replay of a policy on one trained drafter's trace: totals per prompt [S].
 
-    baseline_s, seconds : without drafts, and under the policy
+    baseline_s, seconds : time without speculation, and under the policy
     tokens, rounds, drafted, accepted : counts; truncated, rounds that asked for nodes that were not recorded
     """
 

@@ -5,8 +5,8 @@
     python -m tests.contract.commands --write          record commands.json anew
     python -m tests.contract.commands --only NAME ...  of these commands alone; a name may be the start of names
 
-IMPORTS below has all that is imported, the table COMMANDS all commands and options, DROPPED what is left out of the
-documents.
+IMPORTS lists the modules that the commands need, COMMANDS every command with its options, and DROPPED the keys that are
+not compared.
 
 Inputs are made from numpy's generators, and their floats are rounded to multiples of 1/4096, so
 that they do not depend on the processor. The weights of the models are such numbers too.
