@@ -1,4 +1,4 @@
-"""`realrun validate`: predicted against measured speedup."""
+"""`realrun validate`: forecast against measured speedup."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from realrun.pairs.prompts import Prompt
 
 RECORDED = (*(field.name for field in fields(RecordOptions)), "overwrite")  # what --trace decides
-TUNED = (*RECORDED, "policy", "trials", "repeats", "tuning_share", "seed")  # what --like decides
+TUNED = (*RECORDED, "cost", "policy", "trials", "repeats", "tuning_share", "seed")  # what --like decides
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,12 @@ class ValidateOptions(Settings):
         "Repeat the finished validation in this folder, with its tuned policies and prompts. `specsim claims diff` "
         "compares the two row by row.",
     )
-    max_error: float | None = setting(None, "Exit with 1 if the median absolute error exceeds this many percent.")
+    cost: Path | None = setting(
+        None,
+        "Forecast by these costs from before, a profile or a name of `specsim cost list`, in place of a profile made "
+        "now; a probe of some seconds fits them to this machine.",
+    )
+    max_error: float | None = setting(None, "Exit with 1 if the forecasts' median error exceeds this many percent.")
     overwrite: bool = setting(False, OVERWRITE_HELP, flag="--overwrite/--no-overwrite")
 
 
@@ -63,16 +68,17 @@ def validate(
     tune: TuneOptions,
     machine: TimedSettings,
 ) -> Answer:
-    """Predict speedups and measure them.
+    """Forecast speedups, then measure them.
 
-    Records a trace, profiles the machine, tunes every policy offline, predicts, decodes for real, and compares. With
-    --tree-nodes, tree policies join the chain policies. A trace in the output folder that has the same settings is
-    used again. After an interruption the same command goes on from validation.partial/. Writes trace/, profile.json,
-    validation.json, rounds.parquet and report.html.
+    Records the tuning prompts, profiles the machine, tunes every policy offline and writes forecast.json; then records
+    and decodes the held-out prompts for real, and compares. With --tree-nodes, tree policies join the chain policies. A
+    trace in the output folder that has the same settings is used again. After an interruption the same command goes on
+    from validation.partial/. Writes trace/, forecast.json, profile.json, validation.json, rounds.parquet and
+    report.html.
 
     With --join, several drafters share the target: each is recorded and profiled alone, then switching policies and
-    each drafter alone are tuned, predicted and decoded for real. Writes a trace per drafter, cost.json and
-    validation.json.
+    each drafter alone are tuned, forecast and decoded for real. Writes a trace per drafter, forecast.json, cost.json
+    and validation.json.
 
     Exits with 1 where no difference exceeds the noise floor.
 
@@ -87,7 +93,7 @@ def validate(
     machine.check()
     check_repeats(tune.repeats)
     if job.join:
-        refuse_beside(ctx, "join", ("trace", "like", "predictor"))
+        refuse_beside(ctx, "join", ("trace", "like", "predictor", "cost"))
     old, prompts, settings = _experiment(ctx, job, record, tune, pair.target)
     with working(job.out, machine, overwrite=job.overwrite) as report:
         last = pair.load(machine, **({"predictor": "none"} if job.join else {}))
@@ -100,7 +106,7 @@ def validate(
             document = validate_joined(pairs, prompts, settings, job.out, report)
         else:
             document = run_validation(joined, prompts, settings, job.out, report)
-    exact = job.max_error is None or document["median_abs_error_percent"] <= job.max_error
+    exact = job.max_error is None or document["errors"]["forecast"]["median_abs_percent"] <= job.max_error
     if job.join:
         return Answer(document, partial(_print_joined, document, job.out), exact)
     conclusive = resolves_something(document)
@@ -130,7 +136,9 @@ def _experiment(
         trace = read_plain_trace(job.trace)
         prompts, recording = prompts_of(trace, str(job.trace)), settings_of(trace, str(job.trace))
     kinds = tune.kinds([*(SWITCH_POLICIES if job.join else POLICIES)])
-    settings = ValidationSettings(recording, kinds, **tune.search, overwrite=job.overwrite, trace=job.trace)
+    settings = ValidationSettings(
+        recording, kinds, **tune.search, overwrite=job.overwrite, trace=job.trace, cost=job.cost
+    )
     return None, prompts, settings
 
 
@@ -194,7 +202,7 @@ def _print_joined(document: dict[str, Any], out: Path) -> None:
 def print_validation(document: dict[str, Any], out: Path) -> None:
     """Print predicted and measured speedups as a table, and what qualifies them."""
     from specsim.report import page
-    from specsim.report.documents import VALIDATION_COLUMNS, validation_rows
+    from specsim.report.documents import ERROR_COLUMNS, VALIDATION_COLUMNS, error_rows, validation_rows
     from specsim.report.table import as_text
 
     rows = document["rows"]
@@ -211,13 +219,9 @@ def print_validation(document: dict[str, Any], out: Path) -> None:
         counts = ", ".join(f"{sum(counts[cause] for counts in departures)} {cause}" for cause in departures[0])
         print(f"first departures from the replay, of sequences that have one: {counts}")
     print_skipped("not compared", document["skipped"])
-    print(
-        f"error of replay at the costs of the run's own rounds: median {document['median_abs_error_percent']:.2f} %, "
-        f"90th percentile {document['p90_abs_error_percent']:.2f} %"
-    )
-    print(
-        f"the same at costs without the policy's own rounds: median {document['median_abs_unseen_error_percent']:.2f} %"
-    )
+    for line in page.forecast_text(document):
+        print(line)
+    print_table("errors against the measurement", *as_text(ERROR_COLUMNS, error_rows(document)))
     if document["choice"]:
         print(page.choice_text(document["choice"]))
     print(page.speculation_text(rows[0]["label"], rows[0]["measured"], document["noise_floor_percent"]))

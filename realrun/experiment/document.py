@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from specsim.io.arrays import Floats
 from specsim.learn.chain_calibration import verified_tokens
 from specsim.policy.registry import make_policy
 from specsim.policy.tree.base import TreePolicy
+from specsim.replaying.forecast import error_summary
 from specsim.replaying.prediction import ladder, predict_policy
 from specsim.replaying.priced import PricedTrace
 from specsim.trace.trace import Trace
@@ -33,6 +34,14 @@ def as_document(validation: Validation) -> dict[str, Any]:
     best, floor, baseline_s = rows[0], measurement.noise_floor_percent, measurement.seconds[0]
     forecasts = forecasts_of(rows)
     errors = [abs(row.error_percent) for row in rows]
+    documents = [
+        {
+            **row_document(row, validation.seed),
+            **rate_of(row.speculative_s, measurement.baseline_tokens),
+            "resolved": None if row is best else validation.resolved(row, best),
+        }
+        for row in rows
+    ]
     return {
         "kind": "specsim-validation",
         "target": holdout.meta["target"],
@@ -45,7 +54,8 @@ def as_document(validation: Validation) -> dict[str, Any]:
         "decoding": holdout.meta["decoding"],
         "approximate": holdout.approximate,
         "environment": validation.environment,
-        "sequences": {"tuning": validation.train.sequences, "holdout": holdout.sequences},
+        "sequences": validation.forecast["sequences"],
+        "forecast": {key: value for key, value in validation.forecast.items() if key != "rows"},
         "output_tokens": int(holdout.output_tokens.sum()),
         "distinct_trigram_share": holdout.meta["distinct_trigram_share"],
         "first_token_accepted_share": holdout.meta["first_token_accepted_share"],
@@ -53,18 +63,10 @@ def as_document(validation: Validation) -> dict[str, Any]:
         "null_arm": measurement.null_arm.as_dict(),
         "noise_floor_percent": floor,
         "baseline": rate_of(baseline_s, measurement.baseline_tokens),
-        "rows": [
-            {
-                **row_document(row, validation.seed),
-                **rate_of(row.speculative_s, measurement.baseline_tokens),
-                "resolved": None if row is best else validation.resolved(row, best),
-            }
-            for row in rows
-        ],
-        "skipped": [{"policy": name, "reason": reason} for name, reason in validation.skipped],
+        "rows": documents,
         "median_abs_error_percent": float(np.median(errors)),
         "p90_abs_error_percent": float(np.quantile(errors, 0.9)),
-        "median_abs_unseen_error_percent": float(np.median([abs(row.unseen_error_percent) for row in rows])),
+        "errors": errors_of(documents),
         "choice": choice_of(forecasts, baseline_s, floor) if forecasts else None,
         "k_curve": _k_curve(validation),
         "accepted_histogram": _accepted_histogram(best, holdout.depth),
@@ -113,6 +115,41 @@ def forecasts_of(rows: Iterable[Row]) -> list[Forecast]:
     ]
 
 
+def errors_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Summarise the errors of up to six replays against the measurement, by what each did not know.
+
+    rows : documents of rows
+
+    Returns
+    -------
+    dict
+        "forecast" knew neither text nor costs; "text_known" the text; "costs_known" the costs of this run;
+        "decomposition" both. "forecast_without_probe" and "text_known_without_probe" are there where a probe rescaled
+        costs from before.
+    """
+    speedups = {
+        "forecast": [(row.get("forecast") or {}).get("estimate") for row in rows],
+        **{
+            name: [row.get(name) for row in rows]
+            for name in ("forecast_without_probe", "text_known", "text_known_without_probe", "costs_known")
+        },
+        "decomposition": [row["predicted"]["estimate"] for row in rows],
+    }
+    measured = [row["measured"]["estimate"] for row in rows]
+    return {name: error_summary(values, measured) for name, values in speedups.items() if None not in values}
+
+
+def forecast_facts(row: Row, forecast: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row's forecast, and the replays that share its costs or its text."""
+    return {
+        "forecast": forecast["forecast"],
+        "forecast_without_probe": forecast.get("without_probe"),
+        "text_known": row.text_known,
+        "text_known_without_probe": row.text_known_without_probe,
+        "costs_known": row.costs_known,
+    }
+
+
 def rate_of(seconds: Floats, tokens: int) -> dict[str, float]:
     """Compute tokens per second and milliseconds per token. seconds : of each sequence [S]; tokens : of all"""
     return {"tokens_per_s": tokens / float(seconds.sum()), "ms_per_token": 1e3 * float(seconds.sum()) / tokens}
@@ -141,8 +178,7 @@ def row_document(row: Row, seed: int) -> dict[str, Any]:
             "profile": steps.profile,
             "measured": row.measured.estimate,
         },
-        "unseen": row.unseen,
-        "unseen_error_percent": row.unseen_error_percent,
+        **({} if row.forecast is None else forecast_facts(row, row.forecast)),
         "error_parts": error_parts(priced, row.replayed, row.rounds),
         **{name: getattr(predicted, name) for name in ("v_d", "r_d", "hm", "tau", "oracle_regret")},
         "sequence_seconds": row.speculative_s.tolist(),

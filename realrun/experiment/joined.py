@@ -15,10 +15,19 @@ from typing import Any
 import numpy as np
 
 from realrun.experiment.choice import Forecast, choice_of
-from realrun.experiment.document import rate_of
+from realrun.experiment.document import errors_of, rate_of
+from realrun.experiment.forecast import ForecastCosts, forecast, sealed_forecast
 from realrun.experiment.measured_costs import MeasuredCosts, Run
 from realrun.experiment.measuring import Costs, Measurement, measure_in_turns
-from realrun.experiment.run import IDENTITY, OTHER, UNFINISHED, identity_of, keep_forecast, tuning_cost
+from realrun.experiment.run import (
+    FRESH_RUN_ERROR,
+    IDENTITY,
+    OTHER,
+    UNFINISHED,
+    identity_of,
+    keep_forecast,
+    tuning_profile,
+)
 from realrun.experiment.settings import Candidate, ValidationSettings
 from realrun.experiment.validate import DECODED, TUNED, arms_of, candidates, compared
 from realrun.measure.reuse import check_job, recorded_trace
@@ -28,6 +37,7 @@ from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_facts
 from specsim.cost.joined import JoinedCost, joined_document
 from specsim.cost.profile import profile_from_json
+from specsim.io.arrays import Ints
 from specsim.io.errors import InputError
 from specsim.io.files import remove_folder, write_json
 from specsim.io.progress import Progress
@@ -40,7 +50,6 @@ from specsim.replaying.prediction import Prediction, oracle_seconds, summarise
 from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import Replay
 from specsim.trace.joined import JoinedTrace, join_traces
-from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
 
 
@@ -80,31 +89,42 @@ def validate_joined(
             "--mode greedy or gumbel"
         )
     settings = replace(settings, kinds=tuple(settings.kinds or SWITCH_POLICIES.values()))
-    check_job(out, prompts, tuning_share=settings.tuning_share, seed=settings.seed)
+    tuning, held = check_job(out, prompts, tuning_share=settings.tuning_share, seed=settings.seed)
     out.mkdir(parents=True, exist_ok=True)
     work = out / UNFINISHED
     if settings.overwrite:
         remove_folder(work)
-    trace = _recorded(pairs, prompts, settings, out, progress)
-    tuning, held = split_sequences(trace, tuning_share=settings.tuning_share, seed=settings.seed)
+    sealed = settings.overwrite or not trace_folder(out, 1).exists()
+    train = _recorded(pairs, prompts, settings, out, progress, tuning)
+    identities = {f"drafter {n}": identity_of(pair, prompts, settings) for n, pair in enumerate(pairs, start=1)}
+    claim(work / IDENTITY, identities, f"{work} holds an unfinished validation", OTHER)
     tuning_costs = [
-        tuning_cost(pair, trace, settings, work / f"tuning_profile-{number}.json", progress)
+        profile_from_json(
+            tuning_profile(pair, prompts, settings, work / f"tuning_profile-{number}.json", progress), "just measured"
+        )
         for number, pair in enumerate(pairs, start=1)
     ]
-    train, holdout = PricedTrace(trace.select(tuning), JoinedCost(tuple(tuning_costs))), trace.select(held)
-    chosen, skipped = _candidates(train, settings, work, progress)
+    cost = JoinedCost(tuple(tuning_costs))
+    chosen, skipped = _candidates(PricedTrace(train, cost), settings, work, progress)
+    before = ForecastCosts(cost, None, FRESH_RUN_ERROR, {"source": "measured just before"})
+    forecasts = sealed_forecast(
+        work, chosen, forecast(chosen, train, before, held_out=len(held), sealed=sealed, seed=settings.seed)
+    )
+    holdout = _recorded(pairs, prompts, settings, out, progress).select(held)
     texts = [prompts[sequence] for sequence in held.tolist()]
     measurement, profiles = _decoded(pairs, joined, chosen, texts, holdout, settings, work, progress)
     costs = JoinedCost(tuple(profile_from_json(document, "just measured") for document in profiles))
+    known = {"text_known": PricedTrace(holdout, cost), "costs_known": PricedTrace(train, costs)}
     document = {
         "kind": "specsim-joined-validation",
         "target": joined.target_name,
         "drafters": [pair.draft_name for pair in pairs],
         "decoding": settings.record.sampler.as_dict(),
         "environment": joined.environment,
-        "sequences": {"tuning": len(tuning), "holdout": len(held)},
+        "sequences": forecasts["sequences"],
+        "forecast": {key: value for key, value in forecasts.items() if key != "rows"},
         "output_tokens": int(holdout.output_tokens.sum()),
-        **_compared(chosen, PricedTrace(holdout, costs), measurement, settings.seed),
+        **_compared(chosen, PricedTrace(holdout, costs), known, forecasts, measurement, settings.seed),
         "skipped": [{"policy": name, "reason": reason} for name, reason in skipped],
         "prompts": prompt_facts(prompts, settings.record.prompts_source),
         "load": measurement.load._asdict(),
@@ -117,13 +137,23 @@ def validate_joined(
     return document
 
 
+def trace_folder(out: Path, number: int) -> Path:
+    """Name the folder of a drafter's trace. number : of the drafter, from 1"""
+    return out / f"trace-{number}"
+
+
 def _recorded(
-    pairs: Sequence[Pair], prompts: Sequence[Prompt], settings: ValidationSettings, out: Path, progress: Progress
+    pairs: Sequence[Pair],
+    prompts: Sequence[Prompt],
+    settings: ValidationSettings,
+    out: Path,
+    progress: Progress,
+    sequences: Ints | None = None,
 ) -> JoinedTrace:
-    """Record every drafter's trace, or read it, claim the working folder, and join the traces."""
-    traces, identities = {}, {}
+    """Record these sequences of every drafter, or read them, and join the traces. sequences : by default all"""
+    traces = {}
     for number, pair in enumerate(pairs, start=1):
-        folder = out / f"trace-{number}"
+        folder = trace_folder(out, number)
         traces[str(folder)] = recorded_trace(
             pair,
             prompts,
@@ -131,11 +161,9 @@ def _recorded(
             folder,
             lambda done, total: progress("record", done, total),
             overwrite=settings.overwrite,
+            sequences=sequences,
         )
-        identities[f"drafter {number}"] = identity_of(pair, folder, settings)
-    trace, work = join_traces(traces), out / UNFINISHED
-    claim(work / IDENTITY, identities, f"{work} holds an unfinished validation", OTHER)
-    return trace
+    return join_traces(traces)
 
 
 def _decoded(
@@ -192,9 +220,8 @@ def _candidates(
     switching, skipped = candidates(
         trace,
         train.cost,
+        search,
         kinds=[kind for kind in settings.kinds or () if kind is not OneDrafter],
-        trials=settings.trials,
-        seed=settings.seed,
         progress=progress,
         kept=work / TUNED,
     )
@@ -209,15 +236,31 @@ def _runs_of(drafter: int, measurement: Measurement) -> Iterator[Run]:
         yield policy, prompt_tokens, own
 
 
-def _compared(chosen: Sequence[Candidate], priced: PricedTrace, measurement: Measurement, seed: int) -> dict[str, Any]:
-    """Rows, fastest first, the noise floor, and the best switching policy against the best single drafter."""
+def _compared(
+    chosen: Sequence[Candidate],
+    priced: PricedTrace,
+    known: Mapping[str, PricedTrace],
+    forecast_document: Mapping[str, Any],
+    measurement: Measurement,
+    seed: int,
+) -> dict[str, Any]:
+    """Rows, fastest first, the noise floor, and the best switching policy against the best single drafter.
+
+    known : what else every policy is replayed on, by the key of its speedup in a row
+    """
     trace = priced.trace
     assert isinstance(trace, JoinedTrace)
     oracle_s = oracle_seconds(priced, [OneDrafter], seed=seed)
     replays = [priced.replay(candidate.policy, seed=seed, log=True) for candidate in chosen]
     rows = [
-        _row(measurement, arm, candidate, summarise(replayed, oracle_s), replayed, trace)
-        for arm, (candidate, replayed) in enumerate(zip(chosen, replays, strict=True), start=1)
+        {
+            **_row(measurement, arm, candidate, summarise(replayed, oracle_s), replayed, trace),
+            "forecast": promised["forecast"],
+            **{name: float(other.replay(candidate.policy, seed=seed).speedup) for name, other in known.items()},
+        }
+        for arm, (candidate, replayed, promised) in enumerate(
+            zip(chosen, replays, forecast_document["rows"], strict=True), start=1
+        )
     ]
     baseline_s, *arms_s, _ = measurement.seconds
     forecasts = [
@@ -231,6 +274,7 @@ def _compared(chosen: Sequence[Candidate], priced: PricedTrace, measurement: Mea
         "baseline": rate_of(baseline_s, measurement.baseline_tokens),
         "rows": sorted(rows, key=lambda row: -row["measured"]["estimate"]),
         "median_abs_error_percent": float(np.median([abs(row["error_percent"]) for row in rows])),
+        "errors": errors_of(rows),
         "choice": choice_of(forecasts, baseline_s, floor),
         "switching": _switching(chosen, replays, rows, measurement),
     }

@@ -3,37 +3,42 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from realrun.experiment.document import as_document, rounds_table
-from realrun.experiment.settings import ExperimentSettings, ValidationSettings
-from realrun.experiment.validate import predict_and_measure
+from realrun.experiment.forecast import ForecastCosts, forecast, sealed_forecast
+from realrun.experiment.settings import Candidate, ExperimentSettings, ValidationSettings
+from realrun.experiment.validate import TUNED, candidates, measure
 from realrun.lm.clock import clock_name
 from realrun.lm.variants.block_expansion import expansion_of
-from realrun.measure.profile import TREE_TOKENS, profile
-from realrun.measure.reuse import check_job, recorded_trace
+from realrun.measure.profile import TREE_TOKENS, contexts_between, profile
+from realrun.measure.reuse import check_job, recorded_trace, recording_identity
 from realrun.own_files import claim, read_own
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_facts
 from realrun.provenance import device_name
 from speckernels import backend_for
-from specsim.cost.contexts import context_range
-from specsim.cost.profile import ProfileCost, profile_from_json
+from specsim.cost.files import cost_path, read_cost
+from specsim.cost.model import CostModel
+from specsim.cost.profile import profile_from_json
+from specsim.io.arrays import Ints
 from specsim.io.files import digest, file_digest, remove_folder, replacing, write_json, write_table, write_text
 from specsim.io.progress import Progress
 from specsim.learn.journal import source_digest
-from specsim.trace.meta import META
+from specsim.learn.settings import SearchSettings
 from specsim.trace.trace import Trace
 
 UNFINISHED = "validation.partial"  # folder, in the output's, of what is there before the result
 IDENTITY, PROFILE = "settings.json", "tuning_profile.json"  # in it
 ANEW = "pass --overwrite"
 OTHER = f"{ANEW} or another --out"
-TUNING_REPEATS = 6  # of every round in the profile that policies are tuned under; predictions have costs of their own
+TUNING_REPEATS = 6  # of every round in the profile that policies are tuned under
+# Standard deviation of the logarithm of a speedup between costs and a run, by the costs' age.
+FRESH_RUN_ERROR, OLD_RUN_ERROR = 0.02, 0.06
 
 
 def validate(
@@ -43,7 +48,7 @@ def validate(
     out: Path,
     progress: Progress = lambda what, done, total: None,
 ) -> dict[str, Any]:
-    """Record, profile, tune on one part of the prompts, predict and really decode the other, and compare.
+    """Record, profile, tune and forecast on one part of the prompts, then decode the other for real, and compare.
 
     Parameters
     ----------
@@ -53,15 +58,15 @@ def validate(
     out : Path
         Folder for trace, profile, rounds, validation.json and report.html; a trace that is there is used again. Of a
         validation that was interrupted so are the policies it had tuned and the sequences it had decoded.
-        tuning_profile.json and tuned.json hold what was known before anything was decoded: the costs that policies
-        were tuned under, and the speedups that these forecast.
+        tuning_profile.json, tuned.json and forecast.json hold what was known before the first held-out token was
+        decoded: costs, policies, and the speedups that these forecast.
     progress : callable, optional
         Told (what, done, total).
 
     Returns
     -------
     dict
-        The document of validation.json: a row for each policy with predicted and measured speedup, their intervals,
+        The document of validation.json: a row for each policy with forecast and measured speedup, their intervals,
         and the share of rounds that are identical in replay and real run.
 
     Raises
@@ -85,27 +90,37 @@ def validate(
     >>> document["rows"][0]["rounds_identical_percent"]
     100.0
     """
-    check_job(out, prompts, tuning_share=settings.tuning_share, seed=settings.seed)
+    before = None if settings.cost is None else read_cost(settings.cost)
+    tuning, held = check_job(out, prompts, tuning_share=settings.tuning_share, seed=settings.seed)
     out.mkdir(parents=True, exist_ok=True)
+    work, folder = out / UNFINISHED, settings.trace or out / "trace"
     if settings.overwrite:
-        remove_folder(out / UNFINISHED)
-    folder = settings.trace or out / "trace"
-    trace = recorded_trace(
-        pair,
-        prompts,
-        settings.record,
-        folder,
-        lambda done, total: progress("record", done, total),
-        overwrite=settings.overwrite,
+        remove_folder(work)
+    sealed = settings.overwrite or not folder.exists()
+
+    def recorded(sequences: Ints | None = None) -> Trace:
+        def report(done: int, total: int) -> None:
+            progress("record", done, total)
+
+        return recorded_trace(
+            pair, prompts, settings.record, folder, report, overwrite=settings.overwrite, sequences=sequences
+        )
+
+    train = recorded(tuning)
+    claim(work / IDENTITY, identity_of(pair, prompts, settings), f"{work} holds an unfinished validation", OTHER)
+    costs = forecast_costs(pair, prompts, settings, before, work, progress)
+    chosen, skipped = tuned_policies(train, costs.cost, settings, work, progress)
+    forecasts = sealed_forecast(
+        work, chosen, forecast(chosen, train, costs, held_out=len(held), sealed=sealed, seed=settings.seed)
     )
-    work = out / UNFINISHED
-    claim(work / IDENTITY, identity_of(pair, folder, settings), f"{work} holds an unfinished validation", OTHER)
-    tuned = settings.tuned
-    cost = tuning_cost(pair, trace, settings, work / PROFILE, progress) if tuned is None else tuned.cost
-    result = predict_and_measure(pair, trace, prompts, cost, settings, progress, work)
+    holdout = recorded().select(held)
+    result = measure(
+        pair, train, holdout, [prompts[number] for number in held], chosen, costs, forecasts, settings, progress, work
+    )
     write_json(result.profile, out / "profile.json")
     document = {
         **as_document(result),
+        "skipped": [{"policy": name, "reason": reason} for name, reason in skipped],
         "prompts": prompt_facts(prompts, settings.record.prompts_source),
         "load": result.measurement.load._asdict(),
         "options": settings.options,
@@ -121,13 +136,40 @@ def validate(
     return document
 
 
-def tuning_cost(pair: Pair, trace: Trace, settings: ValidationSettings, path: Path, progress: Progress) -> ProfileCost:
+def forecast_costs(
+    pair: Pair,
+    prompts: Sequence[Prompt],
+    settings: ValidationSettings,
+    before: CostModel | None,
+    work: Path,
+    progress: Progress,
+) -> ForecastCosts:
+    """Return the costs to tune under and to forecast by: from before, rescaled by a probe, or a profile made now.
+
+    before : the costs of `settings.cost`
+    """
+    if settings.tuned is not None:
+        before, source = settings.tuned.cost, "the validation that is repeated"
+    elif before is not None:
+        source = str(settings.cost)
+    if before is None:
+        document = tuning_profile(pair, prompts, settings, work / PROFILE, progress)
+        made = document["provenance"]
+        facts = {"source": "measured just before", "digest": digest(json.dumps(document)), **_origin(made)}
+        return ForecastCosts(profile_from_json(document, "just measured"), None, FRESH_RUN_ERROR, facts)
+    return ForecastCosts(before, None, OLD_RUN_ERROR, {"source": source})
+
+
+def tuning_profile(
+    pair: Pair, prompts: Sequence[Prompt], settings: ExperimentSettings, path: Path, progress: Progress
+) -> dict[str, Any]:
     """Measure what rounds cost before anything is decoded, or read it from this file of an earlier start."""
     if not path.is_file():
+        lengths = [len(prompt.tokens) for prompt in prompts]
         document = profile(
             pair,
-            contexts=[*dict.fromkeys(context_range(trace))],
-            depth=trace.depth,
+            contexts=contexts_between(min(lengths) - 1, max(lengths) + settings.record.max_new_tokens - 2),
+            depth=settings.record.max_draft_tokens,
             repeats=TUNING_REPEATS,
             sampler=settings.record.sampler,
             seed=settings.seed,
@@ -135,12 +177,27 @@ def tuning_cost(pair: Pair, trace: Trace, settings: ValidationSettings, path: Pa
             progress=lambda done, total: progress("profile", done, total),
         )
         write_json(document, path)
-    return profile_from_json(read_own(path, again=ANEW), "just measured")
+    return read_own(path, again=ANEW)
+
+
+def _origin(provenance: Mapping[str, Any]) -> dict[str, Any]:
+    """Return where and when costs were measured."""
+    return {name: provenance[name] for name in ("date", "device")}
+
+
+def tuned_policies(
+    train: Trace, cost: CostModel, settings: ValidationSettings, work: Path, progress: Progress
+) -> tuple[list[Candidate], list[tuple[str, str]]]:
+    """Tune every policy on the tuning prompts, or take those that an earlier validation tuned."""
+    if settings.tuned is not None:
+        return list(settings.tuned.candidates), []
+    search = SearchSettings(trials=settings.trials, seed=settings.seed)
+    return candidates(train, cost, search, kinds=settings.kinds, progress=progress, kept=work / TUNED)
 
 
 def keep_forecast(work: Path, out: Path) -> None:
-    """Move tuning profiles and tuned policies, which were known before anything was decoded, beside the result."""
-    for path in work.glob("tun*.json"):
+    """Move to the result what was known before anything was decoded: profiles, tuned policies and forecasts."""
+    for path in [*work.glob("tun*.json"), *work.glob("forecast*.json")]:
         path.replace(out / path.name)
 
 
@@ -160,15 +217,13 @@ def conditions_of(pair: Pair, settings: ExperimentSettings) -> dict[str, Any]:
     }
 
 
-def identity_of(pair: Pair, trace: Path, settings: ValidationSettings) -> dict[str, Any]:
+def identity_of(pair: Pair, prompts: Sequence[Prompt], settings: ValidationSettings) -> dict[str, Any]:
     """Return all that tuned policies and decoded sequences depend on; repeats may be added."""
     tuned = settings.tuned
     policies = tuned and [[candidate.policy.name, candidate.policy.settings] for candidate in tuned.candidates]
     return {
-        "weights": pair.fingerprint,
+        **recording_identity(pair, prompts, settings.record),
         **conditions_of(pair, settings),
-        "dtype": pair.number_type,
-        "predictor": None if pair.predictor is None else pair.predictor.digest,
-        "trace": file_digest(trace / META),  # which has the digests of its other files
+        "cost": None if settings.cost is None else file_digest(cost_path(settings.cost)),
         "tuned": policies and digest(json.dumps(policies)),
     }

@@ -74,6 +74,7 @@ class ValidationSettings(ExperimentSettings):
     overwrite : whether an existing validation is replaced
     trace : a recorded trace of these prompts and settings; None: the trace in the output folder, recorded if missing
     tuned : policies to compare as an earlier validation tuned them, in place of tuning `kinds`
+    cost : costs from before to forecast by, a file or a name that `specsim.read_cost` reads; None: a profile made now
 
     Examples
     --------
@@ -85,3 +86,4 @@ class ValidationSettings(ExperimentSettings):
     overwrite: bool = False
     trace: Path | None = None
     tuned: Tuned | None = None
+    cost: Path | None = None

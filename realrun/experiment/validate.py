@@ -1,9 +1,9 @@
-"""A validation: tune every policy offline, predict, really decode, compare."""
+"""A validation: tune every policy offline, then decode for real, and compare the forecasts with that."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from realrun.decode.rounds import Decoded, Round
 from realrun.experiment.divergence import divergences, summary
+from realrun.experiment.forecast import ForecastCosts
 from realrun.experiment.measured_costs import MeasuredCosts
 from realrun.experiment.measuring import Costs, Measurement, measure_in_turns
 from realrun.experiment.settings import Candidate, ExperimentSettings, ValidationSettings
@@ -20,7 +21,7 @@ from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
 from specsim.acceptance import formulas as metrics
 from specsim.cost.model import CostModel
-from specsim.cost.profile import ProfileCost, profile_from_json
+from specsim.cost.profile import profile_from_json
 from specsim.io.arrays import Floats
 from specsim.io.errors import InputError
 from specsim.io.files import write_json
@@ -36,7 +37,6 @@ from specsim.replaying.intervals import Estimate, beyond_floor, paired_differenc
 from specsim.replaying.prediction import Prediction, oracle_seconds, summarise
 from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import Replay
-from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
 
 TUNED, DECODED = "tuned.json", "decoded"  # in the folder of a validation that is not whole
@@ -57,7 +57,11 @@ class Row:
 
     Parameters
     ----------
-    unseen : speedup predicted from the costs of other policies' rounds, as if this policy had not been run
+    forecast : speedup promised before the held-out prompts were decoded, with "without_probe"; None where unknown
+    text_known : speedup by replay of the held-out text at the costs of the forecast; None where unknown
+    text_known_without_probe : the same at these costs before a probe rescaled them; None without a probe
+    costs_known : speedup by replay of the tuning text at the costs of this run; None where unknown
+    predicted : by replay of the held-out text at the costs of this run, which decomposes the measurement
     speculative_s : measured seconds per sequence
     rounds : of every sequence, each at the median of its repeats
     runs : the last run of every sequence
@@ -68,7 +72,6 @@ class Row:
     priced: PricedTrace
     replayed: Replay
     predicted: Prediction
-    unseen: float
     measured: Estimate
     wall_clock: dict[str, Any]  # as `realrun.experiment.timing.wall_clock` gives it
     speculative_s: Floats
@@ -76,28 +79,30 @@ class Row:
     runs: list[Decoded]
     rounds_identical: float | None  # None where the replay draws its own acceptance
     text: Mapping[str, Any] = field(default_factory=dict)
+    forecast: Mapping[str, Any] | None = None
+    text_known: float | None = None
+    text_known_without_probe: float | None = None
+    costs_known: float | None = None
 
     @property
     def error_percent(self) -> float:
         return (self.predicted.speedup.estimate / self.measured.estimate - 1) * 100
 
-    @property
-    def unseen_error_percent(self) -> float:
-        return (self.unseen / self.measured.estimate - 1) * 100
-
 
 @dataclass(frozen=True)
 class Validation:
-    """All rows, with the held-out trace and the measurement behind them."""
+    """All rows, with the forecast before and the measurement behind them.
+
+    forecast : the document of forecast.json
+    """
 
     rows: list[Row]
-    train: Trace
+    forecast: Mapping[str, Any]
     holdout: Trace
     profile: dict[str, Any]  # the document of what rounds cost meanwhile, from the arms' own rounds and probes
     measurement: Measurement
     environment: dict[str, Any]
     seed: int
-    skipped: list[tuple[str, str]]  # (policy, reason) of those that trace or costs cannot serve
 
     @property
     def median_abs_error_percent(self) -> float:
@@ -117,10 +122,9 @@ class Validation:
 def candidates(
     train: Trace,
     cost: CostModel,
+    search: SearchSettings,
     *,
     kinds: Sequence[type[Policy]] | None = None,
-    trials: int,
-    seed: int,
     progress: Progress | None = None,
     kept: Path | None = None,
 ) -> tuple[list[Candidate], list[tuple[str, str]]]:
@@ -139,7 +143,7 @@ def candidates(
     for done, (kind, variant) in enumerate(served):
         name = label(kind, variant)
         if name not in tuned:
-            tuned[name] = _tuned(kind, variant, priced, SearchSettings(trials=trials, seed=seed))
+            tuned[name] = _tuned(kind, variant, priced, search)
             if kept is not None:
                 write_json(tuned, kept)
         if reason := tuned[name].get("reason"):
@@ -169,79 +173,75 @@ def _tuned(kind: type[Policy], variant: Variant, priced: PricedTrace, search: Se
     return {"params": policy.settings, "role": "tuned" if variant.tuned else by_default, "train_speedup": forecast}
 
 
-def predict_and_measure(
+def measure(
     pair: Pair,
-    trace: Trace,
+    train: Trace,
+    holdout: Trace,
     prompts: Sequence[Prompt],
-    cost: ProfileCost,
+    chosen: Sequence[Candidate],
+    costs: ForecastCosts,
+    forecasts: Mapping[str, Any],
     settings: ValidationSettings,
     progress: Progress = lambda what, done, total: None,
     folder: Path | None = None,
 ) -> Validation:
-    """Tune on one part of the trace, then decode the held-out prompts for real.
+    """Decode the held-out prompts for real, and compare the forecasts with what that measures.
 
     Every prompt is decoded at once by the baseline, by a repeated baseline that shows what differs by chance (the A/A
     test), and by every policy, in turns of a few rounds; probes of what no arm does often take turns too. Every round
-    is taken at the median of its repeats. Policies are tuned under `cost`, and forecast by it; predictions use the
-    costs of the rounds decoded here. prompts[i] must be the prompt of the trace's sequence i.
+    is taken at the median of its repeats.
 
-    folder : where tuned policies and decoded sequences are kept, and read if they exist; None keeps nothing
+    train, holdout : traces of the tuning and of the held-out prompts
+    prompts : the held-out prompts
+    costs, forecasts : costs from before, and the document of the forecasts made under them
+    folder : where decoded sequences are kept, and read if they exist; None keeps nothing
     """
-    tuning, held = split_sequences(trace, tuning_share=settings.tuning_share, seed=settings.seed)
-    train, holdout = trace.select(tuning), trace.select(held)
-    if settings.tuned is None:
-        chosen, skipped = candidates(
-            train,
-            cost,
-            kinds=settings.kinds,
-            trials=settings.trials,
-            seed=settings.seed,
-            progress=progress,
-            kept=folder and folder / TUNED,
-        )
-    else:
-        chosen, skipped = list(settings.tuned.candidates), []
-    texts = [prompts[sequence] for sequence in held.tolist()]
-    costs = MeasuredCosts(
+    measured = MeasuredCosts(
         pair,
         holdout,
-        tree_tokens=cost.max_tree_tokens,
+        tree_tokens=costs.cost.max_tree_tokens if settings.record.tree_nodes else 0,
         sampler=settings.record.sampler,
         seed=settings.seed,
-        texts=settings.repeats * len(texts),
+        texts=settings.repeats * len(prompts),
     )
     arms = arms_of(pair, chosen, settings)
     measurement = measure_in_turns(
         arms,
-        {"pair": Costs(costs, range(len(arms)))},
-        texts,
+        {"pair": Costs(measured, range(len(arms)))},
+        prompts,
         holdout,
         folder and folder / DECODED,
         repeats=settings.repeats,
         seed=settings.seed,
         progress=lambda done, total: progress("decode", done, total),
     )
+    document = measured.document(measurement.runs(range(len(arms))), settings.repeats)
+    just_measured = profile_from_json(document, "just measured")
+    priced = PricedTrace(holdout, just_measured)
+    tuning = PricedTrace(train, just_measured)
 
-    def profile_of(arms: Iterable[int]) -> dict[str, Any]:
-        return costs.document(measurement.runs(arms), settings.repeats)
+    def text_known(cost: CostModel | None, policy: Policy) -> float | None:
+        return None if cost is None else float(PricedTrace(holdout, cost).replay(policy, seed=settings.seed).speedup)
 
-    document = profile_of(range(len(arms)))
-    priced = PricedTrace(holdout, profile_from_json(document, "just measured"))
     oracle_s = oracle_seconds(priced, [type(candidate.policy) for candidate in chosen], seed=settings.seed)
-    rows = []
-    for arm, candidate in enumerate(chosen, start=1):
-        others = profile_of(other for other in range(len(arms)) if other != arm)
-        unseen = PricedTrace(holdout, profile_from_json(others, "just measured"))
-        rows.append(_row(measurement, arm, candidate, priced, unseen, oracle_s, settings.seed))
+    rows = [
+        replace(
+            _row(measurement, arm, candidate, priced, oracle_s, settings.seed),
+            forecast=forecast,
+            text_known=text_known(costs.cost, candidate.policy),
+            text_known_without_probe=text_known(costs.unprobed, candidate.policy),
+            costs_known=tuning.replay(candidate.policy, seed=settings.seed).speedup,
+        )
+        for arm, (candidate, forecast) in enumerate(zip(chosen, forecasts["rows"], strict=True), start=1)
+    ]
     return Validation(
         rows=rows,
-        train=train,
+        forecast=forecasts,
         holdout=holdout,
         profile=document,
         measurement=measurement,
         environment=pair.environment,
         seed=settings.seed,
-        skipped=skipped,
     )
 
 
@@ -256,11 +256,10 @@ def _row(
     arm: int,
     candidate: Candidate,
     priced: PricedTrace,
-    unseen: PricedTrace,
     oracle_s: Floats,
     seed: int,
 ) -> Row:
-    """Compare an arm's runs with its replay. unseen : the trace at costs from the other arms' rounds alone"""
+    """Compare an arm's runs with its replay at the costs of this run."""
     replayed = priced.replay(candidate.policy, seed=seed, log=True)
     runs, exact = measurement.last_runs(arm), not priced.trace.approximate
     measured = ratio_interval(measurement.seconds[0], measurement.seconds[arm])
@@ -281,7 +280,6 @@ def _row(
         priced=priced,
         replayed=replayed,
         predicted=summarise(replayed, oracle_s),
-        unseen=unseen.replay(candidate.policy, seed=seed).speedup,
         measured=measured,
         wall_clock=measurement.wall_clock(arm, measured),
         speculative_s=measurement.seconds[arm],

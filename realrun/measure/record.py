@@ -91,6 +91,7 @@ def record(
     settings: RecordSettings,
     progress: Counter | None = None,
     partial: Partial | None = None,
+    sequences: Sequence[int] | None = None,
 ) -> Trace:
     """Decode every prompt with the target alone, and record what the drafter proposes at every output position.
 
@@ -106,6 +107,8 @@ def record(
         Called with (done, total) after every prompt.
     partial : realrun.measure.partial.Partial, optional
         Folder that keeps finished sequences; sequences in it are not recorded again.
+    sequences : sequence of int, optional
+        Numbers of the prompts to record, increasing; by default all. A sequence does not depend on the others.
 
     Returns
     -------
@@ -131,18 +134,19 @@ def record(
     recording.check_room(max(len(prompt.tokens) for prompt in prompts))
     if partial is not None:
         partial.open()  # before the first token, so that a read-only folder is an error now
-    sequences: list[Recorded] = []
-    for number, prompt in enumerate(prompts):
+    numbers = range(len(prompts)) if sequences is None else sequences
+    recorded: list[Recorded] = []
+    for number in numbers:
         sequence = None if partial is None else partial.get(number)
         if sequence is None:
             with planless_attention(pair.device):
-                sequence = recording.sequence(number, prompt.tokens)
+                sequence = recording.sequence(number, prompts[number].tokens)
             if partial is not None:
                 partial.put(number, sequence)
-        sequences.append(sequence)
+        recorded.append(sequence)
         if progress:
-            progress(number + 1, len(prompts))
-    return _trace(pair, prompts, settings, recording.depth, sequences)
+            progress(len(recorded), len(numbers))
+    return _trace(pair, prompts, settings, recording.depth, numbers, recorded)
 
 
 class _Recording:
@@ -187,9 +191,15 @@ class _Recording:
 
 
 def _trace(
-    pair: Pair, prompts: Sequence[Prompt], settings: RecordSettings, depth: int, sequences: Sequence[Recorded]
+    pair: Pair,
+    prompts: Sequence[Prompt],
+    settings: RecordSettings,
+    depth: int,
+    numbers: Sequence[int],
+    sequences: Sequence[Recorded],
 ) -> Trace:
-    """Make the trace of the recorded sequences, which are in the prompts' order."""
+    """Make the trace of the recorded sequences. numbers : of their prompts"""
+    prompts = [prompts[number] for number in numbers]
     names, outputs = sequences[0].columns, [sequence.tokens for sequence in sequences]
     arrays: dict[str, Any] = {name: np.concatenate([part.columns[name] for part in sequences]) for name in names}
     if settings.tree is not None:
@@ -223,7 +233,7 @@ def _trace(
     has_sources = any(prompt.source for prompt in prompts)
     return Trace(
         meta=meta,
-        sequence_id=np.arange(len(prompts)),
+        sequence_id=np.array(numbers),
         domain=np.array([prompt.domain for prompt in prompts], dtype=np.str_),
         prompt_tokens=np.array([len(prompt.tokens) for prompt in prompts]),
         prompt=np.concatenate([np.array(prompt.tokens, dtype=np.int32) for prompt in prompts]),

@@ -14,6 +14,7 @@ from realrun.own_files import refuse_file, refuse_other
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_digest
 from speckernels import backend_for
+from specsim.io.arrays import Ints
 from specsim.io.errors import InputError, Interrupted
 from specsim.io.files import clear_left, remove_folder
 from specsim.io.progress import Counter
@@ -24,14 +25,18 @@ from specsim.trace.trace import Trace
 MIN_PROMPT_TOKENS = 3  # the pending token and the least context that is profiled
 
 
-def check_job(out: Path, prompts: Sequence[Prompt], *, tuning_share: float, seed: int) -> None:
-    """Raise InputError if a job that records, profiles and tunes cannot write to OUT or use these prompts."""
+def check_job(out: Path, prompts: Sequence[Prompt], *, tuning_share: float, seed: int) -> tuple[Ints, Ints]:
+    """Split the prompts into (tuning, held-out) numbers, as `split_sequences` splits their trace.
+
+    Raises InputError if a job that records, profiles and tunes cannot write to OUT or use these prompts.
+    """
     refuse_file(out)
     domains, sources = (np.array([getattr(prompt, name) for prompt in prompts]) for name in ("domain", "source"))
-    split_by_domain(domains, sources, tuning_share=tuning_share, seed=seed)
+    parts = split_by_domain(domains, sources, tuning_share=tuning_share, seed=seed)
     shortest = min(len(prompt.tokens) for prompt in prompts)
     if shortest < MIN_PROMPT_TOKENS:
         raise InputError(f"the shortest prompt has {shortest} tokens, profiling needs {MIN_PROMPT_TOKENS}; lengthen it")
+    return parts
 
 
 def recorded_trace(
@@ -42,13 +47,42 @@ def recorded_trace(
     progress: Counter,
     *,
     overwrite: bool = False,
+    sequences: Ints | None = None,
 ) -> Trace:
     """Read the trace in the folder if it was recorded with these settings, else record it.
 
     An interrupted recording continues with the sequences beside the folder. A KeyboardInterrupt becomes Interrupted,
     which explains how to continue. Models are compared by their weights, not by their paths.
+
+    sequences : numbers of the prompts to read or record now; a later call for all records the others and writes the
+        folder
     """
-    wanted = {
+    wanted = recording_identity(pair, prompts, settings)
+    if folder.exists() and not overwrite:
+        clear_finished(folder)
+        trace = read_trace(folder)
+        recorded = {key: _made_with(trace, key) for key in wanted}
+        models = f"{trace.meta.get('target')} and {trace.meta.get('drafter')}"
+        advice = f"give --overwrite or another folder ({models} there, {pair.target_name} and {pair.draft_name} here)"
+        refuse_other(f"{folder} was recorded", recorded, wanted, advice)
+        return trace if sequences is None else trace.select(sequences)
+    partial = Partial(folder, wanted)
+    try:
+        if sequences is not None:
+            return record(pair, prompts, settings, progress, partial, sequences.tolist())
+        trace = record(pair, prompts, settings, progress, partial)
+        write_trace(trace, folder, overwrite=overwrite)
+    except KeyboardInterrupt:
+        raise Interrupted(
+            f"{partial.count} of {len(prompts)} sequences are kept in {partial.folder}; the same command goes on"
+        ) from None
+    partial.remove()
+    return trace
+
+
+def recording_identity(pair: Pair, prompts: Sequence[Prompt], settings: RecordSettings) -> dict[str, Any]:
+    """Return all that a recorded trace depends on."""
+    return {
         "weights": pair.fingerprint,
         "drafter_kind": pair.drafter.name,
         "device": pair.device.type,
@@ -61,24 +95,6 @@ def recorded_trace(
         "prompts": prompt_digest(prompts),
         "predictor": None if pair.predictor is None else pair.predictor.digest,
     }
-    if folder.exists() and not overwrite:
-        clear_finished(folder)
-        trace = read_trace(folder)
-        recorded = {key: _made_with(trace, key) for key in wanted}
-        models = f"{trace.meta.get('target')} and {trace.meta.get('drafter')}"
-        advice = f"give --overwrite or another folder ({models} there, {pair.target_name} and {pair.draft_name} here)"
-        refuse_other(f"{folder} was recorded", recorded, wanted, advice)
-        return trace
-    partial = Partial(folder, wanted)
-    try:
-        trace = record(pair, prompts, settings, progress, partial)
-        write_trace(trace, folder, overwrite=overwrite)
-    except KeyboardInterrupt:
-        raise Interrupted(
-            f"{partial.count} of {len(prompts)} sequences are kept in {partial.folder}; the same command goes on"
-        ) from None
-    partial.remove()
-    return trace
 
 
 def clear_finished(folder: Path) -> None:

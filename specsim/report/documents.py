@@ -103,7 +103,8 @@ def effect_rows(board: Mapping[str, Any]) -> list[Row]:
     return sorted(board["sensitivity"], key=lambda sweep: -float(sweep["spread_percent"]))
 
 
-FORECAST = Column("forecast", lambda row: row.get("train_speedup"), THREE)
+# With its interval; older results hold the value alone.
+FORECAST = Column("forecast", lambda row: row.get("forecast") or row.get("train_speedup"), SPEEDUP)
 WALL_CLOCK = Column(
     "wall clock",
     lambda row: row.get("wall_clock_speedup"),
@@ -171,6 +172,11 @@ def _validated_policy(row: Row) -> str:
     return macros().with_role(row["label"], row["role"])
 
 
+def _forecast_error(row: Row) -> float | None:
+    forecast = row.get("forecast")
+    return None if forecast is None else 100 * (forecast["estimate"] / row["measured"]["estimate"] - 1)
+
+
 VALIDATION_COLUMNS = (
     Column("policy", None, Format(lambda row: str(row["label"]), _validated_policy)),
     Column("settings", "role", only=TERMINAL),
@@ -179,9 +185,9 @@ VALIDATION_COLUMNS = (
     WALL_CLOCK,
     Column("tokens/s", "tokens_per_s", plain(lambda rate: f"{rate:.1f}")),
     Column("ms/token", "ms_per_token", TWO),
-    Column("from own rounds", "predicted", SPEEDUP, OWN_ROUNDS),
-    Column("error %", "error_percent", ERROR, "error"),
-    Column("error without own rounds %", "unseen_error_percent", ERROR, "without\nown rounds", only=PAGE),
+    Column("forecast error %", _forecast_error, ERROR, "forecast\nerror"),
+    Column("from own rounds", "predicted", SPEEDUP, OWN_ROUNDS, only=PAGE),
+    Column("error %", "error_percent", ERROR, "error", only=PAGE),
     Column("rounds identical %", "rounds_identical_percent", IDENTICAL, "rounds\nidentical"),
     Column("output identical %", "output_identical_percent", IDENTICAL, "output\nidentical", only=PAGE),
     Column("v_d", "v_d", THREE, only=PAGE),
@@ -190,6 +196,37 @@ VALIDATION_COLUMNS = (
     Column("overhead", "overhead", TWO, only=PAGE),  # older results lack it
     Column("regret", "oracle_regret", Format(SHARE.text, lambda share: percent(100 * share))),
 )
+PERCENT = plain(lambda value: f"{value:.2f}")
+SIGNED = plain(lambda value: f"{value:+.2f}")
+ERROR_COLUMNS = (
+    Column("errors of", "name"),
+    Column("text", "text"),
+    Column("costs", "costs"),
+    Column("median %", "median_abs_percent", PERCENT),
+    Column("90th percentile %", "p90_abs_percent", PERCENT),
+    Column("largest %", "largest_percent", SIGNED),
+    Column("mean %", "mean_percent", SIGNED),
+)
+ERRORS = {  # of replays against the measurement: name, text and costs that they knew
+    "forecast": ("forecast", "tuning prompts", "from before"),
+    "forecast_without_probe": ("forecast without the probe", "tuning prompts", "from before, as they were"),
+    "text_known": ("replay, text known", "held-out prompts", "from before"),
+    "text_known_without_probe": ("the same without the probe", "held-out prompts", "from before, as they were"),
+    "costs_known": ("replay, costs known", "tuning prompts", "of this run"),
+    "decomposition": ("decomposition", "held-out prompts", "of this run"),
+}
+
+
+def error_rows(document: Mapping[str, Any]) -> list[Row]:
+    """Rows of `ERROR_COLUMNS`; none for older results."""
+    errors = document.get("errors", {})
+    return [
+        {"name": name, "text": text, "costs": costs, **errors[key]}
+        for key, (name, text, costs) in ERRORS.items()
+        if key in errors
+    ]
+
+
 PART_ERROR = plain(lambda percent: f"{percent:+.2f}")
 ERROR_PART_COLUMNS = (
     Column("policy", "label"),

@@ -183,6 +183,21 @@ def choice_text(choice: Mapping[str, Any]) -> str:
     return f"{text}; the measured best is {choice['measured']}; regret of the choice: {regret}."
 
 
+def forecast_text(document: Mapping[str, Any]) -> list[str]:
+    """Say when the forecast was made, from which costs, and how often its intervals held; none for older results."""
+    made = document.get("forecast")
+    if made is None:
+        return []
+    rows = [row for row in document["rows"] if row.get("forecast")]
+    inside = sum(row["forecast"]["low"] <= row["measured"]["estimate"] <= row["forecast"]["high"] for row in rows)
+    when = f"at {made['made']}, {'before' if made['sealed'] else 'after'} the held-out prompts were recorded"
+    prompts = f"{made['sequences']['tuning']:,} tuning prompts"
+    return [
+        f"The forecast was made {when}, from {prompts} and costs {made['costs']['source']}. {inside} of {len(rows)} "
+        "measured speedups lie inside its 95 % intervals."
+    ]
+
+
 def wall_clock_text(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     """Name the rows whose wall-clock speedup differs from the speedup by medians, in a line; none if none does."""
     differ = [

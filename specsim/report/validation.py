@@ -8,7 +8,14 @@ from typing import Any
 from specsim.io.errors import InputError
 from specsim.replaying.intervals import LARGEST_FLOOR_PERCENT
 from specsim.report import validation_figures as figures
-from specsim.report.documents import DOMAIN_COLUMNS, ERROR_PART_COLUMNS, VALIDATION_COLUMNS, validation_rows
+from specsim.report.documents import (
+    DOMAIN_COLUMNS,
+    ERROR_COLUMNS,
+    ERROR_PART_COLUMNS,
+    VALIDATION_COLUMNS,
+    error_rows,
+    validation_rows,
+)
 from specsim.report.page import (
     METRICS,
     MINUS,
@@ -18,6 +25,7 @@ from specsim.report.page import (
     definitions,
     facts,
     figure,
+    forecast_text,
     heading,
     lead,
     machine_text,
@@ -62,12 +70,17 @@ DEEPENED = (
     "a model so deep."
 )
 DEFINITIONS = {
-    "Speedup": "Total baseline seconds over total speculative seconds, both over the hold-out sequences. "
+    "Speedup": "Total baseline seconds over total speculative seconds, both over the held-out sequences. "
     "Decode time only: the prompt's pass is in neither. Both run on the same machine by the same code path.",
     "Interval": "95 % expanded percentile bootstrap over sequences, the independent units; tokens are not. "
     "Below a dozen sequences, Student's t.",
-    "Forecast": "The speedup that tuning promised before anything was decoded: on the tuning prompts, at costs that "
-    "were profiled before. Older results have none.",
+    "Forecast": "The speedup that the replay of the tuning prompts promised at costs from before, written down before "
+    "the first held-out token was decoded. Its interval covers other prompts, the noise of the costs and the variation "
+    "between runs.",
+    "Replay, text known": "The held-out text, replayed at the costs of the forecast: its error is that of the costs.",
+    "Replay, costs known": "The tuning text, replayed at the costs of this run: its error is that of the prompts.",
+    "Decomposition": "The held-out text, replayed at the costs of this run. It knows what it is compared with, and is "
+    "no forecast.",
     "Wall clock": "The speedup by plain sums over all repeats, interruptions included. Measured, each round counts at "
     "the median of its repeats.",
     "From the run's own rounds": "The policy, replayed on the recorded trace and priced with what rounds cost while "
@@ -78,8 +91,6 @@ DEFINITIONS = {
     "Error by part": "Seconds predicted less seconds measured, in percent of the policy's measured seconds, so that "
     "the parts sum to the error of its time: positive is a part predicted to take longer than it did.",
     "Error": f"From the run's own rounds / measured {MINUS} 1: positive is optimistic, more than the machine gave.",
-    "Without own rounds": "The error of a prediction from costs that leave out the policy's own rounds: as if it had "
-    "not been run.",
     "Rounds identical": "Share of replayed rounds that the real run repeated exactly: same start, same "
     "drafted and same accepted length. A round that asked for more nodes than were recorded may not be.",
     "Output identical": "Share of sequences whose output equals the baseline's, token for token.",
@@ -115,6 +126,7 @@ def validation_result(document: Mapping[str, Any]) -> Result:
         heading("Policies, by measured speedup"),
         as_html("policies", VALIDATION_COLUMNS, validation_rows(document)),
         *map(lead, wall_clock_text(rows)),
+        *_errors(document),
         *_left_out(document),
         *_error_parts(rows),
         heading("Figures"),
@@ -145,10 +157,9 @@ def _check(document: Mapping[str, Any]) -> None:
 def _verdict(document: Mapping[str, Any], rows: Sequence[Row]) -> str:
     """Say what was fastest and how far predictions were off; first of all, whether the run was too noisy."""
     top, floor_percent = rows[0], document.get("noise_floor_percent", 0.0)
-    verdict = (
-        f"{speculation_text(top['label'], top['measured'], floor_percent)} Replay at the costs of the run's own rounds "
-        f"misses the measured speedups by {document['median_abs_error_percent']:.1f} % in the median."
-    )
+    fastest = speculation_text(top["label"], top["measured"], floor_percent)
+    error, kind = _headline_error(document)
+    verdict = f"{fastest} {kind} miss the measured speedups by {error:.1f} % in the median."
     if floor_percent > LARGEST_FLOOR_PERCENT:
         floor = f"{floor_percent:.1f} %"
         verdict = f"The run is too noisy to rank policies: two equal baselines may differ by {floor}. {verdict}"
@@ -158,7 +169,7 @@ def _verdict(document: Mapping[str, Any], rows: Sequence[Row]) -> str:
 def _lead(document: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
     top, choice = rows[0], document.get("choice")
     measured = top["measured"]
-    error = f"{document['median_abs_error_percent']:.1f} %"
+    error, kind = _headline_error(document)
     sequences = document["sequences"]
     text = (
         f"A dense trace of {document['target']} with the drafter {document['drafter']} was recorded on "
@@ -176,14 +187,22 @@ def _lead(document: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
     identical = [row["rounds_identical_percent"] for row in rows if row["rounds_identical_percent"] is not None]
     boxes = (
         (f"{measured['estimate']:.2f}", f"best measured speedup, {top['label']}"),
-        (error, f"median absolute error of {len(rows)} speedups from the run's own rounds"),
+        (f"{error:.1f} %", f"median absolute error of {len(rows)} {kind.lower()}"),
         *([(f"{choice['regret']['estimate']:.2f}", "regret of the forecast's choice")] if choice else []),
         *_floor_box(document),
         (percent(min(identical)), "rounds as replayed, in the worst policy")
         if identical
         else ("approximate", "replay, as always with rejection sampling"),
     )
-    return [lead(text), *([lead(choice_text(choice))] if choice else []), tiles(boxes)]
+    told = [*forecast_text(document), *([choice_text(choice)] if choice else [])]
+    return [lead(text), *map(lead, told), tiles(boxes)]
+
+
+def _headline_error(document: Mapping[str, Any]) -> tuple[float, str]:
+    """Median absolute error of the forecasts; older results have only the decomposition's."""
+    if "errors" in document:
+        return document["errors"]["forecast"]["median_abs_percent"], "Forecasts"
+    return document["median_abs_error_percent"], "Replays at the costs of the run's own rounds"
 
 
 def _floor_box(document: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -191,6 +210,12 @@ def _floor_box(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     if "noise_floor_percent" not in document:
         return []
     return [(f"{document['noise_floor_percent']:.1f} %", "noise floor: what two equal baselines may differ by")]
+
+
+def _errors(document: Mapping[str, Any]) -> list[str]:
+    """Errors of the forecast and of replays that knew more; none for older results."""
+    rows = error_rows(document)
+    return [heading("Errors against the measurement"), as_html("errors", ERROR_COLUMNS, rows)] if rows else []
 
 
 def _error_parts(rows: Sequence[Row]) -> list[str]:

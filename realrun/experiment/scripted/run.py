@@ -32,6 +32,7 @@ from specsim.cost.contexts import context_range
 from specsim.cost.profile import ProfileCost, profile_from_json
 from specsim.io.errors import InputError
 from specsim.io.progress import Progress
+from specsim.learn.settings import SearchSettings
 from specsim.policy.chain.base import ChainPolicy
 from specsim.replaying.chain_oracle import chain_oracle_seconds
 from specsim.replaying.checks import check_replayable
@@ -109,7 +110,7 @@ def scripted_validation(
     if settings.policies is None:
         tuning, held = split_sequences(trace, seed=seed)
         train, holdout = trace.select(tuning), trace.select(held)
-        chosen, _ = candidates(train, cost, trials=settings.trials, seed=seed, progress=progress)
+        chosen, _ = candidates(train, cost, SearchSettings(trials=settings.trials, seed=seed), progress=progress)
     else:
         train, holdout = trace.select([]), trace
         chosen = [Candidate(policy, "given") for policy in settings.policies]
@@ -234,7 +235,6 @@ def _rows(
                 priced=priced,
                 replayed=replayed,
                 predicted=summarise(replayed, oracle_s),
-                unseen=replayed.speedup,  # whose costs come from probes alone
                 measured=measured,
                 wall_clock=wall_clock(timings.wall_s(BASELINE, done), timings.wall_s(arm, done), measured, 0.0),
                 speculative_s=own_s,

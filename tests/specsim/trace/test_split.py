@@ -71,14 +71,11 @@ def test_one_file_alone_is_not_split() -> None:
         fold_sequences(trace_of(*"abab"), 3, seed=0)
 
 
-def test_domains_of_one_sequence_each_are_named() -> None:
-    """As the reason why four sequences, which are enough, are not split; without domains they are."""
+def test_domains_too_small_to_split_are_split_together() -> None:
     trace = generate(IID(0.7), 4, 6, 3)
-    apart = dataclasses.replace(trace, domain=np.array(list("abcd")))
-    with pytest.raises(InputError, match="each of these 4 has a single sequence; give two of a domain"):
-        split_sequences(apart)
-    assert [len(part) for part in split_sequences(trace)] == [2, 2]
-    assert [len(part) for part in split_sequences(dataclasses.replace(trace, domain=np.array(list("abcc"))))] == [1, 3]
+    apart, mixed = (dataclasses.replace(trace, domain=np.array(list(names))) for names in ("abcd", "abcc"))
+    assert [part.tolist() for part in split_sequences(apart)] == [part.tolist() for part in split_sequences(trace)]
+    assert [len(part) for part in split_sequences(mixed)] == [1, 3]  # a domain of two is still split in half
 
 
 def test_files_are_written_and_read(tmp_path: Path) -> None:

@@ -1,0 +1,127 @@
+"""Forecasts: what every policy promises, written down before the first held-out token is decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NotRequired, TypedDict
+
+from realrun.experiment.settings import Candidate
+from realrun.own_files import read_own
+from specsim.cost.model import CostModel
+from specsim.io.files import write_json
+from specsim.replaying.forecast import forecast_interval
+from specsim.replaying.intervals import NO_SPECULATION
+from specsim.replaying.priced import PricedTrace
+from specsim.trace.trace import Trace
+
+FORECAST = "forecast.json"
+FORECAST_KIND = "specsim-forecast"
+
+
+class ForecastRow(TypedDict):
+    """A policy's forecast, and the one from costs without the probe where a probe rescaled them."""
+
+    label: str
+    params: dict[str, Any]
+    forecast: dict[str, float]
+    without_probe: NotRequired[float]
+
+
+class ForecastFile(TypedDict):
+    """What is read of a forecast again."""
+
+    rows: list[ForecastRow]
+    sealed: bool
+
+
+@dataclass(frozen=True)
+class ForecastCosts:
+    """Costs from before the held-out prompts are decoded.
+
+    cost : that policies are tuned under and forecast by
+    unprobed : the same as they were before a probe of this machine rescaled them; None without a probe
+    run_error : standard deviation of the logarithm of a speedup between such costs and a run
+    facts : where the costs are from, for the document
+    """
+
+    cost: CostModel
+    unprobed: CostModel | None
+    run_error: float
+    facts: Mapping[str, Any]
+
+
+def forecast(
+    chosen: Sequence[Candidate], train: Trace, costs: ForecastCosts, *, held_out: int, sealed: bool, seed: int
+) -> dict[str, Any]:
+    """Forecast every policy's speedup and tokens per second on prompts that are not decoded yet.
+
+    Parameters
+    ----------
+    train : trace of the tuning prompts
+    held_out : prompts that will be decoded
+    sealed : whether none of these has been decoded yet
+    seed : of the policies' uniforms
+
+    Returns
+    -------
+    dict
+        The document of forecast.json: "rows" in the order of `chosen`, and "deploy", the label of the fastest, which
+        may be no speculation.
+    """
+    priced = PricedTrace(train, costs.cost)
+    before = None if costs.unprobed is None else PricedTrace(train, costs.unprobed)
+    baseline_tokens_per_s = float(train.output_tokens.sum() / priced.baseline_s.sum())
+    rows: list[dict[str, Any]] = []
+    for candidate in chosen:
+        replayed = priced.replay(candidate.policy, seed=seed)
+        speedup = forecast_interval(
+            replayed.autoregressive_s,
+            replayed.speculative_s,
+            train.domain,
+            held_out,
+            cost_error=0.0,
+            run_error=costs.run_error,
+        )
+        rows.append(
+            {
+                "policy": candidate.policy.name,
+                "label": str(candidate.policy),
+                "params": candidate.policy.settings,
+                "role": candidate.role,
+                "forecast": speedup.as_dict(),
+                "tokens_per_s": baseline_tokens_per_s * speedup,
+                **({} if before is None else {"without_probe": before.replay(candidate.policy, seed=seed).speedup}),
+            }
+        )
+    best = max(rows, key=lambda row: row["forecast"]["estimate"])
+    return {
+        "kind": FORECAST_KIND,
+        "version": 1,
+        "made": datetime.now(UTC).isoformat(timespec="seconds"),
+        "sealed": sealed,
+        "target": train.meta["target"],
+        "drafter": train.meta["drafter"],
+        "sequences": {"tuning": train.sequences, "holdout": held_out},
+        "baseline_tokens_per_s": baseline_tokens_per_s,
+        "deploy": best["label"] if best["forecast"]["estimate"] > 1 else NO_SPECULATION,
+        "rows": rows,
+        "costs": dict(costs.facts),
+    }
+
+
+def sealed_forecast(folder: Path | None, chosen: Sequence[Candidate], make: dict[str, Any]) -> dict[str, Any]:
+    """Keep a forecast in its folder; where an earlier start of the same job wrote one, that one stands."""
+    if folder is None:
+        return make
+    path = folder / FORECAST
+    if path.is_file():
+        old = read_own(path, ForecastFile, again="pass --overwrite")
+        if [[row["label"], row["params"]] for row in old["rows"]] == [
+            [str(candidate.policy), candidate.policy.settings] for candidate in chosen
+        ]:
+            return old
+    write_json(make, path)
+    return make
