@@ -112,7 +112,7 @@ def validate_joined(
     )
     holdout = _recorded(pairs, prompts, settings, out, progress).select(held)
     texts = [prompts[sequence] for sequence in held.tolist()]
-    measurement, profiles = _decoded(pairs, joined, chosen, texts, holdout, settings, work, progress)
+    measurement, profiles = _decoded(pairs, joined, chosen, texts, train, holdout, settings, work, progress)
     costs = JoinedCost(tuple(profile_from_json(document, "just measured") for document in profiles))
     known = {"text_known": PricedTrace(holdout, cost), "costs_known": PricedTrace(train, costs)}
     document = {
@@ -159,7 +159,7 @@ def _recorded(
             prompts,
             settings.record,
             folder,
-            lambda done, total: progress("record", done, total),
+            lambda done, total: progress("record" if sequences is None else "record tuning prompts", done, total),
             overwrite=settings.overwrite,
             sequences=sequences,
         )
@@ -171,6 +171,7 @@ def _decoded(
     joined: Pair,
     chosen: Sequence[Candidate],
     texts: Sequence[Prompt],
+    train: Trace,
     holdout: Trace,
     settings: ValidationSettings,
     work: Path,
@@ -185,6 +186,7 @@ def _decoded(
             sampler=settings.record.sampler,
             seed=settings.seed,
             texts=settings.repeats * len(texts),
+            beside=train,
         )
         for pair in pairs
     ]

@@ -26,7 +26,8 @@ class MeasuredCosts:
 
     Parameters
     ----------
-    trace : its contexts are the profile's
+    trace : that the arms decode
+    beside : another trace to be priced by these costs, whose contexts they cover too
     texts : to be probed along in all, every repeat counted
     own_baseline : whether the baseline runs the pair's own pass, or a pass that other pairs share
     """
@@ -41,6 +42,7 @@ class MeasuredCosts:
         seed: int,
         texts: int,
         own_baseline: bool = True,
+        beside: Trace | None = None,
     ):
         self.own_baseline = own_baseline
         self.trace, self.seed, self.texts_left = trace, seed, texts
@@ -48,7 +50,8 @@ class MeasuredCosts:
         self.prober = Prober(pair, depth=trace.depth, tree_tokens=tree_tokens, sampler=sampler, seed=seed)
         self.met: dict[str, Stream] = {}  # by policy
         self.probed = Stream()
-        self.contexts = contexts_between(*context_range(trace))
+        lows, highs = zip(*(context_range(part) for part in (trace, beside) if part is not None), strict=True)
+        self.contexts = contexts_between(min(lows), max(highs))
         self.prober.warm(self.contexts[-1])
 
     def probing(self, prompt: Prompt, index: int) -> ProbedText:

@@ -100,7 +100,7 @@ def validate(
 
     def recorded(sequences: Ints | None = None) -> Trace:
         def report(done: int, total: int) -> None:
-            progress("record", done, total)
+            progress("record" if sequences is None else "record tuning prompts", done, total)
 
         return recorded_trace(
             pair, prompts, settings.record, folder, report, overwrite=settings.overwrite, sequences=sequences
@@ -154,8 +154,7 @@ def forecast_costs(
         source = str(settings.cost)
     if before is None:
         document = tuning_profile(pair, prompts, settings, work / PROFILE, progress)
-        made = document["provenance"]
-        facts = {"source": "measured just before", "digest": digest(json.dumps(document)), **_origin(made)}
+        facts = {"source": "measured just before", **_origin(document)}
         return ForecastCosts(profile_from_json(document, "just measured"), None, FRESH_RUN_ERROR, facts)
     return ForecastCosts(before, None, OLD_RUN_ERROR, {"source": source})
 
@@ -180,9 +179,10 @@ def tuning_profile(
     return read_own(path, again=ANEW)
 
 
-def _origin(provenance: Mapping[str, Any]) -> dict[str, Any]:
-    """Return where and when costs were measured."""
-    return {name: provenance[name] for name in ("date", "device")}
+def _origin(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what tells a profile from others: its digest, and where and when it was measured."""
+    made = document.get("provenance", {})
+    return {"digest": digest(json.dumps(document)), **{name: made.get(name) for name in ("date", "device")}}
 
 
 def tuned_policies(

@@ -203,6 +203,7 @@ def measure(
         sampler=settings.record.sampler,
         seed=settings.seed,
         texts=settings.repeats * len(prompts),
+        beside=train,
     )
     arms = arms_of(pair, chosen, settings)
     measurement = measure_in_turns(

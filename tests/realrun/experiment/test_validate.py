@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,23 +14,25 @@ import pytest
 
 import realrun.experiment.run as run_module
 import realrun.leaderboard.job as board_module
+import realrun.measure.record as record_module
 import realrun.measure.reuse as reuse
 from realrun.decode.sampling import Sampler
 from realrun.experiment.error_parts import PARTS
 from realrun.experiment.run import validate
 from realrun.experiment.settings import ValidationSettings
-from realrun.experiment.validate import output_identical, predict_and_measure, rounds_identical
+from realrun.experiment.validate import output_identical, rounds_identical
 from realrun.measure.record import RecordSettings, record
 from realrun.pairs.prompts import Prompt
 from specsim.cost.files import read_cost
 from specsim.cost.profile import profile_from_json
 from specsim.io.errors import InputError
-from specsim.policy.registry import CHAIN_POLICIES, make_policy
+from specsim.policy.registry import CHAIN_POLICIES, POLICIES, make_policy
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
 from specsim.trace.files import read_trace
 from specsim.trace.split import split_sequences
 from tests.support.checks import refusal
+from tests.support.killed_commands import DEPTH, GIVEN_COSTS
 from tests.support.tiny import tiny_model, tiny_pair, tiny_prompts
 
 SETTINGS = ValidationSettings(RecordSettings(4, 24, Sampler("gumbel", 0.8, 0)), trials=5, repeats=3)
@@ -53,6 +56,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
 def test_the_job_writes_trace_profile_result_and_report(job: Job) -> None:
     document, out, _ = job
     assert sorted(p.name for p in out.iterdir()) == [
+        "forecast.json",
         "profile.json",
         "report.html",
         "rounds.parquet",
@@ -142,12 +146,80 @@ def test_tuned_and_reported_sequences_are_disjoint(job: Job) -> None:
 
 def test_progress_of_every_part_reaches_its_end(job: Job) -> None:
     _, _, reports = job
-    assert {what for what, _, _ in reports} == {"record", "profile", "tune", "decode"}
+    assert {what for what, _, _ in reports} == {"record tuning prompts", "profile", "tune", "record", "decode"}
     for what in {what for what, _, _ in reports}:
         steps = [(done, total) for name, done, total in reports if name == what]
         total = steps[0][1]
         begins = 0 if what == "decode" else 1  # whose first sequence takes long
         assert steps == [(done, total) for done in range(begins, total + 1)]
+
+
+def test_the_forecast_is_written_before_a_held_out_prompt_is_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the models only the recorder ran, and only on tuning prompts."""
+    recorded: list[int] = []
+    sequence = record_module._Recording.sequence
+    monkeypatch.setattr(
+        record_module._Recording,
+        "sequence",
+        lambda self, number, prompt: recorded.append(number) or sequence(self, number, prompt),
+    )
+    monkeypatch.setattr(run_module, "tuning_profile", lambda *args: GIVEN_COSTS)
+    record = replace(SETTINGS.record, max_draft_tokens=DEPTH)
+    settings, out = replace(SETTINGS, record=record, kinds=(POLICIES["fixed_k"],)), tmp_path / "out"
+    seen: dict[str, Any] = {}
+
+    def progress(what: str, done: int, total: int) -> None:
+        if what == "record" and not seen:
+            seen.update(json.loads((out / run_module.UNFINISHED / "forecast.json").read_text()))
+
+    monkeypatch.setattr(run_module, "measure", stop)
+    with pytest.raises(StopIteration):
+        validate(tiny_pair(), tiny_prompts(), settings, out, progress)
+    trace = read_trace(out / "trace")
+    tuning, held = split_sequences(trace)
+    assert seen["sealed"] is True and recorded == [*tuning, *held]
+    first = json.loads((out / run_module.UNFINISHED / "forecast.json").read_text())
+    for row in first["rows"]:
+        policy = make_policy(row["policy"], row["params"])
+        train = trace.select(tuning)
+        alone = replay(train, policy, cost_table(train, profile_from_json(GIVEN_COSTS, "given"), policy))
+        assert row["forecast"]["estimate"] == pytest.approx(alone.speedup)
+        assert row["forecast"]["low"] < row["forecast"]["estimate"] < row["forecast"]["high"]
+    with pytest.raises(StopIteration):  # a later start does not make it anew
+        validate(tiny_pair(), tiny_prompts(), settings, out, progress)
+    assert json.loads((out / run_module.UNFINISHED / "forecast.json").read_text()) == first
+    shutil.copytree(out / "trace", tmp_path / "known" / "trace")
+    with pytest.raises(StopIteration):
+        validate(tiny_pair(), tiny_prompts(), settings, tmp_path / "known", ignore)
+    known = json.loads((tmp_path / "known" / run_module.UNFINISHED / "forecast.json").read_text())
+    assert known["sealed"] is False and known["rows"] == first["rows"]
+
+
+def test_four_errors_are_of_four_replays(job: Job) -> None:
+    """Each recomputed from the files, by what it knew: text or costs from before, or those of the run."""
+    document, out, _ = job
+    trace = read_trace(out / "trace")
+    parts = dict(zip(("tuning", "held"), map(trace.select, split_sequences(trace)), strict=True))
+    costs = {name: read_cost(out / f"{name}.json") for name in ("tuning_profile", "profile")}
+    replays = {
+        "forecast": ("tuning", "tuning_profile"),
+        "text_known": ("held", "tuning_profile"),
+        "costs_known": ("tuning", "profile"),
+        "decomposition": ("held", "profile"),
+    }
+    assert document["errors"].keys() == replays.keys() and document["forecast"]["sealed"] is True
+    for name, (part, cost) in replays.items():
+        percent = []
+        for row in document["rows"]:
+            policy = make_policy(row["policy"], row["params"])
+            alone = replay(parts[part], policy, cost_table(parts[part], costs[cost], policy))
+            percent.append(100 * (alone.speedup / row["measured"]["estimate"] - 1))
+        errors = document["errors"][name]
+        assert errors["median_abs_percent"] == pytest.approx(np.median(np.abs(percent)))
+        assert abs(errors["largest_percent"]) == pytest.approx(max(map(abs, percent)))
+        assert errors["mean_percent"] == pytest.approx(np.mean(percent))
 
 
 def stop(*args: object, **options: object) -> None:
@@ -206,7 +278,7 @@ def test_an_output_path_that_is_a_file_and_a_prompt_too_short_are_refused(tmp_pa
 
 
 def test_prompts_that_cannot_be_split_are_refused_before_anything_is_recorded(tmp_path: Path) -> None:
-    prompts = [Prompt(name, list(range(5, 15))) for name in ("code", "prose", "tests")]
+    prompts = [Prompt(name, list(range(5, 15)), "one.py") for name in ("code", "prose", "tests")]
     board = board_module.BoardSettings(SETTINGS.record, SETTINGS.kinds)
     for run in (
         lambda: validate(tiny_pair(), prompts, SETTINGS, tmp_path / "new", ignore),
@@ -214,17 +286,15 @@ def test_prompts_that_cannot_be_split_are_refused_before_anything_is_recorded(tm
             {"it": tiny_pair()}, tiny_pair(), prompts, board, tmp_path / "new", ignore
         ),
     ):
-        assert "each of these 3 has a single sequence; give two of a domain" in refusal(run)
+        assert "3 sequences from 1 files cannot be split" in refusal(run)
     assert not (tmp_path / "new").exists()
 
 
-def test_too_few_sequences_or_repeats_are_refused(job: Job) -> None:
-    cost = read_cost(job[1] / "profile.json")
-    trace = read_trace(job[1] / "trace")
+def test_too_few_sequences_or_repeats_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="0 repeats have no median"):
         replace(SETTINGS, repeats=0)
     with pytest.raises(InputError, match="1 sequences cannot be split"):
-        predict_and_measure(tiny_pair(), trace.select([0]), tiny_prompts(1), cost, SETTINGS)
+        validate(tiny_pair(), tiny_prompts(1), SETTINGS, tmp_path / "new", ignore)
 
 
 def test_a_round_or_an_output_that_differs_is_counted() -> None:

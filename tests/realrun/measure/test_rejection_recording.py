@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -20,23 +19,18 @@ from realrun.decode.decoder import Decoder, Decoding
 from realrun.decode.draft_model import DraftModel
 from realrun.decode.rounds import RoundContext
 from realrun.decode.sampling import Sampler
-from realrun.experiment.document import as_document
+from realrun.experiment.run import validate
 from realrun.experiment.settings import ValidationSettings
-from realrun.experiment.validate import predict_and_measure
 from realrun.lm.cached import CachedLM
 from realrun.measure.profile import profile
 from realrun.measure.record import RecordSettings, record
-from realrun.pairs.prompts import prompt_facts
 from realrun.proposals.recorder import Columns, RecordRequest
 from realrun.proposals.rejection import drafted_with, rejection_columns
-from specsim.cost.contexts import context_range
 from specsim.cost.model import ConstantCost
-from specsim.cost.profile import profile_from_json
 from specsim.policy.registry import POLICIES as POLICY_KINDS
 from specsim.policy.registry import make_policy
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
-from specsim.report.validation import render_validation
 from specsim.trace.files import read_trace, write_trace
 from specsim.trace.outcomes import as_recorded
 from specsim.trace.trace import Trace
@@ -210,13 +204,10 @@ def test_a_profile_does_the_rejection_verifiers_work() -> None:
     assert np.isfinite(document["median_s"]["verify"]).all()
 
 
-def test_a_validation_in_rejection_mode_is_approximate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_validation_in_rejection_mode_is_approximate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("realrun.experiment.validate.POLICIES", {"fixed_k": POLICY_KINDS["fixed_k"]})
     prompts = tiny_prompts(6)
     settings = ValidationSettings(RecordSettings(3, 16, CHOICE), trials=2)
-    trace = record(tiny_pair(), prompts, settings.record)
-    low, high = context_range(trace)
-    measured = profile(tiny_pair(), contexts=[low, high], depth=3, repeats=2, sampler=CHOICE)
     seeds: list[int] = []
 
     def noted(decoder: Decoder, *args: Any) -> Decoding:
@@ -224,14 +215,12 @@ def test_a_validation_in_rejection_mode_is_approximate(monkeypatch: pytest.Monke
         return Decoding(decoder, *args)
 
     monkeypatch.setattr("realrun.experiment.timing.Decoding", noted)
-    result = predict_and_measure(tiny_pair(), trace, prompts, profile_from_json(measured, "here"), settings)
-    first = trace.meta["decoding"]["seed"]
+    document = validate(tiny_pair(), prompts, settings, tmp_path / "out")
+    first = read_trace(tmp_path / "out" / "trace").meta["decoding"]["seed"]
     assert set(seeds) == {first, first + 1}  # each repeat decodes a text of its own
-    document = json.loads(json.dumps(as_document(result)))
     assert document["approximate"] is True
     for row in document["rows"]:
         assert row["rounds_identical_percent"] is None and row["output_identical_percent"] is None
         assert np.isfinite(row["error_percent"])
-    own = {"prompts": prompt_facts(prompts, "mine"), "load": {"others_percent": None, "stolen_percent": None}}
-    page = render_validation({**document, **own})
+    page = (tmp_path / "out" / "report.html").read_text()
     assert "predictions are approximate" in page and "top-p 0.9" in page and "n.a." in page
