@@ -33,7 +33,7 @@ UNFINISHED = "validation.partial"  # folder, in the output's, of what is there b
 IDENTITY, PROFILE = "settings.json", "tuning_profile.json"  # in it
 ANEW = "pass --overwrite"
 OTHER = f"{ANEW} or another --out"
-TUNING_REPEATS = 6  # of every round in the profile that policies are tuned under; predictions have costs of their own
+TUNING_LIMIT_S = 0.0  # after the fewest sweeps: policies are tuned under this profile; predictions have their own costs
 
 
 def validate(
@@ -128,7 +128,7 @@ def tuning_cost(pair: Pair, trace: Trace, settings: ValidationSettings, path: Pa
             pair,
             contexts=[*dict.fromkeys(context_range(trace))],
             depth=trace.depth,
-            repeats=TUNING_REPEATS,
+            limit_s=TUNING_LIMIT_S,
             sampler=settings.record.sampler,
             seed=settings.seed,
             tree_tokens=TREE_TOKENS if settings.record.tree_nodes else 0,

@@ -205,7 +205,7 @@ def test_an_end_of_text_ends_what_is_accepted() -> None:
 
 
 def test_a_profile_does_the_rejection_verifiers_work() -> None:
-    document = profile(tiny_pair(), contexts=[4, 9], depth=2, repeats=2, sampler=CHOICE)
+    document = profile(tiny_pair(), contexts=[4, 9], depth=2, limit_s=0, sampler=CHOICE)
     assert document["decoding"] == CHOICE.as_dict()
     assert np.isfinite(document["median_s"]["verify"]).all()
 
@@ -216,7 +216,7 @@ def test_a_validation_in_rejection_mode_is_approximate(monkeypatch: pytest.Monke
     settings = ValidationSettings(RecordSettings(3, 16, CHOICE), trials=2)
     trace = record(tiny_pair(), prompts, settings.record)
     low, high = context_range(trace)
-    measured = profile(tiny_pair(), contexts=[low, high], depth=3, repeats=2, sampler=CHOICE)
+    measured = profile(tiny_pair(), contexts=[low, high], depth=3, limit_s=0, sampler=CHOICE)
     seeds: list[int] = []
 
     def noted(decoder: Decoder, *args: Any) -> Decoding:
