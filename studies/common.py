@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from realrun.decode.sampling import Sampler
-from realrun.experiment.run import TUNING_REPEATS, validate
+from realrun.experiment.run import validate
 from realrun.experiment.settings import ValidationSettings
 from realrun.measure.profile import profile
 from realrun.measure.record import RecordSettings
@@ -92,7 +92,6 @@ def profiled(
     report: Progress,
     *,
     contexts: Sequence[int],
-    repeats: int = TUNING_REPEATS,
     tree_tokens: int = 0,
 ) -> CostModel:
     """What rounds of the trace cost on this machine, by the profile in this file; measured where it is not there."""
@@ -101,7 +100,6 @@ def profiled(
             make_pair(),
             contexts=contexts,
             depth=trace.depth,
-            repeats=repeats,
             sampler=Sampler(**trace.meta["decoding"]),
             tree_tokens=tree_tokens,
             progress=partial(report, "profile"),

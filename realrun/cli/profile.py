@@ -19,7 +19,7 @@ from realrun.cli.options import (
     refuse_beside,
 )
 from specsim.cli.command import Answer
-from specsim.cli.console import claim_file, print_table, progress_bar
+from specsim.cli.console import claim_file, parse_share, print_table, progress_bar
 from specsim.cli.options import OVERWRITE_FILE_HELP, SeedSettings
 from specsim.cli.settings import argument, setting
 
@@ -42,7 +42,10 @@ class ProfileOptions(SamplingSettings, DepthSettings, SeedSettings):
         metavar="TRACE",
     )
     contexts: tuple[int, ...] = setting((32, 64, 128, 256), "Cached tokens to measure at, comma-separated.")
-    repeats: int = setting(40, "Timed rounds per size and context.", low=2)
+    precision: str = setting(
+        "1%", "Measure until the 95 % interval of every time is this narrow: half-width, relative to the time."
+    )
+    minutes: float = setting(2.0, "Stop after so many minutes; 0: after the fewest rounds.", low=0)
     tree_nodes: int = setting(
         64, "Largest draft tree to measure, without the pending token; 0: no trees.", low=0, high=510
     )
@@ -52,7 +55,8 @@ class ProfileOptions(SamplingSettings, DepthSettings, SeedSettings):
 def profile(ctx: typer.Context, pair: PairSettings, options: ProfileOptions, machine: TimedSettings) -> Answer:
     """Measure the costs of decoding steps.
 
-    Measures draft steps, verification of 1 to D+1 tokens and of trees, policy steps and round overhead.
+    Measures draft steps, verification of 1 to D+1 tokens and of trees, policy steps and round overhead. Contexts and
+    sizes take turns, so that all of them see the same machine.
 
     Example: realrun profile profile.json --for TRACE --target MODEL --draft-model SMALL_MODEL
     """
@@ -62,6 +66,7 @@ def profile(ctx: typer.Context, pair: PairSettings, options: ProfileOptions, mac
     from specsim.trace.files import read_trace
 
     machine.check()
+    precision = parse_share(options.precision, "--precision", "1%")
     claim_file(options.out, overwrite=options.overwrite)
     sampler, trace = options.sampler(options.seed), None
     if options.for_ is not None:
@@ -76,11 +81,12 @@ def profile(ctx: typer.Context, pair: PairSettings, options: ProfileOptions, mac
             loaded,
             contexts=options.contexts,
             depth=options.max_draft_tokens,
-            repeats=options.repeats,
+            precision=precision,
+            limit_s=60 * options.minutes,
             sampler=sampler,
             seed=options.seed,
             tree_tokens=options.tree_nodes and options.tree_nodes + 1,
-            progress=partial(report, "profile"),
+            progress=partial(report, "precise times"),
         )
     write_json(document, options.out)
     return Answer(document, partial(_print_profile, document, options.tree_nodes))
@@ -119,6 +125,11 @@ def _print_profile(document: dict[str, Any], tree_nodes: int) -> None:
         for number, context in enumerate(document["contexts"])
     ]
     print_table(f"{document['provenance']['device']}, median milliseconds", ["context", *seconds], rows)
+    precision = document["precision"]
+    print(
+        f"{precision['precise']} of {precision['times']} times are known within {100 * precision['asked']:g} % "
+        f"(95 % intervals): median {100 * precision['median']:.1f} %, largest {100 * precision['largest']:.1f} %"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

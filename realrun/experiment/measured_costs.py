@@ -8,8 +8,9 @@ from typing import Any
 from realrun.decode.rounds import Round
 from realrun.decode.sampling import Sampler
 from realrun.measure.probes import ProbedText, Prober
-from realrun.measure.profile import contexts_between, profile_document
+from realrun.measure.profile import contexts_between
 from realrun.measure.stream import Stream
+from realrun.measure.sweeps import profile_document
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
 from specsim.cost.contexts import context_range
@@ -83,7 +84,7 @@ class MeasuredCosts:
         stream = Stream()
         stream.merge(self.probed.as_dict())
         self._add(stream, runs)
-        return profile_document(stream, self.contexts, self.prober, repeats, self.seed)
+        return profile_document(stream, self.contexts, self.prober, self.seed, repeats=repeats)
 
     def _add(self, stream: Stream, runs: Iterable[Run]) -> None:
         for policy, prompt_tokens, rounds in runs:

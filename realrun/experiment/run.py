@@ -15,7 +15,7 @@ from realrun.experiment.settings import Candidate, ExperimentSettings, Validatio
 from realrun.experiment.validate import TUNED, candidates, measure
 from realrun.lm.clock import clock_name
 from realrun.lm.variants.block_expansion import expansion_of
-from realrun.measure.profile import TREE_TOKENS, contexts_between, profile
+from realrun.measure.profile import LIMIT_S, TREE_TOKENS, contexts_between, profile
 from realrun.measure.reuse import check_job, recorded_trace, recording_identity
 from realrun.own_files import claim, read_own
 from realrun.pairs.pair import Pair
@@ -36,9 +36,9 @@ UNFINISHED = "validation.partial"  # folder, in the output's, of what is there b
 IDENTITY, PROFILE = "settings.json", "tuning_profile.json"  # in it
 ANEW = "pass --overwrite"
 OTHER = f"{ANEW} or another --out"
-TUNING_REPEATS = 6  # of every round in the profile that policies are tuned under
 # Standard deviation of the logarithm of a speedup between costs and a run, by the costs' age.
 FRESH_RUN_ERROR, OLD_RUN_ERROR = 0.02, 0.06
+PROFILE_LIMIT_S, PROFILE_SHARE = LIMIT_S, 0.3  # longest profile, and share of the minutes for it
 
 
 def validate(
@@ -169,7 +169,7 @@ def tuning_profile(
             pair,
             contexts=contexts_between(min(lengths) - 1, max(lengths) + settings.record.max_new_tokens - 2),
             depth=settings.record.max_draft_tokens,
-            repeats=TUNING_REPEATS,
+            limit_s=profile_limit_s(settings.minutes),
             sampler=settings.record.sampler,
             seed=settings.seed,
             tree_tokens=TREE_TOKENS if settings.record.tree_nodes else 0,
@@ -177,6 +177,11 @@ def tuning_profile(
         )
         write_json(document, path)
     return read_own(path, again=ANEW)
+
+
+def profile_limit_s(minutes: float) -> float:
+    """Return the seconds that a profile may take in an experiment of these minutes, 0 of one without a limit."""
+    return min(PROFILE_LIMIT_S, 60 * minutes * PROFILE_SHARE) if minutes else PROFILE_LIMIT_S
 
 
 def _origin(document: Mapping[str, Any]) -> dict[str, Any]:

@@ -44,6 +44,7 @@ class ExperimentSettings:
     repeats: int = 3
     tuning_share: float = 0.5
     seed: int = 0
+    minutes: float = 0.0
 
     def __post_init__(self) -> None:
         check_repeats(self.repeats)
@@ -71,6 +72,7 @@ class ValidationSettings(ExperimentSettings):
     repeats : timed runs of every held-out prompt and policy, an odd number from 3 on
     tuning_share : share of the prompts to tune on, in (0, 1)
     seed : of all randomness
+    minutes : time to spend: prompts and policies are left out to fit, the least telling first; 0: no limit
     overwrite : whether an existing validation is replaced
     trace : a recorded trace of these prompts and settings; None: the trace in the output folder, recorded if missing
     tuned : policies to compare as an earlier validation tuned them, in place of tuning `kinds`

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
-from realrun.measure.profile import TREE_TOKENS, profile
+from realrun.measure.profile import TREE_TOKENS, profile_slice
 from realrun.measure.record import RecordSettings
 from realrun.measure.stream import STATISTICS, Samples, Stream
 from realrun.own_files import read_own
@@ -26,16 +26,17 @@ from specsim.io.files import write_json
 from specsim.io.progress import Counter
 
 SLICES, MOST_SLICES = 5, 15  # of each; the most where costs still cannot be
-SLICE_REPEATS = 2  # of every round
+SLICE_SWEEPS = 2
 SAMPLES, PROFILE = "samples.json", "tuning_profile.json"  # in the folder of a drafter
 PLAIN = "autoregressive"  # the plain target's name among the drafters'
 ANEW = "delete it to measure it again, or give another --out"
 
 
-class Slices(Samples):
-    """Slices so far, all samples of them, and the profile that follows."""
+class Slices(TypedDict):
+    """Slices so far, the samples of their sweeps, and the profile that follows."""
 
     slices: int
+    sweeps: list[Samples]
     profile: dict[str, Any]
 
 
@@ -61,13 +62,13 @@ class SlicedCosts:
         self.pairs, self.drafters = {**pairs, PLAIN: plain}, list(pairs)
         self.folder, self.contexts, self.record, self.seed = folder, contexts, record, seed
         self.slices: dict[str, int] = dict.fromkeys(self.pairs, 0)
-        self.streams = {name: Stream() for name in self.pairs}
+        self.sweeps: dict[str, list[Stream]] = {name: [] for name in self.pairs}
         self.profiles: dict[str, dict[str, Any]] = {}
         for name in self.pairs:
             if (folder / name / SAMPLES).is_file():
                 kept = read_own(folder / name / SAMPLES, Slices, again=ANEW)
                 self.slices[name], self.profiles[name] = kept["slices"], kept["profile"]
-                self.streams[name].merge(kept)
+                self.sweeps[name] = [Stream.of(samples) for samples in kept["sweeps"]]
 
     def measure(self, progress: Counter) -> dict[str, dict[str, Any]]:
         """Take turns until there are enough slices of all; the drafters' profiles, by name, also written to PROFILE.
@@ -102,18 +103,19 @@ class SlicedCosts:
     def _slice(self, name: str) -> None:
         """Measure another slice."""
         alone = name == PLAIN
-        self.profiles[name] = profile(
+        self.profiles[name] = profile_slice(
             self.pairs[name],
+            self.sweeps[name],
+            SLICE_SWEEPS,
             contexts=self.contexts,
             depth=1 if alone else self.record.max_draft_tokens,
-            repeats=SLICE_REPEATS,
             sampler=self.record.sampler,
             seed=self.seed,
             tree_tokens=TREE_TOKENS if self.record.tree is not None and not alone else 0,
-            stream=self.streams[name],
         )
         self.slices[name] += 1
-        kept = {"slices": self.slices[name], "profile": self.profiles[name], **self.streams[name].as_dict()}
+        sweeps = [samples.as_dict() for samples in self.sweeps[name]]
+        kept = {"slices": self.slices[name], "sweeps": sweeps, "profile": self.profiles[name]}
         write_json(kept, self.folder / name / SAMPLES)
 
 

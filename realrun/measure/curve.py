@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
+from scipy.special import stdtrit
 
-from specsim.io.arrays import Floats
+from specsim.io.arrays import Bools, Floats
 
 Point = tuple[int, float]  # context in tokens, seconds
 
@@ -20,9 +23,9 @@ def along_contexts(points: Sequence[Point], grid: Sequence[int], q: float | None
     """Fit seconds at the contexts of a grid, [C]; the curve is linear between them.
 
     The fit is least squares, so that fitted and measured seconds have the same sum. An outlier counts as a sample FAR
-    spreads away from the curve (Huber's estimate, spread by the median absolute deviation). The bend at a node is
-    penalised, so that few samples give a line. The curve stays above half the fastest sample because a line tilted by
-    noise could become negative.
+    spreads away from the curve (Huber's estimate, spread by the median absolute deviation). Unless every node has
+    samples, and no context lies between nodes, the bend at a node is penalised, so that few samples give a line. The
+    curve stays above half the fastest sample because a line tilted by noise could become negative.
 
     Parameters
     ----------
@@ -31,19 +34,88 @@ def along_contexts(points: Sequence[Point], grid: Sequence[int], q: float | None
     q : shift the curve so that this share of the samples lies below it
     """
     context, seconds = np.array(points, dtype=np.float64).T
-    hats = hat_functions(context, grid)
-    bends, tilts = bends_of(grid), np.diff(np.eye(len(grid)), axis=0)
-    normal = hats.T @ hats + CURVATURE * bends.T @ bends + TILT * tilts.T @ tilts
-    near, values = seconds, np.zeros(len(grid))
-    for _ in range(ITERATIONS):
-        values = np.linalg.solve(normal, hats.T @ near)
-        fitted = hats @ values
-        reach = FAR * spread(seconds - fitted)
-        near = fitted + np.clip(seconds - fitted, -reach, reach)
+    fit = _fit(context, seconds, grid)
+    values = fit.values
     if q is not None:
-        values = values + np.quantile(seconds - hats @ values, q)
+        values = values + np.quantile(seconds - fit.hats @ values, q)
     fastest = seconds.min()
     return np.maximum(values, fastest - abs(fastest) / 2)
+
+
+class Fit(NamedTuple):
+    """A robust curve through samples.
+
+    values : seconds at the grid [C]; hats : weights [n, C] that interpolate them to the samples
+    residuals : of the samples [n], outliers moved to `FAR` spreads; inside : which samples are no outliers [n]
+    penalty : [C, C], added to the normal matrix
+    """
+
+    values: Floats
+    hats: Floats
+    residuals: Floats
+    inside: Bools
+    penalty: Floats
+
+
+def _fit(context: Floats, seconds: Floats, grid: Sequence[int]) -> Fit:
+    hats = hat_functions(context, grid)
+    bends, tilts = bends_of(grid), np.diff(np.eye(len(grid)), axis=0)
+    sampled = np.isin(context, grid).all() and np.isin(grid, context).all()  # every node has samples of its own
+    penalty = (0.0 if sampled else CURVATURE) * bends.T @ bends + TILT * tilts.T @ tilts
+    normal = hats.T @ hats + penalty
+    near: Floats = seconds
+    values: Floats = np.zeros(len(grid))
+    for _ in range(ITERATIONS):
+        values = np.linalg.solve(normal, hats.T @ near)
+        reach = FAR * spread(seconds - hats @ values)
+        near = hats @ values + np.clip(seconds - hats @ values, -reach, reach)
+    residuals = near - hats @ values
+    return Fit(values, hats, residuals, np.isclose(near, seconds, rtol=1e-9, atol=0.0), penalty)
+
+
+class Influences(NamedTuple):
+    """How much each sweep moves a robust curve, from which its errors follow, those of sums of curves included.
+
+    values : seconds at the grid [C]; moved : seconds by which a sweep moves them [G, C], NaN where it has no samples
+    """
+
+    values: Floats
+    moved: Floats
+
+    @property
+    def relative_half_width(self) -> Floats:
+        """Compute the half-width of each value's 95 % interval, relative to it [C]; NaN for fewer than 2 sweeps."""
+        return np.array([half_width(moved) for moved in self.moved.T]) / self.values
+
+
+def influences(sweeps: Sequence[Sequence[Point]], grid: Sequence[int]) -> Influences:
+    """Compute how much each sweep moves the curve `along_contexts` of all samples.
+
+    Samples of one sweep may be correlated, those of different sweeps are taken to be independent (a cluster-robust
+    variance; Liang and Zeger 1986, Biometrika 73). Outliers count as Huber's estimate counts them.
+
+    Parameters
+    ----------
+    sweeps : samples (context in tokens, seconds) of every sweep; contexts are the grid's
+    grid : contexts in tokens, increasing
+    """
+    context, seconds = np.array([point for points in sweeps for point in points], dtype=np.float64).T
+    fit = _fit(context, seconds, grid)
+    inside = fit.hats[fit.inside]
+    pull = np.linalg.solve(inside.T @ inside + fit.penalty, (fit.hats * fit.residuals[:, None]).T)
+    # A neighbouring context moves a value by the penalty only; it does not count as a sweep of this context.
+    here = np.array([np.isin(grid, [at for at, _ in points]) for points in sweeps])
+    ends = np.cumsum([len(points) for points in sweeps])
+    moved = np.stack([part.sum(axis=1) for part in np.split(pull, ends[:-1], axis=1)])
+    return Influences(fit.values, np.where(here, moved, np.nan))
+
+
+def half_width(moved: Floats) -> float:
+    """Compute the half-width of the 95 % interval of an estimate that sweeps move by `moved` [G]; NaN for one sweep."""
+    sweeps = int(np.count_nonzero(~np.isnan(moved)))
+    if sweeps < 2:
+        return math.nan
+    return float(stdtrit(sweeps - 1, 0.975) * np.sqrt(sweeps / (sweeps - 1) * np.nansum(moved**2)))
 
 
 def centre(seconds: Sequence[float], q: float | None = None) -> float:

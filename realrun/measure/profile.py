@@ -1,7 +1,7 @@
 """Measure what every part of a round costs on this machine, through the real loop.
 
-At each context length, rounds of every draft length and, if requested, trees of many sizes run in shuffled order with
-scripted acceptance, so that the timed code is the code that decodes.
+Rounds of every draft length and, if requested, trees of many sizes run with scripted acceptance, so that the timed code
+is the code that decodes. They take turns (`realrun.measure.sweeps`) until every time is known precisely enough.
 """
 
 from __future__ import annotations
@@ -14,23 +14,19 @@ from typing import Any
 import numpy as np
 
 from realrun.decode.sampling import Sampler
-from realrun.lm.clock import clock_name
-from realrun.lm.variants.block_expansion import expansion_of
-from realrun.measure.probes import Prober
 from realrun.measure.stream import Stream
+from realrun.measure.sweeps import Sweeps, check_contexts
 from realrun.pairs.pair import Pair
-from realrun.provenance import provenance
-from speckernels import backend_for
-from specsim.cost.profile import LEAST_CONTEXT, PROFILE_KIND, PROFILE_VERSION, ProfileCost, profile_from_json
+from specsim.cost.profile import LEAST_CONTEXT, ProfileCost, profile_from_json
 from specsim.io.errors import InputError
-from specsim.io.progress import Counter
+from specsim.io.progress import Counter, no_progress
 
-WARMUP_ROUNDS, SLICE_WARMUP_ROUNDS = 3, 1  # of a profile, of a slice; every probe runs twice anyway
-AUTOREGRESSIVE_BURST = 4
 NUM_CONTEXTS = 4  # of a range
-SLICE_REPEATS = 10  # of every measured size, in a slice
+PRECISION, LIMIT_S = 0.01, 120.0
+LEAST_SWEEPS = 5  # before an interval is believed
+FULL_EVERY = 5  # sweeps: then precise times are measured, too, in case the machine has changed; odd, see `Sweeps`
+SLICE_SWEEPS = 10  # of a slice
 TREE_TOKENS = 65  # largest tree that is profiled, the pending token included
-CATCH_UP = (4, 16, 64)  # tokens that a draft cache lacks after rounds of other drafters
 
 
 def profile(
@@ -38,12 +34,12 @@ def profile(
     *,
     contexts: Sequence[int],
     depth: int = 16,
-    repeats: int = 40,
+    precision: float = PRECISION,
+    limit_s: float = LIMIT_S,
     sampler: Sampler | None = None,
     seed: int = 0,
     tree_tokens: int = TREE_TOKENS,
-    stream: Stream | None = None,
-    progress: Counter | None = None,
+    progress: Counter = no_progress,
 ) -> dict[str, Any]:
     """Measure what every part of a round costs, through the real loop.
 
@@ -54,69 +50,88 @@ def profile(
         Cached tokens before a round, increasing. The text is random, or repetitive for prompt lookup.
     depth : int
         Maximum draft length to measure, in tokens; less if the drafter drafts less.
-    repeats : int
-        Rounds of every kind, in shuffled order.
+    precision : float
+        Half-width of the 95 % interval, relative to the time, at which a time is precise enough: of every decoding
+        step, draft step and pass of the target.
+    limit_s : float
+        Seconds after which no further sweep begins. `LEAST_SWEEPS` sweeps are made in any case.
     sampler, seed
         How tokens are chosen; seed of the order of the rounds and of their acceptance.
     tree_tokens : int
         Largest tree, the pending token included; 0 for no trees.
-    stream : Stream, optional
-        Samples of earlier slices of the same profile; those of this slice are added.
     progress : callable, optional
-        Called with (done, total) after every context.
+        Called with (precise, all) times after every sweep.
 
     Returns
     -------
     dict
         JSON document of a cost profile, in seconds: means (robust, see `realrun.measure.curve`), medians and quartiles;
-        `specsim.read_cost` reads its file.
+        relative half-widths of the means' 95 % intervals. `specsim.read_cost` reads its file.
 
     Raises
     ------
     InputError
-        If the contexts do not fit the models.
+        If the contexts do not fit the models, or the precision or the limit is out of range.
 
     Examples
     --------
     >>> import realrun
     >>> pair = realrun.load_pair(drafter="prompt-lookup")
-    >>> document = realrun.profile(pair, contexts=[8, 16], depth=2, repeats=2)
+    >>> document = realrun.profile(pair, contexts=[8, 16], depth=2, limit_s=0)
     >>> document["contexts"], len(document["median_s"]["verify"])
     ([8, 16], 3)
     """
-    if repeats < 2:
-        raise InputError(f"repeats={repeats}; give at least 2")
-    prober = Prober(pair, depth=depth, tree_tokens=tree_tokens, sampler=sampler or Sampler(), seed=seed)
-    _check(contexts, prober.longest, prober.positions)
-    prober.warm(contexts[-1])
-    rng = np.random.default_rng(seed)
-    vocab = min(int(pair.target.config.vocab_size), int(pair.draft_config.vocab_size), len(pair.tokenizer))
-    warmups = WARMUP_ROUNDS if stream is None else SLICE_WARMUP_ROUNDS
-    stream = Stream() if stream is None else stream
-    for done, context in enumerate(contexts, start=1):
-        prober.begin(pair.drafter.profiling_text(rng.integers(1, vocab, context + 1).tolist()))
-        for repeat in range(repeats + warmups):
-            _run_probes(prober, context, stream if repeat >= warmups else Stream(), repeat, rng)
-        if progress:
-            progress(done, len(contexts))
-    return profile_document(stream, list(contexts), prober, repeats, seed)
+    if not 0 < precision < 1:
+        raise InputError(f"precision={precision}; give a share between 0 and 1, such as 0.01")
+    if not limit_s >= 0:
+        raise InputError(f"limit_s={limit_s}; give 0 seconds or more")
+    check_contexts(contexts)
+    begun_s, longest_s = time.monotonic(), 0.0
+    sampler, wanted = sampler or Sampler(), None
+    sweeps = Sweeps(pair, contexts, [], depth=depth, tree_tokens=tree_tokens, sampler=sampler, seed=seed)
+    while True:
+        start_s = time.monotonic()
+        sweeps.run(wanted)
+        last_s, spent_s = time.monotonic() - start_s, time.monotonic() - begun_s
+        longest_s, number = max(longest_s, last_s), len(sweeps.done)
+        imprecise, total = sweeps.imprecise(precision)
+        progress(total - len(imprecise), total)
+        full = number < LEAST_SWEEPS or (number + 1) % FULL_EVERY == 0
+        wanted = None if full else imprecise
+        if number >= LEAST_SWEEPS and (not imprecise or spent_s + (longest_s if full else last_s) > limit_s):
+            break
+    widths = np.concatenate([*sweeps.half_widths().values()])
+    reached = {
+        "asked": precision,
+        "times": total,
+        "precise": total - len(imprecise),
+        "median": float(np.median(widths)),
+        "largest": float(widths.max()),
+    }
+    return sweeps.document(precision=reached, spent_s=spent_s)
 
 
-def _run_probes(prober: Prober, context: int, samples: Stream, repeat: int, rng: np.random.Generator) -> None:
-    """Run every probe at this context, in shuffled order."""
-    pair = prober.pair
-    lags = [] if pair.drafter.mask_groups else [tokens for tokens in CATCH_UP if tokens < context]
-    probes = [None, *prober.chains, *prober.trees(), *lags]
-    for index in rng.permutation(len(probes)).tolist():
-        probe = probes[index]
-        if probe is None:
-            prober.baseline(samples, AUTOREGRESSIVE_BURST)
-        elif isinstance(probe, int):
-            prober.catch_up(samples, probe)
-        else:  # after a fully accepted draft, the draft cache lacks another token
-            prober.run(probe, samples, behind=(probe.tokens + repeat) % 2)
-    if pair.predictor is not None:
-        prober.scores(samples)
+def profile_slice(
+    pair: Pair,
+    done: list[Stream],
+    count: int,
+    *,
+    contexts: Sequence[int],
+    depth: int,
+    sampler: Sampler,
+    seed: int,
+    tree_tokens: int,
+    progress: Counter = no_progress,
+) -> dict[str, Any]:
+    """Add this many sweeps to those that were made before; return the profile of all.
+
+    progress : called with the sweeps of this slice that were made, and their number
+    """
+    sweeps = Sweeps(pair, contexts, done, depth=depth, tree_tokens=tree_tokens, sampler=sampler, seed=seed)
+    for number in range(1, count + 1):
+        sweeps.run()
+        progress(number, count)
+    return sweeps.document()
 
 
 @dataclass
@@ -137,24 +152,23 @@ class ProfileSlices:
     longest_s: float = 0.0
 
     def __post_init__(self) -> None:
-        self.stream, self.done = Stream(), 0
+        self.sweeps = list[Stream]()
 
     def measure(self) -> ProfileCost:
         """Measure another slice; return the profile of all slices."""
-        start, total = time.monotonic(), self.slices * len(self.contexts)
-        self.document = profile(
+        start_s, before, total = time.monotonic(), len(self.sweeps), self.slices * SLICE_SWEEPS
+        self.document = profile_slice(
             self.pair,
+            self.sweeps,
+            SLICE_SWEEPS,
             contexts=self.contexts,
             depth=self.depth,
-            repeats=SLICE_REPEATS,
             sampler=self.sampler,
             seed=self.seed,
             tree_tokens=0,
-            stream=self.stream,
-            progress=lambda done, _: self.progress(self.done + done, total),
+            progress=lambda done, _: self.progress(before + done, total),
         )
-        self.done += len(self.contexts)
-        self.longest_s = max(self.longest_s, time.monotonic() - start)
+        self.longest_s = max(self.longest_s, time.monotonic() - start_s)
         return profile_from_json(self.document, "just measured")
 
 
@@ -162,37 +176,3 @@ def contexts_between(low: int, high: int) -> list[int]:
     """Choose contexts to profile, in cached tokens, spread evenly over the range that rounds meet."""
     spread = np.linspace(max(low, LEAST_CONTEXT), max(high, LEAST_CONTEXT), NUM_CONTEXTS)
     return sorted({int(context) for context in spread.round()})
-
-
-def _check(contexts: Sequence[int], depth: int, positions: int) -> None:
-    if not contexts or list(contexts) != sorted(set(contexts)) or contexts[0] < LEAST_CONTEXT:
-        raise InputError(
-            f"contexts {list(contexts)} must increase and start at {LEAST_CONTEXT} tokens or more; correct the list"
-        )
-    if contexts[-1] + depth + 2 > positions:
-        raise InputError(
-            f"context {contexts[-1]} and depth {depth} exceed the models' {positions} positions; shorten them"
-        )
-
-
-def profile_document(stream: Stream, contexts: list[int], prober: Prober, repeats: int, seed: int) -> dict[str, Any]:
-    """Make the JSON document of a cost profile."""
-    pair, decoder = prober.pair, prober.decoder
-    masks = pair.drafter.mask_groups
-    return {
-        "kind": PROFILE_KIND,
-        "version": PROFILE_VERSION,
-        "target": pair.target_name,
-        "drafter": pair.draft_name,
-        "drafter_kind": pair.drafter.name,
-        "drafter_facts": pair.drafter.facts,
-        "block_expansion": expansion_of(pair.target),
-        "decoding": decoder.sampler.as_dict(),
-        "kernels": backend_for(pair.device),
-        "clock": clock_name(),
-        "contexts": contexts,
-        "repeats": repeats,
-        "seed": seed,
-        **stream.tables(contexts, prober.depth, [1] if masks else prober.sizes, masks=masks),
-        "provenance": provenance(pair.device, pair.number_type),
-    }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, Self, TypedDict
 
 import numpy as np
 
@@ -115,6 +115,13 @@ class Stream:
         self.each[f"{kind}overhead"].append(round_.other_s + round_.draft_s - sum(round_.step_s))
         if round_.asked:
             self.each[f"{kind}policy"].append(round_.policy_s / round_.asked)
+
+    @classmethod
+    def of(cls, samples: Mapping[str, Any]) -> Self:
+        """Make a stream of samples, as its `as_dict` gives them."""
+        stream = cls()
+        stream.merge(samples)
+        return stream
 
     def count(self, *parts: Any) -> int:
         """Count the samples whose key begins with these parts."""

@@ -7,6 +7,7 @@ import errno
 import gc
 import json
 import logging
+import math
 import os
 import signal
 import sys
@@ -240,6 +241,18 @@ def parse_numbers(text: str, option: str, kind: type[Number], example: str) -> l
     except ValueError:
         what = "whole numbers" if kind is int else "numbers"
         raise InputError(f"{option} {text!r} is not a list of {what}; write for example {example}") from None
+
+
+def parse_share(text: str, option: str, example: str) -> float:
+    """The share that a text such as "1%" or "0.01" gives; InputError names the option and gives the example."""
+    number, percent, rest = text.partition("%")
+    try:
+        share = float(number) / (100 if percent else 1)
+    except ValueError:
+        share = math.nan
+    if rest or not 0 < share < 1:
+        raise InputError(f"{option} {text!r} is not a share between 0 and 100%; write for example {example}")
+    return share
 
 
 def parse_settings(pairs: Sequence[str]) -> dict[str, str]:

@@ -20,7 +20,7 @@ from studies.roofline.report import report
 
 PROFILE = "profile.json"
 RECORDED = ("config.json", f"*/{PROFILE}")
-SETTINGS = ("contexts", "depth", "repeats", "seed")  # of a profile
+SETTINGS = ("contexts", "depth", "seed")  # of a profile
 
 
 def cases(config: Config) -> list[tuple[str, str]]:

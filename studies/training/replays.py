@@ -46,7 +46,6 @@ def priced_deep(out: Path, folder: Path, trace: Trace, config: Config, report: P
         trace,
         named(report, folder.name),
         contexts=context_range(trace),
-        repeats=config["profile_repeats"],
         tree_tokens=TREE_TOKENS if trees else 0,
     )
 

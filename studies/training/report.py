@@ -64,8 +64,8 @@ def report(config: Config, experiments: Mapping[str, Document]) -> Report:
             f"Seeds: {seeds} for EDD, EESD and EAGLE; intervals (95 %) are of the mean over seeds and cover both seeds "
             "and prompts (Howe 1974), paired for differences. MEDUSA and SPACE: a single seed, intervals over "
             "windows of text.",
-            f"Nothing was timed but cost profiles of {config['priced']} ({config['profile_repeats']} repeats, "
-            f"{config['threads']} thread), so load and a noise floor were not recorded.",
+            f"Nothing was timed but cost profiles of {config['priced']} ({config['threads']} thread), "
+            "so load and a noise floor were not recorded.",
             f"Trainings are short ({config['decoders']['tokens']:g} M tokens for EDD, "
             f"{config['early_exits']['tokens']:g} M for EESD): they show what differs after so many tokens.",
             *(

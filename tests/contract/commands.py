@@ -133,7 +133,7 @@ WORDS = {  # that many commands share
     "INSIDE": "--target {target} --dtype float64 --threads 1",
     "SHORT": "--prompts {prompts} --num-prompts 4 --max-new-tokens 16 --max-draft-tokens 4",
     "TREES": "--tree-nodes 12 --tree-width 3",
-    "FEW": "--contexts 8,16 --max-draft-tokens 3 --repeats 2",
+    "FEW": "--contexts 8,16 --max-draft-tokens 3 --minutes 0",
     "LOOKUP": "--target {target} --drafter prompt-lookup --dtype float64 --threads 1 --prompts {repetitive} "
     "--max-new-tokens 24 --max-draft-tokens 4 --temperature 0.3",
     "TWO": "--policy fixed_k --policy adaedl",

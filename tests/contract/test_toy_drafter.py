@@ -109,7 +109,7 @@ def test_it_is_recorded_profiled_and_replayed(pair: Pair, sampler: Sampler) -> N
     trace = record(pair, prompts, RecordSettings(4, 40, sampler))
     assert trace.meta["drafter_kind"] == "repeat" and trace.meta["drafter_facts"] == {}
     assert 0 < trace.match_len.mean() < 4
-    document = profile(pair, contexts=[2, 70], depth=4, repeats=2, sampler=sampler)
+    document = profile(pair, contexts=[2, 70], depth=4, limit_s=0, sampler=sampler)
     table = cost_table(trace, profile_from_json(document, "toy"))
     policy = make_policy("fixed_k", {"k": 3})
     replayed = replay(trace, policy, table, log=True)
@@ -119,7 +119,7 @@ def test_it_is_recorded_profiled_and_replayed(pair: Pair, sampler: Sampler) -> N
 
 
 def test_every_round_of_a_validation_is_foretold(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(validation_run, "TUNING_REPEATS", 2)
+    monkeypatch.setattr(validation_run, "PROFILE_LIMIT_S", 0.0)
     kinds = tuple(CHAIN_POLICIES[name] for name in ("fixed_k", "max_confidence"))
     settings = ValidationSettings(RecordSettings(4, 24), kinds, trials=2, repeats=3)
     document = validate(pair, tiny_prompts(), settings, tmp_path / "out", lambda *step: None)

@@ -17,11 +17,13 @@ from realrun.decode.sampling import Sampler
 from realrun.drafters.self_sd import SkippingLM
 from realrun.lm.variants.skipped_layers import SkippedSublayers
 from realrun.measure.curve import along_contexts
-from realrun.measure.profile import AUTOREGRESSIVE_BURST, WARMUP_ROUNDS
 from realrun.measure.rounds import ScriptedVerifier, scripted_round
 from realrun.measure.stream import Stream
+from realrun.measure.sweeps import AUTOREGRESSIVE_BURST
 from realrun.pairs.pair import Pair
 from specsim.io.progress import Progress
+
+WARMUP_ROUNDS = 3
 
 Line = dict[str, Any]
 

@@ -303,7 +303,7 @@ def test_recording_and_profiling_by_command(kind: str, architecture: str, home: 
     assert trace.meta["drafter_kind"] == kind and trace.meta["drafter_facts"] == FACTS[kind]
     assert training.items() >= FACTS[kind].items() and training["not_recorded"]  # by hand, as the file was made
     measured = tmp_path / "profile.json"
-    options = ["--contexts", "8,16", "--max-draft-tokens", 4, "--repeats", 2, "--tree-nodes", 4]
+    options = ["--contexts", "8,16", "--max-draft-tokens", 4, "--minutes", 0, "--tree-nodes", 4]
     assert "median milliseconds" in command("profile", measured, *pair, *options)
     document = json.loads(measured.read_text())
     assert len(document["median_s"]["draft_step"]) == depth and document["drafter_kind"] == kind

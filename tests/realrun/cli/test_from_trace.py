@@ -47,7 +47,7 @@ def record(home: Path, out: str, *more: object) -> Result:
 
 
 def profile(home: Path, out: Path, *more: object) -> Result:
-    return call("realrun", "profile", out, *models(home), "--repeats", 2, *more, "--json")
+    return call("realrun", "profile", out, *models(home), "--minutes", 0, *more, "--json")
 
 
 def test_a_trace_holds_its_prompts(home: Path) -> None:
@@ -102,7 +102,7 @@ def test_what_the_trace_says_is_not_said_again(home: Path, tmp_path: Path, optio
 
 def test_a_profile_of_another_pair_is_refused(home: Path, tmp_path: Path) -> None:
     same = call(
-        "realrun", "profile", tmp_path / "p.json", *models(home, "target"), "--for", home / "trace", "--repeats", 2
+        "realrun", "profile", tmp_path / "p.json", *models(home, "target"), "--for", home / "trace", "--minutes", 0
     )
     assert_refused(same, home / "trace", "weights", "give the models of the trace")
     other = profile(home, tmp_path / "p.json", "--for", home / "trace", "--dtype", "float64")

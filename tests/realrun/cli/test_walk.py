@@ -25,8 +25,8 @@ WALK = """
 specsim --version
 realrun record trace --target big --draft-model small --prompts chats.jsonl --max-new-tokens 24 --max-draft-tokens 4
 realrun record trace --target big --draft-model small --prompts chats.jsonl
-realrun profile profile.json --for trace --target big --draft-model small --repeats 2
-realrun profile profile.json --for trace --target big --draft-model small --repeats 2
+realrun profile profile.json --for trace --target big --draft-model small --minutes 0
+realrun profile profile.json --for trace --target big --draft-model small --minutes 0
 specsim info trace
 specsim replay trace --policy adaedl --cost profile.json
 specsim tune trace --policy max_confidence --cost profile.json --trials 20

@@ -207,7 +207,7 @@ def test_a_profile_prices_the_look_and_no_trees(monkeypatch: pytest.MonkeyPatch)
         return step_of(*asked)
 
     monkeypatch.setattr(lookup, "step_of", slow_step)
-    document = profile(pair, contexts=[2, 40], depth=DEPTH, repeats=4, tree_tokens=9)
+    document = profile(pair, contexts=[2, 40], depth=DEPTH, limit_s=0, tree_tokens=9)
     median = document["median_s"]
     assert "tree" not in median and document["drafter_facts"] == {"longest_ngram": RULE.max_ngram}
     assert np.shape(median["draft_step"]) == (DEPTH, 2) and median["catch_up"] == [0.0, 0.0]
@@ -222,7 +222,7 @@ def test_the_commands_record_profile_and_validate(home: Path, tmp_path: Path) ->
     options += ["--num-prompts", 12, "--max-new-tokens", 24, "--max-draft-tokens", 4, "--dtype", "float64"]
     command("record", tmp_path / "trace", *options)
     assert read_trace(tmp_path / "trace").meta["drafter"] == LOOKUP
-    sizes = ["--contexts", "2,30", "--max-draft-tokens", 4, "--repeats", 4]
+    sizes = ["--contexts", "2,30", "--max-draft-tokens", 4, "--minutes", 0]
     command("profile", tmp_path / "profile.json", *options[:4], *sizes)
     policies = ["--policy", "fixed_k", "--policy", "max_confidence"]
     command("validate", "--out", tmp_path / "out", *options, *policies, "--trials", 5, "--repeats", 3)

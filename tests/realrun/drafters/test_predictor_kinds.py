@@ -20,7 +20,7 @@ from realrun.decode.draft import Draft
 from realrun.decode.draft_model import DraftModel
 from realrun.decode.rounds import RoundContext
 from realrun.decode.sampling import Sampler
-from realrun.measure.profile import WARMUP_ROUNDS, profile
+from realrun.measure.profile import profile
 from realrun.measure.record import RecordSettings, record
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
@@ -178,12 +178,12 @@ def test_a_profile_measures_what_a_score_costs(kind: str, monkeypatch: pytest.Mo
         return score(self, draft_hidden, depth, begin)
 
     monkeypatch.setattr(RoundScorer, "__call__", slow)
-    repeats, contexts, depth = 4, [8, 16], 3
-    document = profile(scoring(kind), contexts=contexts, depth=depth, repeats=repeats, tree_tokens=0)
-    assert calls == len(contexts) * (repeats + WARMUP_ROUNDS) * depth
+    contexts, depth = [8, 16], 3
+    document = profile(scoring(kind), contexts=contexts, depth=depth, limit_s=0, tree_tokens=0)
+    assert calls == (1 + len(contexts) * document["sweeps"]) * depth
     assert document["median_s"]["score_step"] == pytest.approx(pause_s, rel=0.01)
     calls = 0
-    profile(pair_of(kind), contexts=contexts, depth=depth, repeats=2, tree_tokens=0)
+    profile(pair_of(kind), contexts=contexts, depth=depth, limit_s=0, tree_tokens=0)
     assert calls == 0
 
 

@@ -62,7 +62,7 @@ def pair(target: str = "llama-3.1-8b", draft: str = "llama-3.2-1b") -> Pair:
 
 @pytest.fixture(autouse=True)
 def _short_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profiling, "SLICE_REPEATS", 2)
+    monkeypatch.setattr(profiling, "SLICE_SWEEPS", 2)
 
 
 @pytest.mark.parametrize("eos", [(), EOS], ids=["no end", "ends"])

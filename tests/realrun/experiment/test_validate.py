@@ -48,7 +48,7 @@ def ignore(what: str, done: int, total: int) -> None:
 def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     out, reports = tmp_path_factory.mktemp("job") / "out", []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_module, "TUNING_REPEATS", 4)
+        patch.setattr(run_module, "PROFILE_LIMIT_S", 0.0)
         document = validate(tiny_pair(), tiny_prompts(), SETTINGS, out, lambda *step: reports.append(step))
     return document, out, reports
 

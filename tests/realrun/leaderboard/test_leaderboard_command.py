@@ -19,7 +19,6 @@ import realrun.experiment.measuring as measuring_module
 import realrun.leaderboard.costs as costs_module
 import realrun.leaderboard.job as job_module
 import realrun.measure.probes as probes_module
-import realrun.measure.profile as profile_module
 from realrun.cli.leaderboard import print_board
 from realrun.decode.rounds import Round
 from realrun.decode.sampling import Sampler
@@ -95,11 +94,9 @@ def tiny_pairs() -> tuple[dict[str, Pair], Pair]:
 def quick() -> Any:
     """Short slices of the costs, over small trees, and few probes."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(costs_module, "SLICE_REPEATS", 2)
         patch.setattr(costs_module, "TREE_TOKENS", 7)
         patch.setattr(job_module, "TREE_TOKENS", 7)
         patch.setattr(probes_module, "ENOUGH", 3)
-        patch.setattr(profile_module, "WARMUP_ROUNDS", 1)
         patch.setattr(costs_module, "SLICES", 1)
         yield
 

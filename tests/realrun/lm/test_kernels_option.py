@@ -108,7 +108,7 @@ def test_kernels_are_named_by_the_environment_too(monkeypatch: pytest.MonkeyPatc
 
 def test_a_profile_says_its_kernels() -> None:
     with use_kernels("reference"):
-        assert profile(tiny_pair(), contexts=[4], depth=1, repeats=2)["kernels"] == "reference"
+        assert profile(tiny_pair(), contexts=[4], depth=1, limit_s=0)["kernels"] == "reference"
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +152,7 @@ def test_unknown_kernels_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_validation_says_its_kernels_and_keeps_to_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(validation_run, "TUNING_REPEATS", 2)
+    monkeypatch.setattr(validation_run, "PROFILE_LIMIT_S", 0.0)
     settings = ValidationSettings(RecordSettings(2, 8, CHOICES["gumbel"]), trials=2, repeats=3)
     with use_kernels("reference"):
         document = validate(tiny_pair(), tiny_prompts(4), settings, tmp_path, lambda *step: None)

@@ -128,7 +128,7 @@ def wide_pair() -> Pair:
 
 
 def test_the_first_draft_step_holds_all_heads() -> None:
-    document = profile(wide_pair(), contexts=[8, 40], depth=16, repeats=6, tree_tokens=0)
+    document = profile(wide_pair(), contexts=[8, 40], depth=16, limit_s=0, tree_tokens=0)
     for quantile in ("p25_s", "median_s"):
         steps = np.array(document[quantile]["draft_step"])
         assert steps.shape == (HEADS, 2)
@@ -140,7 +140,7 @@ def test_the_first_draft_step_holds_all_heads() -> None:
 
 @pytest.mark.parametrize("heads", [1, 2])
 def test_trees_are_measured_as_deep_as_the_heads_go(heads: int) -> None:
-    document = profile(medusa_pair(heads=heads), contexts=[8, 40], depth=16, repeats=2, tree_tokens=20)
+    document = profile(medusa_pair(heads=heads), contexts=[8, 40], depth=16, limit_s=0, tree_tokens=20)
     tree = document["median_s"]["tree"]
     assert len(document["median_s"]["draft_step"]) == heads and tree["sizes"][-1] == 20
     assert np.isfinite(tree["wider"]).all() and (np.array(tree["verify"]) > 0).all()

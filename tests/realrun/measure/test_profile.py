@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+import realrun.measure.profile as profile_module
 from realrun.decode.sampling import Sampler
+from realrun.lm.cached import CachedLM
 from realrun.measure.probes import Prober
-from realrun.measure.profile import profile
+from realrun.measure.profile import LEAST_SWEEPS, profile
 from realrun.measure.stream import Stream
 from specsim.cost.files import read_cost
 from specsim.cost.profile import profile_from_json
 from specsim.io.errors import InputError
 from specsim.io.files import write_json
+from tests.support.clock import SetClock
 from tests.support.tiny import tiny_pair
 
 CONTEXTS, DEPTH = [4, 30, 70], 5
@@ -28,7 +33,7 @@ EVERY_TABLE = ("mean_s", *TABLES)
 @pytest.fixture(scope="module")
 def document() -> dict[str, Any]:
     return profile(
-        tiny_pair(), contexts=CONTEXTS, depth=DEPTH, repeats=5, sampler=Sampler("gumbel", 0.7), tree_tokens=0
+        tiny_pair(), contexts=CONTEXTS, depth=DEPTH, limit_s=0, sampler=Sampler("gumbel", 0.7), tree_tokens=0
     )
 
 
@@ -89,15 +94,68 @@ def test_quartiles_surround_the_medians(document: dict[str, Any]) -> None:
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("seed", range(2))
 def test_a_shallow_short_profile_measures_every_cell(depth: int, seed: int) -> None:
-    short = profile(tiny_pair(), contexts=[4, 9], depth=depth, repeats=2, seed=seed, tree_tokens=0)
+    short = profile(tiny_pair(), contexts=[4, 9], depth=depth, limit_s=0, seed=seed, tree_tokens=0)
     for name in EVERY_TABLE:
         assert np.isfinite([*np.ravel(short[name]["draft_step"]), *np.ravel(short[name]["verify"])]).all()
 
 
-def test_progress_counts_the_contexts() -> None:
+def test_progress_counts_the_precise_times() -> None:
+    """Two contexts, of each a decoding step, a draft step, passes of 1 and 2 tokens, and trees of 2 and 3."""
     seen: list[tuple[int, int]] = []
-    profile(tiny_pair(), contexts=[4, 9], depth=1, repeats=2, tree_tokens=3, progress=lambda *step: seen.append(step))
-    assert seen == [(1, 2), (2, 2)]
+    document = profile(
+        tiny_pair(),
+        contexts=[4, 9],
+        depth=1,
+        precision=0.9,
+        limit_s=2,
+        tree_tokens=3,
+        progress=lambda *step: seen.append(step),
+    )
+    assert [total for _, total in seen] == [2 * 6] * document["sweeps"]
+    assert seen[0] == (0, 12) and seen[-1] == (document["precision"]["precise"], document["precision"]["times"])
+
+
+class Machine:
+    """A clock that every pass over n tokens moves on by 10 + n ms, or more after a number of passes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, slower: float = 1.0, after_passes: float = np.inf) -> None:
+        self.passes, clock, forward = 0, SetClock(monkeypatch), CachedLM.forward
+
+        def slow(lm: CachedLM, tokens: Sequence[int], *more: Any, **options: Any) -> torch.Tensor:
+            self.passes += 1
+            clock.take(1e-3 * (10 + len(tokens)) * (slower if self.passes > after_passes else 1.0))
+            return forward(lm, tokens, *more, **options)
+
+        monkeypatch.setattr(CachedLM, "forward", slow)
+
+
+def test_a_machine_that_slows_down_while_it_is_profiled_moves_all_costs_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measured one context after the other, the first would keep their times, and the last would double them."""
+    how: dict[str, Any] = {"contexts": CONTEXTS, "depth": 3, "limit_s": 0, "tree_tokens": 0}
+    monkeypatch.setattr(profile_module, "LEAST_SWEEPS", 12)
+    machine = Machine(monkeypatch)
+    calm = profile(tiny_pair(), **how)["mean_s"]
+    np.testing.assert_allclose(calm["verify"], 1e-3 * np.arange(11, 15)[:, None] * np.ones(3), rtol=0.01)
+    Machine(monkeypatch, slower=2.0, after_passes=machine.passes / 2)
+    slowed = profile(tiny_pair(), **how)
+    ratios = [
+        np.ravel(slowed["mean_s"][key]) / np.ravel(calm[key]) for key in ("verify", "autoregressive", "draft_step")
+    ]
+    assert np.concatenate(ratios).min() > 1.35 and np.concatenate(ratios).max() < 1.65
+    assert np.min(slowed["relative_half_width"]["verify"]) > 0.1  # intervals show that the machine changed
+
+
+def test_precision_ends_the_profile_before_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock that only passes move, every interval is narrow as soon as it may be believed."""
+    Machine(monkeypatch)
+    document = profile(tiny_pair(), contexts=[4, 9], depth=2, tree_tokens=0)
+    assert document["sweeps"] == LEAST_SWEEPS and document["precision"]["largest"] < 0.01
+
+
+@pytest.mark.parametrize("wrong", [{"precision": 0.0}, {"precision": 1.0}, {"limit_s": -1.0}, {"limit_s": np.nan}])
+def test_a_precision_and_a_limit_that_mean_nothing_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(InputError, match=f"{next(iter(wrong))}="):
+        profile(tiny_pair(), contexts=[4], **wrong)
 
 
 @pytest.mark.parametrize("contexts", [[], [9, 4], [4, 4], [1, 9], [0], [4, 154]])
@@ -108,12 +166,7 @@ def test_contexts_that_cannot_be_measured_are_refused(contexts: list[int]) -> No
 
 
 def test_the_longest_context_fits_the_models_exactly() -> None:
-    profile(tiny_pair(), contexts=[153], depth=5, repeats=2, tree_tokens=3)
-
-
-def test_one_repeat_is_refused() -> None:
-    with pytest.raises(InputError, match="repeats=1"):
-        profile(tiny_pair(), contexts=[4], repeats=1)
+    profile(tiny_pair(), contexts=[153], depth=5, limit_s=0, tree_tokens=3)
 
 
 @pytest.mark.parametrize("exists", [False, True])
@@ -140,4 +193,4 @@ def test_a_failed_write_leaves_nothing_behind(
 @pytest.mark.parametrize("trial", range(12))
 def test_the_overhead_that_is_written_can_be_read(trial: int) -> None:
     """Differences of costs are noise where they are small, and a profile holds no negative time."""
-    profile_from_json(profile(tiny_pair(), contexts=[4], depth=2, repeats=2, seed=trial, tree_tokens=3), "here")
+    profile_from_json(profile(tiny_pair(), contexts=[4], depth=2, limit_s=0, seed=trial, tree_tokens=3), "here")

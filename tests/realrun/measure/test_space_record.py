@@ -198,7 +198,7 @@ def test_a_profile_prices_every_pass_with_its_masks(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(FusedLlama, "forward", timed_forward)
     monkeypatch.setattr(FusedLlama, "forward_nodes", timed_nodes)
-    document = profile(scoring(), contexts=[8, 40], depth=16, repeats=2)
+    document = profile(scoring(), contexts=[8, 40], depth=16, limit_s=0)
     tree = document["mean_s"]["tree"]
     assert tree["sizes"] == [1, 4, 6, 9, 12, 16, 18, 24, 25, 30, 36]
     assert not np.any(tree["wider"])
@@ -220,7 +220,7 @@ NAMES = ("fixed_k", "adaedl", "vct")
 
 @pytest.mark.parametrize("names", [pytest.param(NAMES, id="some"), pytest.param(tuple(POLICIES), id="all", marks=slow)])
 def test_the_main_job(names: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(realrun.experiment.run, "TUNING_REPEATS", 2)
+    monkeypatch.setattr(realrun.experiment.run, "PROFILE_LIMIT_S", 0.0)
     kinds = tuple(POLICIES[name] for name in names)
     settings = ValidationSettings(RecordSettings(16, 16, CHOICES["gumbel"]), kinds=kinds, trials=2, repeats=3)
     prompts = [prompt for prompt in word_prompts() if len(prompt.tokens) > 2] * 2

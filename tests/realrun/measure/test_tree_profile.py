@@ -21,7 +21,7 @@ from realrun.decode.draft_model import DraftModel
 from realrun.decode.rounds import Round, RoundContext
 from realrun.decode.sampling import Sampler
 from realrun.lm.llama import FusedLlama
-from realrun.measure.profile import profile
+from realrun.measure.profile import profile, profile_slice
 from realrun.measure.rounds import ScriptedVerifier, scripted_round
 from realrun.measure.stream import Stream
 from realrun.measure.trees import (
@@ -52,7 +52,7 @@ EVERY_TABLE = ("mean_s", *TABLES)
 @pytest.fixture(scope="module")
 def document() -> dict[str, Any]:
     sampler = Sampler("gumbel", 0.7)
-    return profile(tiny_pair(), contexts=CONTEXTS, depth=DEPTH, repeats=4, sampler=sampler, tree_tokens=TREE_TOKENS)
+    return profile(tiny_pair(), contexts=CONTEXTS, depth=DEPTH, limit_s=0, sampler=sampler, tree_tokens=TREE_TOKENS)
 
 
 def test_the_simulator_reads_the_trees(document: dict[str, Any], tmp_path: Path) -> None:
@@ -108,22 +108,22 @@ def test_sizes_that_cannot_be_measured_are_refused(tokens: int) -> None:
 
 
 def test_no_trees_are_measured_unless_asked_for() -> None:
-    plain = profile(tiny_pair(), contexts=[4], depth=1, repeats=2, tree_tokens=0)
+    plain = profile(tiny_pair(), contexts=[4], depth=1, limit_s=0, tree_tokens=0)
     assert all("tree" not in plain[name] for name in EVERY_TABLE)
     assert profile_from_json(plain, "here").max_tree_tokens == 0
 
 
 def test_a_chain_of_one_and_rejection_sampling_have_trees_too() -> None:
-    shallow = profile(tiny_pair(), contexts=[4], depth=1, repeats=2, sampler=Sampler("rejection", 0.9), tree_tokens=4)
+    shallow = profile(tiny_pair(), contexts=[4], depth=1, limit_s=0, sampler=Sampler("rejection", 0.9), tree_tokens=4)
     assert profile_from_json(shallow, "here").max_tree_tokens == 4
 
 
 def test_trees_need_their_positions() -> None:
     """A draft of one token ends two positions after the context, a measured tree PASSES after."""
-    profile(tiny_pair(), contexts=[157], depth=1, repeats=2, tree_tokens=0)
+    profile(tiny_pair(), contexts=[157], depth=1, limit_s=0, tree_tokens=0)
     with pytest.raises(InputError, match="context 157"):
-        profile(tiny_pair(), contexts=[157], depth=1, repeats=2, tree_tokens=2)
-    profile(tiny_pair(), contexts=[158 - PASSES], depth=1, repeats=2, tree_tokens=2)
+        profile(tiny_pair(), contexts=[157], depth=1, limit_s=0, tree_tokens=2)
+    profile(tiny_pair(), contexts=[158 - PASSES], depth=1, limit_s=0, tree_tokens=2)
 
 
 @pytest.mark.parametrize("level_nodes", [1, 3, 15, 16, 64, 341, 342, MAX_TREE_TOKENS])
@@ -245,12 +245,14 @@ def predicted_over_measured(pair: Pair, contexts: list[int], slices: int, prompt
     rng, sampler = np.random.default_rng(3), Sampler("gumbel", 0.8)
     trees = [random_tree(nodes, 5, rng) for nodes in (3, 9, 20, 45)]
     loop = Decoder(pair.target, DraftModel(pair.drafter.model, ()), (), sampler)
-    stream = Stream()
+    sweeps = list[Stream]()
     rounds: dict[int, list[tuple[int, bool, Draft, Round]]] = defaultdict(list)
     limit = contexts[-1] - contexts[0]
     with torch.inference_mode():
         for number in range(slices):  # in turn, since a shared machine drifts
-            measured = profile(pair, contexts=contexts, depth=5, repeats=4, sampler=sampler, seed=number, stream=stream)
+            measured = profile_slice(
+                pair, sweeps, 4, contexts=contexts, depth=5, sampler=sampler, seed=number, tree_tokens=65
+            )
             for index, tree in enumerate(trees):
                 tokens = list(prompts[number % len(prompts)])
                 end = len(tokens) + limit
@@ -298,7 +300,7 @@ def test_the_parts_add_up_on_the_lab(lab_pair32: Pair, prompts: list[Any]) -> No
 
 def test_the_command_measures_trees_of_the_size_asked_for(tmp_path: Path) -> None:
     out = tmp_path / "profile.json"
-    options = ["--contexts", "16", "--max-draft-tokens", "2", "--repeats", "2", "--tree-nodes"]
+    options = ["--contexts", "16", "--max-draft-tokens", "2", "--minutes", "0", "--tree-nodes"]
     for nodes, tokens in ((0, 0), (5, 6)):
         result = CliRunner().invoke(app, ["profile", str(out), *options, str(nodes), "--overwrite"])
         assert result.exit_code == 0, result.output
