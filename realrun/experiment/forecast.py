@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
+import numpy as np
+
 from realrun.experiment.settings import Candidate
 from realrun.own_files import read_own
 from specsim.cost.model import CostModel
@@ -43,12 +45,14 @@ class ForecastCosts:
 
     cost : that policies are tuned under and forecast by
     unprobed : the same as they were before a probe of this machine rescaled them; None without a probe
+    drawn : costs that the same measurements could have given as well, for their noise
     run_error : standard deviation of the logarithm of a speedup between such costs and a run
     facts : where the costs are from, for the document
     """
 
     cost: CostModel
     unprobed: CostModel | None
+    drawn: Sequence[CostModel]
     run_error: float
     facts: Mapping[str, Any]
 
@@ -72,17 +76,19 @@ def forecast(
         may be no speculation.
     """
     priced = PricedTrace(train, costs.cost)
+    noisy = [PricedTrace(train, cost) for cost in costs.drawn]
     before = None if costs.unprobed is None else PricedTrace(train, costs.unprobed)
     baseline_tokens_per_s = float(train.output_tokens.sum() / priced.baseline_s.sum())
     rows: list[dict[str, Any]] = []
     for candidate in chosen:
         replayed = priced.replay(candidate.policy, seed=seed)
+        drawn = [other.replay(candidate.policy, seed=seed).speedup for other in noisy]
         speedup = forecast_interval(
             replayed.autoregressive_s,
             replayed.speculative_s,
             train.domain,
             held_out,
-            cost_error=0.0,
+            cost_error=float(np.log(drawn).std(ddof=1)) if len(drawn) > 1 else 0.0,
             run_error=costs.run_error,
         )
         rows.append(
@@ -112,16 +118,13 @@ def forecast(
     }
 
 
-def sealed_forecast(folder: Path | None, chosen: Sequence[Candidate], make: dict[str, Any]) -> dict[str, Any]:
-    """Keep a forecast in its folder; where an earlier start of the same job wrote one, that one stands."""
-    if folder is None:
-        return make
+def sealed_forecast(folder: Path, made: dict[str, Any]) -> dict[str, Any]:
+    """Keep a forecast in its folder; one that an earlier start of the job made of the same policies stands."""
     path = folder / FORECAST
     if path.is_file():
         old = read_own(path, ForecastFile, again="pass --overwrite")
-        if [[row["label"], row["params"]] for row in old["rows"]] == [
-            [str(candidate.policy), candidate.policy.settings] for candidate in chosen
-        ]:
+        known, wanted = ([[row["label"], row["params"]] for row in document["rows"]] for document in (old, made))
+        if known == wanted:
             return old
-    write_json(make, path)
-    return make
+    write_json(made, path)
+    return made

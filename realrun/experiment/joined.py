@@ -24,6 +24,7 @@ from realrun.experiment.run import (
     IDENTITY,
     OTHER,
     UNFINISHED,
+    drawn_costs,
     identity_of,
     keep_forecast,
     tuning_profile,
@@ -98,17 +99,16 @@ def validate_joined(
     train = _recorded(pairs, prompts, settings, out, progress, tuning)
     identities = {f"drafter {n}": identity_of(pair, prompts, settings) for n, pair in enumerate(pairs, start=1)}
     claim(work / IDENTITY, identities, f"{work} holds an unfinished validation", OTHER)
-    tuning_costs = [
-        profile_from_json(
-            tuning_profile(pair, prompts, settings, work / f"tuning_profile-{number}.json", progress), "just measured"
-        )
+    tuning_profiles = [
+        tuning_profile(pair, prompts, settings, work / f"tuning_profile-{number}.json", progress)
         for number, pair in enumerate(pairs, start=1)
     ]
-    cost = JoinedCost(tuple(tuning_costs))
+    cost = JoinedCost(tuple(profile_from_json(document, "just measured") for document in tuning_profiles))
+    drawn = map(JoinedCost, zip(*(drawn_costs(document, settings.seed) for document in tuning_profiles), strict=True))
     chosen, skipped = _candidates(PricedTrace(train, cost), settings, work, progress)
-    before = ForecastCosts(cost, None, FRESH_RUN_ERROR, {"source": "measured just before"})
+    before = ForecastCosts(cost, None, [*drawn], FRESH_RUN_ERROR, {"source": "measured just before"})
     forecasts = sealed_forecast(
-        work, chosen, forecast(chosen, train, before, held_out=len(held), sealed=sealed, seed=settings.seed)
+        work, forecast(chosen, train, before, held_out=len(held), sealed=sealed, seed=settings.seed)
     )
     holdout = _recorded(pairs, prompts, settings, out, progress).select(held)
     texts = [prompts[sequence] for sequence in held.tolist()]

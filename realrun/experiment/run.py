@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from realrun.experiment.document import as_document, rounds_table
@@ -24,7 +25,7 @@ from realrun.provenance import device_name
 from speckernels import backend_for
 from specsim.cost.files import cost_path, read_cost
 from specsim.cost.model import CostModel
-from specsim.cost.profile import profile_from_json
+from specsim.cost.profile import noisy_profile, profile_from_json
 from specsim.io.arrays import Ints
 from specsim.io.files import digest, file_digest, remove_folder, replacing, write_json, write_table, write_text
 from specsim.io.progress import Progress
@@ -38,6 +39,7 @@ ANEW = "pass --overwrite"
 OTHER = f"{ANEW} or another --out"
 # Standard deviation of the logarithm of a speedup between costs and a run, by the costs' age.
 FRESH_RUN_ERROR, OLD_RUN_ERROR = 0.02, 0.06
+DRAWN = 16  # profiles, for the noise that costs bring into a forecast
 PROFILE_LIMIT_S, PROFILE_SHARE = LIMIT_S, 0.3  # longest profile, and share of the minutes for it
 
 
@@ -111,7 +113,7 @@ def validate(
     costs = forecast_costs(pair, prompts, settings, before, work, progress)
     chosen, skipped = tuned_policies(train, costs.cost, settings, work, progress)
     forecasts = sealed_forecast(
-        work, chosen, forecast(chosen, train, costs, held_out=len(held), sealed=sealed, seed=settings.seed)
+        work, forecast(chosen, train, costs, held_out=len(held), sealed=sealed, seed=settings.seed)
     )
     holdout = recorded().select(held)
     result = measure(
@@ -155,8 +157,15 @@ def forecast_costs(
     if before is None:
         document = tuning_profile(pair, prompts, settings, work / PROFILE, progress)
         facts = {"source": "measured just before", **_origin(document)}
-        return ForecastCosts(profile_from_json(document, "just measured"), None, FRESH_RUN_ERROR, facts)
-    return ForecastCosts(before, None, OLD_RUN_ERROR, {"source": source})
+        drawn = drawn_costs(document, settings.seed)
+        return ForecastCosts(profile_from_json(document, "just measured"), None, drawn, FRESH_RUN_ERROR, facts)
+    return ForecastCosts(before, None, [], OLD_RUN_ERROR, {"source": source})
+
+
+def drawn_costs(document: Mapping[str, Any], seed: int) -> list[CostModel]:
+    """Draw costs that the measurement behind a profile could have given as well."""
+    rng = np.random.default_rng(seed)
+    return [profile_from_json(noisy_profile(document, rng), "just measured") for _ in range(DRAWN)]
 
 
 def tuning_profile(
@@ -164,10 +173,9 @@ def tuning_profile(
 ) -> dict[str, Any]:
     """Measure what rounds cost before anything is decoded, or read it from this file of an earlier start."""
     if not path.is_file():
-        lengths = [len(prompt.tokens) for prompt in prompts]
         document = profile(
             pair,
-            contexts=contexts_between(min(lengths) - 1, max(lengths) + settings.record.max_new_tokens - 2),
+            contexts=contexts_of(prompts, settings.record.max_new_tokens),
             depth=settings.record.max_draft_tokens,
             limit_s=profile_limit_s(settings.minutes),
             sampler=settings.record.sampler,
@@ -177,6 +185,12 @@ def tuning_profile(
         )
         write_json(document, path)
     return read_own(path, again=ANEW)
+
+
+def contexts_of(prompts: Sequence[Prompt], new_tokens: int) -> list[int]:
+    """Choose contexts to profile over all that rounds on these prompts may meet."""
+    lengths = [len(prompt.tokens) for prompt in prompts]
+    return contexts_between(min(lengths) - 1, max(lengths) + new_tokens - 2)
 
 
 def profile_limit_s(minutes: float) -> float:

@@ -19,11 +19,13 @@ class Candidate:
 
     role : where its settings come from: tuned, fitted, default or fixed_k
     train_speedup : forecast before anything was decoded, from tuning costs and tuning prompts; None where unknown
+    variant : of the policy, as leaderboards label it
     """
 
     policy: Policy
     role: str
     train_speedup: float | None = None
+    variant: str = ""
 
 
 @dataclass(frozen=True)

@@ -151,7 +151,7 @@ def candidates(
         else:
             policy = build_policy(kind, tuned[name]["params"])
             if all(policy != candidate.policy for candidate in chosen):
-                chosen.append(Candidate(policy, tuned[name]["role"], tuned[name].get("train_speedup")))
+                chosen.append(Candidate(policy, tuned[name]["role"], tuned[name].get("train_speedup"), name))
         if progress:
             progress("tune", done + 1, len(served))
     if not chosen:

@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
-import numpy as np
-
+from realrun.experiment.document import errors_of
+from realrun.experiment.forecast import FORECAST, ForecastCosts, forecast, sealed_forecast
 from realrun.experiment.measured_costs import MeasuredCosts
 from realrun.experiment.measuring import Costs, measure_in_turns
-from realrun.experiment.run import OTHER, conditions_of
-from realrun.experiment.settings import ExperimentSettings
+from realrun.experiment.run import FRESH_RUN_ERROR, OTHER, conditions_of, contexts_of
+from realrun.experiment.settings import Candidate, ExperimentSettings
 from realrun.experiment.timing import check_repeats, make_arm
+from realrun.experiment.validate import DECODED, TUNED, candidates
 from realrun.leaderboard.costs import ANEW, PLAIN, SlicedCosts, models
 from realrun.leaderboard.rows import (
     ADAPTIVE,
@@ -39,45 +40,30 @@ from realrun.leaderboard.rows import (
     trigram_shares,
 )
 from realrun.lm.variants.block_expansion import expansion_of
-from realrun.measure.profile import TREE_TOKENS, contexts_between
+from realrun.measure.profile import TREE_TOKENS
 from realrun.measure.record import RecordSettings
 from realrun.measure.reuse import check_job, recorded_trace
 from realrun.own_files import claim, read_own
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_digest, prompt_facts
-from specsim.compare.leaderboard import leaderboards
-from specsim.cost.contexts import context_range
 from specsim.cost.profile import ProfileCost
+from specsim.io.arrays import Ints
 from specsim.io.errors import InputError
 from specsim.io.files import remove_folder, write_json, write_text
 from specsim.io.progress import Progress
-from specsim.policy.base import build_policy
-from specsim.trace.split import split_sequences
+from specsim.learn.evaluate import truncated_reason
+from specsim.learn.settings import SearchSettings
+from specsim.replaying.prediction import summarise
+from specsim.replaying.priced import PricedTrace
 from specsim.trace.trace import Trace
 
-SETTINGS, FORECAST, DECODED = "settings.json", "forecast.json", "decoded"
+SETTINGS = "settings.json"
 
 
 class Identity(TypedDict):
     """What the folder is the board of; the other keys are compared as they are."""
 
     drafters: dict[str, Any]
-
-
-class TunedRow(TypedDict):
-    """A tuned policy."""
-
-    policy: str
-    label: str
-    params: dict[str, Any]
-    train_speedup: float
-
-
-class TunedFile(TypedDict):
-    """A drafter's board on the tuning prompts."""
-
-    rows: list[TunedRow]
-    skipped: list[dict[str, str]]
 
 
 NULL = "null arm"  # the plain target a second time
@@ -113,28 +99,42 @@ def run_leaderboard(
     """
     if settings.record.sampler.mode == "rejection":
         raise InputError("the leaderboard replays exactly, in greedy and Gumbel mode; choose one of them")
-    check_job(out, prompts, tuning_share=settings.tuning_share, seed=settings.seed)
+    tuning, held = check_job(out, prompts, tuning_share=settings.tuning_share, seed=settings.seed)
     _claim(out, _identity(pairs, prompts, settings), list(pairs), overwrite=overwrite)
-    traces = {
-        name: recorded_trace(
-            pair,
-            prompts,
-            _within(pair, settings.record),
-            out / name / "trace",
-            lambda done, total, name=name: progress(f"{name}: record", done, total),  # type: ignore[misc]
-        )
-        for name, pair in pairs.items()
-    }
-    profiles = _tuning_profiles(pairs, plain, traces, settings, out, progress)
+
+    def recorded(sequences: Ints | None = None) -> dict[str, Trace]:
+        what = "record" if sequences is None else "record tuning prompts"
+        return {
+            name: recorded_trace(
+                pair,
+                prompts,
+                _within(pair, settings.record),
+                out / name / "trace",
+                lambda done, total, name=name: progress(f"{name}: {what}", done, total),  # type: ignore[misc]
+                sequences=sequences,
+            )
+            for name, pair in pairs.items()
+        }
+
+    sealed = not any((out / name / "trace").exists() for name in pairs)
+    trains = recorded(tuning)
+    profiles = _tuning_profiles(pairs, plain, prompts, settings, out, progress)
     costs, entries, skipped = models(profiles), list[Entry](), list[dict[str, str]]()
-    for name, trace in traces.items():
-        tuned, left_out = _tuned(name, trace, costs[name], settings, out, progress)
-        entries += best_of_roles(name, tuned, pairs[name].drafter.paper_policy, settings)
-        skipped += [{"drafter": name, **reason} for reason in left_out]
-    write_json({entry.title: entry.train_speedup for entry in entries}, out / FORECAST)  # before any is decoded with
-    tuning, held = split_sequences(next(iter(traces.values())), tuning_share=settings.tuning_share, seed=settings.seed)
-    holdouts = {name: trace.select(held) for name, trace in traces.items()}
-    board = Board(pairs, plain, entries, holdouts, profiles, None, settings.seed)
+    for name, train in trains.items():
+        tuned, left_out = _tuned(name, train, costs[name], settings, out, progress)
+        chosen = best_of_roles(tuned, pairs[name].drafter.paper_policy)
+        before = ForecastCosts(costs[name], None, [], FRESH_RUN_ERROR, {"source": "measured just before"})
+        made = forecast(chosen, train, before, held_out=len(held), sealed=sealed, seed=settings.seed)
+        entries += [
+            Entry(name, candidate.role, candidate.variant, candidate.policy, row["forecast"])
+            for candidate, row in zip(chosen, made["rows"], strict=True)
+        ]
+        skipped += [{"drafter": name, "policy": policy, "reason": reason} for policy, reason in left_out]
+    rows_ = [{"label": entry.title, "params": entry.policy.settings, "forecast": entry.forecast} for entry in entries]
+    made = {key: value for key, value in made.items() if key not in ("drafter", "baseline_tokens_per_s", "deploy")}
+    forecasts = sealed_forecast(out, {**made, "rows": rows_})
+    holdouts = {name: trace.select(held) for name, trace in recorded().items()}
+    board = Board(pairs, plain, entries, trains, holdouts, costs, profiles, None, settings.seed)
     if settings.repeats:
         board = measured(board, [prompts[sequence] for sequence in held.tolist()], settings, out, progress)
     table = rows(board)
@@ -150,6 +150,8 @@ def run_leaderboard(
         "rows": table,
         "skipped": skipped,
         "median_abs_error_percent": median_error(table),
+        "errors": errors_of([{**row, "predicted": row["speedup"]} for row in table]) if settings.repeats else {},
+        "forecast": {key: value for key, value in forecasts.items() if key != "rows"},
         "options": settings.options,
     }
     write_json(document, out / "leaderboard.json")
@@ -163,14 +165,13 @@ def run_leaderboard(
 def _tuning_profiles(
     pairs: Mapping[str, Pair],
     plain: Pair,
-    traces: Mapping[str, Trace],
+    prompts: Sequence[Prompt],
     settings: BoardSettings,
     out: Path,
     progress: Progress,
 ) -> dict[str, dict[str, Any]]:
-    """Measure every drafter's costs before any of them decodes, in turns, at the contexts of all traces."""
-    ranges = np.array([context_range(trace) for trace in traces.values()])
-    contexts = contexts_between(ranges[:, 0].min(), ranges[:, 1].max())
+    """Measure every drafter's costs before any of them decodes, in turns, at the contexts that the prompts may meet."""
+    contexts = contexts_of(prompts, settings.record.max_new_tokens)
     costs = SlicedCosts(pairs, plain, out, contexts=contexts, record=settings.record, seed=settings.seed)
     return costs.measure(lambda done, total: progress("costs", done, total))
 
@@ -194,6 +195,7 @@ def measured(board: Board, prompts: Sequence[Prompt], settings: BoardSettings, o
                 seed=settings.seed,
                 texts=math.ceil(settings.repeats * len(prompts) / len(board.pairs)),
                 own_baseline=False,
+                beside=board.trains[name],
             ),
             [arm for arm, (_, drafter, _) in enumerate(contenders) if drafter == name],
         )
@@ -246,6 +248,7 @@ def _claim(out: Path, identity: dict[str, Any], names: Sequence[str], *, overwri
         if overwrite:
             for name in (DECODED, PLAIN, *names, *read_own(path, Identity, again=ANEW)["drafters"]):
                 remove_folder(out / name)
+            (out / FORECAST).unlink(missing_ok=True)
             write_json(identity, path)
     elif out.is_dir() and any(out.iterdir()):
         raise InputError(f"{out} holds other files than a leaderboard's; give another --out")
@@ -253,40 +256,41 @@ def _claim(out: Path, identity: dict[str, Any], names: Sequence[str], *, overwri
 
 
 def _tuned(
-    name: str, trace: Trace, cost: ProfileCost, settings: BoardSettings, out: Path, progress: Progress
-) -> tuple[list[TunedRow], list[dict[str, str]]]:
-    """Tune all policies of a drafter, best first, with those left out; read if an earlier start tuned them."""
-    path = out / name / "tuned.json"
-    if not path.is_file():
-        (board,) = leaderboards(
-            {f"{name}: tune": trace},
-            [cost],
-            kinds=settings.policies,
-            trials=settings.trials,
-            tuning_share=settings.tuning_share,
-            replays=1,
-            seed=settings.seed,
-            sensitivity=False,
-            progress=progress,
-        )
-        write_json(board.as_dict(), path)
-    document = read_own(path, TunedFile, again=ANEW)
-    return sorted(document["rows"], key=lambda row: -float(row["train_speedup"])), document["skipped"]
+    name: str, train: Trace, cost: ProfileCost, settings: BoardSettings, out: Path, progress: Progress
+) -> tuple[list[Candidate], list[tuple[str, str]]]:
+    """Tune all policies of a drafter, best first, with (policy, reason) of those left out."""
+    search = SearchSettings(trials=settings.trials, seed=settings.seed)
+    tuned, left_out = candidates(
+        train,
+        cost,
+        search,
+        kinds=settings.policies,
+        progress=lambda what, done, total: progress(f"{name}: {what}", done, total),
+        kept=out / name / TUNED,
+    )
+    kept = []
+    for candidate in tuned:
+        replayed = PricedTrace(train, cost).replay(candidate.policy, seed=settings.seed)
+        if reason := truncated_reason(train, summarise(replayed).truncated_share):
+            left_out.append((candidate.variant, reason))
+        else:
+            kept.append(candidate)
+    return sorted(kept, key=lambda candidate: -(candidate.train_speedup or 0.0)), left_out
 
 
-def best_of_roles(
-    drafter: str, tuned: Sequence[TunedRow], paper_policy: str | None, settings: BoardSettings
-) -> list[Entry]:
-    """Choose the best policy of each role, and the drafter's paper's policy if it is none of these."""
-    kinds, best = {kind.name: kind for kind in settings.policies}, dict[str, Entry]()
-    for row in tuned:
-        kind = kinds[row["policy"]]
+def best_of_roles(tuned: Sequence[Candidate], paper_policy: str | None) -> list[Candidate]:
+    """Choose the best policy of each role, and the policy of the drafter's paper if it is none of these.
+
+    tuned : best first; those that are returned have the role that they are compared as
+    """
+    best = dict[str, Candidate]()
+    for candidate in tuned:
+        kind = type(candidate.policy)
         for role in (role_of(kind), *([PAPER] if kind.name == paper_policy else [])):
-            entry = Entry(drafter, role, row["label"], build_policy(kind, row["params"]), row["train_speedup"])
-            best.setdefault(role, entry)
-    entries = [best[role] for role in (FIXED, ADAPTIVE, TREE) if role in best]
+            best.setdefault(role, dataclasses.replace(candidate, role=role))
+    chosen = [best[role] for role in (FIXED, ADAPTIVE, TREE) if role in best]
     paper = best.get(PAPER)
-    return entries if paper is None or paper.policy in [entry.policy for entry in entries] else [*entries, paper]
+    return chosen if paper is None or paper.policy in [other.policy for other in chosen] else [*chosen, paper]
 
 
 def named(drafters: str | None, target: str) -> dict[str, str]:

@@ -18,6 +18,7 @@ from realrun.leaderboard.costs import models
 from realrun.pairs.drafter_files import weights_digest
 from realrun.pairs.pair import Pair
 from specsim.acceptance.formulas import distinct_trigrams
+from specsim.cost.model import CostModel
 from specsim.io.arrays import Floats
 from specsim.policy.base import Policy
 from specsim.policy.chain.fixed_k import FixedK
@@ -41,7 +42,7 @@ LOOPS = 0.5  # share of distinct trigrams up to which a text repeats itself
 
 @dataclass(frozen=True)
 class Entry:
-    """The best policy of a role with a drafter, as tuned; train_speedup : on the tuning prompts.
+    """The best policy of a role with a drafter, as tuned; forecast : its speedup, with low and high.
 
     Roles are the best fixed K, adaptive chain and tree, and the policy that the drafter's paper drafts with.
     """
@@ -50,7 +51,12 @@ class Entry:
     role: str
     label: str
     policy: Policy
-    train_speedup: float
+    forecast: Mapping[str, float]
+
+    @property
+    def train_speedup(self) -> float:
+        """The forecast without its interval."""
+        return self.forecast["estimate"]
 
     @property
     def key(self) -> str:
@@ -78,7 +84,8 @@ class Board:
     ----------
     pairs : by the drafter's name
     plain : the target with a drafter that leaves its pass alone
-    holdouts, profiles : held-out trace and cost profile of every drafter
+    trains, holdouts : traces of the tuning and the held-out prompts, by drafter
+    tuning_costs, profiles : costs of the forecast, and the profile of the run, by drafter
     measurement : of the baseline, the entries in their order, and the baseline again; None if nothing was decoded
     seed : of the policies' uniforms
     """
@@ -86,7 +93,9 @@ class Board:
     pairs: Mapping[str, Pair]
     plain: Pair
     entries: Sequence[Entry]
+    trains: Mapping[str, Trace]
     holdouts: Mapping[str, Trace]
+    tuning_costs: Mapping[str, CostModel]
     profiles: Mapping[str, Mapping[str, Any]]
     measurement: Measurement | None
     seed: int
@@ -138,6 +147,7 @@ def rows(board: Board) -> list[dict[str, Any]]:
             holdout, measured = board.holdouts[entry.drafter], ranking.speedups[number]
             comparison = compared(measurement, 1 + number, measured, predicted, replayed, holdout)
             comparison["measured_sequence_seconds"] = ranked_by[number].tolist()
+            comparison |= _known(entry, board)
         table.append(
             {
                 **_settings(entry, board),
@@ -167,7 +177,18 @@ def _settings(entry: Entry, board: Board) -> dict[str, Any]:
         "own_target": has_own_target(board.pairs[entry.drafter], board.plain),
         "best_of_drafter": entry.train_speedup == best,
         "train_speedup": entry.train_speedup,
+        "forecast": dict(entry.forecast),
     }
+
+
+def _known(entry: Entry, board: Board) -> dict[str, float]:
+    """Replay a row on its own text at the costs of the forecast, and on the tuning text at the costs of the run."""
+    name = entry.drafter
+    parts = {
+        "text_known": PricedTrace(board.holdouts[name], board.tuning_costs[name]),
+        "costs_known": PricedTrace(board.trains[name], board.priced[name].cost),
+    }
+    return {key: float(priced.replay(entry.policy, seed=board.seed).speedup) for key, priced in parts.items()}
 
 
 def _predicted(replayed: Replay) -> dict[str, Any]:

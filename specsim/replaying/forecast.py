@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from specsim.cost.profile import NORMAL
 from specsim.io.arrays import Floats, Strings
 from specsim.replaying.intervals import CONFIDENCE, LARGEST_EXPONENT, Estimate, filled_columns, student_quantile
-
-NORMAL = 1.959963984540054  # quantile of the normal distribution that bounds CONFIDENCE
 
 
 def forecast_interval(
