@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from realrun.decode.sampling import Sampler
     from realrun.experiment.run import validate
     from realrun.experiment.settings import ValidationSettings
+    from realrun.measure.probe import probe
     from realrun.measure.profile import profile
     from realrun.measure.record import RecordSettings, record
     from realrun.pairs.joined import join_pairs
@@ -27,6 +28,7 @@ _HOMES = {  # public name -> module that defines it
     "ValidationSettings": "realrun.experiment.settings",
     "join_pairs": "realrun.pairs.joined",
     "load_pair": "realrun.pairs.pair",
+    "probe": "realrun.measure.probe",
     "profile": "realrun.measure.profile",
     "read_prompts": "realrun.pairs.prompts",
     "record": "realrun.measure.record",
@@ -39,6 +41,7 @@ __all__ = [
     "ValidationSettings",
     "join_pairs",
     "load_pair",
+    "probe",
     "profile",
     "read_prompts",
     "record",

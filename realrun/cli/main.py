@@ -8,7 +8,7 @@ from realrun.cli.campaign import campaign
 from realrun.cli.engine import engine
 from realrun.cli.lab import lab
 from realrun.cli.leaderboard import leaderboard
-from realrun.cli.profile import batch_profile, profile
+from realrun.cli.profile import batch_profile, probe, profile
 from realrun.cli.record import record
 from realrun.cli.shapes import cost_grid, scripted, shapes
 from realrun.cli.train import train as train_group
@@ -31,7 +31,19 @@ app.add_typer(lab, name="lab")
 app.add_typer(train_group, name="train")
 
 
-for _command in (record, profile, batch_profile, validate, campaign, cost_grid, leaderboard, scripted, shapes, typical):
+for _command in (
+    record,
+    profile,
+    probe,
+    batch_profile,
+    validate,
+    campaign,
+    cost_grid,
+    leaderboard,
+    scripted,
+    shapes,
+    typical,
+):
     command(app)(_command)
 
 

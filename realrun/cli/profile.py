@@ -133,6 +133,62 @@ def _print_profile(document: dict[str, Any], tree_nodes: int) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ProbeOptions(SamplingSettings, SeedSettings):
+    """What to probe, and where to write it."""
+
+    out: Path | None = setting(None, "Probe to write, JSON.")
+    contexts: tuple[int, ...] = setting((64, 128), "Cached tokens to measure at, comma-separated.")
+    seconds: float = setting(15.0, "Stop after so many seconds; 0: after the fewest rounds.", low=0)
+    overwrite: bool = setting(False, OVERWRITE_FILE_HELP, flag="--overwrite")
+
+
+def probe(pair: PairSettings, options: ProbeOptions, machine: TimedSettings) -> Answer:
+    """Measure the machine's state in 15 seconds.
+
+    Measures passes over one to five tokens, draft steps and decoding steps in turns. `specsim cost calibrate` rescales
+    a profile of the same pair to this state.
+
+    Example: realrun probe --out probe.json --target MODEL --draft-model SMALL_MODEL
+    """
+    from realrun.measure.probe import probe as run_probe
+    from realrun.measure.sweeps import check_contexts
+    from specsim.io.files import write_json
+
+    machine.check()
+    check_contexts(options.contexts)
+    if options.out is not None:
+        claim_file(options.out, overwrite=options.overwrite)
+    sampler = options.sampler(options.seed)
+    loaded = pair.load(machine)
+    with machine.in_use(), progress_bar() as report:
+        document = run_probe(
+            loaded,
+            contexts=options.contexts,
+            limit_s=options.seconds,
+            sampler=sampler,
+            seed=options.seed,
+            progress=partial(report, "probe, seconds"),
+        )
+    if options.out is not None:
+        write_json(document, options.out)
+    return Answer(document, partial(_print_probe, document))
+
+
+def _print_probe(document: dict[str, Any]) -> None:
+    seconds, widths = document["mean_s"], document["relative_half_width"]
+    *passes, step = [sum(row) / len(row) for row in [*seconds["verify"], seconds["autoregressive"]]]
+    drafts = [value for row in seconds["draft_step"] for value in row]
+    known = [*widths["verify"], widths["autoregressive"], widths["draft_step"] or 0.0]
+    others = document["load"]["others_percent"]
+    print(
+        f"passes of 1 to {len(passes)} tokens {', '.join(f'{1e3 * s:.2f}' for s in passes)} ms, "
+        f"draft step {1e3 * sum(drafts) / len(drafts):.3g} ms, decoding step {1e3 * step:.2f} ms "
+        f"at {' and '.join(map(str, document['contexts']))} cached tokens, all within {100 * max(known):.1f} %"
+        + ("" if others is None else f"; other processes used {others:.0f} % of the CPUs")
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class BatchProfileOptions(SeedSettings):
     """What to measure of batches, and where to write it."""
 

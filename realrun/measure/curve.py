@@ -66,7 +66,7 @@ def _fit(context: Floats, seconds: Floats, grid: Sequence[int]) -> Fit:
     near: Floats = seconds
     values: Floats = np.zeros(len(grid))
     for _ in range(ITERATIONS):
-        values = np.linalg.solve(normal, hats.T @ near)
+        values = np.asarray(np.linalg.solve(normal, hats.T @ near), dtype=np.float64)
         reach = FAR * spread(seconds - hats @ values)
         near = hats @ values + np.clip(seconds - hats @ values, -reach, reach)
     residuals = near - hats @ values

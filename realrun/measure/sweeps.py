@@ -177,7 +177,8 @@ class Sweeps:
             "autoregressive": widths["autoregressive",].tolist(),
         }
         if "tree" in tables:
-            document["relative_half_width"]["tree_verify"] = rows("tree verify", tables["tree"]["sizes"])
+            sizes = tables["tree"]["sizes"]
+            document["relative_half_width"] |= {"tree_sizes": sizes, "tree_verify": rows("tree verify", sizes)}
         return document
 
 

@@ -1,37 +1,47 @@
-"""Fit a roofline's costs to measured costs, as objects, files or mappings."""
+"""Bring costs into line with what was measured: a roofline with a profile, a profile with a probe."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from os import PathLike
+from typing import Any
+
 from specsim.cost.batch_profile import BatchProfileCost
-from specsim.cost.files import CostLike, as_cost
+from specsim.cost.documents import KIND
+from specsim.cost.files import CostLike, as_cost, cost_path, read_cost, read_cost_document
 from specsim.cost.grid import GridPairCost
-from specsim.cost.profile import ProfileCost
+from specsim.cost.probed import PROBE_KIND, probed_document, with_probe
+from specsim.cost.profile import PROFILE_KIND, ProfileCost
 from specsim.cost.roofline.calibration import calibrate as fit
 from specsim.cost.roofline.cost import RooflineCost
+from specsim.cost.roofline.document import calibration_document
+from specsim.io.errors import InputError
+from specsim.io.files import file_digest
 
 
-def calibrate(cost: CostLike, measured: CostLike) -> RooflineCost:
-    """Fit a roofline's costs to a measured profile of the same target and drafter.
+def calibrate(cost: CostLike, measured: CostLike) -> RooflineCost | ProfileCost:
+    """Fit a roofline's costs to a measured profile, or rescale a profile to what a probe found.
 
     Parameters
     ----------
-    cost : RooflineCost, str, Path or mapping
+    cost : RooflineCost, ProfileCost, str, Path or mapping
         Roofline costs, as `read_cost` takes them; what share of the ceilings is reached, and what a round takes
-        besides its passes, is fitted.
+        besides its passes, is fitted. With a probe, a profile.
     measured : ProfileCost, BatchProfileCost, GridPairCost, str, Path or mapping
-        What `realrun profile` or `realrun batch-profile` measured.
+        What `realrun profile`, `realrun batch-profile` or `realrun probe` measured, of the same target and drafter.
 
     Returns
     -------
-    RooflineCost
-        Calibrated; `covered` holds the calibrated ranges, and notes name extrapolation.
+    RooflineCost or ProfileCost
+        Calibrated. A roofline's `covered` holds the calibrated ranges, and its notes name extrapolation; for profiles
+        see `specsim.cost.probed.with_probe`.
 
     Raises
     ------
     InputError
-        If no pass of the target was measured.
+        If no pass of the target was measured, or a probe's contexts are not within the profile's.
     TypeError
-        For `cost` that is not a roofline, or `measured` that is not a profile.
+        For `cost` that is not a roofline, or with a probe not a profile, or `measured` that is neither.
 
     References
     ----------
@@ -48,9 +58,62 @@ def calibrate(cost: CostLike, measured: CostLike) -> RooflineCost:
     >>> bool(abs(fitted.autoregressive_step(100) - step_s) < abs(roofline.autoregressive_step(100) - step_s))
     True
     """
+    probe = _probe_of(measured)
+    if probe is not None:
+        return with_probe(as_cost(cost), probe)
     roofline, profile = as_cost(cost), as_cost(measured)
     if not isinstance(roofline, RooflineCost):
         raise TypeError(f"cost is {roofline}; expected roofline costs, such as 'example:llama-3.1-8b-eagle-h100'")
     if not isinstance(profile, ProfileCost | GridPairCost | BatchProfileCost):
         raise TypeError(f"measured is {profile}; expected what `realrun profile` or `realrun batch-profile` wrote")
     return fit(roofline, profile)
+
+
+def calibrated_document(cost: str | PathLike[str], measured: str | PathLike[str]) -> dict[str, Any]:
+    """Calibrate costs, as `calibrate` does, and make the document of a cost file, with digests of both files.
+
+    Parameters
+    ----------
+    cost, measured : str or Path
+        Files, or names of `specsim cost list` and `specsim example --list`.
+
+    Returns
+    -------
+    dict
+        `read_cost` reads it.
+
+    Raises
+    ------
+    InputError
+        For files that `calibrate` refuses, and for a probe of another pair than the profile's.
+    """
+    document, probe = read_cost_document(cost_path(cost)), _probe_of(measured)
+    kind = document.get("kind") if isinstance(document, dict) else None
+    if probe is not None:
+        if kind != PROFILE_KIND:
+            raise InputError(f"{cost} is no profile; a probe rescales what `realrun profile` wrote")
+        read_cost(cost)
+        return probed_document(document, probe, {"profile": _source_of(cost), "probe": _source_of(measured)})
+    if kind != KIND or document.get("form") != "roofline":
+        raise InputError(f"{cost} has no form roofline; give a roofline for a profile, or a profile for a probe")
+    fitted = calibrate(cost, measured)
+    assert isinstance(fitted, RooflineCost)
+    seen = _source_of(measured)
+    source = f"{document['source']}; calibrated on {seen['digest']} of {seen['date']}"
+    return {**document, "source": source, "calibration": calibration_document(fitted)}
+
+
+def _probe_of(measured: object) -> Mapping[str, Any] | None:
+    """The document of a probe, None for anything else."""
+    document = measured
+    if isinstance(measured, str | PathLike):
+        document = read_cost_document(cost_path(measured))
+    return document if isinstance(document, Mapping) and document.get("kind") == PROBE_KIND else None
+
+
+def _source_of(path: str | PathLike[str]) -> dict[str, Any]:
+    """Digest of a cost file, and when its costs were measured, if it says that."""
+    document = read_cost_document(cost_path(path))
+    provenance = document.get("provenance") if isinstance(document, dict) else None
+    date = provenance.get("date") if isinstance(provenance, dict) else None
+    return {"digest": file_digest(cost_path(path)), "date": date}

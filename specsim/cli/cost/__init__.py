@@ -5,11 +5,12 @@ from __future__ import annotations
 import typer
 
 from specsim.cli.command import command
+from specsim.cli.cost.calibrate import calibrate
 from specsim.cli.cost.compare import compare
 from specsim.cli.cost.fit import fit
 from specsim.cli.cost.show import list_costs, show
 
-cost = typer.Typer(help="Show, fit and compare costs of decoding.", no_args_is_help=True)
+cost = typer.Typer(help="Show, fit, calibrate and compare costs of decoding.", no_args_is_help=True)
 command(cost, "list")(list_costs)
-for _command in (show, compare, fit):
+for _command in (show, compare, fit, calibrate):
     command(cost)(_command)

@@ -1,0 +1,317 @@
+"""A profile measured before, at the state in which a probe of `realrun probe` finds the machine now.
+
+Other jobs take memory bandwidth and caches, which moves small passes most. So each pass of one to five tokens has a
+factor of its own, from the probe's time over the profile's at the same context, and drafting has one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple, TypedDict
+
+import numpy as np
+
+from specsim.cost.measured import axis, table
+from specsim.cost.model import MIN_SECONDS, CostModel
+from specsim.cost.profile import ProfileCost, profile_from_json
+from specsim.io.arrays import Floats, Ints, Seconds
+from specsim.io.errors import InputError
+from specsim.io.json import checked
+
+PROBE_KIND, PROBE_VERSION = "specsim-probe", 1
+AGAIN = "probe again"
+LEVEL = 0.05  # of tests
+
+
+class ProbeSeconds(TypedDict):
+    """Seconds of a probe: of passes over 1, 2, ... tokens and draft steps by place, by context; of decoding steps."""
+
+    verify: list[list[float]]
+    draft_step: list[list[float]]
+    autoregressive: list[float]
+
+
+class ProbeWidths(TypedDict):
+    """Half-widths of 95 % intervals, relative to the times, of parts over all contexts."""
+
+    verify: list[float]
+    draft_step: float | None
+    autoregressive: float
+
+
+class ProbeDocument(TypedDict):
+    """What `realrun probe` writes; draft_step : 0, and its half-width None, where nothing is drafted by steps."""
+
+    kind: Literal["specsim-probe"]
+    version: Literal[1]
+    target: str
+    drafter: str
+    contexts: list[int]
+    sweeps: int
+    mean_s: ProbeSeconds
+    relative_half_width: ProbeWidths
+
+
+def check_probe(probe: Mapping[str, Any], name: str = "probe (a mapping)") -> ProbeDocument:
+    """Return a probe's document; InputError where it is malformed."""
+    document: ProbeDocument = checked(dict(probe), name, ProbeDocument, invalid=AGAIN)
+    contexts = axis(document["contexts"], f"{name}: contexts", AGAIN)
+    seconds, widths = document["mean_s"], document["relative_half_width"]
+    passes = table(seconds["verify"], [None, len(contexts)], f"{name}: verify", AGAIN, positive=True)
+    table(seconds["draft_step"], [None, len(contexts)], f"{name}: draft_step", AGAIN)
+    table(seconds["autoregressive"], [len(contexts)], f"{name}: autoregressive", AGAIN, positive=True)
+    known = [*widths["verify"], widths["autoregressive"], widths["draft_step"] or 0.0]
+    fit = len(widths["verify"]) == len(passes) and all(0 <= width < math.inf for width in known)
+    if not fit or document["sweeps"] < 2:
+        raise InputError(f"{name}: its half-widths do not fit its times; {AGAIN}")
+    return document
+
+
+class Factors(NamedTuple):
+    """What a machine takes now over what it took when it was profiled.
+
+    passes : of passes over 1, 2, ... tokens; longer ones have the last; drafting : of draft steps
+    """
+
+    passes: tuple[float, ...]
+    drafting: float
+
+    def of_pass(self, tokens: int) -> float:
+        """The factor of a pass over this many tokens."""
+        return self.passes[min(tokens, len(self.passes)) - 1]
+
+
+def probe_factors(cost: ProfileCost, probe: Mapping[str, Any]) -> Factors:
+    """Compare a probe with a profile at the probe's contexts, between which the profile is interpolated."""
+    document = check_probe(probe)
+    contexts, seconds = np.array(document["contexts"]), document["mean_s"]
+    if not cost.contexts[0] <= contexts[0] <= contexts[-1] <= cost.contexts[-1]:
+        raise InputError(
+            f"the probe's contexts {', '.join(map(str, contexts))} are not within the profile's {cost.contexts[0]} to "
+            f"{cost.contexts[-1]}; probe with `realrun probe --contexts {cost.contexts[0]},{cost.contexts[-1]}`"
+        )
+    sizes = range(1, min(len(seconds["verify"]), len(cost.verify_s)) + 1)
+    passes = tuple(_ratio(seconds["verify"][n - 1], cost.verify(n, contexts)) for n in sizes)
+    places = min(len(seconds["draft_step"]), len(cost.draft_step_s))
+    drafts = np.sum(seconds["draft_step"][:places], axis=0), cost.draft(places, contexts)
+    # Drafts that ride in the target's pass take no steps of their own.
+    return Factors(passes, _ratio(*drafts) if np.min(drafts) > MIN_SECONDS else 1.0)
+
+
+def with_probe(cost: CostModel, probe: Mapping[str, Any]) -> ProfileCost:
+    """Rescale a profile to the state of the machine that a probe found.
+
+    Parameters
+    ----------
+    cost : ProfileCost
+        What `realrun profile` measured before.
+    probe : mapping
+        Document of `realrun probe` of the same pair.
+
+    Returns
+    -------
+    ProfileCost
+        Passes over one to five tokens, of trees too, are rescaled by the probe's factor of their size, longer passes
+        by the factor of five tokens, a decoding step by that of one; draft steps, policy steps and overheads by the
+        factor of draft steps.
+
+    Raises
+    ------
+    InputError
+        For a malformed probe, or one at contexts that the profile does not cover.
+    TypeError
+        For costs that are not a profile.
+
+    Examples
+    --------
+    >>> import specsim
+    >>> from specsim.cost.probed import with_probe
+    >>> profile, contexts = specsim.read_cost("example:lab-deep-model"), [70, 120]
+    >>> slower = {  # passes of one token take twice as long as before, passes of two and more 1.5 times
+    ...     "verify": [(f * profile.verify(n, contexts)).tolist() for n, f in ((1, 2.0), (2, 1.5))],
+    ...     "draft_step": [profile.draft(1, contexts).tolist()],
+    ...     "autoregressive": (2 * profile.autoregressive_step(contexts)).tolist()}
+    >>> widths = {"verify": [0.01, 0.01], "draft_step": 0.01, "autoregressive": 0.01}
+    >>> probe = {"kind": "specsim-probe", "version": 1, "target": "lab-deep", "drafter": "lab", "contexts": contexts,
+    ...     "sweeps": 10, "mean_s": slower, "relative_half_width": widths}
+    >>> now = with_probe(profile, probe)
+    >>> [round(float(now.verify(n, 100) / profile.verify(n, 100)), 3) for n in (1, 2, 7)]
+    [2.0, 1.5, 1.5]
+    """
+    if not isinstance(cost, ProfileCost):
+        raise TypeError(f"cost is {cost}; expected a profile, which `realrun profile` writes")
+    return rescaled(cost, probe_factors(cost, probe))
+
+
+def rescaled(cost: ProfileCost, factors: Factors) -> ProfileCost:
+    """Multiply the times of a profile by factors."""
+
+    def passes(values: Seconds, sizes: Sequence[int] | Ints) -> Seconds:
+        return values * np.array([factors.of_pass(int(size)) for size in sizes])[:, None]
+
+    drafting, tree = factors.drafting, cost.tree
+    if tree is not None:
+        tree = replace(
+            tree,
+            wider_s=tree.wider_s * drafting,
+            verify_s=passes(tree.verify_s, tree.sizes),
+            policy_step_s=tree.policy_step_s * drafting,
+            round_overhead_s=tree.round_overhead_s * drafting,
+        )
+    many = cost.catch_up_many_s
+    return replace(
+        cost,
+        draft_step_s=cost.draft_step_s * drafting,
+        catch_up_s=cost.catch_up_s * drafting,
+        catch_up_many_s=None if many is None else many * drafting,
+        verify_s=passes(cost.verify_s, range(1, len(cost.verify_s) + 1)),
+        autoregressive_s=cost.autoregressive_s * factors.of_pass(1),
+        policy_step_s=cost.policy_step_s * drafting,
+        round_overhead_s=cost.round_overhead_s * drafting,
+        score_step_s=cost.score_step_s * drafting,
+        tree=tree,
+    )
+
+
+def probed_document(profile: Mapping[str, Any], probe: Mapping[str, Any], sources: Mapping[str, Any]) -> dict[str, Any]:
+    """Make the document of a rescaled profile.
+
+    sources : what is kept of where the profile and the probe come from
+    """
+    document = check_probe(probe)
+    for key in ("target", "drafter"):
+        if profile.get(key) != document[key]:
+            raise InputError(
+                f"the probe is of {key} {document[key]}, the profile of {profile.get(key)}; probe the profile's pair"
+            )
+    cost = profile_from_json(profile, "given")
+    factors = probe_factors(cost, probe)
+    tables = ("median_s", "p25_s", "p75_s", "precision")  # which held before
+    kept = {key: value for key, value in profile.items() if key not in tables}
+    if "relative_half_width" in kept:
+        kept["relative_half_width"] = _widened(kept["relative_half_width"], document["relative_half_width"])
+    return {**kept, "mean_s": _seconds_of(rescaled(cost, factors)), "probed": {**factors._asdict(), **sources}}
+
+
+def _widened(widths: Mapping[str, Any], probed: ProbeWidths) -> dict[str, Any]:
+    """Add the errors of the factors to the relative half-widths of a profile's times."""
+
+    def joined(rows: Sequence[Sequence[float | None]], factors: Sequence[float]) -> list[list[float | None]]:
+        return [
+            [None if width is None else math.hypot(width, factors[min(n, len(factors) - 1)]) for width in row]
+            for n, row in enumerate(rows)
+        ]
+
+    passes, (steps,) = probed["verify"], joined([widths["autoregressive"]], probed["verify"][:1])
+    wider = {
+        "draft_step": joined(widths["draft_step"], [probed["draft_step"] or 0.0]),
+        "verify": joined(widths["verify"], passes),
+        "autoregressive": steps,
+    }
+    if "tree_verify" in widths:
+        wider["tree_verify"] = [
+            joined([row], [passes[min(size, len(passes)) - 1]])[0]
+            for size, row in zip(widths["tree_sizes"], widths["tree_verify"], strict=True)
+        ]
+    return {**widths, **wider}
+
+
+def _seconds_of(cost: ProfileCost) -> dict[str, Any]:
+    """Write a profile's times as its document holds them."""
+    tree, many = cost.tree, cost.catch_up_many_s
+    return {
+        "draft_step": cost.draft_step_s.tolist(),
+        "catch_up": cost.catch_up_s.tolist(),
+        "catch_up_many": None
+        if many is None or cost.catch_up_tokens is None
+        else {"tokens": cost.catch_up_tokens.tolist(), "seconds": many.tolist()},
+        "verify": cost.verify_s.tolist(),
+        "autoregressive": cost.autoregressive_s.tolist(),
+        "policy_step": cost.policy_step_s,
+        "round_overhead": cost.round_overhead_s,
+        "score_step": cost.score_step_s,
+        "tree": None
+        if tree is None
+        else {
+            "sizes": tree.sizes.tolist(),
+            "wider": tree.wider_s.tolist(),
+            "verify": tree.verify_s.tolist(),
+            "policy_step": tree.policy_step_s,
+            "round_overhead": tree.round_overhead_s,
+        },
+    }
+
+
+class Change(NamedTuple):
+    """By how much a part of a round takes longer in one probe than in another, with its 95 % interval.
+
+    significant : whether any change at all follows, at a level of 5 % for all parts together (Bonferroni)
+    """
+
+    part: str
+    factor: float
+    low: float
+    high: float
+    significant: bool
+
+
+def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
+    """Compare two probes of the same pair and contexts: by how much each part takes longer in the second.
+
+    Intervals are Student's on the logarithm, with Welch's degrees of freedom.
+
+    Parameters
+    ----------
+    before, after : mapping
+        Documents of `realrun probe`.
+
+    Returns
+    -------
+    list of Change
+        Of passes over 1, 2, ... tokens, of draft steps if there are any, and of decoding steps.
+
+    Raises
+    ------
+    InputError
+        For a malformed probe, or probes of several pairs or contexts.
+    """
+    from scipy.special import stdtrit
+
+    first, second = check_probe(before, "first probe"), check_probe(after, "second probe")
+    for key in ("target", "drafter", "contexts"):
+        if first[key] != second[key]:
+            raise InputError(f"probes differ in their {key}: {first[key]}, {second[key]}; probe the same again")
+    old, new = _parts(first), _parts(second)
+    parts = [part for part in old if part in new]
+    found = []
+    for part in parts:
+        freedoms = np.array([first["sweeps"] - 1, second["sweeps"] - 1])
+        variances = (np.array([old[part][1], new[part][1]]) / stdtrit(freedoms, 0.975)) ** 2
+        freedom = min(variances.sum() ** 2 / max(np.sum(variances**2 / freedoms), 1e-300), 1e9)
+
+        def reach(level: float, error: float = math.sqrt(variances.sum()), freedom: float = freedom) -> float:
+            return error * float(stdtrit(freedom, 1 - level / 2))
+
+        move = math.log(_ratio(new[part][0], old[part][0]))
+        ends = math.exp(move - reach(LEVEL)), math.exp(move + reach(LEVEL))
+        found.append(Change(part, math.exp(move), *ends, abs(move) > reach(LEVEL / len(parts))))
+    return found
+
+
+def _parts(probe: ProbeDocument) -> dict[str, tuple[Floats, float]]:
+    """Seconds of each part, by context, and their relative half-width."""
+    seconds, widths = probe["mean_s"], probe["relative_half_width"]
+    parts = {
+        f"pass of {n}": (np.array(row), width)
+        for n, (row, width) in enumerate(zip(seconds["verify"], widths["verify"], strict=True), start=1)
+    }
+    if widths["draft_step"] is not None:
+        parts["draft step"] = np.sum(seconds["draft_step"], axis=0), widths["draft_step"]
+    return parts | {"decoding step": (np.array(seconds["autoregressive"]), widths["autoregressive"])}
+
+
+def _ratio(now: Floats | Sequence[float], before: Floats | Sequence[float]) -> float:
+    """Geometric mean over contexts of what a time is now over what it was."""
+    return math.exp(float(np.mean(np.log(np.asarray(now) / np.asarray(before)))))
