@@ -231,6 +231,9 @@ class TuneOptions(SeedSettings):
     trials: int = setting(100, TRIALS_HELP, low=1)
     repeats: int = setting(3, REPEATS_HELP)
     tuning_share: float = setting(0.5, "Share of the prompts to tune on; the others are held out.")
+    minutes: float = setting(
+        5.0, "Time to spend: prompts and policies are left out to fit, the least telling first. 0: no limit.", low=0
+    )
 
     def kinds(self, default: Sequence[str]) -> tuple[type[Policy], ...]:
         """The policies to compare; without --policy these by default."""
@@ -241,7 +244,7 @@ class TuneOptions(SeedSettings):
     @property
     def search(self) -> dict[str, Any]:
         """How to tune and measure."""
-        return {name: getattr(self, name) for name in ("trials", "repeats", "tuning_share", "seed")}
+        return {name: getattr(self, name) for name in ("trials", "repeats", "tuning_share", "seed", "minutes")}
 
 
 @contextmanager

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from realrun.pairs.prompts import Prompt
 
 RECORDED = (*(field.name for field in fields(RecordOptions)), "overwrite")  # what --trace decides
-TUNED = (*RECORDED, "cost", "policy", "trials", "repeats", "tuning_share", "seed")  # what --like decides
+TUNED = (*RECORDED, "cost", "policy", "trials", "repeats", "tuning_share", "seed", "minutes")  # what --like decides
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,7 +219,7 @@ def print_validation(document: dict[str, Any], out: Path) -> None:
         counts = ", ".join(f"{sum(counts[cause] for counts in departures)} {cause}" for cause in departures[0])
         print(f"first departures from the replay, of sequences that have one: {counts}")
     print_skipped("not compared", document["skipped"])
-    for line in page.forecast_text(document):
+    for line in [*page.forecast_text(document), *page.state_text(document), *page.time_text(document)]:
         print(line)
     print_table("errors against the measurement", *as_text(ERROR_COLUMNS, error_rows(document)))
     if document["choice"]:

@@ -7,70 +7,107 @@ evenly over the domains. Times are estimated from decoding steps, so they hold a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, TypedDict
 
+from realrun.experiment.settings import Candidate, ExperimentSettings
+from realrun.own_files import read_kept
 from realrun.pairs.prompts import Prompt, spread
+from specsim.io.files import write_json
+from specsim.trace.files import read_trace
 
 RECORD_STEPS = 4.0  # time of a recorded token, in decoding steps: its own, then the drafter's proposals behind it
 RECORD_SHARE = 0.25  # of the minutes, at most for recording
 DECODE_FACTOR = 1.4  # time of decoding with all arms over the arms' own rounds: probes of costs take turns too
+END_S = 15.0  # for the probe and the report after decoding
 LEAST_PROMPTS, LEAST_HELD_OUT, ENOUGH_HELD_OUT = 8, 4, 12
 ENOUGH_POLICIES = 4
 
 
-class Plan(NamedTuple):
-    """What is decoded of the candidates, best first, and of the held-out prompts, and the estimated seconds."""
+class PlanFile(TypedDict, total=False):
+    """A plan as an earlier start of the same job made it: prompts to record, and what is decoded, by number."""
 
+    prompts: int
     policies: list[int]
     held_out: list[int]
-    estimate_s: float
 
 
-def prompts_to_record(prompts: Sequence[Prompt], *, minutes: float, step_s: float, new_tokens: int) -> Sequence[Prompt]:
-    """Select the prompts that can be recorded in a share of these minutes; 0 minutes: all.
+class Plan:
+    """What of an experiment fits into its minutes; kept in a file, so that a later start goes on with the same.
 
-    step_s : time of a decoding step; new_tokens : output tokens of a prompt, at most
+    step_s : seconds of a decoding step
     """
-    each_s = RECORD_STEPS * step_s * new_tokens
-    count = max(LEAST_PROMPTS, int(60 * minutes * RECORD_SHARE / each_s))
-    return spread(prompts, count) if minutes > 0 and count < len(prompts) else prompts
+
+    def __init__(self, path: Path, settings: ExperimentSettings, step_s: float):
+        self.path, self.settings, self.step_s = path, settings, step_s
+        self.kept: dict[str, Any] = read_kept(path, PlanFile) or {}
+
+    @property
+    def reason(self) -> str:
+        """Say why a policy is not decoded."""
+        return f"left out to fit --minutes {self.settings.minutes:g}, because its forecast is lower"
+
+    @property
+    def token_s(self) -> float:
+        """Seconds of the baseline on a prompt."""
+        return self.step_s * self.settings.record.max_new_tokens
+
+    def to_record(self, prompts: Sequence[Prompt], recorded: Path | None) -> Sequence[Prompt]:
+        """Select the prompts to record. recorded : a finished trace of this job, whose prompts stay as they are"""
+        if not self.settings.minutes:
+            return prompts
+        if "prompts" not in self.kept:
+            affordable = int(60 * self.settings.minutes * RECORD_SHARE / (RECORD_STEPS * self.token_s))
+            count = max(LEAST_PROMPTS, affordable) if recorded is None else read_trace(recorded).sequences
+            self._keep({"prompts": min(count, len(prompts))})
+        return spread(prompts, self.kept["prompts"])
+
+    def to_decode(
+        self, tuned: Sequence[Candidate], held_out: Sequence[Prompt], spent_s: float, *, least_policies: int = 1
+    ) -> tuple[list[Candidate], list[int]]:
+        """Choose the policies and held-out prompts to decode in the time that is left; prompts by number."""
+        if not self.settings.minutes:
+            return list(tuned), list(range(len(held_out)))
+        if "policies" not in self.kept:
+            left_s = 60 * self.settings.minutes - spent_s - END_S
+            baseline_s = DECODE_FACTOR * self.settings.repeats * self.token_s
+            speedups = [candidate.train_speedup or 1.0 for candidate in tuned]
+            policies, prompts = most_telling(speedups, len(held_out), left_s / baseline_s, least_policies)
+            order = {id(prompt): number for number, prompt in enumerate(held_out)}
+            chosen = sorted(order[id(prompt)] for prompt in spread(held_out, prompts))
+            self._keep({"policies": policies, "held_out": chosen})
+        return [tuned[number] for number in self.kept["policies"]], self.kept["held_out"]
+
+    def _keep(self, more: dict[str, Any]) -> None:
+        self.kept |= more
+        write_json(self.kept, self.path)
 
 
-def plan(
-    speedups: Sequence[float],
-    held_out: Sequence[Prompt],
-    *,
-    limit_s: float,
-    step_s: float,
-    new_tokens: int,
-    repeats: int,
-) -> Plan:
-    """Choose policies and held-out prompts that two baselines and the policies can decode within a limit.
+def most_telling(
+    speedups: Sequence[float], prompts: int, affordable: float, least_policies: int = 1
+) -> tuple[list[int], int]:
+    """Choose policies, by number, and the number of prompts that two baselines and the policies can decode.
 
     Few policies on enough prompts tell more than many on few: policies are left out until `ENOUGH_POLICIES` are left or
-    `ENOUGH_HELD_OUT` prompts fit, then prompts, then policies again. The least is one policy on `LEAST_HELD_OUT`
-    prompts, whatever the limit.
+    `ENOUGH_HELD_OUT` prompts fit, then prompts, then policies again. The least is `least_policies` policies on
+    `LEAST_HELD_OUT` prompts, whatever fits.
 
     Parameters
     ----------
     speedups : forecast of every policy
-    held_out : prompts
-    limit_s : for decoding
-    step_s : time of a decoding step; new_tokens : output tokens of a prompt; repeats : of every prompt and policy
+    prompts : held-out prompts
+    affordable : time, in that of the baseline on one prompt
     """
     best_first = sorted(range(len(speedups)), key=lambda number: -speedups[number])
-    order = {id(prompt): number for number, prompt in enumerate(held_out)}
 
-    def seconds(policies: int, prompts: int) -> float:
-        arms = 2 + sum(1 / speedups[number] for number in best_first[:policies])
-        return DECODE_FACTOR * prompts * repeats * step_s * new_tokens * arms
+    def too_long(policies: int, prompts: int) -> bool:
+        return prompts * (2 + sum(1 / speedups[number] for number in best_first[:policies])) > affordable
 
-    policies, prompts = len(best_first), len(held_out)
-    while policies > ENOUGH_POLICIES and seconds(policies, min(prompts, ENOUGH_HELD_OUT)) > limit_s:
+    policies = len(best_first)
+    while policies > max(ENOUGH_POLICIES, least_policies) and too_long(policies, min(prompts, ENOUGH_HELD_OUT)):
         policies -= 1
-    while prompts > LEAST_HELD_OUT and seconds(policies, prompts) > limit_s:
+    while prompts > LEAST_HELD_OUT and too_long(policies, prompts):
         prompts -= 1
-    while policies > 1 and seconds(policies, prompts) > limit_s:
+    while policies > least_policies and too_long(policies, prompts):
         policies -= 1
-    chosen = sorted(order[id(prompt)] for prompt in spread(held_out, prompts))
-    return Plan(sorted(best_first[:policies]), chosen, seconds(policies, prompts))
+    return sorted(best_first[:policies]), prompts

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 
+from realrun.experiment.forecast_costs import ForecastCosts
 from realrun.experiment.settings import Candidate
 from realrun.own_files import read_own
-from specsim.cost.model import CostModel
 from specsim.io.files import write_json
 from specsim.replaying.forecast import forecast_interval
 from specsim.replaying.intervals import NO_SPECULATION
@@ -37,24 +36,6 @@ class ForecastFile(TypedDict):
 
     rows: list[ForecastRow]
     sealed: bool
-
-
-@dataclass(frozen=True)
-class ForecastCosts:
-    """Costs from before the held-out prompts are decoded.
-
-    cost : that policies are tuned under and forecast by
-    unprobed : the same as they were before a probe of this machine rescaled them; None without a probe
-    drawn : costs that the same measurements could have given as well, for their noise
-    run_error : standard deviation of the logarithm of a speedup between such costs and a run
-    facts : where the costs are from, for the document
-    """
-
-    cost: CostModel
-    unprobed: CostModel | None
-    drawn: Sequence[CostModel]
-    run_error: float
-    facts: Mapping[str, Any]
 
 
 def forecast(

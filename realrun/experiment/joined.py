@@ -16,18 +16,16 @@ import numpy as np
 
 from realrun.experiment.choice import Forecast, choice_of
 from realrun.experiment.document import errors_of, rate_of
-from realrun.experiment.forecast import ForecastCosts, forecast, sealed_forecast
+from realrun.experiment.forecast import forecast, sealed_forecast
+from realrun.experiment.forecast_costs import ForecastCosts, drawn_costs, tuning_profile
 from realrun.experiment.measured_costs import MeasuredCosts, Run
 from realrun.experiment.measuring import Costs, Measurement, measure_in_turns
 from realrun.experiment.run import (
-    FRESH_RUN_ERROR,
     IDENTITY,
     OTHER,
     UNFINISHED,
-    drawn_costs,
     identity_of,
     keep_forecast,
-    tuning_profile,
 )
 from realrun.experiment.settings import Candidate, ValidationSettings
 from realrun.experiment.validate import DECODED, TUNED, arms_of, candidates, compared
@@ -104,9 +102,9 @@ def validate_joined(
         for number, pair in enumerate(pairs, start=1)
     ]
     cost = JoinedCost(tuple(profile_from_json(document, "just measured") for document in tuning_profiles))
-    drawn = map(JoinedCost, zip(*(drawn_costs(document, settings.seed) for document in tuning_profiles), strict=True))
+    drawn = zip(*(drawn_costs(document, settings.seed) for document in tuning_profiles), strict=True)
     chosen, skipped = _candidates(PricedTrace(train, cost), settings, work, progress)
-    before = ForecastCosts(cost, None, [*drawn], FRESH_RUN_ERROR, {"source": "measured just before"})
+    before = ForecastCosts(cost, {"source": "measured just before"}, drawn=[JoinedCost(costs) for costs in drawn])
     forecasts = sealed_forecast(
         work, forecast(chosen, train, before, held_out=len(held), sealed=sealed, seed=settings.seed)
     )

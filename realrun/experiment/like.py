@@ -103,9 +103,8 @@ def read_like(folder: Path, *, trace: Path | None = None, files: Sequence[str] =
     if not document["rows"]:
         raise InputError(f"{path} has no rows; {AGAIN}")
     profile = folder / "profile.json"
-    cost = profile_from_json(
-        read_json(profile, str(profile), dict[str, Any], missing=finished, invalid=AGAIN), str(profile)
-    )
+    measured: dict[str, Any] = read_json(profile, str(profile), dict[str, Any], missing=finished, invalid=AGAIN)
+    cost = profile_from_json(measured, str(profile))
     if trace is None and not (folder / "trace").is_dir():
         raise InputError(f"{folder} holds no trace, since it was made with --trace; name the same trace by --trace")
     where = trace or folder / "trace"
@@ -134,6 +133,6 @@ def read_like(folder: Path, *, trace: Path | None = None, files: Sequence[str] =
         kinds=tuple(dict.fromkeys(type(candidate.policy) for candidate in candidates)),
         **document["options"],
         trace=trace,
-        tuned=Tuned(tuple(candidates), cost),
+        tuned=Tuned(tuple(candidates), cost, measured),
     )
     return Like(folder, recorded, prompts, settings, document["environment"]["threads"])

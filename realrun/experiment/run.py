@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
+from realrun.experiment.budget import Plan
 from realrun.experiment.document import as_document, rounds_table
-from realrun.experiment.forecast import ForecastCosts, forecast, sealed_forecast
+from realrun.experiment.forecast import forecast, sealed_forecast
+from realrun.experiment.forecast_costs import costs_before, decoding_step_s, forecast_costs, probed
 from realrun.experiment.settings import Candidate, ExperimentSettings, ValidationSettings
 from realrun.experiment.validate import TUNED, candidates, measure
 from realrun.lm.clock import clock_name
 from realrun.lm.variants.block_expansion import expansion_of
-from realrun.measure.profile import LIMIT_S, TREE_TOKENS, contexts_between, profile
 from realrun.measure.reuse import check_job, recorded_trace, recording_identity
-from realrun.own_files import claim, read_own
+from realrun.own_files import claim
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_facts
 from realrun.provenance import device_name
 from speckernels import backend_for
-from specsim.cost.files import cost_path, read_cost
+from specsim.cost.files import cost_path
 from specsim.cost.model import CostModel
-from specsim.cost.profile import noisy_profile, profile_from_json
+from specsim.cost.probed import changes
 from specsim.io.arrays import Ints
 from specsim.io.files import digest, file_digest, remove_folder, replacing, write_json, write_table, write_text
 from specsim.io.progress import Progress
@@ -34,13 +35,9 @@ from specsim.learn.settings import SearchSettings
 from specsim.trace.trace import Trace
 
 UNFINISHED = "validation.partial"  # folder, in the output's, of what is there before the result
-IDENTITY, PROFILE = "settings.json", "tuning_profile.json"  # in it
+IDENTITY, PROFILE, PLAN = "settings.json", "tuning_profile.json", "plan.json"  # in it
 ANEW = "pass --overwrite"
 OTHER = f"{ANEW} or another --out"
-# Standard deviation of the logarithm of a speedup between costs and a run, by the costs' age.
-FRESH_RUN_ERROR, OLD_RUN_ERROR = 0.02, 0.06
-DRAWN = 16  # profiles, for the noise that costs bring into a forecast
-PROFILE_LIMIT_S, PROFILE_SHARE = LIMIT_S, 0.3  # longest profile, and share of the minutes for it
 
 
 def validate(
@@ -85,20 +82,25 @@ def validate(
     >>> from specsim.policy.registry import POLICIES
     >>> pair = realrun.load_pair(drafter="prompt-lookup", threads=1)
     >>> record = realrun.RecordSettings(max_draft_tokens=2, max_new_tokens=8)
-    >>> settings = realrun.ValidationSettings(record, (POLICIES["fixed_k"],), trials=2)
+    >>> settings = realrun.ValidationSettings(record, (POLICIES["fixed_k"],), trials=2, minutes=0.1)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     out, prompts = Path(folder) / "validation", lab_prompts(pair.tokenizer, 4)
     ...     document = realrun.validate(pair, prompts, settings, out)
     >>> document["rows"][0]["rounds_identical_percent"]
     100.0
     """
-    before = None if settings.cost is None else read_cost(settings.cost)
-    tuning, held = check_job(out, prompts, tuning_share=settings.tuning_share, seed=settings.seed)
+    begun_s = time.monotonic()
+    before = costs_before(settings)
+    check_job(out, prompts, tuning_share=settings.tuning_share, seed=settings.seed)
     out.mkdir(parents=True, exist_ok=True)
     work, folder = out / UNFINISHED, settings.trace or out / "trace"
     if settings.overwrite:
         remove_folder(work)
     sealed = settings.overwrite or not folder.exists()
+    state = probed(pair, prompts, settings, before, progress)
+    plan = Plan(work / PLAN, settings, decoding_step_s(state))
+    given, prompts = prompts, plan.to_record(prompts, None if sealed else folder)
+    tuning, held = check_job(out, prompts, tuning_share=settings.tuning_share, seed=settings.seed)
 
     def recorded(sequences: Ints | None = None) -> Trace:
         def report(done: int, total: int) -> None:
@@ -110,8 +112,11 @@ def validate(
 
     train = recorded(tuning)
     claim(work / IDENTITY, identity_of(pair, prompts, settings), f"{work} holds an unfinished validation", OTHER)
-    costs = forecast_costs(pair, prompts, settings, before, work, progress)
-    chosen, skipped = tuned_policies(train, costs.cost, settings, work, progress)
+    costs = forecast_costs(pair, prompts, settings, before, state, work / PROFILE, progress)
+    tuned, skipped = tuned_policies(train, costs.cost, settings, work, progress)
+    chosen, decoded = plan.to_decode(tuned, [prompts[number] for number in held], time.monotonic() - begun_s)
+    held = held[decoded]
+    skipped += [(candidate.variant, plan.reason) for candidate in tuned if candidate not in chosen]
     forecasts = sealed_forecast(
         work, forecast(chosen, train, costs, held_out=len(held), sealed=sealed, seed=settings.seed)
     )
@@ -119,9 +124,16 @@ def validate(
     result = measure(
         pair, train, holdout, [prompts[number] for number in held], chosen, costs, forecasts, settings, progress, work
     )
+    after = probed(pair, given, settings, before, progress)
     write_json(result.profile, out / "profile.json")
     document = {
         **as_document(result),
+        "machine_state": {"before": state, "after": after, "changes": [c._asdict() for c in changes(state, after)]},
+        "time": {
+            "minutes": settings.minutes,
+            "spent_s": time.monotonic() - begun_s,
+            "prompts": {"given": len(given), "recorded": len(prompts), "decoded": len(held)},
+        },
         "skipped": [{"policy": name, "reason": reason} for name, reason in skipped],
         "prompts": prompt_facts(prompts, settings.record.prompts_source),
         "load": result.measurement.load._asdict(),
@@ -136,72 +148,6 @@ def validate(
     keep_forecast(work, out)
     remove_folder(work)
     return document
-
-
-def forecast_costs(
-    pair: Pair,
-    prompts: Sequence[Prompt],
-    settings: ValidationSettings,
-    before: CostModel | None,
-    work: Path,
-    progress: Progress,
-) -> ForecastCosts:
-    """Return the costs to tune under and to forecast by: from before, rescaled by a probe, or a profile made now.
-
-    before : the costs of `settings.cost`
-    """
-    if settings.tuned is not None:
-        before, source = settings.tuned.cost, "the validation that is repeated"
-    elif before is not None:
-        source = str(settings.cost)
-    if before is None:
-        document = tuning_profile(pair, prompts, settings, work / PROFILE, progress)
-        facts = {"source": "measured just before", **_origin(document)}
-        drawn = drawn_costs(document, settings.seed)
-        return ForecastCosts(profile_from_json(document, "just measured"), None, drawn, FRESH_RUN_ERROR, facts)
-    return ForecastCosts(before, None, [], OLD_RUN_ERROR, {"source": source})
-
-
-def drawn_costs(document: Mapping[str, Any], seed: int) -> list[CostModel]:
-    """Draw costs that the measurement behind a profile could have given as well."""
-    rng = np.random.default_rng(seed)
-    return [profile_from_json(noisy_profile(document, rng), "just measured") for _ in range(DRAWN)]
-
-
-def tuning_profile(
-    pair: Pair, prompts: Sequence[Prompt], settings: ExperimentSettings, path: Path, progress: Progress
-) -> dict[str, Any]:
-    """Measure what rounds cost before anything is decoded, or read it from this file of an earlier start."""
-    if not path.is_file():
-        document = profile(
-            pair,
-            contexts=contexts_of(prompts, settings.record.max_new_tokens),
-            depth=settings.record.max_draft_tokens,
-            limit_s=profile_limit_s(settings.minutes),
-            sampler=settings.record.sampler,
-            seed=settings.seed,
-            tree_tokens=TREE_TOKENS if settings.record.tree_nodes else 0,
-            progress=lambda done, total: progress("profile", done, total),
-        )
-        write_json(document, path)
-    return read_own(path, again=ANEW)
-
-
-def contexts_of(prompts: Sequence[Prompt], new_tokens: int) -> list[int]:
-    """Choose contexts to profile over all that rounds on these prompts may meet."""
-    lengths = [len(prompt.tokens) for prompt in prompts]
-    return contexts_between(min(lengths) - 1, max(lengths) + new_tokens - 2)
-
-
-def profile_limit_s(minutes: float) -> float:
-    """Return the seconds that a profile may take in an experiment of these minutes, 0 of one without a limit."""
-    return min(PROFILE_LIMIT_S, 60 * minutes * PROFILE_SHARE) if minutes else PROFILE_LIMIT_S
-
-
-def _origin(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what tells a profile from others: its digest, and where and when it was measured."""
-    made = document.get("provenance", {})
-    return {"digest": digest(json.dumps(document)), **{name: made.get(name) for name in ("date", "device")}}
 
 
 def tuned_policies(

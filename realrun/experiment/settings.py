@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,10 +31,11 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Tuned:
-    """Policies that an earlier validation tuned, and the costs that it measured."""
+    """Policies that an earlier validation tuned, and the profile that it measured; cost : made of the profile."""
 
     candidates: tuple[Candidate, ...]
     cost: ProfileCost
+    profile: Mapping[str, Any]
 
 
 @dataclass(frozen=True)

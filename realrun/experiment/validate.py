@@ -11,7 +11,7 @@ import numpy as np
 
 from realrun.decode.rounds import Decoded, Round
 from realrun.experiment.divergence import divergences, summary
-from realrun.experiment.forecast import ForecastCosts
+from realrun.experiment.forecast_costs import ForecastCosts
 from realrun.experiment.measured_costs import MeasuredCosts
 from realrun.experiment.measuring import Costs, Measurement, measure_in_turns
 from realrun.experiment.settings import Candidate, ExperimentSettings, ValidationSettings

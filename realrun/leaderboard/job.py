@@ -10,16 +10,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypedDict
 
+from realrun.experiment.budget import Plan
 from realrun.experiment.document import errors_of
-from realrun.experiment.forecast import FORECAST, ForecastCosts, forecast, sealed_forecast
+from realrun.experiment.forecast import FORECAST, forecast, sealed_forecast
+from realrun.experiment.forecast_costs import ForecastCosts, contexts_of, decoding_step_s, probed
 from realrun.experiment.measured_costs import MeasuredCosts
 from realrun.experiment.measuring import Costs, measure_in_turns
-from realrun.experiment.run import FRESH_RUN_ERROR, OTHER, conditions_of, contexts_of
+from realrun.experiment.run import OTHER, PLAN, conditions_of
 from realrun.experiment.settings import Candidate, ExperimentSettings
 from realrun.experiment.timing import check_repeats, make_arm
 from realrun.experiment.validate import DECODED, TUNED, candidates
@@ -53,6 +57,7 @@ from specsim.io.files import remove_folder, write_json, write_text
 from specsim.io.progress import Progress
 from specsim.learn.evaluate import truncated_reason
 from specsim.learn.settings import SearchSettings
+from specsim.replaying.intervals import NO_SPECULATION
 from specsim.replaying.prediction import summarise
 from specsim.replaying.priced import PricedTrace
 from specsim.trace.trace import Trace
@@ -99,8 +104,14 @@ def run_leaderboard(
     """
     if settings.record.sampler.mode == "rejection":
         raise InputError("the leaderboard replays exactly, in greedy and Gumbel mode; choose one of them")
-    tuning, held = check_job(out, prompts, tuning_share=settings.tuning_share, seed=settings.seed)
+    begun_s = time.monotonic()
+    check_job(out, prompts, tuning_share=settings.tuning_share, seed=settings.seed)
     _claim(out, _identity(pairs, prompts, settings), list(pairs), overwrite=overwrite)
+    recorded_before = next((out / name / "trace" for name in pairs if (out / name / "trace").exists()), None)
+    step_s = decoding_step_s(probed(plain, prompts, settings, None, progress)) if settings.minutes else 0.0
+    plan = Plan(out / PLAN, settings, step_s)
+    prompts = plan.to_record(prompts, recorded_before)
+    tuning, held = check_job(out, prompts, tuning_share=settings.tuning_share, seed=settings.seed)
 
     def recorded(sequences: Ints | None = None) -> dict[str, Trace]:
         what = "record" if sequences is None else "record tuning prompts"
@@ -116,27 +127,28 @@ def run_leaderboard(
             for name, pair in pairs.items()
         }
 
-    sealed = not any((out / name / "trace").exists() for name in pairs)
     trains = recorded(tuning)
     profiles = _tuning_profiles(pairs, plain, prompts, settings, out, progress)
-    costs, entries, skipped = models(profiles), list[Entry](), list[dict[str, str]]()
+    costs, chosen, skipped = models(profiles), dict[str, list[Candidate]](), list[dict[str, str]]()
     for name, train in trains.items():
         tuned, left_out = _tuned(name, train, costs[name], settings, out, progress)
-        chosen = best_of_roles(tuned, pairs[name].drafter.paper_policy)
-        before = ForecastCosts(costs[name], None, [], FRESH_RUN_ERROR, {"source": "measured just before"})
-        made = forecast(chosen, train, before, held_out=len(held), sealed=sealed, seed=settings.seed)
-        entries += [
-            Entry(name, candidate.role, candidate.variant, candidate.policy, row["forecast"])
-            for candidate, row in zip(chosen, made["rows"], strict=True)
-        ]
+        chosen[name] = best_of_roles(tuned, pairs[name].drafter.paper_policy)
         skipped += [{"drafter": name, "policy": policy, "reason": reason} for policy, reason in left_out]
-    rows_ = [{"label": entry.title, "params": entry.policy.settings, "forecast": entry.forecast} for entry in entries]
-    made = {key: value for key, value in made.items() if key not in ("drafter", "baseline_tokens_per_s", "deploy")}
-    forecasts = sealed_forecast(out, {**made, "rows": rows_})
+    everyone, texts = [*chain.from_iterable(chosen.values())], [prompts[number] for number in held]
+    _, decoded = plan.to_decode(everyone, texts, time.monotonic() - begun_s, least_policies=len(everyone))
+    held = held[decoded]
+    forecasts = _forecast(chosen, trains, profiles, len(held), settings, sealed=recorded_before is None)
+    forecasts = sealed_forecast(out, forecasts)
+    speedups = iter(forecasts["rows"])
+    entries = [
+        Entry(name, candidate.role, candidate.variant, candidate.policy, next(speedups)["forecast"])
+        for name, candidates_ in chosen.items()
+        for candidate in candidates_
+    ]
     holdouts = {name: trace.select(held) for name, trace in recorded().items()}
     board = Board(pairs, plain, entries, trains, holdouts, costs, profiles, None, settings.seed)
     if settings.repeats:
-        board = measured(board, [prompts[sequence] for sequence in held.tolist()], settings, out, progress)
+        board = measured(board, [prompts[number] for number in held], settings, out, progress)
     table = rows(board)
     document = {
         "kind": "specsim-drafter-leaderboard",
@@ -160,6 +172,30 @@ def run_leaderboard(
     write_drafters_table(out / "leaderboard.csv", document)
     write_text(out / "report.html", render_drafters(document))
     return document
+
+
+def _forecast(
+    chosen: Mapping[str, Sequence[Candidate]],
+    trains: Mapping[str, Trace],
+    profiles: Mapping[str, Mapping[str, Any]],
+    held_out: int,
+    settings: BoardSettings,
+    *,
+    sealed: bool,
+) -> dict[str, Any]:
+    """Forecast the policies of all drafters; the rows of forecast.json name the drafter ahead of the policy."""
+    made: dict[str, Any] = {}
+    for name, policies in chosen.items():
+        costs = ForecastCosts.profiled(profiles[name], settings.seed)
+        own = forecast(policies, trains[name], costs, held_out=held_out, sealed=sealed, seed=settings.seed)
+        own["rows"] = [
+            {**row, "drafter": name, "label": f"{name}, {candidate.variant}"}
+            for row, candidate in zip(own["rows"], policies, strict=True)
+        ]
+        made = {**own, "rows": [*made.get("rows", []), *own["rows"]]}
+    best = max(made["rows"], key=lambda row: float(row["forecast"]["estimate"]))
+    deploy = best["label"] if best["forecast"]["estimate"] > 1 else NO_SPECULATION
+    return {**made, "drafter": [*chosen], "deploy": deploy}
 
 
 def _tuning_profiles(

@@ -198,6 +198,30 @@ def forecast_text(document: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def state_text(document: Mapping[str, Any]) -> list[str]:
+    """Say whether the machine's state moved between the probes before and after; none for older results."""
+    if "machine_state" not in document:
+        return []
+    moved = [
+        f"{c['part']} {100 * (c['factor'] - 1):+.1f} %"
+        for c in document["machine_state"]["changes"]
+        if c["significant"]
+    ]
+    return [f"Machine state between the probes before and after: {', '.join(moved) or 'no significant change'}."]
+
+
+def time_text(document: Mapping[str, Any]) -> list[str]:
+    """Say how long a validation took, and what its minutes left out; none for older results."""
+    if "time" not in document:
+        return []
+    time = document["time"]
+    prompts, limit = time["prompts"], f" of {time['minutes']:g}" if time["minutes"] else ""
+    return [
+        f"Time: {time['spent_s'] / 60:.1f}{limit} minutes; {prompts['recorded']} of {prompts['given']} prompts "
+        f"recorded, {prompts['decoded']} of them held out and decoded."
+    ]
+
+
 def wall_clock_text(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     """Name the rows whose wall-clock speedup differs from the speedup by medians, in a line; none if none does."""
     differ = [

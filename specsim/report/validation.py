@@ -37,7 +37,9 @@ from specsim.report.page import (
     repeats_text,
     speculation_text,
     stack,
+    state_text,
     tiles,
+    time_text,
     wall_clock_text,
 )
 from specsim.report.table import as_html
@@ -194,7 +196,12 @@ def _lead(document: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
         if identical
         else ("approximate", "replay, as always with rejection sampling"),
     )
-    told = [*forecast_text(document), *([choice_text(choice)] if choice else [])]
+    told = [
+        *forecast_text(document),
+        *state_text(document),
+        *time_text(document),
+        *([choice_text(choice)] if choice else []),
+    ]
     return [lead(text), *map(lead, told), tiles(boxes)]
 
 

@@ -1,0 +1,168 @@
+"""Costs to tune under and to forecast by: profiled now, or from before and fitted to the machine's state by a probe."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from realrun.experiment.settings import ExperimentSettings, ValidationSettings
+from realrun.measure import probe as probe_module
+from realrun.measure import profile as profile_module
+from realrun.measure.probe import probe
+from realrun.measure.profile import TREE_TOKENS, contexts_between, profile
+from realrun.own_files import read_own
+from realrun.pairs.pair import Pair
+from realrun.pairs.prompts import Prompt
+from specsim.cost.files import cost_path, read_cost, read_cost_document
+from specsim.cost.model import CostModel
+from specsim.cost.probed import probed_document
+from specsim.cost.profile import PROFILE_KIND, ProfileCost, noisy_profile, profile_from_json
+from specsim.io.files import digest, write_json
+from specsim.io.progress import Progress
+
+# Standard deviation of the logarithm of a speedup between the costs of a forecast and a run.
+FRESH_RUN_ERROR, PROBED_RUN_ERROR, OLD_RUN_ERROR = 0.02, 0.03, 0.06
+DRAWN = 16  # profiles, for the noise that costs bring into a forecast
+PROFILE_SHARE, PROBE_SHARE = 0.3, 0.04  # of the minutes, at most
+
+
+@dataclass(frozen=True)
+class ForecastCosts:
+    """Costs from before the held-out prompts are decoded.
+
+    cost : that policies are tuned under and forecast by
+    facts : where the costs are from, for the document
+    run_error : standard deviation of the logarithm of a speedup between such costs and a run
+    unprobed : the same as they were before a probe of this machine rescaled them; None without a probe
+    drawn : costs that the same measurements could have given as well, for their noise
+    """
+
+    cost: CostModel
+    facts: Mapping[str, Any]
+    run_error: float = FRESH_RUN_ERROR
+    unprobed: CostModel | None = None
+    drawn: Sequence[CostModel] = ()
+
+    @classmethod
+    def profiled(cls, document: Mapping[str, Any], seed: int) -> ForecastCosts:
+        """Make costs of a profile that was measured just before."""
+        facts = {"source": "measured just before", **origin(document)}
+        return cls(profile_from_json(document, "just measured"), facts, drawn=drawn_costs(document, seed))
+
+
+@dataclass(frozen=True)
+class CostsBefore:
+    """Costs from before, and the document of their profile if they are one."""
+
+    source: str
+    cost: CostModel
+    profile: Mapping[str, Any] | None
+
+
+def costs_before(settings: ValidationSettings) -> CostsBefore | None:
+    """Read the costs that an experiment is to be forecast by; None where they are to be profiled now."""
+    if settings.tuned is not None:
+        profiled = settings.tuned.profile
+        return CostsBefore("of the validation that is repeated", settings.tuned.cost, profiled)
+    if settings.cost is None:
+        return None
+    document = read_cost_document(cost_path(settings.cost))
+    is_profile = isinstance(document, Mapping) and document.get("kind") == PROFILE_KIND
+    return CostsBefore(str(settings.cost), read_cost(settings.cost), document if is_profile else None)
+
+
+def probed(
+    pair: Pair, prompts: Sequence[Prompt], settings: ExperimentSettings, before: CostsBefore | None, progress: Progress
+) -> dict[str, Any]:
+    """Probe the machine's state at the shortest and the longest context of the prompts, within those of the costs."""
+    contexts = np.array(contexts_of(prompts, settings.record.max_new_tokens))[[0, -1]]
+    if before is not None and isinstance(before.cost, ProfileCost):
+        contexts = contexts.clip(before.cost.contexts[0], before.cost.contexts[-1])
+    return probe(
+        pair,
+        contexts=[*dict.fromkeys(contexts.tolist())],
+        limit_s=limit_s(probe_module.LIMIT_S, PROBE_SHARE, settings.minutes),
+        sampler=settings.record.sampler,
+        seed=settings.seed,
+        progress=lambda done, total: progress("probe", done, total),
+    )
+
+
+def decoding_step_s(state: Mapping[str, Any]) -> float:
+    """Return the seconds of a decoding step in a probe."""
+    return float(np.mean(state["mean_s"]["autoregressive"]))
+
+
+def forecast_costs(
+    pair: Pair,
+    prompts: Sequence[Prompt],
+    settings: ExperimentSettings,
+    before: CostsBefore | None,
+    state: Mapping[str, Any],
+    path: Path,
+    progress: Progress,
+) -> ForecastCosts:
+    """Return the costs to tune under and to forecast by: those from before at the probed state, or a profile made now.
+
+    path : where a profile made now is kept
+    """
+    if before is None:
+        return ForecastCosts.profiled(tuning_profile(pair, prompts, settings, path, progress), settings.seed)
+    if before.profile is None:  # other forms of costs have no times to rescale
+        return ForecastCosts(before.cost, {"source": before.source}, OLD_RUN_ERROR)
+    sources = {"source": before.source, **origin(before.profile)}
+    document = probed_document(before.profile, state, sources)
+    return ForecastCosts(
+        profile_from_json(document, before.source),
+        {**sources, "probed": document["probed"]},
+        PROBED_RUN_ERROR,
+        before.cost,
+        drawn_costs(document, settings.seed),
+    )
+
+
+def tuning_profile(
+    pair: Pair, prompts: Sequence[Prompt], settings: ExperimentSettings, path: Path, progress: Progress
+) -> dict[str, Any]:
+    """Measure what rounds cost before anything is decoded, or read it from this file of an earlier start."""
+    if not path.is_file():
+        document = profile(
+            pair,
+            contexts=contexts_of(prompts, settings.record.max_new_tokens),
+            depth=settings.record.max_draft_tokens,
+            limit_s=limit_s(profile_module.LIMIT_S, PROFILE_SHARE, settings.minutes),
+            sampler=settings.record.sampler,
+            seed=settings.seed,
+            tree_tokens=TREE_TOKENS if settings.record.tree_nodes else 0,
+            progress=lambda done, total: progress("profile", done, total),
+        )
+        write_json(document, path)
+    return read_own(path, again="pass --overwrite")
+
+
+def contexts_of(prompts: Sequence[Prompt], new_tokens: int) -> list[int]:
+    """Choose contexts to profile over all that rounds on these prompts may meet."""
+    lengths = [len(prompt.tokens) for prompt in prompts]
+    return contexts_between(min(lengths) - 1, max(lengths) + new_tokens - 2)
+
+
+def limit_s(longest_s: float, share: float, minutes: float) -> float:
+    """Return the seconds that a measurement may take in an experiment of these minutes, 0 for no limit."""
+    return min(longest_s, 60 * minutes * share) if minutes else longest_s
+
+
+def drawn_costs(document: Mapping[str, Any], seed: int) -> list[CostModel]:
+    """Draw costs that the measurement behind a profile could have given as well."""
+    rng = np.random.default_rng(seed)
+    return [profile_from_json(noisy_profile(document, rng), "just measured") for _ in range(DRAWN)]
+
+
+def origin(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what tells a profile from others: its digest, and where and when it was measured."""
+    made = document.get("provenance", {})
+    return {"digest": digest(json.dumps(document)), **{name: made.get(name) for name in ("date", "device")}}
