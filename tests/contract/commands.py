@@ -40,7 +40,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
-import realrun.experiment.run as validation_run
+import realrun.experiment.forecast_costs as validation_costs
 
 # IMPORTS of the project: all that this file takes from it.
 import realrun.leaderboard.costs as board_costs
@@ -57,9 +57,10 @@ from specsim.trace.files import read_trace, write_trace
 from specsim.trace.trace import Trace
 from specsim.trace.tree_record import record_from_nodes
 from tests.support.commands import call
+from tests.support.quick import quick_measurements
 
 # Where `realrun validate` and `realrun leaderboard` look up the function `profile`, which measures.
-PROFILE_USERS = (board_profiles, validation_run, board_costs)
+PROFILE_USERS = (board_profiles, validation_costs, board_costs)
 GOLDEN = Path(__file__).with_name("commands.json")
 Document = Any  # parsed JSON
 
@@ -69,8 +70,8 @@ DROPPED = {
     "every": "trace provenance environment date record_seconds time_over_generation reason warnings doc source",
     "leaderboard": "sequence_seconds",
     "written": "parameters checksums",
-    "validate": "measured error_percent median_abs_error_percent p90_abs_error_percent unseen_error_percent "
-    "median_abs_unseen_error_percent error_parts null_arm noise_floor_percent resolved overhead "
+    "validate": "measured error_percent median_abs_error_percent p90_abs_error_percent errors "
+    "machine_state time made digest error_parts null_arm noise_floor_percent resolved overhead "
     "acceleration_over_overhead acceleration_over_overhead_off_percent sequence_seconds "
     "autoregressive_sequence_seconds load wall_clock_speedup wall_clock_differs baseline tokens_per_s ms_per_token "
     "choice predicted_speedup_best measured_speedup_best accepted_histogram device",
@@ -220,7 +221,7 @@ TABLE: dict[tuple[str, tuple[float, str]], str] = {
             --no-sensitivity
     """,
     ("board", NETWORK): """
-        leaderboard of drafters, predicted: realrun leaderboard --out {out} {PAIR} {SHORT}
+        leaderboard of drafters, predicted: realrun leaderboard --minutes 0 --out {out} {PAIR} {SHORT}
             --drafters model,{eesd},{medusa},prompt-lookup --tree-nodes 16 --tree-width 4 {TWO} --policy pct
             --trials 3 --predict-only
     """,
@@ -265,14 +266,14 @@ TABLE: dict[tuple[str, tuple[float, str]], str] = {
             --device cpu --dtype float32 --smoke-test
     """,
     ("rounds_and_predictions", NETWORK): """
-        validate chains and trees: realrun validate --out {out} {PAIR} {SHORT} --tree-nodes 24 --tree-width 4
+        validate chains and trees: realrun validate --minutes 0 --out {out} {PAIR} {SHORT} --tree-nodes 24 --tree-width 4
             --trials 4 --repeats 3 {TWO} --policy beta_ts --policy time_gain --policy vct --policy sparse_tree
             --policy pct --policy beta_ts_tree
-        validate all chain policies: realrun validate --out {out} {PAIR} {SHORT} --predictor {predictor} --mode greedy
+        validate all chain policies: realrun validate --minutes 0 --out {out} {PAIR} {SHORT} --predictor {predictor} --mode greedy
             --trials 4 --repeats 3
-        validate eesd: realrun validate --out {out} {INSIDE} --drafter {eesd} {SHORT} --trials 4 --repeats 3
+        validate eesd: realrun validate --minutes 0 --out {out} {INSIDE} --drafter {eesd} {SHORT} --trials 4 --repeats 3
             --policy fixed_k --policy max_confidence
-        validate, rejection sampling: realrun validate --out {out} {PAIR} {SHORT} --mode rejection --trials 4
+        validate, rejection sampling: realrun validate --minutes 0 --out {out} {PAIR} {SHORT} --mode rejection --trials 4
             --repeats 3 {TWO} --policy beta_ts
     """,
 }
@@ -377,8 +378,8 @@ def rounds_and_predictions(document: Document, out: Path) -> Document:
     for row in pq.read_table(out / "rounds.parquet").to_pylist():
         rounds.setdefault(row["policy"], []).append([row[name] for name in names])
     assert sorted(path.name for path in out.iterdir()) == [
-        *("profile.json", "report.html", "rounds.parquet", "trace", "tuned.json", "tuning_profile.json"),
-        "validation.json",
+        *("forecast.json", "profile.json", "report.html", "rounds.parquet", "trace", "tuned.json"),
+        *("tuning_profile.json", "validation.json"),
     ]  # fmt: skip
     return {**document, "rounds": {label: " ".join(map(_joined, rounds[label])) for label in sorted(rounds)}}
 
@@ -424,6 +425,7 @@ class Workplace:
         out = self.new()
         with contextlib.ExitStack() as stack:
             stack.enter_context(settings_put_back())
+            stack.enter_context(quick_measurements())
             for module in () if command.read == "shapes_alone" else PROFILE_USERS:
                 stack.enter_context(mock.patch.object(module, "profile", fixed_profile))
             stack.enter_context(mock.patch.object(MeasuredCosts, "document", fixed_document))

@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Self
 import pytest
 import torch
 
-import realrun.experiment.run as validation_run
 from realrun.decode.acceptance_predictor import Predictor
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft_model import DraftModel
@@ -32,6 +31,7 @@ from specsim.io.errors import InputError
 from specsim.policy.registry import CHAIN_POLICIES, make_policy
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
+from tests.support.quick import quick_measurements
 from tests.support.tiny import tiny_pair, tiny_prompts
 
 # --- What a user writes ----------------------------------------------------------------------------
@@ -118,11 +118,11 @@ def test_it_is_recorded_profiled_and_replayed(pair: Pair, sampler: Sampler) -> N
     assert output_identical(trace, runs) == rounds_identical(replayed, runs) == 1.0
 
 
-def test_every_round_of_a_validation_is_foretold(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(validation_run, "PROFILE_LIMIT_S", 0.0)
+def test_every_round_of_a_validation_is_foretold(pair: Pair, tmp_path: Path) -> None:
     kinds = tuple(CHAIN_POLICIES[name] for name in ("fixed_k", "max_confidence"))
     settings = ValidationSettings(RecordSettings(4, 24), kinds, trials=2, repeats=3)
-    document = validate(pair, tiny_prompts(), settings, tmp_path / "out", lambda *step: None)
+    with quick_measurements():
+        document = validate(pair, tiny_prompts(), settings, tmp_path / "out", lambda *step: None)
     assert document["drafter_kind"] == "repeat"
     assert {row["rounds_identical_percent"] for row in document["rows"]} == {100.0}
 

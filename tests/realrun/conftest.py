@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from transformers.utils import logging
 
 from realrun.pairs.pair import Pair, load_pair
 from realrun.pairs.prompts import Prompt, lab_prompts
+from tests.support.quick import quick_measurements
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -15,6 +18,12 @@ def _one_thread() -> None:
     """Models this small run no slower on one thread, and a shared machine disturbs them less."""
     torch.set_num_threads(1)
     logging.disable_progress_bar()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quick() -> Iterator[None]:
+    with quick_measurements():
+        yield
 
 
 @pytest.fixture(scope="session")

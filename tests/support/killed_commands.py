@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
+import realrun.experiment.forecast_costs as forecast_costs_module
 import realrun.experiment.measuring as measuring_module
-import realrun.experiment.run as run_module
 import realrun.experiment.validate as validate_module
 import realrun.leaderboard.costs as costs_module
-import realrun.leaderboard.job as job_module
+import realrun.measure.probe as probe_module
 import specsim.report.drafters as drafters_page
 import specsim.report.validation as validation_page
 from realrun.decode.decoder import Decoder
@@ -70,8 +70,9 @@ def noted(log: Path, unit: str, function: Callable[..., Any], when: Callable[...
 
 def quicken(patch: pytest.MonkeyPatch) -> None:
     """Given costs, no figures, which take as long as all else, and a checkpoint after every step."""
-    for module in (run_module, costs_module):
+    for module in (forecast_costs_module, costs_module):
         patch.setattr(module, "profile", lambda *_, **__: json.loads(json.dumps(GIVEN_COSTS)))
+    patch.setattr(probe_module, "LIMIT_S", 0.0)
     for page, renderer in ((validation_page, "render_validation"), (drafters_page, "render_drafters")):
         patch.setattr(page, renderer, lambda document: "")
     patch.setattr(LoopSettings, "checkpoint_s", property(lambda self: 0.0, lambda self, value: None))
@@ -86,7 +87,6 @@ def run_command(arguments: list[str], err: Path, log: Path) -> None:
         (Decoder, "decode", "recorded sequence", lambda *_, **options: "sequence" in options),
         (measuring_module, "decode_sequence", "decoded sequence", lambda *_, **__: True),
         (validate_module, "_tuned", "tuned policy", lambda *_, **__: True),
-        (job_module, "leaderboards", "tuned drafter", lambda *_, **__: True),
         (costs_module.SlicedCosts, "_slice", "slice of costs", lambda *_, **__: True),
         (_Run, "_train_step", "training step", lambda *_, **__: True),
     ]

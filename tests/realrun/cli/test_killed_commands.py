@@ -104,7 +104,7 @@ def pair_options(home: Path) -> list[object]:
 
 
 CHOSEN = [word for name in POLICIES for word in ("--policy", name)]
-SEARCH: list[object] = ["--max-draft-tokens", DEPTH, *CHOSEN, "--trials", 4, "--repeats", 3]
+SEARCH: list[object] = ["--max-draft-tokens", DEPTH, *CHOSEN, "--trials", 4, "--repeats", 3, "--minutes", 0]
 CASES = {
     "record": Case(
         lambda home, out: ["record", out, *pair_options(home), "--max-draft-tokens", DEPTH, "--tree-nodes", 6],

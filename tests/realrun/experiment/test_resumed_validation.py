@@ -12,8 +12,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+import realrun.experiment.forecast_costs as forecast_costs_module
 import realrun.experiment.measuring as measuring_module
-import realrun.experiment.run as run_module
 import realrun.experiment.validate as validate_module
 import realrun.measure.reuse as reuse
 import specsim.report.validation as page
@@ -59,7 +59,7 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(page, "render_validation", lambda document: "")
     monkeypatch.setattr(reuse, "record", noted("record", reuse.record))
-    monkeypatch.setattr(run_module, "profile", noted("profile", lambda *_, **__: GIVEN_COSTS))
+    monkeypatch.setattr(forecast_costs_module, "profile", noted("profile", lambda *_, **__: GIVEN_COSTS))
     monkeypatch.setattr(validate_module, "_tuned", noted("tune", validate_module._tuned))
     monkeypatch.setattr(measuring_module, "decode_sequence", noted("decode", measuring_module.decode_sequence))
     return done
@@ -90,7 +90,7 @@ def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     """A mode, the answer of an undisturbed validation under given costs, and how often it tuned."""
     out, tune = tmp_path_factory.mktemp(request.param) / "out", validate_module._tuned
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_module, "profile", lambda *_, **__: GIVEN_COSTS)
+        patch.setattr(forecast_costs_module, "profile", lambda *_, **__: GIVEN_COSTS)
         patch.setattr(page, "render_validation", lambda document: "")
         tuned: list[Any] = []
         patch.setattr(validate_module, "_tuned", lambda *given: tuned.append(given) or tune(*given))

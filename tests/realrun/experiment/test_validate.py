@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+import realrun.experiment.forecast_costs as costs_module
 import realrun.experiment.run as run_module
 import realrun.leaderboard.job as board_module
 import realrun.measure.record as record_module
@@ -47,9 +48,7 @@ def ignore(what: str, done: int, total: int) -> None:
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     out, reports = tmp_path_factory.mktemp("job") / "out", []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_module, "PROFILE_LIMIT_S", 0.0)
-        document = validate(tiny_pair(), tiny_prompts(), SETTINGS, out, lambda *step: reports.append(step))
+    document = validate(tiny_pair(), tiny_prompts(), SETTINGS, out, lambda *step: reports.append(step))
     return document, out, reports
 
 
@@ -146,11 +145,11 @@ def test_tuned_and_reported_sequences_are_disjoint(job: Job) -> None:
 
 def test_progress_of_every_part_reaches_its_end(job: Job) -> None:
     _, _, reports = job
-    assert {what for what, _, _ in reports} == {"record tuning prompts", "profile", "tune", "record", "decode"}
+    assert {what for what, _, _ in reports} == {"probe", "record tuning prompts", "profile", "tune", "record", "decode"}
     for what in {what for what, _, _ in reports}:
         steps = [(done, total) for name, done, total in reports if name == what]
         total = steps[0][1]
-        if what == "profile":  # counts times that are known precisely enough, which tiny models never get
+        if what in ("probe", "profile"):  # seconds, and times that are known precisely enough
             assert all(0 <= done <= total for done, total in steps)
             continue
         begins = 0 if what == "decode" else 1  # whose first sequence takes long
@@ -168,7 +167,7 @@ def test_the_forecast_is_written_before_a_held_out_prompt_is_decoded(
         "sequence",
         lambda self, number, prompt: recorded.append(number) or sequence(self, number, prompt),
     )
-    monkeypatch.setattr(run_module, "tuning_profile", lambda *args: GIVEN_COSTS)
+    monkeypatch.setattr(costs_module, "tuning_profile", lambda *args: GIVEN_COSTS)
     record = replace(SETTINGS.record, max_draft_tokens=DEPTH)
     settings, out = replace(SETTINGS, record=record, kinds=(POLICIES["fixed_k"],)), tmp_path / "out"
     seen: dict[str, Any] = {}
@@ -239,7 +238,7 @@ def test_a_second_run_uses_the_trace_again(job: Job, monkeypatch: pytest.MonkeyP
         raise AssertionError("recorded anew")
 
     monkeypatch.setattr(reuse, "record", no_recording)
-    monkeypatch.setattr(run_module, "profile", stop)
+    monkeypatch.setattr(costs_module, "profile", stop)
     with pytest.raises(StopIteration):
         validate(tiny_pair(), tiny_prompts(), SETTINGS, out, ignore)
     with pytest.raises(AssertionError, match="recorded anew"):

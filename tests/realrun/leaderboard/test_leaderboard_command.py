@@ -16,6 +16,7 @@ import torch
 from markupsafe import escape
 
 import realrun.experiment.measuring as measuring_module
+import realrun.experiment.validate as validate_module
 import realrun.leaderboard.costs as costs_module
 import realrun.leaderboard.job as job_module
 import realrun.measure.probes as probes_module
@@ -411,7 +412,7 @@ def test_a_second_start_goes_on(job: Job, tmp_path: Path, monkeypatch: pytest.Mo
     with monkeypatch.context() as patch:
         for module, name in (
             (costs_module, "profile"),
-            (job_module, "leaderboards"),
+            (validate_module, "_tuned"),
             (measuring_module, "decode_sequence"),
             (measuring_module, "warm_up"),
             (Prober, "begin"),

@@ -12,7 +12,6 @@ import torch
 from typer.testing import CliRunner, Result
 
 import realrun.cli.main
-import realrun.experiment.run as validation_run
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
@@ -152,7 +151,6 @@ def test_unknown_kernels_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_validation_says_its_kernels_and_keeps_to_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(validation_run, "PROFILE_LIMIT_S", 0.0)
     settings = ValidationSettings(RecordSettings(2, 8, CHOICES["gumbel"]), trials=2, repeats=3)
     with use_kernels("reference"):
         document = validate(tiny_pair(), tiny_prompts(4), settings, tmp_path, lambda *step: None)

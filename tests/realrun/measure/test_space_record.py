@@ -14,7 +14,6 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-import realrun.experiment.run
 from realrun.decode.chain_verify import rejection_verifier
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft import Draft
@@ -220,7 +219,6 @@ NAMES = ("fixed_k", "adaedl", "vct")
 
 @pytest.mark.parametrize("names", [pytest.param(NAMES, id="some"), pytest.param(tuple(POLICIES), id="all", marks=slow)])
 def test_the_main_job(names: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(realrun.experiment.run, "PROFILE_LIMIT_S", 0.0)
     kinds = tuple(POLICIES[name] for name in names)
     settings = ValidationSettings(RecordSettings(16, 16, CHOICES["gumbel"]), kinds=kinds, trials=2, repeats=3)
     prompts = [prompt for prompt in word_prompts() if len(prompt.tokens) > 2] * 2
