@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from realrun.cli.campaign import campaign
+from realrun.cli.compare import compare
 from realrun.cli.engine import engine
 from realrun.cli.lab import lab
 from realrun.cli.leaderboard import leaderboard
@@ -31,7 +32,19 @@ app.add_typer(lab, name="lab")
 app.add_typer(train_group, name="train")
 
 
-for _command in (record, profile, batch_profile, validate, campaign, cost_grid, leaderboard, scripted, shapes, typical):
+for _command in (
+    record,
+    profile,
+    batch_profile,
+    validate,
+    compare,
+    campaign,
+    cost_grid,
+    leaderboard,
+    scripted,
+    shapes,
+    typical,
+):
     command(app)(_command)
 
 
