@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from realrun.cli.options import OVERWRITE_HELP, PairSettings, PromptSettings, SamplingSettings, TimedSettings, working
+from realrun.cli.options import OVERWRITE_HELP, KernelSettings, PairSettings, PromptSettings, SamplingSettings, working
 from specsim.cli.command import Answer
 from specsim.cli.console import parse_settings, print_table
 from specsim.cli.options import SeedSettings
@@ -45,7 +45,28 @@ class ComparePrompts(PromptSettings):
     """Which prompts are decoded, and how far: few, because each is decoded in every restart."""
 
     num_prompts: int | None = setting(4, "Prompts to use, balanced over domains.", low=1)
-    max_new_tokens: int = setting(48, "Maximum output tokens per prompt.", low=1)
+    max_new_tokens: int = setting(32, "Maximum output tokens per prompt.", low=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareMachine(KernelSettings):
+    """Where models run, and by which clock rounds are timed."""
+
+    clock: Literal["auto", "wall", "cpu"] = setting(
+        "auto",
+        "Clock: wall, or the process's CPU time, which ignores other processes, but also waiting. auto: cpu for one "
+        "CPU thread, else wall.",
+    )
+
+    @property
+    def chosen_clock(self) -> str:
+        """Return the clock's name; InputError where it cannot measure such a run."""
+        from realrun.lm.clock import CPU, WALL, check_clock
+
+        if self.clock == "auto":
+            return CPU if self.device == "cpu" and self.threads == 1 else WALL
+        check_clock(self.clock, self.device, self.threads)
+        return self.clock
 
 
 def compare(
@@ -54,7 +75,7 @@ def compare(
     texts: ComparePrompts,
     sampling: SamplingSettings,
     random: SeedSettings,
-    machine: TimedSettings,
+    machine: CompareMachine,
 ) -> Answer:
     """Compare the speed of two versions.
 
@@ -78,7 +99,7 @@ def compare(
     from realrun.versions.compare import compare as compare_versions
     from realrun.versions.sides import find_side
 
-    machine.check()
+    clock = machine.chosen_clock
     prompts_source(pair.target, texts.prompts)
     names = [_parsed(name) for name in job.policy]
     for side in (job.base, job.head):
@@ -97,7 +118,7 @@ def compare(
             random.seed,
             job.minutes,
             job.max_slowdown,
-            machine.clock,
+            clock,
             machine.kernels,
         )
         document = compare_versions(
@@ -137,7 +158,10 @@ def print_comparison(document: Mapping[str, Any], out: Path) -> None:
     rows = document["rows"]
     for name in ("base", "head"):
         side = document[name]
-        print(f"{name}: {side['name']}, code {side['code'][:12]}, torch {side['torch']}")
+        versions = ", ".join(f"{package} {side[package]}" for package in ("torch", "transformers"))
+        print(f"{name}: {side['name']}, code {side['code'][:12]}, {versions}")
+    if document["base"]["weights"] != document["head"]["weights"]:
+        print("note: base and head have other weights, which changes acceptance")
     print(f"machine: {load_text(document['load'])}")
     title = f"{document['restarts']} restarts, {document['prompts']['count']} prompts; positive is slower"
     columns = ["policy", "time per token", "time per round", "mean acceptance length (tau)", "A/A test", "verdict"]

@@ -132,6 +132,8 @@ def ask_all(workers: Sequence[Worker], do: str, **arguments: Any) -> list[dict[s
 
 def identity_of(side: Side, started: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a side's times depend on. started : answer of its worker to "start" """
-    if side.checkout is not None and Path(started["folder"]) != side.checkout.resolve():
-        raise InputError(f"{side.name} runs the code in {started['folder']}; leave out its environment, or install less there")
-    return {"name": side.name, "code": code_digest(Path(started["folder"])), **started["versions"]}
+    folder = Path(started["folder"])
+    if side.checkout is not None and folder != side.checkout.resolve():
+        raise InputError(f"{side.name} runs the code in {folder}; start another Python, as CHECKOUT@ENVIRONMENT")
+    facts = {name: value for name, value in started.items() if name != "folder"}
+    return {"name": side.name, "code": code_digest(folder), **facts}

@@ -15,6 +15,7 @@ import os
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +38,9 @@ class Worker:
         job : "pair", arguments of `load_pair`; "sampler", of `Sampler`; "policies", name and settings of each, None for
             the baseline; "prompts", tokens of each; "max_new_tokens"; "seed"; "clock" and "kernels", empty for defaults
         """
-        import torch
-        import transformers
-
         import realrun
         import specsim
 
-        transformers.logging.disable_progress_bar()
         if job["kernels"]:
             from realrun.lm.kernels import use_kernels
 
@@ -53,13 +50,9 @@ class Worker:
 
             self.in_use.enter_context(use_clock(job["clock"]))
         self.job = job
-        versions = {
-            "specsim": specsim.__version__,
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "python": sys.version.split()[0],
-        }
-        return {"folder": str(Path(realrun.__file__).resolve().parents[1]), **self.load(), "versions": versions}
+        facts = {"specsim": specsim.__version__, "python": sys.version.split()[0]}
+        facts |= {name: version(name) for name in ("torch", "transformers")}
+        return {"folder": str(Path(realrun.__file__).resolve().parents[1]), **facts, **self.load()}
 
     def load(self) -> dict[str, Any]:
         """Load the pair anew, make a decoder for every policy, and warm up; return a hash of its weights.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from realrun.versions.compare import CompareSettings, RestartFile, finished, rows_of
+from realrun.versions.verdict import LOOKS, change_percent, confidence_of_a_look, over_restarts
 from specsim.policy.registry import make_policy
 
 SETTINGS = CompareSettings({}, [make_policy("fixed_k", {"k": 3})], minutes=1e9)
@@ -36,8 +38,49 @@ def verdicts(rng: np.random.Generator, slowdown: tuple[float, float], most: int)
     return [row["verdict"] for row in rows_of(restarts, SETTINGS)], len(restarts)
 
 
-def share(slowdown: tuple[float, float], row: int | None, verdict: str, most: int, times: int) -> float:
-    """Return the share of comparisons in which a row, or any, has this verdict."""
+def shares(slowdown: tuple[float, float], most: int, times: int) -> dict[str, float]:
+    """Return the shares of comparisons that call the policy slower, and that see any change in any row."""
     rng = np.random.default_rng(0)
     results = [verdicts(rng, slowdown, most)[0] for _ in range(times)]
-    return float(np.mean([verdict in (result if row is None else [result[row]]) for result in results]))
+    return {
+        "slower": float(np.mean([policy == "slower" for _, policy in results])),
+        "any": float(np.mean([bool({"slower", "faster"} & {*result}) for result in results])),
+    }
+
+
+LEVEL = 0.05
+DEFAULT, MANY = 300, 6000
+
+
+@pytest.mark.parametrize("times", [DEFAULT, pytest.param(MANY, marks=pytest.mark.slow)])
+def test_equal_versions_are_rarely_told_apart(times: int) -> None:
+    """However many looks and rows, and with as many restarts as there may be."""
+    assert shares((0, 0), LOOKS[-1], times)["any"] < LEVEL
+
+
+@pytest.mark.parametrize("times", [DEFAULT, pytest.param(MANY, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("slowdown", [(0.03, 0.03), (0, 0.03)], ids=["whole", "drafter"])
+def test_a_slowdown_of_3_percent_is_found_in_6_restarts(slowdown: tuple[float, float], times: int) -> None:
+    assert shares(slowdown, 6, times)["slower"] > 0.93
+
+
+def test_more_restarts_find_a_smaller_slowdown() -> None:
+    found = [shares((0.015, 0.015), most, 100)["slower"] for most in (4, LOOKS[-1])]
+    assert found[0] < 0.3 and found[1] > 0.6
+
+
+def test_intervals_hold_the_truth_at_every_look_at_once() -> None:
+    """In two rows of the same processes, whose head varies more than the base by a third."""
+    rng, missed, times = np.random.default_rng(1), 0, 1000
+    for _ in range(times):
+        cluster = CLUSTER * rng.integers(2, size=(PROCESSES, LOOKS[-1]))
+        cluster[1] += CLUSTER * (rng.random(LOOKS[-1]) - 0.5)
+        intervals = []
+        for _row in range(2):
+            base, head, null = cluster + NOISE / 2 * rng.standard_normal(cluster.shape)
+            for look in LOOKS:
+                spread = over_restarts(head[:look], base[:look], null[:look])
+                log_ratio = float((head - (base + null) / 2)[:look].mean())
+                intervals.append(change_percent(log_ratio, [spread], confidence_of_a_look(2)))
+        missed += any(not interval.low <= 0 <= interval.high for interval in intervals)
+    assert missed / times < LEVEL
