@@ -1,4 +1,4 @@
-"""The study of comparisons: its built-in slowdowns fit the decoder as it is, and its counts are those of the verdicts."""
+"""The study of comparisons: its slowdowns fit the decoder as it is, and its counts are those of the verdicts."""
 
 from __future__ import annotations
 
