@@ -20,12 +20,15 @@ if TYPE_CHECKING:
     from realrun.pairs.joined import join_pairs
     from realrun.pairs.pair import load_pair
     from realrun.pairs.prompts import read_prompts
+    from realrun.versions.compare import CompareSettings, compare
 
 _HOMES = {  # public name -> module that defines it
+    "CompareSettings": "realrun.versions.compare",
     "Decoder": "realrun.decode.decoder",
     "RecordSettings": "realrun.measure.record",
     "Sampler": "realrun.decode.sampling",
     "ValidationSettings": "realrun.experiment.settings",
+    "compare": "realrun.versions.compare",
     "join_pairs": "realrun.pairs.joined",
     "load_pair": "realrun.pairs.pair",
     "probe": "realrun.measure.probe",
@@ -35,10 +38,12 @@ _HOMES = {  # public name -> module that defines it
     "validate": "realrun.experiment.run",
 }
 __all__ = [
+    "CompareSettings",
     "Decoder",
     "RecordSettings",
     "Sampler",
     "ValidationSettings",
+    "compare",
     "join_pairs",
     "load_pair",
     "probe",

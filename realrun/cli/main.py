@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from realrun.cli.campaign import campaign
+from realrun.cli.compare import compare
 from realrun.cli.engine import engine
 from realrun.cli.lab import lab
 from realrun.cli.leaderboard import leaderboard
@@ -37,6 +38,7 @@ for _command in (
     probe,
     batch_profile,
     validate,
+    compare,
     campaign,
     cost_grid,
     leaderboard,

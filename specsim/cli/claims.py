@@ -176,3 +176,5 @@ def _print_changes(changes: Diff) -> None:
     ]
     title = f"{changes.quantity}, noise floor {changes.floor_percent:.2f} %; new over old, below 1 is slower"
     print_table(title, ["row", "old", "new", "new over old", "verdict"], rows)
+    if changes.quantity == "speedup":
+        print("runs not made together can differ by some percent; `realrun compare` measures both versions at once")

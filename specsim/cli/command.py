@@ -26,12 +26,14 @@ class Answer(NamedTuple):
     show : prints it for people
     passed : whether the check that the command makes succeeded; exit code 1 otherwise
     warning : a line for standard error
+    code : exit code of a check that has more than two outcomes; 0 leaves it to `passed`
     """
 
     document: Any
     show: Callable[[], None]
     passed: bool = True
     warning: str = ""
+    code: int = 0
 
 
 def command(app: typer.Typer, name: str | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -69,7 +71,7 @@ def as_command(function: Callable[..., Any]) -> Callable[..., None]:
 
 
 def print_answer(answer: Answer | None, as_json: bool) -> None:
-    """Print the result of a command, as JSON or for people; exit with 1 if its check failed."""
+    """Print the result of a command, as JSON or for people; exit with its code if its check failed."""
     if answer is None:
         return
     if as_json:
@@ -78,8 +80,8 @@ def print_answer(answer: Answer | None, as_json: bool) -> None:
         answer.show()
     if answer.warning:
         print(answer.warning, file=sys.stderr)
-    if not answer.passed:
-        raise typer.Exit(1)
+    if answer.code or not answer.passed:
+        raise typer.Exit(answer.code or 1)
 
 
 def with_signature(run: Callable[..., None], options: Mapping[str, tuple[Any, Any]]) -> Callable[..., None]:

@@ -1,0 +1,188 @@
+"""`realrun compare`: two versions of the code, measured at once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from realrun.cli.options import OVERWRITE_HELP, KernelSettings, PairSettings, PromptSettings, SamplingSettings, working
+from specsim.cli.command import Answer
+from specsim.cli.console import parse_settings, print_table
+from specsim.cli.options import SeedSettings
+from specsim.cli.settings import Settings, setting
+from specsim.io.errors import InputError
+
+if TYPE_CHECKING:
+    from realrun.pairs.pair import Pair
+    from specsim.policy.base import Policy
+
+NOT_DECIDABLE = 3  # exit code
+SETTLED = re.compile(r"(?P<name>[^(]+)\((?P<settings>.*)\)")  # a policy with settings, as tables print it
+SIDE_HELP = "a checkout (folder with realrun/), an environment (folder with bin/python), or CHECKOUT@ENVIRONMENT."
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions(Settings):
+    """Which versions to compare, where, and how long."""
+
+    base: str = setting(..., f"Version before: {SIDE_HELP}", metavar="VERSION")
+    head: str = setting(..., f"Version after: {SIDE_HELP}", metavar="VERSION")
+    out: Path = setting(Path("compare"), "Folder for the result and finished restarts.")
+    policy: list[str] = setting(
+        ["fixed_k"], 'Policy to decode with, as NAME, FILE.py or "NAME(SETTING=VALUE, ...)"; repeat for more.'
+    )
+    minutes: float = setting(5.0, "Time to measure for, at most. It stops as soon as every row is decided.", above=0)
+    max_slowdown: float = setting(2.0, "Exit with 1 if a slowdown exceeds this many percent significantly.", low=0)
+    overwrite: bool = setting(False, OVERWRITE_HELP, flag="--overwrite/--no-overwrite")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparePrompts(PromptSettings):
+    """Which prompts are decoded, and how far: few, because each is decoded in every restart."""
+
+    num_prompts: int | None = setting(4, "Prompts to use, balanced over domains.", low=1)
+    max_new_tokens: int = setting(32, "Maximum output tokens per prompt.", low=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareMachine(KernelSettings):
+    """Where models run, and by which clock rounds are timed."""
+
+    clock: Literal["auto", "wall", "cpu"] = setting(
+        "auto",
+        "Clock: wall, or the process's CPU time, which ignores other processes, but also waiting. auto: cpu for one "
+        "CPU thread, else wall.",
+    )
+
+    @property
+    def chosen_clock(self) -> str:
+        """Return the clock's name; InputError where it cannot measure such a run."""
+        from realrun.lm.clock import CPU, WALL, check_clock
+
+        if self.clock == "auto":
+            return CPU if self.device == "cpu" and self.threads == 1 else WALL
+        check_clock(self.clock, self.device, self.threads)
+        return self.clock
+
+
+def compare(
+    job: CompareOptions,
+    pair: PairSettings,
+    texts: ComparePrompts,
+    sampling: SamplingSettings,
+    random: SeedSettings,
+    machine: CompareMachine,
+) -> Answer:
+    """Compare the speed of two versions.
+
+    Runs both versions at once, each in processes of its own, on the same prompts. They take turns of two rounds, so
+    that both see the same machine; separate runs differ by some percent. Processes are restarted, because where its
+    memory lies makes a process faster or slower for as long as it lives: intervals are over restarts. A second process
+    of the base is compared with the first (A/A test).
+
+    Each policy and the baseline without speculation get a verdict: slower or faster (significant, 95 % for all rows and
+    looks together), no change larger than some percent, or not decidable. A change of acceptance (other rounds) is told
+    apart from a change of time.
+
+    Exits with 1 if a row is slower by more than --max-slowdown, with 3 if that is not decidable in the given time, and
+    with 0 if no row is. After an interruption the same command goes on. Writes compare.json.
+
+    Example: realrun compare --base ../v1 --head . --target MODEL --draft-model SMALL_MODEL --prompts prompts.jsonl
+    """
+    from realrun.measure.record import longest_prompt
+    from realrun.pairs.prompts import prompts_source
+    from realrun.versions.compare import CompareSettings
+    from realrun.versions.compare import compare as compare_versions
+    from realrun.versions.sides import find_side
+
+    clock = machine.chosen_clock
+    prompts_source(pair.target, texts.prompts)
+    names = [_parsed(name) for name in job.policy]
+    for side in (job.base, job.head):
+        find_side(side)
+    with working(job.out, machine, overwrite=job.overwrite) as report:
+        loaded = pair.load(machine)
+        policies = [_policy(loaded, *name) for name in names]
+        longest = max((policy.max_draft_tokens for policy in policies), default=0)
+        chosen = texts.load(loaded, longest_prompt(loaded, texts.max_new_tokens, longest))
+        del loaded  # the processes load their own
+        settings = CompareSettings(
+            {**vars(pair), "device": machine.device, "dtype": machine.dtype, "threads": machine.threads or None},
+            policies,
+            sampling.sampler(random.seed),
+            texts.max_new_tokens,
+            random.seed,
+            job.minutes,
+            job.max_slowdown,
+            clock,
+            machine.kernels,
+        )
+        document = compare_versions(
+            job.base, job.head, chosen, settings, job.out, overwrite=job.overwrite, progress=report
+        )
+    decided = [row["exceeds"] for row in document["rows"]]
+    code = 1 if True in decided else NOT_DECIDABLE if None in decided else 0
+    return Answer(document, partial(print_comparison, document, job.out), code=code)
+
+
+def _parsed(text: str) -> tuple[str, dict[str, str]]:
+    """Split "NAME(SETTING=VALUE, ...)" into name and settings."""
+    settled = SETTLED.fullmatch(text)
+    if settled is None:
+        return text, {}
+    return settled["name"], parse_settings([part.strip() for part in settled["settings"].split(", ") if part])
+
+
+def _policy(pair: Pair, name: str, settings: Mapping[str, str]) -> Policy:
+    """Make a policy that drafts no further than the drafter can."""
+    from specsim.learn.fit import needs_fitting
+    from specsim.learn.space import cap_depth
+    from specsim.policy.base import build_policy
+    from specsim.policy.registry import find_policy
+
+    kind = find_policy(name)
+    if needs_fitting(kind):
+        raise InputError(f"policy {name} learns from a trace, which two versions do not share; choose another policy")
+    limits: dict[str, Any] = cap_depth(kind, pair.drafter.max_depth) if pair.drafter.max_depth else {}
+    return build_policy(kind, {**limits, **settings})
+
+
+def print_comparison(document: Mapping[str, Any], out: Path) -> None:
+    """Print the verdict of every row, and how far to trust it."""
+    from specsim.report.page import load_text
+
+    rows = document["rows"]
+    for name in ("base", "head"):
+        side = document[name]
+        versions = ", ".join(f"{package} {side[package]}" for package in ("torch", "transformers"))
+        print(f"{name}: {side['name']}, code {side['code'][:12]}, {versions}")
+    if document["base"]["weights"] != document["head"]["weights"]:
+        print("note: base and head have other weights, which changes acceptance")
+    print(f"machine: {load_text(document['load'])}")
+    title = f"{document['restarts']} restarts, {document['prompts']['count']} prompts; positive is slower"
+    columns = ["policy", "time per token", "time per round", "mean acceptance length (tau)", "A/A test", "verdict"]
+    print_table(title, columns, [_cells(row) for row in rows])
+    print(f"full result: {out / 'compare.json'}")
+
+
+def _cells(row: Mapping[str, Any]) -> Sequence[str]:
+    changes = (_percent_text(row[f"{key}_percent"]) for key in ("slowdown", "round_time"))
+    same = row["rounds_identical_percent"] == 100
+    tau = "same rounds" if same else f"{row['tau']['base']:.3f} -> {row['tau']['head']:.3f}"
+    return [row["label"], *changes, tau, _percent_text(row["null_percent"]), verdict_text(row)]
+
+
+def verdict_text(row: Mapping[str, Any]) -> str:
+    """Write the verdict of a row in words."""
+    change = row["slowdown_percent"]
+    if row["verdict"] == "no change":
+        return f"no change larger than {max(change['high'], -change['low']):.1f} %"
+    return str(row["verdict"])
+
+
+def _percent_text(change: Mapping[str, float]) -> str:
+    return f"{change['estimate']:+.1f} % [{change['low']:+.1f}, {change['high']:+.1f}]"

@@ -1,0 +1,371 @@
+"""`realrun compare` from end to end: restarts of both versions in turns, until every row is decided or time is up."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypedDict
+
+import numpy as np
+
+from realrun.decode.sampling import Sampler
+from realrun.machine_load import Ticks, load_from, watch
+from realrun.measure.turns import TURN_ROUNDS, take_turns
+from realrun.own_files import claim, read_kept
+from realrun.pairs.prompts import Prompt, prompt_facts
+from realrun.versions import verdict
+from realrun.versions.sides import Side, Worker, ask_all, find_side, identity_of
+from specsim.io.arrays import Floats
+from specsim.io.errors import InputError
+from specsim.io.files import digest, remove_folder, write_json
+from specsim.io.progress import Counter, Progress
+from specsim.policy.base import Policy
+from specsim.replaying.intervals import NO_SPECULATION
+
+RESULT, RESTARTS, IDENTITY = "compare.json", "restarts", "settings.json"  # in the output folder
+BASE, HEAD, NULL = range(3)  # processes of a restart; the third runs the base version once more
+LAYOUTS = 4  # times that a process loads its models, so that weights and caches lie elsewhere in memory
+ANEW = "pass --overwrite or another --out"
+
+
+class Run(TypedDict):
+    """A process's decoding of a prompt, its rounds as `typical_run` takes them."""
+
+    tokens: int
+    rounds: int
+    text: str
+    log: str
+    seconds: float
+
+
+class RestartFile(TypedDict):
+    """A restart: runs [arm][process][prompt], arm 0 is the baseline."""
+
+    spent_s: float
+    ticks: list[float]
+    runs: list[list[list[Run]]]
+
+
+@dataclass(frozen=True)
+class CompareSettings:
+    """How two versions decode, and for how long.
+
+    Attributes
+    ----------
+    pair : arguments of `realrun.load_pair`
+    policies : decoded beside the baseline
+    sampler : how tokens are chosen
+    max_new_tokens : most output tokens per prompt
+    seed : of all randomness
+    minutes : no restart begins that would end later; two are made in any case
+    max_slowdown_percent : slowdown that is looked for
+    clock : "wall" or "cpu"
+    kernels : "auto", or as `--kernels`
+
+    Examples
+    --------
+    >>> import realrun
+    >>> realrun.CompareSettings({"drafter": "prompt-lookup"}, [], minutes=1).max_slowdown_percent
+    2.0
+    """
+
+    pair: Mapping[str, Any]
+    policies: Sequence[Policy]
+    sampler: Sampler = field(default_factory=Sampler)
+    max_new_tokens: int = 32
+    seed: int = 0
+    minutes: float = 5.0
+    max_slowdown_percent: float = 2.0
+    clock: str = "wall"
+    kernels: str = "auto"
+
+    def job(self, prompts: Sequence[Prompt]) -> dict[str, Any]:
+        """Return what the processes are started with."""
+        names = ("mode", "temperature", "seed", "top_p", "top_k")
+        return {
+            "pair": dict(self.pair),
+            "sampler": {name: getattr(self.sampler, name) for name in names},
+            "policies": [None, *([policy.name, dict(policy.settings)] for policy in self.policies)],
+            "prompts": [prompt.tokens for prompt in prompts],
+            "max_new_tokens": self.max_new_tokens,
+            "seed": self.seed,
+            "clock": "" if self.clock == "wall" else self.clock,
+            "kernels": "" if self.kernels == "auto" else self.kernels,
+        }
+
+
+def compare(
+    base: str,
+    head: str,
+    prompts: Sequence[Prompt],
+    settings: CompareSettings,
+    out: Path,
+    *,
+    overwrite: bool = False,
+    progress: Progress = lambda what, done, total: None,
+) -> dict[str, Any]:
+    """Decode the same prompts with two versions of the code at once, and tell whether the second is slower.
+
+    Each restart starts three processes: the base, the head, and the base once more (the A/A test). They decode every
+    prompt with the baseline and every policy, taking turns of two rounds, so that all see the same machine. Where a
+    process's memory lies makes it faster or slower for as long as it lives; so restarts are the sample, not rounds.
+
+    Parameters
+    ----------
+    base, head : str
+        The versions: a checkout (folder with realrun/), an environment (folder with bin/python), or both as
+        CHECKOUT@ENVIRONMENT.
+    prompts : sequence of Prompt
+    settings : CompareSettings
+    out : Path
+        Folder for compare.json and finished restarts, which are used again after an interruption.
+    overwrite : bool
+        Whether to start anew and replace what is in the folder.
+    progress : callable, optional
+        Told (what, done, total).
+
+    Returns
+    -------
+    dict
+        The document of compare.json: versions, and a row for the baseline and each policy with the change of seconds
+        per token in percent (positive is slower) and its interval, its verdict, and what the change is made of.
+
+    Raises
+    ------
+    InputError
+        If a side is no version, its code cannot decode the job, or the folder holds a finished or another comparison.
+
+    Examples
+    --------
+    A version with itself; `minutes=0` makes the fewest restarts, which decide nothing.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> import realrun
+    >>> from realrun.pairs.prompts import Prompt
+    >>> settings = realrun.CompareSettings({"drafter": "prompt-lookup"}, [], max_new_tokens=2, minutes=0)
+    >>> checkout = str(Path(realrun.__file__).parents[1])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     document = realrun.compare(checkout, checkout, [Prompt("all", [5, 6, 7])], settings, Path(folder))
+    >>> document["restarts"], document["rows"][0]["verdict"]
+    (2, 'not decidable')
+    """
+    sides = [find_side(base), find_side(head)]
+    if overwrite:
+        remove_folder(out / RESTARTS)
+        (out / RESULT).unlink(missing_ok=True)
+    if (out / RESULT).exists():
+        raise InputError(f"{out} holds a finished comparison; {ANEW}")
+    restarts: list[RestartFile] = []
+    identity: dict[str, Any] = {}
+    while not identity or not finished(restarts, settings):
+        path = out / RESTARTS / f"{len(restarts)}.json"
+        kept: Any = read_kept(path, RestartFile) if identity else None
+        if kept is None:
+            number = len(restarts)
+            with Restart(sides, settings.job(prompts)) as restart:
+                if not identity:
+                    identity = {"job": digest(json.dumps(restart.job)), **restart.identity}
+                    claim(out / RESTARTS / IDENTITY, identity, f"{out} holds restarts", ANEW)
+                    kept = read_kept(path, RestartFile)
+                kept = kept or restart.run(
+                    np.random.default_rng((settings.seed, number)),
+                    lambda done, total: progress(f"restart {number + 1}", done, total),  # noqa: B023
+                )
+            write_json(kept, path)
+        restarts.append(kept)
+    document = {
+        **as_document(restarts, settings),
+        **{name: identity[name] for name in ("base", "head")},
+        "prompts": prompt_facts(prompts, ""),
+    }
+    write_json(document, out / RESULT)
+    return document
+
+
+class Restart:
+    """The processes of a restart."""
+
+    def __init__(self, sides: Sequence[Side], job: Mapping[str, Any]):
+        self.sides, self.job = sides, job
+        self.stack = ExitStack()
+
+    def __enter__(self) -> Restart:
+        self.start_s = time.monotonic()
+        self.load = watch()
+        base, head = self.sides
+        with ExitStack() as stack:
+            self.workers = [stack.enter_context(Worker(side)) for side in (base, head, base)]
+            self.started = ask_all(self.workers, "start", job=self.job)
+            self.stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stack.close()
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Return what the times of both sides depend on."""
+        sides = (identity_of(side, started) for side, started in zip(self.sides, self.started, strict=False))
+        return dict(zip(("base", "head"), sides, strict=True))
+
+    def run(self, order: np.random.Generator, progress: Counter) -> RestartFile:
+        """Decode every prompt with every arm in every layout, all processes in turns."""
+        arms, prompts = len(self.job["policies"]), len(self.job["prompts"])
+        runs: list[list[list[list[Any]]]] = [[[[] for _ in range(prompts)] for _ in self.workers] for _ in range(arms)]
+        steps = LAYOUTS * prompts * arms
+        for layout in range(LAYOUTS):
+            if layout:
+                ask_all(self.workers, "load")
+            for prompt in range(prompts):
+                for place, arm in enumerate(order.permutation(arms).tolist()):
+                    decodings = [RemoteDecoding(worker, arm, prompt, layout) for worker in self.workers]
+                    take_turns(decodings, order, turn_rounds=1)
+                    for process, decoding in enumerate(decodings):
+                        runs[arm][process][prompt].append(decoding.run)
+                    progress((layout * prompts + prompt) * arms + place + 1, steps)
+        self.stack.close()
+        ticks = list(self.load())
+        typical = [[[typical_run(layouts) for layouts in process] for process in arm] for arm in runs]
+        return {"spent_s": time.monotonic() - self.start_s, "ticks": ticks, "runs": typical}
+
+
+class RemoteDecoding:
+    """A sequence that a worker decodes; `advance` runs a whole turn of rounds.
+
+    Turns end elsewhere in every layout, because the first round of a turn takes longer.
+    """
+
+    def __init__(self, worker: Worker, arm: int, prompt: int, layout: int):
+        self.worker = worker
+        self.rounds = TURN_ROUNDS - layout % TURN_ROUNDS  # of the next turn
+        self.state = worker.ask("begin", arm=arm, prompt=prompt)
+
+    @property
+    def position(self) -> int:
+        return int(self.state["position"])
+
+    @property
+    def run(self) -> Any:
+        return self.state["run"]
+
+    @property
+    def done(self) -> bool:
+        return self.run is not None
+
+    def advance(self) -> None:
+        self.state = self.worker.ask("advance", rounds=self.rounds)
+        self.rounds = TURN_ROUNDS
+
+
+def typical_run(layouts: Sequence[Mapping[str, Any]]) -> Run:
+    """Summarise the runs of a process on a prompt: each round takes the mean of the faster half of its repeats.
+
+    Interruptions and busy neighbours only ever add time. Where runs do other rounds, the median run counts.
+    """
+    logs = [[round_[:2] for round_ in run["rounds"]] for run in layouts]
+    seconds = [[round_[2] for round_ in run["rounds"]] for run in layouts]
+    half = len(layouts) // 2
+    middle = int(np.argsort([sum(own) for own in seconds])[half])
+    same = all(log == logs[0] for log in logs)
+    return {
+        "tokens": len(layouts[middle]["tokens"]),
+        "rounds": len(logs[middle]),
+        "text": digest(json.dumps(layouts[middle]["tokens"])),
+        "log": digest(json.dumps(logs[middle])),
+        "seconds": float(np.sort(seconds, axis=0)[:half].mean(axis=0).sum()) if same else sum(seconds[middle]),
+    }
+
+
+def finished(restarts: Sequence[RestartFile], settings: CompareSettings) -> bool:
+    """Tell whether every row is decided at a look, or there is no time for another restart."""
+    count = len(restarts)
+    if count < verdict.LEAST_RESTARTS:
+        return False
+    spent_s = [restart["spent_s"] for restart in restarts]
+    if count >= verdict.LOOKS[-1] or sum(spent_s) + max(spent_s) > 60 * settings.minutes:
+        return True
+    return verdict.is_look(count) and all(row["exceeds"] is not None for row in rows_of(restarts, settings))
+
+
+def as_document(restarts: Sequence[RestartFile], settings: CompareSettings) -> dict[str, Any]:
+    """Return what restarts say, as compare.json holds it."""
+    return {
+        "kind": "realrun-compare",
+        "rows": rows_of(restarts, settings),
+        "restarts": len(restarts),
+        "spent_s": sum(restart["spent_s"] for restart in restarts),
+        "load": load_from(Ticks(*restart["ticks"]) for restart in restarts)._asdict(),
+        "options": {
+            "pair": dict(settings.pair),
+            "max_slowdown_percent": settings.max_slowdown_percent,
+            "minutes": settings.minutes,
+            "max_new_tokens": settings.max_new_tokens,
+            "seed": settings.seed,
+            "clock": settings.clock,
+        },
+    }
+
+
+def rows_of(restarts: Sequence[RestartFile], settings: CompareSettings) -> list[dict[str, Any]]:
+    """Return a row for the baseline and each policy."""
+    confidence = verdict.confidence_of_a_look(1 + len(settings.policies))
+    limit = settings.max_slowdown_percent
+    names: list[Policy | None] = [None, *settings.policies]
+    return [
+        {
+            "label": NO_SPECULATION if policy is None else str(policy),
+            "policy": policy and policy.name,
+            "params": {} if policy is None else dict(policy.settings),
+            **_row([restart["runs"][arm] for restart in restarts], confidence, limit),
+        }
+        for arm, policy in enumerate(names)
+    ]
+
+
+def _row(runs: Sequence[Sequence[Sequence[Run]]], confidence: float, limit_percent: float) -> dict[str, Any]:
+    """Compare head and base. runs : [restart][process][prompt]"""
+    first = runs[0]
+    seconds, tokens, rounds = (_columns(runs, key) for key in ("seconds", "tokens", "rounds"))
+    # [process, restart], of all prompts
+    token_s, round_s = (np.log(seconds.sum(axis=2) / counts.sum(axis=2)).T for counts in (tokens, rounds))
+    same_rounds = [base["log"] == head["log"] for base, head in zip(first[BASE], first[HEAD], strict=True)]
+    same_text = [base["text"] == head["text"] for base, head in zip(first[BASE], first[HEAD], strict=True)]
+    acceptance = of_text = verdict.EXACT
+    if not all(same_rounds):
+        mean_s, tokens_, rounds_ = (column.mean(axis=0) for column in (seconds, tokens, rounds))
+        acceptance = verdict.over_prompts(tokens_[HEAD], rounds_[HEAD], tokens_[BASE], rounds_[BASE])
+        of_text = verdict.over_prompts(mean_s[HEAD], tokens_[HEAD], mean_s[BASE], tokens_[BASE])
+    tau = tokens[0].sum(axis=1) / rounds[0].sum(axis=1)
+    slowdown, round_time = (
+        verdict.change_percent(
+            float((logs[HEAD] - (logs[BASE] + logs[NULL]) / 2).mean()),
+            [verdict.over_restarts(logs[HEAD], logs[BASE], logs[NULL]), more],
+            confidence,
+        )
+        for logs, more in ((token_s, of_text), (round_s, verdict.EXACT))
+    )
+    base, _, null = token_s
+    null_change = verdict.change_percent(float((null - base).mean()), [verdict.over_null(base, null)], confidence)
+    tau_change = verdict.change_percent(float(np.log(tau[HEAD] / tau[BASE])), [acceptance], confidence)
+    return {
+        "slowdown_percent": slowdown.as_dict(),
+        "verdict": verdict.verdict(slowdown, limit_percent),
+        "exceeds": verdict.exceeds(slowdown, limit_percent),
+        "round_time_percent": round_time.as_dict(),
+        "tau_percent": tau_change.as_dict(),
+        "tau": {"base": float(tau[BASE]), "head": float(tau[HEAD])},
+        "rounds_identical_percent": 100 * float(np.mean(same_rounds)),
+        "output_identical_percent": 100 * float(np.mean(same_text)),
+        "null_percent": null_change.as_dict(),
+        "restart_token_ms": (1e3 * np.exp(token_s)).tolist(),
+    }
+
+
+def _columns(runs: Sequence[Sequence[Sequence[Run]]], key: str) -> Floats:
+    """Return a number of every run [restart, process, prompt]."""
+    return np.array([[[run[key] for run in process] for process in restart] for restart in runs], dtype=np.float64)  # type: ignore[literal-required]

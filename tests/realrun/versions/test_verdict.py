@@ -1,0 +1,86 @@
+"""The verdict errs as rarely as it says, and finds what it shall, on restarts with a known slowdown."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from realrun.versions.compare import CompareSettings, RestartFile, finished, rows_of
+from realrun.versions.verdict import LOOKS, change_percent, confidence_of_a_look, over_restarts
+from specsim.policy.registry import make_policy
+
+SETTINGS = CompareSettings({}, [make_policy("fixed_k", {"k": 3})], minutes=1e9)
+PROMPTS, PROCESSES = 4, 3
+CLUSTER = 0.02  # a process is this much slower than others, or not, for as long as it lives
+DRIFT = 0.05  # standard deviation of the machine's speed between restarts
+NOISE = 0.01  # standard deviation of a prompt's seconds within a restart
+
+
+def simulated(rng: np.random.Generator, slowdown: tuple[float, float]) -> RestartFile:
+    """Simulate a restart. slowdown : of the head, in the baseline and the policy"""
+    cluster = np.exp(CLUSTER * rng.integers(2, size=PROCESSES))
+    machine = np.exp(DRIFT * rng.standard_normal())
+    runs = []
+    for slower in slowdown:
+        seconds = np.exp(NOISE * rng.standard_normal((PROCESSES, PROMPTS))) * cluster[:, None] * machine
+        seconds[1] *= 1 + slower
+        runs.append(
+            [[{"tokens": 48, "rounds": 20, "text": "a", "log": "a", "seconds": s} for s in own] for own in seconds]
+        )
+    return {"spent_s": 1.0, "ticks": [0.0] * 4, "runs": runs}  # type: ignore[typeddict-item]
+
+
+def verdicts(rng: np.random.Generator, slowdown: tuple[float, float], most: int) -> tuple[list[str], int]:
+    """Compare until it is decided, or up to `most` restarts; return the rows' verdicts and the restarts."""
+    restarts: list[RestartFile] = []
+    while not restarts or not (finished(restarts, SETTINGS) or len(restarts) >= most):
+        restarts.append(simulated(rng, slowdown))
+    return [row["verdict"] for row in rows_of(restarts, SETTINGS)], len(restarts)
+
+
+def shares(slowdown: tuple[float, float], most: int, times: int) -> dict[str, float]:
+    """Return the shares of comparisons that call the policy slower, and that see any change in any row."""
+    rng = np.random.default_rng(0)
+    results = [verdicts(rng, slowdown, most)[0] for _ in range(times)]
+    return {
+        "slower": float(np.mean([policy == "slower" for _, policy in results])),
+        "any": float(np.mean([bool({"slower", "faster"} & {*result}) for result in results])),
+    }
+
+
+LEVEL = 0.05
+DEFAULT, MANY = 300, 6000
+
+
+@pytest.mark.parametrize("times", [DEFAULT, pytest.param(MANY, marks=pytest.mark.slow)])
+def test_equal_versions_are_rarely_told_apart(times: int) -> None:
+    """However many looks and rows, and with as many restarts as there may be."""
+    assert shares((0, 0), LOOKS[-1], times)["any"] < LEVEL
+
+
+@pytest.mark.parametrize("times", [DEFAULT, pytest.param(MANY, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("slowdown", [(0.03, 0.03), (0, 0.03)], ids=["whole", "drafter"])
+def test_a_slowdown_of_3_percent_is_found_in_6_restarts(slowdown: tuple[float, float], times: int) -> None:
+    assert shares(slowdown, 6, times)["slower"] > 0.93
+
+
+def test_more_restarts_find_a_smaller_slowdown() -> None:
+    found = [shares((0.015, 0.015), most, 100)["slower"] for most in (4, LOOKS[-1])]
+    assert found[0] < 0.3 and found[1] > 0.6
+
+
+def test_intervals_hold_the_truth_at_every_look_at_once() -> None:
+    """In two rows of the same processes, whose head varies more than the base by a third."""
+    rng, missed, times = np.random.default_rng(1), 0, 1000
+    for _ in range(times):
+        cluster = CLUSTER * rng.integers(2, size=(PROCESSES, LOOKS[-1]))
+        cluster[1] += CLUSTER * (rng.random(LOOKS[-1]) - 0.5)
+        intervals = []
+        for _row in range(2):
+            base, head, null = cluster + NOISE / 2 * rng.standard_normal(cluster.shape)
+            for look in LOOKS:
+                spread = over_restarts(head[:look], base[:look], null[:look])
+                log_ratio = float((head - (base + null) / 2)[:look].mean())
+                intervals.append(change_percent(log_ratio, [spread], confidence_of_a_look(2)))
+        missed += any(not interval.low <= 0 <= interval.high for interval in intervals)
+    assert missed / times < LEVEL
