@@ -52,7 +52,7 @@ class Temperatures(NamedTuple):
 
 
 class Drafts(NamedTuple):
-    """Of R rounds and K places: logits of confidence, whether a token was drafted there, and accepted, all [R, K]."""
+    """Drafts of R rounds, up to K tokens each: logits of confidence, drafted, accepted, all [R, K]."""
 
     logit: Floats
     drafted: Bools
@@ -108,7 +108,7 @@ def confidence_temperatures(trace: Trace, k: int, *, seed: int = 0) -> Temperatu
 
 
 def fit(drafts: Drafts) -> Floats:
-    """Of every place, the temperature under which what was verified there is likeliest."""
+    """Fit, for each draft position, the temperature of largest likelihood on the tokens verified there."""
     from scipy.optimize import minimize_scalar
 
     temperatures = []

@@ -41,7 +41,7 @@ class Tuning:
 
     @property
     def name(self) -> str:
-        """As part of a path."""
+        """Format as part of a path."""
         return f"{'full' if self.full else 'adapter'}-{'plain' if self.plain else 'sar'}-{self.share:g}"
 
 
