@@ -77,7 +77,7 @@ def test_compiling_is_said_once_and_is_not_done_again(tmp_path: Path, monkeypatc
     """As a notebook or a script calls it, in a new install and then in the next process."""
     code = """
 import specsim
-specsim.predict("example:lab-model", "example:lab-deep-model", "fixed_k")  # compiles several functions
+specsim.replay("example:lab-model", "example:lab-deep-model", "fixed_k")  # compiles several functions
 assert "scipy.linalg" not in sys.modules
 """
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
