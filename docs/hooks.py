@@ -1,4 +1,4 @@
-"""What the documentation's build does beside mkdocs: studies and root pages join, formulas become MathML."""
+"""Hooks of the mkdocs build: add studies and root pages, render formulas as MathML."""
 
 from __future__ import annotations
 

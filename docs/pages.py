@@ -138,7 +138,7 @@ def _shell(code: str, folder: Path, exit_codes: tuple[int, ...] = (0,)) -> str:
 
 
 def _python(code: str, folder: Path, names: dict[str, object]) -> str:
-    """What a session prints: the value of a last expression as well."""
+    """Run code in a session and return what it prints, the value of a last expression included."""
     tree = ast.parse(code)
     last = ast.Expression(tree.body.pop().value) if isinstance(tree.body[-1], ast.Expr) else None  # type: ignore[attr-defined]
     out = io.StringIO()
@@ -154,7 +154,7 @@ def _python(code: str, folder: Path, names: dict[str, object]) -> str:
 
 
 def run(text: str, folder: Path, slow: bool = False) -> list[str | None]:
-    """What every block of a page prints, None of those that are not run."""
+    """Run a page and return the output of each block, None for blocks that are not run."""
     names: dict[str, object] = {"__name__": "__main__"}
     printed: list[str | None] = []
     for block in blocks(text):
@@ -173,14 +173,14 @@ def run(text: str, folder: Path, slow: bool = False) -> list[str | None]:
 
 
 def _shown(block: Block, printed: str) -> str:
-    """What a page shows of it: no blanks at the ends of lines, nothing of a quiet block."""
+    """Format an output as the page shows it: no trailing blanks, and nothing for a quiet block."""
     if "quiet" in block.notes:
         return ""
     return "".join(f"{line.rstrip()}\n" for line in printed.rstrip().splitlines())
 
 
 def differs(block: Block, printed: str | None) -> bool:
-    """Whether a block prints something else than what stands below it."""
+    """Tell whether a block's output differs from the recorded one."""
     if printed is None:
         return False
     recorded = block.output or ""

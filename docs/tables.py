@@ -34,7 +34,7 @@ def _table(head: str, rows: list[str]) -> str:
 
 
 def best_forms(rows: list[dict[str, Any]], key: str) -> list[Mapping[str, Any]]:
-    """Of each key the row that was best on the tuning prompts, by what was measured on the others."""
+    """Select, for each value of the key, the row that was best on the tuning prompts; sort by held-out speedup."""
     best = [first_best(row for row in rows if row[key] == name) for name in {row[key] for row in rows}]
     return sorted(filter(None, best), key=lambda row: -row["measured"]["estimate"])
 
@@ -89,7 +89,7 @@ def engine_checks() -> str:
 
 
 def import_formats() -> str:
-    """What `specsim import` reads, and which real files each reader was tested on."""
+    """List the formats that `specsim import` reads, and the real files that each reader was tested on."""
     from specsim.engines.formats.registry import FORMATS, UNTESTED
 
     rows = [f"`{kind}` | {format_.doc} | {format_.tested or UNTESTED}" for kind, format_ in FORMATS.items()]

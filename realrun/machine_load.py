@@ -1,4 +1,4 @@
-"""What else a machine did while something was measured on it."""
+"""Measure how busy other processes and guests kept the machine during a measurement."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ IDLE, IOWAIT, STEAL = 3, 4, 7  # places among the counters of the line of all CP
 
 
 class Load(NamedTuple):
-    """Shares of all CPUs' time, in percent; None where the system does not tell.
+    """Shares of the CPU time of all cores, in percent; None if the system does not report them.
 
-    others_percent : that other processes used; stolen_percent : that the host gave to other guests
+    others_percent : used by other processes; stolen_percent : given by the host to other guests (steal)
     """
 
     others_percent: float | None
@@ -23,7 +23,7 @@ class Load(NamedTuple):
 
 
 class Ticks(NamedTuple):
-    """Ticks of all CPUs over some time: in all, busy, of these by this process and its children, and stolen."""
+    """Ticks of all CPUs: total, busy, busy with this process and its children, and stolen."""
 
     total: float
     busy: float
@@ -32,7 +32,7 @@ class Ticks(NamedTuple):
 
 
 def watch() -> Callable[[], Ticks]:
-    """Begin to watch the machine; what it returns gives the ticks since."""
+    """Start counting CPU ticks; call the returned function for the ticks since then."""
     ticks, own_s, children_s = _ticks(), time.process_time(), _children_s()
 
     def since() -> Ticks:
@@ -45,19 +45,19 @@ def watch() -> Callable[[], Ticks]:
 
 
 def load_from(parts: Iterable[Ticks]) -> Load:
-    """The load over all of these times."""
+    """Compute the load over all these periods."""
     total, busy, own, stolen = map(sum, zip(*parts, strict=True))
     return Load(100 * max(busy - own, 0.0) / total, 100 * stolen / total) if total > 0 else Load(None, None)
 
 
 def _children_s() -> float:
-    """CPU seconds of the processes that this one started and that have ended."""
+    """Return the CPU seconds of finished child processes."""
     spent = os.times()
     return spent.children_user + spent.children_system
 
 
 def _ticks() -> list[int]:
-    """Ticks of all CPUs by use: user, nice, system, idle, iowait, irq, softirq, steal."""
+    """Read the ticks of all CPUs by use: user, nice, system, idle, iowait, irq, softirq, steal."""
     if not STAT.is_file():
         return [0] * 8
     return [int(number) for number in STAT.read_text().split("\n", 1)[0].split()[1:9]]

@@ -20,6 +20,7 @@ from tests.support import default_cases
 settings.register_profile("specsim", deadline=None, print_blob=True)
 settings.load_profile("specsim")
 
+WITH_MODELS = ("tests/kernels", "tests/realrun")  # folders whose tests need few compiled policies
 RAN = pytest.StashKey[set[tuple[str, str, str]]]()  # (operation, backend, how it ran)
 
 
@@ -51,6 +52,8 @@ def kernels_ran(pytestconfig: pytest.Config) -> set[tuple[str, str, str]]:
 @pytest.hookimpl(tryfirst=True)  # before tests are left out by their marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     default_cases.mark_the_others(items)
+    # Of two processes, one runs models while the other compiles the policies, so that few are compiled twice.
+    items.sort(key=lambda item: not item.nodeid.startswith(WITH_MODELS))
     if config.args == config.getini("testpaths") and (wrong := default_cases.unknown(item.nodeid for item in items)):
         raise pytest.UsageError(f"{default_cases.FILE.name} names what is no test: {'; '.join(wrong)}")
 

@@ -180,6 +180,6 @@ def drafter_agrees(job: Job, drafter: str) -> dict[str, Any]:
 
 @cache
 def _lab_prompt() -> Prompt:
-    """Of the lab's tokenizer, which all its drafters have; to read the corpus takes a second."""
+    """Read one prompt with the lab's tokenizer, which all its drafters share; reading the corpus takes a second."""
     (prompt,) = lab_prompts(AutoTokenizer.from_pretrained(LAB_WEIGHTS / "target"), 1)
     return prompt

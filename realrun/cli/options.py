@@ -151,7 +151,7 @@ class PairSettings(DrafterSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class PromptSettings(Settings):
-    """Which prompts are decoded, and how far."""
+    """Prompts to decode, and the output length."""
 
     prompts: Path | None = setting(
         None,
@@ -191,14 +191,14 @@ class SamplingSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class DepthSettings(Settings):
-    """How far is drafted."""
+    """Maximum draft length."""
 
     max_draft_tokens: int = setting(16, "Maximum draft length D to record and profile.", low=1, high=64)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordOptions(SamplingSettings, DepthSettings, PromptSettings):
-    """What to record, and how tokens are chosen."""
+    """Depth to record, and how tokens are sampled."""
 
     tree_nodes: int = setting(
         0,

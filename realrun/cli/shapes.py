@@ -59,7 +59,7 @@ def shapes() -> Answer:
 
 @dataclass(frozen=True, kw_only=True)
 class GridOptions(ShapeRun):
-    """Of which shape, and over which sizes."""
+    """Shape to time, and sizes of its passes."""
 
     shape: str = argument("A shape; `realrun shapes` lists them.")
     tokens: tuple[int, ...] | None = setting(None, "New tokens per pass. Default: 16 sizes from 1 to 256.")

@@ -26,7 +26,7 @@ from specsim.policy.tree.base import TreePolicy
 
 
 class Acceptance(NamedTuple):
-    """What a round's verification accepted, up to the end of the text.
+    """Result of a round's verification, up to the end of the text.
 
     emitted : the accepted tokens and a token of the target's own
     path : places of the accepted tokens in the draft

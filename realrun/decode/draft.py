@@ -1,4 +1,4 @@
-"""What a drafter proposes for a round, and the interface that the decoding loop calls."""
+"""A round's draft, and the interface of drafters that the decoding loop calls."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def check_recording(
 
 
 def as_lookups(trace: Trace, rule: NgramRule, depth: int, *, past_end: bool) -> Trace:
-    """What prompt lookup by this rule proposes on the texts of a recording; past_end : also behind an end of text."""
+    """Record what prompt lookup by this rule drafts on a recording's texts; past_end : also after an end of text."""
     assert trace.prompts is not None
     outputs = np.split(trace.token, trace.offsets[1:-1])
     columns = zip(trace.prompts, outputs, trace.domain.tolist(), trace.budget_tokens.tolist(), strict=True)
@@ -232,7 +232,7 @@ def compared(
 
 
 def counters_equal(sums: Sums, agreements: Sequence[Agreement]) -> bool:
-    """Whether an engine's counters are those of the replayed rounds; a text that parts at a near tie has others."""
+    """Compare an engine's counters with the replay's; a text that diverges at numerically tied logits has others."""
     rounds = [row for agreement in agreements for row in agreement.replayed if row[1]]
     ours = Rounds(np.array([row[1] for row in rounds], np.int64), np.array([row[2] for row in rounds], np.int64))
     counters = counters_of(ours)

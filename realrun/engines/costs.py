@@ -70,7 +70,7 @@ def _solved(counts: Floats, seconds: Sequence[float]) -> list[float]:
 
 
 def _shares(verified: Ints, places: Sequence[int]) -> Floats:
-    """What each of the places counts in rounds of so many tokens [R, places]: linear interpolation, rows sum to 1."""
+    """Compute the weights of the grid's lengths for rounds of these lengths [R, places]: linear, rows sum to 1."""
     known = np.array(places, np.float64)
     if len(known) == 1:
         return np.ones((len(verified), 1))

@@ -92,7 +92,7 @@ def draft_seconds(lines: Sequence[str], turns: Sequence[tuple[int, bool]]) -> li
 
 
 def server_job(job: Job, arms: Sequence[Setting], turns: Sequence[tuple[int, int]]) -> dict[str, Any]:
-    """What the process is asked: servers of these settings, and (arm, prompt) of every turn."""
+    """Describe the job of the engine's process: servers of these settings, and (arm, prompt) of every turn."""
     longest = max(map(len, job.prompts))
     context = longest + job.max_new_tokens + max(arm.k for arm in arms) + 1
     return {

@@ -83,7 +83,7 @@ def typical(turns: Sequence[tuple[int, int]], results: Sequence[Turn], arms: int
 
 
 def replayed_rounds(trace: Trace, engine: Engine, setting: Setting, max_new_tokens: int) -> list[Rounds]:
-    """Of every sequence, as the engine would run it."""
+    """Replay the rounds of every sequence by the engine's conventions."""
     run = as_engine(trace, engine.conventions, max_output_tokens=max_new_tokens).trace
     if not setting.k:
         return [Rounds(*np.zeros((2, length), np.int64)) for length in run.output_tokens.tolist()]

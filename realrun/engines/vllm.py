@@ -80,7 +80,7 @@ class VllmEngine(Engine):
 
 
 def asked(job: Job, setting: Setting, rule: NgramRule) -> dict[str, Any]:
-    """What the process is asked: a server that drafts so, and prompts."""
+    """Describe the job of the engine's process: server settings and prompts."""
     speculation: dict[str, Any] = {"num_speculative_tokens": setting.k}
     if job.lookup:
         lengths = {"prompt_lookup_min": rule.min_ngram, "prompt_lookup_max": rule.max_ngram}
@@ -96,7 +96,7 @@ def asked(job: Job, setting: Setting, rule: NgramRule) -> dict[str, Any]:
 
 
 def rounds_of(metrics: Mapping[str, Any] | None, number: int) -> list[tuple[int, int]]:
-    """Of a request, by its metrics; they are left out where it never drafted."""
+    """List a request's rounds (drafted, accepted) from its metrics; vLLM omits them for a request without drafts."""
     if metrics is None or not metrics["num_spec_steps"]:
         return []
     if "per_step_drafted" not in metrics:
@@ -112,7 +112,7 @@ def rounds_of(metrics: Mapping[str, Any] | None, number: int) -> list[tuple[int,
 
 
 def sums_of(counters: Mapping[str, Any]) -> Sums:
-    """Of its metrics by name, of which by position there are none before the first draft."""
+    """Sum vLLM's counters by name; counters by position are missing before the first draft."""
 
     def count(name: str) -> int:
         return int(counters.get(f"vllm:{name}", 0))

@@ -101,7 +101,7 @@ class TrainSettings:
 
     @property
     def plan(self) -> dict[str, Any]:
-        """What decides the weights beside loop and text."""
+        """Settings that determine the weights, besides loop and text."""
         names = ("role", "size", "muon_lr", "adamw_lr", "weight_decay", "distill_after_tokens")
         return {name: getattr(self, name) for name in names}
 

@@ -258,7 +258,7 @@ def measured(board: Board, prompts: Sequence[Prompt], settings: BoardSettings, o
 
 
 def _within(pair: Pair, settings: RecordSettings) -> RecordSettings:
-    """What this drafter can be recorded with."""
+    """Select the sampling settings that this drafter can be recorded with."""
     return settings if pair.drafter.trees else dataclasses.replace(settings, tree_nodes=0)
 
 

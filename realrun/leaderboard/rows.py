@@ -70,7 +70,7 @@ class Entry:
 
 
 def role_of(kind: type[Policy]) -> str:
-    """What a policy of this kind is compared as."""
+    """Name the group in which policies of this kind are compared."""
     if issubclass(kind, TreePolicy):
         return TREE
     return FIXED if kind in (FixedK, SpaceK) else ADAPTIVE

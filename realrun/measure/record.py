@@ -31,7 +31,7 @@ MAX_WIDTH = 256  # children recorded of a node
 
 @dataclass(frozen=True)
 class RecordSettings:
-    """What to record. Lengths in tokens.
+    """Settings of a recording. Lengths in tokens.
 
     Attributes
     ----------

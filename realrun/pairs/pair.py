@@ -91,7 +91,7 @@ class Pair:
         return self.drafter.make_drafter(self.target, eos, self.predictor)
 
     def make_recorder(self, sampler: Sampler) -> Recorder:
-        """Make the recorder of the drafter's proposals at every position in this mode."""
+        """Create the recorder of the drafter's proposals, for this sampling mode."""
         return self.drafter.make_recorder(self.target, sampler)
 
     @cached_property

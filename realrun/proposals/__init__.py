@@ -1,1 +1,1 @@
-"""What a drafter proposes at every position of an output at once: the passes behind a recorded trace."""
+"""Passes that record a trace: a drafter's proposals at all positions of an output at once."""

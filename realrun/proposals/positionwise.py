@@ -25,7 +25,7 @@ from specsim.io.arrays import Array
 
 
 class Positionwise(Protocol):
-    """What a drafter proposes at T output positions, whatever was drafted before."""
+    """Proposals at T output positions of a drafter that does not depend on earlier drafts."""
 
     def states(self, step: int) -> torch.Tensor:
         """Compute the states [T, d] behind the tokens at depth step + 1."""

@@ -1,4 +1,4 @@
-"""What a dense recording is asked for, and what it gives: the proposals at every position of an output."""
+"""Interface of dense recording: settings, and the proposals at every position of an output."""
 
 from __future__ import annotations
 

@@ -35,13 +35,6 @@ def tokens_per_round(output_tokens: npt.ArrayLike, rounds: npt.ArrayLike) -> Flo
     return np.asarray(np.divide(output_tokens, rounds), dtype=np.float64)
 
 
-def eq13_time_s(
-    drafted: npt.ArrayLike, rounds: npt.ArrayLike, draft_s: npt.ArrayLike, target_s: npt.ArrayLike
-) -> Floats:
-    """T = drafted T_d + rounds T_t: time of a run when nothing else costs (EESD Eq. 13)."""
-    return np.asarray(np.multiply(drafted, draft_s) + np.multiply(rounds, target_s), dtype=np.float64)
-
-
 def eq14_speedup(v_d: npt.ArrayLike, r_d: npt.ArrayLike, alpha_c: npt.ArrayLike) -> Floats:
     """v_d / ((alpha_c - v_d) r_d + v_d), alpha_c = T_d / T_t (EESD Eq. 14).
 

@@ -13,6 +13,7 @@ SEQUENCE_NODES, TOKEN_STATES = 7, 15
 MAX_POSITIONS = 12_000  # that the likelihood uses; enough for the shares
 ROUGH_POSITIONS = 3_000
 MISSING = -1
+MOST_LAGS = 32
 Table = tuple[float, ...]
 KNOTS = np.linspace(-3.5, 3.5, 57)  # normal scores at which tables hold the quantiles of a distribution
 
@@ -50,11 +51,11 @@ class Drift(NamedTuple):
         return max(0.0, 1 - self.sequence - self.local)
 
 
-def fit_drift(score: Floats, lengths: IntArray, lags: int = 32) -> Drift:
-    """Fit a drift by least squares to the autocorrelations of standard normal scores [N] at lags 1 to `lags`."""
+def fit_drift(score: Floats, lengths: IntArray) -> Drift:
+    """Fit a drift by least squares to the autocorrelations of standard normal scores [N] at lags up to MOST_LAGS."""
     from scipy.optimize import least_squares
 
-    lag = np.arange(1, min(lags, int(lengths.max()) - 1) + 1)
+    lag = np.arange(1, min(MOST_LAGS, int(lengths.max()) - 1) + 1)
     if len(lag) < 4:
         return Drift(0.0, 0.0, 0.0)
     sequence = np.repeat(np.arange(len(lengths)), lengths)

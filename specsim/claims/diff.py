@@ -154,12 +154,12 @@ def _summed(runs: Sequence[PerSequence | None]) -> PerSequence | None:
     return replace(columns[0], top=top, bottom=bottom)
 
 
-def holm(p_values: list[float], significance: float = SIGNIFICANCE) -> list[bool]:
-    """Which hypotheses fall when all of them shall err with this probability together (Holm 1979)."""
+def holm(p_values: list[float]) -> list[bool]:
+    """Tell which null hypotheses are rejected at a family-wise error rate of SIGNIFICANCE (Holm 1979)."""
     order = sorted(range(len(p_values)), key=lambda index: p_values[index])
     falls = [False] * len(p_values)
     for rank, index in enumerate(order):
-        if p_values[index] > significance / (len(p_values) - rank):
+        if p_values[index] > SIGNIFICANCE / (len(p_values) - rank):
             break
         falls[index] = True
     return falls

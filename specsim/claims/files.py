@@ -143,17 +143,13 @@ def _in_words(error: ValueError) -> str:
     return f"{place}: {message}" if place else message
 
 
-def write_claims(
-    path: Path, claims: Sequence[Mapping[str, Any]], *, title: str, defaults: Mapping[str, Any] | None = None
-) -> None:
-    """Write a file of claims, given by their keys, under a title and with these defaults."""
+def write_claims(path: Path, claims: Sequence[Mapping[str, Any]], *, title: str) -> None:
+    """Write a file of claims, given by their keys, under a title."""
     import tomlkit
 
     document = tomlkit.document()
     document.add(tomlkit.comment(title))
     document.add("version", tomlkit.item(VERSION))
-    if defaults:
-        document.add("defaults", _entry(defaults))
     entries = tomlkit.aot()
     for claim in claims:
         entries.append(_entry(claim))

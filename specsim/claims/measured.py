@@ -107,7 +107,7 @@ def value_at(document: Any, at: list[Any], where: str) -> Any:
                 raise InputError(f"{place}: {len(entries)} entries have these values; name a single entry")
             value = entries[0]
         else:
-            raise InputError(f"{place}: there is no {'list' if isinstance(value, dict) else 'object'} to take it from")
+            raise InputError(f"{place}: there is no {'object' if isinstance(step, str) else 'list'} here")
     return value
 
 

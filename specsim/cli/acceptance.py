@@ -32,7 +32,7 @@ OVERWRITE_HELP = "Replace what is at --out."
 
 @dataclass(frozen=True, kw_only=True)
 class FitOptions(Settings):
-    """What is fitted to which data."""
+    """Acceptance model to fit, and the data."""
 
     source: Path = argument(
         "A trace (folder or .zip), rounds of real runs (.parquet, as `realrun validate` writes them), or counters per "

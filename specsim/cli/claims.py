@@ -83,10 +83,10 @@ class RecordOptions(Settings):
     source: Path = argument(
         "A validation, leaderboard.json, a file of `speckernels bench` or pytest-benchmark, or a trace."
     )
-    cost: Path | None = setting(None, "For a trace: its cost file, or a name of `specsim cost list`.")
-    policy: str | None = setting(None, "For a trace: the policy.")
+    cost: Path | None = setting(None, "For a trace: cost file, or a name of `specsim cost list`.")
+    policy: str | None = setting(None, "For a trace: policy to replay.")
     set_: list[str] = setting([], SET_HELP, metavar="NAME=VALUE")
-    quantity: str = setting("speedup", "For a trace: what to claim.")
+    quantity: str = setting("speedup", "For a trace: metric to claim (default: speedup).")
     tolerance_percent: float | None = setting(
         None, "Tolerance (default: 0.1 for replays, 3 for measured speedups, 20 for single times).", low=0
     )
@@ -129,15 +129,15 @@ def record(options: RecordOptions) -> None:
 class DiffOptions(Settings):
     """Which measurements are compared."""
 
-    old: Path = argument("Before: a validation, or a benchmark's file.")
-    new: Path = argument("After: the same kind of file.")
+    old: Path = argument("Baseline: result of a validation or benchmark.")
+    new: Path = argument("Result to compare with the baseline, of the same kind.")
     between_runs_percent: float | None = setting(
         None,
         "Standard deviation of a speedup between runs of one commit (default 1.7); for benchmarks, the smallest gap "
         "that counts (default 5).",
         low=0,
     )
-    more_old: list[Path] = setting([], "Another validation of before; repeat for more.")
+    more_old: list[Path] = setting([], "Another baseline validation; repeat the option for more.")
     more_new: list[Path] = setting([], "Another validation of after; repeat for more.")
 
 

@@ -1,4 +1,4 @@
-"""What both command lines share: errors, tables, progress, JSON."""
+"""Errors, tables, progress and JSON of both command lines."""
 
 from __future__ import annotations
 

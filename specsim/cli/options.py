@@ -48,7 +48,7 @@ class BatchSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class CostSettings(BatchSettings):
-    """What draft steps and verification steps cost."""
+    """Costs of draft steps and verification steps."""
 
     cost: Path = setting(
         ...,
@@ -97,7 +97,7 @@ class SplitSettings(SeedSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class CountsSettings(SeedSettings):
-    """What an engine counted as accepted, and the context that costs are taken at."""
+    """Counts of accepted tokens from an engine, and the context length to price."""
 
     source: Path = argument(
         'Accepted drafts: counters by depth as .json, {"drafted": [...], "accepted": [...]}, a rounds.parquet, or a '

@@ -27,7 +27,7 @@ RATES = {  # of a prediction, by the field's names
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayOptions(SeedSettings, PolicySettings, TraceSettings):
-    """What is replayed, and how rounds are counted."""
+    """Trace and policy to replay, and how rounds are counted."""
 
     tuning_share: float = setting(0.5, LEARNING_SHARE_HELP)
     expected: bool = setting(

@@ -17,7 +17,7 @@ from specsim.io.errors import InputError
 
 @dataclass(frozen=True, kw_only=True)
 class SweepOptions(SplitSettings):
-    """What is swept, and by which workers."""
+    """Policies to sweep, and the workers."""
 
     traces: list[str] = argument(
         "Trace folders, packed traces (.zip), or URLs of either, such as s3://bucket/trace, fetched by every worker.",

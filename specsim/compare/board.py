@@ -29,7 +29,7 @@ class Row:
     replays : number of replays averaged; 1 unless the policy is random
     lengths : rounds by drafted tokens that the target verified [D + 1 or more], of all replays together
     token_s : seconds per output token in draft, policy, verify, other
-    speculative_s : seconds per hold-out sequence [S], mean of the replays
+    speculative_s : seconds per held-out sequence [S], mean of the replays
     train_speedup : on the tuning sequences, whether it was tuned or not
     speedup : with an interval that holds for all rows of the board at once; the prediction's holds for it alone
     truncated_trials : settings of its search that the recorded trees are too small to judge
@@ -97,7 +97,7 @@ class Board(Result):
     """A trace at a maximal draft length.
 
     tuning, holdout : sequences; output_tokens : of the hold-out ones, together
-    baseline_s : seconds per hold-out sequence [S]
+    baseline_s : seconds per held-out sequence [S]
     rule, rule_speedup : the fastest rule learned from the policies' signals on the tuning sequences, and what it
         reaches on the held-out ones (`specsim.compare.learned_rule`); None where no chain or signal is there
     rows : best first; skipped : (policy, reason)

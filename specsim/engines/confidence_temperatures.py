@@ -52,7 +52,7 @@ class Temperatures(NamedTuple):
 
 
 class Drafts(NamedTuple):
-    """Of R rounds and K places: logits of confidence, whether a token was drafted there, and accepted, all [R, K]."""
+    """Drafts of R rounds, up to K tokens each: logits of confidence, drafted, accepted, all [R, K]."""
 
     logit: Floats
     drafted: Bools
@@ -68,7 +68,7 @@ class Drafts(NamedTuple):
         return self.drafted & np.concatenate([before, self.accepted[:, :-1]], axis=1)
 
 
-def confidence_temperatures(trace: Trace, k: int, *, seed: int = 0) -> Temperatures:
+def confidence_temperatures(trace: Trace, k: int) -> Temperatures:
     """Fit the temperatures of drafts of K tokens.
 
     Parameters
@@ -76,13 +76,12 @@ def confidence_temperatures(trace: Trace, k: int, *, seed: int = 0) -> Temperatu
     trace : Trace
         With the drafter's confidence. Rounds are those that draft K tokens every time.
     k : int
-    seed : int
-        Of the halves: calibration errors are those of a half's sequences under the other half's temperatures.
+        Draft length.
 
     Returns
     -------
     Temperatures
-        Fitted to all sequences.
+        Fitted to all sequences; calibration errors are of each half of them under the other half's temperatures.
 
     Raises
     ------
@@ -99,7 +98,7 @@ def confidence_temperatures(trace: Trace, k: int, *, seed: int = 0) -> Temperatu
     drafted = place < trace.draft_limit[rows, None]
     drafts = Drafts(np.log(likely / (1 - likely)), drafted, drafted & (place < match))
     sequence = np.searchsorted(trace.offsets, rows, side="right") - 1
-    first = np.isin(sequence, split_sequences(trace, seed=seed)[0])
+    first = np.isin(sequence, split_sequences(trace, seed=0)[0])
     ones, temperatures = np.ones(k), fit(drafts)
     after = np.empty(drafts.logit.shape)
     for held in (first, ~first):
@@ -108,7 +107,7 @@ def confidence_temperatures(trace: Trace, k: int, *, seed: int = 0) -> Temperatu
 
 
 def fit(drafts: Drafts) -> Floats:
-    """Of every place, the temperature under which what was verified there is likeliest."""
+    """Fit, for each draft position, the temperature of largest likelihood on the tokens verified there."""
     from scipy.optimize import minimize_scalar
 
     temperatures = []

@@ -38,7 +38,7 @@ class Totals:
 
     @staticmethod
     def of(rounds: Rounds, output_tokens: float) -> Totals:
-        """Of these rounds, which output so many tokens in all."""
+        """Sum rounds that emitted this number of output tokens."""
         return Totals(
             len(rounds.drafted),
             int(rounds.drafted.sum()),

@@ -255,7 +255,7 @@ def acceptance_by_depth(source: Source, k: int) -> list[float]:
 
 
 def scripted(engine: str, shares: Sequence[float]) -> Setting:
-    """Make an engine accept drafts this often without a trained drafter, to measure its seconds."""
+    """Export flags with which an engine accepts drafts at this rate without a trained drafter, to measure its speed."""
     k = len(shares)
     if engine == "vllm":
         rates = {"synthetic_acceptance_rates": [round(share, 6) for share in shares]}

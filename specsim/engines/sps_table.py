@@ -46,7 +46,7 @@ def additive_steps(cost: BatchCost, k: int, largest_batch: int, context: int) ->
 
 
 def sglang_additive(fitted: StepTime) -> dict[str, Any]:
-    """As SGLang reads it."""
+    """Format the table as SGLang reads it."""
     (batches, alpha_s), (tokens, theta_s) = (_knots(fitted, name) for name in ("sequences", "tokens"))
     return {
         "bias_seconds": _rounded(fitted.fixed_s),
@@ -58,7 +58,7 @@ def sglang_additive(fitted: StepTime) -> dict[str, Any]:
 
 
 def tensorrt_llm_additive(fitted: StepTime) -> dict[str, Any]:
-    """As TensorRT-LLM reads it, in milliseconds: theta would be 0 where no token is verified, the rest is overhead."""
+    """Format the table as TensorRT-LLM reads it, in ms: theta is 0 at 0 verified tokens, the rest is overhead."""
     (batches, alpha_s), (tokens, theta_s) = (_knots(fitted, name) for name in ("sequences", "tokens"))
     slope_s = (theta_s[1] - theta_s[0]) / (tokens[1] - tokens[0])
     shift_s = min(max(slope_s * tokens[0], LEAST_THETA_S), fitted.fixed_s)  # only the sum of all terms counts
@@ -90,9 +90,9 @@ def sglang_by_tokens(cost: BatchCost, k: int, largest_batch: int, context: int) 
 
 
 def _steps(cost: BatchCost, k: int, batches: Ints, verified: Sequence[int], context: int) -> Steps:
-    """Of every batch with every number of verified tokens by sequence; all K are drafted whatever is verified.
+    """Compute a step's seconds for every batch size and number of verified tokens per sequence; K are always drafted.
 
-    Raises InputError where it makes no difference how many are.
+    Raises InputError if the seconds do not depend on the number of verified tokens.
     """
     batch, tokens = (axis.ravel() for axis in np.meshgrid(batches, verified, indexing="ij"))
     drafts_s = [cost.batch_draft(place, BatchTokens.alike(batch, 1, context + place)) for place in range(k)]

@@ -53,13 +53,13 @@ class Tokens:
         return self.features[:, :-1][known], self.accepted[:, 1:][known]
 
 
-def drafted_tokens(trace: Trace, rounds: RoundLog | None = None, *, seed: int = 0) -> Tokens:
+def drafted_tokens(trace: Trace, rounds: RoundLog | None = None) -> Tokens:
     """Collect the tokens, up to the recorded depth, of a replay's rounds, or of rounds from every position.
 
     Rounds of a replay have the run of accepted tokens since the last rejection; in others it is 0.
-    For a trace of rejection sampling, use the first outcome under this seed, as a replay's rounds do.
+    For a trace of rejection sampling, use the first outcome, as a replay's rounds do.
     """
-    match_len, _ = next(outcomes(trace, seed))
+    match_len, _ = next(outcomes(trace, 0))
     if rounds is None:
         rows: IntArray = np.arange(len(trace.token))
         run = np.zeros(len(rows))

@@ -40,12 +40,12 @@ MAX_REPORTED_SHARE = 0.1  # on other sequences, where a choice at that limit exc
 TRUNCATED = "asks for more than the recorded trees hold"
 
 
-def truncated_reason(trace: Trace, truncated_share: float, most: float = MAX_REPORTED_SHARE) -> str | None:
+def truncated_reason(trace: Trace, truncated_share: float) -> str | None:
     """Why a policy cannot be judged on this trace; None where its recorded trees are large enough.
 
     truncated_share : of the policy's rounds, those that asked for more than the recorded trees hold
     """
-    if truncated_share <= most:
+    if truncated_share <= MAX_REPORTED_SHARE:
         return None
     assert trace.tree is not None  # nothing else is truncated
     return (

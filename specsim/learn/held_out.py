@@ -1,4 +1,4 @@
-"""What tuning reports: predictions on held-out sequences, of the tuned policy and of those it is compared with."""
+"""Predictions on held-out sequences of the tuned policy and of the policies it is compared with."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ class Fold:
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class CrossValidation(HeldOutResult):
-    """What tuning this kind of policy on these data gains, every sequence held out once.
+    """Estimate the gain of tuning this kind of policy on these data, with every sequence held out once.
 
     Predictions cover all folds, each replayed with its own settings; the policies they name are the first fold's. After
     an interruption only the folds listed are part of them.

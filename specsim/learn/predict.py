@@ -174,7 +174,7 @@ def fitted_part(
         if learned != chosen:  # not all was given
             return priced.select(rest), learned, len(tuning)
     elif not is_fitted(chosen, given, priced.trace, priced.table()):
-        raise InputError(f"policy {chosen.name} has not learned yet; give its name instead, so that it is fitted first")
+        raise InputError(f"policy {chosen.name} is not fitted to data yet; give its name instead of an object")
     return priced, chosen, 0
 
 

@@ -62,7 +62,7 @@ def fit_variant(
 def fit_counted(
     kind: type[Policy], variant: Variant, train: PricedTrace, settings: SearchSettings
 ) -> tuple[Policy, int]:
-    """As `fit_variant`; also count the settings of the search that the recorded trees were too small for."""
+    """Fit as `fit_variant` does, and count the searched settings that the recorded trees were too small for."""
     if variant.tuned:
         search_result = finished_search(kind, train, dataclasses.replace(settings, fixed=variant.fixed))
         return search_result.best, search_result.truncated

@@ -20,7 +20,7 @@ import numpy as np
 
 from specsim.cost.contexts import context_range
 from specsim.cost.table import CostTable
-from specsim.io.arrays import Floats, IntArray, Ints, Seconds
+from specsim.io.arrays import Floats, IntArray, Seconds
 from specsim.io.errors import InputError
 from specsim.replaying.kernel import select_fields
 from specsim.trace.outcomes import outcomes
@@ -47,17 +47,15 @@ class OracleCosts(NamedTuple):
 
 @nb.njit(cache=True, nogil=True, error_model="numpy")
 def _least_seconds(  # type: ignore[no-untyped-def]
-    trace, match_len, costs, seconds, choice
+    trace, match_len, costs, seconds
 ):
     """Compute, backward over the positions of each sequence, the least seconds from there to its end.
 
-    seconds [S]; choice [N, 2] or [0, 2]: the best draft length for behind = 0 and 1, the
-    shortest of equals. `behind` is 1 where the draft cache lacks a token.
+    seconds [S]. `behind` is 1 if the draft cache lacks a token.
     """
     offsets, prompt_tokens, draft_limit = trace.offsets, trace.prompt_tokens, trace.draft_limit
     draft_s, catch_up_s, verify_s = costs.draft_s, costs.catch_up_s, costs.verify_s
     remaining = np.zeros((np.diff(offsets).max() + 1, 2))  # [t, behind]
-    recording = len(choice) > 0
     for s in range(len(prompt_tokens)):
         start, end = offsets[s], offsets[s + 1]
         length = end - start
@@ -67,23 +65,20 @@ def _least_seconds(  # type: ignore[no-untyped-def]
             bucket = (prompt_tokens[s] + t - 1) >> costs.bucket_bits
             right, limit = np.int64(match_len[row]), np.int64(draft_limit[row])
             none = verify_s[1, bucket] + remaining[t + 1, 1 if limit > 0 else 0]
-            best, best_k = np.inf, 0  # of the rounds that draft, without catching up
+            best = np.inf  # of the rounds that draft, without catching up
             for k in range(1, limit + 1):
                 accepted = k if k < right else right
                 after = min(t + accepted + 1, length)
                 then = remaining[after, 1] if accepted == k else remaining[after, 0]
                 total = draft_s[k, bucket] + verify_s[k + 1, bucket] + then
-                if total < best:
-                    best, best_k = total, k
+                best = min(best, total)
             for behind in range(2):
                 drafting = best + behind * catch_up_s[bucket]
                 remaining[t, behind] = min(none, drafting) + costs.round_overhead_s
-                if recording:
-                    choice[row, behind] = best_k if drafting < none else 0
         seconds[s] = remaining[0, 0]
 
 
-def _solve(trace: Trace, match_len: IntArray, table: CostTable, choice: IntArray) -> Floats:
+def _solve(trace: Trace, match_len: IntArray, table: CostTable) -> Floats:
     sizes, columns = table.verify_s.shape
     longest = context_range(trace)[1]
     if sizes < trace.depth + 2 or columns <= longest >> table.bucket_bits:
@@ -93,7 +88,7 @@ def _solve(trace: Trace, match_len: IntArray, table: CostTable, choice: IntArray
             "compile it for this trace"
         )
     seconds = np.zeros(trace.sequences)
-    _least_seconds(select_fields(OracleTrace, trace), match_len, select_fields(OracleCosts, table), seconds, choice)
+    _least_seconds(select_fields(OracleTrace, trace), match_len, select_fields(OracleCosts, table), seconds)
     return seconds
 
 
@@ -104,26 +99,4 @@ def chain_oracle_seconds(trace: Trace, table: CostTable, *, seed: int = 0) -> Fl
     same seed sums over. Raises InputError if the table does not cover the trace's depth and
     contexts.
     """
-    none = np.zeros((0, 2), dtype=np.uint8)
-    return np.sum([_solve(trace, match_len, table, none) for match_len, _ in outcomes(trace, seed)], axis=0)
-
-
-def oracle_rounds(trace: Trace, table: CostTable) -> Ints:
-    """Return the rounds of a fastest run: int64 [R, 4] of (sequence index, t, drafted, accepted).
-
-    Of equally fast drafts, a round takes the shortest.
-    """
-    match_len, _ = next(outcomes(trace, 0))
-    choice = np.zeros((len(match_len), 2), dtype=np.uint8)
-    _solve(trace, match_len, table, choice)
-    rounds = []
-    for s, (start, end) in enumerate(zip(trace.offsets[:-1].tolist(), trace.offsets[1:].tolist(), strict=True)):
-        row, behind = start, 0
-        while row < end:
-            drafted = int(choice[row, behind])
-            accepted = min(drafted, int(match_len[row]))
-            rounds.append((s, row - start, drafted, accepted))
-            # A round without a draft leaves the cache a token short too, unless there was nothing to draft.
-            behind = int(drafted == accepted and trace.draft_limit[row] > 0)
-            row += accepted + 1
-    return np.array(rounds, dtype=np.int64)
+    return np.sum([_solve(trace, match_len, table) for match_len, _ in outcomes(trace, seed)], axis=0)

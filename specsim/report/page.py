@@ -131,8 +131,8 @@ def load_text(load: Mapping[str, Any]) -> str:
     """Say how busy the machine was during the measurement."""
     others, stolen = load["others_percent"], load["stolen_percent"]
     if others is None or stolen is None:
-        return "this system does not tell how busy it was"
-    return f"other processes used {others:.0f} % of the CPUs' time, {stolen:.1f} % was stolen by other guests"
+        return "load unknown on this system"
+    return f"{others:.0f} % of CPU time used by other processes, {stolen:.1f} % steal"
 
 
 def floor_text(document: Mapping[str, Any]) -> str:
@@ -140,9 +140,9 @@ def floor_text(document: Mapping[str, Any]) -> str:
     from specsim.replaying.intervals import LARGEST_FLOOR_PERCENT, interval_text  # numpy, which pages do without
 
     floor = document["noise_floor_percent"]
-    busy = f": more than {LARGEST_FLOOR_PERCENT} %, so this run cannot tell policies apart"
+    noisy = f", too noisy to rank policies (above {LARGEST_FLOOR_PERCENT} %)"
     null = interval_text(document["null_arm"])
-    return f"noise floor: {floor:.2f} %{busy if floor > LARGEST_FLOOR_PERCENT else ''} (two baselines: {null})"
+    return f"noise floor: {floor:.2f} %{noisy if floor > LARGEST_FLOOR_PERCENT else ''}; A/A test: {null}"
 
 
 def truncated_text(rows: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -180,7 +180,7 @@ def choice_text(choice: Mapping[str, Any]) -> str:
     if choice["forecast"] == choice["measured"]:
         return f"{text}, the measured best."
     regret = f"{interval_text(choice['regret'])}{'' if choice['significant'] else ', not significant'}"
-    return f"{text}; the measured best is {choice['measured']}; regret of the choice: {regret}."
+    return f"{text}; the measured best is {choice['measured']}; gap of the choice to it: {regret}."
 
 
 def forecast_text(document: Mapping[str, Any]) -> list[str]:

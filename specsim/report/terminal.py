@@ -56,7 +56,7 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
 
 
 def need(heading: str, cells: Sequence[str]) -> Need:
-    """Of a column. A heading and a long cell may be broken at spaces."""
+    """Compute the widths that a column needs; its heading and long cells may break at spaces."""
     word = max((len(word) for text in (heading, *cells) for word in text.split()), default=1)
     longest = max(map(len, cells), default=0)
     least = max(word, min(longest, UNBROKEN))

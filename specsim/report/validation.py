@@ -68,8 +68,8 @@ KEYS = (
 )
 
 DEEPENED = (
-    "Identity blocks were added to the target (block expansion): acceptance is the trained model's, costs are those of "
-    "a model so deep."
+    "The target has identity blocks added (block expansion): it accepts like the trained model and costs as much as a "
+    "model of its depth."
 )
 DEFINITIONS = {
     "Speedup": "Total baseline seconds over total speculative seconds, both over the held-out sequences. "
@@ -89,7 +89,7 @@ DEFINITIONS = {
     "all policies, both baselines and probes of rarer rounds took turns: each round of theirs is a sample of its "
     "parts' costs. It decomposes what was measured, and is no forecast.",
     "Noise floor": "How far from 1 the ratio of the two baselines, which differ by chance alone, may lie by its "
-    "interval. Speedups that differ by less are not resolved, nor are those whose difference has 0 in its interval.",
+    "interval. A difference between speedups is significant if it is larger and its interval excludes 0.",
     "Error by part": "Seconds predicted less seconds measured, in percent of the policy's measured seconds, so that "
     "the parts sum to the error of its time: positive is a part predicted to take longer than it did.",
     "Error": f"From the run's own rounds / measured {MINUS} 1: positive is optimistic, more than the machine gave.",
@@ -99,7 +99,7 @@ DEFINITIONS = {
     **METRICS,
     "Overhead": "Mean measured time of a round over that of an autoregressive step. Tau over overhead is the measured "
     "speedup (Cai et al. 2024, section 4), but where outputs are longer or shorter than the baseline's.",
-    "Regret": "Predicted time beyond that of the oracle, the fastest any policy could be that knows what will be "
+    "Regret": "Gap to the oracle: predicted time beyond that of the fastest policy, one that knows what will be "
     "accepted.",
     "Ladder": "A policy predicted with fewer simplifications from rung to rung. Eq. 14 knows v_d, r_d and "
     "a single ratio s_d / s_t; the next rung charges s_d per draft step and s_t per target pass, round by round; "
@@ -216,7 +216,7 @@ def _floor_box(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The noise floor; none for older results without a repeated baseline."""
     if "noise_floor_percent" not in document:
         return []
-    return [(f"{document['noise_floor_percent']:.1f} %", "noise floor: what two equal baselines may differ by")]
+    return [(f"{document['noise_floor_percent']:.1f} %", "noise floor (A/A test of the baseline)")]
 
 
 def _errors(document: Mapping[str, Any]) -> list[str]:

@@ -42,7 +42,7 @@ REQUESTS = 1000  # to serve by default
 
 
 class Line(TypedDict):
-    """Of JSON Lines, by Mooncake or Qwen-Bailian."""
+    """A line of a request log by Mooncake or Qwen-Bailian."""
 
     timestamp: float
     input_length: int
@@ -100,14 +100,14 @@ def asked_requests(
         value = float(number) if kind == "poisson" else int(number)
     except ValueError:
         example = "poisson:20" if kind == "poisson" else "closed:32"
-        raise InputError(f"arrivals {kind}: {number!r} is no number; write for example {example}") from None
+        raise InputError(f"arrivals {kind}: {number!r} is not a number; write for example {example}") from None
     if kind == "poisson":
         return requests_of_trace(trace, count or REQUESTS, rate=value, seed=seed), None
     return requests_of_trace(trace, count or REQUESTS, seed=seed), int(value)
 
 
 def shuffled(sequences: int, count: int, rng: np.random.Generator) -> Ints:
-    """`count` indices: all sequences in a random order, again and again, each time in a new order."""
+    """Draw `count` sequence indices: one random permutation of all sequences after another."""
     rounds = -(-count // sequences)
     return np.concatenate([rng.permutation(sequences) for _ in range(rounds)])[:count].astype(np.int64)
 
@@ -170,7 +170,7 @@ def _date_s(dates: pd.Series[str], path: Path) -> Floats:
 
 
 def _numbers(values: pd.Series[float]) -> Floats:
-    """As floats; anything else becomes NaN, which is refused with its row."""
+    """Convert cells to floats; anything else becomes NaN, which a later check rejects with its row."""
     import pandas as pd
 
     return np.asarray(pd.to_numeric(values, errors="coerce"), dtype=np.float64)

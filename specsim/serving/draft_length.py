@@ -137,7 +137,7 @@ class TurboSpec:
         if not (0 <= self.accept_prob <= 1 and 0 <= self.memory < 1 and self.prior_tokens > 0):
             raise InputError(
                 f"turbospec: accept_prob={self.accept_prob}, memory={self.memory}, prior_tokens={self.prior_tokens}; "
-                "give shares of 1, memory below it, and a positive number of tokens"
+                "expected accept_prob in [0, 1], memory in [0, 1) and prior_tokens > 0"
             )
 
     @property

@@ -209,15 +209,13 @@ def _cell(batch: int, context: int | None, labels: Sequence[str], columns: Float
     return Cell(batch, context, speedup, float(tokens.sum() / seconds.sum()))
 
 
-def break_even(
-    batches: Sequence[int], columns: Floats, context: int | None, choices: Sequence[str], *, seed: int = 0
-) -> BreakEven:
-    """The batch beyond which the best of several choices is slower than decoding without speculation.
+def break_even(batches: Sequence[int], columns: Floats, context: int | None, choices: Sequence[str]) -> BreakEven:
+    """Find the batch size beyond which the best of several choices is slower than decoding without speculation.
 
     columns : float [B, 1 + A, 2, S], tokens and seconds per sequence of the baseline, then of every choice
     """
     sequences = columns.shape[-1]
-    index = resample(sequences, repeats=REPEATS, seed=seed)
+    index = resample(sequences, repeats=REPEATS, seed=0)
     weights = np.stack([np.bincount(row, minlength=sequences) for row in index])  # [REPEATS, S]
 
     def best(weight: Array) -> Floats:

@@ -114,7 +114,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
         raise InputError(f"{path}: depth {meta['depth']} is not from 1 to {MAX_DEPTH}; record it again")
     checksums = set(meta["checksums"])
     if not {SEQUENCES, STEPS} <= checksums <= {META, SEQUENCES, STEPS, TREES}:
-        raise InputError(f"{path}: checksums are not those of {SEQUENCES} and {STEPS}; {AGAIN}")
+        raise InputError(f"{path}: checksums must list {SEQUENCES} and {STEPS}; {AGAIN}")
     if TREES in checksums and not (meta.get("tree") and all(1 <= n <= MAX_NODES for n in tree_limits(meta))):
         raise InputError(f"{path}: tree does not give nodes and width from 1 to {MAX_NODES}; record it again")
     if version == SCHEMA_VERSION and meta["checksums"].get(META) != meta_digest(meta):

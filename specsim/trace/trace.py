@@ -223,7 +223,7 @@ class Trace:
         return dataclasses.replace(self, **cut)
 
     def shallower(self, depth: int) -> Trace:
-        """The trace as it had been recorded to this depth; InputError if it was not recorded so deep."""
+        """Cut the trace to a smaller depth; InputError if it was recorded to less than this depth."""
         if not 1 <= depth <= self.depth:
             raise InputError(
                 f"drafts of up to {depth} tokens; the trace is recorded to depth {self.depth}, choose 1 to that"

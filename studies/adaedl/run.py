@@ -77,7 +77,7 @@ def load_pairs(out: Path, config: Config) -> dict[str, Pair]:
 
 @torch.inference_mode()
 def signals_of(pair: Pair, trace: Trace, prompts: list[Prompt]) -> Signals:
-    """What the drafter shows and how likely it is accepted, at every position of the recorded outputs."""
+    """Signals of the drafter and acceptance probability, at every position of the recorded outputs."""
     sampler = Sampler(**trace.meta["decoding"])
     target, drafter = pair.core.target, pair.drafter
     assert isinstance(drafter, IndependentKind)

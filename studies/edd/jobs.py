@@ -51,7 +51,7 @@ def vdm(out: Path, config: Config, report: Progress) -> Path:
 
 
 def drafter_facts(out: Path, config: Config) -> Document:
-    """What each drafter is and was trained on."""
+    """Drafters, and what each was trained on."""
 
     def facts_of(name: str) -> Document:
         return read_drafter(out / "trained" / VDM).facts if name == VDM else drafter_training(name)

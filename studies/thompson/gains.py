@@ -62,7 +62,7 @@ class PerPrompt:
         return cls(float(shares.mean()), float(shares.std()))
 
     def probabilities(self, prompts: int) -> Floats:
-        """Of so many prompts, rising."""
+        """Compute the acceptance probabilities of this number of prompts, ascending."""
         from scipy.stats import beta
 
         if self.spread == 0:
@@ -79,7 +79,7 @@ class PerPrompt:
 
 
 def accepted_shares(trace: Trace) -> Floats:
-    """Of every prompt [S] the share of its tokens that are accepted as the first of a draft."""
+    """Compute for every prompt [S] the share of its tokens accepted as the first of a draft."""
     drafted = trace.draft_limit > 0
     sequence = np.repeat(np.arange(trace.sequences), trace.output_tokens)
     counts = [

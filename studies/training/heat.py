@@ -41,7 +41,7 @@ class Tuning:
 
     @property
     def name(self) -> str:
-        """As part of a path."""
+        """Format as part of a path."""
         return f"{'full' if self.full else 'adapter'}-{'plain' if self.plain else 'sar'}-{self.share:g}"
 
 
@@ -108,9 +108,9 @@ def cost_nats(result: Document) -> Estimate:
     return ratio_difference(after, windows, before, windows).difference
 
 
-def mask_gain(result: Document, mask: int = 1) -> Estimate:
-    """How much more often after the tuning than before it a mask says what the target says there."""
-    after, before = (np.array(result[when][f"mask_{mask}_agreement"]) for when in ("after", "before"))
+def mask_gain(result: Document) -> Estimate:
+    """Compute how much more often the first mask agrees with the target after the tuning than before."""
+    after, before = (np.array(result[when]["mask_1_agreement"]) for when in ("after", "before"))
     windows = np.ones(len(after))
     return ratio_difference(after, windows, before, windows).difference
 

@@ -48,7 +48,7 @@ def train_layer(pair: Pair, settings: EddSettings, run: TextRun) -> dict[str, An
 
 
 def wanted(config: Config) -> Wanted:
-    """What is trained for this question beside EDD's ablation, which trains the whole."""
+    """List the trainings of this question besides EDD's ablation, which trains the full drafter."""
     usual = config["decoders"]["usual"]
     return {
         EAGLE: (train_eagle, EagleSettings(), TextSettings()),

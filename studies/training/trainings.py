@@ -45,7 +45,7 @@ def trained(out: Path, wanted: Wanted, tokens: float, config: Config, report: Pr
 
 
 def asked(loop: LoopSettings, seed: int) -> dict[str, Any]:
-    """What a drafter's file says of this loop."""
+    """Training settings that a drafter's file records."""
     return replace(loop, seed=seed).as_dict()
 
 
@@ -55,7 +55,7 @@ def file_name(name: str) -> str:
 
 
 def decoders(config: Config) -> Wanted:
-    """Of EDD's table 3 and figure 5."""
+    """List the trainings of EDD's table 3 and figure 5."""
     usual = config["decoders"]["usual"]
     settings = {
         WHOLE: EddSettings(states_after=usual),
@@ -68,7 +68,7 @@ def decoders(config: Config) -> Wanted:
 
 
 def early_exits(config: Config) -> Wanted:
-    """Of EESD's table 4 and figures 4 and 5."""
+    """List the trainings of EESD's table 4 and figures 4 and 5."""
     asked = config["early_exits"]
     layers, exit_layers = asked["usual"]
     base = EesdSettings(layers=layers, exit_layers=exit_layers)

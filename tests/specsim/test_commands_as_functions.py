@@ -130,13 +130,13 @@ def test_flags_from_counts_and_a_trace() -> None:
 
 
 def test_a_server_s_figures_are_the_command_s() -> None:
-    served = specsim.serve(TRACE, COST, "fixed_k", k=3, arrivals="poisson:20", requests=150, slots=8, tpot_ms=10)
-    words = ("--arrivals", "poisson:20", "--requests", 150, "--slots", 8, "--tpot-ms", 10, "--set", "k=3")
+    served = specsim.serve(TRACE, COST, "fixed_k", k=3, arrivals="poisson:20", requests=40, slots=8, tpot_ms=10)
+    words = ("--arrivals", "poisson:20", "--requests", 40, "--slots", 8, "--tpot-ms", 10, "--set", "k=3")
     assert printed("serve", "simulate", TRACE, "--cost", COST, *words) == plain(served.to_dict())
     table = served.to_frame()
     assert table.loc["fixed_k(k=3)", "tokens_per_round"] > table.loc["no speculation", "tokens_per_round"] == 1
     assert "tok/s" in repr(served) and "\n" not in repr(served)
-    by_object = specsim.serve(TRACE, COST, specsim.make_policy("fixed_k", k=3), requests=150, slots=8, tpot_ms=10)
+    by_object = specsim.serve(TRACE, COST, specsim.make_policy("fixed_k", k=3), requests=40, slots=8, tpot_ms=10)
     assert by_object.to_dict() == served.to_dict()
 
 

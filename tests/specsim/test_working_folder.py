@@ -144,6 +144,7 @@ def test_commands_that_keep_nothing_lock_their_folder_too(tmp_path: Path, words:
         assert_refused(call("specsim", *words, *given, "--out", tmp_path), "another process works in", tmp_path)
 
 
+@pytest.mark.usefixtures("ctrl_c_is_heard")
 def test_a_ctrl_c_that_python_drops_is_not_lost(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,9 +23,7 @@ class EngineValidateOptions(EnginePrompts, SeedSettings):
     engine: str = setting("llamacpp", "Engine to run: llamacpp.")
     profile_k: tuple[int, ...] = setting((1, 2, 4, 8), "Draft lengths K to measure costs from.")
     k: tuple[int, ...] | None = setting((3, 5, 6, 7), "Draft lengths K to predict.")
-    p_min: tuple[float, ...] | None = setting(
-        (0.3, 0.5, 0.75, 0.9), "p-min values to predict, each with the longest K of all."
-    )
+    p_min: tuple[float, ...] | None = setting((0.3, 0.5, 0.75, 0.9), "p-min values to predict, each at the largest K.")
     repeats: int = setting(3, REPEATS_HELP)
 
 

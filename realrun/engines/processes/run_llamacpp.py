@@ -17,10 +17,10 @@ INFO = 4  # level of a log that has a line for every round and request
 
 
 def parameters(job: dict[str, Any], k: int, p_min: float) -> Any:
-    """Of a server that drafts so, in float32 throughout.
+    """Set the parameters of a server with this draft length and threshold, in float32 throughout.
 
-    By default caches are float16 and attention computes in it, even over float32 caches, which is off by 1e-4 in
-    probabilities and turns near ties around.
+    By default caches are float16, and attention computes in float16 even over float32 caches. That changes
+    probabilities by 1e-4, enough to flip numerically tied logits.
     """
     float32 = xllamacpp.ggml_type.GGML_TYPE_F32
     found = xllamacpp.CommonParams()

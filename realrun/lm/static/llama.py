@@ -84,7 +84,7 @@ class StaticLlama(LlamaLM):
 
     @property
     def keys(self) -> torch.Tensor:
-        """Give the keys [layers, B, Hkv, capacity, D]; `values` has the same shape."""
+        """Cached keys [layers, B, Hkv, capacity, D]; `values` has the same shape."""
         return self.stack.keys
 
     @property

@@ -103,7 +103,7 @@ def written_text(
     """Let the target write text, prompts included, until it has `tokens` tokens; each batch is a file in the cache."""
     if len(corpus.train) <= settings.prompt_tokens:
         raise InputError(
-            f"a text of {len(corpus.train)} tokens gives no prompts of {settings.prompt_tokens}; give more text"
+            f"the text has {len(corpus.train)} tokens, too few for a prompt of {settings.prompt_tokens}; give more text"
         )
     check_length(pair.target, settings.prompt_tokens + settings.new_tokens, "prompt and new text")
     decisive = [weights_digest(pair.target), pair.number_type, text_digest(corpus.train), asdict(settings)]

@@ -134,7 +134,7 @@ class LoopSettings(Settings):
 
 
 class Job(Protocol):
-    """What a training does: its parameters, loss and held-out figures."""
+    """Definition of a training: parameters, loss and held-out metrics."""
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """List AdamW's groups, each with "params" and its peak "lr"; none for a job with other optimizers."""

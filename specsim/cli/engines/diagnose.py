@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class DiagnoseOptions(CountsSettings, BatchSettings):
-    """What was measured with speculation and without."""
+    """Measurements with speculation and without."""
 
     baseline_tokens_per_second: float = setting(..., "Measured tok/s without speculation, at the same load.")
     tokens_per_second: float = setting(..., "Measured tok/s with speculation.")

@@ -15,7 +15,7 @@ from specsim.io.errors import InputError
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions(Settings):
-    """What an engine is to be started with, as `export_flags` takes it."""
+    """Settings of the engine's flags, as `export_flags` takes them."""
 
     engine: str = argument("vllm, sglang, llamacpp, llamacpp-2025 (older option names), tensorrt-llm or transformers.")
     k: int | None = setting(None, "Draft tokens per round; 0: no speculation.", low=0, high=255)

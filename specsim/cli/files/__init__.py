@@ -1,1 +1,1 @@
-"""What lies in files: traces, results, examples, reports."""
+"""Commands on files: traces, results, examples, reports."""

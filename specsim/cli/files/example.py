@@ -64,7 +64,7 @@ def _list() -> Answer:
 
 
 def _described(kind: Kind, path: Path) -> tuple[str, str]:
-    """What a file holds and its source, as recorded in the file."""
+    """Describe a file's content and source, as recorded in the file."""
     if kind == "trace":
         from specsim.trace.files import read_trace
 

@@ -104,18 +104,18 @@ def json_records(
 
     A line cut off at a file's end is skipped.
     """
-    records: list[dict[str, Any]] = []
+    records: list[tuple[str, dict[str, Any]]] = []
     for path in paths:
         _check_size(path, invalid, "give a part of it")
         entries = _lines_of_json(path, invalid, skipped)
         if entries is None:
             document = read_json(path, str(path), missing=invalid, invalid=invalid)
             entries = document if isinstance(document, list) else [document]
-        for number, entry in enumerate(entries):
+        for number, entry in enumerate(entries, start=1):
             if not isinstance(entry, dict):
-                raise InputError(f"{path}: record {number + 1} is not an object; {invalid}")
-        records += entries
-    return [(f"{noun} {number}", record) for number, record in enumerate(records, start=1)]
+                raise InputError(f"{path}: {noun} {number} is not an object; {invalid}")
+            records.append((f"{path}, {noun} {number}", entry))
+    return records
 
 
 def _lines_of_json(path: Path, invalid: str, skipped: Skipped) -> list[Any] | None:

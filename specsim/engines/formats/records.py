@@ -40,7 +40,7 @@ Skipped = Counter[str]  # lines, records or requests that were left out, by reas
 
 @dataclass(frozen=True, repr=False)
 class ImportedRecords(Result):
-    """What an engine's files hold.
+    """Contents of an engine's files.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ class ImportedRecords(Result):
 
     @property
     def holds(self) -> str:
-        """What the files give: "dense trace", "rounds", "counters", or "sums alone"."""
+        """Kind of data in the files: "dense trace", "rounds", "counters", or "sums alone"."""
         return "sums alone" if self.source is None else str(describe(self.source)["source"])
 
     def __repr__(self) -> str:
@@ -133,7 +133,7 @@ LOG_MARKS = {"SpecDecoding metrics:": "vllm-log", "draft acceptance": "llamacpp-
 
 
 def as_counts(source: SourceLike, *, policy: str | None = None) -> Source:
-    """As `as_source`, and the counts of imported records; InputError for sums alone, and for an engine's log."""
+    """Read counts as `as_source` does, also from imported records; InputError for sums alone, and for a log."""
     if isinstance(source, ImportedRecords):
         if source.source is None:
             raise InputError(f"sums and averages do not give acceptance by position; {source.instead}")

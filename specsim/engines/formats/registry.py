@@ -105,12 +105,17 @@ FORMATS = {
 
 
 def read_format(kind: str, paths: Sequence[Path]) -> ImportedRecords:
-    """Read files of a kind; InputError for an unknown kind, and for files of another kind."""
+    """Read files of a kind; InputError, which names a file, for an unknown kind and for files of another kind."""
     if kind not in FORMATS:
         close = difflib.get_close_matches(kind, FORMATS, n=1) or [name for name in FORMATS if name.startswith(kind)]
         hint = f"did you mean {close[0]}? " if close else ""
         raise InputError(f"unknown input format {kind!r}; {hint}Formats: {', '.join(FORMATS)}")
-    imported = FORMATS[kind].read(paths)
+    try:
+        imported = FORMATS[kind].read(paths)
+    except InputError as error:
+        if any(str(path) in str(error) for path in paths):
+            raise
+        raise InputError(f"{', '.join(map(str, paths))}: {error}") from None  # about what the files hold together
     if FORMATS[kind].tested:
         return imported
     note = f"{kind} is {UNTESTED}; compare these numbers with the engine's own"

@@ -1,4 +1,4 @@
-"""What the nodes of a draft tree are worth: which to expand and which to verify, in seconds.
+"""Value in seconds of the nodes of a draft tree: which to expand and which to verify.
 
 Shared by `HardwarePCT` and by `specsim.learn.tree_stopping`, which learns the gains.
 """

@@ -1,4 +1,4 @@
-"""What a tree policy is: which nodes of a draft tree get children, and which are verified.
+"""Interface of tree policies: which nodes of a draft tree get children, and which are verified.
 
 A tree grows level by level, with a draft pass for each level with an expanded node. Node
 0 is the root, the pending token; drafted nodes follow in level order: by depth, by parent, and

@@ -1,4 +1,4 @@
-"""What dynamic tree policies share: picking the nodes of largest path probability."""
+"""Selection of the nodes of largest path probability, which dynamic tree policies share."""
 
 from __future__ import annotations
 

@@ -204,5 +204,5 @@ def test_bad_settings_of_self_distillation_are_refused(tmp_path: Path) -> None:
         TextSettings(generated_share=1.5)
     with pytest.raises(InputError, match="prompt and new text of 206 tokens; this target reads at most 160"):
         written_text(alone(small_target()), CORPUS, 9, replace(SETTINGS, new_tokens=200), tmp_path, quiet)
-    with pytest.raises(InputError, match="gives no prompts of 600"):
+    with pytest.raises(InputError, match="too few for a prompt of 600"):
         written_text(alone(small_target()), CORPUS, 9, replace(SETTINGS, prompt_tokens=600), tmp_path, quiet)

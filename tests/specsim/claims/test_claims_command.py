@@ -130,12 +130,13 @@ def test_a_policy_file_outside_the_working_tree_runs_only_with_the_option(
         path = folder / "it.claims.toml"
         command = ["specsim", "claims", "check", path]
         assert_refused(call(*command), "theirs.py", "outside the working tree", "--allow-policy-files")
-        assert "--allow-policy-files" in pytest_run(inside, str(path)).stdout
         assert not (tmp_path / "mark").exists()
         assert_refused(call(*command, "--allow-policy-files"), "defines no policy")  # hence it ran
         (tmp_path / "mark").unlink()
-        pytest_run(inside, str(path), "--allow-policy-files")
-        (tmp_path / "mark").unlink()
+    assert "--allow-policy-files" in pytest_run(inside, str(path)).stdout
+    assert not (tmp_path / "mark").exists()
+    pytest_run(inside, str(path), "--allow-policy-files")
+    (tmp_path / "mark").unlink()
     (inside / "theirs.py").unlink()
     shutil.copy(outside / "theirs.py", inside)
     assert_refused(call("specsim", "claims", "check", inside), "defines no policy")

@@ -141,7 +141,7 @@ def test_statistics_of_two_processes_are_added_and_of_two_drafters_refused(tmp_p
     log.write_text(once * 2)
     assert sums(read_format("llamacpp-log", [log]))[:3] == (950, 2828, 1318)
     log.write_text(once + once.replace("draft-simple", "ngram-mod"))
-    with pytest.raises(InputError, match=r"several drafters \(draft-simple, ngram-mod\)"):
+    with pytest.raises(InputError, match=rf"^{re.escape(str(log))}: .*several drafters \(draft-simple, ngram-mod\)"):
         read_format("llamacpp-log", [log])
 
 
@@ -362,6 +362,15 @@ def test_metrics_that_contradict_themselves_are_refused(key: str, tmp_path: Path
     (tmp_path / "a.json").write_text(json.dumps(records))
     with pytest.raises(InputError, match=message):
         read_format("vllm-requests", [tmp_path / "a.json"])
+
+
+def test_an_error_names_the_file_and_the_record(tmp_path: Path) -> None:
+    good, spoilt = FIXTURES / "vllm_requests_k3.json", tmp_path / "b.json"
+    records = json.loads(good.read_text())
+    records[1]["num_spec_tokens"] = 0
+    spoilt.write_text(json.dumps(records))
+    with pytest.raises(InputError, match=f"^{re.escape(str(spoilt))}, record 2: "):
+        read_format("vllm-requests", [good, spoilt])
 
 
 def test_requests_of_several_samples_and_positions_of_rounds(tmp_path: Path) -> None:

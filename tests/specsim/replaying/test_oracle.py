@@ -20,7 +20,7 @@ from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.chain.max_confidence import MaxConfidence
 from specsim.policy.chain.time_gain import TimeGain
-from specsim.replaying.chain_oracle import chain_oracle_seconds, oracle_rounds
+from specsim.replaying.chain_oracle import chain_oracle_seconds
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
 from specsim.trace.trace import Trace
@@ -88,8 +88,6 @@ def test_no_sequence_of_draft_lengths_is_faster(seed: int) -> None:
     table = cost_table(trace, DyadicCost(rng))
     spent = [seconds_of(trace, table, lengths)[0] for lengths in itertools.product(range(depth + 1), repeat=length)]
     assert chain_oracle_seconds(trace, table).tolist() == [min(spent)]
-    rounds = oracle_rounds(trace, table)
-    assert seconds_of(trace, table, tuple(rounds[:, 2].tolist())) == (min(spent), len(rounds))
 
 
 POLICIES: dict[str, Callable[[int, float], ChainPolicy]] = {
@@ -112,17 +110,6 @@ def test_no_policy_is_faster(name: str, seed: int, longest: int, level: float, c
     table = cost_table(trace, cost)
     result = replay(trace, POLICIES[name](longest, level), table)
     assert (chain_oracle_seconds(trace, table) <= result.speculative_s * (1 + 1e-12)).all()  # sums in two orders
-
-
-def test_rounds_cost_what_they_say() -> None:
-    """The log's rounds, priced singly, give the seconds, sequence by sequence."""
-    trace = small_trace(3)
-    table = cost_table(trace, RampCost())
-    log = oracle_rounds(trace, table)
-    for s in range(trace.sequences):
-        alone = trace.select([s])
-        lengths = tuple(log[log[:, 0] == s][:, 2].tolist())
-        assert seconds_of(alone, table, lengths)[0] == pytest.approx(chain_oracle_seconds(trace, table)[s], rel=1e-12)
 
 
 def test_a_table_compiled_for_another_trace_is_refused() -> None:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from specsim.report import hardware_figures, leaderboard_figures, validation_fig
 from specsim.report.files import BY_KEY, KINDS
 from specsim.report.page import page
 from specsim.serving.speedup_map import speedup_map
+from specsim.trace.files import write_trace
 from tests.specsim.report.test_report import validation_document
 from tests.support.commands import call
 from tests.support.reference import RampCost, small_trace
@@ -41,8 +43,11 @@ def documents() -> list[dict[str, Any]]:
     trace = small_trace()
     costs = LinearCost(LinearPass(0.010, 0.0002), LinearPass(0.001, 0.0001))
     board = leaderboard(trace, RampCost(), policies=["fixed_k"], trials=2)
-    given = ["cost", "compare", "--trace", "example:lab-model", "--model", "llama-3.1-8b", "--drafter", "eagle"]
-    compared = call("specsim", *given, "--gpus", "h100", "--batch", 1, "--policy", "fixed_k", "--trials", 2, "--json")
+    with TemporaryDirectory() as folder:
+        write_trace(trace, Path(folder, "trace"))
+        given = ["cost", "compare", "--trace", Path(folder, "trace"), "--model", "llama-3.1-8b", "--drafter", "eagle"]
+        given += ["--gpus", "h100", "--batch", 1, "--policy", "fixed_k", "--trials", 2, "--json"]
+        compared = call("specsim", *given)
     claim = {"name": "c", "claimed": "at least 1", "recomputed": None, "order": None, "verdict": "holds",
              "passed": True, "source": "paper"}  # fmt: skip
     return [
