@@ -266,15 +266,15 @@ TABLE: dict[tuple[str, tuple[float, str]], str] = {
             --device cpu --dtype float32 --smoke-test
     """,
     ("rounds_and_predictions", NETWORK): """
-        validate chains and trees: realrun validate --minutes 0 --out {out} {PAIR} {SHORT} --tree-nodes 24 --tree-width 4
-            --trials 4 --repeats 3 {TWO} --policy beta_ts --policy time_gain --policy vct --policy sparse_tree
+        validate chains and trees: realrun validate --out {out} {PAIR} {SHORT} --tree-nodes 24 --tree-width 4
+            --trials 4 --repeats 3 --minutes 0 {TWO} --policy beta_ts --policy time_gain --policy vct --policy sparse_tree
             --policy pct --policy beta_ts_tree
-        validate all chain policies: realrun validate --minutes 0 --out {out} {PAIR} {SHORT} --predictor {predictor} --mode greedy
-            --trials 4 --repeats 3
-        validate eesd: realrun validate --minutes 0 --out {out} {INSIDE} --drafter {eesd} {SHORT} --trials 4 --repeats 3
-            --policy fixed_k --policy max_confidence
-        validate, rejection sampling: realrun validate --minutes 0 --out {out} {PAIR} {SHORT} --mode rejection --trials 4
-            --repeats 3 {TWO} --policy beta_ts
+        validate all chain policies: realrun validate --out {out} {PAIR} {SHORT} --predictor {predictor} --mode greedy
+            --trials 4 --repeats 3 --minutes 0
+        validate eesd: realrun validate --out {out} {INSIDE} --drafter {eesd} {SHORT} --trials 4 --repeats 3
+            --minutes 0 --policy fixed_k --policy max_confidence
+        validate, rejection sampling: realrun validate --out {out} {PAIR} {SHORT} --mode rejection --trials 4
+            --repeats 3 --minutes 0 {TWO} --policy beta_ts
     """,
 }
 
