@@ -267,7 +267,8 @@ TABLE: dict[tuple[str, tuple[float, str]], str] = {
     """,
     ("rounds_and_predictions", NETWORK): """
         validate chains and trees: realrun validate --out {out} {PAIR} {SHORT} --tree-nodes 24 --tree-width 4
-            --trials 4 --repeats 3 --minutes 0 {TWO} --policy beta_ts --policy time_gain --policy vct --policy sparse_tree
+            --trials 4 --repeats 3 --minutes 0 {TWO} --policy beta_ts --policy time_gain --policy vct
+            --policy sparse_tree
             --policy pct --policy beta_ts_tree
         validate all chain policies: realrun validate --out {out} {PAIR} {SHORT} --predictor {predictor} --mode greedy
             --trials 4 --repeats 3 --minutes 0

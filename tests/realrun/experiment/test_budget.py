@@ -1,0 +1,75 @@
+"""What fits into the minutes of an experiment: the best policies on as many prompts as there is time for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from realrun.experiment.budget import (
+    ENOUGH_HELD_OUT,
+    ENOUGH_POLICIES,
+    LEAST_HELD_OUT,
+    LEAST_PROMPTS,
+    Plan,
+    most_telling,
+)
+from realrun.experiment.settings import Candidate, ExperimentSettings
+from realrun.measure.record import RecordSettings
+from specsim.policy.registry import make_policy
+from tests.support.tiny import tiny_prompts
+
+SPEEDUPS = st.lists(st.floats(0.3, 4.0), min_size=1, max_size=9)
+SETTINGS = ExperimentSettings(RecordSettings(4, 50), minutes=2.0)
+
+
+def time_of(speedups: list[float], policies: list[int], prompts: int) -> float:
+    """Of two baselines and the policies, in that of the baseline on a prompt."""
+    return sum(prompts * (1.0 if number is None else 1 / speedups[number]) for number in [None, None, *policies])
+
+
+@given(speedups=SPEEDUPS, prompts=st.integers(LEAST_HELD_OUT, 40), affordable=st.floats(1.0, 800.0))
+def test_the_fastest_policies_are_kept_and_fit(speedups: list[float], prompts: int, affordable: float) -> None:
+    policies, decoded = most_telling(speedups, prompts, affordable)
+    slowest_kept = min(speedups[number] for number in policies)
+    assert all(speedups[number] <= slowest_kept for number in range(len(speedups)) if number not in policies)
+    assert LEAST_HELD_OUT <= decoded <= prompts
+    least = policies == [speedups.index(max(speedups))] and decoded == LEAST_HELD_OUT
+    assert least or time_of(speedups, policies, decoded) <= affordable + 1e-9
+    if decoded < prompts:  # a prompt more would not have fitted
+        assert time_of(speedups, policies, decoded + 1) > affordable - 1e-9 or len(policies) < len(speedups)
+    if len(policies) > ENOUGH_POLICIES:  # not at the expense of prompts
+        assert decoded >= min(prompts, ENOUGH_HELD_OUT)
+
+
+def test_no_limit_leaves_nothing_out(tmp_path: Path) -> None:
+    plan, prompts = Plan(tmp_path / "plan.json", replace(SETTINGS, minutes=0.0), 0.1), tiny_prompts(6)
+    policies = [Candidate(make_policy("fixed_k", {"k": k}), "tuned", 1.0) for k in (1, 2)]
+    assert plan.to_record(prompts, None) is prompts and not plan.path.exists()
+    assert plan.to_decode(policies, prompts, 1e9) == (policies, [*range(6)])
+
+
+def test_a_later_start_goes_on_with_the_plan_of_the_first(tmp_path: Path) -> None:
+    """Though its machine is faster; prompts are spread over the domains."""
+    prompts = tiny_prompts(30)
+    policies = [Candidate(make_policy("fixed_k", {"k": k}), "tuned", 1 + k / 10) for k in (1, 2, 3)]
+    first = Plan(tmp_path / "plan.json", SETTINGS, 0.05)
+    few = first.to_record(prompts, None)
+    assert LEAST_PROMPTS <= len(few) < len(prompts) and {prompt.domain for prompt in few} == {"code", "prose", "tests"}
+    chosen, decoded = first.to_decode(policies, few[:5], 20.0)
+    assert policies[-1] in chosen and decoded == sorted(set(decoded))
+    again = Plan(tmp_path / "plan.json", SETTINGS, 0.001)
+    assert again.to_record(prompts, None) == few and again.to_decode(policies, few[:5], 0.0) == (chosen, decoded)
+    other = Plan(tmp_path / "other.json", SETTINGS, 0.001)
+    assert other.to_record(prompts, None) == prompts and other.to_decode(policies, prompts, 0.0)[0] == policies
+
+
+@pytest.mark.parametrize("minutes", [0.01, 1.0, 100.0])
+def test_a_board_keeps_every_row(tmp_path: Path, minutes: float) -> None:
+    policies = [Candidate(make_policy("fixed_k", {"k": k}), "tuned", 1.0) for k in range(1, 8)]
+    plan = Plan(tmp_path / "plan.json", replace(SETTINGS, minutes=minutes), 0.05)
+    chosen, decoded = plan.to_decode(policies, tiny_prompts(9), 0.0, least_policies=len(policies))
+    assert chosen == policies and LEAST_HELD_OUT <= len(decoded) <= 9
