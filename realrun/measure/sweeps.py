@@ -168,7 +168,8 @@ class Sweeps:
         def rows(kind: str, sizes: Iterable[int]) -> list[list[float | None]]:
             """Rows over contexts; None where a time was not measured."""
             unknown = np.full(len(self.contexts), np.nan)
-            found = [widths.get((kind, size), unknown).tolist() for size in sizes]
+            keys = [("verify", 1) if kind == "tree verify" and size == 1 else (kind, size) for size in sizes]
+            found = [widths.get(key, unknown).tolist() for key in keys]
             return [[None if math.isnan(width) else width for width in row] for row in found]
 
         document["relative_half_width"] = {

@@ -289,14 +289,12 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]
     for part in parts:
         freedoms = np.array([first["sweeps"] - 1, second["sweeps"] - 1])
         variances = (np.array([old[part][1], new[part][1]]) / stdtrit(freedoms, 0.975)) ** 2
-        freedom = min(variances.sum() ** 2 / max(np.sum(variances**2 / freedoms), 1e-300), 1e9)
-
-        def reach(level: float, error: float = math.sqrt(variances.sum()), freedom: float = freedom) -> float:
-            return error * float(stdtrit(freedom, 1 - level / 2))
-
+        variance = variances.sum()
+        freedom = variance**2 / np.sum(variances**2 / freedoms) if variance else 1.0
+        quantiles = stdtrit(freedom, [1 - LEVEL / 2, 1 - LEVEL / len(parts) / 2])
+        reach, bound = (math.sqrt(variance) * quantiles).tolist()
         move = math.log(_ratio(new[part][0], old[part][0]))
-        ends = math.exp(move - reach(LEVEL)), math.exp(move + reach(LEVEL))
-        found.append(Change(part, math.exp(move), *ends, abs(move) > reach(LEVEL / len(parts))))
+        found.append(Change(part, math.exp(move), math.exp(move - reach), math.exp(move + reach), abs(move) > bound))
     return found
 
 

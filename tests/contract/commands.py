@@ -59,15 +59,15 @@ from specsim.trace.tree_record import record_from_nodes
 from tests.support.commands import call
 from tests.support.quick import quick_measurements
 
-# Where `realrun validate` and `realrun leaderboard` look up the function `profile`, which measures.
-PROFILE_USERS = (board_profiles, validation_costs, board_costs)
+# Where `realrun validate` and `realrun leaderboard` look up the functions that measure profiles.
+PROFILE_USERS = ((board_profiles, "profile"), (validation_costs, "profile"), (board_costs, "profile_slice"))
 GOLDEN = Path(__file__).with_name("commands.json")
 Document = Any  # parsed JSON
 
 # What documents do not keep: paths and descriptions of this machine, this run or these versions, what a clock measured
 # or follows from that, sentences for people, and what is long and told by other fields. "every" is left out everywhere.
 DROPPED = {
-    "every": "trace provenance environment date record_seconds time_over_generation reason warnings doc source",
+    "every": "trace provenance environment date precise record_seconds time_over_generation reason warnings doc source",
     "leaderboard": "sequence_seconds",
     "written": "parameters checksums",
     "validate": "measured error_percent median_abs_error_percent p90_abs_error_percent errors "
@@ -167,6 +167,7 @@ TABLE: dict[tuple[str, tuple[float, str]], str] = {
         tune fixed_k, rejection sampling: specsim tune {rejection} --policy fixed_k --cost {profile}
         tree search, accuracies: specsim tree search {accuracies} --nodes 20
         tree search, trace: specsim tree search {trees} --nodes 16
+        cost calibrate, probe: specsim cost calibrate {named_profile} {probe} --out {out}
         tree best, profile: specsim tree best {trees} --cost {profile} --max-nodes 24 --max-depth 5
         tree best, constant cost: specsim tree best {trees} --cost {constant} --max-nodes 10
         acceptance fit iid, trace: specsim acceptance fit {chains} --model iid --out {out}
@@ -262,6 +263,7 @@ TABLE: dict[tuple[str, tuple[float, str]], str] = {
         profile eesd: realrun profile {out} {INSIDE} --drafter {eesd} {FEW} --tree-nodes 4 --mode greedy
         profile medusa: realrun profile {out} {INSIDE} --drafter {medusa} {FEW} --tree-nodes 4 --mode greedy
         profile space: realrun profile {out} {INSIDE} --drafter {space} {FEW} --tree-nodes 4 --mode greedy
+        probe: realrun probe {PAIR} --contexts 8,16 --seconds 0 --out {out}
         cost-grid: realrun cost-grid qwen3-0.6b --out {out} --tokens 1,3 --contexts 8,16 --batches 1,2 --repeats 2
             --device cpu --dtype float32 --smoke-test
     """,
@@ -427,8 +429,8 @@ class Workplace:
         with contextlib.ExitStack() as stack:
             stack.enter_context(settings_put_back())
             stack.enter_context(quick_measurements())
-            for module in () if command.read == "shapes_alone" else PROFILE_USERS:
-                stack.enter_context(mock.patch.object(module, "profile", fixed_profile))
+            for module, name in () if command.read == "shapes_alone" else PROFILE_USERS:
+                stack.enter_context(mock.patch.object(module, name, fixed_profile))
             stack.enter_context(mock.patch.object(MeasuredCosts, "document", fixed_document))
             return READERS[command.read](printed(self.words(command.line, out)), out)
 
@@ -687,6 +689,28 @@ def profile(work: Workplace) -> Path:
     return text_json(work.folder / "profile.json", profile_of([2, 40, 200], 12, tree_tokens=65))
 
 
+@_input
+def named_profile(work: Workplace) -> Path:
+    document = {**profile_of([2, 40, 200], 3, tree_tokens=0), "target": "target", "drafter": "draft"}
+    return text_json(work.folder / "named_profile.json", document)
+
+
+@_input
+def probe(work: Workplace) -> Path:
+    seconds = {"verify": [[0.012], [0.013]], "draft_step": [[0.002]], "autoregressive": [0.0121]}
+    document = {
+        "kind": "specsim-probe",
+        "version": 1,
+        "target": "target",
+        "drafter": "draft",
+        "contexts": [100],
+        "sweeps": 9,
+        "mean_s": seconds,
+        "relative_half_width": {"verify": [0.01, 0.02], "draft_step": 0.03, "autoregressive": 0.01},
+    }
+    return text_json(work.folder / "probe.json", document)
+
+
 def profile_of(contexts: Sequence[int], depth: int, tree_tokens: int) -> dict[str, Any]:
     """A profile by formula, in which every argument matters."""
     at = np.array(contexts) * 1e-6
@@ -724,7 +748,7 @@ def profile_of(contexts: Sequence[int], depth: int, tree_tokens: int) -> dict[st
 
 
 def fixed_profile(
-    pair: Any, *, contexts: Sequence[int], depth: int, tree_tokens: int = 0, **how: Any
+    pair: Any, *sweeps: Any, contexts: Sequence[int], depth: int, tree_tokens: int = 0, **how: Any
 ) -> dict[str, Any]:
     """What `realrun validate` is told that it measured: the same seconds in every run."""
     return profile_of(contexts, min(depth, pair.drafter.max_depth or depth), tree_tokens if pair.drafter.trees else 0)

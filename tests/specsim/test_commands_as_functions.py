@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import specsim
-from tests.support.commands import call
+from tests.support.commands import assert_refused, call
 
 TRACE, COST = "example:lab-model", "example:llama-3.1-8b-eagle-h100"
 COUNTERS = {"drafted": [247, 247, 247, 247, 247], "accepted": [142, 89, 60, 48, 37]}
@@ -174,6 +174,17 @@ def test_a_roofline_is_calibrated_by_names() -> None:
         specsim.calibrate(CONSTANT, "example:lab-deep-eagle")
     with pytest.raises(TypeError, match="measured is RooflineCost.*expected what `realrun profile`"):
         specsim.calibrate(COST, COST)
+
+
+def test_a_calibrated_roofline_is_written_as_it_was_fitted(tmp_path: Path) -> None:
+    out = tmp_path / "fitted.json"
+    printed("cost", "calibrate", COST, "example:lab-deep-eagle", "--out", out)
+    fitted, written = specsim.calibrate(COST, "example:lab-deep-eagle"), specsim.read_cost(out)
+    assert [float(written.verify(n, 90)) for n in (1, 5)] == [float(fitted.verify(n, 90)) for n in (1, 5)]
+    assert float(written.draft(3, 90)) == float(fitted.draft(3, 90)) and written.notes(3, (70, 90)) == []
+    again = "cost", "calibrate", "example:lab-deep-eagle", "example:lab-deep-eagle", "--out"
+    assert_refused(call("specsim", *again, out), "fitted.json", "--overwrite")
+    assert_refused(call("specsim", *again, tmp_path / "new.json"), "lab-deep-eagle", "no form roofline")
 
 
 @pytest.mark.parametrize("wrong", [None, 3, ["a"]])

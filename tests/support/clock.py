@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
+import torch
+
+from realrun.lm.cached import CachedLM
 
 READING_S = 1e-6  # by which every reading moves it on, so that no span is empty
 
@@ -23,3 +28,20 @@ class SetClock:
     def take(self, seconds: float) -> None:
         """Let so much time pass."""
         self.now_s += seconds
+
+
+def time_passes(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[int, int], float]) -> Callable[[], int]:
+    """Let only passes of models take time: these seconds for a number of tokens after a number of passes.
+
+    Gives what counts the passes so far.
+    """
+    done, clock, forward = 0, SetClock(monkeypatch), CachedLM.forward
+
+    def timed(lm: CachedLM, tokens: Sequence[int], *more: Any, **options: Any) -> torch.Tensor:
+        nonlocal done
+        done += 1
+        clock.take(seconds(len(tokens), done))
+        return forward(lm, tokens, *more, **options)
+
+    monkeypatch.setattr(CachedLM, "forward", timed)
+    return lambda: done

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
-from realrun.measure.curve import FAR, along_contexts, centre, hat_functions, spread
+from realrun.measure.curve import FAR, along_contexts, centre, half_width, hat_functions, influences, spread
+from realrun.measure.profile import LEAST_SWEEPS
 
 GRID = [10, 20, 40, 100]
 grids = st.sets(st.integers(0, 500), min_size=1, max_size=5).map(sorted)
@@ -112,3 +116,52 @@ def test_hat_functions_interpolate(contexts: list[int], grid: list[int]) -> None
     assert hats.shape == (len(contexts), len(grid)) and (hats >= 0).all()
     np.testing.assert_allclose(hats.sum(axis=1), 1)
     np.testing.assert_allclose(hats @ np.array(grid), np.clip(contexts, grid[0], grid[-1]), atol=1e-9)
+
+
+def drawn_sweep(rng: np.random.Generator, true: np.ndarray[Any, Any], heavy: bool) -> list[tuple[int, float]]:
+    """Samples of every context, three of each: 3 % noise of their own, 2 % of the sweep, which all have in common."""
+    common, points = rng.normal(0.0, 0.02), []
+    for context, seconds in zip(GRID, true.tolist(), strict=True):
+        for _ in range(3):
+            own = rng.normal(0.0, 0.03) + heavy * (rng.random() < 0.1) * rng.normal(0.0, 0.4)
+            points.append((context, seconds * (1 + common + own)))
+    return points
+
+
+@pytest.mark.parametrize("heavy", [False, True], ids=["normal", "outliers"])
+@pytest.mark.parametrize("sweeps", [3, 5, 20])
+def test_intervals_of_correlated_samples_cover_the_truth(sweeps: int, heavy: bool) -> None:
+    """Taken to be independent, the three samples of a sweep would give intervals that cover 80 % of the time."""
+    rng, true = np.random.default_rng(sweeps), np.array([1.0, 1.1, 1.3, 1.6])
+    covered = []
+    for _ in range(300):
+        means = influences([drawn_sweep(rng, true, heavy) for _ in range(sweeps)], GRID)
+        covered.append(np.abs(means.values - true) <= means.relative_half_width * means.values)
+    assert 0.92 < np.mean(covered) < 0.985
+
+
+def test_intervals_cover_the_truth_where_they_decide_when_to_stop() -> None:
+    """Stopping as soon as all intervals are narrow prefers sweeps that happen to be alike."""
+    rng, true, covered = np.random.default_rng(4), np.array([1.0, 1.1, 1.3, 1.6]), []
+    for _ in range(100):
+        sweeps = [drawn_sweep(rng, true, False) for _ in range(LEAST_SWEEPS)]
+        while (means := influences(sweeps, GRID)).relative_half_width.max() > 0.02:
+            sweeps.append(drawn_sweep(rng, true, False))
+        covered.append(np.abs(means.values - true) <= means.relative_half_width * means.values)
+    assert np.mean(covered) > 0.9
+
+
+def test_a_sum_of_times_has_the_interval_of_its_sweeps_sums() -> None:
+    """Against scipy's interval of the mean over sweeps: what all parts have in common does not average out."""
+    rng = np.random.default_rng(0)
+    parts = [[[(10, float(s))] for s in 1 + 0.1 * n + rng.normal(0, 0.01, 12)] for n in range(3)]
+    means = [influences(sweeps, [10]) for sweeps in parts]
+    sums = np.sum([[sweep[0][1] for sweep in sweeps] for sweeps in parts], axis=0)
+    low, high = stats.t.interval(0.95, 11, sums.mean(), stats.sem(sums))
+    assert sum(mean.values[0] for mean in means) == pytest.approx(sums.mean(), rel=1e-6)
+    assert half_width(np.sum([mean.moved for mean in means], axis=0)[:, 0]) == pytest.approx((high - low) / 2, rel=1e-6)
+
+
+def test_a_single_sweep_has_no_interval() -> None:
+    means = influences([[(10, 1.0), (20, 2.0)], [(10, 1.1)]], [10, 20])
+    assert np.isnan(means.relative_half_width).tolist() == [False, True]

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import realrun.measure.profile as profile_module
 from realrun.decode.sampling import Sampler
-from realrun.lm.cached import CachedLM
 from realrun.measure.probes import Prober
 from realrun.measure.profile import LEAST_SWEEPS, profile
 from realrun.measure.stream import Stream
@@ -22,7 +19,7 @@ from specsim.cost.files import read_cost
 from specsim.cost.profile import profile_from_json
 from specsim.io.errors import InputError
 from specsim.io.files import write_json
-from tests.support.clock import SetClock
+from tests.support.clock import time_passes
 from tests.support.tiny import tiny_pair
 
 CONTEXTS, DEPTH = [4, 30, 70], 5
@@ -115,28 +112,15 @@ def test_progress_counts_the_precise_times() -> None:
     assert seen[0] == (0, 12) and seen[-1] == (document["precision"]["precise"], document["precision"]["times"])
 
 
-class Machine:
-    """A clock that every pass over n tokens moves on by 10 + n ms, or more after a number of passes."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, slower: float = 1.0, after_passes: float = np.inf) -> None:
-        self.passes, clock, forward = 0, SetClock(monkeypatch), CachedLM.forward
-
-        def slow(lm: CachedLM, tokens: Sequence[int], *more: Any, **options: Any) -> torch.Tensor:
-            self.passes += 1
-            clock.take(1e-3 * (10 + len(tokens)) * (slower if self.passes > after_passes else 1.0))
-            return forward(lm, tokens, *more, **options)
-
-        monkeypatch.setattr(CachedLM, "forward", slow)
-
-
 def test_a_machine_that_slows_down_while_it_is_profiled_moves_all_costs_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measured one context after the other, the first would keep their times, and the last would double them."""
     how: dict[str, Any] = {"contexts": CONTEXTS, "depth": 3, "limit_s": 0, "tree_tokens": 0}
     monkeypatch.setattr(profile_module, "LEAST_SWEEPS", 12)
-    machine = Machine(monkeypatch)
+    passes = time_passes(monkeypatch, lambda tokens, _: 1e-3 * (10 + tokens))
     calm = profile(tiny_pair(), **how)["mean_s"]
     np.testing.assert_allclose(calm["verify"], 1e-3 * np.arange(11, 15)[:, None] * np.ones(3), rtol=0.01)
-    Machine(monkeypatch, slower=2.0, after_passes=machine.passes / 2)
+    half = passes() / 2
+    time_passes(monkeypatch, lambda tokens, done: 1e-3 * (10 + tokens) * (2.0 if done > half else 1.0))
     slowed = profile(tiny_pair(), **how)
     ratios = [
         np.ravel(slowed["mean_s"][key]) / np.ravel(calm[key]) for key in ("verify", "autoregressive", "draft_step")
@@ -147,7 +131,7 @@ def test_a_machine_that_slows_down_while_it_is_profiled_moves_all_costs_alike(mo
 
 def test_precision_ends_the_profile_before_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a clock that only passes move, every interval is narrow as soon as it may be believed."""
-    Machine(monkeypatch)
+    time_passes(monkeypatch, lambda tokens, _: 1e-3 * (10 + tokens))
     document = profile(tiny_pair(), contexts=[4, 9], depth=2, tree_tokens=0)
     assert document["sweeps"] == LEAST_SWEEPS and document["precision"]["largest"] < 0.01
 
