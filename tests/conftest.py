@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -58,9 +58,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         raise pytest.UsageError(f"{default_cases.FILE.name} names what is no test: {'; '.join(wrong)}")
 
 
-def pytest_collection_finish() -> None:
-    """What was imported stays: a collection of garbage need not look at it, which takes most of a second each time."""
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect tests with Python's garbage collector off, which saves a third of the time; exempt what was imported."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

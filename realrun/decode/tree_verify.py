@@ -185,8 +185,8 @@ def check_siblings(draft: Draft) -> None:
         )
     if kind != "top_k" and draft.drafted > tokens:
         raise InputError(
-            f"{draft.drafted - tokens} of {draft.drafted} nodes of a draft of {kind} siblings were left out of its "
-            "verification, which biases the output; verify all of them or draft top_k siblings"
+            f"{draft.drafted - tokens} of {draft.drafted} nodes of a draft with {kind} siblings were not verified, "
+            "which biases the sampled output; verify all nodes, or draft top_k siblings"
         )
 
 

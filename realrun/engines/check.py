@@ -93,8 +93,8 @@ def check_recording(
         )
     if cut := as_engine(trace.shallower(depth), engine.conventions, max_output_tokens=max_new_tokens).cut_off:
         raise InputError(
-            f"{name}: {engine.name} accepts drafts beyond the limit on tokens and behind an end of text, where {cut} "
-            f"of {trace.sequences} sequences are not recorded; leave --trace out, so that they are"
+            f"{name}: {engine.name} also accepts drafts past the token limit or after the end of text, and {cut} of "
+            f"{trace.sequences} sequences are recorded no further; leave --trace out to record them again"
         )
     return prompts_of(trace, name)
 

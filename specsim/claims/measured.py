@@ -95,7 +95,7 @@ def value_at(document: Any, at: list[Any], where: str) -> Any:
         place = f"{where}: step {number} of at, {str(step)[:60]}"
         if isinstance(step, str) and isinstance(value, dict):
             if step not in value:
-                raise InputError(f"{place}: there is no such key; there are {', '.join(map(str, list(value)[:12]))}")
+                raise InputError(f"{place}: there is no such key; keys: {', '.join(map(str, list(value)[:12]))}")
             value = value[step]
         elif isinstance(step, int) and isinstance(value, list):
             if step >= len(value):

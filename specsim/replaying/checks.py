@@ -93,7 +93,9 @@ def check_covered(trace: Trace, policy: Policy, table: CostTable) -> None:
         )
     if isinstance(policy, TreePolicy):
         if table.tree is None:
-            raise InputError(f"policy {policy.name}: these costs are not of trees; use `realrun profile --tree-nodes`")
+            raise InputError(
+                f"policy {policy.name}: the cost model does not price trees; run `realrun profile --tree-nodes`"
+            )
         covered, asked = len(table.tree.verify_s) - 1, _pass_tokens(policy)
         if covered < asked:
             raise InputError(

@@ -131,11 +131,13 @@ def _of_policy(trace: Trace, policy: Policy, seed: int) -> Drafts:
     """
     if not isinstance(policy, ChainPolicy | StaticTree) or trace.meta.get("drafter_kind") == SPACE:
         raise InputError(
-            f"policy {policy.name}: batches are of chains and static trees that a drafter drafts, not of trees that "
-            "grow by confidence or of drafts that ride in the verification pass; give a policy of those"
+            f"policy {policy.name}: batches support chain policies and static trees only, neither trees that grow by "
+            "confidence nor SPACE's drafts, which ride in the verification pass; choose another policy"
         )
     if isinstance(policy, ChainPolicy) and policy.drops_refused:
-        raise InputError(f"policy {policy.name}: batches are of chains that are verified whole; give another policy")
+        raise InputError(
+            f"policy {policy.name}: batches support only chains that are verified whole; choose another policy"
+        )
     check_replayable(trace, policy)
     run, table = bind_kernel(policy), cost_table(trace, ConstantCost(1.0, 1.0))  # decisions do not see these costs
     check_covered(trace, policy, table)

@@ -117,8 +117,8 @@ def summarise_run(
     decoding = inside & rounds
     if not decoding.any():
         raise InputError(
-            f"{len(done)} requests leave no steady state to measure: the last is asked before the first tenth has "
-            "finished; serve more requests"
+            f"{len(done)} requests are too few to reach a steady state: the last one arrives before the first tenth "
+            "has finished; serve more requests"
         )
     seconds = end_s - begin_s
     took, sequences = run.steps["seconds"][decoding], run.steps["sequences"][decoding]

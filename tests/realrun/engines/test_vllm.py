@@ -222,7 +222,7 @@ def test_what_cannot_be_asked_is_refused(trace: Trace) -> None:
     pair = tiny_pair((EOS,))
     assert len(check_recording(trace, pair, engine, DEPTH, TOKENS, "trace")) == 6
     short = record(pair, tiny_prompts(6), RecordSettings(DEPTH, TOKENS + DEPTH, Sampler("greedy")))
-    with pytest.raises(InputError, match=r"trace: vllm accepts drafts beyond .* where \d of 6 sequences are not rec"):
+    with pytest.raises(InputError, match=r"trace: vllm also accepts drafts past .* and \d of 6 sequences are rec"):
         check_recording(short, pair, engine, DEPTH, TOKENS, "trace")
     assert len(check_recording(short, pair, HuggingFaceEngine(), DEPTH, TOKENS, "trace")) == 6
 

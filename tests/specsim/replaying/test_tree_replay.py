@@ -386,7 +386,7 @@ def test_what_a_trace_or_costs_cannot_serve_is_refused() -> None:
     assert "greedy and Gumbel" in str(unsupported_reason(sampled, Given))
     with pytest.raises(InputError, match="greedy and Gumbel"):
         replay(sampled, policy, table)
-    with pytest.raises(InputError, match="not of trees"):
+    with pytest.raises(InputError, match="does not price trees"):
         replay(trace, policy, cost_table(trace, RampCost(), policy))
     with pytest.raises(InputError, match="trees of up to 40 tokens, policy whim.* may need 201"):
         replay(trace, policy, cost_table(trace, FlatTrees(), policy))

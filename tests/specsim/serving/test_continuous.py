@@ -184,7 +184,7 @@ def test_rates_and_latencies_by_hand() -> None:
     # The first request to finish does at 3 s; from then on, 2 tokens in a second, and the last request.
     assert warm.seconds == 1 and warm.tokens_per_s == 2 and warm.measured == 1 and warm.goodput_per_s is None
     assert summarise_run(made_run(), warm_up=0, tpot_bound_s=0.5).goodput_per_s == 0
-    refusal(lambda: summarise_run(made_run(), warm_up=0.5), "no steady state", "more requests")
+    refusal(lambda: summarise_run(made_run(), warm_up=0.5), "too few to reach a steady state", "more requests")
     refusal(lambda: summarise_run(made_run(), warm_up=1.0), "warm_up=1.0")
 
 

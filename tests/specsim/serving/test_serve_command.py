@@ -133,10 +133,10 @@ BAD = {
     "no users": ("--arrivals closed:0", "users=0"),
     "no file": ("--arrivals nowhere.csv", "nowhere.csv does not exist"),
     "no batch": ("--batch 0", "batch=0"),
-    "trees": ("--policy eagle2", "chains and static trees"),
+    "trees": ("--policy eagle2", "chain policies and static trees only"),
     "unknown setting": ("--policy turbospec --set k=3", "'k'", "max_draft_tokens"),
     "no number": ("--policy turbospec --set memory=x", "memory='x'"),
-    "no steady state": ("--arrivals closed:9 --requests 9", "no steady state"),
+    "no steady state": ("--arrivals closed:9 --requests 9", "too few to reach a steady state"),
     "a small cache": ("--arrivals closed:1 --kv-tokens 50", "never fits"),
     "unknown policy": ("--policy nonsense", "unknown policy 'nonsense'"),
 }
