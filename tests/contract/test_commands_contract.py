@@ -95,7 +95,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     sizes = ["--prompts", prompts, "--max-new-tokens", 30, "--max-draft-tokens", 6]
     recorded = call("realrun", "record", trace, *models, *sizes, "--json")
     profiled = call(
-        "realrun", "profile", profile, *models, "--contexts", "4,60", "--max-draft-tokens", 6, "--repeats", 4, "--json"
+        "realrun", "profile", profile, *models, "--contexts", "4,60", "--max-draft-tokens", 6, "--minutes", 0, "--json"
     )
     constant.write_text(json.dumps({"s_d": 0.001, "s_t": 0.01}))
     return Files(models, prompts, trace, recorded, profile, profiled, constant)
@@ -469,7 +469,8 @@ def test_what_cannot_be_run_is_refused_and_leaves_nothing(
 @pytest.mark.parametrize(
     ("options", "says"),
     [("--contexts 8,x", "8,x"), ("--contexts 60,4", "increase"), ("--contexts 4,9999", "positions"),
-     ("--contexts 0,9", "2 tokens"), ("--repeats 1", "--repeats"), ("--max-draft-tokens 0", "--max-draft-tokens")],
+     ("--contexts 0,9", "2 tokens"), ("--max-draft-tokens 0", "--max-draft-tokens"),
+     ("--precision 0", "example 1%"), ("--precision 1%%", "1%"), ("--precision 100%", "1%"), ("--minutes -1", "min")],
 )  # fmt: skip
 def test_a_profile_that_cannot_be_measured_is_refused(files: Files, tmp_path: Path, options: str, says: str) -> None:
     args = ["profile", tmp_path / "out.json", *files.models, *options.split()]

@@ -70,8 +70,8 @@ def noted(log: Path, unit: str, function: Callable[..., Any], when: Callable[...
 
 def quicken(patch: pytest.MonkeyPatch) -> None:
     """Given costs, no figures, which take as long as all else, and a checkpoint after every step."""
-    for module in (forecast_costs_module, costs_module):
-        patch.setattr(module, "profile", lambda *_, **__: json.loads(json.dumps(GIVEN_COSTS)))
+    for module, name in ((forecast_costs_module, "profile"), (costs_module, "profile_slice")):
+        patch.setattr(module, name, lambda *_, **__: json.loads(json.dumps(GIVEN_COSTS)))
     patch.setattr(probe_module, "LIMIT_S", 0.0)
     for page, renderer in ((validation_page, "render_validation"), (drafters_page, "render_drafters")):
         patch.setattr(page, renderer, lambda document: "")

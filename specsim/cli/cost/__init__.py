@@ -10,7 +10,7 @@ from specsim.cli.cost.compare import compare
 from specsim.cli.cost.fit import fit
 from specsim.cli.cost.show import list_costs, show
 
-cost = typer.Typer(help="Show, fit, calibrate and compare costs of decoding.", no_args_is_help=True)
+cost = typer.Typer(help="Show, fit, calibrate and compare costs.", no_args_is_help=True)
 command(cost, "list")(list_costs)
 for _command in (show, compare, fit, calibrate):
     command(cost)(_command)

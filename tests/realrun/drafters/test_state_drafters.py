@@ -28,7 +28,8 @@ from realrun.drafters.medusa import MedusaHeads, MedusaKind
 from realrun.drafters.space import SpaceKind, with_mask
 from realrun.drafters.state_drafter import StateDrafterLM
 from realrun.lm.llama import FusedStack
-from realrun.measure.profile import CATCH_UP, profile
+from realrun.measure.profile import profile
+from realrun.measure.sweeps import CATCH_UP
 from realrun.pairs.drafter_files import describe_target, load_drafter, save_drafter
 from realrun.pairs.pair import Pair
 from specsim.io.errors import InputError

@@ -28,6 +28,7 @@ from realrun.leaderboard.job import BoardSettings, named, run_leaderboard
 from realrun.lm.variants.block_expansion import expand
 from realrun.measure.probes import Prober
 from realrun.measure.record import RecordSettings
+from realrun.measure.stream import Stream
 from realrun.pairs.lab_drafters import LAB_DRAFTERS
 from realrun.pairs.pair import LOOKUP, Pair
 from realrun.pairs.prompts import Prompt
@@ -202,25 +203,31 @@ def slowing(factors: dict[tuple[str, int], float], taken: list[tuple[str, float]
     """A profile on a machine that is slower by a factor in some slices of some; all costs are otherwise TRUE_MS."""
     counts: dict[str, int] = {}
 
-    def measure(pair: Any, *, contexts: list[int], depth: int, repeats: int, stream: Any, **_: Any) -> dict[str, Any]:
+    def measure(
+        pair: Any, done: list[Stream], count: int, *, contexts: list[int], depth: int, **_: Any
+    ) -> dict[str, Any]:
         number = counts[pair] = counts.get(pair, 0) + 1
         factor = factors.get((pair, number), 1.0)
         taken.append((pair, factor))
+        done.append(stream := Stream())
         for context in contexts:
-            for _repeat in range(repeats):
+            for _sweep in range(count):
                 stream.points["autoregressive",].append((context, 1e-3 * factor * TRUE_MS["autoregressive"]))
                 for tokens in range(1, depth + 2):
                     stream.points["verify", tokens].append((context, 1e-3 * factor * TRUE_MS["verify"]))
                 for place in range(1, depth + 1):
                     stream.points["draft", place].append((context, 1e-3 * factor * TRUE_MS["draft"]))
-        return {"contexts": contexts, **stream.tables(contexts, depth, [], masks=False)}
+        whole = Stream()
+        for sweep in done:
+            whole.merge(sweep.as_dict())
+        return {"contexts": contexts, **whole.tables(contexts, depth, [], masks=False)}
 
     return measure
 
 
 def costs_on(out: Path, names: str, factors: dict[tuple[str, int], float], monkeypatch: pytest.MonkeyPatch) -> Any:
     taken: list[tuple[str, float]] = []
-    monkeypatch.setattr(costs_module, "profile", slowing(factors, taken))
+    monkeypatch.setattr(costs_module, "profile_slice", slowing(factors, taken))
     monkeypatch.setattr(costs_module, "SLICES", 5)
     pairs: Any = {name: name for name in names}
     how: Any = {"contexts": [8, 64], "record": RecordSettings(4, 20, CHOICE), "seed": 0}
@@ -411,7 +418,7 @@ def test_a_second_start_goes_on(job: Job, tmp_path: Path, monkeypatch: pytest.Mo
     shutil.copytree(out, again)
     with monkeypatch.context() as patch:
         for module, name in (
-            (costs_module, "profile"),
+            (costs_module, "profile_slice"),
             (validate_module, "_tuned"),
             (measuring_module, "decode_sequence"),
             (measuring_module, "warm_up"),
