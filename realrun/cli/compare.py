@@ -124,9 +124,13 @@ def compare(
         document = compare_versions(
             job.base, job.head, chosen, settings, job.out, overwrite=job.overwrite, progress=report
         )
-    decided = [row["exceeds"] for row in document["rows"]]
-    code = 1 if True in decided else NOT_DECIDABLE if None in decided else 0
+    code = exit_code([row["exceeds"] for row in document["rows"]])
     return Answer(document, partial(print_comparison, document, job.out), code=code)
+
+
+def exit_code(exceeds: Sequence[bool | None]) -> int:
+    """Return the exit code of rows that exceed the limit, do not, or are not decidable (None)."""
+    return 1 if True in exceeds else NOT_DECIDABLE if None in exceeds else 0
 
 
 def _parsed(text: str) -> tuple[str, dict[str, str]]:

@@ -18,52 +18,10 @@ from realrun.versions.sides import Side, Worker, find_side
 from specsim.io.errors import InputError
 from specsim.policy.registry import make_policy
 from tests.support.checks import refusal
+from tests.support.stub_checkout import stub_checkout
 
-# A round of the policy drafts 3 tokens, accepts ACCEPTED and takes SLOWER longer; noise is at most 0.2 %.
-STUB = """
-import random
-from types import SimpleNamespace
-
-class Sampler(SimpleNamespace): pass
-
-class Pair:
-    eos_token_ids, fingerprint = (), "weights"
-    def make_drafter(self): return None, None
-
-def load_pair(**options): return Pair()
-
-class Decoder:
-    def __init__(self, target, drafter, eos_token_ids, sampler): pass
-    def decode(self, prompt, max_new_tokens, policy): pass
-
-class Decoding:
-    def __init__(self, decoder, prompt, max_new_tokens, policy, sequence, seed):
-        self.policy, self.limit, self.tokens, self.rounds = policy, max_new_tokens, [], []
-    position = property(lambda self: len(self.tokens))
-    done = property(lambda self: len(self.tokens) >= self.limit)
-    result = property(lambda self: self)
-    def advance(self):
-        accepted = 0 if self.policy is None else ACCEPTED
-        self.tokens += range(min(accepted + 1, self.limit - len(self.tokens)))
-        seconds = random.uniform(1, 1.002) * (1 if self.policy is None else 1.5 * (1 + SLOWER))
-        self.rounds.append(SimpleNamespace(drafted=3, accepted=accepted, seconds=seconds))
-"""
 PROMPTS = [Prompt("all", [5, 6]), Prompt("all", [7])]
 SETTINGS = CompareSettings({}, [make_policy("fixed_k", {"k": 3})], max_new_tokens=12, minutes=5)
-
-
-def checkout(folder: Path, slower: float = 0.0, accepted: int = 1) -> str:
-    """Write a checkout whose policy takes this much longer per round, and accepts so many tokens."""
-    (folder / "realrun" / "decode").mkdir(parents=True)
-    (folder / "specsim").mkdir()
-    (folder / "specsim" / "__init__.py").write_text(
-        "__version__ = 'stub'\ndef make_policy(name, settings): return name\n"
-    )
-    stub = STUB.replace("SLOWER", str(slower)).replace("ACCEPTED", str(accepted))
-    (folder / "realrun" / "__init__.py").write_text(stub)
-    (folder / "realrun" / "decode" / "__init__.py").write_text("")
-    (folder / "realrun" / "decode" / "decoder.py").write_text("from realrun import Decoding\n")
-    return str(folder)
 
 
 def rows(document: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -72,7 +30,7 @@ def rows(document: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def test_a_slower_policy_is_told_from_an_equal_baseline(tmp_path: Path) -> None:
-    base, head = checkout(tmp_path / "base"), checkout(tmp_path / "head", slower=0.06)
+    base, head = stub_checkout(tmp_path / "base"), stub_checkout(tmp_path / "head", slower=0.06)
     baseline, policy = rows(compare(base, head, PROMPTS, SETTINGS, tmp_path / "out"))
     assert (baseline["exceeds"], policy["exceeds"], policy["verdict"]) == (False, True, "slower")
     assert baseline["slowdown_percent"]["estimate"] == pytest.approx(0, abs=0.2)
@@ -84,7 +42,7 @@ def test_a_slower_policy_is_told_from_an_equal_baseline(tmp_path: Path) -> None:
 
 def test_other_acceptance_is_told_from_other_time(tmp_path: Path) -> None:
     """Two accepted tokens in place of one: a third fewer rounds, each as long as before."""
-    base, head = checkout(tmp_path / "base"), checkout(tmp_path / "head", accepted=2)
+    base, head = stub_checkout(tmp_path / "base"), stub_checkout(tmp_path / "head", accepted=2)
     baseline, policy = rows(compare(base, head, PROMPTS, SETTINGS, tmp_path / "out"))
     assert policy["verdict"] == "faster" and policy["tau"] == {"base": 2.0, "head": 3.0}
     assert policy["slowdown_percent"]["estimate"] == pytest.approx(100 * (2 / 3 - 1), abs=0.2)
@@ -93,7 +51,7 @@ def test_other_acceptance_is_told_from_other_time(tmp_path: Path) -> None:
 
 
 def test_finished_restarts_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    base, out, runs = checkout(tmp_path / "base"), tmp_path / "out", 0
+    base, out, runs = stub_checkout(tmp_path / "base"), tmp_path / "out", 0
     real = module.Restart.run
 
     def counted(*arguments: Any) -> Any:
@@ -119,7 +77,7 @@ def test_finished_restarts_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_time_bounds_the_restarts(tmp_path: Path) -> None:
-    base = checkout(tmp_path / "base")
+    base = stub_checkout(tmp_path / "base")
     settings = CompareSettings({}, [], max_new_tokens=4, minutes=0)
     assert compare(base, base, PROMPTS, settings, tmp_path / "out")["restarts"] == 2
 
@@ -127,7 +85,7 @@ def test_time_bounds_the_restarts(tmp_path: Path) -> None:
 def test_sides_are_found(tmp_path: Path) -> None:
     (tmp_path / "env" / "bin").mkdir(parents=True)
     (tmp_path / "env" / "bin" / "python").touch()
-    code, env = checkout(tmp_path / "code"), str(tmp_path / "env")
+    code, env = stub_checkout(tmp_path / "code"), str(tmp_path / "env")
     assert find_side(code) == Side(code, Path(code), Path(sys.executable))
     assert find_side(env) == Side(env, None, Path(env, "bin", "python"))
     assert find_side(f"{code}@{env}") == Side(f"{code}@{env}", Path(code), Path(env, "bin", "python"))
@@ -138,14 +96,14 @@ def test_sides_are_found(tmp_path: Path) -> None:
 
 
 def test_code_that_cannot_be_stepped_is_refused_in_a_line(tmp_path: Path) -> None:
-    base = checkout(tmp_path / "base")
+    base = stub_checkout(tmp_path / "base")
     (tmp_path / "base" / "realrun" / "decode" / "decoder.py").write_text("")
     refusal(lambda: compare(base, base, PROMPTS, SETTINGS, tmp_path / "out"), f"{base} does not decode", "'Decoding'")
     assert not (tmp_path / "out" / "restarts").exists()
 
 
 def test_a_process_that_dies_is_named(tmp_path: Path) -> None:
-    base = checkout(tmp_path / "base")
+    base = stub_checkout(tmp_path / "base")
     with Worker(find_side(base)) as worker:
         os.kill(worker.process.pid, signal.SIGKILL)
         worker.process.wait()
