@@ -167,7 +167,7 @@ def compare(
         kept: Any = read_kept(path, RestartFile) if identity else None
         if kept is None:
             number = len(restarts)
-            with Restart(sides, settings.job(prompts)) as restart:
+            with Restart(sides, settings.job(prompts), number) as restart:
                 if not identity:
                     identity = {"job": digest(json.dumps(restart.job)), **restart.identity}
                     claim(out / RESTARTS / IDENTITY, identity, f"{out} holds restarts", ANEW)
@@ -190,8 +190,8 @@ def compare(
 class Restart:
     """The processes of a restart."""
 
-    def __init__(self, sides: Sequence[Side], job: Mapping[str, Any]):
-        self.sides, self.job = sides, job
+    def __init__(self, sides: Sequence[Side], job: Mapping[str, Any], number: int):
+        self.sides, self.job, self.number = sides, job, number
         self.stack = ExitStack()
 
     def __enter__(self) -> Restart:
@@ -199,7 +199,7 @@ class Restart:
         self.load = watch()
         base, head = self.sides
         with ExitStack() as stack:
-            self.workers = [stack.enter_context(Worker(side)) for side in (base, head, base)]
+            self.workers = [stack.enter_context(Worker(side, self.number)) for side in (base, head, base)]
             self.started = ask_all(self.workers, "start", job=self.job)
             self.stack = stack.pop_all()
         return self

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from specsim.io.arrays import Floats
 from specsim.replaying.intervals import CONFIDENCE, LARGEST_EXPONENT, Estimate, log_ratio_error, student_quantile
 
-LOOKS = (4, 6, 9, 13)  # restarts after which results are looked at; the last is the most that are made
+LOOKS = (3, 5, 8, 12)  # restarts after which results are looked at; the last is the most that are made
 LEAST_RESTARTS = 2  # that have a spread
 HEAD_SHARE, NULL_SHARE = 1.5, 2.0  # variance of head less the mean of two, and of one less another, in a process's
 Verdict = Literal["slower", "faster", "no change", "not decidable"]

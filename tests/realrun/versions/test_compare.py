@@ -67,13 +67,13 @@ def test_finished_restarts_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     kept = [(out / "restarts" / f"{number}.json").read_bytes() for number in range(2)]
     document = compare(base, base, PROMPTS, SETTINGS, out)
     assert kept == [(out / "restarts" / f"{number}.json").read_bytes() for number in range(2)]
-    assert document["restarts"] == runs - 1 >= 4
+    assert document["restarts"] == runs - 1 >= 3
     assert json.loads((out / "compare.json").read_text()) == document
     refusal(lambda: compare(base, base, PROMPTS, SETTINGS, out), "holds a finished comparison", "--overwrite")
     (out / "compare.json").unlink()
     (tmp_path / "base" / "realrun" / "decode" / "more.py").write_text("")
     refusal(lambda: compare(base, base, PROMPTS, SETTINGS, out), "holds restarts with base=", "--overwrite")
-    assert compare(base, base, PROMPTS, SETTINGS, out, overwrite=True)["restarts"] >= 4
+    assert compare(base, base, PROMPTS, SETTINGS, out, overwrite=True)["restarts"] >= 3
 
 
 def test_time_bounds_the_restarts(tmp_path: Path) -> None:
