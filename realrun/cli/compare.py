@@ -36,7 +36,7 @@ class CompareOptions(Settings):
         ["fixed_k"], 'Policy to decode with, as NAME, FILE.py or "NAME(SETTING=VALUE, ...)"; repeat for more.'
     )
     minutes: float = setting(5.0, "Time to measure for, at most. It stops as soon as every row is decided.", above=0)
-    max_slowdown: float = setting(2.0, "Exit with 1 if a slowdown exceeds this many percent significantly.", low=0)
+    max_slowdown: float = setting(2.0, "Exit with 1 if a slowdown exceeds this many percent significantly.", above=0)
     overwrite: bool = setting(False, OVERWRITE_HELP, flag="--overwrite/--no-overwrite")
 
 

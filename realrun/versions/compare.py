@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,7 @@ from specsim.io.errors import InputError
 from specsim.io.files import digest, remove_folder, write_json
 from specsim.io.progress import Counter, Progress
 from specsim.policy.base import Policy
+from specsim.policy.registry import NAMED
 from specsim.replaying.intervals import NO_SPECULATION
 
 RESULT, RESTARTS, IDENTITY = "compare.json", "restarts", "settings.json"  # in the output folder
@@ -89,13 +91,19 @@ class CompareSettings:
         return {
             "pair": dict(self.pair),
             "sampler": {name: getattr(self.sampler, name) for name in names},
-            "policies": [None, *([policy.name, dict(policy.settings)] for policy in self.policies)],
+            "policies": [None, *([_name_of(policy), dict(policy.settings)] for policy in self.policies)],
             "prompts": [prompt.tokens for prompt in prompts],
             "max_new_tokens": self.max_new_tokens,
             "seed": self.seed,
             "clock": "" if self.clock == "wall" else self.clock,
             "kernels": "" if self.kernels == "auto" else self.kernels,
         }
+
+
+def _name_of(policy: Policy) -> str:
+    """Return the name by which another process finds the policy: a built-in's, or FILE.py:NAME."""
+    kind = type(policy)
+    return policy.name if NAMED.get(policy.name) is kind else f"{inspect.getfile(kind)}:{policy.name}"
 
 
 def compare(

@@ -20,8 +20,20 @@ from specsim.policy.registry import make_policy
 from tests.support.checks import refusal
 from tests.support.stub_checkout import stub_checkout
 
+OWN = """
+from dataclasses import dataclass
+
+from specsim.policy.chain.fixed_k import FixedK
+
+
+@dataclass(frozen=True)
+class Mine(FixedK):
+    name = "mine"
+    source = "test"
+"""
 PROMPTS = [Prompt("all", [5, 6]), Prompt("all", [7])]
-SETTINGS = CompareSettings({}, [make_policy("fixed_k", {"k": 3})], max_new_tokens=12, minutes=5)
+FIXED = make_policy("fixed_k", k=3)
+SETTINGS = CompareSettings({}, [FIXED], max_new_tokens=12, minutes=5)
 
 
 def rows(document: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -100,6 +112,14 @@ def test_code_that_cannot_be_stepped_is_refused_in_a_line(tmp_path: Path) -> Non
     (tmp_path / "base" / "realrun" / "decode" / "decoder.py").write_text("")
     refusal(lambda: compare(base, base, PROMPTS, SETTINGS, tmp_path / "out"), f"{base} does not decode", "'Decoding'")
     assert not (tmp_path / "out" / "restarts").exists()
+
+
+def test_a_policy_is_found_by_another_process(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(OWN)
+    own = make_policy(str(file), k=2)
+    names = [policy and policy[0] for policy in CompareSettings({}, [FIXED, own]).job(PROMPTS)["policies"]]
+    assert names == [None, "fixed_k", f"{file}:mine"] and make_policy(names[2], k=2) == own
 
 
 def test_a_process_that_dies_is_named(tmp_path: Path) -> None:
