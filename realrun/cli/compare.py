@@ -80,9 +80,9 @@ def compare(
     """Compare the speed of two versions.
 
     Runs both versions at once, each in processes of its own, on the same prompts. They take turns of two rounds, so
-    that both see the same machine; separate runs differ by some percent. Processes are restarted, because where its
-    memory lies makes a process faster or slower for as long as it lives: intervals are over restarts. A second process
-    of the base is compared with the first (A/A test).
+    that both see the same machine; separate runs differ by some percent. Processes are restarted, because a process can
+    be faster or slower than another of the same code for as long as it lives: intervals are over restarts. A second
+    process of the base is compared with the first (A/A test).
 
     Each policy and the baseline without speculation get a verdict: slower or faster (significant, 95 % for all rows and
     looks together), no change larger than some percent, or not decidable. A change of acceptance (other rounds) is told

@@ -13,7 +13,8 @@ import pytest
 
 from realrun.pairs.prompts import Prompt
 from realrun.versions import compare as module
-from realrun.versions.compare import CompareSettings, compare, typical_run
+from realrun.versions.compare import CompareSettings, compare
+from realrun.versions.restart import typical_run
 from realrun.versions.sides import Side, Worker, find_side
 from specsim.io.errors import InputError
 from specsim.policy.registry import make_policy

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from realrun.versions.compare import CompareSettings, RestartFile, finished, rows_of
+from realrun.versions.compare import CompareSettings, finished, rows_of
+from realrun.versions.restart import RestartFile
 from realrun.versions.verdict import LOOKS, change_percent, confidence_of_a_look, over_restarts
 from specsim.policy.registry import make_policy
 
