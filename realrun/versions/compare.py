@@ -24,7 +24,7 @@ from specsim.io.files import digest, remove_folder, write_json
 from specsim.io.progress import Progress
 from specsim.policy.base import Policy
 from specsim.policy.registry import NAMED
-from specsim.replaying.intervals import NO_SPECULATION
+from specsim.replaying.intervals import NO_SPECULATION, Estimate
 
 RESULT, RESTARTS, IDENTITY = "compare.json", "restarts", "settings.json"  # in the output folder
 ANEW = "pass --overwrite or another --out"
@@ -234,16 +234,8 @@ def _row(runs: Sequence[Sequence[Sequence[Run]]], confidence: float, limit_perce
         acceptance = verdict.over_prompts(tokens_[HEAD], rounds_[HEAD], tokens_[BASE], rounds_[BASE])
         of_text = verdict.over_prompts(mean_s[HEAD], tokens_[HEAD], mean_s[BASE], tokens_[BASE])
     tau = tokens[0].sum(axis=1) / rounds[0].sum(axis=1)
-    slowdown, round_time = (
-        verdict.change_percent(
-            float((logs[HEAD] - (logs[BASE] + logs[NULL]) / 2).mean()),
-            [verdict.over_restarts(logs[HEAD], logs[BASE], logs[NULL]), more],
-            confidence,
-        )
-        for logs, more in ((token_s, of_text), (round_s, verdict.EXACT))
-    )
-    base, _, null = token_s
-    null_change = verdict.change_percent(float((null - base).mean()), [verdict.over_null(base, null)], confidence)
+    slowdown, null_change = _changes(token_s, confidence, of_text)
+    round_time, _ = _changes(round_s, confidence)
     tau_change = verdict.change_percent(float(np.log(tau[HEAD] / tau[BASE])), [acceptance], confidence)
     return {
         "slowdown_percent": slowdown.as_dict(),
@@ -262,3 +254,13 @@ def _row(runs: Sequence[Sequence[Sequence[Run]]], confidence: float, limit_perce
 def _columns(runs: Sequence[Sequence[Sequence[Run]]], key: str) -> Floats:
     """Return a number of every run [restart, process, prompt]."""
     return np.array([[[run[key] for run in process] for process in restart] for restart in runs], dtype=np.float64)  # type: ignore[literal-required]
+
+
+def _changes(logs: Floats, confidence: float, *more: verdict.Spread) -> tuple[Estimate, Estimate]:
+    """Compute the changes, in percent, of head and of null against base. logs : [process, restart]"""
+    base, head, null = logs[BASE], logs[HEAD], logs[NULL]
+    of_head, of_null = verdict.over_restarts(head, base, null)
+    return (
+        verdict.change_percent(float((head - (base + null) / 2).mean()), [of_head, *more], confidence),
+        verdict.change_percent(float((null - base).mean()), [of_null], confidence),
+    )

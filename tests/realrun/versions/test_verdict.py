@@ -83,8 +83,23 @@ def test_intervals_hold_the_truth_at_every_look_at_once() -> None:
         for _row in range(2):
             base, head, null = cluster + NOISE / 2 * rng.standard_normal(cluster.shape)
             for look in LOOKS:
-                spread = over_restarts(head[:look], base[:look], null[:look])
+                spread, _ = over_restarts(head[:look], base[:look], null[:look])
                 log_ratio = float((head - (base + null) / 2)[:look].mean())
                 intervals.append(change_percent(log_ratio, [spread], confidence_of_a_look(2)))
         missed += any(not interval.low <= 0 <= interval.high for interval in intervals)
     assert missed / times < LEVEL
+
+
+def test_prompts_are_the_sample_of_a_change_of_rounds() -> None:
+    """A change that half of the prompts gain by and the others lose by is one of these prompts only."""
+    restarts = [simulated(np.random.default_rng(seed), (0, 0)) for seed in range(LOOKS[-1])]
+    for restart in restarts:
+        for prompt, run in enumerate(restart["runs"][1][1]):
+            run["seconds"] *= (0.8, 1.1)[prompt % 2]
+    same_rounds = rows_of(restarts, SETTINGS)[1]
+    for restart in restarts:
+        for run in restart["runs"][1][1]:
+            run["log"] = "other"
+    other_rounds = rows_of(restarts, SETTINGS)[1]
+    assert (same_rounds["verdict"], other_rounds["verdict"]) == ("faster", "not decidable")
+    assert same_rounds["slowdown_percent"]["estimate"] == other_rounds["slowdown_percent"]["estimate"]
