@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import venv
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,26 @@ def test_sides_are_found(tmp_path: Path) -> None:
     refusal(lambda: find_side(str(tmp_path)), "holds no realrun/ or bin/python")
     refusal(lambda: find_side(f"{code}@{tmp_path}"), "holds no bin/python")
     refusal(lambda: find_side(f"{env}@{env}"), "holds no realrun/")
+
+
+def environment(folder: Path) -> str:
+    """Make an environment with packages of its own."""
+    venv.create(folder, symlinks=True)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    stub_checkout(packages)
+    for package in ("torch", "transformers"):
+        (packages / f"{package}-0.1.dist-info").mkdir()
+        (packages / f"{package}-0.1.dist-info" / "METADATA").write_text(f"Name: {package}\nVersion: 0.1\n")
+    return str(folder)
+
+
+def test_an_environment_runs_its_own_packages_or_a_checkout(tmp_path: Path) -> None:
+    env, code = environment(tmp_path / "env"), stub_checkout(tmp_path / "code", slower=0.06)
+    settings = CompareSettings({}, [FIXED], max_new_tokens=12, minutes=0)
+    document = compare(env, f"{code}@{env}", PROMPTS, settings, tmp_path / "out")
+    base, head = document["base"], document["head"]
+    assert base["torch"] == head["torch"] == "0.1" and base["code"] != head["code"]
+    assert rows(document)[1]["slowdown_percent"]["estimate"] == pytest.approx(6, abs=0.2)
 
 
 def test_code_that_cannot_be_stepped_is_refused_in_a_line(tmp_path: Path) -> None:
