@@ -36,7 +36,7 @@ class CompareOptions(Settings):
         ["fixed_k"], 'Policy to decode with, as NAME, FILE.py or "NAME(SETTING=VALUE, ...)"; repeat for more.'
     )
     minutes: float = setting(5.0, "Time to measure for, at most. It stops as soon as every row is decided.", above=0)
-    max_slowdown: float = setting(2.0, "Exit with 1 if a slowdown exceeds this many percent significantly.", low=0)
+    max_slowdown: float = setting(2.0, "Exit with 1 if a slowdown exceeds this many percent significantly.", above=0)
     overwrite: bool = setting(False, OVERWRITE_HELP, flag="--overwrite/--no-overwrite")
 
 
@@ -80,9 +80,9 @@ def compare(
     """Compare the speed of two versions.
 
     Runs both versions at once, each in processes of its own, on the same prompts. They take turns of two rounds, so
-    that both see the same machine; separate runs differ by some percent. Processes are restarted, because where its
-    memory lies makes a process faster or slower for as long as it lives: intervals are over restarts. A second process
-    of the base is compared with the first (A/A test).
+    that both see the same machine; separate runs differ by some percent. Processes are restarted, because a process can
+    be faster or slower than another of the same code for as long as it lives: intervals are over restarts. A second
+    process of the base is compared with the first (A/A test).
 
     Each policy and the baseline without speculation get a verdict: slower or faster (significant, 95 % for all rows and
     looks together), no change larger than some percent, or not decidable. A change of acceptance (other rounds) is told
@@ -124,9 +124,13 @@ def compare(
         document = compare_versions(
             job.base, job.head, chosen, settings, job.out, overwrite=job.overwrite, progress=report
         )
-    decided = [row["exceeds"] for row in document["rows"]]
-    code = 1 if True in decided else NOT_DECIDABLE if None in decided else 0
+    code = exit_code([row["exceeds"] for row in document["rows"]])
     return Answer(document, partial(print_comparison, document, job.out), code=code)
+
+
+def exit_code(exceeds: Sequence[bool | None]) -> int:
+    """Return the exit code of rows that exceed the limit, do not, or are not decidable (None)."""
+    return 1 if True in exceeds else NOT_DECIDABLE if None in exceeds else 0
 
 
 def _parsed(text: str) -> tuple[str, dict[str, str]]:

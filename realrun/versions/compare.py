@@ -2,52 +2,32 @@
 
 from __future__ import annotations
 
+import inspect
 import json
-import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 
 from realrun.decode.sampling import Sampler
-from realrun.machine_load import Ticks, load_from, watch
-from realrun.measure.turns import TURN_ROUNDS, take_turns
+from realrun.machine_load import Ticks, load_from
 from realrun.own_files import claim, read_kept
 from realrun.pairs.prompts import Prompt, prompt_facts
 from realrun.versions import verdict
-from realrun.versions.sides import Side, Worker, ask_all, find_side, identity_of
+from realrun.versions.restart import BASE, HEAD, NULL, Restart, RestartFile, Run
+from realrun.versions.sides import find_side
 from specsim.io.arrays import Floats
 from specsim.io.errors import InputError
 from specsim.io.files import digest, remove_folder, write_json
-from specsim.io.progress import Counter, Progress
+from specsim.io.progress import Progress
 from specsim.policy.base import Policy
-from specsim.replaying.intervals import NO_SPECULATION
+from specsim.policy.registry import NAMED
+from specsim.replaying.intervals import NO_SPECULATION, Estimate
 
 RESULT, RESTARTS, IDENTITY = "compare.json", "restarts", "settings.json"  # in the output folder
-BASE, HEAD, NULL = range(3)  # processes of a restart; the third runs the base version once more
-LAYOUTS = 4  # times that a process loads its models, so that weights and caches lie elsewhere in memory
 ANEW = "pass --overwrite or another --out"
-
-
-class Run(TypedDict):
-    """A process's decoding of a prompt, its rounds as `typical_run` takes them."""
-
-    tokens: int
-    rounds: int
-    text: str
-    log: str
-    seconds: float
-
-
-class RestartFile(TypedDict):
-    """A restart: runs [arm][process][prompt], arm 0 is the baseline."""
-
-    spent_s: float
-    ticks: list[float]
-    runs: list[list[list[Run]]]
 
 
 @dataclass(frozen=True)
@@ -89,13 +69,19 @@ class CompareSettings:
         return {
             "pair": dict(self.pair),
             "sampler": {name: getattr(self.sampler, name) for name in names},
-            "policies": [None, *([policy.name, dict(policy.settings)] for policy in self.policies)],
+            "policies": [None, *([_name_of(policy), dict(policy.settings)] for policy in self.policies)],
             "prompts": [prompt.tokens for prompt in prompts],
             "max_new_tokens": self.max_new_tokens,
             "seed": self.seed,
             "clock": "" if self.clock == "wall" else self.clock,
             "kernels": "" if self.kernels == "auto" else self.kernels,
         }
+
+
+def _name_of(policy: Policy) -> str:
+    """Return the name by which another process finds the policy: a built-in's, or FILE.py:NAME."""
+    kind = type(policy)
+    return policy.name if NAMED.get(policy.name) is kind else f"{inspect.getfile(kind)}:{policy.name}"
 
 
 def compare(
@@ -111,8 +97,9 @@ def compare(
     """Decode the same prompts with two versions of the code at once, and tell whether the second is slower.
 
     Each restart starts three processes: the base, the head, and the base once more (the A/A test). They decode every
-    prompt with the baseline and every policy, taking turns of two rounds, so that all see the same machine. Where a
-    process's memory lies makes it faster or slower for as long as it lives; so restarts are the sample, not rounds.
+    prompt with the baseline and every policy, taking turns of two rounds, so that all see the same machine. A process
+    can be faster or slower than another of the same code for as long as it lives; so restarts are the sample, not
+    rounds.
 
     Parameters
     ----------
@@ -167,7 +154,7 @@ def compare(
         kept: Any = read_kept(path, RestartFile) if identity else None
         if kept is None:
             number = len(restarts)
-            with Restart(sides, settings.job(prompts)) as restart:
+            with Restart(sides, settings.job(prompts), number) as restart:
                 if not identity:
                     identity = {"job": digest(json.dumps(restart.job)), **restart.identity}
                     claim(out / RESTARTS / IDENTITY, identity, f"{out} holds restarts", ANEW)
@@ -185,100 +172,6 @@ def compare(
     }
     write_json(document, out / RESULT)
     return document
-
-
-class Restart:
-    """The processes of a restart."""
-
-    def __init__(self, sides: Sequence[Side], job: Mapping[str, Any]):
-        self.sides, self.job = sides, job
-        self.stack = ExitStack()
-
-    def __enter__(self) -> Restart:
-        self.start_s = time.monotonic()
-        self.load = watch()
-        base, head = self.sides
-        with ExitStack() as stack:
-            self.workers = [stack.enter_context(Worker(side)) for side in (base, head, base)]
-            self.started = ask_all(self.workers, "start", job=self.job)
-            self.stack = stack.pop_all()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.stack.close()
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """Return what the times of both sides depend on."""
-        sides = (identity_of(side, started) for side, started in zip(self.sides, self.started, strict=False))
-        return dict(zip(("base", "head"), sides, strict=True))
-
-    def run(self, order: np.random.Generator, progress: Counter) -> RestartFile:
-        """Decode every prompt with every arm in every layout, all processes in turns."""
-        arms, prompts = len(self.job["policies"]), len(self.job["prompts"])
-        runs: list[list[list[list[Any]]]] = [[[[] for _ in range(prompts)] for _ in self.workers] for _ in range(arms)]
-        steps = LAYOUTS * prompts * arms
-        for layout in range(LAYOUTS):
-            if layout:
-                ask_all(self.workers, "load")
-            for prompt in range(prompts):
-                for place, arm in enumerate(order.permutation(arms).tolist()):
-                    decodings = [RemoteDecoding(worker, arm, prompt, layout) for worker in self.workers]
-                    take_turns(decodings, order, turn_rounds=1)
-                    for process, decoding in enumerate(decodings):
-                        runs[arm][process][prompt].append(decoding.run)
-                    progress((layout * prompts + prompt) * arms + place + 1, steps)
-        self.stack.close()
-        ticks = list(self.load())
-        typical = [[[typical_run(layouts) for layouts in process] for process in arm] for arm in runs]
-        return {"spent_s": time.monotonic() - self.start_s, "ticks": ticks, "runs": typical}
-
-
-class RemoteDecoding:
-    """A sequence that a worker decodes; `advance` runs a whole turn of rounds.
-
-    Turns end elsewhere in every layout, because the first round of a turn takes longer.
-    """
-
-    def __init__(self, worker: Worker, arm: int, prompt: int, layout: int):
-        self.worker = worker
-        self.rounds = TURN_ROUNDS - layout % TURN_ROUNDS  # of the next turn
-        self.state = worker.ask("begin", arm=arm, prompt=prompt)
-
-    @property
-    def position(self) -> int:
-        return int(self.state["position"])
-
-    @property
-    def run(self) -> Any:
-        return self.state["run"]
-
-    @property
-    def done(self) -> bool:
-        return self.run is not None
-
-    def advance(self) -> None:
-        self.state = self.worker.ask("advance", rounds=self.rounds)
-        self.rounds = TURN_ROUNDS
-
-
-def typical_run(layouts: Sequence[Mapping[str, Any]]) -> Run:
-    """Summarise the runs of a process on a prompt: each round takes the mean of the faster half of its repeats.
-
-    Interruptions and busy neighbours only ever add time. Where runs do other rounds, the median run counts.
-    """
-    logs = [[round_[:2] for round_ in run["rounds"]] for run in layouts]
-    seconds = [[round_[2] for round_ in run["rounds"]] for run in layouts]
-    half = len(layouts) // 2
-    middle = int(np.argsort([sum(own) for own in seconds])[half])
-    same = all(log == logs[0] for log in logs)
-    return {
-        "tokens": len(layouts[middle]["tokens"]),
-        "rounds": len(logs[middle]),
-        "text": digest(json.dumps(layouts[middle]["tokens"])),
-        "log": digest(json.dumps(logs[middle])),
-        "seconds": float(np.sort(seconds, axis=0)[:half].mean(axis=0).sum()) if same else sum(seconds[middle]),
-    }
 
 
 def finished(restarts: Sequence[RestartFile], settings: CompareSettings) -> bool:
@@ -341,16 +234,8 @@ def _row(runs: Sequence[Sequence[Sequence[Run]]], confidence: float, limit_perce
         acceptance = verdict.over_prompts(tokens_[HEAD], rounds_[HEAD], tokens_[BASE], rounds_[BASE])
         of_text = verdict.over_prompts(mean_s[HEAD], tokens_[HEAD], mean_s[BASE], tokens_[BASE])
     tau = tokens[0].sum(axis=1) / rounds[0].sum(axis=1)
-    slowdown, round_time = (
-        verdict.change_percent(
-            float((logs[HEAD] - (logs[BASE] + logs[NULL]) / 2).mean()),
-            [verdict.over_restarts(logs[HEAD], logs[BASE], logs[NULL]), more],
-            confidence,
-        )
-        for logs, more in ((token_s, of_text), (round_s, verdict.EXACT))
-    )
-    base, _, null = token_s
-    null_change = verdict.change_percent(float((null - base).mean()), [verdict.over_null(base, null)], confidence)
+    slowdown, null_change = _changes(token_s, confidence, of_text)
+    round_time, _ = _changes(round_s, confidence)
     tau_change = verdict.change_percent(float(np.log(tau[HEAD] / tau[BASE])), [acceptance], confidence)
     return {
         "slowdown_percent": slowdown.as_dict(),
@@ -369,3 +254,13 @@ def _row(runs: Sequence[Sequence[Sequence[Run]]], confidence: float, limit_perce
 def _columns(runs: Sequence[Sequence[Sequence[Run]]], key: str) -> Floats:
     """Return a number of every run [restart, process, prompt]."""
     return np.array([[[run[key] for run in process] for process in restart] for restart in runs], dtype=np.float64)  # type: ignore[literal-required]
+
+
+def _changes(logs: Floats, confidence: float, *more: verdict.Spread) -> tuple[Estimate, Estimate]:
+    """Compute the changes, in percent, of head and of null against base. logs : [process, restart]"""
+    base, head, null = logs[BASE], logs[HEAD], logs[NULL]
+    of_head, of_null = verdict.over_restarts(head, base, null)
+    return (
+        verdict.change_percent(float((head - (base + null) / 2).mean()), [of_head, *more], confidence),
+        verdict.change_percent(float((null - base).mean()), [of_null], confidence),
+    )

@@ -38,10 +38,14 @@ class Side:
     checkout: Path | None
     python: Path
 
-    @property
-    def environment(self) -> dict[str, str]:
-        """Return the process's environment variables."""
+    def environment(self, restart: int) -> dict[str, str]:
+        """Return the environment variables of a process.
+
+        All processes of a restart hash texts alike: collisions in dictionaries make a process faster or slower, and
+        would look like a difference of versions.
+        """
         variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        variables["PYTHONHASHSEED"] = str(restart)
         if self.checkout is not None:
             variables["PYTHONPATH"] = os.pathsep.join([str(self.checkout), str(self.checkout / "kernels")])
         return variables
@@ -76,7 +80,7 @@ class Worker:
     the side's code cannot serve them.
     """
 
-    def __init__(self, side: Side):
+    def __init__(self, side: Side, restart: int = 0):
         self.side = side
         self.log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
         self.process = subprocess.Popen(
@@ -84,7 +88,7 @@ class Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.log,
-            env=side.environment,
+            env=side.environment(restart),
             text=True,
             start_new_session=True,  # so that Ctrl-C ends the command, which ends its processes
         )

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from specsim.io.arrays import Floats
 from specsim.replaying.intervals import CONFIDENCE, LARGEST_EXPONENT, Estimate, log_ratio_error, student_quantile
 
-LOOKS = (4, 6, 9, 13)  # restarts after which results are looked at; the last is the most that are made
+LOOKS = (3, 5, 8, 12)  # restarts after which results are looked at; the last is the most that are made
 LEAST_RESTARTS = 2  # that have a spread
 HEAD_SHARE, NULL_SHARE = 1.5, 2.0  # variance of head less the mean of two, and of one less another, in a process's
 Verdict = Literal["slower", "faster", "no change", "not decidable"]
@@ -35,22 +35,18 @@ def is_look(restarts: int) -> bool:
     return restarts in LOOKS
 
 
-def over_restarts(head: Floats, base: Floats, null: Floats) -> Spread:
-    """Compute the spread of the mean of head less the mean of base and null, a logarithm per restart [R] each.
+def over_restarts(head: Floats, base: Floats, null: Floats) -> tuple[Spread, Spread]:
+    """Compute the spreads of two means: of head less the mean of base and null, and of null less base.
 
-    Processes differ by chance alike, whatever code they run: so the spread of the two processes of the base counts as
-    well, whose mean difference is known to be 0.
+    Processes differ by chance alike, whatever code they run: so both differences tell by how much, and the mean of the
+    second is known to be 0. head, base, null : a logarithm per restart [R]
     """
     restarts = head.size
-    ratios, null_ratios = head - (base + null) / 2, base - null
+    ratios, null_ratios = head - (base + null) / 2, null - base
     squares = float(((ratios - ratios.mean()) ** 2).sum() / HEAD_SHARE + (null_ratios**2).sum() / NULL_SHARE)
     freedom = 2 * restarts - 1
-    return Spread(math.sqrt(HEAD_SHARE * squares / freedom / restarts), freedom)
-
-
-def over_null(base: Floats, null: Floats) -> Spread:
-    """Compute the spread of the mean of base less null, a logarithm per restart [R] each."""
-    return Spread(float((base - null).std(ddof=1)) / math.sqrt(base.size), base.size - 1)
+    of_head, of_null = (math.sqrt(share * squares / freedom / restarts) for share in (HEAD_SHARE, NULL_SHARE))
+    return Spread(of_head, freedom), Spread(of_null, freedom)
 
 
 def over_prompts(a_top: Floats, a_bottom: Floats, b_top: Floats, b_bottom: Floats) -> Spread:

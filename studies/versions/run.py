@@ -109,7 +109,7 @@ def main(out: Path, config: Config) -> None:
         for number in range(config["comparisons"]):
             for case in config["cases"]:
                 name = f"{case['name']}, {number + 1} of {config['comparisons']}"
-                done = out / COMPARISONS / f"{re.sub('[^a-z0-9.]+', '-', case['name'])}-{number:02d}.json"
+                done = out / COMPARISONS / f"{re.sub('[^a-z0-9.]+', '-', case['name']).strip('-')}-{number:02d}.json"
                 make = partial(run_comparison, case, number, config, named(progress, name))
                 comparisons.append(cached(done, make))
     report(config, where, comparisons).write(out)

@@ -18,6 +18,7 @@ from realrun.pairs.pair import load_pair, load_target
 from specsim.io import files
 from specsim.io.files import working_in
 from specsim.trace.files import read_trace
+from tests.support import ROOT
 from tests.support.checks import refusal
 from tests.support.commands import assert_refused, call
 from tests.support.tiny import POSITIONS, tiny_pair, tiny_tokenizer
@@ -27,6 +28,7 @@ LONG = {
     "record": (["record", "OUT"], "OUT.partial"),
     "validate": (["validate", "--out", "OUT"], "OUT"),
     "leaderboard": (["leaderboard", "--out", "OUT"], "OUT"),
+    "compare": (["compare", "--base", str(ROOT), "--head", str(ROOT), "--out", "OUT"], "OUT"),
     "train eesd": (["train", "eesd", "--out", "OUT"], "OUT"),
     "train self-sd": (["train", "self-sd", "--out", "OUT"], "OUT"),
     "train predictor": (["train", "predictor", "--out", "OUT"], "OUT"),

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import venv
 from pathlib import Path
 from typing import Any
 
@@ -13,57 +14,28 @@ import pytest
 
 from realrun.pairs.prompts import Prompt
 from realrun.versions import compare as module
-from realrun.versions.compare import CompareSettings, compare, typical_run
+from realrun.versions.compare import CompareSettings, compare
+from realrun.versions.restart import typical_run
 from realrun.versions.sides import Side, Worker, find_side
 from specsim.io.errors import InputError
 from specsim.policy.registry import make_policy
 from tests.support.checks import refusal
+from tests.support.stub_checkout import stub_checkout
 
-# A round of the policy drafts 3 tokens, accepts ACCEPTED and takes SLOWER longer; noise is at most 0.2 %.
-STUB = """
-import random
-from types import SimpleNamespace
+OWN = """
+from dataclasses import dataclass
 
-class Sampler(SimpleNamespace): pass
+from specsim.policy.chain.fixed_k import FixedK
 
-class Pair:
-    eos_token_ids, fingerprint = (), "weights"
-    def make_drafter(self): return None, None
 
-def load_pair(**options): return Pair()
-
-class Decoder:
-    def __init__(self, target, drafter, eos_token_ids, sampler): pass
-    def decode(self, prompt, max_new_tokens, policy): pass
-
-class Decoding:
-    def __init__(self, decoder, prompt, max_new_tokens, policy, sequence, seed):
-        self.policy, self.limit, self.tokens, self.rounds = policy, max_new_tokens, [], []
-    position = property(lambda self: len(self.tokens))
-    done = property(lambda self: len(self.tokens) >= self.limit)
-    result = property(lambda self: self)
-    def advance(self):
-        accepted = 0 if self.policy is None else ACCEPTED
-        self.tokens += range(min(accepted + 1, self.limit - len(self.tokens)))
-        seconds = random.uniform(1, 1.002) * (1 if self.policy is None else 1.5 * (1 + SLOWER))
-        self.rounds.append(SimpleNamespace(drafted=3, accepted=accepted, seconds=seconds))
+@dataclass(frozen=True)
+class Mine(FixedK):
+    name = "mine"
+    source = "test"
 """
 PROMPTS = [Prompt("all", [5, 6]), Prompt("all", [7])]
-SETTINGS = CompareSettings({}, [make_policy("fixed_k", {"k": 3})], max_new_tokens=12, minutes=5)
-
-
-def checkout(folder: Path, slower: float = 0.0, accepted: int = 1) -> str:
-    """Write a checkout whose policy takes this much longer per round, and accepts so many tokens."""
-    (folder / "realrun" / "decode").mkdir(parents=True)
-    (folder / "specsim").mkdir()
-    (folder / "specsim" / "__init__.py").write_text(
-        "__version__ = 'stub'\ndef make_policy(name, settings): return name\n"
-    )
-    stub = STUB.replace("SLOWER", str(slower)).replace("ACCEPTED", str(accepted))
-    (folder / "realrun" / "__init__.py").write_text(stub)
-    (folder / "realrun" / "decode" / "__init__.py").write_text("")
-    (folder / "realrun" / "decode" / "decoder.py").write_text("from realrun import Decoding\n")
-    return str(folder)
+FIXED = make_policy("fixed_k", k=3)
+SETTINGS = CompareSettings({}, [FIXED], max_new_tokens=12, minutes=5)
 
 
 def rows(document: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -72,7 +44,7 @@ def rows(document: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def test_a_slower_policy_is_told_from_an_equal_baseline(tmp_path: Path) -> None:
-    base, head = checkout(tmp_path / "base"), checkout(tmp_path / "head", slower=0.06)
+    base, head = stub_checkout(tmp_path / "base"), stub_checkout(tmp_path / "head", slower=0.06)
     baseline, policy = rows(compare(base, head, PROMPTS, SETTINGS, tmp_path / "out"))
     assert (baseline["exceeds"], policy["exceeds"], policy["verdict"]) == (False, True, "slower")
     assert baseline["slowdown_percent"]["estimate"] == pytest.approx(0, abs=0.2)
@@ -84,7 +56,7 @@ def test_a_slower_policy_is_told_from_an_equal_baseline(tmp_path: Path) -> None:
 
 def test_other_acceptance_is_told_from_other_time(tmp_path: Path) -> None:
     """Two accepted tokens in place of one: a third fewer rounds, each as long as before."""
-    base, head = checkout(tmp_path / "base"), checkout(tmp_path / "head", accepted=2)
+    base, head = stub_checkout(tmp_path / "base"), stub_checkout(tmp_path / "head", accepted=2)
     baseline, policy = rows(compare(base, head, PROMPTS, SETTINGS, tmp_path / "out"))
     assert policy["verdict"] == "faster" and policy["tau"] == {"base": 2.0, "head": 3.0}
     assert policy["slowdown_percent"]["estimate"] == pytest.approx(100 * (2 / 3 - 1), abs=0.2)
@@ -93,7 +65,7 @@ def test_other_acceptance_is_told_from_other_time(tmp_path: Path) -> None:
 
 
 def test_finished_restarts_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    base, out, runs = checkout(tmp_path / "base"), tmp_path / "out", 0
+    base, out, runs = stub_checkout(tmp_path / "base"), tmp_path / "out", 0
     real = module.Restart.run
 
     def counted(*arguments: Any) -> Any:
@@ -109,17 +81,17 @@ def test_finished_restarts_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     kept = [(out / "restarts" / f"{number}.json").read_bytes() for number in range(2)]
     document = compare(base, base, PROMPTS, SETTINGS, out)
     assert kept == [(out / "restarts" / f"{number}.json").read_bytes() for number in range(2)]
-    assert document["restarts"] == runs - 1 >= 4
+    assert document["restarts"] == runs - 1 >= 3
     assert json.loads((out / "compare.json").read_text()) == document
     refusal(lambda: compare(base, base, PROMPTS, SETTINGS, out), "holds a finished comparison", "--overwrite")
     (out / "compare.json").unlink()
     (tmp_path / "base" / "realrun" / "decode" / "more.py").write_text("")
     refusal(lambda: compare(base, base, PROMPTS, SETTINGS, out), "holds restarts with base=", "--overwrite")
-    assert compare(base, base, PROMPTS, SETTINGS, out, overwrite=True)["restarts"] >= 4
+    assert compare(base, base, PROMPTS, SETTINGS, out, overwrite=True)["restarts"] >= 3
 
 
 def test_time_bounds_the_restarts(tmp_path: Path) -> None:
-    base = checkout(tmp_path / "base")
+    base = stub_checkout(tmp_path / "base")
     settings = CompareSettings({}, [], max_new_tokens=4, minutes=0)
     assert compare(base, base, PROMPTS, settings, tmp_path / "out")["restarts"] == 2
 
@@ -127,7 +99,7 @@ def test_time_bounds_the_restarts(tmp_path: Path) -> None:
 def test_sides_are_found(tmp_path: Path) -> None:
     (tmp_path / "env" / "bin").mkdir(parents=True)
     (tmp_path / "env" / "bin" / "python").touch()
-    code, env = checkout(tmp_path / "code"), str(tmp_path / "env")
+    code, env = stub_checkout(tmp_path / "code"), str(tmp_path / "env")
     assert find_side(code) == Side(code, Path(code), Path(sys.executable))
     assert find_side(env) == Side(env, None, Path(env, "bin", "python"))
     assert find_side(f"{code}@{env}") == Side(f"{code}@{env}", Path(code), Path(env, "bin", "python"))
@@ -137,15 +109,43 @@ def test_sides_are_found(tmp_path: Path) -> None:
     refusal(lambda: find_side(f"{env}@{env}"), "holds no realrun/")
 
 
+def environment(folder: Path) -> str:
+    """Make an environment with packages of its own."""
+    venv.create(folder, symlinks=True)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    stub_checkout(packages)
+    for package in ("torch", "transformers"):
+        (packages / f"{package}-0.1.dist-info").mkdir()
+        (packages / f"{package}-0.1.dist-info" / "METADATA").write_text(f"Name: {package}\nVersion: 0.1\n")
+    return str(folder)
+
+
+def test_an_environment_runs_its_own_packages_or_a_checkout(tmp_path: Path) -> None:
+    env, code = environment(tmp_path / "env"), stub_checkout(tmp_path / "code", slower=0.06)
+    settings = CompareSettings({}, [FIXED], max_new_tokens=12, minutes=0)
+    document = compare(env, f"{code}@{env}", PROMPTS, settings, tmp_path / "out")
+    base, head = document["base"], document["head"]
+    assert base["torch"] == head["torch"] == "0.1" and base["code"] != head["code"]
+    assert rows(document)[1]["slowdown_percent"]["estimate"] == pytest.approx(6, abs=0.2)
+
+
 def test_code_that_cannot_be_stepped_is_refused_in_a_line(tmp_path: Path) -> None:
-    base = checkout(tmp_path / "base")
+    base = stub_checkout(tmp_path / "base")
     (tmp_path / "base" / "realrun" / "decode" / "decoder.py").write_text("")
     refusal(lambda: compare(base, base, PROMPTS, SETTINGS, tmp_path / "out"), f"{base} does not decode", "'Decoding'")
     assert not (tmp_path / "out" / "restarts").exists()
 
 
+def test_a_policy_is_found_by_another_process(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(OWN)
+    own = make_policy(str(file), k=2)
+    names = [policy and policy[0] for policy in CompareSettings({}, [FIXED, own]).job(PROMPTS)["policies"]]
+    assert names == [None, "fixed_k", f"{file}:mine"] and make_policy(names[2], k=2) == own
+
+
 def test_a_process_that_dies_is_named(tmp_path: Path) -> None:
-    base = checkout(tmp_path / "base")
+    base = stub_checkout(tmp_path / "base")
     with Worker(find_side(base)) as worker:
         os.kill(worker.process.pid, signal.SIGKILL)
         worker.process.wait()

@@ -12,6 +12,7 @@ import pytest
 from specsim.claims.diff import diff_validations, holm, read_diff
 from specsim.io.errors import InputError
 from specsim.replaying.intervals import ratio_interval
+from tests.support.commands import call
 
 # A run of the lab: 12 sequences of some 80 tokens, nine policies, 15 ms a token. Seconds of a sequence vary by 1 % of
 # their own; what policies cost beside the baseline varies from run to run by 1.5 %, all alike, and by 0.7 % of its own.
@@ -67,6 +68,11 @@ def test_a_regression_is_caught(runs: int, percent: int) -> None:
     """In at least nine of ten, of 500."""
     caught = sum("slower" in compared(seed, slower=1 + percent / 100, runs=runs) for seed in range(500, 1000))
     assert caught >= 450, caught
+
+
+def test_a_diff_names_the_command_that_measures_both_versions_at_once(tmp_path: Path) -> None:
+    runs = [write(tmp_path / f"{seed}.json", simulated(np.random.default_rng(seed), prompts=0)) for seed in range(2)]
+    assert "`realrun compare` measures both versions at once" in call("specsim", "claims", "diff", *runs).out
 
 
 def test_what_is_faster_is_said_too() -> None:
