@@ -18,6 +18,7 @@ from specsim.cost.documents import KIND, cost_of_document, shipped_costs
 from specsim.cost.joined import JOINED_COST_KIND, JoinedCost
 from specsim.cost.linear import LinearCost
 from specsim.cost.model import ConstantCost, CostModel, not_a_cost
+from specsim.cost.probed import PROBE_KIND
 from specsim.cost.profile import GRID_KIND, PROFILE_KIND, PROFILE_VERSION, profile_from_json
 from specsim.cost.roofline.cost import RooflineCost
 from specsim.cost.silicon.cost import SiliconCost
@@ -159,6 +160,8 @@ def _cost_of(data: Any, path: str) -> CostModel:
             return ConstantCost(float(data["s_d"]), float(data["s_t"]))
         except InputError as error:
             raise InputError(f"{name}: {error}; give s_d and s_t in seconds") from None
+    if kind == PROBE_KIND:
+        raise InputError(f"{name} is a probe; rescale a profile with `specsim cost calibrate PROFILE PROBE --out FILE`")
     if kind == GRID_KIND:
         raise InputError(f"{name} is a {GRID_KIND} of the target only; name the drafter's grid with --draft-cost")
     raise InputError(f"{name} is neither a profile nor s_d and s_t; {MAKE}")

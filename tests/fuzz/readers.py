@@ -16,10 +16,12 @@ from specsim.acceptance.per_position import PerPosition
 from specsim.acceptance.sources import read_counters, read_rounds, verified_by_depth
 from specsim.claims.check import check_files
 from specsim.cost.batch_profile import BATCH_PROFILE_KIND, BATCH_PROFILE_VERSION, BatchProfileCost
+from specsim.cost.calibrate import calibrate
 from specsim.cost.files import read_cost
 from specsim.cost.grid import GRID_KIND, GRID_VERSION, read_grid
 from specsim.cost.joined import JoinedCost, joined_document
 from specsim.cost.model import CostModel
+from specsim.cost.probed import PROBE_KIND, PROBE_VERSION
 from specsim.cost.profile import PROFILE_KIND, PROFILE_VERSION, ProfileCost
 from specsim.cost.step_times import judge_step_times
 from specsim.io.files import file_digest
@@ -58,6 +60,11 @@ BATCH_PROFILE = {
     "tokens": [1, 3], "verify_s": [[[0.01, 0.02]] * 2] * 2, "draft_s": [[[0.002, 0.001]] * 2] * 2,
     "catch_up_s": [[0.001] * 2] * 2, "step_s": 1e-4, "round_s": 1e-4,
 }  # fmt: skip
+PROBE = {
+    "kind": PROBE_KIND, "version": PROBE_VERSION, "target": "t", "drafter": "d", "contexts": [40, 60], "sweeps": 9,
+    "mean_s": {"verify": [[0.01, 0.02]] * 2, "draft_step": [[0.001, 0.001]], "autoregressive": [0.01, 0.02]},
+    "relative_half_width": {"verify": [0.01, 0.02], "draft_step": 0.01, "autoregressive": 0.02},
+}  # fmt: skip
 GRID = {
     "kind": GRID_KIND, "version": GRID_VERSION, "model": "m", "batches": [1], "contexts": [0, 64], "tokens": [1, 2],
     "median_s": [[[0.01, 0.011], [None, 0.013]]],
@@ -88,6 +95,10 @@ def use_cost(path: Path) -> None:
     cost = read_cost(path)
     for part in cost.parts if isinstance(cost, JoinedCost) else (cost,):
         use_prices(part)
+
+
+def use_probe(path: Path) -> None:
+    use_prices(calibrate(PROFILE, path))
 
 
 def use_prices(cost: CostModel) -> None:
@@ -331,6 +342,7 @@ READERS: dict[str, Reader] = {
     "linear costs": Reader(JSON, json_file(LINEAR), use_cost, mutate.of_json),
     "cost profile": Reader(JSON, json_file(PROFILE), use_cost, mutate.of_json),
     "batch profile": Reader(JSON, json_file(BATCH_PROFILE), use_cost, mutate.of_json),
+    "probe": Reader(JSON, json_file(PROBE), use_probe, mutate.of_json),
     "cost grid": Reader(JSON, json_file(GRID), use_grid, mutate.of_json),
     "counters": Reader(
         JSON,

@@ -15,6 +15,7 @@ from realrun.decode.sampling import Sampler
 from realrun.measure.probes import Prober
 from realrun.measure.profile import LEAST_SWEEPS, profile
 from realrun.measure.stream import Stream
+from realrun.measure.sweeps import Sweeps
 from specsim.cost.files import read_cost
 from specsim.cost.profile import profile_from_json
 from specsim.io.errors import InputError
@@ -127,6 +128,24 @@ def test_a_machine_that_slows_down_while_it_is_profiled_moves_all_costs_alike(mo
     ]
     assert np.concatenate(ratios).min() > 1.35 and np.concatenate(ratios).max() < 1.65
     assert np.min(slowed["relative_half_width"]["verify"]) > 0.1  # intervals show that the machine changed
+
+
+def test_only_what_is_not_precise_is_measured_further_and_all_of_it_in_every_fifth_sweep(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only passes of 3 tokens take times that vary; after the first sweeps, the others wait for a full sweep."""
+    rng, swept, run = np.random.default_rng(0), list[Stream](), Sweeps.run
+
+    def noted(sweeps: Sweeps, wanted: Any = None) -> None:
+        run(sweeps, wanted)
+        swept.append(sweeps.done[-1])
+
+    monkeypatch.setattr(Sweeps, "run", noted)
+    time_passes(monkeypatch, lambda tokens, _: 0.01 * (rng.uniform(0.5, 1.5) if tokens == 3 else 1.0))
+    profile(tiny_pair(), contexts=[4, 9], depth=4, limit_s=3, tree_tokens=0)
+    passes = [{key[1] for key in sweep.points if key[0] == "verify"} for sweep in swept]
+    assert passes[:5] == [{1, 2, 3, 4, 5}] * 5 and passes[5:9] == [{3}] * 4
+    assert passes[9] == {1, 2, 3, 4, 5}
 
 
 def test_precision_ends_the_profile_before_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:

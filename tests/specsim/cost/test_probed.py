@@ -205,6 +205,8 @@ def test_probes_of_other_pairs_and_other_costs_are_refused() -> None:
         probed_document(machine(), edited(target="u"), {})
     with pytest.raises(InputError, match="differ in their contexts"):
         changes(probe_of(True), probe_of(True, contexts=[64, 128]))
+    with pytest.raises(InputError, match="is a probe; rescale a profile"):
+        read_cost(probe_of(True))
     with pytest.raises(TypeError, match="expected a profile"):
         with_probe(specsim.ConstantCost(s_d=0.001, s_t=0.01), probe_of(True))
 
