@@ -168,7 +168,7 @@ def print_comparison(document: Mapping[str, Any], out: Path) -> None:
         print("note: base and head have other weights, which changes acceptance")
     print(f"machine: {load_text(document['load'])}")
     title = f"{document['restarts']} restarts, {document['prompts']['count']} prompts; positive is slower"
-    columns = ["policy", "time per token", "time per round", "mean acceptance length (tau)", "A/A test", "verdict"]
+    columns = ["policy", "verdict", "time per token", "time per round", "mean acceptance length (tau)", "A/A test"]
     print_table(title, columns, [_cells(row) for row in rows])
     print(f"full result: {out / 'compare.json'}")
 
@@ -177,7 +177,7 @@ def _cells(row: Mapping[str, Any]) -> Sequence[str]:
     changes = (_percent_text(row[f"{key}_percent"]) for key in ("slowdown", "round_time"))
     same = row["rounds_identical_percent"] == 100
     tau = "same rounds" if same else f"{row['tau']['base']:.3f} -> {row['tau']['head']:.3f}"
-    return [row["label"], *changes, tau, _percent_text(row["null_percent"]), verdict_text(row)]
+    return [row["label"], verdict_text(row), *changes, tau, _percent_text(row["null_percent"])]
 
 
 def verdict_text(row: Mapping[str, Any]) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import numpy as np
 from realrun.decode.sampling import Sampler
 from realrun.machine_load import Ticks, load_from
 from realrun.own_files import claim, read_kept
+from realrun.pairs.pair import load_pair
 from realrun.pairs.prompts import Prompt, prompt_facts
 from realrun.versions import verdict
 from realrun.versions.restart import BASE, HEAD, NULL, Restart, RestartFile, Run
@@ -65,10 +68,9 @@ class CompareSettings:
 
     def job(self, prompts: Sequence[Prompt]) -> dict[str, Any]:
         """Return what the processes are started with."""
-        names = ("mode", "temperature", "seed", "top_p", "top_k")
         return {
-            "pair": dict(self.pair),
-            "sampler": {name: getattr(self.sampler, name) for name in names},
+            "pair": _not_default(self.pair, load_pair),
+            "sampler": _not_default(vars(self.sampler), Sampler),
             "policies": [None, *([_name_of(policy), dict(policy.settings)] for policy in self.policies)],
             "prompts": [prompt.tokens for prompt in prompts],
             "max_new_tokens": self.max_new_tokens,
@@ -76,6 +78,16 @@ class CompareSettings:
             "clock": "" if self.clock == "wall" else self.clock,
             "kernels": "" if self.kernels == "auto" else self.kernels,
         }
+
+
+def _not_default(arguments: Mapping[str, Any], function: Callable[..., Any]) -> dict[str, Any]:
+    """Leave out arguments at their defaults, which other versions of the function may not have yet."""
+    parameters = inspect.signature(function).parameters
+    return {
+        name: arguments[name]
+        for name in parameters
+        if name in arguments and arguments[name] != parameters[name].default
+    }
 
 
 def _name_of(policy: Policy) -> str:
@@ -128,7 +140,7 @@ def compare(
 
     Examples
     --------
-    A version with itself; `minutes=0` makes the fewest restarts, which decide nothing.
+    A version with itself; `minutes=0` makes the fewest restarts, which are two.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -138,8 +150,8 @@ def compare(
     >>> checkout = str(Path(realrun.__file__).parents[1])
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     document = realrun.compare(checkout, checkout, [Prompt("all", [5, 6, 7])], settings, Path(folder))
-    >>> document["restarts"], document["rows"][0]["verdict"]
-    (2, 'not decidable')
+    >>> document["restarts"], document["rows"][0]["rounds_identical_percent"]
+    (2, 100.0)
     """
     sides = [find_side(base), find_side(head)]
     if overwrite:
@@ -147,24 +159,17 @@ def compare(
         (out / RESULT).unlink(missing_ok=True)
     if (out / RESULT).exists():
         raise InputError(f"{out} holds a finished comparison; {ANEW}")
-    restarts: list[RestartFile] = []
-    identity: dict[str, Any] = {}
+    restarts, identity = kept_restarts(out / RESTARTS), dict[str, Any]()
     while not identity or not finished(restarts, settings):
-        path = out / RESTARTS / f"{len(restarts)}.json"
-        kept: Any = read_kept(path, RestartFile) if identity else None
-        if kept is None:
-            number = len(restarts)
-            with Restart(sides, settings.job(prompts), number) as restart:
-                if not identity:
-                    identity = {"job": digest(json.dumps(restart.job)), **restart.identity}
-                    claim(out / RESTARTS / IDENTITY, identity, f"{out} holds restarts", ANEW)
-                    kept = read_kept(path, RestartFile)
-                kept = kept or restart.run(
-                    np.random.default_rng((settings.seed, number)),
-                    lambda done, total: progress(f"restart {number + 1}", done, total),  # noqa: B023
-                )
-            write_json(kept, path)
-        restarts.append(kept)
+        number = len(restarts)
+        with Restart(sides, settings.job(prompts), number) as restart:
+            identity = {"job": digest(json.dumps(restart.job)), **restart.identity}
+            claim(out / RESTARTS / IDENTITY, identity, f"{out} holds restarts", ANEW)
+            if finished(restarts, settings):
+                break
+            order = np.random.default_rng((settings.seed, number))
+            restarts.append(restart.run(order, partial(progress, f"restart {number + 1}")))
+        write_json(restarts[-1], out / RESTARTS / f"{number}.json")
     document = {
         **as_document(restarts, settings),
         **{name: identity[name] for name in ("base", "head")},
@@ -174,15 +179,21 @@ def compare(
     return document
 
 
+def kept_restarts(folder: Path) -> list[RestartFile]:
+    """Read the restarts that an earlier start of the command finished."""
+    documents: Any = map(partial(read_kept, shape=RestartFile), (folder / f"{number}.json" for number in count()))
+    return [*takewhile(lambda document: document is not None, documents)]
+
+
 def finished(restarts: Sequence[RestartFile], settings: CompareSettings) -> bool:
     """Tell whether every row is decided at a look, or there is no time for another restart."""
-    count = len(restarts)
-    if count < verdict.LEAST_RESTARTS:
+    made = len(restarts)
+    if made < verdict.LEAST_RESTARTS:
         return False
     spent_s = [restart["spent_s"] for restart in restarts]
-    if count >= verdict.LOOKS[-1] or sum(spent_s) + max(spent_s) > 60 * settings.minutes:
+    if made >= verdict.LOOKS[-1] or sum(spent_s) + max(spent_s) > 60 * settings.minutes:
         return True
-    return verdict.is_look(count) and all(row["exceeds"] is not None for row in rows_of(restarts, settings))
+    return verdict.is_look(made) and all(row["exceeds"] is not None for row in rows_of(restarts, settings))
 
 
 def as_document(restarts: Sequence[RestartFile], settings: CompareSettings) -> dict[str, Any]:
