@@ -60,7 +60,8 @@ def profile(
     tree_tokens : int
         Largest tree, the pending token included; 0 for no trees.
     progress : callable, optional
-        Called with (precise, all) times after every sweep.
+        Called after every sweep with the times that are precise, or the share of them by which the limit is over if
+        that is more, and all times.
 
     Returns
     -------
@@ -95,7 +96,8 @@ def profile(
         last_s, spent_s = time.monotonic() - start_s, time.monotonic() - begun_s
         longest_s, number = max(longest_s, last_s), len(sweeps.done)
         imprecise, total = sweeps.imprecise(precision)
-        progress(total - len(imprecise), total)
+        over = min(1.0, spent_s / limit_s) if limit_s else 1.0
+        progress(max(total - len(imprecise), int(over * total)), total)
         full = number < LEAST_SWEEPS or (number + 1) % FULL_EVERY == 0
         wanted = None if full else imprecise
         if number >= LEAST_SWEEPS and (not imprecise or spent_s + (longest_s if full else last_s) > limit_s):
