@@ -46,7 +46,7 @@ class CompareSettings:
     seed : of all randomness
     minutes : no restart begins that would end later; two are made in any case
     max_slowdown_percent : slowdown that is looked for
-    clock : "wall" or "cpu"
+    clock : "wall", or "cpu", which is steadier on a busy machine and times one CPU thread
     kernels : "auto", or as `--kernels`
 
     Examples

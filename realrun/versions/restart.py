@@ -17,7 +17,9 @@ from specsim.io.files import digest
 from specsim.io.progress import Counter
 
 BASE, HEAD, NULL = range(3)  # processes of a restart; the third runs the base version once more
-LAYOUTS = 4  # times that a process loads its models, so that weights and caches lie elsewhere in memory
+# Times that a process loads its models, so that weights and caches lie elsewhere in memory. Few, because another
+# restart tells more than another layout in each.
+LAYOUTS = 2
 
 
 class Run(TypedDict):
