@@ -244,15 +244,15 @@ def _remark(document: ProfileDocument) -> str:
 def noisy_profile(document: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
     """Draw a profile that its measurement could have given as well.
 
-    Each time of the means is multiplied by a factor around 1, within the 95 % interval that the profile states for it.
-    A profile that states none is returned as it is.
+    Each time of the means is multiplied by a factor around 1, within the 95 % interval that the profile states for it,
+    of which more than 100 % counts as 100 %. A profile that states none is returned as it is.
     """
     widths, tables = document.get("relative_half_width"), document.get("mean_s")
     if not widths or not tables:
         return dict(document)
 
     def drawn(values: Any, width: Any) -> Any:
-        error = np.nan_to_num(np.array(width, dtype=np.float64)) / NORMAL
+        error = np.nan_to_num(np.array(width, dtype=np.float64), posinf=1.0).clip(max=1.0) / NORMAL
         return (np.array(values) * np.exp(error * rng.standard_normal(error.shape))).tolist()
 
     noisy = {name: drawn(tables[name], widths[name]) for name in ("draft_step", "verify", "autoregressive")}

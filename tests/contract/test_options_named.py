@@ -69,6 +69,8 @@ RAISED_BY = {
     "realrun/experiment/like.py": ("realrun validate",),
     "realrun/experiment/timing.py": ("realrun validate", "realrun leaderboard", "realrun engine validate"),
     "realrun/experiment/run.py": ("realrun validate",),
+    "realrun/experiment/forecast.py": ("realrun validate", "realrun leaderboard"),
+    "realrun/experiment/forecast_costs.py": ("realrun validate", "realrun leaderboard"),
     "specsim/cli/replay.py": ("specsim replay",),
     "specsim/cli/serve/schedule.py": ("specsim serve schedule",),
     "specsim/cli/serve/simulate.py": ("specsim serve simulate",),

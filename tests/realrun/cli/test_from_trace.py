@@ -155,7 +155,8 @@ def test_a_recorded_trace_is_validated(home: Path, long: Path, tmp_path: Path) -
     assert {row["rounds_identical_percent"] for row in document["rows"]} == {100.0}
     assert before == {path.name: path.read_bytes() for path in long.iterdir()}
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
-        "profile.json", "report.html", "rounds.parquet", "tuned.json", "tuning_profile.json", "validation.json",
+        *("forecast.json", "profile.json", "report.html", "rounds.parquet", "tuned.json", "tuning_profile.json"),
+        "validation.json",
     ]  # fmt: skip
 
 
