@@ -217,7 +217,7 @@ def print_validation(document: dict[str, Any], out: Path) -> None:
     departures = [row["divergences"]["first"] for row in rows if "divergences" in row]
     if departures:
         counts = ", ".join(f"{sum(counts[cause] for counts in departures)} {cause}" for cause in departures[0])
-        print(f"first departures from the replay, of sequences that have one: {counts}")
+        print(f"first differences from the replay, of sequences that have one: {counts}")
     print_skipped("not compared", document["skipped"])
     for line in [*page.forecast_text(document), *page.state_text(document), *page.time_text(document)]:
         print(line)

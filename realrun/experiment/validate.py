@@ -7,8 +7,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
-import numpy as np
-
 from realrun.decode.rounds import Decoded, Round
 from realrun.experiment.divergence import divergences, summary
 from realrun.experiment.forecast_costs import ForecastCosts
@@ -103,14 +101,6 @@ class Validation:
     measurement: Measurement
     environment: dict[str, Any]
     seed: int
-
-    @property
-    def median_abs_error_percent(self) -> float:
-        return float(np.median([abs(row.error_percent) for row in self.rows]))
-
-    @property
-    def p90_abs_error_percent(self) -> float:
-        return float(np.quantile([abs(row.error_percent) for row in self.rows], 0.9))
 
     def resolved(self, row: Row, best: Row) -> bool:
         """Whether two rows' measured speedups differ: by more than the noise floor, and significantly."""

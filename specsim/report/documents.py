@@ -194,7 +194,7 @@ VALIDATION_COLUMNS = (
     Column("r_d", "r_d", THREE, only=PAGE),
     Column("tau", "tau", TWO),
     Column("overhead", "overhead", TWO, only=PAGE),  # older results lack it
-    Column("regret", "oracle_regret", Format(SHARE.text, lambda share: percent(100 * share))),
+    Column("gap to oracle", "oracle_regret", Format(SHARE.text, lambda share: percent(100 * share)), "gap to\noracle"),
 )
 PERCENT = plain(lambda value: f"{value:.2f}")
 SIGNED = plain(lambda value: f"{value:+.2f}")

@@ -99,7 +99,7 @@ DEFINITIONS = {
     **METRICS,
     "Overhead": "Mean measured time of a round over that of an autoregressive step. Tau over overhead is the measured "
     "speedup (Cai et al. 2024, section 4), but where outputs are longer or shorter than the baseline's.",
-    "Regret": "Gap to the oracle: predicted time beyond that of the fastest policy, one that knows what will be "
+    "Gap to oracle": "Gap to the oracle: predicted time beyond that of the fastest policy, one that knows what will be "
     "accepted.",
     "Ladder": "A policy predicted with fewer simplifications from rung to rung. Eq. 14 knows v_d, r_d and "
     "a single ratio s_d / s_t; the next rung charges s_d per draft step and s_t per target pass, round by round; "
@@ -190,7 +190,11 @@ def _lead(document: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
     boxes = (
         (f"{measured['estimate']:.2f}", f"best measured speedup, {top['label']}"),
         (f"{error:.1f} %", f"median absolute error of {len(rows)} {kind.lower()}"),
-        *([(f"{choice['regret']['estimate']:.2f}", "regret of the forecast's choice")] if choice else []),
+        *(
+            [(f"{choice['regret']['estimate']:.2f}", "gap of the forecast's choice to the measured best")]
+            if choice
+            else []
+        ),
         *_floor_box(document),
         (percent(min(identical)), "rounds as replayed, in the worst policy")
         if identical
