@@ -71,7 +71,7 @@ DROPPED = {
     "leaderboard": "sequence_seconds",
     "written": "parameters checksums",
     "validate": "measured error_percent median_abs_error_percent p90_abs_error_percent errors "
-    "machine_state time made digest error_parts null_arm noise_floor_percent resolved overhead "
+    "machine_state time made costs error_parts null_arm noise_floor_percent resolved overhead "
     "acceleration_over_overhead acceleration_over_overhead_off_percent sequence_seconds "
     "autoregressive_sequence_seconds load wall_clock_speedup wall_clock_differs baseline tokens_per_s ms_per_token "
     "choice predicted_speedup_best measured_speedup_best accepted_histogram device",

@@ -109,7 +109,7 @@ def interval(estimate: float) -> dict[str, float]:
 VALIDATED = {
     "label": "max_confidence, tuned", "role": "tuned", "predicted": interval(1.5), "measured": interval(1.4),
     "error_percent": 7.1, "rounds_identical_percent": 100.0, "truncated_share": 0.02, "tau": 2.5, "oracle_regret": 0.2,
-    "train_speedup": 1.6, "wall_clock_speedup": interval(1.35), "wall_clock_differs": True, "tokens_per_s": 100.0,
+    "forecast": interval(1.5), "wall_clock_speedup": interval(1.35), "wall_clock_differs": True, "tokens_per_s": 100.0,
     "ms_per_token": 10.0,
 }  # fmt: skip
 VALIDATION: dict[str, Any] = {
@@ -117,7 +117,11 @@ VALIDATION: dict[str, Any] = {
     "noise_floor_percent": 0.7, "load": {"others_percent": 3.0, "stolen_percent": 0.0},
     "prompts": {"source": "prompts.jsonl", "count": 12, "digest": "ab"},
     "skipped": [{"policy": "space_k", "reason": "meant for drafters of kind space; this trace's is model"}],
-    "median_abs_error_percent": 1.0, "p90_abs_error_percent": 2.0, "median_abs_unseen_error_percent": 1.5,
+    "median_abs_error_percent": 1.0, "p90_abs_error_percent": 2.0,
+    "errors": {
+        name: {"median_abs_percent": 1.0, "p90_abs_percent": 2.0, "largest_percent": -2.5, "mean_percent": 0.5}
+        for name in ("forecast", "text_known", "costs_known", "decomposition")
+    },
     "environment": {"clock": "cpu"}, "options": {"repeats": 3},
     "baseline": {"tokens_per_s": 71.4, "ms_per_token": 14.0},
     "choice": {
