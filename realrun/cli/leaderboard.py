@@ -108,7 +108,7 @@ def leaderboard(
 def print_board(document: Mapping[str, Any]) -> None:
     """Print the ranking as a table, and what qualifies it."""
     from specsim.report import page
-    from specsim.report.documents import drafters_columns, drafters_rows
+    from specsim.report.documents import ERROR_COLUMNS, drafters_columns, drafters_rows, error_rows
     from specsim.report.table import as_text
 
     measured = document["options"]["repeats"] > 0
@@ -127,8 +127,9 @@ def print_board(document: Mapping[str, Any]) -> None:
             print(line)
         print(f"machine: {page.machine_text(document)}")
         print(page.floor_text(document))
-        error = document["median_abs_error_percent"]
-        print(f"median error of replay at the costs of the run's own rounds: {error:.2f} %")
+        for line in page.forecast_text(document):
+            print(line)
+        print_table("errors against the measurement", *as_text(ERROR_COLUMNS, error_rows(document)))
         print(page.choice_text(document["choice"]))
     leader = document["rows"][0]
     speedup = leader["measured"] if measured else leader["speedup"]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from specsim.replaying.sums import PARTS
-from specsim.report.page import macros, percent, range_text, value_text
+from specsim.report.page import heading, macros, percent, range_text, value_text
 from specsim.report.table import (
     DIFFERENCE,
     ERROR,
@@ -21,6 +21,7 @@ from specsim.report.table import (
     Column,
     Format,
     Row,
+    as_html,
     behind_leader,
     plain,
     ranked,
@@ -225,6 +226,12 @@ def error_rows(document: Mapping[str, Any]) -> list[Row]:
         for key, (name, text, costs) in ERRORS.items()
         if key in errors
     ]
+
+
+def error_table(document: Mapping[str, Any]) -> list[str]:
+    """Render the errors of the forecast and of replays that knew more; none for older results."""
+    rows = error_rows(document)
+    return [heading("Errors against the measurement"), as_html("errors", ERROR_COLUMNS, rows)] if rows else []
 
 
 PART_ERROR = plain(lambda percent: f"{percent:+.2f}")

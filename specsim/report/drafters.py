@@ -9,7 +9,7 @@ from typing import Any
 from specsim.io.errors import InputError
 from specsim.io.files import write_text
 from specsim.report import leaderboard_figures as figures
-from specsim.report.documents import DRAFTER_COLUMNS, drafters_columns, drafters_rows
+from specsim.report.documents import DRAFTER_COLUMNS, drafters_columns, drafters_rows, error_table
 from specsim.report.page import (
     METRICS,
     MINUS,
@@ -19,7 +19,9 @@ from specsim.report.page import (
     definitions,
     facts,
     figure,
+    forecast_text,
     heading,
+    headline_error,
     lead,
     machine_text,
     notes_of,
@@ -114,6 +116,7 @@ def drafters_result(document: Mapping[str, Any]) -> Result:
         *main,
         heading(f"Drafters and policies, by {'predicted' if rows[0]['measured'] is None else 'measured'} speedup"),
         as_html("drafters", drafters_columns(measured=rows[0]["measured"] is not None), drafters_rows(document)),
+        *error_table(document),
         stack([drawn, times]),
         heading("The drafters"),
         as_html("about", DRAFTER_COLUMNS, document["drafters"]),
@@ -133,7 +136,7 @@ def drafters_result(document: Mapping[str, Any]) -> Result:
 def _lead(document: Mapping[str, Any]) -> tuple[str, str, str]:
     """Write the verdict, and render how it came about and the main values."""
     rows, sequences = document["rows"], document["sequences"]
-    top, error = rows[0], document["median_abs_error_percent"]
+    top = rows[0]
     ties = [row for row in rows if row["tied_with_leader"]]
     choice = [choice_text(document["choice"])] if document.get("choice") else []
     by, kind, speedup = "By prediction", "predicted", top["speedup"]
@@ -153,11 +156,10 @@ def _lead(document: Mapping[str, Any]) -> tuple[str, str, str]:
     ]
     measured = [row for row in rows if row["measured"] is not None]
     if measured:
-        verdict += f" Replay at the costs of the run's own rounds misses them by {error:.1f} % in the median."
-        boxes += [
-            (f"{error:.1f} %", f"median absolute error of {len(measured)} speedups from the run's own rounds"),
-        ]
-        made += " " + " ".join([*choice, *wall_clock_text(rows)])
+        error, forecasts = headline_error(document)
+        verdict += f" {forecasts} miss them by {error:.1f} % in the median."
+        boxes += [(f"{error:.1f} %", f"median absolute error of {len(measured)} {forecasts.lower()}")]
+        made += " " + " ".join([*forecast_text(document), *choice, *wall_clock_text(rows)])
     return verdict, lead(made), tiles(boxes)
 
 

@@ -198,6 +198,13 @@ def forecast_text(document: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def headline_error(document: Mapping[str, Any]) -> tuple[float, str]:
+    """Median absolute error of the forecasts; older results have only the decomposition's."""
+    if "errors" in document:
+        return document["errors"]["forecast"]["median_abs_percent"], "Forecasts"
+    return document["median_abs_error_percent"], "Replays at the costs of the run's own rounds"
+
+
 def state_text(document: Mapping[str, Any]) -> list[str]:
     """Say whether the machine's state moved between the probes before and after; none for older results."""
     if "machine_state" not in document:

@@ -10,10 +10,9 @@ from specsim.replaying.intervals import LARGEST_FLOOR_PERCENT
 from specsim.report import validation_figures as figures
 from specsim.report.documents import (
     DOMAIN_COLUMNS,
-    ERROR_COLUMNS,
     ERROR_PART_COLUMNS,
     VALIDATION_COLUMNS,
-    error_rows,
+    error_table,
     validation_rows,
 )
 from specsim.report.page import (
@@ -27,6 +26,7 @@ from specsim.report.page import (
     figure,
     forecast_text,
     heading,
+    headline_error,
     lead,
     machine_text,
     macros,
@@ -128,7 +128,7 @@ def validation_result(document: Mapping[str, Any]) -> Result:
         heading("Policies, by measured speedup"),
         as_html("policies", VALIDATION_COLUMNS, validation_rows(document)),
         *map(lead, wall_clock_text(rows)),
-        *_errors(document),
+        *error_table(document),
         *_left_out(document),
         *_error_parts(rows),
         heading("Figures"),
@@ -160,7 +160,7 @@ def _verdict(document: Mapping[str, Any], rows: Sequence[Row]) -> str:
     """Say what was fastest and how far predictions were off; first of all, whether the run was too noisy."""
     top, floor_percent = rows[0], document.get("noise_floor_percent", 0.0)
     fastest = speculation_text(top["label"], top["measured"], floor_percent)
-    error, kind = _headline_error(document)
+    error, kind = headline_error(document)
     verdict = f"{fastest} {kind} miss the measured speedups by {error:.1f} % in the median."
     if floor_percent > LARGEST_FLOOR_PERCENT:
         floor = f"{floor_percent:.1f} %"
@@ -171,7 +171,7 @@ def _verdict(document: Mapping[str, Any], rows: Sequence[Row]) -> str:
 def _lead(document: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
     top, choice = rows[0], document.get("choice")
     measured = top["measured"]
-    error, kind = _headline_error(document)
+    error, kind = headline_error(document)
     sequences = document["sequences"]
     text = (
         f"A dense trace of {document['target']} with the drafter {document['drafter']} was recorded on "
@@ -209,24 +209,11 @@ def _lead(document: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
     return [lead(text), *map(lead, told), tiles(boxes)]
 
 
-def _headline_error(document: Mapping[str, Any]) -> tuple[float, str]:
-    """Median absolute error of the forecasts; older results have only the decomposition's."""
-    if "errors" in document:
-        return document["errors"]["forecast"]["median_abs_percent"], "Forecasts"
-    return document["median_abs_error_percent"], "Replays at the costs of the run's own rounds"
-
-
 def _floor_box(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The noise floor; none for older results without a repeated baseline."""
     if "noise_floor_percent" not in document:
         return []
     return [(f"{document['noise_floor_percent']:.1f} %", "noise floor (A/A test of the baseline)")]
-
-
-def _errors(document: Mapping[str, Any]) -> list[str]:
-    """Errors of the forecast and of replays that knew more; none for older results."""
-    rows = error_rows(document)
-    return [heading("Errors against the measurement"), as_html("errors", ERROR_COLUMNS, rows)] if rows else []
 
 
 def _error_parts(rows: Sequence[Row]) -> list[str]:

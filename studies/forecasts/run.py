@@ -30,7 +30,21 @@ while True:
     np.copyto(target, source)
 """
 FIRST_PROFILE = "first-profile.json"
-KEPT = ("environment", "sequences", "forecast", "errors", "choice", "null_arm", "noise_floor_percent", "load", "time")
+KEPT = (
+    *("environment", "dtype", "sequences", "forecast", "errors", "choice", "null_arm", "noise_floor_percent"),
+    *("load", "time"),
+)
+    "environment",
+    "dtype",
+    "sequences",
+    "forecast",
+    "errors",
+    "choice",
+    "null_arm",
+    "noise_floor_percent",
+    "load",
+    "time",
+)
 ROW = ("label", "policy", "measured", "predicted", "rounds_identical_percent", "sequence_seconds")
 FORECAST = ("forecast", "forecast_without_probe", "text_known", "text_known_without_probe", "costs_known")
 
