@@ -34,17 +34,6 @@ KEPT = (
     *("environment", "dtype", "sequences", "forecast", "errors", "choice", "null_arm", "noise_floor_percent"),
     *("load", "time"),
 )
-    "environment",
-    "dtype",
-    "sequences",
-    "forecast",
-    "errors",
-    "choice",
-    "null_arm",
-    "noise_floor_percent",
-    "load",
-    "time",
-)
 ROW = ("label", "policy", "measured", "predicted", "rounds_identical_percent", "sequence_seconds")
 FORECAST = ("forecast", "forecast_without_probe", "text_known", "text_known_without_probe", "costs_known")
 
