@@ -33,6 +33,7 @@ PAIRS = (
     ("llama-3.1-8b", "llama-3.2-1b", 8192),
 )
 LAB_SHARE = 0.35  # of the stage's time, kept for the lab
+LEAST_LAB_MINUTES = 0.1  # since 0 would be no limit
 LEAST_PAIR_S = 150  # models, graphs, two profile slices and two sequences take about so long
 MOST_SEQUENCES = 16  # of the trace, in scripted runs
 
@@ -122,6 +123,7 @@ def _lab(job: Job) -> dict[str, Any]:
         record=RecordSettings(depth, tokens, CHOICES["gumbel"]),
         trials=60 if job.full else 8,
         seed=job.seed,
+        minutes=max(job.minutes(LAB_SHARE if job.full else 1.0), LEAST_LAB_MINUTES),
     )
     folder = job.work / f"validation-{pair.fingerprint}-{job.device.type}"  # where a second call goes on
     return validate(pair, lab_prompts(pair.tokenizer, count), settings, folder, job.on_time)

@@ -279,7 +279,7 @@ def test_validate_prints_one_object_and_can_fail_its_check(files: Files, tmp_pat
     for row in document["rows"]:
         assert row["rounds_identical_percent"] == 100.0
     failed = call("realrun", *args, "--policy", "fixed_k", "--max-error", -1)
-    assert failed.code == 1 and failed.err == "" and "absolute error: median" in failed.out
+    assert failed.code == 1 and failed.err == "" and "errors against the measurement" in failed.out
     assert_refused(call("realrun", *args, "--seed", 1), "decoding", "--overwrite")
 
 

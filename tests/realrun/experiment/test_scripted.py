@@ -198,8 +198,9 @@ def check(document: dict[str, Any], script: Trace, policies: int) -> None:
 
 def test_given_policies_behind_a_long_context() -> None:
     steps: list[tuple[str, int, int]] = []
+    settings = ScriptedSettings(context=300, policies=(POLICIES[1], POLICIES[4]), repeats=3)
     document = run_scripted(
-        "llama-2-7b", "llama-68m", trace(EOS), context=300, policies=[POLICIES[1], POLICIES[4]], repeats=3,
+        "llama-2-7b", "llama-68m", trace(EOS), settings,
         device="cpu", dtype="float32", smoke=True, progress=lambda *step: steps.append(step),
     )  # fmt: skip
     check(document, trace(EOS), 2)

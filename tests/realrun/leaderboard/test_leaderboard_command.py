@@ -64,6 +64,8 @@ CLOCKS = {
         "wall_clock_speedup",
         "wall_clock_differs",
         "measured_sequence_seconds",
+        "baseline_sequence_seconds",
+        *("text_known", "costs_known", "errors"),
         "without_loops",
         "mean_s",
         "median_s",

@@ -292,7 +292,7 @@ def test_the_parts_add_up_to_rounds_of_other_trees() -> None:
     assert all(0.6 < ratio < 1.6 for ratio in ratios), ratios
 
 
-@pytest.mark.slow
+@pytest.mark.bench
 def test_the_parts_add_up_on_the_lab(lab_pair32: Pair, prompts: list[Any]) -> None:
     ratios = predicted_over_measured(lab_pair32, [60, 120], 4, [prompt.tokens for prompt in prompts])
     assert all(0.8 < ratio < 1.25 for ratio in ratios), ratios
