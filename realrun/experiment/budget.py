@@ -1,7 +1,8 @@
 """Fit an experiment into minutes: which prompts are recorded, and which policies and prompts are decoded.
 
-The most telling comes first: the policy that the forecast would deploy, then its rivals by forecast, on prompts spread
-evenly over the domains. Times are estimated from decoding steps, so they hold as long as the machine stays as it is.
+The most telling comes first: the policy that the forecast would deploy, then the best variant of every other policy by
+forecast, then the other variants, on prompts spread evenly over the domains. Times are estimated from decoding steps,
+so they hold as long as the machine stays as it is.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Plan:
     @property
     def reason(self) -> str:
         """Say why a policy is not decoded."""
-        return f"left out to fit --minutes {self.settings.minutes:g}, because its forecast is lower"
+        return f"left out to fit --minutes {self.settings.minutes:g}"
 
     @property
     def token_s(self) -> float:
@@ -72,10 +73,13 @@ class Plan:
             left_s = 60 * self.settings.minutes - spent_s - END_S
             baseline_s = DECODE_FACTOR * self.settings.repeats * self.token_s
             speedups = [candidate.train_speedup or 1.0 for candidate in tuned]
-            policies, prompts = most_telling(speedups, len(held_out), left_s / baseline_s, least_policies)
+            best_first = by_kind([candidate.policy.name for candidate in tuned], speedups)
+            policies, prompts = fitting(
+                [speedups[number] for number in best_first], len(held_out), left_s / baseline_s, least_policies
+            )
             order = {id(prompt): number for number, prompt in enumerate(held_out)}
             chosen = sorted(order[id(prompt)] for prompt in spread(held_out, prompts))
-            self._keep({"policies": policies, "held_out": chosen})
+            self._keep({"policies": sorted(best_first[:policies]), "held_out": chosen})
         return [tuned[number] for number in self.kept["policies"]], self.kept["held_out"]
 
     def _keep(self, more: dict[str, Any]) -> None:
@@ -83,10 +87,15 @@ class Plan:
         write_json(self.kept, self.path)
 
 
-def most_telling(
-    speedups: Sequence[float], prompts: int, affordable: float, least_policies: int = 1
-) -> tuple[list[int], int]:
-    """Choose policies, by number, and the number of prompts that two baselines and the policies can decode.
+def by_kind(names: Sequence[str], speedups: Sequence[float]) -> list[int]:
+    """Order policies, by number: the fastest of each name, fastest first, then the others alike."""
+    fastest_first = sorted(range(len(speedups)), key=lambda number: -speedups[number])
+    met = [names[number] for number in fastest_first]
+    return sorted(fastest_first, key=lambda number: met.index(names[number]) != fastest_first.index(number))
+
+
+def fitting(speedups: Sequence[float], prompts: int, affordable: float, least_policies: int = 1) -> tuple[int, int]:
+    """Count the policies, from the first on, and the prompts that two baselines and the policies can decode.
 
     Few policies on enough prompts tell more than many on few: policies are left out until `ENOUGH_POLICIES` are left or
     `ENOUGH_HELD_OUT` prompts fit, then prompts, then policies again. The least is `least_policies` policies on
@@ -98,16 +107,15 @@ def most_telling(
     prompts : held-out prompts
     affordable : time, in that of the baseline on one prompt
     """
-    best_first = sorted(range(len(speedups)), key=lambda number: -speedups[number])
 
     def too_long(policies: int, prompts: int) -> bool:
-        return prompts * (2 + sum(1 / speedups[number] for number in best_first[:policies])) > affordable
+        return prompts * (2 + sum(1 / speedup for speedup in speedups[:policies])) > affordable
 
-    policies = len(best_first)
+    policies = len(speedups)
     while policies > max(ENOUGH_POLICIES, least_policies) and too_long(policies, min(prompts, ENOUGH_HELD_OUT)):
         policies -= 1
     while prompts > LEAST_HELD_OUT and too_long(policies, prompts):
         prompts -= 1
     while policies > least_policies and too_long(policies, prompts):
         policies -= 1
-    return sorted(best_first[:policies]), prompts
+    return policies, prompts

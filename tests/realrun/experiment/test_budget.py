@@ -15,7 +15,8 @@ from realrun.experiment.budget import (
     LEAST_HELD_OUT,
     LEAST_PROMPTS,
     Plan,
-    most_telling,
+    by_kind,
+    fitting,
 )
 from realrun.experiment.settings import Candidate, ExperimentSettings
 from realrun.measure.record import RecordSettings
@@ -26,23 +27,28 @@ SPEEDUPS = st.lists(st.floats(0.3, 4.0), min_size=1, max_size=9)
 SETTINGS = ExperimentSettings(RecordSettings(4, 50), minutes=2.0)
 
 
-def time_of(speedups: list[float], policies: list[int], prompts: int) -> float:
-    """Of two baselines and the policies, in that of the baseline on a prompt."""
-    return sum(prompts * (1.0 if number is None else 1 / speedups[number]) for number in [None, None, *policies])
+def time_of(speedups: list[float], prompts: int) -> float:
+    """Of two baselines and policies, in that of the baseline on a prompt."""
+    return sum(prompts / speedup for speedup in [1.0, 1.0, *speedups])
 
 
 @given(speedups=SPEEDUPS, prompts=st.integers(LEAST_HELD_OUT, 40), affordable=st.floats(1.0, 800.0))
-def test_the_fastest_policies_are_kept_and_fit(speedups: list[float], prompts: int, affordable: float) -> None:
-    policies, decoded = most_telling(speedups, prompts, affordable)
-    slowest_kept = min(speedups[number] for number in policies)
-    assert all(speedups[number] <= slowest_kept for number in range(len(speedups)) if number not in policies)
-    assert LEAST_HELD_OUT <= decoded <= prompts
-    least = policies == [speedups.index(max(speedups))] and decoded == LEAST_HELD_OUT
-    assert least or time_of(speedups, policies, decoded) <= affordable + 1e-9
+def test_the_first_policies_fit_on_as_many_prompts_as_there_is_time_for(
+    speedups: list[float], prompts: int, affordable: float
+) -> None:
+    policies, decoded = fitting(speedups, prompts, affordable)
+    assert 1 <= policies <= len(speedups) and LEAST_HELD_OUT <= decoded <= prompts
+    least = policies == 1 and decoded == LEAST_HELD_OUT
+    assert least or time_of(speedups[:policies], decoded) <= affordable + 1e-9
     if decoded < prompts:  # a prompt more would not have fitted
-        assert time_of(speedups, policies, decoded + 1) > affordable - 1e-9 or len(policies) < len(speedups)
-    if len(policies) > ENOUGH_POLICIES:  # not at the expense of prompts
+        assert time_of(speedups[:policies], decoded + 1) > affordable - 1e-9 or policies < len(speedups)
+    if policies > ENOUGH_POLICIES:  # not at the expense of prompts
         assert decoded >= min(prompts, ENOUGH_HELD_OUT)
+
+
+def test_every_policy_comes_before_second_variants() -> None:
+    names = ["fixed_k", "fixed_k", "adaedl", "cali_ts", "adaedl"]
+    assert by_kind(names, [1.5, 1.4, 1.2, 1.1, 1.3]) == [0, 4, 3, 1, 2]
 
 
 def test_no_limit_leaves_nothing_out(tmp_path: Path) -> None:
