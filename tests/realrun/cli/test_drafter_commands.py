@@ -326,8 +326,8 @@ def test_the_main_job_by_command(kind: str, home: Path, tmp_path: Path) -> None:
     job = ["validate", "--out", tmp_path / "job", *prompts, *lengths]
     policies = ["--policy", "fixed_k", "--policy", "cali_ts", "--trials", 2, "--repeats", 3]
     document = json.loads(command(*job, *pair, *policies, "--json"))
-    facts = {key: value for key, value in document["drafter_facts"].items() if key != "training"}
-    assert document["drafter_kind"] == kind and facts == FACTS[kind]
+    recorded = {key: value for key, value in document["drafter_facts"].items() if key != "training"}
+    assert document["drafter_kind"] == kind and recorded == FACTS[kind]
     rows = {row["policy"]: row for row in document["rows"]}
     assert set(rows) == {"fixed_k", "cali_ts"}
     assert all(row["rounds_identical_percent"] == 100 for row in rows.values())

@@ -160,7 +160,7 @@ def test_a_sequence_that_is_damaged_or_lacks_is_decoded_again_with_those_after_i
         path.unlink() if name == "removed" else path.write_text(path.read_text()[:100])
         stages.clear()
         run(out)
-        assert stages == ["decode"] * 3  # 0-1, 0-2 and 1-2
+        assert stages == ["decode"] * 6  # 0-1, 0-2, 1-2 and the third repeat
 
 
 def test_one_done_again_goes_on_with_what_was_tuned(tmp_path: Path, stages: list[str]) -> None:

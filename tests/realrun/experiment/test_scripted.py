@@ -211,8 +211,8 @@ def test_given_policies_behind_a_long_context() -> None:
         "sequence_runs": 18, "sequence_runs_asked": 18,
     }  # fmt: skip
     assert [step for step in steps if step[0] == "run"] == [("run", done, 18) for done in range(1, 19)]
-    # Four slices of the profile, one before and one after each repeat, at four contexts each.
-    assert [step for step in steps if step[0] != "run"] == [("profile", done, 16) for done in range(1, 17)]
+    # Four slices of the profile, one before and one after each repeat, of two sweeps each.
+    assert [step for step in steps if step[0] != "run"] == [("profile", done, 8) for done in range(1, 9)]
     assert document["sequences"] == {"tuning": 0, "holdout": 6, "run": 6}
 
 
