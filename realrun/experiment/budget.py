@@ -17,7 +17,7 @@ from realrun.pairs.prompts import Prompt, spread
 from specsim.io.files import write_json
 from specsim.trace.files import read_trace
 
-RECORD_STEPS = 4.0  # time of a recorded token, in decoding steps: its own, then the drafter's proposals behind it
+RECORD_STEPS = 2.0  # time of a recorded token, in decoding steps: its own, and the proposals behind it; trees take more
 RECORD_SHARE = 0.25  # of the minutes, at most for recording
 DECODE_FACTOR = 1.4  # time of decoding with all arms over the arms' own rounds: probes of costs take turns too
 END_S = 15.0  # for the probe and the report after decoding

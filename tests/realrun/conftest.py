@@ -8,9 +8,10 @@ import pytest
 import torch
 from transformers.utils import logging
 
+from realrun.measure.profile import LEAST_SWEEPS
 from realrun.pairs.pair import Pair, load_pair
 from realrun.pairs.prompts import Prompt, lab_prompts
-from tests.support.quick import quick_measurements
+from tests.support.quick import FEWEST_SWEEPS, quick_measurements
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -20,9 +21,10 @@ def _one_thread() -> None:
     logging.disable_progress_bar()
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _quick() -> Iterator[None]:
-    with quick_measurements():
+@pytest.fixture(scope="module", autouse=True)
+def _quick(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Few sweeps, but where they themselves are tested."""
+    with quick_measurements(LEAST_SWEEPS if request.path.parent.name == "measure" else FEWEST_SWEEPS):
         yield
 
 

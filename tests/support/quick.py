@@ -1,20 +1,21 @@
-"""Measurements of costs with the fewest samples, where a test is of what is done with them."""
+"""Measurements of costs with few samples, where a test is of what is done with them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from unittest import mock
 
 import realrun.measure.probe
 import realrun.measure.profile
 
+FEWEST_SWEEPS = 2  # that have a spread
+
 
 @contextmanager
-def quick_measurements() -> Iterator[None]:
-    """End the profiles and probes of experiments after the fewest sweeps."""
-    with (
-        mock.patch.object(realrun.measure.profile, "LIMIT_S", 0.0),
-        mock.patch.object(realrun.measure.probe, "LIMIT_S", 0.0),
-    ):
+def quick_measurements(sweeps: int = FEWEST_SWEEPS) -> Iterator[None]:
+    """End the profiles and probes of experiments after this many sweeps."""
+    with ExitStack() as stack:
+        for module in (realrun.measure.probe, realrun.measure.profile):
+            stack.enter_context(mock.patch.multiple(module, LIMIT_S=0.0, LEAST_SWEEPS=sweeps))
         yield
