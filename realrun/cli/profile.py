@@ -126,9 +126,13 @@ def _print_profile(document: dict[str, Any], tree_nodes: int) -> None:
     ]
     print_table(f"{document['provenance']['device']}, median milliseconds", ["context", *seconds], rows)
     precision = document["precision"]
+    widths = [
+        f"{name} {'unknown' if precision[name] is None else f'{100 * precision[name]:.1f} %'}"
+        for name in ("median", "largest")
+    ]
     print(
         f"{precision['precise']} of {precision['times']} times are known within {100 * precision['asked']:g} % "
-        f"(95 % intervals): median {100 * precision['median']:.1f} %, largest {100 * precision['largest']:.1f} %"
+        f"(95 % intervals): {', '.join(widths)}"
     )
 
 

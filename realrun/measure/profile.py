@@ -103,12 +103,13 @@ def profile(
         if number >= LEAST_SWEEPS and (not imprecise or spent_s + (longest_s if full else last_s) > limit_s):
             break
     widths = np.concatenate([*sweeps.half_widths().values()])
+    widths = widths[np.isfinite(widths)]  # a time that a single sweep has is of unknown precision
     reached = {
         "asked": precision,
         "times": total,
         "precise": total - len(imprecise),
-        "median": float(np.median(widths)),
-        "largest": float(widths.max()),
+        "median": float(np.median(widths)) if widths.size else None,
+        "largest": float(widths.max()) if widths.size else None,
     }
     return sweeps.document(precision=reached, spent_s=spent_s)
 

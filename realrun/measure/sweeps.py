@@ -165,17 +165,19 @@ class Sweeps:
         document = profile_document(self.stream, self.contexts, self.prober, self.seed, sweeps=len(self.done), **facts)
         tables = document["mean_s"]
 
+        def known(row: Floats) -> list[float | None]:
+            return [width if math.isfinite(width) else None for width in row.tolist()]
+
         def rows(kind: str, sizes: Iterable[int]) -> list[list[float | None]]:
             """Rows over contexts; None where a time was not measured."""
             unknown = np.full(len(self.contexts), np.nan)
             keys = [("verify", 1) if kind == "tree verify" and size == 1 else (kind, size) for size in sizes]
-            found = [widths.get(key, unknown).tolist() for key in keys]
-            return [[None if math.isnan(width) else width for width in row] for row in found]
+            return [known(widths.get(key, unknown)) for key in keys]
 
         document["relative_half_width"] = {
             "draft_step": rows("draft", range(1, len(tables["draft_step"]) + 1)),
             "verify": rows("verify", range(1, len(tables["verify"]) + 1)),
-            "autoregressive": widths["autoregressive",].tolist(),
+            "autoregressive": known(widths["autoregressive",]),
         }
         if "tree" in tables:
             sizes = tables["tree"]["sizes"]
