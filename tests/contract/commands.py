@@ -51,6 +51,7 @@ from realrun.drafters.edd import one_layer_model, own_state
 from realrun.drafters.eesd import EarlyExit
 from realrun.drafters.medusa import MedusaHeads
 from realrun.experiment.measured_costs import MeasuredCosts
+from realrun.measure.profile import LEAST_SWEEPS
 from realrun.pairs.drafter_files import describe_target, save_drafter
 from realrun.pairs.pair import load_pair
 from specsim.trace.files import read_trace, write_trace
@@ -428,7 +429,7 @@ class Workplace:
         out = self.new()
         with contextlib.ExitStack() as stack:
             stack.enter_context(settings_put_back())
-            stack.enter_context(quick_measurements())
+            stack.enter_context(quick_measurements(LEAST_SWEEPS))
             for module, name in () if command.read == "shapes_alone" else PROFILE_USERS:
                 stack.enter_context(mock.patch.object(module, name, fixed_profile))
             stack.enter_context(mock.patch.object(MeasuredCosts, "document", fixed_document))

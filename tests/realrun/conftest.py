@@ -23,8 +23,9 @@ def _one_thread() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _quick(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Few sweeps, but where they themselves are tested."""
-    with quick_measurements(LEAST_SWEEPS if request.path.parent.name == "measure" else FEWEST_SWEEPS):
+    """Few sweeps, and the fewest where nothing depends on them."""
+    fewest = request.path.parent.name in ("experiment", "leaderboard")
+    with quick_measurements(FEWEST_SWEEPS if fewest else LEAST_SWEEPS):
         yield
 
 
