@@ -67,7 +67,7 @@ class Plan:
         self, tuned: Sequence[Candidate], held_out: Sequence[Prompt], spent_s: float, *, least_policies: int = 1
     ) -> tuple[list[Candidate], list[int]]:
         """Choose the policies and held-out prompts to decode in the time that is left; prompts by number."""
-        if not self.settings.minutes:
+        if not self.settings.minutes or not self.settings.repeats:  # without repeats nothing is decoded
             return list(tuned), list(range(len(held_out)))
         if "policies" not in self.kept:
             left_s = 60 * self.settings.minutes - spent_s - END_S

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -106,12 +106,13 @@ def _reliability(trace: Trace) -> dict[str, Any]:
     }
 
 
-def forecasts_of(rows: Iterable[Row]) -> list[Forecast]:
+def forecasts_of(rows: Sequence[Row]) -> list[Forecast]:
     """Return the forecasts made before anything was decoded, of the rows that have one."""
+    made = [row.forecast["forecast"]["estimate"] if row.forecast else row.candidate.train_speedup for row in rows]
     return [
-        Forecast(str(row.candidate.policy), row.candidate.train_speedup, row.speculative_s)
-        for row in rows
-        if row.candidate.train_speedup is not None
+        Forecast(str(row.candidate.policy), speedup, row.speculative_s)
+        for row, speedup in zip(rows, made, strict=True)
+        if speedup is not None
     ]
 
 

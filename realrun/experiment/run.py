@@ -179,6 +179,7 @@ def conditions_of(pair: Pair, settings: ExperimentSettings) -> dict[str, Any]:
         "trials": settings.trials,
         "tuning_share": settings.tuning_share,
         "seed": settings.seed,
+        "minutes": settings.minutes,  # by which held-out prompts are chosen, whose numbers name decoded sequences
     }
 
 
