@@ -19,7 +19,7 @@ from realrun.experiment.validate import TUNED, candidates, measure
 from realrun.lm.clock import clock_name
 from realrun.lm.variants.block_expansion import expansion_of
 from realrun.measure.reuse import check_job, recorded_trace, recording_identity
-from realrun.own_files import claim
+from realrun.own_files import claim, read_own
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_facts
 from realrun.provenance import device_name
@@ -35,7 +35,7 @@ from specsim.learn.settings import SearchSettings
 from specsim.trace.trace import Trace
 
 UNFINISHED = "validation.partial"  # folder, in the output's, of what is there before the result
-IDENTITY, PROFILE, PLAN = "settings.json", "tuning_profile.json", "plan.json"  # in it
+IDENTITY, PROBE, PROFILE, PLAN = "settings.json", "probe.json", "tuning_profile.json", "plan.json"  # in it
 ANEW = "pass --overwrite"
 OTHER = f"{ANEW} or another --out"
 
@@ -97,7 +97,9 @@ def validate(
     if settings.overwrite:
         remove_folder(work)
     sealed = settings.overwrite or not folder.exists()
-    state = probed(pair, prompts, settings, before, progress)
+    if not (work / PROBE).is_file():  # of an earlier start, whose policies were tuned at that state
+        write_json(probed(pair, prompts, settings, before, progress), work / PROBE)
+    state = read_own(work / PROBE, again=ANEW)
     plan = Plan(work / PLAN, settings, decoding_step_s(state))
     given, prompts = prompts, plan.to_record(prompts, None if sealed else folder)
     tuning, held = check_job(out, prompts, tuning_share=settings.tuning_share, seed=settings.seed)

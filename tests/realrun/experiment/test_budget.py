@@ -18,13 +18,14 @@ from realrun.experiment.budget import (
     by_kind,
     fitting,
 )
-from realrun.experiment.settings import Candidate, ExperimentSettings
+from realrun.experiment.settings import Candidate
+from realrun.leaderboard.job import BoardSettings
 from realrun.measure.record import RecordSettings
 from specsim.policy.registry import make_policy
 from tests.support.tiny import tiny_prompts
 
 SPEEDUPS = st.lists(st.floats(0.3, 4.0), min_size=1, max_size=9)
-SETTINGS = ExperimentSettings(RecordSettings(4, 50), minutes=2.0)
+SETTINGS = BoardSettings(RecordSettings(4, 50), minutes=2.0)
 
 
 def time_of(speedups: list[float], prompts: int) -> float:
@@ -71,6 +72,12 @@ def test_a_later_start_goes_on_with_the_plan_of_the_first(tmp_path: Path) -> Non
     assert again.to_record(prompts, None) == few and again.to_decode(policies, few[:5], 0.0) == (chosen, decoded)
     other = Plan(tmp_path / "other.json", SETTINGS, 0.001)
     assert other.to_record(prompts, None) == prompts and other.to_decode(policies, prompts, 0.0)[0] == policies
+
+
+def test_what_is_only_forecast_has_no_time_to_fit(tmp_path: Path) -> None:
+    plan = Plan(tmp_path / "plan.json", replace(SETTINGS, repeats=0), 0.05)
+    policies = [Candidate(make_policy("fixed_k", {"k": 1}), "tuned", 1.0)]
+    assert plan.to_decode(policies, tiny_prompts(9), 0.0) == (policies, [*range(9)])
 
 
 @pytest.mark.parametrize("minutes", [0.01, 1.0, 100.0])
