@@ -77,7 +77,7 @@ def validate(
     report.html.
 
     With --join, several drafters share the target: each is recorded and profiled alone, then switching policies and
-    each drafter alone are tuned, forecast and decoded for real. Writes a trace per drafter, forecast.json, cost.json
+    each drafter alone are tuned, forecast and decoded for real, all of them, whatever time that takes. Writes a trace per drafter, forecast.json, cost.json
     and validation.json.
 
     Exits with 1 where no difference exceeds the noise floor.
@@ -93,7 +93,7 @@ def validate(
     machine.check()
     check_repeats(tune.repeats)
     if job.join:
-        refuse_beside(ctx, "join", ("trace", "like", "predictor", "cost"))
+        refuse_beside(ctx, "join", ("trace", "like", "predictor", "cost", "minutes"))
     old, prompts, settings = _experiment(ctx, job, record, tune, pair.target)
     with working(job.out, machine, overwrite=job.overwrite) as report:
         last = pair.load(machine, **({"predictor": "none"} if job.join else {}))
@@ -136,9 +136,8 @@ def _experiment(
         trace = read_plain_trace(job.trace)
         prompts, recording = prompts_of(trace, str(job.trace)), settings_of(trace, str(job.trace))
     kinds = tune.kinds([*(SWITCH_POLICIES if job.join else POLICIES)])
-    settings = ValidationSettings(
-        recording, kinds, **tune.search, overwrite=job.overwrite, trace=job.trace, cost=job.cost
-    )
+    search = tune.search | ({"minutes": 0.0} if job.join else {})
+    settings = ValidationSettings(recording, kinds, **search, overwrite=job.overwrite, trace=job.trace, cost=job.cost)
     return None, prompts, settings
 
 
