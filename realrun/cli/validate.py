@@ -77,8 +77,8 @@ def validate(
     report.html.
 
     With --join, several drafters share the target: each is recorded and profiled alone, then switching policies and
-    each drafter alone are tuned, forecast and decoded for real, all of them, whatever time that takes. Writes a trace per drafter, forecast.json, cost.json
-    and validation.json.
+    each drafter alone are tuned, forecast and decoded for real, without a limit of time. Writes a trace per drafter,
+    forecast.json, cost.json and validation.json.
 
     Exits with 1 where no difference exceeds the noise floor.
 
