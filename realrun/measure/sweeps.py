@@ -160,7 +160,7 @@ class Sweeps:
         return wide, (len(every) + len(unknown)) * len(self.contexts)
 
     def document(self, **facts: Any) -> dict[str, Any]:
-        """Make the JSON document of a cost profile; facts : more keys."""
+        """Make the JSON document of a cost profile. facts : keys to add"""
         widths = self.half_widths()
         document = profile_document(self.stream, self.contexts, self.prober, self.seed, sweeps=len(self.done), **facts)
         tables = document["mean_s"]

@@ -208,7 +208,7 @@ ERROR_COLUMNS = (
     Column("largest %", "largest_percent", SIGNED),
     Column("mean %", "mean_percent", SIGNED),
 )
-ERRORS = {  # of replays against the measurement: name, text and costs that they knew
+ERRORS = {  # key in "errors": what is compared with the measurement, its text, its costs
     "forecast": ("forecast", "tuning prompts", "from before"),
     "forecast_without_probe": ("forecast without the probe", "tuning prompts", "from before, as they were"),
     "text_known": ("replay, text known", "held-out prompts", "from before"),

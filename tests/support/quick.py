@@ -1,4 +1,4 @@
-"""Measurements of costs with few samples, where a test is of what is done with them."""
+"""Shorten the profiles and probes that experiments measure, for tests of what follows from them."""
 
 from __future__ import annotations
 
