@@ -26,7 +26,7 @@ ENOUGH_POLICIES = 4
 
 
 class PlanFile(TypedDict, total=False):
-    """A plan as an earlier start of the same job made it: prompts to record, and what is decoded, by number."""
+    """Plan that an earlier start of the same job wrote: number of prompts to record; numbers of what is decoded."""
 
     prompts: int
     policies: list[int]
@@ -34,7 +34,7 @@ class PlanFile(TypedDict, total=False):
 
 
 class Plan:
-    """What of an experiment fits into its minutes; kept in a file, so that a later start goes on with the same.
+    """Prompts and policies that fit into the minutes of an experiment; a file keeps them for a later start.
 
     step_s : seconds of a decoding step
     """
@@ -45,12 +45,12 @@ class Plan:
 
     @property
     def reason(self) -> str:
-        """Say why a policy is not decoded."""
+        """Explain in the result why a policy was not decoded."""
         return f"left out to fit --minutes {self.settings.minutes:g}"
 
     @property
-    def token_s(self) -> float:
-        """Seconds of the baseline on a prompt."""
+    def prompt_s(self) -> float:
+        """Compute the seconds that decoding a prompt takes without speculation."""
         return self.step_s * self.settings.record.max_new_tokens
 
     def to_record(self, prompts: Sequence[Prompt], recorded: Path | None) -> Sequence[Prompt]:
@@ -58,7 +58,7 @@ class Plan:
         if not self.settings.minutes:
             return prompts
         if "prompts" not in self.kept:
-            affordable = int(60 * self.settings.minutes * RECORD_SHARE / (RECORD_STEPS * self.token_s))
+            affordable = int(60 * self.settings.minutes * RECORD_SHARE / (RECORD_STEPS * self.prompt_s))
             count = max(LEAST_PROMPTS, affordable) if recorded is None else read_trace(recorded).sequences
             self._keep({"prompts": min(count, len(prompts))})
         return spread(prompts, self.kept["prompts"])
@@ -71,7 +71,7 @@ class Plan:
             return list(tuned), list(range(len(held_out)))
         if "policies" not in self.kept:
             left_s = 60 * self.settings.minutes - spent_s - END_S
-            baseline_s = DECODE_FACTOR * self.settings.repeats * self.token_s
+            baseline_s = DECODE_FACTOR * self.settings.repeats * self.prompt_s
             speedups = [candidate.train_speedup or 1.0 for candidate in tuned]
             best_first = by_kind([candidate.policy.name for candidate in tuned], speedups)
             policies, prompts = fitting(

@@ -23,7 +23,7 @@ FORECAST_KIND = "specsim-forecast"
 
 
 class ForecastRow(TypedDict):
-    """A policy's forecast, and the one from costs without the probe where a probe rescaled them."""
+    """Forecast of a policy, and without_probe: the speedup at the costs before a probe rescaled them."""
 
     label: str
     params: dict[str, Any]
@@ -32,7 +32,7 @@ class ForecastRow(TypedDict):
 
 
 class ForecastFile(TypedDict):
-    """What is read of a forecast again."""
+    """Keys of forecast.json that a later start reads."""
 
     rows: list[ForecastRow]
     sealed: bool

@@ -39,7 +39,7 @@ class ForecastCosts:
     facts : where the costs are from, for the document
     run_error : standard deviation of the logarithm of a speedup between such costs and a run
     unprobed : the same as they were before a probe of this machine rescaled them; None without a probe
-    drawn : costs that the same measurements could have given as well, for their noise
+    drawn : costs drawn within the errors of the profile, to propagate its noise
     """
 
     cost: CostModel
@@ -157,12 +157,12 @@ def limit_s(longest_s: float, share: float, minutes: float) -> float:
 
 
 def drawn_costs(document: Mapping[str, Any], seed: int) -> list[CostModel]:
-    """Draw costs that the measurement behind a profile could have given as well."""
+    """Draw profiles within the stated errors of this profile, to propagate its noise into forecasts."""
     rng = np.random.default_rng(seed)
     return [profile_from_json(noisy_profile(document, rng), "just measured") for _ in range(DRAWN)]
 
 
 def origin(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what tells a profile from others: its digest, and where and when it was measured."""
+    """Identify a profile by its digest, and by where and when it was measured."""
     made = document.get("provenance", {})
     return {"digest": digest(json.dumps(document)), **{name: made.get(name) for name in ("date", "device")}}

@@ -70,7 +70,7 @@ def check_probe(probe: Mapping[str, Any], name: str = "probe (a mapping)") -> Pr
 
 
 class Factors(NamedTuple):
-    """What a machine takes now over what it took when it was profiled.
+    """Ratios of times now, in a probe, to times when the machine was profiled.
 
     passes : of passes over 1, 2, ... tokens; longer ones have the last; drafting : of draft steps
     """

@@ -242,7 +242,7 @@ def _remark(document: ProfileDocument) -> str:
 
 
 def noisy_profile(document: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-    """Draw a profile that its measurement could have given as well.
+    """Draw a profile within the stated errors of a measured profile.
 
     Each time of the means is multiplied by a factor around 1, within the 95 % interval that the profile states for it,
     of which more than 100 % counts as 100 %. A profile that states none is returned as it is.
