@@ -7,7 +7,7 @@ so they hold as long as the machine stays as it is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -28,6 +28,7 @@ ENOUGH_POLICIES = 4
 class PlanFile(TypedDict, total=False):
     """Plan that an earlier start of the same job wrote: number of prompts to record; numbers of what is decoded."""
 
+    step_s: float
     prompts: int
     policies: list[int]
     held_out: list[int]
@@ -36,11 +37,11 @@ class PlanFile(TypedDict, total=False):
 class Plan:
     """Prompts and policies that fit into the minutes of an experiment; a file keeps them for a later start.
 
-    step_s : seconds of a decoding step
+    step_s : function that measures the seconds of a decoding step, called where the file does not tell them
     """
 
-    def __init__(self, path: Path, settings: ExperimentSettings, step_s: float):
-        self.path, self.settings, self.step_s = path, settings, step_s
+    def __init__(self, path: Path, settings: ExperimentSettings, step_s: Callable[[], float]):
+        self.path, self.settings, self.measure_step_s = path, settings, step_s
         self.kept: dict[str, Any] = read_kept(path, PlanFile) or {}
 
     @property
@@ -51,7 +52,9 @@ class Plan:
     @property
     def prompt_s(self) -> float:
         """Compute the seconds that decoding a prompt takes without speculation."""
-        return self.step_s * self.settings.record.max_new_tokens
+        if "step_s" not in self.kept:
+            self._keep({"step_s": self.measure_step_s()})
+        return float(self.kept["step_s"]) * self.settings.record.max_new_tokens
 
     def to_record(self, prompts: Sequence[Prompt], recorded: Path | None) -> Sequence[Prompt]:
         """Select the prompts to record. recorded : a finished trace of this job, whose prompts stay as they are"""

@@ -100,7 +100,7 @@ def validate(
     if not (work / PROBE).is_file():  # of an earlier start, whose policies were tuned at that state
         write_json(probed(pair, prompts, settings, before, progress), work / PROBE)
     state = read_own(work / PROBE, again=ANEW)
-    plan = Plan(work / PLAN, settings, decoding_step_s(state))
+    plan = Plan(work / PLAN, settings, lambda: decoding_step_s(state))
     given, prompts = prompts, plan.to_record(prompts, None if sealed else folder)
     tuning, held = check_job(out, prompts, tuning_share=settings.tuning_share, seed=settings.seed)
 

@@ -108,8 +108,8 @@ def run_leaderboard(
     check_job(out, prompts, tuning_share=settings.tuning_share, seed=settings.seed)
     _claim(out, _identity(pairs, prompts, settings), list(pairs), overwrite=overwrite)
     recorded_before = next((out / name / "trace" for name in pairs if (out / name / "trace").exists()), None)
-    step_s = decoding_step_s(probed(plain, prompts, settings, None, progress)) if settings.minutes else 0.0
-    plan = Plan(out / PLAN, settings, step_s)
+    given = prompts
+    plan = Plan(out / PLAN, settings, lambda: decoding_step_s(probed(plain, given, settings, None, progress)))
     prompts = plan.to_record(prompts, recorded_before)
     tuning, held = check_job(out, prompts, tuning_share=settings.tuning_share, seed=settings.seed)
 
