@@ -13,8 +13,9 @@ import numpy as np
 from realrun.experiment.settings import ExperimentSettings, ValidationSettings
 from realrun.measure import probe as probe_module
 from realrun.measure import profile as profile_module
-from realrun.measure.probe import probe
+from realrun.measure.probe import PASS_TOKENS, probe
 from realrun.measure.profile import TREE_TOKENS, contexts_between, profile
+from realrun.measure.record import longest_prompt
 from realrun.own_files import read_own
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
@@ -80,7 +81,8 @@ def probed(
     pair: Pair, prompts: Sequence[Prompt], settings: ExperimentSettings, before: CostsBefore | None, progress: Progress
 ) -> dict[str, Any]:
     """Probe the machine's state at the shortest and the longest context of the prompts, within those of the costs."""
-    contexts = np.array(contexts_of(prompts, settings.record.max_new_tokens))[[0, -1]]
+    longest = longest_prompt(pair, PASS_TOKENS + 1, 0)  # that leaves room for the probe's passes
+    contexts = np.minimum(contexts_of(prompts, settings.record.max_new_tokens), longest)[[0, -1]]
     if before is not None and isinstance(before.cost, ProfileCost):
         contexts = contexts.clip(before.cost.contexts[0], before.cost.contexts[-1])
     return probe(

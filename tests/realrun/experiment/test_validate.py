@@ -22,7 +22,7 @@ from realrun.experiment.error_parts import PARTS
 from realrun.experiment.run import validate
 from realrun.experiment.settings import ValidationSettings
 from realrun.experiment.validate import output_identical, rounds_identical
-from realrun.measure.record import RecordSettings, record
+from realrun.measure.record import RecordSettings, longest_prompt, record
 from realrun.pairs.prompts import Prompt
 from specsim.cost.files import read_cost
 from specsim.cost.profile import profile_from_json
@@ -280,6 +280,15 @@ def test_an_output_path_that_is_a_file_and_a_prompt_too_short_are_refused(tmp_pa
     with pytest.raises(InputError, match="shortest prompt has 2 tokens"):
         validate(tiny_pair(), [Prompt("all", [1, 2])] * 4, SETTINGS, tmp_path / "new", ignore)
     assert not (tmp_path / "new").exists()
+
+
+def test_prompts_may_be_as_long_as_their_output_leaves_room_for(tmp_path: Path) -> None:
+    """The probes before and after pass over more tokens than these drafts have."""
+    pair, new_tokens = tiny_pair(), 8
+    long = [Prompt("all", [5 + number] * longest_prompt(pair, new_tokens, 1)) for number in range(4)]
+    settings = ValidationSettings(RecordSettings(1, new_tokens), kinds=(POLICIES["fixed_k"],), trials=1)
+    document = validate(pair, long, settings, tmp_path / "out", ignore)
+    assert {row["rounds_identical_percent"] for row in document["rows"]} == {100.0}
 
 
 def test_prompts_that_cannot_be_split_are_refused_before_anything_is_recorded(tmp_path: Path) -> None:
