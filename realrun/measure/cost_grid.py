@@ -22,7 +22,7 @@ from realrun.pairs.shapes import describe, free_bytes, kv_bytes_per_token, rando
 from realrun.provenance import provenance
 from specsim.cost.grid import GRID_VERSION
 from specsim.cost.profile import GRID_KIND
-from specsim.io.arrays import Floats, Ints
+from specsim.io.arrays import Floats, Ints, finite_or_null
 from specsim.io.errors import InputError
 from specsim.io.progress import Progress
 
@@ -108,7 +108,7 @@ class _Grid:
             "batches": list(self.axes.batches),
             "contexts": list(self.axes.contexts),
             "tokens": list(self.axes.tokens),
-            **{name: _with_nulls(table) for name, table in self.tables.items()},
+            **{name: finite_or_null(table) for name, table in self.tables.items()},
             "samples": self.samples.tolist(),
             "missing": self.missing,
         }
@@ -239,10 +239,6 @@ def _measure_batch(
             lm.step(feeds[n], lengths[context])
             samples[context, n].append(clock() - start)
         report(repeat + 1)
-
-
-def _with_nulls(table: Floats) -> Any:
-    return [[[None if np.isnan(x) else x for x in row] for row in part] for part in table.tolist()]
 
 
 def run_cost_grid(

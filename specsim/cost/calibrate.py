@@ -1,4 +1,4 @@
-"""Bring costs into line with what was measured: a roofline with a profile, a profile with a probe."""
+"""Calibrate costs on measurements: a roofline on a profile, a profile on a probe."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def calibrate(cost: CostLike, measured: CostLike) -> RooflineCost | ProfileCost:
     >>> bool(abs(fitted.autoregressive_step(100) - step_s) < abs(roofline.autoregressive_step(100) - step_s))
     True
     """
-    probe = _probe_of(measured)
-    if probe is not None:
+    probe = _document(measured)
+    if probe.get("kind") == PROBE_KIND:
         return with_probe(as_cost(cost), probe)
     roofline, profile = as_cost(cost), as_cost(measured)
     if not isinstance(roofline, RooflineCost):
@@ -85,35 +85,33 @@ def calibrated_document(cost: str | PathLike[str], measured: str | PathLike[str]
     Raises
     ------
     InputError
-        For files that `calibrate` refuses, and for a probe of another pair than the profile's.
+        For files that `calibrate` refuses, and for a probe of another pair than the profile's, or with other settings.
     """
-    document, probe = read_cost_document(cost_path(cost)), _probe_of(measured)
-    kind = document.get("kind") if isinstance(document, dict) else None
-    if probe is not None:
+    document, seen = _document(cost), _document(measured)
+    kind = document.get("kind")
+    if seen.get("kind") == PROBE_KIND:
         if kind != PROFILE_KIND:
-            raise InputError(f"{cost} is no profile; a probe rescales what `realrun profile` wrote")
+            raise InputError(f"{cost} is not a profile; give one of `realrun profile`, which a probe rescales")
         read_cost(cost)
-        return probed_document(document, probe, {"profile": _source_of(cost), "probe": _source_of(measured)})
+        sources = {"profile": _source(cost, document), "probe": _source(measured, seen)}
+        return probed_document(document, seen, sources)
     if kind != KIND or document.get("form") != "roofline":
         raise InputError(f"{cost} has no form roofline; give a roofline for a profile, or a profile for a probe")
     fitted = calibrate(cost, measured)
     assert isinstance(fitted, RooflineCost)
-    seen = _source_of(measured)
-    source = f"{document['source']}; calibrated on {seen['digest']} of {seen['date']}"
+    origin = _source(measured, seen)
+    source = f"{document['source']}; calibrated on {origin['digest']} of {origin['date']}"
     return {**document, "source": source, "calibration": calibration_document(fitted)}
 
 
-def _probe_of(measured: object) -> Mapping[str, Any] | None:
-    """The document of a probe, None for anything else."""
-    document = measured
-    if isinstance(measured, str | PathLike):
-        document = read_cost_document(cost_path(measured))
-    return document if isinstance(document, Mapping) and document.get("kind") == PROBE_KIND else None
+def _document(costs: object) -> Mapping[str, Any]:
+    """Return the document of a file, a name or a mapping; an empty one for anything else."""
+    document = read_cost_document(cost_path(costs)) if isinstance(costs, str | PathLike) else costs
+    return document if isinstance(document, Mapping) else {}
 
 
-def _source_of(path: str | PathLike[str]) -> dict[str, Any]:
-    """Digest of a cost file, and when its costs were measured, if it says that."""
-    document = read_cost_document(cost_path(path))
-    provenance = document.get("provenance") if isinstance(document, dict) else None
+def _source(path: str | PathLike[str], document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the digest of a cost file, and when its costs were measured, if it says that."""
+    provenance = document.get("provenance")
     date = provenance.get("date") if isinstance(provenance, dict) else None
     return {"digest": file_digest(cost_path(path)), "date": date}

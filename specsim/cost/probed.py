@@ -1,4 +1,4 @@
-"""A profile measured before, at the state in which a probe of `realrun probe` finds the machine now.
+"""Rescale a profile measured before to the state of the machine that `realrun probe` finds now.
 
 Other jobs take memory bandwidth and caches, which moves small passes most. So each pass of one to five tokens has a
 factor of its own, from the probe's time over the profile's at the same context, and drafting has one.
@@ -9,20 +9,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple, TypedDict
+from typing import Any, Literal, NamedTuple, NotRequired, TypedDict
 
 import numpy as np
 
 from specsim.cost.measured import axis, table
 from specsim.cost.model import MIN_SECONDS, CostModel
-from specsim.cost.profile import ProfileCost, profile_from_json
-from specsim.io.arrays import Floats, Ints, Seconds
+from specsim.cost.profile import ProfileCost, TreeProfile, profile_from_json
+from specsim.io.arrays import Floats, Ints, finite_or_null
 from specsim.io.errors import InputError
 from specsim.io.json import checked
 
 PROBE_KIND, PROBE_VERSION = "specsim-probe", 1
 AGAIN = "probe again"
 LEVEL = 0.05  # of tests
+SETTINGS = ("dtype", "threads", "kernels", "clock")  # of both measurements; older profiles do not state all
 
 
 class ProbeSeconds(TypedDict):
@@ -52,6 +53,7 @@ class ProbeDocument(TypedDict):
     sweeps: int
     mean_s: ProbeSeconds
     relative_half_width: ProbeWidths
+    provenance: NotRequired[dict[str, Any]]
 
 
 def check_probe(probe: Mapping[str, Any], name: str = "probe (a mapping)") -> ProbeDocument:
@@ -78,15 +80,10 @@ class Factors(NamedTuple):
     passes: tuple[float, ...]
     drafting: float
 
-    def of_pass(self, tokens: int) -> float:
-        """The factor of a pass over this many tokens."""
-        return self.passes[min(tokens, len(self.passes)) - 1]
 
-
-def probe_factors(cost: ProfileCost, probe: Mapping[str, Any]) -> Factors:
+def _factors(cost: ProfileCost, probe: ProbeDocument) -> Factors:
     """Compare a probe with a profile at the probe's contexts, between which the profile is interpolated."""
-    document = check_probe(probe)
-    contexts, seconds = np.array(document["contexts"]), document["mean_s"]
+    contexts, seconds = np.array(probe["contexts"]), probe["mean_s"]
     if not cost.contexts[0] <= contexts[0] <= contexts[-1] <= cost.contexts[-1]:
         raise InputError(
             f"the probe's contexts {', '.join(map(str, contexts))} are not within the profile's {cost.contexts[0]} to "
@@ -142,37 +139,28 @@ def with_probe(cost: CostModel, probe: Mapping[str, Any]) -> ProfileCost:
     """
     if not isinstance(cost, ProfileCost):
         raise TypeError(f"cost is {cost}; expected a profile, which `realrun profile` writes")
-    return rescaled(cost, probe_factors(cost, probe))
+    return _rescaled(cost, _factors(cost, check_probe(probe)))
 
 
-def rescaled(cost: ProfileCost, factors: Factors) -> ProfileCost:
+def _rescaled(cost: ProfileCost, factors: Factors) -> ProfileCost:
     """Multiply the times of a profile by factors."""
 
-    def passes(values: Seconds, sizes: Sequence[int] | Ints) -> Seconds:
-        return values * np.array([factors.of_pass(int(size)) for size in sizes])[:, None]
+    def times(part: ProfileCost | TreeProfile, sizes: Sequence[int] | Ints) -> dict[str, Any]:
+        of_field = {"verify_s": _by_size(factors.passes, sizes), "autoregressive_s": factors.passes[0]}
+        return {name: seconds * of_field.get(name, factors.drafting) for name, seconds in _seconds_of(part).items()}
 
-    drafting, tree = factors.drafting, cost.tree
-    if tree is not None:
-        tree = replace(
-            tree,
-            wider_s=tree.wider_s * drafting,
-            verify_s=passes(tree.verify_s, tree.sizes),
-            policy_step_s=tree.policy_step_s * drafting,
-            round_overhead_s=tree.round_overhead_s * drafting,
-        )
-    many = cost.catch_up_many_s
-    return replace(
-        cost,
-        draft_step_s=cost.draft_step_s * drafting,
-        catch_up_s=cost.catch_up_s * drafting,
-        catch_up_many_s=None if many is None else many * drafting,
-        verify_s=passes(cost.verify_s, range(1, len(cost.verify_s) + 1)),
-        autoregressive_s=cost.autoregressive_s * factors.of_pass(1),
-        policy_step_s=cost.policy_step_s * drafting,
-        round_overhead_s=cost.round_overhead_s * drafting,
-        score_step_s=cost.score_step_s * drafting,
-        tree=tree,
-    )
+    tree = cost.tree and replace(cost.tree, **times(cost.tree, cost.tree.sizes))
+    return replace(cost, tree=tree, **times(cost, range(1, len(cost.verify_s) + 1)))
+
+
+def _seconds_of(part: ProfileCost | TreeProfile) -> dict[str, Any]:
+    """Return the fields that hold seconds, by name."""
+    return {name: value for name, value in vars(part).items() if name.endswith("_s") and value is not None}
+
+
+def _by_size(values: Sequence[float], sizes: Sequence[int] | Ints) -> Floats:
+    """Choose from values for 1, 2, ... tokens those for these sizes [S, 1]; larger sizes have the last value."""
+    return np.array(values)[np.minimum(sizes, len(values)) - 1][:, None]
 
 
 def probed_document(profile: Mapping[str, Any], probe: Mapping[str, Any], sources: Mapping[str, Any]) -> dict[str, Any]:
@@ -181,67 +169,48 @@ def probed_document(profile: Mapping[str, Any], probe: Mapping[str, Any], source
     sources : what is kept of where the profile and the probe come from
     """
     document = check_probe(probe)
-    for key in ("target", "drafter"):
-        if profile.get(key) != document[key]:
-            raise InputError(
-                f"the probe is of {key} {document[key]}, the profile of {profile.get(key)}; probe the profile's pair"
-            )
     cost = profile_from_json(profile, "given")
-    factors = probe_factors(cost, probe)
+    before, now = ({**measured, **(measured.get("provenance") or {})} for measured in (profile, document))
+    for key in ("target", "drafter", *(key for key in SETTINGS if key in before)):
+        if now.get(key) != before.get(key):
+            raise InputError(
+                f"the probe is of {key} {now.get(key)}, the profile of {before.get(key)}; "
+                f"probe with the profile's {key}"
+            )
+    factors = _factors(cost, document)
     tables = ("median_s", "p25_s", "p75_s", "precision")  # which held before
     kept = {key: value for key, value in profile.items() if key not in tables}
     if "relative_half_width" in kept:
         kept["relative_half_width"] = _widened(kept["relative_half_width"], document["relative_half_width"])
-    return {**kept, "mean_s": _seconds_of(rescaled(cost, factors)), "probed": {**factors._asdict(), **sources}}
+    return {**kept, "mean_s": _table(_rescaled(cost, factors)), "probed": {**factors._asdict(), **sources}}
 
 
 def _widened(widths: Mapping[str, Any], probed: ProbeWidths) -> dict[str, Any]:
-    """Add the errors of the factors to the relative half-widths of a profile's times."""
-
-    def joined(rows: Sequence[Sequence[float | None]], factors: Sequence[float]) -> list[list[float | None]]:
-        return [
-            [None if width is None else math.hypot(width, factors[min(n, len(factors) - 1)]) for width in row]
-            for n, row in enumerate(rows)
-        ]
-
-    passes, (steps,) = probed["verify"], joined([widths["autoregressive"]], probed["verify"][:1])
-    wider = {
-        "draft_step": joined(widths["draft_step"], [probed["draft_step"] or 0.0]),
-        "verify": joined(widths["verify"], passes),
-        "autoregressive": steps,
+    """Add the errors of the factors to the relative half-widths of a profile's times, of which None is unknown."""
+    passes = probed["verify"]
+    errors: dict[str, Any] = {
+        "draft_step": probed["draft_step"] or 0.0,
+        "verify": _by_size(passes, range(1, len(widths["verify"]) + 1)),
+        "autoregressive": passes[0],
     }
     if "tree_verify" in widths:
-        wider["tree_verify"] = [
-            joined([row], [passes[min(size, len(passes)) - 1]])[0]
-            for size, row in zip(widths["tree_sizes"], widths["tree_verify"], strict=True)
-        ]
-    return {**widths, **wider}
+        errors["tree_verify"] = _by_size(passes, widths["tree_sizes"])
+    wider = {key: np.hypot(np.array(widths[key], dtype=np.float64), error) for key, error in errors.items()}
+    return {**widths, **{key: finite_or_null(rows) for key, rows in wider.items()}}
 
 
-def _seconds_of(cost: ProfileCost) -> dict[str, Any]:
+def _table(cost: ProfileCost) -> dict[str, Any]:
     """Write a profile's times as its document holds them."""
-    tree, many = cost.tree, cost.catch_up_many_s
-    return {
-        "draft_step": cost.draft_step_s.tolist(),
-        "catch_up": cost.catch_up_s.tolist(),
-        "catch_up_many": None
-        if many is None or cost.catch_up_tokens is None
-        else {"tokens": cost.catch_up_tokens.tolist(), "seconds": many.tolist()},
-        "verify": cost.verify_s.tolist(),
-        "autoregressive": cost.autoregressive_s.tolist(),
-        "policy_step": cost.policy_step_s,
-        "round_overhead": cost.round_overhead_s,
-        "score_step": cost.score_step_s,
-        "tree": None
-        if tree is None
-        else {
-            "sizes": tree.sizes.tolist(),
-            "wider": tree.wider_s.tolist(),
-            "verify": tree.verify_s.tolist(),
-            "policy_step": tree.policy_step_s,
-            "round_overhead": tree.round_overhead_s,
-        },
-    }
+
+    def times(part: ProfileCost | TreeProfile) -> dict[str, Any]:
+        return {name.removesuffix("_s"): np.asarray(value).tolist() for name, value in _seconds_of(part).items()}
+
+    table = times(cost)
+    if cost.catch_up_tokens is not None:
+        table["catch_up_many"] = {"tokens": cost.catch_up_tokens.tolist(), "seconds": table["catch_up_many"]}
+    if cost.tree is not None:
+        table["tree"] = {"sizes": cost.tree.sizes.tolist(), **times(cost.tree)}
+    return table
 
 
 class Change(NamedTuple):

@@ -54,6 +54,16 @@ class ProfileSeconds(TypedDict):
     tree: NotRequired[TreeSeconds | None]
 
 
+class ProfileWidths(TypedDict):
+    """Half-widths of 95 % intervals of means, relative to them, with a row for each of their rows; None if unknown."""
+
+    draft_step: list[list[float | None]]
+    verify: list[list[float | None]]
+    autoregressive: list[float | None]
+    tree_sizes: NotRequired[list[int]]
+    tree_verify: NotRequired[list[list[float | None]]]
+
+
 class ProfileDocument(TypedDict):
     """A profile; older files have only `median_s`.
 
@@ -65,6 +75,8 @@ class ProfileDocument(TypedDict):
     block_expansion: NotRequired[dict[str, int] | None]
     mean_s: NotRequired[ProfileSeconds | None]
     median_s: NotRequired[ProfileSeconds]
+    relative_half_width: NotRequired[ProfileWidths]
+    provenance: NotRequired[dict[str, Any]]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Names of array types, and a check of axes."""
+"""Names of array types, a check of axes, and arrays as JSON."""
 
 from __future__ import annotations
 
@@ -20,3 +20,10 @@ Strings = npt.NDArray[np.str_]
 def increases(values: Array) -> bool:
     """Tell whether values strictly increase; unlike differences, comparing does not overflow."""
     return bool((values[1:] > values[:-1]).all())
+
+
+def finite_or_null(values: Array) -> list[Any]:
+    """Make nested lists for a JSON document, which has neither NaN nor infinity."""
+    rows = values.astype(object)
+    rows[~np.isfinite(values)] = None
+    return rows.tolist()

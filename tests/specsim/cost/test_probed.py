@@ -211,6 +211,26 @@ def test_probes_of_other_pairs_and_other_costs_are_refused() -> None:
         with_probe(specsim.ConstantCost(s_d=0.001, s_t=0.01), probe_of(True))
 
 
+@pytest.mark.parametrize("key", ["dtype", "threads", "kernels", "clock"])
+def test_a_probe_of_other_settings_is_refused_where_the_profile_states_them(key: str) -> None:
+    """CPU seconds of a probe over wall seconds of a profile say nothing about the machine's state."""
+
+    def stated(document: Mapping[str, Any], value: str) -> dict[str, Any]:
+        at_top = key in ("kernels", "clock")
+        return {**document, key: value} if at_top else {**document, "provenance": {key: value}}
+
+    with pytest.raises(InputError, match=f"{key} here, the profile of there"):
+        probed_document(stated(machine(), "there"), stated(probe_of(True), "here"), {})
+    for profile in (machine(), stated(machine(), "here")):
+        assert probed_document(profile, stated(probe_of(True), "here"), {})["probed"]["passes"]
+
+
+@pytest.mark.parametrize("widths", [{}, {"draft_step": 1.0, "verify": [], "autoregressive": []}, None])
+def test_a_profile_with_malformed_half_widths_is_refused(widths: Any) -> None:
+    with pytest.raises(InputError, match="relative_half_width"):
+        probed_document({**machine(), "relative_half_width": widths}, probe_of(True), {})
+
+
 def test_a_drafter_without_draft_steps_keeps_its_overheads() -> None:
     profile, probe = machine(), probe_of(True)
     profile["mean_s"]["draft_step"] = [[0.0] * 3] * DEPTH
