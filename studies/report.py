@@ -132,6 +132,12 @@ def load_line(documents: Mapping[str, Row]) -> str:
     return f"Load: other processes used {', '.join(texts)} of the CPUs' time."
 
 
+def median_load(runs: Sequence[Row]) -> dict[str, Any]:
+    """Return the load of several runs for `load_line`: the median of their shares."""
+    shares = [run["load"]["others_percent"] for run in runs]
+    return {"load": {"others_percent": None if None in shares else float(np.median(shares))}}
+
+
 def error_line(documents: Iterable[Row]) -> str:
     """Return the prediction error, in percent, by fidelity of the cost model."""
     rows = [row for document in documents for row in document["rows"]]
