@@ -27,8 +27,6 @@ DIGITS = 6  # of numbers in table.csv
 class Report:
     """Contents of a report.
 
-    Parameters
-    ----------
     question : the title, in the field's words
     answer : two sentences of what the data show
     figure : an SVG; figure_name, its file's name without suffix; caption, what it shows

@@ -106,18 +106,11 @@ class Job(NamedTuple):
 class Engine(ABC):
     """An engine. To add another, subclass this in a new file, and add a line in `realrun.engines.registry.ENGINES`.
 
-    Attributes
-    ----------
-    name : str
-        As conventions call it.
-    modules : tuple of str
-        What must be installed.
-    takes_p_min : bool
-        Whether a draft can end where the drafter is not sure.
-    takes_batches : bool
-        Whether it is run with several sequences at once, and a draft length by how many.
-    lookup_rule : NgramRule or None
-        Its prompt lookup, where that is known.
+    name : as conventions call it
+    modules : what must be installed
+    takes_p_min : whether a draft can end where the drafter is not sure
+    takes_batches : whether it is run with several sequences at once, and a draft length by how many
+    lookup_rule : its prompt lookup, where that is known
     """
 
     name: ClassVar[str]
