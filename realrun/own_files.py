@@ -12,6 +12,7 @@ from specsim.io.files import write_json
 from specsim.io.json import read_json
 
 MAX_BYTES = 2**30  # of a file
+LOG_LINES, LOG_LETTERS = 3, 400  # of a failed process's log that an error repeats, at most
 
 
 def read_own(path: Path, shape: Any = dict[str, Any], *, again: str) -> dict[str, Any]:
@@ -53,3 +54,8 @@ def refuse_file(folder: Path) -> None:
     """Raise InputError if a file is in the folder's place."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file; give a folder as --out")
+
+
+def log_end(log: str) -> str:
+    """Return the end of a failed process's log in a line."""
+    return " / ".join(log.strip().splitlines()[-LOG_LINES:])[:LOG_LETTERS]

@@ -1,4 +1,4 @@
-"""The two kinds of figures that studies draw: a dot for each policy's speedup, and lines over a setting."""
+"""The two kinds of figures that studies draw: dots in a line per row, such as a policy, and lines over a setting."""
 
 from __future__ import annotations
 
@@ -11,26 +11,41 @@ from matplotlib.figure import Figure
 from specsim.report.drawing import ADAPTIVE, DOT, INK, MEASURED, MUTED, PREDICTED, estimates, spans, styled, svg
 
 DASHES = (0, (4, 3))
+MARKERS = "oDs"
+TALLEST = 9.0  # inches of rows
 COLORS = (PREDICTED, MEASURED, ADAPTIVE, "#7a6fac", "#e69f00", "#56b4e9")
 Line = tuple[Sequence[float], Sequence[Mapping[str, float]]]  # places, and estimates with their intervals
 
 
-@styled()
 def speedup_dots(points: Sequence[tuple[str, Mapping[str, Any]]], name: str, title: str) -> str:
     """Draw predicted and measured speedup with intervals. points : a row for each of these labels"""
-    figure = Figure(figsize=(8.2, 0.3 * len(points) + 1.1), layout="constrained")
+    rows = [(label, {key: row[key] for key in ("predicted", "measured")}) for label, row in points]
+    return dots(rows, name, title, "speedup, baseline = 1; 95 % intervals", level=1)
+
+
+@styled()
+def dots(
+    rows: Sequence[tuple[str, Mapping[str, Mapping[str, float]]]], name: str, title: str, axis_label: str, level: float
+) -> str:
+    """Draw estimates with their intervals, a line for each row.
+
+    rows : label, and the estimates by what they are of, the same in every row; level : where a dashed line is drawn
+    """
+    figure = Figure(figsize=(8.2, min(0.3 * len(rows), TALLEST) + 1.1), layout="constrained")
     axes = figure.subplots()
-    y = -np.arange(len(points), dtype=float)
-    for key, color, marker, shift in (("predicted", PREDICTED, "o", 0.14), ("measured", MEASURED, "D", -0.14)):
-        value, low, high = estimates([row[key] for _, row in points])
+    y = -np.arange(len(rows), dtype=float)
+    keys = list(rows[0][1])
+    for place, (key, color, marker) in enumerate(zip(keys, COLORS, MARKERS, strict=False)):
+        shift = 0.14 * (len(keys) - 1) - 0.28 * place
+        value, low, high = estimates([row[key] for _, row in rows])
         axes.errorbar(value, y + shift, xerr=spans(value, low, high), fmt="none", ecolor=color, elinewidth=1.2)
         axes.plot(value, y + shift, marker, color=color, markersize=5, label=key, **DOT)
-    axes.axvline(1, color=MUTED, linewidth=1, linestyle=DASHES)
-    axes.set_yticks(y, [label for label, _ in points])
+    axes.axvline(level, color=MUTED, linewidth=1, linestyle=DASHES)
+    axes.set_yticks(y, [label for label, _ in rows])
     axes.tick_params(axis="y", colors=INK)
     axes.grid(axis="x", visible=True)
-    axes.set_xlabel("speedup, baseline = 1; 95 % intervals")
-    figure.legend(loc="outside upper right", ncols=2)
+    axes.set_xlabel(axis_label)
+    figure.legend(loc="outside upper right", ncols=len(keys))
     return svg(figure, name, title)
 
 

@@ -27,8 +27,6 @@ DIGITS = 6  # of numbers in table.csv
 class Report:
     """Contents of a report.
 
-    Parameters
-    ----------
     question : the title, in the field's words
     answer : two sentences of what the data show
     figure : an SVG; figure_name, its file's name without suffix; caption, what it shows
@@ -130,6 +128,12 @@ def load_line(documents: Mapping[str, Row]) -> str:
         return "Load: not recorded."
     texts = (f"{'n.a.' if share is None else f'{share:.0f} %'} ({name})" for name, share in shares.items())
     return f"Load: other processes used {', '.join(texts)} of the CPUs' time."
+
+
+def median_load(runs: Sequence[Row]) -> dict[str, Any]:
+    """Return the load of several runs for `load_line`: the median of their shares."""
+    shares = [run["load"]["others_percent"] for run in runs]
+    return {"load": {"others_percent": None if None in shares else float(np.median(shares))}}
 
 
 def error_line(documents: Iterable[Row]) -> str:

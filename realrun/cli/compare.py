@@ -9,7 +9,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from realrun.cli.options import OVERWRITE_HELP, KernelSettings, PairSettings, PromptSettings, SamplingSettings, working
+from realrun.cli.options import (
+    OVERWRITE_HELP,
+    KernelSettings,
+    PairSettings,
+    PromptSettings,
+    SamplingSettings,
+    capped_policy,
+    working,
+)
 from specsim.cli.command import Answer
 from specsim.cli.console import parse_settings, print_table
 from specsim.cli.options import SeedSettings
@@ -17,11 +25,10 @@ from specsim.cli.settings import Settings, setting
 from specsim.io.errors import InputError
 
 if TYPE_CHECKING:
-    from realrun.pairs.pair import Pair
     from specsim.policy.base import Policy
 
 NOT_DECIDABLE = 3  # exit code
-SETTLED = re.compile(r"(?P<name>[^(]+)\((?P<settings>.*)\)")  # a policy with settings, as tables print it
+SETTLED = re.compile(r"([^(]+)\((.*)\)")  # a policy with settings, as tables print it
 SIDE_HELP = "a checkout (folder with realrun/), an environment (folder with bin/python), or CHECKOUT@ENVIRONMENT."
 
 
@@ -94,6 +101,7 @@ def compare(
     Example: realrun compare --base ../v1 --head . --target MODEL --draft-model SMALL_MODEL --prompts prompts.jsonl
     """
     from realrun.measure.record import longest_prompt
+    from realrun.pairs.pair import find_device
     from realrun.pairs.prompts import prompts_source
     from realrun.versions.compare import CompareSettings
     from realrun.versions.compare import compare as compare_versions
@@ -101,17 +109,18 @@ def compare(
 
     clock = machine.chosen_clock
     prompts_source(pair.target, texts.prompts)
-    names = [_parsed(name) for name in job.policy]
+    kinds = [_kind_and_settings(text) for text in job.policy]
     for side in (job.base, job.head):
         find_side(side)
+    find_device(machine.device)
     with working(job.out, machine, overwrite=job.overwrite) as report:
-        loaded = pair.load(machine)
-        policies = [_policy(loaded, *name) for name in names]
+        loaded = pair.load(machine, device="cpu")  # the processes need the device's memory
+        policies = [capped_policy(loaded, *kind) for kind in kinds]
         longest = max((policy.max_draft_tokens for policy in policies), default=0)
         chosen = texts.load(loaded, longest_prompt(loaded, texts.max_new_tokens, longest))
         del loaded  # the processes load their own
         settings = CompareSettings(
-            {**vars(pair), "device": machine.device, "dtype": machine.dtype, "threads": machine.threads or None},
+            {**vars(pair), **machine.load_options},
             policies,
             sampling.sampler(random.seed),
             texts.max_new_tokens,
@@ -133,26 +142,20 @@ def exit_code(exceeds: Sequence[bool | None]) -> int:
     return 1 if True in exceeds else NOT_DECIDABLE if None in exceeds else 0
 
 
-def _parsed(text: str) -> tuple[str, dict[str, str]]:
-    """Split "NAME(SETTING=VALUE, ...)" into name and settings."""
-    settled = SETTLED.fullmatch(text)
-    if settled is None:
-        return text, {}
-    return settled["name"], parse_settings([part.strip() for part in settled["settings"].split(", ") if part])
-
-
-def _policy(pair: Pair, name: str, settings: Mapping[str, str]) -> Policy:
-    """Make a policy that drafts no further than the drafter can."""
+def _kind_and_settings(text: str) -> tuple[type[Policy], dict[str, str]]:
+    """Find the policy and the settings of "NAME(SETTING=VALUE, ...)"."""
     from specsim.learn.fit import needs_fitting
-    from specsim.learn.space import cap_depth
     from specsim.policy.base import build_policy
     from specsim.policy.registry import find_policy
 
+    settled = SETTLED.fullmatch(text)
+    name, values = settled.groups() if settled else (text, "")
     kind = find_policy(name)
     if needs_fitting(kind):
         raise InputError(f"policy {name} learns from a trace, which two versions do not share; choose another policy")
-    limits: dict[str, Any] = cap_depth(kind, pair.drafter.max_depth) if pair.drafter.max_depth else {}
-    return build_policy(kind, {**limits, **settings})
+    settings = parse_settings([part.strip() for part in values.split(", ") if part], option="")
+    build_policy(kind, settings)  # refuses them before models are loaded
+    return kind, settings
 
 
 def print_comparison(document: Mapping[str, Any], out: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +40,11 @@ class MachineSettings(Settings):
         "float16-float32-logits, 16-bit models whose logits are float32 and tie less often.",
     )
     threads: int = setting(1, "CPU threads. 1 is steadiest for small models; 0: torch's own choice.", low=0)
+
+    @property
+    def load_options(self) -> dict[str, Any]:
+        """Where and how models are loaded, as `realrun.load_pair` takes it."""
+        return {"device": self.device, "dtype": self.dtype, "threads": self.threads or None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +111,7 @@ class ModelSettings(TargetSettings):
         silence_libraries()
         from realrun.pairs.pair import load_pair
 
-        pair = load_pair(**{"predictor": "none", **vars(self), **_torch_options(machine), **changes})
+        pair = load_pair(**{"predictor": "none", **vars(self), **machine.load_options, **changes})
         models: dict[str, Any] = {} if changes.get("beside") is not None else {"target": pair.target}
         if pair.drafter.origin == "model":
             models["draft model"] = pair.drafter.weights(pair.target)[0]
@@ -285,13 +290,18 @@ def load_alone(target: str, machine: MachineSettings) -> Pair:
     silence_libraries()
     from realrun.pairs.pair import load_target
 
-    pair = load_target(target, **_torch_options(machine))
+    pair = load_target(target, **machine.load_options)
     _print_padding({"target": pair.target})
     return pair
 
 
-def _torch_options(machine: MachineSettings) -> dict[str, Any]:
-    return {"device": machine.device, "dtype": machine.dtype, "threads": machine.threads or None}
+def capped_policy(pair: Pair, kind: type[Policy], settings: Mapping[str, Any]) -> Policy:
+    """Make a policy that by default drafts no further than the drafter can."""
+    from specsim.learn.space import cap_depth
+    from specsim.policy.base import build_policy
+
+    limits = cap_depth(kind, pair.drafter.max_depth) if pair.drafter.max_depth else {}
+    return build_policy(kind, {**limits, **settings})
 
 
 def _print_padding(models: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from realrun.cli.options import DrafterSettings, MachineSettings, PromptSettings
+from realrun.cli.options import DrafterSettings, MachineSettings, PromptSettings, capped_policy
 from specsim.cli.command import Answer
 from specsim.cli.console import claim_file, parse_settings, print_table, progress_bar
 from specsim.cli.options import OVERWRITE_FILE_HELP, SET_HELP, SeedSettings
@@ -45,8 +45,6 @@ def typical(models: TreeDrafterSettings, options: TypicalOptions, machine: Machi
     from realrun.measure.record import longest_prompt
     from realrun.pairs.prompts import prompts_source
     from specsim.io.files import write_json
-    from specsim.learn.space import cap_depth
-    from specsim.policy.base import build_policy
     from specsim.policy.registry import find_policies
 
     if options.out is not None:
@@ -56,8 +54,7 @@ def typical(models: TreeDrafterSettings, options: TypicalOptions, machine: Machi
     settings = TypicalSettings(*thresholds, options.max_new_tokens, options.seed, source)
     (kind,) = find_policies([options.policy]).values()
     pair = models.load(machine)
-    limits: dict[str, Any] = cap_depth(kind, pair.drafter.max_depth) if pair.drafter.max_depth else {}
-    policy = build_policy(kind, {**limits, **parse_settings(options.set_)})
+    policy = capped_policy(pair, kind, parse_settings(options.set_))
     with progress_bar() as report:
         prompts = options.load(pair, longest_prompt(pair, options.max_new_tokens, policy.max_draft_tokens))
         document = compare_typical(pair, prompts, policy, settings, partial(report, "decode"))

@@ -55,26 +55,14 @@ class BatchRound(NamedTuple):
 class BatchDecoding:
     """Decodes sequences together, round by round; making it prefills them.
 
-    Parameters
-    ----------
-    target, drafter : BatchedLlama
-        Their caches are reset.
-    prompts : sequence of token ids
-        At least a prompt, each with at least 1 token.
-    budgets : sequence of int
-        Maximum number of output tokens of each.
-    k : int
-        Tokens to draft in every round, 0 for decoding without speculation.
-    eos_token_ids : sequence of int
-        Tokens that end an output.
+    target, drafter : their caches are reset
+    prompts : at least a prompt, each with at least 1 token
+    budgets : maximum number of output tokens of each
+    k : tokens to draft in every round, 0 for decoding without speculation
+    eos_token_ids : tokens that end an output
 
-    Raises
-    ------
-    InputError
-        If a prompt is missing or empty, or a text exceeds the models' positions.
+    Raises InputError if a prompt is missing or empty, or a text exceeds the models' positions.
 
-    Attributes
-    ----------
     rows : list of BatchedSequence
     rounds : list of BatchRound
     """

@@ -103,28 +103,16 @@ class Decoder:
     ) -> Decoded:
         """Decode a prompt until max_new_tokens or an end-of-text token, which is emitted.
 
-        Parameters
-        ----------
-        prompt : sequence of int
-            Token ids, at least 1.
-        max_new_tokens : int
-        policy : Policy or None
-            None is the autoregressive baseline.
-        sequence, seed : int
-            Number of the sequence, which keys its noise, and the seed of the policy's uniforms.
-        state : optional
-            The policy's state after the previous sequence, used if the policy carries it over
-            (`Policy.carries_state`).
+        prompt : token ids, at least 1
+        policy : none is the autoregressive baseline
+        sequence, seed : number of the sequence, which keys its noise, and the seed of the policy's uniforms
+        state : the policy's state after the previous sequence, used if the policy carries it over
+            (`Policy.carries_state`)
 
-        Returns
-        -------
-        Decoded
-            Tokens, rounds with their seconds, and the policy's state.
+        Returns tokens, rounds with their seconds, and the policy's state.
 
-        Raises
-        ------
-        InputError
-            If the prompt is empty or leaves no room for the output, or a model's logits are NaN or infinite.
+        Raises InputError if the prompt is empty or leaves no room for the output, or a model's logits are NaN or
+        infinite.
         """
         decoding = Decoding(self, prompt, max_new_tokens, policy, sequence, seed, state)
         while not decoding.done:

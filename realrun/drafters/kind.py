@@ -23,22 +23,13 @@ class DrafterKind(ABC):
 
     A new mechanism is a subclass in a new file and a line in `realrun.drafters.registry.DRAFTERS`.
 
-    Attributes
-    ----------
-    name : str
-        Its name in traces and profiles.
-    origin : {"file", "model", "target"}
-        Where it comes from: a file from `realrun train`, a draft model (--draft-model), or any target.
-    trees : bool
-        Whether it can draft trees.
-    has_states : bool
-        Whether an acceptance predictor can read the states behind its tokens.
-    paper_policy : str or None
-        The drafting policy that its paper proposes, if any.
-    mask_groups : bool
-        Whether each verified token brings mask tokens into the target's pass, which are then profiled as well.
-    needs_own_pass : bool
-        Whether it runs or reads the target's pass that it comes with; joined drafters share a single pass.
+    name : its name in traces and profiles
+    origin : where it comes from: a file from `realrun train`, a draft model (--draft-model), or any target
+    trees : whether it can draft trees
+    has_states : whether an acceptance predictor can read the states behind its tokens
+    paper_policy : the drafting policy that its paper proposes, if any
+    mask_groups : whether each verified token brings mask tokens into the target's pass, which are then profiled as well
+    needs_own_pass : whether it runs or reads the target's pass that it comes with; joined drafters share a single pass
     """
 
     name: ClassVar[str]
@@ -61,10 +52,7 @@ class DrafterKind(ABC):
     def load(cls, target: Any, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> tuple[Any, Self]:
         """Load the drafter from its file's tensors and facts, which are empty if any target has it.
 
-        Returns
-        -------
-        (target, drafter)
-            The target itself, or a tuned copy of it that the drafter needs.
+        Returns the target itself, or a tuned copy of it that the drafter needs, and the drafter.
         """
         raise InputError(f"a drafter of kind {cls.name} does not come from a file; give its name instead")
 

@@ -22,8 +22,6 @@ class ParallelRowsLM(CachedLM):
     Over a static target the rows lie at fixed addresses: `logits` [rows, V] and `states` [rows, d]. CUDA graphs read
     them there.
 
-    Parameters
-    ----------
     target : the target's pass, which the length follows
     static : the static pass of the target that gives the rows; None for another pass
     rows, vocabulary, size : of the logits and states

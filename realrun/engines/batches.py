@@ -55,8 +55,6 @@ def compare_batch(
 ) -> list[Agreement]:
     """Compare every sequence of an engine's run in batches, all asked at once, with a simulated server's.
 
-    Parameters
-    ----------
     trace : the whole recording, whose drafts are at least as long as the engine's
     rule, slots : K by the sequences of a step, and most of these
     conventions, max_output_tokens : the engine's

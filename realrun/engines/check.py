@@ -129,31 +129,16 @@ def check(
 ) -> dict[str, Any]:
     """Run an engine on the prompts of a trace and compare every round and counter with the trace's replay.
 
-    Parameters
-    ----------
-    pair : Pair
-        The trace's own.
-    trace : Trace
-        Greedy, with its prompts.
-    engine : Engine
-    settings : sequence of Setting
-        The engine is run once in each.
-    max_new_tokens : int
-        The engine's limit on output tokens.
-    lookup : bool
-        Whether the engine drafts by prompt lookup, under its own rule, and not with the draft model.
-    progress : callable, optional
+    pair : the trace's own
+    trace : greedy, with its prompts
+    settings : the engine is run once in each
+    max_new_tokens : the engine's limit on output tokens
+    lookup : whether the engine drafts by prompt lookup, under its own rule, and not with the draft model
 
-    Returns
-    -------
-    dict
-        What `realrun engine check --json` prints: per setting how many sequences, rounds and counters are the replay's,
-        the near ties by name, and what differs beyond them.
+    Returns what `realrun engine check --json` prints: per setting how many sequences, rounds and counters are the
+    replay's, the near ties by name, and what differs beyond them.
 
-    Raises
-    ------
-    InputError
-        If the pair cannot be converted, or the engine fails.
+    Raises InputError if the pair cannot be converted, or the engine fails.
     """
     prompts = prompts_of(trace, "the trace")
     models = Models(best_two(pair.target), None if lookup else best_two(pair.drafter.weights(pair.target)[0]))

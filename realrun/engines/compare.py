@@ -104,8 +104,6 @@ def compare_sequence(
 ) -> Agreement:
     """Compare a sequence of an engine's run with a replay of its recording.
 
-    Parameters
-    ----------
     trace : the whole recording, whose drafts are at least as long as the engine's
     policy, conventions, max_output_tokens : the engine's
     output, theirs : the tokens that it put out, an end of text left out, and its rounds

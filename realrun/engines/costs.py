@@ -30,14 +30,9 @@ class Timed(NamedTuple):
 class EngineCosts:
     """Seconds of an engine's rounds, at the contexts that were timed.
 
-    Parameters
-    ----------
-    draft_s, pass_s : float
-        A draft takes draft_s and, for every pass of the draft model, pass_s.
-    verified : tuple of int
-        Tokens of the target's pass beside the pending one, from 0 on.
-    round_s : tuple of float
-        Seconds of a round of so many beside its draft; between these numbers and beyond the last, linear.
+    draft_s, pass_s : a draft takes draft_s and, for every pass of the draft model, pass_s
+    verified : tokens of the target's pass beside the pending one, from 0 on
+    round_s : seconds of a round of so many beside its draft; between these numbers and beyond the last, linear
     """
 
     draft_s: float

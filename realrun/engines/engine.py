@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+from realrun.own_files import log_end
 from realrun.pairs.pair import Pair
 from specsim.engines.conventions import Conventions, find_conventions
 from specsim.io.errors import InputError
@@ -23,7 +24,6 @@ from specsim.serving.draft_length import ScheduledK, fixed_length
 INSTALL = "pip install -c constraints.txt '.[engines]'"
 PROCESSES = Path(__file__).parent / "processes"
 DONE = "done "  # how a process says on a line of its own how many turns it has done
-LOG_LINES = 3  # last lines of a failed engine's log that an error repeats
 
 
 @dataclass(frozen=True)
@@ -106,18 +106,11 @@ class Job(NamedTuple):
 class Engine(ABC):
     """An engine. To add another, subclass this in a new file, and add a line in `realrun.engines.registry.ENGINES`.
 
-    Attributes
-    ----------
-    name : str
-        As conventions call it.
-    modules : tuple of str
-        What must be installed.
-    takes_p_min : bool
-        Whether a draft can end where the drafter is not sure.
-    takes_batches : bool
-        Whether it is run with several sequences at once, and a draft length by how many.
-    lookup_rule : NgramRule or None
-        Its prompt lookup, where that is known.
+    name : as conventions call it
+    modules : what must be installed
+    takes_p_min : whether a draft can end where the drafter is not sure
+    takes_batches : whether it is run with several sequences at once, and a draft length by how many
+    lookup_rule : its prompt lookup, where that is known
     """
 
     name: ClassVar[str]
@@ -206,6 +199,6 @@ def run_apart(
             process.kill()
             raise
     if process.returncode or not result.is_file():
-        last = " / ".join(log.read_text(errors="replace").strip().splitlines()[-LOG_LINES:])
-        raise InputError(f"{script} ended with {process.returncode}: {last:.400}; run the engine alone to see why")
+        last = log_end(log.read_text(errors="replace"))
+        raise InputError(f"{script} ended with {process.returncode}: {last}; run the engine alone to see why")
     return json.loads(result.read_text())

@@ -108,7 +108,7 @@ def _reliability(trace: Trace) -> dict[str, Any]:
 
 def forecasts_of(rows: Sequence[Row]) -> list[Forecast]:
     """Return the forecasts made before anything was decoded, of the rows that have one."""
-    made = [row.forecast["forecast"]["estimate"] if row.forecast else row.candidate.train_speedup for row in rows]
+    made = [row.forecasts["forecast"]["estimate"] if row.forecasts else row.candidate.train_speedup for row in rows]
     return [
         Forecast(str(row.candidate.policy), speedup, row.speculative_s)
         for row, speedup in zip(rows, made, strict=True)
@@ -140,17 +140,6 @@ def errors_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     return {name: error_summary(values, measured) for name, values in speedups.items() if None not in values}
 
 
-def forecast_facts(row: Row, forecast: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row's forecast, and the replays that share its costs or its text."""
-    return {
-        "forecast": forecast["forecast"],
-        "forecast_without_probe": forecast.get("without_probe"),
-        "text_known": row.text_known,
-        "text_known_without_probe": row.text_known_without_probe,
-        "costs_known": row.costs_known,
-    }
-
-
 def rate_of(seconds: Floats, tokens: int) -> dict[str, float]:
     """Compute tokens per second and milliseconds per token. seconds : of each sequence [S]; tokens : of all"""
     return {"tokens_per_s": tokens / float(seconds.sum()), "ms_per_token": 1e3 * float(seconds.sum()) / tokens}
@@ -179,7 +168,7 @@ def row_document(row: Row, seed: int) -> dict[str, Any]:
             "profile": steps.profile,
             "measured": row.measured.estimate,
         },
-        **({} if row.forecast is None else forecast_facts(row, row.forecast)),
+        **row.forecasts,
         "error_parts": error_parts(priced, row.replayed, row.rounds),
         **{name: getattr(predicted, name) for name in ("v_d", "r_d", "hm", "tau", "oracle_regret")},
         "sequence_seconds": row.speculative_s.tolist(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
@@ -13,6 +13,7 @@ from realrun.experiment.forecast_costs import ForecastCosts
 from realrun.experiment.settings import Candidate
 from realrun.own_files import read_own
 from specsim.io.files import write_json
+from specsim.policy.base import Policy
 from specsim.replaying.forecast import forecast_interval
 from specsim.replaying.intervals import NO_SPECULATION
 from specsim.replaying.priced import PricedTrace
@@ -23,12 +24,12 @@ FORECAST_KIND = "specsim-forecast"
 
 
 class ForecastRow(TypedDict):
-    """Forecast of a policy, and without_probe: the speedup at the costs before a probe rescaled them."""
+    """Forecast of a policy, and the speedup at the costs before a probe rescaled them."""
 
     label: str
     params: dict[str, Any]
     forecast: dict[str, float]
-    without_probe: NotRequired[float]
+    forecast_without_probe: NotRequired[float]
 
 
 class ForecastFile(TypedDict):
@@ -58,7 +59,7 @@ def forecast(
     """
     priced = PricedTrace(train, costs.cost)
     noisy = [PricedTrace(train, cost) for cost in costs.drawn]
-    before = None if costs.unprobed is None else PricedTrace(train, costs.unprobed)
+    before = {} if costs.unprobed is None else {"forecast_without_probe": PricedTrace(train, costs.unprobed)}
     baseline_tokens_per_s = float(train.output_tokens.sum() / priced.baseline_s.sum())
     rows: list[dict[str, Any]] = []
     for candidate in chosen:
@@ -80,7 +81,7 @@ def forecast(
                 "role": candidate.role,
                 "forecast": speedup.as_dict(),
                 "tokens_per_s": baseline_tokens_per_s * speedup,
-                **({} if before is None else {"without_probe": before.replay(candidate.policy, seed=seed).speedup}),
+                **speedups_on(before, candidate.policy, seed),
             }
         )
     best = max(rows, key=lambda row: row["forecast"]["estimate"])
@@ -97,6 +98,11 @@ def forecast(
         "rows": rows,
         "costs": dict(costs.facts),
     }
+
+
+def speedups_on(known: Mapping[str, PricedTrace], policy: Policy, seed: int) -> dict[str, float]:
+    """Replay a policy on several traces with costs; return its speedup on each, by the trace's name."""
+    return {name: float(priced.replay(policy, seed=seed).speedup) for name, priced in known.items()}
 
 
 def sealed_forecast(folder: Path, made: dict[str, Any]) -> dict[str, Any]:

@@ -160,6 +160,8 @@ def limit_s(longest_s: float, share: float, minutes: float) -> float:
 
 def drawn_costs(document: Mapping[str, Any], seed: int) -> list[CostModel]:
     """Draw profiles within the stated errors of this profile, to propagate its noise into forecasts."""
+    if "relative_half_width" not in document:
+        return []
     rng = np.random.default_rng(seed)
     return [profile_from_json(noisy_profile(document, rng), "just measured") for _ in range(DRAWN)]
 

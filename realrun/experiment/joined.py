@@ -16,7 +16,7 @@ import numpy as np
 
 from realrun.experiment.choice import Forecast, choice_of
 from realrun.experiment.document import errors_of, rate_of
-from realrun.experiment.forecast import forecast, sealed_forecast
+from realrun.experiment.forecast import forecast, sealed_forecast, speedups_on
 from realrun.experiment.forecast_costs import ForecastCosts, drawn_costs, tuning_profile
 from realrun.experiment.measured_costs import MeasuredCosts, Run
 from realrun.experiment.measuring import Costs, Measurement, measure_in_turns
@@ -256,7 +256,7 @@ def _compared(
         {
             **_row(measurement, arm, candidate, summarise(replayed, oracle_s), replayed, trace),
             "forecast": promised["forecast"],
-            **{name: float(other.replay(candidate.policy, seed=seed).speedup) for name, other in known.items()},
+            **speedups_on(known, candidate.policy, seed),
         }
         for arm, (candidate, replayed, promised) in enumerate(
             zip(chosen, replays, forecast_document["rows"], strict=True), start=1

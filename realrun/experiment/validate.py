@@ -9,6 +9,7 @@ from typing import Any, NotRequired, TypedDict
 
 from realrun.decode.rounds import Decoded, Round
 from realrun.experiment.divergence import divergences, summary
+from realrun.experiment.forecast import speedups_on
 from realrun.experiment.forecast_costs import ForecastCosts
 from realrun.experiment.measured_costs import MeasuredCosts
 from realrun.experiment.measuring import Costs, Measurement, measure_in_turns
@@ -55,10 +56,9 @@ class Row:
 
     Parameters
     ----------
-    forecast : speedup promised before the held-out prompts were decoded, with "without_probe"; None where unknown
-    text_known : speedup by replay of the held-out text at the costs of the forecast; None where unknown
-    text_known_without_probe : the same at these costs before a probe rescaled them; None without a probe
-    costs_known : speedup by replay of the tuning text at the costs of this run; None where unknown
+    forecasts : "forecast", the speedup forecast with low and high; "text_known", the speedup by replay of the held-out
+        text at the costs of the forecast; "costs_known", by replay of the tuning text at the costs of this run; the
+        first two also "_without_probe", None unless a probe rescaled the costs. Empty without a forecast
     predicted : by replay of the held-out text at the costs of this run, which decomposes the measurement
     speculative_s : measured seconds per sequence
     rounds : of every sequence, each at the median of its repeats
@@ -77,10 +77,7 @@ class Row:
     runs: list[Decoded]
     rounds_identical: float | None  # None where the replay draws its own acceptance
     text: Mapping[str, Any] = field(default_factory=dict)
-    forecast: Mapping[str, Any] | None = None
-    text_known: float | None = None
-    text_known_without_probe: float | None = None
-    costs_known: float | None = None
+    forecasts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def error_percent(self) -> float:
@@ -209,19 +206,18 @@ def measure(
     document = measured.document(measurement.runs(range(len(arms))), settings.repeats)
     just_measured = profile_from_json(document, "just measured")
     priced = PricedTrace(holdout, just_measured)
-    tuning = PricedTrace(train, just_measured)
-
-    def text_known(cost: CostModel | None, policy: Policy) -> float | None:
-        return None if cost is None else float(PricedTrace(holdout, cost).replay(policy, seed=settings.seed).speedup)
-
+    known = {"text_known": PricedTrace(holdout, costs.cost), "costs_known": PricedTrace(train, just_measured)}
+    if costs.unprobed is not None:
+        known["text_known_without_probe"] = PricedTrace(holdout, costs.unprobed)
     oracle_s = oracle_seconds(priced, [type(candidate.policy) for candidate in chosen], seed=settings.seed)
     rows = [
         replace(
             _row(measurement, arm, candidate, priced, oracle_s, settings.seed),
-            forecast=forecast,
-            text_known=text_known(costs.cost, candidate.policy),
-            text_known_without_probe=text_known(costs.unprobed, candidate.policy),
-            costs_known=tuning.replay(candidate.policy, seed=settings.seed).speedup,
+            forecasts={
+                **dict.fromkeys(("forecast_without_probe", "text_known_without_probe")),
+                **{key: value for key, value in forecast.items() if key.startswith("forecast")},
+                **speedups_on(known, candidate.policy, settings.seed),
+            },
         )
         for arm, (candidate, forecast) in enumerate(zip(chosen, forecasts["rows"], strict=True), start=1)
     ]

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from realrun.experiment.choice import Forecast, choice_of
 from realrun.experiment.document import rate_of
+from realrun.experiment.forecast import speedups_on
 from realrun.experiment.measuring import Measurement
 from realrun.experiment.validate import compared
 from realrun.leaderboard.costs import models
@@ -107,6 +108,17 @@ class Board:
         return {name: PricedTrace(trace, costs[name]) for name, trace in self.holdouts.items()}
 
     @cached_property
+    def known(self) -> dict[str, dict[str, PricedTrace]]:
+        """Held-out texts at the costs of the forecast and tuning texts at those of the run, by the drafter's name."""
+        return {
+            name: {
+                "text_known": PricedTrace(self.holdouts[name], self.tuning_costs[name]),
+                "costs_known": PricedTrace(self.trains[name], priced.cost),
+            }
+            for name, priced in self.priced.items()
+        }
+
+    @cached_property
     def looping(self) -> npt.NDArray[np.bool_]:
         """Whether each held-out text of a drafter over the plain target repeats itself [S]."""
         return np.array([share <= LOOPS for share in trigram_shares(self.holdouts[self.drafter_of_plain])])
@@ -147,7 +159,7 @@ def rows(board: Board) -> list[dict[str, Any]]:
             holdout, measured = board.holdouts[entry.drafter], ranking.speedups[number]
             comparison = compared(measurement, 1 + number, measured, predicted, replayed, holdout)
             comparison["measured_sequence_seconds"] = ranked_by[number].tolist()
-            comparison |= _known(entry, board)
+            comparison |= speedups_on(board.known[entry.drafter], entry.policy, board.seed)
         table.append(
             {
                 **_settings(entry, board),
@@ -179,16 +191,6 @@ def _settings(entry: Entry, board: Board) -> dict[str, Any]:
         "train_speedup": entry.train_speedup,
         "forecast": dict(entry.forecast),
     }
-
-
-def _known(entry: Entry, board: Board) -> dict[str, float]:
-    """Replay a row on its own text at the costs of the forecast, and on the tuning text at the costs of the run."""
-    name = entry.drafter
-    parts = {
-        "text_known": PricedTrace(board.holdouts[name], board.tuning_costs[name]),
-        "costs_known": PricedTrace(board.trains[name], board.priced[name].cost),
-    }
-    return {key: float(priced.replay(entry.policy, seed=board.seed).speedup) for key, priced in parts.items()}
 
 
 def _predicted(replayed: Replay) -> dict[str, Any]:

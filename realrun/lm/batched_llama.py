@@ -22,15 +22,9 @@ from specsim.io.errors import InputError
 class BatchedLlama:
     """A Llama or Qwen3 model that decodes several sequences together.
 
-    Parameters
-    ----------
-    model : LlamaForCausalLM or Qwen3ForCausalLM
-        Its weights are shared with every other pass over it.
+    model : a LlamaForCausalLM or Qwen3ForCausalLM, whose weights are shared with every other pass over it
 
-    Raises
-    ------
-    InputError
-        For a model that the fused pass does not support.
+    Raises InputError for a model that the fused pass does not support.
     """
 
     def __init__(self, model: Any):

@@ -19,20 +19,12 @@ Columns = dict[str, npt.NDArray[Any]]  # of a trace, [T] or [T, depth]
 class RecordRequest:
     """A text, and what to record of the drafter's proposals after prompt + output[:t], for every t.
 
-    Attributes
-    ----------
-    prompt, output : token ids
-        The output has T tokens.
-    depth : int
-        Tokens drafted at every position.
-    sampler : Sampler
-        How tokens are chosen.
-    sequence : int
-        The sequence's number, which keys its noise.
-    scorer : optional
-        The predictor's scorer of T rounds; adds the column "score".
-    tree : optional
-        Adds the trees, the fields of `realrun.proposals.trees.Trees`, as columns "tree_parent", ...
+    prompt, output : token ids The output has T tokens
+    depth : tokens drafted at every position
+    sampler : how tokens are chosen
+    sequence : the sequence's number, which keys its noise
+    scorer : the predictor's scorer of T rounds; adds the column "score"
+    tree : adds the trees, the fields of `realrun.proposals.trees.Trees`, as columns "tree_parent", ...
     """
 
     prompt: Sequence[int]

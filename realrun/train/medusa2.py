@@ -44,22 +44,13 @@ OBJECTIVES = {
 class Medusa2Settings(Settings):
     """Settings of the joint training. Defaults follow from the loss as in the paper (4.1.1 and 4.2.1).
 
-    Parameters
-    ----------
-    loss : str
-        Of the backbone: "text" for cross-entropy with the text, "distill" for KL from the original.
-    lambda_0 : float, optional
-        Weight of the heads' loss, at its peak; 0.2 beside "text", 0.01 beside "distill".
-    schedule : str
-        "constant" lambda_0, for heads that were trained before, or "sine", rising to it.
-    backbone_lr : float, optional
-        Peak of the adapter's learning rate; 5e-4 beside "text", 1e-4 beside "distill".
-    heads_lr_factor : float
-        The heads' learning rate over the adapter's.
-    decay : float
-        lambda_k = decay^k.
-    adapter : AdapterSettings
-        The backbone's low-rank adapter.
+    loss : of the backbone: "text" for cross-entropy with the text, "distill" for KL from the original
+    lambda_0 : weight of the heads' loss, at its peak; 0.2 beside "text", 0.01 beside "distill"
+    schedule : "constant" lambda_0, for heads that were trained before, or "sine", rising to it
+    backbone_lr : peak of the adapter's learning rate; 5e-4 beside "text", 1e-4 beside "distill"
+    heads_lr_factor : the heads' learning rate over the adapter's
+    decay : lambda_k = decay^k
+    adapter : the backbone's low-rank adapter
     """
 
     loss: Loss = setting("distill")
@@ -93,26 +84,14 @@ def train_medusa2(
 ) -> dict[str, Any]:
     """Train heads and the target's adapter jointly, starting from these heads; see `train_on_text`.
 
-    Parameters
-    ----------
-    pair : Pair
-        Only its target and tokenizer are used; the target is restored afterwards.
-    heads : MedusaHeads
-        Heads of MEDUSA-1, or fresh heads with a sine schedule; a copy of them is trained.
-    settings : Medusa2Settings
-    run : TextRun
-        Text, loop and folder. The held-out figures are those of the drafter rounded to `run.stored`.
-    first_stage : mapping, optional
-        How the heads were trained, for the file; None for fresh heads.
+    pair : only its target and tokenizer are used; the target is restored afterwards
+    heads : heads of MEDUSA-1, or fresh heads with a sine schedule; a copy of them is trained
+    run : text, loop and folder. The held-out figures are those of the drafter rounded to `run.stored`
+    first_stage : how the heads were trained, for the file; None for fresh heads
 
-    Returns
-    -------
-    dict, as of `train_on_text`
+    Returns what `train_on_text` returns.
 
-    Raises
-    ------
-    InputError
-        If peft is missing, the target cannot be adapted, or `train_on_text` raises it.
+    Raises InputError if peft is missing, the target cannot be adapted, or `train_on_text` raises it.
     """
     check_adaptable(pair.target)
     own = asdict(settings)

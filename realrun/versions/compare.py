@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,16 +15,16 @@ from typing import Any
 import numpy as np
 
 from realrun.decode.sampling import Sampler
-from realrun.machine_load import Ticks, load_from
+from realrun.machine_load import Ticks, load_from, watch
 from realrun.own_files import claim, read_kept
 from realrun.pairs.pair import load_pair
-from realrun.pairs.prompts import Prompt, prompt_facts
+from realrun.pairs.prompts import Prompt, prompt_digest, prompt_facts
 from realrun.versions import verdict
-from realrun.versions.restart import BASE, HEAD, NULL, Restart, RestartFile, Run
+from realrun.versions.restart import BASE, HEAD, NULL, RestartFile, Run, decode_all, started
 from realrun.versions.sides import find_side
 from specsim.io.arrays import Floats
 from specsim.io.errors import InputError
-from specsim.io.files import digest, remove_folder, write_json
+from specsim.io.files import file_digest, remove_folder, write_json
 from specsim.io.progress import Progress
 from specsim.policy.base import Policy
 from specsim.policy.registry import NAMED
@@ -72,6 +73,7 @@ class CompareSettings:
             "pair": _not_default(self.pair, load_pair),
             "sampler": _not_default(vars(self.sampler), Sampler),
             "policies": [None, *([_name_of(policy), dict(policy.settings)] for policy in self.policies)],
+            "policy_files": [file_digest(Path(file)) for file in map(_own_file, self.policies) if file],
             "prompts": [prompt.tokens for prompt in prompts],
             "max_new_tokens": self.max_new_tokens,
             "seed": self.seed,
@@ -90,10 +92,16 @@ def _not_default(arguments: Mapping[str, Any], function: Callable[..., Any]) -> 
     }
 
 
+def _own_file(policy: Policy) -> str:
+    """Return the file of a policy that is not built in, else ""."""
+    kind = type(policy)
+    return "" if NAMED.get(policy.name) is kind else inspect.getfile(kind)
+
+
 def _name_of(policy: Policy) -> str:
     """Return the name by which another process finds the policy: a built-in's, or FILE.py:NAME."""
-    kind = type(policy)
-    return policy.name if NAMED.get(policy.name) is kind else f"{inspect.getfile(kind)}:{policy.name}"
+    file = _own_file(policy)
+    return f"{file}:{policy.name}" if file else policy.name
 
 
 def compare(
@@ -159,20 +167,31 @@ def compare(
         (out / RESULT).unlink(missing_ok=True)
     if (out / RESULT).exists():
         raise InputError(f"{out} holds a finished comparison; {ANEW}")
-    restarts, identity = kept_restarts(out / RESTARTS), dict[str, Any]()
-    while not identity or not finished(restarts, settings):
-        number = len(restarts)
-        with Restart(sides, settings.job(prompts), number) as restart:
-            identity = {"job": digest(json.dumps(restart.job)), **restart.identity}
+    job, restarts, versions = settings.job(prompts), kept_restarts(out / RESTARTS), dict[str, Any]()
+    while not versions or not finished(restarts, settings):
+        number, start_s, load = len(restarts), time.monotonic(), watch()
+        with started(sides, job, number) as (workers, versions):
+            identity = json.loads(json.dumps({**job, "prompts": prompt_digest(prompts), **versions}))  # as it is read
             claim(out / RESTARTS / IDENTITY, identity, f"{out} holds restarts", ANEW)
             if finished(restarts, settings):
                 break
             order = np.random.default_rng((settings.seed, number))
-            restarts.append(restart.run(order, partial(progress, f"restart {number + 1}")))
+            runs = decode_all(workers, job, order, partial(progress, f"restart {number + 1}"))
+        spent_s, ticks = time.monotonic() - start_s, list(load())  # now that the processes have ended
+        restarts.append({"spent_s": spent_s, "ticks": ticks, "runs": runs})
         write_json(restarts[-1], out / RESTARTS / f"{number}.json")
     document = {
-        **as_document(restarts, settings),
-        **{name: identity[name] for name in ("base", "head")},
+        "kind": "realrun-compare",
+        "rows": rows_of(restarts, settings),
+        "restarts": len(restarts),
+        "spent_s": sum(restart["spent_s"] for restart in restarts),
+        "load": load_from(Ticks(*restart["ticks"]) for restart in restarts)._asdict(),
+        "options": {
+            **vars(settings),
+            "sampler": vars(settings.sampler),
+            "policies": [str(policy) for policy in settings.policies],
+        },
+        **versions,
         "prompts": prompt_facts(prompts, ""),
     }
     write_json(document, out / RESULT)
@@ -193,26 +212,7 @@ def finished(restarts: Sequence[RestartFile], settings: CompareSettings) -> bool
     spent_s = [restart["spent_s"] for restart in restarts]
     if made >= verdict.LOOKS[-1] or sum(spent_s) + max(spent_s) > 60 * settings.minutes:
         return True
-    return verdict.is_look(made) and all(row["exceeds"] is not None for row in rows_of(restarts, settings))
-
-
-def as_document(restarts: Sequence[RestartFile], settings: CompareSettings) -> dict[str, Any]:
-    """Return what restarts say, as compare.json holds it."""
-    return {
-        "kind": "realrun-compare",
-        "rows": rows_of(restarts, settings),
-        "restarts": len(restarts),
-        "spent_s": sum(restart["spent_s"] for restart in restarts),
-        "load": load_from(Ticks(*restart["ticks"]) for restart in restarts)._asdict(),
-        "options": {
-            "pair": dict(settings.pair),
-            "max_slowdown_percent": settings.max_slowdown_percent,
-            "minutes": settings.minutes,
-            "max_new_tokens": settings.max_new_tokens,
-            "seed": settings.seed,
-            "clock": settings.clock,
-        },
-    }
+    return made in verdict.LOOKS and all(row["exceeds"] is not None for row in rows_of(restarts, settings))
 
 
 def rows_of(restarts: Sequence[RestartFile], settings: CompareSettings) -> list[dict[str, Any]]:
@@ -233,18 +233,22 @@ def rows_of(restarts: Sequence[RestartFile], settings: CompareSettings) -> list[
 
 def _row(runs: Sequence[Sequence[Sequence[Run]]], confidence: float, limit_percent: float) -> dict[str, Any]:
     """Compare head and base. runs : [restart][process][prompt]"""
-    first = runs[0]
-    seconds, tokens, rounds = (_columns(runs, key) for key in ("seconds", "tokens", "rounds"))
+    seconds, tokens, rounds = (  # [restart, process, prompt]
+        np.array([[[run[key] for run in process] for process in restart] for restart in runs])  # type: ignore[literal-required]
+        for key in ("seconds", "tokens", "rounds")
+    )
     # [process, restart], of all prompts
     token_s, round_s = (np.log(seconds.sum(axis=2) / counts.sum(axis=2)).T for counts in (tokens, rounds))
-    same_rounds = [base["log"] == head["log"] for base, head in zip(first[BASE], first[HEAD], strict=True)]
-    same_text = [base["text"] == head["text"] for base, head in zip(first[BASE], first[HEAD], strict=True)]
+    same_rounds, same_text = (
+        [base[key] == head[key] for restart in runs for base, head in zip(restart[BASE], restart[HEAD], strict=True)]  # type: ignore[literal-required]
+        for key in ("log", "text")
+    )
     acceptance = of_text = verdict.EXACT
     if not all(same_rounds):
         mean_s, tokens_, rounds_ = (column.mean(axis=0) for column in (seconds, tokens, rounds))
         acceptance = verdict.over_prompts(tokens_[HEAD], rounds_[HEAD], tokens_[BASE], rounds_[BASE])
         of_text = verdict.over_prompts(mean_s[HEAD], tokens_[HEAD], mean_s[BASE], tokens_[BASE])
-    tau = tokens[0].sum(axis=1) / rounds[0].sum(axis=1)
+    tau = tokens.sum(axis=(0, 2)) / rounds.sum(axis=(0, 2))
     slowdown, null_change = _changes(token_s, confidence, of_text)
     round_time, _ = _changes(round_s, confidence)
     tau_change = verdict.change_percent(float(np.log(tau[HEAD] / tau[BASE])), [acceptance], confidence)
@@ -260,11 +264,6 @@ def _row(runs: Sequence[Sequence[Sequence[Run]]], confidence: float, limit_perce
         "null_percent": null_change.as_dict(),
         "restart_token_ms": (1e3 * np.exp(token_s)).tolist(),
     }
-
-
-def _columns(runs: Sequence[Sequence[Sequence[Run]]], key: str) -> Floats:
-    """Return a number of every run [restart, process, prompt]."""
-    return np.array([[[run[key] for run in process] for process in restart] for restart in runs], dtype=np.float64)  # type: ignore[literal-required]
 
 
 def _changes(logs: Floats, confidence: float, *more: verdict.Spread) -> tuple[Estimate, Estimate]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypedDict
 
 import numpy as np
 
-from realrun.machine_load import watch
 from realrun.measure.turns import TURN_ROUNDS, take_turns
 from realrun.versions.sides import Side, Worker, ask_all, identity_of
 from specsim.io.files import digest
@@ -40,51 +39,40 @@ class RestartFile(TypedDict):
     runs: list[list[list[Run]]]
 
 
-class Restart:
-    """The processes of a restart."""
+@contextmanager
+def started(
+    sides: Sequence[Side], job: Mapping[str, Any], number: int
+) -> Iterator[tuple[list[Worker], dict[str, Any]]]:
+    """Start the processes of a restart; gives them, and by version what its times depend on."""
+    base, head = sides
+    with ExitStack() as stack:
+        workers = [stack.enter_context(Worker(side, number)) for side in (base, head, base)]
+        answers = ask_all(workers, "start", job=job)
+        yield workers, {"base": identity_of(base, answers[BASE]), "head": identity_of(head, answers[HEAD])}
 
-    def __init__(self, sides: Sequence[Side], job: Mapping[str, Any], number: int):
-        self.sides, self.job, self.number = sides, job, number
-        self.stack = ExitStack()
 
-    def __enter__(self) -> Restart:
-        self.start_s = time.monotonic()
-        self.load = watch()
-        base, head = self.sides
-        with ExitStack() as stack:
-            self.workers = [stack.enter_context(Worker(side, self.number)) for side in (base, head, base)]
-            self.started = ask_all(self.workers, "start", job=self.job)
-            self.stack = stack.pop_all()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.stack.close()
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """Return what the times of both sides depend on."""
-        sides = (identity_of(side, started) for side, started in zip(self.sides, self.started, strict=False))
-        return dict(zip(("base", "head"), sides, strict=True))
-
-    def run(self, order: np.random.Generator, progress: Counter) -> RestartFile:
-        """Decode every prompt with every arm in every layout, all processes in turns."""
-        arms, prompts = len(self.job["policies"]), len(self.job["prompts"])
-        runs: list[list[list[list[Any]]]] = [[[[] for _ in range(prompts)] for _ in self.workers] for _ in range(arms)]
-        steps = LAYOUTS * prompts * arms
-        for layout in range(LAYOUTS):
-            if layout:
-                ask_all(self.workers, "load")
-            for prompt in range(prompts):
-                for place, arm in enumerate(order.permutation(arms).tolist()):
-                    decodings = [RemoteDecoding(worker, arm, prompt, layout) for worker in self.workers]
-                    take_turns(decodings, order, turn_rounds=1)
-                    for process, decoding in enumerate(decodings):
-                        runs[arm][process][prompt].append(decoding.run)
-                    progress((layout * prompts + prompt) * arms + place + 1, steps)
-        self.stack.close()
-        ticks = list(self.load())
-        typical = [[[typical_run(layouts) for layouts in process] for process in arm] for arm in runs]
-        return {"spent_s": time.monotonic() - self.start_s, "ticks": ticks, "runs": typical}
+def decode_all(
+    workers: Sequence[Worker], job: Mapping[str, Any], order: np.random.Generator, progress: Counter
+) -> list[list[list[Run]]]:
+    """Decode every prompt with every arm in every layout, all processes in turns; runs [arm][process][prompt]."""
+    arms, prompts = len(job["policies"]), len(job["prompts"])
+    layouts: dict[tuple[int, int, int], list[Any]] = defaultdict(list)
+    done = 0
+    for layout in range(LAYOUTS):
+        if layout:
+            ask_all(workers, "load")
+        for prompt in range(prompts):
+            for arm in order.permutation(arms).tolist():
+                decodings = [RemoteDecoding(worker, arm, prompt, layout) for worker in workers]
+                take_turns(decodings, order, turn_rounds=1)
+                for process, decoding in enumerate(decodings):
+                    layouts[arm, process, prompt].append(decoding.run)
+                done += 1
+                progress(done, LAYOUTS * prompts * arms)
+    return [
+        [[typical_run(layouts[arm, process, prompt]) for prompt in range(prompts)] for process in range(len(workers))]
+        for arm in range(arms)
+    ]
 
 
 class RemoteDecoding:
@@ -96,23 +84,16 @@ class RemoteDecoding:
     def __init__(self, worker: Worker, arm: int, prompt: int, layout: int):
         self.worker = worker
         self.rounds = TURN_ROUNDS - layout % TURN_ROUNDS  # of the next turn
-        self.state = worker.ask("begin", arm=arm, prompt=prompt)
-
-    @property
-    def position(self) -> int:
-        return int(self.state["position"])
-
-    @property
-    def run(self) -> Any:
-        return self.state["run"]
+        self.position, self.run = 0, None
+        worker.ask("begin", arm=arm, prompt=prompt)
 
     @property
     def done(self) -> bool:
         return self.run is not None
 
     def advance(self) -> None:
-        self.state = self.worker.ask("advance", rounds=self.rounds)
-        self.rounds = TURN_ROUNDS
+        state = self.worker.ask("advance", rounds=self.rounds)
+        self.position, self.run, self.rounds = state["position"], state["run"], TURN_ROUNDS
 
 
 def typical_run(layouts: Sequence[Mapping[str, Any]]) -> Run:

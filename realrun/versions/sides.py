@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import subprocess
 import sys
 import tempfile
@@ -14,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from realrun.own_files import log_end
 from specsim.io.errors import InputError
 from specsim.io.files import digest, file_digest
 
@@ -22,7 +24,7 @@ PYTHON = Path("bin", "python")
 PACKAGES = ("realrun", "specsim", "speckernels", "kernels")  # folders of code that decides how fast a side is
 CODE = (".py", ".cu", ".cuh", ".h")
 HOW = "give a checkout (holds realrun/), an environment (holds bin/python), or both as CHECKOUT@ENVIRONMENT"
-LOG_LINES = 3  # last lines of a worker's log that an error repeats
+ANSWER_S = 600.0  # that a process may take for an answer: it loads models, and may compile kernels
 
 
 @dataclass(frozen=True)
@@ -110,15 +112,18 @@ class Worker:
     def answer(self) -> dict[str, Any]:
         """Wait for the result of the last command."""
         assert self.process.stdout is not None
-        line = self.process.stdout.readline()
+        answers = self.process.stdout
+        ready, _, _ = select.select([answers], [], [], ANSWER_S)
+        line = answers.readline() if ready else ""
         if not line:
+            what = "ended" if ready else f"did not answer within {ANSWER_S:g} s"
             self.log.seek(0)
-            last = " / ".join(self.log.read().strip().splitlines()[-LOG_LINES:])
-            raise InputError(f"the process of {self.side.name} ended: {last:.400}; run its Python to see why")
+            log = log_end(self.log.read())
+            raise InputError(f"the process of {self.side.name} {what}: {log}; run its Python to see why")
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             what = " ".join(str(answer["error"]).split())
-            raise InputError(f"{self.side.name} does not decode: {what:.400}; compare versions that have this")
+            raise InputError(f"{self.side.name} does not decode: {what:.400}; compare a version that can run this job")
         return answer
 
     def ask(self, do: str, **arguments: Any) -> dict[str, Any]:

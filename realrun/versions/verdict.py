@@ -30,11 +30,6 @@ def confidence_of_a_look(rows: int) -> float:
     return 1 - (1 - CONFIDENCE) / (rows * len(LOOKS))
 
 
-def is_look(restarts: int) -> bool:
-    """Tell whether results are looked at after so many restarts."""
-    return restarts in LOOKS
-
-
 def over_restarts(head: Floats, base: Floats, null: Floats) -> tuple[Spread, Spread]:
     """Compute the spreads of two means: of head less the mean of base and null, and of null less base.
 

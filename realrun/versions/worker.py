@@ -79,24 +79,22 @@ class Worker:
         (decoder, policy), job = self.arms[arm], self.job
         tokens, limit = job["prompts"][prompt], job["max_new_tokens"]
         self.decoding = self.begin_decoding(decoder, tokens, limit, policy, prompt, job["seed"])
-        return self._state()
+        return {}
 
     def advance(self, rounds: int) -> dict[str, Any]:
-        """Run so many rounds, or up to the end of the text."""
-        for _ in range(rounds):
-            self.decoding.advance()
-            if self.decoding.done:
-                break
-        return self._state()
+        """Run so many rounds, or up to the end of the text.
 
-    def _state(self) -> dict[str, Any]:
-        """Return the output position and, at the end, tokens, and rounds: drafted, accepted, seconds."""
-        decoding = self.decoding
-        if not decoding.done:
-            return {"position": decoding.position, "run": None}
-        run = decoding.result
-        rounds = [[round_.drafted, round_.accepted, round_.seconds] for round_ in run.rounds]
-        return {"position": decoding.position, "run": {"tokens": run.tokens, "rounds": rounds}}
+        Returns the output position and, at the end, tokens, and rounds: drafted, accepted, seconds.
+        """
+        decoding, run = self.decoding, None
+        for _ in range(rounds):
+            decoding.advance()
+            if decoding.done:
+                result = decoding.result
+                times = [[round_.drafted, round_.accepted, round_.seconds] for round_ in result.rounds]
+                run = {"tokens": result.tokens, "rounds": times}
+                break
+        return {"position": decoding.position, "run": run}
 
 
 def main() -> None:

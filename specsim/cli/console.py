@@ -255,12 +255,12 @@ def parse_share(text: str, option: str, example: str) -> float:
     return share
 
 
-def parse_settings(pairs: Sequence[str]) -> dict[str, str]:
-    """["gamma=0.2", ...] as a dict; InputError for text without "="."""
+def parse_settings(pairs: Sequence[str], option: str = "--set ") -> dict[str, str]:
+    """["gamma=0.2", ...] as a dict; InputError for text without "=". option : that each comes after"""
     settings = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not key or not value:
-            raise InputError(f"--set {pair!r} is not NAME=VALUE; write for example --set gamma=0.2")
+            raise InputError(f"{option}{pair!r} is not NAME=VALUE; write for example {option}gamma=0.2")
         settings[key.strip()] = value.strip()
     return settings

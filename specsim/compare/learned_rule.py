@@ -23,20 +23,14 @@ from specsim.replaying.priced import PricedTrace
 def learned_rule(train: PricedTrace, settings: SearchSettings) -> Policy | None:
     """Learn the fastest stopping rule from confidence, entropy, draft position and history.
 
-    Parameters
-    ----------
     train : the sequences to learn from; report the rule on others
     settings : seed and threads
 
-    Returns
-    -------
-    The faster, on `train`, of RenewalStop with its best signal and of the best fixed K, which uses no signal; None
-    where the trace records no signals or is of several drafters.
+    Returns the faster, on `train`, of RenewalStop with its best signal and of the best fixed K, which uses no signal;
+    None where the trace records no signals or is of several drafters.
 
-    References
-    ----------
-    Chow, Robbins and Siegmund 1971, Great Expectations: The Theory of Optimal Stopping.
-    Dinkelbach 1967, On Nonlinear Fractional Programming, Management Science 13 (the value of a token as a fixed point).
+    References: Chow, Robbins and Siegmund 1971, Great Expectations: The Theory of Optimal Stopping. Dinkelbach 1967, On
+    Nonlinear Fractional Programming, Management Science 13 (the value of a token as a fixed point).
     """
     if unsupported_reason(train.trace, RenewalStop):
         return None

@@ -23,23 +23,13 @@ Run = Callable[[Callable[..., Any], Sequence[tuple[Any, ...]]], Iterator[Any]]
 class Workers:
     """Processes that run tasks.
 
-    Parameters
-    ----------
-    backend : {"loky", "dask", "ray"}
-        Processes of this machine, or workers of a Dask or Ray cluster.
-    jobs : int, optional
-        Tasks at once; default: one per core, or as many as the cluster takes. 1 under loky: all in this process.
-    scheduler : str, optional
-        Address of a cluster; default: start a cluster on this machine, with a process per job.
+    backend : processes of this machine, or workers of a Dask or Ray cluster
+    jobs : tasks at once; default: one per core, or as many as the cluster takes. 1 under loky: all in this process
+    scheduler : address of a cluster; default: start a cluster on this machine, with a process per job
 
-    Raises
-    ------
-    InputError
-        For an unknown backend, or a scheduler without a cluster.
+    Raises InputError for an unknown backend, or a scheduler without a cluster.
 
-    References
-    ----------
-    joblib, https://joblib.readthedocs.io (backends).
+    References: joblib, https://joblib.readthedocs.io (backends).
     """
 
     backend: Backend = "loky"

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specsim.cost.measured import axis, table
-from specsim.cost.model import CostModel, check_seconds
+from specsim.cost.model import CostModel
 from specsim.cost.profile import GRID_KIND
 from specsim.io.arrays import Floats, Ints, Seconds
 from specsim.io.errors import InputError
@@ -141,18 +141,11 @@ class GridCost:
 
 @dataclass(frozen=True, repr=False)
 class GridPairCost(CostModel):
-    """The cost model of a target's grid and a drafter's, measured separately, at a batch size.
-
-    Times of passes alone: what a policy step, a round and an autoregressive step cost besides
-    them is given, in seconds, or nothing.
-    """
+    """The cost model of a target's grid and a drafter's, measured separately, at a batch size: passes, no overhead."""
 
     target: GridCost
     drafter: GridCost
     batch: int = 1
-    policy_step_s: float = 0.0
-    round_overhead_s: float = 0.0
-    autoregressive_overhead_s: float = 0.0
 
     def __post_init__(self) -> None:
         for grid in (self.target, self.drafter):
@@ -163,7 +156,6 @@ class GridPairCost(CostModel):
                 f"cost grids of {self.target.model} ({', '.join(ours)}) and {self.drafter.model} "
                 f"({', '.join(others)}) were measured differently; measure both on the same device in the same dtype"
             )
-        check_seconds(self, "policy_step_s", "round_overhead_s", "autoregressive_overhead_s")
 
     @property
     def contexts(self) -> Ints:
@@ -183,14 +175,8 @@ class GridPairCost(CostModel):
     def verify(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
         return self.target.pass_s(self.batch, n_tokens, context)
 
-    def policy_step(self) -> float:
-        return self.policy_step_s
-
-    def round_overhead(self) -> float:
-        return self.round_overhead_s
-
     def autoregressive_step(self, context: npt.ArrayLike) -> Seconds:
-        return self.target.pass_s(self.batch, 1, context) + self.autoregressive_overhead_s
+        return self.target.pass_s(self.batch, 1, context)
 
     def wider(self, n_nodes: int, context: npt.ArrayLike) -> Seconds:
         return self.drafter.pass_s(self.batch, n_nodes, context) - self.drafter.pass_s(self.batch, 1, context)
@@ -215,19 +201,9 @@ def read_grid(path: Path | str) -> GridCost:
     return grid_from_json(data, str(path))
 
 
-def read_grid_pair(
-    target: Path | str,
-    draft: Path | str,
-    *,
-    batch: int = 1,
-    policy_step_s: float = 0.0,
-    round_overhead_s: float = 0.0,
-    autoregressive_overhead_s: float = 0.0,
-) -> GridPairCost:
+def read_grid_pair(target: Path | str, draft: Path | str, *, batch: int = 1) -> GridPairCost:
     """The cost model of two grid files."""
-    return GridPairCost(
-        read_grid(target), read_grid(draft), batch, policy_step_s, round_overhead_s, autoregressive_overhead_s
-    )
+    return GridPairCost(read_grid(target), read_grid(draft), batch)
 
 
 def grid_from_json(data: Any, where: str) -> GridCost:

@@ -23,19 +23,11 @@ OTHERS = "use costs of several batches, such as specdecode-bench-llama3.1-8b-eag
 class LinearPass:
     """One model's passes.
 
-    Parameters
-    ----------
-    fixed_s : float
-        Seconds of any pass, such as reading the weights and launches. Positive.
-    token_s : float
-        Seconds per new token.
-    cached_token_s : float
-        Seconds per token in the cache that the new ones attend to.
+    fixed_s : seconds of any pass, such as reading the weights and launches. Positive
+    token_s : seconds per new token
+    cached_token_s : seconds per token in the cache that the new ones attend to
 
-    Raises
-    ------
-    InputError
-        For a negative time, or a fixed time of 0.
+    Raises InputError for a negative time, or a fixed time of 0.
     """
 
     fixed_s: float
@@ -59,17 +51,10 @@ class LinearPass:
 class Proposal:
     """Time of proposing a draft, once per round, however long the draft is.
 
-    Parameters
-    ----------
-    fixed_s : float
-        Seconds per round that drafts.
-    cached_token_s : float
-        Seconds per token in the cache.
+    fixed_s : seconds per round that drafts
+    cached_token_s : seconds per token in the cache
 
-    Raises
-    ------
-    InputError
-        For a negative time.
+    Raises InputError for a negative time.
     """
 
     fixed_s: float
@@ -104,32 +89,17 @@ class BatchPass(Protocol):
 class LinearCost(BatchCost):
     """A target and a drafter with linear passes, and the overhead of steps.
 
-    Parameters
-    ----------
-    target, drafter : LinearPass or StepTime
-        Of a pass. A draft of K tokens is K passes of the drafter, each over the cache so far.
-    proposal : Proposal, optional
-        Time of drafting once per round, in addition to these K passes.
-    step_s : float
-        Overhead per engine step, such as scheduling: once per round, and once per baseline decoding step.
-    round_s : float
-        Further overhead of a round of speculation.
-    batch : int
-        Sequences in lockstep.
-    fitted : Fitted, optional
-        Ranges of the fit. Costs of a single batch price neither other batches nor trees.
+    target, drafter : of a pass. A draft of K tokens is K passes of the drafter, each over the cache so far
+    proposal : time of drafting once per round, in addition to these K passes
+    step_s : overhead per engine step, such as scheduling: once per round, and once per baseline decoding step
+    round_s : further overhead of a round of speculation
+    batch : sequences in lockstep
+    fitted : ranges of the fit. Costs of a single batch price neither other batches nor trees
 
-    Raises
-    ------
-    InputError
-        For a negative overhead, a batch below 1, or a batch other than the only fitted batch.
+    Raises InputError for a negative overhead, a batch below 1, or a batch other than the only fitted batch.
 
-    References
-    ----------
-    Of the form: SpecDecode-Bench's simulator, arXiv:2601.11580, which charges drafting once a round.
+    References: arXiv:2601.11580, SpecDecode-Bench's simulator, of this form, which charges drafting once a round.
 
-    Examples
-    --------
     >>> from specsim.cost.linear import LinearCost, LinearPass, Proposal
     >>> cost = LinearCost(target=LinearPass(0.010, 0.001), drafter=LinearPass(0.002), step_s=0.001)
     >>> float(cost.verify(4, 100)), float(cost.draft(3, 100)), float(cost.autoregressive_step(100))

@@ -256,12 +256,11 @@ def _remark(document: ProfileDocument) -> str:
 def noisy_profile(document: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
     """Draw a profile within the stated errors of a measured profile.
 
-    Each time of the means is multiplied by a factor around 1, within the 95 % interval that the profile states for it,
-    of which more than 100 % counts as 100 %. A profile that states none is returned as it is.
+    Each time that costs are read from is multiplied by a log-normal factor around 1, by the half-width of the 95 %
+    interval that the document states for it ("relative_half_width"); more than 100 % counts as 100 %.
     """
-    widths, tables = document.get("relative_half_width"), document.get("mean_s")
-    if not widths or not tables:
-        return dict(document)
+    used = "mean_s" if document.get("mean_s") else "median_s"
+    widths, tables = document["relative_half_width"], document[used]
 
     def drawn(values: Any, width: Any) -> Any:
         error = np.nan_to_num(np.array(width, dtype=np.float64), posinf=1.0).clip(max=1.0) / NORMAL
@@ -270,7 +269,7 @@ def noisy_profile(document: Mapping[str, Any], rng: np.random.Generator) -> dict
     noisy = {name: drawn(tables[name], widths[name]) for name in ("draft_step", "verify", "autoregressive")}
     if tables.get("tree") and "tree_verify" in widths:
         noisy["tree"] = {**tables["tree"], "verify": drawn(tables["tree"]["verify"], widths["tree_verify"])}
-    return {**document, "mean_s": {**tables, **noisy}}
+    return {**document, used: {**tables, **noisy}}
 
 
 def profile_from_json(data: Mapping[str, Any], where: str) -> ProfileCost:

@@ -128,21 +128,10 @@ class Judged:
 def fit_step_time(steps: Steps, form: str) -> StepTime:
     """Fit a form to steps by least squares of relative errors, no coefficient negative.
 
-    Parameters
-    ----------
-    steps : Steps
     form : {"linear", "tokens, cached", "batch, tokens"}
 
-    Returns
-    -------
-    StepTime
+    References: Lawson, Hanson 1974: ``scipy.optimize.nnls``.
 
-    References
-    ----------
-    Lawson, Hanson 1974: ``scipy.optimize.nnls``.
-
-    Examples
-    --------
     >>> import numpy as np
     >>> from specsim.cost.step_times import Steps, fit_step_time
     >>> tokens, cached = np.array([1.0, 8.0, 64.0, 512.0]), np.array([900.0, 100.0, 5000.0, 0.0])

@@ -31,15 +31,9 @@ MOST_TIMES = 2**14  # largest multiple of the counted rounds that is suggested
 class DraftLengthAdvice:
     """The value of a draft length of `k` tokens; 0 is decoding without speculation.
 
-    Parameters
-    ----------
-    k : int
-    tokens_per_round : float
-        Expected, the target's own token included.
-    speedup : Estimate
-        Over decoding without speculation, with a 95 % credible interval.
-    best, near : float
-        Posterior probabilities that it is the best, and within `NEAR_PERCENT` of the best.
+    tokens_per_round : expected, the target's own token included
+    speedup : over decoding without speculation, with a 95 % credible interval
+    best, near : posterior probabilities that it is the best, and within `NEAR_PERCENT` of the best
     """
 
     k: int
@@ -53,21 +47,13 @@ class DraftLengthAdvice:
 class Advice(Result):
     """The recommended draft length, and the value of every length that the counts cover.
 
-    Parameters
-    ----------
-    lengths : tuple of DraftLengthAdvice
-        For K = 0, 1, ..., up to the longest counted draft.
-    k : int
-        Recommended draft length: the K with the largest expected speed.
-    sure : bool
-        Whether it is within `NEAR_PERCENT` of the best with a posterior probability of `SURE`.
-    times_rounds : int or None
-        If not sure: the multiple of the counted rounds that would settle it at the same rates; None if sure, or if no
-        number of rounds would.
-    rounds : int
-        Counted rounds.
-    notes : tuple of str
-        Notes of the cost model, such as extrapolation.
+    lengths : for K = 0, 1, ..., up to the longest counted draft
+    k : recommended draft length: the K with the largest expected speed
+    sure : whether it is within `NEAR_PERCENT` of the best with a posterior probability of `SURE`
+    times_rounds : if not sure: the multiple of the counted rounds that would settle it at the same rates; None if sure,
+        or if no number of rounds would
+    rounds : counted rounds
+    notes : notes of the cost model, such as extrapolation
     """
 
     lengths: tuple[DraftLengthAdvice, ...]

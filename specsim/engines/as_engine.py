@@ -21,14 +21,10 @@ ROWS = ("token", "match_len", *STEP_LISTS, *OPTIONAL_LISTS)
 class EngineTrace(NamedTuple):
     """A trace whose replay equals an engine's run.
 
-    Parameters
-    ----------
-    trace : Trace
-        Its rounds are the engine's: without the tokens that the prompt's pass emits, and with drafts as long as the
-        engine makes them. For replays alone, as its drafts may reach beyond the output.
-    cut_off : int
-        Sequences whose last round may accept tokens beyond the limit, or behind an end of text, that the recording does
-        not reach; 0 where the engine clips drafts, or the recording goes on there by the longest draft.
+    trace : its rounds are the engine's: without the tokens that the prompt's pass emits, and with drafts as long as the
+        engine makes them. For replays alone, as its drafts may reach beyond the output
+    cut_off : sequences whose last round may accept tokens beyond the limit, or behind an end of text, that the
+        recording does not reach; 0 where the engine clips drafts, or the recording goes on there by the longest draft
     """
 
     trace: Trace
@@ -38,24 +34,15 @@ class EngineTrace(NamedTuple):
 def as_engine(trace: Trace, conventions: Conventions, *, max_output_tokens: int | None = None) -> EngineTrace:
     """Convert a trace to what an engine with these conventions would run.
 
-    Parameters
-    ----------
-    trace : Trace
-        Of chains; a record of trees is left behind. It may go on behind an end of text, where no output is.
-    conventions : Conventions
-        Of the engine, see `specsim.engines.conventions.CONVENTIONS`.
-    max_output_tokens : int, optional
-        The engine's limit on output tokens; default: the recording's. An engine that does not clip drafts accepts
-        beyond it, so that a recording of this many tokens and the longest draft replays all of its counts, unless a
-        text ends before.
+    trace : of chains; a record of trees is left behind. It may go on behind an end of text, where no output is
+    conventions : of the engine, see `specsim.engines.conventions.CONVENTIONS`
+    max_output_tokens : the engine's limit on output tokens; default: the recording's. An engine that does not clip
+        drafts accepts beyond it, so that a recording of this many tokens and the longest draft replays all of its
+        counts, unless a text ends before
 
-    Raises
-    ------
-    InputError
-        For a limit below 1, for a joined trace, and for suffix decoding that drafted from longer outputs before.
+    Raises InputError for a limit below 1, for a joined trace, and for suffix decoding that drafted from longer outputs
+    before.
 
-    Examples
-    --------
     >>> import specsim
     >>> from specsim.engines.as_engine import as_engine
     >>> from specsim.engines.conventions import CONVENTIONS

@@ -71,22 +71,12 @@ class Drafts(NamedTuple):
 def confidence_temperatures(trace: Trace, k: int) -> Temperatures:
     """Fit the temperatures of drafts of K tokens.
 
-    Parameters
-    ----------
-    trace : Trace
-        With the drafter's confidence. Rounds are those that draft K tokens every time.
-    k : int
-        Draft length.
+    trace : with the drafter's confidence. Rounds are those that draft K tokens every time
+    k : draft length
 
-    Returns
-    -------
-    Temperatures
-        Fitted to all sequences; calibration errors are of each half of them under the other half's temperatures.
+    Temperatures are fitted to all sequences; calibration errors are of each half of them under the other half's.
 
-    Raises
-    ------
-    InputError
-        If the trace is less deep, has no confidence, or too few rounds or sequences.
+    Raises InputError if the trace is less deep, has no confidence, or too few rounds or sequences.
     """
     trace = trace.shallower(k)
     rows = longest_starts(trace)

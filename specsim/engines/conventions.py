@@ -12,30 +12,18 @@ from specsim.io.errors import InputError
 class Conventions:
     """How an engine runs and counts rounds.
 
-    Parameters
-    ----------
-    engine, version : str
-        Its name, and the release they hold for.
-    first_token : {"prefill", "round"}
-        Who emits a sequence's first output token: the pass over the prompt, or the first round.
-    clips_draft : bool
-        Whether a draft ends where the limit on output tokens would cut it. If not, whole drafts are made and
-        what is accepted beyond the limit, or behind an end of text, is counted, though it is never output.
-    counts_empty : bool
-        Whether rounds that drafted nothing count as rounds of speculation.
-    drafts_ahead : bool
-        Whether a round's draft is made at the end of the step before, so that a schedule of K by batch goes by the
-        sequences of that step, see `specsim.serving.continuous.run_server`.
-    drafts_past_end : bool
-        Whether a draft goes on behind an end-of-text token that the drafter proposes.
-    accepts_end : {"always", "last", "never"}
-        When a drafted end of text that is right counts as accepted: always, as a draft's last token alone, or never,
-        because it counts as the token that the target adds.
-    source : str
-        How they were determined.
+    engine, version : its name, and the release they hold for
+    first_token : who emits a sequence's first output token: the pass over the prompt, or the first round
+    clips_draft : whether a draft ends where the limit on output tokens would cut it. If not, whole drafts are made and
+        what is accepted beyond the limit, or behind an end of text, is counted, though it is never output
+    counts_empty : whether rounds that drafted nothing count as rounds of speculation
+    drafts_ahead : whether a round's draft is made at the end of the step before, so that a schedule of K by batch goes
+        by the sequences of that step, see `specsim.serving.continuous.run_server`
+    drafts_past_end : whether a draft goes on behind an end-of-text token that the drafter proposes
+    accepts_end : when a drafted end of text that is right counts as accepted: always, as a draft's last token alone, or
+        never, because it counts as the token that the target adds
+    source : how they were determined
 
-    Examples
-    --------
     >>> from specsim.engines.conventions import find_conventions
     >>> find_conventions("vllm").clips_draft
     False

@@ -17,25 +17,14 @@ from specsim.trace.joined import SUFFIX
 def engine_counts(priced: PricedTrace, policy: Policy, conventions: Conventions, *, seed: int = 0) -> dict[str, Any]:
     """The engine's counters and the numbers that it prints of them.
 
-    Parameters
-    ----------
-    priced : PricedTrace
-        The trace as the engine would run it, see `as_engine`.
-    policy : ChainPolicy
-        How it drafts.
-    conventions : Conventions
-        How it counts.
+    priced : the trace as the engine would run it, see `as_engine`
+    policy : how it drafts
+    conventions : how it counts
 
-    Returns
-    -------
-    dict
-        engine, num_drafts, num_draft_tokens, num_accepted_tokens, drafted_per_position and
-        accepted_per_position [D], and by the names of the engine's own log what it prints.
+    Returns engine, num_drafts, num_draft_tokens, num_accepted_tokens, drafted_per_position and accepted_per_position
+    [D], and by the names of the engine's own log what it prints.
 
-    Raises
-    ------
-    InputError
-        For a tree policy, and for a policy that shortens the drafts of suffix decoding.
+    Raises InputError for a tree policy, and for a policy that shortens the drafts of suffix decoding.
     """
     if not isinstance(policy, ChainPolicy):
         raise InputError(f"policy {policy.name} drafts trees, which no engine's counters cover; choose a chain policy")

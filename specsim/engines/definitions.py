@@ -20,14 +20,9 @@ QUANTITIES = (LENGTH, RATE, POSITIONS)
 class Totals:
     """Totals of a run, from which every engine's numbers follow.
 
-    Parameters
-    ----------
-    rounds, drafted, accepted : int
-        Rounds that the engine counts, tokens drafted and tokens accepted in them.
-    output_tokens : float
-        Tokens that were output, the first included; NaN if unknown.
-    by_depth : Counters
-        Rounds that drafted an i-th token, and rounds that accepted it.
+    rounds, drafted, accepted : rounds that the engine counts, tokens drafted and tokens accepted in them
+    output_tokens : tokens that were output, the first included; NaN if unknown
+    by_depth : rounds that drafted an i-th token, and rounds that accepted it
     """
 
     rounds: int
@@ -52,18 +47,11 @@ class Totals:
 class Definition:
     """An engine's definition of a quantity.
 
-    Parameters
-    ----------
-    engine, quantity : str
-        Whose, and which of `QUANTITIES`.
-    printed : str
-        What it is called in the engine's log or metrics.
-    formula : str
-        In words.
-    value : callable
-        The number, or the list of numbers by depth, of a run's `Totals`.
-    note : str
-        Where it misleads.
+    engine, quantity : whose, and which of `QUANTITIES`
+    printed : what it is called in the engine's log or metrics
+    formula : in words
+    value : the number, or the list of numbers by depth, of a run's `Totals`
+    note : where it misleads
     """
 
     engine: str

@@ -25,11 +25,7 @@ LEAST_S = 1e-9  # seconds of a draft step that costs nothing
 class Part:
     """Share of a round's time spent in a phase.
 
-    Parameters
-    ----------
-    name : str
-    tokens : float
-        Time, in baseline decode steps.
+    tokens : time, in baseline decode steps
     """
 
     name: str
@@ -40,22 +36,13 @@ class Part:
 class Diagnosis(Result):
     """The causes of a gain or loss by speculation.
 
-    Parameters
-    ----------
-    speedup : float
-        Tokens per second with speculation over those without.
-    draft_tokens : int
-        K, drafted in every round.
-    tokens_per_round : Estimate
-        Output tokens per round, the target's own included, with a 95 % credible interval.
-    round_tokens : float
-        Duration of a round in baseline decode steps; speculation pays if a round yields more tokens.
-    all_accepted : float
-        The speedup if every draft were accepted.
-    parts : tuple of Part
-        Parts of a round's time; empty without costs.
-    advice : tuple of (str, Advice)
-        The best K under each assumption about a round's cost.
+    speedup : tokens per second with speculation over those without
+    draft_tokens : K, drafted in every round
+    tokens_per_round : output tokens per round, the target's own included, with a 95 % credible interval
+    round_tokens : duration of a round in baseline decode steps; speculation pays if a round yields more tokens
+    all_accepted : the speedup if every draft were accepted
+    parts : parts of a round's time; empty without costs
+    advice : the best K under each assumption about a round's cost
     """
 
     speedup: float

@@ -39,12 +39,8 @@ class ProgressReports:
 
     Keys are "progress" (the part), "done", "total", "elapsed_s" and "left_s", which is null while unknown.
 
-    Parameters
-    ----------
-    say : callable
-        Takes a line.
-    clock : callable
-        The time in seconds.
+    say : takes a line
+    clock : the time in seconds
     """
 
     def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic):
@@ -66,14 +62,9 @@ class ProgressReports:
 class ProgressLines:
     """A `Progress` that prints a line every half minute: the part, how much is done, and how long it will take.
 
-    Parameters
-    ----------
-    say : callable
-        Takes a line.
-    interval_s : float
-        Between two lines, in seconds.
-    clock : callable
-        The time in seconds.
+    say : takes a line
+    interval_s : between two lines, in seconds
+    clock : the time in seconds
     """
 
     def __init__(

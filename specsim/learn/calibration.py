@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
-from specsim.acceptance.formulas import reliability
 from specsim.io.arrays import Bools, Floats, IntArray
 from specsim.io.errors import InputError
 from specsim.policy.estimates.node_probability import REACH
@@ -106,21 +104,3 @@ def _thinned(knots: Floats, probs: Floats) -> tuple[Floats, Floats]:
     if len(knots) == 1:
         knots, probs = np.append(knots, knots + 1.0), np.repeat(probs, 2)
     return np.asarray(knots, dtype=np.float64), np.asarray(probs, dtype=np.float64)
-
-
-@dataclass(frozen=True)
-class Quality:
-    """Expected calibration error in [0, 1] and mean log-loss in nats of predicted probabilities."""
-
-    ece: float
-    log_loss_nats: float
-
-    def as_dict(self) -> dict[str, Any]:
-        return {"ece": self.ece, "log_loss_nats": self.log_loss_nats}
-
-
-def quality(prob: npt.ArrayLike, accepted: npt.ArrayLike) -> Quality:
-    """ECE in ten bins and log-loss of predictions [n], clipped to [1e-6, 1 - 1e-6]."""
-    p = np.clip(np.asarray(prob, dtype=np.float64), 1e-6, 1 - 1e-6)
-    loss = -np.where(np.asarray(accepted, dtype=bool), np.log(p), np.log1p(-p))
-    return Quality(reliability(p, accepted).ece, float(loss.mean()))

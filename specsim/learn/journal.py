@@ -39,8 +39,6 @@ class Journal:
     A last line without its end was torn by a kill and is cut off. Raises InputError for a file that is not a journal,
     is another search's, or is open in another process.
 
-    Attributes
-    ----------
     ahead : lines of earlier runs that `batch` has not returned yet
     """
 

@@ -16,23 +16,15 @@ Search = Literal["grid", "race", "optuna"]
 class SearchSettings:
     """How the settings of a policy are searched.
 
-    Parameters
-    ----------
-    search : {"grid", "race", "optuna"}, optional
-        "grid" spends at most `trials` points on an even grid, each on all sequences; "race" starts with as
-        many points of a Sobol sequence on few sequences and drops the poor ones; "optuna" proposes points
-        from those before. All but the grid try the policy's defaults. A space of at most `trials` whole
-        numbers and choices is enumerated either way. Default: see `specsim.learn.search.default_search`.
-    trials : int
-        Configurations to try.
-    seed : int
-        Seed of all randomness.
-    jobs : int, optional
-        Threads (default: one per core). Does not change the result.
-    storage : Path, optional
-        A journal file. A search that was killed goes on from it and ends with the same answer.
-    fixed : mapping
-        Settings of the policy that are not searched. `max_draft_tokens` is fixed at the recorded depth if absent.
+    search : "grid" spends at most `trials` points on an even grid, each on all sequences; "race" starts with as many
+        points of a Sobol sequence on few sequences and drops the poor ones; "optuna" proposes points from those before.
+        All but the grid try the policy's defaults. A space of at most `trials` whole numbers and choices is enumerated
+        either way. Default: see `specsim.learn.search.default_search`
+    trials : configurations to try
+    seed : seed of all randomness
+    jobs : threads (default: one per core). Does not change the result
+    storage : a journal file. A search that was killed goes on from it and ends with the same answer
+    fixed : settings of the policy that are not searched. `max_draft_tokens` is fixed at the recorded depth if absent
     """
 
     search: Search | None = None

@@ -1,21 +1,19 @@
 """Calibrated acceptance probabilities of the nodes of draft trees, fitted to a trace's recorded trees.
 
 The fit uses verified nodes: recorded children of nodes on the true path. Draft probabilities (in Gumbel
-mode those given the shared noise) are nearly calibrated without it; `compare` measures this.
+mode those given the shared noise) are nearly calibrated without it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numba as nb
 import numpy as np
 
-from specsim.acceptance import formulas as metrics
 from specsim.io.arrays import Bools, Floats, IntArray
 from specsim.io.errors import InputError
-from specsim.learn.calibration import KNOTS, Calibration, Method, calibrate_features, quality
+from specsim.learn.calibration import KNOTS, Calibration, Method, calibrate_features
 from specsim.policy.estimates.node_probability import (
     FEATURES,
     REACH,
@@ -101,26 +99,6 @@ def with_ceiling(model: TreeCalibration, trace: Trace, rounds: Rounds) -> TreeCa
     power = float(np.clip(log_path @ log_value / squares, 0.3, 1.0)) if squares else 1.0
     excess = np.quantile(log_value - power * log_path, NEARLY_ALL) if len(log_path) else 0.0
     return replace(model, scale=float(np.exp(np.clip(excess, 0.0, 10.0))), power=power)
-
-
-def reliability(trace: Trace, rank: int | None = 0, bins: int = 10) -> metrics.Reliability:
-    """Reliability diagram of draft probabilities of verified nodes, rounds from every position (EDD + PCT, figure 3b).
-
-    rank : rank of the nodes among their siblings; the paper uses the top-1 nodes. None: all.
-    """
-    verified = verified_nodes(trace)
-    chosen = np.ones(len(verified.accepted), dtype=bool) if rank is None else verified.rank == rank
-    return metrics.reliability(verified.prob[chosen], verified.accepted[chosen], bins)
-
-
-def compare(train: Trace, holdout: Trace, *, method: Method = "platt") -> dict[str, dict[str, Any]]:
-    """Compare ECE and log-loss of raw and calibrated draft probabilities on held-out verified nodes."""
-    model = calibrate_tree(verified_nodes(train), method=method)
-    verified = verified_nodes(holdout)
-    return {
-        "draft probability": quality(verified.prob, verified.accepted).as_dict(),
-        "calibrated": quality(model.prob(verified.features), verified.accepted).as_dict(),
-    }
 
 
 @nb.njit(cache=True)

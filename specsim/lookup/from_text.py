@@ -71,35 +71,18 @@ def lookup_trace(
 ) -> Trace:
     """Record what prompt lookup proposes at every position of these outputs.
 
-    Parameters
-    ----------
-    texts : sequence of TokenText
-        Prompts and outputs, as token ids.
-    rule : NgramRule
-        What is looked up and copied.
-    depth : int
-        Longest draft, in tokens.
-    vocabulary : int, optional
-        Vocabulary size, for the entropy of a lookup's proposal; default: the largest token id + 1.
-    source : str
-        Where the texts are from, for the trace's metadata.
+    texts : prompts and outputs, as token ids
+    rule : what is looked up and copied
+    depth : longest draft, in tokens
+    vocabulary : vocabulary size, for the entropy of a lookup's proposal; default: the largest token id + 1
+    source : where the texts are from, for the trace's metadata
 
-    Returns
-    -------
-    Trace
-        Any chain policy replays on it exactly, as the drafts depend on the text alone.
+    Any chain policy replays on it exactly, as the drafts depend on the text alone.
 
-    Raises
-    ------
-    InputError
-        For a depth outside of 1 to 255, no texts, or a vocabulary that does not hold all tokens.
+    Raises InputError for a depth outside of 1 to 255, no texts, or a vocabulary that does not hold all tokens.
 
-    References
-    ----------
-    Saxena 2023, prompt lookup decoding.
+    References: Saxena 2023, prompt lookup decoding.
 
-    Examples
-    --------
     >>> from specsim.lookup.from_text import TokenText, lookup_trace
     >>> from specsim.lookup.ngram import RULES
     >>> trace = lookup_trace([TokenText([5, 6, 7, 5], [6, 7, 5, 8], "all", 4)], RULES["transformers"], 3)
@@ -123,38 +106,21 @@ def suffix_trace(
 ) -> Trace:
     """Record what suffix decoding proposes at every position of these outputs, in their order.
 
-    Parameters
-    ----------
-    texts : sequence of TokenText
-        Prompts and outputs, as token ids, in the order of the requests, which do not overlap.
-    rule : SuffixRule
-        What is counted and how far it is continued.
-    depth : int
-        The engine's limit on a draft, in tokens, on which its choice among drafts depends: a draft of up to 8 tokens
-        need not begin like a draft of up to 4. A policy that drafts less cuts the draft short; record another trace
-        for what the engine proposes under a lower limit.
-    vocabulary, source
-        As in `lookup_trace`.
-    progress : callable, optional
-        Called with the texts done and their number.
+    texts : prompts and outputs, as token ids, in the order of the requests, which do not overlap
+    rule : what is counted and how far it is continued
+    depth : the engine's limit on a draft, in tokens, on which its choice among drafts depends: a draft of up to 8
+        tokens need not begin like a draft of up to 4. A policy that drafts less cuts the draft short; record another
+        trace for what the engine proposes under a lower limit
+    vocabulary, source : as in `lookup_trace`
+    progress : called with the texts done and their number
 
-    Returns
-    -------
-    Trace
-        Its `confidence` is a token's share of what followed where the text ended as here. The engine's probabilities
-        are the products over a draft, its score their sum. Any chain policy replays exactly.
+    The trace's `confidence` is a token's share of what followed where the text ended as here. The engine's
+    probabilities are the products over a draft, its score their sum. Any chain policy replays exactly.
 
-    Raises
-    ------
-    InputError
-        As `lookup_trace`.
+    Raises InputError as `lookup_trace`.
 
-    References
-    ----------
-    Oliaro et al. 2024, SuffixDecoding, arXiv:2411.04975.
+    References: Oliaro et al. 2024, SuffixDecoding, arXiv:2411.04975.
 
-    Examples
-    --------
     >>> from specsim.lookup.from_text import TokenText, suffix_trace
     >>> from specsim.lookup.suffix import SuffixRule
     >>> texts = [TokenText([5, 6, 7, 5], [6, 7, 5, 8], "all", 4), TokenText([9], [6, 7, 5, 8], "all", 4)]

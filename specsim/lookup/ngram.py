@@ -25,22 +25,12 @@ MAX_RULE_NGRAM = 64  # tokens
 class NgramRule:
     """Which n-grams are looked up, and what is copied.
 
-    Parameters
-    ----------
-    min_ngram, max_ngram : int
-        Tokens of the shortest and of the longest n-gram that is looked up.
-    occurrence : {"first", "last"}
-        Which of several occurrences is copied.
-    at_end : {"stop", "copy"}
-        Whether a draft ends with the text, or goes on with its own tokens.
+    min_ngram, max_ngram : tokens of the shortest and of the longest n-gram that is looked up
+    occurrence : which of several occurrences is copied
+    at_end : whether a draft ends with the text, or goes on with its own tokens
 
-    Raises
-    ------
-    InputError
-        For lengths that are not 1 <= min_ngram <= max_ngram <= 64.
+    Raises InputError for lengths that are not 1 <= min_ngram <= max_ngram <= 64.
 
-    Examples
-    --------
     >>> from specsim.lookup.ngram import RULES
     >>> RULES["vllm"].occurrence, RULES["vllm"].at_end
     ('first', 'stop')

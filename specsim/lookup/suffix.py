@@ -31,28 +31,17 @@ ONE = np.float32(1)
 class SuffixRule:
     """How long a substring is counted, and how far it is continued; named as in the engine, with vLLM's defaults.
 
-    Parameters
-    ----------
-    max_tree_depth : int
-        Longest substring that is counted, in tokens.
-    max_spec_factor, max_spec_offset : float
-        A match of n tokens is continued by max_spec_factor * n + max_spec_offset tokens at most.
-    min_token_prob : float
-        A draft goes on while it is at least so probable.
-    max_cached_requests : int
-        Requests whose outputs are counted together, including the current request; the oldest is dropped. 0: none.
+    max_tree_depth : longest substring that is counted, in tokens
+    max_spec_factor, max_spec_offset : a match of n tokens is continued by max_spec_factor * n + max_spec_offset tokens
+        at most
+    min_token_prob : a draft goes on while it is at least so probable
+    max_cached_requests : requests whose outputs are counted together, including the current request; the oldest is
+        dropped. 0: none
 
-    Raises
-    ------
-    InputError
-        For values that the engine refuses or ignores.
+    Raises InputError for values that the engine refuses or ignores.
 
-    References
-    ----------
-    Oliaro et al. 2024, SuffixDecoding, arXiv:2411.04975.
+    References: Oliaro et al. 2024, SuffixDecoding, arXiv:2411.04975.
 
-    Examples
-    --------
     >>> from specsim.lookup.suffix import SuffixRule
     >>> SuffixRule(max_tree_depth=64).min_token_prob
     0.1

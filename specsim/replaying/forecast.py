@@ -21,8 +21,6 @@ def forecast_interval(
     The tuning prompts estimate the speedup, and as many other prompts as will be decoded vary around it: so the
     variance over prompts, within domains, counts 1/S + 1/held_out times. What the costs do not know is added.
 
-    Parameters
-    ----------
     baseline_s, policy_s : seconds of each tuning prompt [S] without and with the policy, by replay
     domains : of the tuning prompts [S]; the held-out prompts are of the same domains in the same shares
     held_out : prompts that will be decoded
@@ -51,11 +49,8 @@ def forecast_interval(
 def error_summary(forecasts: Sequence[float], measured: Sequence[float]) -> dict[str, Any]:
     """Summarise by how many percent forecast speedups lie above the measured ones.
 
-    Returns
-    -------
-    dict
-        "median_abs_percent" and "p90_abs_percent" of the absolute errors; "largest_percent", the error that is
-        furthest from 0, with its sign; "mean_percent", which shows whether errors have one sign.
+    Returns "median_abs_percent" and "p90_abs_percent" of the absolute errors; "largest_percent", the error that is
+    furthest from 0, with its sign; "mean_percent", which shows whether errors have one sign.
     """
     errors = 100 * (np.asarray(forecasts) / np.asarray(measured) - 1)
     return {

@@ -64,33 +64,22 @@ def simultaneous(
 ) -> Simultaneous:
     """Compare all policies of a board, and no speculation, at once.
 
-    Parameters
-    ----------
     baseline_s : array of S seconds, per sequence, without speculation
     seconds : of each policy, S seconds of the same sequences
     repeats, seed : of the bootstrap over sequences, as in `paired_difference`
 
-    Raises
-    ------
-    InputError
-        If there is no sequence.
+    Raises InputError if there is no sequence.
 
-    Notes
-    -----
     The critical value of many sequences is the quantile of the largest studentised difference over the bootstrap's
     resamples, each with its own standard errors; a critical value from Bonferroni's inequality and Student's t caps
     it, and stands alone below 100 degrees of freedom, where the resamples' tails are too coarse. Degrees of
     freedom are Satterthwaite's for noise in proportion to a sequence's baseline seconds w, (sum w^2)^2 / sum w^4 -
     1: S - 1 for sequences that take equally long, fewer where a few long ones carry the sums.
 
-    References
-    ----------
-    Hsu 1996, Multiple Comparisons: Theory and Methods, chapters 4 and 5.
-    Romano and Wolf 2005, Exact and Approximate Stepdown Methods for Multiple Hypothesis Testing, JASA 100 (max-t).
-    Satterthwaite 1946, An Approximate Distribution of Estimates of Variance Components, Biometrics 2.
+    References: Hsu 1996, Multiple Comparisons: Theory and Methods, chapters 4 and 5. Romano and Wolf 2005, Exact and
+    Approximate Stepdown Methods for Multiple Hypothesis Testing, JASA 100 (max-t). Satterthwaite 1946, An Approximate
+    Distribution of Estimates of Variance Components, Biometrics 2.
 
-    Examples
-    --------
     >>> board = simultaneous([2.0, 4.0, 3.0, 3.0], [[1.0, 2.1, 1.4, 1.6], [2.0, 4.1, 2.9, 3.0]])
     >>> [round(speedup, 3) for speedup in board.speedups]
     [1.967, 1.0]

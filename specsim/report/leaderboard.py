@@ -26,7 +26,6 @@ from specsim.report.page import (
 )
 from specsim.report.table import DASH, as_html
 
-Row = Mapping[str, Any]
 KIND = "specsim-leaderboard"
 DEFINITIONS = {
     "Speedup": "Seconds of autoregressive decoding over seconds with the policy, both replayed over all held-out "

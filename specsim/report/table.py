@@ -60,8 +60,6 @@ class Colored(NamedTuple):
 class Column(NamedTuple):
     """A column of a table.
 
-    Parameters
-    ----------
     title : in plain text
     value : key of the value in a row, or a function of the row; None for the row itself
     form : how the value is written

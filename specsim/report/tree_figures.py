@@ -36,7 +36,6 @@ from specsim.report.drawing import (
 
 FORMATS = (".png", ".svg")
 LARGEST_DENSE = 256  # nodes
-DASHES = (0, (4, 3))
 LABELLED = 80  # nodes of a level at which their ranks still fit into the dots
 
 

@@ -79,32 +79,16 @@ def run_server(
 ) -> ServingRun:
     """Serve requests by continuous batching.
 
-    Parameters
-    ----------
-    drafts : Drafts
-        Drafts of every sequence, see `drafts_of`.
-    cost : BatchCost
-        Seconds of passes over batches.
-    requests : Requests
-        Requests and their arrival times.
-    slots : int
-        Most sequences of a batch.
-    kv_tokens : int, optional
-        Tokens that the KV cache holds; default: unlimited.
-    users : int, optional
-        Closed loop: number of users, each of whom sends the next request as soon as the last is answered.
-    drafts_ahead : bool
-        Whether a round's draft is made at the end of the step before, as in vLLM, so that a rule sees how many
-        sequences that step had, prompts and finished requests included.
+    drafts : drafts of every sequence, see `drafts_of`
+    cost : seconds of passes over batches
+    requests : requests and their arrival times
+    slots : most sequences of a batch
+    kv_tokens : tokens that the KV cache holds; default: unlimited
+    users : closed loop: number of users, each of whom sends the next request as soon as the last is answered
+    drafts_ahead : whether a round's draft is made at the end of the step before, as in vLLM, so that a rule sees how
+        many sequences that step had, prompts and finished requests included
 
-    Returns
-    -------
-    ServingRun
-
-    Raises
-    ------
-    InputError
-        For no slot, no user, or a request that the cache can never hold.
+    Raises InputError for no slot, no user, or a request that the cache can never hold.
     """
     if slots < 1 or (users is not None and users < 1):
         raise InputError(f"slots={slots}, users={users}; give at least 1 of each")

@@ -61,8 +61,6 @@ def round_seconds(
     A draft takes a drafter pass per token, or per level of a tree. Sequences whose drafts are complete take no part in
     later passes, but wait for them. Verification is a single target pass over all pending and drafted tokens.
 
-    Parameters
-    ----------
     batch_round : int [R], round of the batch, counted from 0 without a gap, of each sequence's round
     drafted, cached : int [R], tokens of the draft, and of the cache before the pass
     behind : int [R], tokens besides the pending token that the drafter has yet to take in

@@ -38,18 +38,10 @@ class DraftLengthRule(Protocol):
 class ScheduledK:
     """A K per batch size, as engines' schedules have it.
 
-    Parameters
-    ----------
-    lengths : mapping of int to int
-        From a batch of so many sequences on, K; 0 turns speculation off. Has batch 1.
+    lengths : from a batch of so many sequences on, K; 0 turns speculation off. Has batch 1
 
-    Raises
-    ------
-    InputError
-        Where batch 1 is missing, or a batch or K is none.
+    Raises InputError where batch 1 is missing, or a batch or K is none.
 
-    Examples
-    --------
     >>> rule = ScheduledK({1: 5, 4: 3, 16: 0})
     >>> [rule.choose(None, sequences, 0) for sequences in (1, 3, 4, 15, 16, 500)]
     [5, 5, 3, 3, 0, 0]
@@ -109,22 +101,13 @@ class TurboSpec:
     verified ones. It starts at `accept_prob`, which counts as `prior_tokens` verified tokens, and goes back there while
     nothing is drafted, so that speculation that was given up is tried again; the paper leaves both open.
 
-    Parameters
-    ----------
-    cost : BatchCost
-        What rounds are predicted to take.
-    max_draft_tokens : int
-        Largest K.
-    accept_prob : float
-        The estimate before anything is seen, in [0, 1].
-    prior_tokens : float
-        Its weight, in tokens.
-    memory : float
-        Weight of a round relative to the next round, in [0, 1).
+    cost : what rounds are predicted to take
+    max_draft_tokens : largest K
+    accept_prob : the estimate before anything is seen, in [0, 1]
+    prior_tokens : its weight, in tokens
+    memory : weight of a round relative to the next round, in [0, 1)
 
-    References
-    ----------
-    Liu et al. 2024, TurboSpec (SmartSpec), arXiv:2406.14066: goodput.
+    References: Liu et al. 2024, TurboSpec (SmartSpec), arXiv:2406.14066: goodput.
     """
 
     cost: BatchCost

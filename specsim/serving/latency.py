@@ -34,29 +34,17 @@ class ServingSummary:
     The first tenth of the requests to finish is warm-up and left out, as is the time after the last arrival, when the
     server empties. Rates and the mean batch are of the time in between, latencies of the requests that arrive in it.
 
-    Parameters
-    ----------
-    label : str
-        Of the policy or rule.
-    requests, measured : int
-        Requests served, and those among them that latencies are of.
-    seconds : float
-        Of the steady state.
-    tokens_per_s, requests_per_s : float
-        Output tokens, and finished requests, per second.
-    mean_batch : float
-        Sequences that decode, averaged over the time of decoding steps.
-    tokens_per_round : float
-        Output tokens of a sequence's round.
-    mean_drafted : float
-        Drafted tokens of a sequence's round.
-    tpot_s : Latency
-        Seconds per output token after the first, (finished - first token) / (tokens - 1), of requests with more than a
-        single token.
-    ttft_s : Latency
-        Seconds to the first token, waiting and prefill included.
-    goodput_per_s, within : float or None
-        Requests per second that keep the bounds on latency, and their share; None without a bound.
+    label : of the policy or rule
+    requests, measured : requests served, and those among them that latencies are of
+    seconds : of the steady state
+    tokens_per_s, requests_per_s : output tokens, and finished requests, per second
+    mean_batch : sequences that decode, averaged over the time of decoding steps
+    tokens_per_round : output tokens of a sequence's round
+    mean_drafted : drafted tokens of a sequence's round
+    tpot_s : seconds per output token after the first, (finished - first token) / (tokens - 1), of requests with more
+        than a single token
+    ttft_s : seconds to the first token, waiting and prefill included
+    goodput_per_s, within : requests per second that keep the bounds on latency, and their share; None without a bound
     """
 
     label: str
@@ -87,23 +75,11 @@ def summarise_run(
 ) -> ServingSummary:
     """Rates and latencies of a run's steady state.
 
-    Parameters
-    ----------
-    run : ServingRun
-        As `serve` gives it.
-    warm_up : float
-        Share of the requests that warm the server up, in [0, 1).
-    tpot_bound_s, ttft_bound_s : float, optional
-        What a request has to keep to count as good.
+    run : as `serve` gives it
+    warm_up : share of the requests that warm the server up, in [0, 1)
+    tpot_bound_s, ttft_bound_s : what a request has to keep to count as good
 
-    Returns
-    -------
-    ServingSummary
-
-    Raises
-    ------
-    InputError
-        Where no steady state is left.
+    Raises InputError where no steady state is left.
     """
     if not 0 <= warm_up < 1:
         raise InputError(f"warm_up={warm_up} is no share; give at least 0 and less than 1")

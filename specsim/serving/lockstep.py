@@ -42,20 +42,12 @@ class BatchRounds(NamedTuple):
 class Lockstep:
     """A trace decoded in batches.
 
-    Parameters
-    ----------
-    label : str
-        Of the policy or rule.
-    batch : int
-        Sequences of a full batch.
-    rounds : BatchRounds
-        Rounds of every sequence.
-    cached : int [R]
-        Tokens in the cache before each round.
-    seconds : RoundSeconds
-        Seconds of every round of a batch [Q].
-    sequences : int
-        Of the trace.
+    label : of the policy or rule
+    batch : sequences of a full batch
+    rounds : rounds of every sequence
+    cached : int [R], tokens in the cache before each round
+    seconds : seconds of every round of a batch [Q]
+    sequences : of the trace
     """
 
     label: str
@@ -124,30 +116,15 @@ def lockstep(
 ) -> Lockstep:
     """Decode sequences of a trace together.
 
-    Parameters
-    ----------
-    drafts : Drafts
-        What every sequence drafts, see `drafts_of`.
-    cost : BatchCost
-        Of passes over batches.
-    batch : int
-        Sequences that start together.
-    order : int [M], optional
-        Sequences of the trace in the order in which they start, with repetitions; default: each once.
-    refill : bool
-        Whether the next sequence takes the place of a finished sequence at once. Otherwise the batch shrinks, and the
-        next batch starts when all have finished.
-    context : int, optional
-        Tokens in every sequence's cache, in place of those of the trace.
+    drafts : what every sequence drafts, see `drafts_of`
+    cost : of passes over batches
+    batch : sequences that start together
+    order : int [M], sequences of the trace in the order in which they start, with repetitions; default: each once
+    refill : whether the next sequence takes the place of a finished sequence at once. Otherwise the batch shrinks, and
+        the next batch starts when all have finished
+    context : tokens in every sequence's cache, in place of those of the trace
 
-    Returns
-    -------
-    Lockstep
-
-    Raises
-    ------
-    InputError
-        For a batch below 1, a negative context, or no sequence.
+    Raises InputError for a batch below 1, a negative context, or no sequence.
     """
     taken = np.arange(drafts.trace.sequences) if order is None else np.asarray(order, dtype=np.int64)
     if batch < 1 or taken.size == 0 or (context is not None and context < 0):

@@ -142,32 +142,17 @@ def speedup_map(
 ) -> SpeedupMap:
     """Speedup of each policy or rule at each batch and context.
 
-    Parameters
-    ----------
-    trace : Trace
-        Recorded drafts.
-    cost : BatchCost
-        Seconds of passes over batches.
-    arms : sequence of Policy or DraftLengthRule
-        Policies and rules to compare.
-    batches : sequence of int
-        Increasing.
-    contexts : sequence of int or None
-        Tokens in every sequence's cache; None for those of the trace.
-    seed : int
-        Seed of the order of sequences and of the policies' random draws.
-    progress : callable
-        Called with (done, total) cells.
+    trace : recorded drafts
+    cost : seconds of passes over batches
+    arms : policies and rules to compare
+    batches : increasing
+    contexts : tokens in every sequence's cache; None for those of the trace
+    seed : seed of the order of sequences and of the policies' random draws
+    progress : called with (done, total) cells
 
-    Returns
-    -------
-    SpeedupMap
-        Intervals are over sequences: each round's seconds are shared evenly by the sequences in it.
+    Intervals are over sequences: each round's seconds are shared evenly by the sequences in it.
 
-    Raises
-    ------
-    InputError
-        For batches that do not increase from 1 or more, or policies that cannot be batched.
+    Raises InputError for batches that do not increase from 1 or more, or policies that cannot be batched.
     """
     if not arms or not batches or batches[0] < 1 or any(a >= b for a, b in pairwise(batches)):
         raise InputError(f"batches {list(batches)}: give increasing ones from 1 on, such as 1,2,4,8")

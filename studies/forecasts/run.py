@@ -10,8 +10,7 @@ import json
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from specsim.cli.console import progress_bar
 from specsim.io.files import remove_folder
 from studies.common import Config, Document, cached
 from studies.forecasts.report import report
-from studies.measurement.run import BURSTS
+from studies.measurement.run import BURSTS, beside
 
 RECORDED = ("run-*.json",)
 BUSY_AND_REST_S = ("0.1", "2.0", "0.1", "2.0")
@@ -38,17 +37,6 @@ ROW = ("label", "policy", "measured", "predicted", "rounds_identical_percent", "
 FORECAST = ("forecast", "forecast_without_probe", "text_known", "text_known_without_probe", "costs_known")
 
 
-@contextmanager
-def beside(state: Config) -> Iterator[None]:
-    """Run this many processes of each kind meanwhile."""
-    programs = [[BURSTS, *BUSY_AND_REST_S]] * state["bursts"] + [[MEMORY]] * state["memory"]
-    with ExitStack() as stack:
-        for program in programs:
-            process = stack.enter_context(subprocess.Popen([sys.executable, "-c", *program]))
-            stack.callback(process.kill)
-        yield
-
-
 def setting_of(number: int, config: Config) -> tuple[Config, Config]:
     """Return the state of the machine and the costs of a run, so that every pair of them comes up."""
     return config["states"][number % len(config["states"])], config["costs"][number % len(config["costs"])]
@@ -62,7 +50,7 @@ def validated(number: int, out: Path, config: Config) -> Document:
     pair = ["--target", config["target"], "--drafter", config["drafter"], "--threads", str(config["threads"])]
     command = [sys.executable, "-m", "realrun", "validate", *pair, "--out", str(folder), "--seed", str(number)]
     command += [*shlex.split(config["options"]), *(["--cost", cost] if cost else [])]
-    with beside(state):
+    with beside([[BURSTS, *BUSY_AND_REST_S]] * state["bursts"] + [[MEMORY]] * state["memory"]):
         done = subprocess.run(command, check=False, stdout=subprocess.DEVNULL)
     if done.returncode not in (0, 1):  # 1 where no difference exceeds the noise floor
         raise SystemExit(f"run {number} ended with {done.returncode}: {shlex.join(command)}")
@@ -81,8 +69,6 @@ def main(out: Path, config: Config) -> None:
     documents = []
     with progress_bar() as progress:
         for number in range(config["runs"]):
-            documents.append(
-                cached(out / f"run-{number:02}.json", lambda number=number: validated(number, out, config))
-            )  # type: ignore[misc]
+            documents.append(cached(out / f"run-{number:02}.json", partial(validated, number, out, config)))
             progress("sealed forecasts", number + 1, config["runs"])
     report(config, documents).write(out)

@@ -13,8 +13,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,18 +50,19 @@ while True:
 
 
 @contextmanager
-def load_of(name: str, config: Config) -> Iterator[None]:
+def beside(programs: Iterable[Sequence[str]]) -> Iterator[None]:
+    """Run these Python programs, each with its arguments, meanwhile."""
+    with ExitStack() as stack:
+        for program in programs:
+            process = stack.enter_context(subprocess.Popen([sys.executable, "-c", *program]))
+            stack.callback(process.kill)
+        yield
+
+
+def load_of(name: str, config: Config) -> AbstractContextManager[None]:
     """Another process that computes in bursts, or nothing."""
-    if name == "idle":
-        yield
-        return
     numbers = [str(value) for value in (*config["busy_s"], *config["rest_s"])]
-    other = subprocess.Popen([sys.executable, "-c", BURSTS, *numbers])
-    try:
-        yield
-    finally:
-        other.terminate()
-        other.wait()
+    return beside([] if name == "idle" else [[BURSTS, *numbers]])
 
 
 def arms_of(config: Config) -> tuple[list[Arm], Any]:

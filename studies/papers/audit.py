@@ -35,13 +35,8 @@ def findings_of(paper: str) -> tuple[Finding, ...]:
 def findings() -> tuple[Finding, ...]:
     """Findings on all five papers, recomputed from the transcribed tables.
 
-    Raises
-    ------
-    InputError
-        If a table was edited since its transcription.
+    Raises InputError if a table was edited since its transcription.
 
-    Examples
-    --------
     >>> from studies.papers.audit import findings
     >>> by_name = {finding.name: finding for finding in findings()}
     >>> round(by_name["eesd.eq14_one_ratio_error"].value, 2)

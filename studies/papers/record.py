@@ -20,27 +20,16 @@ FIELD = re.compile(r"{([\w.]+):(?:(low|high):)?([^}]+)}")
 class Finding:
     """Figure recomputed from a paper's tables.
 
-    Parameters
-    ----------
-    name : str
-        paper.figure, or paper.figure.row for a member of a series. Names do not change.
-    paper : str
-        Key of `studies.papers.tables.PAPERS`.
-    tables : tuple of str
-        Tables, rows and cells that the figure is computed from, "table: row: column".
-    value : float
-        The figure.
-    unit : str
-        Its unit; "" for plain numbers and shares.
-    low, high : float or None
-        Interval that the rounding of the printed cells allows, range over rows, or 95 % interval of a simulation;
-        `text` says which if it is either of the last two.
-    verdict : {"supports", "contradicts", "cannot decide"}
-        Whether the figure agrees with what the paper prints.
-    text : str
-        One sentence.
-    erratum : str
-        Case of docs/errata.md that explains it, such as "A15"; "" for none.
+    name : paper.figure, or paper.figure.row for a member of a series. Names do not change
+    paper : key of `studies.papers.tables.PAPERS`
+    tables : tables, rows and cells that the figure is computed from, "table: row: column"
+    value : the figure
+    unit : its unit; "" for plain numbers and shares
+    low, high : interval that the rounding of the printed cells allows, range over rows, or 95 % interval of a
+        simulation; `text` says which if it is either of the last two
+    verdict : whether the figure agrees with what the paper prints
+    text : one sentence
+    erratum : case of docs/errata.md that explains it, such as "A15"; "" for none
     """
 
     name: str

@@ -14,18 +14,11 @@ from specsim.replaying.intervals import Estimate
 def linear_parts(top: npt.ArrayLike, bottom: npt.ArrayLike) -> Floats:
     """What every sequence adds, to first order, to each seed's ratio of sums over sequences.
 
-    Parameters
-    ----------
-    top, bottom : array_like, shape (R, S)
-        Of R seeds on the same S sequences, such as tokens and rounds. Every seed's `bottom` sums to more than 0.
+    top, bottom : array_like, shape (R, S), of R seeds on the same S sequences, such as tokens and rounds. Every seed's
+        `bottom` sums to more than 0
 
-    Returns
-    -------
-    float array, shape (R, S)
-        Its mean over sequences is the seed's ratio, sum of `top` over sum of `bottom`.
+    Returns [R, S], whose mean over sequences is the seed's ratio, sum of `top` over sum of `bottom`.
 
-    Examples
-    --------
     >>> from studies.training.over_seeds import linear_parts
     >>> linear_parts([[2, 4], [3, 3]], [[1, 1], [1, 2]]).mean(axis=1)
     array([3., 2.])
@@ -47,18 +40,10 @@ def mean_over_seeds(parts: Floats) -> Estimate:
     What sequence and seed do together is counted in both terms, and t_2 = 4.3 of three seeds asks much: the interval is
     too wide rather than narrow.
 
-    Parameters
-    ----------
-    parts : float array, shape (R, S)
-        Linear parts of R > 1 seeds on S > 1 sequences; of a paired difference, those of a minus those of b.
+    parts : float array, shape (R, S), linear parts of R > 1 seeds on S > 1 sequences; of a paired difference, those of
+        a minus those of b
 
-    Returns
-    -------
-    Estimate
-
-    References
-    ----------
-    Howe 1974, Approximate Confidence Limits on the Mean of X + Y, J. Am. Stat. Assoc. 69.
+    References: Howe 1974, Approximate Confidence Limits on the Mean of X + Y, J. Am. Stat. Assoc. 69.
     """
     value = float(parts.mean())
     reach = math.hypot(_reach(parts.mean(axis=1)), _reach(parts.mean(axis=0)))

@@ -9,11 +9,10 @@ import numpy as np
 
 from specsim.report.table import Column, plain
 from studies.common import Config, Document
-from studies.figures import line_panels
-from studies.report import Report, load_line, machine_line
+from studies.figures import dots
+from studies.report import Report, load_line, machine_line, median_load
 
 Row = Mapping[str, Any]
-CHANGE = "slowdown_percent"
 TENTH = plain(lambda value: f"{value:.1f}")
 
 
@@ -26,32 +25,26 @@ def report(config: Config, machine: Document, comparisons: Sequence[Document]) -
     rows = [row_of(case, by_case[case["name"]]) for case in config["cases"]]
     built_in = [row for row in rows if row["percent"] == max(row["percent"] for row in rows)]
     equal = [row for row in rows if row["percent"] == 0]
-    labels = [row["label"] for row in comparisons[0]["rows"]]
-    first = {name: documents[0] for name, documents in by_case.items()}
     return Report(
         question="How small a slowdown does `realrun compare` find?",
         answer=f"In {config['minutes']:g} minutes it found {total(built_in, 'found')} of "
         f"{total(built_in, 'comparisons')} slowdowns of {built_in[0]['percent']:g} %. It called a version faster or "
         f"slower than itself in {total(equal, 'changes')} of {total(equal, 'comparisons')} comparisons.",
-        figure=line_panels(
-            {
-                label: {
-                    name: (
-                        range(1, len(documents) + 1),
-                        [document["rows"][at]["slowdown_percent"] for document in documents],
-                    )
-                    for name, documents in by_case.items()
-                }
-                for at, label in enumerate(labels)
-            },
-            ("comparison", "time per token of the head over the base, in percent"),
+        figure=dots(
+            [
+                ("" if number else name, {row["label"]: row["slowdown_percent"] for row in document["rows"]})
+                for name, documents in by_case.items()
+                for number, document in enumerate(documents)
+            ],
             "slowdowns",
-            level=0.0,
+            "Measured slowdowns",
+            "change of the time per token, %, with the interval of the comparison; positive is slower",
+            level=0,
         ),
         figure_name="slowdowns",
-        caption="Measured slowdowns with the intervals of each comparison, by row and by what was built in",
+        caption="Measured change of the time per token in each comparison, by the slowdown built into the head",
         columns=[
-            Column("built in", "case"),
+            Column("slowdown built into the head", "case"),
             Column("comparisons", "comparisons"),
             Column("found slower", "found"),
             Column("any change reported", "changes"),
@@ -63,15 +56,15 @@ def report(config: Config, machine: Document, comparisons: Sequence[Document]) -
         table=[csv_row(document, row) for document in comparisons for row in document["rows"]],
         trust=[
             f"Prompts: {config['prompts']} of {config['max_new_tokens']} tokens, {config['mode']} decoding, "
-            f"{config['policy']} with K = {config['settings']['k']}. Drafting alone is slowed by a share of the whole "
-            "round, which the baseline does not meet.",
+            f"{config['policy']} with K = {config['settings']['k']}. A slowdown of drafting is a share of the whole "
+            "round's time and leaves the baseline without speculation as it is.",
             machine_line(config, machine),
-            f"{load_line(first)} Busy: another process computes for {config['busy_s'][0]} to {config['busy_s'][1]} s "
-            "and rests as long.",
-            f"Noise floor: processes of the same version differ by a standard deviation of "
-            f"{100 * process_deviation(comparisons):.2f} % within a restart (A/A test of the base's two processes).",
-            "Found: the policy is called slower. Not decidable: the interval of a row holds the limit of "
-            f"{config['max_slowdown_percent']:g} % at the end.",
+            f"{load_line({name: median_load(documents) for name, documents in by_case.items()})} Busy: another process "
+            f"computes for {config['busy_s'][0]} to {config['busy_s'][1]} s and rests as long.",
+            "Noise floor: within a restart, the time per token of a process has a standard deviation of "
+            f"{100 * process_deviation(comparisons):.2f} % (A/A test: two processes of the base).",
+            "Found slower: the verdict on the policy. Not decidable: at the end an interval still contains the limit "
+            f"of {config['max_slowdown_percent']:g} %.",
         ],
     )
 
@@ -105,7 +98,6 @@ def process_deviation(comparisons: Sequence[Document]) -> float:
 
 def csv_row(document: Document, row: Row) -> dict[str, Any]:
     """Return a row of table.csv."""
-    keys = (CHANGE, "null_percent", "verdict", "exceeds")
-    return {"case": document["case"], "policy": row["label"], "restarts": document["restarts"]} | {
-        key: row[key] for key in keys
-    }
+    keys = ("slowdown_percent", "null_percent", "verdict", "exceeds")
+    named = {"case": document["case"], "policy": row["label"], "restarts": document["restarts"]}
+    return {**named, **{key: row[key] for key in keys}}

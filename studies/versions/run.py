@@ -15,14 +15,12 @@ from functools import partial
 from pathlib import Path
 
 from realrun.decode.sampling import Sampler
-from realrun.pairs.pair import load_pair
 from realrun.pairs.prompts import study_prompts
-from realrun.provenance import provenance
 from realrun.versions.compare import CompareSettings, compare
 from specsim.cli.console import progress_bar
 from specsim.io.progress import Progress
 from specsim.policy.registry import make_policy
-from studies.common import Config, Document, cached, named
+from studies.common import Config, Document, cached, load, named
 from studies.measurement.run import load_of
 from studies.versions.report import report
 
@@ -72,10 +70,8 @@ def checkouts(part: str, percent: float) -> Iterator[tuple[str, str]]:
 
 def run_comparison(case: Config, number: int, config: Config, progress: Progress) -> Document:
     """Compare base and head once; return the part that the report is made of."""
-    pair = {name: config[name] for name in ("target", "drafter", "dtype", "threads")}
-    loaded = load_pair(**pair)
     settings = CompareSettings(
-        pair,
+        {name: config[name] for name in ("target", "drafter", "dtype", "threads")},
         [make_policy(config["policy"], config["settings"])],
         Sampler(config["mode"], config["temperature"], seed=config["seed"]),
         config["max_new_tokens"],
@@ -84,7 +80,7 @@ def run_comparison(case: Config, number: int, config: Config, progress: Progress
         config["max_slowdown_percent"],
         config["clock"],
     )
-    prompts = study_prompts(loaded.tokenizer, config["prompts"])
+    prompts = study_prompts(load(config, config["drafter"]).tokenizer, config["prompts"])
     with (
         checkouts(case["part"], case["percent"]) as sides,
         tempfile.TemporaryDirectory() as out,
@@ -97,8 +93,7 @@ def run_comparison(case: Config, number: int, config: Config, progress: Progress
 
 def machine(config: Config) -> Document:
     """Describe the machine."""
-    pair = load_pair(config["target"], dtype=config["dtype"], threads=config["threads"], drafter=config["drafter"])
-    return {"environment": provenance(pair.device, pair.number_type), "dtype": config["dtype"]}
+    return {"environment": load(config, config["drafter"]).environment, "dtype": config["dtype"]}
 
 
 def main(out: Path, config: Config) -> None:

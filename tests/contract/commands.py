@@ -69,7 +69,7 @@ Document = Any  # parsed JSON
 # or follows from that, sentences for people, and what is long and told by other fields. "every" is left out everywhere.
 DROPPED = {
     "every": "trace provenance environment date precise record_seconds time_over_generation reason warnings doc source",
-    "leaderboard": "sequence_seconds",
+    "leaderboard": "sequence_seconds made costs",
     "written": "parameters checksums",
     "validate": "measured error_percent median_abs_error_percent p90_abs_error_percent errors "
     "machine_state time made costs error_parts null_arm noise_floor_percent resolved overhead "

@@ -11,7 +11,7 @@ import pytest
 
 from specsim.report.table import SPEEDUP, Column
 from studies import __main__ as command
-from studies.figures import line_panels, speedup_dots
+from studies.figures import COLORS, dots, line_panels, speedup_dots
 from studies.report import Report, csv_text, error_line, load_line, markdown_table
 
 WRITTEN = ("report.md", "table.csv")
@@ -72,6 +72,14 @@ def test_a_report_shows_part_of_its_table(tmp_path: Path) -> None:
         "a,1.23457,1.1,1.5,12",
         "b,1.23457,1.1,1.5,",
     ]
+
+
+def test_a_row_has_a_dot_per_estimate_and_only_named_rows_a_label() -> None:
+    rows = [(label, {"forecast": ESTIMATE, "text known": ESTIMATE, "own": ESTIMATE}) for label in ("idle", "", "busy")]
+    drawn = dots(rows, "n", "title", "error, %", level=0.0)
+    assert [drawn.count(f">{text}<") for text in ("forecast", "text known", "own", "idle", "busy")] == [1] * 5
+    colors = [drawn.count(f"fill: {color}; stroke: #ffffff") for color in COLORS[:4]]
+    assert colors == [len(rows) + 1] * 3 + [0]  # and the legend's
 
 
 def test_lines_keep_their_color_over_panels() -> None:

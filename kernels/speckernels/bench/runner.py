@@ -79,11 +79,9 @@ def run_bench(
 ) -> Document:
     """Measure operations and return the document, which is also written to `out` after each case.
 
-    Parameters
-    ----------
     out : file to write; rows that it already has are not measured again
-    minutes : no case starts that might not end by then, judging by its operation's slowest so
-        far; each operation first gets an equal share of the time
+    minutes : no case starts that might not end by then, judging by its operation's slowest so far; each operation first
+        gets an equal share of the time
     ops, backends : names; empty means all, on a CPU and in a quick run all but those of COMPILED
     device : by default the GPU, else the CPU, where shapes are small and only torch is timed
     quick : fewer cases and repeats
@@ -91,10 +89,7 @@ def run_bench(
     case : words such as nodes=64, all of which a case's label must hold
     progress : called with the case, the number done and their total
 
-    Raises
-    ------
-    BenchError
-        For an unknown name, a file measured elsewhere, or a GPU that stopped answering.
+    Raises BenchError for an unknown name, a file measured elsewhere, or a GPU that stopped answering.
     """
     where = machine.default_device() if device is None else _usable(device)
     operations = chosen(ops)

@@ -35,14 +35,12 @@ class StaticLlama(LlamaLM):
     A drafter's pass is a subclass that overrides the input of its rows (`_input`) and what else a pass does (`_open`).
     Passes of the same shape may come in variants, each of which is a graph.
 
-    Parameters
-    ----------
-    capacity : tokens that each sequence has room for, at most the model's positions; by default
-        4096 or the model's positions. A longer sequence, tree nodes included, makes the
-        buffers grow, which drops all graphs: call `warm` or `reserve` before timing starts
+    capacity : tokens that each sequence has room for, at most the model's positions; by default 4096 or the model's
+        positions. A longer sequence, tree nodes included, makes the buffers grow, which drops all graphs: call `warm`
+        or `reserve` before timing starts
     batch : B
-    graphs, compiled : record graphs; join elementwise operations by torch.compile, which needs
-        Triton. Unless given, both where the model is on a GPU
+    graphs, compiled : record graphs; join elementwise operations by torch.compile, which needs Triton. Unless given,
+        both where the model is on a GPU
     """
 
     describes = True

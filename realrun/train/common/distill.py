@@ -61,14 +61,9 @@ class TextSettings(Settings):
 class TrainingText:
     """Tokens to train on.
 
-    Parameters
-    ----------
-    sources : list of (int32 array [n], float)
-        Token arrays with their share of the training windows.
-    held_out : int32 array [m]
-        Tokens that training never sees.
-    facts : dict
-        Description of the text for the drafter's file.
+    sources : list of (int32 array [n], float), token arrays with their share of the training windows
+    held_out : int32 array [m], tokens that training never sees
+    facts : description of the text for the drafter's file
     """
 
     sources: list[tuple[Tokens, float]]

@@ -16,14 +16,9 @@ from realrun.train.common.loop import Job, wide
 class ModuleJob(Job):
     """Trains all parameters of a module, in float32 at least, beside a frozen target.
 
-    Parameters
-    ----------
-    target : module
-        Frozen.
-    module : module
-        Trained; of the target's type, it is widened to float32 at least.
-    lr : float
-        Peak of the learning rate.
+    target : frozen
+    module : trained; of the target's type, it is widened to float32 at least
+    lr : peak of the learning rate
     """
 
     def __init__(self, target: Any, module: Any, lr: float):

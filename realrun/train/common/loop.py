@@ -51,27 +51,16 @@ Row = dict[str, Any]
 class LoopSettings(Settings):
     """Settings of the loop. A step processes batch_windows windows of window_tokens tokens.
 
-    Parameters
-    ----------
-    steps : int
-        Optimizer steps.
-    batch_windows, window_tokens : int
-        Windows of a step, and tokens of a window.
-    warmup_steps : int, optional
-        Steps in which the learning rate rises linearly, before it falls as a cosine to zero (MEDUSA 4.0.1); None
-        for a tenth of the steps, from 10 (or half the steps, if that is less) to 40.
-    seed : int
-        Seed of windows and torch's noise.
-    device : str
-        Device that computes the losses.
-    dtype : str
-        "bfloat16" computes under torch.autocast: frozen parts in the target's type, trained parts in float32.
-    micro_windows : int
-        Windows that pass through the model at once, for memory; 0 for all of a step's.
-    log_every : int, optional
-        Steps between two rows of the log, which hold means; None for 10, or a tenth of a short training.
-    checkpoint_s : float
-        Seconds between two checkpoints; does not change the result.
+    steps : optimizer steps
+    batch_windows, window_tokens : windows of a step, and tokens of a window
+    warmup_steps : steps in which the learning rate rises linearly, before it falls as a cosine to zero (MEDUSA 4.0.1);
+        None for a tenth of the steps, from 10 (or half the steps, if that is less) to 40
+    seed : seed of windows and torch's noise
+    device : device that computes the losses
+    dtype : "bfloat16" computes under torch.autocast: frozen parts in the target's type, trained parts in float32
+    micro_windows : windows that pass through the model at once, for memory; 0 for all of a step's
+    log_every : steps between two rows of the log, which hold means; None for 10, or a tenth of a short training
+    checkpoint_s : seconds between two checkpoints; does not change the result
     """
 
     steps: int = setting(low=1)

@@ -27,20 +27,12 @@ def silent(stage: str, done: int, total: int) -> None:
 class TextRun:
     """Text and length of a training, and where its drafter is written.
 
-    Parameters
-    ----------
-    text : TextSettings or TrainingText
-        Text to be encoded and written by the target, or ready token arrays.
-    loop : LoopSettings
-        Steps, windows, number type and seed.
-    out : Path
-        Folder of the drafter. A run with the same settings that was killed goes on from what it holds.
-    cache : Path, optional
-        Folder of the encoded and the generated text, `out` unless given; several trainings may share it.
-    stored : torch.dtype
-        Number type of the drafter's file.
-    progress : callable
-        Called with (stage, done, total).
+    text : text to be encoded and written by the target, or ready token arrays
+    loop : steps, windows, number type and seed
+    out : folder of the drafter. A run with the same settings that was killed goes on from what it holds
+    cache : folder of the encoded and the generated text, `out` unless given; several trainings may share it
+    stored : torch.dtype Number type of the drafter's file
+    progress : called with (stage, done, total)
     """
 
     text: TextSettings | TrainingText
@@ -59,18 +51,11 @@ class TextRun:
 class Method:
     """A method that trains drafters of a kind.
 
-    Parameters
-    ----------
-    kind : str
-        The drafter's kind, as its file names it.
-    plan : mapping
-        What determines the result beside target, loop and text; "drafter" names the method.
-    facts : mapping
-        What the file says about the drafter beside target, text, loop and provenance.
-    objective : str
-        The loss, in words; the file does not mention it if empty.
-    ahead : int
-        Tokens that the drafter proposes at once; windows are longer.
+    kind : the drafter's kind, as its file names it
+    plan : what determines the result beside target, loop and text; "drafter" names the method
+    facts : what the file says about the drafter beside target, text, loop and provenance
+    objective : the loss, in words; the file does not mention it if empty
+    ahead : tokens that the drafter proposes at once; windows are longer
     """
 
     kind: str
@@ -88,26 +73,15 @@ class Method:
 def train_on_text(pair: Pair, method: Method, make_job: Callable[[], Job], run: TextRun) -> dict[str, Any]:
     """Train a drafter of the pair's target and write OUT/drafter.safetensors.
 
-    Parameters
-    ----------
-    pair : Pair
-        Only its target and tokenizer are used.
-    method : Method
-        Plan and description of the training.
-    make_job : callable
-        Makes the job after the text is ready. The target is restored afterwards.
-    run : TextRun
-        Text, loop and folder.
+    pair : only its target and tokenizer are used
+    method : plan and description of the training
+    make_job : makes the job after the text is ready. The target is restored afterwards
+    run : text, loop and folder
 
-    Returns
-    -------
-    dict, the file's facts with "drafter", its path, "kind", and "history", the rows of the log
+    Returns the file's facts with "drafter", its path, "kind", and "history", the rows of the log
 
-    Raises
-    ------
-    InputError
-        If the folder holds another training, windows are too short or longer than the target reads,
-        or `run_loop` raises it.
+    Raises InputError if the folder holds another training, windows are too short or longer than the target reads, or
+    `run_loop` raises it.
     """
     if run.loop.window_tokens <= method.ahead:
         raise InputError(

@@ -150,29 +150,17 @@ class PromptOptions(SharedOptions):
 class Training:
     """A training, as `realrun train` offers it.
 
-    Parameters
-    ----------
-    name : str
-        Name of the command.
-    settings : type
-        Settings of this training alone; fields with a `doc` become options.
-    run : callable
-        Called as `shared.start` says, for example run(pair, settings, text_run); returns a JSON document, which
-        contains the drafter's path.
-    help : str
-        Help of the command; its first paragraph is a single line.
-    shared : type
-        Options shared by trainings of this kind, on text or on prompts.
-    defaults : mapping
-        Defaults of shared options that differ here.
-    summarise : callable
-        Makes the table that is printed, from the document.
-    trains : str
-        "drafter" or "predictor"; the document has its path under this name.
-    beside_draft : bool
-        Whether the training needs a pair, not a target alone.
-    smoke_test : bool
-        Whether --smoke-test is offered; the settings need `smoke` values then.
+    name : name of the command
+    settings : settings of this training alone; fields with a `doc` become options
+    run : called as `shared.start` says, for example run(pair, settings, text_run); returns a JSON document, which
+        contains the drafter's path
+    help : help of the command; its first paragraph is a single line
+    shared : options shared by trainings of this kind, on text or on prompts
+    defaults : defaults of shared options that differ here
+    summarise : makes the table that is printed, from the document
+    trains : "drafter" or "predictor"; the document has its path under this name
+    beside_draft : whether the training needs a pair, not a target alone
+    smoke_test : whether --smoke-test is offered; the settings need `smoke` values then
     """
 
     name: str

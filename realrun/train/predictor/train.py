@@ -218,31 +218,17 @@ def train_predictor(
 ) -> dict[str, Any]:
     """Collect samples, train on them, and write OUT/predictor.safetensors.
 
-    Parameters
-    ----------
-    pair : Pair
-        Target and drafter that the predictor is for.
-    prompts : sequence of Prompt
-        Decoded for samples; do not use prompts that traces will be recorded on.
-    settings : PredictorSettings
-    out : Path
-        Folder of the predictor. A killed run with the same settings is continued. OUT/collected may be deleted at the
-        end.
-    progress : callable
-        Called with (stage, done, total).
+    pair : target and drafter that the predictor is for
+    prompts : decoded for samples; do not use prompts that traces will be recorded on
+    out : folder of the predictor. A killed run with the same settings is continued. OUT/collected may be deleted at the
+        end
+    progress : called with (stage, done, total)
 
-    Returns
-    -------
-    dict, facts, held-out quality and the loss curve, JSON-able
+    Returns facts, held-out quality and the loss curve, JSON-able
 
-    Raises
-    ------
-    InputError
-        If the folder has other settings, or there are too few prompts to hold some out.
+    Raises InputError if the folder has other settings, or there are too few prompts to hold some out.
 
-    References
-    ----------
-    Liu et al. 2024 (EESD), Eq. 5.
+    References: Liu et al. 2024 (EESD), Eq. 5.
     """
     if len(prompts) < PARTS:
         raise InputError(f"{len(prompts)} prompts are too few to hold some out; give at least {PARTS}")

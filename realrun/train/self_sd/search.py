@@ -77,30 +77,17 @@ def train_self_sd(
 ) -> dict[str, Any]:
     """Search the sublayers to skip, and write OUT/drafter.safetensors and OUT/search.json.
 
-    Parameters
-    ----------
-    pair : Pair
-        Only its target and tokenizer are used.
-    prompts : sequence of Prompt
-        Prompts that the target continues for calibration.
-    settings : SelfSDSettings
-    out : Path
-        Folder of the drafter. A killed run with the same settings is continued; it may have more trials.
-    progress : callable
-        Called with (stage, done, total).
+    pair : only its target and tokenizer are used
+    prompts : prompts that the target continues for calibration
+    out : folder of the drafter. A killed run with the same settings is continued; it may have more trials
+    progress : called with (stage, done, total)
 
-    Returns
-    -------
-    dict, the contents of OUT/search.json
+    Returns the contents of OUT/search.json.
 
-    Raises
-    ------
-    InputError
-        If the folder holds another search, prompts are missing or too long, or no sublayer can be skipped.
+    Raises InputError if the folder holds another search, prompts are missing or too long, or no sublayer can be
+    skipped.
 
-    References
-    ----------
-    Zhang et al. 2024 (Draft & Verify), section 3.2.
+    References: Zhang et al. 2024 (Draft & Verify), section 3.2.
     """
     check_installed()
     refuse_file(out)

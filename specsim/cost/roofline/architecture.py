@@ -29,27 +29,16 @@ Routing = Literal["uniform", "balanced"]
 class Experts:
     """The mixture of experts in place of a layer's MLP.
 
-    Parameters
-    ----------
-    count, per_token : int
-        Experts of a layer, and how many of them a token goes to.
-    intermediate_size : int
-        Inner width of an expert.
-    shared_intermediate_size : int
-        Inner width of the expert that every token goes to; 0: there is none.
-    routing : {"uniform", "balanced"}
-        Whether tokens choose experts uniformly and independently, or so that as many experts as possible get a token.
-    probs : tuple of float, optional
-        Router statistics in place of `routing`: the probability that a token goes to each expert; `count` numbers
-        that sum to `per_token`.
+    count, per_token : experts of a layer, and how many of them a token goes to
+    intermediate_size : inner width of an expert
+    shared_intermediate_size : inner width of the expert that every token goes to; 0: there is none
+    routing : whether tokens choose experts uniformly and independently, or so that as many experts as possible get a
+        token
+    probs : router statistics in place of `routing`: the probability that a token goes to each expert; `count` numbers
+        that sum to `per_token`
 
-    Raises
-    ------
-    InputError
-        For probabilities that are none, or more experts a token than there are.
+    Raises InputError for probabilities that are none, or more experts a token than there are.
 
-    Examples
-    --------
     >>> from specsim.cost.roofline.architecture import Experts
     >>> mixtral = Experts(count=8, per_token=2, intermediate_size=14336)
     >>> mixtral.read([1, 2, 4]).tolist()
@@ -92,27 +81,15 @@ class Experts:
 class Architecture:
     """A decoder of transformer layers, dense or with mixtures of experts.
 
-    Parameters
-    ----------
-    name : str
-        As errors call it.
-    hidden_size, intermediate_size, vocab_size : int
-        Widths of states, of a dense MLP, of the head.
-    num_layers, num_heads, num_kv_heads, head_dim : int
-        Layers; query heads, key-value heads and their width.
-    tied : bool
-        Whether the head is the embedding's table.
-    experts : Experts, optional
-        Of all layers but the first `dense_layers` ones.
-    window, window_layers : int
-        Tokens that a layer with a sliding window attends to, and how many layers have such a window.
-    projected_inputs : int
-        States and embeddings that are projected to a single state before the first layer; EAGLE: 2.
-    medusa_heads : int
-        Residual blocks on the last state, each with a head of its own.
+    name : as errors call it
+    hidden_size, intermediate_size, vocab_size : widths of states, of a dense MLP, of the head
+    num_layers, num_heads, num_kv_heads, head_dim : layers; query heads, key-value heads and their width
+    tied : whether the head is the embedding's table
+    experts : of all layers but the first `dense_layers` ones
+    window, window_layers : tokens that a layer with a sliding window attends to, and how many layers have such a window
+    projected_inputs : states and embeddings that are projected to a single state before the first layer; EAGLE: 2
+    medusa_heads : residual blocks on the last state, each with a head of its own
 
-    Examples
-    --------
     >>> from specsim.cost.roofline.architecture import find_architecture
     >>> model = find_architecture("llama-2-7b")
     >>> model.parameters
@@ -199,24 +176,11 @@ def public_shapes() -> dict[str, dict[str, Any]]:
 def find_architecture(model: str | Mapping[str, Any], name: str = "") -> Architecture:
     """The shape of a model.
 
-    Parameters
-    ----------
-    model : str or mapping
-        A name of `public_shapes`, a path to a config.json or its folder, or its content.
-    name : str, optional
-        Name of the model; default: as in `model`.
+    model : a name of `public_shapes`, a path to a config.json or its folder, or its content
+    name : name of the model; default: as in `model`
 
-    Returns
-    -------
-    Architecture
+    Raises InputError for a model that is not known, or of a kind whose passes are not.
 
-    Raises
-    ------
-    InputError
-        For a model that is not known, or of a kind whose passes are not.
-
-    Examples
-    --------
     >>> from specsim.cost.roofline.architecture import find_architecture
     >>> find_architecture("mixtral-8x7b").experts.per_token
     2

@@ -156,9 +156,7 @@ def calibrate(cost: RooflineCost, measured: Measured, cells: Cells | None = None
     overheads = Overheads()
     if len(drafting.seconds):
         fitted, overheads = _fit_drafting(fitted, drafting)
-    step_s = 0.0
-    if not isinstance(measured, ProfileCost):
-        step_s = measured.step_s if isinstance(measured, BatchProfileCost) else measured.autoregressive_overhead_s
+    step_s = measured.step_s if isinstance(measured, BatchProfileCost) else 0.0
     round_s = max(measured.round_overhead() - step_s, 0.0)  # step_s is part of rounds and of plain tokens
     overheads = replace(overheads, step_s=step_s, round_s=round_s, policy_step_s=measured.policy_step())
     return replace(fitted, overheads=overheads, covered=_covered(cost, cells))

@@ -25,14 +25,9 @@ NUMBERED = {"eesd": "layers", "self-sd": "layers", "medusa": "heads"}  # with th
 class Drafter:
     """How a drafter drafts.
 
-    Parameters
-    ----------
-    kind : str
-        "model", "eagle", "edd", "vdm", "eesd", "self-sd", "medusa", "space" or "prompt-lookup".
-    model : Architecture, optional
-        Whose passes draft; None where no pass does.
-    shared_layers : int
-        First layers of the target that drafting has run already where the target verifies, EESD's.
+    kind : "model", "eagle", "edd", "vdm", "eesd", "self-sd", "medusa", "space" or "prompt-lookup"
+    model : whose passes draft; None where no pass does
+    shared_layers : first layers of the target that drafting has run already where the target verifies, EESD's
     """
 
     kind: str
@@ -48,26 +43,13 @@ class Drafter:
 def find_drafter(drafter: str | Mapping[str, Any], target: Architecture) -> Drafter:
     """A drafter of this target.
 
-    Parameters
-    ----------
-    drafter : str or mapping
-        A draft model as of `find_architecture`; "eagle", "edd" or "vdm", a layer of the target's shape and its head;
-        "space" or "prompt-lookup", whose drafts no pass makes; or ``{"kind": "eesd", "layers": N}`` for an exit layer
-        after the target's first N, ``{"kind": "self-sd", "layers": N}`` for N of the target's layers, ``{"kind":
-        "medusa", "heads": K}``; or these in short, "eesd:N", "self-sd:N", "medusa:K".
-    target : Architecture
+    drafter : a draft model as of `find_architecture`; "eagle", "edd" or "vdm", a layer of the target's shape and its
+        head; "space" or "prompt-lookup", whose drafts no pass makes; or ``{"kind": "eesd", "layers": N}`` for an exit
+        layer after the target's first N, ``{"kind": "self-sd", "layers": N}`` for N of the target's layers, ``{"kind":
+        "medusa", "heads": K}``; or these in short, "eesd:N", "self-sd:N", "medusa:K"
 
-    Returns
-    -------
-    Drafter
+    Raises InputError for a kind that is not known, or a number that does not fit the target.
 
-    Raises
-    ------
-    InputError
-        For a kind that is not known, or a number that does not fit the target.
-
-    Examples
-    --------
     >>> from specsim.cost.roofline.architecture import find_architecture
     >>> from specsim.cost.roofline.cost import find_drafter
     >>> find_drafter("eagle", find_architecture("llama-2-7b")).model.parameters
@@ -194,28 +176,15 @@ class PassCost(BatchCost):
 class RooflineCost(PassCost):
     """Costs of a target and a drafter, from their shapes and the hardware's ceilings.
 
-    Parameters
-    ----------
-    target : Roofline
-        The target's passes.
-    drafter : Drafter
-        How drafts are made.
-    draft_passes : Roofline, optional
-        The passes of `drafter.model`; default: on the target's hardware, as its own.
-    batch : int
-        Sequences in lockstep; times are the batch's.
-    overheads : Overheads
-        Overhead of a round besides its passes.
-    covered : Covered, optional
-        Ranges of the calibration; `notes` names requests beyond them.
+    target : the target's passes
+    drafter : how drafts are made
+    draft_passes : the passes of `drafter.model`; default: on the target's hardware, as its own
+    batch : sequences in lockstep; times are the batch's
+    overheads : overhead of a round besides its passes
+    covered : ranges of the calibration; `notes` names requests beyond them
 
-    Raises
-    ------
-    InputError
-        For a batch below 1.
+    Raises InputError for a batch below 1.
 
-    Examples
-    --------
     >>> from specsim.cost.roofline.architecture import find_architecture
     >>> from specsim.cost.roofline.cost import RooflineCost, find_drafter
     >>> from specsim.cost.roofline.hardware import find_hardware

@@ -22,28 +22,15 @@ BITS = {"float32": 32.0, "bfloat16": 16.0, "float16": 16.0, "float8": 8.0, "int8
 class Hardware:
     """One device's ceilings.
 
-    Parameters
-    ----------
-    name : str
-        Name in errors.
-    memory_bytes_s : float
-        Memory bandwidth.
-    flops : mapping of str to float
-        FLOP/s of dense matrix products, by dtype.
-    memory_bytes : float, optional
-        Memory; 0: it does not limit.
-    link_bytes_s : float, optional
-        Bandwidth to other devices of its kind, in a direction; 0: there are none.
-    title, source, date : str, optional
-        Full name, and source of the numbers.
+    name : name in errors
+    memory_bytes_s : memory bandwidth
+    flops : FLOP/s of dense matrix products, by dtype
+    memory_bytes : memory; 0: it does not limit
+    link_bytes_s : bandwidth to other devices of its kind, in a direction; 0: there are none
+    title, source, date : full name, and source of the numbers
 
-    Raises
-    ------
-    InputError
-        For a ceiling that is not positive.
+    Raises InputError for a ceiling that is not positive.
 
-    Examples
-    --------
     >>> from specsim.cost.roofline.hardware import find_hardware
     >>> find_hardware("h100").memory_bytes_s
     3350000000000.0
@@ -79,23 +66,13 @@ class Hardware:
 class Derating:
     """The share of the ceilings that is reached, and the cost of a launch.
 
-    Parameters
-    ----------
-    memory, compute : float
-        Reached shares of memory bandwidth and matrix throughput, above 0, at most 1.
-    launch_s : float
-        Seconds to start an operation.
-    overlap : float
-        Share of the shorter of reading and computing that hides behind the longer. 1 is the roofline; a processor that
-        waits for memory before it computes has less.
+    memory, compute : reached shares of memory bandwidth and matrix throughput, above 0, at most 1
+    launch_s : seconds to start an operation
+    overlap : share of the shorter of reading and computing that hides behind the longer. 1 is the roofline; a processor
+        that waits for memory before it computes has less
 
-    Raises
-    ------
-    InputError
-        For a number out of range.
+    Raises InputError for a number out of range.
 
-    Examples
-    --------
     >>> from specsim.cost.roofline.hardware import Derating
     >>> Derating(memory=0.8, compute=0.7, launch_s=3e-6).overlap
     1.0

@@ -39,31 +39,16 @@ class Roofline:
     An operation takes the longer of reading its bytes and computing its FLOPs, plus its launches. Weights and the cache
     are read once per pass, however many tokens it has; of experts, only those that its tokens go to.
 
-    Parameters
-    ----------
-    model : Architecture
-    hardware : Hardware
-    dtype : str
-        Of states, cache and products.
-    weights : str, optional
-        Of the layers' matrices, "int4", "int8" or "float8", unpacked as they are read; default: `dtype`. Embeddings,
-        routers and the head stay in `dtype`.
-    tensor_parallel : int
-        Devices that share weights and cache.
-    derating : Derating
-        Reached share of the ceilings.
+    dtype : of states, cache and products
+    weights : of the layers' matrices, "int4", "int8" or "float8", unpacked as they are read; default: `dtype`.
+        Embeddings, routers and the head stay in `dtype`
+    tensor_parallel : devices that share weights and cache
+    derating : reached share of the ceilings
 
-    Raises
-    ------
-    InputError
-        For a dtype without throughput, weights that do not fit, or devices without a link.
+    Raises InputError for a dtype without throughput, weights that do not fit, or devices without a link.
 
-    References
-    ----------
-    Williams et al. 2009, "Roofline: an insightful visual performance model".
+    References: Williams et al. 2009, "Roofline: an insightful visual performance model".
 
-    Examples
-    --------
     >>> from specsim.cost.roofline.architecture import find_architecture
     >>> from specsim.cost.roofline.hardware import Derating, find_hardware
     >>> from specsim.cost.roofline.passes import Roofline

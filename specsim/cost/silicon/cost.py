@@ -26,23 +26,13 @@ PASSES = ("hardware", "framework", "dtype", "tensor_parallel", "routing", "atten
 class SiliconCost(PassCost):
     """Costs of a target and a drafter by NVIDIA's measured operators.
 
-    Parameters
-    ----------
-    target : SiliconPasses
-        The target's passes.
-    drafter : Drafter
-        How drafts are made.
-    draft_passes : SiliconPasses, optional
-        The passes of `drafter.model`; default: on the target's hardware, as its own.
-    batch : int
-        Sequences in lockstep; times are the batch's.
-    overheads : Overheads
-        Overhead of rounds.
+    target : the target's passes
+    drafter : how drafts are made
+    draft_passes : the passes of `drafter.model`; default: on the target's hardware, as its own
+    batch : sequences in lockstep; times are the batch's
+    overheads : overhead of rounds
 
-    Raises
-    ------
-    InputError
-        For a batch below 1.
+    Raises InputError for a batch below 1.
     """
 
     target: SiliconPasses

@@ -29,32 +29,18 @@ NORMS, EMBEDDING = 0.8, 0.3  # shares of memory bandwidth, the package's own
 class SiliconPasses:
     """Passes of a model on a GPU, as NVIDIA measured their operations.
 
-    Parameters
-    ----------
-    model : Architecture
-    hardware : str
-        A name of `specsim.cost.silicon.tables.SYSTEMS`.
-    framework : {"vllm", "trtllm", "sglang"}
-        Whose kernels.
-    dtype : {"bfloat16", "float8"}
-        Of the layers' matrices; cache and head are bfloat16.
-    tensor_parallel : int
-        Devices that share the matrices.
-    routing : {"balanced", "power_law_1.01", "power_law_1.2"}
-        How tokens are dealt to experts.
-    attention : {"once", "separate"}
-        Nobody has measured attention of several queries of a sequence over a cache. "once" counts them as a single
-        query, which reads the cache once, the least it can take; "separate" as so many sequences, each of which reads
-        a cache of its own, the most. The truth lies between, near "once" while reading the cache decides.
+    hardware : a name of `specsim.cost.silicon.tables.SYSTEMS`
+    framework : {"vllm", "trtllm", "sglang"}, whose kernels
+    dtype : {"bfloat16", "float8"}, of the layers' matrices; cache and head are bfloat16
+    tensor_parallel : devices that share the matrices
+    routing : {"balanced", "power_law_1.01", "power_law_1.2"}, how tokens are dealt to experts
+    attention : nobody has measured attention of several queries of a sequence over a cache. "once" counts them as a
+        single query, which reads the cache once, the least it can take; "separate" as so many sequences, each of which
+        reads a cache of its own, the most. The truth lies between, near "once" while reading the cache decides
 
-    Raises
-    ------
-    InputError
-        Where the package or tables are missing, or the weights do not fit.
+    Raises InputError where the package or tables are missing, or the weights do not fit.
 
-    References
-    ----------
-    NVIDIA, aiconfigurator-core, https://pypi.org/project/aiconfigurator-core/
+    References: NVIDIA, aiconfigurator-core, https://pypi.org/project/aiconfigurator-core/
     """
 
     model: Architecture

@@ -42,30 +42,18 @@ Skipped = Counter[str]  # lines, records or requests that were left out, by reas
 class ImportedRecords(Result):
     """Contents of an engine's files.
 
-    Parameters
-    ----------
-    source : Trace, Rounds, Counters or None
-        What specsim fits to and replays; None if the files hold only sums or averages, without acceptance by position.
-    engine : str
-        Engine or benchmark that wrote the numbers.
-    definition : str
-        Meaning of the numbers, in words; default: the engine's definitions.
-    version : str
-        Engine version, "" if the files do not name it.
-    requests : int or None
-        Number of requests; None if unknown.
-    output_tokens : tuple of int or None
-        Per request, or a single total.
-    sums : tuple
-        Rounds, drafted and accepted tokens where there is no source; None for unknown ones.
-    averages : mapping
-        Printed averages whose counts are unknown.
-    notes : tuple of str
-        Assumptions, and fields missing from the files.
-    skipped : mapping
-        Number of lines or requests left out, by reason.
-    instead : str
-        What to import instead, where there is no source.
+    source : trace, Rounds, Counters or None What specsim fits to and replays; None if the files hold only sums or
+        averages, without acceptance by position
+    engine : engine or benchmark that wrote the numbers
+    definition : meaning of the numbers, in words; default: the engine's definitions
+    version : engine version, "" if the files do not name it
+    requests : number of requests; None if unknown
+    output_tokens : per request, or a single total
+    sums : rounds, drafted and accepted tokens where there is no source; None for unknown ones
+    averages : printed averages whose counts are unknown
+    notes : assumptions, and fields missing from the files
+    skipped : number of lines or requests left out, by reason
+    instead : what to import instead, where there is no source
     """
 
     source: Source | None

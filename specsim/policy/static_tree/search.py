@@ -91,11 +91,6 @@ def max_tree_nodes(rates: Floats) -> int:
     return sum(ranks**k for k in range(1, depth + 1))
 
 
-def expected_tokens(rates: Floats, shape: Shape) -> float:
-    """Mean tokens of a round with this tree, which has no more depths and ranks than the rates."""
-    return float(node_accept_probs(rates, shape).sum())
-
-
 def node_accept_probs(rates: Floats, shape: Shape) -> Floats:
     """Probability of every node to be accepted [n + 1]; the root's is 1."""
     probs = np.ones(len(shape))

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from realrun.cli.compare import exit_code
 from tests.support.commands import assert_refused, call
@@ -23,6 +24,18 @@ def test_a_slower_version_is_reported_and_fails(tmp_path: Path) -> None:
     assert_refused(call("realrun", "compare", *args), "holds a finished comparison", "--overwrite")
 
 
+def test_the_memory_of_the_device_is_left_to_the_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command itself loads nothing there; the stub takes any device."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    base = stub_checkout(tmp_path / "base")
+    args = ["--base", base, "--head", base, "--drafter", "prompt-lookup", "--num-prompts", 1, "--max-new-tokens", 4]
+    args += ["--out", tmp_path / "out", "--minutes", 0.001, "--device", "cuda"]
+    shown = call("realrun", "compare", *args, "--json")
+    assert shown.code in (0, 3)
+    options = json.loads(shown.out)["options"]
+    assert (options["pair"]["device"], options["clock"]) == ("cuda", "wall")
+
+
 def test_exit_codes_tell_slower_from_not_decidable() -> None:
     assert [exit_code(rows) for rows in ([False, False], [False, None], [None, True])] == [0, 3, 1]
 
@@ -34,9 +47,10 @@ def test_exit_codes_tell_slower_from_not_decidable() -> None:
         ("--head /", "holds no realrun/ or bin/python"),
         ("--policy fixed_q", "fixed_q"),
         ("--policy fixed_k(q=3)", "no setting 'q'"),
-        ("--policy fixed_k(3)", "NAME=VALUE"),
+        ("--policy fixed_k(3)", "write for example gamma=0.2"),
         ("--policy time_gain", "learns from a trace"),
         ("--clock cpu --threads 2", "--clock"),
+        ("--device cuda:99", "device cuda:99 is not available"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(tmp_path: Path, options: str, says: str) -> None:

@@ -122,6 +122,22 @@ def test_it_goes_on_and_ends_with_the_same_answer(
     ]
 
 
+def test_it_goes_on_from_the_probe_that_its_policies_were_tuned_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probes: list[Any] = []
+    probe = forecast_costs_module.probe
+    monkeypatch.setattr(
+        forecast_costs_module, "probe", lambda *args, **options: probes.append(probe(*args, **options)) or probes[-1]
+    )
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "out", SETTINGS, ("decode", 1))
+    document = run(tmp_path / "out")
+    before, after = probes  # which the second start made alone
+    states = document["machine_state"]
+    assert [states["before"]["mean_s"], states["after"]["mean_s"]] == [before["mean_s"], after["mean_s"]]
+
+
 def test_a_finished_one_is_measured_anew_on_its_trace(tmp_path: Path, stages: list[str]) -> None:
     out = tmp_path / "out"
     run(out)

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import venv
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 from realrun.pairs.prompts import Prompt
 from realrun.versions import compare as module
+from realrun.versions import sides
 from realrun.versions.compare import CompareSettings, compare
 from realrun.versions.restart import typical_run
 from realrun.versions.sides import Side, Worker, find_side
@@ -66,7 +68,7 @@ def test_other_acceptance_is_told_from_other_time(tmp_path: Path) -> None:
 
 def test_finished_restarts_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base, out, runs = stub_checkout(tmp_path / "base"), tmp_path / "out", 0
-    real = module.Restart.run
+    real = module.decode_all
 
     def counted(*arguments: Any) -> Any:
         nonlocal runs
@@ -75,7 +77,7 @@ def test_finished_restarts_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             raise KeyboardInterrupt
         return real(*arguments)
 
-    monkeypatch.setattr(module.Restart, "run", counted)
+    monkeypatch.setattr(module, "decode_all", counted)
     with pytest.raises(KeyboardInterrupt):
         compare(base, base, PROMPTS, SETTINGS, out)
     kept = [(out / "restarts" / f"{number}.json").read_bytes() for number in range(2)]
@@ -84,7 +86,10 @@ def test_finished_restarts_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert document["restarts"] == runs - 1 >= 3
     assert json.loads((out / "compare.json").read_text()) == document
     refusal(lambda: compare(base, base, PROMPTS, SETTINGS, out), "holds a finished comparison", "--overwrite")
+    assert document["options"]["sampler"]["mode"] == "greedy" and document["options"]["kernels"] == "auto"
     (out / "compare.json").unlink()
+    longer = replace(SETTINGS, max_new_tokens=13)
+    refusal(lambda: compare(base, base, PROMPTS, longer, out), "holds restarts with max_new_tokens=12, asked for 13")
     (tmp_path / "base" / "realrun" / "decode" / "more.py").write_text("")
     refusal(lambda: compare(base, base, PROMPTS, SETTINGS, out), "holds restarts with base=", "--overwrite")
     assert compare(base, base, PROMPTS, SETTINGS, out, overwrite=True)["restarts"] >= 3
@@ -144,6 +149,16 @@ def test_a_policy_is_found_by_another_process(tmp_path: Path) -> None:
     assert names == [None, "fixed_k", f"{file}:mine"] and make_policy(names[2], k=2) == own
 
 
+def test_restarts_with_another_policy_file_are_refused(tmp_path: Path) -> None:
+    base, out, file = stub_checkout(tmp_path / "base"), tmp_path / "out", tmp_path / "own.py"
+    file.write_text(OWN)
+    settings = CompareSettings({}, [make_policy(str(file))], max_new_tokens=4, minutes=0)
+    compare(base, base, PROMPTS, settings, out)
+    (out / "compare.json").unlink()
+    file.write_text(f"{OWN}    # drafts otherwise\n")
+    refusal(lambda: compare(base, base, PROMPTS, settings, out), "holds restarts with policy_files=")
+
+
 def test_a_process_that_dies_is_named(tmp_path: Path) -> None:
     base = stub_checkout(tmp_path / "base")
     with Worker(find_side(base)) as worker:
@@ -151,6 +166,22 @@ def test_a_process_that_dies_is_named(tmp_path: Path) -> None:
         worker.process.wait()
         with pytest.raises(InputError, match="process of .* ended"):
             worker.ask("load")
+
+
+def test_a_process_that_hangs_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = stub_checkout(tmp_path / "base")
+    with Worker(find_side(base)) as worker:
+        os.kill(worker.process.pid, signal.SIGSTOP)
+        monkeypatch.setattr(sides, "ANSWER_S", 0.05)
+        refusal(lambda: worker.ask("load"), f"process of {base} did not answer within 0.05 s")
+
+
+def test_what_libraries_print_is_no_answer(tmp_path: Path) -> None:
+    base = stub_checkout(tmp_path / "base")
+    code = tmp_path / "base" / "realrun" / "__init__.py"
+    code.write_text(f"import os\nprint('loaded', flush=True)\nos.system('echo loaded')\n{code.read_text()}")
+    settings = CompareSettings({}, [], max_new_tokens=4, minutes=0)
+    assert compare(base, base, PROMPTS, settings, tmp_path / "out")["restarts"] == 2
 
 
 def test_a_round_takes_the_faster_half_of_its_repeats() -> None:

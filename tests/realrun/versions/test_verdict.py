@@ -103,3 +103,10 @@ def test_prompts_are_the_sample_of_a_change_of_rounds() -> None:
     other_rounds = rows_of(restarts, SETTINGS)[1]
     assert (same_rounds["verdict"], other_rounds["verdict"]) == ("faster", "not decidable")
     assert same_rounds["slowdown_percent"]["estimate"] == other_rounds["slowdown_percent"]["estimate"]
+
+
+def test_rounds_are_the_same_only_if_they_are_in_every_restart() -> None:
+    restarts = [simulated(np.random.default_rng(seed), (0, 0)) for seed in range(2)]
+    restarts[1]["runs"][1][1][0]["log"] = "other"
+    baseline, policy = rows_of(restarts, SETTINGS)
+    assert (baseline["rounds_identical_percent"], policy["rounds_identical_percent"]) == (100, 100 * 7 / 8)

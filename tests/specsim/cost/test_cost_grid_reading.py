@@ -127,7 +127,7 @@ def write(tmp_path: Path, **grids: dict[str, Any]) -> list[Path]:
 
 def test_two_files_drive_a_prediction(tmp_path: Path) -> None:
     paths = write(tmp_path, target=document(), draft=document("draft", scale=0.1))
-    cost = read_grid_pair(*paths, policy_step_s=1e-6, round_overhead_s=2e-5, autoregressive_overhead_s=1e-5)
+    cost = read_grid_pair(*paths)
     policy = AdaEDL(lambda0=0.1, max_draft_tokens=6)
     prediction = predict_policy(PricedTrace(small_trace(), cost), policy)
     assert prediction.speedup.low < prediction.speedup.estimate < prediction.speedup.high
@@ -136,8 +136,7 @@ def test_two_files_drive_a_prediction(tmp_path: Path) -> None:
     np.testing.assert_allclose(table.verify_s[3, [0, 2]], cost.verify(3, context))
     np.testing.assert_allclose(table.draft_s[1, [0, 2]], 0.1e-3 * (10 + context / 64 + 0.1))
     np.testing.assert_allclose(table.catch_up_s[[0, 2]], 0.1e-3 * 0.1)
-    np.testing.assert_allclose(table.autoregressive_s[[0, 2]], 1e-5 + 1e-3 * (10 + context / 64 + 0.1))
-    assert (table.policy_step_s, table.round_overhead_s) == (1e-6, 2e-5)
+    np.testing.assert_allclose(table.autoregressive_s[[0, 2]], 1e-3 * (10 + context / 64 + 0.1))
 
 
 def test_a_flat_grid_predicts_what_constants_do(tmp_path: Path) -> None:
@@ -155,8 +154,6 @@ def test_grids_that_do_not_belong_together_are_refused() -> None:
     single = grid(model="draft", batches=[1], median_s=times()[:1])
     with pytest.raises(InputError, match="cost grid of draft has batch sizes 1, asked for 4"):
         GridPairCost(grid(), single, batch=4)
-    with pytest.raises(InputError, match="round_overhead_s=-1"):
-        GridPairCost(grid(), grid(), round_overhead_s=-1)
 
 
 def test_a_single_grid_is_no_cost_file_and_says_so(tmp_path: Path) -> None:

@@ -6,9 +6,10 @@ import math
 
 import numpy as np
 import pytest
+from sklearn.metrics import log_loss
 
+from specsim.acceptance.formulas import reliability
 from specsim.io.errors import InputError
-from specsim.learn.calibration import quality
 from specsim.learn.chain_calibration import calibrate, drafted_tokens, runs_before, verified_tokens
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.estimates.token_probability import FEATURES, SMALLEST, features, interpolate, run_after
@@ -117,10 +118,9 @@ def test_calibration_improves_held_out_error_and_loss(method: str, signal: str) 
         training.features[training.verified], training.accepted[training.verified], signal=signal, method=method
     )
     accepted = tokens.accepted[tokens.verified]
-    raw = quality(holdout.confidence[tokens.verified], accepted)
-    calibrated = quality(model.prob(tokens.features[tokens.verified]), accepted)
-    assert raw.ece > 0.05 > 0.02 > calibrated.ece
-    assert calibrated.log_loss_nats < raw.log_loss_nats - 0.03
+    raw, calibrated = holdout.confidence[tokens.verified], model.prob(tokens.features[tokens.verified])
+    assert reliability(raw, accepted).ece > 0.05 > 0.02 > reliability(calibrated, accepted).ece
+    assert log_loss(accepted, calibrated) < log_loss(accepted, raw) - 0.03
 
 
 def test_a_signal_hides_the_other_ones_features() -> None:
@@ -161,11 +161,3 @@ def test_features_that_never_vary_are_left_out() -> None:
 def test_calibration_without_a_verified_token_is_refused() -> None:
     with pytest.raises(InputError, match="no drafted token was verified"):
         calibrate(np.zeros((0, FEATURES)), np.zeros(0, dtype=bool))
-
-
-def test_quality_by_hand() -> None:
-    """Two predictions of 0.8, the first correct: a gap of 0.3; the loss is the mean of -log 0.8 and -log 0.2."""
-    measured = quality([0.8, 0.8], [True, False])
-    assert measured.ece == pytest.approx(0.3)
-    assert measured.log_loss_nats == pytest.approx(-(math.log(0.8) + math.log(0.2)) / 2)
-    assert math.isfinite(quality([0.0, 1.0], [True, False]).log_loss_nats)

@@ -7,15 +7,15 @@ from functools import cache
 
 import numpy as np
 import pytest
+from sklearn.metrics import log_loss
 
+from specsim.acceptance.formulas import reliability
 from specsim.cost.model import ConstantCost
 from specsim.io.errors import InputError
 from specsim.learn.tree_calibration import (
     TreeCalibration,
     VerifiedNodes,
     calibrate_tree,
-    compare,
-    reliability,
     rounds_of,
     verified_nodes,
     with_ceiling,
@@ -68,18 +68,19 @@ def test_recent_is_a_running_mean_over_rounds_with_a_draft() -> None:
 @pytest.mark.parametrize("method", ["platt", "isotonic"])
 def test_calibrated_probabilities_do_not_change(method: str) -> None:
     train, holdout = world()
-    errors = compare(train, holdout, method=method)
-    assert errors["draft probability"]["ece"] < 0.01 and errors["calibrated"]["ece"] < 0.015
-    assert errors["calibrated"]["log_loss_nats"] < 1.01 * errors["draft probability"]["log_loss_nats"]
+    model, held = calibrate_tree(verified_nodes(train), method=method), verified_nodes(holdout)
+    calibrated = model.prob(held.features)
+    assert reliability(held.prob, held.accepted).ece < 0.01 and reliability(calibrated, held.accepted).ece < 0.015
+    assert log_loss(held.accepted, calibrated) < 1.01 * log_loss(held.accepted, held.prob)
 
 
 @pytest.mark.parametrize("method", ["platt", "isotonic"])
 def test_overconfidence_is_corrected(method: str) -> None:
     train, holdout = world(overconfidence=2.0)
-    errors = compare(train, holdout, method=method)
-    assert errors["draft probability"]["ece"] > 0.05 > 0.02 > errors["calibrated"]["ece"]
-    assert errors["calibrated"]["log_loss_nats"] < 0.9 * errors["draft probability"]["log_loss_nats"]
-    model = calibrate_tree(verified_nodes(train))
+    model, held = calibrate_tree(verified_nodes(train), method=method), verified_nodes(holdout)
+    calibrated = model.prob(held.features)
+    assert reliability(held.prob, held.accepted).ece > 0.05 > 0.02 > reliability(calibrated, held.accepted).ece
+    assert log_loss(held.accepted, calibrated) < 0.9 * log_loss(held.accepted, held.prob)
     assert 0.3 < model.weights[1] < 0.8  # the log odds are too large by a factor of 2
 
 
@@ -132,16 +133,6 @@ def test_values_are_products_along_the_path_below_the_ceiling() -> None:
     plain = (here & ~capped)[:200] & np.isfinite(product[:200])
     assert plain.sum() > 3000
     np.testing.assert_allclose(values[:200, 1:][plain], product[:200][plain], rtol=1e-4)
-
-
-def test_reliability_of_the_first_children_is_that_of_the_chain() -> None:
-    """Along the accepted part of the chain, every position counts once per verified depth."""
-    trace = tree_trace(1, sequences=4, tokens=50, depth=1, nodes=4)
-    top = reliability(trace)
-    assert top.count.sum() == len(trace.token)
-    assert np.nansum(top.count * top.accept_rate) == (trace.match_len > 0).sum()
-    every = reliability(trace, None)
-    assert every.count.sum() == 4 * len(trace.token) and every.ece < 0.1
 
 
 def test_the_probability_is_constant_if_all_or_no_nodes_are_accepted() -> None:

@@ -14,9 +14,9 @@ from specsim.policy.static_tree import shape as shapes
 from specsim.policy.static_tree.rates import check_rates, rates_of, read_rates
 from specsim.policy.static_tree.search import (
     best_trees,
-    expected_tokens,
     grow,
     max_tree_nodes,
+    node_accept_probs,
     tree_of,
 )
 from tests.support.reference import small_trace
@@ -64,7 +64,7 @@ def test_no_tree_of_the_size_is_better(ordered: bool, data: st.DataObject) -> No
         assert len(shape) == nodes + 1
         assert by_hand(rates, shape) == pytest.approx(best, abs=1e-12)
         assert trees.expected_tokens[nodes] == pytest.approx(best, abs=1e-12)
-        assert expected_tokens(rates, shape) == pytest.approx(best, abs=1e-12)
+        assert node_accept_probs(rates, shape).sum() == pytest.approx(best, abs=1e-12)
 
 
 @given(some_rates(ordered=True), st.integers(1, 40))
@@ -73,7 +73,7 @@ def test_greedy_and_dynamic_programming_agree(rates: np.ndarray, nodes: int) -> 
     worth, taken = grow(rates, rates.shape[1], trees.nodes)
     assert trees.expected_tokens == pytest.approx(1 + worth, abs=1e-9)
     shape = tuple(tree_of(taken, trees.nodes).tolist())
-    assert expected_tokens(rates, shape) == pytest.approx(trees.expected_tokens[-1], abs=1e-9)
+    assert node_accept_probs(rates, shape).sum() == pytest.approx(trees.expected_tokens[-1], abs=1e-9)
 
 
 @given(some_rates(), st.integers(1, 2))
@@ -113,7 +113,7 @@ def test_rates_of_a_trace_find_those_that_made_it() -> None:
     assert rates == pytest.approx(made, abs=0.02)
     shape = best_trees(rates, 12).shape(12)
     measured = 1 + shapes.accepted_tokens(shape, trace.true_rank).mean()
-    assert measured == pytest.approx(expected_tokens(rates, shape), abs=0.03)
+    assert measured == pytest.approx(node_accept_probs(rates, shape).sum(), abs=0.03)
 
 
 def test_a_trace_without_ranks_teaches_no_tree() -> None:
