@@ -1,11 +1,13 @@
-"""`realrun profile` and `realrun batch-profile`: what the rounds of a pair cost on this machine."""
+"""`realrun profile`, `realrun probe` and `realrun batch-profile`: what rounds of a pair cost on this machine."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
@@ -24,8 +26,9 @@ from specsim.cli.options import OVERWRITE_FILE_HELP, SeedSettings
 from specsim.cli.settings import argument, setting
 
 if TYPE_CHECKING:
-    from realrun.decode.sampling import Sampler
     from specsim.trace.trace import Trace
+
+Options = TypeVar("Options", "ProfileOptions", "BatchProfileOptions")
 
 FROM_TRACE = ("contexts", "max_draft_tokens", "tree_nodes", "mode", "temperature", "top_p", "top_k")  # by --for
 
@@ -60,19 +63,24 @@ def profile(ctx: typer.Context, pair: PairSettings, options: ProfileOptions, mac
 
     Example: realrun profile profile.json --for TRACE --target MODEL --draft-model SMALL_MODEL
     """
-    from realrun.measure.again import check_pair
+    from realrun.measure.again import check_pair, sampler_of
     from realrun.measure.profile import profile as run_profile
+    from realrun.measure.sweeps import check_contexts
+    from realrun.measure.trees import MAX_TREE_TOKENS
     from specsim.io.files import write_json
-    from specsim.trace.files import read_trace
 
     machine.check()
     precision = parse_share(options.precision, "--precision", "1%")
+    check_contexts(options.contexts)
     claim_file(options.out, overwrite=options.overwrite)
-    sampler, trace = options.sampler(options.seed), None
-    if options.for_ is not None:
-        refuse_beside(ctx, "for_", FROM_TRACE)
-        trace = read_trace(options.for_)
-        options, sampler = _options_for(trace, options)
+    sampler, nodes = options.sampler(options.seed), options.tree_nodes
+    trace, options = _covering(ctx, options, FROM_TRACE)
+    if trace is not None:
+        sampler = sampler_of(trace, str(options.for_))
+        if trace.tree is not None:
+            nodes = min(trace.tree.nodes, MAX_TREE_TOKENS - 1)
+        elif trace.true_rank is None:  # without which no static tree is replayed either
+            nodes = 0
     loaded = pair.load(machine)
     if trace is not None:
         check_pair(trace, loaded, str(options.for_))
@@ -85,41 +93,37 @@ def profile(ctx: typer.Context, pair: PairSettings, options: ProfileOptions, mac
             limit_s=60 * options.minutes,
             sampler=sampler,
             seed=options.seed,
-            tree_tokens=options.tree_nodes and options.tree_nodes + 1,
+            tree_tokens=nodes and nodes + 1,
             progress=partial(report, "precise times"),
         )
     write_json(document, options.out)
-    return Answer(document, partial(_print_profile, document, options.tree_nodes))
+    return Answer(document, partial(_print_profile, document))
 
 
-def _options_for(trace: Trace, options: ProfileOptions) -> tuple[ProfileOptions, Sampler]:
-    """The options that cover a trace, and how its tokens were chosen."""
-    from realrun.measure.again import sampler_of
+def _covering(ctx: typer.Context, options: Options, decided: Sequence[str]) -> tuple[Trace | None, Options]:
+    """Read the trace of --for, if given; take the contexts and the draft length from it."""
     from realrun.measure.profile import contexts_between
-    from realrun.measure.trees import MAX_TREE_TOKENS
     from specsim.cost.contexts import context_range
+    from specsim.trace.files import read_trace
 
-    nodes = options.tree_nodes
-    if trace.tree is not None:
-        nodes = min(trace.tree.nodes, MAX_TREE_TOKENS - 1)
-    elif trace.true_rank is None:  # without which no static tree is replayed either
-        nodes = 0
+    if options.for_ is None:
+        return None, options
+    refuse_beside(ctx, "for_", decided)
+    trace = read_trace(options.for_)
     contexts = tuple(contexts_between(*context_range(trace)))
-    sampler = sampler_of(trace, str(options.for_))
-    return replace(options, contexts=contexts, max_draft_tokens=trace.depth, tree_nodes=nodes), sampler
+    return trace, replace(options, contexts=contexts, max_draft_tokens=trace.depth)
 
 
-def _print_profile(document: dict[str, Any], tree_nodes: int) -> None:
+def _print_profile(document: dict[str, Any]) -> None:
     median = document["median_s"]
     depth = len(median["draft_step"])  # less than asked for where the drafter goes no further
-    tree = {f"verify tree of {tree_nodes}": median["tree"]["verify"][-1]} if "tree" in median else {}
-    draft_step = [sum(steps) / depth for steps in zip(*median["draft_step"], strict=True)]
     seconds = {
-        "draft step": draft_step,
+        "draft step": [fmean(steps) for steps in zip(*median["draft_step"], strict=True)],
         "baseline step": median["autoregressive"],
         **{f"verify {size + 1}": median["verify"][size] for size in (0, depth // 2, depth)},
-        **tree,
     }
+    if "tree" in median:
+        seconds[f"verify tree of {median['tree']['sizes'][-1] - 1}"] = median["tree"]["verify"][-1]
     rows = [
         [str(context), *(f"{1e3 * column[number]:.2f}" for column in seconds.values())]
         for number, context in enumerate(document["contexts"])
@@ -180,13 +184,13 @@ def probe(pair: PairSettings, options: ProbeOptions, machine: TimedSettings) -> 
 
 def _print_probe(document: dict[str, Any]) -> None:
     seconds, widths = document["mean_s"], document["relative_half_width"]
-    *passes, step = [sum(row) / len(row) for row in [*seconds["verify"], seconds["autoregressive"]]]
-    drafts = [value for row in seconds["draft_step"] for value in row]
+    *passes, step = map(fmean, [*seconds["verify"], seconds["autoregressive"]])
+    draft_step = fmean(map(fmean, seconds["draft_step"]))
     known = [*widths["verify"], widths["autoregressive"], widths["draft_step"] or 0.0]
     others = document["load"]["others_percent"]
     print(
         f"passes of 1 to {len(passes)} tokens {', '.join(f'{1e3 * s:.2f}' for s in passes)} ms, "
-        f"draft step {1e3 * sum(drafts) / len(drafts):.3g} ms, decoding step {1e3 * step:.2f} ms "
+        f"draft step {1e3 * draft_step:.3g} ms, decoding step {1e3 * step:.2f} ms "
         f"at {' and '.join(map(str, document['contexts']))} cached tokens, all within {100 * max(known):.1f} %"
         + ("" if others is None else f"; other processes used {others:.0f} % of the CPUs")
     )
@@ -217,17 +221,10 @@ def batch_profile(
     """
     from realrun.measure.again import check_pair
     from realrun.measure.batches import profile_batches
-    from realrun.measure.profile import contexts_between
-    from specsim.cost.contexts import context_range
     from specsim.io.files import write_json
-    from specsim.trace.files import read_trace
 
     claim_file(options.out, overwrite=options.overwrite)
-    contexts, depth, trace = options.contexts, options.max_draft_tokens, None
-    if options.for_ is not None:
-        refuse_beside(ctx, "for_", ("contexts", "max_draft_tokens"))
-        trace = read_trace(options.for_)
-        contexts, depth = tuple(contexts_between(*context_range(trace))), trace.depth
+    trace, options = _covering(ctx, options, ("contexts", "max_draft_tokens"))
     pair = models.load(machine)
     if trace is not None:
         check_pair(trace, pair, str(options.for_))
@@ -235,21 +232,22 @@ def batch_profile(
         document = profile_batches(
             pair,
             batches=options.batches,
-            contexts=contexts,
-            depth=depth,
+            contexts=options.contexts,
+            depth=options.max_draft_tokens,
             repeats=options.repeats,
             seed=options.seed,
             progress=partial(report, "probes"),
         )
     write_json(document, options.out)
-    return Answer(document, partial(_print_batch_profile, document, options.batches, contexts))
+    return Answer(document, partial(_print_batch_profile, document))
 
 
-def _print_batch_profile(document: dict[str, Any], batches: tuple[int, ...], contexts: tuple[int, ...]) -> None:
+def _print_batch_profile(document: dict[str, Any]) -> None:
+    contexts, draft_s, verify_s = document["contexts"], document["draft_s"], document["verify_s"]
     middle = len(contexts) // 2
     rows = [
         [f"{batch}", *(f"{1e3 * seconds:.2f}" for seconds in (drafts[middle][0], *passes[middle]))]
-        for batch, drafts, passes in zip(batches, document["draft_s"], document["verify_s"], strict=True)
+        for batch, drafts, passes in zip(document["batches"], draft_s, verify_s, strict=True)
     ]
     columns = ["batch", "first draft step", *(f"pass of {size}" for size in document["tokens"])]
     floor = document["noise_floor"]

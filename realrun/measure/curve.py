@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import stdtrit
 
-from specsim.io.arrays import Bools, Floats
+from specsim.io.arrays import Floats
 
 Point = tuple[int, float]  # context in tokens, seconds
 
@@ -46,15 +46,13 @@ class Fit(NamedTuple):
     """A robust curve through samples.
 
     values : seconds at the grid [C]; hats : weights [n, C] that interpolate them to the samples
-    residuals : of the samples [n], outliers moved to `FAR` spreads; inside : which samples are no outliers [n]
-    penalty : [C, C], added to the normal matrix
+    penalty : [C, C], added to the normal matrix; reach : seconds from the curve beyond which samples are outliers
     """
 
     values: Floats
     hats: Floats
-    residuals: Floats
-    inside: Bools
     penalty: Floats
+    reach: float
 
 
 def _fit(context: Floats, seconds: Floats, grid: Sequence[int]) -> Fit:
@@ -62,15 +60,14 @@ def _fit(context: Floats, seconds: Floats, grid: Sequence[int]) -> Fit:
     bends, tilts = bends_of(grid), np.diff(np.eye(len(grid)), axis=0)
     sampled = np.isin(context, grid).all() and np.isin(grid, context).all()  # every node has samples of its own
     penalty = (0.0 if sampled else CURVATURE) * bends.T @ bends + TILT * tilts.T @ tilts
-    normal = hats.T @ hats + penalty
-    near: Floats = seconds
     values: Floats = np.zeros(len(grid))
+    residuals, reach = seconds, np.inf
     for _ in range(ITERATIONS):
-        values = np.asarray(np.linalg.solve(normal, hats.T @ near), dtype=np.float64)
-        reach = FAR * spread(seconds - hats @ values)
-        near = hats @ values + np.clip(seconds - hats @ values, -reach, reach)
-    residuals = near - hats @ values
-    return Fit(values, hats, residuals, np.isclose(near, seconds, rtol=1e-9, atol=0.0), penalty)
+        near = hats @ values + np.clip(residuals, -reach, reach)
+        values = np.asarray(np.linalg.solve(hats.T @ hats + penalty, hats.T @ near), dtype=np.float64)
+        residuals = seconds - hats @ values
+        reach = FAR * spread(residuals)
+    return Fit(values, hats, penalty, reach)
 
 
 class Influences(NamedTuple):
@@ -101,8 +98,10 @@ def influences(sweeps: Sequence[Sequence[Point]], grid: Sequence[int]) -> Influe
     """
     context, seconds = np.array([point for points in sweeps for point in points], dtype=np.float64).T
     fit = _fit(context, seconds, grid)
-    inside = fit.hats[fit.inside]
-    pull = np.linalg.solve(inside.T @ inside + fit.penalty, (fit.hats * fit.residuals[:, None]).T)
+    residuals = seconds - fit.hats @ fit.values
+    inside = fit.hats[np.abs(residuals) <= fit.reach]
+    pulls = fit.hats * np.clip(residuals, -fit.reach, fit.reach)[:, None]
+    pull = np.linalg.solve(inside.T @ inside + fit.penalty, pulls.T)
     # A neighbouring context moves a value by the penalty only; it does not count as a sweep of this context.
     here = np.array([np.isin(grid, [at for at, _ in points]) for points in sweeps])
     ends = np.cumsum([len(points) for points in sweeps])

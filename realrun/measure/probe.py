@@ -12,14 +12,12 @@ from typing import Any
 import numpy as np
 
 from realrun.decode.sampling import Sampler
-from realrun.lm.clock import clock_name
 from realrun.machine_load import load_from, watch
 from realrun.measure.curve import Influences, half_width
 from realrun.measure.profile import LEAST_SWEEPS
-from realrun.measure.sweeps import Key, Sweeps, check_contexts
+from realrun.measure.stream import Key
+from realrun.measure.sweeps import Sweeps, measurement_facts
 from realrun.pairs.pair import Pair
-from realrun.provenance import provenance
-from speckernels import backend_for
 from specsim.cost.probed import PROBE_KIND, PROBE_VERSION
 from specsim.io.errors import InputError
 from specsim.io.progress import Counter, no_progress
@@ -71,31 +69,21 @@ def probe(
     """
     if not limit_s >= 0:
         raise InputError(f"limit_s={limit_s}; give 0 seconds or more")
-    check_contexts(contexts)
     since, begun_s, last_s, spent_s = watch(), time.monotonic(), 0.0, 0.0
     sampler = sampler or Sampler()
     sweeps = Sweeps(pair, contexts, [], depth=PASS_TOKENS - 1, tree_tokens=0, sampler=sampler, seed=seed)
     wanted = {(key, context) for key in sweeps.keys if key[0] != "tree verify" for context in contexts}
     while len(sweeps.done) < LEAST_SWEEPS or spent_s + last_s <= limit_s:
-        before_s = spent_s
-        sweeps.run(wanted)
+        last_s = sweeps.run(wanted)
         spent_s = time.monotonic() - begun_s
-        last_s = spent_s - before_s
         progress(min(round(spent_s), round(limit_s)), round(limit_s))
-    parts = sweeps.influences()
+    parts = sweeps.means()
     passes = [("verify", tokens) for tokens in range(1, sweeps.prober.depth + 2)]
     drafts = [key for key in parts if key[0] == "draft"]
     return {
         "kind": PROBE_KIND,
         "version": PROBE_VERSION,
-        "target": pair.target_name,
-        "drafter": pair.draft_name,
-        "drafter_kind": pair.drafter.name,
-        "decoding": sampler.as_dict(),
-        "kernels": backend_for(pair.device),
-        "clock": clock_name(),
-        "contexts": list(contexts),
-        "seed": seed,
+        **measurement_facts(sweeps.prober, contexts, seed),
         "sweeps": len(sweeps.done),
         "spent_s": spent_s,
         "mean_s": {
@@ -109,7 +97,6 @@ def probe(
             "autoregressive": _half_width(parts, [("autoregressive",)]),
         },
         "load": load_from([since()])._asdict(),
-        "provenance": provenance(pair.device, pair.number_type),
     }
 
 

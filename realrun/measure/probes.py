@@ -17,7 +17,7 @@ from realrun.decode.decoder import Decoder
 from realrun.decode.rounds import Round
 from realrun.decode.sampling import Sampler
 from realrun.measure.rounds import ScriptedVerifier, masked_passes, pass_tokens, scored_round, scripted_round
-from realrun.measure.stream import Stream
+from realrun.measure.stream import Key, Stream
 from realrun.measure.trees import (
     PASSES,
     ScriptedTreeVerifier,
@@ -40,6 +40,18 @@ class Probe(NamedTuple):
     tokens: int
     masks: int = 0
     nodes: int = 0
+
+    @property
+    def keys(self) -> list[Key]:
+        """List what the probe is there to sample; longer drafts have samples of shorter ones' steps, too."""
+        if self.masks:
+            return [("tree verify", pass_tokens(self.masks, self.tokens))]
+        if self.nodes:
+            return [("tree verify", self.tokens)] if self.tokens > 1 else []
+        return [("verify", self.tokens + 1), *([("draft", self.tokens)] if self.tokens else [])]
+
+
+BASELINE = Probe(0)
 
 
 class Prober:
@@ -69,12 +81,10 @@ class Prober:
         """Give the maximum sequence length, in tokens, that both models support."""
         return min(self.target.max_positions, self.drafter.lm.max_positions)
 
-    def trees(self) -> list[Probe]:
-        """List a probe of every size, each with draft passes over as many nodes as another probe has tokens."""
-        return [
-            Probe(tokens, nodes=nodes)
-            for nodes, tokens in zip(self.sizes, self.rng.permutation(self.sizes).tolist(), strict=True)
-        ]
+    def probes(self) -> list[Probe]:
+        """List all probes; each tree has draft passes over as many nodes as another, drawn anew, has tokens."""
+        trees = zip(self.sizes, self.rng.permutation(self.sizes).tolist(), strict=True)
+        return [BASELINE, *self.chains, *(Probe(tokens, nodes=nodes) for nodes, tokens in trees)]
 
     @torch.inference_mode()
     def warm(self, length: int) -> None:
@@ -178,17 +188,12 @@ class ProbedText:
 
     def _lacking(self) -> dict[Probe, int]:
         """Count the samples that are missing of each probe."""
-        lacking = {Probe(0): max(0, ENOUGH - self._count("verify", 1))}
-        for probe in self.prober.chains:
-            counts = [self._count("verify", probe.tokens + 1), self._count("draft", probe.tokens)]
-            if probe.masks:
-                counts = [self._count("tree verify", pass_tokens(probe.masks, probe.tokens))]
-            lacking[probe] = max(0, ENOUGH - min(counts))
-        for probe in self.prober.trees():
-            counts = [self._count("tree verify" if probe.tokens > 1 else "verify", probe.tokens)]
-            if passes(probe.nodes, self.prober.drafter.max_depth) > 1:  # the first ingests what is pending alone
-                counts.append(self._count("tree draft", probe.nodes))
-            lacking[probe] = max(0, ENOUGH - min(counts))
+        lacking = {}
+        for probe in self.prober.probes():
+            keys = probe.keys
+            if probe.nodes and passes(probe.nodes, self.prober.drafter.max_depth) > 1:  # the first ingests one token
+                keys.append(("tree draft", probe.nodes))
+            lacking[probe] = max(0, ENOUGH - min((self._count(*key) for key in keys), default=ENOUGH))
         return lacking
 
     def _count(self, *parts: Any) -> int:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from realrun.decode.sampling import Sampler
 from realrun.measure.stream import Stream
-from realrun.measure.sweeps import Sweeps, check_contexts
+from realrun.measure.sweeps import Sweeps, imprecise
 from realrun.pairs.pair import Pair
 from specsim.cost.profile import LEAST_CONTEXT, ProfileCost, profile_from_json
 from specsim.io.errors import InputError
@@ -24,7 +23,7 @@ from specsim.io.progress import Counter, no_progress
 NUM_CONTEXTS = 4  # of a range
 PRECISION, LIMIT_S = 0.01, 120.0
 LEAST_SWEEPS = 5  # before an interval is believed
-FULL_EVERY = 5  # sweeps: then precise times are measured, too, in case the machine has changed; odd, see `Sweeps`
+FULL_EVERY = 5  # sweeps: then precise times are measured, too; odd, because draft caches lag in every other sweep
 SLICE_SWEEPS = 10  # of a slice
 TREE_TOKENS = 65  # largest tree that is profiled, the pending token included
 
@@ -86,28 +85,26 @@ def profile(
         raise InputError(f"precision={precision}; give a share between 0 and 1, such as 0.01")
     if not limit_s >= 0:
         raise InputError(f"limit_s={limit_s}; give 0 seconds or more")
-    check_contexts(contexts)
     begun_s, longest_s = time.monotonic(), 0.0
     sampler, wanted = sampler or Sampler(), None
     sweeps = Sweeps(pair, contexts, [], depth=depth, tree_tokens=tree_tokens, sampler=sampler, seed=seed)
     while True:
-        start_s = time.monotonic()
-        sweeps.run(wanted)
-        last_s, spent_s = time.monotonic() - start_s, time.monotonic() - begun_s
-        longest_s, number = max(longest_s, last_s), len(sweeps.done)
-        imprecise, total = sweeps.imprecise(precision)
+        last_s, number = sweeps.run(wanted), len(sweeps.done)
+        longest_s, spent_s = max(longest_s, last_s), time.monotonic() - begun_s
+        means = sweeps.means()
+        wide, total = imprecise(means, contexts, precision), len(means) * len(contexts)
         over = min(1.0, spent_s / limit_s) if limit_s else 1.0
-        progress(max(total - len(imprecise), int(over * total)), total)
+        progress(max(total - len(wide), int(over * total)), total)
         full = number < LEAST_SWEEPS or (number + 1) % FULL_EVERY == 0
-        wanted = None if full else imprecise
-        if number >= LEAST_SWEEPS and (not imprecise or spent_s + (longest_s if full else last_s) > limit_s):
+        wanted = None if full else wide
+        if number >= LEAST_SWEEPS and (not wide or spent_s + (longest_s if full else last_s) > limit_s):
             break
-    widths = np.concatenate([*sweeps.half_widths().values()])
+    widths = np.concatenate([mean.relative_half_width for mean in means.values()])
     widths = widths[np.isfinite(widths)]  # a time that a single sweep has is of unknown precision
     reached = {
         "asked": precision,
         "times": total,
-        "precise": total - len(imprecise),
+        "precise": total - len(wide),
         "median": float(np.median(widths)) if widths.size else None,
         "largest": float(widths.max()) if widths.size else None,
     }
@@ -137,25 +134,21 @@ def profile_slice(
     return sweeps.document()
 
 
-@dataclass
 class ProfileSlices:
     """Cost profile of chains, measured in slices between the repeats of a job, so that both see the same drift.
 
     document : JSON profile of all slices so far; longest_s : seconds of the longest slice
+
+    Parameters
+    ----------
+    slices : number of slices to come; progress : called with sweeps; settings : those of `Sweeps`
     """
 
-    pair: Pair
-    contexts: Sequence[int]
-    depth: int
-    sampler: Sampler
-    seed: int
-    slices: int
-    progress: Counter
-    document: dict[str, Any] = field(default_factory=dict)
-    longest_s: float = 0.0
-
-    def __post_init__(self) -> None:
+    def __init__(self, pair: Pair, slices: int, progress: Counter, **settings: Any):
+        self.pair, self.slices, self.progress, self.settings = pair, slices, progress, settings
         self.sweeps = list[Stream]()
+        self.document: dict[str, Any] = {}
+        self.longest_s = 0.0
 
     def measure(self) -> ProfileCost:
         """Measure another slice; return the profile of all slices."""
@@ -164,12 +157,9 @@ class ProfileSlices:
             self.pair,
             self.sweeps,
             SLICE_SWEEPS,
-            contexts=self.contexts,
-            depth=self.depth,
-            sampler=self.sampler,
-            seed=self.seed,
             tree_tokens=0,
             progress=lambda done, _: self.progress(before + done, total),
+            **self.settings,
         )
         self.longest_s = max(self.longest_s, time.monotonic() - start_s)
         return profile_from_json(self.document, "just measured")

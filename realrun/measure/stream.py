@@ -23,6 +23,8 @@ LAGS = (2, 4, 8, 16, 32, 64, 128)  # tokens that the draft cache is behind, whos
 # The tables of a profile: the quantile of the samples, None for the mean.
 STATISTICS = {"mean_s": None, "median_s": 0.5, "p25_s": 0.25, "p75_s": 0.75}
 
+Key = tuple[Any, ...]  # of `Stream.points`
+
 
 class Samples(TypedDict):
     """JSON form of a `Stream`."""
@@ -42,7 +44,7 @@ class Stream:
     """
 
     def __init__(self) -> None:
-        self.points: dict[tuple[Any, ...], list[Point]] = defaultdict(list)
+        self.points: dict[Key, list[Point]] = defaultdict(list)
         self.each: dict[str, list[float]] = defaultdict(list)
 
     def add_run(
@@ -103,7 +105,7 @@ class Stream:
             return
         behind = round_.fed > 1 and not target_states
         for place, step_s in enumerate(round_.step_s, start=1):
-            key: tuple[Any, ...] = ("scored draft" if scored else "draft", place)
+            key: Key = ("scored draft" if scored else "draft", place)
             if tree:
                 key = ("tree draft", round_.level_nodes[place - 1], place)
             if place == 1 and lacking > 1 and round_.fed > 1:

@@ -7,32 +7,27 @@ probe there, in shuffled order; the errors of the means follow from how much the
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from realrun.decode.sampling import Sampler
-from realrun.lm.clock import clock_name
 from realrun.lm.variants.block_expansion import expansion_of
 from realrun.measure.curve import Influences, influences
-from realrun.measure.probes import Probe, Prober
-from realrun.measure.rounds import pass_tokens
-from realrun.measure.stream import Stream
+from realrun.measure.probes import BASELINE, Probe, Prober
+from realrun.measure.stream import Key, Stream
 from realrun.pairs.pair import Pair
-from realrun.provenance import provenance
-from speckernels import backend_for
 from specsim.cost.profile import LEAST_CONTEXT, PROFILE_KIND, PROFILE_VERSION
-from specsim.io.arrays import Floats
+from specsim.io.arrays import finite_or_null
 from specsim.io.errors import InputError
 
 AUTOREGRESSIVE_BURST = 4
 CATCH_UP = (4, 16, 64)  # tokens that a draft cache lacks after rounds of other drafters
 NEGLIGIBLE = 20  # parts shorter than this fraction of a decoding step need be only as precise as one of this length
-BASELINE = Probe(0)
 
-Key = tuple[Any, ...]  # of `Stream.points`
 Cell = tuple[Key, int]  # a key and a context
 
 
@@ -44,15 +39,9 @@ def check_contexts(contexts: Sequence[int]) -> None:
         )
 
 
-def cells_of(probe: Probe) -> list[Key]:
-    """List the times that a probe is there to measure; longer drafts have samples of shorter ones' steps, too."""
-    if probe == BASELINE:
-        return [("autoregressive",), ("verify", 1)]
-    if probe.masks:
-        return [("tree verify", pass_tokens(probe.masks, probe.tokens))]
-    if probe.nodes:
-        return [("tree verify", probe.tokens)] if probe.tokens > 1 else []
-    return [("verify", probe.tokens + 1), ("draft", probe.tokens)]
+def keys_of(probe: Probe) -> list[Key]:
+    """List the times that a probe is there to measure."""
+    return [("autoregressive",), *probe.keys] if probe == BASELINE else probe.keys
 
 
 class Sweeps:
@@ -89,95 +78,60 @@ class Sweeps:
         tokens = np.random.default_rng(seed).integers(1, vocab, contexts[-1] + 1).tolist()
         self.text = pair.drafter.profiling_text(tokens)
         self.rng = np.random.default_rng((seed, len(done)))
-        probes = [BASELINE, *prober.chains, *prober.trees()]
-        self.keys = [*dict.fromkeys(key for probe in probes for key in cells_of(probe))]
+        self.keys = [*dict.fromkeys(key for probe in prober.probes() for key in keys_of(probe))]
         self._visit(contexts[0], Stream(), None)  # the first rounds compile policies and load libraries
 
-    def run(self, wanted: Collection[Cell] | None = None) -> None:
-        """Make a sweep: run the probes of these cells, or all probes."""
-        samples = Stream()
+    def run(self, wanted: Collection[Cell] | None = None) -> float:
+        """Make a sweep: run the probes of these cells, or all probes; return its seconds."""
+        samples, start_s = Stream(), time.monotonic()
         for context in self.rng.permutation(self.contexts).tolist():
             self._visit(context, samples, wanted)
         self.done.append(samples)
+        return time.monotonic() - start_s
 
     def _visit(self, context: int, samples: Stream, wanted: Collection[Cell] | None) -> None:
         """Run probes at a context, in shuffled order."""
-        prober, pair = self.prober, self.prober.pair
-        probes = [BASELINE, *prober.chains, *prober.trees()]
+        prober, pair, number = self.prober, self.prober.pair, len(self.done)
         runs: list[Callable[[], None]] = [
-            self._run_of(probe, samples)
-            for probe in probes
-            if wanted is None or any((key, context) in wanted for key in cells_of(probe))
+            partial(prober.baseline, samples, AUTOREGRESSIVE_BURST)
+            if probe == BASELINE
+            # After a fully accepted draft, the draft cache lacks another token.
+            else partial(prober.run, probe, samples, behind=(number + probe.tokens + 1) % 2)
+            for probe in prober.probes()
+            if wanted is None or any((key, context) in wanted for key in keys_of(probe))
         ]
         if wanted is None and not pair.drafter.mask_groups:
-            lags = [lacking for lacking in CATCH_UP if lacking < context]
-            runs += [lambda lacking=lacking: prober.catch_up(samples, lacking) for lacking in lags]  # type: ignore[misc]
+            runs += [partial(prober.catch_up, samples, lacking) for lacking in CATCH_UP if lacking < context]
         if wanted is None and pair.predictor is not None:
-            runs.append(lambda: prober.scores(samples))
+            runs.append(partial(prober.scores, samples))
         if runs:
             prober.begin(self.text[: context + 1])
         for index in self.rng.permutation(len(runs)).tolist():
             runs[index]()
 
-    def _run_of(self, probe: Probe, samples: Stream) -> Callable[[], None]:
-        if probe == BASELINE:
-            return lambda: self.prober.baseline(samples, AUTOREGRESSIVE_BURST)
-        # After a fully accepted draft, the draft cache lacks another token.
-        return lambda: self.prober.run(probe, samples, behind=(probe.tokens + len(self.done)) % 2)
-
-    @property
-    def stream(self) -> Stream:
-        """All samples."""
-        stream = Stream()
-        for samples in self.done:
-            stream.merge(samples.as_dict())
-        return stream
-
-    def influences(self) -> dict[Key, Influences]:
+    def means(self) -> dict[Key, Influences]:
         """Compute the mean of every measured time, and how much each sweep moves it."""
         points = {key: [sweep.points.get(key, []) for sweep in self.done] for key in self.keys}
         return {key: influences(sweeps, self.contexts) for key, sweeps in points.items() if any(sweeps)}
 
-    def half_widths(self) -> dict[Key, Floats]:
-        """Compute the half-widths of the 95 % intervals of all measured times, relative to them, by context [C]."""
-        return {key: mean.relative_half_width for key, mean in self.influences().items()}
-
-    def imprecise(self, precision: float) -> tuple[set[Cell], int]:
-        """Find the measured times whose intervals are wider than this; also count all measured times."""
-        every = self.influences()
-        least_s = every["autoregressive",].values / NEGLIGIBLE
-        wide = {
-            (key, context)
-            for key, mean in every.items()
-            for context, width, floor in zip(
-                self.contexts, mean.relative_half_width, np.maximum(1.0, least_s / mean.values), strict=True
-            )
-            if not width <= precision * floor  # also where it is not known
-        }
-        # After two sweeps, the first of which may lack a part, what has no samples is nothing that this drafter does.
-        unknown = [key for key in self.keys if key not in every] if len(self.done) < 2 else []
-        wide |= {(key, context) for key in unknown for context in self.contexts}
-        return wide, (len(every) + len(unknown)) * len(self.contexts)
-
     def document(self, **facts: Any) -> dict[str, Any]:
         """Make the JSON document of a cost profile. facts : keys to add"""
-        widths = self.half_widths()
-        document = profile_document(self.stream, self.contexts, self.prober, self.seed, sweeps=len(self.done), **facts)
+        stream = Stream()
+        for samples in self.done:
+            stream.merge(samples.as_dict())
+        document = profile_document(stream, self.contexts, self.prober, self.seed, sweeps=len(self.done), **facts)
+        widths = {key: mean.relative_half_width for key, mean in self.means().items()}
+        widths["tree verify", 1] = widths["verify", 1]
+        unmeasured = np.full(len(self.contexts), np.nan)
         tables = document["mean_s"]
 
-        def known(row: Floats) -> list[float | None]:
-            return [width if math.isfinite(width) else None for width in row.tolist()]
-
         def rows(kind: str, sizes: Iterable[int]) -> list[list[float | None]]:
-            """Rows over contexts; None where a time was not measured."""
-            unknown = np.full(len(self.contexts), np.nan)
-            keys = [("verify", 1) if kind == "tree verify" and size == 1 else (kind, size) for size in sizes]
-            return [known(widths.get(key, unknown)) for key in keys]
+            return finite_or_null(np.array([widths.get((kind, size), unmeasured) for size in sizes]))
 
         document["relative_half_width"] = {
             "draft_step": rows("draft", range(1, len(tables["draft_step"]) + 1)),
             "verify": rows("verify", range(1, len(tables["verify"]) + 1)),
-            "autoregressive": known(widths["autoregressive",]),
+            "autoregressive": finite_or_null(widths["autoregressive",]),
         }
         if "tree" in tables:
             sizes = tables["tree"]["sizes"]
@@ -185,26 +139,44 @@ class Sweeps:
         return document
 
 
+def imprecise(means: Mapping[Key, Influences], contexts: Sequence[int], precision: float) -> set[Cell]:
+    """Find the measured times whose intervals are wider than this, or not known."""
+    least_s = means["autoregressive",].values / NEGLIGIBLE
+    return {
+        (key, context)
+        for key, mean in means.items()
+        for context, wide in zip(
+            contexts, ~(mean.relative_half_width <= precision * np.maximum(1.0, least_s / mean.values)), strict=True
+        )
+        if wide
+    }
+
+
 def profile_document(
     stream: Stream, contexts: Sequence[int], prober: Prober, seed: int, **facts: Any
 ) -> dict[str, Any]:
     """Make the JSON document of a cost profile; facts : more keys, such as how often was measured."""
-    pair, decoder = prober.pair, prober.decoder
-    masks = pair.drafter.mask_groups
+    pair, masks = prober.pair, prober.pair.drafter.mask_groups
     return {
         "kind": PROFILE_KIND,
         "version": PROFILE_VERSION,
+        **measurement_facts(prober, contexts, seed),
+        "drafter_facts": pair.drafter.facts,
+        "block_expansion": expansion_of(pair.target),
+        **facts,
+        **stream.tables(contexts, prober.depth, [1] if masks else prober.sizes, masks=masks),
+    }
+
+
+def measurement_facts(prober: Prober, contexts: Sequence[int], seed: int) -> dict[str, Any]:
+    """Describe what is measured and where, for the document of a profile or a probe."""
+    pair = prober.pair
+    return {
         "target": pair.target_name,
         "drafter": pair.draft_name,
         "drafter_kind": pair.drafter.name,
-        "drafter_facts": pair.drafter.facts,
-        "block_expansion": expansion_of(pair.target),
-        "decoding": decoder.sampler.as_dict(),
-        "kernels": backend_for(pair.device),
-        "clock": clock_name(),
+        "decoding": prober.decoder.sampler.as_dict(),
         "contexts": list(contexts),
         "seed": seed,
-        **facts,
-        **stream.tables(contexts, prober.depth, [1] if masks else prober.sizes, masks=masks),
-        "provenance": provenance(pair.device, pair.number_type),
+        "provenance": pair.environment,
     }

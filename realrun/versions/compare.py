@@ -234,13 +234,13 @@ def rows_of(restarts: Sequence[RestartFile], settings: CompareSettings) -> list[
 def _row(runs: Sequence[Sequence[Sequence[Run]]], confidence: float, limit_percent: float) -> dict[str, Any]:
     """Compare head and base. runs : [restart][process][prompt]"""
     seconds, tokens, rounds = (  # [restart, process, prompt]
-        np.array([[[run[key] for run in process] for process in restart] for restart in runs])  # type: ignore[literal-required]
+        np.array([[[run[key] for run in process] for process in restart] for restart in runs])
         for key in ("seconds", "tokens", "rounds")
     )
     # [process, restart], of all prompts
     token_s, round_s = (np.log(seconds.sum(axis=2) / counts.sum(axis=2)).T for counts in (tokens, rounds))
     same_rounds, same_text = (
-        [base[key] == head[key] for restart in runs for base, head in zip(restart[BASE], restart[HEAD], strict=True)]  # type: ignore[literal-required]
+        [base[key] == head[key] for restart in runs for base, head in zip(restart[BASE], restart[HEAD], strict=True)]
         for key in ("log", "text")
     )
     acceptance = of_text = verdict.EXACT

@@ -99,12 +99,12 @@ def scripted_validation(
             raise InputError(f"policy {policy} carries its state over sequences; let it start anew with each")
     slices = ProfileSlices(
         pair,
-        contexts_between(*context_range(trace)),
+        1 + repeats,
+        lambda done, total: progress("profile", done, total),
+        contexts=contexts_between(*context_range(trace)),
         depth=trace.depth,
         sampler=settings.sampler,
         seed=seed,
-        slices=1 + repeats,
-        progress=lambda done, total: progress("profile", done, total),
     )
     cost = slices.measure()
     if settings.policies is None:

@@ -137,9 +137,10 @@ def test_only_what_is_not_precise_is_measured_further_and_all_of_it_in_every_fif
     """Only passes of 3 tokens take times that vary; after the first sweeps, the others wait for a full sweep."""
     rng, swept, run = np.random.default_rng(0), list[Stream](), Sweeps.run
 
-    def noted(sweeps: Sweeps, wanted: Any = None) -> None:
-        run(sweeps, wanted)
+    def noted(sweeps: Sweeps, wanted: Any = None) -> float:
+        seconds = run(sweeps, wanted)
         swept.append(sweeps.done[-1])
+        return seconds
 
     monkeypatch.setattr(Sweeps, "run", noted)
     time_passes(monkeypatch, lambda tokens, _: 0.01 * (rng.uniform(0.5, 1.5) if tokens == 3 else 1.0))
