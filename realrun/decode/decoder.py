@@ -23,6 +23,7 @@ from specsim.policy.base import Policy
 from specsim.policy.chain.base import ChainPolicy, Step
 from specsim.policy.switch.base import SwitchPolicy
 from specsim.policy.tree.base import TreePolicy
+from specsim.replaying.kernel import step_functions
 
 
 class Acceptance(NamedTuple):
@@ -155,7 +156,7 @@ class Decoder:
             else:
                 params = policy.params
                 self.drafter.commit(len(tokens) - 1, accepted.target_hidden)
-            state = policy.update(state, params, accepted.depth, len(accepted.path))
+            state = step_functions(policy).update(state, params, accepted.depth, len(accepted.path))
         elif policy is not None and self.drafter.wants_target_hidden:  # another token is pending all the same
             self.drafter.commit(len(tokens) - 1, accepted.target_hidden)
         rounds.append(
@@ -186,7 +187,7 @@ class Decoder:
             return Draft(), state
         if isinstance(policy, SwitchPolicy):  # `_prepare` has checked the drafter, which takes its time
             state, context = cast(SwitchingDrafter, self.drafter).choose(tokens, context, policy, state)
-        decide, params = policy.keep_drafting, policy.params
+        decide, params = step_functions(policy).keep_drafting, policy.params
         proceed = True
 
         def keep(step: Step, depth: int) -> bool:
@@ -326,7 +327,7 @@ class Decoding:
             decoder.drafter.begin(self.tokens[:-1], decoder.produced_by(-1))
         self.prefill_s = decoder.clock() - start
         if policy is not None and (state is None or not policy.carries_state):
-            state = policy.initial_state(policy.params)
+            state = step_functions(policy).initial_state(policy.params)
         self.state = state
 
     @property

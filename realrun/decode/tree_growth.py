@@ -21,6 +21,7 @@ from realrun.lm.number_type import refuse_logits
 from specsim.io.arrays import Array
 from specsim.io.errors import InputError
 from specsim.policy.tree.base import MAX_DRAFTED, TreePolicy, close_kept, limit_widths, new_tree
+from specsim.replaying.kernel import step_functions
 
 
 class TreeGrower:
@@ -64,12 +65,13 @@ class TreeGrower:
         tree, widths, params = self.tree, self.widths, params_of(policy)
         draft = Draft(siblings=siblings, fed=len(tokens) - self.lm.length)
         drawn_from: dict[int, torch.Tensor] = {}
+        functions = step_functions(policy)
         first, count = 0, 1
         chain = 0  # node of the newest level on the first candidates' chain, -1 where that has ended
         widths[0] = 0
         for level in range(context.limit):
             asked, end = now(), count
-            state = policy.expand(state, params, tree, first, end, context.policy_uniform(level), widths)
+            state = functions.expand(state, params, tree, first, end, context.policy_uniform(level), widths)
             drafted, expanded = limit_widths(widths, first, end, MAX_DRAFTED + 1 - count)
             if expanded > policy.max_expanded:
                 raise InputError(f"policy {policy} expands {expanded} nodes of a level, more than its max_expanded")
@@ -145,7 +147,7 @@ class TreeGrower:
         keep = self.keep
         keep[:count] = False
         keep[0] = True
-        policy.select(state, params_of(policy), self.tree, count, keep)
+        step_functions(policy).select(state, params_of(policy), self.tree, count, keep)
         kept, _ = close_kept(self.tree, count, keep)
         if kept > policy.max_verified_nodes:
             raise InputError(f"policy {policy} verifies {kept} nodes, more than its max_nodes; correct it")

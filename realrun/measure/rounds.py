@@ -18,6 +18,7 @@ from realrun.drafters.space import MaskedTarget
 from realrun.lm.cached import CachedLM
 from realrun.measure.trees import fall_behind
 from specsim.policy.registry import make_policy
+from specsim.replaying.kernel import step_functions
 
 
 def masked_passes(depth: int) -> list[tuple[int, int]]:
@@ -76,7 +77,7 @@ def scripted_round(
     _set_masks(decoder.target, masks)
     verifier.accept = int(rng.integers(size + 1))
     policy = make_policy("adaedl", {"lambda0": -10.0, "max_draft_tokens": size}) if size else None
-    state = policy.initial_state(policy.params) if policy else None
+    state = step_functions(policy).initial_state(policy.params) if policy else None
     rounds: list[Round] = []
     decoder.round(list(tokens), RoundContext(decoder.sampler, 0, 0, size), policy, state, rounds)
     if size:

@@ -15,11 +15,14 @@ from typing import Any
 import numpy as np
 
 from realrun.decode.sampling import Sampler
+from realrun.lm.clock import clock_name
 from realrun.lm.variants.block_expansion import expansion_of
 from realrun.measure.curve import Influences, influences
 from realrun.measure.probes import BASELINE, Probe, Prober
 from realrun.measure.stream import Key, Stream
 from realrun.pairs.pair import Pair
+from realrun.provenance import provenance
+from speckernels import backend_for
 from specsim.cost.profile import LEAST_CONTEXT, PROFILE_KIND, PROFILE_VERSION
 from specsim.io.arrays import finite_or_null
 from specsim.io.errors import InputError
@@ -178,5 +181,7 @@ def measurement_facts(prober: Prober, contexts: Sequence[int], seed: int) -> dic
         "decoding": prober.decoder.sampler.as_dict(),
         "contexts": list(contexts),
         "seed": seed,
-        "provenance": pair.environment,
+        "kernels": backend_for(pair.device),
+        "clock": clock_name(),
+        "provenance": provenance(pair.device, pair.number_type),
     }

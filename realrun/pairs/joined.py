@@ -25,6 +25,7 @@ from realrun.pairs.pair import Pair
 from realrun.proposals.recorder import Recorder
 from specsim.io.errors import InputError
 from specsim.policy.switch.base import SwitchPolicy, chosen, longest_draft
+from specsim.replaying.kernel import step_functions
 from specsim.trace.joined import JOINED, MAX_DRAFTERS
 
 
@@ -75,7 +76,7 @@ class JoinedDrafter(DraftModel):
         foretold = np.array([drafter.foretold(tokens) for drafter in self.drafters])
         self.asked = int(foretold.any())
         if self.asked:
-            self.active = int(policy.choose(state, policy.params, foretold, self.lag))
+            self.active = int(step_functions(policy).choose(state, policy.params, foretold, self.lag))
             state = chosen(state, self.active)
             context = context._replace(limit=min(context.limit, longest_draft(policy.params, self.active)))
         self.choice_s = now() - start

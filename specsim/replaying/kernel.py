@@ -1,11 +1,12 @@
-"""Compile a replay kernel with a policy's own functions inside, and cache it on disk."""
+"""Compile a policy's functions, alone and inside a replay kernel, and cache the code on disk."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, SimpleNamespace
 from typing import Any, TypeVar
 
 import numba as nb
@@ -30,16 +31,47 @@ def specialise(kernel: Any, names: Mapping[str, Any], kind: type[Policy]) -> Ker
     without the file, and numba loads kept code, of any policy of that name, only where the modules of
     all functions and settings can be imported by name.
     """
-    functions = {name: getattr(kind, name) for name in kind.functions}
-    modules = {kind.Params.__module__, *(f.py_func.__module__ for f in functions.values())}
-    own = all(module.startswith("specsim.") for module in modules)
-    version = _source_digest(f.py_func for f in functions.values()) if own else "unkept"
-    bound = FunctionType(kernel.__code__, {**names, **functions}, f"replay_{kind.name}_{version}")
-    bound.__module__ = names["__name__"]
-    bound.__qualname__ = bound.__name__
+    version, functions = _version(kind), _step_functions(kind)  # type: ignore[arg-type]  # a class hashes well
+    bound = _copy(kernel, {**names, **vars(functions)}, f"replay_{kind.name}_{version or 'unkept'}")
     compile_kernel: Callable[[Callable[..., int]], Kernel]
-    compile_kernel = nb.njit(cache=own, nogil=True, error_model="numpy")
+    compile_kernel = nb.njit(cache=version is not None, nogil=True, error_model="numpy")
     return compile_kernel(bound)
+
+
+def step_functions(policy: Policy) -> SimpleNamespace:
+    """Return a policy's functions as the real run calls them, by name; compiled code is cached as by `specialise`."""
+    return _step_functions(type(policy))  # type: ignore[arg-type]  # a class hashes well
+
+
+@cache
+def _step_functions(kind: type[Policy]) -> SimpleNamespace:
+    version = _version(kind)
+    return SimpleNamespace(**{name: _cached(getattr(kind, name), version) for name in kind.functions})
+
+
+@cache
+def _cached(function: Any, version: str | None) -> Any:
+    """Return a function whose compiled code is cached on disk under a version; without a version, the same function."""
+    if version is None:
+        return function
+    source = function.py_func
+    compile_function = nb.njit(cache=True, error_model=function.targetoptions.get("error_model", "python"))
+    return compile_function(_copy(source, source.__globals__, f"{source.__name__}_{version}"))
+
+
+def _copy(function: Any, names: Mapping[str, Any], name: str) -> FunctionType:
+    """Return the function with other globals, under another name."""
+    copied = FunctionType(function.__code__, {**names}, name)
+    copied.__module__ = names["__name__"]
+    copied.__qualname__ = name
+    return copied
+
+
+def _version(kind: type[Policy]) -> str | None:
+    """Return a digest of the files that a policy of specsim's own is compiled from; None for others."""
+    functions = [getattr(kind, name).py_func for name in kind.functions]
+    modules = {kind.Params.__module__, *(function.__module__ for function in functions)}
+    return _source_digest(functions) if all(module.startswith("specsim.") for module in modules) else None
 
 
 def select_fields(kind: type[Fields], holder: Any, nearer: Any = None, **values: Any) -> Fields:

@@ -22,6 +22,7 @@ from realrun.pairs.pair import Pair
 from realrun.pairs.random_pair import vocabulary
 from specsim.policy.chain.base import ChainPolicy, Step
 from specsim.replaying.chain import or_unread
+from specsim.replaying.kernel import step_functions
 from specsim.trace.trace import Trace
 
 WARM_UP_ROUNDS = 8
@@ -119,7 +120,7 @@ class ScriptedDecoder:
         self._prepare(sequence, length)
         for lm in (decoder.target, self.draft_lm):
             self._rewind(lm, prompt - 1)
-        tokens, state = self._tokens[:prompt], policy.initial_state(policy.params)
+        tokens, state = self._tokens[:prompt], step_functions(policy).initial_state(policy.params)
         while (t := len(tokens) - prompt) < length and (most_rounds is None or len(rounds) < most_rounds):
             context = RoundContext(decoder.sampler, sequence, t, policy.max_draft_tokens, self.seed)
             state, _ = decoder.round(tokens, context, policy, state, rounds)

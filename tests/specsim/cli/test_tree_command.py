@@ -17,7 +17,7 @@ from specsim.cost.model import ConstantCost
 from specsim.policy.static_tree import shape as shapes
 from specsim.policy.static_tree.optimal import optimal_trees, tree_round_cost
 from specsim.policy.static_tree.rates import rates_of
-from specsim.policy.static_tree.search import best_trees, expected_tokens
+from specsim.policy.static_tree.search import best_trees, node_accept_probs
 from specsim.replaying.table import cost_table
 from specsim.report.tree_figures import dense_sizes, dense_tokens, layout
 from specsim.trace.files import write_trace
@@ -81,7 +81,7 @@ def test_people_get_the_tree_the_choices_and_a_short_curve(rates_file: Path) -> 
     assert sum(line.count("─ ") for line in out.splitlines() if line[0] in "├└│") == 11  # a line per node
     rows = [line.split("│")[1:4] for line in out.splitlines() if line.startswith("│") and line.endswith("│")]
     assert [row[0].strip() for row in rows] == ["1", "2", "4", "8", "11 *", "16", "32", "64"]
-    assert float(rows[4][1]) == pytest.approx(expected_tokens(RATES, shape), abs=5e-4)
+    assert float(rows[4][1]) == pytest.approx(node_accept_probs(RATES, shape).sum(), abs=5e-4)
 
 
 def test_the_curve_is_written_as_csv(rates_file: Path, tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_dense_trees_of_the_figure_are_the_cartesian_ones() -> None:
     assert len(set(sizes)) == len(sizes) and (3, 3, 3, 3) in sizes and (1,) in sizes and (2, 3) not in sizes
     for size in sizes:
         shape = shapes.cartesian(size)
-        assert dense_tokens(RATES, size) == (len(shape) - 1, pytest.approx(expected_tokens(RATES, shape)))
+        assert dense_tokens(RATES, size) == (len(shape) - 1, pytest.approx(node_accept_probs(RATES, shape).sum()))
 
 
 def test_a_parent_is_drawn_amid_its_children_and_no_two_nodes_of_a_level_meet() -> None:

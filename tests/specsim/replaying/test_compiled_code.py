@@ -23,6 +23,7 @@ import json, sys
 from specsim.cost.model import ConstantCost
 from specsim.policy.chain.adaedl import AdaEDL
 from specsim.replaying.chain import chain_kernel
+from specsim.replaying.kernel import step_functions
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
 from specsim.trace.files import read_trace
@@ -31,10 +32,13 @@ trace = read_trace(sys.argv[1])
 policy, table = AdaEDL(max_draft_tokens=trace.depth), cost_table(trace, ConstantCost(1e-3, 1e-2))
 whole = replay(trace, policy, table)
 part = replay(trace.select([2, 0]), policy, table)
-kernel = chain_kernel(AdaEDL)
+kernel, steps = chain_kernel(AdaEDL), step_functions(policy)
+state = steps.update(steps.initial_state(policy.params), policy.params, 3, 2)
+compiled = [kernel, steps.initial_state, steps.update]
 print(json.dumps({
-    "hits": sum(kernel.stats.cache_hits.values()),
-    "misses": sum(kernel.stats.cache_misses.values()),
+    "hits": [sum(function.stats.cache_hits.values()) for function in compiled],
+    "misses": [sum(function.stats.cache_misses.values()) for function in compiled],
+    "state": state,
     "compiled_for": len(kernel.signatures),
     "rounds": whole.num_rounds.tolist(),
     "part_rounds": part.num_rounds.tolist(),
@@ -58,11 +62,13 @@ def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
         )
         printed.append(json.loads(out.stdout))
     first, second = printed
-    assert (first["hits"], first["misses"]) == (0, 1)
-    assert (second["hits"], second["misses"]) == (1, 0)
+    assert first["hits"] == [0, 0, 0] and all(first["misses"])
+    assert second["hits"] == [1, 1, 1] and not any(second["misses"])
     assert first["compiled_for"] == second["compiled_for"] == 1
     assert first["rounds"] == second["rounds"]
     policy, cost = AdaEDL(max_draft_tokens=6), RampCost()
+    state = AdaEDL.update.py_func(AdaEDL.initial_state.py_func(policy.params), policy.params, 3, 2)
+    assert first["state"] == second["state"] == list(state)
     assert second["rounds"] == replay(trace, policy, cost_table(trace, cost)).num_rounds.tolist()
     assert second["part_rounds"] == [second["rounds"][2], second["rounds"][0]]
 
