@@ -13,7 +13,8 @@ nox.options.sessions = ["lint", "tests"]
 nox.options.reuse_existing_virtualenvs = True
 
 PROCESSES = ("-n", "auto", "--dist", "worksteal")  # a process that has no more tests takes some of another's
-ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+# A thread for each process; images often turn byte code off, without which every process compiles every module.
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": ""}
 DEMO = shlex.split(
     "--target lab-deep --drafter eagle --num-prompts 24 --max-new-tokens 44 --max-draft-tokens 8 "
     "--policy fixed_k --policy adaedl --policy max_confidence --policy cali_ts --policy renewal_stop"
@@ -39,7 +40,7 @@ def demo(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """The default tests, in a process per core."""
     install(session, "real", "dev")
-    session.run("pytest", *PROCESSES, *session.posargs, env=ONE_THREAD)
+    session.run("pytest", *PROCESSES, *session.posargs, env=ENVIRONMENT)
 
 
 @nox.session
@@ -47,7 +48,7 @@ def slow(session: nox.Session) -> None:
     """The tests that the default run leaves out (marked slow, or by tests/default_cases.toml), in two processes."""
     install(session, "real", "dev", "silicon", "dask", "ray", "engines")
     session.run(
-        "pytest", "-n", "2", "--dist", "worksteal", "-m", "slow and not bench", *session.posargs, env=ONE_THREAD
+        "pytest", "-n", "2", "--dist", "worksteal", "-m", "slow and not bench", *session.posargs, env=ENVIRONMENT
     )
 
 
@@ -57,8 +58,8 @@ def image(session: nox.Session) -> None:
     session.install("-e", ".[real,dev]", *IMAGE)
     session.run("pip", "uninstall", "-y", "optuna")
     session.run("python", "-c", "import specsim, realrun.campaign.smoke, speckernels")
-    session.run("pytest", *PROCESSES, "tests/kernels", "tests/realrun", *session.posargs, env=ONE_THREAD)
-    session.run("realrun", "campaign", "--out", "results/image", "--minutes", "5", "--overwrite", env=ONE_THREAD)
+    session.run("pytest", *PROCESSES, "tests/kernels", "tests/realrun", *session.posargs, env=ENVIRONMENT)
+    session.run("realrun", "campaign", "--out", "results/image", "--minutes", "5", "--overwrite", env=ENVIRONMENT)
 
 
 @nox.session(reuse_venv=False)
@@ -86,7 +87,7 @@ def vllm(session: nox.Session) -> None:
 def engines(session: nox.Session) -> None:
     """Inference engines, vLLM among them, really run: the slow tests of realrun/engines."""
     install(session, "real", "dev", "engines")
-    session.run("pytest", "-m", "slow", "tests/realrun/engines", *session.posargs, env=ONE_THREAD)
+    session.run("pytest", "-m", "slow", "tests/realrun/engines", *session.posargs, env=ENVIRONMENT)
 
 
 @nox.session
@@ -96,7 +97,7 @@ def claims(session: nox.Session) -> None:
     speeds = ("tests/bench/test_replay_speed.py", "tests/bench/test_tree_replay_speed.py")
     measured = "--benchmark-json=results/claims/speed.json"
     Path("results", "claims").mkdir(parents=True, exist_ok=True)
-    session.run("pytest", "-m", "bench", "-s", "-k", "million_positions", *speeds, measured, env=ONE_THREAD)
+    session.run("pytest", "-m", "bench", "-s", "-k", "million_positions", *speeds, measured, env=ENVIRONMENT)
     session.run("specsim", "claims", "check", "claims/timed", *session.posargs)
 
 
@@ -105,7 +106,7 @@ def fuzz(session: nox.Session) -> None:
     """Give every reader of files mutated files, for hours; `FUZZ_MUTANTS=1000 nox -s fuzz -- -k rounds` for less."""
     install(session, "real", "dev")
     mutants = {"FUZZ_MUTANTS": os.environ.get("FUZZ_MUTANTS", "100000")}
-    session.run("pytest", "tests/fuzz", *session.posargs, env={**ONE_THREAD, **mutants})
+    session.run("pytest", "tests/fuzz", *session.posargs, env={**ENVIRONMENT, **mutants})
 
 
 @nox.session
@@ -137,5 +138,5 @@ def studies(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """What measures time, one test after another: ratios to plain references, and benchmarks of the kernels."""
     install(session, "real", "dev")
-    session.run("pytest", "-m", "bench", "-s", *session.posargs, env=ONE_THREAD)
+    session.run("pytest", "-m", "bench", "-s", *session.posargs, env=ENVIRONMENT)
     session.run("pytest", "kernels/benchmarks", "--benchmark-only", "-s", *session.posargs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache
 
+import numba as nb
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -134,7 +135,7 @@ class NothingWhereThereIsNoMatch(SwitchPolicy):
 
     name = "nothing"
     source = "this test"
-    choose = staticmethod(lambda state, params, foretold, lag: 0 if foretold[0] == 0.0 else 1)
+    choose = staticmethod(nb.njit(lambda state, params, foretold, lag: 0 if foretold[0] == 0.0 else 1))
 
 
 def test_heads_draft_from_the_last_state_behind_rounds_that_drafted_nothing() -> None:
