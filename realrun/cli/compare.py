@@ -42,7 +42,12 @@ class CompareOptions(Settings):
     policy: list[str] = setting(
         ["fixed_k"], 'Policy to decode with, as NAME, FILE.py or "NAME(SETTING=VALUE, ...)"; repeat for more.'
     )
-    minutes: float = setting(5.0, "Time to measure for, at most. It stops as soon as every row is decided.", above=0)
+    minutes: float = setting(
+        5.0,
+        "Time to measure for, at most; prompts are left out so that eight restarts fit. It stops as soon as every row "
+        "is decided.",
+        above=0,
+    )
     max_slowdown: float = setting(2.0, "Exit with 1 if a slowdown exceeds this many percent significantly.", above=0)
     overwrite: bool = setting(False, OVERWRITE_HELP, flag="--overwrite/--no-overwrite")
 
@@ -170,6 +175,8 @@ def print_comparison(document: Mapping[str, Any], out: Path) -> None:
     if document["base"]["weights"] != document["head"]["weights"]:
         print("note: base and head have other weights, which changes acceptance")
     print(f"machine: {load_text(document['load'])}")
+    if left_out := document["prompts_left_out"]:
+        print(f"prompts left out for the time: {left_out} of {left_out + document['prompts']['count']}")
     title = f"{document['restarts']} restarts, {document['prompts']['count']} prompts; positive is slower"
     columns = ["policy", "verdict", "time per token", "time per round", "mean acceptance length (tau)", "A/A test"]
     print_table(title, columns, [_cells(row) for row in rows])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -45,7 +46,8 @@ class CompareSettings:
     sampler : how tokens are chosen
     max_new_tokens : most output tokens per prompt
     seed : of all randomness
-    minutes : no restart begins that would end later; two are made in any case
+    minutes : no restart begins that would end later; two are made in any case. Prompts are left out so that eight
+        restarts fit, at least one is decoded; 0 decodes all in two restarts
     max_slowdown_percent : slowdown that is looked for
     clock : "wall", or "cpu", which is steadier on a busy machine and times one CPU thread
     kernels : "auto", or as `--kernels`
@@ -116,10 +118,10 @@ def compare(
 ) -> dict[str, Any]:
     """Decode the same prompts with two versions of the code at once, and tell whether the second is slower.
 
-    Each restart starts three processes: the base, the head, and the base once more (the A/A test). They decode every
-    prompt with the baseline and every policy, taking turns of two rounds, so that all see the same machine. A process
+    Each restart starts three processes: the base, the head, and the base once more (the A/A test). They decode the same
+    prompts with the baseline and every policy, taking turns of two rounds, so that all see the same machine. A process
     can be faster or slower than another of the same code for as long as it lives; so restarts are the sample, not
-    rounds.
+    rounds, and prompts are left out for more restarts.
 
     Parameters
     ----------
@@ -148,7 +150,7 @@ def compare(
 
     Examples
     --------
-    A version with itself; `minutes=0` makes the fewest restarts, which are two.
+    A version with itself; `minutes=0` decodes all prompts in the fewest restarts, which are two.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -175,10 +177,18 @@ def compare(
             claim(out / RESTARTS / IDENTITY, identity, f"{out} holds restarts", ANEW)
             if finished(restarts, settings):
                 break
+            limit_s = 60 * settings.minutes / verdict.LOOKS[-2] - (time.monotonic() - start_s)
             order = np.random.default_rng((settings.seed, number))
-            runs = decode_all(workers, job, order, partial(progress, f"restart {number + 1}"))
+            numbers, runs = decode_all(
+                workers,
+                len(job["policies"]),
+                restarts[0]["prompts"] if restarts else order.permutation(len(prompts)).tolist(),
+                math.inf if restarts or not settings.minutes else limit_s,
+                order,
+                partial(progress, f"restart {number + 1}"),
+            )
         spent_s, ticks = time.monotonic() - start_s, list(load())  # now that the processes have ended
-        restarts.append({"spent_s": spent_s, "ticks": ticks, "runs": runs})
+        restarts.append({"prompts": numbers, "spent_s": spent_s, "ticks": ticks, "runs": runs})
         write_json(restarts[-1], out / RESTARTS / f"{number}.json")
     document = {
         "kind": "realrun-compare",
@@ -192,7 +202,8 @@ def compare(
             "policies": [str(policy) for policy in settings.policies],
         },
         **versions,
-        "prompts": prompt_facts(prompts, ""),
+        "prompts": prompt_facts([prompts[number] for number in sorted(restarts[0]["prompts"])], ""),
+        "prompts_left_out": len(prompts) - len(restarts[0]["prompts"]),
     }
     write_json(document, out / RESULT)
     return document

@@ -1,8 +1,9 @@
-"""A restart of `realrun compare`: fresh processes of both versions decode all prompts in turns."""
+"""A restart of `realrun compare`: fresh processes of both versions decode the same prompts in turns."""
 
 from __future__ import annotations
 
 import json
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -32,8 +33,12 @@ class Run(TypedDict):
 
 
 class RestartFile(TypedDict):
-    """A restart: runs [arm][process][prompt], arm 0 is the baseline."""
+    """A restart: runs [arm][process][prompt], arm 0 is the baseline.
 
+    prompts : numbers of those that were decoded, the same in every restart
+    """
+
+    prompts: list[int]
     spent_s: float
     ticks: list[float]
     runs: list[list[list[Run]]]
@@ -52,25 +57,37 @@ def started(
 
 
 def decode_all(
-    workers: Sequence[Worker], job: Mapping[str, Any], order: np.random.Generator, progress: Counter
-) -> list[list[list[Run]]]:
-    """Decode every prompt with every arm in every layout, all processes in turns; runs [arm][process][prompt]."""
-    arms, prompts = len(job["policies"]), len(job["prompts"])
+    workers: Sequence[Worker],
+    arms: int,
+    prompts: Sequence[int],
+    limit_s: float,
+    order: np.random.Generator,
+    progress: Counter,
+) -> tuple[list[int], list[list[list[Run]]]]:
+    """Decode prompts with every arm in every layout, all processes in turns.
+
+    limit_s : prompts that would take longer, by those before them, are left out
+
+    Returns the prompts that were decoded, and runs [arm][process][prompt].
+    """
     layouts: dict[tuple[int, int, int], list[Any]] = defaultdict(list)
-    done = 0
+    begun_s, done = time.monotonic(), 0
     for layout in range(LAYOUTS):
         if layout:
             ask_all(workers, "load")
-        for prompt in range(prompts):
+        for number, prompt in enumerate(prompts, start=1):
             for arm in order.permutation(arms).tolist():
                 decodings = [RemoteDecoding(worker, arm, prompt, layout) for worker in workers]
                 take_turns(decodings, order, turn_rounds=1)
                 for process, decoding in enumerate(decodings):
                     layouts[arm, process, prompt].append(decoding.run)
                 done += 1
-                progress(done, LAYOUTS * prompts * arms)
-    return [
-        [[typical_run(layouts[arm, process, prompt]) for prompt in range(prompts)] for process in range(len(workers))]
+                progress(done, LAYOUTS * len(prompts) * arms)
+            if not layout and LAYOUTS * (time.monotonic() - begun_s) * (1 + 1 / number) > limit_s:
+                prompts = prompts[:number]
+                break
+    return list(prompts), [
+        [[typical_run(layouts[arm, process, prompt]) for prompt in prompts] for process in range(len(workers))]
         for arm in range(arms)
     ]
 

@@ -31,7 +31,7 @@ class TextRun:
     loop : steps, windows, number type and seed
     out : folder of the drafter. A run with the same settings that was killed goes on from what it holds
     cache : folder of the encoded and the generated text, `out` unless given; several trainings may share it
-    stored : torch.dtype Number type of the drafter's file
+    stored : number type of the drafter's file
     progress : called with (stage, done, total)
     """
 

@@ -9,13 +9,14 @@ import sys
 import venv
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from realrun.pairs.prompts import Prompt
 from realrun.versions import compare as module
-from realrun.versions import sides
+from realrun.versions import restart, sides
 from realrun.versions.compare import CompareSettings, compare
 from realrun.versions.restart import typical_run
 from realrun.versions.sides import Side, Worker, find_side
@@ -99,6 +100,29 @@ def test_time_bounds_the_restarts(tmp_path: Path) -> None:
     base = stub_checkout(tmp_path / "base")
     settings = CompareSettings({}, [], max_new_tokens=4, minutes=0)
     assert compare(base, base, PROMPTS, settings, tmp_path / "out")["restarts"] == 2
+
+
+def test_prompts_are_left_out_in_the_first_restart_and_are_the_same_in_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each prompt takes a second in each of two layouts; an eighth of two minutes holds seven."""
+    seconds = 0.0
+
+    def clock() -> float:
+        nonlocal seconds
+        seconds += 1.0
+        return seconds
+
+    monkeypatch.setattr(restart, "time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: 0.0))
+    base, out = stub_checkout(tmp_path / "base"), tmp_path / "out"
+    prompts = [Prompt(str(number), [5]) for number in range(20)]
+    document = compare(base, base, prompts, replace(SETTINGS, minutes=2), out)
+    assert (document["prompts"]["count"], document["prompts_left_out"]) == (7, 13)
+    kept = [json.loads(file.read_text()) for file in sorted((out / "restarts").glob("[0-9]*.json"))]
+    assert len(kept) >= 3 and all(part["prompts"] == kept[0]["prompts"] for part in kept)
+    assert len({*kept[0]["prompts"]}) == 7 and kept[0]["prompts"] != list(range(7))
+    assert all(len(runs) == 7 for part in kept for arm in part["runs"] for runs in arm)
 
 
 def test_sides_are_found(tmp_path: Path) -> None:
