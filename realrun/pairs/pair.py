@@ -270,8 +270,8 @@ def find_device(name: str | torch.device) -> torch.device:
 
 
 def is_lab(target: str) -> bool:
-    """Check whether this names the embedded target, with or without identity blocks."""
-    return target == LAB or target.partition(":")[0] == LAB_DEEP
+    """Check whether this names the embedded target, with or without identity blocks, as given or in results."""
+    return target in (LAB, f"{LAB}/target") or target.partition(":")[0] == LAB_DEEP
 
 
 def _find_target(name: str) -> tuple[str, int | None]:

@@ -24,6 +24,7 @@ QUESTIONS = ("prompt", "turns", "conversations", "question", "instruction")
 FORMS = ("text", "messages", *QUESTIONS)
 USERS = ("human", "user")  # names of the user in ShareGPT
 LAB_PROMPTS = "the lab's held-out prompts"
+TASK_PROMPTS, TASKS = "specsim's tasks", Path(__file__).with_name("tasks.jsonl")  # 40 of each of six kinds
 
 
 @dataclass(frozen=True)
@@ -102,20 +103,14 @@ def check_prompts_file(path: Path) -> None:
 
 
 def prompts_source(target: str, path: Path | None) -> str:
-    """Name the source of a target's prompts for result files: a file's name, or the lab's held-out prompts.
+    """Name the source of a target's prompts for result files: a file's name, or by default the lab's or the tasks.
 
-    Raises InputError, before models are loaded, if the file does not exist, or is missing for a target other than the
-    lab's.
+    Raises InputError, before models are loaded, if the file does not exist.
     """
     if path is not None:
         check_prompts_file(path)
         return path.name
-    if not is_lab(target):
-        raise InputError(
-            f'target {target} needs prompts of your own: give --prompts FILE, JSON Lines of {{"text": ...}} or '
-            '{"messages": [...]}'
-        )
-    return LAB_PROMPTS
+    return LAB_PROMPTS if is_lab(target) else TASK_PROMPTS
 
 
 def _prompt(line: str, place: str, tokenizer: PreTrainedTokenizerBase) -> Prompt:
