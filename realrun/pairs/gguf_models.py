@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from realrun.own_files import read_kept
 from specsim.io.errors import InputError
 from specsim.io.files import digest, file_digest, replacing_folder, write_json
 
@@ -101,11 +100,6 @@ def dequantise(file: Path, folder: Path) -> dict[str, Any]:
         tokenizer.save_pretrained(new)
         write_json(source, new / SOURCE)
     return source
-
-
-def gguf_source(folder: str) -> dict[str, Any] | None:
-    """Return what a dequantised model's folder says about its GGUF file; None for other models."""
-    return read_kept(Path(folder) / SOURCE)
 
 
 def _facts(file: Path, *keys: str) -> list[Any]:
