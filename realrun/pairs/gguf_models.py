@@ -88,7 +88,8 @@ def dequantise(file: Path, folder: Path) -> dict[str, Any]:
     except ImportError:
         raise InputError("GGUF files need the package gguf; run `pip install gguf`") from None
     except (OSError, ValueError, LookupError, RuntimeError, struct.error) as error:
-        raise InputError(f"cannot read {file} as a GGUF model: {str(error).strip().splitlines()[0]}") from None
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise InputError(f"cannot read {file} as a GGUF model: {reason}") from None
     vars(model).pop("hf_quantizer", None)  # the weights are plain now; as a quantised model it would not be saved
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config

@@ -121,9 +121,9 @@ def run_errors(documents: Sequence[Document]) -> str:
     later = zip(errors[half:], shares[half:], strict=True)
     inside = [np.abs(error) <= NORMAL * (idle + busy * share**2) for error, share in later]
     return (
-        f"With the text known, errors have a standard deviation of {100 * idle:.1f} % plus {100 * busy:.0f} % times the "
-        "square of the share of the CPUs that other processes use. This is fitted on the first half of the runs; of "
-        f"the second half, {100 * np.concatenate(inside).mean():.0f} % of the speedups lie within the 95 % interval "
+        f"With the text known, errors have a standard deviation of {100 * idle:.1f} % plus {100 * busy:.0f} % times "
+        "the square of the share of the CPUs that other processes use. This is fitted on the first half of the runs; "
+        f"of the second half, {100 * np.concatenate(inside).mean():.0f} % of the speedups lie within the 95 % interval "
         "that follows."
     )
 
