@@ -6,6 +6,7 @@ import typer
 
 from realrun.cli.campaign import campaign
 from realrun.cli.compare import compare
+from realrun.cli.convert import convert
 from realrun.cli.engine import engine
 from realrun.cli.lab import lab
 from realrun.cli.leaderboard import leaderboard
@@ -39,6 +40,7 @@ for _command in (
     batch_profile,
     validate,
     compare,
+    convert,
     campaign,
     cost_grid,
     leaderboard,

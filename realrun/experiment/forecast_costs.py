@@ -26,8 +26,11 @@ from specsim.cost.profile import PROFILE_KIND, ProfileCost, noisy_profile, profi
 from specsim.io.files import digest, write_json
 from specsim.io.progress import Progress
 
-# Standard deviation of the logarithm of a speedup between the costs of a forecast and a run.
-FRESH_RUN_ERROR, PROBED_RUN_ERROR, OLD_RUN_ERROR = 0.02, 0.03, 0.06
+# Standard deviation of the logarithm of a speedup between costs and a run: with costs that were measured, or fitted to
+# the machine by a probe, on an idle machine; what busy processes on all CPUs add, with the square of their share; with
+# costs from before that nothing fits to the machine. From the first half of the runs of `studies/forecasts`.
+IDLE_RUN_ERROR, BUSY_RUN_ERROR, OLD_RUN_ERROR = 0.008, 0.12, 0.06
+UNKNOWN_SHARE = 0.5  # of the CPUs, where a system does not tell what other processes use
 DRAWN = 16  # profiles, for the noise that costs bring into a forecast
 PROFILE_SHARE, PROBE_SHARE = 0.3, 0.04  # of the minutes, at most
 
@@ -45,7 +48,7 @@ class ForecastCosts:
 
     cost: CostModel
     facts: Mapping[str, Any]
-    run_error: float = FRESH_RUN_ERROR
+    run_error: float
     unprobed: CostModel | None = None
     drawn: Sequence[CostModel] = ()
 
@@ -53,7 +56,8 @@ class ForecastCosts:
     def profiled(cls, document: Mapping[str, Any], seed: int) -> ForecastCosts:
         """Make costs of a profile that was measured just before."""
         facts = {"source": "measured just before", **origin(document)}
-        return cls(profile_from_json(document, "just measured"), facts, drawn=drawn_costs(document, seed))
+        cost = profile_from_json(document, "just measured")
+        return cls(cost, facts, run_error(document), drawn=drawn_costs(document, seed))
 
 
 @dataclass(frozen=True)
@@ -122,7 +126,7 @@ def forecast_costs(
     return ForecastCosts(
         profile_from_json(document, before.source),
         {**sources, "probed": document["probed"]},
-        PROBED_RUN_ERROR,
+        run_error(state),
         before.cost,
         drawn_costs(document, settings.seed),
     )
@@ -145,6 +149,16 @@ def tuning_profile(
         )
         write_json(document, path)
     return read_own(path, again="pass --overwrite")
+
+
+def run_error(document: Mapping[str, Any]) -> float:
+    """Estimate by how much speedups under the costs of a profile or probe differ from those of a run, by its load.
+
+    Returns the standard deviation of their logarithm.
+    """
+    percent = document.get("load", {}).get("others_percent")
+    share = UNKNOWN_SHARE if percent is None else percent / 100
+    return IDLE_RUN_ERROR + BUSY_RUN_ERROR * share**2
 
 
 def contexts_of(prompts: Sequence[Prompt], new_tokens: int) -> list[int]:

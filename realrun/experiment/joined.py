@@ -17,7 +17,7 @@ import numpy as np
 from realrun.experiment.choice import Forecast, choice_of
 from realrun.experiment.document import errors_of, rate_of
 from realrun.experiment.forecast import forecast, sealed_forecast, speedups_on
-from realrun.experiment.forecast_costs import ForecastCosts, drawn_costs, tuning_profile
+from realrun.experiment.forecast_costs import ForecastCosts, drawn_costs, run_error, tuning_profile
 from realrun.experiment.measured_costs import MeasuredCosts, Run
 from realrun.experiment.measuring import Costs, Measurement, measure_in_turns
 from realrun.experiment.run import (
@@ -104,7 +104,9 @@ def validate_joined(
     cost = JoinedCost(tuple(profile_from_json(document, "just measured") for document in tuning_profiles))
     drawn = zip(*(drawn_costs(document, settings.seed) for document in tuning_profiles), strict=True)
     chosen, skipped = _candidates(PricedTrace(train, cost), settings, work, progress)
-    before = ForecastCosts(cost, {"source": "measured just before"}, drawn=[JoinedCost(costs) for costs in drawn])
+    error = max(map(run_error, tuning_profiles))
+    facts = {"source": "measured just before"}
+    before = ForecastCosts(cost, facts, error, drawn=[JoinedCost(costs) for costs in drawn])
     forecasts = sealed_forecast(
         work, forecast(chosen, train, before, held_out=len(held), sealed=sealed, seed=settings.seed)
     )

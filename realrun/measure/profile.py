@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from realrun.decode.sampling import Sampler
+from realrun.machine_load import load_from, watch
 from realrun.measure.stream import Stream
 from realrun.measure.sweeps import Sweeps, imprecise
 from realrun.pairs.pair import Pair
@@ -85,7 +86,7 @@ def profile(
         raise InputError(f"precision={precision}; give a share between 0 and 1, such as 0.01")
     if not limit_s >= 0:
         raise InputError(f"limit_s={limit_s}; give 0 seconds or more")
-    begun_s, longest_s = time.monotonic(), 0.0
+    load, begun_s, longest_s = watch(), time.monotonic(), 0.0
     sampler, wanted = sampler or Sampler(), None
     sweeps = Sweeps(pair, contexts, [], depth=depth, tree_tokens=tree_tokens, sampler=sampler, seed=seed)
     while True:
@@ -108,7 +109,7 @@ def profile(
         "median": float(np.median(widths)) if widths.size else None,
         "largest": float(widths.max()) if widths.size else None,
     }
-    return sweeps.document(precision=reached, spent_s=spent_s)
+    return sweeps.document(precision=reached, spent_s=spent_s, load=load_from([load()])._asdict())
 
 
 def profile_slice(
@@ -127,11 +128,12 @@ def profile_slice(
 
     progress : called with the sweeps of this slice that were made, and their number
     """
+    load = watch()
     sweeps = Sweeps(pair, contexts, done, depth=depth, tree_tokens=tree_tokens, sampler=sampler, seed=seed)
     for number in range(1, count + 1):
         sweeps.run()
         progress(number, count)
-    return sweeps.document()
+    return sweeps.document(load=load_from([load()])._asdict())  # of the last slice
 
 
 class ProfileSlices:

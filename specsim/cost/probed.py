@@ -23,7 +23,7 @@ from specsim.io.json import checked
 PROBE_KIND, PROBE_VERSION = "specsim-probe", 1
 AGAIN = "probe again"
 LEVEL = 0.05  # of tests
-SETTINGS = ("dtype", "threads", "kernels", "clock")  # of both measurements; older profiles do not state all
+SETTINGS = ("dtype", "threads", "kernels", "clock")  # of both measurements, where both state them
 
 
 class ProbeSeconds(TypedDict):
@@ -171,11 +171,10 @@ def probed_document(profile: Mapping[str, Any], probe: Mapping[str, Any], source
     document = check_probe(probe)
     cost = profile_from_json(profile, "given")
     before, now = ({**measured, **(measured.get("provenance") or {})} for measured in (profile, document))
-    for key in ("target", "drafter", *(key for key in SETTINGS if key in before)):
-        if now.get(key) != before.get(key):
+    for key in ("target", "drafter", *SETTINGS):
+        if key in now and key in before and now[key] != before[key]:
             raise InputError(
-                f"the probe is of {key} {now.get(key)}, the profile of {before.get(key)}; "
-                f"probe with the profile's {key}"
+                f"the probe is of {key} {now[key]}, the profile of {before[key]}; probe with the profile's {key}"
             )
     factors = _factors(cost, document)
     tables = ("median_s", "p25_s", "p75_s", "precision")  # which held before

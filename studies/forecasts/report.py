@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from scipy.optimize import minimize
 
+from specsim.cost.profile import NORMAL
 from specsim.io.arrays import Floats
 from specsim.replaying.forecast import error_summary
 from specsim.replaying.intervals import Estimate
@@ -75,7 +77,7 @@ def report(config: Config, documents: Sequence[Document]) -> Report:
             f"{load_line({name: median_load(runs) for name, runs in states.items() if runs})} Medians over runs.",
             f"Noise floor (A/A test): {np.median(floors):.1f} % in the median, at most {max(floors):.1f} %.",
             f"Half-width of the forecasts' intervals: {everything['half_width']:.1f} % in the median.",
-            f"Root mean square error with the text known, in each half of the runs: {run_errors(documents)}.",
+            run_errors(documents),
         ],
     )
 
@@ -111,19 +113,34 @@ def lost_percent(run: Document) -> float:
 
 
 def run_errors(documents: Sequence[Document]) -> str:
-    """Say how far a run's measured speedups lie from the replay of its text, by age and rescaling of the costs."""
-    lines = []
-    for what, key, fresh in (
-        ("costs profiled by the run itself", TEXT_KNOWN, True),
-        ("costs from before, rescaled by a probe", TEXT_KNOWN, False),
-        ("costs from before as they were", UNPROBED, False),
-    ):
-        runs = [run for run in documents if (run["costs"] == "fresh profile") is fresh]
-        halves = [[row for run in half for row in run["rows"]] for half in (runs[::2], runs[1::2]) if half]
-        errors = [np.log(speedups(rows, "measured") / speedups(rows, key)) for rows in halves]
-        spreads = [f"{100 * np.sqrt((half**2).mean()):.1f} %" for half in errors]
-        lines.append(f"{what}: {' and '.join(spreads)}")
-    return "; ".join(lines)
+    """Fit on the first half of the runs what the load adds to errors of costs, and judge the fit on the second half."""
+    errors = [np.log(speedups(run["rows"], "measured") / speedups(run["rows"], TEXT_KNOWN)) for run in documents]
+    shares = [run["load"]["others_percent"] / 100 for run in documents]
+    half = len(documents) // 2
+    idle, busy = fitted(errors[:half], shares[:half])
+    later = zip(errors[half:], shares[half:], strict=True)
+    inside = [np.abs(error) <= NORMAL * (idle + busy * share**2) for error, share in later]
+    return (
+        f"With the text known, errors have a standard deviation of {100 * idle:.1f} % plus {100 * busy:.0f} % times "
+        "the square of the share of the CPUs that other processes use. This is fitted on the first half of the runs; "
+        f"of the second half, {100 * np.concatenate(inside).mean():.0f} % of the speedups lie within the 95 % interval "
+        "that follows."
+    )
+
+
+def fitted(errors: Sequence[Floats], shares: Sequence[float]) -> tuple[float, float]:
+    """Fit the two terms of `realrun.experiment.forecast_costs.run_error` by maximum likelihood.
+
+    errors : by run, of its rows, which err together: a run counts once; shares : of the CPUs, by run
+    """
+    squares, load = np.array([np.mean(error**2) for error in errors]), np.array(shares)
+
+    def loss(terms: Floats) -> float:
+        spread = np.exp(terms[0]) + np.exp(terms[1]) * load**2
+        return float(np.sum(np.log(spread) + squares / (2 * spread**2)))
+
+    idle, busy = np.exp(minimize(loss, np.log([0.01, 0.05]), method="Nelder-Mead").x).tolist()
+    return idle, busy
 
 
 def table_row(number: int, run: Document, row: Row) -> dict[str, Any]:

