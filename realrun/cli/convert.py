@@ -7,6 +7,7 @@ from pathlib import Path
 
 from realrun.cli.options import OVERWRITE_HELP, silence_libraries
 from specsim.cli.command import Answer
+from specsim.cli.console import check_new
 from specsim.cli.settings import Settings, argument, setting
 from specsim.io.errors import InputError
 
@@ -28,8 +29,7 @@ def convert(options: ConvertOptions) -> Answer:
 
     Example: realrun convert model.Q4_K_M.gguf model/
     """
-    if options.out.exists() and not options.overwrite:
-        raise InputError(f"{options.out} exists; pass --overwrite to replace it")
+    check_new(options.out, overwrite=options.overwrite)
     silence_libraries()
     from realrun.pairs.gguf_models import dequantise, gguf_file
 

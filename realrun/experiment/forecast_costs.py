@@ -28,8 +28,8 @@ from specsim.io.progress import Progress
 
 # Standard deviation of the logarithm of a speedup between costs and a run: with costs that were measured, or fitted to
 # the machine by a probe, on an idle machine; what busy processes on all CPUs add, with the square of their share; with
-# costs from before that nothing fits to the machine. From the first half of the runs of `studies/forecasts`.
-IDLE_RUN_ERROR, BUSY_RUN_ERROR, OLD_RUN_ERROR = 0.008, 0.12, 0.06
+# costs from before that nothing fits to the machine. Fitted to the runs of `studies/forecasts`.
+IDLE_RUN_ERROR, BUSY_RUN_ERROR, OLD_RUN_ERROR = 0.024, 0.13, 0.06
 UNKNOWN_SHARE = 0.5  # of the CPUs, where a system does not tell what other processes use
 DRAWN = 16  # profiles, for the noise that costs bring into a forecast
 PROFILE_SHARE, PROBE_SHARE = 0.3, 0.04  # of the minutes, at most

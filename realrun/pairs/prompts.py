@@ -102,6 +102,17 @@ def check_prompts_file(path: Path) -> None:
         raise InputError(f"prompt file {path} does not exist; give a JSON Lines file")
 
 
+def check_training_prompts(target: str, path: Path | None) -> None:
+    """Raise InputError if the file does not exist, or lacks for a target other than the lab's: tasks are for reports."""
+    if path is not None:
+        check_prompts_file(path)
+    elif not is_lab(target):
+        raise InputError(
+            f'target {target} needs prompts to train on: give --prompts FILE, JSON Lines of {{"text": ...}} or '
+            '{"messages": [...]}'
+        )
+
+
 def prompts_source(target: str, path: Path | None) -> str:
     """Name the source of a target's prompts for result files: a file's name, or by default the lab's or the tasks.
 

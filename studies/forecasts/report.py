@@ -113,18 +113,18 @@ def lost_percent(run: Document) -> float:
 
 
 def run_errors(documents: Sequence[Document]) -> str:
-    """Fit on the first half of the runs what the load adds to errors of costs, and judge the fit on the second half."""
+    """Fit what the load adds to errors of costs; judge such a fit of the first half of the runs on the second half."""
     errors = [np.log(speedups(run["rows"], "measured") / speedups(run["rows"], TEXT_KNOWN)) for run in documents]
     shares = [run["load"]["others_percent"] / 100 for run in documents]
     half = len(documents) // 2
-    idle, busy = fitted(errors[:half], shares[:half])
+    (idle, busy), (half_idle, half_busy) = fitted(errors, shares), fitted(errors[:half], shares[:half])
     later = zip(errors[half:], shares[half:], strict=True)
-    inside = [np.abs(error) <= NORMAL * (idle + busy * share**2) for error, share in later]
+    inside = [np.abs(error) <= NORMAL * (half_idle + half_busy * share**2) for error, share in later]
     return (
         f"With the text known, errors have a standard deviation of {100 * idle:.1f} % plus {100 * busy:.0f} % times "
-        "the square of the share of the CPUs that other processes use. This is fitted on the first half of the runs; "
-        f"of the second half, {100 * np.concatenate(inside).mean():.0f} % of the speedups lie within the 95 % interval "
-        "that follows."
+        "the square of the share of the CPUs that other processes use. Fitted on the first half of the runs alone, it "
+        f"is {100 * half_idle:.1f} % and {100 * half_busy:.0f} %, and {100 * np.concatenate(inside).mean():.0f} % of the "
+        "speedups of the second half lie within the 95 % interval that follows."
     )
 
 

@@ -18,7 +18,8 @@ from tests.support import ROOT
 
 APPS = {"specsim": specsim.cli.main.app, "realrun": realrun.cli.main.app, "speckernels": speckernels.cli.app}
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
-ENGINES = {  # options of engines, which are named too
+ENGINES = {  # options of engines and pip, which are named too
+    "--no-deps",
     "--per-request-spec-decode-metrics",
     "--speculative-eagle-topk",
     "--use-tree-spec",

@@ -12,7 +12,7 @@ import torch
 from realrun.decode.sampling import Sampler
 from realrun.measure.record import longest_prompt
 from realrun.pairs.pair import Pair, is_lab
-from realrun.pairs.prompts import check_prompts_file, lab_prompts, leave_out_long, read_prompts, spread
+from realrun.pairs.prompts import check_training_prompts, lab_prompts, leave_out_long, read_prompts, spread
 from realrun.train.common.distill import DistillSettings, TextSettings
 from realrun.train.common.loop import LoopSettings
 from realrun.train.common.on_text import TextRun
@@ -132,13 +132,7 @@ class PromptOptions(SharedOptions):
     num_prompts: int | None = num_prompts_setting(lab_count)
 
     def check(self, target: str) -> None:
-        if self.prompts is not None:
-            check_prompts_file(self.prompts)
-        elif not is_lab(target):
-            raise InputError(
-                f'target {target} needs prompts to train on: give --prompts FILE, JSON Lines of {{"text": ...}} or '
-                '{"messages": [...]}'
-            )
+        check_training_prompts(target, self.prompts)
 
     def start(self, run: Callable[..., Any], pair: Pair, settings: Any, out: Path, progress: Progress) -> Any:
         """Call run(pair, prompts, settings, out, progress)."""
