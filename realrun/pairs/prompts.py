@@ -103,7 +103,7 @@ def check_prompts_file(path: Path) -> None:
 
 
 def check_training_prompts(target: str, path: Path | None) -> None:
-    """Raise InputError if the file does not exist, or lacks for a target other than the lab's: tasks are for reports."""
+    """Raise InputError if the file does not exist, or is missing for a target other than the lab's."""
     if path is not None:
         check_prompts_file(path)
     elif not is_lab(target):

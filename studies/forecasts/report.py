@@ -123,8 +123,8 @@ def run_errors(documents: Sequence[Document]) -> str:
     return (
         f"With the text known, errors have a standard deviation of {100 * idle:.1f} % plus {100 * busy:.0f} % times "
         "the square of the share of the CPUs that other processes use. Fitted on the first half of the runs alone, it "
-        f"is {100 * half_idle:.1f} % and {100 * half_busy:.0f} %, and {100 * np.concatenate(inside).mean():.0f} % of the "
-        "speedups of the second half lie within the 95 % interval that follows."
+        f"is {100 * half_idle:.1f} % and {100 * half_busy:.0f} %, and {100 * np.concatenate(inside).mean():.0f} % of "
+        "the speedups of the second half lie within the 95 % interval that follows."
     )
 
 
