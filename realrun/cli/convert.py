@@ -22,10 +22,10 @@ class ConvertOptions(Settings):
 
 
 def convert(options: ConvertOptions) -> Answer:
-    """Convert a GGUF file to a folder that transformers loads.
+    """Convert a GGUF file to plain weights.
 
-    Weights are dequantised to float32. Commands that take a model take a GGUF file as well, and convert it themselves
-    into a cache; this command makes a folder for other programs.
+    Writes a folder that transformers loads, with weights dequantised to float32. Commands that take a model take a GGUF
+    file as well, and convert it themselves into a cache; this command makes a folder for other programs.
 
     Example: realrun convert model.Q4_K_M.gguf model/
     """
