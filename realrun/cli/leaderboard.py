@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,7 +37,9 @@ class BoardFolder(Settings):
 class BoardRecordOptions(RecordOptions):
     """What to record for a ranking, which only takes what replays exactly."""
 
-    tree_nodes: int = setting(64, "Nodes of every recorded tree; 0 compares chain policies alone.", low=0)
+    tree_nodes: int = setting(
+        64, "Nodes of every recorded tree; 0, or --policy without a tree policy, compares chain policies alone.", low=0
+    )
     mode: Literal["greedy", "gumbel"] = setting(
         "gumbel", "Greedy decoding, or sampling with Gumbel noise; both replay exactly."
     )
@@ -83,10 +85,14 @@ def leaderboard(
     from realrun.measure.record import longest_prompt
     from realrun.pairs.pair import LOOKUP
     from specsim.policy.registry import POLICIES
+    from specsim.policy.tree.base import TreePolicy
 
     machine.check()
     search = {**tune.search, "repeats": tune.repeats if tune.measure else 0}
-    settings = BoardSettings(record.settings(models.target, tune.seed), tune.kinds([*POLICIES]), **search)
+    kinds, recording = tune.kinds([*POLICIES]), record.settings(models.target, tune.seed)
+    if not any(issubclass(kind, TreePolicy) for kind in kinds):
+        recording = replace(recording, tree_nodes=0)  # which would take most of the time
+    settings = BoardSettings(recording, kinds, **search)
     sources = named(folder.drafters, models.target)
     with working(folder.out, machine, overwrite=folder.overwrite) as report:
         plain = models.load(machine, drafter=LOOKUP)
