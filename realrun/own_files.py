@@ -57,5 +57,5 @@ def refuse_file(folder: Path) -> None:
 
 
 def log_end(log: str) -> str:
-    """Return the end of a failed process's log in a line."""
+    """Join the last lines of a failed process's log into a single line, for an error message."""
     return " / ".join(log.strip().splitlines()[-LOG_LINES:])[:LOG_LETTERS]

@@ -131,7 +131,7 @@ def load_line(documents: Mapping[str, Row]) -> str:
 
 
 def median_load(runs: Sequence[Row]) -> dict[str, Any]:
-    """Return the load of several runs for `load_line`: the median of their shares."""
+    """Return the median load of several runs, in the form that `load_line` prints."""
     shares = [run["load"]["others_percent"] for run in runs]
     return {"load": {"others_percent": None if None in shares else float(np.median(shares))}}
 

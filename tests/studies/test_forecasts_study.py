@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from realrun.experiment.forecast_costs import BUSY_RUN_ERROR, IDLE_RUN_ERROR, OLD_RUN_ERROR
+from realrun.experiment.forecast_costs import BUSY_RUN_ERROR, IDLE_RUN_ERROR, OLD_RUN_ERROR, run_error
 from studies.forecasts.report import TEXT_KNOWN, UNPROBED, fitted, speedups
 from tests.support import ROOT
 
@@ -35,3 +35,13 @@ def test_forecasts_know_what_the_runs_showed() -> None:
     assert (pytest.approx(idle, rel=0.1), pytest.approx(busy, rel=0.1)) == (IDLE_RUN_ERROR, BUSY_RUN_ERROR)
     old = np.sqrt(np.mean([np.mean(error**2) for error in errors[UNPROBED]]))
     assert pytest.approx(old, rel=0.1) == OLD_RUN_ERROR
+
+
+@pytest.mark.parametrize("state", ["idle", "bursts, 2 x memory"])
+def test_an_error_is_expected_as_large_as_it_was_in_the_least_and_the_most_loaded_state(state: str) -> None:
+    files = sorted((ROOT / "studies/forecasts/recorded").glob("run-*.json"))
+    runs = [run for run in (json.loads(file.read_text()) for file in files) if run["state"] == state]
+    errors = [np.log(speedups(run["rows"], "measured") / speedups(run["rows"], TEXT_KNOWN)) for run in runs]
+    measured = np.sqrt(np.mean([np.mean(error**2) for error in errors]))
+    expected = np.sqrt(np.mean([run_error(run) ** 2 for run in runs]))
+    assert 0.5 < expected / measured < 2
