@@ -209,6 +209,7 @@ inline void enter() {
   State& s = state();
   Fiber* me = s.current;
   s.body();
+  if (!me->copies.empty()) fail("a thread returned before its asynchronous copies arrived");
   me->done = true;
   --s.alive;
   // A thread that has returned no longer counts at barriers.

@@ -161,6 +161,7 @@ __global__ void __launch_bounds__(S::THREADS) tree_attention_kernel(const __grid
   float4 kept[S::ROW_TILES][S::KEPT_COLUMNS];
   float4* all_sums = reinterpret_cast<float4*>(shared);  // [warp, fragment, lane]
   float2* all_stats = reinterpret_cast<float2*>(all_sums + S::THREADS * S::FRAGMENTS);  // [warp, row]
+  copy_async_wait<0>();  // without tiles the query's copies are under way still
   __syncthreads();  // all have finished with the tiles
 #pragma unroll
   for (int m = 0; m < S::ROW_TILES; ++m) {

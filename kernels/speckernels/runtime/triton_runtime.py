@@ -21,7 +21,7 @@ import triton.language as tl
 from triton.runtime.errors import OutOfResources
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from speckernels.runtime.errors import Unavailable
+from speckernels.runtime.errors import Unavailable, Unsupported
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -88,11 +88,18 @@ OPTIONS = {"enable_fp_fusion": False}
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
-    """Run a kernel on the GPU of its tensors, or interpreted; Unavailable if a block needs more than the GPU has."""
+    """Run a kernel on the GPU of its tensors, or interpreted.
+
+    Raises Unavailable if a block needs more than the GPU has, and Unsupported for tensors on the CPU beside a GPU.
+    """
     try:
         kernel[grid](*args, **OPTIONS, **constants)
     except OutOfResources as error:
         raise Unavailable(f"the triton backend: {error}") from error
+    except ValueError as error:
+        if "cpu tensor" not in str(error):
+            raise
+        raise Unsupported("the triton backend runs on the GPU here; move the tensors there") from error
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,8 @@ MUTANTS = [
     Mutant("csrc/tree_attention.cu",
            "__syncthreads();  // this tile is here, and all have finished with the one before", "",
            "reads what other threads have yet to copy"),
+    Mutant("csrc/tree_attention.cu", "copy_async_wait<0>();", "",
+           "results overwritten by a query that arrives late, where no row of the block is in use"),
     Mutant("csrc/tree_attention.cuh", "word(index + 1)", "word(index)", "mask words do not join"),
     Mutant("csrc/tree_attention.cuh", "i < 0 ? ~0u", "i < 0 ? 0u", "context masked where the tree begins in its tile"),
     Mutant("csrc/tree_attention.cuh", "weights[m][upper][child] = fast_exp2(stats[child].x - finite_shift(highest))",
@@ -131,7 +133,7 @@ def arguments(case: Case, device: str = "cpu", seed: int = 0) -> tuple[Any, ...]
     batch, c = len(case.contexts), case
     shapes = tuple(SHAPES[i % len(SHAPES)] for i in range(batch))
     context = torch.tensor(c.contexts, dtype=torch.int32)
-    mask_bits = tree_metadata(forest(shapes, c.nodes, seed), context).mask_bits.to(device)
+    mask_bits = tree_metadata(forest(shapes, c.nodes, seed).to(device), context.to(device)).mask_bits
 
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator, device=device).to(c.dtype)
