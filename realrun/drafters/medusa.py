@@ -38,9 +38,12 @@ class MedusaHeads(torch.nn.Module):
 
     W_1 starts at zero and W_2 as the target's head, so that every head starts as the target's own
     prediction (the paper has the two the wrong way round; errata E1). No biases, as in the formula.
+
+    shared : whether W_2 is the target's head itself in all heads, [1, V, d] and not part of the state; it is most of
+        the weights of a head
     """
 
-    def __init__(self, target: Any, heads: int):
+    def __init__(self, target: Any, heads: int, shared: bool = False):
         super().__init__()
         if not 1 <= heads <= 16:
             raise InputError(f"{heads} MEDUSA heads; choose 1 to 16")
@@ -48,7 +51,10 @@ class MedusaHeads(torch.nn.Module):
         self.float32_logits = gives_float32(target)
         self.config = copy.deepcopy(target.config)
         self.residual = torch.nn.Parameter(head.new_zeros(heads, head.shape[1], head.shape[1]))
-        self.vocabulary = torch.nn.Parameter(head.expand(heads, *head.shape).clone())
+        if shared:
+            self.register_buffer("vocabulary", head[None], persistent=False)
+        else:
+            self.vocabulary = torch.nn.Parameter(head.expand(heads, *head.shape).clone())
 
     def __len__(self) -> int:
         return len(self.residual)
@@ -71,7 +77,7 @@ class MedusaHeads(torch.nn.Module):
 
     def logits(self, head: int, states: torch.Tensor) -> torch.Tensor:
         """Compute logits [n, V] from a single head's states [n, d]."""
-        return self._product(states, self.vocabulary[head].T)
+        return self._product(states, self.vocabulary[head if len(self.vocabulary) > 1 else 0].T)
 
     def _product(self, states: torch.Tensor, vocabulary: torch.Tensor) -> torch.Tensor:
         return (float32_product if self.float32_logits else torch.matmul)(states, vocabulary)
@@ -176,8 +182,8 @@ def head_columns(target: Any, heads: MedusaHeads, request: RecordRequest) -> Col
 class MedusaKind(DrafterKind):
     """Heads on a target, which MEDUSA-2 has tuned.
 
-    Its file holds the state of `MedusaHeads`, fact "heads" (K), and MEDUSA-2's low-rank updates of its target as
-    `realrun.lm.variants.tuned_weights` reads them.
+    Its file holds the state of `MedusaHeads`, without vocabulary if all heads share the target's, fact "heads" (K), and
+    MEDUSA-2's low-rank updates of its target as `realrun.lm.variants.tuned_weights` reads them.
     """
 
     heads: MedusaHeads
@@ -190,7 +196,7 @@ class MedusaKind(DrafterKind):
         tuned = tuned_target(target, tensors, facts)
         if facts["heads"] != len(tensors["residual"]):  # checked before so many heads are made
             raise ValueError(f"{facts['heads']} heads, tensors of {len(tensors['residual'])}")
-        heads = MedusaHeads(tuned, facts["heads"])
+        heads = MedusaHeads(tuned, facts["heads"], shared="vocabulary" not in tensors)
         heads.load_state_dict({name: value for name, value in tensors.items() if not name.startswith(ADAPTER)})
         return tuned, cls(heads.eval())
 

@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from realrun.pairs.library_text import Split, docstring_spans, library_files
 from realrun.pairs.pair import is_lab
+from realrun.pairs.training_tasks import training_questions
 from specsim.io.errors import InputError
 from specsim.io.files import digest
 from specsim.io.json import checked, parse_json
@@ -177,6 +178,12 @@ def _chat_text(messages: Any, place: str, tokenizer: PreTrainedTokenizerBase) ->
         return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
     except (TemplateError, TypeError, ValueError) as error:
         raise InputError(f"{place}: the tokenizer's chat template refuses it: {error}; correct the messages") from None
+
+
+def training_prompts(tokenizer: PreTrainedTokenizerBase, count: int, seed: int = 0) -> list[Prompt]:
+    """Make prompts to train drafters on, chats if the tokenizer has a template; see `training_questions`."""
+    lines = [json.dumps({"prompt": question}) for question in training_questions(count, seed)]
+    return [_prompt(line, "", tokenizer) for line in lines]
 
 
 def leave_out_long(prompts: Sequence[Prompt], longest: int) -> list[Prompt]:

@@ -31,13 +31,16 @@ class MedusaSettings(Settings):
     heads: int = setting(5, low=1, high=16, doc="Number of heads K; head k drafts the k-th token ahead.")
     lr: float = setting(3e-3, above=0, doc="Peak learning rate.")
     decay: float = setting(0.8, above=0, doc="Weight of head k's loss is this number to the power k.")
+    shared_vocabulary: bool = setting(
+        False, doc="Use the target's output matrix in all heads, for a much smaller file and step."
+    )
 
 
 class HeadsTraining(ModuleJob):
     """Trains MEDUSA-1's heads; the target is frozen."""
 
     def __init__(self, target: Any, settings: MedusaSettings):
-        super().__init__(target, MedusaHeads(target, settings.heads), settings.lr)
+        super().__init__(target, MedusaHeads(target, settings.heads, settings.shared_vocabulary), settings.lr)
         self.heads, self.settings = self.module, settings
 
     def loss(self, batch: torch.Tensor, step: int) -> tuple[torch.Tensor, dict[str, float]]:
@@ -67,7 +70,8 @@ class HeadsTraining(ModuleJob):
 
 def head_logits(heads: MedusaHeads, hidden: torch.Tensor) -> Iterator[torch.Tensor]:
     """Compute logits [B, T - k, V] of head k = 1 .. K at the states [B, T, d] that have a text token k + 1 later."""
-    for k, (residual, vocabulary) in enumerate(zip(heads.residual, heads.vocabulary, strict=True), start=1):
+    vocabularies = heads.vocabulary.expand(len(heads), -1, -1)
+    for k, (residual, vocabulary) in enumerate(zip(heads.residual, vocabularies, strict=True), start=1):
         source = hidden[:, : hidden.shape[1] - k]
         yield F.linear(F.silu(F.linear(source, residual)) + source, vocabulary)
 

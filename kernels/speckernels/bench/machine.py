@@ -85,7 +85,8 @@ def buffer_bytes(device: torch.device) -> int:
 
 def versions() -> dict[str, str]:
     """Versions of torch, Triton, CUDA and these kernels, with a digest of their sources and active switches."""
-    switch = f" {TMA_ENVIRONMENT}=1" if os.environ.get(TMA_ENVIRONMENT) == "1" else ""
+    setting = os.environ.get(TMA_ENVIRONMENT)
+    switch = f" {TMA_ENVIRONMENT}={setting}" if setting else ""
     return {
         "torch": torch.__version__,
         "triton": _installed("triton") or "none",

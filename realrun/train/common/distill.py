@@ -1,13 +1,13 @@
 """Self-distillation: the target writes text that its drafter is trained on (EESD 3.2, MEDUSA 3.3.2).
 
-Prompts are cut from training text at random. Batches are greedy and sampled in turn because drafters here must serve
-both ways of decoding. EESD asks for such a hybrid without describing it; the work that it cites (LLM-QAT) decodes the
-first few tokens of a text greedily and samples the rest.
+It goes on with pieces of training text cut at random, or answers questions. Batches are greedy and sampled in turn
+because drafters here must serve both ways of decoding. EESD asks for such a hybrid without describing it; the work that
+it cites (LLM-QAT) decodes the first few tokens of a text greedily and samples the rest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,9 @@ from transformers import DynamicCache, PreTrainedModel
 
 from realrun.pairs.drafter_files import weights_digest
 from realrun.pairs.pair import Pair
+from realrun.pairs.prompts import Prompt, prompt_digest
 from realrun.train.common.loop import Tokens, text_digest
-from realrun.train.common.text import Corpus, load_corpus, read_tokens, save_tokens
+from realrun.train.common.text import HELD_OUT_EVERY, Corpus, load_corpus, read_tokens, save_tokens
 from specsim.cli.settings import Settings, setting
 from specsim.io.errors import InputError
 from specsim.io.files import digest
@@ -50,6 +51,7 @@ class TextSettings(Settings):
     generated_share: float = setting(0.5, low=0, high=1)  # of the training windows, from text that the target wrote
     generated_tokens: int = setting(300_000)  # of such text, prompts included; windows repeat
     distill: DistillSettings = setting(DistillSettings)
+    questions: Sequence[Prompt] = setting(())  # whose answers by the target are the whole text, in place of a folder
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -72,7 +74,19 @@ class TrainingText:
 
 
 def training_text(pair: Pair, settings: TextSettings, cache: Path, progress: Progress) -> TrainingText:
-    """Encode the corpus and let the target write text; reuse what the cache holds of either."""
+    """Encode the corpus and let the target write text; reuse what the cache holds of either.
+
+    Of questions, every tenth is held out with its answer.
+    """
+    if settings.questions:
+        held = list(settings.questions[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY])
+        train = [question for number, question in enumerate(settings.questions, 1) if number % HELD_OUT_EVERY]
+        answers = [
+            answered(pair, part, settings.generated_tokens // share, settings.distill, cache, progress)
+            for part, share in ((train, 1), (held, HELD_OUT_EVERY))
+        ]
+        about = {"questions": len(settings.questions), "generated_tokens": len(answers[0])}
+        return TrainingText([(answers[0], 1.0)], answers[1], about | {"distill": asdict(settings.distill)})
     eos = pair.eos_token_ids[0] if pair.eos_token_ids else None
     corpus = load_corpus(pair.tokenizer, eos, settings.folder, cache)
     share = settings.generated_share
@@ -102,47 +116,83 @@ def written_text(
         )
     check_length(pair.target, settings.prompt_tokens + settings.new_tokens, "prompt and new text")
     decisive = [weights_digest(pair.target), pair.number_type, text_digest(corpus.train), asdict(settings)]
-    folder = cache / f"generated-{digest(repr(decisive))}"
+
+    def prompts(shard: int, rng: np.random.Generator) -> list[Tokens]:
+        starts = rng.integers(0, len(corpus.train) - settings.prompt_tokens, size=settings.batch)
+        return [corpus.train[start : start + settings.prompt_tokens] for start in starts]
+
+    return _written(pair, prompts, tokens, settings, cache / f"generated-{digest(repr(decisive))}", progress)
+
+
+def answered(
+    pair: Pair, questions: Sequence[Prompt], tokens: int, settings: DistillSettings, cache: Path, progress: Progress
+) -> Tokens:
+    """Let the target answer questions, again and again, until questions and answers have `tokens` tokens.
+
+    A batch has questions of about the same length, since shorter ones are padded.
+    """
+    check_length(pair.target, max(len(q.tokens) for q in questions) + settings.new_tokens, "question and answer")
+    decisive = [weights_digest(pair.target), pair.number_type, prompt_digest(questions), asdict(settings)]
+    by_length = sorted((np.array(q.tokens, dtype=np.int32) for q in questions), key=len)
+    batches = [by_length[begin : begin + settings.batch] for begin in range(0, len(by_length), settings.batch)]
+
+    def prompts(shard: int, rng: np.random.Generator) -> list[Tokens]:
+        order = np.random.default_rng((settings.seed, shard // len(batches))).permutation(len(batches))
+        return batches[order[shard % len(batches)]]
+
+    return _written(pair, prompts, tokens, settings, cache / f"answers-{digest(repr(decisive))}", progress)
+
+
+def _written(
+    pair: Pair,
+    prompts: Callable[[int, np.random.Generator], Sequence[Tokens]],
+    tokens: int,
+    settings: DistillSettings,
+    folder: Path,
+    progress: Progress,
+) -> Tokens:
+    """Let the target go on with the prompts of shards 0, 1, ... until it has `tokens` tokens; a shard is a file."""
     parts: list[Tokens] = []
     written = 0
     while written < tokens:
         path = folder / f"{len(parts):06d}.npy"
         if not path.exists():
-            save_tokens(_shard(pair, corpus.train, settings, len(parts)), path)
+            rng = np.random.default_rng((settings.seed, len(parts)))
+            save_tokens(_shard(pair, prompts(len(parts), rng), settings, len(parts), rng), path)
         parts.append(read_tokens(path))
         written += len(parts[-1])
         progress("self-distillation", min(written, tokens), tokens)
     return np.concatenate(parts)
 
 
-def _shard(pair: Pair, train: Tokens, settings: DistillSettings, shard: int) -> Tokens:
-    """Write a batch of sequences, concatenated."""
-    rng = np.random.default_rng((settings.seed, shard))
-    starts = rng.integers(0, len(train) - settings.prompt_tokens, size=settings.batch)
-    prompts = np.stack([train[start : start + settings.prompt_tokens] for start in starts]).astype(np.int64)
+def _shard(
+    pair: Pair, prompts: Sequence[Tokens], settings: DistillSettings, shard: int, rng: np.random.Generator
+) -> Tokens:
+    """Write a batch of sequences, concatenated; a sequence ends with its end of text."""
     seed = None if settings.greedy(shard) else int(rng.integers(2**62))
-    rows = generate(
-        pair.target, torch.from_numpy(prompts), settings.new_tokens, pair.eos_token_ids, settings.temperature, seed
-    ).numpy()
+    longest = max(map(len, prompts))
+    rows = generate(pair.target, prompts, settings.new_tokens, pair.eos_token_ids, settings.temperature, seed).numpy()
     parts = []
-    for row in rows:
-        ends = np.flatnonzero(np.isin(row[settings.prompt_tokens :], pair.eos_token_ids))
-        parts.append(row[: settings.prompt_tokens + ends[0] + 1] if len(ends) else row)
+    for prompt, row in zip(prompts, rows, strict=True):
+        ends = np.flatnonzero(np.isin(row[longest:], pair.eos_token_ids))
+        parts.append(row[longest - len(prompt) : longest + ends[0] + 1 if len(ends) else None])
     return np.concatenate(parts).astype(np.int32)
 
 
 @torch.inference_mode()
 def generate(
     target: PreTrainedModel,
-    prompts: torch.Tensor,
+    prompts: Sequence[Tokens],
     new_tokens: int,
     eos_token_ids: Sequence[int] = (),
     temperature: float = 1.0,
     seed: int | None = None,
 ) -> torch.Tensor:
-    """Continue prompts int64 [B, P]: int64 [B, P + n] on the CPU; n = new_tokens, less if all sequences end earlier.
+    """Continue B prompts, the longest of P tokens: int64 [B, P + n] on the CPU, a shorter prompt behind padding.
 
-    seed : of the sampling; None is greedy. All prompts have the same length, so that none is padded.
+    n = new_tokens, less if all sequences end earlier.
+
+    seed : of the sampling; None is greedy.
     Tokens of a row after its end of text are meaningless.
     """
     device = target.device
@@ -150,10 +200,18 @@ def generate(
     cache = DynamicCache(config=target.config)
     eos = torch.tensor(list(eos_token_ids), dtype=torch.long, device=device)
     ended = torch.zeros(len(prompts), dtype=torch.bool, device=device)
-    feed = prompts.to(device)
+    padding = max(map(len, prompts)) - np.array([*map(len, prompts)])
+    padded = np.stack([np.pad(prompt, (count, 0)) for prompt, count in zip(prompts, padding, strict=True)])
+    feed = torch.from_numpy(padded.astype(np.int64)).to(device)
     rows = [feed]
+    first = torch.from_numpy(padding).to(device)[:, None] if padding.any() else None  # position of a row's first token
     for _ in range(new_tokens):
-        logits = target(input_ids=feed, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1].float()
+        at = torch.arange(sum(row.shape[1] for row in rows), device=device)
+        places = {} if first is None else {"attention_mask": (at >= first).long()}
+        if first is not None:
+            places["position_ids"] = (at[-feed.shape[1] :] - first).clamp(min=0)
+        output = target(input_ids=feed, past_key_values=cache, use_cache=True, logits_to_keep=1, **places)
+        logits = output.logits[:, -1].float()
         if generator is None:
             feed = logits.argmax(-1, keepdim=True)
         else:

@@ -12,7 +12,16 @@ import torch
 from realrun.decode.sampling import Sampler
 from realrun.measure.record import longest_prompt
 from realrun.pairs.pair import Pair, is_lab
-from realrun.pairs.prompts import check_training_prompts, lab_prompts, leave_out_long, read_prompts, spread
+from realrun.pairs.prompts import (
+    Prompt,
+    check_prompts_file,
+    check_training_prompts,
+    lab_prompts,
+    leave_out_long,
+    read_prompts,
+    spread,
+    training_prompts,
+)
 from realrun.train.common.distill import DistillSettings, TextSettings
 from realrun.train.common.loop import LoopSettings
 from realrun.train.common.on_text import TextRun
@@ -20,6 +29,7 @@ from specsim.cli.settings import Settings, setting
 from specsim.io.errors import InputError
 from specsim.io.progress import Progress
 
+QUESTIONS = 6_000  # of specsim's own, to train on
 SPARE_TOKENS = 2  # positions left free for rounds whose costs are measured
 
 
@@ -68,6 +78,11 @@ class TextOptions(SharedOptions):
         doc='Folder of *.txt, *.md, *.py, or *.jsonl with {"text"} per line; every tenth document is held out '
         "(default for the lab's target: its training text).",
     )
+    prompts: Path | None = setting(
+        None,
+        doc='JSON Lines of {"prompt": ...} or {"messages": [...]} in place of --text: trains on these questions with '
+        f"the target's answers (default for targets other than the lab's: {QUESTIONS:,} of specsim's own).",
+    )
     tokens: float = setting(2.0, low=0, smoke=0.02, doc="Million tokens to train on; windows of the text repeat.")
     generated_share: float = setting(
         0.5, low=0, high=1, doc="Share of training windows from text written by the target; 0 for none."
@@ -92,14 +107,19 @@ class TextOptions(SharedOptions):
     device: str = setting("cpu")
 
     def check(self, target: str) -> None:
-        if self.text is None and not is_lab(target):
-            raise InputError(
-                f"target {target} needs text of your own: give --text FOLDER of *.txt, *.md, *.py or *.jsonl"
-            )
+        if self.text is not None and self.prompts is not None:
+            raise InputError("--text and --prompts are both text to train on; give one of them")
+        if self.prompts is not None:
+            check_prompts_file(self.prompts)
 
     def start(self, run: Callable[..., Any], pair: Pair, settings: Any, out: Path, progress: Progress) -> Any:
         """Call run(pair, settings, text_run)."""
-        text = TextSettings(self.text, self.generated_share, round(self.generated * 1e6), self.distill)
+        questions: Sequence[Prompt] = ()
+        if self.prompts is not None:
+            questions = read_prompts(self.prompts, pair.tokenizer)
+        elif self.text is None and not is_lab(pair.target_name):
+            questions = training_prompts(pair.tokenizer, QUESTIONS, self.distill.seed)
+        text = TextSettings(self.text, self.generated_share, round(self.generated * 1e6), self.distill, questions)
         loop = LoopSettings(
             1, self.batch, self.window, self.warmup, self.seed, self.device, self.dtype, self.micro, log_every=None
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from realrun.decode.rounds import Decoded
 from realrun.decode.sampling import Sampler
 from realrun.drafters.medusa import MedusaHeads, MedusaKind, MedusaLM
 from realrun.measure.record import RecordSettings, record
+from realrun.pairs.drafter_files import describe_target, load_drafter, save_drafter
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
 from specsim.io.errors import InputError
@@ -62,6 +64,27 @@ def test_untrained_heads_predict_what_the_target_does() -> None:
     hidden = torch.randn(5, 32, dtype=torch.float64)
     for logits in MedusaHeads(target, 3)(hidden):
         torch.testing.assert_close(logits, target.get_output_embeddings()(hidden), rtol=0, atol=1e-12)
+
+
+def test_heads_may_share_the_targets_vocabulary(tmp_path: Path) -> None:
+    """They draft as heads with copies of it, and their file holds the residual blocks alone."""
+    pair, generator = medusa_pair(), torch.Generator().manual_seed(0)
+    shared, own = MedusaHeads(pair.target, HEADS, shared=True), MedusaHeads(pair.target, HEADS)
+    for heads in (shared, own):
+        generator.manual_seed(0)
+        heads.residual.data.normal_(generator=generator)
+    assert {*shared.state_dict()} == {"residual"} and {*own.state_dict()} == {"residual", "vocabulary"}
+    facts = {"target": describe_target(pair.target, "tiny"), "heads": HEADS}
+    texts = []
+    for heads in (shared, own):
+        path = save_drafter(tmp_path / str(len(texts)), "medusa", heads.state_dict(), facts)
+        target, kind = load_drafter(path, pair.target)
+        lm, drafter = kind.make_drafter(target, (), None)
+        policy = make_policy("fixed_k", {"k": HEADS})
+        texts.append(Decoder(lm, drafter, (), Sampler("gumbel", 0.8)).decode([4, 5, 6], 40, policy).log())
+    assert texts[0] == texts[1]
+    hidden = torch.randn(7, 32, dtype=torch.float64, generator=generator)
+    torch.testing.assert_close(shared(hidden), own(hidden), rtol=0, atol=1e-12)
 
 
 def counting_pair(shift: int = 0) -> Pair:

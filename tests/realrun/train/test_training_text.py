@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from realrun.pairs.library_text import SourceFile
+from realrun.pairs.prompts import TASKS, Prompt
+from realrun.pairs.training_tasks import training_questions
 from realrun.train.common import distill, text
 from realrun.train.common.distill import DistillSettings, TextSettings, generate, training_text, written_text
 from realrun.train.common.text import Corpus, load_corpus
@@ -123,6 +125,48 @@ def test_sampled_text_follows_the_targets_distribution() -> None:
     assert float((counts - flat).abs().sum()) > 0.2  # temperature 1 would be told apart
     assert torch.equal(generate(target, prompts[:9], 5, seed=1), generate(target, prompts[:9], 5, seed=1))
     assert not torch.equal(generate(target, prompts[:9], 5, seed=1), generate(target, prompts[:9], 5, seed=2))
+
+
+def test_prompts_of_any_length_are_continued_as_alone() -> None:
+    target = small_target()
+    prompts = [np.arange(first, first + length, dtype=np.int32) for first, length in ((3, 7), (40, 2), (60, 5))]
+    rows = generate(target, prompts, 9)
+    assert rows.shape == (3, 16)
+    for prompt, row in zip(prompts, rows, strict=True):
+        assert row[7 - len(prompt) :].tolist() == generate(target, [prompt], 9)[0].tolist()
+
+
+def test_questions_are_trained_on_with_the_targets_answers(tmp_path: Path) -> None:
+    """Every tenth is held out; a text is its question and what the target goes on with, to its end of text."""
+    target = small_target()
+    ends = int(generate(target, [np.array([7, 8], dtype=np.int32)], 4)[0, 4])
+    questions = [Prompt("all", [7 + number % 3] * (1 + number % 4) + [8 + number]) for number in range(24)]
+    settings = TextSettings(generated_tokens=400, distill=replace(SETTINGS, greedy_share=1.0), questions=questions)
+    text = training_text(alone(target, (ends,)), settings, tmp_path, quiet)
+    assert [share for _, share in text.sources] == [1.0] and text.facts["questions"] == 24
+    found: set[int] = set()
+    for written, allowed in ((text.sources[0][0], range(24)), (text.held_out, (9, 19))):
+        at, numbers = 0, set[int]()
+        while at < len(written):
+            (number,) = (
+                n for n in allowed if written[at : at + len(questions[n].tokens)].tolist() == questions[n].tokens
+            )
+            alone_ = generate(target, [np.array(questions[number].tokens, dtype=np.int32)], 10, (ends,))[0].tolist()
+            assert written[at : at + len(alone_)].tolist() == alone_
+            at += len(alone_)
+            numbers.add(number)
+        assert not found & numbers
+        found |= numbers
+    assert found == set(range(24))
+
+
+def test_own_questions_are_of_six_kinds_and_none_is_measured_on() -> None:
+    questions = training_questions(120)
+    assert len(set(questions)) == 120 and questions == training_questions(120) != training_questions(120, seed=1)
+    tasks = [json.loads(line)["turns"][0] for line in TASKS.read_text().splitlines()]
+    assert not set(tasks) & set(training_questions(2000))
+    assert sum("```python" in question for question in questions[3::6]) > 5  # the fourth of each six is about code
+    assert all(any(mark.isdigit() for mark in question) for question in questions[4::6])  # the fifth has numbers
 
 
 def test_texts_end_at_their_end_of_text(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Tree attention in CUDA C++: csrc/tree_attention.cu, and on request csrc/tree_attention_hopper.cu."""
+"""Tree attention in CUDA C++: csrc/tree_attention.cu, and for many rows on Hopper csrc/tree_attention_hopper.cu."""
 
 from __future__ import annotations
 
@@ -90,12 +90,13 @@ def tree_attention(
 
 
 def _takes_hopper(rows: int, keys: torch.Tensor, values: torch.Tensor, *, paged: bool) -> bool:
-    """Whether csrc/tree_attention_hopper.cu is requested and has tiles for these shapes."""
-    if not takes_tma(keys, values) or rows < HOPPER_ROWS[0] or keys.shape[3] > HOPPER_DIMS[-1]:
+    """Whether csrc/tree_attention_hopper.cu has tiles for these shapes, on Hopper, or on the host if asked for."""
+    on_gpu = keys.device.type == "cuda"
+    able = not on_gpu or torch.cuda.get_device_capability(keys.device)[0] == 9
+    if not able or rows < HOPPER_ROWS[0] or keys.shape[3] > HOPPER_DIMS[-1]:
         return False
-    able = keys.device.type != "cuda" or torch.cuda.get_device_capability(keys.device)[0] == 9
     expanded = 0 in (*keys.stride(), *values.stride())  # nothing promises that a tensor map takes it
-    return able and not expanded and (not paged or keys.shape[2] >= HOPPER_PAGE)
+    return takes_tma(keys, values, by_default=on_gpu) and not expanded and (not paged or keys.shape[2] >= HOPPER_PAGE)
 
 
 @lru_cache(maxsize=4096)

@@ -1,0 +1,153 @@
+"""The report on kernels: time of the main cases beside the smallest possible, and beside torch's own attention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import median
+from typing import Any
+
+from speckernels.bench.rows import Document, Row
+from specsim.report.table import Column, plain
+from studies.figures import line_panels
+from studies.report import Report
+
+RIVALS = ("sdpa_packed", "sdpa_cudnn", "prefix_merge")  # torch's attention, with a mask and by parts
+OWN = ("cuda", "triton", "tma")
+GRAPH, STATISTICS, ATTENTION = "graph", "draft_statistics", "tree_attention"
+MICROSECONDS = plain(lambda value: "" if value is None else f"{value:.1f}")
+TIMES = plain(lambda value: "" if value is None else f"{value:.1f}")
+
+Cells = dict[str, Any]
+
+
+def report(document: Document, tma: Document) -> Report:
+    """Return the report. tma : tree attention by the tensor memory accelerator"""
+    rows = case_rows(document, tma)
+    attention = [row for row in rows if row["operation"] == ATTENTION]
+    statistics = [row for row in rows if row["operation"] == STATISTICS]
+    one = [row for row in attention if row["batch"] == 1 and row["context"] == 8192]
+    gains = [row["library_over_best"] for row in attention]
+    reached = document.ceilings
+    mhz = sorted({conditions["sm_mhz"] for conditions in (*document.conditions, *tma.conditions)})
+    return Report(
+        question="How fast are the kernels on a GPU?",
+        answer=f"Tree attention takes {min(row['best_over_floor'] for row in attention):.1f} to "
+        f"{max(row['best_over_floor'] for row in attention):.1f} times the smallest possible time, and torch's fastest "
+        f"attention {min(gains):.1f} to {max(gains):.1f} times as long as it (median {median(gains):.1f}). Draft "
+        f"statistics over 131,072 tokens take {min(row['best_over_floor'] for row in statistics):.1f} to "
+        f"{max(row['best_over_floor'] for row in statistics):.1f} times the smallest possible time.",
+        figure=line_panels(
+            {
+                "tree attention, 8,192 tokens of context, batch 1": {
+                    name: (
+                        [row["nodes"] for row in sorted(one, key=nodes)],
+                        [point(row[key]) for row in sorted(one, key=nodes)],
+                    )
+                    for name, key in (
+                        ("CUDA", "cuda_us"),
+                        ("Triton", "triton_us"),
+                        ("CUDA, tensor memory accelerator", "tma_us"),
+                        ("torch's fastest", "library_us"),
+                        ("smallest possible", "floor_us"),
+                    )
+                }
+            },
+            ("nodes of the tree", "time, microseconds"),
+            "attention",
+            log_x=True,
+        ),
+        figure_name="attention",
+        caption="Time of tree attention by the size of the tree, in CUDA graphs",
+        columns=[
+            Column("case", "case"),
+            Column("smallest possible, us", "floor_us", MICROSECONDS),
+            Column("CUDA, us", "cuda_us", MICROSECONDS),
+            Column("Triton, us", "triton_us", MICROSECONDS),
+            Column("CUDA with TMA, us", "tma_us", MICROSECONDS),
+            Column("torch's fastest, us", "library_us", MICROSECONDS),
+            Column("torch over the fastest kernel", "library_over_best", TIMES),
+        ],
+        shown=[*sorted(one, key=nodes), *sorted((row for row in attention if row["batch"] == 8), key=nodes)],
+        table=rows,
+        trust=[
+            f"Machine: {document.device}, torch {document.versions['torch']}, Triton {document.versions['triton']}, "
+            f"{document.date[:10]}, one session; clocks {mhz[0]:.0f} to {mhz[-1]:.0f} MHz. No prompts play a part.",
+            "Load: none, the GPU was this run's alone. Noise floor: half the distance between the 20 and 80 % "
+            f"quantiles of a case's times is {spread_percent(document):.1f} % (median over cases). Every result is "
+            "checked against the reference before it is timed, and caches are cold.",
+            f"Smallest possible: the longer of moving the bytes at the bandwidth of a copy measured here, "
+            f"{reached.copy_gb_s:,.0f} GB/s, of the products at {reached.matmul_tflop_s:.0f} TFLOP/s, and a node of a "
+            f"graph, {reached.graph_node_us:.1f} us. Reading alone is faster than copying, so a kernel that reads can "
+            "take less.",
+            "All times are of CUDA graphs. Called one by one from Python, an operation takes "
+            f"{host_us(document, ATTENTION, 'cuda'):.0f} us of the host's time (tree attention in CUDA; torch's "
+            f"{min(host_us(document, ATTENTION, name) for name in RIVALS):.0f} us), which hides the kernel at small "
+            "sizes.",
+            "torch's fastest: attention with a mask (queries packed by head, or by cuDNN), or without one over the "
+            "context, merged with the tree. FlashInfer was not there.",
+        ],
+    )
+
+
+def nodes(row: Cells) -> int:
+    """Return the size of a case's tree."""
+    return int(row["nodes"])
+
+
+def point(value: float) -> dict[str, float]:
+    """Return a value without an interval, as figures have it."""
+    return {"estimate": value, "low": value, "high": value}
+
+
+def case_rows(document: Document, tma: Document) -> list[Cells]:
+    """Return a row for each case: times in graphs by backend, and ratios."""
+    timed: dict[tuple[str, str, str], dict[str, Row]] = {}
+    for source, rename in ((document, {}), (tma, {"cuda": "tma"})):
+        for row in source.rows:
+            if row.mode == GRAPH and row.median_us is not None:
+                timed.setdefault((row.op, row.label, row.dtype), {})[rename.get(row.backend, row.backend)] = row
+    return [case_row(*case, by_backend) for case, by_backend in timed.items()]
+
+
+def case_row(operation: str, label: str, dtype: str, by_backend: Mapping[str, Row]) -> Cells:
+    """Return a case's row."""
+    times = {name: row.median_us for name, row in by_backend.items() if row.median_us is not None}
+    shape, floor = by_backend["cuda"].shape, by_backend["cuda"].floor_us
+    assert floor is not None
+    best = min(times[name] for name in OWN if name in times)
+    library = min((times[name] for name in RIVALS if name in times), default=None)
+    if operation == ATTENTION:
+        case = (
+            f"{shape['nodes']} node{'s' * (shape['nodes'] > 1)}, context {shape['context']:,}, batch {shape['batch']}"
+        )
+    else:
+        case = f"{shape['rows']} rows of {shape['vocab']:,}, top {shape['top_k']}, {dtype}"
+    return {
+        "operation": operation,
+        "case": case,
+        **{key: shape.get(key) for key in ("nodes", "context", "batch")},
+        "dtype": dtype,
+        "floor_us": floor,
+        **{f"{name}_us": times.get(name) for name in (*OWN, "torch", *RIVALS)},
+        "library_us": library,
+        "best_over_floor": best / floor,
+        "library_over_best": None if library is None else library / best,
+    }
+
+
+def spread_percent(document: Document) -> float:
+    """Compute half the distance of the quantiles in percent of the median, the median over the cases in graphs."""
+    return median(
+        50 * (row.p80_us - row.p20_us) / row.median_us
+        for row in document.rows
+        if row.mode == GRAPH and row.median_us and row.p20_us is not None and row.p80_us is not None
+    )
+
+
+def host_us(document: Document, operation: str, backend: str) -> float:
+    """Compute what a call takes of the host's time, the median over cases."""
+    return median(
+        row.median_us
+        for row in document.rows
+        if row.mode == "host" and row.op == operation and row.backend == backend and row.median_us is not None
+    )
