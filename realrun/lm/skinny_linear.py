@@ -1,0 +1,136 @@
+"""Products of a few rows with a matrix on the CPU, for passes over one to sixteen tokens.
+
+A pass of a few tokens has to read every weight once, and torch's product takes a multiple of that time. Here a row of
+the matrix is read once and multiplied with all rows of states, in groups of up to five, while it is in the first cache.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba as nb
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+MOST_ROWS = 16  # beyond, torch's product is as fast
+ZERO = np.float32(0)
+
+
+def skinny_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Compute x @ weight.T.
+
+    Parameters
+    ----------
+    x : torch.Tensor
+        States, [..., d].
+    weight : torch.Tensor
+        Matrix, [m, d].
+
+    Returns
+    -------
+    torch.Tensor
+        [..., m]. Sums are rounded in another order than by `torch.nn.functional.linear`, which computes what does not
+        suit: other devices and types than float32 on the CPU, several threads, gradients, and more than 16 rows.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from realrun.lm.skinny_linear import skinny_linear
+    >>> with torch.inference_mode():
+    ...     skinny_linear(torch.ones(2, 3), torch.tensor([[1.0, 2.0, 3.0], [0.0, 1.0, 0.0]]))
+    tensor([[6., 1.],
+            [6., 1.]])
+    """
+    rows = x.numel() // x.shape[-1]
+    if not (0 < rows <= MOST_ROWS and _suits(x) and _suits(weight)) or torch.get_num_threads() > 1:
+        return F.linear(x, weight)
+    out = torch.empty(rows, len(weight))
+    _product(weight.detach().numpy(), x.detach().reshape(rows, -1).numpy(), out.numpy())
+    return out.view(*x.shape[:-1], len(weight))
+
+
+def head_product(head: torch.nn.Module, hidden: torch.Tensor) -> torch.Tensor:
+    """Compute logits [..., V] of states [..., d] by a model's head, in the same way if it is a plain matrix."""
+    if type(head) is torch.nn.Linear and head.bias is None:
+        return skinny_linear(hidden, head.weight)
+    logits: torch.Tensor = head(hidden)
+    return logits
+
+
+def _suits(tensor: torch.Tensor) -> bool:
+    plain = tensor.dtype == torch.float32 and tensor.device.type == "cpu" and tensor.is_contiguous()
+    return plain and not (tensor.requires_grad and torch.is_grad_enabled())
+
+
+@nb.njit(fastmath=True, inline="always")
+def _one(row: Any, x: Any, out: Any, j: int, o: int) -> None:
+    a = ZERO
+    for k in range(row.shape[0]):
+        a += row[k] * x[j, k]
+    out[j, o] = a
+
+
+@nb.njit(fastmath=True, inline="always")
+def _two(row: Any, x: Any, out: Any, j: int, o: int) -> None:
+    a = b = ZERO
+    for k in range(row.shape[0]):
+        w = row[k]
+        a += w * x[j, k]
+        b += w * x[j + 1, k]
+    out[j, o], out[j + 1, o] = a, b
+
+
+@nb.njit(fastmath=True, inline="always")
+def _three(row: Any, x: Any, out: Any, j: int, o: int) -> None:
+    a = b = c = ZERO
+    for k in range(row.shape[0]):
+        w = row[k]
+        a += w * x[j, k]
+        b += w * x[j + 1, k]
+        c += w * x[j + 2, k]
+    out[j, o], out[j + 1, o], out[j + 2, o] = a, b, c
+
+
+@nb.njit(fastmath=True, inline="always")
+def _four(row: Any, x: Any, out: Any, j: int, o: int) -> None:
+    a = b = c = d = ZERO
+    for k in range(row.shape[0]):
+        w = row[k]
+        a += w * x[j, k]
+        b += w * x[j + 1, k]
+        c += w * x[j + 2, k]
+        d += w * x[j + 3, k]
+    out[j, o], out[j + 1, o], out[j + 2, o], out[j + 3, o] = a, b, c, d
+
+
+@nb.njit(fastmath=True, inline="always")
+def _five(row: Any, x: Any, out: Any, j: int, o: int) -> None:
+    a = b = c = d = e = ZERO
+    for k in range(row.shape[0]):
+        w = row[k]
+        a += w * x[j, k]
+        b += w * x[j + 1, k]
+        c += w * x[j + 2, k]
+        d += w * x[j + 3, k]
+        e += w * x[j + 4, k]
+    out[j, o], out[j + 1, o], out[j + 2, o], out[j + 3, o], out[j + 4, o] = a, b, c, d, e
+
+
+@nb.njit(cache=True, nogil=True, fastmath=True)
+def _product(weight: Any, x: Any, out: Any) -> None:
+    """Write out [n, m] = x [n, d] @ weight [m, d].T. Each sum is a variable of its own, which stays in a register."""
+    n = x.shape[0]
+    for o in range(weight.shape[0]):
+        row, j = weight[o], 0
+        while n - j == 4 or n - j > 5:
+            _four(row, x, out, j, o)
+            j += 4
+        if n - j == 5:
+            _five(row, x, out, j, o)
+        elif n - j == 3:
+            _three(row, x, out, j, o)
+        elif n - j == 2:
+            _two(row, x, out, j, o)
+        elif n - j == 1:
+            _one(row, x, out, j, o)
