@@ -9,7 +9,7 @@ tokens with the drafter's own output before them.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -21,6 +21,7 @@ from realrun.drafters.edd import one_layer_model
 from realrun.drafters.inside_target import InsideTargetKind
 from realrun.drafters.state_drafter import STATE_ROWS, StateDrafterLM, StatePass, StaticStateDrafter
 from realrun.lm.cached import CachedLM
+from realrun.lm.head import PartialHead
 from realrun.lm.split_target import SplitTarget
 from realrun.lm.static.llama import StaticLlama
 from realrun.lm.static.sizes import Rows
@@ -28,11 +29,16 @@ from realrun.lm.static.split import StaticSplitTarget
 from realrun.lm.variants.shared_weights import with_layers
 from specsim.io.arrays import Bools, Ints
 
+VOCABULARY = "vocabulary"  # in the file
+
 
 class Eagle(torch.nn.Module):
-    """The trained modules: a fusing projection [2 d -> d] and a layer of the target's kind."""
+    """The trained modules: a fusing projection [2 d -> d] and a layer of the target's kind.
 
-    def __init__(self, target: Any, seed: int = 0):
+    vocabulary : int64 [n], the tokens that it drafts; None for all. A draft step then reads n rows of the target's head
+    """
+
+    def __init__(self, target: Any, seed: int = 0, vocabulary: torch.Tensor | None = None):
         super().__init__()
         self.config = copy.deepcopy(target.config)
         size = int(target.config.hidden_size)
@@ -40,6 +46,11 @@ class Eagle(torch.nn.Module):
             torch.manual_seed(seed)
             self.fuse = torch.nn.Linear(2 * size, size).to(target.device, target.dtype)
         self.layers = one_layer_model(target, seed).model.layers
+        self.vocabulary = vocabulary
+
+    def head(self, head: Any) -> Any:
+        """Choose what it makes logits by: the target's head, or a part of it."""
+        return head if self.vocabulary is None else PartialHead(head, self.vocabulary)
 
     def fused(self, embedded: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
         """Make the layer's input [..., d] of embeddings of tokens and the features before them, [..., d] each."""
@@ -58,7 +69,7 @@ class EagleLM(StateDrafterLM):
     feature: torch.Tensor
 
     def __init__(self, target: SplitTarget, eagle: Eagle):
-        self.eagle = eagle
+        self.eagle, self.head = eagle, eagle.head(target.head)
         super().__init__(target, target.model, target.parts, eagle.layers)
 
     def reset(self) -> None:
@@ -129,7 +140,7 @@ class EagleLM(StateDrafterLM):
         """Compute logits of features [n, d] by the target's head; the norm is in the target's features only."""
         if self.keep_hidden:
             self.hidden = x
-        return self.parts.logits(x, self.target.head)
+        return self.parts.logits(x, self.head)
 
 
 def parents_and_levels(lineage: np.ndarray[Any, Any], before: int) -> tuple[np.ndarray[Any, Any], ...]:
@@ -155,14 +166,14 @@ class StaticEagle(StaticStateDrafter):
     State rows and the row of the pending token are fused with the target's features. A row behind it is fused with the
     layer's output in the row before it in the text, whose slot is its source.
 
-    fuse : makes the layer's input of embeddings and features, [N, d] each
     """
 
     caches_pending_token = True
 
-    def __init__(self, target: StaticSplitTarget, layers: Sequence[Any], fuse: Callable[..., torch.Tensor]):
-        self.fuse = fuse
-        super().__init__(target, with_layers(target.model, layers))
+    def __init__(self, target: StaticSplitTarget, eagle: Eagle):
+        self.fuse = eagle.fused
+        super().__init__(target, with_layers(target.model, eagle.layers))
+        self.head = eagle.head(self.head)
         self.features = self.keys.new_empty(self.capacity, self.embedding.shape[1])
 
     @torch.inference_mode()
@@ -217,7 +228,7 @@ class StaticEagle(StaticStateDrafter):
 
 @dataclass(frozen=True, eq=False)
 class EagleKind(InsideTargetKind):
-    """Its file holds the state of `Eagle`."""
+    """Its file holds the state of `Eagle`, and its vocabulary, int32 [n], if it does not draft all tokens."""
 
     eagle: Eagle
 
@@ -226,9 +237,15 @@ class EagleKind(InsideTargetKind):
 
     @classmethod
     def load(cls, target: Any, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> tuple[Any, Self]:
-        eagle = Eagle(target)
-        eagle.load_state_dict(tensors)
+        some = tensors.get(VOCABULARY)
+        eagle = Eagle(target, vocabulary=None if some is None else some.long())
+        eagle.load_state_dict({name: tensor for name, tensor in tensors.items() if name != VOCABULARY})
         return target, cls(eagle.eval())
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        some = self.eagle.vocabulary
+        return {} if some is None else {"draft_vocabulary": len(some)}
 
     def make_passes(self, target: Any) -> tuple[SplitTarget, CachedLM]:
         split = SplitTarget(target, int(target.config.num_hidden_layers))
@@ -236,7 +253,7 @@ class EagleKind(InsideTargetKind):
 
     def make_static_passes(self, target: Any) -> tuple[StaticLlama, StaticLlama]:
         static = StaticSplitTarget(target, int(target.config.num_hidden_layers))
-        return static, StaticEagle(static, self.eagle.layers, self.eagle.fused)
+        return static, StaticEagle(static, self.eagle)
 
     def weights(self, target: Any) -> Sequence[torch.nn.Module]:
         return (self.eagle,)

@@ -1,4 +1,4 @@
-"""A head that computes its logits in float32, whatever the type of its weights.
+"""Heads whose logits are float32, whatever the type of the weights, and heads of a part of the vocabulary.
 
 A head with 16-bit weights rounds its logits to 16 bits: near 20, bfloat16 numbers are 1/8 apart, so that logits tie.
 Products of 16-bit numbers are summed in float32 anyway, and here that sum is the logit. The states are still rounded to
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from realrun.lm.skinny_linear import skinny_linear
 from specsim.io.errors import InputError
 
 
@@ -41,6 +42,41 @@ def gives_float32(model: Any) -> bool:
 def logits_type(model: Any) -> torch.dtype:
     """Give the number type of a model's logits."""
     return torch.float32 if gives_float32(model) else model.dtype
+
+
+class PartialHead(torch.nn.Module):
+    """Some rows of a model's head: logits [..., V] of states [..., d], minus infinity for all other tokens.
+
+    head : a plain matrix
+    tokens : int64 [n], the tokens that get logits
+    """
+
+    tokens: torch.Tensor
+
+    def __init__(self, head: Any, tokens: torch.Tensor):
+        super().__init__()
+        self.out_features = int(head.out_features)
+        self.register_buffer("tokens", tokens.to(head.weight.device), persistent=False)
+        self.rows = type(head)(head.in_features, len(tokens), bias=False, device="meta")
+        self.rows.weight = torch.nn.Parameter(head.weight.detach()[self.tokens], requires_grad=False)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.spread(self.rows(hidden))
+
+    def spread(self, some: torch.Tensor) -> torch.Tensor:
+        """Make logits [..., V] of those of its tokens, [..., n]."""
+        logits = some.new_full((*some.shape[:-1], self.out_features), -torch.inf)
+        return logits.index_copy_(-1, self.tokens, some)
+
+
+def head_product(head: torch.nn.Module, hidden: torch.Tensor) -> torch.Tensor:
+    """Compute logits [..., V] of states [..., d] by a head; by `skinny_linear` if it is a plain matrix."""
+    if isinstance(head, PartialHead):
+        return head.spread(head_product(head.rows, hidden))
+    if type(head) is torch.nn.Linear and head.bias is None:
+        return skinny_linear(hidden, head.weight)
+    logits: torch.Tensor = head(hidden)
+    return logits
 
 
 def with_float32_logits(model: Any) -> Any:

@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from transformers import LlamaForCausalLM, PreTrainedModel, Qwen3ForCausalLM
 
 from realrun.lm.cached import CachedLM, grown
-from realrun.lm.skinny_linear import head_product, skinny_linear
+from realrun.lm.head import head_product
+from realrun.lm.skinny_linear import skinny_linear
 from realrun.lm.variants.skipped_layers import NOTHING, SkippedSublayers
 
 LONG_PASS = 64  # new tokens; beyond it, attention goes through the library's fused operation
@@ -102,7 +103,8 @@ class LlamaLM(CachedLM):
 
     def logits_of(self, hidden: torch.Tensor) -> torch.Tensor:
         """Compute logits [..., V] of states [..., d] after the final norm."""
-        return head_product(self.head, hidden)
+        logits: torch.Tensor = self.head(hidden)
+        return logits
 
     def attend(
         self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
@@ -208,6 +210,9 @@ class FusedStack:
 
 class FusedLlama(LlamaLM):
     """A single sequence over a stack of all layers."""
+
+    def logits_of(self, hidden: torch.Tensor) -> torch.Tensor:
+        return head_product(self.head, hidden)
 
     def reset(self) -> None:
         """Forget everything; the buffers stay."""

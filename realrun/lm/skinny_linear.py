@@ -50,14 +50,6 @@ def skinny_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return out.view(*x.shape[:-1], len(weight))
 
 
-def head_product(head: torch.nn.Module, hidden: torch.Tensor) -> torch.Tensor:
-    """Compute logits [..., V] of states [..., d] by a model's head, in the same way if it is a plain matrix."""
-    if type(head) is torch.nn.Linear and head.bias is None:
-        return skinny_linear(hidden, head.weight)
-    logits: torch.Tensor = head(hidden)
-    return logits
-
-
 def _suits(tensor: torch.Tensor) -> bool:
     plain = tensor.dtype == torch.float32 and tensor.device.type == "cpu" and tensor.is_contiguous()
     return plain and not (tensor.requires_grad and torch.is_grad_enabled())

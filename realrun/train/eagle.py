@@ -8,17 +8,20 @@ features before them. Uniform noise is added to these features because in drafti
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
-from realrun.drafters.eagle import Eagle, EagleKind
+from realrun.drafters.eagle import VOCABULARY, Eagle, EagleKind
 from realrun.lm.layer_stack import capped, layer_pass
 from realrun.pairs.pair import Pair
+from realrun.train.common.folder import Tensors
 from realrun.train.common.jobs import ModuleJob, kl_nats
-from realrun.train.common.loop import wide
+from realrun.train.common.loop import Tokens, wide
 from realrun.train.common.on_text import Method, TextRun, train_on_text
 from realrun.train.common.trainings import Training
 from specsim.cli.settings import Settings, setting
@@ -35,6 +38,12 @@ class EagleSettings(Settings):
     )
     noise: float = setting(0.1, low=0, doc="Maximum noise added to each component of the input features.")
     lr: float = setting(6e-3, above=0, doc="Peak learning rate.")
+    draft_vocabulary: int | None = setting(
+        None,
+        low=1,
+        doc="Draft only so many tokens, the most frequent ones of the training text; a draft step then reads less of "
+        "the target's head (default: all).",
+    )
 
 
 class EagleTraining(ModuleJob):
@@ -70,6 +79,14 @@ class EagleTraining(ModuleJob):
             "agreement": float((theirs.argmax(-1) == drafted.argmax(-1)).double().mean()),
             "regression": float(F.smooth_l1_loss(wide(ours), wide(features))),
         }
+
+    def chosen(self, text: Sequence[tuple[Tokens, float]]) -> Tensors:
+        """Choose the tokens to draft, in ascending order."""
+        if self.settings.draft_vocabulary is None:
+            return {}
+        counts = sum(np.bincount(tokens, minlength=self.target.config.vocab_size) for tokens, _ in text)
+        most = np.argsort(-np.asarray(counts), kind="stable")[: self.settings.draft_vocabulary]
+        return {VOCABULARY: torch.from_numpy(np.sort(most).astype(np.int32))}
 
     def _head(self, features: torch.Tensor) -> torch.Tensor:
         """Compute the target's logits [B, T, V] of features [B, T, d]."""

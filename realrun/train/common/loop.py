@@ -145,6 +145,10 @@ class Job(Protocol):
     def held_out(self, batch: torch.Tensor) -> dict[str, float]:
         """Compute figures of held-out windows int64 [B, T + 1]."""
 
+    def chosen(self, text: Sequence[tuple[Tokens, float]]) -> Tensors:
+        """Choose, by the training text, tensors that are not trained but belong into the file."""
+        return {}
+
     def close(self) -> None:
         """Restore the target."""
         return

@@ -100,6 +100,7 @@ def train_on_text(pair: Pair, method: Method, make_job: Callable[[], Job], run: 
         plan = {**plan, "text": text.facts}
         history = run_loop(job, run.loop, text.sources, text.held_out, run.out, plan, run.progress)
         tensors = {name: value.detach().to(run.stored, copy=True) for name, value in job.state().items()}
+        tensors |= job.chosen(text.sources)
         trained = [parameter for group in job.parameter_groups() for parameter in group["params"]]
         optimizer = optimizer_facts(job)
     finally:

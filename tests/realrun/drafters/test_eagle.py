@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from realrun.drafters.eagle import Eagle, parents_and_levels
+from realrun.decode.decoder import Decoder
+from realrun.decode.sampling import Sampler
+from realrun.drafters.eagle import Eagle, EagleKind, parents_and_levels
+from realrun.experiment.validate import output_identical, rounds_identical
+from realrun.lm.head import PartialHead
+from realrun.lm.kernels import use_kernels
+from realrun.measure.record import RecordSettings, record
+from realrun.pairs.drafter_files import describe_target, load_drafter, save_drafter
 from realrun.pairs.pair import Pair
-from tests.support.pairs.state import PROMPTS, layer_alone, state_pair
+from realrun.train.eagle import EagleSettings, EagleTraining
+from specsim.cost.model import ConstantCost
+from specsim.policy.registry import make_policy
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
+from tests.support.pairs.medusa import CHOICES
+from tests.support.pairs.state import PROMPTS, TOKENS, layer_alone, state_pair
 
 
 def reference(pair: Pair, context: Sequence[int], drafted: Sequence[int], true: int | None = None) -> torch.Tensor:
@@ -71,3 +87,65 @@ def test_a_drafter_is_a_fusing_projection_and_one_layer() -> None:
     x, y = torch.randn(2, 3, 32, dtype=torch.float64)
     expected = x @ eagle.fuse.weight[:, :32].T + y @ eagle.fuse.weight[:, 32:].T + eagle.fuse.bias
     torch.testing.assert_close(eagle.fused(x, y), expected, rtol=0, atol=1e-12)
+
+
+# A draft vocabulary
+
+
+def with_vocabulary(tokens: range) -> Pair:
+    """The fitted pair, which drafts these tokens alone."""
+    pair = state_pair("eagle")
+    eagle = Eagle(pair.target, vocabulary=torch.tensor(tokens))
+    eagle.load_state_dict(pair.drafter.eagle.state_dict())
+    return replace(pair, drafter=EagleKind(eagle.eval()), predictor=None)
+
+
+@torch.inference_mode()
+def test_a_part_of_a_head_gives_its_tokens_the_heads_logits_and_others_none() -> None:
+    head, tokens, hidden = torch.nn.Linear(8, 11, bias=False), torch.tensor([2, 3, 7]), torch.randn(2, 5, 8)
+    logits, whole = PartialHead(head, tokens)(hidden), head(hidden)
+    torch.testing.assert_close(logits[..., tokens], whole[..., tokens])
+    others = [token for token in range(11) if token not in tokens.tolist()]
+    assert (logits[..., others] == -torch.inf).all() and logits.shape == whole.shape
+
+
+@pytest.mark.parametrize("sampler", CHOICES.values(), ids=CHOICES.keys())
+def test_rounds_of_a_draft_vocabulary_are_replayed_and_the_text_is_the_targets(sampler: Sampler) -> None:
+    pair, policy = with_vocabulary(range(0, 97, 2)), make_policy("fixed_k", {"k": 3})
+    trace = record(pair, PROMPTS, RecordSettings(4, TOKENS, sampler))
+    replayed = replay(trace, policy, cost_table(trace, ConstantCost(1e-3, 5e-3)), log=True)
+    texts = []
+    for kernels in ("auto", "reference"):  # the lean pass, and static caches
+        with use_kernels(kernels):
+            decoder = Decoder(*pair.make_drafter(), (), sampler)
+            runs = [decoder.decode(p.tokens, TOKENS, policy, sequence=i) for i, p in enumerate(PROMPTS)]
+        assert rounds_identical(replayed, runs) == output_identical(trace, runs) == 1.0
+        texts.append([run.log() for run in runs])
+    assert texts[0] == texts[1]
+    plain = Decoder(*state_pair("eagle").make_drafter(), (), sampler)
+    assert [run.tokens for run in runs] == [
+        plain.decode(p.tokens, TOKENS, None, sequence=i).tokens for i, p in enumerate(PROMPTS)
+    ]
+
+
+def test_only_tokens_of_the_vocabulary_are_drafted() -> None:
+    pair, text, some = with_vocabulary(range(10, 20)), PROMPTS[0].tokens, [*range(10, 20)]
+    target, drafter = pair.make_drafter()
+    with torch.inference_mode():
+        target.prefill(text[:-1])
+        logits = drafter.lm.forward(text)[-1]
+    assert logits.isfinite().nonzero().flatten().tolist() == some
+    torch.testing.assert_close(logits[some], reference(pair, text, [])[some])
+
+
+def test_a_training_chooses_its_most_frequent_tokens(tmp_path: Path) -> None:
+    pair = state_pair("eagle")
+    text = [(np.array([5, 5, 9, 9, 9, 2, 40], dtype=np.int32), 0.5), (np.array([40, 40, 2], dtype=np.int32), 0.5)]
+    job = EagleTraining(pair.target, EagleSettings(draft_vocabulary=3))
+    chosen = job.chosen(text)
+    assert chosen["vocabulary"].tolist() == [2, 9, 40] and chosen["vocabulary"].dtype == torch.int32
+    assert EagleTraining(pair.target, EagleSettings()).chosen(text) == {}
+    facts = {"target": describe_target(pair.target, "tiny")}
+    save_drafter(tmp_path, "eagle", {**pair.drafter.eagle.state_dict(), **chosen}, facts)
+    _, kind = load_drafter(tmp_path, pair.target)
+    assert kind.facts == {"draft_vocabulary": 3} and kind.eagle.vocabulary.tolist() == [2, 9, 40]

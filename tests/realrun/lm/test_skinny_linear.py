@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 
 from realrun.lm import skinny_linear as module
+from realrun.lm.head import head_product
 from realrun.lm.llama import FusedLlama
-from realrun.lm.skinny_linear import MOST_ROWS, head_product, skinny_linear
+from realrun.lm.skinny_linear import MOST_ROWS, skinny_linear
 from tests.support.tiny import tiny_model
 
 UNIT = torch.finfo(torch.float32).eps / 2
