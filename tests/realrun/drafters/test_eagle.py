@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from realrun.lm.kernels import use_kernels
 from realrun.measure.record import RecordSettings, record
 from realrun.pairs.drafter_files import describe_target, load_drafter, save_drafter
 from realrun.pairs.pair import Pair
-from realrun.train.eagle import EagleSettings, EagleTraining
+from realrun.train.eagle import EagleSettings, EagleTraining, with_lr
 from specsim.cost.model import ConstantCost
 from specsim.policy.registry import make_policy
 from specsim.replaying.replay import replay
@@ -149,3 +150,18 @@ def test_a_training_chooses_its_most_frequent_tokens(tmp_path: Path) -> None:
     save_drafter(tmp_path, "eagle", {**pair.drafter.eagle.state_dict(), **chosen}, facts)
     _, kind = load_drafter(tmp_path, pair.target)
     assert kind.facts == {"draft_vocabulary": 3} and kind.eagle.vocabulary.tolist() == [2, 9, 40]
+
+
+@pytest.mark.parametrize(
+    ("width", "low", "high"),
+    [
+        (256, 6e-3, 6e-3),  # the lab's, by search
+        (576, 1e-3, 1.5e-3),  # SmolLM2's: both trained, and 6e-3 diverged
+        (4096, 2e-5, 4.5e-5),  # Li et al. 2024, 5: 3e-5
+    ],
+)
+def test_the_usual_learning_rate_is_of_the_size_that_trained(width: int, low: float, high: float) -> None:
+    target = SimpleNamespace(config=SimpleNamespace(hidden_size=width))
+    lr = with_lr(EagleSettings(), target).lr
+    assert lr is not None and low <= lr <= high
+    assert with_lr(EagleSettings(lr=0.5), target).lr == 0.5
