@@ -9,6 +9,8 @@ round that takes less than the step that it contains) are measured further, and 
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
@@ -25,7 +27,11 @@ from specsim.io.errors import InputError
 from specsim.io.files import write_json
 from specsim.io.progress import Counter
 
-SLICES, MOST_SLICES = 5, 15  # of each; the most where costs still cannot be
+LEAST_SLICES, SLICES, MOST_SLICES = (
+    3,
+    5,
+    15,
+)  # of each; the least if time is short, the most where costs still cannot be
 SLICE_SWEEPS = 2
 SAMPLES, PROFILE = "samples.json", "tuning_profile.json"  # in the folder of a drafter
 PLAIN = "autoregressive"  # the plain target's name among the drafters'
@@ -70,14 +76,16 @@ class SlicedCosts:
                 self.slices[name], self.profiles[name] = kept["slices"], kept["profile"]
                 self.sweeps[name] = [Stream.of(samples) for samples in kept["sweeps"]]
 
-    def measure(self, progress: Counter) -> dict[str, dict[str, Any]]:
+    def measure(self, progress: Counter, limit_s: float = math.inf) -> dict[str, dict[str, Any]]:
         """Take turns until there are enough slices of all; the drafters' profiles, by name, also written to PROFILE.
+
+        limit_s : seconds after which the least number of slices is enough
 
         Raises InputError where even the most slices give costs that cannot be.
         """
-        wanted = SLICES
+        wanted, end = SLICES, time.monotonic() + limit_s
         while True:
-            self._take_turns(wanted, progress)
+            self._take_turns(wanted, progress, end)
             documents = {name: by_medians(self.profiles[name], self.profiles[PLAIN]) for name in self.drafters}
             try:
                 for name, cost in models(documents).items():
@@ -92,9 +100,11 @@ class SlicedCosts:
             write_json(document, self.folder / name / PROFILE)
         return documents
 
-    def _take_turns(self, wanted: int, progress: Counter) -> None:
+    def _take_turns(self, wanted: int, progress: Counter, end: float) -> None:
         names = list(self.pairs)
         while (number := min(self.slices.values())) < wanted:
+            if wanted == SLICES and number >= LEAST_SLICES and time.monotonic() > end:
+                return
             for at in np.random.default_rng((self.seed, number)).permutation(len(names)).tolist():
                 if self.slices[names[at]] == number:
                     self._slice(names[at])

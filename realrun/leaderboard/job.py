@@ -20,7 +20,14 @@ from typing import Any, TypedDict
 from realrun.experiment.budget import Plan
 from realrun.experiment.document import errors_of
 from realrun.experiment.forecast import FORECAST, forecast, sealed_forecast
-from realrun.experiment.forecast_costs import ForecastCosts, contexts_of, decoding_step_s, probed
+from realrun.experiment.forecast_costs import (
+    PROFILE_SHARE,
+    ForecastCosts,
+    contexts_of,
+    decoding_step_s,
+    limit_s,
+    probed,
+)
 from realrun.experiment.measured_costs import MeasuredCosts
 from realrun.experiment.measuring import Costs, measure_in_turns
 from realrun.experiment.run import OTHER, PLAN, conditions_of
@@ -209,7 +216,8 @@ def _tuning_profiles(
     """Measure every drafter's costs before any of them decodes, in turns, at the contexts that the prompts may meet."""
     contexts = contexts_of(prompts, settings.record.max_new_tokens)
     costs = SlicedCosts(pairs, plain, out, contexts=contexts, record=settings.record, seed=settings.seed)
-    return costs.measure(lambda done, total: progress("costs", done, total))
+    most_s = limit_s(math.inf, PROFILE_SHARE, settings.minutes)
+    return costs.measure(lambda done, total: progress("costs", done, total), most_s)
 
 
 def measured(board: Board, prompts: Sequence[Prompt], settings: BoardSettings, out: Path, progress: Progress) -> Board:

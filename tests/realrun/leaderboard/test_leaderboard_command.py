@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import csv
 import json
+import math
 import shutil
+from collections import Counter
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -227,14 +229,29 @@ def slowing(factors: dict[tuple[str, int], float], taken: list[tuple[str, float]
     return measure
 
 
-def costs_on(out: Path, names: str, factors: dict[tuple[str, int], float], monkeypatch: pytest.MonkeyPatch) -> Any:
+def costs_on(
+    out: Path,
+    names: str,
+    factors: dict[tuple[str, int], float],
+    monkeypatch: pytest.MonkeyPatch,
+    limit_s: float = math.inf,
+) -> Any:
     taken: list[tuple[str, float]] = []
     monkeypatch.setattr(costs_module, "profile_slice", slowing(factors, taken))
     monkeypatch.setattr(costs_module, "SLICES", 5)
     pairs: Any = {name: name for name in names}
     how: Any = {"contexts": [8, 64], "record": RecordSettings(4, 20, CHOICE), "seed": 0}
     costs = costs_module.SlicedCosts(pairs, "plain", out, **how)  # type: ignore[arg-type]
-    return costs_module.models(costs.measure(lambda *step: None)), taken
+    return costs_module.models(costs.measure(lambda *step: None, limit_s)), taken
+
+
+@pytest.mark.parametrize(("limit_s", "slices"), [(math.inf, 5), (0.0, 3)])
+def test_costs_take_fewer_slices_where_time_is_short(
+    limit_s: float, slices: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And every drafter as many as the others."""
+    _, taken = costs_on(tmp_path, "ab", {}, monkeypatch, limit_s)
+    assert {*Counter(name for name, _ in taken).values()} == {slices} and len(taken) == 3 * slices
 
 
 @pytest.mark.parametrize(
