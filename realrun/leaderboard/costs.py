@@ -27,11 +27,8 @@ from specsim.io.errors import InputError
 from specsim.io.files import write_json
 from specsim.io.progress import Counter
 
-LEAST_SLICES, SLICES, MOST_SLICES = (
-    3,
-    5,
-    15,
-)  # of each; the least if time is short, the most where costs still cannot be
+LEAST_SLICES, SLICES = 3, 5  # of each; the least if time is short
+MOST_SLICES = 15  # where costs still cannot be
 SLICE_SWEEPS = 2
 SAMPLES, PROFILE = "samples.json", "tuning_profile.json"  # in the folder of a drafter
 PLAIN = "autoregressive"  # the plain target's name among the drafters'

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 MOST_ROWS = 16  # beyond, torch's product is as fast
 ZERO = np.float32(0)
+SUMS = {"reassoc", "contract", "nsz"}  # sums in any order; NaN and infinity stay what they are
 
 
 def skinny_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -55,7 +56,7 @@ def _suits(tensor: torch.Tensor) -> bool:
     return plain and not (tensor.requires_grad and torch.is_grad_enabled())
 
 
-@nb.njit(fastmath=True, inline="always")
+@nb.njit(fastmath=SUMS, inline="always")
 def _one(row: Any, x: Any, out: Any, j: int, o: int) -> None:
     a = ZERO
     for k in range(row.shape[0]):
@@ -63,7 +64,7 @@ def _one(row: Any, x: Any, out: Any, j: int, o: int) -> None:
     out[j, o] = a
 
 
-@nb.njit(fastmath=True, inline="always")
+@nb.njit(fastmath=SUMS, inline="always")
 def _two(row: Any, x: Any, out: Any, j: int, o: int) -> None:
     a = b = ZERO
     for k in range(row.shape[0]):
@@ -73,7 +74,7 @@ def _two(row: Any, x: Any, out: Any, j: int, o: int) -> None:
     out[j, o], out[j + 1, o] = a, b
 
 
-@nb.njit(fastmath=True, inline="always")
+@nb.njit(fastmath=SUMS, inline="always")
 def _three(row: Any, x: Any, out: Any, j: int, o: int) -> None:
     a = b = c = ZERO
     for k in range(row.shape[0]):
@@ -84,7 +85,7 @@ def _three(row: Any, x: Any, out: Any, j: int, o: int) -> None:
     out[j, o], out[j + 1, o], out[j + 2, o] = a, b, c
 
 
-@nb.njit(fastmath=True, inline="always")
+@nb.njit(fastmath=SUMS, inline="always")
 def _four(row: Any, x: Any, out: Any, j: int, o: int) -> None:
     a = b = c = d = ZERO
     for k in range(row.shape[0]):
@@ -96,7 +97,7 @@ def _four(row: Any, x: Any, out: Any, j: int, o: int) -> None:
     out[j, o], out[j + 1, o], out[j + 2, o], out[j + 3, o] = a, b, c, d
 
 
-@nb.njit(fastmath=True, inline="always")
+@nb.njit(fastmath=SUMS, inline="always")
 def _five(row: Any, x: Any, out: Any, j: int, o: int) -> None:
     a = b = c = d = e = ZERO
     for k in range(row.shape[0]):
@@ -109,7 +110,7 @@ def _five(row: Any, x: Any, out: Any, j: int, o: int) -> None:
     out[j, o], out[j + 1, o], out[j + 2, o], out[j + 3, o], out[j + 4, o] = a, b, c, d, e
 
 
-@nb.njit(cache=True, nogil=True, fastmath=True)
+@nb.njit(cache=True, nogil=True, fastmath=SUMS)
 def _product(weight: Any, x: Any, out: Any) -> None:
     """Write out [n, m] = x [n, d] @ weight [m, d].T. Each sum is a variable of its own, which stays in a register."""
     n = x.shape[0]

@@ -45,6 +45,13 @@ def test_products_are_those_of_float64_up_to_rounding(
 
 
 @torch.inference_mode()
+def test_what_is_not_finite_stays_so() -> None:
+    x, weight = torch.ones(3, 40), torch.ones(2, 40)
+    x[0, 39], x[1, 7] = torch.nan, torch.inf
+    torch.testing.assert_close(skinny_linear(x, weight), F.linear(x, weight), equal_nan=True)
+
+
+@torch.inference_mode()
 def test_dimensions_in_front_are_rows(kernel_calls: list[int]) -> None:
     x, weight = torch.randn(2, 3, 8), torch.randn(5, 8)
     torch.testing.assert_close(skinny_linear(x, weight), F.linear(x, weight))
