@@ -74,6 +74,7 @@ def line_panels(
             axes.axhline(level, color=MUTED, linewidth=1, linestyle=DASHES)
         if log_x:
             axes.set_xscale("log", base=2)
+            axes.xaxis.set_major_formatter("{x:g}")
         axes.set_title(title)
         axes.set_xlabel(axes_labels[0])
         axes.set_ylabel(axes_labels[1])

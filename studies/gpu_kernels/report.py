@@ -25,7 +25,10 @@ def report(document: Document, tma: Document) -> Report:
     rows = case_rows(document, tma)
     attention = [row for row in rows if row["operation"] == ATTENTION]
     statistics = [row for row in rows if row["operation"] == STATISTICS]
-    one = [row for row in attention if row["batch"] == 1 and row["context"] == 8192]
+    by_batch = {
+        batch: sorted((row for row in attention if row["batch"] == batch and row["context"] == 8192), key=nodes)
+        for batch in (1, 8)
+    }
     gains = [row["library_over_best"] for row in attention]
     reached = document.ceilings
     mhz = sorted({conditions["sm_mhz"] for conditions in (*document.conditions, *tma.conditions)})
@@ -38,19 +41,17 @@ def report(document: Document, tma: Document) -> Report:
         f"{max(row['best_over_floor'] for row in statistics):.1f} times the smallest possible time.",
         figure=line_panels(
             {
-                "tree attention, 8,192 tokens of context, batch 1": {
-                    name: (
-                        [row["nodes"] for row in sorted(one, key=nodes)],
-                        [point(row[key]) for row in sorted(one, key=nodes)],
-                    )
+                f"{batch} sequence{'s' * (batch > 1)}, context 8,192": {
+                    name: ([row["nodes"] for row in of_batch], [point(row[key]) for row in of_batch])
                     for name, key in (
                         ("CUDA", "cuda_us"),
                         ("Triton", "triton_us"),
-                        ("CUDA, tensor memory accelerator", "tma_us"),
+                        ("CUDA with TMA", "tma_us"),
                         ("torch's fastest", "library_us"),
                         ("smallest possible", "floor_us"),
                     )
                 }
+                for batch, of_batch in by_batch.items()
             },
             ("nodes of the tree", "time, microseconds"),
             "attention",
@@ -67,7 +68,7 @@ def report(document: Document, tma: Document) -> Report:
             Column("torch's fastest, us", "library_us", MICROSECONDS),
             Column("torch over the fastest kernel", "library_over_best", TIMES),
         ],
-        shown=[*sorted(one, key=nodes), *sorted((row for row in attention if row["batch"] == 8), key=nodes)],
+        shown=[*by_batch[1], *by_batch[8]],
         table=rows,
         trust=[
             f"Machine: {document.device}, torch {document.versions['torch']}, Triton {document.versions['triton']}, "
