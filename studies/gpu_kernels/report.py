@@ -72,7 +72,7 @@ def report(document: Document, tma: Document) -> Report:
         table=rows,
         trust=[
             f"Machine: {document.device}, torch {document.versions['torch']}, Triton {document.versions['triton']}, "
-            f"{document.date[:10]}, one session; clocks {mhz[0]:.0f} to {mhz[-1]:.0f} MHz. No prompts play a part.",
+            f"{document.date[:10]}, one run; clocks {mhz[0]:.0f} to {mhz[-1]:.0f} MHz. No prompts play a part.",
             "Load: none, the GPU was this run's alone. Noise floor: half the distance between the 20 and 80 % "
             f"quantiles of a case's times is {spread_percent(document):.1f} % (median over cases). Every result is "
             "checked against the reference before it is timed, and caches are cold.",

@@ -71,7 +71,7 @@ def report(config: Config, documents: Mapping[str, Document], grids: Grids) -> R
         table=rows,
         trust=[
             f"Machine: {origin['device']}, {config['dtype']}, torch {origin['torch']}, {origin['date'][:10]}, one "
-            "session. Random weights in the models' shapes, passes in CUDA graphs; no prompts play a part.",
+            "run. Random weights in the models' shapes, passes in CUDA graphs; no prompts play a part.",
             "Load: none, the GPU was this run's alone. Noise floor: half the distance between the quartiles of a "
             f"pass's times is {spread_percent(documents.values()):.2f} % of it (median over passes).",
             f"A pass over five tokens takes {' and '.join(f'{value:.1f} % ({m})' for m, value in flat.items())} "
