@@ -17,6 +17,11 @@ COLORS = (PREDICTED, MEASURED, ADAPTIVE, "#7a6fac", "#e69f00", "#56b4e9")
 Line = tuple[Sequence[float], Sequence[Mapping[str, float]]]  # places, and estimates with their intervals
 
 
+def point(value: float) -> dict[str, float]:
+    """Return a value without an interval, as figures have it."""
+    return {"estimate": value, "low": value, "high": value}
+
+
 def speedup_dots(points: Sequence[tuple[str, Mapping[str, Any]]], name: str, title: str) -> str:
     """Draw predicted and measured speedup with intervals. points : a row for each of these labels"""
     rows = [(label, {key: row[key] for key in ("predicted", "measured")}) for label, row in points]

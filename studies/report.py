@@ -14,13 +14,14 @@ import numpy as np
 
 from specsim.io.files import write_text
 from specsim.report.page import comparable_text
-from specsim.report.table import Column, as_csv, as_text
+from specsim.report.table import Column, as_csv, as_text, plain
 from studies.common import Config, about_machine, about_prompts, is_deepened
 
 Row = Mapping[str, Any]
 
 RUNGS = {"eq14": "Eq. 14", "constant": "constant costs", "profile": "measured costs"}  # of a row's prediction ladder
 DIGITS = 6  # of numbers in table.csv
+TENTH = plain(lambda value: f"{value:.1f}")  # a column's numbers
 
 
 @dataclass(frozen=True)

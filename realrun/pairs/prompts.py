@@ -91,7 +91,8 @@ def read_prompts(path: Path, tokenizer: PreTrainedTokenizerBase, limit: int | No
     prompts = []
     for number, line in enumerate(lines, start=1):
         if line.strip():
-            prompts.append(_prompt(line, f"{path}:{number}", tokenizer))
+            place = f"{path}:{number}"
+            prompts.append(_prompt(parse_json(line, place, invalid="correct the line"), place, tokenizer))
     if not prompts:
         raise InputError(f"{path} holds no prompt; add one JSON object per line")
     return prompts if limit is None else spread(prompts, limit)
@@ -125,8 +126,7 @@ def prompts_source(target: str, path: Path | None) -> str:
     return LAB_PROMPTS if is_lab(target) else TASK_PROMPTS
 
 
-def _prompt(line: str, place: str, tokenizer: PreTrainedTokenizerBase) -> Prompt:
-    row = parse_json(line, place, invalid="correct the line")
+def _prompt(row: Any, place: str, tokenizer: PreTrainedTokenizerBase) -> Prompt:
     forms = [form for form in FORMS if isinstance(row, dict) and form in row]
     if len(forms) != 1:
         raise InputError(
@@ -182,8 +182,7 @@ def _chat_text(messages: Any, place: str, tokenizer: PreTrainedTokenizerBase) ->
 
 def training_prompts(tokenizer: PreTrainedTokenizerBase, count: int, seed: int = 0) -> list[Prompt]:
     """Make prompts to train drafters on, chats if the tokenizer has a template; see `training_questions`."""
-    lines = [json.dumps({"prompt": question}) for question in training_questions(count, seed)]
-    return [_prompt(line, "", tokenizer) for line in lines]
+    return [_prompt({"prompt": question}, "", tokenizer) for question in training_questions(count, seed)]
 
 
 def leave_out_long(prompts: Sequence[Prompt], longest: int) -> list[Prompt]:

@@ -131,7 +131,8 @@ def _library() -> tuple[list[str], list[str]]:
             tree = ast.parse(source.text)
         except (SyntaxError, ValueError):
             continue
+        lines = source.text.split("\n")
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef) and 5 <= (node.end_lineno or 0) - node.lineno <= 20:
-                functions.append(textwrap.dedent("\n".join(source.text.split("\n")[node.lineno - 1 : node.end_lineno])))
+                functions.append(textwrap.dedent("\n".join(lines[node.lineno - 1 : node.end_lineno])))
     return passages, functions

@@ -131,9 +131,8 @@ def feature_pass(eagle: Eagle, target: Any, tokens: torch.Tensor, features: torc
 def train_eagle(pair: Pair, settings: EagleSettings, run: TextRun) -> dict[str, Any]:
     """Train a drafter of the pair's target; see `train_on_text`."""
     EagleKind.check_target(pair.target)
-    settings = with_lr(settings, pair.target)
     job = EagleTraining(pair.target, settings, run.loop.seed)
-    return train_on_text(pair, Method.of("eagle", asdict(settings), OBJECTIVE), lambda: job, run)
+    return train_on_text(pair, Method.of("eagle", asdict(job.settings), OBJECTIVE), lambda: job, run)
 
 
 EAGLE = Training(

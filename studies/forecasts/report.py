@@ -15,13 +15,12 @@ from specsim.replaying.intervals import Estimate
 from specsim.report.table import Column, plain
 from studies.common import Config, Document
 from studies.figures import dots
-from studies.report import Report, load_line, machine_line, median_load
+from studies.report import TENTH, Report, load_line, machine_line, median_load
 
 CHOICE_PERCENT = 2.0  # that a choice may be slower than the best measured policy
 TEXT_KNOWN, UNPROBED = "text_known", "text_known_without_probe"
 DRAWN = ("forecast", TEXT_KNOWN, "decomposition")
 SUMMARISED = {"forecast": "forecast", "text": TEXT_KNOWN, "unprobed": UNPROBED, "decomposition": "predicted"}
-PERCENT = plain(lambda value: f"{value:.1f}")
 PERCENTS = plain(lambda values: ", ".join(f"{value:.1f}" for value in values))
 Row = Mapping[str, Any]
 
@@ -64,8 +63,8 @@ def report(config: Config, documents: Sequence[Document]) -> Report:
             Column("forecast: median, 90th percentile %", "forecast", PERCENTS),
             Column("text known: median, 90th percentile %", "text", PERCENTS),
             Column("text known, without probe: median, 90th percentile %", "unprobed", PERCENTS),
-            Column("decomposition: median %", lambda row: row["decomposition"][0], PERCENT),
-            Column("inside 95 % interval, %", "inside", PERCENT),
+            Column("decomposition: median %", lambda row: row["decomposition"][0], TENTH),
+            Column("inside 95 % interval, %", "inside", TENTH),
         ],
         shown=shown,
         table=[table_row(number, run, row) for number, run in enumerate(documents) for row in run["rows"]],

@@ -8,14 +8,13 @@ from typing import Any
 
 from speckernels.bench.rows import Document, Row
 from specsim.report.table import Column, plain
-from studies.figures import line_panels
+from studies.figures import line_panels, point
 from studies.report import Report
 
 RIVALS = ("sdpa_packed", "sdpa_cudnn", "prefix_merge")  # torch's attention, with a mask and by parts
 OWN = ("cuda", "triton", "tma")
 GRAPH, STATISTICS, ATTENTION = "graph", "draft_statistics", "tree_attention"
-MICROSECONDS = plain(lambda value: "" if value is None else f"{value:.1f}")
-TIMES = plain(lambda value: "" if value is None else f"{value:.1f}")
+TENTH_IF_MEASURED = plain(lambda value: "" if value is None else f"{value:.1f}")
 
 Cells = dict[str, Any]
 
@@ -61,12 +60,12 @@ def report(document: Document, tma: Document) -> Report:
         caption="Time of tree attention by the size of the tree, in CUDA graphs",
         columns=[
             Column("case", "case"),
-            Column("smallest possible, us", "floor_us", MICROSECONDS),
-            Column("CUDA, us", "cuda_us", MICROSECONDS),
-            Column("Triton, us", "triton_us", MICROSECONDS),
-            Column("CUDA with TMA, us", "tma_us", MICROSECONDS),
-            Column("torch's fastest, us", "library_us", MICROSECONDS),
-            Column("torch over the fastest kernel", "library_over_best", TIMES),
+            Column("smallest possible, us", "floor_us", TENTH_IF_MEASURED),
+            Column("CUDA, us", "cuda_us", TENTH_IF_MEASURED),
+            Column("Triton, us", "triton_us", TENTH_IF_MEASURED),
+            Column("CUDA with TMA, us", "tma_us", TENTH_IF_MEASURED),
+            Column("torch's fastest, us", "library_us", TENTH_IF_MEASURED),
+            Column("torch over the fastest kernel", "library_over_best", TENTH_IF_MEASURED),
         ],
         shown=[*by_batch[1], *by_batch[8]],
         table=rows,
@@ -93,11 +92,6 @@ def report(document: Document, tma: Document) -> Report:
 def nodes(row: Cells) -> int:
     """Return the size of a case's tree."""
     return int(row["nodes"])
-
-
-def point(value: float) -> dict[str, float]:
-    """Return a value without an interval, as figures have it."""
-    return {"estimate": value, "low": value, "high": value}
 
 
 def case_rows(document: Document, tma: Document) -> list[Cells]:

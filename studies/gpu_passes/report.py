@@ -17,9 +17,8 @@ from specsim.io.arrays import Bools, Floats
 from specsim.report.table import Column, plain
 from studies.common import Config, Document
 from studies.figures import line_panels
-from studies.report import Report
+from studies.report import TENTH, Report
 
-PERCENT = plain(lambda value: f"{value:.1f}")
 SIGNED = plain(lambda value: f"{value:+.1f}")
 
 Row = dict[str, Any]
@@ -62,10 +61,10 @@ def report(config: Config, documents: Mapping[str, Document], grids: Grids) -> R
             Column("model", "model"),
             Column("batch", "batch"),
             Column("passes", "cells"),
-            Column("data sheet: median error, %", "uncalibrated_percent", PERCENT),
+            Column("data sheet: median error, %", "uncalibrated_percent", TENTH),
             Column("median of signed errors, %", "bias_percent", SIGNED),
-            Column("calibrated: median, %", "calibrated_percent", PERCENT),
-            Column("calibrated on the other model: median, %", "other_percent", PERCENT),
+            Column("calibrated: median, %", "calibrated_percent", TENTH),
+            Column("calibrated on the other model: median, %", "other_percent", TENTH),
         ],
         shown=rows,
         table=rows,

@@ -25,15 +25,14 @@ from specsim.cost.roofline.calibration import (
 from specsim.cost.roofline.cost import Drafter, RooflineCost, find_drafter
 from specsim.cost.roofline.hardware import find_hardware
 from specsim.cost.roofline.passes import Roofline
-from specsim.report.table import Column, plain
+from specsim.report.table import Column
 from studies.common import Config, Document
-from studies.figures import line_panels
-from studies.report import Report
+from studies.figures import line_panels, point
+from studies.report import TENTH, Report
 
 GOAL_PERCENT = 8.0  # median error on cells that a calibration has not seen
 # A layer of Qwen3-30B-A3B's experts on an H100, NVIDIA's measurements (aiconfigurator-core 0.12.0): tokens, seconds.
 EXPERT_LAYER_S = {1: 49e-6, 2: 75e-6, 4: 124e-6, 8: 228e-6, 16: 420e-6, 32: 422e-6}
-PERCENT = plain(lambda value: f"{value:.1f}")
 
 Row = dict[str, Any]
 Profiles = Mapping[tuple[str, str], Document]  # by target and drafter
@@ -73,10 +72,10 @@ def report(config: Config, documents: Profiles, batched: Mapping[str, Document])
             Column("target", "target"),
             Column("measured", "measured"),
             Column("unseen cells", "cells"),
-            Column("median error before calibration, %", "uncalibrated_percent", PERCENT),
-            Column("after, %", "median_percent", PERCENT),
-            Column("90th percentile, %", "p90_percent", PERCENT),
-            Column("largest, %", "largest_percent", PERCENT),
+            Column("median error before calibration, %", "uncalibrated_percent", TENTH),
+            Column("after, %", "median_percent", TENTH),
+            Column("90th percentile, %", "p90_percent", TENTH),
+            Column("largest, %", "largest_percent", TENTH),
         ],
         shown=[row for row in cases if row["drafter"] == "model"],
         table=[
@@ -99,11 +98,6 @@ def report(config: Config, documents: Profiles, batched: Mapping[str, Document])
             f"{max(abs(row['median_percent']) for row in layer):.1f} % after calibration on the same six times.",
         ],
     )
-
-
-def point(value: float) -> dict[str, float]:
-    """Return a value without an interval, as figures have it."""
-    return {"estimate": value, "low": value, "high": value}
 
 
 def lab_target(name: str) -> Architecture:

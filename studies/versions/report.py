@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from specsim.report.table import Column, plain
+from specsim.report.table import Column
 from studies.common import Config, Document
 from studies.figures import dots
-from studies.report import Report, load_line, machine_line, median_load
+from studies.report import TENTH, Report, load_line, machine_line, median_load
 
 Row = Mapping[str, Any]
-TENTH = plain(lambda value: f"{value:.1f}")
 
 
 def report(config: Config, machine: Document, comparisons: Sequence[Document]) -> Report:

@@ -57,6 +57,11 @@ class TextSettings(Settings):
         super().__post_init__()
         if self.generated_share and self.generated_tokens < 1:
             raise InputError(f"{self.generated_tokens} generated tokens; give some, or a share of 0")
+        if self.questions and min(len(self.questions), self.generated_tokens) < HELD_OUT_EVERY:
+            raise InputError(
+                f"{len(self.questions)} questions and {self.generated_tokens} tokens; a tenth is held out, so give at "
+                f"least {HELD_OUT_EVERY} of each"
+            )
 
 
 @dataclass(frozen=True)
@@ -206,10 +211,11 @@ def generate(
     rows = [feed]
     first = torch.from_numpy(padding).to(device)[:, None] if padding.any() else None  # position of a row's first token
     for _ in range(new_tokens):
-        at = torch.arange(sum(row.shape[1] for row in rows), device=device)
-        places = {} if first is None else {"attention_mask": (at >= first).long()}
+        places = {}
         if first is not None:
-            places["position_ids"] = (at[-feed.shape[1] :] - first).clamp(min=0)
+            at = torch.arange(padded.shape[1] + len(rows) - 1, device=device)
+            positions = (at[-feed.shape[1] :] - first).clamp(min=0)
+            places = {"attention_mask": (at >= first).long(), "position_ids": positions}
         output = target(input_ids=feed, past_key_values=cache, use_cache=True, logits_to_keep=1, **places)
         logits = output.logits[:, -1].float()
         if generator is None:

@@ -80,8 +80,9 @@ class TextOptions(SharedOptions):
     )
     prompts: Path | None = setting(
         None,
-        doc='JSON Lines of {"prompt": ...} or {"messages": [...]} in place of --text: trains on these questions with '
-        f"the target's answers (default for targets other than the lab's: {QUESTIONS:,} of specsim's own).",
+        doc='JSON Lines of {"prompt": ...} or {"messages": [...]} in place of --text: trains on ten or more questions '
+        "and the target's answers alone, whatever --generated-share (default for targets other than the lab's: "
+        f"{QUESTIONS:,} of specsim's own).",
     )
     tokens: float = setting(2.0, low=0, smoke=0.02, doc="Million tokens to train on; windows of the text repeat.")
     generated_share: float = setting(

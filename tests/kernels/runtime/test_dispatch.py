@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -91,3 +93,24 @@ def test_a_signature_is_bound_once(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(build, "load", None)
         second = speckernels.tree_metadata(PARENTS, CONTEXT)
     assert all(map(torch.equal, first, second))
+
+
+def test_tensors_on_the_cpu_beside_a_gpu_are_refused_and_other_errors_are_not() -> None:
+    """Triton compiled for a GPU says of them what it said on an NVIDIA H100."""
+    from speckernels.runtime.triton_runtime import launch as triton_launch
+
+    class Kernel:
+        says = "Pointer argument (at 0) cannot be accessed from Triton (cpu tensor?)"
+
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            def run(*args: Any, **constants: Any) -> None:
+                raise ValueError(self.says)
+
+            return run
+
+    kernel = Kernel()
+    with pytest.raises(errors.Unsupported, match="runs on the GPU here; move the tensors there"):
+        triton_launch(kernel, (1,), PARENTS)
+    kernel.says = "something else"
+    with pytest.raises(ValueError, match="something else"):
+        triton_launch(kernel, (1,), PARENTS)

@@ -167,6 +167,9 @@ def test_the_command_trains_medusa_2(stages: list[str], folders: Path, tmp_path:
         (["eesd", "--window", 200, "--tokens", 0.01], "windows of 200 tokens; this target reads at most 160"),
         (["medusa", "--lambda-0", 0.1], "go with --joint"),
         (["medusa", "--joint", "--one-stage", "--heads-from", "x"], "--one-stage starts from fresh heads"),
+        (["medusa", "--joint", "--shared-vocabulary"], "--shared-vocabulary goes with MEDUSA-1"),
+        (["eagle", "--text", "x", "--prompts", "y"], "--text and --prompts are both text to train on"),
+        (["eagle", "--prompts", "nowhere.jsonl"], "prompt file nowhere.jsonl does not exist"),
         (["eesd", "--smoke-test", "--text", "nowhere"], "text folder nowhere does not exist"),
         (["eesd", "--lr", 0], "lr=0.0 of EesdSettings is out of range; give more than 0"),
         (["predictor", "--temperatures", "0,warm"], "--temperatures '0,warm' is not a list of numbers"),
@@ -176,7 +179,7 @@ def test_the_commands_refuse_in_one_line(arguments: list[object], says: str, fol
     learn_from = (
         ["--prompts", folders / "prompts.jsonl"] if arguments[0] == "predictor" else ["--text", folders / "text"]
     )
-    given = [] if "--text" in arguments else learn_from
+    given = [] if {"--text", "--prompts"} & {*arguments} else learn_from
     result = invoke(*arguments, *given, "--target", folders / "llama", "--out", tmp_path / "out")
     assert isinstance(result.exception, InputError) and says in str(result.exception)
     assert "\n" not in str(result.exception)

@@ -246,6 +246,11 @@ def test_bad_settings_of_self_distillation_are_refused(tmp_path: Path) -> None:
             replace(SETTINGS, **changes)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="generated_share=1.5 of TextSettings"):
         TextSettings(generated_share=1.5)
+    few = [Prompt("all", [3, 4])] * 9
+    with pytest.raises(InputError, match="9 questions and 300000 tokens; a tenth is held out, so give at least 10"):
+        TextSettings(questions=few)
+    with pytest.raises(InputError, match="10 questions and 9 tokens"):
+        TextSettings(generated_tokens=9, questions=[*few, few[0]])
     with pytest.raises(InputError, match="prompt and new text of 206 tokens; this target reads at most 160"):
         written_text(alone(small_target()), CORPUS, 9, replace(SETTINGS, new_tokens=200), tmp_path, quiet)
     with pytest.raises(InputError, match="too few for a prompt of 600"):
