@@ -35,6 +35,8 @@ from specsim.io.errors import InputError
 
 LAYERS_ABOVE = 3  # of the fourth-to-last state, of a list that starts with the embeddings: 29 of 32 layers below it
 
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"  # in the file
+
 
 def default_split(target: Any) -> int:
     """Choose how many layers lie below the states that EDD reads: all but 3, at least 1."""
@@ -66,19 +68,31 @@ def check_split(target: Any, split: int) -> None:
         raise InputError(f"states after {split} of {depth} layers; choose 1 to {depth}")
 
 
-def own_state(model: Any) -> dict[str, torch.Tensor]:
-    """Collect the model's tensors, each once: without the head if it is tied to the embedding."""
+def share_vocabulary(model: Any, target: Any) -> None:
+    """Give the model the target's embedding and head in place of its own."""
+    model.set_input_embeddings(target.get_input_embeddings())
+    model.set_output_embeddings(target.get_output_embeddings())
+
+
+def own_state(model: Any, shared: bool = False) -> dict[str, torch.Tensor]:
+    """Collect the model's tensors, each once: without the head if it is tied to the embedding.
+
+    shared : whether embedding and head are the target's and left out
+    """
     state: dict[str, torch.Tensor] = model.state_dict()
-    if model.get_output_embeddings().weight is model.get_input_embeddings().weight:
-        state = {name: value for name, value in state.items() if name != "lm_head.weight"}
-    return state
+    tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    left_out = (EMBEDDING, HEAD) if shared else (HEAD,) if tied else ()
+    return {name: value for name, value in state.items() if name not in left_out}
 
 
-def load_own_state(model: Any, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Load what `own_state` collected; RuntimeError if it does not fit."""
+def load_own_state(model: Any, tensors: Mapping[str, torch.Tensor], target: Any) -> None:
+    """Load what `own_state` collected; RuntimeError if it does not fit. target : the one whose vocabulary is shared"""
     whole = dict(tensors)
+    if EMBEDDING not in whole:
+        share_vocabulary(model, target)
+        whole |= {EMBEDDING: model.get_input_embeddings().weight, HEAD: model.get_output_embeddings().weight}
     if model.get_output_embeddings().weight is model.get_input_embeddings().weight:
-        whole["lm_head.weight"] = whole["model.embed_tokens.weight"]
+        whole[HEAD] = whole[EMBEDDING]
     model.load_state_dict(whole)
 
 
@@ -138,7 +152,8 @@ class StaticDraftDecoder(StaticStateDrafter):
 class EDDKind(InsideTargetKind):
     """The decoder as a model, and how many of the target's layers lie below the states that it reads.
 
-    Its file holds `own_state` of the decoder, and that number as fact "states_after".
+    Its file holds `own_state` of the decoder, without embedding and head if they are the target's, and that number as
+    fact "states_after".
     """
 
     decoder: Any
@@ -150,7 +165,7 @@ class EDDKind(InsideTargetKind):
     @classmethod
     def load(cls, target: Any, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> tuple[Any, Self]:
         decoder = one_layer_model(target)
-        load_own_state(decoder, tensors)
+        load_own_state(decoder, tensors, target)
         check_split(target, facts["states_after"])
         return target, cls(decoder, facts["states_after"])
 
@@ -182,5 +197,5 @@ class VDMKind(IndependentKind):
     @classmethod
     def load(cls, target: Any, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> tuple[Any, Self]:
         decoder = one_layer_model(target)
-        load_own_state(decoder, tensors)
+        load_own_state(decoder, tensors, target)
         return target, cls(decoder)

@@ -42,9 +42,10 @@ class EarlyExit(torch.nn.Module):
 
     layers : N
     exit_layers : E; with 0 the norm and the head stand on the first N layers alone
+    shared : whether the head is the target's own, and no part of the state
     """
 
-    def __init__(self, target: Any, layers: int, exit_layers: int = 1):
+    def __init__(self, target: Any, layers: int, exit_layers: int = 1, shared: bool = False):
         super().__init__()
         depth = len(target.model.layers)
         if not 1 <= layers < depth:
@@ -57,7 +58,11 @@ class EarlyExit(torch.nn.Module):
         for number, layer in enumerate(self.layers):
             layer.self_attn.layer_idx = layers + number
         self.norm = copy.deepcopy(target.model.norm)
-        self.head = copy.deepcopy(target.get_output_embeddings())
+        head = target.get_output_embeddings()
+        if shared:
+            vars(self)["head"] = head  # not as a child, whose parameters would be trained and saved
+        else:
+            self.head = copy.deepcopy(head)
 
 
 def as_model(target: Any, early_exit: EarlyExit) -> PreTrainedModel:
@@ -185,7 +190,8 @@ class StaticEarlyExit(StaticInsideTarget):
 class EESDKind(InsideTargetKind):
     """An early exit as a model (`as_model`), and N, the number of the target's layers that it shares.
 
-    Its file holds the state of `EarlyExit`; facts "layers" (N) and "exit_layers" (E).
+    Its file holds the state of `EarlyExit`, without a head if that is the target's; facts "layers" (N) and
+    "exit_layers" (E).
     """
 
     model: Any
@@ -196,7 +202,7 @@ class EESDKind(InsideTargetKind):
 
     @classmethod
     def load(cls, target: Any, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> tuple[Any, Self]:
-        early_exit = EarlyExit(target, facts["layers"], facts["exit_layers"])
+        early_exit = EarlyExit(target, facts["layers"], facts["exit_layers"], shared="head.weight" not in tensors)
         early_exit.load_state_dict(tensors)
         return target, cls(as_model(target, early_exit.eval()), early_exit.split)
 

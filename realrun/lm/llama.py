@@ -318,13 +318,14 @@ def _join(layer: Any, eps: float) -> Layer:
 
 def _joint(*projections: torch.nn.Linear) -> torch.Tensor:
     rows = [projection.out_features for projection in projections]
-    first = projections[0].weight
-    size = sum(rows) * first.shape[1]
-    if first.untyped_storage().size() >= size * first.element_size() and first.storage_offset() == 0:
-        whole = first.as_strided((sum(rows), first.shape[1]), (first.shape[1], 1))
-        if all(p.weight.untyped_storage().data_ptr() == first.untyped_storage().data_ptr() for p in projections):
-            return whole  # joined before
-    joint = torch.cat([projection.weight for projection in projections])
+    first: Any = projections[0]
+    known = getattr(first, "joint", None)
+    if known is not None and all(
+        projection.weight.data_ptr() == part.data_ptr()
+        for projection, part in zip(projections, known.split(rows), strict=True)
+    ):
+        return known  # the same object, so that what is known of it is found again
+    first.joint = joint = torch.cat([projection.weight for projection in projections])
     for projection, part in zip(projections, joint.split(rows), strict=True):
         projection.weight.data = part
     return joint

@@ -1,22 +1,28 @@
-"""Products of a few rows with a matrix on the CPU, for passes over one to sixteen tokens.
+"""Products of a few rows with a matrix on the CPU, for passes over one to some hundred tokens.
 
-A pass of a few tokens has to read every weight once, and torch's product takes a multiple of that time. Here a row of
-the matrix, or four, are read once and multiplied with all rows of states, while they are in the first cache.
+A pass of a few tokens has to read every weight once, and torch's product takes a multiple of that time. For up to three
+tokens, a row of the matrix is read once and multiplied with all rows of states while it is in the first cache. For
+more, oneDNN multiplies with a copy of the matrix in its own layout, which doubles the memory of the weights.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numba as nb
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch.utils.weak import WeakTensorKeyDictionary
 
-MOST_ROWS = 16  # beyond, torch's product is as fast
-FEWEST_SQUARED = 7  # rows of states; fewer are faster with a row of the matrix at a time
+MOST_ROWS = 3  # beyond, the copy is faster
+KEPT_FREE = 0.25  # share of the machine's memory that copies leave
+MEMORY = Path("/proc/meminfo")  # elsewhere than on Linux no copies are made
 ZERO = np.float32(0)
 SUMS = {"reassoc", "contract", "nsz"}  # sums in any order; NaN and infinity stay what they are
+
+_copies = WeakTensorKeyDictionary()  # of matrices, with the version of the matrix that was copied
 
 
 def skinny_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -27,13 +33,14 @@ def skinny_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     x : torch.Tensor
         States, [..., d].
     weight : torch.Tensor
-        Matrix, [m, d].
+        Matrix, [m, d]. The copy that products of four rows and more are made with lives as long as this object.
 
     Returns
     -------
     torch.Tensor
         [..., m]. Sums are rounded in another order than by `torch.nn.functional.linear`, which computes what does not
-        suit: other devices and types than float32 on the CPU, several threads, gradients, and more than 16 rows.
+        suit: other devices and types than float32 on the CPU, several threads, gradients, and four rows and more where
+        memory is short.
 
     Examples
     --------
@@ -45,8 +52,11 @@ def skinny_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
             [6., 1.]])
     """
     rows = x.numel() // x.shape[-1]
-    if not (0 < rows <= MOST_ROWS and _suits(x) and _suits(weight)) or torch.get_num_threads() > 1:
+    if not (rows and _suits(x) and _suits(weight)) or torch.get_num_threads() > 1:
         return F.linear(x, weight)
+    if rows > MOST_ROWS:
+        copy = _copy(weight)
+        return F.linear(x, weight) if copy is None else _packed_product(x, copy)
     out = torch.empty(rows, len(weight))
     _product(weight.detach().numpy(), x.detach().reshape(rows, -1).numpy(), out.numpy())
     return out.view(*x.shape[:-1], len(weight))
@@ -57,107 +67,73 @@ def _suits(tensor: torch.Tensor) -> bool:
     return plain and not (tensor.requires_grad and torch.is_grad_enabled())
 
 
+def _copy(weight: torch.Tensor) -> torch.Tensor | None:
+    """Copy a matrix into oneDNN's layout, or find its copy; None if memory is short."""
+    version = None if weight.is_inference() else weight._version
+    known = _copies.get(weight)
+    if known is None or known[0] != version:
+        known = version, _packed(weight.detach()) if _has_room(weight.nbytes) else None
+        _copies[weight] = known
+    copy: torch.Tensor | None = known[1]
+    return copy
+
+
+def _packed(weight: torch.Tensor) -> torch.Tensor:
+    copy: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight)
+    return copy
+
+
+def _packed_product(x: torch.Tensor, copy: torch.Tensor) -> torch.Tensor:
+    out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x.detach(), copy, None, "none", [], "")
+    return out
+
+
+def _has_room(size: int) -> bool:
+    """Decide whether a copy of so many bytes leaves enough of the machine's memory free."""
+    if not (torch.backends.mkldnn.is_available() and MEMORY.is_file()):
+        return False
+    lines = dict(line.split(":") for line in MEMORY.read_text().splitlines())
+    total, available = (1024 * int(lines[name].split()[0]) for name in ("MemTotal", "MemAvailable"))
+    return available - size > KEPT_FREE * total
+
+
 @nb.njit(fastmath=SUMS, inline="always")
-def _one(row: Any, x: Any, out: Any, j: int, o: int) -> None:
+def _one(row: Any, x: Any, out: Any, o: int) -> None:
     a = ZERO
     for k in range(row.shape[0]):
-        a += row[k] * x[j, k]
-    out[j, o] = a
+        a += row[k] * x[0, k]
+    out[0, o] = a
 
 
 @nb.njit(fastmath=SUMS, inline="always")
-def _two(row: Any, x: Any, out: Any, j: int, o: int) -> None:
+def _two(row: Any, x: Any, out: Any, o: int) -> None:
     a = b = ZERO
     for k in range(row.shape[0]):
         w = row[k]
-        a += w * x[j, k]
-        b += w * x[j + 1, k]
-    out[j, o], out[j + 1, o] = a, b
+        a += w * x[0, k]
+        b += w * x[1, k]
+    out[0, o], out[1, o] = a, b
 
 
 @nb.njit(fastmath=SUMS, inline="always")
-def _three(row: Any, x: Any, out: Any, j: int, o: int) -> None:
+def _three(row: Any, x: Any, out: Any, o: int) -> None:
     a = b = c = ZERO
     for k in range(row.shape[0]):
         w = row[k]
-        a += w * x[j, k]
-        b += w * x[j + 1, k]
-        c += w * x[j + 2, k]
-    out[j, o], out[j + 1, o], out[j + 2, o] = a, b, c
-
-
-@nb.njit(fastmath=SUMS, inline="always")
-def _four(row: Any, x: Any, out: Any, j: int, o: int) -> None:
-    a = b = c = d = ZERO
-    for k in range(row.shape[0]):
-        w = row[k]
-        a += w * x[j, k]
-        b += w * x[j + 1, k]
-        c += w * x[j + 2, k]
-        d += w * x[j + 3, k]
-    out[j, o], out[j + 1, o], out[j + 2, o], out[j + 3, o] = a, b, c, d
-
-
-@nb.njit(fastmath=SUMS, inline="always")
-def _five(row: Any, x: Any, out: Any, j: int, o: int) -> None:
-    a = b = c = d = e = ZERO
-    for k in range(row.shape[0]):
-        w = row[k]
-        a += w * x[j, k]
-        b += w * x[j + 1, k]
-        c += w * x[j + 2, k]
-        d += w * x[j + 3, k]
-        e += w * x[j + 4, k]
-    out[j, o], out[j + 1, o], out[j + 2, o], out[j + 3, o], out[j + 4, o] = a, b, c, d, e
-
-
-@nb.njit(fastmath=SUMS, inline="always")
-def _square(w: Any, x: Any, out: Any, j: int, o: int) -> None:
-    """Multiply four rows of the matrix with four of states: each number that is loaded serves four products."""
-    a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = c0 = c1 = c2 = c3 = d0 = d1 = d2 = d3 = ZERO
-    for k in range(x.shape[1]):
-        w0, w1, w2, w3 = w[o, k], w[o + 1, k], w[o + 2, k], w[o + 3, k]
-        s = x[j, k]
-        a0, a1, a2, a3 = a0 + w0 * s, a1 + w1 * s, a2 + w2 * s, a3 + w3 * s
-        s = x[j + 1, k]
-        b0, b1, b2, b3 = b0 + w0 * s, b1 + w1 * s, b2 + w2 * s, b3 + w3 * s
-        s = x[j + 2, k]
-        c0, c1, c2, c3 = c0 + w0 * s, c1 + w1 * s, c2 + w2 * s, c3 + w3 * s
-        s = x[j + 3, k]
-        d0, d1, d2, d3 = d0 + w0 * s, d1 + w1 * s, d2 + w2 * s, d3 + w3 * s
-    out[j, o], out[j, o + 1], out[j, o + 2], out[j, o + 3] = a0, a1, a2, a3
-    out[j + 1, o], out[j + 1, o + 1], out[j + 1, o + 2], out[j + 1, o + 3] = b0, b1, b2, b3
-    out[j + 2, o], out[j + 2, o + 1], out[j + 2, o + 2], out[j + 2, o + 3] = c0, c1, c2, c3
-    out[j + 3, o], out[j + 3, o + 1], out[j + 3, o + 2], out[j + 3, o + 3] = d0, d1, d2, d3
-
-
-@nb.njit(fastmath=SUMS, inline="always")
-def _row(row: Any, x: Any, out: Any, first: int, o: int) -> None:
-    """Multiply a row of the matrix with the rows of states from `first` on."""
-    n, j = x.shape[0], first
-    while n - j == 4 or n - j > 5:
-        _four(row, x, out, j, o)
-        j += 4
-    if n - j == 5:
-        _five(row, x, out, j, o)
-    elif n - j == 3:
-        _three(row, x, out, j, o)
-    elif n - j == 2:
-        _two(row, x, out, j, o)
-    elif n - j == 1:
-        _one(row, x, out, j, o)
+        a += w * x[0, k]
+        b += w * x[1, k]
+        c += w * x[2, k]
+    out[0, o], out[1, o], out[2, o] = a, b, c
 
 
 @nb.njit(cache=True, nogil=True, fastmath=SUMS)
 def _product(weight: Any, x: Any, out: Any) -> None:
-    """Write out [n, m] = x [n, d] @ weight [m, d].T. Each sum is a variable of its own, which stays in a register."""
-    squared = x.shape[0] // 4 * 4 if x.shape[0] >= FEWEST_SQUARED else 0
-    by_fours = weight.shape[0] // 4 * 4 if squared else 0
-    for o in range(0, by_fours, 4):
-        for j in range(0, squared, 4):
-            _square(weight, x, out, j, o)
-        if squared < x.shape[0]:
-            for p in range(o, o + 4):
-                _row(weight[p], x, out, squared, p)
-    for o in range(by_fours, weight.shape[0]):
-        _row(weight[o], x, out, 0, o)
+    """Write out [n, m] = x [n, d] @ weight [m, d].T, n at most 3; each sum is a variable, which stays in a register."""
+    n = x.shape[0]
+    for o in range(weight.shape[0]):
+        if n == 1:
+            _one(weight[o], x, out, o)
+        elif n == 2:
+            _two(weight[o], x, out, o)
+        else:
+            _three(weight[o], x, out, o)

@@ -185,6 +185,14 @@ def training_prompts(tokenizer: PreTrainedTokenizerBase, count: int, seed: int =
     return [_prompt({"prompt": question}, "", tokenizer) for question in training_questions(count, seed)]
 
 
+def around_question(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
+    """Give the tokens before a chat's first question, and those between its last token and the answer."""
+    place = "a question to be made up"
+    mark = "QUESTION"
+    before, _, after = _chat_text([{"role": "user", "content": mark}], place, tokenizer).partition(mark)
+    return tuple(tokenizer(text, add_special_tokens=False)["input_ids"] for text in (before, after))
+
+
 def leave_out_long(prompts: Sequence[Prompt], longest: int) -> list[Prompt]:
     """Leave out prompts of more than `longest` tokens, and name them on standard error.
 

@@ -16,7 +16,15 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from realrun.drafters.edd import EDDKind, check_split, default_split, load_own_state, one_layer_model, own_state
+from realrun.drafters.edd import (
+    EDDKind,
+    check_split,
+    default_split,
+    load_own_state,
+    one_layer_model,
+    own_state,
+    share_vocabulary,
+)
 from realrun.lm.layer_stack import capped, layer_pass
 from realrun.pairs.pair import Pair
 from realrun.train.common.folder import Tensors
@@ -43,6 +51,7 @@ class EddSettings(Settings):
     longest_block: int = setting(10, low=2, doc="Tokens of the longest block; each step draws a length.")
     loss: Literal["kl", "text"] = setting("kl", doc="Learn the target's distribution (kl) or the text's tokens (text).")
     lr: float = setting(6e-3, above=0, doc="Peak learning rate.")
+    shared_vocabulary: bool = setting(False, doc="Use the target's embedding and head, for a much smaller file.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,7 +80,11 @@ class DecoderTraining(ModuleJob):
         # Trains faster than a random layer: the last layer reads states as the target does, the first layer embeddings.
         start = target.model.layers[-1 if self.split else 0]
         self.decoder.model.layers[0].load_state_dict(start.state_dict())
-        super().__init__(target, self.decoder, settings.lr)
+        trained: Any = self.decoder
+        if settings.shared_vocabulary:
+            share_vocabulary(self.decoder, target)
+            trained = torch.nn.ModuleList([self.decoder.model.layers, self.decoder.model.norm])
+        super().__init__(target, trained, settings.lr)
 
     def loss(self, batch: torch.Tensor, step: int) -> tuple[torch.Tensor, dict[str, float]]:
         """Compute the loss of a batch [B, T + 1] in nats per token, and "block", the block length in tokens."""
@@ -88,10 +101,10 @@ class DecoderTraining(ModuleJob):
         return loss, {"block": float(block)} if self.split else {}
 
     def state(self) -> Tensors:
-        return own_state(self.decoder)
+        return own_state(self.decoder, self.settings.shared_vocabulary)
 
     def load_state(self, tensors: Tensors) -> None:
-        load_own_state(self.decoder, tensors)
+        load_own_state(self.decoder, tensors, self.target)
 
     @torch.no_grad()
     def held_out(self, batch: torch.Tensor) -> dict[str, float]:

@@ -29,13 +29,15 @@ class EesdSettings(Settings):
     layers: int = setting(2, low=1, doc="Number of the target's first layers that the drafter shares.")
     exit_layers: int = setting(1, low=0, doc="Trained layers on top; 0 for only a norm and a head.")
     lr: float = setting(3e-3, above=0, doc="Peak learning rate.")
+    shared_vocabulary: bool = setting(False, doc="Use the target's head, for a much smaller file.")
 
 
 class EarlyExitTraining(ModuleJob):
     """Trains EESD's early exit; the target is frozen."""
 
     def __init__(self, target: Any, settings: EesdSettings):
-        super().__init__(target, EarlyExit(target, settings.layers, settings.exit_layers), settings.lr)
+        early_exit = EarlyExit(target, settings.layers, settings.exit_layers, settings.shared_vocabulary)
+        super().__init__(target, early_exit, settings.lr)
         self.model = as_model(target, self.module)
 
     def loss(self, batch: torch.Tensor, step: int) -> tuple[torch.Tensor, dict[str, float]]:

@@ -1,6 +1,7 @@
 """Self-distillation: the target writes text that its drafter is trained on (EESD 3.2, MEDUSA 3.3.2).
 
-It goes on with pieces of training text cut at random, or answers questions. Batches are greedy and sampled in turn
+It goes on with pieces of training text cut at random, answers questions, or makes up questions and answers them (Xu et
+al. 2024, "Magpie", arXiv:2406.08464). Batches are greedy and sampled in turn
 because drafters here must serve both ways of decoding. EESD asks for such a hybrid without describing it; the work that
 it cites (LLM-QAT) decodes the first few tokens of a text greedily and samples the rest.
 """
@@ -8,7 +9,7 @@ it cites (LLM-QAT) decodes the first few tokens of a text greedily and samples t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,15 @@ from transformers import DynamicCache, PreTrainedModel
 
 from realrun.pairs.drafter_files import weights_digest
 from realrun.pairs.pair import Pair
-from realrun.pairs.prompts import Prompt, prompt_digest
+from realrun.pairs.prompts import Prompt, around_question, prompt_digest
 from realrun.train.common.loop import Tokens, text_digest
 from realrun.train.common.text import HELD_OUT_EVERY, Corpus, load_corpus, read_tokens, save_tokens
 from specsim.cli.settings import Settings, setting
 from specsim.io.errors import InputError
 from specsim.io.files import digest
 from specsim.io.progress import Progress
+
+LONGEST_QUESTION = 160  # tokens of a question that the target makes up; longer ones are left out
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,8 @@ class TextSettings(Settings):
     generated_share: float = setting(0.5, low=0, high=1)  # of the training windows, from text that the target wrote
     generated_tokens: int = setting(300_000)  # of such text, prompts included; windows repeat
     distill: DistillSettings = setting(DistillSettings)
-    questions: Sequence[Prompt] = setting(())  # whose answers by the target are the whole text, in place of a folder
+    questions: Sequence[Prompt] = setting(())  # whose answers by the target are the text, in place of a folder
+    asked_share: float = setting(0.0, low=0, high=1)  # beside questions: of the text, where the target asks as well
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -86,12 +90,20 @@ def training_text(pair: Pair, settings: TextSettings, cache: Path, progress: Pro
     if settings.questions:
         held = list(settings.questions[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY])
         train = [question for number, question in enumerate(settings.questions, 1) if number % HELD_OUT_EVERY]
-        answers = [
-            answered(pair, part, settings.generated_tokens // share, settings.distill, cache, progress)
-            for part, share in ((train, 1), (held, HELD_OUT_EVERY))
-        ]
-        about = {"questions": len(settings.questions), "generated_tokens": len(answers[0])}
-        return TrainingText([(answers[0], 1.0)], answers[1], about | {"distill": asdict(settings.distill)})
+        asked, texts = settings.asked_share, []
+        for number, (questions, share) in enumerate(((train, 1), (held, HELD_OUT_EVERY))):
+            tokens = settings.generated_tokens // share
+            parts = []
+            if asked < 1:
+                part = round(tokens * (1 - asked))
+                parts.append((answered(pair, questions, part, settings.distill, cache, progress), 1 - asked))
+            if asked:
+                apart = replace(settings.distill, seed=settings.distill.seed + number)  # held-out text is another
+                parts.append((made_up(pair, round(tokens * asked), apart, cache, progress), asked))
+            texts.append(parts)
+        about = {"questions": len(settings.questions), "asked_share": asked, "distill": asdict(settings.distill)}
+        about["generated_tokens"] = sum(len(part) for part, _ in texts[0])
+        return TrainingText(texts[0], np.concatenate([part for part, _ in texts[1]]), about)
     eos = pair.eos_token_ids[0] if pair.eos_token_ids else None
     corpus = load_corpus(pair.tokenizer, eos, settings.folder, cache)
     share = settings.generated_share
@@ -146,6 +158,30 @@ def answered(
         return batches[order[shard % len(batches)]]
 
     return _written(pair, prompts, tokens, settings, cache / f"answers-{digest(repr(decisive))}", progress)
+
+
+def made_up(pair: Pair, tokens: int, settings: DistillSettings, cache: Path, progress: Progress) -> Tokens:
+    """Let the target make up questions and answer them, until both have `tokens` tokens.
+
+    Questions are sampled at temperature 1 behind the chat template's beginning of a user's turn.
+    """
+    before, after = around_question(pair.tokenizer)
+    check_length(pair.target, len(before) + LONGEST_QUESTION + len(after) + settings.new_tokens, "question and answer")
+    decisive = [weights_digest(pair.target), pair.number_type, before, after, LONGEST_QUESTION, asdict(settings)]
+
+    def prompts(shard: int, rng: np.random.Generator) -> list[Tokens]:
+        begun = [np.array(before, dtype=np.int32)] * settings.batch
+        seed = int(rng.integers(2**62))
+        rows = generate(pair.target, begun, LONGEST_QUESTION, pair.eos_token_ids, 1.0, seed).numpy()
+        ends = np.isin(rows[:, len(before) :], pair.eos_token_ids)
+        whole = ends[:, 1:].any(axis=1) & ~ends[:, 0]
+        if not whole.any():
+            raise InputError(f"{pair.target_name} makes up no questions; give --prompts, or text to train on by --text")
+        rows = rows[whole].astype(np.int32)
+        lengths = len(before) + ends[whole].argmax(axis=1)
+        return [np.append(row[:length], np.array(after, np.int32)) for row, length in zip(rows, lengths, strict=True)]
+
+    return _written(pair, prompts, tokens, settings, cache / f"made-up-{digest(repr(decisive))}", progress)
 
 
 def _written(

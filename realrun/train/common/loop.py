@@ -332,11 +332,12 @@ def optimizer_facts(job: Job) -> dict[str, Any]:
 def run_facts(settings: LoopSettings, history: Sequence[Row], folder: Path) -> dict[str, Any]:
     """Describe the finished run in this folder for a drafter's file."""
     seconds = training_seconds(folder)
+    tokens = history[-1]["step"] * settings.tokens // settings.steps  # fewer than planned if time was out
     return {
         "loop": settings.as_dict(),
-        "tokens": settings.tokens,
+        "tokens": tokens,
         "seconds": round(seconds, 1),
-        "tokens_per_second": round(settings.tokens / seconds),
+        "tokens_per_second": round(tokens / seconds),
         "held_out": {"start": history[0]["held_out"], "end": history[-1]["held_out"]},
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,7 @@ class TextRun:
     out : folder of the drafter. A run with the same settings that was killed goes on from what it holds
     cache : folder of the encoded and the generated text, `out` unless given; several trainings may share it
     stored : number type of the drafter's file
+    limit_s : seconds of training, after which it ends however many of the loop's steps are left
     progress : called with (stage, done, total)
     """
 
@@ -41,6 +43,7 @@ class TextRun:
     cache: Path | None = None
     stored: torch.dtype = torch.bfloat16
     progress: Progress = silent
+    limit_s: float = math.inf
 
     @property
     def stored_name(self) -> str:
@@ -98,7 +101,7 @@ def train_on_text(pair: Pair, method: Method, make_job: Callable[[], Job], run: 
     job = make_job()
     try:
         plan = {**plan, "text": text.facts}
-        history = run_loop(job, run.loop, text.sources, text.held_out, run.out, plan, run.progress)
+        history = run_loop(job, run.loop, text.sources, text.held_out, run.out, plan, run.progress, run.limit_s)
         tensors = {name: value.detach().to(run.stored, copy=True) for name, value in job.state().items()}
         tensors |= job.chosen(text.sources)
         trained = [parameter for group in job.parameter_groups() for parameter in group["params"]]

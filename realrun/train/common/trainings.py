@@ -30,6 +30,7 @@ from specsim.io.errors import InputError
 from specsim.io.progress import Progress
 
 QUESTIONS = 6_000  # of specsim's own, to train on
+ASKED_SHARE = 0.6  # of the text beside them, where a chat model makes up the questions
 SPARE_TOKENS = 2  # positions left free for rounds whose costs are measured
 
 
@@ -82,7 +83,7 @@ class TextOptions(SharedOptions):
         None,
         doc='JSON Lines of {"prompt": ...} or {"messages": [...]} in place of --text: trains on ten or more questions '
         "and the target's answers alone, whatever --generated-share (default for targets other than the lab's: "
-        f"{QUESTIONS:,} of specsim's own).",
+        f"{QUESTIONS:,} of specsim's own, and others that a chat model makes up).",
     )
     tokens: float = setting(2.0, low=0, smoke=0.02, doc="Million tokens to train on; windows of the text repeat.")
     generated_share: float = setting(
@@ -116,11 +117,15 @@ class TextOptions(SharedOptions):
     def start(self, run: Callable[..., Any], pair: Pair, settings: Any, out: Path, progress: Progress) -> Any:
         """Call run(pair, settings, text_run)."""
         questions: Sequence[Prompt] = ()
+        asked_share = 0.0
         if self.prompts is not None:
             questions = read_prompts(self.prompts, pair.tokenizer)
         elif self.text is None and not is_lab(pair.target_name):
             questions = training_prompts(pair.tokenizer, QUESTIONS, self.distill.seed)
-        text = TextSettings(self.text, self.generated_share, round(self.generated * 1e6), self.distill, questions)
+            asked_share = ASKED_SHARE if pair.tokenizer.chat_template else 0.0
+        text = TextSettings(
+            self.text, self.generated_share, round(self.generated * 1e6), self.distill, questions, asked_share
+        )
         loop = LoopSettings(
             1, self.batch, self.window, self.warmup, self.seed, self.device, self.dtype, self.micro, log_every=None
         )
