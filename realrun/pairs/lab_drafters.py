@@ -1,4 +1,4 @@
-"""The lab's drafters: where their weights are, how each was trained, and the command to train it again."""
+"""Drafters that have names: the lab's, how each was trained and the command to train it again, and other targets'."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from realrun.pairs.drafter_files import FILE, read_drafter
+from realrun.pairs.gguf_models import PACKAGES
 from specsim.io.errors import InputError
 
 LAB_WEIGHTS = Path(__file__).parents[1] / "lab" / "weights"  # what the package ships
+SHIPPED = LAB_WEIGHTS.parents[1] / "weights"  # of drafters for other targets, by the names of target and drafter
 TRAINED_HERE = Path("lab-weights")  # in the working folder, where `realrun lab train` writes, too
 TRAININGS = LAB_WEIGHTS.parent / "trainings.json"  # settings and results of the drafters that are not shipped
 LAB_PREFIX = "lab:"  # before the name of a drafter of the lab's
@@ -32,6 +34,12 @@ LAB_DRAFTERS = tuple(RECIPES)
 def has_lab_drafter(name: str) -> bool:
     """Check whether the weights of this drafter are shipped or were trained in the working folder."""
     return any((folder / name / FILE).is_file() for folder in (LAB_WEIGHTS, TRAINED_HERE))
+
+
+def shipped_drafter(target: str, name: str) -> Path | None:
+    """Find the folder of a drafter that the package ships for this target, if the target is not the lab's."""
+    folder = SHIPPED / target / name
+    return folder if target in PACKAGES and (folder / FILE).is_file() else None
 
 
 def lab_drafter(name: str) -> Path:

@@ -25,7 +25,7 @@ from realrun.lm.variants.block_expansion import core_of, expand, expanded_like
 from realrun.lm.windows import layer_types
 from realrun.pairs.drafter_files import load_drafter, training_recipe, weights_digest
 from realrun.pairs.gguf_models import model_folder
-from realrun.pairs.lab_drafters import LAB_DRAFTERS, LAB_PREFIX, LAB_WEIGHTS, lab_drafter
+from realrun.pairs.lab_drafters import LAB_DRAFTERS, LAB_PREFIX, LAB_WEIGHTS, lab_drafter, shipped_drafter
 from realrun.pairs.vocabulary import check_tokenizers, fit_vocabulary, tokens_of
 from realrun.proposals.recorder import Recorder
 from realrun.provenance import provenance
@@ -139,8 +139,8 @@ def load_pair(
         pair.
     drafter : str
         "model" for the draft model; "prompt-lookup" or another name in `realrun.drafters.registry.DRAFTERS` that any
-        target has; a drafter of the lab, such as "eesd" or "lab:eesd" (`LAB_DRAFTERS`); or a folder made by
-        `realrun train`. draft_model is ignored unless this is "model".
+        target has; a drafter of the lab, such as "eesd" or "lab:eesd" (`LAB_DRAFTERS`); "eagle" for target "smollm2";
+        or a folder made by `realrun train`. draft_model is ignored unless this is "model".
     beside : Pair, optional
         Pair of the same target, device and type, whose target is shared.
     allow_tokenizer_difference : bool
@@ -225,7 +225,9 @@ def _load_inside(
             f"drafter {drafter} is unknown; give {', '.join(known)}, a drafter of the lab's "
             f"({', '.join(LAB_DRAFTERS)}), or a folder made by `realrun train`"
         )
-    kind, path = DRAFTERS.get(drafter), lab_drafter(drafter) if drafter in LAB_DRAFTERS else Path(drafter)
+    shipped = shipped_drafter(target, drafter)
+    kind = DRAFTERS.get(drafter)
+    path = shipped or (lab_drafter(drafter) if drafter in LAB_DRAFTERS else Path(drafter))
     free = kind is not None and kind.origin == "target"
     if kind is not None and not kind.has_states and predictor not in (None, "none", "auto"):
         raise InputError(f"drafter {drafter} has no states that a predictor reads; leave --predictor {predictor} out")
@@ -238,7 +240,8 @@ def _load_inside(
     tuned, loaded = load_drafter(path, core)
     model = alone.target if tuned is core else expanded_like(tuned, alone.target)
     home = (path if path.is_dir() else path.parent).resolve()
-    name = f"{LAB}/{drafter}" if drafter in LAB_DRAFTERS else home.name
+    owner = target if shipped else LAB
+    name = f"{owner}/{drafter}" if shipped or drafter in LAB_DRAFTERS else home.name
     pair = replace(alone, target=model, drafter=loaded, draft_name=name, training=training_recipe(path))
     if predictor is None or predictor == "none":
         return pair
