@@ -90,19 +90,24 @@ def training_text(pair: Pair, settings: TextSettings, cache: Path, progress: Pro
     if settings.questions:
         held = list(settings.questions[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY])
         train = [question for number, question in enumerate(settings.questions, 1) if number % HELD_OUT_EVERY]
-        asked, texts = settings.asked_share, []
-        for number, (questions, share) in enumerate(((train, 1), (held, HELD_OUT_EVERY))):
-            tokens = settings.generated_tokens // share
-            parts = []
+        asked = settings.asked_share
+        texts: list[list[tuple[Tokens, float]]] = []
+        for number, (questions, part_of) in enumerate(((train, 1), (held, HELD_OUT_EVERY))):
+            tokens = settings.generated_tokens // part_of
+            parts: list[tuple[Tokens, float]] = []
             if asked < 1:
-                part = round(tokens * (1 - asked))
-                parts.append((answered(pair, questions, part, settings.distill, cache, progress), 1 - asked))
+                count = round(tokens * (1 - asked))
+                parts.append((answered(pair, questions, count, settings.distill, cache, progress), 1 - asked))
             if asked:
                 apart = replace(settings.distill, seed=settings.distill.seed + number)  # held-out text is another
                 parts.append((made_up(pair, round(tokens * asked), apart, cache, progress), asked))
             texts.append(parts)
-        about = {"questions": len(settings.questions), "asked_share": asked, "distill": asdict(settings.distill)}
-        about["generated_tokens"] = sum(len(part) for part, _ in texts[0])
+        about = {
+            "questions": len(settings.questions),
+            "asked_share": asked,
+            "generated_tokens": sum(len(part) for part, _ in texts[0]),
+            "distill": asdict(settings.distill),
+        }
         return TrainingText(texts[0], np.concatenate([part for part, _ in texts[1]]), about)
     eos = pair.eos_token_ids[0] if pair.eos_token_ids else None
     corpus = load_corpus(pair.tokenizer, eos, settings.folder, cache)

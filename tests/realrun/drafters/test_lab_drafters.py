@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from realrun.pairs.lab_drafters import LAB_DRAFTERS, drafter_training, has_lab_drafter
+from realrun.pairs.drafter_files import read_drafter
+from realrun.pairs.gguf_models import PACKAGES
+from realrun.pairs.lab_drafters import (
+    LAB_DRAFTERS,
+    SHIPPED,
+    drafter_training,
+    has_lab_drafter,
+    lab_drafter,
+    shipped_drafter,
+)
 from realrun.pairs.pair import load_pair
 
 
@@ -14,3 +23,17 @@ def test_it_ships_with_its_facts_and_its_predictor(name: str) -> None:
     assert pair.draft_name == f"lab/{name}"
     assert pair.predictor is not None and pair.predictor.facts["fingerprint"] == pair.fingerprint
     assert drafter_training(name)["target"]["name"] == "lab/target"
+
+
+def test_other_targets_drafters_go_by_the_names_of_both() -> None:
+    """Their facts say how they were trained, and nothing of where."""
+    found = [(folder.parent.name, folder.name) for folder in SHIPPED.glob("*/*")]
+    assert found == [("smollm2", "eagle")]
+    for target, name in found:
+        folder = shipped_drafter(target, name)
+        assert target in PACKAGES and folder is not None and folder != lab_drafter(name)
+        file = read_drafter(folder)
+        assert file.kind == name and file.facts["target"]["name"] == target
+        assert len(file.tensors["vocabulary"]) == file.facts["draft_vocabulary"]
+        assert file.facts["tokens"] == file.facts["loop"]["steps"] * 12 * 512 and "/" not in str(file.facts["text"])
+    assert shipped_drafter("lab", "eagle") is None and shipped_drafter("smollm2", "abacus") is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,10 +14,17 @@ import pytest
 import torch
 
 from realrun.pairs.library_text import SourceFile
-from realrun.pairs.prompts import TASKS, Prompt
+from realrun.pairs.prompts import TASKS, Prompt, around_question
 from realrun.pairs.training_tasks import training_questions
 from realrun.train.common import distill, text
-from realrun.train.common.distill import DistillSettings, TextSettings, generate, training_text, written_text
+from realrun.train.common.distill import (
+    DistillSettings,
+    TextSettings,
+    generate,
+    made_up,
+    training_text,
+    written_text,
+)
 from realrun.train.common.text import Corpus, load_corpus
 from specsim.io.errors import InputError
 from tests.support.small_targets import ARCHITECTURES, alone, quiet, small_target, text_folder
@@ -158,6 +166,63 @@ def test_questions_are_trained_on_with_the_targets_answers(tmp_path: Path) -> No
         assert not found & numbers
         found |= numbers
     assert found == set(range(24))
+
+
+def test_a_chat_model_makes_up_questions_and_answers_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text is the template around a question that ended, which is sampled, and the target's own answer."""
+    monkeypatch.setattr(distill, "LONGEST_QUESTION", 40)
+    target, tokenizer, ends = small_target(), copy.deepcopy(tiny_tokenizer()), 9
+    tokenizer.chat_template = "{% for message in messages %}Q:{{ message.content }}#{% endfor %}A:"
+    pair = replace(alone(target, (ends,)), tokenizer=tokenizer)
+    before, after = around_question(tokenizer)
+    assert [before, after] == tokenizer(["Q:", "#A:"])["input_ids"]
+    settings = replace(SETTINGS, greedy_share=1.0, batch=16)
+    written = made_up(pair, 300, settings, tmp_path, quiet).tolist()
+    questions, at = set(), 0
+    while at < len(written):
+        assert written[at : at + 2] == before
+        end = next(i for i in range(at, len(written)) if written[i : i + 3] == after)
+        question = written[at + 2 : end]
+        assert 0 < len(question) < 40 and ends not in question
+        answer = generate(target, [np.array(written[at : end + 3], dtype=np.int32)], 10, (ends,))[0].tolist()
+        assert written[at : at + len(answer)] == answer
+        questions.add(tuple(question))
+        at += len(answer)
+    assert len(written) >= 300 and len(questions) > 5
+    monkeypatch.delattr(distill, "generate")  # what the folder holds is not written again
+    assert made_up(pair, 300, settings, tmp_path, quiet).tolist() == written
+
+
+def test_a_model_that_ends_no_question_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distill, "LONGEST_QUESTION", 1)  # which cannot end after its first token
+    tokenizer = copy.deepcopy(tiny_tokenizer())
+    tokenizer.chat_template = "Q:{{ messages[0].content }}"
+    pair = replace(alone(small_target(), (9,)), tokenizer=tokenizer)
+    with pytest.raises(InputError, match="tiny/target makes up no questions; give --prompts"):
+        made_up(pair, 30, SETTINGS, tmp_path, quiet)
+
+
+def test_questions_that_the_target_makes_up_come_beside_those_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[str, int, int]] = []
+
+    def of(name: str) -> Any:
+        def write(pair: Any, *args: Any) -> Any:
+            *_, tokens, settings, _, _ = args
+            calls.append((name, tokens, settings.seed))
+            return np.full(tokens, len(calls), np.int32)
+
+        return write
+
+    monkeypatch.setattr(distill, "answered", of("answered"))
+    monkeypatch.setattr(distill, "made_up", of("made up"))
+    questions = [Prompt("all", [5, number + 1]) for number in range(20)]
+    settings = TextSettings(generated_tokens=1000, distill=SETTINGS, questions=questions, asked_share=0.6)
+    written = training_text(alone(small_target()), settings, tmp_path, quiet)
+    assert calls == [("answered", 400, 0), ("made up", 600, 0), ("answered", 40, 0), ("made up", 60, 1)]
+    assert [(len(part), share) for part, share in written.sources] == [(400, 0.4), (600, 0.6)]
+    assert np.unique(written.held_out).tolist() == [3, 4] and written.facts["generated_tokens"] == 1000
 
 
 def test_own_questions_are_of_six_kinds_and_none_is_measured_on() -> None:
