@@ -82,8 +82,8 @@ def report(config: Config, document: Document, grids: Mapping[str, GridCost], tr
             f"Machine: {origin['device']}, {config['dtype']}, torch {origin['torch']}, {origin['date'][:10]}, one run "
             f"without load; the calibration: studies/gpu_passes. Target {config['target']}, draft model "
             f"{config['drafter']}, random weights, batch 1, {config['context']} tokens before every prompt.",
-            f"Prompts: {document['output_tokens']} tokens of {run.sequences} sequences, decoded once by every policy. A "
-            f"recorded trace of a toy pair ({config['trace']}) decides what is accepted, so the rounds are known and "
+            f"Prompts: {document['output_tokens']} tokens of {run.sequences} sequences, decoded once by every policy. "
+            f"A recorded trace of a toy pair ({config['trace']}) decides what is accepted, so the rounds are known and "
             "the errors are those of costs alone. A forecast for a user's text has the error of acceptance as well.",
             f"Noise floor: replayed at the profile of this run itself, the median error is {median[OWN]}; the "
             f"policies were tuned at it. A step without speculation takes {step_ms:.2f} ms, "
