@@ -19,17 +19,16 @@ import torch.nn.functional as F
 
 from realrun.drafters.edd import one_layer_model
 from realrun.drafters.inside_target import InsideTargetKind
+from realrun.drafters.kind import DRAFT_TOKENS, draft_tokens, draft_vocabulary
 from realrun.drafters.state_drafter import STATE_ROWS, StateDrafterLM, StatePass, StaticStateDrafter
 from realrun.lm.cached import CachedLM
-from realrun.lm.head import PartialHead
+from realrun.lm.head import partial_head
 from realrun.lm.split_target import SplitTarget
 from realrun.lm.static.llama import StaticLlama
 from realrun.lm.static.sizes import Rows
 from realrun.lm.static.split import StaticSplitTarget
 from realrun.lm.variants.shared_weights import with_layers
 from specsim.io.arrays import Bools, Ints
-
-VOCABULARY = "vocabulary"  # in the file
 
 
 class Eagle(torch.nn.Module):
@@ -50,7 +49,7 @@ class Eagle(torch.nn.Module):
 
     def head(self, head: Any) -> Any:
         """Choose what it makes logits by: the target's head, or a part of it."""
-        return head if self.vocabulary is None else PartialHead(head, self.vocabulary)
+        return partial_head(head, self.vocabulary)
 
     def fused(self, embedded: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
         """Make the layer's input [..., d] of embeddings of tokens and the features before them, [..., d] each."""
@@ -237,15 +236,13 @@ class EagleKind(InsideTargetKind):
 
     @classmethod
     def load(cls, target: Any, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> tuple[Any, Self]:
-        some = tensors.get(VOCABULARY)
-        eagle = Eagle(target, vocabulary=None if some is None else some.long())
-        eagle.load_state_dict({name: tensor for name, tensor in tensors.items() if name != VOCABULARY})
+        eagle = Eagle(target, vocabulary=draft_tokens(tensors))
+        eagle.load_state_dict({name: tensor for name, tensor in tensors.items() if name != DRAFT_TOKENS})
         return target, cls(eagle.eval())
 
     @property
     def facts(self) -> dict[str, Any]:
-        some = self.eagle.vocabulary
-        return {} if some is None else {"draft_vocabulary": len(some)}
+        return draft_vocabulary(self.eagle.vocabulary)
 
     def make_passes(self, target: Any) -> tuple[SplitTarget, CachedLM]:
         split = SplitTarget(target, int(target.config.num_hidden_layers))

@@ -21,9 +21,10 @@ from transformers import PreTrainedModel
 
 from realrun.drafters.independent import IndependentKind
 from realrun.drafters.inside_target import InsideTargetKind
-from realrun.drafters.kind import Origin
+from realrun.drafters.kind import DRAFT_TOKENS, Origin, draft_tokens, draft_vocabulary
 from realrun.drafters.state_drafter import STATE_ROWS, StateDrafterLM, StatePass, StaticStateDrafter
 from realrun.lm.cached import CachedLM
+from realrun.lm.head import partial_head, tokens_of_head
 from realrun.lm.layer_stack import model_parts
 from realrun.lm.number_type import in_number_type, number_type
 from realrun.lm.split_target import SplitTarget
@@ -68,13 +69,13 @@ def check_split(target: Any, split: int) -> None:
         raise InputError(f"states after {split} of {depth} layers; choose 1 to {depth}")
 
 
-def share_vocabulary(model: Any, target: Any) -> None:
-    """Give the model the target's embedding and head in place of its own."""
+def share_vocabulary(model: Any, target: Any, tokens: torch.Tensor | None = None) -> None:
+    """Give the model the target's embedding and head in place of its own; the head of these tokens, None for all."""
     model.set_input_embeddings(target.get_input_embeddings())
-    model.set_output_embeddings(target.get_output_embeddings())
+    model.set_output_embeddings(partial_head(target.get_output_embeddings(), tokens))
 
 
-def own_state(model: Any, shared: bool = False) -> dict[str, torch.Tensor]:
+def own_state(model: Any, *, shared: bool = False) -> dict[str, torch.Tensor]:
     """Collect the model's tensors, each once: without the head if it is tied to the embedding.
 
     shared : whether embedding and head are the target's and left out
@@ -85,12 +86,18 @@ def own_state(model: Any, shared: bool = False) -> dict[str, torch.Tensor]:
     return {name: value for name, value in state.items() if name not in left_out}
 
 
+def _head_of(model: Any) -> dict[str, torch.Tensor]:
+    return {HEAD: model.get_output_embeddings().weight}
+
+
 def load_own_state(model: Any, tensors: Mapping[str, torch.Tensor], target: Any) -> None:
     """Load what `own_state` collected; RuntimeError if it does not fit. target : the one whose vocabulary is shared"""
+    if EMBEDDING not in tensors:
+        inner = {name: tensor for name, tensor in tensors.items() if name != DRAFT_TOKENS}
+        model.load_state_dict({EMBEDDING: model.get_input_embeddings().weight} | _head_of(model) | inner)
+        share_vocabulary(model, target, draft_tokens(tensors))
+        return
     whole = dict(tensors)
-    if EMBEDDING not in whole:
-        share_vocabulary(model, target)
-        whole |= {EMBEDDING: model.get_input_embeddings().weight, HEAD: model.get_output_embeddings().weight}
     if model.get_output_embeddings().weight is model.get_input_embeddings().weight:
         whole[HEAD] = whole[EMBEDDING]
     model.load_state_dict(whole)
@@ -179,7 +186,7 @@ class EDDKind(InsideTargetKind):
 
     @property
     def facts(self) -> dict[str, Any]:
-        return {"states_after": self.split}
+        return {"states_after": self.split, **draft_vocabulary(tokens_of_head(self.decoder))}
 
     def weights(self, target: Any) -> Sequence[torch.nn.Module]:
         return (self.decoder,)
@@ -199,3 +206,7 @@ class VDMKind(IndependentKind):
         decoder = one_layer_model(target)
         load_own_state(decoder, tensors, target)
         return target, cls(decoder)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return draft_vocabulary(tokens_of_head(self.model))

@@ -23,7 +23,9 @@ from realrun.decode.rounds import RoundContext
 from realrun.decode.sampling import Sampler
 from realrun.drafters.independent import IndependentKind
 from realrun.drafters.inside_target import InsideTargetKind, StaticInsideTarget
+from realrun.drafters.kind import DRAFT_TOKENS, draft_tokens, draft_vocabulary
 from realrun.lm.cached import CachedLM
+from realrun.lm.head import partial_head, tokens_of_head
 from realrun.lm.layer_stack import PartsLM
 from realrun.lm.open import static_serves
 from realrun.lm.split_target import RowsAhead, SplitTarget
@@ -43,9 +45,17 @@ class EarlyExit(torch.nn.Module):
     layers : N
     exit_layers : E; with 0 the norm and the head stand on the first N layers alone
     shared : whether the head is the target's own, and no part of the state
+    tokens : int64 [n], the tokens that a shared head drafts; None for all
     """
 
-    def __init__(self, target: Any, layers: int, exit_layers: int = 1, shared: bool = False):
+    def __init__(
+        self,
+        target: Any,
+        layers: int,
+        exit_layers: int = 1,
+        shared: bool = False,
+        tokens: torch.Tensor | None = None,
+    ):
         super().__init__()
         depth = len(target.model.layers)
         if not 1 <= layers < depth:
@@ -60,7 +70,7 @@ class EarlyExit(torch.nn.Module):
         self.norm = copy.deepcopy(target.model.norm)
         head = target.get_output_embeddings()
         if shared:
-            vars(self)["head"] = head  # not as a child, whose parameters would be trained and saved
+            vars(self)["head"] = partial_head(head, tokens)  # no child, whose parameters would be trained and saved
         else:
             self.head = copy.deepcopy(head)
 
@@ -202,8 +212,9 @@ class EESDKind(InsideTargetKind):
 
     @classmethod
     def load(cls, target: Any, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> tuple[Any, Self]:
-        early_exit = EarlyExit(target, facts["layers"], facts["exit_layers"], shared="head.weight" not in tensors)
-        early_exit.load_state_dict(tensors)
+        shared, tokens = "head.weight" not in tensors, draft_tokens(tensors)
+        early_exit = EarlyExit(target, facts["layers"], facts["exit_layers"], shared, tokens)
+        early_exit.load_state_dict({name: tensor for name, tensor in tensors.items() if name != DRAFT_TOKENS})
         return target, cls(as_model(target, early_exit.eval()), early_exit.split)
 
     def make_passes(self, target: Any) -> tuple[SplitTarget, CachedLM]:
@@ -227,7 +238,8 @@ class EESDKind(InsideTargetKind):
 
     @property
     def facts(self) -> dict[str, Any]:
-        return {"layers": self.split, "exit_layers": int(self.model.config.num_hidden_layers) - self.split}
+        exits = int(self.model.config.num_hidden_layers) - self.split
+        return {"layers": self.split, "exit_layers": exits, **draft_vocabulary(tokens_of_head(self.model))}
 
     def weights(self, target: Any) -> Sequence[torch.nn.Module]:
         return (self.model,)

@@ -16,6 +16,18 @@ from realrun.proposals.recorder import Recorder
 from specsim.io.errors import InputError
 
 Origin = Literal["file", "model", "target"]
+DRAFT_TOKENS = "draft_tokens"  # in the file: int32 [n], the tokens that are drafted, if not all
+
+
+def draft_tokens(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+    """Read the tokens that a drafter drafts, int64 [n]; None for all."""
+    some = tensors.get(DRAFT_TOKENS)
+    return None if some is None else some.long()
+
+
+def draft_vocabulary(tokens: torch.Tensor | None) -> dict[str, Any]:
+    """Describe the tokens that a drafter drafts, as a part of its facts."""
+    return {} if tokens is None else {"draft_vocabulary": len(tokens)}
 
 
 class DrafterKind(ABC):

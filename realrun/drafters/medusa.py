@@ -21,10 +21,10 @@ import torch.nn.functional as F
 from realrun.decode.acceptance_predictor import Predictor, pending_token_states
 from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
-from realrun.drafters.kind import DrafterKind
+from realrun.drafters.kind import DRAFT_TOKENS, DrafterKind, draft_tokens, draft_vocabulary
 from realrun.drafters.parallel_rows import ParallelRowsLM
 from realrun.lm.cached import CachedLM
-from realrun.lm.head import float32_product, gives_float32
+from realrun.lm.head import float32_product, gives_float32, spread
 from realrun.lm.open import make_lm
 from realrun.lm.static.graphs import Results
 from realrun.lm.variants.tuned_weights import ADAPTER, tuned_target
@@ -41,18 +41,20 @@ class MedusaHeads(torch.nn.Module):
 
     shared : whether W_2 is the target's head itself in all heads, [1, V, d] and not part of the state; it is most of
         the weights of a head
+    tokens : int64 [n], the tokens that a shared W_2 drafts, [1, n, d]; None for all
     """
 
-    def __init__(self, target: Any, heads: int, shared: bool = False):
+    def __init__(self, target: Any, heads: int, shared: bool = False, tokens: torch.Tensor | None = None):
         super().__init__()
         if not 1 <= heads <= 16:
             raise InputError(f"{heads} MEDUSA heads; choose 1 to 16")
         head = target.get_output_embeddings().weight.detach()
         self.float32_logits = gives_float32(target)
         self.config = copy.deepcopy(target.config)
+        self.tokens, self.out_features = tokens if shared else None, len(head)
         self.residual = torch.nn.Parameter(head.new_zeros(heads, head.shape[1], head.shape[1]))
         if shared:
-            self.register_buffer("vocabulary", head[None], persistent=False)
+            self.register_buffer("vocabulary", (head if tokens is None else head[tokens])[None], persistent=False)
         else:
             self.vocabulary = torch.nn.Parameter(head.expand(heads, *head.shape).clone())
 
@@ -80,7 +82,8 @@ class MedusaHeads(torch.nn.Module):
         return self._product(states, self.vocabulary[head if len(self.vocabulary) > 1 else 0].T)
 
     def _product(self, states: torch.Tensor, vocabulary: torch.Tensor) -> torch.Tensor:
-        return (float32_product if self.float32_logits else torch.matmul)(states, vocabulary)
+        logits = (float32_product if self.float32_logits else torch.matmul)(states, vocabulary)
+        return logits if self.tokens is None else spread(logits, self.tokens.to(logits.device), self.out_features)
 
 
 class MedusaLM(ParallelRowsLM):
@@ -91,8 +94,8 @@ class MedusaLM(ParallelRowsLM):
 
     def __init__(self, target: CachedLM, heads: MedusaHeads):
         self.heads = heads
-        vocabulary, size = heads.vocabulary.shape[1:]
-        super().__init__(target, target, len(heads), vocabulary, size)
+        size = heads.vocabulary.shape[2]
+        super().__init__(target, target, len(heads), heads.out_features, size)
         self._source = heads.residual.new_zeros(1, size)  # graphs read it at this address
 
     def take(self, source: torch.Tensor | None) -> None:
@@ -196,8 +199,9 @@ class MedusaKind(DrafterKind):
         tuned = tuned_target(target, tensors, facts)
         if facts["heads"] != len(tensors["residual"]):  # checked before so many heads are made
             raise ValueError(f"{facts['heads']} heads, tensors of {len(tensors['residual'])}")
-        heads = MedusaHeads(tuned, facts["heads"], shared="vocabulary" not in tensors)
-        heads.load_state_dict({name: value for name, value in tensors.items() if not name.startswith(ADAPTER)})
+        heads = MedusaHeads(tuned, facts["heads"], "vocabulary" not in tensors, draft_tokens(tensors))
+        own = {name for name in tensors if not name.startswith(ADAPTER) and name != DRAFT_TOKENS}
+        heads.load_state_dict({name: tensors[name] for name in own})
         return tuned, cls(heads.eval())
 
     def make_drafter(
@@ -215,7 +219,7 @@ class MedusaKind(DrafterKind):
 
     @property
     def facts(self) -> dict[str, Any]:
-        return {"heads": len(self.heads)}
+        return {"heads": len(self.heads), **draft_vocabulary(self.heads.tokens)}
 
     def weights(self, target: Any) -> Sequence[torch.nn.Module]:
         return (self.heads,)

@@ -61,18 +61,30 @@ class PartialHead(torch.nn.Module):
         self.rows.weight = torch.nn.Parameter(head.weight.detach()[self.tokens], requires_grad=False)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.spread(self.rows(hidden))
+        return spread(self.rows(hidden), self.tokens, self.out_features)
 
-    def spread(self, some: torch.Tensor) -> torch.Tensor:
-        """Make logits [..., V] of those of its tokens, [..., n]."""
-        logits = some.new_full((*some.shape[:-1], self.out_features), -torch.inf)
-        return logits.index_copy_(-1, self.tokens, some)
+
+def spread(some: torch.Tensor, tokens: torch.Tensor, size: int) -> torch.Tensor:
+    """Make logits [..., size], minus infinity for all but these tokens [n], of the tokens' logits [..., n]."""
+    logits = some.new_full((*some.shape[:-1], size), -torch.inf)
+    return logits.index_copy_(-1, tokens, some)
+
+
+def partial_head(head: Any, tokens: torch.Tensor | None) -> Any:
+    """Make the head of these tokens, int64 [n]; None gives the head itself."""
+    return head if tokens is None else PartialHead(head, tokens)
+
+
+def tokens_of_head(model: Any) -> torch.Tensor | None:
+    """Return the tokens of a model whose head is a `PartialHead`; None for other heads."""
+    head = model.get_output_embeddings()
+    return head.tokens if isinstance(head, PartialHead) else None
 
 
 def head_product(head: torch.nn.Module, hidden: torch.Tensor) -> torch.Tensor:
     """Compute logits [..., V] of states [..., d] by a head; by `skinny_linear` if it is a plain matrix."""
     if isinstance(head, PartialHead):
-        return head.spread(head_product(head.rows, hidden))
+        return spread(head_product(head.rows, hidden), head.tokens, head.out_features)
     if type(head) is torch.nn.Linear and head.bias is None:
         return skinny_linear(hidden, head.weight)
     logits: torch.Tensor = head(hidden)

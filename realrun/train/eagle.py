@@ -8,20 +8,17 @@ features before them. Uniform noise is added to these features because in drafti
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 
-from realrun.drafters.eagle import VOCABULARY, Eagle, EagleKind
+from realrun.drafters.eagle import Eagle, EagleKind
 from realrun.lm.layer_stack import capped, layer_pass
 from realrun.pairs.pair import Pair
-from realrun.train.common.folder import Tensors
-from realrun.train.common.jobs import ModuleJob, kl_nats
-from realrun.train.common.loop import Tokens, wide
+from realrun.train.common.jobs import DRAFT_VOCABULARY, ModuleJob, kl_nats
+from realrun.train.common.loop import wide
 from realrun.train.common.on_text import Method, TextRun, train_on_text
 from realrun.train.common.trainings import Training
 from specsim.cli.settings import Settings, setting
@@ -47,8 +44,7 @@ class EagleSettings(Settings):
     draft_vocabulary: int | None = setting(
         None,
         low=1,
-        doc="Draft only so many tokens, the most frequent ones of the training text; a draft step then reads less of "
-        "the target's head (default: all).",
+        doc=DRAFT_VOCABULARY,
     )
 
 
@@ -69,7 +65,7 @@ class EagleTraining(ModuleJob):
         settings = with_lr(settings, target)
         assert settings.lr is not None
         super().__init__(target, Eagle(target, seed), settings.lr)
-        self.eagle, self.settings = self.module, settings
+        self.eagle, self.settings, self.draft_vocabulary = self.module, settings, settings.draft_vocabulary
 
     def loss(self, batch: torch.Tensor, step: int) -> tuple[torch.Tensor, dict[str, float]]:
         """Compute L of a batch [B, T + 1], and its parts "regression" and "classification", the latter in nats."""
@@ -97,14 +93,6 @@ class EagleTraining(ModuleJob):
             "agreement": float((theirs.argmax(-1) == drafted.argmax(-1)).double().mean()),
             "regression": float(F.smooth_l1_loss(wide(ours), wide(features))),
         }
-
-    def chosen(self, text: Sequence[tuple[Tokens, float]]) -> Tensors:
-        """Choose the tokens to draft, in ascending order."""
-        if self.settings.draft_vocabulary is None:
-            return {}
-        counts = sum(np.bincount(tokens, minlength=self.target.config.vocab_size) for tokens, _ in text)
-        most = np.argsort(-np.asarray(counts), kind="stable")[: self.settings.draft_vocabulary]
-        return {VOCABULARY: torch.from_numpy(np.sort(most).astype(np.int32))}
 
     def _head(self, features: torch.Tensor) -> torch.Tensor:
         """Compute the target's logits [B, T, V] of features [B, T, d]."""

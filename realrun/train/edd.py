@@ -28,7 +28,7 @@ from realrun.drafters.edd import (
 from realrun.lm.layer_stack import capped, layer_pass
 from realrun.pairs.pair import Pair
 from realrun.train.common.folder import Tensors
-from realrun.train.common.jobs import ModuleJob, cross_entropy_nats, kl_nats
+from realrun.train.common.jobs import OWN_OR_TARGETS_HEAD, ModuleJob, cross_entropy_nats, kl_nats
 from realrun.train.common.on_text import Method, TextRun, train_on_text
 from realrun.train.common.trainings import Training
 from specsim.cli.settings import Settings, setting
@@ -51,7 +51,7 @@ class EddSettings(Settings):
     longest_block: int = setting(10, low=2, doc="Tokens of the longest block; each step draws a length.")
     loss: Literal["kl", "text"] = setting("kl", doc="Learn the target's distribution (kl) or the text's tokens (text).")
     lr: float = setting(6e-3, above=0, doc="Peak learning rate.")
-    shared_vocabulary: bool = setting(False, doc="Use the target's embedding and head, for a much smaller file.")
+    draft_vocabulary: int | None = setting(None, low=1, doc=OWN_OR_TARGETS_HEAD)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -81,7 +81,8 @@ class DecoderTraining(ModuleJob):
         start = target.model.layers[-1 if self.split else 0]
         self.decoder.model.layers[0].load_state_dict(start.state_dict())
         trained: Any = self.decoder
-        if settings.shared_vocabulary:
+        self.draft_vocabulary = settings.draft_vocabulary
+        if self.draft_vocabulary is not None:
             share_vocabulary(self.decoder, target)
             trained = torch.nn.ModuleList([self.decoder.model.layers, self.decoder.model.norm])
         super().__init__(target, trained, settings.lr)
@@ -101,7 +102,7 @@ class DecoderTraining(ModuleJob):
         return loss, {"block": float(block)} if self.split else {}
 
     def state(self) -> Tensors:
-        return own_state(self.decoder, self.settings.shared_vocabulary)
+        return own_state(self.decoder, shared=self.draft_vocabulary is not None)
 
     def load_state(self, tensors: Tensors) -> None:
         load_own_state(self.decoder, tensors, self.target)

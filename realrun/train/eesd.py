@@ -14,7 +14,7 @@ import torch
 
 from realrun.drafters.eesd import EarlyExit, EESDKind, as_model
 from realrun.pairs.pair import Pair
-from realrun.train.common.jobs import ModuleJob, cross_entropy_nats
+from realrun.train.common.jobs import OWN_OR_TARGETS_HEAD, ModuleJob, cross_entropy_nats
 from realrun.train.common.on_text import Method, TextRun, train_on_text
 from realrun.train.common.trainings import Training
 from specsim.cli.settings import Settings, setting
@@ -29,16 +29,16 @@ class EesdSettings(Settings):
     layers: int = setting(2, low=1, doc="Number of the target's first layers that the drafter shares.")
     exit_layers: int = setting(1, low=0, doc="Trained layers on top; 0 for only a norm and a head.")
     lr: float = setting(3e-3, above=0, doc="Peak learning rate.")
-    shared_vocabulary: bool = setting(False, doc="Use the target's head, for a much smaller file.")
+    draft_vocabulary: int | None = setting(None, low=1, doc=OWN_OR_TARGETS_HEAD)
 
 
 class EarlyExitTraining(ModuleJob):
     """Trains EESD's early exit; the target is frozen."""
 
     def __init__(self, target: Any, settings: EesdSettings):
-        early_exit = EarlyExit(target, settings.layers, settings.exit_layers, settings.shared_vocabulary)
+        early_exit = EarlyExit(target, settings.layers, settings.exit_layers, settings.draft_vocabulary is not None)
         super().__init__(target, early_exit, settings.lr)
-        self.model = as_model(target, self.module)
+        self.model, self.draft_vocabulary = as_model(target, self.module), settings.draft_vocabulary
 
     def loss(self, batch: torch.Tensor, step: int) -> tuple[torch.Tensor, dict[str, float]]:
         """Compute the cross-entropy with the next token of a batch [B, T + 1], in nats per token."""

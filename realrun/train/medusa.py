@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from realrun.drafters.medusa import MedusaHeads
 from realrun.pairs.pair import Pair
-from realrun.train.common.jobs import ModuleJob, cross_entropy_nats
+from realrun.train.common.jobs import OWN_OR_TARGETS_HEAD, ModuleJob, cross_entropy_nats
 from realrun.train.common.on_text import Method, TextRun, train_on_text
 from specsim.cli.settings import Settings, setting
 
@@ -31,17 +31,16 @@ class MedusaSettings(Settings):
     heads: int = setting(5, low=1, high=16, doc="Number of heads K; head k drafts the k-th token ahead.")
     lr: float = setting(3e-3, above=0, doc="Peak learning rate.")
     decay: float = setting(0.8, above=0, doc="Weight of head k's loss is this number to the power k.")
-    shared_vocabulary: bool = setting(
-        False, doc="Use the target's output matrix in all heads, for a much smaller file and step."
-    )
+    draft_vocabulary: int | None = setting(None, low=1, doc=OWN_OR_TARGETS_HEAD)
 
 
 class HeadsTraining(ModuleJob):
     """Trains MEDUSA-1's heads; the target is frozen."""
 
     def __init__(self, target: Any, settings: MedusaSettings):
-        super().__init__(target, MedusaHeads(target, settings.heads, settings.shared_vocabulary), settings.lr)
-        self.heads, self.settings = self.module, settings
+        shared = settings.draft_vocabulary is not None
+        super().__init__(target, MedusaHeads(target, settings.heads, shared), settings.lr)
+        self.heads, self.settings, self.draft_vocabulary = self.module, settings, settings.draft_vocabulary
 
     def loss(self, batch: torch.Tensor, step: int) -> tuple[torch.Tensor, dict[str, float]]:
         """Compute L of a batch [B, T + 1], and "head_1" to "head_K", in nats per token."""

@@ -251,8 +251,8 @@ class MedusaCommand(MedusaSettings):
             raise InputError(
                 "--one-stage, --direct, --heads-from, --joint-tokens, --lambda-0 and --backbone-lr go with --joint"
             )
-        if self.shared_vocabulary and self.joint:
-            raise InputError("--shared-vocabulary goes with MEDUSA-1; leave it out, or --joint")
+        if self.draft_vocabulary is not None and self.joint:
+            raise InputError("--draft-vocabulary goes with MEDUSA-1; leave it out, or --joint")
         if self.one_stage and self.direct:
             raise InputError("--one-stage raises the weight of fresh heads, --direct does not; give only one")
         if self.fresh and self.heads_from is not None:
@@ -266,7 +266,7 @@ class MedusaCommand(MedusaSettings):
 
     @property
     def first(self) -> MedusaSettings:
-        return MedusaSettings(self.heads, self.lr, self.decay, self.shared_vocabulary)
+        return MedusaSettings(self.heads, self.lr, self.decay, self.draft_vocabulary)
 
     @property
     def second(self) -> Medusa2Settings:

@@ -85,7 +85,7 @@ ADAPTER = AdapterSettings(rank=4, alpha=8, dropout=0.2)
 JOINT: dict[str, Any] = {"joint": True, "backbone_lr": 1e-2, "lambda_0": 0.5}
 CASES: dict[str, Case] = {
     "eesd": Case("eesd", EesdSettings(1, lr=1e-2), {"lr": 0.02}, {"nats": 0.8}),
-    "eesd shared": Case("eesd", EesdSettings(1, lr=1e-2, shared_vocabulary=True), {"exit_layers": 2}, {"nats": 0.95}),
+    "eesd shared": Case("eesd", EesdSettings(1, lr=1e-2, draft_vocabulary=40), {"exit_layers": 2}, {"nats": 0.95}),
     "medusa": Case("medusa", MedusaCommand(3, lr=1e-2), {"heads": 2}, {"head_1": 0.9, "head_2": 0.9, "head_3": 0.9}),
     "medusa two stages": Case(
         "medusa", MedusaCommand(3, lr=1e-2, **JOINT), {"lambda_0": 0.2}, {"head_1": 0.9, "head_3": 0.9}
@@ -104,8 +104,8 @@ CASES: dict[str, Case] = {
     ),
     "edd": Case("edd", EddSettings(lr=1e-2), {"longest_block": 9}, {"divergence": 0.9}),
     "vdm": Case("vdm", VdmSettings(lr=1e-2), {"loss": "text"}, {"divergence": 0.9}),
-    "edd shared": Case("edd", EddSettings(lr=1e-2, shared_vocabulary=True), {"longest_block": 9}, {"divergence": 0.9}),
-    "vdm shared": Case("vdm", VdmSettings(lr=1e-2, shared_vocabulary=True), {"loss": "text"}, {"divergence": 0.9}),
+    "edd shared": Case("edd", EddSettings(lr=1e-2, draft_vocabulary=40), {"longest_block": 9}, {"divergence": 0.9}),
+    "vdm shared": Case("vdm", VdmSettings(lr=1e-2, draft_vocabulary=40), {"loss": "text"}, {"divergence": 0.9}),
     "eagle": Case("eagle", EagleSettings(lr=1e-2), {"noise": 0.2}, {"divergence": 0.9, "regression": 0.9}),
     "space": Case(
         "space",

@@ -167,7 +167,7 @@ def test_the_command_trains_medusa_2(stages: list[str], folders: Path, tmp_path:
         (["eesd", "--window", 200, "--tokens", 0.01], "windows of 200 tokens; this target reads at most 160"),
         (["medusa", "--lambda-0", 0.1], "go with --joint"),
         (["medusa", "--joint", "--one-stage", "--heads-from", "x"], "--one-stage starts from fresh heads"),
-        (["medusa", "--joint", "--shared-vocabulary"], "--shared-vocabulary goes with MEDUSA-1"),
+        (["medusa", "--joint", "--draft-vocabulary", "9"], "--draft-vocabulary goes with MEDUSA-1"),
         (["eagle", "--text", "x", "--prompts", "y"], "--text and --prompts are both text to train on"),
         (["eagle", "--prompts", "nowhere.jsonl"], "prompt file nowhere.jsonl does not exist"),
         (["eesd", "--smoke-test", "--text", "nowhere"], "text folder nowhere does not exist"),

@@ -13,22 +13,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from realrun.decode.decoder import Decoder
-from realrun.decode.sampling import Sampler
 from realrun.drafters.eagle import Eagle, EagleKind, parents_and_levels
-from realrun.experiment.validate import output_identical, rounds_identical
-from realrun.lm.head import PartialHead
-from realrun.lm.kernels import use_kernels
-from realrun.measure.record import RecordSettings, record
+from realrun.drafters.kind import DRAFT_TOKENS
 from realrun.pairs.drafter_files import describe_target, load_drafter, save_drafter
 from realrun.pairs.pair import Pair
 from realrun.train.eagle import EagleSettings, EagleTraining, with_lr
-from specsim.cost.model import ConstantCost
-from specsim.policy.registry import make_policy
-from specsim.replaying.replay import replay
-from specsim.replaying.table import cost_table
-from tests.support.pairs.medusa import CHOICES
-from tests.support.pairs.state import PROMPTS, TOKENS, layer_alone, state_pair
+from tests.support.pairs.state import PROMPTS, layer_alone, state_pair
 
 
 def reference(pair: Pair, context: Sequence[int], drafted: Sequence[int], true: int | None = None) -> torch.Tensor:
@@ -101,34 +91,6 @@ def with_vocabulary(tokens: range) -> Pair:
     return replace(pair, drafter=EagleKind(eagle.eval()), predictor=None)
 
 
-@torch.inference_mode()
-def test_a_part_of_a_head_gives_its_tokens_the_heads_logits_and_others_none() -> None:
-    head, tokens, hidden = torch.nn.Linear(8, 11, bias=False), torch.tensor([2, 3, 7]), torch.randn(2, 5, 8)
-    logits, whole = PartialHead(head, tokens)(hidden), head(hidden)
-    torch.testing.assert_close(logits[..., tokens], whole[..., tokens])
-    others = [token for token in range(11) if token not in tokens.tolist()]
-    assert (logits[..., others] == -torch.inf).all() and logits.shape == whole.shape
-
-
-@pytest.mark.parametrize("sampler", CHOICES.values(), ids=CHOICES.keys())
-def test_rounds_of_a_draft_vocabulary_are_replayed_and_the_text_is_the_targets(sampler: Sampler) -> None:
-    pair, policy = with_vocabulary(range(0, 97, 2)), make_policy("fixed_k", {"k": 3})
-    trace = record(pair, PROMPTS, RecordSettings(4, TOKENS, sampler))
-    replayed = replay(trace, policy, cost_table(trace, ConstantCost(1e-3, 5e-3)), log=True)
-    texts = []
-    for kernels in ("auto", "reference"):  # the lean pass, and static caches
-        with use_kernels(kernels):
-            decoder = Decoder(*pair.make_drafter(), (), sampler)
-            runs = [decoder.decode(p.tokens, TOKENS, policy, sequence=i) for i, p in enumerate(PROMPTS)]
-        assert rounds_identical(replayed, runs) == output_identical(trace, runs) == 1.0
-        texts.append([run.log() for run in runs])
-    assert texts[0] == texts[1]
-    plain = Decoder(*state_pair("eagle").make_drafter(), (), sampler)
-    assert [run.tokens for run in runs] == [
-        plain.decode(p.tokens, TOKENS, None, sequence=i).tokens for i, p in enumerate(PROMPTS)
-    ]
-
-
 def test_only_tokens_of_the_vocabulary_are_drafted() -> None:
     pair, text, some = with_vocabulary(range(10, 20)), PROMPTS[0].tokens, [*range(10, 20)]
     target, drafter = pair.make_drafter()
@@ -144,7 +106,7 @@ def test_a_training_chooses_its_most_frequent_tokens(tmp_path: Path) -> None:
     text = [(np.array([5, 5, 9, 9, 9, 2, 40], dtype=np.int32), 0.5), (np.array([40, 40, 2], dtype=np.int32), 0.5)]
     job = EagleTraining(pair.target, EagleSettings(draft_vocabulary=3))
     chosen = job.chosen(text)
-    assert chosen["vocabulary"].tolist() == [2, 9, 40] and chosen["vocabulary"].dtype == torch.int32
+    assert chosen[DRAFT_TOKENS].tolist() == [2, 9, 40] and chosen[DRAFT_TOKENS].dtype == torch.int32
     assert EagleTraining(pair.target, EagleSettings()).chosen(text) == {}
     facts = {"target": describe_target(pair.target, "tiny")}
     save_drafter(tmp_path, "eagle", {**pair.drafter.eagle.state_dict(), **chosen}, facts)

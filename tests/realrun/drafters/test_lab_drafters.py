@@ -34,6 +34,6 @@ def test_other_targets_drafters_go_by_the_names_of_both() -> None:
         assert target in PACKAGES and folder is not None and folder != lab_drafter(name)
         file = read_drafter(folder)
         assert file.kind == name and file.facts["target"]["name"] == target
-        assert len(file.tensors["vocabulary"]) == file.facts["draft_vocabulary"]
+        assert len(file.tensors["draft_tokens"]) == file.facts["draft_vocabulary"]
         assert file.facts["tokens"] == file.facts["loop"]["steps"] * 12 * 512 and "/" not in str(file.facts["text"])
     assert shipped_drafter("lab", "eagle") is None and shipped_drafter("smollm2", "abacus") is None
