@@ -18,7 +18,6 @@ from typing import Any
 from docs.pages import ROOT
 from realrun.campaign.run import MOST_S
 from realrun.measure.turns import TURN_ROUNDS
-from realrun.pairs.pair import LAB_DEEP_LAYERS
 from specsim.claims.diff import BETWEEN_RUNS_PERCENT
 from specsim.cost.files import read_cost
 from specsim.engines.conventions import CONVENTIONS
@@ -28,6 +27,7 @@ from studies.papers.audit import findings
 from studies.papers.record import filled
 from tests.contract.test_house import MOST_LINES
 from tests.specsim.claims.test_diff import FOUND_PERCENT
+from tests.specsim.cost.test_points import ONE_POINT_PERCENT, TWO_POINTS_PERCENT
 from tests.specsim.engines.test_advise import FEWEST_ROUNDS, NEAR_PERCENT, RIGHT_PERCENT
 from tests.specsim.engines.test_as_engine import COUNTED
 
@@ -70,7 +70,6 @@ def _drafted_ms() -> str:
 
 
 VALUES: dict[str, Callable[[], object]] = {
-    "layers of lab-deep": lambda: LAB_DEEP_LAYERS,
     "rounds of a turn": lambda: TURN_ROUNDS,
     "resamples": lambda: f"{REPEATS:,}",
     "few sequences": lambda: FEW,
@@ -96,6 +95,8 @@ VALUES: dict[str, Callable[[], object]] = {
     "EDD: rows whose alpha is tau over depth": _alphas,
     "AdaEDL: random pairs": lambda: f"{DRAWS:,}",
     "lines of a file": lambda: MOST_LINES,
+    "off after one point": lambda: f"{ONE_POINT_PERCENT:g}",
+    "off after two points": lambda: f"{TWO_POINTS_PERCENT:g}",
 }
 
 

@@ -17,7 +17,7 @@ from realrun.experiment.settings import ValidationSettings
 from realrun.measure.profile import profile
 from realrun.measure.record import RecordSettings
 from realrun.measure.reuse import recorded_trace
-from realrun.pairs.pair import LAB_DEEP, Pair, load_pair
+from realrun.pairs.pair import LAB_DEEP, Pair, is_lab, load_pair
 from realrun.pairs.prompts import study_prompts
 from specsim.compare.leaderboard import leaderboards
 from specsim.cost.contexts import context_range
@@ -225,9 +225,11 @@ def is_deepened(config: Config) -> bool:
 def about_prompts(config: Config, document: Config) -> str:
     """Return which prompts a study used."""
     sequences = document["sequences"]
+    lab = is_lab(config["target"])
+    source = "prompts from library files that the lab was not trained on" if lab else "of specsim's tasks of six kinds"
     return (
-        f"{config['prompts']} prompts from library files that the lab was not trained on, {config['max_new_tokens']} "
-        f"tokens each, {sequences['tuning']} for tuning and {sequences['holdout']} held out, no file in both"
+        f"{config['prompts']} {source}, {config['max_new_tokens']} tokens each, {sequences['tuning']} for tuning and "
+        f"{sequences['holdout']} held out{', no file in both' if lab else ''}"
     )
 
 

@@ -1,13 +1,13 @@
-"""Calibrate costs on measurements: a roofline on a profile, a profile on a probe."""
+"""Calibrate costs on measurements: a roofline on a profile or on an engine's times, a profile on a probe."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any
 
 from specsim.cost.batch_profile import BatchProfileCost
-from specsim.cost.documents import KIND
+from specsim.cost.documents import KIND, VERSION
 from specsim.cost.files import CostLike, as_cost, cost_path, read_cost, read_cost_document
 from specsim.cost.grid import GridPairCost
 from specsim.cost.probed import PROBE_KIND, probed_document, with_probe
@@ -15,6 +15,8 @@ from specsim.cost.profile import PROFILE_KIND, ProfileCost
 from specsim.cost.roofline.calibration import calibrate as fit
 from specsim.cost.roofline.cost import RooflineCost
 from specsim.cost.roofline.document import calibration_document
+from specsim.cost.roofline.hardware import find_hardware
+from specsim.cost.roofline.points import Fitted, Point, calibrated_on_points
 from specsim.io.errors import InputError
 from specsim.io.files import file_digest
 
@@ -102,6 +104,57 @@ def calibrated_document(cost: str | PathLike[str], measured: str | PathLike[str]
     origin = _source(measured, seen)
     source = f"{document['source']}; calibrated on {origin['digest']} of {origin['date']}"
     return {**document, "source": source, "calibration": calibration_document(fitted)}
+
+
+def data_sheet_document(
+    hardware: str, target: str, drafter: str, weights: str | None = None, tensor_parallel: int = 1
+) -> dict[str, Any]:
+    """Write down the roofline of a GPU's data sheet, as a cost file has it."""
+    sheet = find_hardware(hardware)
+    return {
+        "kind": KIND,
+        "version": VERSION,
+        "form": "roofline",
+        "source": f"roofline of the data sheet: {sheet.title or sheet.name}",
+        "date": sheet.date,
+        "target": target,
+        "drafter": drafter,
+        "hardware": hardware,
+        "weights": weights,
+        "tensor_parallel": tensor_parallel,
+    }
+
+
+def document_on_points(
+    cost: str | PathLike[str] | Mapping[str, Any], points: Sequence[Point]
+) -> tuple[dict[str, Any], Fitted]:
+    """Calibrate a roofline on measured times per output token, and make the document of a cost file.
+
+    Parameters
+    ----------
+    cost : str, Path or mapping
+        Roofline, as `read_cost` takes it.
+    points : sequence of Point
+
+    Returns
+    -------
+    dict
+        `read_cost` reads it.
+    Fitted
+        With the errors at the points.
+
+    Raises
+    ------
+    InputError
+        For costs that are no roofline, and for points that `calibrated_on_points` refuses.
+    """
+    document, roofline = _document(cost), as_cost(cost)
+    if not isinstance(roofline, RooflineCost):
+        raise InputError(f"{cost} has no form roofline; measured points calibrate a roofline")
+    fitted = calibrated_on_points(roofline, points)
+    measured = "; ".join(map(str, points))
+    source = f"{document['source']}; calibrated on {len(points)} measured points: {measured}"
+    return {**document, "source": source, "calibration": calibration_document(fitted.cost)}, fitted
 
 
 def _document(costs: object) -> Mapping[str, Any]:

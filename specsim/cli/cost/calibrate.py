@@ -3,42 +3,108 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 from specsim.cli.command import Answer
-from specsim.cli.console import claim_file
+from specsim.cli.console import claim_file, print_table
 from specsim.cli.options import OVERWRITE_FILE_HELP
 from specsim.cli.settings import Settings, argument, setting
+from specsim.io.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrateOptions(Settings):
     """Which costs are calibrated on what."""
 
-    cost: str = argument("Profile or roofline: cost file, or a name of `specsim cost list`.")
-    measured: str = argument("What was measured: a probe for a profile, a profile for a roofline.")
+    cost: str | None = argument(
+        "Profile or roofline: cost file, or a name of `specsim cost list`. Leave it out with --gpu, --target and "
+        "--drafter.",
+        default=None,
+    )
+    measurement: str | None = argument(
+        "What was measured: a probe for a profile, a profile for a roofline. Leave it out with --measured.",
+        default=None,
+    )
+    measured: list[str] = setting(
+        [],
+        'Measured time per output token, as "batch=1 context=500 tpot_ms=7.07"; with speculation add k and acceptance, '
+        'the output tokens of a round: "batch=1 context=500 k=3 acceptance=2.29 tpot_ms=4.29". Repeat for more.',
+    )
+    gpu: str | None = setting(None, "GPU of the roofline, such as h100.")
+    target: str | None = setting(None, "Target of the roofline: a public shape such as llama-3.1-8b, or a config.json.")
+    drafter: str | None = setting(
+        None, "Drafter of the roofline: a draft model, as --target; or eagle, medusa:HEADS, ..."
+    )
+    weights: str | None = setting(None, "Weight format of the layers: int4, int8 or float8 (default: bfloat16).")
+    tp: int = setting(1, "GPUs that share every layer (tensor parallelism).", low=1)
     out: Path = setting(doc="Costs to write, JSON.")
     overwrite: bool = setting(False, OVERWRITE_FILE_HELP, flag="--overwrite")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        named = self.gpu, self.target, self.drafter
+        if self.cost is None and not all(named):
+            raise InputError("name the costs to calibrate: a file, or --gpu, --target and --drafter together")
+        if self.cost is not None and any(named):
+            raise InputError("--gpu, --target and --drafter name a roofline; leave them out, or the cost file")
+        if bool(self.measured) == (self.measurement is not None):
+            raise InputError("give what was measured: a profile or probe, or points by --measured")
+
+    @property
+    def costs(self) -> str | dict[str, Any]:
+        """Give the costs to calibrate: a file, a name, or the document of a roofline."""
+        if self.cost is not None:
+            return self.cost
+        from specsim.cost.calibrate import data_sheet_document
+
+        assert self.gpu is not None and self.target is not None and self.drafter is not None
+        return data_sheet_document(self.gpu, self.target, self.drafter, self.weights, self.tp)
 
 
 def calibrate(options: CalibrateOptions) -> Answer:
     """Calibrate costs on a measurement.
 
     A profile is rescaled to the state of the machine that a probe of `realrun probe` found. A roofline is fitted to a
-    profile.
+    profile, or to times per output token that an engine took: a time without speculation gives how much longer passes
+    take than the roofline says, two of other batches or contexts also what a step takes beside them; a time with
+    speculation gives what a round takes besides, two of other K also a draft step.
 
-    Example: specsim cost calibrate profile.json probe.json --out now.json
+    Example: specsim cost calibrate --gpu h100 --target llama-3.1-8b --drafter eagle --measured "batch=1 context=500
+    tpot_ms=7.07" --measured "batch=1 context=500 k=3 acceptance=2.29 tpot_ms=4.29" --out vllm.json
     """
-    from specsim.cost.calibrate import calibrated_document
+    from specsim.cost.calibrate import calibrated_document, document_on_points
+    from specsim.cost.roofline.points import read_point
     from specsim.io.files import write_json
 
     claim_file(options.out, overwrite=options.overwrite)
-    document = calibrated_document(options.cost, options.measured)
+    if options.measured:
+        points = [read_point(text) for text in options.measured]
+        document, fitted = document_on_points(options.costs, points)
+        write_json(document, options.out)
+        rows = [
+            [str(point), f"{error:+.1f}", "-" if held is None else f"{held:+.1f}"]
+            for point, error, held in zip(points, fitted.errors_percent, fitted.held_out_percent, strict=True)
+        ]
+
+        def show() -> None:
+            print_table(
+                f"{fitted.cost.subject}, calibrated on {len(points)} points: passes take {fitted.factor:.2f} times the "
+                "data sheet's",
+                ["measured", "error %", "error % if left out"],
+                rows,
+            )
+            print(f"costs: {options.out}")
+
+        return Answer(document, show)
+    assert options.measurement is not None
+    if options.cost is None:
+        raise InputError("a profile or probe calibrates a cost file; name it, or give points by --measured")
+    document = calibrated_document(options.cost, options.measurement)
     write_json(document, options.out)
     probed = document.get("probed")
-    line = f"{options.cost}, calibrated on {options.measured}: {options.out}"
+    line = f"{options.cost}, calibrated on {options.measurement}: {options.out}"
     if probed:
         passes = ", ".join(f"{factor:.3f}" for factor in probed["passes"])
         line += f"; passes of 1 to {len(probed['passes'])} tokens x {passes}, draft steps x {probed['drafting']:.3f}"
-    return Answer(document, partial(print, line))
+    return Answer(document, lambda: print(line))
