@@ -18,6 +18,7 @@ from typing import Any
 from docs.pages import ROOT
 from realrun.campaign.run import MOST_S
 from realrun.measure.turns import TURN_ROUNDS
+from realrun.pairs.pair import LAB_DEEP_LAYERS
 from specsim.claims.diff import BETWEEN_RUNS_PERCENT
 from specsim.cost.files import read_cost
 from specsim.engines.conventions import CONVENTIONS
@@ -70,6 +71,7 @@ def _drafted_ms() -> str:
 
 
 VALUES: dict[str, Callable[[], object]] = {
+    "layers of lab-deep": lambda: LAB_DEEP_LAYERS,
     "rounds of a turn": lambda: TURN_ROUNDS,
     "resamples": lambda: f"{REPEATS:,}",
     "few sequences": lambda: FEW,

@@ -11,7 +11,7 @@ import numpy as np
 from specsim.cost.grid import GridCost
 from specsim.cost.roofline.architecture import find_architecture
 from specsim.cost.roofline.calibration import fit_passes
-from specsim.cost.roofline.hardware import find_hardware
+from specsim.cost.roofline.hardware import Derating, find_hardware
 from specsim.cost.roofline.passes import Roofline
 from specsim.io.arrays import Bools, Floats
 from specsim.report.table import Column, plain
@@ -75,6 +75,9 @@ def report(config: Config, documents: Mapping[str, Document], grids: Grids) -> R
             f"pass's times is {spread_percent(documents.values()):.2f} % of it (median over passes).",
             f"A pass over five tokens takes {' and '.join(f'{value:.1f} % ({m})' for m, value in flat.items())} "
             f"longer than over one (batch 1, {first.contexts[0]} tokens of context).",
+            f"Data sheet: at {config['assumed']['memory']:.0%} of its bandwidth and {config['assumed']['compute']:.0%} "
+            "of its products, as large copies and products reach them. The shares that passes of models reach, fitted "
+            "here, are what specsim assumes for all GPUs that were not measured.",
             "Calibrated: on every other pass of the same model, as on a chessboard, and judged on those between. "
             "Calibrated on the other model: on all of its passes.",
             "One GPU, two dense models and this suite's own passes: engines add their own overhead to every step.",
@@ -89,7 +92,12 @@ def both(rows: Sequence[Row], key: str, digits: int) -> str:
 
 def roofline(model: str, config: Config) -> Roofline:
     """Return the roofline of a model before calibration."""
-    return Roofline(find_architecture(model), find_hardware(config["hardware"]), config["dtype"])
+    return Roofline(
+        find_architecture(model),
+        find_hardware(config["hardware"]),
+        config["dtype"],
+        derating=Derating(**config["assumed"]),
+    )
 
 
 def cells(grid: GridCost) -> list[tuple[int, int, int]]:

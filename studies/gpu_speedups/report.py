@@ -12,10 +12,8 @@ from realrun.experiment.scripted.decoder import with_prefix
 from specsim.cost.grid import GridCost
 from specsim.cost.model import CostModel
 from specsim.cost.profile import profile_from_json
-from specsim.cost.roofline.architecture import find_architecture
 from specsim.cost.roofline.cost import RooflineCost, find_drafter
 from specsim.cost.roofline.hardware import find_hardware
-from specsim.cost.roofline.passes import Roofline
 from specsim.policy.registry import make_policy
 from specsim.replaying.priced import PricedTrace
 from specsim.report.table import ERROR, SPEEDUP, THREE, Column
@@ -25,6 +23,7 @@ from specsim.trace.trace import Trace
 from studies.common import Config, Document
 from studies.figures import dots, point
 from studies.gpu_passes.report import fitted
+from studies.gpu_passes.report import roofline as passes_of
 from studies.report import Report
 
 SHEET, OTHER, OWN = "data sheet", "another GPU's passes", "this run's profile"
@@ -107,10 +106,10 @@ def roofline(config: Config, grids: Mapping[str, GridCost] | None = None) -> Cos
     """Return costs from the data sheet, at the shares of its ceilings that passes on another GPU reached."""
     passes: dict[str, Any] = {}
     for name in (config["target"], config["drafter"]):
-        passes[name] = Roofline(find_architecture(name), find_hardware(config["hardware"]), config["dtype"])
+        passes[name] = passes_of(name, config)
         if grids is not None:
             seen = np.ones(grids[name].median_s.shape, dtype=np.bool_)
-            other = {"hardware": config["calibrated_on"], "dtype": config["dtype"]}
+            other = {**config, "hardware": config["calibrated_on"]}
             passes[name] = replace(passes[name], derating=fitted(name, grids[name], seen, other).derating)
     target, drafter = passes.values()
     return RooflineCost(target, find_drafter(config["drafter"], target.model), drafter)

@@ -22,7 +22,7 @@ from tests.support.commands import assert_refused, call, json_of
 PLAIN_MS = 7.07
 EAGLE = dict(enumerate([(2.1, 4.37), (2.29, 4.29), (2.39, 4.48), (2.43, 4.71), (2.45, 4.94), (2.47, 5.20)], start=2))
 EAGLE3 = dict(enumerate([(2.36, 4.32), (2.79, 4.09), (3.08, 4.05), (3.32, 4.13), (3.46, 4.20), (3.54, 4.29)], start=2))
-ONE_POINT_PERCENT, TWO_POINTS_PERCENT = 2.1, 1.0  # largest errors at draft lengths that EAGLE's fit has not seen
+ONE_POINT_PERCENT, TWO_POINTS_PERCENT = 2.3, 1.0  # largest errors at draft lengths that EAGLE's fit has not seen
 SHEET = data_sheet_document("h100", "llama-3.1-8b", "eagle")
 
 
@@ -110,7 +110,7 @@ def test_points_that_cannot_be_are_refused() -> None:
     refusal(
         lambda: calibrated_on_points(roofline(), [Point(4.0, k=3, acceptance=2.0)]), "no point is without speculation"
     )
-    refusal(lambda: calibrated_on_points(roofline(), [Point(70.0)]), "take 12.48 times the roofline", "check model")
+    refusal(lambda: calibrated_on_points(roofline(), [Point(70.0)]), "take 10.93 times the roofline", "check model")
     refusal(lambda: document_on_points({"s_d": 1e-3, "s_t": 1e-2}, [Point(7.0)]), "no form roofline")
 
 
@@ -125,7 +125,7 @@ def test_the_command_writes_costs_and_says_how_far_they_are_off(tmp_path: Path) 
     assert float(cost.autoregressive_step(500)) == pytest.approx(7.07e-3, rel=1e-6)
     assert "calibrated on 2 measured points" in document["source"] and cost.notes(3, (500, 500)) == []
     table = call(*command, *gpu, *measured, "--out", out, "--overwrite").out
-    assert "passes take 1.27 times the data sheet's" in " ".join(table.split())
+    assert "passes take 1.11 times the data sheet's" in " ".join(table.split())
     new = ["--out", tmp_path / "new.json"]
     assert_refused(call(*command, "--gpu", "h100", *measured, *new), "--gpu, --target and --drafter")
     assert_refused(call(*command, out, *gpu, *measured, *new), "leave them out")
