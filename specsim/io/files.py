@@ -229,7 +229,8 @@ def _blamed_on(path: Path) -> Iterator[None]:
 
 def clear_left(path: Path) -> None:
     """Remove the temporary files that killed writers of this file or folder left beside it."""
-    _clear_dead(path.parent, path.name)
+    if path.parent.is_dir():
+        _clear_dead(path.parent, path.name)
 
 
 def _clear_dead(folder: Path, name: str | None = None) -> None:
