@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -86,6 +87,9 @@ class TextOptions(SharedOptions):
         f"{QUESTIONS:,} of specsim's own, and others that a chat model makes up).",
     )
     tokens: float = setting(2.0, low=0, smoke=0.02, doc="Million tokens to train on; windows of the text repeat.")
+    minutes: float = setting(
+        0.0, low=0, doc="End after this time, without that of making the text, if --tokens take longer; 0: no limit."
+    )
     generated_share: float = setting(
         0.5, low=0, high=1, doc="Share of training windows from text written by the target; 0 for none."
     )
@@ -130,7 +134,8 @@ class TextOptions(SharedOptions):
             1, self.batch, self.window, self.warmup, self.seed, self.device, self.dtype, self.micro, log_every=None
         )
         stored = torch.float32 if self.float32 else torch.bfloat16
-        text_run = TextRun(text, loop.lasting(self.tokens * 1e6), out, self.cache, stored, progress)
+        limit_s = 60 * self.minutes or math.inf
+        text_run = TextRun(text, loop.lasting(self.tokens * 1e6), out, self.cache, stored, progress, limit_s)
         return run(pair, settings, text_run)
 
 

@@ -33,7 +33,7 @@ specsim tune trace --policy max_confidence --cost profile.json --trials 20
 specsim leaderboard trace --cost profile.json --policy fixed_k --policy p_min --policy vct --trials 8 --out board
 realrun validate --trace trace --target big --draft-model small --policy fixed_k --policy p_min --trials 8 --repeats 3
 realrun train eagle --target big --text text --out eagle --tokens 0.02 --window 64 --batch 4 --generated-share 0
-realrun record traces/inside --target big --drafter ./eagle --prompts chats.jsonl --max-new-tokens 24 --max-draft-tokens 4
+realrun record a/inside --target big --drafter ./eagle --prompts chats.jsonl --max-new-tokens 24 --max-draft-tokens 4
 """
 REFUSED = (2, 4)  # lines that would replace a trace, or a profile
 MAY_RESOLVE_NOTHING = 9

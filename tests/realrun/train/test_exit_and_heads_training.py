@@ -38,6 +38,14 @@ def test_eesd_agrees_more_with_its_target_when_trained_on_what_it_wrote(tmp_path
     assert held[1]["held_out"]["agreement"] > held[0]["held_out"]["agreement"] + 0.05
 
 
+def test_a_training_that_its_time_ends_says_how_far_it_came(tmp_path: Path) -> None:
+    run = TextRun(word_text(), replace(LOOP, steps=100_000), tmp_path, limit_s=1.0)
+    document = train_eesd(alone(small_target()), EesdSettings(1), run)
+    steps = document["history"][-1]["step"]
+    assert 0 < steps < 100_000 and document["tokens"] == steps * LOOP.batch_windows * LOOP.window_tokens
+    assert "held_out" in document["history"][-1]
+
+
 @pytest.mark.parametrize(("layers", "exit_layers"), [(1, 1), (2, 1), (1, 2), (2, 0)])
 def test_a_step_of_eesd_runs_the_first_layers_and_no_more(layers: int, exit_layers: int) -> None:
     target = small_target()
