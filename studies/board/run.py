@@ -7,10 +7,13 @@ with what is there.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
+from realrun.experiment.run import PLAN
 from realrun.leaderboard.job import BoardSettings, named, run_leaderboard
 from realrun.pairs.pair import LOOKUP, load_pair
 from realrun.pairs.prompts import TASKS, read_prompts
@@ -53,19 +56,26 @@ def board(out: Path, run: Config, config: Config) -> Document:
     folders = {name: out / run["name"] / name for name in pairs}
     traces = {name: read_trace(folder / "trace") for name, folder in folders.items()}
     costs = {name: read_cost(folder / "profile.json") for name, folder in folders.items()}
-    document = with_replays(document, traces, costs, config)  # type: ignore[arg-type]  # no file of two numbers
+    chosen = json.loads((out / run["name"] / PLAN).read_text()).get("held_out")
+    document = with_replays(document, traces, costs, config, chosen)  # type: ignore[arg-type]  # no file of two numbers
     write_json(document, done)
     return document
 
 
 def with_replays(
-    document: Document, traces: Mapping[str, Trace], costs: Mapping[str, ProfileCost], config: Config
+    document: Document,
+    traces: Mapping[str, Trace],
+    costs: Mapping[str, ProfileCost],
+    config: Config,
+    chosen: Sequence[int] | None = None,
 ) -> Document:
     """Return the board with each row's prediction ladder and share of truncated rounds, and the held-out domains.
 
-    traces, costs : by drafter
+    traces, costs : by drafter; chosen : numbers of the held-out prompts that were decoded, None for all
     """
     holdouts = {name: parts(trace, config)[1] for name, trace in traces.items()}
+    if chosen is not None:
+        holdouts = {name: holdout.select(np.array(chosen)) for name, holdout in holdouts.items()}
     rows = []
     for row in document["rows"]:
         holdout, cost = holdouts[row["drafter"]], costs[row["drafter"]]
