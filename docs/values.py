@@ -34,6 +34,7 @@ from tests.specsim.engines.test_as_engine import COUNTED
 
 PLACE = re.compile(r"<!-- value: (?P<name>[^\n]+?) -->(?P<said>.*?)<!-- -->")
 RUNS = "measurement/recorded/runs.json"
+BOARD = "board/recorded/greedy/board.json"
 
 
 def _recorded(path: str) -> Any:
@@ -79,6 +80,8 @@ VALUES: dict[str, Callable[[], object]] = {
     "between runs": lambda: BETWEEN_RUNS_PERCENT,
     "change found by one run": lambda: FOUND_PERCENT[1],
     "change found by three runs": lambda: FOUND_PERCENT[3],
+    "looping prompts": lambda: _recorded(BOARD)["looping_prompts"],
+    "prompts of the board": lambda: _recorded(BOARD)["sequences"]["holdout"],
     "prompts with rounds of vllm": prompts_with_rounds,
     "ms of a drafted token on vLLM": _drafted_ms,
     "advised K is near": lambda: NEAR_PERCENT,

@@ -1,4 +1,4 @@
-"""All drafters of a real language model on a leaderboard: `python -m studies board`.
+"""All drafters of the lab's target on a leaderboard: `python -m studies board`.
 
 Runs what `realrun leaderboard` does with the settings of config.toml, in each way of decoding. A second start goes on
 with what is there.
@@ -7,16 +7,13 @@ with what is there.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
-from realrun.experiment.run import PLAN
 from realrun.leaderboard.job import BoardSettings, named, run_leaderboard
 from realrun.pairs.pair import LOOKUP, load_pair
-from realrun.pairs.prompts import TASKS, read_prompts
+from realrun.pairs.prompts import study_prompts
 from specsim.cli.console import progress_bar
 from specsim.cost.files import read_cost
 from specsim.cost.profile import ProfileCost
@@ -44,38 +41,26 @@ def board(out: Path, run: Config, config: Config) -> Document:
         repeats=config["repeats"],
         tuning_share=config["tuning_share"],
         seed=config["seed"],
-        minutes=config["minutes"],
     )
     load = partial(load_pair, config["target"], dtype=config["dtype"], threads=config["threads"])
     plain = load(drafter=LOOKUP)
-    sources = named(",".join(config["drafters"]), config["target"])
-    pairs = {name: load(drafter=given, beside=plain) for name, given in sources.items()}
-    prompts = read_prompts(TASKS, plain.tokenizer, config["prompts"])
+    pairs = {name: load(drafter=given, beside=plain) for name, given in named(None, config["target"]).items()}
+    prompts = study_prompts(plain.tokenizer, config["prompts"])
     with progress_bar() as progress:
         document = run_leaderboard(pairs, plain, prompts, settings, out / run["name"], progress)
     folders = {name: out / run["name"] / name for name in pairs}
     traces = {name: read_trace(folder / "trace") for name, folder in folders.items()}
     costs = {name: read_cost(folder / "profile.json") for name, folder in folders.items()}
-    chosen = json.loads((out / run["name"] / PLAN).read_text()).get("held_out")
-    document = with_replays(document, traces, costs, config, chosen)  # type: ignore[arg-type]  # no file of two numbers
+    document = with_replays(document, traces, costs, config)  # type: ignore[arg-type]  # no file of two numbers
     write_json(document, done)
     return document
 
 
 def with_replays(
-    document: Document,
-    traces: Mapping[str, Trace],
-    costs: Mapping[str, ProfileCost],
-    config: Config,
-    chosen: Sequence[int] | None = None,
+    document: Document, traces: Mapping[str, Trace], costs: Mapping[str, ProfileCost], config: Config
 ) -> Document:
-    """Return the board with each row's prediction ladder and share of truncated rounds, and the held-out domains.
-
-    traces, costs : by drafter; chosen : numbers of the held-out prompts that were decoded, None for all
-    """
+    """Return the board with each row's prediction ladder and its share of truncated rounds; traces by drafter."""
     holdouts = {name: parts(trace, config)[1] for name, trace in traces.items()}
-    if chosen is not None:
-        holdouts = {name: holdout.select(np.array(chosen)) for name, holdout in holdouts.items()}
     rows = []
     for row in document["rows"]:
         holdout, cost = holdouts[row["drafter"]], costs[row["drafter"]]
@@ -84,8 +69,7 @@ def with_replays(
         share = truncated_share(PricedTrace(holdout, cost).replay(policy, seed=config["seed"]))
         rungs = {"eq14": steps.eq14, "constant": steps.constant, "profile": row["speedup"]["estimate"]}
         rows.append({**row, "ladder": {**rungs, "measured": row["measured"]["estimate"]}, "truncated_share": share})
-    domains = next(iter(holdouts.values())).domain.tolist()
-    return {**document, "rows": rows, "domains": domains}
+    return {**document, "rows": rows}
 
 
 def main(out: Path, config: Config) -> None:
