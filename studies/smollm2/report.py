@@ -27,7 +27,9 @@ def report(config: Config, documents: Mapping[str, Document]) -> Report:
             f"{row['forecast']['estimate']:.2f})"
             for name, row in chosen.items()
         )
-        + f". By kind of task, the best policy of {first} gains {range_of(documents[first])}.",
+        + ". By kind of task the best policies reach "
+        + " and ".join(f"{range_of(document)} with {name}" for name, document in documents.items())
+        + ".",
         figure=speedup_dots(
             [(f"{row['drafter']}, {row['policy']}", {**row, "predicted": row["forecast"]}) for row in rows],
             "speedups",
