@@ -22,7 +22,8 @@ def test_a_trace_says_what_it_is_in_one_line(name: str) -> None:
     text = repr(trace)
     assert "\n" not in text and len(text) < 160
     tokens = int(trace.output_tokens.sum())
-    for part in (f"{trace.sequences} sequences", f"{tokens:,} tokens", "depth 8", "target lab", "gumbel", "drafter "):
+    of = ("target smollm2", "greedy") if "smollm2" in name else ("target lab", "gumbel")
+    for part in (f"{trace.sequences} sequences", f"{tokens:,} tokens", "depth 8", *of, "drafter "):
         assert part in text
     assert repr(trace.select([0, 1])).startswith("Trace: 2 sequences")
 
