@@ -86,15 +86,12 @@ def own_state(model: Any, *, shared: bool = False) -> dict[str, torch.Tensor]:
     return {name: value for name, value in state.items() if name not in left_out}
 
 
-def _head_of(model: Any) -> dict[str, torch.Tensor]:
-    return {HEAD: model.get_output_embeddings().weight}
-
-
 def load_own_state(model: Any, tensors: Mapping[str, torch.Tensor], target: Any) -> None:
     """Load what `own_state` collected; RuntimeError if it does not fit. target : the one whose vocabulary is shared"""
     if EMBEDDING not in tensors:
         inner = {name: tensor for name, tensor in tensors.items() if name != DRAFT_TOKENS}
-        model.load_state_dict({EMBEDDING: model.get_input_embeddings().weight} | _head_of(model) | inner)
+        own = {EMBEDDING: model.get_input_embeddings().weight, HEAD: model.get_output_embeddings().weight}
+        model.load_state_dict(own | inner)
         share_vocabulary(model, target, draft_tokens(tensors))
         return
     whole = dict(tensors)

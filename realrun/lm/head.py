@@ -71,7 +71,7 @@ def spread(some: torch.Tensor, tokens: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def partial_head(head: Any, tokens: torch.Tensor | None) -> Any:
-    """Make the head of these tokens, int64 [n]; None gives the head itself."""
+    """Restrict a head to logits of these tokens, int64 [n]; None leaves it as it is."""
     return head if tokens is None else PartialHead(head, tokens)
 
 

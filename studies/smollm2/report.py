@@ -55,8 +55,8 @@ def report(config: Config, documents: Mapping[str, Document]) -> Report:
                 f"{d['sequences']['tuning']} for tuning and {d['sequences']['holdout']} held out ({name})"
                 for name, d in documents.items()
             )
-            + ". Rounds identical in replay and real run: "
-            + f"{min(row['rounds_identical_percent'] for row in rows):.1f} % or more.",
+            + ". Rounds identical in replay and real run, the fewest of any policy: "
+            + f"{min(row['rounds_identical_percent'] for row in rows):.1f} %.",
             f"{machine_line(config, documents[first])} Tokens per second without speculation: "
             + ", ".join(f"{d['baseline']['tokens_per_s']:.1f} ({name})" for name, d in documents.items())
             + f". Time: {config['minutes']:g} minutes for each drafter.",
@@ -64,7 +64,7 @@ def report(config: Config, documents: Mapping[str, Document]) -> Report:
             "Noise floor (A/A test, the baseline run twice): "
             + ", ".join(f"{d['noise_floor_percent']:.1f} % ({name})" for name, d in documents.items())
             + ". Intervals (95 %) are over held-out prompts, and wide because they are few.",
-            "The EAGLE drafter was trained for minutes, on text that the target wrote; its paper trains for days.",
+            "The EAGLE drafter was trained for minutes, on text that the target wrote.",
         ],
     )
 

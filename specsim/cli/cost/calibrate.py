@@ -97,9 +97,7 @@ def calibrate(options: CalibrateOptions) -> Answer:
             print(f"costs: {options.out}")
 
         return Answer(document, show)
-    assert options.measurement is not None
-    if options.cost is None:
-        raise InputError("a profile or probe calibrates a cost file; name it, or give points by --measured")
+    assert options.cost is not None and options.measurement is not None  # the second argument follows the first
     document = calibrated_document(options.cost, options.measurement)
     write_json(document, options.out)
     probed = document.get("probed")

@@ -45,7 +45,9 @@ class Point:
 
     def __post_init__(self) -> None:
         if not self.tpot_ms > 0 or self.batch < 1 or self.context < 1 or self.k < 0:
-            raise InputError(f"measured point {self}: times are above 0, batch and context at least 1, k at least 0")
+            raise InputError(
+                f"measured point {self}: give tpot_ms above 0, batch and context of at least 1, and k of at least 0"
+            )
         if not 1 <= self.acceptance <= self.k + 1:
             raise InputError(
                 f"measured point {self}: acceptance={self.acceptance:g} output tokens a round; with k={self.k} give 1 "
@@ -80,7 +82,7 @@ def read_point(text: str) -> Point:
 
 @dataclass(frozen=True)
 class Fitted:
-    """A calibration on points.
+    """Roofline costs calibrated on measured points, and their errors at these points.
 
     cost : calibrated
     factor : b, times of passes over those of the roofline

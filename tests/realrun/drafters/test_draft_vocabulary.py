@@ -58,7 +58,7 @@ def loaded(kind: str, folder: Path, architecture: str = "llama") -> tuple[Pair, 
 def test_rounds_are_replayed_and_the_text_is_the_targets(kind: str, sampler: Sampler, tmp_path: Path) -> None:
     pair, policy = loaded(kind, tmp_path)[0], make_policy("fixed_k", {"k": 3})
     trace = record(pair, PROMPTS, RecordSettings(3, TOKENS, sampler))
-    assert not trace.draft_token[:, 0].min() % 2 and not (trace.draft_token % 2).any()
+    assert not (trace.draft_token % 2).any()
     assert 0 < (trace.match_len > 0).mean() < 1
     replayed = replay(trace, policy, cost_table(trace, ConstantCost(1e-3, 5e-3)), log=True)
     texts = []

@@ -106,7 +106,7 @@ def test_points_that_cannot_be_are_refused() -> None:
         with pytest.raises(InputError, match="write it as"):
             read_point(text)
     refusal(lambda: Point(4.0, k=3, acceptance=5.0), "with k=3 give 1 to 4")
-    refusal(lambda: Point(0.0), "times are above 0")
+    refusal(lambda: Point(0.0), "give tpot_ms above 0")
     refusal(
         lambda: calibrated_on_points(roofline(), [Point(4.0, k=3, acceptance=2.0)]), "no point is without speculation"
     )
