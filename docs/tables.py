@@ -13,7 +13,7 @@ from typing import Any
 
 from docs import pages, values
 from docs.pages import HOME, ROOT
-from studies.comparisons import first_best, without_withdrawn
+from studies.comparisons import first_best
 
 STUDIES = ROOT / "studies"
 PLACE = re.compile(r"<!-- table: (?P<name>[^\n]+?) -->.*?<!-- end of table -->", re.DOTALL)
@@ -50,14 +50,13 @@ def chain_policies() -> str:
 
 
 def drafters() -> str:
-    """The best policy of every drafter on the board, greedily; of those whose costs hold."""
-    config = _read("board/recorded/config.json")
-    document = without_withdrawn(config, _read("board/recorded/greedy/board.json"))
+    """The best policy of every drafter on the board, greedily."""
+    document = _read("board/recorded/greedy/board.json")
     best = [
-        f"`{row['drafter']}` | `{row['policy']}` | {_interval(row['speedup'])} | {_interval(row['measured'])}"
+        f"`{row['drafter']}` | `{row['policy']}` | {_interval(row['forecast'])} | {_interval(row['measured'])}"
         for row in best_forms(document["rows"], "drafter")
     ]
-    return _table("drafter | its best policy | from the run's own rounds | measured", best)
+    return _table("drafter | its best policy | forecast | measured", best)
 
 
 def _settings(rows: list[dict[str, Any]]) -> str:

@@ -31,14 +31,6 @@ def has_uneven_blocks(config: Config, document: Row) -> bool:
     return is_deepened(config) and "core_layers" not in (document.get("block_expansion") or {})
 
 
-def without_withdrawn(config: Config, board: Config) -> Config:
-    """Return the leaderboard without the rows of a drafter whose costs do not hold."""
-    if not has_uneven_blocks(config, board):
-        return board
-    rows = [row for row in board["rows"] if row["drafter"] != EESD]
-    return {**board, "rows": rows, "drafters": [drafter for drafter in board["drafters"] if drafter["name"] != EESD]}
-
-
 def first_best(rows: Iterable[Row]) -> Row | None:
     """Return the row that is best on the tuning prompts, to report it on others; None without rows."""
     return max(rows, key=lambda row: float(row["train_speedup"]), default=None)

@@ -82,15 +82,6 @@ def test_the_best_of_several_is_picked_on_the_tuning_prompts_of_each_run() -> No
     assert comparisons.first_best([]) is None
 
 
-def test_early_exits_on_uneven_blocks_are_withdrawn() -> None:
-    deep, old, even = {"target": "lab-deep:24"}, {"after": 4, "blocks": 32}, {"core_layers": 8}
-    board = {"rows": [{"drafter": "model"}, {"drafter": "eesd"}], "drafters": [{"name": "model"}, {"name": "eesd"}]}
-    shown = comparisons.without_withdrawn(deep, {**board, "block_expansion": old})
-    assert shown["rows"] == [{"drafter": "model"}] and shown["drafters"] == [{"name": "model"}]
-    assert comparisons.without_withdrawn(deep, {**board, "block_expansion": even})["rows"] == board["rows"]
-    assert comparisons.without_withdrawn({"target": "lab"}, board)["rows"] == board["rows"]
-
-
 def board() -> dict[str, Any]:
     rows = [
         {"label": label, "truncated_share": cut, "sequence_seconds": [s, s * 1.1], "tied_with_leader": True}
