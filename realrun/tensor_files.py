@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,4 +33,5 @@ def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapp
             if number := OS_ERROR.search(str(error)):
                 raise OSError(int(number[1]), os.strerror(int(number[1]))) from None
             raise
+        written.chmod(stat.S_IMODE(temporary.stat().st_mode))  # safetensors' files are the owner's alone
         os.replace(written, temporary)

@@ -9,7 +9,7 @@ tokens with the drafter's own output before them.
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -65,6 +65,7 @@ class EagleLM(StateDrafterLM):
     """
 
     caches_pending_token = True  # its row is fused with a feature of the target
+    eagle: Any  # or what EAGLE-3 has in its place
     feature: torch.Tensor
 
     def __init__(self, target: SplitTarget, eagle: Eagle):
@@ -80,22 +81,24 @@ class EagleLM(StateDrafterLM):
         self._forget_nodes()
 
     def _forget_nodes(self) -> None:
-        self.features = self.target.states[:0]
+        self.features = self.target.states.new_empty(0, int(self.model.config.hidden_size))
         self.order = np.zeros(0, np.int64)
 
     def _forward(self, tokens: Sequence[int], keep: int) -> torch.Tensor:
         start, end = self.length, self.length + len(tokens)
-        embedded = self.parts.embed(tokens)
         if start > self.target.length:  # a token that it drafted itself
             assert len(tokens) == 1
-            x = self.eagle.fused(embedded, self.feature[None])
+            x = self.eagle.fused(self.parts.embed(tokens), self.feature[None])
         else:
             assert end <= self.target.length + 1
-            self.state_rows = end
+            self.state_rows, start = end, max(start, self.shift)
+            if start == end:
+                return self._no_logits()
+            embedded = self.parts.embed(tokens[start - end :])
             x = self.eagle.fused(embedded, self._target_features(range(start - 1, end - 1)))
-            if len(tokens) > 1:  # only the last output is needed
-                self.stack.fill(x[:-1], start, slice(start, end - 1))
-        x = self.stack.run(x[-1:], end - 1, slice(end - 1, end), None)
+            if len(x) > 1:  # only the last output is needed
+                self.stack.fill(x[:-1], start - self.shift, slice(start, end - 1))
+        x = self.stack.run(x[-1:], end - 1 - self.shift, slice(end - 1, end), None)
         self.feature = x[0]
         return self.finish(x)
 
@@ -111,7 +114,8 @@ class EagleLM(StateDrafterLM):
         for depth in range(level.max() + 1):
             rows = np.flatnonzero(level == depth)
             self.order = np.concatenate([self.order, before + rows])
-            slots = torch.from_numpy(np.hstack([seen[rows, : self.length].numpy(), lineage[rows][:, self.order]]))
+            cached = seen[rows, self.shift : self.length].numpy()
+            slots = torch.from_numpy(np.hstack([cached, lineage[rows][:, self.order]]))
             known = torch.cat([self.features, out])
             above = known[torch.from_numpy(np.maximum(parent[rows], 0)).to(self.device)]
             none = torch.from_numpy(parent[rows] < 0).to(self.device)[:, None]
@@ -121,7 +125,7 @@ class EagleLM(StateDrafterLM):
                 else:
                     first = self.feature.expand(len(rows), -1)
                 above = torch.where(none, first, above)
-            end = self.length + len(self.order)
+            end = self.length - self.shift + len(self.order)
             x = self.eagle.fused(embedded[torch.from_numpy(rows)], above)
             index = torch.from_numpy(rows)
             out[index] = self.stack.run(x, end - len(rows), at[index], self.parts.tree_mask(slots, end))
@@ -132,8 +136,11 @@ class EagleLM(StateDrafterLM):
         """Look up the target's features [n, d] at these positions, ascending; zeros before the first token."""
         before = sum(position < 0 for position in positions)
         index = torch.tensor([*positions][before:], dtype=torch.long, device=self.device)
-        features = self.target.parts.normed(self.target.states[index], self.target.norm)
-        return F.pad(features, (0, 0, before, 0))
+        return F.pad(self._features_of(self.target.states[index]), (0, 0, before, 0))
+
+    def _features_of(self, states: torch.Tensor) -> torch.Tensor:
+        """Make features [n, d] of the target's states."""
+        return self.target.parts.normed(states, self.target.norm)
 
     def finish(self, x: torch.Tensor, keep: int = 0) -> torch.Tensor:
         """Compute logits of features [n, d] by the target's head; the norm is in the target's features only."""
@@ -165,14 +172,19 @@ class StaticEagle(StaticStateDrafter):
     State rows and the row of the pending token are fused with the target's features. A row behind it is fused with the
     layer's output in the row before it in the text, whose slot is its source.
 
+    norm_after : norm between the layer and the head
     """
 
     caches_pending_token = True
+    norm_after: torch.Tensor | None = None
 
     def __init__(self, target: StaticSplitTarget, eagle: Eagle):
-        self.fuse = eagle.fused
         super().__init__(target, with_layers(target.model, eagle.layers))
         self.head = eagle.head(self.head)
+        self._keep_features(eagle.fused)
+
+    def _keep_features(self, fuse: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+        self.fuse = fuse
         self.features = self.keys.new_empty(self.capacity, self.embedding.shape[1])
 
     @torch.inference_mode()
@@ -187,14 +199,17 @@ class StaticEagle(StaticStateDrafter):
         features = self._ops.norm(self.target.states[above.clamp(min=0)], self.norm_out, self.eps)
         return self.fuse(self._embedded(rows), torch.where((above >= 0)[:, None], features, 0))
 
-    def _open(self, tokens: Sequence[int]) -> tuple[Sequence[int], int, Hashable]:
+    def _open(self, tokens: Sequence[int]) -> tuple[Sequence[int], int, StatePass]:
         start, end = self.length, self.length + len(tokens)
         if start > self.target.length:  # a token that it drafted itself
             assert len(tokens) == 1
-            return tokens, start, StatePass(0, of_state=False)
+            return tokens, start - self.shift, StatePass(0, of_state=False)
         assert end <= self.target.length + 1
-        self.state_rows = end
-        return tokens[-1:], end - 1, StatePass(self._prepare_state_rows(tokens[:-1], start), of_state=True)
+        self.state_rows, start = end, max(start, self.shift)
+        if start == end:
+            return (), 0, StatePass(0, of_state=False)
+        filled = self._prepare_state_rows(tokens[start - end : -1], start - self.shift)
+        return tokens[-1:], end - 1 - self.shift, StatePass(filled, of_state=True)
 
     def _variants(self, n: int) -> Sequence[Hashable]:
         of_states = (StatePass(rows, of_state=True) for rows in (0, *STATE_ROWS))
@@ -220,9 +235,9 @@ class StaticEagle(StaticStateDrafter):
         return super()._input(rows, None)
 
     def _through(self, rows: Rows, variant: Hashable) -> tuple[torch.Tensor, torch.Tensor]:
-        features, _ = self.stack.run(self._input(rows, variant), rows)
+        features, hidden = self.stack.run(self._input(rows, variant), rows, self.norm_after)
         self.features[rows.slots] = features
-        return self._of_states(features, rows), features
+        return self._of_states(hidden, rows), hidden
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from realrun.drafters.eagle import EagleKind
+from realrun.drafters.eagle3 import Eagle3Kind
 from realrun.drafters.edd import EDDKind, VDMKind
 from realrun.drafters.eesd import EESDKind
 from realrun.drafters.independent import IndependentKind
@@ -19,6 +20,7 @@ DRAFTERS: dict[str, type[DrafterKind]] = {
     "edd": EDDKind,
     "vdm": VDMKind,
     "eagle": EagleKind,
+    "eagle3": Eagle3Kind,
     "self-sd": SelfSDKind,
     "space": SpaceKind,
     "prompt-lookup": LookupKind,

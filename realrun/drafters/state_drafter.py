@@ -40,6 +40,11 @@ class StateRows:
     nodes: int
     hidden: torch.Tensor | None
 
+    @property
+    def shift(self) -> int:
+        """How many slots before its position in the text a row stands: 1 where the first token has no row."""
+        return 0
+
     def reset(self) -> None:
         self.length = self.nodes = self.state_rows = 0
         self.hidden = None
@@ -99,10 +104,12 @@ class StatePass(NamedTuple):
     """Variant of a static pass.
 
     rows : state rows that it fills first; of_state : whether its draft row is made of a state, too
+    first : whether the first token of the text is pending, which has no state before it
     """
 
     rows: int
     of_state: bool
+    first: bool = False
 
 
 class StaticStateDrafter(StateRows, StaticInsideTarget):

@@ -89,7 +89,7 @@ class BatchedLlama:
         mask = mask[:, None].repeat(1, 1, lm.heads // lm.kv_heads, 1)  # [B, 1, groups * n, L]
         x, row = F.embedding(ids, lm.embedding), torch.arange(len(ids), device=self.device)[:, None]
         for layer, keys, values in zip(lm.layers, self.keys[:, rows], self.values[:, rows], strict=True):
-            q, keys[row, :, slots], values[row, :, slots] = layer.project(x, rotation)
+            q, keys[row, :, slots], values[row, :, slots] = layer.project(layer.normed(x, rms_norm)[1], rotation)
             mixed = lm.attend(q, keys[:, :, :end], values[:, :, :end], mask)
             x = layer.add_mlp(x + F.linear(mixed, layer.out))
         return lm._of_known(lm.logits_of(rms_norm(x, lm.norm_out, lm.eps))) if head else x[:, :0]

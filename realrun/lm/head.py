@@ -45,20 +45,19 @@ def logits_type(model: Any) -> torch.dtype:
 
 
 class PartialHead(torch.nn.Module):
-    """Some rows of a model's head: logits [..., V] of states [..., d], minus infinity for all other tokens.
+    """A head of some tokens: logits [..., V] of states [..., d], minus infinity for all other tokens.
 
-    head : a plain matrix
+    rows : a plain matrix [n, d]
     tokens : int64 [n], the tokens that get logits
+    size : V
     """
 
     tokens: torch.Tensor
 
-    def __init__(self, head: Any, tokens: torch.Tensor):
+    def __init__(self, rows: Any, tokens: torch.Tensor, size: int):
         super().__init__()
-        self.out_features = int(head.out_features)
-        self.register_buffer("tokens", tokens.to(head.weight.device), persistent=False)
-        self.rows = type(head)(head.in_features, len(tokens), bias=False, device="meta")
-        self.rows.weight = torch.nn.Parameter(head.weight.detach()[self.tokens], requires_grad=False)
+        self.rows, self.out_features = rows, size
+        self.register_buffer("tokens", tokens.to(rows.weight.device), persistent=False)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         return spread(self.rows(hidden), self.tokens, self.out_features)
@@ -72,7 +71,11 @@ def spread(some: torch.Tensor, tokens: torch.Tensor, size: int) -> torch.Tensor:
 
 def partial_head(head: Any, tokens: torch.Tensor | None) -> Any:
     """Restrict a head to logits of these tokens, int64 [n]; None leaves it as it is."""
-    return head if tokens is None else PartialHead(head, tokens)
+    if tokens is None:
+        return head
+    rows = type(head)(head.in_features, len(tokens), bias=False, device="meta")
+    rows.weight = torch.nn.Parameter(head.weight.detach()[tokens.to(head.weight.device)], requires_grad=False)
+    return PartialHead(rows, tokens, int(head.out_features))
 
 
 def tokens_of_head(model: Any) -> torch.Tensor | None:

@@ -34,11 +34,13 @@ class LayerStack(Protocol):
         positions: slice | torch.Tensor,
         mask: torch.Tensor | None,
         skip: SkippedSublayers = NOTHING,
+        layers: range | None = None,
     ) -> torch.Tensor:
         """Compute hidden states [n, d] from x [n, d]; keys and values enter slots `start` and on.
 
         positions : of the rows in the text; mask : from `ModelParts`, None if all rows see all slots
-            before `start` and their own; skip : sublayers to skip, numbered within the stack
+            before `start` and their own; skip : sublayers to skip, numbered within the stack; layers : of the
+            stack, those to run, all unless given
         """
 
     def fill(self, x: torch.Tensor, start: int, positions: slice) -> None:
@@ -278,6 +280,7 @@ class LibraryStack:
         positions: slice | torch.Tensor,
         mask: torch.Tensor | None,
         skip: SkippedSublayers = NOTHING,
+        layers: range | None = None,
     ) -> torch.Tensor:
         self.start = start
         x = x[None]
@@ -286,7 +289,8 @@ class LibraryStack:
         self.slot_positions = torch.cat([self.slot_positions[:start], positions])
         places = self.parts.places(x, positions, {*self.types})
         masks = {FULL: mask, SLIDING: self._windowed(mask, positions) if SLIDING in self.types else mask}
-        for number, (layer, kind) in enumerate(zip(self.layers, self.types, strict=True)):
+        for number in range(len(self.layers)) if layers is None else layers:
+            layer, kind = self.layers[number], self.types[number]
             silent = number in skip.attention, number in skip.mlp
             if all(silent):
                 continue

@@ -8,7 +8,7 @@ Results differ from the library's by rounding only. Baseline and speculative dec
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from realrun.lm.variants.skipped_layers import NOTHING, SkippedSublayers
 LONG_PASS = 64  # new tokens; beyond it, attention goes through the library's fused operation
 TREE_ROOM = 256  # slots that growing buffers may have beyond the model's positions, for a tree's nodes
 Rotation = tuple[torch.Tensor, torch.Tensor]  # cosines and signed sines of positions, [..., 1, D]
+Norm = Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]  # of rows [..., d], a weight [d] and epsilon
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,8 @@ class Layer:
     """
 
     norm_in: torch.Tensor
-    qkv: torch.Tensor  # [(Hq + 2 Hkv) * head_dim, hidden]
+    norm_hidden: torch.Tensor | None  # [hidden]; EAGLE-3's: an input row is an embedding and a hidden state, [2 hidden]
+    qkv: torch.Tensor  # [(Hq + 2 Hkv) * head_dim, hidden], of an input row's width
     q_norm: torch.Tensor | None  # [head_dim]; Qwen3 normalises every head
     k_norm: torch.Tensor | None
     out: torch.Tensor
@@ -45,9 +47,17 @@ class Layer:
     head_dim: int
     eps: float
 
-    def project(self, x: torch.Tensor, rotation: Rotation) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Compute queries [..., H, D], keys and values [..., Hkv, D] of rows x, rotated to their positions."""
-        qkv = skinny_linear(rms_norm(x, self.norm_in, self.eps), self.qkv).unflatten(-1, (-1, self.head_dim))
+    def normed(self, x: torch.Tensor, norm: Norm) -> tuple[torch.Tensor, torch.Tensor]:
+        """Split input rows x into the residual stream [..., hidden] and the input of attention, by a function norm."""
+        if self.norm_hidden is None:
+            return x, norm(x, self.norm_in, self.eps)
+        embedded, hidden = x.chunk(2, dim=-1)
+        both = norm(embedded, self.norm_in, self.eps), norm(hidden, self.norm_hidden, self.eps)
+        return hidden, torch.cat(both, dim=-1)
+
+    def project(self, normed: torch.Tensor, rotation: Rotation) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Compute queries [..., H, D], keys and values [..., Hkv, D] of normed rows, rotated to their positions."""
+        qkv = skinny_linear(normed, self.qkv).unflatten(-1, (-1, self.head_dim))
         heads = qkv.shape[-2] - 2 * self.kv_heads
         qk, v = qkv.split([heads + self.kv_heads, self.kv_heads], dim=-2)
         if self.q_norm is not None and self.k_norm is not None:
@@ -166,17 +176,21 @@ class FusedStack:
         positions: slice | torch.Tensor,
         mask: torch.Tensor | None,
         skip: SkippedSublayers = NOTHING,
+        layers: range | None = None,
     ) -> torch.Tensor:
         """Compute hidden states [n, d] of these layers from x [n, d]; keys and values enter slots `start` and on.
 
         positions : of the rows; mask : [groups * n, start + n], added to the scores; skip : sublayers to skip
+        layers : the layers to run, all unless given
         """
         end = start + len(x)
         self._reserve(end)
         rotation = self.lm.cos[positions], self.lm.sin[positions]
-        for number, layer in enumerate(self.layers):
+        for number in range(len(self.layers)) if layers is None else layers:
+            layer = self.layers[number]
             if number not in skip.attention:
-                q = self._project(number, x, start, rotation)
+                x, normed = layer.normed(x, rms_norm)
+                q = self._project(number, normed, start, rotation)
                 keys, values = self.keys[number, :, :end], self.values[number, :, :end]
                 x = x + skinny_linear(self.lm.attend(q, keys, values, mask), layer.out)
             if number not in skip.mlp:
@@ -185,15 +199,16 @@ class FusedStack:
 
     def fill(self, x: torch.Tensor, start: int, positions: slice) -> None:
         """Write only the keys and values of rows x [n, d], in a stack of a single layer."""
-        assert len(self.layers) == 1
+        (layer,) = self.layers
         self._reserve(start + len(x))
-        self._project(0, x, start, (self.lm.cos[positions], self.lm.sin[positions]))
+        _, normed = layer.normed(x, rms_norm)
+        self._project(0, normed, start, (self.lm.cos[positions], self.lm.sin[positions]))
 
-    def _project(self, number: int, x: torch.Tensor, start: int, rotation: Rotation) -> torch.Tensor:
-        """Compute queries [n, H, D] of rows x [n, d]; their keys and values enter slots `start` and on."""
-        q, k, v = self.layers[number].project(x, rotation)
-        self.keys[number, :, start : start + len(x)] = k.transpose(0, 1)
-        self.values[number, :, start : start + len(x)] = v.transpose(0, 1)
+    def _project(self, number: int, normed: torch.Tensor, start: int, rotation: Rotation) -> torch.Tensor:
+        """Compute queries [n, H, D] of normed rows [n, d]; their keys and values enter slots `start` and on."""
+        q, k, v = self.layers[number].project(normed, rotation)
+        self.keys[number, :, start : start + len(normed)] = k.transpose(0, 1)
+        self.values[number, :, start : start + len(normed)] = v.transpose(0, 1)
         return q
 
     def move(self, slots: Sequence[int], start: int) -> None:
@@ -300,12 +315,16 @@ def _join(layer: Any, eps: float) -> Layer:
     The modules' weights become views into that matrix, so memory does not double.
     """
     attention, mlp = layer.self_attn, layer.mlp
-    q_norm, k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
+    norm_hidden, q_norm, k_norm = (
+        None if norm is None else norm.weight
+        for norm in (getattr(layer, "hidden_norm", None), *(getattr(attention, f"{x}_norm", None) for x in "qk"))
+    )
     return Layer(
         norm_in=layer.input_layernorm.weight,
+        norm_hidden=norm_hidden,
         qkv=_joint(attention.q_proj, attention.k_proj, attention.v_proj),
-        q_norm=None if q_norm is None else q_norm.weight,
-        k_norm=None if k_norm is None else k_norm.weight,
+        q_norm=q_norm,
+        k_norm=k_norm,
         out=attention.o_proj.weight,
         norm_mlp=layer.post_attention_layernorm.weight,
         gate_up=_joint(mlp.gate_proj, mlp.up_proj),

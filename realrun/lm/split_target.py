@@ -3,12 +3,13 @@
 The first N layers (`split`) and the others are two stacks. A drafter runs the lower stack over the pending token and
 the tokens that it drafts. Their states after layer N are kept, so that verification runs only the upper layers over
 them, and all layers only over tokens that the drafter never fed (EESD: the newest token; errata A13). With N = 0 only
-the cache is shared.
+the cache is shared. States after fewer layers can be kept beside them (EAGLE-3).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import torch
 from transformers import PreTrainedModel
@@ -20,11 +21,39 @@ from realrun.lm.layer_stack import PartsLM, model_parts
 class RowsAhead:
     """Rows that a drafter has fed to the lower layers ahead of verification, in slots behind the cached tokens.
 
+    splits : ascending, after how many layers states are kept; the last is that of all lower layers, `split`
+    states : [room, len(splits) d], these states by slot, side by side
     ahead : the tokens, starting with the pending token
     nodes_ahead : number of tree nodes behind those, in the order in which they were fed
     row_nodes : for the next pass over a tree, which of the nodes ahead each row but the first is, -1 for none
     row_slots : slots in the lower layers of the rows of the last pass over a tree
     """
+
+    splits: tuple[int, ...]
+    states: torch.Tensor
+
+    @property
+    def split(self) -> int:
+        return self.splits[-1]
+
+    def states_of(self, x: torch.Tensor, run: Callable[[torch.Tensor, range], torch.Tensor]) -> torch.Tensor:
+        """Compute the states to keep [n, len(splits) d] of the lower layers' input x [n, d].
+
+        run : runs some layers
+        """
+        states = []
+        for start, end in pairwise((0, *self.splits)):
+            x = run(x, range(start, end))
+            states.append(x)
+        return torch.cat(states, dim=-1) if len(states) > 1 else x
+
+    def last_of(self, states: torch.Tensor) -> torch.Tensor:
+        """Take the output of all lower layers [n, d] from states [n, len(splits) d]."""
+        return states if len(self.splits) == 1 else states[:, -(states.shape[1] // len(self.splits)) :]
+
+    def lower_output(self, slots: slice | torch.Tensor) -> torch.Tensor:
+        """Look up the output of all lower layers [n, d] at these slots."""
+        return self.last_of(self.states[slots])
 
     def forget_ahead(self) -> None:
         self.ahead: list[int] = []
@@ -53,18 +82,16 @@ class RowsAhead:
 
 
 class SplitTarget(RowsAhead, PartsLM):
-    """CachedLM in two stacks.
+    """CachedLM in two stacks."""
 
-    states : [room, d], output of the lower layers by slot
-    """
-
-    def __init__(self, model: PreTrainedModel, split: int):
+    def __init__(self, model: PreTrainedModel, *splits: int):
         self.parts = model_parts(model)
-        layers = model.model.layers
-        self.split = split
+        layers, split = model.model.layers, splits[-1]
+        self.splits = splits
         self.lower, self.upper = self.parts.stack(layers[:split]), self.parts.stack(layers[split:])
         self.norm, self.head = model.model.norm, model.get_output_embeddings()
-        self.states = torch.empty(0, int(model.config.hidden_size), dtype=model.dtype, device=model.device)
+        width = len(splits) * int(model.config.hidden_size)
+        self.states = torch.empty(0, width, dtype=model.dtype, device=model.device)
         super().__init__(model)
 
     def reset(self) -> None:
@@ -101,7 +128,7 @@ class SplitTarget(RowsAhead, PartsLM):
         if known < n:
             own = mask if known == 0 else self.parts.causal_mask(n - known, end)
             self._run_lower(tokens[known:], start + known, slice(start + known, end), own)
-        x = self.upper.run(self.states[start:end], start, slice(start, end), mask)
+        x = self.upper.run(self.lower_output(slice(start, end)), start, slice(start, end), mask)
         self.forget_ahead()
         return self.finish(x, keep)
 
@@ -113,7 +140,8 @@ class SplitTarget(RowsAhead, PartsLM):
         if not self.ahead:
             self.row_slots = [*range(start, start + n)]
             self._run_lower(tokens, start, positions, mask)
-            return self.finish(self.upper.run(self.states[start : start + n], start, positions, mask), keep=0)
+            x = self.lower_output(slice(start, start + n))
+            return self.finish(self.upper.run(x, start, positions, mask), keep=0)
         place, missing = self.place_rows(n)
         used = len(self.ahead) + self.nodes_ahead + len(missing)
         if missing:
@@ -123,17 +151,19 @@ class SplitTarget(RowsAhead, PartsLM):
             at = positions[torch.tensor(missing, device=self.device)]
             self._run_lower([tokens[row] for row in missing], first, at, self.parts.tree_mask(seen, start + used))
         self.row_slots = [start + slot for slot in place]
-        x = self.states[torch.tensor(self.row_slots, device=self.device)]
+        x = self.lower_output(torch.tensor(self.row_slots, device=self.device))
         x = self.upper.run(x, start, positions, mask)
         return self.finish(x, keep=0)
 
     def _run_lower(
         self, tokens: Sequence[int], start: int, positions: slice | torch.Tensor, mask: torch.Tensor | None
     ) -> None:
-        x = self.lower.run(self.parts.embed(tokens), start, positions, mask)
+        states = self.states_of(
+            self.parts.embed(tokens), lambda x, layers: self.lower.run(x, start, positions, mask, layers=layers)
+        )
         end = start + len(tokens)
         self.states = grown(self.states, end)
-        self.states[start:end] = x
+        self.states[start:end] = states
 
     def _crop(self, end: int) -> None:
         self.forget_ahead()

@@ -14,8 +14,10 @@ from typing import Any, NotRequired, TypedDict
 import torch
 from safetensors import SafetensorError, safe_open
 
+from realrun.drafters.eagle3 import Eagle3Kind
 from realrun.drafters.kind import DrafterKind
 from realrun.drafters.registry import DRAFTERS
+from realrun.pairs.eagle3_checkpoints import is_checkpoint, read_checkpoint
 from realrun.tensor_files import save_tensors
 from specsim.io.errors import InputError
 from specsim.io.files import digest
@@ -49,11 +51,12 @@ class Facts(TypedDict):
     masks: NotRequired[int]
     attention: NotRequired[list[int]]
     mlp: NotRequired[list[int]]
+    config: NotRequired[dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class DrafterFile:
-    """Contents of a drafter file; facts["target"] describes the target that it was trained on."""
+    """Contents of a drafter file; facts["target"] describes the target that it was trained on, if the file does."""
 
     path: Path
     kind: str
@@ -107,8 +110,14 @@ def save_drafter(folder: Path, kind: str, tensors: Mapping[str, torch.Tensor], f
 
 
 def read_drafter(path: Path) -> DrafterFile:
-    """Read what `save_drafter` wrote, from a file or its folder; InputError if it is missing or damaged."""
+    """Read what `save_drafter` wrote, from a file or its folder, or an EAGLE-3 checkpoint's folder.
+
+    Raises InputError if it is missing or damaged.
+    """
     file = path / FILE if path.is_dir() else path
+    if _is_published(path):
+        tensors, config = read_checkpoint(path)
+        return DrafterFile(path, Eagle3Kind.name, tensors, {"config": config})
     if not file.is_file():
         raise InputError(f"drafter {file} does not exist; train a drafter with `realrun train`")
     again = "train it again with `realrun train`"
@@ -126,6 +135,10 @@ def read_drafter(path: Path) -> DrafterFile:
     return DrafterFile(file, metadata["kind"], tensors, facts)
 
 
+def _is_published(path: Path) -> bool:
+    return not (path / FILE).is_file() and is_checkpoint(path)
+
+
 RESULTS = (  # facts that did not influence the training
     "target", "held_out", "parameters", "tokens", "seconds", "tokens_per_second", "provenance",
     "k", "first_token_accepted_share", "predicted_speedup", "prediction", "costs", "warnings",
@@ -135,8 +148,10 @@ RESULTS = (  # facts that did not influence the training
 def training_recipe(path: Path) -> dict[str, Any]:
     """Read from a drafter's file, which `load_drafter` reads as well, all that determined its training.
 
-    "not_recorded" lists facts that older files lack.
+    "not_recorded" lists facts that older files lack, and EAGLE-3 checkpoints.
     """
+    if _is_published(path):
+        return {"not_recorded": list(Eagle3Kind.recipe)}
     with safe_open(path / FILE if path.is_dir() else path, framework="pt") as handle:
         metadata = handle.metadata()
     facts = json.loads(metadata["facts"])
@@ -161,10 +176,13 @@ def load_drafter(path: Path, target: Any) -> tuple[Any, DrafterKind]:
         if isinstance(error, InputError):
             raise
         first_line = str(error).strip().splitlines()[0]
-        raise InputError(f"drafter {file.path} does not fit its target ({first_line}); train it again") from None
+        advice = "train it again" if "target" in file.facts else "give the target that it was trained for"
+        raise InputError(f"drafter {file.path} does not fit its target ({first_line}); {advice}") from None
 
 
 def _check_target(file: DrafterFile, target: Any) -> None:
+    if "target" not in file.facts:  # an EAGLE-3 checkpoint, which does not identify it
+        return
     trained_on, here = file.facts["target"], describe_target(target, "")
     name = trained_on.get("name")
     for key, what in (

@@ -140,7 +140,7 @@ def load_pair(
     drafter : str
         "model" for the draft model; "prompt-lookup" or another name in `realrun.drafters.registry.DRAFTERS` that any
         target has; a drafter of the lab, such as "eesd" or "lab:eesd" (`LAB_DRAFTERS`); "eagle" for target "smollm2";
-        or a folder made by `realrun train`. draft_model is ignored unless this is "model".
+        a folder made by `realrun train`, or an EAGLE-3 checkpoint's. draft_model is ignored unless this is "model".
     beside : Pair, optional
         Pair of the same target, device and type, whose target is shared.
     allow_tokenizer_difference : bool

@@ -24,6 +24,10 @@ from realrun.train.common.trainings import Training
 from specsim.cli.settings import Settings, setting
 
 LAB_WIDTH, LAB_LR = 256, 6e-3
+LEARNING_RATE = (
+    "Peak learning rate (default: 0.006 for targets as narrow as the lab's, and less in inverse proportion to the "
+    "square of a wider target's width)."
+)
 OBJECTIVE = "smooth L1 of the features + class_weight x cross-entropy with the target's distribution"
 
 
@@ -35,12 +39,7 @@ class EagleSettings(Settings):
         0.1, low=0, doc="Weight of the cross-entropy; the regression of features has weight 1."
     )
     noise: float = setting(0.1, low=0, doc="Maximum noise added to each component of the input features.")
-    lr: float | None = setting(
-        None,
-        above=0,
-        doc="Peak learning rate (default: 0.006 for targets as narrow as the lab's, and less in inverse proportion to "
-        "the square of a wider target's width).",
-    )
+    lr: float | None = setting(None, above=0, doc=LEARNING_RATE)
     draft_vocabulary: int | None = setting(
         None,
         low=1,
@@ -49,13 +48,18 @@ class EagleSettings(Settings):
 
 
 def with_lr(settings: EagleSettings, target: Any) -> EagleSettings:
-    """Fill in the learning rate for a target of this width.
+    """Fill in the learning rate for a target of this width."""
+    return replace(settings, lr=settings.lr or usual_lr(target))
+
+
+def usual_lr(target: Any) -> float:
+    """Choose the peak learning rate for a target of this width.
 
     It was found for the lab's 256; at 576 (SmolLM2) 0.006 diverges and 0.001 to 0.0015 train, and EAGLE's authors take
-    3e-5 at 4,096.
+    3e-5 at 4,096, EAGLE-3's 5e-5.
     """
     width = max(LAB_WIDTH, int(target.config.hidden_size))
-    return replace(settings, lr=settings.lr or LAB_LR * (LAB_WIDTH / width) ** 2)
+    return LAB_LR * (LAB_WIDTH / width) ** 2
 
 
 class EagleTraining(ModuleJob):

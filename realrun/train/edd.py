@@ -143,17 +143,24 @@ class DecoderTraining(ModuleJob):
 
 
 @torch.no_grad()
-def states_and_logits(target: Any, tokens: torch.Tensor, split: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the target's states [B, T, d] after `split` layers, and its logits [B, T, V], of tokens [B, T]."""
+def states_and_logits(target: Any, tokens: torch.Tensor, *splits: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute a target's states after `splits` layers, side by side [B, T, len(splits) d], and its logits [B, T, V].
+
+    tokens : [B, T]; splits : from 1, ascending
+    """
     outputs: list[Any] = []
     # Not the library's list of states: the last of them is normed.
-    hook = target.model.layers[split - 1].register_forward_hook(lambda module, inputs, output: outputs.append(output))
+    hooks = [
+        target.model.layers[split - 1].register_forward_hook(lambda module, inputs, output: outputs.append(output))
+        for split in splits
+    ]
     try:
         logits: torch.Tensor = target(input_ids=tokens, use_cache=False).logits
     finally:
-        hook.remove()
-    (states,) = outputs
-    return states[0] if isinstance(states, tuple) else states, logits
+        for hook in hooks:
+            hook.remove()
+    states = [output[0] if isinstance(output, tuple) else output for output in outputs]
+    return torch.cat(states, dim=-1), logits
 
 
 def block_logits(decoder: Any, tokens: torch.Tensor, states: torch.Tensor, block: int) -> torch.Tensor:

@@ -19,6 +19,7 @@ from realrun.decode.draft import Draft
 from realrun.decode.rounds import Decoded
 from realrun.decode.sampling import Sampler
 from realrun.drafters.eagle import Eagle
+from realrun.drafters.eagle3 import Eagle3, default_config
 from realrun.drafters.edd import one_layer_model, own_state
 from realrun.drafters.eesd import EarlyExit, EarlyExitLM
 from realrun.drafters.medusa import MedusaHeads
@@ -91,6 +92,7 @@ QUICK = [
     *[Case(kind, target) for kind in ("medusa", "self-sd") for target in ("qwen2", "mistral")],
     Case("edd", "qwen2-sdpa"),
     Case("eagle", "qwen3"),
+    Case("eagle3", "qwen2-sdpa"),
 ]
 SLOW = [
     *[Case("eesd", "llama", *shape) for shape in ((1, 0), (1, 2), (2, 1), (3, 1))],
@@ -98,6 +100,7 @@ SLOW = [
     *[Case("eesd", target, 2, 1) for target in NAMES if target not in ("llama", "qwen2-sdpa", "mistral-eager")],
     *[Case("edd", target) for target in ("qwen3", "mistral-sdpa")],
     *[Case("eagle", target) for target in ("qwen2-sdpa", "mistral-sdpa")],
+    *[Case("eagle3", target) for target in ("qwen3", "mistral-sdpa")],
 ]
 
 
@@ -140,6 +143,7 @@ FILES: dict[str, Callable[[Any], State]] = {
     "edd": lambda target: (own_state(one_layer_model(target)), {"states_after": 1}),
     "vdm": lambda target: (own_state(one_layer_model(target)), {}),
     "eagle": lambda target: (Eagle(target).state_dict(), {}),
+    "eagle3": lambda target: (Eagle3(target).state_dict(), {"config": default_config(target)}),
     "self-sd": lambda target: ({}, {"attention": [0], "mlp": [1]}),
     "space": lambda target: ({"mask": torch.zeros(int(target.config.hidden_size)).double()}, {"masks": 3}),
 }
@@ -244,7 +248,7 @@ def layers_of(lm: CachedLM, length: int) -> list[tuple[torch.Tensor, torch.Tenso
     if isinstance(lm, EarlyExitLM):
         return stacked(lm.exit, length)
     if isinstance(lm, StateDrafterLM):
-        return stacked(lm.stack, length)
+        return stacked(lm.stack, length - lm.shift)
     if isinstance(lm, FusedLlama):
         return [(keys[:, :length], values[:, :length]) for keys, values in zip(lm.keys, lm.values, strict=True)]
     if type(lm) is CachedLM:
@@ -290,9 +294,10 @@ def test_after_every_round_the_caches_equal_a_fresh_prefill(case: Case, mode: st
             held = [*zip(layers_of(target, len(context)), expected, strict=True)]
             if isinstance(target, SplitTarget):
                 assert not target.ahead and not target.nodes_ahead
-                own = target.states[: len(context)]
-                own = target.norm(own) if target.split == len(expected) else own  # the library's last are normed
-                torch.testing.assert_close(own, output.hidden_states[target.split][0], **close)
+                states = target.states[: len(context)].chunk(len(target.splits), dim=1)
+                for own, split in zip(states, target.splits, strict=True):
+                    own = target.norm(own) if split == len(expected) else own  # the library's last are normed
+                    torch.testing.assert_close(own, output.hidden_states[split][0], **close)
             if lm is not None and lm is not target and lm.length:
                 assert lm.nodes == 0
                 lacking.add(len(context) - lm.length)
@@ -337,7 +342,7 @@ def test_after_every_round_it_drafts_as_after_a_fresh_prefill(case: Case) -> Non
 @kinds
 def test_rejection_sampling_is_recorded_or_refused_in_one_line(kind: str) -> None:
     pair = case_pair(Case(kind))
-    if kind not in ("self-sd", "edd", "eagle", "prompt-lookup"):
+    if kind not in ("self-sd", "edd", "eagle", "eagle3", "prompt-lookup"):
         trace = record(pair, prompts_of(kind), RecordSettings(DEPTH, 6, Sampler("rejection", 0.8, seed=2)))
         assert trace.approximate and (trace.accept_prob > 0).any()
         return

@@ -42,6 +42,7 @@ QUICK = [
     ("Gemma", "MEDUSA-2"),
     ("Gemma 2", "EDD"),
     ("Gemma 3", "EAGLE"),
+    ("Phi-3", "EAGLE-3"),
     ("Qwen2, with windows", "SPACE"),
     ("Mixtral", "Self-SD"),
     ("Mistral, with a window", "draft model"),

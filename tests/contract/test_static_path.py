@@ -230,7 +230,7 @@ def test_prompt_lookup_asks_for_the_targets_pass_alone() -> None:
     assert all((round_["graphs"], round_["launches"], round_["waits"]) == (1, 1, 1) for round_ in asked.rounds)
 
 
-@pytest.mark.parametrize("kind", ["model", "eesd", "edd", "eagle", "medusa", "self-sd", "space"])
+@pytest.mark.parametrize("kind", ["model", "eesd", "edd", "eagle", "eagle3", "medusa", "self-sd", "space"])
 def test_probes_of_costs_record_nothing_on_their_clock(kind: str) -> None:
     """After each size of draft once, for warmth; scores are made once only."""
     pair = pair_of(kind, torch.float32)
@@ -249,7 +249,7 @@ def test_probes_of_costs_record_nothing_on_their_clock(kind: str) -> None:
         assert device.captured == before
 
 
-@pytest.mark.parametrize("kind", ["eesd", "edd", "eagle", "self-sd"])
+@pytest.mark.parametrize("kind", ["eesd", "edd", "eagle", "eagle3", "self-sd"])
 def test_drafts_reach_the_end_of_the_models_positions(kind: str) -> None:
     """Rows that fill up a size, and stand beyond it, read nothing that there is not."""
     pair = pair_of(kind, torch.float64)

@@ -128,6 +128,7 @@ MAKERS: dict[str, Callable[[Pair, Path], Pair]] = {
     "MEDUSA-2": trained("medusa one stage"),
     "EDD": trained("edd"),
     "EAGLE": trained("eagle"),
+    "EAGLE-3": trained("eagle3"),
     "SPACE": trained("space"),
     "Self-SD": skipping,
 }

@@ -17,6 +17,7 @@ from realrun.train.common.lora import AdapterSettings
 from realrun.train.common.on_text import TextRun
 from realrun.train.common.trainings import TextOptions, Training
 from realrun.train.eagle import EagleSettings
+from realrun.train.eagle3 import Eagle3Settings
 from realrun.train.edd import EddSettings, VdmSettings
 from realrun.train.eesd import EesdSettings
 from realrun.train.medusa2 import MedusaCommand
@@ -107,6 +108,10 @@ CASES: dict[str, Case] = {
     "edd shared": Case("edd", EddSettings(lr=1e-2, draft_vocabulary=40), {"longest_block": 9}, {"divergence": 0.9}),
     "vdm shared": Case("vdm", VdmSettings(lr=1e-2, draft_vocabulary=40), {"loss": "text"}, {"divergence": 0.9}),
     "eagle": Case("eagle", EagleSettings(lr=1e-2), {"noise": 0.2}, {"divergence": 0.9, "regression": 0.9}),
+    "eagle3": Case("eagle3", Eagle3Settings(3, lr=1e-2), {"draft_steps": 2}, {"divergence": 0.9}),
+    "eagle3 shared": Case(
+        "eagle3", Eagle3Settings(3, lr=1e-2, draft_vocabulary=40), {"draft_steps": 2}, {"divergence": 0.9}
+    ),
     "space": Case(
         "space",
         SpaceSettings(3, lr=2e-2, examples=4, adapter=ADAPTER),

@@ -267,11 +267,15 @@ class StaticLlama(LlamaLM):
         def run() -> tuple[torch.Tensor, ...]:
             rows = size.rows()
             logits, hidden = self._through(rows, variant)
-            statistics = describe(self._of_known(logits[0, -1:]), rows.positions[-1:], hidden[-1:])
+            statistics = describe(self._of_known(logits[0, -1:]), self._places(rows, variant)[-1:], hidden[-1:])
             following.copy_(torch.stack([statistics[0].long(), rows.slots[-1] + 1])[None])
             return statistics, hidden
 
         return self.recorded.run((size.n, variant, describe), run, [following])
+
+    def _places(self, rows: Rows, variant: Hashable) -> torch.Tensor:
+        """Give the rows' positions in the text, int64 [N]."""
+        return rows.positions
 
     def _open(self, tokens: Sequence[int]) -> tuple[Sequence[int], int, Hashable]:
         """Give the tokens that are fed now, the slot of the first of them, and the variant of the pass."""

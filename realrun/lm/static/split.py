@@ -22,18 +22,19 @@ def power_of_2(count: int) -> int:
 
 
 class StaticSplitTarget(RowsAhead, StaticLlama):
-    """StaticLlama whose states after `split` layers, [capacity, d] by slot, are kept for a drafter.
+    """StaticLlama whose states after `splits` layers are kept for a drafter.
 
     runs_ahead : whether the drafter runs the lower layers ahead of verification, so that such passes are recorded too
     """
 
     runs_ahead = False
 
-    def __init__(self, model: Any, split: int, **options: Any):
-        self.split = split
+    def __init__(self, model: Any, *splits: int, **options: Any):
+        self.splits = splits
         super().__init__(model, **options)
-        self.own_layers = range(split, len(self.layers))
-        self.states = torch.empty(self.capacity, int(model.config.hidden_size), dtype=model.dtype, device=self.device)
+        self.own_layers = range(self.split, len(self.layers))
+        width = len(splits) * int(model.config.hidden_size)
+        self.states = torch.empty(self.capacity, width, dtype=model.dtype, device=self.device)
 
     def reset(self) -> None:
         super().reset()
@@ -47,10 +48,11 @@ class StaticSplitTarget(RowsAhead, StaticLlama):
             self.states = F.pad(self.states, (0, 0, 0, self.capacity - before))
 
     def run_lower(self, rows: Rows) -> torch.Tensor:
-        """Run the lower layers over these rows; keep and return their states [N, d]."""
-        x, _ = self.stack.run(super()._input(rows, None), rows, layers=range(self.split))
-        self.states[rows.slots] = x
-        return x
+        """Run the lower layers over these rows; keep their states and return the last, [N, d]."""
+        embedded = super()._input(rows, None)
+        states = self.states_of(embedded, lambda x, layers: self.stack.run(x, rows, layers=layers)[0])
+        self.states[rows.slots] = states
+        return self.last_of(states)
 
     @torch.inference_mode()
     def warm_lower(self, nodes: int) -> None:
@@ -69,9 +71,9 @@ class StaticSplitTarget(RowsAhead, StaticLlama):
         """Run the lower layers over any number of next tokens, without a graph."""
         start = self.length + len(self.ahead)
         self.reserve(start + len(tokens))
-        x = F.embedding(torch.tensor(tokens, device=self.device), self.embedding)
-        x, _ = self.stack.prompt(x, start, layers=range(self.split))
-        self.states[start : start + len(tokens)] = x
+        embedded = F.embedding(torch.tensor(tokens, device=self.device), self.embedding)
+        states = self.states_of(embedded, lambda x, layers: self.stack.prompt(x, start, layers=layers)[0])
+        self.states[start : start + len(tokens)] = states
         self.ahead += tokens
 
     def keep_nodes(self, path: Sequence[int]) -> None:
@@ -111,7 +113,7 @@ class StaticSplitTarget(RowsAhead, StaticLlama):
         start, n, known = self.length, len(tokens), self.take_ahead(tokens)
         if known < n:
             self.prompt_ahead(tokens[known:])
-        _, hidden = self.stack.prompt(self.states[start : start + n], start, self.norm_out, self.own_layers)
+        _, hidden = self.stack.prompt(self.lower_output(slice(start, start + n)), start, self.norm_out, self.own_layers)
         self.forget_ahead()
         self.hidden = hidden[-keep:].clone() if keep else hidden
         return self.logits_of(self.hidden)
@@ -131,7 +133,7 @@ class StaticSplitTarget(RowsAhead, StaticLlama):
         return super()._through(rows, variant)
 
     def _input(self, rows: Rows, variant: Hashable) -> torch.Tensor:
-        return self.states[rows.sources] if variant == UPPER else self.lower_states(rows, variant)
+        return self.lower_output(rows.sources) if variant == UPPER else self.lower_states(rows, variant)
 
     def lower_states(self, rows: Rows, known: Hashable) -> torch.Tensor:
         """Give the states [N, d] of rows, of which the first `known` have been through the lower layers."""
@@ -140,4 +142,4 @@ class StaticSplitTarget(RowsAhead, StaticLlama):
             return self.run_lower(rows)
         if known < len(rows.slots):
             self.run_lower(rows.tail(len(rows.slots) - known))
-        return self.states[rows.slots]
+        return self.lower_output(rows.slots)

@@ -69,8 +69,11 @@ class StaticStack:
         ]
         norms = [self.layers[number].norm_in if attends else self.layers[number].norm_mlp for number, attends in parts]
         after = [*norms[1:], norm_after]
-        first = norms[0] if parts else norm_after
-        normed = x if first is None else ops.norm(x, first, eps)
+        if parts and parts[0][1]:
+            x, normed = self.layers[parts[0][0]].normed(x, ops.norm)
+        else:
+            first = norms[0] if parts else norm_after
+            normed = x if first is None else ops.norm(x, first, eps)
         for (number, attends), weight in zip(parts, after, strict=False):
             layer = self.layers[number]
             if attends:
@@ -87,7 +90,8 @@ class StaticStack:
         """Write only the keys and values of rows x [N, d], in a stack of a single layer."""
         (layer,) = self.layers
         turns = self.lm.cos[rows.positions], self.lm.sin[rows.positions]
-        self._project(0, self.ops.norm(x, layer.norm_in, self.lm.eps), rows, turns)
+        _, normed = layer.normed(x, self.ops.norm)
+        self._project(0, normed, rows, turns)
 
     def prompt(
         self, x: torch.Tensor, start: int, norm_after: torch.Tensor | None = None, layers: range | None = None

@@ -100,10 +100,11 @@ def train_on_text(pair: Pair, method: Method, make_job: Callable[[], Job], run: 
         text = training_text(pair, text, run.cache or run.out, run.progress)
     job = make_job()
     try:
+        chosen = job.chosen(text.sources)
         plan = {**plan, "text": text.facts}
         history = run_loop(job, run.loop, text.sources, text.held_out, run.out, plan, run.progress, run.limit_s)
         tensors = {name: value.detach().to(run.stored, copy=True) for name, value in job.state().items()}
-        tensors |= job.chosen(text.sources)
+        tensors |= chosen
         trained = [parameter for group in job.parameter_groups() for parameter in group["params"]]
         optimizer = optimizer_facts(job)
     finally:

@@ -118,7 +118,7 @@ class Search:
 
     def __init__(self, pair: Pair, texts: Sequence[tuple[list[int], list[int]]], settings: SelfSDSettings, costs: Line):
         self.pair, self.texts, self.settings, self.costs = pair, texts, settings, costs
-        self.split = SplitTarget(pair.target, split=0)
+        self.split = SplitTarget(pair.target, 0)
         self.layers = len(pair.target.model.layers)
 
     def try_out(self, skips: SkippedSublayers, really: bool = True) -> Line:

@@ -111,7 +111,7 @@ def test_settings_are_made_of_options_by_name() -> None:
     ("kind", "architecture"),
     [
         pytest.param(kind, architecture, marks=[] if architecture == "llama" else slow)
-        for kind in ("eesd", "medusa", "self-sd", "edd", "vdm", "eagle")
+        for kind in ("eesd", "medusa", "self-sd", "edd", "vdm", "eagle", "eagle3")
         for architecture in ARCHITECTURES
     ],
 )
@@ -131,7 +131,7 @@ def test_the_commands_train_on_any_llama_like_target(
         settings = document["settings"]
         assert (settings["trials"], settings["max_new_tokens"], settings["max_draft_tokens"]) == (8, 16, 4)
         return
-    if kind in ("edd", "vdm", "eagle"):
+    if kind in ("edd", "vdm", "eagle", "eagle3"):
         assert document["held_out"]["end"]["divergence"] < document["held_out"]["start"]["divergence"]
         return
     steps, tokens = (39, 39 * 8 * 64) if kind == "eesd" else (6, 6 * 4 * 32)

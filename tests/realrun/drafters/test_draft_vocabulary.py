@@ -19,7 +19,7 @@ from realrun.drafters.eesd import EarlyExit
 from realrun.drafters.kind import DRAFT_TOKENS
 from realrun.drafters.medusa import MedusaHeads
 from realrun.experiment.validate import output_identical, rounds_identical
-from realrun.lm.head import PartialHead
+from realrun.lm.head import partial_head
 from realrun.lm.kernels import use_kernels
 from realrun.measure.record import RecordSettings, record
 from realrun.pairs.drafter_files import describe_target, load_drafter, save_drafter
@@ -89,7 +89,7 @@ def test_a_file_holds_neither_embedding_nor_head(kind: str, architecture: str, t
 @torch.inference_mode()
 def test_a_part_of_a_head_gives_its_tokens_the_heads_logits_and_others_none() -> None:
     head, tokens, hidden = torch.nn.Linear(8, 11, bias=False), torch.tensor([2, 3, 7]), torch.randn(2, 5, 8)
-    logits, whole = PartialHead(head, tokens)(hidden), head(hidden)
+    logits, whole = partial_head(head, tokens)(hidden), head(hidden)
     torch.testing.assert_close(logits[..., tokens], whole[..., tokens])
     others = [token for token in range(11) if token not in tokens.tolist()]
     assert np.isneginf(logits[..., others].numpy()).all() and logits.shape == whole.shape

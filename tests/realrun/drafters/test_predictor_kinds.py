@@ -37,7 +37,7 @@ from tests.support.tiny import tiny_prompts
 DEPTH, TOKENS = 4, 24  # as many tokens as the MEDUSA heads draft
 PROMPTS = [Prompt("all", [17]), *tiny_prompts(6)]  # the first has no state before its pending token
 inside = pytest.mark.parametrize("kind", marked(INSIDE))
-kinds = pytest.mark.parametrize("kind", marked(KINDS))
+kinds = pytest.mark.parametrize("kind", marked((*KINDS, "eagle3"), ("eagle", "eagle3")))
 
 
 @pytest.fixture
@@ -133,7 +133,8 @@ def test_states_are_what_the_drafters_head_reads(kind: str) -> None:
     if kind == "medusa":
         logits = torch.einsum("nvd,nd->nv", draft.vocabulary[samples.depth - 1], states)
     else:
-        logits = (pair.target if kind == "eagle" else draft).get_output_embeddings()(states)
+        owner = pair.target if kind == "eagle" else draft
+        logits = (draft.lm_head if kind == "eagle3" else owner.get_output_embeddings())(states)
     sure = logits.softmax(-1).amax(-1).float()
     # States are in half precision; these distributions are flat.
     torch.testing.assert_close(samples.confidence, sure, rtol=0, atol=1e-3)

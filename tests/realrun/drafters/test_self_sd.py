@@ -70,7 +70,7 @@ def target_output(pair: Pair, prompt: Sequence[int], count: int, sampler: Sample
 
 
 def skipping(pair: Pair) -> SkippingLM:
-    return SkippingLM(SplitTarget(pair.target, split=0), pair.drafter.skips)
+    return SkippingLM(SplitTarget(pair.target, 0), pair.drafter.skips)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "mistral"])

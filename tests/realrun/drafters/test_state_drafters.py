@@ -1,4 +1,4 @@
-"""EDD and EAGLE: what a round ingests and costs, their files; rejection sampling of drafters inside the target."""
+"""EDD, EAGLE and EAGLE-3: what a round ingests and costs, their files; rejection sampling inside the target."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from realrun.decode.decoder import Decoder
 from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
 from realrun.drafters.eagle import Eagle, EagleKind
+from realrun.drafters.eagle3 import Eagle3, Eagle3Kind, default_config
 from realrun.drafters.edd import (
     EDDKind,
     check_split,
@@ -35,7 +36,7 @@ from realrun.pairs.pair import Pair
 from specsim.io.errors import InputError
 from specsim.policy.base import Policy
 from specsim.policy.registry import make_policy
-from tests.realrun.drafters import test_eagle, test_edd
+from tests.realrun.drafters import test_eagle, test_eagle3, test_edd
 from tests.support.clock import SetClock
 from tests.support.drafting import rounds_of
 from tests.support.pairs.medusa import CHOICES
@@ -92,7 +93,7 @@ def test_rejection_sampling_follows_the_target(kind: str, name: str, settings: d
     assert p_value(decoder, make_policy(name, settings), samples) > 1e-3
 
 
-REFERENCES = {"edd": test_edd.reference, "eagle": test_eagle.reference}
+REFERENCES = {"edd": test_edd.reference, "eagle": test_eagle.reference, "eagle3": test_eagle3.reference}
 POLICIES = [
     make_policy("fixed_k", {"k": 4}),
     make_policy("vct", {"width": 2, "depth": 4}),
@@ -125,7 +126,10 @@ def test_every_row_equals_the_librarys_without_a_cache(kind: str, policy: Policy
 
 @kinds
 def test_a_round_ingests_at_once_what_the_last_one_accepted(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """EDD keeps no row of the last round; EAGLE's of the pending token was made of a true feature and stays."""
+    """EDD keeps no row of the last round; EAGLE's of the pending token was made of a true feature and stays.
+
+    EAGLE-3's first token has no row.
+    """
     filled: list[int] = []
     fill = FusedStack.fill
     monkeypatch.setattr(FusedStack, "fill", lambda self, x, *rest: filled.append(len(x)) or fill(self, x, *rest))
@@ -136,7 +140,7 @@ def test_a_round_ingests_at_once_what_the_last_one_accepted(kind: str, monkeypat
         decoded = loop.decode(prompt.tokens, TOKENS, make_policy("fixed_k", {"k": 4}))
         ingested = [r.accepted + (kind == "edd") for r in decoded.rounds if r.t + r.accepted + 1 < TOKENS - 1]
         accepted.update(r.accepted for r in decoded.rounds)
-        first = len(prompt.tokens) - 1 - (kind == "eagle")
+        first = len(prompt.tokens) - 1 - {"edd": 0, "eagle": 1, "eagle3": 2}[kind]
         assert filled == [rows for rows in (first, *ingested) if rows]
     assert len(accepted) > 3
 
@@ -179,17 +183,20 @@ def test_a_profile_counts_it_as_part_of_the_first_step(kind: str, monkeypatch: p
 
 
 def save(folder: Path, kind: str, target: Any, draft: Any, **facts: Any) -> Path:
-    tensors = draft.state_dict() if kind == "eagle" else own_state(draft)
+    tensors = own_state(draft) if kind in ("edd", "vdm") else draft.state_dict()
     return save_drafter(folder, kind, tensors, {"target": describe_target(target, "tiny/target"), **facts})
 
 
 def draft_of(kind: str, target: Any, seed: int = 3) -> Any:
+    if kind == "eagle3":
+        return Eagle3(target, seed=seed).eval()
     return (Eagle(target, seed) if kind == "eagle" else one_layer_model(target, seed)).eval()
 
 
-@pytest.mark.parametrize("kind", ["edd", "vdm", "eagle"])
+@pytest.mark.parametrize("kind", ["edd", "vdm", "eagle", "eagle3"])
 def test_files_that_do_not_fit_their_target_are_refused(kind: str, tmp_path: Path) -> None:
-    target, facts = target_of("llama"), {"states_after": 2} if kind == "edd" else {}
+    target = target_of("llama")
+    facts = {"edd": {"states_after": 2}, "eagle3": {"config": default_config(target)}}.get(kind, {})
 
     def refused(says: str, place: Path) -> None:
         with pytest.raises(InputError, match=says) as caught:
@@ -197,9 +204,10 @@ def test_files_that_do_not_fit_their_target_are_refused(kind: str, tmp_path: Pat
         assert "\n" not in str(caught.value)
 
     tensors = draft_of(kind, target)
-    state = tensors.state_dict() if kind == "eagle" else own_state(tensors)
+    state = own_state(tensors) if kind in ("edd", "vdm") else tensors.state_dict()
     described = {"target": describe_target(target, "t")}
-    for missing in ("fuse.bias",) if kind == "eagle" else ("model.layers.0.mlp.up_proj.weight", "model.norm.weight"):
+    parts = {"eagle": ["fuse.bias"], "eagle3": ["fc.weight", "midlayer.hidden_norm.weight", "lm_head.weight"]}
+    for missing in parts.get(kind, ["model.layers.0.mlp.up_proj.weight", "model.norm.weight"]):
         less = {name: value for name, value in state.items() if name != missing}
         refused("does not fit its target", save_drafter(tmp_path / "less", kind, less, {**described, **facts}))
     if kind == "edd":
@@ -210,14 +218,16 @@ def test_files_that_do_not_fit_their_target_are_refused(kind: str, tmp_path: Pat
 
 def test_fingerprints_tell_them_apart() -> None:
     pairs = [state_pair(kind) for kind in KINDS]
-    edd, eagle = pairs
+    edd, eagle, eagle3 = pairs
     pairs += [
         replace(edd, drafter=EDDKind(edd.drafter.decoder, 3)),
         replace(edd, drafter=IndependentKind(edd.drafter.decoder)),
         replace(eagle, drafter=EagleKind(draft_of("eagle", eagle.target))),
+        replace(eagle3, drafter=Eagle3Kind(draft_of("eagle3", eagle3.target))),
     ]
     assert len({pair.fingerprint for pair in pairs}) == len(pairs)
     assert edd.drafter.facts == {"states_after": 2} and eagle.drafter.facts == {}
+    assert eagle3.drafter.facts == {"states_after": [1, 2, 3]}
 
 
 def test_the_default_states_are_the_fourth_to_last() -> None:

@@ -16,7 +16,8 @@ from realrun.pairs.pair import Pair
 from realrun.proposals.recorder import RecordRequest
 from realrun.proposals.target_cache import target_cache_columns
 from realrun.proposals.trees import TreeSize
-from tests.realrun.drafters import test_eagle, test_edd, test_self_sd
+from tests.realrun.drafters import test_self_sd
+from tests.realrun.drafters.test_state_drafters import REFERENCES
 from tests.support.dense_records import check_columns, check_trees
 from tests.support.drafting import self_sd_pair
 from tests.support.pairs.medusa import CHOICES
@@ -25,8 +26,8 @@ from tests.support.tiny import random_prompts
 
 slow = pytest.mark.slow
 CASES = [  # drafters over fused parts of a target and over the library's
-    *[(kind, "llama") for kind in ("edd", "eagle", "self-sd")],
-    *[pytest.param(kind, "mistral-sdpa", marks=slow) for kind in ("edd", "eagle")],
+    *[(kind, "llama") for kind in ("edd", "eagle", "eagle3", "self-sd")],
+    *[pytest.param(kind, "mistral-sdpa", marks=slow) for kind in ("edd", "eagle", "eagle3")],
     *[pytest.param("self-sd", name, marks=slow) for name in ("qwen2", "mistral")],
 ]
 mode = pytest.mark.parametrize("sampler", CHOICES.values(), ids=CHOICES)
@@ -37,7 +38,7 @@ def pair_and_reference(kind: str, target: str) -> tuple[Pair, Any]:
     """A pair, and the logits [1, V] of its drafter after a context and drafted tokens."""
     if kind == "self-sd":
         return self_sd_pair(target), lambda *branch: test_self_sd.plain_logits(target, *branch)
-    pair, reference = state_pair(kind, target), (test_edd if kind == "edd" else test_eagle).reference
+    pair, reference = state_pair(kind, target), REFERENCES[kind]
     return pair, lambda *branch: reference(pair, *branch)[None]
 
 

@@ -87,6 +87,8 @@ def test_a_full_disk_is_said_by_safetensors_too(tmp_path: Path, monkeypatch: pyt
     """And what safetensors writes meanwhile is not left beside the file."""
     path = tmp_path / "drafter.safetensors"
     tensor_files.save_tensors(path, {"a": torch.zeros(2)}, {"format": "x"})
+    (plain := tmp_path.parent / "plain").touch()
+    assert path.stat().st_mode == plain.stat().st_mode  # others may read it as any other file
 
     def full(tensors: Mapping[str, torch.Tensor], path: Path, metadata: Any) -> None:
         path.with_name(".tmpabc").write_text("half")

@@ -32,7 +32,7 @@ from tests.support.trainings import CASES, LOOP, Case, made_up_costs, word_text
 
 UNTIMED = ("seconds", "tokens_per_second", "provenance", "drafter", "predictor")
 ON_TEXT = [name for name, case in CASES.items() if case.on_text]
-FROZEN = ("eesd", "medusa", "edd", "vdm", "eagle")
+FROZEN = ("eesd", "medusa", "edd", "vdm", "eagle", "eagle3")
 slow = pytest.mark.slow
 NEEDS = {"self-sd": pytest.mark.skipif(find_spec("optuna") is None, reason="needs Optuna")}
 ALL = [pytest.param(name, marks=[NEEDS[name]] if name in NEEDS else []) for name in CASES]
@@ -211,12 +211,14 @@ def test_bfloat16_trains_float32_masters_on_a_bfloat16_target(name: str, tmp_pat
     assert np.isfinite(list(document["held_out"]["end"].values())).all() and target.dtype == torch.bfloat16
     masters = [v.dtype for k, v in load_file(tmp_path / CHECKPOINT).items() if k.startswith("state.")]
     assert masters and set(masters) == {torch.float32}
-    assert {value.dtype for value in read_drafter(tmp_path).tensors.values()} == {torch.bfloat16}
+    stored = [value.dtype for value in read_drafter(tmp_path).tensors.values() if value.is_floating_point()]
+    assert set(stored) == {torch.bfloat16}
     assert load_drafter(tmp_path, target)[0].dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize(
-    ("name", "changes"), [("eesd", {}), ("medusa", {}), ("edd", {}), ("vdm", {}), ("eagle", {"noise": 0.0})]
+    ("name", "changes"),
+    [("eesd", {}), ("medusa", {}), ("edd", {}), ("vdm", {}), ("eagle", {"noise": 0.0}), ("eagle3", {})],
 )
 def test_pieces_of_a_batch_give_the_whole_batchs_step(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
     """Blocks are of one length in all pieces; EAGLE's noise is drawn for each, and so are dropout and masks."""

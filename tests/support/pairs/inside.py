@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from realrun.drafters.eagle import Eagle, EagleKind
+from realrun.drafters.eagle3 import Eagle3, Eagle3Kind
 from realrun.drafters.edd import EDDKind, one_layer_model
 from realrun.drafters.eesd import EarlyExit, EESDKind, as_model
 from realrun.drafters.self_sd import SelfSDKind
@@ -55,18 +56,22 @@ def feature_pair(target: Any) -> Pair:
     return Pair(target, EagleKind(Eagle(target)), tiny_tokenizer(), "tiny/target", "tiny/eagle", ())
 
 
+def fused_pair(target: Any) -> Pair:
+    return Pair(target, Eagle3Kind(Eagle3(target)), tiny_tokenizer(), "tiny/target", "tiny/eagle3", ())
+
+
 @cache
 @torch.inference_mode(False)  # tests may ask for it in inference mode
 def fitted(kind: str) -> Pair:
-    """EDD's or EAGLE's, which has learned the texts of the tests, somewhat."""
-    pair = decoder_pair(target_of()) if kind == "edd" else feature_pair(target_of())
+    """EDD's, EAGLE's or EAGLE-3's, which has learned the texts of the tests, somewhat."""
+    pair = {"edd": decoder_pair, "eagle": feature_pair, "eagle3": fused_pair}[kind](target_of())
     fit(pair, [Prompt("all", [17]), *tiny_prompts(6)])
     return pair
 
 
 @cache
 def pair_of(kind: str) -> Pair:
-    if kind in ("edd", "eagle"):
+    if kind in ("edd", "eagle", "eagle3"):
         return fitted(kind)
     if kind == "medusa":
         return medusa_pair()

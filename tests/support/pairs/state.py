@@ -1,9 +1,9 @@
-"""Tiny targets with EDD's and EAGLE's drafters that have learned the texts of the tests, somewhat."""
+"""Tiny targets with drafters of EDD, EAGLE and EAGLE-3 that have learned the texts of the tests, somewhat."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -12,20 +12,23 @@ import torch
 import torch.nn.functional as F
 
 from realrun.drafters.eagle import Eagle, EagleKind
+from realrun.drafters.eagle3 import Eagle3, Eagle3Kind
 from realrun.drafters.edd import EDDKind, one_layer_model
+from realrun.drafters.kind import DrafterKind
 from realrun.drafters.state_drafter import StateDrafterLM
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
 from realrun.train.eagle import feature_pass
+from realrun.train.eagle3 import unrolled
 from realrun.train.edd import block_logits, states_and_logits
 from tests.support.pairs.medusa import CHOICES, own_texts
 from tests.support.pairs.scores import random_predictor
 from tests.support.split_targets import target_of
 from tests.support.tiny import tiny_prompts, tiny_tokenizer
 
-KINDS = ("edd", "eagle")
+KINDS = ("edd", "eagle", "eagle3")
 TARGETS = ("llama", "qwen3", "qwen2-sdpa", "mistral-sdpa")  # fused parts, and the library's
-TOKENS, STEPS, BLOCK = 24, 8, 6
+TOKENS, STEPS, BLOCK, UNROLLED = 24, 8, 6, 3
 PROMPTS = [Prompt("code", [17]), *tiny_prompts(4, seed=7)]  # the first has no state before its pending token
 NOTHING = -100  # that a loss passes over
 
@@ -37,9 +40,12 @@ def state_pair(kind: str, name: str = "llama", eos_token_ids: tuple[int, ...] = 
     if eos_token_ids:
         return replace(state_pair(kind, name), eos_token_ids=eos_token_ids)
     target = copy.deepcopy(target_of(name))  # which others may have made in inference mode
-    draft = one_layer_model(target, seed=1) if kind == "edd" else Eagle(target, seed=1)
-    drafter = EDDKind(draft, 2) if kind == "edd" else EagleKind(draft)
-    pair = Pair(target, drafter, tiny_tokenizer(), name, kind, ())
+    makers: dict[str, Callable[[], DrafterKind]] = {
+        "edd": lambda: EDDKind(one_layer_model(target, seed=1), 2),
+        "eagle": lambda: EagleKind(Eagle(target, seed=1)),
+        "eagle3": lambda: Eagle3Kind(Eagle3(target, seed=1)),
+    }
+    pair = Pair(target, makers[kind](), tiny_tokenizer(), name, kind, ())
     fit(pair, PROMPTS)
     return replace(pair, predictor=random_predictor(pair))
 
@@ -55,7 +61,7 @@ def fit(pair: Pair, prompts: Sequence[Prompt], rate: float = 0.02) -> None:
     ]
     longest = max(map(len, texts))
     rows = torch.tensor([text + [NOTHING] * (longest - len(text)) for text in texts])
-    tokens, truth = rows.clamp(min=0)[:, :-1], rows[:, 1:].flatten()
+    tokens, truth = rows.clamp(min=0)[:, :-1], rows[:, 1:]
     features = target.model(input_ids=tokens, use_cache=False).last_hidden_state
     generator = torch.Generator().manual_seed(2)
     optimiser = torch.optim.Adam(draft.parameters(), lr=rate)
@@ -63,12 +69,17 @@ def fit(pair: Pair, prompts: Sequence[Prompt], rate: float = 0.02) -> None:
         loss = torch.zeros((), dtype=torch.float64)
         if isinstance(pair.drafter, EDDKind):
             states, _ = states_and_logits(target, tokens, pair.drafter.split)
-            logits = block_logits(draft, tokens, states, BLOCK)
+            logits = [block_logits(draft, tokens, states, BLOCK)]
+        elif isinstance(pair.drafter, Eagle3Kind):
+            states, _ = states_and_logits(target, tokens, *draft.states_after)
+            logits = [draft.lm_head(draft.norm(x)) for x in unrolled(draft, target, tokens, states, UNROLLED)]
         else:
             noise = 0.2 * torch.rand(features.shape, generator=generator, dtype=features.dtype) - 0.1
             made = feature_pass(draft, target, tokens, features + noise)
-            logits, loss = target.get_output_embeddings()(made), F.smooth_l1_loss(made, features)
-        loss = loss + F.cross_entropy(logits.flatten(0, 1), truth, ignore_index=NOTHING)
+            logits, loss = [target.get_output_embeddings()(made)], F.smooth_l1_loss(made, features)
+        for ours in logits:
+            last = truth[:, -ours.shape[1] :].flatten()
+            loss = loss + F.cross_entropy(ours.flatten(0, 1), last, ignore_index=NOTHING) / len(logits)
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()

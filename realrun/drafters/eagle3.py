@@ -1,0 +1,320 @@
+"""EAGLE-3's drafter: a layer on fused low, middle and high states of the target (Li et al. 2025, arXiv:2503.01840).
+
+A projection fuses the target's states after three numbers of layers to a hidden state, [3 d -> d]. One decoder layer
+reads a token's embedding beside the hidden state before it, each normed, [2 d], and adds to the hidden state. A norm
+and a head of its own, over a part of the vocabulary, make logits of the result. In a round that starts with token n
+pending, the rows of tokens 1 .. n have fused states of the target before them, and the rows of drafted tokens the
+drafter's own output, before its norm. The first token has no row because no state is before it.
+
+References: vLLM's model_executor/models/llama_eagle3.py, whose names of weights these are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import numpy.typing as npt
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
+
+from realrun.drafters.eagle import EagleLM, StaticEagle
+from realrun.drafters.inside_target import InsideTargetKind
+from realrun.drafters.kind import draft_vocabulary
+from realrun.drafters.state_drafter import StateDrafterLM, StatePass, StateRows, StaticStateDrafter
+from realrun.lm.cached import CachedLM
+from realrun.lm.head import Float32Head, PartialHead, gives_float32
+from realrun.lm.layer_stack import PartsLM
+from realrun.lm.llama import FusedParts, supported
+from realrun.lm.split_target import SplitTarget
+from realrun.lm.static.llama import StaticLlama
+from realrun.lm.static.sizes import Rows
+from realrun.lm.static.split import StaticSplitTarget
+from realrun.lm.variants.block_expansion import core_of, layers_below
+from specsim.io.arrays import Bools
+from specsim.io.errors import InputError
+
+STATES = 3  # low, middle and high
+ARCHITECTURE, LAYERS_KEY = "LlamaForCausalLMEagle3", "eagle_aux_hidden_state_layer_ids"  # in config.json
+HEAD, EMBEDDING = "lm_head.weight", "embed_tokens.weight"  # the latter in files of others
+OFFSETS, MASK = "d2t", "t2d"  # in the file: target token less draft token, int64 [n]; which are drafted, bool [V]
+ROTARY = {  # what rotary embeddings of the supported types state
+    "rope_type", "rope_theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings",
+}  # fmt: skip
+# Where EAGLE-3 checkpoints differ from each other: the values that are supported, which are also the defaults.
+PLAIN = {
+    "num_hidden_layers": 1, "hidden_act": "silu", "attention_bias": False, "mlp_bias": False,
+    "norm_before_residual": False, "norm_before_fc": False, "fc_norm": False, "norm_output": False,
+    "use_aux_hidden_state": True,
+}  # fmt: skip
+
+
+def default_states(layers: int) -> tuple[int, ...]:
+    """Choose after how many of a target's layers states are read: vLLM's and SGLang's choice from 7 layers on."""
+    if layers < STATES:
+        raise InputError(f"EAGLE-3 reads {STATES} states and this target has {layers} layers; train EAGLE instead")
+    return (2, layers // 2, layers - 3) if layers >= 7 else (1, max(2, layers // 2), max(3, layers - 1))
+
+
+def default_config(target: Any) -> dict[str, Any]:
+    """Make the configuration of a drafter's layer: a Llama layer of the target's sizes."""
+    config = target.config.get_text_config()
+    size, heads = int(config.hidden_size), int(config.num_attention_heads)
+    rotary = dict(getattr(config, "rope_parameters", None) or {})
+    if rotary.get("rope_type") not in ("default", "llama3", "linear") or not rotary.keys() <= ROTARY:
+        rotary = {"rope_type": "default"}
+    theta = float(rotary.pop("rope_theta", 10_000.0))
+    return {
+        "architectures": [ARCHITECTURE],
+        "model_type": "llama",
+        "hidden_size": size,
+        "intermediate_size": int(getattr(config, "intermediate_size", 4 * size)),
+        "num_hidden_layers": 1,
+        "num_attention_heads": heads,
+        "num_key_value_heads": int(getattr(config, "num_key_value_heads", None) or heads),
+        "head_dim": int(getattr(config, "head_dim", None) or size // heads),
+        "hidden_act": "silu",
+        "rms_norm_eps": float(getattr(config, "rms_norm_eps", 1e-6)),
+        "rope_theta": theta,
+        "rope_scaling": None if rotary["rope_type"] == "default" else rotary,
+        "max_position_embeddings": int(config.max_position_embeddings),
+        "vocab_size": int(config.vocab_size),
+        "tie_word_embeddings": False,
+        LAYERS_KEY: default_states(int(config.num_hidden_layers)),
+    }
+
+
+class MidLayer(LlamaDecoderLayer):
+    """A Llama layer over an embedding and a hidden state [..., 2 d], which adds to the latter: [..., d]."""
+
+    def __init__(self, config: LlamaConfig):
+        super().__init__(config, layer_idx=0)
+        for name in ("q_proj", "k_proj", "v_proj"):
+            narrow = getattr(self.self_attn, name)
+            setattr(self.self_attn, name, torch.nn.Linear(2 * narrow.in_features, narrow.out_features, bias=False))
+        self.hidden_norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+    def forward(self, hidden_states: torch.Tensor, **attention: Any) -> torch.Tensor:  # type: ignore[override]
+        embedded, hidden = hidden_states.chunk(2, dim=-1)
+        normed = torch.cat([self.input_layernorm(embedded), self.hidden_norm(hidden)], dim=-1)
+        x = hidden + self.self_attn(hidden_states=normed, **attention)[0]
+        added: torch.Tensor = self.mlp(self.post_attention_layernorm(x))
+        return x + added
+
+
+class Eagle3(torch.nn.Module):
+    """The trained modules, under the names of published checkpoints.
+
+    config : of the layer, as config.json of a checkpoint has it; by default of the target's sizes
+    tokens : int64 [n], the tokens that it drafts; None for all
+    states_after : after how many of the target's layers the states are read that it fuses, ascending
+    """
+
+    def __init__(
+        self,
+        target: Any,
+        config: Mapping[str, Any] | None = None,
+        seed: int = 0,
+        tokens: torch.Tensor | None = None,
+    ):
+        super().__init__()
+        self.config_json = dict(default_config(target) if config is None else config)
+        self.states_after = states_after(self.config_json, target)
+        _check(self.config_json, target)
+        # The target's positions: published drafters often state fewer, and their angles do not depend on it.
+        positions = {"max_position_embeddings": int(target.config.get_text_config().max_position_embeddings)}
+        self.config: Any = LlamaConfig(**{**self.config_json, **positions, "vocab_size": int(target.config.vocab_size)})
+        self.config._attn_implementation = "sdpa"
+        size = int(self.config.hidden_size)
+        with torch.random.fork_rng([]):
+            torch.manual_seed(seed)
+            self.fc = torch.nn.Linear(STATES * size, size, bias=False)
+            self.midlayer = MidLayer(self.config)
+        self.norm = LlamaRMSNorm(size, eps=self.config.rms_norm_eps)
+        self.to(target.device, target.dtype)
+        self.norm.load_state_dict(target.model.norm.state_dict(), strict=False)  # trains faster, like the head's start
+        self.draft_only(target, tokens)
+
+    def draft_only(self, target: Any, tokens: torch.Tensor | None) -> None:
+        """Draft these tokens, int64 [n], None for all; the head begins as the target's."""
+        weight = target.get_output_embeddings().weight.detach()
+        weight = (weight if tokens is None else weight[tokens.to(weight.device)]).to(self.fc.weight.dtype, copy=True)
+        kind = Float32Head if gives_float32(target) else torch.nn.Linear
+        self.tokens, self.lm_head = tokens, kind(weight.shape[1], weight.shape[0], bias=False, device="meta")
+        self.lm_head.weight = torch.nn.Parameter(weight)
+
+    def fused(self, embedded: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        """Make the layer's input [..., 2 d] of embeddings of tokens and the hidden states before them, [..., d]."""
+        return torch.cat([embedded, hidden], dim=-1)
+
+    def whole(self, target: Any) -> Any:
+        """Make a Llama model of this layer, the target's embedding, and a head over the target's vocabulary."""
+        with torch.device("meta"):
+            model: Any = LlamaForCausalLM(self.config)
+        inner = model.model
+        inner.embed_tokens, inner.norm = target.get_input_embeddings(), self.norm
+        inner.layers = torch.nn.ModuleList([self.midlayer])
+        inner.rotary_emb = LlamaRotaryEmbedding(self.config).to(target.device)
+        size = int(self.config.vocab_size)
+        model.lm_head = self.lm_head if self.tokens is None else PartialHead(self.lm_head, self.tokens, size)
+        return model.eval()
+
+
+def states_after(facts: Mapping[str, Any], target: Any) -> tuple[int, ...]:
+    """Read after how many of the target's layers a checkpoint's drafter reads states; InputError if it cannot.
+
+    vLLM's key counts layers; SGLang's, which is nested, numbers the layers whose output is read, from 0.
+    """
+    layers = int(target.config.num_hidden_layers)
+    counts, numbers = facts.get(LAYERS_KEY), (facts.get("eagle_config") or {}).get(LAYERS_KEY)
+    chosen = tuple(counts or [number + 1 for number in numbers or ()]) or default_states(layers)
+    if len(chosen) != STATES or list(chosen) != sorted({*chosen}) or not 0 <= chosen[0] <= chosen[-1] <= layers:
+        raise InputError(
+            f"EAGLE-3 states after {', '.join(map(str, chosen))} of {layers} layers; give {STATES} different numbers "
+            "in ascending order"
+        )
+    return chosen
+
+
+def _check(facts: Mapping[str, Any], target: Any) -> None:
+    """Raise InputError unless a checkpoint's drafter is of the one structure that is read, and of the target's size."""
+    stated = {**(facts.get("eagle_config") or {}), **facts}
+    for key, value in PLAIN.items():
+        if stated.get(key, value) != value:
+            raise InputError(f"the EAGLE-3 drafter has {key} {stated[key]!r}, only {value!r} is supported")
+    size = int(target.config.get_text_config().hidden_size)
+    if (stated["hidden_size"], stated.get("target_hidden_size", size)) != (size, size):
+        raise InputError(
+            f"the EAGLE-3 drafter has hidden size {stated['hidden_size']}, this target {size}; give the target that "
+            "it was trained for"
+        )
+
+
+def vocabulary_tables(tokens: torch.Tensor, size: int) -> dict[str, torch.Tensor]:
+    """Make the two tables of a checkpoint that drafts these tokens, int64 [n] ascending, of `size` tokens."""
+    mask = torch.zeros(size, dtype=torch.bool)
+    mask[tokens] = True
+    return {OFFSETS: tokens - torch.arange(len(tokens)), MASK: mask}
+
+
+class RowsOfStates(StateRows):
+    """Mixed into both passes: the first token has no row, as no state is before it.
+
+    While it is pending it has one, made of zeros, which is dropped with its round.
+    """
+
+    target: Any
+
+    @property
+    def shift(self) -> int:
+        return int(self.target.length > 0)
+
+
+class Eagle3LM(RowsOfStates, EagleLM):
+    """The drafter's pass over a target whose states after three numbers of layers are kept."""
+
+    def __init__(self, target: SplitTarget, eagle: Eagle3):
+        model = eagle.whole(target.model)
+        self.eagle, self.norm, self.head = eagle, eagle.norm, model.lm_head
+        StateDrafterLM.__init__(self, target, model, FusedParts(model), model.model.layers)
+
+    def _features_of(self, states: torch.Tensor) -> torch.Tensor:
+        features: torch.Tensor = self.eagle.fc(states)
+        return features
+
+    def finish(self, x: torch.Tensor, keep: int = 0) -> torch.Tensor:
+        return PartsLM.finish(self, x, keep)
+
+
+class StaticEagle3(RowsOfStates, StaticEagle):
+    """`Eagle3LM` over static caches."""
+
+    def __init__(self, target: StaticSplitTarget, eagle: Eagle3):
+        self.fc = eagle.fc
+        StaticStateDrafter.__init__(self, target, eagle.whole(target.model))
+        self.norm_after = self.norm_out
+        self._keep_features(eagle.fused)
+
+    def _state_input(self, rows: Rows) -> torch.Tensor:
+        return self.fuse(self._embedded(rows), self.fc(self.target.states[rows.slots]))
+
+    def _open(self, tokens: Sequence[int]) -> tuple[Sequence[int], int, StatePass]:
+        fed, slot, variant = super()._open(tokens)
+        return fed, slot, variant._replace(first=self.target.length == 0)
+
+    def _variants(self, n: int) -> Sequence[Hashable]:
+        firsts = (StatePass(0, of_state, first=True) for of_state in (False, True))
+        return (*super()._variants(n), *(firsts if n == 1 else ()))
+
+    def _input(self, rows: Rows, variant: Hashable) -> torch.Tensor:
+        assert isinstance(variant, StatePass)
+        if variant.first and variant.of_state:
+            embedded = self._embedded(rows)
+            return self.fuse(embedded, torch.zeros_like(embedded))
+        return super()._input(rows, variant)
+
+    def _nodes_step(
+        self, tokens: Sequence[int], first: int, offsets: npt.ArrayLike, visible: Bools, sources: npt.ArrayLike,
+        variant: Hashable,
+    ) -> torch.Tensor:  # fmt: skip
+        return super()._nodes_step(tokens, first - self.shift, offsets, visible, sources, variant)
+
+    def _places(self, rows: Rows, variant: Hashable) -> torch.Tensor:
+        assert isinstance(variant, StatePass)
+        return rows.positions if variant.first else rows.positions + 1
+
+
+@dataclass(frozen=True, eq=False)
+class Eagle3Kind(InsideTargetKind):
+    """Its file holds the tensors of a published checkpoint, and the checkpoint's config.json as fact "config"."""
+
+    eagle: Eagle3
+
+    name: ClassVar[str] = "eagle3"
+    paper_policy: ClassVar[str | None] = "eagle2"
+
+    @classmethod
+    def check_target(cls, target: Any) -> None:
+        super().check_target(target)
+        default_states(int(core_of(target).config.num_hidden_layers))
+
+    @classmethod
+    def load(cls, target: Any, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> tuple[Any, Self]:
+        own, size = dict(tensors), int(target.config.vocab_size)
+        offsets, _, embedding = (own.pop(name, None) for name in (OFFSETS, MASK, EMBEDDING))
+        if embedding is not None:
+            theirs = target.get_input_embeddings().weight
+            if not torch.allclose(embedding[:size].to(theirs), theirs, rtol=0.01, atol=1e-4):  # in 16 bits
+                raise InputError("the EAGLE-3 drafter has other embeddings than this target; give its own target")
+        tokens = torch.arange(len(own[HEAD])) + (0 if offsets is None else offsets.long())
+        known = tokens < size  # the target's vocabulary ends where its tokenizer's does, without padding
+        own[HEAD] = own[HEAD][known]
+        tokens = tokens[known]
+        eagle = Eagle3(target, facts["config"], tokens=None if len(tokens) == size else tokens)
+        eagle.load_state_dict(own)
+        if not supported(eagle.whole(target)):
+            raise InputError(
+                f"the EAGLE-3 drafter has rotary embeddings {facts['config'].get('rope_scaling')}; only plain, linear "
+                "and llama3 ones are supported"
+            )
+        return target, cls(eagle.eval())
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"states_after": list(self.eagle.states_after), **draft_vocabulary(self.eagle.tokens)}
+
+    def make_passes(self, target: Any) -> tuple[SplitTarget, CachedLM]:
+        split = SplitTarget(target, *self._splits(target))
+        return split, Eagle3LM(split, self.eagle)
+
+    def make_static_passes(self, target: Any) -> tuple[StaticLlama, StaticLlama]:
+        static = StaticSplitTarget(target, *self._splits(target))
+        return static, StaticEagle3(static, self.eagle)
+
+    def _splits(self, target: Any) -> list[int]:
+        return [layers_below(target, layers) for layers in self.eagle.states_after]
+
+    def weights(self, target: Any) -> Sequence[torch.nn.Module]:
+        return (self.eagle,)
