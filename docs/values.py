@@ -21,6 +21,7 @@ from realrun.measure.turns import TURN_ROUNDS
 from realrun.pairs.pair import LAB_DEEP_LAYERS
 from specsim.claims.diff import BETWEEN_RUNS_PERCENT
 from specsim.cost.files import read_cost
+from specsim.cost.roofline.published import class_error
 from specsim.engines.conventions import CONVENTIONS
 from specsim.replaying.intervals import FEW, LARGEST_FLOOR_PERCENT, REPEATS
 from studies.papers.adaedl import DRAWS
@@ -70,6 +71,13 @@ def _drafted_ms() -> str:
     return f"{1e3 * float(cost.draft(2, 0) - cost.draft(1, 0)):.2f}"
 
 
+def _published(what: str, *, experts: bool, batch: int) -> str:
+    """Median error of predictions of published runs of a class, in percent."""
+    error = class_error(what, experts=experts, batch=batch)
+    assert error is not None
+    return f"{error.median_percent:.0f}"
+
+
 VALUES: dict[str, Callable[[], object]] = {
     "layers of lab-deep": lambda: LAB_DEEP_LAYERS,
     "rounds of a turn": lambda: TURN_ROUNDS,
@@ -80,6 +88,9 @@ VALUES: dict[str, Callable[[], object]] = {
     "between runs": lambda: BETWEEN_RUNS_PERCENT,
     "change found by one run": lambda: FOUND_PERCENT[1],
     "change found by three runs": lambda: FOUND_PERCENT[3],
+    "published served token": lambda: _published("served token", experts=False, batch=64),
+    "published speedup": lambda: _published("speedup", experts=False, batch=1),
+    "published speedup of experts": lambda: _published("speedup", experts=True, batch=8),
     "looping prompts": lambda: _recorded(BOARD)["looping_prompts"],
     "prompts of the board": lambda: _recorded(BOARD)["sequences"]["holdout"],
     "prompts with rounds of vllm": prompts_with_rounds,

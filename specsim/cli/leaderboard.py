@@ -15,6 +15,7 @@ from specsim.cli.options import (
     JOBS_HELP,
     POLICY_FILE_HELP,
     BatchSettings,
+    GpuSettings,
     SplitSettings,
     read_costs,
 )
@@ -26,14 +27,14 @@ from specsim.report.table import as_text
 
 
 @dataclass(frozen=True, kw_only=True)
-class BoardOptions(SplitSettings, BatchSettings):
+class BoardOptions(SplitSettings, BatchSettings, GpuSettings):
     """Which policies are ranked, on which traces and at which costs."""
 
     traces: list[Path] = argument(
         "Trace folders, made by `realrun record`, or names of `specsim example --list`.", metavar="TRACE..."
     )
     cost: list[Path] = setting(
-        ...,
+        [],
         'Cost file: a profile, {"s_d": seconds, "s_t": seconds}, or the target\'s cost grid (with --draft-cost). One '
         "for all traces, or repeat: one per trace, in order.",
     )
@@ -56,7 +57,7 @@ class BoardOptions(SplitSettings, BatchSettings):
     def described(self) -> dict[str, Any]:
         """The options that the document names."""
         options = {
-            "cost": ", ".join(path.name for path in self.cost),
+            "cost": ", ".join(path.name for path in self.cost) or f"{self.target} with {self.drafter} on {self.gpu}",
             "draft_cost": self.draft_cost.name if self.draft_cost else None,
             "batch": self.batch,
             "trials": self.trials,
@@ -90,7 +91,8 @@ def leaderboard(options: BoardOptions) -> Answer:
     from specsim.trace.files import read_trace
 
     out = options.out
-    costs = [read_costs(path, options.draft_cost, options.batch) for path in options.cost]
+    files = [options.costs(path) for path in options.cost] or [options.costs(None)]
+    costs = [read_costs(file, options.draft_cost, options.batch) for file in files]
     find_policies([*options.policy, *options.policy_file])  # rejects a bad policy before any trace is read
     traces = dict(zip(trace_names(options.traces), map(read_trace, options.traces), strict=True))
     kinds = find_policies([*(options.policy or default_policies(traces.values())), *options.policy_file])

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from specsim.cli.console import MAX_SEED, parse_settings
 from specsim.cli.settings import Settings, argument, setting
+from specsim.io.errors import InputError
 
 if TYPE_CHECKING:
     from specsim.cost.model import CostModel
+
+T = TypeVar("T")
 
 TUNED = ["fixed_k", "max_confidence", "adaedl"]  # policies that commands tune by default
 
@@ -47,11 +50,67 @@ class BatchSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CostSettings(BatchSettings):
+class GpuSettings(Settings):
+    """Costs by a GPU's data sheet, in place of a cost file."""
+
+    gpu: str | None = setting(None, "GPU whose data sheet gives the costs, such as h100. Needs --target and --drafter.")
+    target: str | None = setting(None, "Target on that GPU: a public shape such as llama-3.1-8b, or a config.json.")
+    drafter: str | None = setting(
+        None,
+        "Drafter on that GPU: a draft model, as --target; or eagle, eagle3, mtp, edd, vdm, space, prompt-lookup, "
+        "block:LAYERS, eesd:LAYERS, self-sd:LAYERS, medusa:HEADS.",
+    )
+    engine: str | None = setting(
+        None,
+        "Inference engine: vllm, sglang, tensorrt-llm, ... Its overhead is part of the GPU's costs.",
+    )
+    weights: str | None = setting(
+        None, "Weight format of the layers: int4, int8, float8, mxfp4 or nvfp4 (default: bfloat16)."
+    )
+    tp: int = setting(1, "GPUs that share every layer (tensor parallelism).", low=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        names = self.gpu, self.target, self.drafter
+        if any(names) and not all(names):
+            raise InputError("--gpu, --target and --drafter go together; give all three")
+
+    @property
+    def roofline(self) -> dict[str, Any] | None:
+        """The document of the costs on the GPU that the options name."""
+        from specsim.cost.calibrate import data_sheet_document
+
+        if self.gpu is None or self.target is None or self.drafter is None:
+            return None
+        return data_sheet_document(self.gpu, self.target, self.drafter, self.weights, self.tp, self.engine)
+
+    def costs(self, cost: T | None) -> T | dict[str, Any]:
+        """Return the cost file, or the costs on the GPU; InputError for none or both."""
+        roofline = self.roofline
+        if (cost is None) == (roofline is None):
+            raise InputError("give costs once: a cost file (--cost), or --gpu, --target and --drafter")
+        return roofline if cost is None else cost  # type: ignore[return-value]  # one of the two is there
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestSettings(Settings):
+    """Lengths of the requests that a server keeps running."""
+
+    isl: int | None = setting(None, "Input length of a served request, in tokens; with --osl.", low=1)
+    osl: int | None = setting(None, "Output length of a served request, in tokens; with --isl.", low=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.isl is None) != (self.osl is None):
+            raise InputError("--isl and --osl go together; give both lengths of a request")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostSettings(BatchSettings, GpuSettings):
     """Costs of draft steps and verification steps."""
 
-    cost: Path = setting(
-        ...,
+    cost: Path | None = setting(
+        None,
         'Cost file: a profile, {"s_d": seconds, "s_t": seconds}, a name of `specsim cost list` or '
         "`specsim example --list`, or the target's cost grid (with --draft-cost).",
     )
@@ -59,15 +118,15 @@ class CostSettings(BatchSettings):
 
     def read(self) -> CostModel:
         """Read the cost model that the options name."""
-        return read_costs(self.cost, self.draft_cost, self.batch)
+        return read_costs(self.costs(self.cost), self.draft_cost, self.batch)
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchCostSettings(TraceSettings):
+class BatchCostSettings(TraceSettings, GpuSettings):
     """A trace, and batch-aware costs."""
 
-    cost: Path = setting(
-        ...,
+    cost: Path | None = setting(
+        None,
         "Batch-aware cost model: a linear, roofline or silicon cost file, a batch profile, or a name of "
         "`specsim cost list`.",
         metavar="COST",
@@ -107,11 +166,13 @@ class CountsSettings(SeedSettings):
     policy: str | None = setting(None, "Use only rounds recorded under this policy.")
 
 
-def read_costs(cost: Path, draft_cost: Path | None, batch: int | None) -> CostModel:
+def read_costs(cost: Path | dict[str, Any], draft_cost: Path | None, batch: int | None) -> CostModel:
     """Read the cost model that --cost, --draft-cost and --batch name."""
     from specsim.cost.files import read_cost
     from specsim.cost.grid import read_grid_pair
 
     if draft_cost is not None:
+        if isinstance(cost, dict):
+            raise InputError("--draft-cost goes with the target's cost grid; give that with --cost")
         return read_grid_pair(cost, draft_cost, batch=batch or 1)
     return read_cost(cost, batch=batch)

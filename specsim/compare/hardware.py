@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from specsim.cost.batches import BatchTokens
 from specsim.cost.contexts import context_share
 from specsim.cost.roofline.constants import changes
 from specsim.cost.roofline.cost import RooflineCost
@@ -47,7 +48,7 @@ class OnDevice:
 
     prediction : of the policy that was best on the tuning part, on the other part
     train_speedup : what it was tuned to
-    step_ratio : s_d / s_t over CONTEXTS
+    step_ratio : s_d / s_t over the first of CONTEXTS, as far as their caches fit
     swings : the widest first
     """
 
@@ -149,6 +150,7 @@ def _on_device(
     tuned = [best_policy(kind, tuned_on, settings) for kind in kinds]
     gains = [speedup_of(tuned_on, policy, settings.seed) for policy in tuned]
     best = tuned[int(np.argmax(gains))]
+    fitting = CONTEXTS[cost.missing_bytes(BatchTokens.alike(cost.batch, 1, CONTEXTS)) == 0]
     table, shares = reported_on.table(), context_share(holdout, reported_on.table())
     swings = [
         Swing(name, *(speedup_of(PricedTrace(holdout, changed), best, settings.seed) for changed in both))
@@ -160,7 +162,7 @@ def _on_device(
         train_speedup=max(gains),
         draft_step_s=float(table.draft_s[1] @ shares),
         token_s=float(table.autoregressive_s @ shares),
-        step_ratio=cost.draft(1, CONTEXTS) / cost.autoregressive_step(CONTEXTS),
+        step_ratio=cost.draft(1, fitting) / cost.autoregressive_step(fitting),
         swings=tuple(sorted(swings, key=lambda swing: -swing.width)),
     )
 

@@ -107,9 +107,14 @@ def calibrated_document(cost: str | PathLike[str], measured: str | PathLike[str]
 
 
 def data_sheet_document(
-    hardware: str, target: str, drafter: str, weights: str | None = None, tensor_parallel: int = 1
+    hardware: str,
+    target: str,
+    drafter: str,
+    weights: str | None = None,
+    tensor_parallel: int = 1,
+    engine: str | None = None,
 ) -> dict[str, Any]:
-    """Write down the roofline of a GPU's data sheet, as a cost file has it."""
+    """Write down the roofline of a GPU's data sheet, and what an engine adds, as a cost file has it."""
     sheet = find_hardware(hardware)
     return {
         "kind": KIND,
@@ -122,6 +127,7 @@ def data_sheet_document(
         "hardware": hardware,
         "weights": weights,
         "tensor_parallel": tensor_parallel,
+        "engine": engine,
     }
 
 

@@ -120,6 +120,11 @@ class CostModel:
         """Most tokens of a tree, and nodes of a draft pass, that the model can price; 0: no trees."""
         return 0
 
+    @property
+    def error_percent(self) -> float | None:
+        """Error that nine of ten speedups predicted with such costs do not exceed; None if unknown."""
+        return None
+
     def draft(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
         """Draft n_tokens in sequence; the first step ingests a single token."""
         raise NotImplementedError

@@ -10,6 +10,7 @@ import numpy as np
 from specsim.acceptance.sources import Source, describe, verified_by_depth
 from specsim.cost.files import CostLike, as_cost
 from specsim.cost.model import CostModel
+from specsim.cost.roofline.serving import prompts_s as others_prompts_s
 from specsim.engines.flags import draft_length_flags
 from specsim.engines.formats.records import SourceLike, as_counts
 from specsim.io.arrays import Floats, Seconds
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 NEAR_PERCENT = 1.0  # a K this close to the best is as good
 SURE = 0.95  # posterior probability of being that close from which on a K is recommended without reserve
+# Of rounds [D + 1] with K = 0, 1, ... drafts, of catching up after a whole draft, of prompts [D + 1] by output token.
+RoundSeconds = tuple[Seconds, float, Seconds]
 DRAWS = 4000  # of acceptance rates
 MOST_TIMES = 2**14  # largest multiple of the counted rounds that is suggested
 
@@ -54,6 +57,7 @@ class Advice(Result):
         or if no number of rounds would
     rounds : counted rounds
     notes : notes of the cost model, such as extrapolation
+    cost_error_percent : error that nine of ten speedups predicted with such costs do not exceed; None if unknown
     """
 
     lengths: tuple[DraftLengthAdvice, ...]
@@ -62,6 +66,7 @@ class Advice(Result):
     times_rounds: int | None
     rounds: int
     notes: tuple[str, ...] = ()
+    cost_error_percent: float | None = None
 
     @property
     def longest(self) -> bool:
@@ -73,6 +78,12 @@ class Advice(Result):
         parts = ["turn speculation off: no draft length is faster"]
         if self.k:
             parts = [f"K = {self.k}, {chosen.speedup} times as fast as without speculation"]
+            if self.cost_error_percent is not None:
+                low, high = (
+                    end * (1 + sign * self.cost_error_percent / 100)
+                    for end, sign in ((chosen.speedup.low, -1), (chosen.speedup.high, 1))
+                )
+                parts[0] += f", with the error of such costs [{low:.2f}, {high:.2f}]"
         if not self.sure:
             parts.append(f"{100 * chosen.near:.0f} % likely to be within {NEAR_PERCENT:g} % of the best")
         if self.times_rounds:
@@ -81,9 +92,9 @@ class Advice(Result):
             parts.append("longer drafts were not counted and may be faster")
         return "; ".join(parts)
 
-    def flags(self, engine: str) -> str:
-        """The flags that make this engine draft K tokens."""
-        return draft_length_flags(engine, self.k)
+    def flags(self, engine: str, drafter: str | None = None) -> str:
+        """The flags that make this engine draft K tokens; drafter : its kind, such as "eagle3"."""
+        return draft_length_flags(engine, self.k, drafter)
 
     def to_frame(self) -> pd.DataFrame:
         """Tabulate K, a row each: tokens per round, speedup with its 95 % interval, probabilities."""
@@ -98,7 +109,14 @@ class Advice(Result):
 
 
 def advise(
-    source: SourceLike, cost: CostLike, *, context: int = 1000, policy: str | None = None, seed: int = 0
+    source: SourceLike,
+    cost: CostLike,
+    *,
+    context: int = 1000,
+    policy: str | None = None,
+    seed: int = 0,
+    isl: int | None = None,
+    osl: int | None = None,
 ) -> Advice:
     """Recommend a draft length from counts of accepted drafts.
 
@@ -119,6 +137,10 @@ def advise(
         Use only rounds recorded under this policy.
     seed : int
         Seed of the draws from the posterior.
+    isl, osl : int, optional
+        Input and output length of the requests of a server whose batch is that of the costs: their prompts, read in
+        the steps of the others, are part of a token's time, and contexts follow from them. For costs of shapes and
+        hardware.
 
     Returns
     -------
@@ -148,7 +170,11 @@ def advise(
         raise InputError(f"context={context} tokens; give at least 1")
     source, cost = as_counts(source, policy=policy), as_cost(cost)
     accepted, verified = counts_by_depth(source)
-    seconds = _seconds(cost, len(verified), context)
+    prompts_s = np.zeros(len(verified) + 1)
+    if isl is not None and osl is not None:
+        context = isl + osl // 2
+        prompts_s = np.array([others_prompts_s(cost, isl, osl, k) for k in range(len(verified) + 1)])
+    seconds = (*_seconds(cost, len(verified), context), prompts_s)
     lengths = _lengths(accepted, verified, seconds, seed)
     chosen = max(lengths, key=lambda length: length.speedup.estimate)
     sure, times = chosen.near >= SURE, None
@@ -159,7 +185,7 @@ def advise(
             times = factor if more[chosen.k].near >= SURE else None
             factor *= 2
     notes = tuple(cost.notes(len(verified), (context, context)))
-    return Advice(tuple(lengths), chosen.k, sure, times, _rounds(source, verified), notes)
+    return Advice(tuple(lengths), chosen.k, sure, times, _rounds(source, verified), notes, cost.error_percent)
 
 
 def counts_by_depth(source: Source) -> tuple[Floats, Floats]:
@@ -183,7 +209,7 @@ def _seconds(cost: CostModel, longest: int, context: int) -> tuple[Seconds, floa
     return np.array(rounds), float(cost.catch_up(context))
 
 
-def _lengths(accepted: Floats, verified: Floats, seconds: tuple[Seconds, float], seed: int) -> list[DraftLengthAdvice]:
+def _lengths(accepted: Floats, verified: Floats, seconds: RoundSeconds, seed: int) -> list[DraftLengthAdvice]:
     """The value of every K under the posterior of the rates."""
     rng = np.random.default_rng(seed)
     rates = rng.beta(accepted + 0.5, verified - accepted + 0.5, size=(DRAWS, len(accepted)))
@@ -203,9 +229,9 @@ def _lengths(accepted: Floats, verified: Floats, seconds: tuple[Seconds, float],
     ]
 
 
-def _speedups(rates: Floats, seconds: tuple[Seconds, float]) -> tuple[Floats, Floats]:
+def _speedups(rates: Floats, seconds: RoundSeconds) -> tuple[Floats, Floats]:
     """Tokens per round and speedups [R, D + 1] of K = 0, 1, ..., D, by rates [R, D] of the i-th token."""
-    rounds_s, catch_up_s = seconds
+    rounds_s, catch_up_s, prompts_s = seconds
     whole = np.concatenate([np.zeros((len(rates), 1)), np.cumprod(rates, axis=1)], axis=1)  # P(all K accepted)
     tokens = 1 + np.cumsum(whole, axis=1)
-    return tokens, tokens * rounds_s[0] / (rounds_s + whole * catch_up_s)
+    return tokens, tokens * (rounds_s[0] + prompts_s[0]) / (rounds_s + whole * catch_up_s + tokens * prompts_s)

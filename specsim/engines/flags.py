@@ -10,6 +10,9 @@ from specsim.io.errors import InputError
 
 OFF = "turn speculation off"
 DRAFTER = {"method": "eagle", "model": "<drafter>"}  # to be replaced
+# Names of drafters, as costs have them, in vLLM and SGLang; other names are of draft models.
+VLLM_METHODS = {"eagle": "eagle", "eagle3": "eagle3", "mtp": "mtp", "medusa": "medusa", "prompt-lookup": "ngram"}
+SGLANG_ALGORITHMS = {"eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "NEXTN", "prompt-lookup": "NGRAM"}
 
 
 def generation_config(k: int, p_min: float = 0.0) -> dict[str, Any]:
@@ -55,8 +58,19 @@ FLAGS: dict[str, Callable[[int], str]] = {
 }
 
 
-def draft_length_flags(engine: str, k: int) -> str:
-    """The flags that make an engine draft K tokens in every round; InputError for an unknown engine."""
+def draft_length_flags(engine: str, k: int, drafter: str | None = None) -> str:
+    """The flags that make an engine draft K tokens in every round; InputError for an unknown engine.
+
+    drafter : as costs on a GPU name it, such as "eagle3"; vLLM's and SGLang's flags then name its kind
+    """
     if engine not in FLAGS:
         raise InputError(f"unknown engine {engine!r}; choose one of {', '.join(FLAGS)}")
-    return FLAGS[engine](k) if k else OFF
+    if not k:
+        return OFF
+    if drafter is not None and engine == "vllm":
+        config = {**DRAFTER, "method": VLLM_METHODS.get(drafter, "draft_model"), "num_speculative_tokens": k}
+        return speculative_config(**config)
+    algorithm = ""
+    if drafter is not None and engine == "sglang":
+        algorithm = f"--speculative-algorithm {SGLANG_ALGORITHMS.get(drafter, 'STANDALONE')} "
+    return algorithm + FLAGS[engine](k)

@@ -77,7 +77,7 @@ def comparison_result(document: Row) -> Result:
     recorded = document["recorded"]
     made = (
         f"Acceptance is that of {recorded['target']} with {recorded['drafter']}, "
-        f"{decoding_text(recorded['decoding'])}; times are a roofline's of {options['model']} with "
+        f"{decoding_text(recorded['decoding'])}; times are a roofline's of {options['target']} with "
         f"{options['drafter']}, weights {options['weights']}. Policies were tuned on {parts['tuning']:,} sequences and "
         f"predicted on {parts['holdout']:,} others."
     )
@@ -125,5 +125,5 @@ def comparison_result(document: Row) -> Result:
     if document["skipped"]:
         body += [heading("Left out"), facts((row["gpu"], row["reason"]) for row in document["skipped"])]
     body += [heading("How it was made"), facts(options.items()), heading("Definitions"), *definitions(DEFINITIONS)]
-    title = f"{options['model']} with {options['drafter']}, by hardware"
+    title = f"{options['target']} with {options['drafter']}, by hardware"
     return Result("Speculative decoding on hardware that is not at hand", title, verdict, body, notes_of(document))

@@ -71,7 +71,7 @@ def step_ratios(rows: Sequence[Row], contexts: Sequence[int]) -> str:
     for axes, batch in zip(grid, batches, strict=False):
         here = [row for row in rows if row["batch"] == batch]
         for row in here:
-            axes.plot(contexts, row["step_ratios"], color=color[row["gpu"]], linewidth=1.8)
+            axes.plot(contexts[: len(row["step_ratios"])], row["step_ratios"], color=color[row["gpu"]], linewidth=1.8)
         axes.set_ylim(0, 1.08 * max(max(row["step_ratios"]) for row in rows))
         margin_notes(axes, [(row["step_ratios"][-1], row["gpu"], color[row["gpu"]]) for row in here])
         axes.set_xscale("log", base=2)

@@ -381,7 +381,7 @@ def test_a_bad_cost_file_is_refused(files: Files, tmp_path: Path, text: str | No
 
 
 def test_a_missing_cost_option_is_refused(files: Files) -> None:
-    assert_refused(call("specsim", "replay", files.trace, "--policy", "fixed_k"), "--cost", "--help")
+    assert_refused(call("specsim", "replay", files.trace, "--policy", "fixed_k"), "--cost", "--gpu")
 
 
 @pytest.mark.parametrize(("contexts", "depth", "says"), [("50,60", 6, "contexts"), ("4,60", 2, "--max-draft-tokens")])

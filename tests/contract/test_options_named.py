@@ -29,7 +29,7 @@ LINE = re.compile(rf"(?:`|Example: |&& )((?:{'|'.join(APPS)}) [^`&\n]*)")  # a c
 RAISING = ("InputError", "BenchError", "claim", "read_own", "refuse_other")  # what errors' texts are given to
 # Errors of these files, or functions of them, name options without a command: all commands that raise them have those.
 TRACES = ("realrun record", "realrun validate", "realrun leaderboard")
-TRAININGS = ("realrun train eesd", "realrun train medusa", "realrun train edd", "realrun train eagle")
+TRAININGS = tuple(f"realrun train {name}" for name in ("eesd", "medusa", "edd", "eagle", "eagle3"))
 RAISED_BY = {
     "realrun/cli/leaderboard.py": ("realrun leaderboard",),
     "realrun/cli/profile.py": ("realrun profile",),
@@ -65,6 +65,8 @@ RAISED_BY = {
     ),
     "specsim/cli/console.py:parse_settings": ("specsim replay", "specsim tune", "realrun typical"),
     "specsim/cli/options.py": ("specsim replay", "specsim tune", "specsim leaderboard"),
+    "specsim/cli/options.py:RequestSettings": ("specsim cost show", "specsim advise"),
+    "specsim/cost/roofline/serving.py": ("specsim cost show", "specsim advise"),
     "specsim/cli/cost/calibrate.py": ("specsim cost calibrate",),
     "specsim/claims/check.py": ("specsim claims check",),
     "specsim/cli/claims.py": ("specsim claims record",),

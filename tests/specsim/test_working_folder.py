@@ -23,7 +23,7 @@ from specsim.io.files import check_writable, remove_folder, replacing, replacing
 from tests.support.checks import refusal
 from tests.support.commands import assert_refused, call
 
-COST, HARDWARE = "vllm-llama3.1-8b-eagle-h100", ["--model", "llama-3.1-8b", "--drafter", "eagle", "--gpus", "h100"]
+COST, HARDWARE = "vllm-llama3.1-8b-eagle-h100", ["--target", "llama-3.1-8b", "--drafter", "eagle", "--gpus", "h100"]
 
 
 def hold(folder: Path) -> None:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from specsim.cli.command import Answer
 from specsim.cli.console import claim_file, print_table
-from specsim.cli.options import OVERWRITE_FILE_HELP
-from specsim.cli.settings import Settings, argument, setting
+from specsim.cli.options import OVERWRITE_FILE_HELP, GpuSettings
+from specsim.cli.settings import argument, setting
 from specsim.io.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
-class CalibrateOptions(Settings):
+class CalibrateOptions(GpuSettings):
     """Which costs are calibrated on what."""
 
     cost: str | None = argument(
@@ -31,35 +30,13 @@ class CalibrateOptions(Settings):
         'Measured time per output token, as "batch=1 context=500 tpot_ms=7.07"; with speculation add k and acceptance, '
         'the output tokens of a round: "batch=1 context=500 k=3 acceptance=2.29 tpot_ms=4.29". Repeat for more.',
     )
-    gpu: str | None = setting(None, "GPU of the roofline, such as h100.")
-    target: str | None = setting(None, "Target of the roofline: a public shape such as llama-3.1-8b, or a config.json.")
-    drafter: str | None = setting(
-        None, "Drafter of the roofline: a draft model, as --target; or eagle, medusa:HEADS, ..."
-    )
-    weights: str | None = setting(None, "Weight format of the layers: int4, int8 or float8 (default: bfloat16).")
-    tp: int = setting(1, "GPUs that share every layer (tensor parallelism).", low=1)
     out: Path = setting(doc="Costs to write, JSON.")
     overwrite: bool = setting(False, OVERWRITE_FILE_HELP, flag="--overwrite")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        named = self.gpu, self.target, self.drafter
-        if self.cost is None and not all(named):
-            raise InputError("name the costs to calibrate: a file, or --gpu, --target and --drafter together")
-        if self.cost is not None and any(named):
-            raise InputError("--gpu, --target and --drafter name a roofline; leave them out, or the cost file")
         if bool(self.measured) == (self.measurement is not None):
             raise InputError("give what was measured: a profile or probe, or points by --measured")
-
-    @property
-    def costs(self) -> str | dict[str, Any]:
-        """Give the costs to calibrate: a file, a name, or the document of a roofline."""
-        if self.cost is not None:
-            return self.cost
-        from specsim.cost.calibrate import data_sheet_document
-
-        assert self.gpu is not None and self.target is not None and self.drafter is not None
-        return data_sheet_document(self.gpu, self.target, self.drafter, self.weights, self.tp)
 
 
 def calibrate(options: CalibrateOptions) -> Answer:
@@ -80,7 +57,7 @@ def calibrate(options: CalibrateOptions) -> Answer:
     claim_file(options.out, overwrite=options.overwrite)
     if options.measured:
         points = [read_point(text) for text in options.measured]
-        document, fitted = document_on_points(options.costs, points)
+        document, fitted = document_on_points(options.costs(options.cost), points)
         write_json(document, options.out)
         rows = [
             [str(point), f"{error:+.1f}", "-" if held is None else f"{held:+.1f}"]

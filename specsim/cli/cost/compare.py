@@ -17,6 +17,7 @@ from specsim.io.errors import InputError
 
 if TYPE_CHECKING:
     from specsim.cost.roofline.cost import RooflineCost
+    from specsim.trace.trace import Trace
 
 RESULT, PAGE = "comparison.json", "report.html"
 
@@ -26,15 +27,19 @@ class CompareOptions(SplitSettings):
     """Which pair is compared on which GPUs."""
 
     trace: Path = setting(..., "Trace folder, made by `realrun record` or `specsim example`.")
-    model: str = setting(..., "Target: a public shape such as llama-3.1-8b, or a config.json.")
+    target: str = setting(..., "Target: a public shape such as llama-3.1-8b, or a config.json.")
     drafter: str = setting(
         ...,
-        "Drafter: a draft model, as --model; or eagle, edd, vdm, space, prompt-lookup, eesd:LAYERS, self-sd:LAYERS, "
-        "medusa:HEADS.",
+        "Drafter: a draft model, as --target; or eagle, eagle3, mtp, edd, vdm, space, prompt-lookup, block:LAYERS, "
+        "eesd:LAYERS, self-sd:LAYERS, medusa:HEADS.",
     )
     gpus: str = setting("a100,h100,h200,l40s", "GPUs to compare, by name.")
     batch: tuple[int, ...] = setting((1,), "Batch sizes; a list such as 1,8.")
-    weights: str | None = setting(None, "Weight format of the layers: int4, int8 or float8 (default: bfloat16).")
+    weights: str | None = setting(
+        None, "Weight format of the layers: int4, int8, float8, mxfp4 or nvfp4 (default: bfloat16)."
+    )
+    engine: str | None = setting(None, "Inference engine whose overhead counts: vllm, sglang, tensorrt-llm, ...")
+    tp: int = setting(1, "GPUs that share every layer (tensor parallelism).", low=1)
     policy: list[str] = setting(TUNED, "Policy to tune, by name or FILE.py; repeat for more. The best counts.")
     out: Path | None = setting(None, f"Folder for {RESULT} and {PAGE} with figures.")
 
@@ -48,7 +53,7 @@ def compare(options: CompareOptions) -> Answer:
     sensitive to" is the roofline constant that changes the speedup most when it is 20 % smaller or larger; --out has
     all of them as tornado charts, and s_d / s_t over the context.
 
-    Example: specsim cost compare --trace TRACE --model llama-3.1-8b --drafter eagle --weights int4
+    Example: specsim cost compare --trace TRACE --target llama-3.1-8b --drafter eagle --weights int4
     """
     from specsim.compare.hardware import compare_devices
     from specsim.io.files import working_in, write_json, write_text
@@ -57,16 +62,18 @@ def compare(options: CompareOptions) -> Answer:
     from specsim.trace.files import read_plain_trace
 
     gpus = [name.strip() for name in options.gpus.split(",")]
-    costs, skipped = _costs(gpus, options.batch, options.model, options.drafter, options.weights)
+    pair = {name: getattr(options, name) for name in ("target", "drafter", "weights", "engine")}
+    pair |= {"tensor_parallel": options.tp}
     kinds, out = find_policies(options.policy), options.out
     search, share = SearchSettings(trials=options.trials, seed=options.seed), options.tuning_share
     trace = read_plain_trace(options.trace)
+    costs, skipped = _costs(gpus, options.batch, pair, trace)
     with nullcontext() if out is None else working_in(out, None):
         with progress_bar() as bar:
             comparison = compare_devices(trace, costs, kinds, search, tuning_share=share, progress=partial(bar, "GPUs"))
         described = {
             "trace": options.trace.name,
-            **{name: getattr(options, name) for name in ("model", "drafter", "trials", "seed")},
+            **{name: getattr(options, name) for name in ("target", "drafter", "trials", "seed")},
             "weights": options.weights or "bfloat16",
         }
         document = {**comparison.as_dict(), "options": described, "skipped": skipped}
@@ -85,23 +92,27 @@ def compare(options: CompareOptions) -> Answer:
 
 
 def _costs(
-    gpus: list[str], batches: Sequence[int], model: str, drafter: str, weights: str | None
+    gpus: list[str], batches: Sequence[int], pair: dict[str, Any], trace: Trace
 ) -> tuple[list[RooflineCost], list[dict[str, str]]]:
-    """Costs of every GPU at every batch size; GPUs that cannot run the pair, and why."""
+    """Costs of every GPU at every batch size; GPUs that cannot run the pair over the trace's contexts, and why."""
+    from specsim.cost.batches import BatchTokens
+    from specsim.cost.contexts import context_range
     from specsim.cost.roofline.document import roofline_from_document
     from specsim.cost.roofline.hardware import find_hardware
 
     costs, skipped = [], []
     for gpu in gpus:
         find_hardware(gpu)
-        document = {"target": model, "drafter": drafter, "hardware": gpu, "weights": weights}
-        try:
-            costs += [roofline_from_document({**document, "batch": size}) for size in batches]
-        except InputError as error:
-            skipped.append({"gpu": gpu, "reason": str(error)})
+        for size in batches:
+            try:
+                cost = roofline_from_document({**pair, "hardware": gpu, "batch": size})
+                cost.check_memory(BatchTokens.alike(size, 1, context_range(trace)[1]))
+                costs.append(cost)
+            except InputError as error:
+                skipped.append({"gpu": gpu, "reason": str(error)})
     if not costs:
         raise InputError(skipped[0]["reason"])
-    return costs, skipped
+    return costs, [reason for number, reason in enumerate(skipped) if reason not in skipped[:number]]
 
 
 def _print(document: dict[str, Any]) -> None:
@@ -110,7 +121,7 @@ def _print(document: dict[str, Any]) -> None:
 
     options, parts = document["options"], document["sequences"]
     title = (
-        f"{options['model']} with {options['drafter']}, weights {options['weights']}: tuned on {parts['tuning']} "
+        f"{options['target']} with {options['drafter']}, weights {options['weights']}: tuned on {parts['tuning']} "
         f"sequences, predicted on {parts['holdout']} held-out ones"
     )
     notes = dict.fromkeys(note for row in document["rows"] for note in row["cost_notes"])

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from specsim.cli.command import Answer
 from specsim.cli.console import print_table
-from specsim.cli.settings import Settings, argument, setting
+from specsim.cli.options import GpuSettings, RequestSettings
+from specsim.cli.settings import argument, setting
 
 if TYPE_CHECKING:
     from specsim.cost.model import CostModel
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 def list_costs() -> Answer:
     """List the costs that ship with specsim.
 
-    All commands that take costs accept these names.
+    All commands that take costs accept these names. A cost file of the form roofline prices other models, drafters and
+    GPUs by their shapes and data sheets.
 
     Example: specsim replay TRACE --policy fixed_k --set k=3 --cost vllm-llama3.1-8b-eagle-h100
     """
@@ -29,17 +31,19 @@ def list_costs() -> Answer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShowOptions(Settings):
+class ShowOptions(GpuSettings, RequestSettings):
     """Which costs are shown, and where."""
 
-    file: str = argument("Cost file, or a name of `specsim cost list`.")
+    file: str | None = argument(
+        "Cost file, or a name of `specsim cost list`. Leave it out with --gpu, --target and --drafter.", default=None
+    )
     tokens: tuple[int, ...] | None = setting(
         None, "Tokens of a target pass (default: 1,2,4,8; for a profile, those that it covers)."
     )
     contexts: tuple[int, ...] | None = setting(
         None, "Cached tokens (default: 128,1024; for a profile, its smallest and largest)."
     )
-    batch: int | None = setting(None, "Batch size, for batch-aware costs.", low=1)
+    batch: int | None = setting(None, "Batch size, or requests at once with --isl, for batch-aware costs.", low=1)
 
 
 def show(options: ShowOptions) -> Answer:
@@ -47,13 +51,17 @@ def show(options: ShowOptions) -> Answer:
 
     s_d / s_t is the time of a draft step over that of a baseline decode step. Passes over n tokens are shown in
     baseline decode steps, too: a round can pay if it accepts more tokens. Where drafting takes a fixed time per round,
-    the column "proposal" shows it.
+    the column "proposal" shows it. With --isl and --osl, the time per output token (TPOT) of a server that keeps
+    --batch such requests running is shown, too, without speculation.
 
     Example: specsim cost show edd-llama2-chat-7b-a6000
+
+    Example: specsim cost show --gpu h100 --target llama-3.1-8b --drafter eagle --engine vllm --batch 64 --isl 1024
+    --osl 512
     """
     from specsim.cost.files import read_cost
 
-    model = read_cost(options.file, batch=options.batch)
+    model = read_cost(options.costs(options.file), batch=options.batch)
     contexts, sizes = _shown_range(model)
     contexts, sizes = options.contexts or contexts, options.tokens or sizes
     rows: list[dict[str, Any]] = []
@@ -72,8 +80,25 @@ def show(options: ShowOptions) -> Answer:
             }
         )
     notes = model.notes(max(sizes) - 1, (min(contexts), max(contexts)))
-    document = {"cost": options.file, "batch": options.batch or 1, "rows": rows, "notes": notes}
+    name = options.file or f"{options.target} with {options.drafter} on {options.gpu}"
+    document = {
+        "cost": name,
+        "batch": options.batch or 1,
+        "rows": rows,
+        "notes": notes,
+        "tpot_s": _served(model, options),
+    }
     return Answer(document, partial(_print_costs, document))
+
+
+def _served(model: CostModel, options: ShowOptions) -> float | None:
+    """Seconds per output token of the server that the options name."""
+    from specsim.cost.roofline.serving import prompts_s
+
+    if options.isl is None or options.osl is None:
+        return None
+    others_s = prompts_s(model, options.isl, options.osl)
+    return float(model.autoregressive_step(options.isl + options.osl / 2)) + others_s
 
 
 def _shown_range(model: CostModel) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -107,3 +132,5 @@ def _print_costs(document: dict[str, Any]) -> None:
     columns = ["context", "decode step, ms", "draft step", "s_d / s_t", *proposal, "overhead", *passes]
     title = f"{document['cost']}: milliseconds (passes also in baseline decode steps)"
     print_table("; ".join([title, *document["notes"]]), columns, cells)
+    if document["tpot_s"] is not None:
+        print(f"time per output token of {document['batch']} requests at once: {1e3 * document['tpot_s']:.2f} ms")

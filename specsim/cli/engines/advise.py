@@ -2,57 +2,54 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from specsim.cli.command import Answer
 from specsim.cli.console import print_notes, print_table
-from specsim.cli.options import CostSettings, CountsSettings
-from specsim.cli.settings import setting
+from specsim.cli.options import CostSettings, CountsSettings, RequestSettings
 
 if TYPE_CHECKING:
     from specsim.engines.advise import Advice
 
 
-@dataclass(frozen=True, kw_only=True)
-class AdviseOptions(CountsSettings):
-    """Whose counts are read, and whose flags printed."""
-
-    engine: str | None = setting(
-        None, "Engine whose flags to print: vllm, sglang, llamacpp, tensorrt-llm or transformers."
-    )
-
-
-def advise(options: AdviseOptions, costs: CostSettings) -> Answer:
+def advise(options: CountsSettings, costs: CostSettings, requests: RequestSettings) -> Answer:
     """Recommend a draft length K from counters.
 
     For every K up to the longest draft counted: tokens per round, the speedup over decoding without speculation with
     a 95 % interval, and how likely it is the best, or within 1 % of the best. Where the counts do not decide, the
-    output says how many rounds would settle it.
+    output says how many rounds would settle it. The last line is the answer. With --isl and --osl, the speedup is that
+    of the time per output token on a server with --batch such requests, whose prompts are read in the same steps.
 
     Example: specsim advise counters.json --cost vllm-llama3.1-8b-eagle-h100 --engine vllm
+
+    Example: specsim advise vllm.log --gpu h100 --target llama-3.1-8b --drafter eagle3 --engine vllm
     """
     from specsim.engines.advise import advise as find_advice
     from specsim.engines.flags import draft_length_flags
 
-    engine = options.engine
+    engine = costs.engine
     if engine is not None:
         draft_length_flags(engine, 1)  # rejects an unknown engine before any work
     advice = find_advice(
-        options.source, costs.read(), context=options.context, policy=options.policy, seed=options.seed
+        options.source,
+        costs.read(),
+        context=options.context,
+        policy=options.policy,
+        seed=options.seed,
+        isl=requests.isl,
+        osl=requests.osl,
     )
-    flags = None if engine is None else advice.flags(engine)
+    flags = None if engine is None else advice.flags(engine, costs.drafter)
 
     def show() -> None:
-        _print_advice(advice)
-        if flags:
-            print(f"{engine}: {flags}")
+        _print_lengths(advice)
         print_notes(advice.notes)
+        print(f"{advice!r}; {engine}: {flags}" if flags else repr(advice))
 
     return Answer({**advice.as_dict(), "flags": flags}, show)
 
 
-def _print_advice(advice: Advice) -> None:
+def _print_lengths(advice: Advice) -> None:
     from specsim.engines.advise import NEAR_PERCENT
 
     rows = [
@@ -66,4 +63,4 @@ def _print_advice(advice: Advice) -> None:
         for length in advice.lengths
     ]
     columns = ["K", "tokens per round", "speedup [95 % interval]", "is the best", f"within {NEAR_PERCENT:g} % of it"]
-    print_table(repr(advice), columns, rows)
+    print_table("speedup by draft length", columns, rows)

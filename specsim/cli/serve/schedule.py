@@ -49,7 +49,7 @@ def schedule(source: BatchCostSettings, options: ScheduleOptions) -> Answer:
     with progress_bar() as bar:
         schedule = serve_schedule(
             source.trace,
-            source.cost,
+            source.costs(source.cost),
             batches=options.batch,
             contexts=options.context,
             max_draft_tokens=options.max_draft_tokens,

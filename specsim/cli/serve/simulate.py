@@ -83,9 +83,13 @@ def simulate(source: BatchCostSettings, options: SimulateOptions, server: Server
     shared: dict[str, Any] = {"tuning_share": options.tuning_share, "seed": options.seed}
     shared |= parse_settings(options.set_)
     if not options.arrivals:
-        batches = serve_batches(source.trace, source.cost, policy, batches=options.batch or BATCHES, **shared)
+        batches = serve_batches(
+            source.trace, source.costs(source.cost), policy, batches=options.batch or BATCHES, **shared
+        )
         return Answer(batches.as_dict(), partial(_print_batches, batches))
-    served = serve(source.trace, source.cost, policy, arrivals=options.arrivals, **server.set_options, **shared)
+    served = serve(
+        source.trace, source.costs(source.cost), policy, arrivals=options.arrivals, **server.set_options, **shared
+    )
     return Answer(served.as_dict(), partial(_print_serving, served))
 
 

@@ -7,22 +7,43 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from specsim.cost.roofline.attention import LatentAttention, LinearAttention
 from specsim.io.arrays import Floats
 from specsim.io.errors import InputError
 from specsim.io.json import checked, read_json
 
 SHAPES = Path(__file__).parent / "shapes.json"
-GATED = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text")  # dense, three matrices in an MLP
-MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss")
+GATED = (
+    "llama", "mistral", "qwen2", "qwen3", "qwen3_5_text", "gemma", "gemma2", "gemma3_text", "minicpm3",
+)  # dense, three matrices in an MLP  # fmt: skip
+MIXTURES = (
+    "mixtral", "qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_5_moe_text", "gpt_oss", "minimax_m2", "llama4_text",
+    "deepseek_v3", "deepseek_v32", "kimi_k2", "glm_moe_dsa",
+)  # fmt: skip
+LATENT = ("minicpm3", "deepseek_v3", "deepseek_v32", "kimi_k2", "glm_moe_dsa")  # multi-head latent attention
+SPARSE = ("deepseek_v32", "glm_moe_dsa")  # of these, the ones whose queries attend to chosen tokens alone
+HYBRID = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")  # gated delta networks beside attention with a gate
 INVALID = "give a decoder's config.json as Hugging Face has it"
 MAX_SIZE = 2**31  # of any number of a shape
 
 Routing = Literal["uniform", "balanced"]
+Part = Literal["attention", "mlp", "experts", "head"]
+LINEAR = (
+    "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim",
+    "linear_conv_kernel_dim",
+)  # keys of linear attention  # fmt: skip
+INDEX = {"tokens": "index_topk", "heads": "index_n_heads", "dim": "index_head_dim"}  # keys of an indexer
+
+
+class Size(Protocol):
+    """Reads a whole number of a config by the first of these keys that it has."""
+
+    def __call__(self, *keys: str, default: int | None = None) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -87,7 +108,14 @@ class Architecture:
     tied : whether the head is the embedding's table
     experts : of all layers but the first `dense_layers` ones
     window, window_layers : tokens that a layer with a sliding window attends to, and how many layers have such a window
-    projected_inputs : states and embeddings that are projected to a single state before the first layer; EAGLE: 2
+    chunked : whether such a layer attends within chunks of `window` tokens, on average to half of one, once the context
+        is longer
+    latent : multi-head latent attention in place of key-value heads
+    gated_attention : whether attention's results are multiplied by a gate as wide as the queries
+    linear, linear_layers : linear attention, and how many layers have it in place of attention
+    projected_width : width of all states and embeddings that are projected to a state before the first layer; EAGLE:
+        that of two states
+    attended_states : states side by side that attention's queries, keys and values are made from; EAGLE-3: 2
     medusa_heads : residual blocks on the last state, each with a head of its own
 
     >>> from specsim.cost.roofline.architecture import find_architecture
@@ -109,7 +137,13 @@ class Architecture:
     dense_layers: int = 0
     window: int = 0
     window_layers: int = 0
-    projected_inputs: int = 0
+    chunked: bool = False
+    latent: LatentAttention | None = None
+    gated_attention: bool = False
+    linear: LinearAttention | None = None
+    linear_layers: int = 0
+    projected_width: int = 0
+    attended_states: int = 1
     medusa_heads: int = 0
 
     def __post_init__(self) -> None:
@@ -118,6 +152,10 @@ class Architecture:
             least = 1 if field.name in ("hidden_size", "vocab_size", "num_heads", "num_kv_heads", "head_dim") else 0
             if type(value) is int and not least <= value < MAX_SIZE:
                 raise InputError(f"architecture {self.name}: {field.name}={value}; give at least {least}")
+        if self.window_layers + self.linear_layers > self.num_layers:
+            raise InputError(
+                f"architecture {self.name}: layer_types names more than {self.num_layers} layers; {INVALID}"
+            )
         if self.num_heads % self.num_kv_heads:
             raise InputError(
                 f"architecture {self.name}: {self.num_heads} heads over {self.num_kv_heads} key-value heads; "
@@ -129,48 +167,92 @@ class Architecture:
         return self.num_layers - self.dense_layers if self.experts else 0
 
     @property
+    def attention_layers(self) -> int:
+        """Layers whose cache grows with the context."""
+        return self.num_layers - self.linear_layers
+
+    @property
+    def query_width(self) -> int:
+        """Width of the queries, and of the gate where there is one."""
+        return (2 if self.gated_attention else 1) * self.num_heads * self.head_dim
+
+    @property
     def kv_width(self) -> int:
-        """Numbers that a token adds to the cache of a layer."""
-        return 2 * self.num_kv_heads * self.head_dim
+        """Numbers that a token adds to the cache of a layer, but for an indexer's keys."""
+        return self.latent.cached_width if self.latent else 2 * self.num_kv_heads * self.head_dim
+
+    @property
+    def matrices(self) -> dict[Part, int]:
+        """Weights of the matrices that quantisation packs, by part; projections of inputs count as MLPs."""
+        hidden = self.hidden_size
+        if self.latent:
+            attention = self.latent.shared_weights(hidden) + self.num_heads * self.latent.head_weights(hidden)
+        else:
+            made = self.attended_states * hidden * (self.query_width + self.kv_width)
+            attention = made + hidden * self.num_heads * self.head_dim
+        attention *= self.attention_layers
+        if self.linear:
+            linear = hidden * (self.linear.input_width + self.linear.output_width)
+            attention += self.linear_layers * (linear + self.linear.kernel * self.linear.convolved_width)
+        mlp = (self.num_layers - self.expert_layers) * 3 * hidden * self.intermediate_size
+        mlp += self.projected_width * hidden + self.medusa_heads * hidden**2
+        experts = 0
+        if self.experts:
+            mlp += self.expert_layers * 3 * hidden * self.experts.shared_intermediate_size
+            experts = self.expert_layers * self.experts.count * 3 * hidden * self.experts.intermediate_size
+        return {"attention": attention, "mlp": mlp, "experts": experts}
 
     @property
     def stack_parameters(self) -> int:
-        """Weights of the layers' matrices: what quantisation packs."""
-        attention = self.hidden_size * (2 * self.num_heads * self.head_dim + self.kv_width)
-        mlp = 3 * self.hidden_size * self.intermediate_size
-        total = self.num_layers * attention + (self.num_layers - self.expert_layers) * mlp
-        if self.experts:
-            expert = 3 * self.hidden_size * self.experts.intermediate_size
-            shared = 3 * self.hidden_size * self.experts.shared_intermediate_size
-            router = self.hidden_size * self.experts.count
-            total += self.expert_layers * (self.experts.count * expert + shared + router)
-        total += self.projected_inputs * self.hidden_size**2
-        return total + self.medusa_heads * self.hidden_size**2
+        """Weights of the layers' matrices, routers included."""
+        routers = self.expert_layers * self.hidden_size * self.experts.count if self.experts else 0
+        return sum(self.matrices.values()) + routers
+
+    @property
+    def head_parameters(self) -> int:
+        """Weights of the head, or of all heads."""
+        return (1 + self.medusa_heads) * self.vocab_size * self.hidden_size
 
     @property
     def parameters(self) -> int:
         """All weights but biases and the norms within attention, tied ones once."""
-        tables = (1 if self.tied else 2) + self.medusa_heads
+        embedding = 0 if self.tied else self.vocab_size * self.hidden_size
         norms = (2 * self.num_layers + 1) * self.hidden_size
-        return self.stack_parameters + tables * self.vocab_size * self.hidden_size + norms
+        return self.stack_parameters + self.head_parameters + embedding + norms
 
     def attended(self, context: Floats) -> Floats:
         """Cached tokens that the layers attend to at this context, all together."""
-        return (self.num_layers - self.window_layers) * context + self.window_layers * np.minimum(context, self.window)
+        return self._cached_or_attended(context, self.window / 2 if self.chunked else self.window)
+
+    def cached(self, context: Floats) -> Floats:
+        """Tokens that the caches of the layers hold at this context, all together."""
+        return self._cached_or_attended(context, self.window)
+
+    def _cached_or_attended(self, context: Floats, within: float) -> Floats:
+        if not self.window_layers:
+            return self.attention_layers * context
+        local = np.where(context < self.window, context, within)
+        return (self.attention_layers - self.window_layers) * context + self.window_layers * local
 
     def first(self, layers: int, name: str = "") -> Architecture:
         """The first layers of it, under the same head."""
-        windows = round(self.window_layers * layers / self.num_layers)
-        dense = min(self.dense_layers, layers)
-        name = name or f"{self.name}, {layers} layers"
-        return replace(self, name=name, num_layers=layers, dense_layers=dense, window_layers=windows)
+        share = layers / self.num_layers
+        return replace(
+            self,
+            name=name or f"{self.name}, {layers} layers",
+            num_layers=layers,
+            dense_layers=min(self.dense_layers, layers),
+            window_layers=round(self.window_layers * share),
+            linear_layers=round(self.linear_layers * share),
+        )
 
 
 @cache
 def public_shapes() -> dict[str, dict[str, Any]]:
     """The published config.json of public models by name, less what does not decide times."""
-    shapes: dict[str, dict[str, Any]] = json.loads(SHAPES.read_text())["models"]
-    return shapes
+    document = json.loads(SHAPES.read_text())
+    shapes: dict[str, dict[str, Any]] = document["models"]
+    return {**shapes, **{name: shapes[other] for name, other in document["same_shape"].items()}}
 
 
 def find_architecture(model: str | Mapping[str, Any], name: str = "") -> Architecture:
@@ -202,7 +284,8 @@ def architecture_from_config(config: Any, name: str) -> Architecture:
     where = f"architecture {name}"
     checked(config, where, dict[str, Any], invalid=INVALID)
     if "text_config" in config:  # a model of texts and images
-        config = checked(config["text_config"], f"{where}: text_config", dict[str, Any], invalid=INVALID)
+        outer = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
+        config = outer | checked(config["text_config"], f"{where}: text_config", dict[str, Any], invalid=INVALID)
     kind = config.get("model_type")
     if kind not in (*GATED, *MIXTURES):
         known = ", ".join((*GATED, *MIXTURES))
@@ -217,37 +300,83 @@ def architecture_from_config(config: Any, name: str) -> Architecture:
     hidden, heads, layers = size("hidden_size"), size("num_attention_heads"), size("num_hidden_layers")
     if not hidden or not heads:
         raise InputError(f"{where} has no states or no heads; {INVALID}")
-    window, window_layers = _windows(config, size("sliding_window", default=0), layers)
-    experts, dense_layers = None, 0
+    window = size("attention_chunk_size" if kind == "llama4_text" else "sliding_window", default=0)
+    window, window_layers = _windows(config, window, layers)
+    experts, dense_layers, dense_width = None, 0, None
     if kind in MIXTURES:
-        own = {"routing": config["routing"]} if "routing" in config else {}
-        probs = checked(config.get("router_probs", []), f"{where}: router_probs", list[float], invalid=INVALID)
-        experts = Experts(
-            count=size("num_local_experts", "num_experts"),
-            per_token=size("num_experts_per_tok"),
-            intermediate_size=size("moe_intermediate_size", "intermediate_size"),
-            shared_intermediate_size=size("shared_expert_intermediate_size", default=0),
-            probs=tuple(probs),
-            **own,
-        )
-        step = max(size("decoder_sparse_step", default=1), 1)
-        plain = checked(config.get("mlp_only_layers") or [], f"{where}: mlp_only_layers", list[int], invalid=INVALID)
-        dense_layers = len({*range(layers)} - {*range(step - 1, layers, step)} | {*plain} & {*range(layers)})
+        experts = _experts(config, where, size)
+        dense_layers = _dense_layers(config, where, size, layers)
+        # An MLP as wide as all experts of a token together, for drafters of models that have no dense MLP.
+        dense_width = experts.per_token * experts.intermediate_size + experts.shared_intermediate_size
+    latent = _latent(config, where, size, hidden // heads) if kind in LATENT else None
     return Architecture(
         name=name,
         hidden_size=hidden,
-        intermediate_size=size("intermediate_size"),
+        intermediate_size=size("intermediate_size_mlp", "intermediate_size", default=dense_width),
         vocab_size=size("vocab_size"),
         num_layers=layers,
         num_heads=heads,
         num_kv_heads=size("num_key_value_heads", default=heads),
-        head_dim=size("head_dim", default=hidden // heads),
-        tied=bool(config.get("tie_word_embeddings", kind.startswith("gemma"))),  # the library's own defaults
+        head_dim=latent.value_dim if latent else size("head_dim", default=hidden // heads),
+        tied=bool(config.get("tie_word_embeddings", kind.startswith(("gemma", "minicpm")))),  # the library's defaults
         experts=experts,
         dense_layers=dense_layers,
         window=window,
         window_layers=window_layers,
+        chunked=kind == "llama4_text",
+        latent=latent,
+        gated_attention=kind in HYBRID,
+        linear=LinearAttention(*map(size, LINEAR)) if kind in HYBRID else None,
+        linear_layers=_linear_layers(config, size, layers) if kind in HYBRID else 0,
     )
+
+
+def _experts(config: Mapping[str, Any], where: str, size: Size) -> Experts:
+    """The experts in a mixture's config."""
+    own = {"routing": config["routing"]} if "routing" in config else {}
+    probs = checked(config.get("router_probs", []), f"{where}: router_probs", list[float], invalid=INVALID)
+    width = size("moe_intermediate_size", "intermediate_size")
+    shared = width if config["model_type"] == "llama4_text" else size("n_shared_experts", default=0) * width
+    return Experts(
+        count=size("num_local_experts", "num_experts", "n_routed_experts"),
+        per_token=size("num_experts_per_tok"),
+        intermediate_size=width,
+        shared_intermediate_size=size("shared_expert_intermediate_size", default=shared),
+        probs=tuple(probs),
+        **own,
+    )
+
+
+def _dense_layers(config: Mapping[str, Any], where: str, size: Size, layers: int) -> int:
+    """Layers of a mixture that have a dense MLP."""
+    step = max(size("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_freq", default=1), 1)
+    plain = checked(config.get("mlp_only_layers") or [], f"{where}: mlp_only_layers", list[int], invalid=INVALID)
+    first = range(min(size("first_k_dense_replace", default=0), layers))
+    return len({*range(layers)} - {*range(step - 1, layers, step)} | ({*plain} | {*first}) & {*range(layers)})
+
+
+def _latent(config: Mapping[str, Any], where: str, size: Size, head_dim: int) -> LatentAttention:
+    """The latent attention in a config."""
+    sparse, kinds = config["model_type"] in SPARSE, config.get("indexer_types")
+    if sparse and (size("index_topk_freq", default=1) > 1 or (isinstance(kinds, list) and "shared" in kinds)):
+        raise InputError(f"{where} has layers that share an indexer (index_topk_freq), which is not priced")
+    index = {f"index_{name}": size(key) for name, key in INDEX.items()} if sparse else {}
+    return LatentAttention(
+        kv_rank=size("kv_lora_rank"),
+        rope_dim=size("qk_rope_head_dim"),
+        query_rank=size("q_lora_rank", default=0),
+        nope_dim=size("qk_nope_head_dim"),
+        value_dim=size("v_head_dim", default=head_dim),
+        **index,
+    )
+
+
+def _linear_layers(config: Mapping[str, Any], size: Size, layers: int) -> int:
+    """Layers with linear attention; every fourth has full attention unless the config says otherwise."""
+    kinds = config.get("layer_types")
+    if isinstance(kinds, list):
+        return kinds.count("linear_attention")
+    return layers - layers // max(size("full_attention_interval", default=4), 1)
 
 
 def _windows(config: Mapping[str, Any], window: int, layers: int) -> tuple[int, int]:
@@ -256,12 +385,14 @@ def _windows(config: Mapping[str, Any], window: int, layers: int) -> tuple[int, 
         return 0, 0
     kinds = config.get("layer_types")
     if isinstance(kinds, list):
-        return window, kinds.count("sliding_attention")
+        return window, kinds.count("sliding_attention") + kinds.count("chunked_attention")
     match config["model_type"]:
         case "gemma2" | "gpt_oss":  # every other layer
             return window, (layers + 1) // 2
         case "gemma3_text":
             return window, layers - layers // 6
+        case "llama4_text":  # every fourth layer attends to all tokens, and has no rotation
+            return window, layers - layers // 4
         case "mistral" | "mixtral":
             return window, layers
     return 0, 0  # of Qwen's, unless layer_types says so

@@ -185,19 +185,24 @@ class Work:
     flops: Floats
     launches: Floats
     link_bytes: Floats
+    all_reduces: Floats
+    products: list[str]  # [R]
 
     def seconds(self, passes: Roofline, derating: Derating) -> Seconds:
         """[N]"""
-        work = self.bytes, self.flops, self.launches, self.link_bytes
-        return np.asarray(seconds_of(*work, passes.ceilings, derating).sum(axis=0))
+        work = self.bytes, self.flops, self.launches, self.link_bytes, self.all_reduces
+        memory, _, link = passes.ceilings()
+        throughput = np.array([passes.ceilings(products)[1] for products in self.products])[:, None]
+        return np.asarray(seconds_of(*work, (memory, throughput, link), derating).sum(axis=0))
 
     @classmethod
     def of(cls, each: Sequence[Sequence[Operation]]) -> Work:
         """Of N passes with the same R operations."""
-        names = ("bytes", "flops", "launches", "link_bytes")
-        return cls(
-            *(np.array([[float(getattr(operation, name)) for operation in cell] for cell in each]).T for name in names)
-        )
+        numbers = {
+            name: np.array([[float(getattr(operation, name)) for operation in cell] for cell in each]).T
+            for name in ("bytes", "flops", "launches", "link_bytes", "all_reduces")
+        }
+        return cls(products=[operation.products for operation in each[0]], **numbers)
 
 
 def _operations(cells: Cells, operations: Callable[[BatchTokens], list[Operation]]) -> list[list[Operation]]:

@@ -9,12 +9,15 @@ from typing import NamedTuple
 from specsim.cost.roofline.cost import Overheads, RooflineCost
 from specsim.cost.roofline.passes import Roofline
 
-MEMORY, THROUGHPUT, LAUNCH, OVERLAP, LINK = (
-    "memory bandwidth", "matrix throughput", "time of a launch", "overlap", "bandwidth between devices"
+MEMORY, THROUGHPUT, LAUNCH, OVERLAP, LINK, ALL_REDUCE = (
+    "memory bandwidth", "matrix throughput", "time of a launch", "overlap", "bandwidth between devices",
+    "time of an all-reduce",
 )  # fmt: skip
-CONSTANTS = (MEMORY, THROUGHPUT, LAUNCH, OVERLAP, LINK)  # of passes
+CONSTANTS = (MEMORY, THROUGHPUT, LAUNCH, OVERLAP, LINK, ALL_REDUCE)  # of passes
 OVERHEADS = {
     "step_s": "overhead of a step",
+    "sequence_s": "overhead of a sequence",
+    "verified_sequence_s": "overhead of a verified sequence",
     "round_s": "overhead of a round",
     "policy_step_s": "a decision",
     "draft_step_s": "overhead of a draft step",
@@ -42,6 +45,8 @@ def scaled_passes(passes: Roofline, constant: str, factor: float) -> Roofline:
         return replace(passes, hardware=replace(hardware, link_bytes_s=factor * hardware.link_bytes_s))
     if constant == LAUNCH:
         return replace(passes, derating=replace(derating, launch_s=factor * derating.launch_s))
+    if constant == ALL_REDUCE:
+        return replace(passes, derating=replace(derating, all_reduce_s=factor * derating.all_reduce_s))
     assert constant == OVERLAP
     return replace(passes, derating=replace(derating, overlap=min(factor * derating.overlap, 1.0)))
 
@@ -71,7 +76,7 @@ def changes(cost: RooflineCost, share: float) -> Iterator[Change]:
 
 
 def _absent(passes: Roofline, constant: str) -> bool:
-    if constant == LINK:
+    if constant in (LINK, ALL_REDUCE):
         return passes.tensor_parallel == 1
     return (constant == LAUNCH and not passes.derating.launch_s) or (
         constant == OVERLAP and not passes.derating.overlap

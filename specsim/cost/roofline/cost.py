@@ -11,21 +11,26 @@ import numpy.typing as npt
 
 from specsim.cost.batches import BatchCost, BatchTokens
 from specsim.cost.model import MAX_SECONDS, MAX_TREE_TOKENS
-from specsim.cost.roofline.architecture import Architecture, find_architecture
+from specsim.cost.roofline.architecture import MAX_SIZE, Architecture, find_architecture
 from specsim.cost.roofline.passes import Operation, Roofline
-from specsim.io.arrays import Seconds
+from specsim.cost.roofline.published import class_error, error_note
+from specsim.io.arrays import Floats, Seconds
 from specsim.io.errors import InputError
 
-KINDS = ("model", "eagle", "edd", "vdm", "eesd", "self-sd", "medusa", "space", "prompt-lookup")
-PLAIN = ("eagle", "edd", "vdm", "space", "prompt-lookup")  # without a number
-NUMBERED = {"eesd": "layers", "self-sd": "layers", "medusa": "heads"}  # with this number
+PLAIN = ("eagle", "eagle3", "mtp", "edd", "vdm", "space", "prompt-lookup")  # without a number
+NUMBERED = {"eesd": "layers", "self-sd": "layers", "medusa": "heads", "block": "layers"}  # with this number
+KINDS = ("model", *PLAIN, *NUMBERED)
+SIZES = ("vocabulary", "hidden_size", "intermediate_size")
+SIZED = {"eagle": SIZES[:1], "eagle3": SIZES, "block": SIZES}  # may have sizes of their own
+EAGLE3_VOCABULARY = 32000  # tokens that released EAGLE-3 drafters can draft
+LARGEST_NUMBER = 64  # of MEDUSA's heads, and of a block drafter's layers
 
 
 @dataclass(frozen=True)
 class Drafter:
     """How a drafter drafts.
 
-    kind : "model", "eagle", "edd", "vdm", "eesd", "self-sd", "medusa", "space" or "prompt-lookup"
+    kind : "model", or a kind of `find_drafter`
     model : whose passes draft; None where no pass does
     shared_layers : first layers of the target that drafting has run already where the target verifies, EESD's
     """
@@ -37,16 +42,34 @@ class Drafter:
     @property
     def at_once(self) -> bool:
         """Whether a single pass drafts all tokens, as MEDUSA's heads do."""
-        return self.kind == "medusa"
+        return self.kind in ("medusa", "block")
+
+    @property
+    def reads_verified(self) -> bool:
+        """Whether a round's first pass reads all tokens that the last one verified, as engines run EAGLE-3 and MTP."""
+        return self.kind in ("eagle3", "mtp")
 
 
 def find_drafter(drafter: str | Mapping[str, Any], target: Architecture) -> Drafter:
     """A drafter of this target.
 
-    drafter : a draft model as of `find_architecture`; "eagle", "edd" or "vdm", a layer of the target's shape and its
-        head; "space" or "prompt-lookup", whose drafts no pass makes; or ``{"kind": "eesd", "layers": N}`` for an exit
-        layer after the target's first N, ``{"kind": "self-sd", "layers": N}`` for N of the target's layers, ``{"kind":
-        "medusa", "heads": K}``; or these in short, "eesd:N", "self-sd:N", "medusa:K"
+    drafter : a draft model as of `find_architecture`, or a kind, or an object with a kind and its numbers:
+
+        "eagle", "edd", "vdm" : a dense layer of the target's shape and its head; EAGLE may draft of a part of the
+            vocabulary, ``{"kind": "eagle", "vocabulary": 8192}``
+        "eagle3" : three states of the target are projected to one, a dense layer attends to it and an embedding, and a
+            head of its own drafts 32,000 tokens; ``{"kind": "eagle3", "vocabulary": 32000, "hidden_size": ...,
+            "intermediate_size": ...}``; default sizes, and all heads, are the target's
+        "mtp" : multi-token prediction, a state and an embedding are projected to one, then a layer of the target's own
+            kind, with its experts, and its head
+        ``{"kind": "block", "layers": N}`` : N dense layers that draft all tokens in one pass, as DFlash, P-EAGLE and
+            PARD do; sizes as of "eagle3", default: the target's
+        ``{"kind": "medusa", "heads": K}``
+        ``{"kind": "eesd", "layers": N}`` : an exit layer after the target's first N
+        ``{"kind": "self-sd", "layers": N}`` : N of the target's layers
+        "space", "prompt-lookup" : no pass makes the drafts
+
+        In short "block:N", "medusa:K", "eesd:N", "self-sd:N".
 
     Raises InputError for a kind that is not known, or a number that does not fit the target.
 
@@ -64,29 +87,43 @@ def find_drafter(drafter: str | Mapping[str, Any], target: Architecture) -> Draf
             return Drafter("model", find_architecture(drafter))
     if "model_type" in keys:
         return Drafter("model", find_architecture(keys))
-    kind = keys.get("kind")
-    number = NUMBERED.get(str(kind))
-    if kind not in KINDS[1:] or set(keys) - {"kind", number}:
+    kind = str(keys.get("kind"))
+    number, sized = NUMBERED.get(kind, ""), SIZED.get(kind, ())
+    if kind not in KINDS[1:] or set(keys) - {"kind", number, *sized}:
         raise InputError(
-            f"roofline: drafter {dict(keys)!r:.80} is unknown; give a model, {', '.join(PLAIN)}, or an object "
-            "with kind eesd, self-sd or medusa and its layers or heads"
+            f"roofline: drafter {dict(keys)!r:.80} is unknown; give a model, {', '.join(PLAIN)}, or an object with "
+            "kind eesd, self-sd, medusa or block and its layers or heads"
         )
-    most = {"layers": target.num_layers - 1, "heads": 64}.get(number or "", 0)
-    value = keys.get(number, 0) if number else 0
-    if number and (type(value) is not int or not 1 <= value <= most):
-        raise InputError(f"roofline: drafter {kind} has {number}={value!r}; give 1 to {most}")
-    name = f"{kind} of {target.name}"
+    layers = target.num_layers - 1 if kind in ("eesd", "self-sd") else LARGEST_NUMBER
+    most = {number: layers, **dict.fromkeys(sized, MAX_SIZE - 1), "vocabulary": target.vocab_size}
+    for key in sorted({number, *keys} - {"", "kind"}):
+        value = keys.get(key, 0)
+        if type(value) is not int or not 1 <= value <= most[key]:
+            raise InputError(f"roofline: drafter {kind} has {key}={value!r}; give 1 to {most[key]}")
+    value, name = keys.get(number, 0), f"{kind} of {target.name}"
+    drafted = min(EAGLE3_VOCABULARY, target.vocab_size) if kind == "eagle3" else target.vocab_size
+    layer = replace(target, name=name, vocab_size=keys.get("vocabulary", drafted), num_layers=1, dense_layers=0,
+                    window_layers=0, linear_layers=0)  # fmt: skip
+    sizes = {key: keys[key] for key in SIZES[1:] if key in keys}
+    dense = replace(layer, experts=None, tied=False, latent=None, linear=None, gated_attention=False, **sizes)
     match kind:
-        case "eagle" | "edd" | "vdm":
-            layer = replace(target, name=name, num_layers=1, experts=None, dense_layers=0, window_layers=0)
-            return Drafter(kind, replace(layer, projected_inputs=2 if kind == "eagle" else 0))
+        case "eagle":
+            return Drafter(kind, replace(layer, experts=None, projected_width=2 * target.hidden_size))
+        case "edd" | "vdm":
+            return Drafter(kind, replace(layer, experts=None))
+        case "eagle3":
+            return Drafter(kind, replace(dense, projected_width=3 * target.hidden_size, attended_states=2))
+        case "mtp":
+            return Drafter(kind, replace(layer, projected_width=2 * target.hidden_size))
+        case "block":
+            return Drafter(kind, replace(dense, num_layers=value))
         case "eesd":
             return Drafter(kind, target.first(value + 1, name), shared_layers=value)
         case "self-sd":
             return Drafter(kind, target.first(value, name))
         case "medusa":
             return Drafter(kind, replace(target.first(0, name), medusa_heads=value))
-    return Drafter(str(kind))
+    return Drafter(kind)
 
 
 @dataclass(frozen=True)
@@ -94,6 +131,8 @@ class Overheads:
     """Overhead of a round besides its passes, in seconds.
 
     step_s : a round, and a token without speculation
+    sequence_s : each sequence of a pass of the target
+    verified_sequence_s : each sequence of a pass of the target that verifies drafts, in addition
     round_s : a round
     policy_step_s : a decision whether to continue
     draft_step_s : a draft step
@@ -107,6 +146,8 @@ class Overheads:
     draft_step_s: float = 0.0
     cold_start_s: float = 0.0
     cold_start_ratio: float = 0.0
+    sequence_s: float = 0.0
+    verified_sequence_s: float = 0.0
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -165,11 +206,29 @@ class PassCost(BatchCost):
         overhead_s = self.overheads.draft_step(place) + np.zeros(np.shape(tokens.cached))
         if self.draft_passes is None:
             return overhead_s
-        if self.drafter.at_once:  # by the first step, on every sequence's last state
-            last = BatchTokens.alike(tokens.sequences, 1, tokens.cached / tokens.sequences)
-            return np.where(np.asarray(place) == 0, self.draft_passes.batch_seconds(last), 0.0) + overhead_s
-        pass_s: Seconds = self.draft_passes.batch_seconds(tokens)
+        place = np.asarray(place)
+        first, count = place == 0, place + 1
+        passes, context = self.draft_passes, tokens.cached / tokens.sequences - place
+
+        def rows_s(rows: npt.ArrayLike, ends: bool = True) -> Seconds:
+            seconds: Seconds = passes.batch_seconds(BatchTokens.alike(tokens.sequences, rows, context), ends=ends)
+            return seconds
+
+        if self.drafter.kind == "medusa":  # by the first step, on every sequence's last state
+            return np.where(first, rows_s(1), 0.0) + overhead_s
+        if self.drafter.kind == "block":  # a step takes what its token adds to the pass over all of them
+            later_s = rows_s(count) - rows_s(np.maximum(count - 1, 1))
+            return np.where(first, rows_s(1) + overhead_s, later_s)
+        pass_s: Seconds = passes.batch_seconds(tokens)
+        if self.drafter.kind == "eagle3":  # the target's states are projected by the first step
+            later = replace(passes, model=replace(passes.model, projected_width=0))
+            pass_s = np.where(first, pass_s, later.batch_seconds(tokens))
+        if self.drafter.reads_verified:  # a step takes what its token will add to the next round's first pass
+            pass_s = pass_s + rows_s(count + 1, ends=False) - rows_s(count, ends=False)
         return pass_s + overhead_s
+
+    def catch_up(self, context: npt.ArrayLike) -> Seconds:
+        return np.zeros(np.shape(context)) if self.drafter.reads_verified else super().catch_up(context)
 
 
 @dataclass(frozen=True, repr=False)
@@ -182,6 +241,7 @@ class RooflineCost(PassCost):
     batch : sequences in lockstep; times are the batch's
     overheads : overhead of a round besides its passes
     covered : ranges of the calibration; `notes` names requests beyond them
+    engine : name of the inference engine whose overheads these are
 
     Raises InputError for a batch below 1.
 
@@ -201,6 +261,7 @@ class RooflineCost(PassCost):
     batch: int = 1
     overheads: Overheads = field(default_factory=Overheads)
     covered: Covered | None = None
+    engine: str = ""
 
     form = "roofline"
 
@@ -210,8 +271,27 @@ class RooflineCost(PassCost):
         of = self.target
         devices = f"{of.tensor_parallel} x {of.hardware.name}" if of.tensor_parallel > 1 else of.hardware.name
         drafter = self.drafter.model.name if self.drafter.model else self.drafter.kind
-        weights = f", weights {of.weights}" if of.weights else ""
-        return f"{of.model.name} with {drafter} on {devices} in {of.dtype}{weights}"
+        return f"{of.model.name} with {drafter} on {devices} in {of.dtype}{of.formats}"
+
+    def missing_bytes(self, tokens: BatchTokens) -> Floats:
+        """Memory that weights and caches before such passes need on a device beyond what it has; 0 where they fit."""
+        memory_bytes = self.target.hardware.memory_bytes
+        contexts = tokens.cached / tokens.sequences
+        need_bytes = self.target.device_bytes(tokens.sequences, contexts)
+        if self.drafter.kind == "model" and self.draft_passes is not None:  # others are small, or share weights
+            need_bytes = need_bytes + self.draft_passes.device_bytes(tokens.sequences, contexts)
+        return np.maximum(need_bytes - (memory_bytes or np.inf), 0.0)
+
+    def check_memory(self, tokens: BatchTokens) -> None:
+        """Raise InputError where weights and caches of such passes do not fit."""
+        missing_bytes = self.missing_bytes(tokens)
+        if missing_bytes.any():
+            raise InputError(
+                f"roofline: weights and caches of {self.target.model.name} at batch {np.max(tokens.sequences):g} and "
+                f"up to {np.max(tokens.cached / tokens.sequences):,.0f} cached tokens need "
+                f"{missing_bytes.max() / 1e9:.1f} GB more than {self.target.hardware.name} has; choose a smaller batch "
+                "or context, fewer bits, or more devices"
+            )
 
     def verify_operations(self, tokens: BatchTokens) -> list[Operation]:
         """Operations of verification; drafting may have run the first layers for all but each draft's last token."""
@@ -223,16 +303,34 @@ class RooflineCost(PassCost):
         return [*above.batch_operations(tokens), *self.target.layers(model.first(shared), last)]
 
     def batch_verify(self, tokens: BatchTokens) -> Seconds:
-        return self.target.total(self.verify_operations(tokens))
+        self.check_memory(tokens)
+        passes_s = self.target.total(self.verify_operations(tokens))
+        verifies = np.asarray(tokens.new > tokens.sequences)
+        of_sequence_s = self.overheads.sequence_s + verifies * self.overheads.verified_sequence_s
+        return passes_s + tokens.sequences * of_sequence_s
 
     def batch_tree_verify(self, tokens: BatchTokens) -> Seconds:
         """A pass, and a launch to compact the cache where tokens can be rejected."""
         return self.batch_verify(tokens) + (tokens.new > tokens.sequences) * self.target.derating.launch_s
 
+    @property
+    def error_percent(self) -> float | None:
+        if self.covered is not None or not self.engine:
+            return None
+        error = class_error("speedup", experts=self.target.model.experts is not None, batch=self.batch)
+        return error and error.p90_percent
+
     def notes(self, max_draft_tokens: int, contexts: tuple[int, int]) -> list[str]:
-        covered = self.covered
+        covered, joined = self.covered, self.target.hardware.link_devices
+        slow = [
+            f"{self.target.tensor_parallel} GPUs share a layer, but fast links join {joined}: all-reduces take longer"
+        ]
+        slow = slow if self.target.tensor_parallel > joined else []
         if covered is None:
-            return ["roofline, not calibrated"]
+            if not self.engine:
+                return ["roofline, not calibrated", *slow]
+            experts = self.target.model.experts is not None
+            return [f"not calibrated: {error_note('speedup', experts=experts, batch=self.batch)}", *slow]
         beyond = []
         if covered.subject != self.subject:
             beyond.append(f"{self.subject}, calibrated on {covered.subject}")
@@ -245,4 +343,4 @@ class RooflineCost(PassCost):
             beyond.append(f"contexts {contexts[0]} to {contexts[1]}, calibrated on {low} to {high}")
         if self.batch not in covered.batches:
             beyond.append(f"batch {self.batch}, calibrated on {', '.join(map(str, covered.batches))}")
-        return [f"extrapolated: {note}" for note in beyond]
+        return [*(f"extrapolated: {note}" for note in beyond), *slow]

@@ -3,7 +3,13 @@
 ``target`` : a name of `public_shapes`, a config.json or its folder, or its content
 ``drafter`` : the same for a draft model, or a drafter as of `find_drafter`
 ``hardware`` : a name of `known_hardware`, or ``{"memory_bytes_s": ..., "flops": {dtype: ...}, ...}``
-``dtype`` (default bfloat16), ``weights``, ``batch``, ``tensor_parallel``
+``dtype`` (default bfloat16) : of states, and of all else that is not named
+``weights`` : a format of the layers' matrices, or of some parts: ``{"attention": ..., "mlp": ..., "experts": ...,
+    "head": ...}``; int4, int4-g32, int8, float8, mxfp4, nvfp4, or a dtype
+``activations`` : float8 or float4, for products in that type; default: weights are unpacked as they are read
+``cache`` : format of keys and values
+``batch``, ``tensor_parallel``
+``engine`` : a name of `engine_preset`, whose overhead counts; default: none
 ``calibration`` : ``target`` and ``drafter``, each with ``memory``, ``compute``, ``launch_s``, ``overlap``;
     ``overheads``; ``covered``, as `calibration_document` gives them
 """
@@ -17,6 +23,7 @@ from typing import Any
 from specsim.cost.keys import from_keys
 from specsim.cost.roofline.architecture import find_architecture
 from specsim.cost.roofline.cost import Covered, Overheads, RooflineCost, find_drafter
+from specsim.cost.roofline.engine import in_engine
 from specsim.cost.roofline.hardware import Derating, find_hardware
 from specsim.cost.roofline.passes import Roofline
 from specsim.io.errors import InputError
@@ -32,9 +39,12 @@ class RooflineForm:
     drafter: str | dict[str, Any]
     hardware: str | dict[str, Any]
     dtype: str = "bfloat16"
-    weights: str | None = None
+    weights: str | dict[str, str] | None = None
     batch: int = 1
     tensor_parallel: int = 1
+    activations: str | None = None
+    cache: str | None = None
+    engine: str | None = None
     calibration: dict[str, Any] = field(default_factory=dict)
 
     def cost(self, name: str) -> RooflineCost:
@@ -45,8 +55,12 @@ class RooflineForm:
             dtype=self.dtype,
             weights=self.weights,
             tensor_parallel=self.tensor_parallel,
+            activations=self.activations,
+            cache=self.cache,
         )
         cost = RooflineCost(target, find_drafter(self.drafter, target.model), batch=self.batch)
+        if self.engine is not None:
+            cost = in_engine(cost, self.engine)
         return from_keys(self.calibration, Calibration, f"{name}: calibration", INVALID).applied(cost)
 
 
@@ -91,7 +105,8 @@ class Calibration:
         if self.drafter and cost.draft_passes is not None:
             cost = replace(cost, draft_passes=replace(cost.draft_passes, derating=part("drafter", Derating)))
         covered = part("covered", CoveredRanges).covered() if self.covered else None
-        return replace(cost, overheads=part("overheads", Overheads), covered=covered)
+        overheads = part("overheads", Overheads) if self.overheads else cost.overheads
+        return replace(cost, overheads=overheads, covered=covered)
 
 
 def roofline_from_document(document: Mapping[str, Any]) -> RooflineCost:

@@ -14,8 +14,14 @@ from specsim.io.errors import InputError
 
 DATASHEETS = Path(__file__).parent / "hardware.json"
 INVALID = "give memory_bytes_s and flops, or a name"
-BITS = {"float32": 32.0, "bfloat16": 16.0, "float16": 16.0, "float8": 8.0, "int8": 8.0, "int4": 4.0 + 16 / 128}
-"""Bits a weight; of int4 with a 16-bit scale for every 128 weights. Scales per channel do not count."""
+BITS = {
+    "float32": 32.0, "bfloat16": 16.0, "float16": 16.0, "float8": 8.0, "int8": 8.0,
+    "int4": 4.0 + 16 / 128, "int4-g32": 4.0 + 16 / 32, "mxfp4": 4.0 + 8 / 32, "nvfp4": 4.0 + 8 / 16,
+}  # fmt: skip
+"""Bits a weight: int4 with a 16-bit scale for every 128 or 32 weights, MXFP4 and NVFP4 with an 8-bit scale for every 32
+or 16. Scales of channels, and of blocks of 128 x 128 in float8, do not count: they are less than 0.1 %."""
+PRODUCTS = {"float8": 8, "float4": 4}
+"""Bits of narrow types of products."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +33,7 @@ class Hardware:
     flops : FLOP/s of dense matrix products, by dtype
     memory_bytes : memory; 0: it does not limit
     link_bytes_s : bandwidth to other devices of its kind, in a direction; 0: there are none
+    link_devices : devices that are joined so; between more of them, bytes take slower ways
     title, source, date : full name, and source of the numbers
 
     Raises InputError for a ceiling that is not positive.
@@ -41,6 +48,7 @@ class Hardware:
     flops: Mapping[str, float]
     memory_bytes: float = 0.0
     link_bytes_s: float = 0.0
+    link_devices: int = 8
     title: str = ""
     source: str = ""
     date: str = ""
@@ -70,6 +78,7 @@ class Derating:
     launch_s : seconds to start an operation
     overlap : share of the shorter of reading and computing that hides behind the longer. 1 is the roofline; a processor
         that waits for memory before it computes has less
+    all_reduce_s : seconds of an all-reduce beside sending its bytes
 
     Raises InputError for a number out of range.
 
@@ -82,6 +91,7 @@ class Derating:
     compute: float = 1.0
     launch_s: float = 0.0
     overlap: float = 1.0
+    all_reduce_s: float = 0.0
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cache, cached_property
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from specsim.cost.batches import BatchTokens
-from specsim.cost.roofline.architecture import Architecture
-from specsim.cost.roofline.hardware import BITS, Derating, Hardware, usual_derating
+from specsim.cost.roofline.architecture import Architecture, Part
+from specsim.cost.roofline.attention import LatentAttention, LinearAttention
+from specsim.cost.roofline.hardware import BITS, PRODUCTS, Derating, Hardware, usual_derating
 from specsim.io.arrays import Floats, Seconds
 from specsim.io.errors import InputError
+
+STATE_BYTES = 4  # of a number of linear attention's state, in float32
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,8 @@ class Operation:
     bytes : read from and written to memory; link_bytes : sent to other devices; flops : of matrix products. Numbers,
         or arrays over passes.
     launches : how many operations are started
+    all_reduces : how many times all devices wait for each other
+    products : type of the products; empty: that of the states
     """
 
     name: str
@@ -30,6 +36,8 @@ class Operation:
     flops: Floats | float = 0.0
     launches: int = 0
     link_bytes: Floats | float = 0.0
+    all_reduces: int = 0
+    products: str = ""
 
 
 @dataclass(frozen=True)
@@ -39,9 +47,12 @@ class Roofline:
     An operation takes the longer of reading its bytes and computing its FLOPs, plus its launches. Weights and the cache
     are read once per pass, however many tokens it has; of experts, only those that its tokens go to.
 
-    dtype : of states, cache and products
-    weights : of the layers' matrices, "int4", "int8" or "float8", unpacked as they are read; default: `dtype`.
-        Embeddings, routers and the head stay in `dtype`
+    dtype : of states, and of all else unless the following say otherwise; embeddings and routers stay in it
+    weights : format of the layers' matrices, a name of `hardware.BITS`; or a format of each part: "attention", "mlp"
+        (dense MLPs and shared experts), "experts" (default: that of "mlp") and "head". Default: `dtype`
+    activations : "float8" or "float4", which states are rounded to before they are multiplied with weights; products
+        are then of the wider of both types. Default: weights are unpacked to `dtype` as they are read
+    cache : format of keys and values, or of latents. Default: `dtype`
     tensor_parallel : devices that share weights and cache
     derating : reached share of the ceilings
 
@@ -60,14 +71,28 @@ class Roofline:
     model: Architecture
     hardware: Hardware
     dtype: str = "bfloat16"
-    weights: str | None = None
+    weights: str | Mapping[str, str] | None = None
     tensor_parallel: int = 1
     derating: Derating = field(default_factory=usual_derating)
+    activations: str | None = None
+    cache: str | None = None
 
     def __post_init__(self) -> None:
         self.hardware.flops_of(self.dtype)
-        if self.weights is not None and self.weights not in BITS:
-            raise InputError(f"roofline: weights in {self.weights!r} are unknown; known: {', '.join(BITS)}")
+        if self.activations is not None:
+            if self.activations not in PRODUCTS:
+                known = " or ".join(PRODUCTS)
+                raise InputError(f"roofline: activations in {self.activations!r} are unknown; give {known}")
+            self.hardware.flops_of(self.activations)
+        parts = self.weights if isinstance(self.weights, Mapping) else {}
+        for part in set(parts) - set(get_args(Part)):
+            known = ", ".join(get_args(Part))
+            raise InputError(f"roofline: weights of {part!r} are unknown; give a format for some of {known}")
+        for name in parts.values() if parts else [self.weights]:
+            if name is not None and name not in BITS:
+                raise InputError(f"roofline: weights in {name!r} are unknown; known: {', '.join(BITS)}")
+        if self.cache is not None and self.cache not in BITS:
+            raise InputError(f"roofline: a cache in {self.cache!r} is unknown; known: {', '.join(BITS)}")
         if self.tensor_parallel < 1 or self.model.num_heads % self.tensor_parallel:
             raise InputError(
                 f"roofline: {self.tensor_parallel} devices cannot share the {self.model.num_heads} heads of "
@@ -83,23 +108,72 @@ class Roofline:
             )
 
     @property
+    def formats(self) -> str:
+        """The formats besides `dtype`, in words."""
+        weights = self.weights
+        if isinstance(weights, Mapping):
+            weights = ", ".join(f"{part} {name}" for part, name in weights.items())
+        named = {"weights": weights, "activations": self.activations, "cache": self.cache}
+        return "".join(f", {what} {name}" for what, name in named.items() if name)
+
+    @cached_property
     def weight_bytes(self) -> float:
         """Of all devices together."""
-        stack = self.model.stack_parameters
-        return stack * self._packed + (self.model.parameters - stack) * self._width
+        packed = {**self.model.matrices, "head": self.model.head_parameters}
+        rest = self.model.parameters - sum(packed.values())
+        return sum(size * self._weight_bytes(part) for part, size in packed.items()) + rest * self._width
 
     def kv_bytes(self, context: npt.ArrayLike) -> Floats:
-        """The cache of a sequence with `context` tokens, of all devices together."""
-        cached = self.model.attended(np.asarray(context, dtype=np.float64))
-        return np.asarray(cached * self.model.kv_width * self._width)
+        """The cache of a sequence with `context` tokens, of all devices together but for their copies of it."""
+        return np.asarray(self._token_bytes(context) + self._state_bytes)
+
+    def device_bytes(self, sequences: npt.ArrayLike, context: npt.ArrayLike) -> Floats:
+        """Weights, and the caches of so many sequences with `context` tokens each, on a device."""
+        # Devices beyond the key-value heads hold copies of them, and all devices hold latents.
+        sharing = 1 if self.model.latent else min(self.tensor_parallel, self.model.num_kv_heads)
+        caches = self._token_bytes(context) / sharing + self._state_bytes / self.tensor_parallel
+        return np.asarray(self.weight_bytes / self.tensor_parallel + np.asarray(sequences) * caches)
+
+    def _token_bytes(self, context: npt.ArrayLike) -> Floats:
+        """The part of a sequence's cache that grows with its context."""
+        model, tokens = self.model, np.asarray(context, dtype=np.float64)
+        cached = model.cached(tokens) * model.kv_width * self._cache_width
+        if model.latent and model.latent.index_tokens:
+            cached = cached + model.attention_layers * tokens * model.latent.index_key_bytes
+        return np.asarray(cached)
+
+    @property
+    def _state_bytes(self) -> float:
+        """States of a sequence's linear attention, and the last tokens that it convolves."""
+        linear = self.model.linear
+        if linear is None:
+            return 0.0
+        convolved = (linear.kernel - 1) * linear.convolved_width * self._width
+        return self.model.linear_layers * (linear.state_size * STATE_BYTES + convolved)
 
     @property
     def _width(self) -> float:
         return BITS[self.dtype] / 8
 
     @property
-    def _packed(self) -> float:
-        return BITS[self.weights or self.dtype] / 8
+    def _cache_width(self) -> float:
+        return BITS[self.cache or self.dtype] / 8
+
+    def _format(self, part: Part | None) -> str:
+        """The format of the weights of a part; None: of routers and the like."""
+        if part is None or self.weights is None:
+            return self.dtype
+        if isinstance(self.weights, str):
+            return self.dtype if part == "head" else self.weights
+        whole = self.weights.get("mlp", self.dtype) if part == "experts" else self.dtype
+        return self.weights.get(part, whole)
+
+    def _weight_bytes(self, part: Part | None) -> float:
+        return BITS[self._format(part)] / 8
+
+    def _products(self, weights: str) -> str:
+        """The type in which weights, or a cache, of this format are multiplied with activations."""
+        return product_type(weights, self.activations, self.dtype)
 
     def operations(self, n_tokens: int, context: npt.ArrayLike, batch: int = 1) -> list[Operation]:
         """Operations of a pass over n_tokens new tokens of each of `batch` sequences with `context` cached tokens."""
@@ -115,16 +189,15 @@ class Roofline:
         model, states = self.model, rows * self.model.hidden_size * self._width
         if model.medusa_heads:
             heads = model.medusa_heads
-            yield self._linear("residual blocks", rows, model.hidden_size, model.hidden_size, heads, packed=True)
+            yield self._linear("residual blocks", rows, model.hidden_size, model.hidden_size, heads, "mlp")
             yield Operation("activations", 3 * heads * states, launches=heads)
         else:
             heads = 1
             yield Operation("embedding", 2 * states, launches=1)
-            if model.projected_inputs:
-                yield self._linear("input projection", rows, model.projected_inputs * model.hidden_size,
-                                   model.hidden_size, 1, packed=True)  # fmt: skip
+            if model.projected_width:
+                yield self._linear("input projection", rows, model.projected_width, model.hidden_size, 1, "mlp")
             yield Operation("last norm", 4 * states, launches=1)
-        yield self._linear("head", rows, model.hidden_size, model.vocab_size, heads)
+        yield self._linear("head", rows, model.hidden_size, model.vocab_size, heads, "head")
         yield Operation("sampling", heads * rows * model.vocab_size * self._width, launches=1)
 
     def layers(self, model: Architecture, tokens: BatchTokens) -> Iterator[Operation]:
@@ -132,69 +205,152 @@ class Roofline:
         if not model.num_layers:
             return
         rows, width, count, devices = tokens.new, self._width, model.num_layers, self.tensor_parallel
+        states = rows * model.hidden_size * width
+        yield Operation("norms", 2 * count * 4 * states, launches=2 * count)  # reads and writes state and residual
+        if model.latent and model.attention_layers:
+            yield from self._latent_attention(model, model.latent, tokens)
+        elif model.attention_layers:
+            yield from self._attention(model, tokens)
+        if model.linear and model.linear_layers:
+            yield from self._linear_attention(model, model.linear, tokens)
+        dense = count - model.expert_layers
+        if dense:
+            yield from self._mlp("MLP", rows, model.hidden_size, model.intermediate_size, dense)
+        if model.expert_layers:
+            yield from self._experts(model, rows)
+        if devices > 1:  # every device sends its share of the sum to the others, and then of the result
+            sent = 2 * (devices - 1) / devices * states
+            yield Operation("all-reduce", 0.0, link_bytes=2 * count * sent, all_reduces=2 * count)
+
+    def _attention(self, model: Architecture, tokens: BatchTokens) -> Iterator[Operation]:
+        """Attention to cached keys and values, by heads that devices share."""
+        rows, width, count, devices = tokens.new, self._width, model.attention_layers, self.tensor_parallel
         hidden, queries = model.hidden_size, model.num_heads * model.head_dim
+        made = model.query_width + model.kv_width
         cached = tokens.sequences * model.attended(tokens.cached / tokens.sequences)
         new_per_key = tokens.pairs / (tokens.cached + rows)  # queries that weigh a key, on average over keys
-        states = rows * hidden * width
-        yield Operation("norms", 2 * count * 4 * states, launches=2 * count)  # reads and writes state and residual
-        yield self._linear("queries, keys, values", rows, hidden, queries + model.kv_width, count, packed=True)
+        inputs = model.attended_states * hidden
+        yield self._linear("queries, keys, values", rows, inputs, made, count, "attention")
         moved = count * rows * (queries + model.kv_width) * width / devices
         yield Operation("rotation, cache write", 2 * moved, launches=count)
         # Devices beyond the key-value heads hold copies of them.
-        kv = (cached + count * rows) * model.kv_width * width / min(devices, model.num_kv_heads)
+        kv = (cached + count * rows) * model.kv_width * self._cache_width / min(devices, model.num_kv_heads)
         products = 4 * queries * new_per_key * (cached + count * rows) / devices
-        yield Operation("attention", kv + 2 * count * rows * queries * width / devices, products, launches=count)
-        yield self._linear("output projection", rows, queries, hidden, count, packed=True)
-        dense = count - model.expert_layers
-        if dense:
-            yield from self._mlp("MLP", rows, hidden, model.intermediate_size, dense)
-        if model.expert_layers:
-            yield from self._experts(model, rows)
-        if devices > 1:  # a ring: every device sends its share of the sum around, and then of the result
-            steps = 2 * (devices - 1)
-            yield Operation("all-reduce", 0.0, 0.0, 2 * count * steps, 2 * count * steps / devices * states)
+        yield Operation("attention", kv + 2 * count * rows * queries * width / devices, products, count,
+                        products=self._products(self.cache or self.dtype))  # fmt: skip
+        if model.gated_attention:
+            yield Operation("attention gate", 3 * count * rows * queries * width / devices, launches=count)
+        yield self._linear("output projection", rows, queries, hidden, count, "attention")
+
+    def _latent_attention(
+        self, model: Architecture, latent: LatentAttention, tokens: BatchTokens
+    ) -> Iterator[Operation]:
+        """Attention to cached latents, which every device has; heads and their matrices are shared."""
+        rows, width, count, devices = tokens.new, self._width, model.attention_layers, self.tensor_parallel
+        hidden, heads = model.hidden_size, model.num_heads
+        key_width = latent.nope_dim + latent.rope_dim
+        down = latent.query_rank + latent.cached_width
+        yield self._linear("queries and latents", rows, hidden, down, count, "attention", divided=False)
+        yield self._linear("queries", rows, latent.query_rank or hidden, heads * key_width, count, "attention")
+        attended, pairs = tokens.cached + rows, tokens.pairs
+        if latent.index_tokens:
+            yield from self._indexer(model, latent, tokens)
+            attended, pairs = (np.minimum(all_, rows * latent.index_tokens) for all_ in (attended, pairs))
+        yield self._per_head("absorbed keys", rows, latent.nope_dim, latent.kv_rank, heads, count)
+        moved = rows * (heads * latent.cached_width / devices + latent.cached_width)
+        yield Operation("rotation, cache write", 2 * count * moved * width, launches=count)
+        wide = latent.cached_width + latent.kv_rank  # of a query and of its result, and of a pair's products
+        cache = attended * latent.cached_width * self._cache_width
+        yield Operation("attention", count * (cache + rows * heads * wide * width / devices),
+                        2 * count * heads * wide * pairs / devices, count,
+                        products=self._products(self.cache or self.dtype))  # fmt: skip
+        yield self._per_head("absorbed values", rows, latent.kv_rank, latent.value_dim, heads, count)
+        yield self._linear("output projection", rows, heads * latent.value_dim, hidden, count, "attention")
+
+    def _indexer(self, model: Architecture, latent: LatentAttention, tokens: BatchTokens) -> Iterator[Operation]:
+        """The choice of cached tokens that queries attend to, on every device."""
+        rows, count = tokens.new, model.attention_layers
+        queries = latent.index_heads * latent.index_dim
+        yield self._linear("index queries", rows, latent.query_rank, queries, count, "attention", divided=False)
+        others = latent.index_dim + latent.index_heads  # a key, and a weight of each head
+        yield self._linear("index keys", rows, model.hidden_size, others, count, "attention", divided=False)
+        keys = (tokens.cached + rows) * latent.index_key_bytes
+        products = "float8" if "float8" in self.hardware.flops else self.dtype
+        # Scores in float32 are written, and read to choose the highest.
+        yield Operation("index scores", count * (keys + 2 * 4 * tokens.pairs), 2 * count * queries * tokens.pairs,
+                        2 * count, products=products)  # fmt: skip
+
+    def _linear_attention(
+        self, model: Architecture, linear: LinearAttention, tokens: BatchTokens
+    ) -> Iterator[Operation]:
+        """Attention to a state that is read and written once for each sequence, by heads that devices share.
+
+        An engine that keeps the state behind each drafted token, to undo rejected ones, writes more.
+        """
+        rows, width, count, devices = tokens.new, self._width, model.linear_layers, self.tensor_parallel
+        hidden, outputs = model.hidden_size, linear.output_width
+        yield self._linear("linear attention inputs", rows, hidden, linear.input_width, count, "attention")
+        convolved, kernel = linear.convolved_width, linear.kernel
+        moved = 2 * rows + 2 * tokens.sequences * (kernel - 1) + kernel  # new tokens, those before them, weights
+        yield Operation("convolution", count * moved * convolved * width / devices,
+                        2 * count * rows * kernel * convolved / devices, count)  # fmt: skip
+        states = 2 * tokens.sequences * linear.state_size * STATE_BYTES
+        # Of each head: what the state holds of a key, its correction, and what it holds of a query.
+        yield Operation("linear attention", count * (states + rows * (convolved + outputs) * width) / devices,
+                        6 * count * rows * linear.state_size / devices, count)  # fmt: skip
+        yield Operation("norm, gate", 3 * count * rows * outputs * width / devices, launches=count)
+        yield self._linear("linear attention outputs", rows, outputs, hidden, count, "attention")
 
     def _linear(
-        self, name: str, rows: Floats, inputs: int, outputs: int, count: int, *, packed: bool = False
+        self, name: str, rows: Floats, inputs: int, outputs: int, count: int, part: Part | None, *, divided: bool = True
     ) -> Operation:
-        """A matrix of each of `count` layers, divided over the devices."""
-        size = inputs * outputs * count / self.tensor_parallel
+        """A matrix of each of `count` layers, divided over the devices unless each has all of it."""
+        size = inputs * outputs * count / (self.tensor_parallel if divided else 1)
         states = count * rows * (inputs + outputs) * self._width
-        return Operation(name, size * (self._packed if packed else self._width) + states, 2 * rows * size, count)
+        products = self._products(self._format(part)) if part else ""
+        return Operation(name, size * self._weight_bytes(part) + states, 2 * rows * size, count, products=products)
+
+    def _per_head(self, name: str, rows: Floats, inputs: int, outputs: int, heads: int, count: int) -> Operation:
+        """A matrix of each head of each of `count` layers, for inputs of that head."""
+        heads_here = heads / self.tensor_parallel
+        size, states = inputs * outputs * heads_here * count, count * rows * heads_here * (inputs + outputs)
+        work = size * self._weight_bytes("attention") + states * self._width, 2 * rows * size, count
+        return Operation(name, *work, products=self._products(self._format("attention")))
 
     def _mlp(self, name: str, rows: Floats, hidden: int, inner: int, count: int) -> Iterator[Operation]:
-        yield self._linear(f"{name} gate, up", rows, hidden, 2 * inner, count, packed=True)
+        yield self._linear(f"{name} gate, up", rows, hidden, 2 * inner, count, "mlp")
         gated = 3 * count * rows * inner * self._width / self.tensor_parallel
         yield Operation(f"{name} activation", gated, launches=count)
-        yield self._linear(f"{name} down", rows, inner, hidden, count, packed=True)
+        yield self._linear(f"{name} down", rows, inner, hidden, count, "mlp")
 
     def _experts(self, model: Architecture, rows: Floats) -> Iterator[Operation]:
         experts, count, hidden = model.experts, model.expert_layers, model.hidden_size
         assert experts is not None
         inner, copies, width = experts.intermediate_size, rows * experts.per_token, self._width
         matrix = count * hidden * inner / self.tensor_parallel
-        weights = experts.read(rows) * matrix * self._packed
-        yield self._linear("router", rows, hidden, experts.count, count)
+        weights = experts.read(rows) * matrix * self._weight_bytes("experts")
+        products = self._products(self._format("experts"))
+        yield self._linear("router", rows, hidden, experts.count, count, None)
         yield Operation("choice of experts", count * rows * experts.count * width, launches=2 * count)
         up = count * copies * (hidden + 2 * inner) * width
-        yield Operation("experts gate, up", 2 * weights + up, 4 * copies * matrix, count)
+        yield Operation("experts gate, up", 2 * weights + up, 4 * copies * matrix, count, products=products)
         gated = 3 * count * copies * inner * width / self.tensor_parallel
         yield Operation("experts activation", gated, launches=count)
         down = count * copies * (hidden + inner) * width
-        yield Operation("experts down", weights + down, 2 * copies * matrix, count)
+        yield Operation("experts down", weights + down, 2 * copies * matrix, count, products=products)
         yield Operation("sum of experts", count * (copies + rows) * hidden * width, launches=count)
         if experts.shared_intermediate_size:
             yield from self._mlp("shared expert", rows, hidden, experts.shared_intermediate_size, count)
 
     def time(self, operation: Operation) -> Seconds:
         """Seconds of an operation."""
-        work = operation.bytes, operation.flops, operation.launches, operation.link_bytes
-        return np.asarray(seconds_of(*work, self.ceilings, self.derating))
+        work = operation.bytes, operation.flops, operation.launches, operation.link_bytes, operation.all_reduces
+        return np.asarray(seconds_of(*work, self.ceilings(operation.products), self.derating))
 
-    @property
-    def ceilings(self) -> tuple[float, float, float]:
-        """Bytes/s of memory, FLOP/s, bytes/s between devices."""
-        return self.hardware.memory_bytes_s, self.hardware.flops_of(self.dtype), self.hardware.link_bytes_s
+    def ceilings(self, products: str = "") -> tuple[float, float, float]:
+        """Bytes/s of memory, FLOP/s of products of this type, bytes/s between devices."""
+        throughput = self.hardware.flops_of(products or self.dtype)
+        return self.hardware.memory_bytes_s, throughput, self.hardware.link_bytes_s
 
     def total(self, operations: Iterable[Operation]) -> Seconds:
         """Seconds of operations in sequence."""
@@ -204,17 +360,31 @@ class Roofline:
         """Seconds of a pass, see `operations`."""
         return self.batch_seconds(BatchTokens.alike(batch, n_tokens, context))
 
-    def batch_seconds(self, tokens: BatchTokens) -> Seconds:
-        """Seconds of passes over ragged batches."""
-        return self.total(self.batch_operations(tokens))
+    def batch_seconds(self, tokens: BatchTokens, *, ends: bool = True) -> Seconds:
+        """Seconds of passes over ragged batches. ends : embedding and head as well; else the layers alone"""
+        return self.total(self.batch_operations(tokens) if ends else self.layers(self.model, tokens))
+
+
+@cache
+def product_type(weights: str, activations: str | None, dtype: str) -> str:
+    """The wider of weights and activations, in whose type they are multiplied."""
+    bits = max(int(BITS[weights]), PRODUCTS.get(activations or "", int(BITS[dtype])))
+    return next((name for name, narrow in PRODUCTS.items() if bits == narrow), dtype)
 
 
 def seconds_of(
-    read: Any, flops: Any, launches: Any, sent: Any, ceilings: tuple[float, float, float], derating: Derating
+    read: Any,
+    flops: Any,
+    launches: Any,
+    sent: Any,
+    all_reduces: Any,
+    ceilings: tuple[float, Any, float],
+    derating: Derating,
 ) -> Any:
-    """Seconds of operations with these bytes, FLOPs, launches and bytes between devices."""
+    """Seconds of operations with these bytes, FLOPs, launches, bytes between devices and all-reduces."""
     memory, throughput, link = ceilings
     reading, computing = read / (memory * derating.memory), flops / (throughput * derating.compute)
     hidden = (1 - derating.overlap) * np.minimum(reading, computing)
     sending = sent / link if link else 0.0
-    return np.maximum(reading, computing) + hidden + sending + launches * derating.launch_s
+    waiting = launches * derating.launch_s + all_reduces * derating.all_reduce_s
+    return np.maximum(reading, computing) + hidden + sending + waiting

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,9 +16,13 @@ from specsim.cost.batches import BatchTokens
 from specsim.cost.keys import from_keys
 from specsim.cost.roofline.architecture import find_architecture
 from specsim.cost.roofline.cost import Drafter, Overheads, PassCost, find_drafter
+from specsim.cost.roofline.hardware import Derating, find_hardware
+from specsim.cost.roofline.passes import Roofline
+from specsim.cost.roofline.points import LARGEST_FACTOR, LEAST_FACTOR
 from specsim.cost.silicon.passes import Attention, SiliconPasses
 from specsim.io.arrays import Seconds
 
+FALL = 0.05  # share by which a larger batch may take less
 PASSES = ("hardware", "framework", "dtype", "tensor_parallel", "routing", "attention")
 
 
@@ -53,7 +57,7 @@ class SiliconCost(PassCost):
         return above.batch_seconds(tokens) + below.batch_seconds(last, ends=False)
 
     def notes(self, max_draft_tokens: int, contexts: tuple[int, int]) -> list[str]:
-        """The tables' version, and the largest difference between the two ways of counting attention."""
+        """The tables' version, the difference between the two ways of counting attention, and what is not credible."""
         tokens, context = max_draft_tokens + 1, contexts[1]
         ways: dict[Attention, str] = {"once": "one query's", "separate": "that of so many sequences"}
         (other,) = ways.keys() - {self.target.attention}
@@ -62,8 +66,24 @@ class SiliconCost(PassCost):
         passes = f"a pass of {tokens} tokens at context {context} takes {own_ms:.2f} ms, counted as {ways[other]}"
         return [
             f"NVIDIA's tables, {self.target.tables.name} on {self.target.hardware}; attention of several queries "
-            f"counted as {ways[self.target.attention]}: {passes} {other_ms:.2f}"
+            f"counted as {ways[self.target.attention]}: {passes} {other_ms:.2f}",
+            *self._not_credible(context),
         ]
+
+    def _not_credible(self, context: int) -> Iterator[str]:
+        """Decoding steps that are far from the data sheet's, or shorter in a batch of twice the size."""
+        of = self.target
+        sheet = Roofline(of.model, find_hardware(of.hardware), tensor_parallel=of.tensor_parallel,
+                         weights=None if of.dtype == "bfloat16" else of.dtype, derating=Derating())  # fmt: skip
+        step_s, twice_s = (float(of.seconds(1, context, size)) for size in (self.batch, 2 * self.batch))
+        times = step_s / float(sheet.seconds(1, context, self.batch))
+        if not LEAST_FACTOR <= times <= LARGEST_FACTOR:
+            yield (
+                f"a decoding step takes {times:.2f} times what the data sheet allows at least; {LEAST_FACTOR:g} to "
+                f"{LARGEST_FACTOR:g} are credible"
+            )
+        if twice_s < (1 - FALL) * step_s:
+            yield f"a step of batch {2 * self.batch} takes {twice_s / step_s:.2f} of one of batch {self.batch}"
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,11 @@ class SiliconPasses:
         ):
             if value not in known:
                 raise InputError(f"silicon: {name} {value!r} is unknown; known: {', '.join(known)}")
+        if self.model.latent or self.model.linear:
+            raise InputError(
+                f"silicon: attention of {self.model.name} is not read from the tables; write a cost file of the form "
+                "roofline"
+            )
         self.tables.mode("GEMM", self.dtype)
         # Whether it fits, and can be shared by these devices.
         weights = None if self.dtype == "bfloat16" else self.dtype
@@ -111,7 +116,7 @@ class SiliconPasses:
         if count:
             yield make.ElementWise("norms", 2 * count, 2 * hidden, 2 * hidden, NORMS)
             kv = model.kv_width // min(devices, model.num_kv_heads)
-            yield self._matrix("queries, keys, values", count, queries // devices + kv, hidden)
+            yield self._matrix("queries, keys, values", count, queries // devices + kv, model.attended_states * hidden)
             yield self._matrix("output projection", count, hidden, queries // devices, low_precision_input=True)
             yield from self._mlp("MLP", count - model.expert_layers, model.intermediate_size)
             yield from self._experts()
@@ -151,8 +156,8 @@ class SiliconPasses:
             yield make.ElementWise("activations", model.medusa_heads, 2 * hidden, hidden, NORMS)
         else:
             yield make.Embedding("embedding", 1, vocabulary, hidden, EMBEDDING)
-        if model.projected_inputs:
-            yield self._matrix("input projection", 1, hidden, model.projected_inputs * hidden)
+        if model.projected_width:
+            yield self._matrix("input projection", 1, hidden, model.projected_width)
         yield self._matrix("head", max(model.medusa_heads, 1), vocabulary, hidden, "bfloat16")
 
 

@@ -24,6 +24,7 @@ from specsim.acceptance.sources import (
 )
 from specsim.engines.conventions import CONVENTIONS, Conventions
 from specsim.engines.definitions import DEFINITIONS, POSITIONS, Totals
+from specsim.engines.formats.registry import FORMATS
 from specsim.io.errors import InputError
 from specsim.io.files import replacing, write_json, write_table, write_text
 from specsim.replaying.result import Result
@@ -121,7 +122,7 @@ LOG_MARKS = {"SpecDecoding metrics:": "vllm-log", "draft acceptance": "llamacpp-
 
 
 def as_counts(source: SourceLike, *, policy: str | None = None) -> Source:
-    """Read counts as `as_source` does, also from imported records; InputError for sums alone, and for a log."""
+    """Read counts as `as_source` does, also from imported records and an engine's log; InputError for sums alone."""
     if isinstance(source, ImportedRecords):
         if source.source is None:
             raise InputError(f"sums and averages do not give acceptance by position; {source.instead}")
@@ -129,8 +130,10 @@ def as_counts(source: SourceLike, *, policy: str | None = None) -> Source:
     if isinstance(source, str | PathLike) and (path := Path(source)).is_file() and path.suffix in (".log", ".txt"):
         with path.open(encoding="utf-8", errors="replace") as file:
             text = file.read(2**20)
-        kind = next((kind for mark, kind in LOG_MARKS.items() if mark in text), "KIND")
-        raise InputError(f"{path} looks like a log; run `specsim import {kind} {path} --out counters.json` first")
+        kind = next((kind for mark, kind in LOG_MARKS.items() if mark in text), None)
+        if kind is None:
+            raise InputError(f"{path} looks like a log; run `specsim import KIND {path} --out counters.json` first")
+        return as_counts(FORMATS[kind].read([path]))
     return as_source(source, policy=policy)
 
 

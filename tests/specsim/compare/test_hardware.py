@@ -97,7 +97,7 @@ def arguments(folder: Path, *others: object) -> list[object]:
 
 def test_the_command_prints_a_row_a_gpu_and_writes_a_page_with_three_figures(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    given = ("--model", "llama-2-70b", "--drafter", "llama-68m", "--gpus", "a100,h200", "--batch", "1,4")
+    given = ("--target", "llama-2-70b", "--drafter", "llama-68m", "--gpus", "a100,h200", "--batch", "1,4")
     done = json_of(call(*arguments(folder, *given, "--out", out, "--json")))
     assert [(row["gpu"], row["batch"]) for row in done["rows"]] == [("h200", 1), ("h200", 4)]
     assert done["rows"][0]["cost_notes"] == ["roofline, not calibrated"]
@@ -109,19 +109,19 @@ def test_the_command_prints_a_row_a_gpu_and_writes_a_page_with_three_figures(fol
 
 
 def test_the_table_says_what_moves_most(folder: Path) -> None:
-    shown = call(*arguments(folder, "--model", "llama-2-7b", "--drafter", "eagle", "--gpus", "h100"))
+    shown = call(*arguments(folder, "--target", "llama-2-7b", "--drafter", "eagle", "--gpus", "h100"))
     assert shown.code == 0 and "most sensitive to" in shown.out and "not calibrated" in shown.out
-    packed = arguments(folder, "--model", "llama-2-7b", "--drafter", "eagle", "--gpus", "h100", "--weights", "int4")
-    full = json_of(call(*arguments(folder, "--model", "llama-2-7b", "--drafter", "eagle", "--gpus", "h100", "--json")))
+    packed = arguments(folder, "--target", "llama-2-7b", "--drafter", "eagle", "--gpus", "h100", "--weights", "int4")
+    full = json_of(call(*arguments(folder, "--target", "llama-2-7b", "--drafter", "eagle", "--gpus", "h100", "--json")))
     assert json_of(call(*packed, "--json"))["rows"][0]["token_s"] < 0.5 * full["rows"][0]["token_s"]
 
 
 def test_what_cannot_be_compared_is_refused_in_one_line(folder: Path) -> None:
-    given = {"--model": "llama-2-7b", "--drafter": "eagle", "--gpus": "h100"}
+    given = {"--target": "llama-2-7b", "--drafter": "eagle", "--gpus": "h100"}
     for option, value, words in [
         ("--gpus", "h100,h900", ("h900", "known")),
-        ("--model", "llama-9", ("llama-9", "config.json")),
-        ("--model", "llama-2-70b", ("138 GB", "fewer bits")),
+        ("--target", "llama-9", ("llama-9", "config.json")),
+        ("--target", "llama-2-70b", ("138 GB", "fewer bits")),
         ("--drafter", "eesd:99", ("eesd", "give 1 to 31")),
         ("--batch", "many", ("--batch", "1,8")),
         ("--batch", "0", ("batch=0",)),

@@ -19,6 +19,7 @@ from specsim.cost.silicon.cost import SiliconCost
 from specsim.cost.silicon.passes import CONTEXTS, SiliconPasses
 from specsim.cost.silicon.tables import SYSTEMS, tables
 from specsim.io.errors import InputError
+from tests.support.checks import refusal
 from tests.support.commands import assert_refused, call, json_of
 
 GIVEN = {
@@ -40,6 +41,11 @@ def test_one_line_says_that_the_package_is_missing(tmp_path: Path, monkeypatch: 
         assert_refused(call("specsim", "cost", "show", written(tmp_path)), "not installed", ".[silicon]", "roofline")
     finally:
         tables.cache_clear()
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3", "qwen3-next-80b-a3b"])
+def test_attention_that_the_tables_are_not_read_for_is_refused(name: str) -> None:
+    refusal(lambda: SiliconPasses(find_architecture(name), "h200"), f"silicon: attention of {name}", "form roofline")
 
 
 class TestMeasured:
@@ -101,6 +107,13 @@ class TestMeasured:
         (note,) = once.notes(7, (100, 4000))
         assert f"takes {1e3 * float(once.verify(8, 4000)):.2f} ms" in note
         assert note.endswith(f"{1e3 * float(separate.verify(8, 4000)):.2f}")
+
+    def test_steps_that_are_not_credible_are_named(self, tmp_path: Path) -> None:
+        """Qwen3-30B-A3B on a B200 takes 3.9 times its bytes over the bandwidth; SGLang is faster at batch 2 than 1."""
+        slow = self.cost(tmp_path, target="qwen3-30b-a3b", hardware="b200")
+        assert "times what the data sheet allows at least; 0.8 to 3 are credible" in slow.notes(3, (500, 500))[1]
+        falls = self.cost(tmp_path, target="llama-3.1-70b", hardware="b200", framework="sglang", dtype="float8")
+        assert falls.notes(3, (500, 500))[1].startswith("a step of batch 2 takes 0.94")
 
     def test_a_ragged_batch_takes_matrices_of_all_its_tokens_and_attention_of_its_mean_context(self) -> None:
         """4 + 1 new tokens behind 1000 and 100 cached ones; then like sequences, several passes at once."""

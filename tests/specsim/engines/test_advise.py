@@ -10,15 +10,21 @@ import pytest
 
 import specsim
 from specsim.acceptance.sources import Counters, Rounds
+from specsim.cost.calibrate import data_sheet_document
+from specsim.cost.files import read_cost
 from specsim.cost.linear import LinearCost, LinearPass
 from specsim.cost.model import ConstantCost
+from specsim.cost.roofline.cost import RooflineCost
+from specsim.cost.roofline.serving import tpot_s
 from specsim.engines.advise import advise
 from specsim.engines.as_engine import counters_of
 from specsim.engines.flags import FLAGS, draft_length_flags
+from specsim.engines.import_records import import_records
 from specsim.io.arrays import Floats
 from specsim.io.errors import InputError
 from tests.support.commands import assert_refused, call, json_of
 
+FIXTURES = Path(__file__).parent / "fixtures"
 COST = ConstantCost(s_d=0.001, s_t=0.010)
 NEAR_PERCENT, RIGHT_PERCENT, FEWEST_ROUNDS = 1, 95, 200  # so near the best K, on so many, from so many rounds on
 
@@ -131,6 +137,45 @@ def test_every_engine_has_words_for_a_draft_length(engine: str) -> None:
     assert draft_length_flags(engine, 0) == "turn speculation off"
 
 
+@pytest.mark.parametrize(
+    ("drafter", "vllm", "sglang"),
+    [("eagle3", "eagle3", "EAGLE3"), ("mtp", "mtp", "NEXTN"), ("llama-3.2-1b", "draft_model", "STANDALONE")],
+)
+def test_flags_name_the_kind_of_drafter(drafter: str, vllm: str, sglang: str) -> None:
+    config = json.loads(draft_length_flags("vllm", 3, drafter).partition("'")[2].rstrip("'"))
+    assert (config["method"], config["num_speculative_tokens"]) == (vllm, 3)
+    assert draft_length_flags("sglang", 3, drafter).split()[:2] == ["--speculative-algorithm", sglang]
+    assert "3" in draft_length_flags("llamacpp", 3, drafter) and "off" in draft_length_flags("vllm", 0, drafter)
+
+
+def test_a_log_and_a_gpu_give_a_line_to_paste(tmp_path: Path) -> None:
+    log = tmp_path / "vllm.log"
+    log.write_text((FIXTURES / "vllm_log.txt").read_text().splitlines()[0])
+    gpu = ("--gpu", "h100", "--target", "llama-3.1-8b", "--drafter", "eagle3", "--engine", "vllm")
+    found = json_of(call("specsim", "advise", log, *gpu, "--json"))
+    last = call("specsim", "advise", log, *gpu).out.splitlines()[-1]
+    speedup = found["lengths"][found["k"]]["speedup"]
+    low, high = (
+        speedup[end] * (1 + sign * found["cost_error_percent"] / 100) for end, sign in (("low", -1), ("high", 1))
+    )
+    assert last.startswith(f"K = {found['k']}, {speedup['estimate']:.3f} [") and last.endswith(found["flags"])
+    assert f"with the error of such costs [{low:.2f}, {high:.2f}]" in last and '"eagle3"' in found["flags"]
+
+
+def test_prompts_of_other_requests_bring_speedups_nearer_to_one() -> None:
+    """At counts so large that the posterior is a point: the ratio of two served times per token."""
+    cost = read_cost(data_sheet_document("h100", "llama-3.1-8b", "eagle3"), batch=16)
+    assert isinstance(cost, RooflineCost)
+    source = {"drafted": [10**9, 10**9], "accepted": [8 * 10**8, 4 * 10**8]}
+    served, alone = (advise(source, cost, **lengths) for lengths in ({"isl": 2048, "osl": 128}, {"context": 2112}))
+    tau = 1 + 0.8 + 0.4
+    times = [tpot_s(cost, 2048, 128, 16, **how) for how in ({}, {"k": 2, "acceptance": tau})]
+    assert served.lengths[2].speedup.estimate == pytest.approx(times[0] / times[1], rel=1e-3)
+    assert 1 < served.lengths[2].speedup.estimate < alone.lengths[2].speedup.estimate
+    with pytest.raises(InputError, match="need costs of shapes and hardware"):
+        advise(source, COST, isl=8, osl=8)
+
+
 def test_what_cannot_be_advised_is_refused() -> None:
     with pytest.raises(InputError, match="context=0 tokens; give at least 1"):
         advise(Counters(np.array([5]), np.array([2])), COST, context=0)
@@ -138,10 +183,12 @@ def test_what_cannot_be_advised_is_refused() -> None:
         advise(Rounds(np.array([0, 0]), np.array([0, 0])), COST, context=10)
 
 
-def test_a_log_is_to_be_imported_first(tmp_path: Path) -> None:
-    log = tmp_path / "vllm.log"
-    log.write_text("INFO SpecDecoding metrics: Mean acceptance length: 2.91\n")
-    with pytest.raises(
-        InputError, match="looks like a log; run `specsim import vllm-log .*vllm.log --out counters.json`"
-    ):
+def test_logs_of_engines_are_read(tmp_path: Path) -> None:
+    vllm = tmp_path / "vllm.log"  # of three servers, the first
+    vllm.write_text((FIXTURES / "vllm_log.txt").read_text().splitlines()[0])
+    for path, kind in ((vllm, "vllm-log"), (FIXTURES / "llamacpp_log_k3.txt", "llamacpp-log")):
+        assert advise(path, COST) == advise(import_records(kind, [path]), COST)
+    log = tmp_path / "server.log"
+    log.write_text("started\n")
+    with pytest.raises(InputError, match="looks like a log; run `specsim import KIND .*server.log"):
         advise(log, COST)

@@ -45,7 +45,7 @@ def documents() -> list[dict[str, Any]]:
     board = leaderboard(trace, RampCost(), policies=["fixed_k"], trials=2)
     with TemporaryDirectory() as folder:
         write_trace(trace, Path(folder, "trace"))
-        given = ["cost", "compare", "--trace", Path(folder, "trace"), "--model", "llama-3.1-8b", "--drafter", "eagle"]
+        given = ["cost", "compare", "--trace", Path(folder, "trace"), "--target", "llama-3.1-8b", "--drafter", "eagle"]
         given += ["--gpus", "h100", "--batch", 1, "--policy", "fixed_k", "--trials", 2, "--json"]
         compared = call("specsim", *given)
     claim = {"name": "c", "claimed": "at least 1", "recomputed": None, "order": None, "verdict": "holds",

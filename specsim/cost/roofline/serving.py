@@ -1,0 +1,92 @@
+"""Time per output token of a server that keeps a number of requests running.
+
+While a request decodes, the prompts of the others are read in the same steps: a request that leaves after `osl` tokens
+makes room for a prompt, so each of the other `concurrency - 1` requests adds a prompt every `osl` output tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from specsim.cost.batches import BatchTokens
+from specsim.cost.model import CostModel
+from specsim.cost.roofline.cost import RooflineCost
+from specsim.cost.roofline.passes import Roofline
+from specsim.io.errors import InputError
+
+
+def mixed(prompt_tokens: float, decoding: BatchTokens) -> BatchTokens:
+    """Add a prompt to the tokens of a step, each of which attends to half of the prompt on average."""
+    pairs = prompt_tokens * (prompt_tokens + 1) / 2
+    return BatchTokens(
+        decoding.sequences + 1, decoding.new + prompt_tokens, decoding.cached, decoding.pairs + pairs
+    )  # fmt: skip
+
+
+def prompt_s(passes: Roofline, prompt_tokens: float, decoding: BatchTokens) -> float:
+    """Seconds by which a prompt lengthens the step in which it is read, beside the tokens that are decoded.
+
+    Only the prompt's last token gets logits, so the layers alone count.
+    """
+    with_s, without_s = (
+        float(passes.total(passes.layers(passes.model, tokens)))
+        for tokens in (mixed(prompt_tokens, decoding), decoding)
+    )
+    return with_s - without_s
+
+
+def prompts_s(cost: CostModel, isl: float, osl: float, k: int = 0) -> float:
+    """Seconds of the other requests' prompts, for each output token of a request.
+
+    cost : at the batch of the requests that run at once; isl, osl, k : as of `tpot_s`
+
+    Raises InputError for a length below 1, and for costs that are not of shapes and hardware.
+    """
+    if min(isl, osl) < 1:
+        raise InputError(f"isl={isl:g}, osl={osl:g}; give at least 1 each")
+    if not isinstance(cost, RooflineCost):
+        raise InputError("--isl and --osl need costs of shapes and hardware; give --gpu, --target and --drafter")
+    decoding = BatchTokens.alike(cost.batch, k + 1, isl + osl / 2)
+    return (cost.batch - 1) / osl * prompt_s(cost.target, isl, decoding)
+
+
+def tpot_s(cost: RooflineCost, isl: float, osl: float, concurrency: int, k: int = 0, acceptance: float = 1.0) -> float:
+    """Predict the time per output token (TPOT) of a request on a server.
+
+    Parameters
+    ----------
+    cost : RooflineCost
+        Target, drafter, hardware and engine; its batch is replaced by `concurrency`.
+    isl, osl : float
+        Input and output length of a request, in tokens, on average.
+    concurrency : int
+        Requests that run at once.
+    k : int
+        Draft tokens of a round; 0 without speculation.
+    acceptance : float
+        Mean acceptance length, output tokens of a round.
+
+    Returns
+    -------
+    float
+        Seconds per output token of a request, without its own prompt.
+
+    Raises
+    ------
+    InputError
+        For a length or a number of requests below 1.
+
+    Examples
+    --------
+    >>> from specsim.cost.roofline.document import roofline_from_document
+    >>> from specsim.cost.roofline.serving import tpot_s
+    >>> cost = roofline_from_document({"target": "llama-3.1-8b", "drafter": "eagle", "hardware": "h100"})
+    >>> tpot_s(cost, isl=1024, osl=512, concurrency=32) > tpot_s(cost, isl=1024, osl=512, concurrency=1)
+    True
+    """
+    at, context = replace(cost, batch=concurrency), isl + osl / 2
+    others_s = prompts_s(at, isl, osl, k)
+    if not k:
+        return float(at.autoregressive_step(context)) + others_s
+    round_s = float(at.draft(k, context) + at.verify(k + 1, context) + at.round_overhead())
+    return round_s / acceptance + others_s

@@ -1,0 +1,237 @@
+"""Published measurements as cases: what a user would know of a run, and what was measured."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from specsim.cost.batches import BatchTokens
+from specsim.cost.roofline.architecture import find_architecture
+from specsim.cost.roofline.cost import RooflineCost, find_drafter
+from specsim.cost.roofline.hardware import find_hardware
+from specsim.cost.roofline.passes import Operation, Roofline
+from specsim.cost.roofline.serving import mixed
+from specsim.io.errors import InputError
+
+DATA = Path(__file__).parent / "data"
+MILLISECOND = 1e-3
+INFERENCEX_LENGTH = 0.9  # of the lengths that it names: it draws lengths evenly from 80 to 100 % of them
+MOST_USED = 0.5  # of the GPU's products, by the prompts of a run alone; more is not credible
+MODELS = {  # of serving.parquet
+    "MiniMaxAI/MiniMax-M2.5": "minimax-m2.5",
+    "Qwen/Qwen3-32B": "qwen3-32b",
+    "Qwen/Qwen3.5-397B-A17B": "qwen3.5-397b-a17b",
+    "deepseek-ai/DeepSeek-R1": "deepseek-v3",
+    "deepseek-ai/DeepSeek-V3": "deepseek-v3",
+    "meta-llama/Llama-3.1-70B": "llama-3.1-70b",
+    "moonshotai/Kimi-K2.5": "kimi-k2",
+    "nvidia/DeepSeek-V3.1-NVFP4": "deepseek-v3",
+    "nvidia/Llama-3.1-8B-Instruct-FP8": "llama-3.1-8b",
+    "nvidia/Qwen3-32B-NVFP4": "qwen3-32b",
+    "openai/gpt-oss-120b": "gpt-oss-120b",
+    "zhipuai/GLM-5": "glm-5",
+}
+FORMATS: dict[str, dict[str, Any]] = {
+    "bf16": {},
+    "fp8": {"weights": "float8", "activations": "float8"},
+    "fp4": {"weights": "nvfp4", "activations": "float4"},
+    "int8": {"weights": "int8"},
+    "int4": {"weights": "int4"},
+}
+OF_EXPERTS: dict[str, dict[str, Any]] = {  # mixtures whose attention stays in 16 bits
+    "fp4": {"weights": {"experts": "nvfp4", "mlp": "nvfp4"}},
+    "int4": {"weights": {"experts": "int4-g32"}},
+}
+OF_MODELS: dict[str, dict[str, Any]] = {"gpt-oss-120b": {"weights": {"experts": "mxfp4"}}}  # come in one format
+LIKE, BY_BATCH = "vllm#20780", "by batch"
+CONTEXT = 500  # tokens of runs with speculation, which seldom name them: questions and answers of MT-Bench
+
+
+@dataclass(frozen=True)
+class Term:
+    """Operations on a device, which count so many times."""
+
+    passes: Roofline
+    operations: tuple[Operation, ...]
+    times: float = 1.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """A time that was measured.
+
+    system : GPU and engine
+    terms : operations that it is the sum of
+    sequences : in the batch
+    measured_s : seconds
+    about : the published row, with "target" and "batch"
+    """
+
+    system: str
+    terms: tuple[Term, ...]
+    sequences: int
+    measured_s: float
+    about: Mapping[str, Any]
+
+    @property
+    def experts(self) -> bool:
+        return find_architecture(self.about["target"]).experts is not None
+
+
+def read_csv(name: str) -> list[dict[str, str]]:
+    """Return the rows of a file of data."""
+    with (DATA / name).open() as file:
+        return [*csv.DictReader(file)]
+
+
+@cache
+def passes(target: str, gpu: str, dtype: str, tp: int) -> Roofline:
+    """Return a target's passes in the formats that a run names; InputError where they do not fit."""
+    model = find_architecture(target)
+    formats = OF_MODELS.get(target) or (model.experts and OF_EXPERTS.get(dtype)) or FORMATS[dtype]
+    return Roofline(model, find_hardware(gpu), tensor_parallel=tp, **formats)
+
+
+def steps() -> list[Case]:
+    """Return decoding steps without speculation."""
+    cases = []
+    for row in read_csv("steps.csv"):
+        batch = int(row["batch"])
+        model = passes(row["target"], row["gpu"], row["dtype"], int(row["tp"]))
+        step = Term(model, tuple(model.operations(1, int(row["context"]), batch)))
+        system = f"{row['gpu']}, {row['engine']}"
+        cases.append(Case(system, (step,), batch, MILLISECOND * float(row["step_ms"]), {**row, "batch": batch}))
+    return cases
+
+
+def serving() -> tuple[list[Case], list[str]]:
+    """Return times per output token of servers, and of each run that is left out, why."""
+    cases, left_out = [], []
+    for row in pd.read_parquet(DATA / "serving.parquet").to_dict("records"):
+        if max(row[key] or 1 for key in ("pp", "attention_dp", "moe_ep")) > 1:
+            left_out.append("pipeline, data or expert parallelism")
+            continue
+        try:
+            case = served({str(key): value for key, value in row.items()})
+        except InputError:
+            left_out.append("weights and cache do not fit, or heads cannot be shared")
+            continue
+        if case is None:
+            left_out.append(f"prompts alone would take {100 * MOST_USED:.0f} % of the GPU's products")
+        else:
+            cases.append(case)
+    return cases, left_out
+
+
+def served(row: dict[str, Any]) -> Case | None:
+    """Return the case of a row of serving.parquet; None where its numbers do not fit together."""
+    target, concurrency = MODELS[row["model"]], int(row["concurrency"])
+    model = passes(target, row["gpu"], row["precision"], int(row["tp"]))
+    length = INFERENCEX_LENGTH if row["source"] == "InferenceX" else 1.0
+    isl, osl = row["isl"] * length, row["osl"] * length
+    decoding = BatchTokens.alike(concurrency, 1, isl + osl / 2)
+    RooflineCost(model, find_drafter("prompt-lookup", model.model)).check_memory(decoding)
+    with_prompt, without = (tuple(model.layers(model.model, tokens)) for tokens in (mixed(isl, decoding), decoding))
+    most_s, least_s = (
+        sum(float(o.flops) / model.ceilings(o.products)[1] for o in both) for both in (with_prompt, without)
+    )
+    request_s = MILLISECOND * (row["ttft_ms"] + osl * row["tpot_ms"])
+    if concurrency * (most_s - least_s) > MOST_USED * request_s:
+        return None
+    prompts = (concurrency - 1) / osl
+    step = Term(model, tuple(model.batch_operations(decoding)))
+    terms = step, Term(model, with_prompt, prompts), Term(model, without, -prompts)
+    about = {**row, "target": target, "batch": concurrency}
+    return Case(f"{row['gpu']}, {row['engine']}", terms, concurrency, MILLISECOND * row["tpot_ms"], about)
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """A run with speculation.
+
+    cost : of target and drafter, without an engine
+    draft_tokens : K, or depth of the tree; verified_tokens : of a sequence in a pass
+    acceptance : mean acceptance length
+    measured : speedup
+    """
+
+    system: str
+    engine: str
+    cost: RooflineCost
+    draft_tokens: int
+    verified_tokens: int
+    tree: bool
+    acceptance: float
+    measured: float
+    about: Mapping[str, Any]
+
+    @property
+    def draft_passes(self) -> int:
+        """Of a round."""
+        return 1 if self.cost.drafter.at_once else self.draft_tokens
+
+    @property
+    def step_s(self) -> float:
+        """Of a decoding step."""
+        return float(self.cost.autoregressive_step(CONTEXT))
+
+    @property
+    def passes_s(self) -> float:
+        """Of a round."""
+        verify = self.cost.tree_verify if self.tree else self.cost.verify
+        return float(self.cost.draft(self.draft_tokens, CONTEXT) + verify(self.verified_tokens, CONTEXT))
+
+
+def speculation() -> list[Speculation]:
+    """Return runs with speculation.
+
+    Where they do not name a tensor parallelism, the least that fits is taken. EAGLE-3's tables by batch do not name
+    the acceptance: that of vllm#20780 is taken, of the same target, drafters and kind of prompts.
+    """
+    rows = read_csv("speculation.csv")
+    known = {(row["drafter"], row["steps"]): row for row in rows if row["source"] == LIKE}
+    for row in read_csv("by_batch.csv"):
+        like = known[row["drafter"], row["k"]]
+        rows.append({**like, **row, "tokens": str(int(row["k"]) + 1), "task": BY_BATCH})
+    return [
+        Speculation(
+            f"{row['variant']} with {row['drafter']} on {row['gpu']}, {row['source']}",
+            row["engine"],
+            pair_cost(row),
+            int(row["steps"]),
+            int(row["tokens"]),
+            row["tree"] == "True",
+            float(row["acceptance"]),
+            float(row["speedup"]),
+            row,
+        )
+        for row in rows
+    ]
+
+
+def pair_cost(row: Mapping[str, str]) -> RooflineCost:
+    """Return the costs of a target and its drafter, which comes in 16 bits."""
+    target, name = least_passes(row), row["drafter"]
+    drafter = find_drafter(json.loads(name) if name.startswith("{") else name, target.model)
+    cost = RooflineCost(target, drafter, batch=int(row["batch"]))
+    drafting = cost.draft_passes and replace(cost.draft_passes, weights=None, activations=None)
+    return replace(cost, draft_passes=drafting)
+
+
+def least_passes(row: Mapping[str, str]) -> Roofline:
+    """Return the target's passes on as many GPUs as the run names, or on the least that hold it."""
+    if row["tp"]:
+        return passes(row["target"], row["gpu"], row["dtype"], int(row["tp"]))
+    for tp in (1, 2, 4):
+        try:
+            return passes(row["target"], row["gpu"], row["dtype"], tp)
+        except InputError:
+            continue
+    return passes(row["target"], row["gpu"], row["dtype"], 8)

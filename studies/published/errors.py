@@ -1,0 +1,164 @@
+"""Predictions of cases that no fit has seen, and their errors by class."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from scipy.optimize import least_squares, nnls
+
+from specsim.cost.roofline.cost import Overheads, RooflineCost
+from specsim.cost.roofline.hardware import Derating
+from specsim.io.arrays import Bools, Floats, Seconds
+from studies.published.cases import MILLISECOND, Case, Speculation
+from studies.published.fit import OUTLIER, Cells, Parameters, fitted
+
+OVERHEADS = ("round_s", "draft_step_s", "verified_sequence_s")
+MOST_MS = 20.0  # of each
+FEWEST = 3  # runs of which two calibrate
+Divide = Callable[[Iterable[str]], list[set[str]]]
+
+
+def each(systems: Iterable[str]) -> list[set[str]]:
+    """Take systems one by one."""
+    return [{system} for system in sorted(set(systems))]
+
+
+def halves(systems: Iterable[str]) -> list[set[str]]:
+    """Divide systems into two halves, every other one in alphabetical order."""
+    ordered = sorted(set(systems))
+    return [set(ordered[::2]), set(ordered[1::2])]
+
+
+def held_out(cases: Sequence[Case], divide: Divide) -> Seconds:
+    """Predict the seconds of the cases of each part of the systems with what fits the other systems."""
+    predicted: Seconds = np.zeros(len(cases))
+    for part in divide(case.system for case in cases):
+        here = np.array([case.system in part for case in cases])
+        parameters = fitted([case for case in cases if case.system not in part])
+        predicted[here] = Cells.of([case for case in cases if case.system in part]).seconds(parameters)
+    return predicted
+
+
+def on_two_points(cases: Sequence[Case], predicted: Seconds) -> Seconds:
+    """Predict by a + b x predicted, which fits the runs of fewest and of most requests of the same deployment.
+
+    NaN for these two, and where a deployment has no third.
+    """
+    calibrated: Seconds = np.full(len(cases), np.nan)
+    for group in groups(cases, ("target", "gpu", "engine", "version", "precision", "tp")):
+        of_group = sorted(group, key=lambda number: (cases[number].about["batch"], predicted[number]))
+        if len(of_group) < 3 or predicted[of_group[0]] == predicted[of_group[-1]]:
+            continue
+        ends = [of_group[0], of_group[-1]]
+        measured = np.array([cases[number].measured_s for number in ends])
+        shares = nnls(np.array([np.ones(2), predicted[ends]]).T / measured[:, None], np.ones(2))[0]
+        calibrated[of_group[1:-1]] = shares[0] + shares[1] * predicted[of_group[1:-1]]
+    return calibrated
+
+
+def groups(cases: Sequence[Case], keys: Sequence[str]) -> list[list[int]]:
+    """Number the cases, in groups of those that have the same values."""
+    of: dict[tuple[Any, ...], list[int]] = {}
+    for number, case in enumerate(cases):
+        of.setdefault(tuple(str(case.about.get(key)) for key in keys), []).append(number)
+    return [*of.values()]
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """Runs with speculation at given shares of the ceilings: arrays [N].
+
+    step_s, passes_s : seconds of a decoding step, and of the passes of a round
+    terms : [N, 3], how often each of `OVERHEADS` counts
+    """
+
+    systems: list[str]
+    acceptance: Floats
+    measured: Floats
+    step_s: Seconds
+    passes_s: Seconds
+    terms: Floats
+
+    @classmethod
+    def of(cls, runs: Sequence[Speculation], parameters: Parameters) -> Rounds:
+        overheads = Overheads(sequence_s=parameters.sequence_s)
+        priced = [
+            replace(run, cost=with_derating(replace(run.cost, overheads=overheads), parameters.derating))
+            for run in runs
+        ]
+        columns = [(run.acceptance, run.measured, run.step_s, run.passes_s) for run in priced]
+        terms = np.array([(1.0, run.draft_passes, run.cost.batch) for run in runs], dtype=np.float64)
+        return cls([run.system for run in runs], *np.array(columns).T, terms)
+
+    def speedups(self, overheads_s: Floats) -> Floats:
+        """Predict the speedups [N] under these overheads [3]."""
+        return np.asarray(self.acceptance * self.step_s / (self.passes_s + self.terms @ overheads_s))
+
+    def fitted(self, seen: Bools) -> Floats:
+        """Fit the overheads [3], in seconds, to the runs that are seen, in which every system counts the same."""
+        count = Counter(system for system, here in zip(self.systems, seen, strict=True) if here)
+        weight = np.array([max(count[system], 1) ** -0.5 for system in self.systems])[seen]
+
+        def errors(overheads_ms: Floats) -> Floats:
+            predicted = self.speedups(MILLISECOND * overheads_ms)
+            return np.asarray(weight * np.log(predicted / self.measured)[seen])
+
+        scale = OUTLIER * float(np.median(weight))
+        start, high = np.full(len(OVERHEADS), 0.3), np.full(len(OVERHEADS), MOST_MS)
+        found = least_squares(errors, start, bounds=(0 * high, high), loss="soft_l1", f_scale=scale)
+        return np.asarray(MILLISECOND * found.x)
+
+    def held_out(self, divide: Divide) -> Floats:
+        """Predict the speedups of each part of the systems with overheads that fit the other systems."""
+        predicted = np.zeros(len(self.systems))
+        for part in divide(self.systems):
+            here = np.array([system in part for system in self.systems])
+            predicted[here] = self.speedups(self.fitted(~here))[here]
+        return predicted
+
+
+def speedups_on_two(rounds: Rounds, runs: Sequence[Speculation]) -> Floats:
+    """Predict speedups by overheads that fit two runs of the same system and task: least and most drafts, or batch.
+
+    The two give the overhead of a round, and that of a draft step or of a sequence. NaN for these two, and where there
+    are fewer than three runs.
+    """
+    predicted: Floats = np.full(len(runs), np.nan)
+    of: dict[tuple[str, str, bool], list[int]] = {}
+    for number, run in enumerate(runs):
+        of.setdefault((run.system, run.about["task"], run.tree), []).append(number)
+    for group in of.values():
+        varied = next((column for column in (1, 2) if len(set(rounds.terms[group, column])) > 1), 1)
+        ordered = sorted(group, key=lambda number: float(rounds.terms[number, varied]))
+        if len(group) < FEWEST or rounds.terms[ordered[0], varied] == rounds.terms[ordered[-1], varied]:
+            continue
+        ends = [ordered[0], ordered[-1]]
+        round_s = (rounds.acceptance * rounds.step_s / rounds.measured)[ends]
+        columns = rounds.terms[ends][:, [0, varied]] / round_s[:, None]
+        overheads_s = np.zeros(len(OVERHEADS))
+        overheads_s[[0, varied]] = nnls(columns, np.maximum(1 - rounds.passes_s[ends] / round_s, 0.0))[0]
+        predicted[ordered[1:-1]] = rounds.speedups(overheads_s)[ordered[1:-1]]
+    return predicted
+
+
+def with_derating(cost: RooflineCost, derating: Derating) -> RooflineCost:
+    """Return the same costs at other shares of the ceilings."""
+    drafting = cost.draft_passes and replace(cost.draft_passes, derating=derating)
+    return replace(cost, target=replace(cost.target, derating=derating), draft_passes=drafting)
+
+
+def summary(errors: Floats) -> Mapping[str, float]:
+    """Return the number, median, 90th percentile and bias of relative errors, in percent."""
+    known = errors[np.isfinite(errors)]
+    if not len(known):
+        return {"runs": 0, "median_percent": float("nan"), "p90_percent": float("nan"), "bias_percent": float("nan")}
+    return {
+        "runs": len(known),
+        "median_percent": float(np.median(abs(known))),
+        "p90_percent": float(np.quantile(abs(known), 0.9)),
+        "bias_percent": float(np.median(known)),
+    }

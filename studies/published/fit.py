@@ -1,0 +1,100 @@
+"""What fits an engine: shares of the ceilings and times of a launch, an all-reduce and a sequence, of all its cases."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from specsim.cost.roofline.hardware import Derating, usual_derating
+from specsim.cost.roofline.passes import seconds_of
+from specsim.io.arrays import Floats, Ints, Seconds
+from studies.published.cases import Case
+
+MICROSECOND = 1e-6
+FREE = {"memory": (0.4, 1.0), "launch_us": (0.5, 100.0), "all_reduce_us": (0.1, 60.0), "sequence_us": (0.1, 100.0)}
+START = {"memory": 0.8, "launch_us": 5.0, "all_reduce_us": 10.0, "sequence_us": 5.0}
+COMPUTE, OVERLAP = 0.75, 0.77  # as measured on an H100, see studies/gpu_passes: few published runs tell them
+OUTLIER = 0.1  # relative error from which on a case counts less
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """A derating, and the time of a sequence."""
+
+    memory: float
+    launch_us: float
+    all_reduce_us: float
+    sequence_us: float
+
+    @property
+    def derating(self) -> Derating:
+        launch_s, all_reduce_s = (MICROSECOND * us for us in (self.launch_us, self.all_reduce_us))
+        return Derating(self.memory, COMPUTE, launch_s, OVERLAP, all_reduce_s)
+
+    @property
+    def sequence_s(self) -> float:
+        return MICROSECOND * self.sequence_us
+
+    @classmethod
+    def without_engine(cls) -> Parameters:
+        """Return what is assumed of a data sheet alone."""
+        usual = usual_derating()
+        assert (usual.compute, usual.overlap) == (COMPUTE, OVERLAP)
+        return cls(usual.memory, usual.launch_s / MICROSECOND, usual.all_reduce_s / MICROSECOND, 0.0)
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Operations of all cases [R], the case of each, how often it counts, and sequences of every case [N]."""
+
+    work: tuple[Floats, ...]
+    case: Ints
+    times: Floats
+    sequences: Floats
+
+    @classmethod
+    def of(cls, cases: Sequence[Case]) -> Cells:
+        rows = []
+        for number, case in enumerate(cases):
+            for term in case.terms:
+                for operation in term.operations:
+                    memory, flops, link = term.passes.ceilings(operation.products)
+                    peak_s = float(operation.bytes) / memory, float(operation.flops) / flops
+                    sent_s = float(operation.link_bytes) / (link or 1.0)
+                    rows.append((*peak_s, operation.launches, sent_s, operation.all_reduces, number, term.times))
+        *work, case_of, times = np.array(rows, dtype=np.float64).T
+        return cls(tuple(work), case_of.astype(np.int64), times, np.array([float(case.sequences) for case in cases]))
+
+    def operation_seconds(self, derating: Derating) -> Seconds:
+        """Predict the seconds of every operation [R]."""
+        return np.asarray(seconds_of(*self.work, (1.0, 1.0, 1.0), derating))
+
+    def seconds(self, parameters: Parameters) -> Seconds:
+        """Predict the seconds of every case [N]."""
+        of_operations = self.times * self.operation_seconds(parameters.derating)
+        passes_s: Seconds = np.bincount(self.case, of_operations, len(self.sequences))
+        return passes_s + self.sequences * parameters.sequence_s
+
+
+def fitted(cases: Sequence[Case], fixed: Mapping[str, float] | None = None) -> Parameters:
+    """Fit to cases, in which every system counts the same; `fixed` are not fitted."""
+    fixed = fixed or {}
+    cells, measured = Cells.of(cases), np.array([case.measured_s for case in cases])
+    count = Counter(case.system for case in cases)
+    weight = np.array([count[case.system] ** -0.5 for case in cases])
+    names = [name for name in FREE if name not in fixed]
+    low, high = np.log(np.array([FREE[name] for name in names])).T
+
+    def parameters(x: Floats) -> Parameters:
+        return Parameters(**fixed, **dict(zip(names, np.exp(x).tolist(), strict=True)))
+
+    def errors(x: Floats) -> Floats:
+        return np.asarray(weight * np.log(cells.seconds(parameters(x)) / measured))
+
+    start = np.log([START[name] for name in names])
+    scale = OUTLIER * float(np.median(weight))
+    return parameters(least_squares(errors, start, bounds=(low, high), loss="soft_l1", f_scale=scale).x)

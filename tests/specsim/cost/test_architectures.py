@@ -1,0 +1,355 @@
+"""Shapes of recent architectures, and bytes and FLOPs of their passes: against the models of transformers, products
+that torch counts, published sizes, and figures worked out by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specsim.cost.files import read_cost
+from specsim.cost.roofline.architecture import Architecture, find_architecture, public_shapes
+from specsim.cost.roofline.cost import RooflineCost, find_drafter
+from specsim.cost.roofline.hardware import Derating, Hardware, find_hardware, known_hardware
+from specsim.cost.roofline.passes import Operation, Roofline
+from tests.support.checks import refusal
+
+DEVICE = Hardware(
+    "plain",
+    memory_bytes_s=1e12,
+    flops={"bfloat16": 1e14, "float8": 2e14, "float4": 4e14},
+    link_bytes_s=1e11,
+)
+
+
+def passes(model: str | Architecture, layers: int = 1, **other: Any) -> Roofline:
+    """Passes of a model's first layers."""
+    shape = find_architecture(model) if isinstance(model, str) else model
+    return Roofline(shape.first(layers), DEVICE, derating=Derating(), **other)
+
+
+def by_name(roofline: Roofline, *asked: int) -> dict[str, Operation]:
+    return {operation.name: operation for operation in roofline.operations(*asked)}
+
+
+def without_first_dense(name: str) -> Architecture:
+    return replace(find_architecture(name), dense_layers=0)
+
+
+# Billions of parameters, all and active, as names and model cards print them; cards count some of the embeddings.
+PUBLISHED = {
+    "deepseek-v3": (671, 37), "kimi-k2": (1040, 32), "glm-5": (744, 40), "minimax-m2.5": (230, 10),
+    "qwen3-next-80b-a3b": (80, 3), "qwen3.5-397b-a17b": (397, 17), "qwen3.5-35b-a3b": (35, 3),
+    "qwen3-235b-a22b": (235, 22), "llama-4-scout": (109, 17), "llama-4-maverick": (400, 17),
+    "gpt-oss-120b": (117, 5.1), "gpt-oss-20b": (21, 3.6), "qwen3.5-27b": (27, 27), "minicpm3-4b": (4, 4),
+    "llama-3.1-405b": (405, 405), "qwen2.5-3b": (3.09, 3.09), "qwen2.5-14b": (14.7, 14.7), "qwq-32b": (32.5, 32.5),
+    "qwen3-14b": (14.8, 14.8),
+}  # fmt: skip
+
+
+def active_parameters(model: Architecture) -> int:
+    """Weights that a token is multiplied with: all but the embedding, and experts that it does not go to."""
+    embedding = 0 if model.tied else model.vocab_size * model.hidden_size
+    unused = 0
+    if model.experts:
+        idle = model.experts.count - model.experts.per_token
+        unused = model.expert_layers * idle * 3 * model.hidden_size * model.experts.intermediate_size
+    return model.parameters - embedding - unused
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_model_has_as_many_parameters_as_published(name: str) -> None:
+    model, (total, active) = find_architecture(name), PUBLISHED[name]
+    assert model.parameters / 1e9 == pytest.approx(total, rel=0.025)
+    head = model.vocab_size * model.hidden_size  # in or out, by the card
+    assert (active_parameters(model) - head) / 1e9 <= active * 1.05 + 0.5
+    assert (active_parameters(model) + head) / 1e9 >= active * 0.95
+
+
+FROM_TRANSFORMERS = (
+    "deepseek-v3", "deepseek-v3.2", "glm-5", "minicpm3-4b", "qwen3-next-80b-a3b", "qwen3.5-27b", "qwen3.5-397b-a17b",
+    "minimax-m2.5", "llama-4-scout", "llama-4-maverick", "qwen3-235b-a22b", "gpt-oss-120b",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FROM_TRANSFORMERS)
+def test_all_matrices_of_the_model_in_transformers_are_counted(name: str) -> None:
+    """But for the gate of Qwen's shared experts, a row, and biases of experts."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    keys = {**public_shapes()[name]}
+    heads = keys.setdefault("num_key_value_heads", keys["num_attention_heads"])
+    config = transformers.CONFIG_MAPPING[keys.pop("model_type")](**keys)
+    with torch.device("meta"):
+        whole = transformers.AutoModelForCausalLM.from_config(config)
+    matrices = sum(
+        parameter.numel()
+        for key, parameter in whole.named_parameters()
+        if parameter.dim() > 1 and "shared_expert_gate" not in key and not key.endswith("_bias")
+    )
+    model = find_architecture(name)
+    norms = (2 * model.num_layers + 1) * model.hidden_size
+    assert model.parameters - norms == matrices
+    assert model.latent or model.num_kv_heads == heads
+
+
+@pytest.mark.parametrize("name", sorted(public_shapes()))
+def test_a_token_is_multiplied_with_every_active_weight_once(name: str) -> None:
+    """Two FLOPs a weight, beside attention to the cache and to states; convolutions are matrices here."""
+    model = find_architecture(name)
+    operations = by_name(Roofline(model, replace(DEVICE, memory_bytes=0.0)), 1, 0)
+    beside = ("attention", "index scores", "linear attention")
+    flops = sum(float(operation.flops) for name, operation in operations.items() if name not in beside)
+    norms = (2 * model.num_layers + 1) * model.hidden_size
+    assert flops == pytest.approx(2 * (active_parameters(model) - norms), rel=1e-12)
+
+
+def counted_flops(*products: Callable[[Any], Any]) -> int:
+    """FLOPs that torch counts for products of meta tensors."""
+    torch = pytest.importorskip("torch")
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter:
+        for product in products:
+            product(lambda *shape: torch.empty(shape, device="meta"))
+    return int(counter.get_total_flops())
+
+
+def test_latent_attention_multiplies_queries_with_latents_of_the_cache() -> None:
+    """DeepSeek-V3, 3 tokens behind 1000: 128 heads, latents of 512 and rotated keys of 64, keys and values of 128."""
+    operations = by_name(passes("deepseek-v3"), 3, 1000)
+    assert operations["absorbed keys"].flops == counted_flops(lambda new: new(128, 3, 128) @ new(128, 128, 512))
+    assert operations["attention"].flops == counted_flops(
+        lambda new: new(128, 3, 576) @ new(128, 576, 1003),  # scores
+        lambda new: new(128, 3, 1003) @ new(128, 1003, 512),  # latents by their weights
+    )
+    assert operations["absorbed values"].flops == counted_flops(lambda new: new(128, 3, 512) @ new(128, 512, 128))
+    # 7168 x (1536 + 576) weights of 2 bytes; states in and out.
+    assert operations["queries and latents"].bytes == 2 * 15138816 + 3 * (7168 + 2112) * 2
+    assert operations["queries"].bytes == 2 * 1536 * 24576 + 3 * (1536 + 24576) * 2
+    assert operations["output projection"].bytes == 2 * 16384 * 7168 + 3 * (16384 + 7168) * 2
+    # 576 numbers of each token for all heads; of each query 576 in and 512 out.
+    assert operations["attention"].bytes == 1003 * 576 * 2 + 3 * 128 * (576 + 512) * 2
+    assert passes("deepseek-v3").kv_bytes(1000) == 1000 * 576 * 2
+    assert find_architecture("deepseek-v3").num_layers * 576 * 2 == 70272  # bytes a token, 70 KB
+
+
+def test_devices_share_heads_and_have_all_latents() -> None:
+    alone, shared = (by_name(passes("deepseek-v3", tensor_parallel=devices), 1, 4000) for devices in (1, 8))
+    cache = 4001 * 576 * 2
+    assert shared["attention"].bytes - cache == (alone["attention"].bytes - cache) / 8
+    assert shared["attention"].flops == alone["attention"].flops / 8
+    assert shared["queries and latents"] == alone["queries and latents"]
+    assert shared["queries"].flops == alone["queries"].flops / 8
+    eight = passes("deepseek-v3", tensor_parallel=8)
+    assert float(eight.device_bytes(3, 1000)) == pytest.approx(eight.weight_bytes / 8 + 3 * 1000 * 576 * 2)
+    grouped = passes("llama-3.1-8b", tensor_parallel=16)  # 8 key-value heads of 128, two devices each
+    assert float(grouped.device_bytes(1, 1000)) == pytest.approx(grouped.weight_bytes / 16 + 1000 * 2 * 128 * 2)
+
+
+def test_sparse_attention_reads_chosen_tokens_and_an_index_of_all() -> None:
+    """GLM-5: 64 heads, 2048 tokens a query; an indexer of 32 heads of 128, whose keys take 132 bytes in float8."""
+    model = passes("glm-5")
+    operations = by_name(model, 3, 100_000)
+    states = 3 * 64 * (576 + 512) * 2
+    assert operations["attention"].bytes == 3 * 2048 * 576 * 2 + states
+    assert operations["attention"].flops == 2 * 64 * (576 + 512) * 3 * 2048
+    scores = operations["index scores"]
+    assert scores.flops == counted_flops(lambda new: new(32, 3, 128) @ new(32, 128, 100_003))
+    assert scores.bytes == 100_003 * 132 + 2 * 4 * 3 * 100_003
+    assert scores.products == "float8"
+    assert operations["index queries"].flops == 2 * 3 * 2048 * 32 * 128
+    assert operations["index keys"].flops == 2 * 3 * 6144 * (128 + 32)
+    few = by_name(model, 3, 1000)["attention"]  # fewer than 2048: all are read, once
+    assert few.bytes == 1003 * 576 * 2 + states
+    assert model.kv_bytes(1000) == 1000 * (576 * 2 + 132)
+    shared = {**public_shapes()["glm-5"], "index_topk_freq": 4}
+    refusal(lambda: find_architecture(shared, "glm-5.2"), "glm-5.2", "index_topk_freq", "not priced")
+    shared = {**public_shapes()["glm-5"], "indexer_types": ["full"] * 77 + ["shared"]}
+    refusal(lambda: find_architecture(shared), "share an indexer")
+
+
+def test_a_delta_network_reads_and_writes_a_state_of_fixed_size() -> None:
+    """Qwen3-Next: 16 key heads and 32 value heads of 128, a convolution over 4 tokens; 2 sequences of 3 tokens."""
+    model = replace(find_architecture("qwen3-next-80b-a3b"), num_layers=1, linear_layers=1)
+    operations = by_name(passes(model), 3, 1000, 2)
+    state = 32 * 128 * 128 * 4  # bytes of a sequence, 2 MiB
+    convolved = 2 * 16 * 128 + 32 * 128  # queries, keys, values
+    gated = operations["linear attention"]
+    assert gated.bytes == 2 * 2 * state + 6 * (convolved + 4096) * 2
+    assert gated.flops == counted_flops(
+        lambda new: new(6 * 32, 1, 128) @ new(6 * 32, 128, 128),  # what the state holds of the key
+        lambda new: new(6 * 32, 128, 1) @ new(6 * 32, 1, 128),  # its correction
+        lambda new: new(6 * 32, 1, 128) @ new(6 * 32, 128, 128),  # what the state holds of the query
+    )
+    assert by_name(passes(model), 3, 100_000, 2)["linear attention"] == gated
+    # 6 new tokens and 3 earlier ones of each sequence, in and out; 4 weights a channel.
+    assert operations["convolution"].bytes == (2 * 6 + 2 * 2 * 3 + 4) * convolved * 2
+    # Queries, keys, values, gate, and two numbers of each value head.
+    assert operations["linear attention inputs"].flops == 2 * 6 * 2048 * (8192 + 4096 + 64)
+    assert "attention" not in operations
+    whole = passes("qwen3-next-80b-a3b", 48)
+    # 12 layers of 2 key-value heads of 256, 36 of a state and 3 convolved tokens.
+    fixed = 36 * (state + 3 * convolved * 2)
+    assert float(whole.kv_bytes(1000)) == 1000 * 12 * 2 * 2 * 256 * 2 + fixed
+    eight = passes("qwen3-next-80b-a3b", 48, tensor_parallel=8)  # four devices have a copy of each key-value head
+    assert float(eight.device_bytes(1, 1000)) == pytest.approx(
+        eight.weight_bytes / 8 + 1000 * 12 * 2 * 256 * 2 + fixed / 8
+    )
+
+
+def test_every_fourth_layer_of_a_hybrid_has_attention_and_its_gate() -> None:
+    """Qwen3.5-397B: 32 heads of 256, whose queries come with a gate as wide; 2 key-value heads."""
+    model = find_architecture("qwen3.5-397b-a17b")
+    assert (model.num_layers, model.attention_layers, model.linear_layers) == (60, 15, 45)
+    operations = by_name(passes(model, 60), 1, 1000)
+    assert operations["queries, keys, values"].flops == 15 * 2 * 4096 * (2 * 32 * 256 + 2 * 2 * 256)
+    assert operations["output projection"].flops == 15 * 2 * 32 * 256 * 4096
+    assert operations["attention"].bytes == 15 * (1001 * 2 * 2 * 256 + 2 * 32 * 256) * 2
+    named = {**public_shapes()["qwen3.5-397b-a17b"], "layer_types": ["full_attention"] * 20 + ["linear_attention"] * 40}
+    assert find_architecture(named).attention_layers == 20
+
+
+def test_chunked_attention_reads_half_a_chunk_on_average() -> None:
+    """Llama-4: 36 of 48 layers attend within chunks of 8192 tokens. Behind c tokens a chunk holds c mod 8192."""
+    model = find_architecture("llama-4-scout")
+    assert (model.window, model.window_layers, model.dense_layers) == (8192, 36, 0)
+    assert float(model.attended(np.array(5000.0))) == 48 * 5000
+    contexts = np.arange(8192.0, 10 * 8192)
+    local = model.attended(contexts) - 12 * contexts
+    assert local.mean() == pytest.approx(36 * np.mean(contexts % 8192), rel=1e-3)
+    assert float(model.cached(np.array(100_000.0))) == 12 * 100_000 + 36 * 8192
+    maverick = find_architecture("llama-4-maverick")
+    assert (maverick.expert_layers, maverick.dense_layers, maverick.intermediate_size) == (24, 24, 16384)
+    assert maverick.experts is not None and maverick.experts.shared_intermediate_size == 8192
+
+
+def test_first_layers_are_dense_and_a_shared_expert_sees_every_token() -> None:
+    model = find_architecture("kimi-k2")
+    assert (model.dense_layers, model.expert_layers) == (1, 60)
+    operations = by_name(passes(without_first_dense("kimi-k2")), 2, 0)
+    assert operations["shared expert gate, up"].flops == 2 * 2 * 7168 * 2 * 2048
+    assert operations["router"].flops == 2 * 2 * 7168 * 384
+    # 384 experts, 8 a token: two tokens go to 8 + 8 (1 - 8 / 384) of them.
+    read = 8 + 8 * (1 - 8 / 384)
+    states = 2 * 8 * (7168 + 2 * 2048) * 2
+    assert operations["experts gate, up"].bytes == pytest.approx(read * 2 * 7168 * 2048 * 2 + states, rel=1e-12)
+
+
+def test_a_kind_that_is_not_priced_is_refused_with_what_it_lacks() -> None:
+    refusal(lambda: find_architecture({"model_type": "mamba2"}), "model_type 'mamba2'", "known: llama, ")
+    lacking = {key: value for key, value in public_shapes()["deepseek-v3"].items() if key != "kv_lora_rank"}
+    refusal(lambda: find_architecture(lacking, "mine"), "architecture mine has no kv_lora_rank")
+    longer = {**public_shapes()["qwen3.5-27b"], "layer_types": ["linear_attention"] * 65}
+    refusal(lambda: find_architecture(longer), "layer_types names more than 64 layers")
+
+
+def test_formats_of_parts_are_their_own() -> None:
+    """A layer of gpt-oss-20b: 32 experts of 3 x 2880 x 2880 weights in MXFP4, 4.25 bits each; the rest in bfloat16."""
+    plain, packed = passes("gpt-oss-20b"), passes("gpt-oss-20b", weights={"experts": "mxfp4"})
+    full, read = by_name(plain, 1, 100), by_name(packed, 1, 100)
+    matrix = 2880 * 2880
+    assert full["experts down"].bytes - read["experts down"].bytes == 4 * matrix * (16 - 4 - 8 / 32) / 8
+    others = [name for name in full if name not in ("experts gate, up", "experts down")]
+    assert all(full[name] == read[name] for name in others)
+    assert plain.weight_bytes - packed.weight_bytes == 32 * 3 * matrix * (16 - 4.25) / 8
+    head = by_name(passes("gpt-oss-20b", weights={"head": "float8"}), 1, 100)["head"]
+    assert full["head"].bytes - head.bytes == 2880 * 201088
+
+
+def test_experts_are_in_the_format_of_mlps_unless_they_have_their_own() -> None:
+    model = without_first_dense("kimi-k2")
+    same = by_name(passes(model, weights={"mlp": "nvfp4"}), 1, 100)
+    own = by_name(passes(model, weights={"mlp": "bfloat16", "experts": "int4-g32"}), 1, 100)
+    assert same["experts down"].bytes == own["experts down"].bytes  # 4.5 bits: a scale of 8 bits for 16, of 16 for 32
+    weights = 7168 * 2048
+    assert own["shared expert down"].bytes - same["shared expert down"].bytes == weights * (16 - 4.5) / 8
+    assert own["output projection"] == same["output projection"]
+
+
+@pytest.mark.parametrize(
+    ("formats", "mlp", "attention"),
+    [
+        ({"weights": "float8"}, 1e14, 1e14),  # unpacked: as wide as the states
+        ({"weights": "float8", "activations": "float8"}, 2e14, 1e14),
+        ({"weights": "float8", "activations": "float8", "cache": "float8"}, 2e14, 2e14),
+        ({"weights": "nvfp4", "activations": "float4"}, 4e14, 1e14),
+        ({"weights": "nvfp4", "activations": "float8", "cache": "float8"}, 2e14, 2e14),
+        ({"weights": "bfloat16", "activations": "float8"}, 1e14, 1e14),
+        ({"weights": {"attention": "float8", "mlp": "nvfp4"}, "activations": "float4", "cache": "float8"}, 4e14, 2e14),
+    ],
+)
+def test_products_are_of_the_wider_of_weights_and_activations(
+    formats: dict[str, Any], mlp: float, attention: float
+) -> None:
+    """A pass of 4096 tokens, which products bound: seconds are FLOPs over the throughput of their type."""
+    roofline = passes("llama-3.1-8b", **formats)
+    operations = by_name(roofline, 4096, 100_000)
+    for name, throughput in (("MLP down", mlp), ("attention", attention)):
+        assert roofline.time(operations[name]) == pytest.approx(operations[name].flops / throughput)
+    assert roofline.time(operations["head"]) == pytest.approx(operations["head"].flops / 1e14)
+
+
+def test_a_cache_in_float8_has_half_the_bytes() -> None:
+    full, narrow = (by_name(passes("llama-3.1-8b", cache=cache), 1, 5000)["attention"] for cache in (None, "float8"))
+    assert full.bytes - narrow.bytes == 5001 * 2 * 8 * 128
+    assert passes("llama-3.1-8b", cache="float8").kv_bytes(5000) == 5000 * 2 * 8 * 128
+
+
+@pytest.mark.parametrize(
+    ("formats", "words"),
+    [
+        ({"weights": {"expert": "int4"}}, ("weights of 'expert' are unknown", "attention, mlp, experts, head")),
+        ({"weights": {"experts": "fp4"}}, ("weights in 'fp4' are unknown", "mxfp4, nvfp4")),
+        ({"activations": "int8"}, ("activations in 'int8' are unknown; give float8 or float4",)),
+        ({"cache": "int3"}, ("a cache in 'int3' is unknown",)),
+    ],
+)
+def test_an_unknown_format_is_refused(formats: dict[str, Any], words: tuple[str, ...]) -> None:
+    refusal(lambda: passes("gpt-oss-20b", **formats), *words)
+
+
+def test_activations_need_hardware_that_multiplies_them() -> None:
+    refusal(
+        lambda: Roofline(find_architecture("llama-3.1-8b"), find_hardware("h100"), activations="float4"),
+        "hardware h100 has no throughput in float4; choose one of",
+    )
+    assert {name for name, device in known_hardware().items() if "float4" in device.flops} == {
+        "b200", "b300", "gb200", "gb300",
+    }  # fmt: skip
+
+
+def test_a_cost_file_names_formats_and_says_what_it_priced() -> None:
+    document = {
+        "kind": "specsim-cost", "version": 1, "form": "roofline", "source": "datasheet", "date": "2026-11",
+        "target": "deepseek-v3", "drafter": "prompt-lookup", "hardware": "b200", "tensor_parallel": 8,
+        "weights": {"mlp": "nvfp4", "attention": "bfloat16"}, "activations": "float4", "cache": "float8",
+    }  # fmt: skip
+    cost = read_cost(document)
+    assert isinstance(cost, RooflineCost)
+    assert cost.subject == (
+        "deepseek-v3 with prompt-lookup on 8 x b200 in bfloat16, weights mlp nvfp4, attention bfloat16, activations "
+        "float4, cache float8"
+    )
+    # 656 billion weights of MLPs and experts at 4.5 bits, 15 of the rest at 16.
+    assert cost.target.weight_bytes == pytest.approx(656e9 * 4.5 / 8 + 15e9 * 2, rel=0.01)
+
+
+def test_weights_and_caches_must_fit_together() -> None:
+    """Llama-3.1-8B on an H100: 16.1 GB of weights, and 131,072 bytes a token. 80 GB hold 64 sequences of 7,600 tokens
+    and not of 8,000."""
+    target = Roofline(find_architecture("llama-3.1-8b"), find_hardware("h100"))
+    cost = RooflineCost(target, find_drafter("eagle", target.model), batch=64)
+    assert cost.verify(4, 7600) > cost.verify(4, 1000)
+    missing = 8030261248 * 2 + 64 * 8000 * 131072 - 80e9
+    refusal(
+        lambda: cost.verify(4, 8000), "at batch 64", "8,000 cached tokens", f"{missing / 1e9:.1f} GB more than h100 has"
+    )
+    with_model = replace(cost, drafter=find_drafter("llama-3.2-1b", target.model), draft_passes=None)
+    more = 1235814400 * 2 + 64 * 7600 * 16 * 2 * 8 * 64 * 2
+    needed = 8030261248 * 2 + 64 * 7600 * 131072
+    refusal(lambda: with_model.verify(4, 7600), f"{(needed + more - 80e9) / 1e9:.1f} GB more")
+    assert replace(cost, target=replace(target, cache="float8"), draft_passes=None).verify(4, 8000) > 0
