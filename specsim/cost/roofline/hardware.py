@@ -13,6 +13,7 @@ from specsim.cost.keys import check_keys, from_keys
 from specsim.io.errors import InputError
 
 DATASHEETS = Path(__file__).parent / "hardware.json"
+LARGEST_CEILING = 1e24
 INVALID = "give memory_bytes_s and flops, or a name"
 BITS = {
     "float32": 32.0, "bfloat16": 16.0, "float16": 16.0, "float8": 8.0, "int8": 8.0,
@@ -56,10 +57,10 @@ class Hardware:
     def __post_init__(self) -> None:
         ceilings = {"memory_bytes_s": self.memory_bytes_s, **self.flops}
         for name, value in ceilings.items():
-            if not 1.0 <= value <= 1e24:  # also catches NaN
+            if not 1.0 <= value <= LARGEST_CEILING:  # also catches NaN
                 raise InputError(f"hardware {self.name}: {name}={value} is not a ceiling; give a positive number")
         for name in ("memory_bytes", "link_bytes_s"):
-            if not 0 <= getattr(self, name) <= 1e24:
+            if not 0 <= getattr(self, name) <= LARGEST_CEILING:
                 raise InputError(f"hardware {self.name}: {name}={getattr(self, name)}; give at least 0")
 
     def flops_of(self, dtype: str) -> float:

@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 
 from specsim.cost.roofline.cost import Covered, Overheads, RooflineCost
-from specsim.cost.roofline.hardware import Derating
+from specsim.cost.roofline.hardware import LARGEST_CEILING
 from specsim.cost.roofline.passes import Roofline
 from specsim.io.arrays import Floats
 from specsim.io.errors import InputError
 
 MILLISECOND = 1e-3
 LEAST_FACTOR, LARGEST_FACTOR = 0.8, 3.0  # of the roofline; beyond, points and models do not belong together
+FITTED = ("step_s", "round_s", "draft_step_s")  # overheads
 FORM = '"batch=1 context=500 tpot_ms=7.07", and with drafts "... k=3 acceptance=2.29"'
 
 
@@ -142,11 +143,14 @@ def _fit(cost: RooflineCost, points: Sequence[Point]) -> tuple[RooflineCost, flo
     drafted = [point for point in points if point.k]
     if not plain:
         raise InputError(f"no point is without speculation; measure one, such as {FORM.partition(',')[0]}")
-    bare = replace(cost, overheads=Overheads())
-    seconds = [predicted_s(bare, point) for point in plain]
+    of_sequences = replace(cost.overheads, **dict.fromkeys(FITTED, 0.0))  # no point tells them apart from passes
+    bare = replace(cost, overheads=of_sequences)
+    seconds = [predicted_s(_without_link(replace(cost, overheads=Overheads())), point) for point in plain]
+    beside = [predicted_s(bare, point) - alone for point, alone in zip(plain, seconds, strict=True)]
+    measured = [point.round_s - more for point, more in zip(plain, beside, strict=True)]
     sizes = {(point.batch, point.context) for point in plain}
     columns = [seconds] if len(sizes) == 1 else [seconds, [1.0] * len(plain)]  # a single size does not tell a from b
-    factor, *rest = _shares(columns, [point.round_s for point in plain])
+    factor, *rest = _shares(columns, measured, [point.round_s for point in plain])
     if not LEAST_FACTOR <= factor <= LARGEST_FACTOR:
         raise InputError(
             f"the points without speculation take {factor:.2f} times the roofline of {cost.subject}; check model, "
@@ -161,14 +165,13 @@ def _fit(cost: RooflineCost, points: Sequence[Point]) -> tuple[RooflineCost, flo
     )
     if not drafted:
         return scaled, factor
-    bare = replace(scaled, overheads=Overheads(step_s=step_s))
+    bare = replace(scaled, overheads=replace(of_sequences, step_s=step_s))
     left = [max(point.round_s - predicted_s(bare, point), 0.0) for point in drafted]
     lengths = [float(point.k) for point in drafted]
     columns = [[1.0] * len(drafted)] if len(set(lengths)) == 1 else [[1.0] * len(drafted), lengths]
     round_s, *draft = _shares(columns, left, [point.round_s for point in drafted])
-    return replace(
-        scaled, overheads=Overheads(step_s=step_s, round_s=round_s, draft_step_s=draft[0] if draft else 0.0)
-    ), factor
+    found = {"step_s": step_s, "round_s": round_s, "draft_step_s": draft[0] if draft else 0.0}
+    return replace(scaled, overheads=replace(of_sequences, **found)), factor
 
 
 def _covered(cost: RooflineCost, points: Sequence[Point]) -> Covered:
@@ -187,8 +190,15 @@ def _shares(columns: Sequence[Sequence[float]], values: Iterable[float], scale: 
     return nnls(np.array(columns).T * weights[:, None], target * weights)[0].tolist()
 
 
+def _without_link(cost: RooflineCost) -> RooflineCost:
+    """Price passes without sending bytes between devices: a derating does not scale that."""
+    hardware = replace(cost.target.hardware, link_bytes_s=LARGEST_CEILING)
+    return replace(cost, target=replace(cost.target, hardware=hardware))
+
+
 def _slower(passes: Roofline, factor: float) -> Roofline:
     """Scale the seconds of passes."""
-    reached = passes.derating
-    memory, compute = (min(share / factor, 1.0) for share in (reached.memory, reached.compute))
-    return replace(passes, derating=Derating(memory, compute, reached.launch_s * factor, reached.overlap))
+    of = passes.derating
+    shares = {name: min(getattr(of, name) / factor, 1.0) for name in ("memory", "compute")}
+    times = {name: getattr(of, name) * factor for name in ("launch_s", "all_reduce_s")}
+    return replace(passes, derating=replace(of, **shares, **times))

@@ -92,6 +92,20 @@ def test_what_no_point_tells_stays() -> None:
     assert of_round.cost.overheads.draft_step_s == 0 and of_round.held_out_percent == [None, None]
 
 
+def test_an_engines_overheads_that_no_point_tells_stay() -> None:
+    sheet = data_sheet_document("h100", "llama-3.1-70b", "eagle3", None, 8, "vllm")
+    cost = read_cost(sheet)
+    assert isinstance(cost, RooflineCost)
+    at = Point(1.0, batch=32, context=2000)
+    point = replace(at, tpot_ms=1.2e3 * predicted_s(cost, at))
+    fitted = calibrated_on_points(cost, [point]).cost
+    assert predicted_s(fitted, at) == pytest.approx(point.tpot_ms / 1e3, rel=1e-6)
+    names = "sequence_s", "verified_sequence_s", "round_s", "draft_step_s"
+    assert [getattr(fitted.overheads, name) for name in names] == [getattr(cost.overheads, name) for name in names]
+    ratio = fitted.target.derating.all_reduce_s / cost.target.derating.all_reduce_s
+    assert ratio == pytest.approx(fitted.target.derating.launch_s / cost.target.derating.launch_s) and ratio > 1.2
+
+
 def test_a_point_is_judged_by_the_fit_of_the_others() -> None:
     points = points_of(EAGLE)
     chosen = [points[k] for k in (0, 2, 4, 7)]
