@@ -16,7 +16,7 @@ PROCESSES = ("-n", "auto", "--dist", "worksteal")  # a process that has no more 
 # A thread for each process; images often turn byte code off, without which every process compiles every module.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": ""}
 DEMO = shlex.split(
-    "--target smollm2 --drafter eagle --mode greedy --max-new-tokens 64 --max-draft-tokens 8 "
+    "--target smollm2 --drafter eagle --mode greedy --minutes 6.5 --max-new-tokens 64 --max-draft-tokens 8 "
     "--policy fixed_k --policy adaedl --policy max_confidence --policy time_gain --policy renewal_stop"
 )
 LAB = shlex.split(

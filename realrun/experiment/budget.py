@@ -22,7 +22,7 @@ RECORD_SHARE = 0.25  # of the minutes, at most for recording
 DECODE_FACTOR = 1.4  # time of decoding with all arms over the arms' own rounds: probes of costs take turns too
 END_S = 15.0  # for the probe and the report after decoding
 LEAST_PROMPTS, LEAST_HELD_OUT, ENOUGH_HELD_OUT = 8, 4, 12
-ENOUGH_POLICIES = 4
+ENOUGH_POLICIES = 2
 
 
 class PlanFile(TypedDict, total=False):
