@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from specsim.cli.console import MAX_SEED, parse_settings
 from specsim.cli.settings import Settings, argument, setting
@@ -68,12 +68,16 @@ class GpuSettings(Settings):
         None, "Weight format of the layers: int4, int8, float8, mxfp4 or nvfp4 (default: bfloat16)."
     )
     tp: int = setting(1, "GPUs that share every layer (tensor parallelism).", low=1)
+    engine_alone: ClassVar[bool] = False  # whether an engine says something without a GPU
 
     def __post_init__(self) -> None:
         super().__post_init__()
         names = self.gpu, self.target, self.drafter
         if any(names) and not all(names):
             raise InputError("--gpu, --target and --drafter go together; give all three")
+        about = self.weights, None if self.tp == 1 else self.tp, None if self.engine_alone else self.engine
+        if self.gpu is None and any(about):
+            raise InputError("--engine, --weights and --tp describe costs on a GPU; give --gpu, --target and --drafter")
 
     @property
     def roofline(self) -> dict[str, Any] | None:
@@ -159,8 +163,8 @@ class CountsSettings(SeedSettings):
     """Counts of accepted tokens from an engine, and the context length to price."""
 
     source: Path = argument(
-        'Accepted drafts: counters by depth as .json, {"drafted": [...], "accepted": [...]}, a rounds.parquet, or a '
-        "trace."
+        'Accepted drafts: counters by depth as .json, {"drafted": [...], "accepted": [...]}, a rounds.parquet, a '
+        "trace, or a log of vLLM or llama.cpp (.log, .txt)."
     )
     context: int = setting(1000, "Cached tokens at which costs are taken.", low=1)
     policy: str | None = setting(None, "Use only rounds recorded under this policy.")

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from specsim.cli.command import Answer
 from specsim.cli.console import print_notes, print_table
 from specsim.cli.options import CostSettings, CountsSettings, RequestSettings
+from specsim.cli.settings import setting
 
 if TYPE_CHECKING:
     from specsim.engines.advise import Advice
 
 
-def advise(options: CountsSettings, costs: CostSettings, requests: RequestSettings) -> Answer:
+@dataclass(frozen=True, kw_only=True)
+class AdviseCosts(CostSettings):
+    """Costs, and the engine whose flags are printed."""
+
+    engine: str | None = setting(
+        None,
+        "Engine whose flags to print: vllm, sglang, llamacpp, tensorrt-llm or transformers. Its overhead is part of "
+        "costs on a GPU.",
+    )
+    engine_alone = True
+
+
+def advise(options: CountsSettings, costs: AdviseCosts, requests: RequestSettings) -> Answer:
     """Recommend a draft length K from counters.
 
     For every K up to the longest draft counted: tokens per round, the speedup over decoding without speculation with

@@ -32,6 +32,8 @@ def test_a_gpu_is_priced_as_its_file(name: str, tmp_path: Path) -> None:
     assert by_gpu == by_file
     assert_refused(call(*command, *GPU, "--cost", file), "give costs once")
     assert_refused(call(*command), "give costs once")
+    for alone in (GPU[6:8], GPU[8:], ("--weights", "int4")):
+        assert_refused(call(*command, "--cost", file, *alone), "--engine, --weights and --tp describe costs on a GPU")
 
 
 def test_a_drafters_grid_needs_the_targets() -> None:
