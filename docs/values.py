@@ -88,7 +88,7 @@ VALUES: dict[str, Callable[[], object]] = {
     "between runs": lambda: BETWEEN_RUNS_PERCENT,
     "change found by one run": lambda: FOUND_PERCENT[1],
     "change found by three runs": lambda: FOUND_PERCENT[3],
-    "published served token": lambda: _published("served token", experts=False, batch=64),
+    "published served token": lambda: _published("TPOT", experts=False, batch=64),
     "published speedup": lambda: _published("speedup", experts=False, batch=1),
     "published speedup of experts": lambda: _published("speedup", experts=True, batch=8),
     "looping prompts": lambda: _recorded(BOARD)["looping_prompts"],

@@ -57,7 +57,7 @@ class BoardOptions(SplitSettings, BatchSettings, GpuSettings):
     def described(self) -> dict[str, Any]:
         """The options that the document names."""
         options = {
-            "cost": ", ".join(path.name for path in self.cost) or f"{self.target} with {self.drafter} on {self.gpu}",
+            "cost": ", ".join(path.name for path in self.cost) or self.gpu_text,
             "draft_cost": self.draft_cost.name if self.draft_cost else None,
             "batch": self.batch,
             "trials": self.trials,

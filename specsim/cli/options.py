@@ -46,7 +46,7 @@ class TraceSettings(Settings):
 class BatchSettings(Settings):
     """Batch size that costs are read at."""
 
-    batch: int | None = setting(None, "Batch size, for cost grids and linear costs (default: 1).", low=1)
+    batch: int | None = setting(None, "Batch size, for batch-aware costs (default: 1).", low=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class GpuSettings(Settings):
     )
     engine: str | None = setting(
         None,
-        "Inference engine: vllm, sglang, tensorrt-llm, ... Its overhead is part of the GPU's costs.",
+        "Add this engine's overhead to the costs on that GPU: vllm, sglang or tensorrt-llm.",
     )
     weights: str | None = setting(
         None, "Weight format of the layers: int4, int8, float8, mxfp4 or nvfp4 (default: bfloat16)."
@@ -78,6 +78,14 @@ class GpuSettings(Settings):
         about = self.weights, None if self.tp == 1 else self.tp, None if self.engine_alone else self.engine
         if self.gpu is None and any(about):
             raise InputError("--engine, --weights and --tp describe costs on a GPU; give --gpu, --target and --drafter")
+
+    @property
+    def gpu_text(self) -> str:
+        """The models and the machine that the options name."""
+        devices = f"{self.tp} x {self.gpu}" if self.tp > 1 else self.gpu
+        formats = f", weights {self.weights}" if self.weights else ""
+        engine = f", {self.engine}" if self.engine else ""
+        return f"{self.target} with {self.drafter} on {devices}{formats}{engine}"
 
     @property
     def roofline(self) -> dict[str, Any] | None:

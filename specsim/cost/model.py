@@ -121,8 +121,8 @@ class CostModel:
         return 0
 
     @property
-    def error_percent(self) -> float | None:
-        """Error that nine of ten speedups predicted with such costs do not exceed; None if unknown."""
+    def error_band(self) -> tuple[float, float] | None:
+        """5th and 95th percentile of measured over predicted speedup with such costs; None if unknown."""
         return None
 
     def draft(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:

@@ -57,7 +57,7 @@ class Advice(Result):
         or if no number of rounds would
     rounds : counted rounds
     notes : notes of the cost model, such as extrapolation
-    cost_error_percent : error that nine of ten speedups predicted with such costs do not exceed; None if unknown
+    cost_band : 5th and 95th percentile of measured over predicted speedup with such costs; None if unknown
     """
 
     lengths: tuple[DraftLengthAdvice, ...]
@@ -66,7 +66,7 @@ class Advice(Result):
     times_rounds: int | None
     rounds: int
     notes: tuple[str, ...] = ()
-    cost_error_percent: float | None = None
+    cost_band: tuple[float, float] | None = None
 
     @property
     def longest(self) -> bool:
@@ -78,12 +78,10 @@ class Advice(Result):
         parts = ["turn speculation off: no draft length is faster"]
         if self.k:
             parts = [f"K = {self.k}, {chosen.speedup} times as fast as without speculation"]
-            if self.cost_error_percent is not None:
-                low, high = (
-                    end * (1 + sign * self.cost_error_percent / 100)
-                    for end, sign in ((chosen.speedup.low, -1), (chosen.speedup.high, 1))
-                )
-                parts[0] += f", with the error of such costs [{low:.2f}, {high:.2f}]"
+            if self.cost_band is not None:
+                ends = (chosen.speedup.low, chosen.speedup.high)
+                low, high = (end * ratio for end, ratio in zip(ends, self.cost_band, strict=True))
+                parts[0] += f" ([{low:.2f}, {high:.2f}] with the error of uncalibrated costs)"
         if not self.sure:
             parts.append(f"{100 * chosen.near:.0f} % likely to be within {NEAR_PERCENT:g} % of the best")
         if self.times_rounds:
@@ -168,11 +166,13 @@ def advise(
     """
     if context < 1:
         raise InputError(f"context={context} tokens; give at least 1")
+    if (isl is None) != (osl is None):
+        raise InputError("isl and osl go together; give both lengths of a request")
     source, cost = as_counts(source, policy=policy), as_cost(cost)
     accepted, verified = counts_by_depth(source)
     prompts_s = np.zeros(len(verified) + 1)
     if isl is not None and osl is not None:
-        context = isl + osl // 2
+        context = round(isl + osl / 2)
         prompts_s = np.array([others_prompts_s(cost, isl, osl, k) for k in range(len(verified) + 1)])
     seconds = (*_seconds(cost, len(verified), context), prompts_s)
     lengths = _lengths(accepted, verified, seconds, seed)
@@ -185,7 +185,7 @@ def advise(
             times = factor if more[chosen.k].near >= SURE else None
             factor *= 2
     notes = tuple(cost.notes(len(verified), (context, context)))
-    return Advice(tuple(lengths), chosen.k, sure, times, _rounds(source, verified), notes, cost.error_percent)
+    return Advice(tuple(lengths), chosen.k, sure, times, _rounds(source, verified), notes, cost.error_band)
 
 
 def counts_by_depth(source: Source) -> tuple[Floats, Floats]:

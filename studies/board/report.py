@@ -27,13 +27,14 @@ def report(config: Config, boards: Mapping[str, Document]) -> Report:
     shown = ranked_rows(rows, "drafter")
     leader, second, *_ = shown
     slow = [row["drafter"] for row in shown if row["measured"]["low"] <= 1]
+    tied = " (the difference is not significant)" if second["tied_with_leader"] else ""
     losing = f" but {', '.join(slow)}" if slow else ""
     return Report(
         question="Which drafter is fastest for one target?",
         answer=f"In {first} decoding {leader['drafter']} is fastest at {leader['measured']['estimate']:.2f} times the "
         f"baseline (policy: {leader['form']}; forecast {leader['forecast']['estimate']:.2f}), followed by "
-        f"{second['drafter']} at {second['measured']['estimate']:.2f}. All drafters{losing} are significantly faster "
-        "than the baseline.",
+        f"{second['drafter']} at {second['measured']['estimate']:.2f}{tied}. All drafters{losing} are significantly "
+        "faster than the baseline.",
         figure=speedup_dots(
             [(f"{row['drafter']}, {row['form']}", row) for row in rows[first]],
             "drafters",
@@ -63,6 +64,7 @@ def report(config: Config, boards: Mapping[str, Document]) -> Report:
             "Forecasts were written before a held-out prompt was decoded. Their median errors: "
             + "; ".join(f"{run}: {errors_text(board)}" for run, board in boards.items())
             + ".",
+            "The drafters are those that ship with the lab's target.",
             "Every prompt was decoded by all drafters in turns of two rounds, against the plain target's time. Of each "
             "drafter the best fixed K, adaptive chain and tree were tuned on the tuning prompts; its best on those is "
             "shown. Prompts, policies and costs are equal; what the drafters were trained on is not.",

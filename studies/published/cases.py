@@ -17,13 +17,13 @@ from specsim.cost.roofline.architecture import find_architecture
 from specsim.cost.roofline.cost import RooflineCost, find_drafter
 from specsim.cost.roofline.hardware import find_hardware
 from specsim.cost.roofline.passes import Operation, Roofline
-from specsim.cost.roofline.serving import mixed
+from specsim.cost.roofline.serving import with_prompt
 from specsim.io.errors import InputError
 
 DATA = Path(__file__).parent / "data"
 MILLISECOND = 1e-3
 INFERENCEX_LENGTH = 0.9  # of the lengths that it names: it draws lengths evenly from 80 to 100 % of them
-MOST_USED = 0.5  # of the GPU's products, by the prompts of a run alone; more is not credible
+MOST_USED = 0.5  # of the GPUs' products, by the prompts of a run alone; more is not credible
 MODELS = {  # of serving.parquet
     "MiniMaxAI/MiniMax-M2.5": "minimax-m2.5",
     "Qwen/Qwen3-32B": "qwen3-32b",
@@ -81,6 +81,11 @@ class Case:
     about: Mapping[str, Any]
 
     @property
+    def deployment(self) -> tuple[str, ...]:
+        """Source, target, GPU and engine."""
+        return tuple(str(self.about[key]) for key in ("source", "target", "gpu", "engine"))
+
+    @property
     def experts(self) -> bool:
         return find_architecture(self.about["target"]).experts is not None
 
@@ -113,49 +118,48 @@ def steps() -> list[Case]:
 
 def serving() -> tuple[list[Case], list[str]]:
     """Return times per output token of servers, and of each run that is left out, why."""
-    cases, left_out = [], []
+    cases, left_out, not_credible = [], [], set[tuple[str, ...]]()
     for row in pd.read_parquet(DATA / "serving.parquet").to_dict("records"):
         if max(row[key] or 1 for key in ("pp", "attention_dp", "moe_ep")) > 1:
             left_out.append("pipeline, data or expert parallelism")
             continue
         try:
-            case = served({str(key): value for key, value in row.items()})
+            case, used = served({str(key): value for key, value in row.items()})
         except InputError:
             left_out.append("weights and cache do not fit, or heads cannot be shared")
             continue
-        if case is None:
-            left_out.append(f"prompts alone would take {100 * MOST_USED:.0f} % of the GPU's products")
-        else:
-            cases.append(case)
-    return cases, left_out
+        cases.append(case)
+        if used > MOST_USED:
+            not_credible.add(case.deployment)
+    credible = [case for case in cases if case.deployment not in not_credible]
+    reason = f"of a deployment where prompts alone would take over {100 * MOST_USED:.0f} % of the products"
+    return credible, left_out + [reason] * (len(cases) - len(credible))
 
 
-def served(row: dict[str, Any]) -> Case | None:
-    """Return the case of a row of serving.parquet; None where its numbers do not fit together."""
+def served(row: dict[str, Any]) -> tuple[Case, float]:
+    """Return the case of a row of serving.parquet, and the share of the GPUs' products that its prompts would take."""
     target, concurrency = MODELS[row["model"]], int(row["concurrency"])
     model = passes(target, row["gpu"], row["precision"], int(row["tp"]))
     length = INFERENCEX_LENGTH if row["source"] == "InferenceX" else 1.0
     isl, osl = row["isl"] * length, row["osl"] * length
     decoding = BatchTokens.alike(concurrency, 1, isl + osl / 2)
     RooflineCost(model, find_drafter("prompt-lookup", model.model)).check_memory(decoding)
-    with_prompt, without = (tuple(model.layers(model.model, tokens)) for tokens in (mixed(isl, decoding), decoding))
-    most_s, least_s = (
-        sum(float(o.flops) / model.ceilings(o.products)[1] for o in both) for both in (with_prompt, without)
-    )
+    both = [tuple(model.layers(model.model, tokens)) for tokens in (with_prompt(isl, decoding), decoding)]
+    most_s, least_s = (sum(float(o.flops) / model.ceilings(o.products)[1] for o in operations) for operations in both)
     request_s = MILLISECOND * (row["ttft_ms"] + osl * row["tpot_ms"])
-    if concurrency * (most_s - least_s) > MOST_USED * request_s:
-        return None
     prompts = (concurrency - 1) / osl
     step = Term(model, tuple(model.batch_operations(decoding)))
-    terms = step, Term(model, with_prompt, prompts), Term(model, without, -prompts)
+    terms = step, Term(model, both[0], prompts), Term(model, both[1], -prompts)
     about = {**row, "target": target, "batch": concurrency}
-    return Case(f"{row['gpu']}, {row['engine']}", terms, concurrency, MILLISECOND * row["tpot_ms"], about)
+    case = Case(f"{row['gpu']}, {row['engine']}", terms, concurrency, MILLISECOND * row["tpot_ms"], about)
+    return case, concurrency * (most_s - least_s) / request_s
 
 
 @dataclass(frozen=True)
 class Speculation:
     """A run with speculation.
 
+    system : GPU and source
     cost : of target and drafter, without an engine
     draft_tokens : K, or depth of the tree; verified_tokens : of a sequence in a pass
     acceptance : mean acceptance length
@@ -171,6 +175,11 @@ class Speculation:
     acceptance: float
     measured: float
     about: Mapping[str, Any]
+
+    @property
+    def deployment(self) -> str:
+        """Target, drafter, GPU and source."""
+        return f"{self.about['variant']} with {self.about['drafter']} on {self.system}"
 
     @property
     def draft_passes(self) -> int:
@@ -202,7 +211,7 @@ def speculation() -> list[Speculation]:
         rows.append({**like, **row, "tokens": str(int(row["k"]) + 1), "task": BY_BATCH})
     return [
         Speculation(
-            f"{row['variant']} with {row['drafter']} on {row['gpu']}, {row['source']}",
+            f"{row['gpu']}, {row['source']}",
             row["engine"],
             pair_cost(row),
             int(row["steps"]),

@@ -14,7 +14,7 @@ from specsim.cost.roofline.cost import Overheads, RooflineCost
 from specsim.cost.roofline.hardware import Derating
 from specsim.io.arrays import Bools, Floats, Seconds
 from studies.published.cases import MILLISECOND, Case, Speculation
-from studies.published.fit import OUTLIER, Cells, Parameters, fitted
+from studies.published.fit import Cells, Parameters, fitted, robust
 
 OVERHEADS = ("round_s", "draft_step_s", "verified_sequence_s")
 MOST_MS = 20.0  # of each
@@ -100,17 +100,13 @@ class Rounds:
 
     def fitted(self, seen: Bools) -> Floats:
         """Fit the overheads [3], in seconds, to the runs that are seen, in which every system counts the same."""
-        count = Counter(system for system, here in zip(self.systems, seen, strict=True) if here)
-        weight = np.array([max(count[system], 1) ** -0.5 for system in self.systems])[seen]
+        systems = [system for system, here in zip(self.systems, seen, strict=True) if here]
 
         def errors(overheads_ms: Floats) -> Floats:
-            predicted = self.speedups(MILLISECOND * overheads_ms)
-            return np.asarray(weight * np.log(predicted / self.measured)[seen])
+            return robust(np.log(self.speedups(MILLISECOND * overheads_ms) / self.measured)[seen], systems)
 
-        scale = OUTLIER * float(np.median(weight))
         start, high = np.full(len(OVERHEADS), 0.3), np.full(len(OVERHEADS), MOST_MS)
-        found = least_squares(errors, start, bounds=(0 * high, high), loss="soft_l1", f_scale=scale)
-        return np.asarray(MILLISECOND * found.x)
+        return np.asarray(MILLISECOND * least_squares(errors, start, bounds=(0 * high, high)).x)
 
     def held_out(self, divide: Divide) -> Floats:
         """Predict the speedups of each part of the systems with overheads that fit the other systems."""
@@ -122,7 +118,7 @@ class Rounds:
 
 
 def speedups_on_two(rounds: Rounds, runs: Sequence[Speculation]) -> Floats:
-    """Predict speedups by overheads that fit two runs of the same system and task: least and most drafts, or batch.
+    """Predict speedups by overheads that fit two runs of a deployment's task: of least and most drafts, or batch.
 
     The two give the overhead of a round, and that of a draft step or of a sequence. NaN for these two, and where there
     are fewer than three runs.
@@ -130,7 +126,7 @@ def speedups_on_two(rounds: Rounds, runs: Sequence[Speculation]) -> Floats:
     predicted: Floats = np.full(len(runs), np.nan)
     of: dict[tuple[str, str, bool], list[int]] = {}
     for number, run in enumerate(runs):
-        of.setdefault((run.system, run.about["task"], run.tree), []).append(number)
+        of.setdefault((run.deployment, run.about["task"], run.tree), []).append(number)
     for group in of.values():
         varied = next((column for column in (1, 2) if len(set(rounds.terms[group, column])) > 1), 1)
         ordered = sorted(group, key=lambda number: float(rounds.terms[number, varied]))
@@ -151,14 +147,27 @@ def with_derating(cost: RooflineCost, derating: Derating) -> RooflineCost:
     return replace(cost, target=replace(cost.target, derating=derating), draft_passes=drafting)
 
 
-def summary(errors: Floats) -> Mapping[str, float]:
-    """Return the number, median, 90th percentile and bias of relative errors, in percent."""
-    known = errors[np.isfinite(errors)]
-    if not len(known):
-        return {"runs": 0, "median_percent": float("nan"), "p90_percent": float("nan"), "bias_percent": float("nan")}
+def summary(errors: Floats, systems: Sequence[str]) -> Mapping[str, float]:
+    """Summarise errors in percent: how many, and medians and 90th percentile without sign, and the bias.
+
+    "of_runs" is the median over runs; in the other numbers every system counts the same, however many of its runs
+    were published.
+    """
+    known = np.isfinite(errors)
+    if not known.any():
+        return {"runs": 0, **dict.fromkeys(("of_runs", "median_percent", "p90_percent", "bias_percent"), float("nan"))}
+    errors, systems = errors[known], [system for system, here in zip(systems, known, strict=True) if here]
     return {
-        "runs": len(known),
-        "median_percent": float(np.median(abs(known))),
-        "p90_percent": float(np.quantile(abs(known), 0.9)),
-        "bias_percent": float(np.median(known)),
+        "runs": len(errors),
+        "of_runs": float(np.median(abs(errors))),
+        "median_percent": quantile(abs(errors), systems, 0.5),
+        "p90_percent": quantile(abs(errors), systems, 0.9),
+        "bias_percent": quantile(errors, systems, 0.5),
     }
+
+
+def quantile(values: Floats, systems: Sequence[str], share: float) -> float:
+    """Return the quantile of values, of which those of each system weigh as much as those of another together."""
+    count, order = Counter(systems), np.argsort(values, kind="stable")
+    weights = np.cumsum([1 / count[systems[number]] for number in order])
+    return float(values[order][np.searchsorted(weights, share * weights[-1] * (1 - 1e-12))])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +18,7 @@ MICROSECOND = 1e-6
 FREE = {"memory": (0.4, 1.0), "launch_us": (0.5, 100.0), "all_reduce_us": (0.1, 60.0), "sequence_us": (0.1, 100.0)}
 START = {"memory": 0.8, "launch_us": 5.0, "all_reduce_us": 10.0, "sequence_us": 5.0}
 COMPUTE, OVERLAP = 0.75, 0.77  # as measured on an H100, see studies/gpu_passes: few published runs tell them
-OUTLIER = 0.1  # relative error from which on a case counts less
+OUTLIER = 0.1  # relative error from which on a run counts less
 
 
 @dataclass(frozen=True)
@@ -80,21 +80,27 @@ class Cells:
         return passes_s + self.sequences * parameters.sequence_s
 
 
-def fitted(cases: Sequence[Case], fixed: Mapping[str, float] | None = None) -> Parameters:
-    """Fit to cases, in which every system counts the same; `fixed` are not fitted."""
-    fixed = fixed or {}
+def robust(errors: Floats, systems: Sequence[str]) -> Floats:
+    """Weigh relative errors [N] so that every system counts the same, and errors beyond `OUTLIER` count less.
+
+    The sum of squares is that of the soft L1 loss, 2 (sqrt(1 + (error / OUTLIER)^2) - 1), over systems of equal weight.
+    """
+    count = Counter(systems)
+    weight = np.array([count[system] ** -0.5 for system in systems])
+    loss = 2 * (np.sqrt(1 + (errors / OUTLIER) ** 2) - 1)
+    return np.asarray(np.sign(errors) * OUTLIER * np.sqrt(loss) * weight)
+
+
+def fitted(cases: Sequence[Case]) -> Parameters:
+    """Fit to cases, in which every system counts the same."""
     cells, measured = Cells.of(cases), np.array([case.measured_s for case in cases])
-    count = Counter(case.system for case in cases)
-    weight = np.array([count[case.system] ** -0.5 for case in cases])
-    names = [name for name in FREE if name not in fixed]
-    low, high = np.log(np.array([FREE[name] for name in names])).T
+    systems = [case.system for case in cases]
+    low, high = np.log(np.array([*FREE.values()])).T
 
     def parameters(x: Floats) -> Parameters:
-        return Parameters(**fixed, **dict(zip(names, np.exp(x).tolist(), strict=True)))
+        return Parameters(**dict(zip(FREE, np.exp(x).tolist(), strict=True)))
 
     def errors(x: Floats) -> Floats:
-        return np.asarray(weight * np.log(cells.seconds(parameters(x)) / measured))
+        return robust(np.log(cells.seconds(parameters(x)) / measured), systems)
 
-    start = np.log([START[name] for name in names])
-    scale = OUTLIER * float(np.median(weight))
-    return parameters(least_squares(errors, start, bounds=(low, high), loss="soft_l1", f_scale=scale).x)
+    return parameters(least_squares(errors, np.log([*START.values()]), bounds=(low, high)).x)

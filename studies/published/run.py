@@ -1,7 +1,7 @@
 """Published measurements against predictions: `python -m studies published`.
 
-Also writes engine.json, the preset that all rows fit together, as specsim/cost/roofline/engines.json has it, and
-errors.json, which `specsim cost show` and others print of a class.
+Also writes preset.json, which all runs fit together and specsim/cost/roofline/engines.json has, and errors.json, which
+specsim/cost/roofline/published_errors.json has.
 """
 
 from __future__ import annotations

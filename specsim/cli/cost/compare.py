@@ -73,7 +73,7 @@ def compare(options: CompareOptions) -> Answer:
             comparison = compare_devices(trace, costs, kinds, search, tuning_share=share, progress=partial(bar, "GPUs"))
         described = {
             "trace": options.trace.name,
-            **{name: getattr(options, name) for name in ("target", "drafter", "trials", "seed")},
+            **{name: getattr(options, name) for name in ("target", "drafter", "engine", "tp", "trials", "seed")},
             "weights": options.weights or "bfloat16",
         }
         document = {**comparison.as_dict(), "options": described, "skipped": skipped}

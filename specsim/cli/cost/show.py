@@ -80,13 +80,14 @@ def show(options: ShowOptions) -> Answer:
             }
         )
     notes = model.notes(max(sizes) - 1, (min(contexts), max(contexts)))
-    name = options.file or f"{options.target} with {options.drafter} on {options.gpu}"
+    name = options.file or options.gpu_text
     document = {
         "cost": name,
-        "batch": options.batch or 1,
+        "batch": getattr(model, "batch", 1),
         "rows": rows,
         "notes": notes,
         "tpot_s": _served(model, options),
+        "tpot_error": _tpot_error(model),
     }
     return Answer(document, partial(_print_costs, document))
 
@@ -99,6 +100,16 @@ def _served(model: CostModel, options: ShowOptions) -> float | None:
         return None
     others_s = prompts_s(model, options.isl, options.osl)
     return float(model.autoregressive_step(options.isl + options.osl / 2)) + others_s
+
+
+def _tpot_error(model: CostModel) -> str:
+    """How far published times per output token of this class were off, for costs of an engine on a GPU."""
+    from specsim.cost.roofline.cost import RooflineCost
+    from specsim.cost.roofline.published import error_note
+
+    if not isinstance(model, RooflineCost) or not model.engine or model.covered is not None:
+        return ""
+    return error_note("TPOT", experts=model.target.model.experts is not None, batch=model.batch)
 
 
 def _shown_range(model: CostModel) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -133,4 +144,7 @@ def _print_costs(document: dict[str, Any]) -> None:
     title = f"{document['cost']}: milliseconds (passes also in baseline decode steps)"
     print_table("; ".join([title, *document["notes"]]), columns, cells)
     if document["tpot_s"] is not None:
-        print(f"time per output token of {document['batch']} requests at once: {1e3 * document['tpot_s']:.2f} ms")
+        print(
+            f"TPOT with {document['batch']} concurrent requests, without speculation: {1e3 * document['tpot_s']:.2f} ms"
+            + (f" ({document['tpot_error']})" if document["tpot_error"] else "")
+        )

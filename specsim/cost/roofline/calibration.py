@@ -211,16 +211,16 @@ def _operations(cells: Cells, operations: Callable[[BatchTokens], list[Operation
     return [operations(BatchTokens.alike(*cell)) for cell in columns]
 
 
-def _derating(values: Floats) -> Derating:
+def _derating(values: Floats, passes: Roofline) -> Derating:
     memory, compute, launch, overlap = values[:4].tolist()
-    return Derating(memory, compute, launch * MICROSECOND, overlap)
+    return Derating(memory, compute, launch * MICROSECOND, overlap, passes.derating.all_reduce_s)
 
 
 def fit_passes(passes: Roofline, operations: Sequence[Sequence[Operation]], seconds: Seconds) -> Roofline:
     """The same passes under the derating that fits N measured times [N] of these operations best, a list for each."""
     work = Work.of(operations)
-    fitted = _least_squares(lambda x: work.seconds(passes, _derating(x)), seconds, np.array(STARTS), LOW, HIGH)
-    return replace(passes, derating=_derating(fitted))
+    fitted = _least_squares(lambda x: work.seconds(passes, _derating(x, passes)), seconds, np.array(STARTS), LOW, HIGH)
+    return replace(passes, derating=_derating(fitted, passes))
 
 
 def _fit_drafting(cost: RooflineCost, cells: Cells) -> tuple[RooflineCost, Overheads]:
@@ -242,13 +242,15 @@ def _fit_drafting(cost: RooflineCost, cells: Cells) -> tuple[RooflineCost, Overh
     work = Work.of(_operations(steps, passes.batch_operations))
     runs = (place == 0) if cost.drafter.at_once else np.ones(len(place), bool)
     fitted = _least_squares(
-        lambda x: work.seconds(passes, _derating(x)) * runs + overhead_s(x[4:]),
+        lambda x: work.seconds(passes, _derating(x, passes)) * runs + overhead_s(x[4:]),
         cells.seconds,
         np.array([[*derating, *start] for derating in STARTS]),
         np.append(LOW, low),
         np.append(HIGH, high),
     )
-    return replace(cost, draft_passes=replace(passes, derating=_derating(fitted))), _overheads(fitted[4:], by_pass)
+    return replace(cost, draft_passes=replace(passes, derating=_derating(fitted, passes))), _overheads(
+        fitted[4:], by_pass
+    )
 
 
 def _overheads(values: Floats, by_pass: bool) -> Overheads:

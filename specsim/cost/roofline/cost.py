@@ -13,7 +13,7 @@ from specsim.cost.batches import BatchCost, BatchTokens
 from specsim.cost.model import MAX_SECONDS, MAX_TREE_TOKENS
 from specsim.cost.roofline.architecture import MAX_SIZE, Architecture, find_architecture
 from specsim.cost.roofline.passes import Operation, Roofline
-from specsim.cost.roofline.published import class_error, error_note
+from specsim.cost.roofline.published import DRAFTERS, class_error, error_note
 from specsim.io.arrays import Floats, Seconds
 from specsim.io.errors import InputError
 
@@ -314,11 +314,17 @@ class RooflineCost(PassCost):
         return self.batch_verify(tokens) + (tokens.new > tokens.sequences) * self.target.derating.launch_s
 
     @property
-    def error_percent(self) -> float | None:
-        if self.covered is not None or not self.engine:
+    def published_kind(self) -> bool:
+        """Whether speedups with such a drafter and such weights are published."""
+        formats = self.target.weights.values() if isinstance(self.target.weights, Mapping) else [self.target.weights]
+        return self.drafter.kind in DRAFTERS and not any(str(name).startswith("int") for name in formats)
+
+    @property
+    def error_band(self) -> tuple[float, float] | None:
+        if self.covered is not None or not self.engine or not self.published_kind:
             return None
         error = class_error("speedup", experts=self.target.model.experts is not None, batch=self.batch)
-        return error and error.p90_percent
+        return None if error is None else (error.low, error.high)
 
     def notes(self, max_draft_tokens: int, contexts: tuple[int, int]) -> list[str]:
         covered, joined = self.covered, self.target.hardware.link_devices
@@ -329,8 +335,8 @@ class RooflineCost(PassCost):
         if covered is None:
             if not self.engine:
                 return ["roofline, not calibrated", *slow]
-            experts = self.target.model.experts is not None
-            return [f"not calibrated: {error_note('speedup', experts=experts, batch=self.batch)}", *slow]
+            experts, known = self.target.model.experts is not None, self.published_kind
+            return [error_note("speedup", experts=experts, batch=self.batch, known=known), *slow]
         beyond = []
         if covered.subject != self.subject:
             beyond.append(f"{self.subject}, calibrated on {covered.subject}")

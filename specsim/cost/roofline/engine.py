@@ -51,7 +51,11 @@ def in_engine(cost: RooflineCost, engine: str) -> RooflineCost:
     preset = engine_preset()
     if engine not in preset.engines:
         known = ", ".join(preset.engines)
-        raise InputError(f"no costs are known of engine {engine!r}; choose one of {known}, or leave it out")
+        raise InputError(f"unknown engine {engine!r} for costs on a GPU; known: {known}")
+    overheads = preset.overheads
+    if cost.draft_passes is None or cost.drafter.at_once:  # a step is not launched for every token
+        once_s = overheads.round_s + overheads.draft_step_s
+        overheads = replace(overheads, round_s=once_s, draft_step_s=0.0)
     drafting = cost.draft_passes and replace(cost.draft_passes, derating=preset.derating)
     target = replace(cost.target, derating=preset.derating)
-    return replace(cost, target=target, draft_passes=drafting, overheads=preset.overheads, engine=engine)
+    return replace(cost, target=target, draft_passes=drafting, overheads=overheads, engine=engine)

@@ -9,17 +9,19 @@ from typing import NamedTuple
 
 ERRORS = Path(__file__).parent / "published_errors.json"
 SMALL = 8  # largest batch of the class between one sequence and many
-WIDE_PERCENT = 40.0  # an error of one run in ten from which on a prediction is not to be relied on
+WIDE_PERCENT = 40.0  # 90th percentile from which on a prediction is not to be relied on
+DRAFTERS = ("eagle", "eagle3", "block")  # kinds of which speedups and acceptance lengths are published
 
 
 class ClassError(NamedTuple):
     """Errors of predictions of runs of a class, in systems that no fit had seen.
 
-    what : "decoding step", "served token" (time per output token) or "speedup"
+    what : "decoding step", "TPOT" (time per output token of a loaded server) or "speedup"
     experts : whether the target has experts
     batch : class of batch sizes
     systems, runs : how many were predicted
     median_percent, p90_percent, bias_percent : median and 90th percentile without sign, and median with its sign
+    low, high : 5th and 95th percentile of measured over predicted
     """
 
     what: str
@@ -30,6 +32,8 @@ class ClassError(NamedTuple):
     median_percent: float
     p90_percent: float
     bias_percent: float
+    low: float
+    high: float
 
 
 def batch_class(batch: int) -> str:
@@ -55,18 +59,20 @@ def class_error(what: str, *, experts: bool, batch: int) -> ClassError | None:
     return next((e for e in published_errors() if (e.what, e.experts, e.batch) == of_class), None)
 
 
-def error_note(what: str, *, experts: bool, batch: int) -> str:
+def error_note(what: str, *, experts: bool, batch: int, known: bool = True) -> str:
     """Write how far published runs like this one were off.
 
+    known : whether there are published runs of the drafter's kind and of the weights' format
+
     >>> error_note("speedup", experts=True, batch=100_000)
-    'no published speedup of this class (experts, batch 9 and more) was at hand to judge it by'
+    'error unknown: no published speedup of this kind (experts, batch 9 and more)'
     """
     name = f"{'experts' if experts else 'dense'}, batch {batch_class(batch)}"
-    error = class_error(what, experts=experts, batch=batch)
+    error = class_error(what, experts=experts, batch=batch) if known else None
     if error is None:
-        return f"no published {what} of this class ({name}) was at hand to judge it by"
+        return f"error unknown: no published {what} of this kind ({name}{'' if known else ', this drafter or format'})"
     wide = "; do not rely on it" if error.p90_percent > WIDE_PERCENT else ""
     return (
-        f"{what} of published runs ({name}; {error.runs} runs of {error.systems} systems) was predicted within "
-        f"{error.median_percent:.0f} % in half of them and {error.p90_percent:.0f} % in nine of ten{wide}"
+        f"uncalibrated: the {what} of {error.runs} published runs ({name}; {error.systems} systems) was predicted with "
+        f"a median error of {error.median_percent:.0f} % (90th percentile {error.p90_percent:.0f} %){wide}"
     )

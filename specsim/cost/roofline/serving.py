@@ -15,8 +15,8 @@ from specsim.cost.roofline.passes import Roofline
 from specsim.io.errors import InputError
 
 
-def mixed(prompt_tokens: float, decoding: BatchTokens) -> BatchTokens:
-    """Add a prompt to the tokens of a step, each of which attends to half of the prompt on average."""
+def with_prompt(prompt_tokens: float, decoding: BatchTokens) -> BatchTokens:
+    """Add a prompt to a decoding step. A token of the prompt attends to half of the prompt on average."""
     pairs = prompt_tokens * (prompt_tokens + 1) / 2
     return BatchTokens(
         decoding.sequences + 1, decoding.new + prompt_tokens, decoding.cached, decoding.pairs + pairs
@@ -30,7 +30,7 @@ def prompt_s(passes: Roofline, prompt_tokens: float, decoding: BatchTokens) -> f
     """
     with_s, without_s = (
         float(passes.total(passes.layers(passes.model, tokens)))
-        for tokens in (mixed(prompt_tokens, decoding), decoding)
+        for tokens in (with_prompt(prompt_tokens, decoding), decoding)
     )
     return with_s - without_s
 
@@ -50,7 +50,9 @@ def prompts_s(cost: CostModel, isl: float, osl: float, k: int = 0) -> float:
     return (cost.batch - 1) / osl * prompt_s(cost.target, isl, decoding)
 
 
-def tpot_s(cost: RooflineCost, isl: float, osl: float, concurrency: int, k: int = 0, acceptance: float = 1.0) -> float:
+def tpot_s(
+    cost: RooflineCost, isl: float, osl: float, concurrency: int, k: int = 0, acceptance: float | None = None
+) -> float:
     """Predict the time per output token (TPOT) of a request on a server.
 
     Parameters
@@ -63,8 +65,8 @@ def tpot_s(cost: RooflineCost, isl: float, osl: float, concurrency: int, k: int 
         Requests that run at once.
     k : int
         Draft tokens of a round; 0 without speculation.
-    acceptance : float
-        Mean acceptance length, output tokens of a round.
+    acceptance : float, optional
+        Mean acceptance length, output tokens of a round; with k.
 
     Returns
     -------
@@ -88,5 +90,7 @@ def tpot_s(cost: RooflineCost, isl: float, osl: float, concurrency: int, k: int 
     others_s = prompts_s(at, isl, osl, k)
     if not k:
         return float(at.autoregressive_step(context)) + others_s
+    if acceptance is None:
+        raise InputError(f"k={k}: give the mean acceptance length as well")
     round_s = float(at.draft(k, context) + at.verify(k + 1, context) + at.round_overhead())
     return round_s / acceptance + others_s

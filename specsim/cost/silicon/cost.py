@@ -16,7 +16,7 @@ from specsim.cost.batches import BatchTokens
 from specsim.cost.keys import from_keys
 from specsim.cost.roofline.architecture import find_architecture
 from specsim.cost.roofline.cost import Drafter, Overheads, PassCost, find_drafter
-from specsim.cost.roofline.hardware import Derating, find_hardware
+from specsim.cost.roofline.hardware import find_hardware
 from specsim.cost.roofline.passes import Roofline
 from specsim.cost.roofline.points import LARGEST_FACTOR, LEAST_FACTOR
 from specsim.cost.silicon.passes import Attention, SiliconPasses
@@ -74,12 +74,12 @@ class SiliconCost(PassCost):
         """Decoding steps that are far from the data sheet's, or shorter in a batch of twice the size."""
         of = self.target
         sheet = Roofline(of.model, find_hardware(of.hardware), tensor_parallel=of.tensor_parallel,
-                         weights=None if of.dtype == "bfloat16" else of.dtype, derating=Derating())  # fmt: skip
+                         weights=None if of.dtype == "bfloat16" else of.dtype)  # fmt: skip
         step_s, twice_s = (float(of.seconds(1, context, size)) for size in (self.batch, 2 * self.batch))
         times = step_s / float(sheet.seconds(1, context, self.batch))
         if not LEAST_FACTOR <= times <= LARGEST_FACTOR:
             yield (
-                f"a decoding step takes {times:.2f} times what the data sheet allows at least; {LEAST_FACTOR:g} to "
+                f"a decoding step takes {times:.2f} times the roofline of the data sheet; {LEAST_FACTOR:g} to "
                 f"{LARGEST_FACTOR:g} are credible"
             )
         if twice_s < (1 - FALL) * step_s:

@@ -154,12 +154,13 @@ def test_a_log_and_a_gpu_give_a_line_to_paste(tmp_path: Path) -> None:
     gpu = ("--gpu", "h100", "--target", "llama-3.1-8b", "--drafter", "eagle3", "--engine", "vllm")
     found = json_of(call("specsim", "advise", log, *gpu, "--json"))
     last = call("specsim", "advise", log, *gpu).out.splitlines()[-1]
-    speedup = found["lengths"][found["k"]]["speedup"]
-    low, high = (
-        speedup[end] * (1 + sign * found["cost_error_percent"] / 100) for end, sign in (("low", -1), ("high", 1))
-    )
+    speedup, (least, most) = found["lengths"][found["k"]]["speedup"], found["cost_band"]
     assert last.startswith(f"K = {found['k']}, {speedup['estimate']:.3f} [") and last.endswith(found["flags"])
-    assert f"with the error of such costs [{low:.2f}, {high:.2f}]" in last and '"eagle3"' in found["flags"]
+    assert f"([{speedup['low'] * least:.2f}, {speedup['high'] * most:.2f}] with the error of" in last
+    assert least < 1 < most and '"eagle3"' in found["flags"]
+    assert_refused(call("specsim", "advise", log, *gpu, "--policy", "fixed_k"), "names no policies")
+    with pytest.raises(InputError, match="isl and osl go together"):
+        advise(log, COST, isl=8)
 
 
 def test_prompts_of_other_requests_bring_speedups_nearer_to_one() -> None:
@@ -190,5 +191,5 @@ def test_logs_of_engines_are_read(tmp_path: Path) -> None:
         assert advise(path, COST) == advise(import_records(kind, [path]), COST)
     log = tmp_path / "server.log"
     log.write_text("started\n")
-    with pytest.raises(InputError, match="looks like a log; run `specsim import KIND .*server.log"):
+    with pytest.raises(InputError, match="server.log is no log of vllm-log, llamacpp-log, sglang-log"):
         advise(log, COST)
