@@ -67,6 +67,7 @@ class GpuSettings(Settings):
     weights: str | None = setting(
         None, "Weight format of the layers: int4, int8, float8, mxfp4 or nvfp4 (default: bfloat16)."
     )
+    dtype: str = setting("bfloat16", "Number type of states, cache and other matrices on that GPU.")
     tp: int = setting(1, "GPUs that share every layer (tensor parallelism).", low=1)
     engine_alone: ClassVar[bool] = False  # whether an engine says something without a GPU
 
@@ -94,7 +95,7 @@ class GpuSettings(Settings):
 
         if self.gpu is None or self.target is None or self.drafter is None:
             return None
-        return data_sheet_document(self.gpu, self.target, self.drafter, self.weights, self.tp, self.engine)
+        return data_sheet_document(self.gpu, self.target, self.drafter, self.weights, self.tp, self.engine, self.dtype)
 
     def costs(self, cost: T | None) -> T | dict[str, Any]:
         """Return the cost file, or the costs on the GPU; InputError for none or both."""

@@ -20,6 +20,8 @@ from specsim.cost.roofline.points import Fitted, Point, calibrated_on_points
 from specsim.io.errors import InputError
 from specsim.io.files import file_digest
 
+PRODUCTS_OF = {"float8": "float8", "nvfp4": "float4"}  # types of products by the weights' format
+
 
 def calibrate(cost: CostLike, measured: CostLike) -> RooflineCost | ProfileCost:
     """Fit a roofline's costs to a measured profile, or rescale a profile to what a probe found.
@@ -113,9 +115,13 @@ def data_sheet_document(
     weights: str | None = None,
     tensor_parallel: int = 1,
     engine: str | None = None,
+    dtype: str = "bfloat16",
 ) -> dict[str, Any]:
-    """Write down the roofline of a GPU's data sheet, and what an engine adds, as a cost file has it."""
-    sheet = find_hardware(hardware)
+    """Write down the roofline of a GPU's data sheet, and what an engine adds, as a cost file has it.
+
+    Matrices in float8 and nvfp4 are multiplied in float8 and float4 where the GPU can, as engines do.
+    """
+    sheet, products = find_hardware(hardware), PRODUCTS_OF.get(weights or "")
     return {
         "kind": KIND,
         "version": VERSION,
@@ -125,7 +131,9 @@ def data_sheet_document(
         "target": target,
         "drafter": drafter,
         "hardware": hardware,
+        "dtype": dtype,
         "weights": weights,
+        "activations": products if products in sheet.flops else None,
         "tensor_parallel": tensor_parallel,
         "engine": engine,
     }

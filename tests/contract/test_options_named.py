@@ -67,6 +67,7 @@ RAISED_BY = {
     "specsim/cli/options.py": ("specsim replay", "specsim tune", "specsim leaderboard"),
     "specsim/cli/options.py:RequestSettings": ("specsim cost show", "specsim advise"),
     "specsim/cost/roofline/serving.py": ("specsim cost show", "specsim advise"),
+    "specsim/engines/formats/records.py:as_counts": ("specsim advise", "specsim acceptance fit"),
     "specsim/cli/cost/calibrate.py": ("specsim cost calibrate",),
     "specsim/claims/check.py": ("specsim claims check",),
     "specsim/cli/claims.py": ("specsim claims record",),

@@ -96,8 +96,10 @@ def _costs(
 ) -> tuple[list[RooflineCost], list[dict[str, str]]]:
     """Costs of every GPU at every batch size; GPUs that cannot run the pair over the trace's contexts, and why."""
     from specsim.cost.batches import BatchTokens
+    from specsim.cost.calibrate import data_sheet_document
     from specsim.cost.contexts import context_range
-    from specsim.cost.roofline.document import roofline_from_document
+    from specsim.cost.files import read_cost
+    from specsim.cost.roofline.cost import RooflineCost
     from specsim.cost.roofline.hardware import find_hardware
 
     costs, skipped = [], []
@@ -105,7 +107,8 @@ def _costs(
         find_hardware(gpu)
         for size in batches:
             try:
-                cost = roofline_from_document({**pair, "hardware": gpu, "batch": size})
+                cost = read_cost(data_sheet_document(gpu, **pair), batch=size)
+                assert isinstance(cost, RooflineCost)
                 cost.check_memory(BatchTokens.alike(size, 1, context_range(trace)[1]))
                 costs.append(cost)
             except InputError as error:

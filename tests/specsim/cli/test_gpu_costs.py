@@ -36,6 +36,14 @@ def test_a_gpu_is_priced_as_its_file(name: str, tmp_path: Path) -> None:
         assert_refused(call(*command, "--cost", file, *alone), "--engine, --weights and --tp describe costs on a GPU")
 
 
+def test_formats_are_multiplied_as_engines_do() -> None:
+    for gpu, weights, products in (("h100", "float8", "float8"), ("b200", "nvfp4", "float4"), ("a100", "float8", None)):
+        assert data_sheet_document(gpu, "llama-3.1-8b", "eagle", weights)["activations"] == products
+    show = ("specsim", "cost", "show", "--target", "llama-3.1-8b", "--drafter", "eagle", "--gpu")
+    assert_refused(call(*show, "m4-max"), "no throughput in bfloat16", "float32")
+    assert json_of(call(*show, "m4-max", "--dtype", "float32", "--json"))["rows"][0]["autoregressive_s"] > 0.05
+
+
 def test_a_drafters_grid_needs_the_targets() -> None:
     command = ("specsim", *COMMANDS["replay"], *GPU, "--draft-cost", "draft.json")
     assert_refused(call(*command), "--draft-cost goes with the target's cost grid")
