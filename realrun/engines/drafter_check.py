@@ -119,11 +119,13 @@ def _drafts_row(check: str, trace: Trace, reference: Trace) -> dict[str, Any]:
     """Describe the comparison of two recordings."""
     rows = np.flatnonzero(reference.position > 0)
     differing = [row for row in rows.tolist() if differs(trace, reference, row)]
+    others = (trace.draft_token[rows] != reference.draft_token[rows]).any(axis=1)
     return {
         "check": check,
         "unit": "positions",
         "total": len(rows),
         "equal": len(rows) - len(differing),
+        "other_tokens": int(others.sum()),
         "near_ties": [],
         "first_difference": described(trace, reference, differing[0]) if differing else None,
         "passed": not differing and len(rows) > 0,
@@ -148,5 +150,6 @@ def described(trace: Trace, reference: Trace, row: int) -> str:
     if not other.any():
         return f"{where}: the target emits token {trace.token[row]} instead of {reference.token[row]}"
     at = int(other.argmax())
-    now, before = (f"{each.draft_token[row, at]} (probability {each.prob[row, at]:.4f})" for each in (trace, reference))
-    return f"{where}: token {at + 1} of the draft is {now} instead of {before}"
+    probs = f"probability {trace.prob[row, at]:.4f} instead of {reference.prob[row, at]:.4f}"
+    tokens = f"{ours[at]}" if ours[at] == theirs[at] else f"{ours[at]} instead of {theirs[at]}"
+    return f"{where}: token {at + 1} of the draft is {tokens}, with {probs}"

@@ -63,7 +63,10 @@ def _print_check(document: dict[str, Any]) -> None:
         total, unit = row["total"], row["unit"]
         result = f"equal ({total:,} {unit})"
         if not row["passed"]:
-            result = f"{total - row['equal']:,} of {total:,} {unit} differ; first: {row['first_difference']}"
+            result = f"{total - row['equal']:,} of {total:,} {unit} differ"
+            if "other_tokens" in row:
+                result += f", {row['other_tokens']:,} of them in drafted tokens, the others in probabilities"
+            result += f"; first: {row['first_difference']}"
         print(f"{row['check']}: {result}")
         for tie in row["near_ties"]:
             print(f"numerically tied logits: {tie}")

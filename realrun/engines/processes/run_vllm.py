@@ -34,7 +34,7 @@ def main(given: str, made: str) -> None:
         async_scheduling=False,
         enable_prefix_caching=False,
         disable_log_stats=False,
-        per_request_spec_decode_metrics="detailed",
+        per_request_spec_decode_metrics="detailed" if job["speculation"] else "none",
         speculative_config=job["speculation"],
     )
     sampling = [

@@ -19,11 +19,12 @@ import torch
 from realrun.decode.sampling import Sampler
 from realrun.drafters.eagle3 import LAYERS_KEY, Eagle3, default_config
 from realrun.engines.check import as_lookups, recording
-from realrun.engines.dense import record_with_engine
+from realrun.engines.dense import job_of, record_with_engine
 from realrun.engines.drafter_check import drafter_check
+from realrun.engines.engine import Setting, run_apart
 from realrun.engines.processes import vllm_recorder
 from realrun.engines.processes.vllm_recorder import Recorder, Rows, adapter_of, draft_statistics, read_rows, row_type
-from realrun.engines.vllm import VllmEngine
+from realrun.engines.vllm import ENVIRONMENT, PROCESS, VllmEngine, asked, sampling_of
 from realrun.measure.record import RecordSettings, record
 from realrun.pairs.drafter_files import load_drafter
 from realrun.pairs.eagle3_checkpoints import write_drafter
@@ -37,7 +38,7 @@ from specsim.policy.chain.fixed_k import FixedK
 from specsim.replaying.checks import unsupported_reason
 from specsim.trace.files import read_trace
 from specsim.trace.trace import NO_TOKEN, Trace
-from tests.realrun.engines.test_vllm import answer_of, outputs_of, vllm_rounds
+from tests.realrun.engines.test_vllm import answer_of, greedy, outputs_of, vllm_rounds
 from tests.specsim.engines.test_as_engine import replayed_rounds
 from tests.support.commands import assert_refused, call
 from tests.support.tiny import tiny_pair, tiny_prompts
@@ -337,9 +338,11 @@ def test_a_drafter_check_finds_what_differs(trace: Trace, interpreter: Path) -> 
     assert chunks["total"] - chunks["equal"] == batch["total"] - batch["equal"] == 1
     was = trace.draft_token[trace.offsets[2] + 5, 1]
     assert chunks["first_difference"].startswith(
-        f"sequence 2, position 5: token 2 of the draft is 7 (probability 0.1250) instead of {was} (probability 0."
+        f"sequence 2, position 5: token 2 of the draft is 7 instead of {was}, with probability 0.1250 instead of 0."
     )
-    assert batch["first_difference"].startswith("sequence 2, position 5: token 4 of the draft is")
+    assert (chunks["other_tokens"], batch["other_tokens"]) == (1, 0)
+    last = trace.draft_token[trace.offsets[2] + 5, 3]
+    assert batch["first_difference"].startswith(f"sequence 2, position 5: token 4 of the draft is {last}, with prob")
     wrong = vllm_rounds(trace, 3)
     wrong[0][1] = (3, (wrong[0][1][1] + 1) % 4)
     (interpreter / "answer.json").write_text(json.dumps(answer_of(outputs_of(trace), wrong)))
@@ -406,14 +409,22 @@ def test_vllm_records_its_lookups(vllm: VllmEngine, prompts: list[Prompt], lab_p
 
 
 @pytest.mark.slow
-def test_vllm_records_a_sampled_text(vllm: VllmEngine, prompts: list[Prompt], lab_pair32: Pair) -> None:
-    """The drafts are those that realrun's drafter makes greedily behind the sampled text."""
-    settings = RecordSettings(4, 24, Sampler("rejection", 1.0, seed=1))
+def test_vllm_records_a_sampled_text(vllm: VllmEngine, prompts: list[Prompt], lab_pair32: Pair, tmp_path: Path) -> None:
+    """The text is the one of a run without speculation, and the drafts are the draft model's likeliest tokens."""
+    count, settings = 16, RecordSettings(3, 16, Sampler("rejection", 1.0, seed=1))
     made = record_with_engine(lab_pair32, prompts[:3], settings, vllm, batch=3)
-    again = record_with_engine(lab_pair32, prompts[:3], settings, vllm, batch=3)
-    assert (made.token == again.token).all() and (made.draft_token == again.draft_token).all()
-    greedy = record(lab_pair32, prompts[:3], RecordSettings(4, 24, Sampler("greedy")))
-    assert made.token.tolist() != greedy.token.tolist()
+    vllm.convert(lab_pair32, tmp_path)
+    job = job_of(lab_pair32, prompts[:3], count, tmp_path)
+    sampling = [sampling_of(settings.sampler, number) for number in range(3)]
+    plain = {**asked(job, Setting(3, batch=3), vllm.lookup_rule), "speculation": None, "sampling": sampling}
+    texts = run_apart(PROCESS, plain, tmp_path, ENVIRONMENT, vllm.python)["outputs"]
+    assert [token for text in texts for token in text] == made.token.tolist()
+    (draft,) = lab_pair32.drafter.weights(lab_pair32.target)
+    for sequence, text in enumerate(texts):
+        assert text != greedy(lab_pair32.target, prompts[sequence].tokens, len(text))
+        for t in range(1, len(text)):
+            drafted = made.draft_token[made.offsets[sequence] + t].tolist()
+            assert drafted == greedy(draft, [*prompts[sequence].tokens, *text[:t]], 3)
 
 
 @pytest.mark.slow
