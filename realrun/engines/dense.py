@@ -108,9 +108,10 @@ def dense_columns(rows: Array, output: Sequence[int], depth: int) -> Columns:
             "record again with fewer sequences at once"
         )
     statistics = np.zeros((len(output), depth, len(STATISTICS)))
-    statistics[0, :, 0] = NO_TOKEN
     for column, name in enumerate(STATISTICS):
         statistics[1:, :, column] = rows[name][:needed]
+    statistics[0] = statistics[min(1, needed)]  # quantiles over all positions stay those of drafts
+    statistics[0, :, 0] = NO_TOKEN
     columns = columns_of(statistics, np.zeros(len(output), np.int64), np.asarray(output), depth)
     del columns["true_rank"]
     return columns

@@ -18,7 +18,7 @@ import numpy as np
 from realrun.decode.sampling import Sampler
 from realrun.drafters.independent import IndependentKind
 from realrun.engines.check import best_two, compared, recorded_tokens, without_ends
-from realrun.engines.compare import NEAR, Models
+from realrun.engines.compare import Models
 from realrun.engines.dense import dense_trace, engine_pair, job_of
 from realrun.engines.engine import Engine, Setting
 from realrun.measure.record import RecordSettings
@@ -28,6 +28,7 @@ from specsim.io.progress import Progress
 from specsim.trace.trace import Trace
 
 LEAST_CHUNK = 8  # tokens
+ROUNDING = 1e-5  # of probabilities, by float32 sums in another order
 
 
 def drafter_check(
@@ -39,6 +40,7 @@ def drafter_check(
     *,
     depth: int,
     batch: int,
+    source: str = "",
     progress: Progress = lambda what, done, total: None,
 ) -> dict[str, Any]:
     """Compare what an engine's drafter proposes in several ways of running the engine, greedily.
@@ -51,6 +53,7 @@ def drafter_check(
     max_new_tokens : of the normal runs; recordings go on for `depth` tokens, and behind an end of text
     depth : longest draft recorded
     batch : sequences at once in the last recording
+    source : where the prompts are from
 
     Returns what `realrun engine drafter-check --json` prints.
 
@@ -90,7 +93,7 @@ def drafter_check(
         "version": engine.version(),
         "target": pair.target_name,
         "drafter": pair.draft_name,
-        "prompts": prompt_facts(prompts, ""),
+        "prompts": prompt_facts(prompts, source),
         "max_new_tokens": max_new_tokens,
         "depth": depth,
         "checks": checks,
@@ -126,6 +129,7 @@ def _drafts_row(check: str, trace: Trace, reference: Trace) -> dict[str, Any]:
         "total": len(rows),
         "equal": len(rows) - len(differing),
         "other_tokens": int(others.sum()),
+        "largest_prob_difference": float(np.abs(trace.prob - reference.prob)[rows][~others].max(initial=0.0)),
         "near_ties": [],
         "first_difference": described(trace, reference, differing[0]) if differing else None,
         "passed": not differing and len(rows) > 0,
@@ -133,11 +137,11 @@ def _drafts_row(check: str, trace: Trace, reference: Trace) -> dict[str, Any]:
 
 
 def differs(trace: Trace, reference: Trace, row: int) -> bool:
-    """Tell whether two recordings have other tokens at a row, or probabilities that are further apart than `NEAR`."""
+    """Tell whether two recordings have other tokens at a row, or probabilities further apart than `ROUNDING`."""
     return bool(
         trace.token[row] != reference.token[row]
         or (trace.draft_token[row] != reference.draft_token[row]).any()
-        or (np.abs(trace.prob[row] - reference.prob[row]) > NEAR).any()
+        or (np.abs(trace.prob[row] - reference.prob[row]) > ROUNDING).any()
     )
 
 
@@ -146,7 +150,7 @@ def described(trace: Trace, reference: Trace, row: int) -> str:
     sequence = int(np.searchsorted(reference.offsets, row, side="right")) - 1
     where = f"sequence {sequence}, position {int(reference.position[row])}"
     ours, theirs = trace.draft_token[row], reference.draft_token[row]
-    other = (ours != theirs) | (np.abs(trace.prob[row] - reference.prob[row]) > NEAR)
+    other = (ours != theirs) | (np.abs(trace.prob[row] - reference.prob[row]) > ROUNDING)
     if not other.any():
         return f"{where}: the target emits token {trace.token[row]} instead of {reference.token[row]}"
     at = int(other.argmax())

@@ -1,4 +1,4 @@
-"""`realrun engine drafter-check`: compare an engine's drafts in several ways of running it."""
+"""`realrun engine drafter-check`: compare what an engine drafts in several ways of running it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class DrafterCheckOptions(DepthSettings, PromptSettings):
 
 
 def drafter_check(options: DrafterCheckOptions, models: DrafterSettings) -> Answer:
-    """Compare an engine's drafts in several ways of running it.
+    """Check an engine's drafter for consistency.
 
-    Records what the engine's drafter proposes at every position, and demands that the rounds of normal runs are the
-    replay's, that prompts read in chunks change no draft, and that several sequences at once change none. Exits with 1
-    where something differs. A drafter that fails here lowers or shifts acceptance without an error anywhere else. vLLM
-    needs an environment of its own: `nox -s vllm` makes it in this folder, or SPECSIM_VLLM_PYTHON names its
+    Records what the engine's drafter proposes at every position. Checks that the rounds of normal runs are those of the
+    replay, and that no draft changes when prompts are read in chunks or when several sequences run at once. Exits with
+    1 if something differs. Such a drafter changes acceptance, but not the output, so that no metric of the engine shows
+    it. vLLM needs an environment of its own: `nox -s vllm` makes it in this folder, or SPECSIM_VLLM_PYTHON names its
     interpreter.
 
     Example: realrun engine drafter-check --engine vllm --target MODEL --drafter EAGLE3_FOLDER --num-prompts 12
@@ -45,12 +45,20 @@ def drafter_check(options: DrafterCheckOptions, models: DrafterSettings) -> Answ
     settings_of(engine, list(options.k), [], options.batch)  # refuses what it cannot run
     if max(options.k) > depth:
         raise InputError(f"--k {max(options.k)} is more than --max-draft-tokens {depth}; give a smaller K")
-    prompts_source(models.target, options.prompts)
+    source = prompts_source(models.target, options.prompts)
     with progress_bar() as report:
         pair = models.load(MachineSettings())
         prompts = options.load(pair, longest_prompt(pair, recorded_tokens(engine, depth, tokens) + depth, depth))
         document = run_check(
-            pair, prompts, engine, list(options.k), tokens, depth=depth, batch=options.batch, progress=report
+            pair,
+            prompts,
+            engine,
+            list(options.k),
+            tokens,
+            depth=depth,
+            batch=options.batch,
+            source=source,
+            progress=report,
         )
     return Answer(document, partial(_print_check, document), document["passed"])
 
@@ -61,7 +69,8 @@ def _print_check(document: dict[str, Any]) -> None:
     print(f"{document['engine']} {document['version']}, {drafter}: {size}")
     for row in document["checks"]:
         total, unit = row["total"], row["unit"]
-        result = f"equal ({total:,} {unit})"
+        gap = f", probabilities within {row['largest_prob_difference']:.1g}" if "largest_prob_difference" in row else ""
+        result = f"equal ({total:,} {unit}{gap})"
         if not row["passed"]:
             result = f"{total - row['equal']:,} of {total:,} {unit} differ"
             if "other_tokens" in row:

@@ -19,7 +19,7 @@ import torch
 from realrun.decode.sampling import Sampler
 from realrun.drafters.eagle3 import LAYERS_KEY, Eagle3, default_config
 from realrun.engines.check import as_lookups, recording
-from realrun.engines.dense import job_of, record_with_engine
+from realrun.engines.dense import dense_columns, job_of, record_with_engine
 from realrun.engines.drafter_check import drafter_check
 from realrun.engines.engine import Setting, run_apart
 from realrun.engines.processes import vllm_recorder
@@ -225,6 +225,7 @@ def test_a_recording_is_imported_as_a_trace(trace: Trace, interpreter: Path) -> 
     for name in ("token", "match_len", "draft_token", *COLUMNS):
         np.testing.assert_array_equal(getattr(made, name)[later], getattr(expected, name)[later])
     assert (made.draft_token[first] == NO_TOKEN).all() and not made.match_len[first].any()
+    assert (made.prob[first] == made.prob[np.flatnonzero(first) + 1]).all()
     assert not made.draft_limit[first].any() and (made.token == expected.token).all() and made.true_rank is None
     assert made.meta["engine"] == {
         "name": "vllm", "version": "0.32.0", "runner": "V1", "max_num_batched_tokens": 2048, "max_num_seqs": 3,
@@ -245,6 +246,11 @@ def test_a_sampled_recording_asks_for_the_sampler(trace: Trace, interpreter: Pat
     sampling = json.loads((interpreter / "asked.json").read_text())["sampling"]
     assert sampling[2] == {"temperature": 0.7, "seed": 7, "top_p": 0.9, "top_k": 0} and len(sampling) == 6
     assert made.sampled_by_rejection and not made.approximate
+
+
+def test_an_output_of_one_token_has_no_draft() -> None:
+    columns = dense_columns(np.zeros(1, row_type(2)), [0], 2)
+    assert columns["draft_token"].tolist() == [[NO_TOKEN] * 2] and columns["match_len"].tolist() == [0]
 
 
 def test_missing_and_other_drafts_are_errors(trace: Trace, interpreter: Path) -> None:
@@ -448,3 +454,4 @@ def test_a_drafter_check_finds_vllms_defect_with_chunked_prompts(
     print(json.dumps(document, indent=1))
     rounds, chunks, batch = document["checks"]
     assert rounds["passed"] and batch["passed"] and not chunks["passed"] and not document["passed"], document
+    assert 0 < chunks["other_tokens"] < chunks["total"] - chunks["equal"] and chunks["largest_prob_difference"] > 0.01
