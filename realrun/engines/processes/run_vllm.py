@@ -66,7 +66,6 @@ def main(given: str, made: str) -> None:
         recorder.close()
         scheduler = server.llm_engine.vllm_config.scheduler_config
         result["recorded"] = {
-            "rows": recorder.rows,
             "draft_s": recorder.draft_s,
             "max_num_batched_tokens": scheduler.max_num_batched_tokens,
             "max_num_seqs": scheduler.max_num_seqs,

@@ -41,12 +41,11 @@ def draft_statistics(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor
 class Recorder:
     """Rows in the order of the steps, in a file of npy arrays one behind the other.
 
-    rows : number of rows so far
     draft_s : seconds that drafting and recording took
     """
 
     def __init__(self, file: Path, depth: int):
-        self.rows, self.draft_s = 0, 0.0
+        self.draft_s = 0.0
         self._depth, self._type, self._unwritten = depth, row_type(depth), 0
         self._part: list[Rows] = []
         self._file = file.open("wb")
@@ -69,7 +68,6 @@ class Recorder:
                 rows[name] = statistics[:, :, column]
         self._part.append(rows)
         self._unwritten += len(rows)
-        self.rows += len(rows)
         if self._unwritten >= PART_ROWS:
             self._write()
 

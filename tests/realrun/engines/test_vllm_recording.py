@@ -64,7 +64,7 @@ def test_a_file_of_rows_is_npy_arrays_one_behind_the_other(tmp_path: Path, monke
         assert not handle.read()
     assert [len(part) for part in parts] == [4, 1]
     rows = read_rows(file)
-    assert recorder.rows == len(rows) == 5 and rows.dtype.itemsize == 4 * (2 + 2 + 3 * 2)
+    assert len(rows) == 5 and rows.dtype.itemsize == 4 * (2 + 2 + 3 * 2)
     assert rows["request"].tolist() == [7, 0, 7, 0, 7] and rows["token"].tolist() == [11, 12, 13, 14, 15]
     assert rows["draft"].tolist() == [[1, 2], [3, 4], [5, 6], [7, 8], [9, NO_TOKEN]]
     assert rows["prob"][1].tolist() == [6, 9] and rows["entropy_nats"][1].tolist() == [7, 10]
@@ -207,7 +207,7 @@ def rows_like(trace: Trace, lengths: Sequence[int]) -> Rows:
 def tell(interpreter: Path, name: str, rows: Rows, outputs: Sequence[Sequence[int]]) -> None:
     """Let the interpreter answer with these rows and outputs."""
     np.save(interpreter / f"{name}.npy", rows)
-    facts = {"rows": len(rows), "draft_s": 0.75, "max_num_batched_tokens": 2048, "max_num_seqs": 3}
+    facts = {"draft_s": 0.75, "max_num_batched_tokens": 2048, "max_num_seqs": 3}
     answer = {**answer_of(outputs, []), "whole_s": 1.0, "recorded": facts}
     (interpreter / f"{name}.json").write_text(json.dumps(answer))
 
