@@ -15,7 +15,7 @@ from realrun.decode.sampling import Sampler
 from realrun.engines.batches import compare_batch
 from realrun.engines.compare import Agreement, BestTwo, Models, compare_sequence
 from realrun.engines.engine import Engine, EngineRun, Job, Setting, Sums
-from realrun.measure.again import check_pair, prompts_of, sampler_of
+from realrun.measure.again import check_first_drafts, check_pair, prompts_of, sampler_of
 from realrun.measure.record import RecordSettings, record
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_facts
@@ -82,6 +82,8 @@ def check_recording(
 ) -> list[Prompt]:
     """Return the prompts of a recording; InputError if it is of another pair, not greedy, or too short."""
     check_pair(trace, pair, name)
+    if engine.conventions.first_token == "round":
+        check_first_drafts(trace, name)
     if sampler_of(trace, name).mode != "greedy":
         raise InputError(
             f"{name} was not recorded greedily, as engines are run here; record it by `realrun record --mode greedy`"

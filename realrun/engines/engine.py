@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+from realrun.decode.sampling import Sampler
 from realrun.own_files import log_end
 from realrun.pairs.pair import Pair
 from specsim.engines.conventions import Conventions, find_conventions
+from specsim.io.arrays import Array
 from specsim.io.errors import InputError
 from specsim.lookup.ngram import NgramRule
 from specsim.policy.chain.base import ChainPolicy
@@ -82,6 +84,22 @@ class EngineRun:
     sums: Sums | None = None
 
 
+class DenseRun(NamedTuple):
+    """What an engine drafted after every output token.
+
+    outputs : tokens of every prompt's output
+    rows : drafts in the order of the steps, as `realrun.engines.processes.vllm_recorder.row_type` has them
+    facts : which engine, and how it ran; the key "engine" of the trace's metadata
+    generate_s, draft_s : seconds that the target took, and drafting with recording
+    """
+
+    outputs: list[list[int]]
+    rows: Array
+    facts: dict[str, Any]
+    generate_s: float
+    draft_s: float
+
+
 class Turn(NamedTuple):
     """Seconds that an engine took for a prompt after prefill: in all, and for drafts."""
 
@@ -145,6 +163,17 @@ class Engine(ABC):
         """
         raise InputError(f"{self.name} does not say how long its drafts take; choose llamacpp")
 
+    def check_dense(self, sampler: Sampler) -> None:
+        """Raise InputError unless `run_dense` can record the installed version with this sampling."""
+        raise InputError(f"{self.name} does not record what it drafts at every position; choose vllm")
+
+    def run_dense(self, job: Job, setting: Setting, sampler: Sampler, step_tokens: int | None = None) -> DenseRun:
+        """Decode all prompts without speculation, and draft setting.k tokens after every output token all the same.
+
+        step_tokens : tokens of a step, at most, so that longer prompts are read in chunks; None for whole prompts
+        """
+        raise NotImplementedError
+
     @abstractmethod
     def policy(self, setting: Setting) -> ChainPolicy:
         """Return the policy that drafts the same in a replay."""
@@ -162,8 +191,13 @@ def models_of(pair: Pair) -> list[tuple[str, Any]]:
 def save_models(pair: Pair, folder: Path) -> None:
     """Write the pair as Hugging Face has models: a folder for each, with the tokenizer."""
     for name, model in models_of(pair):
-        model.save_pretrained(folder / name)
-        pair.tokenizer.save_pretrained(folder / name)
+        save_model(pair, model, folder / name)
+
+
+def save_model(pair: Pair, model: Any, folder: Path) -> None:
+    """Write a model of the pair, with the tokenizer."""
+    model.save_pretrained(folder)
+    pair.tokenizer.save_pretrained(folder)
 
 
 def run_apart(

@@ -9,9 +9,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from realrun.engines.engine import Engine, EngineRun, Job, Setting, Sums, run_apart, save_models
+from realrun.decode.sampling import Sampler
+from realrun.drafters.eagle3 import Eagle3Kind
+from realrun.drafters.independent import IndependentKind
+from realrun.drafters.lookup import LookupKind
+from realrun.engines.engine import DenseRun, Engine, EngineRun, Job, Setting, Sums, run_apart, save_model, save_models
+from realrun.engines.processes.vllm_recorder import adapter_of, read_rows
+from realrun.pairs.eagle3_checkpoints import is_checkpoint, write_drafter
 from realrun.pairs.pair import Pair
 from specsim.engines.formats import prometheus
+from specsim.io.arrays import Array
 from specsim.io.errors import InputError
 from specsim.lookup.ngram import NgramRule
 from specsim.policy.chain.base import ChainPolicy
@@ -37,10 +44,11 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
 }
+V1_RUNNER = {"VLLM_USE_V2_MODEL_RUNNER": "0"}  # the model runner whose drafts are recorded
 
 
 class VllmEngine(Engine):
-    """With a draft model or by its lookup of n-grams; one sequence at a time, or batches with a K by their size."""
+    """With a draft model, an EAGLE-3 drafter or its lookup of n-grams; one sequence at a time, or batches."""
 
     name = "vllm"
     takes_batches = True
@@ -68,7 +76,18 @@ class VllmEngine(Engine):
         return done.stdout.strip()
 
     def convert(self, pair: Pair, folder: Path) -> None:
-        save_models(pair, folder)
+        drafter = pair.drafter
+        if isinstance(drafter, IndependentKind):
+            save_models(pair, folder)
+            return
+        if isinstance(drafter, Eagle3Kind):
+            write_drafter(drafter.eagle, int(pair.target.config.vocab_size), folder / "draft")
+        elif not isinstance(drafter, LookupKind):
+            raise InputError(
+                f"vLLM runs draft models, EAGLE-3 drafters and prompt lookup, and {pair.draft_name} is of kind "
+                f"{drafter.name}; give another --drafter"
+            )
+        save_model(pair, pair.target, folder / "target")
 
     def policy(self, setting: Setting) -> ChainPolicy:
         return FixedK(setting.k)
@@ -78,6 +97,34 @@ class VllmEngine(Engine):
         rounds = [rounds_of(metrics, number + 1) for number, metrics in enumerate(result["metrics"])]
         return EngineRun(result["outputs"], rounds, sums_of(result["counters"]))
 
+    def check_dense(self, sampler: Sampler) -> None:
+        sampling_of(sampler, 0)
+        try:
+            adapter_of(self.version())
+        except ValueError as error:
+            raise InputError(str(error)) from None
+
+    def run_dense(self, job: Job, setting: Setting, sampler: Sampler, step_tokens: int | None = None) -> DenseRun:
+        version, file = self.version(), job.folder / "drafts.npy"
+        description = {
+            **asked(job, setting, self.lookup_rule),
+            "recording": {"file": str(file), "version": version},
+            "sampling": [sampling_of(sampler, number) for number in range(len(job.prompts))],
+            "step_tokens": step_tokens,
+        }
+        result = run_apart(PROCESS, description, job.folder, ENVIRONMENT | V1_RUNNER, self.python)
+        recorded = result["recorded"]
+        facts = {
+            "name": self.name,
+            "version": version,
+            "runner": "V1",
+            "max_num_batched_tokens": recorded["max_num_batched_tokens"],
+            "max_num_seqs": recorded["max_num_seqs"],
+            "first_position_drafted": False,
+        }
+        draft_s = recorded["draft_s"]
+        return DenseRun(result["outputs"], rows_of(file), facts, result["whole_s"] - draft_s, draft_s)
+
 
 def asked(job: Job, setting: Setting, rule: NgramRule) -> dict[str, Any]:
     """Describe the job of the engine's process: server settings and prompts."""
@@ -86,13 +133,32 @@ def asked(job: Job, setting: Setting, rule: NgramRule) -> dict[str, Any]:
         lengths = {"prompt_lookup_min": rule.min_ngram, "prompt_lookup_max": rule.max_ngram}
         speculation |= {"method": "ngram", **lengths}
     else:
-        speculation |= {"method": "draft_model", "model": str(job.folder / "draft")}
+        draft = job.folder / "draft"
+        speculation |= {"method": "eagle3" if is_checkpoint(draft) else "draft_model", "model": str(draft)}
     if setting.schedule is not None:
         ranges = schedule_ranges(dict(setting.schedule.lengths), setting.batch)
         speculation["num_speculative_tokens_per_batch_size"] = ranges
     # It drafts in earnest only where a whole draft fits in behind the one before.
     context = max(map(len, job.prompts)) + job.max_new_tokens + 2 * setting.k
     return {**job.as_dict(), "speculation": speculation, "batch": setting.batch, "context": context}
+
+
+def sampling_of(sampler: Sampler, number: int) -> dict[str, Any]:
+    """Describe to vLLM how tokens of a prompt are chosen; InputError for Gumbel noise, which is not vLLM's."""
+    if sampler.mode == "gumbel":
+        raise InputError("vLLM does not sample by the noise of --mode gumbel; give --mode greedy or --mode rejection")
+    if sampler.mode == "greedy":
+        return {"temperature": 0.0}
+    limits = {"top_p": sampler.top_p, "top_k": sampler.top_k}
+    return {"temperature": sampler.temperature, "seed": sampler.seed + number, **limits}
+
+
+def rows_of(file: Path) -> Array:
+    """Read what the recorder wrote; InputError if that is nothing, or cut off."""
+    try:
+        return read_rows(file)
+    except (OSError, ValueError, EOFError) as error:
+        raise InputError(f"vLLM recorded no drafts ({error}); run the command again") from None
 
 
 def rounds_of(metrics: Mapping[str, Any] | None, number: int) -> list[tuple[int, int]]:

@@ -56,3 +56,13 @@ def check_pair(trace: Trace, pair: Pair, name: str) -> None:
                 f"{name} was recorded with target {meta['target']}, drafter {meta['drafter']} and "
                 f"{key.replace('_', ' ')} {meta.get(key)}, this pair has {value}; give the models of the trace"
             )
+
+
+def check_first_drafts(trace: Trace, name: str) -> None:
+    """Raise InputError if the trace has no drafts at first positions, because an engine without such drafts made it."""
+    engine = trace.meta.get("engine")
+    if engine is not None and not engine["first_position_drafted"]:
+        raise InputError(
+            f"{name} was recorded inside {engine['name']} and has no draft at the first position of an output, where "
+            "this run drafts; make another trace by `realrun record` without an engine"
+        )

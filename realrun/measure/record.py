@@ -146,7 +146,7 @@ def record(
         recorded.append(sequence)
         if progress:
             progress(len(recorded), len(numbers))
-    return _trace(pair, prompts, settings, recording.depth, numbers, recorded)
+    return trace_of(pair, prompts, settings, recording.depth, numbers, recorded)
 
 
 class _Recording:
@@ -190,7 +190,7 @@ class _Recording:
         return Recorded(np.asarray(tokens), columns, generated - start, decoder.clock() - generated)
 
 
-def _trace(
+def trace_of(
     pair: Pair,
     prompts: Sequence[Prompt],
     settings: RecordSettings,
@@ -198,7 +198,7 @@ def _trace(
     numbers: Sequence[int],
     sequences: Sequence[Recorded],
 ) -> Trace:
-    """Make the trace of the recorded sequences. numbers : of their prompts"""
+    """Make the trace of recorded sequences. depth : of their drafts; numbers : of their prompts"""
     prompts = [prompts[number] for number in numbers]
     names, outputs = sequences[0].columns, [sequence.tokens for sequence in sequences]
     arrays: dict[str, Any] = {name: np.concatenate([part.columns[name] for part in sequences]) for name in names}

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from realrun.measure.again import check_first_drafts
 from realrun.measure.partial import Partial, partial_identity, partial_of
 from realrun.measure.record import RecordSettings, record
 from realrun.own_files import refuse_file, refuse_other
@@ -61,6 +62,7 @@ def recorded_trace(
     if folder.exists() and not overwrite:
         clear_finished(folder)
         trace = read_trace(folder)
+        check_first_drafts(trace, str(folder))
         recorded = {key: _made_with(trace, key) for key in wanted}
         models = f"{trace.meta.get('target')} and {trace.meta.get('drafter')}"
         advice = f"give --overwrite or another folder ({models} there, {pair.target_name} and {pair.draft_name} here)"

@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from realrun.drafters.eagle3 import ARCHITECTURE, LAYERS_KEY
+from realrun.drafters.eagle3 import ARCHITECTURE, LAYERS_KEY, Eagle3, vocabulary_tables
 from realrun.tensor_files import save_tensors
 from specsim.io.errors import InputError
 from specsim.io.files import replacing_folder, write_json
@@ -54,3 +54,9 @@ def write_checkpoint(tensors: Mapping[str, torch.Tensor], config: Mapping[str, A
     with replacing_folder(folder) as new:
         save_tensors(new / WEIGHTS, tensors, {"format": "pt"})
         write_json({**config, **sizes, "eagle_config": nested}, new / CONFIG)
+
+
+def write_drafter(eagle: Eagle3, vocabulary: int, folder: Path) -> None:
+    """Write a loaded drafter of a target with this vocabulary as such a checkpoint."""
+    tables = {} if eagle.tokens is None else vocabulary_tables(eagle.tokens, vocabulary)
+    write_checkpoint({**eagle.state_dict(), **tables}, {**eagle.config_json, "vocab_size": vocabulary}, folder)

@@ -61,6 +61,22 @@ class Provenance(TypedDict):
     date: str
 
 
+class EngineFacts(TypedDict):
+    """The inference engine that recorded the trace, and how it ran.
+
+    max_num_batched_tokens, max_num_seqs : tokens and sequences of a step, at most; longer prompts are read in chunks
+    first_position_drafted : whether it drafts ahead of an output's first token. If not, the first row of every sequence
+        has no draft: NO_TOKEN and match length 0
+    """
+
+    name: str
+    version: str
+    runner: str
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    first_position_drafted: bool
+
+
 class Synthetic(TypedDict):
     """The acceptance model of a synthetic trace."""
 
@@ -92,6 +108,7 @@ class Meta(TypedDict):
     first_token_accepted_share: NotRequired[float]
     record_seconds: NotRequired[Seconds]
     provenance: NotRequired[Provenance]
+    engine: NotRequired[EngineFacts]
     synthetic: NotRequired[Synthetic]
     informed: NotRequired[bool]
     text: NotRequired[bool]

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 from vllm import LLM, SamplingParams
 
@@ -16,23 +18,38 @@ LEAST_TOKENS = 2048  # of a step, so that whole prompts fit in
 
 def main(given: str, made: str) -> None:
     job = json.loads(Path(given).read_text())
+    recorder: Any = None
+    if recording := job.get("recording"):
+        from vllm_recorder import install  # type: ignore[import-not-found]  # beside this file, which runs as a script
+
+        depth = job["speculation"]["num_speculative_tokens"]
+        recorder = install(Path(recording["file"]), depth, recording["version"])
     server = LLM(
         model=f"{job['folder']}/target",
         dtype="float32",
         max_model_len=job["context"],
         max_num_seqs=job["batch"],
-        max_num_batched_tokens=max(LEAST_TOKENS, job["batch"] * job["context"]),
+        max_num_batched_tokens=job.get("step_tokens") or max(LEAST_TOKENS, job["batch"] * job["context"]),
         enforce_eager=True,
+        async_scheduling=False,
         enable_prefix_caching=False,
         disable_log_stats=False,
-        per_request_spec_decode_metrics="detailed",
+        per_request_spec_decode_metrics="detailed" if job["speculation"] else "none",
         speculative_config=job["speculation"],
     )
-    greedy = SamplingParams(
-        temperature=0.0, max_tokens=job["max_new_tokens"], stop_token_ids=job["eos_token_ids"] or None
-    )
+    sampling = [
+        SamplingParams(
+            **how,
+            max_tokens=job["max_new_tokens"],
+            stop_token_ids=job["eos_token_ids"] or None,
+            ignore_eos=not job["eos_token_ids"],
+        )
+        for how in job.get("sampling") or [{"temperature": 0.0}] * len(job["prompts"])
+    ]
     prompts = [{"prompt_token_ids": tokens} for tokens in job["prompts"]]
-    answers = [answer.outputs[0] for answer in server.generate(prompts, greedy, use_tqdm=False)]
+    start = time.monotonic()
+    answers = [answer.outputs[0] for answer in server.generate(prompts, sampling, use_tqdm=False)]
+    whole_s = time.monotonic() - start
     metrics = [answer.spec_decode_metrics for answer in answers]
     counters = {
         metric.name: metric.values if hasattr(metric, "values") else metric.value
@@ -43,7 +60,16 @@ def main(given: str, made: str) -> None:
         "outputs": [[*answer.token_ids] for answer in answers],
         "metrics": [None if metric is None else metric.to_dict() for metric in metrics],
         "counters": counters,
+        "whole_s": whole_s,
     }
+    if recorder is not None:
+        recorder.close()
+        scheduler = server.llm_engine.vllm_config.scheduler_config
+        result["recorded"] = {
+            "draft_s": recorder.draft_s,
+            "max_num_batched_tokens": scheduler.max_num_batched_tokens,
+            "max_num_seqs": scheduler.max_num_seqs,
+        }
     Path(made).write_text(json.dumps(result))
 
 

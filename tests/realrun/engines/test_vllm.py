@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,11 @@ import pytest
 import torch
 
 from realrun.decode.sampling import Sampler
-from realrun.drafters.eagle3 import LAYERS_KEY, Eagle3, default_config, vocabulary_tables
 from realrun.engines.check import as_lookups, check, check_recording, recording, scheduled, settings_of
-from realrun.engines.engine import PROCESSES, Job, Setting, Sums, run_apart
+from realrun.engines.engine import Job, Setting, Sums
 from realrun.engines.hugging_face import HuggingFaceEngine
-from realrun.engines.vllm import ENVIRONMENT, PYTHON, VllmEngine, asked, rounds_of, sums_of
+from realrun.engines.vllm import PYTHON, VllmEngine, asked, rounds_of, sums_of
 from realrun.measure.record import RecordSettings, record
-from realrun.pairs.drafter_files import load_drafter
-from realrun.pairs.eagle3_checkpoints import write_checkpoint
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
 from specsim.engines.as_engine import output_lengths
@@ -37,27 +33,6 @@ TOKENS, DEPTH = 20, 4
 EOS = 92  # a token of half of the tiny target's outputs, of one within an accepted draft
 REQUESTS = Path(__file__).parents[2] / "specsim" / "engines" / "fixtures" / "vllm_requests_k3.json"
 NAMES = "num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos"
-# Stands in for an interpreter with vLLM: notes what it is asked, and answers as it was told.
-INTERPRETER = """#!{python}
-import json, pathlib, sys
-here = pathlib.Path(__file__).parent
-if sys.argv[1] == "-c":
-    print("0.32.0")
-else:
-    job = json.loads(pathlib.Path(sys.argv[2]).read_text())
-    (here / "asked.json").write_text(json.dumps(job))
-    pathlib.Path(sys.argv[3]).write_text((here / "answer.json").read_text())
-"""
-
-
-@pytest.fixture
-def interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of an interpreter that answers answer.json."""
-    python = tmp_path / "python"
-    python.write_text(INTERPRETER.format(python=sys.executable))
-    python.chmod(0o755)
-    monkeypatch.setenv(PYTHON, str(python))
-    return tmp_path
 
 
 def metrics_of(rounds: Sequence[tuple[int, int]]) -> dict[str, Any] | None:
@@ -243,16 +218,6 @@ def test_an_environment_without_vllm_is_named(monkeypatch: pytest.MonkeyPatch, t
         VllmEngine().check_installed()
 
 
-@pytest.fixture(scope="module")
-def vllm() -> VllmEngine:
-    engine = VllmEngine()
-    try:
-        engine.check_installed()
-    except InputError as error:
-        pytest.skip(str(error))
-    return engine
-
-
 def recorded(pair: Pair, prompts: Sequence[Prompt], engine: VllmEngine) -> Trace:
     return recording(pair, prompts, engine, 5, 40, lambda what, done, total: None)
 
@@ -278,65 +243,3 @@ def test_vllms_batches_are_the_simulated_servers(vllm: VllmEngine, prompts: list
     assert document["identical"], document
     (row,) = document["settings"]
     assert row["rounds_identical"] == row["rounds"] > 20 and row["counters_equal"]
-
-
-# Runs vLLM as `run_vllm.py` does, but hands no draft to its scheduler: it then drafts after every token of the text.
-EVERY_DRAFT = """
-import json, sys
-from pathlib import Path
-from vllm.v1.worker.gpu_model_runner import GPUModelRunner
-sys.path.insert(0, {processes!r})
-import run_vllm
-
-propose, drafts = GPUModelRunner.propose_draft_token_ids, []
-
-def noted(self, *asked, **named):
-    drafts.append(propose(self, *asked, **named))
-    return drafts[-1]
-
-GPUModelRunner.propose_draft_token_ids = noted
-GPUModelRunner.take_draft_token_ids = lambda self: None
-run_vllm.main(*sys.argv[1:])
-result = Path(sys.argv[2])
-document = json.loads(result.read_text())
-result.write_text(json.dumps({{**document, "drafts": [draft.tolist()[0] for draft in drafts]}}))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("states", [(2, 4, 5), (1, 3, 7)], ids=["default states", "states of config.json"])
-def test_vllm_drafts_what_realrun_drafts_from_an_eagle3_checkpoint(
-    vllm: VllmEngine, prompts: list[Prompt], lab_pair32: Pair, states: tuple[int, ...], tmp_path: Path
-) -> None:
-    """Of random weights and a third of the vocabulary, after every token but the first, which vLLM never drafts."""
-    target, tokens, count = lab_pair32.target, torch.arange(0, 2048, 3), 24
-    eagle = Eagle3(target, {**default_config(target), LAYERS_KEY: states}, seed=4, tokens=tokens)
-    generator = torch.Generator().manual_seed(7)
-    with torch.no_grad():
-        for parameter in eagle.parameters():
-            parameter += 0.08 * torch.randn(parameter.shape, generator=generator)
-    tables = vocabulary_tables(tokens, 2048)
-    write_checkpoint({**eagle.state_dict(), **tables}, eagle.config_json, tmp_path / "eagle3")
-    pair = replace(lab_pair32, drafter=load_drafter(tmp_path / "eagle3", target)[1], predictor=None)
-    trace = record(pair, prompts[:4], RecordSettings(DEPTH, count, Sampler()))
-    vllm.convert(lab_pair32, tmp_path)
-    setting = {"method": "eagle3", "model": str(tmp_path / "eagle3"), "num_speculative_tokens": DEPTH}
-    job = Job(tmp_path, [prompt.tokens for prompt in prompts[:4]], count, [])
-    (tmp_path / "every_draft.py").write_text(EVERY_DRAFT.format(processes=str(PROCESSES)))
-    result = run_apart(
-        str(tmp_path / "every_draft.py"),
-        {**asked(job, Setting(DEPTH), vllm.lookup_rule), "speculation": setting},
-        tmp_path,
-        ENVIRONMENT,
-        vllm.python,
-    )
-    begin, differing = 0, 0
-    for s, output in enumerate(result["outputs"]):
-        first, end = trace.offsets[s : s + 2].tolist()
-        length = min(len(output), end - first)
-        assert output[:length] == trace.token[first : first + length].tolist()
-        theirs, ours = result["drafts"][begin : begin + length - 1], trace.draft_token[first + 1 : first + length]
-        assert len({*map(tuple, theirs)}) > 0.5 * len(theirs)  # drafts of one token alone would agree for nothing
-        differing += sum(draft != row.tolist() for draft, row in zip(theirs, ours, strict=True))
-        begin += len(output)
-    assert differing == 0 and begin == len(result["drafts"])

@@ -1,0 +1,471 @@
+"""Dense traces recorded inside vLLM; slow: against realrun's own recorder, and against vLLM's normal rounds."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.special
+import scipy.stats
+import torch
+
+from realrun.decode.sampling import Sampler
+from realrun.drafters.eagle3 import LAYERS_KEY, Eagle3, default_config
+from realrun.engines.check import as_lookups, check_recording, recording
+from realrun.engines.dense import dense_columns, job_of, record_with_engine
+from realrun.engines.drafter_check import drafter_check
+from realrun.engines.engine import Setting, run_apart
+from realrun.engines.hugging_face import HuggingFaceEngine
+from realrun.engines.processes import vllm_recorder
+from realrun.engines.processes.vllm_recorder import Recorder, Rows, adapter_of, draft_statistics, read_rows, row_type
+from realrun.engines.vllm import ENVIRONMENT, PROCESS, VllmEngine, asked, sampling_of
+from realrun.measure.record import RecordSettings, record
+from realrun.pairs.drafter_files import load_drafter
+from realrun.pairs.eagle3_checkpoints import write_drafter
+from realrun.pairs.pair import Pair, load_pair
+from realrun.pairs.prompts import Prompt
+from specsim.engines.conventions import CONVENTIONS
+from specsim.io.errors import InputError
+from specsim.lookup.ngram import NgramRule
+from specsim.policy.chain.adaedl import AdaEDL
+from specsim.policy.chain.fixed_k import FixedK
+from specsim.replaying.checks import unsupported_reason
+from specsim.trace.files import read_trace
+from specsim.trace.trace import NO_TOKEN, Trace
+from tests.realrun.engines.test_vllm import answer_of, greedy, outputs_of, vllm_rounds
+from tests.specsim.engines.test_as_engine import replayed_rounds
+from tests.support.commands import assert_refused, call
+from tests.support.tiny import tiny_pair, tiny_prompts
+
+TOKENS, DEPTH, EOS = 20, 4, 92
+COLUMNS = ("prob", "confidence", "entropy_nats", "top10_confidence")
+
+
+def test_a_file_of_rows_is_npy_arrays_one_behind_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read here by numpy alone, and by the layout written out by hand."""
+    monkeypatch.setattr(vllm_recorder, "PART_ROWS", 3)
+    file = tmp_path / "drafts.npy"
+    recorder = Recorder(file, 2)
+    values = np.arange(24, dtype=np.float32).reshape(4, 2, 3)
+    recorder.take([7, 0], [11, 12], [[1, 2], [3, 4]], values[:2])
+    recorder.take([], [], [], values[:0])  # a step that read parts of prompts alone
+    recorder.take([7, 0], [13, 14], [[5, 6], [7, 8]], values[2:])
+    recorder.take([7], [15], [[9]], None)
+    recorder.close()
+    with file.open("rb") as handle:
+        parts = [np.load(handle), np.load(handle)]
+        assert not handle.read()
+    assert [len(part) for part in parts] == [4, 1]
+    rows = read_rows(file)
+    assert len(rows) == 5 and rows.dtype.itemsize == 4 * (2 + 2 + 3 * 2)
+    assert rows["request"].tolist() == [7, 0, 7, 0, 7] and rows["token"].tolist() == [11, 12, 13, 14, 15]
+    assert rows["draft"].tolist() == [[1, 2], [3, 4], [5, 6], [7, 8], [9, NO_TOKEN]]
+    assert rows["prob"][1].tolist() == [6, 9] and rows["entropy_nats"][1].tolist() == [7, 10]
+    assert rows["top10_confidence"][3].tolist() == [20, 23] and not rows["prob"][4].any()
+    whole = file.read_bytes()
+    for damaged in (whole[:-5], whole[: len(whole) // 2], b""):
+        file.write_bytes(damaged)
+        with pytest.raises((ValueError, EOFError)):
+            read_rows(file)
+
+
+def test_statistics_are_scipys() -> None:
+    """In float64, also where a part of the vocabulary cannot be drafted."""
+    logits = 3 * torch.randn(6, 50, generator=torch.Generator().manual_seed(3))
+    logits[2, 5:] = -torch.inf
+    logits[3, :-1] = -torch.inf
+    tokens = logits.argmax(dim=-1)
+    probs = scipy.special.softmax(logits.double().numpy(), axis=-1)
+    best = np.sort(probs, axis=-1)[:, ::-1]
+    expected = [best[:, 0], scipy.stats.entropy(probs, axis=-1), best[:, 0] / best[:, :10].sum(axis=-1)]
+    np.testing.assert_allclose(draft_statistics(logits, tokens).numpy(), np.stack(expected, axis=-1), atol=2e-6)
+
+
+@pytest.mark.parametrize("version", ["0.32.0", "0.32.1", "0.32.0.post2"])
+def test_versions_that_are_recorded(version: str) -> None:
+    assert adapter_of(version) is vllm_recorder.record_v1
+
+
+@pytest.mark.parametrize("version", ["0.31.9", "0.33.0", "0.320.0", "1.0"])
+def test_versions_that_are_not_recorded(version: str) -> None:
+    with pytest.raises(ValueError, match=rf"^drafts of vLLM {version} cannot be recorded; install a version of 0\.32"):
+        adapter_of(version)
+
+
+class Runner:
+    """What a recorder touches of vLLM's model runner: two sequences, the second a part of a prompt at first."""
+
+    def __init__(self, drafter: Any):
+        self.drafter, self.use_async_scheduling = drafter, False
+        self.input_batch = SimpleNamespace(req_ids=["1-9ff46863", "0-11aa22bb"])
+        self.discard_request_mask = SimpleNamespace(np=np.array([False, True, False, False]))
+
+    def propose_draft_token_ids(self, scheduler_output: Any, sampled: Any, *rest: Any) -> Any:
+        return self.drafter.propose(sampled)
+
+    def take_draft_token_ids(self) -> str:
+        return "drafts"
+
+
+class Proposer:
+    """Drafts two tokens by given logits [B, V]."""
+
+    use_local_argmax_reduction = use_heterogeneous_vocab = False
+
+    def __init__(self, logits: torch.Tensor):
+        self.model = SimpleNamespace(compute_logits=lambda states: logits * states)
+
+    def _greedy_sample(self, states: torch.Tensor) -> torch.Tensor:
+        raise AssertionError("is replaced")
+
+    def propose(self, sampled: torch.Tensor) -> torch.Tensor:
+        return torch.stack([self._greedy_sample(torch.tensor(scale)) for scale in (1.0, -1.0)], dim=1)
+
+
+@pytest.fixture
+def classes(monkeypatch: pytest.MonkeyPatch) -> tuple[type[Proposer], type[Runner]]:
+    """Stand-ins for vLLM's classes, where the adapter imports them from."""
+    proposer, runner = type("Proposer", (Proposer,), {}), type("Runner", (Runner,), {})
+    parts = "vllm", "vllm.v1", "vllm.v1.spec_decode", "vllm.v1.worker"
+    for name in (*parts, "vllm.v1.spec_decode.llm_base_proposer", "vllm.v1.worker.gpu_model_runner"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    sys.modules["vllm.v1.spec_decode.llm_base_proposer"].SpecDecodeBaseProposer = proposer  # type: ignore[attr-defined]
+    sys.modules["vllm.v1.worker.gpu_model_runner"].GPUModelRunner = runner  # type: ignore[attr-defined]
+    return proposer, runner
+
+
+def test_the_adapter_records_what_is_drafted_and_hands_no_draft_on(tmp_path: Path, classes: Any) -> None:
+    logits = torch.tensor([[0.0, 2.0, 1.0], [3.0, 0.0, -1.0]])
+    recorder = vllm_recorder.install(tmp_path / "drafts.npy", 2, "0.32.0")
+    runner = classes[1](classes[0](logits))
+    sampled = torch.tensor([[5], [6]])
+    drafts = runner.propose_draft_token_ids("output", sampled, "more")
+    assert drafts.tolist() == [[1, 0], [0, 2]] and runner.take_draft_token_ids() is None
+    runner.discard_request_mask.np[1] = False
+    runner.propose_draft_token_ids("output", torch.tensor([[7], [8]]))
+    recorder.close()
+    rows = read_rows(tmp_path / "drafts.npy")
+    assert rows["request"].tolist() == [1, 1, 0] and rows["token"].tolist() == [5, 7, 8]
+    assert rows["draft"].tolist() == [[1, 0], [1, 0], [0, 2]]
+    probs = scipy.special.softmax(np.stack([logits.numpy(), -logits.numpy()], axis=1), axis=-1).max(axis=-1)
+    np.testing.assert_allclose(rows["prob"], probs[[0, 0, 1]], atol=1e-6)
+    np.testing.assert_allclose(rows["top10_confidence"], rows["prob"], atol=1e-6)  # of three tokens
+
+
+def test_the_adapter_records_lookups(tmp_path: Path, classes: Any) -> None:
+    """Which gives lists, shorter ones too, and no token of a part of a prompt."""
+    recorder = vllm_recorder.install(tmp_path / "drafts.npy", 2, "0.32.0")
+    runner = classes[1](SimpleNamespace(propose=lambda sampled: [[3], [4, 5]]))
+    runner.propose_draft_token_ids("output", [[8], []])
+    recorder.close()
+    rows = read_rows(tmp_path / "drafts.npy")
+    assert rows["draft"].tolist() == [[3, NO_TOKEN]] and rows["token"].tolist() == [8]
+
+
+def test_the_adapter_refuses_what_would_not_be_dense(tmp_path: Path, classes: Any) -> None:
+    vllm_recorder.install(tmp_path / "drafts.npy", 2, "0.32.0").close()
+    runner = classes[1](classes[0](torch.eye(2)))
+    with pytest.raises(RuntimeError, match="vLLM verified a draft"):
+        runner.propose_draft_token_ids("output", [[8, 9], [7]])
+    runner.use_async_scheduling = True
+    with pytest.raises(RuntimeError, match="async scheduling"):
+        runner.propose_draft_token_ids("output", torch.tensor([[5], [6]]))
+    runner.use_async_scheduling, runner.drafter.use_local_argmax_reduction = False, True
+    with pytest.raises(RuntimeError, match="no logits"):
+        runner.propose_draft_token_ids("output", torch.tensor([[5], [6]]))
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    """Recorded by realrun, behind ends of texts, too."""
+    return recording(tiny_pair((EOS,)), tiny_prompts(6), VllmEngine(), DEPTH, TOKENS, lambda what, done, total: None)
+
+
+def rows_like(trace: Trace, lengths: Sequence[int]) -> Rows:
+    """As vLLM would record this trace, all sequences at once: step by step, and after the last token as well."""
+    rows = []
+    for t in range(1, max(lengths) + 1):
+        for sequence, length in enumerate(lengths):
+            if t <= length:
+                row, at = np.zeros((), row_type(trace.depth)), trace.offsets[sequence] + min(t, length - 1)
+                row["request"], row["token"] = sequence, trace.token[trace.offsets[sequence] + t - 1]
+                row["draft"] = trace.draft_token[at]
+                for name in vllm_recorder.STATISTICS:
+                    column = getattr(trace, name)
+                    row[name] = 0 if column is None else column[at]
+                rows.append(row)
+    return np.array(rows)
+
+
+def tell(interpreter: Path, name: str, rows: Rows, outputs: Sequence[Sequence[int]]) -> None:
+    """Let the interpreter answer with these rows and outputs."""
+    np.save(interpreter / f"{name}.npy", rows)
+    facts = {"draft_s": 0.75, "max_num_batched_tokens": 2048, "max_num_seqs": 3}
+    answer = {**answer_of(outputs, []), "whole_s": 1.0, "recorded": facts}
+    (interpreter / f"{name}.json").write_text(json.dumps(answer))
+
+
+def test_a_recording_is_imported_as_a_trace(trace: Trace, interpreter: Path) -> None:
+    """It is realrun's own trace of the same texts, but for the first position, and replays as vLLM runs the same."""
+    pair, settings = tiny_pair((EOS,)), RecordSettings(DEPTH, TOKENS, Sampler("greedy"))
+    expected, outputs = record(pair, tiny_prompts(6), settings), outputs_of(trace)
+    tell(interpreter, "dense", rows_like(trace, [len(output) for output in outputs]), outputs)
+    made = record_with_engine(pair, tiny_prompts(6), settings, VllmEngine(), batch=3)
+    asked = json.loads((interpreter / "asked.json").read_text())
+    assert asked["batch"] == 3 and asked["speculation"]["num_speculative_tokens"] == DEPTH
+    assert asked["sampling"] == [{"temperature": 0.0}] * 6 and asked["recording"]["version"] == "0.32.0"
+    assert min(map(len, outputs)) < TOKENS and made.offsets.tolist() == expected.offsets.tolist()
+    first, later = made.position == 0, made.position > 0
+    for name in ("token", "match_len", "draft_token", *COLUMNS):
+        np.testing.assert_array_equal(getattr(made, name)[later], getattr(expected, name)[later])
+    assert (made.draft_token[first] == NO_TOKEN).all() and not made.match_len[first].any()
+    assert (made.prob[first] == made.prob[np.flatnonzero(first) + 1]).all()
+    assert not made.draft_limit[first].any() and (made.token == expected.token).all() and made.true_rank is None
+    assert made.meta["engine"] == {
+        "name": "vllm", "version": "0.32.0", "runner": "V1", "max_num_batched_tokens": 2048, "max_num_seqs": 3,
+        "first_position_drafted": False,
+    }  # fmt: skip
+    assert made.meta["weights"] == expected.meta["weights"]
+    assert made.meta["record_seconds"]["generate"] == pytest.approx(0.25)
+    with pytest.raises(InputError, match="trace was recorded inside vllm and has no draft at the first position"):
+        check_recording(made, pair, HuggingFaceEngine(), DEPTH, TOKENS, "trace")
+    for k in (1, 3):
+        both = [replayed_rounds(each, FixedK(k), TOKENS, CONVENTIONS["vllm"]) for each in (made, expected)]
+        assert both[0] == both[1]
+
+
+def test_a_sampled_recording_asks_for_the_sampler(trace: Trace, interpreter: Path) -> None:
+    outputs = outputs_of(trace)
+    tell(interpreter, "dense", rows_like(trace, [len(output) for output in outputs]), outputs)
+    settings = RecordSettings(DEPTH, TOKENS, Sampler("rejection", 0.7, seed=5, top_p=0.9))
+    made = record_with_engine(tiny_pair((EOS,)), tiny_prompts(6), settings, VllmEngine())
+    sampling = json.loads((interpreter / "asked.json").read_text())["sampling"]
+    assert sampling[2] == {"temperature": 0.7, "seed": 7, "top_p": 0.9, "top_k": 0} and len(sampling) == 6
+    assert made.sampled_by_rejection and not made.approximate
+
+
+def test_an_output_of_one_token_has_no_draft() -> None:
+    columns = dense_columns(np.zeros(1, row_type(2)), [0], 2)
+    assert columns["draft_token"].tolist() == [[NO_TOKEN] * 2] and columns["match_len"].tolist() == [0]
+
+
+def test_missing_and_other_drafts_are_errors(trace: Trace, interpreter: Path) -> None:
+    outputs = outputs_of(trace)
+    rows = rows_like(trace, [len(output) for output in outputs])
+    settings = RecordSettings(DEPTH, TOKENS, Sampler("greedy"))
+    other = rows.copy()
+    other["token"][8] += 1
+    for wrong in (rows[rows["request"] != 3], rows[1:], other):
+        tell(interpreter, "dense", wrong, outputs)
+        with pytest.raises(InputError, match="the engine recorded drafts after"):
+            record_with_engine(tiny_pair((EOS,)), tiny_prompts(6), settings, VllmEngine())
+    (interpreter / "dense.npy").write_bytes(b"")
+    with pytest.raises(InputError, match="vLLM recorded no drafts"):
+        record_with_engine(tiny_pair((EOS,)), tiny_prompts(6), settings, VllmEngine())
+
+
+def test_recorded_lookups_are_vllms_and_not_informed(trace: Trace, interpreter: Path) -> None:
+    outputs = outputs_of(trace)
+    rule = VllmEngine.lookup_rule
+    lookups = as_lookups(trace, rule, DEPTH, past_end=True)
+    tell(interpreter, "dense", rows_like(lookups, [len(output) for output in outputs]), outputs)
+    target = tiny_pair((EOS,)).target
+    pair = dataclasses.replace(load_pair(drafter="prompt-lookup"), target=target, eos_token_ids=(EOS,))
+    made = record_with_engine(pair, tiny_prompts(6), RecordSettings(DEPTH, TOKENS, Sampler("greedy")), VllmEngine())
+    assert made.meta["drafter_facts"] == dataclasses.asdict(NgramRule(2, 3, "first", "stop"))
+    assert made.meta["drafter_kind"] == "lookup" and made.meta["weights"] != pair.fingerprint
+    rows = np.concatenate([trace.offsets[s] + np.arange(1, len(output)) for s, output in enumerate(outputs)])
+    assert (made.draft_token[made.position > 0] == lookups.draft_token[rows]).all()
+    assert (made.draft_token[:, 0] != NO_TOKEN).sum() > 5
+    assert "confidence" in (unsupported_reason(made, AdaEDL) or "") and unsupported_reason(made, FixedK) is None
+
+
+def test_what_cannot_be_recorded_is_refused(interpreter: Path, tmp_path: Path) -> None:
+    inside = ("realrun", "record", tmp_path / "trace", "--engine", "vllm")
+    greedy = (*inside, "--mode", "greedy")
+    for command, says in (
+        (inside, "vLLM does not sample by the noise of --mode gumbel; give --mode greedy or --mode rejection"),
+        ((*greedy, "--dtype", "float64"), "--engine already decides --dtype; remove one of them"),
+        ((*greedy, "--tree-nodes", 32), "--engine already decides --tree-nodes; remove one of them"),
+        ((*greedy, "--drafter", "eagle", "--num-prompts", 2), "vLLM runs draft models, EAGLE-3 drafters and prompt"),
+        ((*inside[:3], "--batch", 4), "--batch is for recordings inside vLLM; give --engine vllm, or remove it"),
+        ((*inside[:4], "transformers"), "transformers does not record what it drafts at every position; choose vllm"),
+        (("realrun", "engine", "drafter-check", "--engine", "vllm", "--k", 20), "--k of 20; give numbers from 1 to 16"),
+        (("realrun", "engine", "drafter-check", "--engine", "vllm", "--k", 5, "--max-draft-tokens", 4), "--k 5 is mo"),
+        (("realrun", "engine", "drafter-check", "--engine", "transformers"), "transformers does not record what it"),
+    ):
+        assert_refused(call(*command), says)
+    (interpreter / "version").write_text("0.33.0")
+    assert_refused(call(*greedy), "drafts of vLLM 0.33.0 cannot be recorded; install a version of 0.32.*")
+    assert not (tmp_path / "trace").exists()
+
+
+def test_the_command_writes_a_trace(lab_pair32: Pair, prompts: list[Prompt], interpreter: Path, tmp_path: Path) -> None:
+    expected = record(lab_pair32, prompts[:2], RecordSettings(3, 6, Sampler("greedy")))
+    outputs = [output.tolist() for output in np.split(expected.token, expected.offsets[1:-1])]
+    tell(interpreter, "dense", rows_like(expected, [len(output) for output in outputs]), outputs)
+    sizes = ("--num-prompts", 2, "--max-new-tokens", 6, "--max-draft-tokens", 3, "--batch", 2)
+    result = call("realrun", "record", tmp_path / "trace", "--engine", "vllm", "--mode", "greedy", *sizes)
+    assert result.code == 0, result.err
+    made = read_trace(tmp_path / "trace")
+    assert made.meta["engine"]["name"] == "vllm" and (made.token == expected.token).all()
+    assert_refused(call("realrun", "record", tmp_path / "trace", "--engine", "vllm", "--mode", "greedy"), "exists")
+    validation = (
+        "realrun",
+        "validate",
+        "--trace",
+        tmp_path / "trace",
+        "--out",
+        tmp_path / "out",
+        "--policy",
+        "fixed_k",
+    )
+    assert_refused(call(*validation), "was recorded inside vllm and has no draft at the first position of an output")
+
+
+def test_a_drafter_check_finds_what_differs(trace: Trace, interpreter: Path) -> None:
+    """Nothing at first, then a draft of the chunked prompts and a probability of the batch."""
+    pair, prompts, engine = tiny_pair((EOS,)), tiny_prompts(6), VllmEngine()
+    whole = [output.tolist() for output in np.split(trace.token, trace.offsets[1:-1])]
+    rows = rows_like(trace, trace.output_tokens.tolist())
+    tell(interpreter, "dense", rows, whole)
+    (interpreter / "answer.json").write_text(json.dumps(answer_of(outputs_of(trace), vllm_rounds(trace, 3))))
+
+    def checked() -> dict[str, Any]:
+        return drafter_check(pair, prompts, engine, [3], TOKENS, depth=DEPTH, batch=5)
+
+    document = checked()
+    assert json.loads(json.dumps(document)) == document
+    assert document["passed"] and [row["unit"] for row in document["checks"]] == ["rounds", "positions", "positions"]
+    assert [row["equal"] for row in document["checks"]] == [row["total"] for row in document["checks"]]
+    assert document["checks"][1]["total"] == len(trace.token) - 6 and document["checks"][0]["total"] > 30
+    chunked, together = rows.copy(), rows.copy()
+    at = int(np.flatnonzero(rows["request"] == 2)[4])  # drafts after five tokens
+    chunked["draft"][at, 1], chunked["prob"][at, 1] = 7, 0.125
+    together["prob"][at, 3] += 0.001
+    tell(interpreter, "chunked", chunked, whole)
+    tell(interpreter, "together", together, whole)
+    document = checked()
+    rounds, chunks, batch = document["checks"]
+    assert rounds["passed"] and not document["passed"] and not chunks["passed"] and not batch["passed"]
+    assert chunks["total"] - chunks["equal"] == batch["total"] - batch["equal"] == 1
+    was = trace.draft_token[trace.offsets[2] + 5, 1]
+    assert chunks["first_difference"].startswith(
+        f"sequence 2, position 5: token 2 of the draft is 7 instead of {was}, with probability 0.1250 instead of 0."
+    )
+    assert (chunks["other_tokens"], batch["other_tokens"]) == (1, 0)
+    last = trace.draft_token[trace.offsets[2] + 5, 3]
+    assert batch["first_difference"].startswith(f"sequence 2, position 5: token 4 of the draft is {last}, with prob")
+    wrong = vllm_rounds(trace, 3)
+    wrong[0][1] = (3, (wrong[0][1][1] + 1) % 4)
+    (interpreter / "answer.json").write_text(json.dumps(answer_of(outputs_of(trace), wrong)))
+    (rounds, *_) = checked()["checks"]
+    assert not rounds["passed"] and rounds["first_difference"].startswith("sequence 0: round 1 at position")
+
+
+def eagle3_pair(pair: Pair, states: tuple[int, ...], folder: Path) -> Pair:
+    """An EAGLE-3 drafter of random weights and a third of the vocabulary, from its checkpoint."""
+    tokens = torch.arange(0, 2048, 3)
+    eagle = Eagle3(pair.target, {**default_config(pair.target), LAYERS_KEY: states}, seed=4, tokens=tokens)
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in eagle.parameters():
+            parameter += 0.08 * torch.randn(parameter.shape, generator=generator)
+    write_drafter(eagle, 2048, folder)
+    return dataclasses.replace(pair, drafter=load_drafter(folder, pair.target)[1], predictor=None)
+
+
+def assert_same(made: Trace, expected: Trace, columns: Sequence[str] = COLUMNS) -> None:
+    """All drafts of recorded positions are equal, and so are their probabilities in float32."""
+    later = made.position > 0
+    assert (made.token == expected.token).all() and made.offsets.tolist() == expected.offsets.tolist()
+    assert (made.draft_token[later] == expected.draft_token[later]).all()
+    assert (made.match_len[later] == expected.match_len[later]).all()
+    for name in columns:
+        gap = np.abs(getattr(made, name)[later] - getattr(expected, name)[later]).max()
+        print(name, f"largest difference {gap:.2e} of {later.sum()} positions")
+        assert gap < (1e-4 if name == "entropy_nats" else 1e-5)  # an entropy sums 2,048 terms p log p
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", [1, 4])
+def test_vllm_records_what_realrun_records_of_a_draft_model(
+    vllm: VllmEngine, prompts: list[Prompt], lab_pair32: Pair, batch: int
+) -> None:
+    settings = RecordSettings(8, 48, Sampler("greedy"))
+    made = record_with_engine(lab_pair32, prompts[:12], settings, vllm, batch=batch)
+    assert_same(made, record(lab_pair32, prompts[:12], settings))
+    print(made.meta["record_seconds"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("states", [(2, 4, 5), (1, 3, 7)], ids=["default states", "states of config.json"])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_vllm_records_what_realrun_records_of_an_eagle3_checkpoint(
+    vllm: VllmEngine, prompts: list[Prompt], lab_pair32: Pair, states: tuple[int, ...], batch: int, tmp_path: Path
+) -> None:
+    pair = eagle3_pair(lab_pair32, states, tmp_path / "eagle3")
+    settings = RecordSettings(DEPTH, 24, Sampler("greedy"))
+    made = record_with_engine(pair, prompts[:4], settings, vllm, batch=batch)
+    assert_same(made, record(pair, prompts[:4], settings))
+    assert len({*map(tuple, made.draft_token.tolist())}) > 0.5 * len(made.token)  # or they would agree for nothing
+
+
+@pytest.mark.slow
+def test_vllm_records_its_lookups(vllm: VllmEngine, prompts: list[Prompt], lab_pair32: Pair) -> None:
+    pair = load_pair(drafter="prompt-lookup")
+    settings = RecordSettings(8, 48, Sampler("greedy"))
+    made = record_with_engine(pair, prompts[:6], settings, vllm, batch=4)
+    ours = record(lab_pair32, prompts[:6], settings)
+    assert_same(made, as_lookups(ours, vllm.lookup_rule, 8, past_end=True), ())
+    assert made.match_len.max() > 3
+
+
+@pytest.mark.slow
+def test_vllm_records_a_sampled_text(vllm: VllmEngine, prompts: list[Prompt], lab_pair32: Pair, tmp_path: Path) -> None:
+    """The text is the one of a run without speculation, and the drafts are the draft model's likeliest tokens."""
+    count, settings = 16, RecordSettings(3, 16, Sampler("rejection", 1.0, seed=1))
+    made = record_with_engine(lab_pair32, prompts[:3], settings, vllm, batch=3)
+    vllm.convert(lab_pair32, tmp_path)
+    job = job_of(lab_pair32, prompts[:3], count, tmp_path)
+    sampling = [sampling_of(settings.sampler, number) for number in range(3)]
+    plain = {**asked(job, Setting(3, batch=3), vllm.lookup_rule), "speculation": None, "sampling": sampling}
+    texts = run_apart(PROCESS, plain, tmp_path, ENVIRONMENT, vllm.python)["outputs"]
+    assert [token for text in texts for token in text] == made.token.tolist()
+    (draft,) = lab_pair32.drafter.weights(lab_pair32.target)
+    for sequence, text in enumerate(texts):
+        assert text != greedy(lab_pair32.target, prompts[sequence].tokens, len(text))
+        for t in range(1, len(text)):
+            drafted = made.draft_token[made.offsets[sequence] + t].tolist()
+            assert drafted == greedy(draft, [*prompts[sequence].tokens, *text[:t]], 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafter", ["model", "prompt-lookup"])
+def test_vllms_rounds_are_its_recordings(
+    vllm: VllmEngine, prompts: list[Prompt], lab_pair32: Pair, drafter: str
+) -> None:
+    pair = lab_pair32 if drafter == "model" else load_pair(drafter=drafter)
+    document = drafter_check(pair, prompts[:6], vllm, [2, 3, 5], 40, depth=8, batch=4)
+    print(json.dumps(document, indent=1))
+    assert document["passed"], document
+
+
+@pytest.mark.slow
+def test_a_drafter_check_finds_vllms_defect_with_chunked_prompts(
+    vllm: VllmEngine, prompts: list[Prompt], lab_pair32: Pair, tmp_path: Path
+) -> None:
+    """At the end of a chunk vLLM 0.32 gives an EAGLE drafter the prompt's last token, not the one that follows."""
+    pair = eagle3_pair(lab_pair32, (2, 4, 5), tmp_path / "eagle3")
+    document = drafter_check(pair, prompts[:6], vllm, [3], 24, depth=DEPTH, batch=4)
+    print(json.dumps(document, indent=1))
+    rounds, chunks, batch = document["checks"]
+    assert rounds["passed"] and batch["passed"] and not chunks["passed"] and not document["passed"], document
+    assert 0 < chunks["other_tokens"] < chunks["total"] - chunks["equal"] and chunks["largest_prob_difference"] > 0.01
