@@ -32,6 +32,7 @@ from tests.specsim.claims.test_diff import FOUND_PERCENT
 from tests.specsim.cost.test_points import ONE_POINT_PERCENT, TWO_POINTS_PERCENT
 from tests.specsim.engines.test_advise import FEWEST_ROUNDS, NEAR_PERCENT, RIGHT_PERCENT
 from tests.specsim.engines.test_as_engine import COUNTED
+from tests.support.sglang_trees import FIXTURE as SGLANG_TREES
 
 PLACE = re.compile(r"<!-- value: (?P<name>[^\n]+?) -->(?P<said>.*?)<!-- -->")
 RUNS = "measurement/recorded/runs.json"
@@ -100,6 +101,7 @@ VALUES: dict[str, Callable[[], object]] = {
     "fewest rounds": lambda: FEWEST_ROUNDS,
     "version of vllm": lambda: CONVENTIONS["vllm"].version,
     "version of llamacpp": lambda: CONVENTIONS["llamacpp"].version,
+    "version of sglang's trees": lambda: json.loads(SGLANG_TREES.read_text())["sglang"],
     "seconds of smoke": lambda: f"{MOST_S['smoke']:g}",
     "EESD table 8: verification": lambda: _range("eesd.breakdown", ".verify_ratio", 2),
     "EESD table 8: others": lambda: _range("eesd.breakdown", ".others", 0),

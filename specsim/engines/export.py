@@ -21,12 +21,18 @@ from specsim.engines.flags import (
     draft_length_flags,
     generation_config,
     llamacpp,
+    sglang_tree,
     speculative_config,
     tensorrt_llm,
 )
 from specsim.engines.formats.records import SourceLike, as_counts
 from specsim.io.errors import InputError
 from specsim.lookup.ngram import RULES
+from specsim.policy.base import Policy
+from specsim.policy.chain.fixed_k import FixedK
+from specsim.policy.chain.p_min import LlamaCpp
+from specsim.policy.registry import make_policy
+from specsim.policy.tree.eagle2 import Eagle2
 from specsim.serving.costs import batch_cost
 from specsim.serving.draft_length import ScheduledK, as_schedule
 from specsim.serving.speedup_map import schedule_ranges
@@ -59,6 +65,7 @@ def export_flags(
     k: int | None = None,
     *,
     schedule: Mapping[int, int] | str | None = None,
+    policy: Policy | str | None = None,
     largest_batch: int = 512,
     p_min: float | None = None,
     min_ngram: int | None = None,
@@ -80,6 +87,8 @@ def export_flags(
         Draft tokens per round; 0 turns speculation off.
     schedule : mapping of int to int, or str, optional
         In place of `k`, K by batch size, such as {1: 5, 4: 3, 16: 0} or "1:5,4:3,16:0": 3 from batch 4 on.
+    policy : Policy or str, optional
+        In place of `k`: `fixed_k`, `llama_cpp` (llama.cpp) or `eagle2` (SGLang), such as a leaderboard's best.
     largest_batch : int
         Largest batch of a schedule for vLLM, and of a table of step times.
     p_min : float, optional
@@ -114,9 +123,12 @@ def export_flags(
     >>> import specsim
     >>> specsim.export_flags("sglang", 3).flags
     '--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4'
+    >>> tree = specsim.make_policy("eagle2", nodes=7, depth=5, top_k=4)
+    >>> specsim.export_flags("sglang", policy=tree).flags
+    '--speculative-num-steps 5 --speculative-eagle-topk 4 --speculative-num-draft-tokens 8'
     """
-    if (k is None) == (schedule is None):
-        raise InputError("give either --k or --schedule")
+    if sum(value is not None for value in (k, schedule, policy)) != 1:
+        raise InputError("give either --k, --schedule or --policy")
     ngram = min_ngram if max_ngram is None else max_ngram
     special = {
         "--p-min": p_min, "--max-ngram": ngram, "--acceptance": acceptance, "--cost": cost, "--confidence": confidence,
@@ -129,6 +141,8 @@ def export_flags(
     named = {} if path is None else {"path": path}
     if schedule is not None:
         return schedule_setting(engine, as_schedule(schedule), largest_batch, **named)
+    if policy is not None:
+        return policy_setting(engine, make_policy(policy), **named)
     assert k is not None
     if acceptance is not None:
         return scripted(engine, acceptance_by_depth(as_counts(acceptance), k))
@@ -161,6 +175,23 @@ def draft_length(engine: str, k: int, *, p_min: float = 0.0, path: str = GENERAT
         fields = generation_config(k, p_min)
         return Setting(f"{as_arguments(fields)} in the draft model's generation_config", json.dumps(fields), path)
     return Setting(flags)
+
+
+def policy_setting(engine: str, policy: Policy, *, path: str = GENERATION_CONFIG) -> Setting:
+    """The settings under which an engine drafts as a policy does."""
+    if isinstance(policy, FixedK):
+        return draft_length(engine, policy.k, path=path)
+    if isinstance(policy, LlamaCpp):
+        _require(engine, ("llamacpp",), "does not stop drafts as llama_cpp does")
+        return draft_length(engine, policy.max_draft_tokens, p_min=policy.p_min, path=path)
+    if not isinstance(policy, Eagle2):
+        raise InputError(f"no engine has flags for policy {policy.name}; give fixed_k, llama_cpp or eagle2")
+    _require(engine, ("sglang",), "has no flags for trees")
+    if policy.top_k == 1 and policy.nodes < policy.depth:
+        raise InputError(
+            f"sglang verifies all {policy.depth} tokens of a chain, not {policy.nodes}; give depth={policy.nodes}"
+        )
+    return Setting(sglang_tree(policy.depth, policy.top_k, min(policy.nodes, policy.max_drafted)))
 
 
 def lookup(

@@ -47,11 +47,16 @@ def as_arguments(fields: dict[str, Any]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in fields.items())
 
 
+def sglang_tree(depth: int, top_k: int, nodes: int) -> str:
+    """A tree of SGLang's EAGLE, which counts the root among the draft tokens; a chain of K tokens is (K, 1, K)."""
+    return (
+        f"--speculative-num-steps {depth} --speculative-eagle-topk {top_k} --speculative-num-draft-tokens {nodes + 1}"
+    )
+
+
 FLAGS: dict[str, Callable[[int], str]] = {
     "vllm": lambda k: speculative_config(**DRAFTER, num_speculative_tokens=k),
-    "sglang": lambda k: (
-        f"--speculative-num-steps {k} --speculative-eagle-topk 1 --speculative-num-draft-tokens {k + 1}"
-    ),
+    "sglang": lambda k: sglang_tree(k, 1, k),
     "llamacpp": lambda k: llamacpp(f"--spec-draft-n-max {k}"),
     "tensorrt-llm": lambda k: tensorrt_llm(f"max_draft_len: {k}"),
     "transformers": lambda k: f"{as_arguments(generation_config(k))} in the draft model's generation_config",

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 from specsim.cli.command import Answer
-from specsim.cli.console import check_new, print_notes
-from specsim.cli.options import OVERWRITE_FILE_HELP
+from specsim.cli.console import check_new, parse_settings, print_notes
+from specsim.cli.options import OVERWRITE_FILE_HELP, SET_HELP
 from specsim.cli.settings import Settings, argument, setting
 from specsim.io.errors import InputError
 
@@ -20,6 +20,8 @@ class EngineOptions(Settings):
     engine: str = argument("vllm, sglang, llamacpp, llamacpp-2025 (older option names), tensorrt-llm or transformers.")
     k: int | None = setting(None, "Draft tokens per round; 0: no speculation.", low=0, high=255)
     schedule: str | None = setting(None, "K by batch size instead of --k, such as 1:5,4:3,16:0.", metavar="BATCH:K,...")
+    policy: str | None = setting(None, "In place of --k: fixed_k, llama_cpp (llamacpp) or a tree of eagle2 (sglang).")
+    set_: list[str] = setting([], SET_HELP, metavar="NAME=VALUE")
     largest_batch: int = setting(
         512, "Largest batch size of a schedule (vLLM) and of a table of step times.", low=1, high=4096
     )
@@ -68,10 +70,17 @@ def export(options: EngineOptions, file: ExportFile) -> Answer:
     """
     from specsim.engines.export import export_flags
     from specsim.io.files import write_text
+    from specsim.policy.registry import make_policy
 
     if file.out is not None:
         check_new(file.out, overwrite=file.overwrite)
-    exported = export_flags(**vars(options), path=None if file.out is None else str(file.out))
+    given = dict(vars(options))
+    settings = parse_settings(given.pop("set_"))
+    if options.policy is not None:
+        given["policy"] = make_policy(options.policy, settings)
+    elif settings:
+        raise InputError("--set belongs to --policy; give both")
+    exported = export_flags(**given, path=None if file.out is None else str(file.out))
     if file.out is not None:
         if exported.file is None:
             raise InputError(f"{options.engine} needs no file for {exported.flags}; leave --out out")

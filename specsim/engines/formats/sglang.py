@@ -76,9 +76,10 @@ def read_responses(paths: Sequence[Path]) -> ImportedRecords:
         return imported
     depth = max(len(request.histogram) for request in requests) - 1
     if drafted > passes * depth:
-        raise InputError(
-            f"{drafted:,} drafts proposed in {passes:,} passes of at most {depth} steps: these are nodes of trees, not "
-            "depths; run SGLang with --speculative-eagle-topk 1"
+        return replace(
+            imported,
+            notes=(f"{drafted:,} drafts in {passes:,} passes of at most {depth} steps: these are nodes of trees",),
+            instead="run SGLang with --speculative-eagle-topk 1",
         )
     times = np.zeros(depth + 1, dtype=np.int64)
     for request in requests:

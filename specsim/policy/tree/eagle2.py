@@ -54,12 +54,16 @@ class Eagle2(TreePolicy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        drafted = self.top_k + (self.depth - 1) * self.top_k**2
-        if drafted > MAX_DRAFTED:
+        if self.max_drafted > MAX_DRAFTED:
             raise InputError(
-                f"policy {self.name}: depth={self.depth} and top_k={self.top_k} draft {drafted} nodes, more than "
-                f"{MAX_DRAFTED}; lower either"
+                f"policy {self.name}: depth={self.depth} and top_k={self.top_k} draft {self.max_drafted} nodes, more "
+                f"than {MAX_DRAFTED}; lower either"
             )
+
+    @property
+    def max_drafted(self) -> int:
+        """Nodes of a tree of all levels."""
+        return self.top_k + (self.depth - 1) * self.top_k**2
 
     @property
     def max_depth(self) -> int:

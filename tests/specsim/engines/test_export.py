@@ -9,12 +9,16 @@ from typing import Any
 
 import pytest
 
-from specsim.engines.export import PER_BATCH, acceptance_by_depth, draft_length, lookup, scripted
+from specsim.engines.export import PER_BATCH, acceptance_by_depth, draft_length, export_flags, lookup, scripted
 from specsim.engines.export import schedule_setting as schedule
 from specsim.engines.flags import FLAGS, draft_length_flags
 from specsim.io.errors import InputError
+from specsim.policy.chain.fixed_k import FixedK
+from specsim.policy.chain.p_min import LlamaCpp
+from specsim.policy.tree.eagle2 import Eagle2
 from specsim.serving.draft_length import ScheduledK
 from tests.specsim.engines.test_import import FIXTURES, read
+from tests.specsim.policy.test_tree_policies import Drafter, grow
 from tests.support.commands import assert_refused, call, json_of
 
 RULE = ScheduledK({16: 0, 1: 5, 4: 3})
@@ -94,6 +98,32 @@ def test_what_an_engine_does_not_have_is_refused() -> None:
         scripted("transformers", [0.5])
 
 
+@pytest.mark.parametrize("case", json.loads((FIXTURES / "sglang_trees.json").read_text())["trees"])
+def test_a_tree_is_the_one_that_sglang_verifies(case: dict[str, Any]) -> None:
+    """Grown by SGLang's own functions under these flags (tests/support/sglang_trees.py)."""
+    tree = Eagle2(nodes=case["draft_tokens"] - 1, depth=case["steps"], top_k=case["top_k"])
+    assert grow(tree, Drafter(case["seed"])).kept == {(), *map(tuple, case["verified"])}
+    flags = export_flags("sglang", policy=tree).flags
+    assert [int(value) for value in flags.split()[1::2]] == [case["steps"], case["top_k"], case["draft_tokens"]]
+
+
+def test_policies_as_flags() -> None:
+    assert export_flags("sglang", policy=FixedK(k=3)) == export_flags("sglang", 3)
+    assert export_flags("llamacpp", policy=LlamaCpp(p_min=0.5, max_draft_tokens=4)) == export_flags(
+        "llamacpp", 4, p_min=0.5
+    )
+    with pytest.raises(InputError, match="transformers does not stop drafts as llama_cpp does; choose one of llamacpp"):
+        export_flags("transformers", policy="llama_cpp")
+    larger = export_flags("sglang", policy=Eagle2(nodes=60, depth=2, top_k=3))  # than the 12 that are drafted
+    assert larger.flags.endswith("--speculative-num-draft-tokens 13")
+    with pytest.raises(InputError, match="vllm has no flags for trees; choose one of sglang"):
+        export_flags("vllm", policy=Eagle2())
+    with pytest.raises(InputError, match="verifies all 5 tokens of a chain, not 3; give depth=3"):
+        export_flags("sglang", policy=Eagle2(nodes=3, depth=5, top_k=1))
+    with pytest.raises(InputError, match="no engine has flags for policy adaedl; give fixed_k, llama_cpp or eagle2"):
+        export_flags("vllm", policy="adaedl")
+
+
 def test_scripted_acceptance_is_the_sources() -> None:
     """Of the counters of llama.cpp at K = 3, where 308, 207 and 144 of 475 rounds accepted so far."""
     source = read("llamacpp-log", "llamacpp_log_k3.txt").source
@@ -126,8 +156,11 @@ def test_the_command(tmp_path: Path) -> None:
     assert f"--speculative-adaptive-config {out}" in shown and '{"1": {"candidate_steps": [5]}' in out.read_text()
     assert_refused(call("specsim", "export", "vllm", "--k", 2, "--out", tmp_path / "none"), "needs no file")
     assert not (tmp_path / "none").exists()
-    assert_refused(call("specsim", "export", "vllm"), "--k or --schedule")
-    assert_refused(call("specsim", "export", "vllm", "--k", 2, "--schedule", "1:2"), "--k or --schedule")
+    tree = ("--policy", "eagle2", "--set", "nodes=7", "--set", "depth=5", "--set", "top_k=4")
+    assert "--speculative-eagle-topk 4 --speculative-num-draft-tokens 8" in call("specsim", "export", "sglang", *tree).out
+    assert_refused(call("specsim", "export", "sglang", "--k", 2, "--set", "nodes=7"), "--set belongs to --policy")
+    assert_refused(call("specsim", "export", "vllm"), "--k, --schedule or --policy")
+    assert_refused(call("specsim", "export", "vllm", "--k", 2, "--schedule", "1:2"), "--k, --schedule or --policy")
     assert_refused(call("specsim", "export", "vllm", "--schedule", "1:2", "--acceptance", counted), "--k")
     assert_refused(call("specsim", "export", "tgi", "--k", 2), "choose one of vllm")
     both = ("--p-min", 0.5, "--acceptance", counted)

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from specsim.acceptance.sources import read_counters, read_rounds, read_source
-from specsim.engines.formats.records import ImportedRecords
+from specsim.engines.formats.records import ImportedRecords, as_counts
 from specsim.engines.formats.registry import read_format
 from specsim.io.errors import InputError
 from specsim.trace.files import read_trace
@@ -60,8 +60,11 @@ def test_nodes_of_a_tree_are_not_taken_for_depths(tmp_path: Path) -> None:
         "spec_correct_drafts_histogram": [4, 5, 7, 7, 8, 2],
         "spec_num_correct_drafts": 5 + 14 + 21 + 32 + 10,
     }
-    with pytest.raises(InputError, match="nodes of trees, not depths; run SGLang with --speculative-eagle-topk 1"):
-        read("sglang-responses", tmp_path / "a.jsonl", tree)
+    imported = read("sglang-responses", tmp_path / "a.jsonl", tree)
+    assert imported.source is None and imported.sums == (33, 231, 82)
+    assert imported.notes == ("231 drafts in 33 passes of at most 5 steps: these are nodes of trees",)
+    with pytest.raises(InputError, match="do not give acceptance by position; run SGLang with --speculative-eagle-to"):
+        as_counts(imported)
     with pytest.raises(InputError, match="70 drafts accepted, but 69 by its histogram"):
         read("sglang-responses", tmp_path / "a.jsonl", {**META, "spec_num_correct_drafts": 70})
     with pytest.raises(InputError, match="counts 33 of 34 passes"):
