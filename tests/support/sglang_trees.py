@@ -24,7 +24,11 @@ FIXTURE = ROOT / "tests/specsim/engines/fixtures/sglang_trees.json"
 FLAGS = [(2, 2, 4), (3, 4, 13), (5, 4, 8), (6, 10, 60), (1, 4, 5), (3, 2, 11)]  # steps, topk, draft tokens
 SOURCES = {
     "srt/utils/common.py": ["fast_topk"],
-    "srt/speculative/spec_utils.py": ["_select_top_k_tokens_first", "_select_top_k_tokens_later", "select_top_k_tokens"],
+    "srt/speculative/spec_utils.py": [
+        "_select_top_k_tokens_first",
+        "_select_top_k_tokens_later",
+        "select_top_k_tokens",
+    ],
     "srt/speculative/eagle_utils.py": ["organize_draft_results"],
 }
 

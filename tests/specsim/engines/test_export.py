@@ -157,7 +157,9 @@ def test_the_command(tmp_path: Path) -> None:
     assert_refused(call("specsim", "export", "vllm", "--k", 2, "--out", tmp_path / "none"), "needs no file")
     assert not (tmp_path / "none").exists()
     tree = ("--policy", "eagle2", "--set", "nodes=7", "--set", "depth=5", "--set", "top_k=4")
-    assert "--speculative-eagle-topk 4 --speculative-num-draft-tokens 8" in call("specsim", "export", "sglang", *tree).out
+    assert (
+        "--speculative-eagle-topk 4 --speculative-num-draft-tokens 8" in call("specsim", "export", "sglang", *tree).out
+    )
     assert_refused(call("specsim", "export", "sglang", "--k", 2, "--set", "nodes=7"), "--set belongs to --policy")
     assert_refused(call("specsim", "export", "vllm"), "--k, --schedule or --policy")
     assert_refused(call("specsim", "export", "vllm", "--k", 2, "--schedule", "1:2"), "--k, --schedule or --policy")
