@@ -1,12 +1,12 @@
 """EAGLE-3's drafter: a layer on fused low, middle and high states of the target (Li et al. 2025, arXiv:2503.01840).
 
-A projection fuses the target's states after three numbers of layers to a hidden state, [3 d -> d]. One decoder layer
-reads a token's embedding beside the hidden state before it, each normed, [2 d], and adds to the hidden state. A norm
-and a head of its own, over a part of the vocabulary, make logits of the result. In a round that starts with token n
-pending, the rows of tokens 1 .. n have fused states of the target before them, and the rows of drafted tokens the
-drafter's own output, before its norm. The first token has no row because no state is before it.
+A projection fuses the target's hidden states after a low, a middle and a high layer, [3 d -> d]. One decoder layer
+reads a token's embedding beside the fused state of the position before it, each normed, [2 d], and adds to that state.
+A norm and a head of its own, over a part of the vocabulary, make logits of the result. In a round that starts with
+token n pending, the rows of tokens 1 .. n have fused states of the target before them, and the rows of drafted tokens
+the drafter's own output, before its norm. The first token has no row because no state is before it.
 
-References: vLLM's model_executor/models/llama_eagle3.py, whose names of weights these are.
+References: vLLM's model_executor/models/llama_eagle3.py, whose weight names are used here.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ PLAIN = {
 
 
 def default_states(layers: int) -> tuple[int, ...]:
-    """Choose after how many of a target's layers states are read: vLLM's and SGLang's choice from 7 layers on."""
+    """Choose the layers after which hidden states are read; with 7 layers or more as vLLM and SGLang do."""
     if layers < STATES:
         raise InputError(f"EAGLE-3 reads {STATES} states and this target has {layers} layers; train EAGLE instead")
     return (2, layers // 2, layers - 3) if layers >= 7 else (1, max(2, layers // 2), max(3, layers - 1))
@@ -109,7 +109,7 @@ class Eagle3(torch.nn.Module):
 
     config : of the layer, as config.json of a checkpoint has it; by default of the target's sizes
     tokens : int64 [n], the tokens that it drafts; None for all
-    states_after : after how many of the target's layers the states are read that it fuses, ascending
+    states_after : layer counts, ascending: hidden states are read after so many of the target's layers
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class Eagle3(torch.nn.Module):
 
 
 def states_after(facts: Mapping[str, Any], target: Any) -> tuple[int, ...]:
-    """Read after how many of the target's layers a checkpoint's drafter reads states; InputError if it cannot.
+    """Find the layers after which a checkpoint's drafter reads hidden states; InputError if it names none that fit.
 
     vLLM's key counts layers; SGLang's, which is nested, numbers the layers whose output is read, from 0.
     """
@@ -202,7 +202,7 @@ def vocabulary_tables(tokens: torch.Tensor, size: int) -> dict[str, torch.Tensor
 class RowsOfStates(StateRows):
     """Mixed into both passes: the first token has no row, as no state is before it.
 
-    While it is pending it has one, made of zeros, which is dropped with its round.
+    While the first token is pending, it has a row with a hidden state of zeros, which is dropped when the round ends.
     """
 
     target: Any
@@ -213,7 +213,7 @@ class RowsOfStates(StateRows):
 
 
 class Eagle3LM(RowsOfStates, EagleLM):
-    """The drafter's pass over a target whose states after three numbers of layers are kept."""
+    """The drafter's pass over a target that keeps its hidden states after three of its layers."""
 
     def __init__(self, target: SplitTarget, eagle: Eagle3):
         model = eagle.whole(target.model)

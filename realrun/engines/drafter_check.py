@@ -122,6 +122,7 @@ def _drafts_row(check: str, trace: Trace, reference: Trace) -> dict[str, Any]:
     """Describe the comparison of two recordings."""
     rows = np.flatnonzero(reference.position > 0)
     differing = [row for row in rows.tolist() if differs(trace, reference, row)]
+    first = described(trace, reference, differing[0]) if differing else None
     others = (trace.draft_token[rows] != reference.draft_token[rows]).any(axis=1)
     return {
         "check": check,
@@ -131,7 +132,7 @@ def _drafts_row(check: str, trace: Trace, reference: Trace) -> dict[str, Any]:
         "other_tokens": int(others.sum()),
         "largest_prob_difference": float(np.abs(trace.prob - reference.prob)[rows][~others].max(initial=0.0)),
         "near_ties": [],
-        "first_difference": described(trace, reference, differing[0]) if differing else None,
+        "first_difference": first if len(rows) else "no position was recorded",
         "passed": not differing and len(rows) > 0,
     }
 

@@ -21,7 +21,7 @@ from realrun.lm.layer_stack import PartsLM, model_parts
 class RowsAhead:
     """Rows that a drafter has fed to the lower layers ahead of verification, in slots behind the cached tokens.
 
-    splits : ascending, after how many layers states are kept; the last is that of all lower layers, `split`
+    splits : layer counts, ascending: states are kept after so many layers; the last is all lower layers, `split`
     states : [room, len(splits) d], these states by slot, side by side
     ahead : the tokens, starting with the pending token
     nodes_ahead : number of tree nodes behind those, in the order in which they were fed

@@ -1,8 +1,8 @@
 """EAGLE-3 checkpoints as they are published and as vLLM and SGLang load them: config.json and a file of weights.
 
 Names of weights and keys of config.json are those of the authors' code (github.com/SafeAILab/EAGLE), which both engines
-read. Embeddings are the target's. After which layers the states are read stands in config.json twice because vLLM
-counts layers, and SGLang numbers them from 0.
+read. Embeddings are the target's. config.json names the layers whose states are read twice: vLLM counts layers, and
+SGLang numbers them from 0.
 """
 
 from __future__ import annotations
@@ -59,4 +59,5 @@ def write_checkpoint(tensors: Mapping[str, torch.Tensor], config: Mapping[str, A
 def write_drafter(eagle: Eagle3, vocabulary: int, folder: Path) -> None:
     """Write a loaded drafter of a target with this vocabulary as such a checkpoint."""
     tables = {} if eagle.tokens is None else vocabulary_tables(eagle.tokens, vocabulary)
-    write_checkpoint({**eagle.state_dict(), **tables}, {**eagle.config_json, "vocab_size": vocabulary}, folder)
+    config = {**eagle.config_json, LAYERS_KEY: list(eagle.states_after), "vocab_size": vocabulary}
+    write_checkpoint({**eagle.state_dict(), **tables}, config, folder)

@@ -69,22 +69,25 @@ class GpuSettings(Settings):
     )
     dtype: str = setting("bfloat16", "Number type of states, cache and other matrices on that GPU.")
     tp: int = setting(1, "GPUs that share every layer (tensor parallelism).", low=1)
-    engine_alone: ClassVar[bool] = False  # whether an engine says something without a GPU
+    engine_alone: ClassVar[bool] = False  # whether --engine has a meaning without --gpu
 
     def __post_init__(self) -> None:
         super().__post_init__()
         names = self.gpu, self.target, self.drafter
         if any(names) and not all(names):
             raise InputError("--gpu, --target and --drafter go together; give all three")
-        about = self.weights, None if self.tp == 1 else self.tp, None if self.engine_alone else self.engine
+        about = self.weights, self.tp != 1, self.dtype != "bfloat16", not self.engine_alone and self.engine
         if self.gpu is None and any(about):
-            raise InputError("--engine, --weights and --tp describe costs on a GPU; give --gpu, --target and --drafter")
+            raise InputError(
+                "--engine, --weights, --dtype and --tp describe costs on a GPU; give --gpu, --target and --drafter"
+            )
 
     @property
     def gpu_text(self) -> str:
         """The models and the machine that the options name."""
         devices = f"{self.tp} x {self.gpu}" if self.tp > 1 else self.gpu
         formats = f", weights {self.weights}" if self.weights else ""
+        formats += f", {self.dtype}" if self.dtype != "bfloat16" else ""
         engine = f", {self.engine}" if self.engine else ""
         return f"{self.target} with {self.drafter} on {devices}{formats}{engine}"
 

@@ -6,13 +6,20 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from specsim.cost.roofline.cost import KINDS
 from specsim.io.errors import InputError
 
 OFF = "turn speculation off"
 DRAFTER = {"method": "eagle", "model": "<drafter>"}  # to be replaced
-# Names of drafters, as costs have them, in vLLM and SGLang; other names are of draft models.
-VLLM_METHODS = {"eagle": "eagle", "eagle3": "eagle3", "mtp": "mtp", "medusa": "medusa", "prompt-lookup": "ngram"}
-SGLANG_ALGORITHMS = {"eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "NEXTN", "prompt-lookup": "NGRAM"}
+# Kinds of drafters of costs on a GPU, as vLLM and SGLang name them.
+VLLM_METHODS = {
+    "model": "draft_model", "eagle": "eagle", "eagle3": "eagle3", "mtp": "mtp", "medusa": "medusa",
+    "prompt-lookup": "ngram",
+}  # fmt: skip
+SGLANG_ALGORITHMS = {
+    "model": "STANDALONE", "eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "NEXTN", "prompt-lookup": "NGRAM",
+}  # fmt: skip
+NAMES = {"vllm": VLLM_METHODS, "sglang": SGLANG_ALGORITHMS}
 
 
 def generation_config(k: int, p_min: float = 0.0) -> dict[str, Any]:
@@ -64,18 +71,20 @@ FLAGS: dict[str, Callable[[int], str]] = {
 
 
 def draft_length_flags(engine: str, k: int, drafter: str | None = None) -> str:
-    """The flags that make an engine draft K tokens in every round; InputError for an unknown engine.
+    """The flags that make an engine draft K tokens in every round; InputError for an unknown engine or drafter.
 
-    drafter : as costs on a GPU name it, such as "eagle3"; vLLM's and SGLang's flags then name its kind
+    drafter : its kind in costs on a GPU, such as "eagle3", or a draft model's name, for flags of vLLM and SGLang
     """
     if engine not in FLAGS:
         raise InputError(f"unknown engine {engine!r}; choose one of {', '.join(FLAGS)}")
+    names = NAMES.get(engine)
+    kind = drafter if drafter in KINDS else "model"
+    if drafter is not None and names is not None and kind not in names:
+        raise InputError(f"{engine} has no drafters of kind {kind}; leave --engine out")
     if not k:
         return OFF
-    if drafter is not None and engine == "vllm":
-        config = {**DRAFTER, "method": VLLM_METHODS.get(drafter, "draft_model"), "num_speculative_tokens": k}
-        return speculative_config(**config)
-    algorithm = ""
-    if drafter is not None and engine == "sglang":
-        algorithm = f"--speculative-algorithm {SGLANG_ALGORITHMS.get(drafter, 'STANDALONE')} "
-    return algorithm + FLAGS[engine](k)
+    if drafter is None or names is None:
+        return FLAGS[engine](k)
+    if engine == "vllm":
+        return speculative_config(**{**DRAFTER, "method": names[kind], "num_speculative_tokens": k})
+    return f"--speculative-algorithm {names[kind]} {FLAGS[engine](k)}"

@@ -23,7 +23,7 @@ from specsim.io.errors import InputError
 DATA = Path(__file__).parent / "data"
 MILLISECOND = 1e-3
 INFERENCEX_LENGTH = 0.9  # of the lengths that it names: it draws lengths evenly from 80 to 100 % of them
-MOST_USED = 0.5  # of the GPUs' products, by the prompts of a run alone; more is not credible
+MOST_USED = 0.5  # of the GPUs' peak FLOP/s; a run whose prompts alone would need more is not credible
 MODELS = {  # of serving.parquet
     "MiniMaxAI/MiniMax-M2.5": "minimax-m2.5",
     "Qwen/Qwen3-32B": "qwen3-32b",

@@ -26,9 +26,9 @@ def drafter_check(options: DrafterCheckOptions, models: DrafterSettings) -> Answ
 
     Records what the engine's drafter proposes at every position. Checks that the rounds of normal runs are those of the
     replay, and that no draft changes when prompts are read in chunks or when several sequences run at once. Exits with
-    1 if something differs. Such a drafter changes acceptance, but not the output, so that no metric of the engine shows
-    it. vLLM needs an environment of its own: `nox -s vllm` makes it in this folder, or SPECSIM_VLLM_PYTHON names its
-    interpreter.
+    1 if something differs. An inconsistent drafter changes acceptance, but not the output, so that no metric of the
+    engine shows the defect. vLLM needs an environment of its own: `nox -s vllm` makes it in this folder, or
+    SPECSIM_VLLM_PYTHON names its interpreter.
 
     Example: realrun engine drafter-check --engine vllm --target MODEL --drafter EAGLE3_FOLDER --num-prompts 12
     """
@@ -74,7 +74,7 @@ def _print_check(document: dict[str, Any]) -> None:
         if not row["passed"]:
             result = f"{total - row['equal']:,} of {total:,} {unit} differ"
             if "other_tokens" in row:
-                result += f", {row['other_tokens']:,} of them in drafted tokens, the others in probabilities"
+                result += f", {row['other_tokens']:,} of them in drafted tokens"
             result += f"; first: {row['first_difference']}"
         print(f"{row['check']}: {result}")
         for tie in row["near_ties"]:

@@ -37,6 +37,8 @@ class CalibrateOptions(GpuSettings):
         super().__post_init__()
         if bool(self.measured) == (self.measurement is not None):
             raise InputError("give what was measured: a profile or probe, or points by --measured")
+        if self.measurement is not None and self.gpu is not None:
+            raise InputError("costs are given twice, as a file and by --gpu; leave one out")
 
 
 def calibrate(options: CalibrateOptions) -> Answer:
@@ -74,7 +76,7 @@ def calibrate(options: CalibrateOptions) -> Answer:
             print(f"costs: {options.out}")
 
         return Answer(document, show)
-    assert options.cost is not None and options.measurement is not None  # the second argument follows the first
+    assert options.cost is not None and options.measurement is not None  # positional: no measurement without costs
     document = calibrated_document(options.cost, options.measurement)
     write_json(document, options.out)
     probed = document.get("probed")

@@ -38,22 +38,25 @@ def advise(options: CountsSettings, costs: AdviseCosts, requests: RequestSetting
 
     Example: specsim advise vllm.log --gpu h100 --target llama-3.1-8b --drafter eagle3 --engine vllm
     """
+    from specsim.cost.files import as_cost
+    from specsim.cost.roofline.cost import RooflineCost
     from specsim.engines.advise import advise as find_advice
     from specsim.engines.flags import draft_length_flags
 
-    engine = costs.engine
+    engine, cost = costs.engine, as_cost(costs.read())
+    kind = cost.drafter.kind if isinstance(cost, RooflineCost) else None
     if engine is not None:
-        draft_length_flags(engine, 1)  # rejects an unknown engine before any work
+        draft_length_flags(engine, 1, kind)  # rejects what has no flags before any work
     advice = find_advice(
         options.source,
-        costs.read(),
+        cost,
         context=options.context,
         policy=options.policy,
         seed=options.seed,
         isl=requests.isl,
         osl=requests.osl,
     )
-    flags = None if engine is None else advice.flags(engine, costs.drafter)
+    flags = None if engine is None else advice.flags(engine, kind)
 
     def show() -> None:
         _print_lengths(advice)

@@ -1,4 +1,4 @@
-"""Attention to something else than keys and values of heads: to latents, or to a state of fixed size."""
+"""Attention without a cache of keys and values per head: to latents, or to a state of fixed size."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class LatentAttention:
 
     @property
     def cached_width(self) -> int:
-        """Numbers that a token adds to the cache of a layer, but for the indexer's keys."""
+        """Values that a token adds to a layer's cache, without the indexer's keys."""
         return self.kv_rank + self.rope_dim
 
     @property
@@ -57,7 +57,7 @@ class LatentAttention:
 
 @dataclass(frozen=True)
 class LinearAttention:
-    """A gated delta network: a matrix per head in place of a cache, as large at every context.
+    """Gated DeltaNet: a state matrix per value head in place of a KV cache; its size does not depend on the context.
 
     key_heads, value_heads, key_dim, value_dim : heads and their widths
     kernel : tokens that the convolution over queries, keys and values covers

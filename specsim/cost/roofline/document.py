@@ -10,7 +10,8 @@
 ``cache`` : format of keys and values
 ``batch``, ``tensor_parallel``
 ``engine`` : a name of `engine_preset`, whose overhead counts; default: none
-``calibration`` : ``target`` and ``drafter``, each with ``memory``, ``compute``, ``launch_s``, ``overlap``;
+``calibration`` : ``target`` and ``drafter``, each with ``memory``, ``compute``, ``launch_s``, ``overlap``,
+    ``all_reduce_s``;
     ``overheads``; ``covered``, as `calibration_document` gives them
 """
 

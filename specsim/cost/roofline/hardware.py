@@ -19,8 +19,8 @@ BITS = {
     "float32": 32.0, "bfloat16": 16.0, "float16": 16.0, "float8": 8.0, "int8": 8.0,
     "int4": 4.0 + 16 / 128, "int4-g32": 4.0 + 16 / 32, "mxfp4": 4.0 + 8 / 32, "nvfp4": 4.0 + 8 / 16,
 }  # fmt: skip
-"""Bits a weight: int4 with a 16-bit scale for every 128 or 32 weights, MXFP4 and NVFP4 with an 8-bit scale for every 32
-or 16. Scales of channels, and of blocks of 128 x 128 in float8, do not count: they are less than 0.1 %."""
+"""Bits per weight, scales included: int4 has a 16-bit scale per 128 weights (int4-g32: per 32), MXFP4 an 8-bit scale
+per 32, NVFP4 per 16. Scales per channel, or per block of 128 x 128 in float8, are not counted: less than 0.1 %."""
 PRODUCTS = {"float8": 8, "float4": 4}
 """Bits of narrow types of products."""
 

@@ -1,10 +1,11 @@
 """Roofline costs calibrated on a few measured points: times per output token of an engine, with and without drafts.
 
-A time per token without speculation is a + b R, where R is a decoding step by the roofline: a is what the engine takes
-for a step beside the passes, b how much longer passes take than the roofline says. With drafts of K tokens, a round of
-which tau tokens come out takes tau times the time per token: a + b V(K + 1) + b D(K) + x K + y, where V and D are
-verification and drafting by the roofline, x is what the engine takes for a draft step beside its pass, and y for a
-round.
+A time per token without speculation is a + b R + c, where R is a decoding step by the roofline without bytes between
+GPUs: a is what the engine takes for a step beside the passes, b how much longer passes take than the roofline says, c
+what bytes between GPUs and each sequence take, which no point tells and is kept as given. With drafts of K tokens, a
+round of which tau tokens come out takes tau times the time per token: a + b V(K + 1) + b D(K) + x K + y, and c, where V
+and D are verification and drafting by the roofline, x is what the engine takes for a draft step beside its pass, and y
+for a round.
 """
 
 from __future__ import annotations

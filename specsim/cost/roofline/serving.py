@@ -18,9 +18,7 @@ from specsim.io.errors import InputError
 def with_prompt(prompt_tokens: float, decoding: BatchTokens) -> BatchTokens:
     """Add a prompt to a decoding step. A token of the prompt attends to half of the prompt on average."""
     pairs = prompt_tokens * (prompt_tokens + 1) / 2
-    return BatchTokens(
-        decoding.sequences + 1, decoding.new + prompt_tokens, decoding.cached, decoding.pairs + pairs
-    )  # fmt: skip
+    return BatchTokens(decoding.sequences + 1, decoding.new + prompt_tokens, decoding.cached, decoding.pairs + pairs)
 
 
 def prompt_s(passes: Roofline, prompt_tokens: float, decoding: BatchTokens) -> float:
@@ -45,7 +43,7 @@ def prompts_s(cost: CostModel, isl: float, osl: float, k: int = 0) -> float:
     if min(isl, osl) < 1:
         raise InputError(f"isl={isl:g}, osl={osl:g}; give at least 1 each")
     if not isinstance(cost, RooflineCost):
-        raise InputError("--isl and --osl need costs of shapes and hardware; give --gpu, --target and --drafter")
+        raise InputError("isl and osl need costs of shapes and hardware; give a GPU, a target and a drafter")
     decoding = BatchTokens.alike(cost.batch, k + 1, isl + osl / 2)
     return (cost.batch - 1) / osl * prompt_s(cost.target, isl, decoding)
 

@@ -131,7 +131,7 @@ class Proposer:
 
 @pytest.fixture
 def classes(monkeypatch: pytest.MonkeyPatch) -> tuple[type[Proposer], type[Runner]]:
-    """Stand-ins for vLLM's classes, where the adapter imports them from."""
+    """Replace the modules of vLLM that the recorder imports by fake ones with these classes."""
     proposer, runner = type("Proposer", (Proposer,), {}), type("Runner", (Runner,), {})
     parts = "vllm", "vllm.v1", "vllm.v1.spec_decode", "vllm.v1.worker"
     for name in (*parts, "vllm.v1.spec_decode.llm_base_proposer", "vllm.v1.worker.gpu_model_runner"):

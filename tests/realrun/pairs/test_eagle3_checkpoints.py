@@ -14,7 +14,9 @@ from safetensors.torch import load_file, save_file
 
 from realrun.decode.decoder import Decoder
 from realrun.decode.sampling import Sampler
+from realrun.drafters.eagle3 import LAYERS_KEY
 from realrun.pairs.drafter_files import load_drafter
+from realrun.pairs.eagle3_checkpoints import write_drafter
 from realrun.pairs.pair import Pair, load_pair
 from specsim.io.errors import InputError
 from specsim.policy.registry import make_policy
@@ -102,6 +104,16 @@ def test_a_published_checkpoint_drafts_as_it_computes(form: str, tmp_path: Path)
 )
 def test_states_are_read_where_each_engine_says(config: dict[str, Any], states: list[int], tmp_path: Path) -> None:
     assert pair_of(published(tmp_path / "a", config)).drafter.facts["states_after"] == states
+
+
+@pytest.mark.parametrize("config", [{}, {"eagle_config": {LAYERS_KEY: [0, 1, 2]}}])
+def test_a_published_checkpoint_is_written_for_engines(config: dict[str, Any], tmp_path: Path) -> None:
+    """Although most published ones do not name the layers that they read in the form that vLLM takes."""
+    drafter = pair_of(published(tmp_path / "a", config)).drafter
+    write_drafter(drafter.eagle, 97, tmp_path / "b")
+    again = pair_of(tmp_path / "b").drafter
+    assert again.facts == drafter.facts
+    assert json.loads((tmp_path / "b/config.json").read_text())[LAYERS_KEY] == drafter.facts["states_after"]
 
 
 def test_a_vocabulary_that_ends_with_the_tokenizers_drafts_no_padding(tmp_path: Path) -> None:

@@ -32,8 +32,10 @@ def test_a_gpu_is_priced_as_its_file(name: str, tmp_path: Path) -> None:
     assert by_gpu == by_file
     assert_refused(call(*command, *GPU, "--cost", file), "give costs once")
     assert_refused(call(*command), "give costs once")
-    for alone in (GPU[6:8], GPU[8:], ("--weights", "int4")):
-        assert_refused(call(*command, "--cost", file, *alone), "--engine, --weights and --tp describe costs on a GPU")
+    for alone in (GPU[6:8], GPU[8:], ("--weights", "int4"), ("--dtype", "float32")):
+        assert_refused(
+            call(*command, "--cost", file, *alone), "--engine, --weights, --dtype and --tp describe costs on a GPU"
+        )
 
 
 def test_formats_are_multiplied_as_engines_do() -> None:
@@ -47,3 +49,8 @@ def test_formats_are_multiplied_as_engines_do() -> None:
 def test_a_drafters_grid_needs_the_targets() -> None:
     command = ("specsim", *COMMANDS["replay"], *GPU, "--draft-cost", "draft.json")
     assert_refused(call(*command), "--draft-cost goes with the target's cost grid")
+
+
+def test_costs_are_given_once_to_calibrate() -> None:
+    command = ("specsim", "cost", "calibrate", "costs.json", "profile.json", *GPU, "--out", "new.json")
+    assert_refused(call(*command), "costs are given twice, as a file and by --gpu")

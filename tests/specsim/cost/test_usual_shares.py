@@ -32,7 +32,7 @@ PUBLISHED = {
     ("llama-3.1-8b", "h100", 1, 32, 500): 8.39, ("llama-3.1-8b", "h100", 1, 32, 2000): 10.28,
     ("llama-3.1-8b", "h100", 1, 128, 500): 12.29, ("llama-3.1-8b", "h100", 1, 128, 2000): 19.83,
 }  # fmt: skip
-SHARES = ("memory", "compute", "launch_s", "overlap")  # one GPU tells nothing of all-reduces
+SHARES = ("memory", "compute", "launch_s", "overlap")  # without all_reduce_s: these runs used one GPU
 MOST_PERCENT = 12.5  # median error of these, where none of them was used
 
 

@@ -158,6 +158,9 @@ def test_a_log_and_a_gpu_give_a_line_to_paste(tmp_path: Path) -> None:
     assert last.startswith(f"K = {found['k']}, {speedup['estimate']:.3f} [") and last.endswith(found["flags"])
     assert f"([{speedup['low'] * least:.2f}, {speedup['high'] * most:.2f}] with the error of" in last
     assert least < 1 < most and '"eagle3"' in found["flags"]
+    medusa = (*gpu[:5], "medusa:5", *gpu[6:])
+    assert '"medusa"' in json_of(call("specsim", "advise", log, *medusa, "--json"))["flags"]
+    assert_refused(call("specsim", "advise", log, *gpu[:5], "eesd:8", *gpu[6:]), "vllm has no drafters of kind eesd")
     assert_refused(call("specsim", "advise", log, *gpu, "--policy", "fixed_k"), "names no policies")
     with pytest.raises(InputError, match="isl and osl go together"):
         advise(log, COST, isl=8)
