@@ -80,7 +80,7 @@ def draft_length_flags(engine: str, k: int, drafter: str | None = None) -> str:
     names = NAMES.get(engine)
     kind = drafter if drafter in KINDS else "model"
     if drafter is not None and names is not None and kind not in names:
-        raise InputError(f"{engine} has no drafters of kind {kind}; leave --engine out")
+        raise InputError(f"{engine} has no drafters of kind {kind}; choose another engine")
     if not k:
         return OFF
     if drafter is None or names is None:
