@@ -244,10 +244,11 @@ class StaticEagle(StaticStateDrafter):
 class EagleKind(InsideTargetKind):
     """Its file holds the state of `Eagle`, and its vocabulary, int32 [n], if it does not draft all tokens."""
 
-    eagle: Eagle
+    eagle: Any  # Eagle, or what EAGLE-3 has in its place
 
     name: ClassVar[str] = "eagle"
     paper_policy: ClassVar[str | None] = "eagle2"
+    passes: ClassVar[tuple[Any, Any]] = (EagleLM, StaticEagle)
 
     @classmethod
     def load(cls, target: Any, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> tuple[Any, Self]:
@@ -259,13 +260,17 @@ class EagleKind(InsideTargetKind):
     def facts(self) -> dict[str, Any]:
         return draft_vocabulary(self.eagle.vocabulary)
 
+    def splits(self, target: Any) -> Sequence[int]:
+        """List the numbers of layers after which the drafter reads the target's states."""
+        return (int(target.config.num_hidden_layers),)
+
     def make_passes(self, target: Any) -> tuple[SplitTarget, CachedLM]:
-        split = SplitTarget(target, int(target.config.num_hidden_layers))
-        return split, EagleLM(split, self.eagle)
+        split = SplitTarget(target, *self.splits(target))
+        return split, self.passes[0](split, self.eagle)
 
     def make_static_passes(self, target: Any) -> tuple[StaticLlama, StaticLlama]:
-        static = StaticSplitTarget(target, int(target.config.num_hidden_layers))
-        return static, StaticEagle(static, self.eagle)
+        static = StaticSplitTarget(target, *self.splits(target))
+        return static, self.passes[1](static, self.eagle)
 
     def weights(self, target: Any) -> Sequence[torch.nn.Module]:
         return (self.eagle,)

@@ -20,16 +20,13 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
 
-from realrun.drafters.eagle import EagleLM, StaticEagle
-from realrun.drafters.inside_target import InsideTargetKind
+from realrun.drafters.eagle import EagleKind, EagleLM, StaticEagle
 from realrun.drafters.kind import draft_vocabulary
 from realrun.drafters.state_drafter import StateDrafterLM, StatePass, StateRows, StaticStateDrafter
-from realrun.lm.cached import CachedLM
 from realrun.lm.head import Float32Head, PartialHead, gives_float32
 from realrun.lm.layer_stack import PartsLM
 from realrun.lm.llama import FusedParts, supported
 from realrun.lm.split_target import SplitTarget
-from realrun.lm.static.llama import StaticLlama
 from realrun.lm.static.sizes import Rows
 from realrun.lm.static.split import StaticSplitTarget
 from realrun.lm.variants.block_expansion import core_of, layers_below
@@ -267,13 +264,11 @@ class StaticEagle3(RowsOfStates, StaticEagle):
 
 
 @dataclass(frozen=True, eq=False)
-class Eagle3Kind(InsideTargetKind):
+class Eagle3Kind(EagleKind):
     """Its file holds the tensors of a published checkpoint, and the checkpoint's config.json as fact "config"."""
 
-    eagle: Eagle3
-
     name: ClassVar[str] = "eagle3"
-    paper_policy: ClassVar[str | None] = "eagle2"
+    passes: ClassVar[tuple[Any, Any]] = (Eagle3LM, StaticEagle3)
 
     @classmethod
     def check_target(cls, target: Any) -> None:
@@ -305,16 +300,5 @@ class Eagle3Kind(InsideTargetKind):
     def facts(self) -> dict[str, Any]:
         return {"states_after": list(self.eagle.states_after), **draft_vocabulary(self.eagle.tokens)}
 
-    def make_passes(self, target: Any) -> tuple[SplitTarget, CachedLM]:
-        split = SplitTarget(target, *self._splits(target))
-        return split, Eagle3LM(split, self.eagle)
-
-    def make_static_passes(self, target: Any) -> tuple[StaticLlama, StaticLlama]:
-        static = StaticSplitTarget(target, *self._splits(target))
-        return static, StaticEagle3(static, self.eagle)
-
-    def _splits(self, target: Any) -> list[int]:
+    def splits(self, target: Any) -> Sequence[int]:
         return [layers_below(target, layers) for layers in self.eagle.states_after]
-
-    def weights(self, target: Any) -> Sequence[torch.nn.Module]:
-        return (self.eagle,)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from realrun.train.common.trainings import Training
+from realrun.train.draft import DRAFT_MODEL
 from realrun.train.eagle import EAGLE
 from realrun.train.eagle3 import EAGLE3
 from realrun.train.edd import EDD, VDM
@@ -12,4 +13,4 @@ from realrun.train.predictor.train import PREDICTOR
 from realrun.train.self_sd.search import SELF_SD
 from realrun.train.space import SPACE
 
-TRAININGS: list[Training] = [EESD, MEDUSA, SELF_SD, EDD, VDM, EAGLE, EAGLE3, SPACE, PREDICTOR]
+TRAININGS: list[Training] = [EESD, MEDUSA, SELF_SD, EDD, VDM, EAGLE, EAGLE3, DRAFT_MODEL, SPACE, PREDICTOR]

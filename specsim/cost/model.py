@@ -157,6 +157,12 @@ class CostModel:
         """A baseline decoding step, by the same code path."""
         raise NotImplementedError
 
+    def round_seconds(self, k: int, context: float) -> float:
+        """A round with K drafted tokens, or with K = 0 a step without speculation."""
+        if not k:
+            return float(self.autoregressive_step(context))
+        return float(self.draft(k, context)) + float(self.verify(k + 1, context)) + self.round_overhead()
+
     def wider(self, n_nodes: int, context: npt.ArrayLike) -> Seconds:
         """Additional time of a draft pass over n tree nodes, compared with a chain's draft step."""
         return np.zeros(np.shape(context))

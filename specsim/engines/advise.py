@@ -203,10 +203,7 @@ def _rounds(source: Source, verified: Floats) -> int:
 
 def _seconds(cost: CostModel, longest: int, context: int) -> tuple[Seconds, float]:
     """Seconds of rounds with K = 0, 1, ... drafts [D + 1], and of catching up after a fully accepted draft."""
-    rounds = [float(cost.autoregressive_step(context))]
-    for k in range(1, longest + 1):
-        rounds.append(float(cost.draft(k, context)) + float(cost.verify(k + 1, context)) + cost.round_overhead())
-    return np.array(rounds), float(cost.catch_up(context))
+    return np.array([cost.round_seconds(k, context) for k in range(longest + 1)]), float(cost.catch_up(context))
 
 
 def _lengths(accepted: Floats, verified: Floats, seconds: RoundSeconds, seed: int) -> list[DraftLengthAdvice]:

@@ -54,7 +54,7 @@ class TextRun:
 class Method:
     """A method that trains drafters of a kind.
 
-    kind : the drafter's kind, as its file names it
+    kind : the drafter's kind, as its file names it; empty for a draft model, which has no such file
     plan : what determines the result beside target, loop and text; "drafter" names the method
     facts : what the file says about the drafter beside target, text, loop and provenance
     objective : the loss, in words; the file does not mention it if empty
@@ -76,12 +76,24 @@ class Method:
 def train_on_text(pair: Pair, method: Method, make_job: Callable[[], Job], run: TextRun) -> dict[str, Any]:
     """Train a drafter of the pair's target and write OUT/drafter.safetensors.
 
+    See `tensors_from_text` for the parameters and errors.
+
+    Returns the file's facts with "drafter", its path, "kind", and "history", the rows of the log
+    """
+    tensors, facts, history = tensors_from_text(pair, method, make_job, run)
+    path = save_drafter(run.out, method.kind, tensors, facts)
+    return {"drafter": str(path), "kind": method.kind, **facts, "history": history}
+
+
+def tensors_from_text(
+    pair: Pair, method: Method, make_job: Callable[[], Job], run: TextRun
+) -> tuple[dict[str, torch.Tensor], dict[str, Any], list[dict[str, Any]]]:
+    """Train on text, and return the tensors in the type that they are stored in, the facts and the rows of the log.
+
     pair : only its target and tokenizer are used
     method : plan and description of the training
     make_job : makes the job after the text is ready. The target is restored afterwards
     run : text, loop and folder
-
-    Returns the file's facts with "drafter", its path, "kind", and "history", the rows of the log
 
     Raises InputError if the folder holds another training, windows are too short or longer than the target reads, or
     `run_loop` raises it.
@@ -121,5 +133,4 @@ def train_on_text(pair: Pair, method: Method, make_job: Callable[[], Job], run: 
         **run_facts(run.loop, history, run.out),
         "provenance": provenance(pair.device, pair.number_type),
     }
-    path = save_drafter(run.out, method.kind, tensors, facts)
-    return {"drafter": str(path), "kind": method.kind, **facts, "history": history}
+    return tensors, facts, history

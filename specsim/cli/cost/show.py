@@ -98,8 +98,7 @@ def _served(model: CostModel, options: ShowOptions) -> float | None:
 
     if options.isl is None or options.osl is None:
         return None
-    others_s = prompts_s(model, options.isl, options.osl)
-    return float(model.autoregressive_step(options.isl + options.osl / 2)) + others_s
+    return model.round_seconds(0, options.isl + options.osl / 2) + prompts_s(model, options.isl, options.osl)
 
 
 def _tpot_error(model: CostModel) -> str:

@@ -129,10 +129,7 @@ def calibrated_on_points(cost: RooflineCost, points: Sequence[Point]) -> Fitted:
 
 def predicted_s(cost: RooflineCost, point: Point) -> float:
     """Predict the seconds of a point's round, or of its step without speculation."""
-    at = replace(cost, batch=point.batch)
-    if not point.k:
-        return float(at.autoregressive_step(point.context))
-    return float(at.draft(point.k, point.context) + at.verify(point.k + 1, point.context) + at.round_overhead())
+    return replace(cost, batch=point.batch).round_seconds(point.k, point.context)
 
 
 def _error(cost: RooflineCost, point: Point) -> float:

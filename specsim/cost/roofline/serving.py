@@ -84,11 +84,7 @@ def tpot_s(
     >>> tpot_s(cost, isl=1024, osl=512, concurrency=32) > tpot_s(cost, isl=1024, osl=512, concurrency=1)
     True
     """
-    at, context = replace(cost, batch=concurrency), isl + osl / 2
-    others_s = prompts_s(at, isl, osl, k)
-    if not k:
-        return float(at.autoregressive_step(context)) + others_s
-    if acceptance is None:
+    if k and acceptance is None:
         raise InputError(f"k={k}: give the mean acceptance length as well")
-    round_s = float(at.draft(k, context) + at.verify(k + 1, context) + at.round_overhead())
-    return round_s / acceptance + others_s
+    at = replace(cost, batch=concurrency)
+    return at.round_seconds(k, isl + osl / 2) / (acceptance or 1.0) + prompts_s(at, isl, osl, k)
