@@ -143,7 +143,7 @@ def written_text(
         starts = rng.integers(0, len(corpus.train) - settings.prompt_tokens, size=settings.batch)
         return [corpus.train[start : start + settings.prompt_tokens] for start in starts]
 
-    return _written(pair, prompts, tokens, settings, cache / f"generated-{digest(repr(decisive))}", progress)
+    return _written(pair, prompts, tokens, settings, cache, "generated", decisive, progress)
 
 
 def answered(
@@ -162,7 +162,7 @@ def answered(
         order = np.random.default_rng((settings.seed, shard // len(batches))).permutation(len(batches))
         return batches[order[shard % len(batches)]]
 
-    return _written(pair, prompts, tokens, settings, cache / f"answers-{digest(repr(decisive))}", progress)
+    return _written(pair, prompts, tokens, settings, cache, "answers", decisive, progress)
 
 
 def made_up(pair: Pair, tokens: int, settings: DistillSettings, cache: Path, progress: Progress) -> Tokens:
@@ -186,7 +186,7 @@ def made_up(pair: Pair, tokens: int, settings: DistillSettings, cache: Path, pro
         lengths = len(before) + ends[whole].argmax(axis=1)
         return [np.append(row[:length], np.array(after, np.int32)) for row, length in zip(rows, lengths, strict=True)]
 
-    return _written(pair, prompts, tokens, settings, cache / f"made-up-{digest(repr(decisive))}", progress)
+    return _written(pair, prompts, tokens, settings, cache, "made-up", decisive, progress)
 
 
 def _written(
@@ -194,10 +194,16 @@ def _written(
     prompts: Callable[[int, np.random.Generator], Sequence[Tokens]],
     tokens: int,
     settings: DistillSettings,
-    folder: Path,
+    cache: Path,
+    kind: str,
+    decisive: list[Any],
     progress: Progress,
 ) -> Tokens:
-    """Let the target go on with the prompts of shards 0, 1, ... until it has `tokens` tokens; a shard is a file."""
+    """Let the target go on with the prompts of shards 0, 1, ... until it has `tokens` tokens; a shard is a file.
+
+    kind : of text; with what decides it, the name of its folder in the cache
+    """
+    folder = cache / f"{kind}-{digest(repr(decisive))}"
     parts: list[Tokens] = []
     written = 0
     while written < tokens:
@@ -207,7 +213,7 @@ def _written(
             save_tokens(_shard(pair, prompts(len(parts), rng), settings, len(parts), rng), path)
         parts.append(read_tokens(path))
         written += len(parts[-1])
-        progress("self-distillation", min(written, tokens), tokens)
+        progress(f"self-distillation, {kind}", min(written, tokens), tokens)
     return np.concatenate(parts)
 
 
