@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from specsim.engines.export import export_flags
     from specsim.engines.import_records import import_records
     from specsim.io.errors import InputError
+    from specsim.learn.draft_ahead import draft_ahead
     from specsim.learn.predict import predict, replay
     from specsim.learn.tune import cross_validate, tune
     from specsim.policy.base import setting
@@ -43,6 +44,7 @@ _HOMES = {  # public name -> module that defines it
     "calibrate": "specsim.cost.calibrate",
     "cross_validate": "specsim.learn.tune",
     "diagnose": "specsim.engines.diagnose",
+    "draft_ahead": "specsim.learn.draft_ahead",
     "export_flags": "specsim.engines.export",
     "generate": "specsim.acceptance.generate",
     "import_records": "specsim.engines.import_records",
@@ -73,6 +75,7 @@ __all__ = [
     "calibrate",
     "cross_validate",
     "diagnose",
+    "draft_ahead",
     "export_flags",
     "generate",
     "import_records",
