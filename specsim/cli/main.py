@@ -11,6 +11,7 @@ from specsim.cli.claims import claims
 from specsim.cli.command import command
 from specsim.cli.console import options_of_all, run
 from specsim.cli.cost import cost
+from specsim.cli.draft_ahead import draft_ahead
 from specsim.cli.engines.advise import advise
 from specsim.cli.engines.diagnose import diagnose
 from specsim.cli.engines.explain import explain
@@ -52,6 +53,7 @@ COMMANDS = (
     tune,
     leaderboard,
     sweep,
+    draft_ahead,
     policies,
     info,
     example,

@@ -10,7 +10,9 @@ import numpy as np
 
 from specsim.cost.files import CostLike
 from specsim.cost.model import SPACE
+from specsim.io.arrays import Floats
 from specsim.io.errors import InputError
+from specsim.learn.calibration import Calibration
 from specsim.learn.chain_calibration import calibrate, drafted_tokens, feature_table
 from specsim.learn.predict import priced
 from specsim.policy.static_tree.rates import rates_of
@@ -70,6 +72,8 @@ class DraftAhead(Result):
     devices : 1 or 2
     learned_on, sequences : tuning and held-out sequences
     text_alone : whether drafts depend on the text alone
+    noise_shared : whether the drafter knows the noise by which the target samples
+    cost_notes : notes of the costs on their seconds
     """
 
     rows: tuple[AheadRow, ...]
@@ -179,11 +183,7 @@ def draft_ahead(
     """
     both = priced(trace, cost)
     text_alone = reads_text_alone(both.trace)
-    longest = (
-        (both.trace.depth - 1 if text_alone else both.trace.depth // 2)
-        if max_draft_tokens is None
-        else (max_draft_tokens)
-    )
+    longest = max_draft_tokens or (both.trace.depth - 1 if text_alone else both.trace.depth // 2)
     _check(both.trace, outcomes, longest, devices)
     tuning, rest = split_sequences(both.trace, tuning_share=tuning_share, seed=seed)
     tuned_on, held_out = both.select(tuning), both.select(rest)
@@ -192,9 +192,8 @@ def draft_ahead(
     modes: list[tuple[Mode, int]] = [("plain", 0), *(("ahead", number) for number in outcomes), ("pearl", 1)]
 
     def run(part: PricedTrace, at: Prepared) -> AheadRounds:
-        settings = AheadSettings(
-            at.k, 0 if at.mode == "pearl" else at.prepared, at.mode == "pearl", devices == 2, text_alone
-        )
+        pearl = at.mode == "pearl"
+        settings = AheadSettings(at.k, 0 if pearl else at.prepared, pearl, devices == 2, text_alone)
         return replay_ahead(part.trace, settings, learned.on(part.trace), part.table())
 
     def tuning_s(at: Prepared) -> float:
@@ -222,8 +221,8 @@ class OutcomeModel:
     rates : float64 [D, 1 + W], share of the target's tokens of every rank by depth
     """
 
-    calibration: Any
-    rates: Any
+    calibration: Calibration
+    rates: Floats
 
     def on(self, trace: Trace) -> Outcomes:
         """Probabilities at every position of a trace."""

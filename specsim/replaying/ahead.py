@@ -118,9 +118,8 @@ def replay_ahead(trace: Trace, settings: AheadSettings, outcomes: Outcomes, tabl
         wider_s = table.tree.wider_s[prepared]
     columns = _Columns(trace.offsets, trace.prompt_tokens, trace.budget_tokens, trace.draft_limit, rank)
     costs = (table.bucket_bits, table.draft_s, table.catch_up_s, table.verify_s, wider_s, table.policy_step_s)
-    result = AheadRounds(
-        *np.zeros((3, trace.sequences), np.int64), np.zeros(trace.sequences), np.full(len(rank), -1, np.int8)
-    )
+    rounds, chances, hits = np.zeros((3, trace.sequences), np.int64)
+    result = AheadRounds(rounds, chances, hits, np.zeros(trace.sequences), np.full(len(rank), -1, np.int8))
     _replay(columns, settings, outcomes, costs, result)
     return result._replace(seconds=result.seconds + result.rounds * table.round_overhead_s)
 

@@ -1,4 +1,4 @@
-"""Drafting ahead against a plain simulation that keeps prepared drafts in a set, closed forms and hand-worked rounds."""
+"""Drafting ahead against a plain simulation with sets of prepared outcomes, closed forms and hand-worked rounds."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_hit_rate_and_seconds_of_independent_tokens_follow_their_formula() -> No
     expected = 0.2401 + 0.15 + 0.105 + 0.09
     hits, chances = int(rounds.hits[0]), int(rounds.chances[0])
     assert abs(hits / chances - expected) < 4 * np.sqrt(expected * (1 - expected) / chances)
-    # A round takes 1 s; k s_d = 0.75 s where its draft was not ready; preparing takes 4 x 0.25 s, no more than the pass.
+    # A round takes 1 s, and 0.75 s more where its draft was not ready; preparing takes 4 x 0.25 s, as long as the pass.
     assert rounds.seconds[0] == pytest.approx(rounds.rounds[0] + 0.75 * (rounds.rounds[0] - hits), abs=1.0)
     shared = replay_ahead(trace, settings._replace(own_device=False), known, cost_table(trace, COST))
     assert shared.seconds[0] == pytest.approx(rounds.seconds[0] + rounds.rounds[0] * 1.0, abs=2.0)
