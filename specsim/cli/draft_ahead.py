@@ -16,7 +16,7 @@ class AheadOptions(SeedSettings, TraceSettings):
 
     outcomes: tuple[int, ...] = setting((1, 2, 4, 8, 16), "Outcomes to prepare drafts for, increasing.")
     max_draft_tokens: int | None = setting(
-        None, "Maximum draft length K, below the depth of the trace (default: as far as it is exact).", low=1, high=254
+        None, "Maximum draft length K, below the depth of the trace (default: one less).", low=1, high=254
     )
     devices: int = setting(2, "Devices: 2 if the drafter has its own, else 1.", low=1, high=2)
     tuning_share: float = setting(0.5, TUNING_SHARE_HELP)

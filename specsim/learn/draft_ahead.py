@@ -148,8 +148,7 @@ def draft_ahead(
     outcomes : sequence of int
         Numbers of prepared outcomes to compare.
     max_draft_tokens : int, optional
-        Longest draft to compare, below the depth of the trace (default: one less, or half of it for a drafter that
-        reads the target's states).
+        Longest draft to compare, below the depth of the trace (default: one less).
     devices : int
         2: the drafter has its own, and preparing overlaps verification. 1: preparing takes its time in turn.
     tuning_share : float
@@ -183,7 +182,7 @@ def draft_ahead(
     """
     both = priced(trace, cost)
     text_alone = reads_text_alone(both.trace)
-    longest = max_draft_tokens or (both.trace.depth - 1 if text_alone else both.trace.depth // 2)
+    longest = both.trace.depth - 1 if max_draft_tokens is None else max_draft_tokens
     _check(both.trace, outcomes, longest, devices)
     tuning, rest = split_sequences(both.trace, tuning_share=tuning_share, seed=seed)
     tuned_on, held_out = both.select(tuning), both.select(rest)
