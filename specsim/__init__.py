@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from specsim.policy.chain.base import ChainPolicy
     from specsim.policy.registry import make_policy, policies
     from specsim.policy.tree.base import TreePolicy
+    from specsim.serving.rollouts import rollouts
     from specsim.serving.serve import serve, serve_batches, serve_schedule
     from specsim.trace.files import read_trace, write_trace
     from specsim.trace.join import join_traces
@@ -56,6 +57,7 @@ _HOMES = {  # public name -> module that defines it
     "read_cost": "specsim.cost.files",
     "read_trace": "specsim.trace.files",
     "replay": "specsim.learn.predict",
+    "rollouts": "specsim.serving.rollouts",
     "serve": "specsim.serving.serve",
     "serve_batches": "specsim.serving.serve",
     "serve_schedule": "specsim.serving.serve",
@@ -87,6 +89,7 @@ __all__ = [
     "read_cost",
     "read_trace",
     "replay",
+    "rollouts",
     "serve",
     "serve_batches",
     "serve_schedule",

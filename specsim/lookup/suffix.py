@@ -263,11 +263,12 @@ class SuffixDecoder:
         self.outputs = SuffixTree(rule.max_tree_depth)
         self.cached: deque[SuffixText] = deque()
 
-    def begin(self, prompt: Sequence[int]) -> None:
-        """Start a request."""
+    def begin(self, prompt: Sequence[int], *, counted: bool = True) -> None:
+        """Start a request. counted : whether later requests draft from its output"""
+        self.counted = counted and self.rule.max_cached_requests > 0
         self.own, self.text = SuffixTree(self.rule.max_tree_depth), SuffixText()
         self.own.extend(self.text, prompt)
-        if self.rule.max_cached_requests:
+        if self.counted:
             if len(self.cached) == self.rule.max_cached_requests:
                 self.outputs.remove(self.cached.popleft())
             self.cached.append(SuffixText())
@@ -275,7 +276,7 @@ class SuffixDecoder:
     def extend(self, tokens: Sequence[int]) -> None:
         """Go on with tokens of its output."""
         self.own.extend(self.text, tokens)
-        if self.cached:
+        if self.counted:
             self.outputs.extend(self.cached[-1], tokens)
 
     def propose(self, max_tokens: int) -> SuffixDraft:
@@ -286,9 +287,15 @@ class SuffixDecoder:
 
 
 def suffix_columns(
-    decoder: SuffixDecoder, vocabulary: int, prompt: Sequence[int], output: Sequence[int], depth: int
+    decoder: SuffixDecoder,
+    vocabulary: int,
+    prompt: Sequence[int],
+    output: Sequence[int],
+    depth: int,
+    *,
+    counted: bool = True,
 ) -> dict[str, Any]:
-    """Build the columns of a trace of this request, and add it to the decoder."""
+    """Build the columns of a trace of this request, and add it to the decoder if it is counted."""
 
     def proposals() -> Iterator[tuple[list[int], list[float]]]:
         for token in output:
@@ -296,5 +303,5 @@ def suffix_columns(
             yield draft.tokens, draft.shares
             decoder.extend([token])
 
-    decoder.begin(prompt)
+    decoder.begin(prompt, counted=counted)
     return proposal_columns(output, proposals(), depth, vocabulary)
