@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from specsim.engines.export import export_flags
     from specsim.engines.import_records import import_records
     from specsim.io.errors import InputError
+    from specsim.learn.by_context import by_context
     from specsim.learn.draft_ahead import draft_ahead
     from specsim.learn.predict import predict, replay
     from specsim.learn.tune import cross_validate, tune
@@ -42,6 +43,7 @@ _HOMES = {  # public name -> module that defines it
     "Trace": "specsim.trace.trace",
     "TreePolicy": "specsim.policy.tree.base",
     "advise": "specsim.engines.advise",
+    "by_context": "specsim.learn.by_context",
     "calibrate": "specsim.cost.calibrate",
     "cross_validate": "specsim.learn.tune",
     "diagnose": "specsim.engines.diagnose",
@@ -74,6 +76,7 @@ __all__ = [
     "Trace",
     "TreePolicy",
     "advise",
+    "by_context",
     "calibrate",
     "cross_validate",
     "diagnose",
