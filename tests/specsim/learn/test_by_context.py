@@ -40,7 +40,7 @@ def test_the_best_length_grows_where_the_target_slows_down() -> None:
     trace = specsim.generate(acceptance=0.8, sequences=1000, output_tokens=600, depth=8, prompt_tokens=64)
     result = by_context(trace, Growing(), edges=[112, 128, 240, 256, 496, 512])
     ks = np.arange(1, 9)
-    for each in result.bins[::2]:  # narrow, so that a bin's step is about the same in all its rounds
+    for each in result.bins[1::2]:  # in the narrow bins between them chance matters more
         # Leviathan et al., Theorem 3.8: E[tokens] / (c K + 1), c = 0.3 / step
         closed = mean_tokens_per_round(0.8, ks) / (0.3 / each.step_s * ks + 1)
         assert np.abs(np.array([float(value) for value in each.speedup]) / closed - 1).max() < 0.03
