@@ -78,7 +78,7 @@ class Rollouts(Result):
         return 1 + int(np.argmin(self.mean_s))
 
     def __repr__(self) -> str:
-        return f"refresh the drafter every {self.refresh_every} steps: {min(self.mean_s):.3g} s a step"
+        return f"refresh interval of the drafter: {self.refresh_every} steps, {min(self.mean_s):.3g} s a step"
 
     def to_frame(self) -> pd.DataFrame:
         """Tabulate a row per step and drafter: makespans in seconds, K, schedule, speedup."""
