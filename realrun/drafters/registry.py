@@ -12,6 +12,7 @@ from realrun.drafters.lookup import LookupKind
 from realrun.drafters.medusa import MedusaKind
 from realrun.drafters.self_sd import SelfSDKind
 from realrun.drafters.space import SpaceKind
+from realrun.drafters.sparse_cache import SparseCacheKind
 
 DRAFTERS: dict[str, type[DrafterKind]] = {
     "model": IndependentKind,
@@ -23,5 +24,6 @@ DRAFTERS: dict[str, type[DrafterKind]] = {
     "eagle3": Eagle3Kind,
     "self-sd": SelfSDKind,
     "space": SpaceKind,
+    "sparse-cache": SparseCacheKind,
     "prompt-lookup": LookupKind,
 }

@@ -18,6 +18,7 @@ from realrun.drafters.independent import IndependentKind
 from realrun.drafters.kind import DrafterKind
 from realrun.drafters.registry import DRAFTERS
 from realrun.drafters.self_sd import SelfSDKind
+from realrun.drafters.sparse_cache import window_facts
 from realrun.lm.cached import CachedLM
 from realrun.lm.clock import clock_name
 from realrun.lm.number_type import find_dtype, in_number_type, number_type
@@ -138,9 +139,10 @@ def load_pair(
         None or "none" for none, or "auto" for the lab's, or that in the drafter's folder, if it was trained on this
         pair.
     drafter : str
-        "model" for the draft model; "prompt-lookup" or another name in `realrun.drafters.registry.DRAFTERS` that any
-        target has; a drafter of the lab, such as "eesd" or "lab:eesd" (`LAB_DRAFTERS`); "eagle" for target "smollm2";
-        a folder made by `realrun train`, or an EAGLE-3 checkpoint's. draft_model is ignored unless this is "model".
+        "model" for the draft model; "prompt-lookup" or "sparse-cache:512" (the target, which reads 512 tokens of its
+        cache), for any target; a drafter of the lab, such as "eesd" or "lab:eesd" (`LAB_DRAFTERS`); "eagle" for target
+        "smollm2"; a folder made by `realrun train`, or an EAGLE-3 checkpoint's. draft_model is ignored unless this is
+        "model".
     beside : Pair, optional
         Pair of the same target, device and type, whose target is shared.
     allow_tokenizer_difference : bool
@@ -219,21 +221,22 @@ def _load_inside(
     beside: Pair | None,
 ) -> Pair:
     """Do `load_pair` for a drafter that any target has or that was trained for it."""
-    if drafter not in DRAFTERS and drafter not in LAB_DRAFTERS and not Path(drafter).exists():
+    kind_name, facts = window_facts(drafter)
+    if kind_name not in DRAFTERS and drafter not in LAB_DRAFTERS and not Path(drafter).exists():
         known = [name for name, kind in DRAFTERS.items() if kind.origin != "file"]
         raise InputError(
             f"drafter {drafter} is unknown; give {', '.join(known)}, a drafter of the lab's "
             f"({', '.join(LAB_DRAFTERS)}), or a folder made by `realrun train`"
         )
     shipped = shipped_drafter(target, drafter)
-    kind = DRAFTERS.get(drafter)
+    kind = DRAFTERS.get(kind_name)
     path = shipped or (lab_drafter(drafter) if drafter in LAB_DRAFTERS else Path(drafter))
     free = kind is not None and kind.origin == "target"
     if kind is not None and not kind.has_states and predictor not in (None, "none", "auto"):
         raise InputError(f"drafter {drafter} has no states that a predictor reads; leave --predictor {predictor} out")
     alone = load_target(target, device=device, dtype=dtype, threads=threads) if beside is None else beside
     if kind is not None and free:
-        model, loaded = kind.load(alone.target, {}, {})
+        model, loaded = kind.load(alone.target, {}, facts)
         pair = replace(alone, target=model, drafter=loaded, draft_name=drafter)
         return pair if predictor in (None, "none", "auto") else _with_predictor(pair, Path(predictor), strict=True)
     core = core_of(alone.target)  # which it was trained for, if blocks were added since

@@ -14,6 +14,7 @@ from specsim.replaying.ahead import MISSED, READY, AheadSettings, Outcomes, read
 from specsim.replaying.table import cost_table
 from specsim.trace.trace import Trace
 from tests.support.checks import refusal
+from tests.support.commands import call, json_of
 from tests.support.tree_traces import tree_trace
 
 COST = ConstantCost(s_d=0.25, s_t=1.0)
@@ -144,6 +145,17 @@ def test_more_outcomes_never_hit_less_and_text_alone_keeps_every_round() -> None
     assert rates[0] < rates[-1]
     assert {row.tau for row in ahead if row.k == plain.k} == {plain.tau}
     assert result.to_frame()["gain"].iloc[0] == 1.0
+
+
+def test_the_command_prints_the_functions_answer() -> None:
+    trace, cost = "example:lab-eagle", "example:lab-deep-eagle"
+    options = ("--outcomes", "1,4", "--max-draft-tokens", 3, "--devices", 1)
+    answer = draft_ahead(trace, cost, outcomes=[1, 4], max_draft_tokens=3, devices=1)
+    document = json_of(call("specsim", "draft-ahead", trace, "--cost", cost, *options, "--json"))
+    assert document["rows"] == answer.as_dict()["rows"]
+    assert document["best"]["mode"] == "plain"  # a device that both share gains nothing
+    shown = call("specsim", "draft-ahead", trace, "--cost", cost, *options).out
+    assert "the drafter's own states" in shown and f"{100 * answer.rows[2].hit_rate:.1f} %" in shown
 
 
 def test_what_cannot_be_counted_is_refused() -> None:
