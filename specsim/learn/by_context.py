@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from specsim.cost.files import CostLike
-from specsim.cost.table import CostTable
-from specsim.io.arrays import Floats
+from specsim.io.arrays import Bools, IntArray, Seconds
 from specsim.io.errors import InputError
 from specsim.learn.predict import priced
 from specsim.policy.chain.fixed_k import FixedK
@@ -29,11 +28,11 @@ if TYPE_CHECKING:
 class ContextBin:
     """Rounds that begin at these cached tokens, first to last.
 
+    rounds : at K = 1
     acceptance : share of first drafted tokens that are accepted
     step_s, draft_s : mean seconds of a decoding step and of a draft step there
     k : draft length of the largest speedup; 0 where none is above 1
     speedup : by draft length, from 1 on, over the same tokens without speculation
-    rounds : at K = 1
     """
 
     first: int
@@ -120,69 +119,63 @@ def by_context(
             f"edges={edges}, max_draft_tokens={longest}; give increasing contexts, and 1 to {both.trace.depth}"
         )
     ends = [*edges[1:], 1 << 62]
-    runs = [_rounds(both, k) for k in range(1, longest + 1)]
+    runs = [_rounds(both, FixedK(k=k)) for k in range(1, longest + 1)]
     bins = []
     for first, end in zip(edges, ends, strict=True):
         inside = [(run.context >= first) & (run.context < end) for run in runs]
         if all(each.any() for each in inside):
             bins.append(_bin(both, runs, inside, first))
-    return ByContext(tuple(bins), both.table().notes)
+    approximate = ("approximate: rejection sampling",) if both.trace.approximate else ()
+    return ByContext(tuple(bins), (*approximate, *both.table().notes))
 
 
-@dataclass(frozen=True)
-class _Rounds:
+class _Rounds(NamedTuple):
     """Rounds of a fixed K, an array [R] each; plain_s : seconds of their tokens without speculation."""
 
-    sequence: Any
-    context: Any
-    accepted: Any
-    drafted: Any
-    seconds: Floats
-    plain_s: Floats
+    sequence: IntArray
+    context: IntArray
+    drafted: IntArray
+    accepted: IntArray
+    seconds: Seconds
+    plain_s: Seconds
 
 
-def _rounds(both: PricedTrace, k: int) -> _Rounds:
-    """The rounds of K, each with its seconds."""
-    log, trace, table = both.replay(FixedK(k=k), log=True).rounds, both.trace, both.table()
+def _rounds(both: PricedTrace, policy: FixedK) -> _Rounds:
+    """The rounds of a policy, each with its seconds."""
+    log, trace, table = both.replay(policy, log=True).rounds, both.trace, both.table(policy)
     assert log is not None
+    drafted, accepted = log.drafted, log.accepted
     context = trace.prompt_tokens[log.sequence] - 1 + log.t
     bucket = context >> table.bucket_bits
-    whole = (log.accepted == log.drafted) & (log.drafted > 0)
-    behind = np.append(False, whole[:-1]) & (log.t > 0) & (log.drafted > 0)
-    seconds = table.draft_s[log.drafted, bucket] + behind * table.catch_up_s[bucket]
-    seconds += table.verify_s[log.drafted + 1, bucket] + table.round_overhead_s
-    seconds += np.maximum(log.drafted - 1, 0) * table.policy_step_s
-    left = trace.output_tokens[log.sequence] - log.t
-    emitted = np.minimum(log.accepted + 1, left)
-    return _Rounds(log.sequence, context, log.accepted, log.drafted, seconds, _plain_s(table, context, emitted))
+    after_whole = np.append(False, (accepted == drafted)[:-1] & (drafted > 0)[:-1]) & (log.t > 0) & (drafted > 0)
+    seconds = table.draft_s[drafted, bucket] + after_whole * table.catch_up_s[bucket]
+    seconds += np.maximum(drafted - 1, 0) * table.policy_step_s
+    seconds += table.verify_s[drafted + 1, bucket] + table.round_overhead_s
+    end = context + np.minimum(accepted + 1, trace.output_tokens[log.sequence] - log.t)
+    steps_s = table.autoregressive_s[np.arange(end.max()) >> table.bucket_bits]
+    elapsed_s = np.append(0.0, np.cumsum(steps_s))
+    return _Rounds(log.sequence, context, drafted, accepted, seconds, elapsed_s[end] - elapsed_s[context])
 
 
-def _plain_s(table: CostTable, context: Any, tokens: Any) -> Floats:
-    """Seconds of so many decoding steps from a context on."""
-    steps = table.autoregressive_s[np.arange(int((context + tokens).max())) >> table.bucket_bits]
-    elapsed_s = np.append(0.0, np.cumsum(steps))
-    return np.asarray(elapsed_s[context + tokens] - elapsed_s[context])
-
-
-def _bin(both: PricedTrace, runs: Sequence[_Rounds], inside: Sequence[Any], first: int) -> ContextBin:
+def _bin(both: PricedTrace, runs: Sequence[_Rounds], inside: Sequence[Bools], first: int) -> ContextBin:
     """Summarise the rounds inside a bin."""
     speedup = []
-    for run, which in zip(runs, inside, strict=True):
-        sums = [
-            np.bincount(run.sequence[which], values[which], minlength=both.trace.sequences)
+    for run, here in zip(runs, inside, strict=True):
+        plain_s, seconds = (
+            np.bincount(run.sequence[here], values[here], minlength=both.trace.sequences)
             for values in (run.plain_s, run.seconds)
-        ]
-        speedup.append(ratio_interval(*sums))
-    one, which = runs[0], inside[0]
-    bucket, drafting = one.context[which] >> both.table().bucket_bits, which & (one.drafted > 0)
-    best = int(np.argmax(speedup))
+        )
+        speedup.append(ratio_interval(plain_s, seconds))
+    single, here = runs[0], inside[0]
+    table, drafting = both.table(), here & (single.drafted > 0)
+    bucket, best = single.context[here] >> table.bucket_bits, int(np.argmax(speedup))
     return ContextBin(
         first=first,
-        last=int(max(run.context[each].max() for run, each in zip(runs, inside, strict=True))),
-        rounds=int(which.sum()),
-        acceptance=float(one.accepted[drafting].mean()) if drafting.any() else 0.0,
-        step_s=float(both.table().autoregressive_s[bucket].mean()),
-        draft_s=float(both.table().draft_s[1, bucket].mean()),
+        last=int(max(run.context[here].max() for run, here in zip(runs, inside, strict=True))),
+        rounds=int(here.sum()),
+        acceptance=float(single.accepted[drafting].mean()) if drafting.any() else 0.0,
+        step_s=float(table.autoregressive_s[bucket].mean()),
+        draft_s=float(table.draft_s[1, bucket].mean()),
         k=best + 1 if speedup[best] > 1 else 0,
         speedup=tuple(speedup),
     )

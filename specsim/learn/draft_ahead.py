@@ -186,14 +186,14 @@ def draft_ahead(
     _check(both.trace, outcomes, longest, devices)
     tuning, rest = split_sequences(both.trace, tuning_share=tuning_share, seed=seed)
     tuned_on, held_out = both.select(tuning), both.select(rest)
-    width = max(outcomes)
-    learned = learn_outcomes(tuned_on.trace, width)
+    learned = learn_outcomes(tuned_on.trace, max(outcomes))
+    known = {part: learned.on(part.trace) for part in (tuned_on, held_out)}
     modes: list[tuple[Mode, int]] = [("plain", 0), *(("ahead", number) for number in outcomes), ("pearl", 1)]
 
     def run(part: PricedTrace, at: Prepared) -> AheadRounds:
         pearl = at.mode == "pearl"
         settings = AheadSettings(at.k, 0 if pearl else at.prepared, pearl, devices == 2, text_alone)
-        return replay_ahead(part.trace, settings, learned.on(part.trace), part.table())
+        return replay_ahead(part.trace, settings, known[part], part.table())
 
     def tuning_s(at: Prepared) -> float:
         return float(run(tuned_on, at).seconds.sum())
