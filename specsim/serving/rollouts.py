@@ -179,8 +179,8 @@ def rollouts(
     for step, (before, trace) in enumerate(pairwise(looked_up), start=1):
         if trace is not None:
             steps.append(_step(step, "suffix", trace, before or trace, FreeDrafts(model), longest))
-    itself = ["the schedule of the first step with a drafter is found on the step itself"]
-    return Rollouts(tuple(steps), tuple((mean_s / np.arange(1, 1 + len(mean_s))).tolist()), tuple(itself))
+    note = "the schedule of a drafter's first step is found on the step itself"
+    return Rollouts(tuple(steps), tuple((mean_s / np.arange(1, 1 + len(mean_s))).tolist()), (note,))
 
 
 def best_schedule(trace: Trace, cost: BatchCost, longest: int) -> dict[int, int]:

@@ -137,6 +137,36 @@ def test_pearl_by_hand() -> None:
     assert slow.seconds[0] == pytest.approx(3 * 1.5 + 2 * 1.5 + 1.0 + 1.0 + 1.0)
 
 
+@pytest.mark.parametrize("k", [2, 3, 5])
+def test_pearl_is_its_algorithm_on_drafted_tokens(k: int) -> None:
+    trace = specsim.read_trace("example:lab-model")
+    known = learn_outcomes(trace, 1).on(trace)
+    settings = AheadSettings(k, 0, pearl=True, own_device=True, text_alone=True)
+    rounds = replay_ahead(trace, settings, known, cost_table(trace, COST))
+    for s in range(trace.sequences):
+        begin, length = int(trace.offsets[s]), int(trace.output_tokens[s])
+        text, drafts = trace.token[begin : begin + length].tolist(), trace.draft_token[begin : begin + length].tolist()
+        passes, t, waiting = [], 0, None  # waiting : drafted tokens that are not verified yet
+        while t < length:
+            passes.append((t, waiting is not None))
+            if waiting is None:  # the target reads the pending token while k tokens are drafted
+                waiting = drafts[t][1:k] if drafts[t][0] == text[t] else None
+                t += 1
+                continue
+            more = drafts[t + len(waiting)][:k] if t + len(waiting) < length else []  # drafted meanwhile
+            right = waiting == text[t : t + len(waiting)] and more and more[0] == text[t + len(waiting)]
+            accepted = next(
+                (i for i, (d, y) in enumerate(zip(waiting, text[t:], strict=False)) if d != y), len(waiting)
+            )
+            t += accepted + 1
+            waiting = more[1:] if right else None
+        starts = np.flatnonzero(rounds.draft_of[begin : begin + length] >= 0)
+        assert starts.tolist() == [start for start, _ in passes]
+        drafting = [start for start in starts.tolist() if trace.draft_limit[begin + start] > 0]
+        ready = dict(passes)
+        assert [rounds.draft_of[begin + start] == READY for start in drafting] == [ready[start] for start in drafting]
+
+
 def test_more_outcomes_never_hit_less_and_text_alone_keeps_every_round() -> None:
     result = draft_ahead(tree_trace(1, sequences=12), COST, outcomes=[1, 2, 4, 8], max_draft_tokens=2)
     plain, *ahead, _ = result.rows
