@@ -4,6 +4,9 @@ One layer maps a token's embedding, fused with the feature before it, to the fea
 makes logits of that. A feature is the target's last state after its final norm. In a round that starts with token n
 pending, the rows of tokens 0 .. n are fused with features of the target (zeros for token 0), and the rows of drafted
 tokens with the drafter's own output before them.
+
+The layer that vLLM runs (model_executor/models/llama_eagle.py) differs in three things, and `Eagle` can be made so: its
+projection has no bias, its layer no first norm, and the first token no row.
 """
 
 from __future__ import annotations
@@ -14,13 +17,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
 from realrun.drafters.edd import one_layer_model
 from realrun.drafters.inside_target import InsideTargetKind
 from realrun.drafters.kind import DRAFT_TOKENS, draft_tokens, draft_vocabulary
-from realrun.drafters.state_drafter import STATE_ROWS, StateDrafterLM, StatePass, StaticStateDrafter
+from realrun.drafters.state_drafter import STATE_ROWS, StateDrafterLM, StatePass, StateRows, StaticStateDrafter
 from realrun.lm.cached import CachedLM
 from realrun.lm.head import partial_head
 from realrun.lm.split_target import SplitTarget
@@ -30,22 +34,27 @@ from realrun.lm.static.split import StaticSplitTarget
 from realrun.lm.variants.shared_weights import with_layers
 from specsim.io.arrays import Bools, Ints
 
+BIAS = "fuse.bias"  # only layers that vLLM runs lack it
+
 
 class Eagle(torch.nn.Module):
     """The trained modules: a fusing projection [2 d -> d] and a layer of the target's kind.
 
     vocabulary : int64 [n], the tokens that it drafts; None for all. A draft step then reads n rows of the target's head
+    for_vllm : whether it is the layer that vLLM runs
     """
 
-    def __init__(self, target: Any, seed: int = 0, vocabulary: torch.Tensor | None = None):
+    def __init__(self, target: Any, seed: int = 0, vocabulary: torch.Tensor | None = None, *, for_vllm: bool = False):
         super().__init__()
         self.config = copy.deepcopy(target.config)
         size = int(target.config.hidden_size)
         with torch.random.fork_rng([]):
             torch.manual_seed(seed)
-            self.fuse = torch.nn.Linear(2 * size, size).to(target.device, target.dtype)
+            self.fuse = torch.nn.Linear(2 * size, size, bias=not for_vllm).to(target.device, target.dtype)
         self.layers = one_layer_model(target, seed).model.layers
-        self.vocabulary = vocabulary
+        if for_vllm:
+            self.layers[0].input_layernorm = torch.nn.Identity()
+        self.vocabulary, self.for_vllm = vocabulary, for_vllm
 
     def head(self, head: Any) -> Any:
         """Choose what it makes logits by: the target's head, or a part of it."""
@@ -149,6 +158,23 @@ class EagleLM(StateDrafterLM):
         return self.parts.logits(x, self.head)
 
 
+class RowsOfStates(StateRows):
+    """Mixed into both passes: the first token has no row, as no state is before it.
+
+    While the first token is pending, it has a row with a hidden state of zeros, which is dropped when the round ends.
+    """
+
+    target: Any
+
+    @property
+    def shift(self) -> int:
+        return int(self.target.length > 0)
+
+
+class VllmEagleLM(RowsOfStates, EagleLM):
+    """The pass of a drafter whose first token has no row."""
+
+
 def parents_and_levels(lineage: np.ndarray[Any, Any], before: int) -> tuple[np.ndarray[Any, Any], ...]:
     """Find the parents of n nodes behind `before` others, -1 for none, and their levels among the n.
 
@@ -240,6 +266,43 @@ class StaticEagle(StaticStateDrafter):
         return self._of_states(hidden, rows), hidden
 
 
+class StaticRowsOfStates(RowsOfStates, StaticEagle):
+    """`StaticEagle` without a row of the first token."""
+
+    def _open(self, tokens: Sequence[int]) -> tuple[Sequence[int], int, StatePass]:
+        fed, slot, variant = super()._open(tokens)
+        return fed, slot, variant._replace(first=self.target.length == 0)
+
+    def _variants(self, n: int) -> Sequence[Hashable]:
+        firsts = (StatePass(0, of_state, first=True) for of_state in (False, True))
+        return (*super()._variants(n), *(firsts if n == 1 else ()))
+
+    def _input(self, rows: Rows, variant: Hashable) -> torch.Tensor:
+        assert isinstance(variant, StatePass)
+        if variant.first and variant.of_state:
+            embedded = self._embedded(rows)
+            return self.fuse(embedded, torch.zeros_like(embedded))
+        return super()._input(rows, variant)
+
+    def _nodes_step(
+        self, tokens: Sequence[int], first: int, offsets: npt.ArrayLike, visible: Bools, sources: npt.ArrayLike,
+        variant: Hashable,
+    ) -> torch.Tensor:  # fmt: skip
+        return super()._nodes_step(tokens, first - self.shift, offsets, visible, sources, variant)
+
+    def _places(self, rows: Rows, variant: Hashable) -> torch.Tensor:
+        assert isinstance(variant, StatePass)
+        return rows.positions if variant.first else rows.positions + 1
+
+
+class StaticVllmEagle(StaticRowsOfStates):
+    """`VllmEagleLM` over static caches."""
+
+    def _state_input(self, rows: Rows) -> torch.Tensor:
+        features = self._ops.norm(self.target.states[rows.slots], self.norm_out, self.eps)
+        return self.fuse(self._embedded(rows), features)
+
+
 @dataclass(frozen=True, eq=False)
 class EagleKind(InsideTargetKind):
     """Its file holds the state of `Eagle`, and its vocabulary, int32 [n], if it does not draft all tokens."""
@@ -248,17 +311,21 @@ class EagleKind(InsideTargetKind):
 
     name: ClassVar[str] = "eagle"
     paper_policy: ClassVar[str | None] = "eagle2"
-    passes: ClassVar[tuple[Any, Any]] = (EagleLM, StaticEagle)
 
     @classmethod
     def load(cls, target: Any, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> tuple[Any, Self]:
-        eagle = Eagle(target, vocabulary=draft_tokens(tensors))
+        eagle = Eagle(target, vocabulary=draft_tokens(tensors), for_vllm=BIAS not in tensors)
         eagle.load_state_dict({name: tensor for name, tensor in tensors.items() if name != DRAFT_TOKENS})
         return target, cls(eagle.eval())
 
     @property
     def facts(self) -> dict[str, Any]:
         return draft_vocabulary(self.eagle.vocabulary)
+
+    @property
+    def passes(self) -> tuple[Any, Any]:
+        """Name the eager and the static pass of the drafter."""
+        return (VllmEagleLM, StaticVllmEagle) if self.eagle.for_vllm else (EagleLM, StaticEagle)
 
     def splits(self, target: Any) -> Sequence[int]:
         """List the numbers of layers after which the drafter reads the target's states."""

@@ -11,18 +11,17 @@ References: vLLM's model_executor/models/llama_eagle3.py, whose weight names are
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-import numpy.typing as npt
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
 
-from realrun.drafters.eagle import EagleKind, EagleLM, StaticEagle
+from realrun.drafters.eagle import EagleKind, EagleLM, RowsOfStates, StaticRowsOfStates
 from realrun.drafters.kind import draft_vocabulary
-from realrun.drafters.state_drafter import StateDrafterLM, StatePass, StateRows, StaticStateDrafter
+from realrun.drafters.state_drafter import StateDrafterLM, StaticStateDrafter
 from realrun.lm.head import Float32Head, PartialHead, gives_float32
 from realrun.lm.layer_stack import PartsLM
 from realrun.lm.llama import FusedParts, supported
@@ -30,7 +29,6 @@ from realrun.lm.split_target import SplitTarget
 from realrun.lm.static.sizes import Rows
 from realrun.lm.static.split import StaticSplitTarget
 from realrun.lm.variants.block_expansion import core_of, layers_below
-from specsim.io.arrays import Bools
 from specsim.io.errors import InputError
 
 STATES = 3  # low, middle and high
@@ -196,19 +194,6 @@ def vocabulary_tables(tokens: torch.Tensor, size: int) -> dict[str, torch.Tensor
     return {OFFSETS: tokens - torch.arange(len(tokens)), MASK: mask}
 
 
-class RowsOfStates(StateRows):
-    """Mixed into both passes: the first token has no row, as no state is before it.
-
-    While the first token is pending, it has a row with a hidden state of zeros, which is dropped when the round ends.
-    """
-
-    target: Any
-
-    @property
-    def shift(self) -> int:
-        return int(self.target.length > 0)
-
-
 class Eagle3LM(RowsOfStates, EagleLM):
     """The drafter's pass over a target that keeps its hidden states after three of its layers."""
 
@@ -225,7 +210,7 @@ class Eagle3LM(RowsOfStates, EagleLM):
         return PartsLM.finish(self, x, keep)
 
 
-class StaticEagle3(RowsOfStates, StaticEagle):
+class StaticEagle3(StaticRowsOfStates):
     """`Eagle3LM` over static caches."""
 
     def __init__(self, target: StaticSplitTarget, eagle: Eagle3):
@@ -237,38 +222,13 @@ class StaticEagle3(RowsOfStates, StaticEagle):
     def _state_input(self, rows: Rows) -> torch.Tensor:
         return self.fuse(self._embedded(rows), self.fc(self.target.states[rows.slots]))
 
-    def _open(self, tokens: Sequence[int]) -> tuple[Sequence[int], int, StatePass]:
-        fed, slot, variant = super()._open(tokens)
-        return fed, slot, variant._replace(first=self.target.length == 0)
-
-    def _variants(self, n: int) -> Sequence[Hashable]:
-        firsts = (StatePass(0, of_state, first=True) for of_state in (False, True))
-        return (*super()._variants(n), *(firsts if n == 1 else ()))
-
-    def _input(self, rows: Rows, variant: Hashable) -> torch.Tensor:
-        assert isinstance(variant, StatePass)
-        if variant.first and variant.of_state:
-            embedded = self._embedded(rows)
-            return self.fuse(embedded, torch.zeros_like(embedded))
-        return super()._input(rows, variant)
-
-    def _nodes_step(
-        self, tokens: Sequence[int], first: int, offsets: npt.ArrayLike, visible: Bools, sources: npt.ArrayLike,
-        variant: Hashable,
-    ) -> torch.Tensor:  # fmt: skip
-        return super()._nodes_step(tokens, first - self.shift, offsets, visible, sources, variant)
-
-    def _places(self, rows: Rows, variant: Hashable) -> torch.Tensor:
-        assert isinstance(variant, StatePass)
-        return rows.positions if variant.first else rows.positions + 1
-
 
 @dataclass(frozen=True, eq=False)
 class Eagle3Kind(EagleKind):
     """Its file holds the tensors of a published checkpoint, and the checkpoint's config.json as fact "config"."""
 
     name: ClassVar[str] = "eagle3"
-    passes: ClassVar[tuple[Any, Any]] = (Eagle3LM, StaticEagle3)
+    passes = (Eagle3LM, StaticEagle3)
 
     @classmethod
     def check_target(cls, target: Any) -> None:

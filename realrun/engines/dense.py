@@ -20,13 +20,11 @@ from realrun.measure.record import RecordSettings, trace_of
 from realrun.pairs.drafter_files import weights_digest
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
-from realrun.proposals.chain import columns_of
 from realrun.proposals.recorder import Columns
+from specsim.engines.formats.vllm_dense import dense_columns
 from specsim.io.arrays import Array
 from specsim.io.errors import InputError
-from specsim.trace.trace import NO_TOKEN, Trace
-
-STATISTICS = ("draft", "prob", "prob", "entropy_nats", "top10_confidence")  # rows' columns as `columns_of` reads them
+from specsim.trace.trace import Trace
 
 
 def engine_pair(pair: Pair) -> Pair:
@@ -84,7 +82,7 @@ def dense_trace(
     depth, count = settings.max_draft_tokens, len(prompts)
     seconds = run.generate_s / count, run.draft_s / count
     sequences = [
-        Recorded(np.asarray(output), dense_columns(run.rows[run.rows["request"] == number], output, depth), *seconds)
+        Recorded(np.asarray(output), own_columns(run.rows[run.rows["request"] == number], output, depth), *seconds)
         for number, output in enumerate(run.outputs)
     ]
     trace = trace_of(pair, prompts, settings, depth, range(count), sequences)
@@ -99,19 +97,12 @@ def dense_trace(
     return dataclasses.replace(trace, meta=meta)
 
 
-def dense_columns(rows: Array, output: Sequence[int], depth: int) -> Columns:
-    """Make the columns of a sequence from the rows of its steps: row i drafts after the first i + 1 output tokens."""
-    needed = len(output) - 1
+def own_columns(rows: Array, output: Sequence[int], depth: int) -> Columns:
+    """Make the columns of a sequence from the rows of its steps; InputError unless they are its text's."""
+    needed = max(len(output) - 1, 1)
     if rows["token"][: len(output)].tolist() != output[: len(rows)] or len(rows) < needed:
         raise InputError(
             f"the engine recorded drafts after {len(rows)} of {len(output)} output tokens, or after other tokens; "
             "record again with fewer sequences at once"
         )
-    statistics = np.zeros((len(output), depth, len(STATISTICS)))
-    for column, name in enumerate(STATISTICS):
-        statistics[1:, :, column] = rows[name][:needed]
-    statistics[0] = statistics[min(1, needed)]  # quantiles over all positions stay those of drafts
-    statistics[0, :, 0] = NO_TOKEN
-    columns = columns_of(statistics, np.zeros(len(output), np.int64), np.asarray(output), depth)
-    del columns["true_rank"]
-    return columns
+    return dense_columns(rows, np.asarray(output), depth)

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import os
 import subprocess
+import tempfile
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from realrun.decode.sampling import Sampler
-from realrun.drafters.eagle3 import Eagle3Kind
+from realrun.drafters.eagle import EagleKind
+from realrun.drafters.eagle3 import ARCHITECTURE, Eagle3Kind
 from realrun.drafters.independent import IndependentKind
 from realrun.drafters.lookup import LookupKind
 from realrun.engines.engine import DenseRun, Engine, EngineRun, Job, Setting, Sums, run_apart, save_model, save_models
-from realrun.engines.processes.vllm_recorder import adapter_of, read_rows
-from realrun.pairs.eagle3_checkpoints import is_checkpoint, write_drafter
+from realrun.engines.processes.vllm_recorder import adapter_of
+from realrun.pairs.eagle3_checkpoints import EAGLE, is_checkpoint, write_drafter, write_eagle
 from realrun.pairs.pair import Pair
 from specsim.engines.formats import prometheus
-from specsim.io.arrays import Array
+from specsim.engines.formats.vllm_dense import engine_facts, read_part
 from specsim.io.errors import InputError
 from specsim.lookup.ngram import NgramRule
 from specsim.policy.chain.base import ChainPolicy
@@ -44,11 +46,12 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
 }
+METHODS = {ARCHITECTURE: "eagle3", EAGLE: "eagle"}  # by the architecture that a drafter's config.json names
 V1_RUNNER = {"VLLM_USE_V2_MODEL_RUNNER": "0"}  # the model runner whose drafts are recorded
 
 
 class VllmEngine(Engine):
-    """With a draft model, an EAGLE-3 drafter or its lookup of n-grams; one sequence at a time, or batches."""
+    """With a draft model, an EAGLE or EAGLE-3 drafter or its lookup of n-grams; one sequence at a time, or batches."""
 
     name = "vllm"
     takes_batches = True
@@ -82,10 +85,12 @@ class VllmEngine(Engine):
             return
         if isinstance(drafter, Eagle3Kind):
             write_drafter(drafter.eagle, int(pair.target.config.vocab_size), folder / "draft")
+        elif isinstance(drafter, EagleKind):
+            write_eagle(drafter.eagle, pair.target, folder / "draft")
         elif not isinstance(drafter, LookupKind):
             raise InputError(
-                f"vLLM runs draft models, EAGLE-3 drafters and prompt lookup, and {pair.draft_name} is of kind "
-                f"{drafter.name}; give another --drafter"
+                f"vLLM runs draft models, EAGLE and EAGLE-3 drafters and prompt lookup, and {pair.draft_name} is of "
+                f"kind {drafter.name}; give another --drafter"
             )
         save_model(pair, pair.target, folder / "target")
 
@@ -105,25 +110,20 @@ class VllmEngine(Engine):
             raise InputError(str(error)) from None
 
     def run_dense(self, job: Job, setting: Setting, sampler: Sampler, step_tokens: int | None = None) -> DenseRun:
-        version, file = self.version(), job.folder / "drafts.npy"
+        folder = Path(tempfile.mkdtemp(dir=job.folder))
         description = {
             **asked(job, setting, self.lookup_rule),
-            "recording": {"file": str(file), "version": version},
+            "recording": str(folder),
             "sampling": [sampling_of(sampler, number) for number in range(len(job.prompts))],
             "step_tokens": step_tokens,
         }
         result = run_apart(PROCESS, description, job.folder, ENVIRONMENT | V1_RUNNER, self.python)
-        recorded = result["recorded"]
-        facts = {
-            "name": self.name,
-            "version": version,
-            "runner": "V1",
-            "max_num_batched_tokens": recorded["max_num_batched_tokens"],
-            "max_num_seqs": recorded["max_num_seqs"],
-            "first_position_drafted": False,
-        }
-        draft_s = recorded["draft_s"]
-        return DenseRun(result["outputs"], rows_of(file), facts, result["whole_s"] - draft_s, draft_s)
+        part = read_part(folder / "part-0")
+        numbers = {request["request"]: int(request["id"].partition("-")[0]) for request in part.requests}
+        rows = part.rows.copy()
+        rows["request"] = [numbers[number] for number in rows["request"].tolist()]
+        draft_s = result["draft_s"]
+        return DenseRun(result["outputs"], rows, engine_facts(part.facts), result["whole_s"] - draft_s, draft_s)
 
 
 def asked(job: Job, setting: Setting, rule: NgramRule) -> dict[str, Any]:
@@ -134,7 +134,8 @@ def asked(job: Job, setting: Setting, rule: NgramRule) -> dict[str, Any]:
         speculation |= {"method": "ngram", **lengths}
     else:
         draft = job.folder / "draft"
-        speculation |= {"method": "eagle3" if is_checkpoint(draft) else "draft_model", "model": str(draft)}
+        methods = [method for architecture, method in METHODS.items() if is_checkpoint(draft, architecture)]
+        speculation |= {"method": methods[0] if methods else "draft_model", "model": str(draft)}
     if setting.schedule is not None:
         ranges = schedule_ranges(dict(setting.schedule.lengths), setting.batch)
         speculation["num_speculative_tokens_per_batch_size"] = ranges
@@ -151,14 +152,6 @@ def sampling_of(sampler: Sampler, number: int) -> dict[str, Any]:
         return {"temperature": 0.0}
     limits = {"top_p": sampler.top_p, "top_k": sampler.top_k}
     return {"temperature": sampler.temperature, "seed": sampler.seed + number, **limits}
-
-
-def rows_of(file: Path) -> Array:
-    """Read what the recorder wrote; InputError if that is nothing, or cut off."""
-    try:
-        return read_rows(file)
-    except (OSError, ValueError, EOFError) as error:
-        raise InputError(f"vLLM recorded no drafts ({error}); run the command again") from None
 
 
 def rounds_of(metrics: Mapping[str, Any] | None, number: int) -> list[tuple[int, int]]:

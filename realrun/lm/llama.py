@@ -34,7 +34,7 @@ class Layer:
     Rows of hidden states are [..., d] with any dimensions in front.
     """
 
-    norm_in: torch.Tensor
+    norm_in: torch.Tensor | None  # [hidden]; None where attention reads the input as it is
     norm_hidden: torch.Tensor | None  # [hidden]; EAGLE-3's: an input row is an embedding and a hidden state, [2 hidden]
     qkv: torch.Tensor  # [(Hq + 2 Hkv) * head_dim, hidden], of an input row's width
     q_norm: torch.Tensor | None  # [head_dim]; Qwen3 normalises every head
@@ -49,6 +49,8 @@ class Layer:
 
     def normed(self, x: torch.Tensor, norm: Norm) -> tuple[torch.Tensor, torch.Tensor]:
         """Split input rows x into the residual stream [..., hidden] and the input of attention, by a function norm."""
+        if self.norm_in is None:
+            return x, x
         if self.norm_hidden is None:
             return x, norm(x, self.norm_in, self.eps)
         embedded, hidden = x.chunk(2, dim=-1)
@@ -315,12 +317,14 @@ def _join(layer: Any, eps: float) -> Layer:
     The modules' weights become views into that matrix, so memory does not double.
     """
     attention, mlp = layer.self_attn, layer.mlp
-    norm_hidden, q_norm, k_norm = (
-        None if norm is None else norm.weight
-        for norm in (getattr(layer, "hidden_norm", None), *(getattr(attention, f"{x}_norm", None) for x in "qk"))
+    norms = (
+        layer.input_layernorm,
+        getattr(layer, "hidden_norm", None),
+        *(getattr(attention, f"{x}_norm", None) for x in "qk"),
     )
+    norm_in, norm_hidden, q_norm, k_norm = (getattr(norm, "weight", None) for norm in norms)
     return Layer(
-        norm_in=layer.input_layernorm.weight,
+        norm_in=norm_in,
         norm_hidden=norm_hidden,
         qkv=_joint(attention.q_proj, attention.k_proj, attention.v_proj),
         q_norm=q_norm,

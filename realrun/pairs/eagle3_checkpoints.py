@@ -2,7 +2,7 @@
 
 Names of weights and keys of config.json are those of the authors' code (github.com/SafeAILab/EAGLE), which both engines
 read. Embeddings are the target's. config.json names the layers whose states are read twice: vLLM counts layers, and
-SGLang numbers them from 0.
+SGLang numbers them from 0. Of EAGLE's drafters there is a form that vLLM loads.
 """
 
 from __future__ import annotations
@@ -16,19 +16,21 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from realrun.drafters.eagle import Eagle
 from realrun.drafters.eagle3 import ARCHITECTURE, LAYERS_KEY, Eagle3, vocabulary_tables
 from realrun.tensor_files import save_tensors
 from specsim.io.errors import InputError
 from specsim.io.files import replacing_folder, write_json
 from specsim.io.json import parse_json
 
+EAGLE = "EagleLlamaForCausalLM"  # the architecture of an EAGLE drafter
 CONFIG, WEIGHTS, PICKLED = "config.json", "model.safetensors", "pytorch_model.bin"
 
 
-def is_checkpoint(folder: Path) -> bool:
-    """Check whether a folder's config.json is that of an EAGLE-3 checkpoint."""
+def is_checkpoint(folder: Path, architecture: str = ARCHITECTURE) -> bool:
+    """Check whether a folder's config.json is that of a checkpoint of this architecture, by default EAGLE-3's."""
     config = folder / CONFIG
-    return config.is_file() and f'"{ARCHITECTURE}"' in config.read_text()
+    return config.is_file() and f'"{architecture}"' in config.read_text()
 
 
 def read_checkpoint(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
@@ -61,3 +63,18 @@ def write_drafter(eagle: Eagle3, vocabulary: int, folder: Path) -> None:
     tables = {} if eagle.tokens is None else vocabulary_tables(eagle.tokens, vocabulary)
     config = {**eagle.config_json, LAYERS_KEY: list(eagle.states_after), "vocab_size": vocabulary}
     write_checkpoint({**eagle.state_dict(), **tables}, config, folder)
+
+
+def write_eagle(eagle: Eagle, target: Any, folder: Path) -> None:
+    """Write a loaded EAGLE drafter of this target as vLLM loads it; InputError if vLLM does not run such a layer."""
+    if (kind := target.config.model_type) != "llama":
+        raise InputError(f"vLLM loads EAGLE drafters of Llama targets, and this target is {kind}; give another target")
+    if not eagle.for_vllm or eagle.vocabulary is not None:
+        raise InputError(
+            "vLLM's EAGLE drafter has no bias and no first norm, and drafts all tokens, unlike this one; train one by "
+            "`realrun train eagle --for-vllm`"
+        )
+    tensors = {name.replace("fuse.", "fc."): tensor for name, tensor in eagle.state_dict().items()}
+    with replacing_folder(folder) as new:
+        save_tensors(new / WEIGHTS, tensors, {"format": "pt"})
+        write_json({**target.config.to_dict(), "architectures": [EAGLE], "num_hidden_layers": 1}, new / CONFIG)

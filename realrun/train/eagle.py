@@ -45,6 +45,11 @@ class EagleSettings(Settings):
         low=1,
         doc=DRAFT_VOCABULARY,
     )
+    for_vllm: bool = setting(
+        False,
+        "Train the layer that vLLM runs: without its first norm, and without a bias before it.",
+        flag="--for-vllm",
+    )
 
 
 def with_lr(settings: EagleSettings, target: Any) -> EagleSettings:
@@ -68,7 +73,7 @@ class EagleTraining(ModuleJob):
     def __init__(self, target: Any, settings: EagleSettings, seed: int = 0):
         settings = with_lr(settings, target)
         assert settings.lr is not None
-        super().__init__(target, Eagle(target, seed), settings.lr)
+        super().__init__(target, Eagle(target, seed, for_vllm=settings.for_vllm), settings.lr)
         self.eagle, self.settings, self.draft_vocabulary = self.module, settings, settings.draft_vocabulary
 
     def loss(self, batch: torch.Tensor, step: int) -> tuple[torch.Tensor, dict[str, float]]:

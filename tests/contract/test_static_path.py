@@ -51,7 +51,7 @@ def pair_of(kind: str, dtype: torch.dtype) -> Pair:
 
 
 def policies_of(kind: str) -> list[Policy]:
-    drafter = DRAFTERS[kind]
+    drafter = DRAFTERS[kind.removesuffix("-vllm")]
     return [*CHAINS, *(OF_STATES if drafter.has_states else []), *(TREES if drafter.trees else [])]
 
 
@@ -72,7 +72,7 @@ def runs_of(kind: str, kernels: str, sampler: Sampler, policies: list[Policy], d
 @pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 @modes
-@kinds
+@pytest.mark.parametrize("kind", [*DRAFTERS, "eagle-vllm"])
 def test_rounds_are_those_of_the_lean_path(kind: str, mode: str, dtype: torch.dtype, graphs: bool) -> None:
     """Launched eagerly, and recorded: each policy after the others over the same caches and graphs."""
     rest = kind, MODES[mode], policies_of(kind), dtype, 10

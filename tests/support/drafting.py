@@ -63,7 +63,7 @@ def pair_without_scores(case: Case) -> Pair:
             return replace(self_sd_pair(case.target), drafter=SparseCacheKind(window=6))
         case "medusa":
             return medusa_pair(case.target)
-        case "edd" | "eagle" | "eagle3":
+        case "edd" | "eagle" | "eagle-vllm" | "eagle3":
             return state_pair(case.kind, case.target)
         case "vdm":
             return replace(tiny_pair(), drafter=VDMKind(tiny_pair().drafter.model))

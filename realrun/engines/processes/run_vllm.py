@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import vllm
 from vllm import LLM, SamplingParams
 
 LEAST_TOKENS = 2048  # of a step, so that whole prompts fit in
@@ -18,12 +19,11 @@ LEAST_TOKENS = 2048  # of a step, so that whole prompts fit in
 
 def main(given: str, made: str) -> None:
     job = json.loads(Path(given).read_text())
-    recorder: Any = None
-    if recording := job.get("recording"):
+    recording: Any = None
+    if folder := job.get("recording"):
         from vllm_recorder import install  # type: ignore[import-not-found]  # beside this file, which runs as a script
 
-        depth = job["speculation"]["num_speculative_tokens"]
-        recorder = install(Path(recording["file"]), depth, recording["version"])
+        recording = install(Path(folder), vllm.__version__)
     server = LLM(
         model=f"{job['folder']}/target",
         dtype="float32",
@@ -62,14 +62,8 @@ def main(given: str, made: str) -> None:
         "counters": counters,
         "whole_s": whole_s,
     }
-    if recorder is not None:
-        recorder.close()
-        scheduler = server.llm_engine.vllm_config.scheduler_config
-        result["recorded"] = {
-            "draft_s": recorder.draft_s,
-            "max_num_batched_tokens": scheduler.max_num_batched_tokens,
-            "max_num_seqs": scheduler.max_num_seqs,
-        }
+    if recording is not None:
+        result["draft_s"] = recording.recorder.draft_s
     Path(made).write_text(json.dumps(result))
 
 

@@ -55,6 +55,11 @@ FORMATS = {
     "vllm-log": Format(
         "vllm_log.read_vllm_log", "vLLM's log; its lines are summed", "logs of vLLM 0.32; lines of 0.5, 0.8 and 0.10"
     ),
+    "vllm-dense": Format(
+        "vllm_dense.read_dense",
+        "folder that the plugin recorded inside vLLM: a trace",
+        "folders that vLLM 0.32 wrote, served and offline",
+    ),
     "vllm-bench": Format("vllm_log.read_vllm_bench", "what `vllm bench serve` prints", "four printed results of 2026"),
     "lmdeploy-log": Format(
         "vllm_log.read_lmdeploy_log", "LMDeploy's log", "a line that its logger printed (August 2026)"

@@ -25,18 +25,21 @@ def reference(pair: Pair, context: Sequence[int], drafted: Sequence[int], true: 
     """Logits [V] of the drafter, by the library's layers and without a cache.
 
     The row of a token is made of its embedding and the feature before it: none for the first, the target's
-    up to the pending token, and the drafter's own behind it. true : how many features are the target's
+    up to the pending token, and the drafter's own behind it. vLLM's first token has no row, unless it is pending.
+    true : how many features are the target's
     """
     inner, eagle, known = pair.target.model, pair.drafter.eagle, len(context) - 1 if true is None else true
-    tokens = [*context, *drafted]
+    rowless = int(eagle.for_vllm and len(context) > 1)
+    tokens = [*context, *drafted][rowless:]
     embedded = inner.embed_tokens(torch.tensor(tokens))
     before = torch.zeros(1, embedded.shape[1], dtype=embedded.dtype)
     if known:
         features = inner(input_ids=torch.tensor([context[:known]]), use_cache=False).last_hidden_state[0]
-        before = torch.cat([before, features])
+        before = torch.cat([before, features])[rowless:]
     while True:
-        rows = torch.cat([embedded[: len(before)], before], dim=1) @ eagle.fuse.weight.T + eagle.fuse.bias
-        out = layer_alone(eagle.layers[0], inner.rotary_emb, rows)
+        rows = torch.cat([embedded[: len(before)], before], dim=1) @ eagle.fuse.weight.T
+        rows = rows if eagle.for_vllm else rows + eagle.fuse.bias
+        out = layer_alone(eagle.layers[0], inner.rotary_emb, rows, rowless)
         if len(before) == len(tokens):
             logits: torch.Tensor = pair.target.get_output_embeddings()(out[-1:])[0]
             return logits
@@ -73,6 +76,9 @@ def test_a_drafter_is_a_fusing_projection_and_one_layer() -> None:
     pair = state_pair("eagle")
     size, layer = 32, sum(p.numel() for p in pair.target.model.layers[0].parameters())
     assert sum(p.numel() for p in pair.drafter.eagle.parameters()) == 2 * size * size + size + layer
+    assert {*pair.drafter.eagle.state_dict()} - {*state_pair("eagle-vllm").drafter.eagle.state_dict()} == {
+        "fuse.bias", "layers.0.input_layernorm.weight"
+    }  # fmt: skip
     eagle, same, other = (Eagle(pair.target, seed) for seed in (1, 1, 2))
     assert torch.equal(eagle.fuse.weight, same.fuse.weight) and not torch.equal(eagle.fuse.weight, other.fuse.weight)
     x, y = torch.randn(2, 3, 32, dtype=torch.float64)

@@ -11,7 +11,7 @@ from realrun.engines.vllm import PYTHON, VllmEngine
 from specsim.io.errors import InputError
 
 # Stands in for an interpreter with vLLM: notes what it is asked, and answers as it was told. For a recording it answers
-# dense.json and dense.npy, or those of chunked prompts or of a batch where the test has written such.
+# dense.json and the folder dense, or those of chunked prompts or of a batch where the test has written such.
 INTERPRETER = """#!{python}
 import json, pathlib, shutil, sys
 here = pathlib.Path(__file__).parent
@@ -20,10 +20,10 @@ if sys.argv[1] == "-c":
 else:
     job = json.loads(pathlib.Path(sys.argv[2]).read_text())
     name = "answer"
-    if "recording" in job:
+    if job.get("recording"):
         kind = "chunked" if job["step_tokens"] else "together" if job["batch"] > 1 else "dense"
-        name = kind if (here / (kind + ".npy")).exists() else "dense"
-        shutil.copy(here / (name + ".npy"), job["recording"]["file"])
+        name = kind if (here / kind).exists() else "dense"
+        shutil.copytree(here / name, job["recording"], dirs_exist_ok=True)
     (here / "asked.json").write_text(json.dumps(job))
     pathlib.Path(sys.argv[3]).write_text((here / (name + ".json")).read_text())
 """

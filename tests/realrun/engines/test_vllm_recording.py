@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import pkgutil
+import shutil
+import struct
 import sys
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -19,12 +23,12 @@ import torch
 from realrun.decode.sampling import Sampler
 from realrun.drafters.eagle3 import LAYERS_KEY, Eagle3, default_config
 from realrun.engines.check import as_lookups, check_recording, recording
-from realrun.engines.dense import dense_columns, job_of, record_with_engine
+from realrun.engines.dense import job_of, own_columns, record_with_engine
 from realrun.engines.drafter_check import drafter_check
 from realrun.engines.engine import Setting, run_apart
 from realrun.engines.hugging_face import HuggingFaceEngine
 from realrun.engines.processes import vllm_recorder
-from realrun.engines.processes.vllm_recorder import Recorder, Rows, adapter_of, draft_statistics, read_rows, row_type
+from realrun.engines.processes.vllm_recorder import Recorder, Texts, adapter_of, draft_statistics, row_type
 from realrun.engines.vllm import ENVIRONMENT, PROCESS, VllmEngine, asked, sampling_of
 from realrun.measure.record import RecordSettings, record
 from realrun.pairs.drafter_files import load_drafter
@@ -32,6 +36,8 @@ from realrun.pairs.eagle3_checkpoints import write_drafter
 from realrun.pairs.pair import Pair, load_pair
 from realrun.pairs.prompts import Prompt
 from specsim.engines.conventions import CONVENTIONS
+from specsim.engines.formats.vllm_dense import read_part
+from specsim.io.arrays import Array
 from specsim.io.errors import InputError
 from specsim.lookup.ngram import NgramRule
 from specsim.policy.chain.adaedl import AdaEDL
@@ -41,6 +47,7 @@ from specsim.trace.files import read_trace
 from specsim.trace.trace import NO_TOKEN, Trace
 from tests.realrun.engines.test_vllm import answer_of, greedy, outputs_of, vllm_rounds
 from tests.specsim.engines.test_as_engine import replayed_rounds
+from tests.support import ROOT
 from tests.support.commands import assert_refused, call
 from tests.support.tiny import tiny_pair, tiny_prompts
 
@@ -48,32 +55,52 @@ TOKENS, DEPTH, EOS = 20, 4, 92
 COLUMNS = ("prob", "confidence", "entropy_nats", "top10_confidence")
 
 
-def test_a_file_of_rows_is_npy_arrays_one_behind_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read here by numpy alone, and by the layout written out by hand."""
-    monkeypatch.setattr(vllm_recorder, "PART_ROWS", 3)
-    file = tmp_path / "drafts.npy"
-    recorder = Recorder(file, 2)
+FACTS = {
+    "name": "vllm", "version": "0.32.0", "runner": "V1", "method": "draft_model", "target": "lab/target",
+    "drafter": "lab/draft", "vocabulary": 97, "eos_token_id": EOS, "dtype": "float32", "device": "cpu",
+    "max_num_batched_tokens": 2048, "max_num_seqs": 3,
+}  # fmt: skip
+
+
+def state_of(prompt: Sequence[int], count: int = 0, temperature: float = 0.0) -> SimpleNamespace:
+    """What a recorder reads of vLLM's state of a request, which has `count` output tokens."""
+    sampling = SimpleNamespace(max_tokens=TOKENS, temperature=temperature)
+    return SimpleNamespace(prompt_token_ids=[*prompt], output_token_ids=[0] * count, sampling_params=sampling)
+
+
+def test_a_folder_of_a_server_is_described_and_written_step_by_step(tmp_path: Path) -> None:
+    """Rows are read here by the layout written out by hand, and nothing waits in a buffer."""
+    recorder = Recorder(tmp_path, Texts(None), 2, FACTS)
     values = np.arange(24, dtype=np.float32).reshape(4, 2, 3)
-    recorder.take([7, 0], [11, 12], [[1, 2], [3, 4]], values[:2])
-    recorder.take([], [], [], values[:0])  # a step that read parts of prompts alone
-    recorder.take([7, 0], [13, 14], [[5, 6], [7, 8]], values[2:])
-    recorder.take([7], [15], [[9]], None)
-    recorder.close()
-    with file.open("rb") as handle:
-        parts = [np.load(handle), np.load(handle)]
-        assert not handle.read()
-    assert [len(part) for part in parts] == [4, 1]
-    rows = read_rows(file)
-    assert len(rows) == 5 and rows.dtype.itemsize == 4 * (2 + 2 + 3 * 2)
-    assert rows["request"].tolist() == [7, 0, 7, 0, 7] and rows["token"].tolist() == [11, 12, 13, 14, 15]
+    for name, prompt in (("b-17", [5, 6]), ("a-18", [7]), ("b-17", [5, 6])):
+        recorder.request(name, state_of(prompt))
+    recorder.take([1, 0], [1, 1], [11, 12], [[1, 2], [3, 4]], values[:2])
+    recorder.take([], [], [], [], values[:0])  # a step that read parts of prompts alone
+    recorder.take([1, 0], [2, 2], [13, 14], [[5, 6], [7, 8]], values[2:])
+    recorder.take([1], [3], [15], [[9]], None)
+    part = read_part(tmp_path / "part-0")
+    assert part.facts == {**FACTS, "depth": 2}
+    assert [(r["request"], r["id"], r["prompt_tokens"]) for r in part.requests] == [
+        (0, "b-17", [5, 6]),
+        (1, "a-18", [7]),
+    ]
+    rows = part.rows
+    assert len(rows) == 5 and rows.dtype.itemsize == 4 * (3 + 2 + 3 * 2)
+    assert rows["request"].tolist() == [1, 0, 1, 0, 1] and rows["token"].tolist() == [11, 12, 13, 14, 15]
     assert rows["draft"].tolist() == [[1, 2], [3, 4], [5, 6], [7, 8], [9, NO_TOKEN]]
     assert rows["prob"][1].tolist() == [6, 9] and rows["entropy_nats"][1].tolist() == [7, 10]
     assert rows["top10_confidence"][3].tolist() == [20, 23] and not rows["prob"][4].any()
+    file = tmp_path / "part-0" / "drafts.npy"
     whole = file.read_bytes()
-    for damaged in (whole[:-5], whole[: len(whole) // 2], b""):
-        file.write_bytes(damaged)
-        with pytest.raises((ValueError, EOFError)):
-            read_rows(file)
+    first, *_ = struct.iter_unpack("<3i2i2f2f2f", whole[-5 * 44 :])
+    assert first == (1, 1, 11, 1, 2, 0, 3, 1, 4, 2, 5)
+    file.write_bytes(whole[:-5])  # a killed server
+    assert read_part(tmp_path / "part-0").rows["token"].tolist() == [11, 12, 13, 14]
+    Recorder(tmp_path, Texts(None), 2, FACTS)
+    assert sorted(part.name for part in tmp_path.iterdir()) == ["part-0", "part-1"]
+    file.write_bytes(whole[:40])
+    with pytest.raises(InputError, match="part-0 holds no recorded drafts"):
+        read_part(tmp_path / "part-0")
 
 
 def test_statistics_are_scipys() -> None:
@@ -102,10 +129,31 @@ def test_versions_that_are_not_recorded(version: str) -> None:
 class Runner:
     """What a recorder touches of vLLM's model runner: two sequences, the second a part of a prompt at first."""
 
-    def __init__(self, drafter: Any):
-        self.drafter, self.use_async_scheduling = drafter, False
+    def __init__(self, drafter: Any, **speculation: Any):
+        self.drafter, self.use_async_scheduling, self.num_spec_tokens = drafter, False, 2
+        given = {
+            "method": "draft_model",
+            "model": "draft",
+            "num_speculative_tokens_per_batch_size": None,
+            **speculation,
+        }
+        self.speculative_config: Any = SimpleNamespace(**given)
+        self.parallel_config, self.device = SimpleNamespace(world_size=1), torch.device("cpu")
+        model = SimpleNamespace(
+            model="target", dtype=torch.float32, get_vocab_size=lambda: 3, hf_config=SimpleNamespace(eos_token_id=2)
+        )
+        scheduler = SimpleNamespace(max_num_batched_tokens=64, max_num_seqs=2)
+        self.vllm_config = SimpleNamespace(model_config=model, scheduler_config=scheduler)
         self.input_batch = SimpleNamespace(req_ids=["1-9ff46863", "0-11aa22bb"])
+        self.requests = {"1-9ff46863": state_of([1, 2]), "0-11aa22bb": state_of([3])}
         self.discard_request_mask = SimpleNamespace(np=np.array([False, True, False, False]))
+        self.ready = False
+
+    def initialize_kv_cache(self, config: Any, is_profiling: bool = False) -> None:
+        self.ready = not is_profiling
+
+    def _sample(self, logits: torch.Tensor, metadata: Any) -> SimpleNamespace:
+        return SimpleNamespace(sampled_token_ids=logits.argmax(dim=-1, keepdim=True))
 
     def propose_draft_token_ids(self, scheduler_output: Any, sampled: Any, *rest: Any) -> Any:
         return self.drafter.propose(sampled)
@@ -117,7 +165,7 @@ class Runner:
 class Proposer:
     """Drafts two tokens by given logits [B, V]."""
 
-    use_local_argmax_reduction = use_heterogeneous_vocab = False
+    use_local_argmax_reduction = use_heterogeneous_vocab = _enable_probabilistic_draft_probs = False
 
     def __init__(self, logits: torch.Tensor):
         self.model = SimpleNamespace(compute_logits=lambda states: logits * states)
@@ -136,6 +184,7 @@ def classes(monkeypatch: pytest.MonkeyPatch) -> tuple[type[Proposer], type[Runne
     parts = "vllm", "vllm.v1", "vllm.v1.spec_decode", "vllm.v1.worker"
     for name in (*parts, "vllm.v1.spec_decode.llm_base_proposer", "vllm.v1.worker.gpu_model_runner"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    sys.modules["vllm"].__version__ = "0.32.0"  # type: ignore[attr-defined]
     sys.modules["vllm.v1.spec_decode.llm_base_proposer"].SpecDecodeBaseProposer = proposer  # type: ignore[attr-defined]
     sys.modules["vllm.v1.worker.gpu_model_runner"].GPUModelRunner = runner  # type: ignore[attr-defined]
     return proposer, runner
@@ -143,43 +192,101 @@ def classes(monkeypatch: pytest.MonkeyPatch) -> tuple[type[Proposer], type[Runne
 
 def test_the_adapter_records_what_is_drafted_and_hands_no_draft_on(tmp_path: Path, classes: Any) -> None:
     logits = torch.tensor([[0.0, 2.0, 1.0], [3.0, 0.0, -1.0]])
-    recorder = vllm_recorder.install(tmp_path / "drafts.npy", 2, "0.32.0")
+    vllm_recorder.install(tmp_path, "0.32.0")
     runner = classes[1](classes[0](logits))
+    runner.initialize_kv_cache("config", is_profiling=True)
+    assert not [*tmp_path.iterdir()]
+    runner.initialize_kv_cache("config")
     sampled = torch.tensor([[5], [6]])
     drafts = runner.propose_draft_token_ids("output", sampled, "more")
-    assert drafts.tolist() == [[1, 0], [0, 2]] and runner.take_draft_token_ids() is None
+    assert runner.ready and drafts.tolist() == [[1, 0], [0, 2]] and runner.take_draft_token_ids() is None
     runner.discard_request_mask.np[1] = False
+    runner.requests["1-9ff46863"].output_token_ids.append(5)
     runner.propose_draft_token_ids("output", torch.tensor([[7], [8]]))
-    recorder.close()
-    rows = read_rows(tmp_path / "drafts.npy")
-    assert rows["request"].tolist() == [1, 1, 0] and rows["token"].tolist() == [5, 7, 8]
-    assert rows["draft"].tolist() == [[1, 0], [1, 0], [0, 2]]
+    part = read_part(tmp_path / "part-0")
+    described = {"target": "target", "drafter": "draft", "vocabulary": 3, "eos_token_id": 2, "depth": 2}
+    assert part.facts == {**FACTS, **described, "max_num_batched_tokens": 64, "max_num_seqs": 2}
+    assert [request["prompt_tokens"] for request in part.requests] == [[1, 2], [3]]
+    rows = part.rows
+    assert rows["request"].tolist() == [0, 0, 1] and rows["token"].tolist() == [5, 7, 8]
+    assert rows["position"].tolist() == [1, 2, 1] and rows["draft"].tolist() == [[1, 0], [1, 0], [0, 2]]
     probs = scipy.special.softmax(np.stack([logits.numpy(), -logits.numpy()], axis=1), axis=-1).max(axis=-1)
     np.testing.assert_allclose(rows["prob"], probs[[0, 0, 1]], atol=1e-6)
     np.testing.assert_allclose(rows["top10_confidence"], rows["prob"], atol=1e-6)  # of three tokens
 
 
 def test_the_adapter_records_lookups(tmp_path: Path, classes: Any) -> None:
-    """Which gives lists, shorter ones too, and no token of a part of a prompt."""
-    recorder = vllm_recorder.install(tmp_path / "drafts.npy", 2, "0.32.0")
-    runner = classes[1](SimpleNamespace(propose=lambda sampled: [[3], [4, 5]]))
+    """Which gives lists, shorter ones too, no token of a part of a prompt, and the token is in the output already."""
+    vllm_recorder.install(tmp_path, "0.32.0")
+    runner = classes[1](SimpleNamespace(propose=lambda sampled: [[3], [4, 5]]), method="ngram", model=None)
+    runner.initialize_kv_cache("config")
+    runner.requests["1-9ff46863"].output_token_ids.append(8)
     runner.propose_draft_token_ids("output", [[8], []])
-    recorder.close()
-    rows = read_rows(tmp_path / "drafts.npy")
-    assert rows["draft"].tolist() == [[3, NO_TOKEN]] and rows["token"].tolist() == [8]
+    part = read_part(tmp_path / "part-0")
+    assert part.facts["drafter"] == "ngram"
+    assert part.rows["draft"].tolist() == [[3, NO_TOKEN]] and part.rows["token"].tolist() == [8]
+    assert part.rows["position"].tolist() == [1]
 
 
-def test_the_adapter_refuses_what_would_not_be_dense(tmp_path: Path, classes: Any) -> None:
-    vllm_recorder.install(tmp_path / "drafts.npy", 2, "0.32.0").close()
+def test_texts_are_forced_on_requests_with_their_prompts(tmp_path: Path, classes: Any) -> None:
+    """Two of the same prompt in turn; where a text ends or none is given, the target chooses."""
+    texts = tmp_path / "texts.jsonl"
+    lines = [{"prompt_tokens": [1, 2], "output_tokens": [9, 8]}, {"prompt_tokens": [1, 2], "output_tokens": [7]}]
+    texts.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    vllm_recorder.install(tmp_path / "out", "0.32.0", texts)
     runner = classes[1](classes[0](torch.eye(2)))
+    runner.initialize_kv_cache("config")
+    runner.requests["0-11aa22bb"] = state_of([1, 2])
+    logits = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
+    assert runner._sample(logits, None).sampled_token_ids.tolist() == [[9], [7]]
+    for state in runner.requests.values():
+        state.output_token_ids.append(0)
+    assert runner._sample(logits, None).sampled_token_ids.tolist() == [[8], [0]]
+    runner.input_batch.req_ids[1] = "2-33"
+    runner.requests["2-33"] = state_of([1, 2])
+    assert runner._sample(logits, None).sampled_token_ids.tolist() == [[8], [0]]
+    assert [request["forced_tokens"] for request in read_part(tmp_path / "out" / "part-0").requests] == [2, 1, None]
+
+
+def test_a_server_that_would_not_be_dense_does_not_start(tmp_path: Path, classes: Any) -> None:
+    vllm_recorder.install(tmp_path, "0.32.0")
+    runner = classes[1](classes[0](torch.eye(2)))
+    runner.initialize_kv_cache("config")
     with pytest.raises(RuntimeError, match="vLLM verified a draft"):
         runner.propose_draft_token_ids("output", [[8, 9], [7]])
-    runner.use_async_scheduling = True
-    with pytest.raises(RuntimeError, match="async scheduling"):
-        runner.propose_draft_token_ids("output", torch.tensor([[5], [6]]))
-    runner.use_async_scheduling, runner.drafter.use_local_argmax_reduction = False, True
-    with pytest.raises(RuntimeError, match="no logits"):
-        runner.propose_draft_token_ids("output", torch.tensor([[5], [6]]))
+
+    def refused(says: str, **changes: Any) -> None:
+        runner = classes[1](classes[0](torch.eye(2)))
+        vars(runner).update(changes)
+        with pytest.raises(RuntimeError, match=f"drafts of this server cannot be recorded: .*{says}"):
+            runner.initialize_kv_cache("config")
+        assert not runner.ready
+
+    refused("--no-async-scheduling", use_async_scheduling=True)
+    refused("give --speculative-config", speculative_config=None)
+    refused("run it in one", parallel_config=SimpleNamespace(world_size=2))
+    scheduled = SimpleNamespace(num_speculative_tokens_per_batch_size=[(1, 4, 3)])
+    refused("remove num_speculative_tokens_per_batch_size", speculative_config=scheduled)
+    for name in ("use_local_argmax_reduction", "use_heterogeneous_vocab", "_enable_probabilistic_draft_probs"):
+        refused(f"its drafter has {name.strip('_')}", drafter=SimpleNamespace(**{name: True}))
+
+
+def test_the_plugin_does_nothing_unless_a_folder_is_named(
+    tmp_path: Path, classes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+    assert pkgutil.resolve_name(points["vllm.general_plugins"]["specsim"]) is vllm_recorder.register
+    original = classes[1].propose_draft_token_ids
+    vllm_recorder.register()
+    assert classes[1].propose_draft_token_ids is original
+    monkeypatch.setenv(vllm_recorder.FOLDER, str(tmp_path))
+    with pytest.raises(RuntimeError, match="set VLLM_USE_V2_MODEL_RUNNER=0"):
+        vllm_recorder.register()
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
+    vllm_recorder.register()
+    replaced = classes[1].propose_draft_token_ids
+    vllm_recorder.register()  # as vLLM may
+    assert original is not replaced is classes[1].propose_draft_token_ids
 
 
 @pytest.fixture(scope="module")
@@ -188,14 +295,15 @@ def trace() -> Trace:
     return recording(tiny_pair((EOS,)), tiny_prompts(6), VllmEngine(), DEPTH, TOKENS, lambda what, done, total: None)
 
 
-def rows_like(trace: Trace, lengths: Sequence[int]) -> Rows:
+def rows_like(trace: Trace, lengths: Sequence[int]) -> Array:
     """As vLLM would record this trace, all sequences at once: step by step, and after the last token as well."""
     rows = []
     for t in range(1, max(lengths) + 1):
         for sequence, length in enumerate(lengths):
             if t <= length:
                 row, at = np.zeros((), row_type(trace.depth)), trace.offsets[sequence] + min(t, length - 1)
-                row["request"], row["token"] = sequence, trace.token[trace.offsets[sequence] + t - 1]
+                row["request"], row["position"] = sequence, t
+                row["token"] = trace.token[trace.offsets[sequence] + t - 1]
                 row["draft"] = trace.draft_token[at]
                 for name in vllm_recorder.STATISTICS:
                     column = getattr(trace, name)
@@ -204,11 +312,20 @@ def rows_like(trace: Trace, lengths: Sequence[int]) -> Rows:
     return np.array(rows)
 
 
-def tell(interpreter: Path, name: str, rows: Rows, outputs: Sequence[Sequence[int]]) -> None:
+def write_rows(folder: Path, rows: Array, requests: int, facts: dict[str, Any] | None = None) -> None:
+    """Write rows of these requests, whose prompts are tiny, as a server's recorder does."""
+    recorder = Recorder(folder, Texts(None), rows["draft"].shape[1], {**FACTS, **(facts or {})})
+    for number, prompt in enumerate(tiny_prompts(requests)):
+        recorder.request(f"{number}-9ff46863", state_of(prompt.tokens))
+    columns = [rows[name].tolist() for name in ("request", "position", "token", "draft")]
+    recorder.take(*columns, np.stack([rows[name] for name in vllm_recorder.STATISTICS], axis=2))
+
+
+def tell(interpreter: Path, name: str, rows: Array, outputs: Sequence[Sequence[int]]) -> None:
     """Let the interpreter answer with these rows and outputs."""
-    np.save(interpreter / f"{name}.npy", rows)
-    facts = {"draft_s": 0.75, "max_num_batched_tokens": 2048, "max_num_seqs": 3}
-    answer = {**answer_of(outputs, []), "whole_s": 1.0, "recorded": facts}
+    shutil.rmtree(interpreter / name, ignore_errors=True)
+    write_rows(interpreter / name, rows, len(outputs))
+    answer = {**answer_of(outputs, []), "whole_s": 1.0, "draft_s": 0.75}
     (interpreter / f"{name}.json").write_text(json.dumps(answer))
 
 
@@ -220,7 +337,7 @@ def test_a_recording_is_imported_as_a_trace(trace: Trace, interpreter: Path) -> 
     made = record_with_engine(pair, tiny_prompts(6), settings, VllmEngine(), batch=3)
     asked = json.loads((interpreter / "asked.json").read_text())
     assert asked["batch"] == 3 and asked["speculation"]["num_speculative_tokens"] == DEPTH
-    assert asked["sampling"] == [{"temperature": 0.0}] * 6 and asked["recording"]["version"] == "0.32.0"
+    assert asked["sampling"] == [{"temperature": 0.0}] * 6
     assert min(map(len, outputs)) < TOKENS and made.offsets.tolist() == expected.offsets.tolist()
     first, later = made.position == 0, made.position > 0
     for name in ("token", "match_len", "draft_token", *COLUMNS):
@@ -252,7 +369,7 @@ def test_a_sampled_recording_asks_for_the_sampler(trace: Trace, interpreter: Pat
 
 
 def test_an_output_of_one_token_has_no_draft() -> None:
-    columns = dense_columns(np.zeros(1, row_type(2)), [0], 2)
+    columns = own_columns(np.zeros(1, row_type(2)), [0], 2)
     assert columns["draft_token"].tolist() == [[NO_TOKEN] * 2] and columns["match_len"].tolist() == [0]
 
 
@@ -266,8 +383,8 @@ def test_missing_and_other_drafts_are_errors(trace: Trace, interpreter: Path) ->
         tell(interpreter, "dense", wrong, outputs)
         with pytest.raises(InputError, match="the engine recorded drafts after"):
             record_with_engine(tiny_pair((EOS,)), tiny_prompts(6), settings, VllmEngine())
-    (interpreter / "dense.npy").write_bytes(b"")
-    with pytest.raises(InputError, match="vLLM recorded no drafts"):
+    (interpreter / "dense" / "part-0" / "drafts.npy").write_bytes(b"")
+    with pytest.raises(InputError, match="part-0 holds no recorded drafts"):
         record_with_engine(tiny_pair((EOS,)), tiny_prompts(6), settings, VllmEngine())
 
 
@@ -294,7 +411,8 @@ def test_what_cannot_be_recorded_is_refused(interpreter: Path, tmp_path: Path) -
         (inside, "vLLM does not sample by the noise of --mode gumbel; give --mode greedy or --mode rejection"),
         ((*greedy, "--dtype", "float64"), "--engine already decides --dtype; remove one of them"),
         ((*greedy, "--tree-nodes", 32), "--engine already decides --tree-nodes; remove one of them"),
-        ((*greedy, "--drafter", "eagle", "--num-prompts", 2), "vLLM runs draft models, EAGLE-3 drafters and prompt"),
+        ((*greedy, "--drafter", "eagle", "--num-prompts", 2), "train one by `realrun train eagle --for-vllm`"),
+        ((*greedy, "--drafter", "self-sd", "--num-prompts", 2), "vLLM runs draft models, EAGLE and EAGLE-3 drafters"),
         ((*inside[:3], "--batch", 4), "--batch is for recordings inside vLLM; give --engine vllm, or remove it"),
         ((*inside[:4], "transformers"), "transformers does not record what it drafts at every position; choose vllm"),
         (("realrun", "engine", "drafter-check", "--engine", "vllm", "--k", 20), "--k of 20; give numbers from 1 to 16"),

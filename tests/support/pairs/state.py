@@ -36,13 +36,14 @@ NOTHING = -100  # that a loss passes over
 @cache
 @torch.inference_mode(False)  # tests may ask for it in inference mode
 def state_pair(kind: str, name: str = "llama", eos_token_ids: tuple[int, ...] = ()) -> Pair:
-    """A drafter fitted to what its target says after PROMPTS, with random scores."""
+    """A drafter fitted to what its target says after PROMPTS, with random scores; "eagle-vllm" is the layer of vLLM."""
     if eos_token_ids:
         return replace(state_pair(kind, name), eos_token_ids=eos_token_ids)
     target = copy.deepcopy(target_of(name))  # which others may have made in inference mode
     makers: dict[str, Callable[[], DrafterKind]] = {
         "edd": lambda: EDDKind(one_layer_model(target, seed=1), 2),
         "eagle": lambda: EagleKind(Eagle(target, seed=1)),
+        "eagle-vllm": lambda: EagleKind(Eagle(target, seed=1, for_vllm=True)),
         "eagle3": lambda: Eagle3Kind(Eagle3(target, seed=1)),
     }
     pair = Pair(target, makers[kind](), tiny_tokenizer(), name, kind, ())
@@ -124,13 +125,14 @@ def watch(lm: StateDrafterLM) -> list[Seen]:
     return seen
 
 
-def layer_alone(layer: Any, rotary: Any, x: torch.Tensor) -> torch.Tensor:
-    """The library's layer over rows x [n, d] at positions 0 .. n - 1, each of which sees those before: no cache."""
+def layer_alone(layer: Any, rotary: Any, x: torch.Tensor, first: int = 0) -> torch.Tensor:
+    """The library's layer over rows x [n, d] at positions first, first + 1 .., each of which sees those before."""
     count = len(x)
+    positions = torch.arange(first, first + count)[None]
     unseen = torch.ones(count, count, dtype=torch.bool).triu_(1)
     mask = torch.zeros(count, count, dtype=x.dtype).masked_fill_(unseen, torch.finfo(x.dtype).min)
-    places = rotary(x[None], position_ids=torch.arange(count)[None])
+    places = rotary(x[None], position_ids=positions)
     out: torch.Tensor = layer(
-        x[None], attention_mask=mask[None, None], position_ids=torch.arange(count)[None], position_embeddings=places
+        x[None], attention_mask=mask[None, None], position_ids=positions, position_embeddings=places
     )
     return out[0]
