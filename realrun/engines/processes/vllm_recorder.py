@@ -243,6 +243,7 @@ def facts_of(runner: Any) -> dict[str, Any]:
         "method": speculation.method,
         "target": str(model.model),
         "drafter": str(speculation.model or speculation.method),
+        "drafter_facts": rule_of(speculation),
         "vocabulary": model.get_vocab_size(),
         "eos_token_id": getattr(model.hf_config, "eos_token_id", None),
         "dtype": str(model.dtype).removeprefix("torch."),
@@ -250,6 +251,18 @@ def facts_of(runner: Any) -> dict[str, Any]:
         "max_num_batched_tokens": scheduler.max_num_batched_tokens,
         "max_num_seqs": scheduler.max_num_seqs,
     }
+
+
+def rule_of(speculation: Any) -> dict[str, Any]:
+    """Describe the rule of a drafter that reads only the text, by the names of `specsim.lookup`."""
+    if speculation.method == "ngram":
+        lengths = {"min_ngram": speculation.prompt_lookup_min, "max_ngram": speculation.prompt_lookup_max}
+        return {**lengths, "occurrence": "first", "at_end": "stop"}
+    if speculation.method == "suffix":
+        names = ("max_tree_depth", "max_spec_factor", "min_token_prob", "max_cached_requests")
+        rule = {name: getattr(speculation, f"suffix_decoding_{name}") for name in names}
+        return {**rule, "max_spec_offset": 0.0, "max_spec_tokens": speculation.num_speculative_tokens}
+    return {}
 
 
 ADAPTERS: dict[str, Callable[[Recording], None]] = {"0.32": record_v1}  # by minor version

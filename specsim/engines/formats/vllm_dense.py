@@ -35,6 +35,7 @@ class Facts(TypedDict):
     method: str
     target: str
     drafter: str
+    drafter_facts: dict[str, Any]
     vocabulary: int
     eos_token_id: int | list[int] | None
     dtype: str
@@ -133,6 +134,7 @@ def read_dense(paths: Sequence[Path]) -> ImportedRecords:
             "target": facts["target"],
             "drafter": facts["drafter"],
             "drafter_kind": WITHOUT_PROBABILITIES.get(facts["method"], facts["method"]),
+            "drafter_facts": facts["drafter_facts"],
             "decoding": _decoding(requests),
             "depth": depth,
             "eos_token_id": facts["eos_token_id"],

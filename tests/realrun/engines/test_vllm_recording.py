@@ -57,8 +57,8 @@ COLUMNS = ("prob", "confidence", "entropy_nats", "top10_confidence")
 
 FACTS = {
     "name": "vllm", "version": "0.32.0", "runner": "V1", "method": "draft_model", "target": "lab/target",
-    "drafter": "lab/draft", "vocabulary": 97, "eos_token_id": EOS, "dtype": "float32", "device": "cpu",
-    "max_num_batched_tokens": 2048, "max_num_seqs": 3,
+    "drafter": "lab/draft", "drafter_facts": {}, "vocabulary": 97, "eos_token_id": EOS, "dtype": "float32",
+    "device": "cpu", "max_num_batched_tokens": 2048, "max_num_seqs": 3,
 }  # fmt: skip
 
 
@@ -218,12 +218,14 @@ def test_the_adapter_records_what_is_drafted_and_hands_no_draft_on(tmp_path: Pat
 def test_the_adapter_records_lookups(tmp_path: Path, classes: Any) -> None:
     """Which gives lists, shorter ones too, no token of a part of a prompt, and the token is in the output already."""
     vllm_recorder.install(tmp_path, "0.32.0")
-    runner = classes[1](SimpleNamespace(propose=lambda sampled: [[3], [4, 5]]), method="ngram", model=None)
+    lookup = {"method": "ngram", "model": None, "prompt_lookup_min": 2, "prompt_lookup_max": 5}
+    runner = classes[1](SimpleNamespace(propose=lambda sampled: [[3], [4, 5]]), **lookup)
     runner.initialize_kv_cache("config")
     runner.requests["1-9ff46863"].output_token_ids.append(8)
     runner.propose_draft_token_ids("output", [[8], []])
     part = read_part(tmp_path / "part-0")
     assert part.facts["drafter"] == "ngram"
+    assert NgramRule(**part.facts["drafter_facts"]) == NgramRule(2, 5, "first", "stop")
     assert part.rows["draft"].tolist() == [[3, NO_TOKEN]] and part.rows["token"].tolist() == [8]
     assert part.rows["position"].tolist() == [1]
 

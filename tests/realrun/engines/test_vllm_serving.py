@@ -1,0 +1,292 @@
+"""Slow: servers of vLLM with the plugin, whose folders are imported as traces; suffix decoding and MTP among them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
+
+from realrun.decode.sampling import Sampler
+from realrun.engines.engine import save_models
+from realrun.engines.processes.vllm_recorder import FOLDER, TEXTS
+from realrun.engines.vllm import ENVIRONMENT, V1_RUNNER, VllmEngine, rounds_of
+from realrun.measure.record import RecordSettings, record
+from realrun.pairs.pair import Pair
+from realrun.pairs.prompts import Prompt
+from specsim.engines.conventions import CONVENTIONS
+from specsim.lookup.from_text import TokenText, suffix_trace
+from specsim.lookup.suffix import SuffixRule
+from specsim.policy.chain.fixed_k import FixedK
+from specsim.trace.files import read_trace
+from specsim.trace.trace import Trace
+from tests.realrun.engines.test_vllm_recording import assert_same
+from tests.specsim.engines.test_as_engine import replayed_rounds
+from tests.support import ROOT
+from tests.support.commands import call
+
+pytestmark = pytest.mark.slow
+START_S = 150
+POINT = "[vllm.general_plugins]\nspecsim = realrun.engines.processes.vllm_recorder:register\n"
+Answer = Mapping[str, Any]
+
+
+@contextmanager
+def served(
+    vllm: VllmEngine, folder: Path, speculation: Mapping[str, Any], *more: str, **environment: str
+) -> Iterator[Any]:
+    """`vllm serve` the model in folder/target; gives what answers prompts, as many at once as are given."""
+    plugin = folder / "plugin"
+    (plugin / "specsim-0.1.dist-info").mkdir(parents=True, exist_ok=True)
+    (plugin / "specsim-0.1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: specsim\nVersion: 0.1\n")
+    (plugin / "specsim-0.1.dist-info" / "entry_points.txt").write_text(POINT)
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    command = [
+        vllm.python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder / "target"),
+        "--dtype", "float32", "--enforce-eager", "--no-async-scheduling", "--no-enable-prefix-caching",
+        "--max-model-len", "256",
+        "--host", "127.0.0.1", "--port", str(port), "--served-model-name", "target",
+        "--per-request-spec-decode-metrics", "detailed", "--speculative-config", json.dumps(speculation), *more,
+    ]  # fmt: skip
+    path = os.pathsep.join(map(str, (plugin, ROOT)))
+    settings = {**os.environ, **ENVIRONMENT, **V1_RUNNER, "PYTHONPATH": path, **environment}
+    del settings["VLLM_ENABLE_V1_MULTIPROCESSING"]
+    log = (folder / "log.txt").open("w")
+    with log, subprocess.Popen(command, env=settings, stdout=log, stderr=log, start_new_session=True) as process:
+        try:
+            _wait(process, f"http://127.0.0.1:{port}/health", folder / "log.txt")
+
+            def ask(prompt: Sequence[int], tokens: int) -> Answer:
+                asked = {
+                    "model": "target", "prompt": [*prompt], "max_tokens": tokens, "temperature": 0.0,
+                    "ignore_eos": True, "return_token_ids": True,
+                }  # fmt: skip
+                request = urllib.request.Request(
+                    f"http://127.0.0.1:{port}/v1/completions",
+                    json.dumps(asked).encode(),
+                    {"Content-Type": "application/json"},
+                )
+                with urllib.request.urlopen(request, timeout=120) as response:
+                    answer: Answer = json.load(response)
+                return answer
+
+            def answers(prompts: Sequence[Sequence[int]], tokens: int, at_once: int) -> list[Answer]:
+                with ThreadPoolExecutor(at_once) as pool:
+                    return list(pool.map(lambda prompt: ask(prompt, tokens), prompts))
+
+            yield answers
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _wait(process: subprocess.Popen[bytes], address: str, log: Path) -> None:
+    end = time.monotonic() + START_S
+    while time.monotonic() < end and process.poll() is None:
+        try:
+            urllib.request.urlopen(address, timeout=2).close()
+            return
+        except (urllib.error.URLError, OSError):
+            time.sleep(1)
+    raise AssertionError(log.read_text()[-3000:])
+
+
+def texts_of(answers: Sequence[Answer]) -> list[list[int]]:
+    return [answer["choices"][0]["token_ids"] for answer in answers]
+
+
+def rounds_in(answers: Sequence[Answer]) -> list[list[tuple[int, int]]]:
+    """Of a normal run: (drafted, accepted) of the rounds of every request, by its per-request metrics."""
+    return [rounds_of(answer["metrics"]["speculative_decoding"], number) for number, answer in enumerate(answers)]
+
+
+def imported(folder: Path) -> Trace:
+    result = call("specsim", "import", "vllm-dense", folder, "--out", folder / "trace", "--overwrite")
+    assert result.code == 0, result.err
+    return read_trace(folder / "trace")
+
+
+def by_prompt(trace: Trace, prompts: Sequence[Prompt]) -> Trace:
+    """The sequences in the order of these prompts, all of which differ."""
+    assert trace.prompts is not None
+    recorded = [tuple(prompt.tolist()) for prompt in trace.prompts]
+    return trace.select([recorded.index(tuple(prompt.tokens)) for prompt in prompts])
+
+
+def test_a_served_model_records_what_realrun_records(
+    vllm: VllmEngine, prompts: list[Prompt], lab_pair32: Pair, tmp_path: Path
+) -> None:
+    """Six requests at once, of which three are given a text; the server is killed at the end."""
+    count, depth = 24, 4
+    expected = record(lab_pair32, prompts[:6], RecordSettings(depth, count, Sampler("greedy")))
+    texts = [text.tolist() for text in np.split(expected.token, expected.offsets[1:-1])]
+    forced = [[*reversed(text)] for text in texts[3:]]  # which the model would not say
+    rows = [
+        json.dumps({"prompt_tokens": prompt.tokens, "output_tokens": text})
+        for prompt, text in zip(prompts[3:6], forced, strict=True)
+    ]
+    (tmp_path / "texts.jsonl").write_text("\n".join(rows))
+    save_models(lab_pair32, tmp_path)
+    speculation = {"method": "draft_model", "model": str(tmp_path / "draft"), "num_speculative_tokens": depth}
+    named = {FOLDER: str(tmp_path / "out"), TEXTS: str(tmp_path / "texts.jsonl")}
+    with served(vllm, tmp_path, speculation, **named) as answers:
+        assert texts_of(answers([prompt.tokens for prompt in prompts[:6]], count, 6)) == [*texts[:3], *forced]
+    trace = by_prompt(imported(tmp_path / "out"), prompts[:6])
+    assert_same(trace.select([0, 1, 2]), expected.select([0, 1, 2]))
+    assert trace.token[trace.offsets[3] :].tolist() == [token for text in forced for token in text]
+    own = [
+        record_forced(lab_pair32, prompt.tokens, text, depth) for prompt, text in zip(prompts[3:6], forced, strict=True)
+    ]
+    drafts = trace.draft_token[trace.offsets[3] :].reshape(3, count, depth)[:, 1:]
+    assert drafts.tolist() == own
+
+
+@torch.inference_mode()
+def record_forced(pair: Pair, prompt: Sequence[int], text: Sequence[int], depth: int) -> list[list[list[int]]]:
+    """What the draft model drafts greedily behind each token of a text but the last, by the library."""
+    (draft,) = pair.drafter.weights(pair.target)
+    drafts = []
+    for t in range(1, len(text)):
+        tokens = [*prompt, *text[:t]]
+        for _ in range(depth):
+            tokens.append(int(draft(torch.tensor([tokens]), use_cache=False).logits[0, -1].argmax()))
+        drafts.append(tokens[-depth:])
+    return drafts
+
+
+def test_suffix_decoding_is_recorded_as_the_texts_have_it(
+    vllm: VllmEngine, prompts: list[Prompt], lab_pair32: Pair, tmp_path: Path
+) -> None:
+    """One request after another, as each draws on those before it; a normal run's rounds are the replay's."""
+    if subprocess.run([vllm.python, "-c", "import arctic_inference.suffix_decoding"], capture_output=True).returncode:
+        pytest.skip("no arctic-inference beside vLLM")
+    count, k = 48, 8
+    asked = [prompt.tokens for prompt in (*prompts[:8], prompts[0])]
+    save_models(lab_pair32, tmp_path)
+    speculation = {"method": "suffix", "num_speculative_tokens": k}
+    with served(vllm, tmp_path, speculation, **{FOLDER: str(tmp_path / "out")}) as answers:
+        texts = texts_of(answers(asked, count, 1))
+    trace = imported(tmp_path / "out")
+    rows = [TokenText([*prompt], text, "all", count) for prompt, text in zip(asked, texts, strict=True)]
+    ours = suffix_trace(rows, SuffixRule(), k)
+    assert_same(trace, ours, ())
+    assert trace.match_len.max() == k and trace.meta["drafter_facts"] == ours.meta["drafter_facts"]
+    with served(vllm, tmp_path, speculation) as answers:
+        normal = answers(asked, count, 1)
+    assert texts_of(normal) == texts
+    assert_rounds(trace, rounds_in(normal), k, count)
+
+
+def assert_rounds(trace: Trace, rounds: Sequence[Sequence[tuple[int, int]]], k: int, count: int) -> None:
+    """All rounds of a normal run but the last of a sequence, which may accept more than was recorded."""
+    expected = replayed_rounds(trace, FixedK(k), count, CONVENTIONS["vllm"])
+    assert [row[:-1] for row in rounds] == [[round_[1:] for round_ in row[:-1]] for row in expected]
+    assert sum(accepted for row in rounds for _, accepted in row) > 0
+
+
+def mimo(folder: Path, generator: torch.Generator) -> tuple[Any, dict[str, torch.Tensor]]:
+    """A tiny MiMo model of random weights with one MTP layer, written as its checkpoints are; the target, the layer."""
+    config = Qwen2Config(
+        vocab_size=VOCABULARY, hidden_size=128, intermediate_size=96, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=256, tie_word_embeddings=False, rms_norm_eps=1e-6,
+    )  # fmt: skip
+    config._attn_implementation = "sdpa"
+    target = Qwen2ForCausalLM(config).float().eval()
+    layer = Qwen2DecoderLayer(config, 0)
+    size = config.hidden_size
+    own = {f"{name}.weight": torch.ones(size) for name in ("token_layernorm", "hidden_layernorm", "final_layernorm")}
+    own |= {"input_proj.weight": torch.zeros(size, 2 * size), **layer.state_dict()}
+    weights = {**target.state_dict(), **{f"model.mtp_layers.0.{name}": value for name, value in own.items()}}
+    for name, value in weights.items():
+        noise = torch.randn(value.shape, generator=generator)
+        value.copy_(1 + 0.2 * noise if "norm" in name else 0.15 * noise)
+    folder.mkdir(parents=True)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    facts = {**config.to_dict(), "architectures": ["MiMoForCausalLM"], "num_nextn_predict_layers": 1}
+    (folder / "config.json").write_text(json.dumps(facts))
+    return target, own
+
+
+@torch.inference_mode()
+def mtp_draft(
+    target: Any, own: Mapping[str, torch.Tensor], tokens: Sequence[int], depth: int
+) -> tuple[list[int], list[float]]:
+    """What an MTP layer drafts behind these tokens, without a cache, and its probabilities.
+
+    A row reads a token's embedding, zeros at the first row, and the target's last state before it; behind the tokens,
+    its own output in the state's place.
+    """
+    config, inner = target.config, target.model
+    layer = Qwen2DecoderLayer(config, 0).eval()
+    layer.load_state_dict({name: own[name] for name in layer.state_dict()})
+    before: list[torch.Tensor] = []
+    hook = inner.norm.register_forward_pre_hook(lambda module, given: before.append(given[0]))
+    inner(input_ids=torch.tensor([tokens[:-1]]), use_cache=False)
+    hook.remove()
+    states, text, probs = before[0][0], [*tokens], list[float]()
+
+    def normed(x: torch.Tensor, name: str) -> torch.Tensor:
+        return F.rms_norm(x, x.shape[-1:], own[f"{name}.weight"], config.rms_norm_eps)
+
+    for _ in range(depth):
+        embedded = inner.embed_tokens(torch.tensor(text[1:]))
+        embedded[0] = 0
+        joint = torch.cat([normed(states, "hidden_layernorm"), normed(embedded, "token_layernorm")], dim=-1)
+        x = (joint @ own["input_proj.weight"].T)[None]
+        places = torch.arange(len(states))[None]
+        mask = torch.full((len(states), len(states)), -torch.inf).triu(1)[None, None]
+        rotary = inner.rotary_emb(x, places)
+        out = layer(x, attention_mask=mask, position_ids=places, position_embeddings=rotary)[0]
+        out = normed(out, "final_layernorm")
+        probabilities = target.lm_head(out[-1]).softmax(-1)
+        probs.append(float(probabilities.max()))
+        text.append(int(probabilities.argmax()))
+        states = torch.cat([states, out[-1:]])
+    return text[len(tokens) :], probs
+
+
+VOCABULARY = 12  # of which a random drafter is right at times
+
+
+def test_mtp_is_recorded_as_its_layer_computes(vllm: VllmEngine, tmp_path: Path) -> None:
+    """Eight requests at once, against the layer without a cache; a normal run's rounds are the replay's."""
+    count, k, generator = 24, 3, torch.Generator().manual_seed(5)
+    target, own = mimo(tmp_path / "target", generator)
+    asked = torch.randint(VOCABULARY, (8, 20), generator=generator).tolist()
+    speculation = {"method": "mtp", "num_speculative_tokens": k}
+    tokenless = ("--skip-tokenizer-init",)
+    with served(vllm, tmp_path, speculation, *tokenless, **{FOLDER: str(tmp_path / "out")}) as answers:
+        texts = texts_of(answers(asked, count, 8))
+    trace = by_prompt(imported(tmp_path / "out"), [Prompt("all", tokens) for tokens in asked])
+    assert trace.token.reshape(8, count).tolist() == texts
+    gaps = []
+    for sequence, (prompt, text) in enumerate(zip(asked, texts, strict=True)):
+        for t in range(1, count):
+            row = sequence * count + t
+            drafted, probs = mtp_draft(target, own, [*prompt, *text[:t]], k)
+            assert trace.draft_token[row].tolist() == drafted
+            gaps.append(np.abs(trace.prob[row] - probs).max())
+    print(f"{len(gaps)} positions, largest difference of a probability {max(gaps):.1e}")
+    assert max(gaps) < 1e-5
+    with served(vllm, tmp_path, speculation, *tokenless) as answers:
+        normal = answers(asked, count, 8)
+    assert texts_of(normal) == texts
+    assert_rounds(trace, rounds_in(normal), k, count)
