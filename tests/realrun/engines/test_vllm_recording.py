@@ -36,6 +36,7 @@ from realrun.pairs.eagle3_checkpoints import write_drafter
 from realrun.pairs.pair import Pair, load_pair
 from realrun.pairs.prompts import Prompt
 from specsim.engines.conventions import CONVENTIONS
+from specsim.engines.formats.registry import read_format
 from specsim.engines.formats.vllm_dense import read_part
 from specsim.io.arrays import Array
 from specsim.io.errors import InputError
@@ -43,7 +44,7 @@ from specsim.lookup.ngram import NgramRule
 from specsim.policy.chain.adaedl import AdaEDL
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.replaying.checks import unsupported_reason
-from specsim.trace.files import read_trace
+from specsim.trace.files import read_trace, write_trace
 from specsim.trace.trace import NO_TOKEN, Trace
 from tests.realrun.engines.test_vllm import answer_of, greedy, outputs_of, vllm_rounds
 from tests.specsim.engines.test_as_engine import replayed_rounds
@@ -314,11 +315,18 @@ def rows_like(trace: Trace, lengths: Sequence[int]) -> Array:
     return np.array(rows)
 
 
-def write_rows(folder: Path, rows: Array, requests: int, facts: dict[str, Any] | None = None) -> None:
+def write_rows(
+    folder: Path,
+    rows: Array,
+    requests: int,
+    facts: dict[str, Any] | None = None,
+    texts: Texts | None = None,
+    temperature: float = 0.0,
+) -> None:
     """Write rows of these requests, whose prompts are tiny, as a server's recorder does."""
-    recorder = Recorder(folder, Texts(None), rows["draft"].shape[1], {**FACTS, **(facts or {})})
+    recorder = Recorder(folder, texts or Texts(None), rows["draft"].shape[1], {**FACTS, **(facts or {})})
     for number, prompt in enumerate(tiny_prompts(requests)):
-        recorder.request(f"{number}-9ff46863", state_of(prompt.tokens))
+        recorder.request(f"{number}-9ff46863", state_of(prompt.tokens, temperature=temperature))
     columns = [rows[name].tolist() for name in ("request", "position", "token", "draft")]
     recorder.take(*columns, np.stack([rows[name] for name in vllm_recorder.STATISTICS], axis=2))
 
@@ -373,6 +381,54 @@ def test_a_sampled_recording_asks_for_the_sampler(trace: Trace, interpreter: Pat
 def test_an_output_of_one_token_has_no_draft() -> None:
     columns = own_columns(np.zeros(1, row_type(2)), [0], 2)
     assert columns["draft_token"].tolist() == [[NO_TOKEN] * 2] and columns["match_len"].tolist() == [0]
+
+
+def test_folders_of_a_server_are_imported_as_one_trace(trace: Trace, tmp_path: Path) -> None:
+    """Of two starts: realrun's trace of the same texts, behind the first position."""
+    rows = rows_like(trace, trace.output_tokens.tolist())
+    write_rows(tmp_path, rows, 6)
+    write_rows(tmp_path, rows[rows["request"] < 2], 6)  # the other four were still without a token
+    imported = read_format("vllm-dense", [tmp_path])
+    made = imported.source
+    assert isinstance(made, Trace) and imported.skipped == {"requests without output": 4} and imported.requests == 8
+    assert imported.version == "0.32.0" and imported.holds == "dense trace"
+    expected = trace.select([*range(6), 0, 1])
+    later = made.position > 0
+    for name in ("token", "match_len", "draft_token", *COLUMNS):
+        np.testing.assert_array_equal(getattr(made, name)[later], getattr(expected, name)[later])
+    assert made.prompts is not None and made.prompts[7].tolist() == tiny_prompts(6)[1].tokens
+    assert made.budget_tokens.tolist() == np.maximum(TOKENS, made.output_tokens).tolist()
+    assert made.meta["decoding"] == "greedy" and made.eos_token_ids == [EOS] and made.informed
+    write_trace(made, tmp_path / "trace")
+    assert read_trace(tmp_path / "trace").meta["engine"]["max_num_seqs"] == 3
+
+
+def test_what_is_imported_of_forced_sampled_and_incomplete_requests(trace: Trace, tmp_path: Path) -> None:
+    rows = rows_like(trace, trace.output_tokens.tolist())
+    texts = tmp_path / "texts.jsonl"
+    given = trace.token[: trace.offsets[1]].tolist()[:7]
+    texts.write_text(json.dumps({"prompt_tokens": tiny_prompts(6)[0].tokens, "output_tokens": given}))
+    write_rows(tmp_path / "forced", rows, 6, texts=Texts(texts))
+    imported = read_format("vllm-dense", [tmp_path / "forced"])
+    made = imported.source
+    assert isinstance(made, Trace) and made.token[: made.offsets[1]].tolist() == given
+    assert made.budget_tokens[0] == 7 and made.meta["decoding"] == "unknown"
+    assert "the texts of 1 of 6 requests were given, not chosen by vLLM" in imported.notes
+    write_rows(tmp_path / "sampled", rows, 6, temperature=0.7)
+    assert read_format("vllm-dense", [tmp_path / "sampled"]).source.sampled_by_rejection  # type: ignore[union-attr]
+    gap = ~((rows["request"] == 3) & (rows["position"] == 5))
+    write_rows(tmp_path / "gap", rows[gap], 6, {"method": "suffix"})
+    imported = read_format("vllm-dense", [tmp_path / "gap"])
+    assert imported.skipped == {"requests with steps that drafted nothing, near the server's longest text": 1}
+    assert not imported.source.informed and imported.requests == 5  # type: ignore[union-attr]
+    assert imported.source.meta["drafter_kind"] == "suffix"  # type: ignore[union-attr]
+    write_rows(tmp_path / "gap", rows, 6)
+    with pytest.raises(InputError, match="part-1 was recorded with another method than .*part-0; import them sep"):
+        read_format("vllm-dense", [tmp_path / "gap"])
+    write_rows(tmp_path / "none", rows[:0], 6)
+    for folder in ("none", "missing"):
+        with pytest.raises(InputError, match=f"{folder}.*record again, or remove this folder"):
+            read_format("vllm-dense", [tmp_path / folder])
 
 
 def test_missing_and_other_drafts_are_errors(trace: Trace, interpreter: Path) -> None:
