@@ -37,7 +37,7 @@ def settings_of(engine: Engine, ks: Sequence[int], p_mins: Sequence[float], batc
         raise InputError(f"{engine.name} has no rule for --p-min that a replay knows; leave it out")
     if not all(0 < p_min < 1 for p_min in p_mins):
         raise InputError(f"--p-min of {', '.join(map(str, p_mins))}; give numbers between 0 and 1")
-    _check_batch(engine, batch)
+    check_batch(engine, batch)
     return [*(Setting(k, batch=batch) for k in ks), *(Setting(max(ks), p_min, batch) for p_min in p_mins)]
 
 
@@ -48,15 +48,16 @@ def scheduled(engine: Engine, lengths: Mapping[int, int], batch: int) -> Setting
         raise InputError(
             f"--schedule drafts up to {schedule.max_draft_tokens} tokens; give 1 to {RecordSettings.max_draft_tokens}"
         )
-    _check_batch(engine, batch)
+    check_batch(engine, batch)
     if batch == 1:
         raise InputError("--schedule is of batches; give --batch, the most sequences at once")
     return Setting(schedule.max_draft_tokens, batch=batch, schedule=schedule)
 
 
-def _check_batch(engine: Engine, batch: int) -> None:
+def check_batch(engine: Engine, batch: int) -> None:
+    """Raise InputError if the engine does not run so many sequences at once."""
     if batch > 1 and not engine.takes_batches:
-        raise InputError(f"{engine.name} is run one sequence at a time; leave --batch out")
+        raise InputError(f"{engine.name} is run one sequence at a time; choose vllm, or leave --batch out")
 
 
 def recording(

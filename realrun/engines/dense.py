@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from realrun.drafters.lookup import LookupKind
+from realrun.engines.check import check_batch
 from realrun.engines.engine import DenseRun, Engine, Job, Setting
 from realrun.measure.partial import Recorded
 from realrun.measure.record import RecordSettings, trace_of
@@ -61,6 +62,7 @@ def record_with_engine(
         If the engine does not run this drafter or sampling mode, its version cannot be recorded, or it fails.
     """
     engine.check_dense(settings.sampler)
+    check_batch(engine, batch)
     pair = engine_pair(pair)
     with tempfile.TemporaryDirectory() as name:
         job = job_of(pair, prompts, settings.max_new_tokens, Path(name))

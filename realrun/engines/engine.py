@@ -165,7 +165,7 @@ class Engine(ABC):
 
     def check_dense(self, sampler: Sampler) -> None:
         """Raise InputError unless `run_dense` can record the installed version with this sampling."""
-        raise InputError(f"{self.name} does not record what it drafts at every position; choose vllm")
+        raise InputError(f"{self.name} does not record what it drafts at every position; choose vllm or llamacpp")
 
     def run_dense(self, job: Job, setting: Setting, sampler: Sampler, step_tokens: int | None = None) -> DenseRun:
         """Decode all prompts without speculation, and draft setting.k tokens after every output token all the same.

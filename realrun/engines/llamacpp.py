@@ -9,12 +9,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from realrun.engines.engine import Engine, EngineRun, Job, Setting, Sums, Turn, models_of, run_apart
+import numpy as np
+
+from realrun.decode.sampling import Sampler
+from realrun.drafters.independent import IndependentKind
+from realrun.engines.engine import DenseRun, Engine, EngineRun, Job, Setting, Sums, Turn, models_of, run_apart
 from realrun.engines.gguf_file import ids_of, write_gguf
+from realrun.engines.processes.vllm_recorder import STATISTICS, row_type
 from realrun.pairs.pair import Pair
 from specsim.engines.formats import prometheus
 from specsim.engines.formats.llamacpp import Log
 from specsim.engines.formats.reading import log_lines
+from specsim.io.arrays import Array
 from specsim.io.errors import InputError
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.chain.p_min import LlamaCpp
@@ -36,8 +42,35 @@ class LlamaCppEngine(Engine):
         return importlib.metadata.version("xllamacpp")
 
     def convert(self, pair: Pair, folder: Path) -> None:
+        if not isinstance(pair.drafter, IndependentKind):
+            raise InputError(
+                f"llama.cpp is run with draft models, and {pair.draft_name} is of kind {pair.drafter.name}; give "
+                "--draft-model"
+            )
         for name, model in models_of(pair):
             write_gguf(model, pair.eos_token_ids, folder / f"{name}.gguf")
+
+    def check_dense(self, sampler: Sampler) -> None:
+        if sampler.mode != "greedy":
+            raise InputError("llama.cpp is recorded greedily; give --mode greedy")
+
+    def run_dense(self, job: Job, setting: Setting, sampler: Sampler, step_tokens: int | None = None) -> DenseRun:
+        """Decode with the target, and continue the text behind each of its tokens with the draft model alone.
+
+        That is what llama.cpp's rounds draft with it, as far as their drafts go; its threshold p_min is not applied.
+        """
+        assert setting.batch == 1 and step_tokens is None
+        result = run_apart(PROCESS, {**server_job(job, [setting], []), "depth": setting.k}, job.folder)
+        facts = {
+            "name": self.name,
+            "version": self.version(),
+            "runner": "target and draft model in servers of their own",
+            "max_num_batched_tokens": result["step_tokens"],
+            "max_num_seqs": 1,
+            "first_position_drafted": False,
+        }
+        rows = rows_of(result["outputs"], result["drafts"], setting.k)
+        return DenseRun(result["outputs"], rows, facts, result["generate_s"], result["draft_s"])
 
     def policy(self, setting: Setting) -> ChainPolicy:
         return LlamaCpp(setting.p_min, setting.k)
@@ -69,6 +102,17 @@ class LlamaCppEngine(Engine):
             Turn(turn["timings"]["predicted_n"], turn["timings"]["predicted_ms"] / 1000, draft_s)
             for turn, draft_s in zip(result, drafts_s, strict=True)
         ]
+
+
+def rows_of(outputs: Sequence[Sequence[int]], drafts: Sequence[Any], depth: int) -> Array:
+    """Make rows as a recorder inside an engine writes them, of drafts by prompt and position."""
+    rows = np.zeros(sum(map(len, drafts)), row_type(depth))
+    places = [(prompt, length) for prompt, own in enumerate(drafts) for length in range(1, len(own) + 1)]
+    for row, (prompt, length) in zip(rows, places, strict=True):
+        row["request"], row["position"], row["token"] = prompt, length, outputs[prompt][length - 1]
+        for name, values in zip(("draft", *STATISTICS), zip(*drafts[prompt][length - 1], strict=True), strict=True):
+            row[name] = values
+    return rows
 
 
 def draft_seconds(lines: Sequence[str], turns: Sequence[tuple[int, bool]]) -> list[float]:

@@ -1,18 +1,22 @@
 """llama.cpp in a process of its own: `python run_llamacpp.py JOB RESULT`, both JSON.
 
 A job has a server for each of its arms (k, p_min), and turns (arm, prompt), one after another; after the Nth "done N"
-is printed. No torch here.
+is printed. A job with a "depth" is to record: the target decodes every prompt, and behind each of its tokens a server
+of the draft model alone continues the text by that many tokens. No torch here.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import xllamacpp
 
+ALL = 2**24  # more tokens than a vocabulary has
 INFO = 4  # level of a log that has a line for every round and request
 
 
@@ -41,8 +45,52 @@ def parameters(job: dict[str, Any], k: int, p_min: float) -> Any:
     return found
 
 
+def completion(server: Any, prompt: list[int], tokens: int, likeliest: int, *, reuse: bool) -> list[Any]:
+    """Decode greedily; for every token its id, and those of its log-probability and of the `likeliest` tokens'."""
+    asked = {"prompt": prompt, "n_predict": tokens, "temperature": 0.0, "top_k": 1, "cache_prompt": reuse}
+    choice = server.handle_completions({**asked, "n_probs": likeliest})["choices"][0]
+    return [(token["id"], token["top_logprobs"]) for token in choice["logprobs"]["content"]]
+
+
+def statistics(likeliest: list[dict[str, float]]) -> list[float]:
+    """Compute the largest probability, the entropy in nats, and that probability's share of the ten largest."""
+    logs = [token["logprob"] for token in likeliest if token["logprob"] is not None]
+    probs = [math.exp(log) for log in logs]
+    entropy_nats = -sum(prob * log for prob, log in zip(probs, logs, strict=True) if prob)
+    return [probs[0], entropy_nats, probs[0] / sum(probs[:10])]
+
+
+def record(job: dict[str, Any]) -> dict[str, Any]:
+    """Return the outputs, what is drafted behind each of their tokens but the last, and the seconds of both."""
+    target, alone = (parameters(job, 0, 0.0) for _ in range(2))
+    alone.model.path = f"{job['folder']}/draft.gguf"
+    begin = time.monotonic()
+    server = xllamacpp.Server(target)
+    outputs = [
+        [token for token, _ in completion(server, prompt, job["max_new_tokens"], 1, reuse=False)]
+        for prompt in job["prompts"]
+    ]
+    decoded, server = time.monotonic(), xllamacpp.Server(alone)
+    drafts: list[list[Any]] = []
+    for done, (prompt, output) in enumerate(zip(job["prompts"], outputs, strict=True), start=1):
+        drafts.append([])
+        for length in range(1, max(len(output), 2)):
+            text, draft = prompt + output[:length], []
+            while len(draft) < job["depth"]:  # a server ends with an end of text, behind which llama.cpp drafts on
+                more = completion(server, text, job["depth"] - len(draft), ALL, reuse=True)
+                text = text + [token for token, _ in more]
+                draft += [(token, *statistics(likeliest)) for token, likeliest in more]
+            drafts[-1].append(draft)
+        print("done", done, flush=True)
+    seconds = {"generate_s": decoded - begin, "draft_s": time.monotonic() - decoded}
+    return {"outputs": outputs, "drafts": drafts, "step_tokens": alone.n_batch, **seconds}
+
+
 def main(given: str, made: str) -> None:
     job = json.loads(Path(given).read_text())
+    if "depth" in job:
+        Path(made).write_text(json.dumps(record(job)))
+        return
     servers = [xllamacpp.Server(parameters(job, arm["k"], arm["p_min"])) for arm in job["arms"]]
     turns = []
     for arm, prompt in job["turns"]:

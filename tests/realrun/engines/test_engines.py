@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ from transformers import AutoModelForCausalLM
 
 import realrun.engines.engine
 from realrun.decode.sampling import Sampler
+from realrun.drafters.lookup import LookupKind
 from realrun.engines.check import check, check_recording, settings_of
+from realrun.engines.dense import record_with_engine
 from realrun.engines.engine import Engine, EngineRun, Job, Setting, Turn, run_apart
 from realrun.engines.gguf_file import ids_of, paired, write_gguf
 from realrun.engines.hugging_face import HuggingFaceEngine
-from realrun.engines.llamacpp import LlamaCppEngine, draft_seconds
+from realrun.engines.llamacpp import LlamaCppEngine, draft_seconds, rows_of
 from realrun.engines.validate import plan_of, validate
 from realrun.measure.record import RecordSettings, record
 from realrun.pairs.pair import Pair
@@ -138,7 +141,7 @@ def test_what_cannot_be_asked_is_refused(trace: Trace) -> None:
             settings_of(engine, ks, p_mins)
     with pytest.raises(InputError, match="transformers has no rule for --p-min"):
         settings_of(HuggingFaceEngine(), [3], [0.5])
-    with pytest.raises(InputError, match="llamacpp is run one sequence at a time; leave --batch out"):
+    with pytest.raises(InputError, match="llamacpp is run one sequence at a time; choose vllm, or leave --batch out"):
         settings_of(engine, [3], [], 2)
     with pytest.raises(InputError, match="transformers does not say how long its drafts take"):
         HuggingFaceEngine().run_timed(Job(Path(), [], 1, []), [], [], print)
@@ -150,6 +153,49 @@ def test_what_cannot_be_asked_is_refused(trace: Trace) -> None:
     drawn = record(tiny_pair(), tiny_prompts(1), RecordSettings(2, 4, Sampler("gumbel", 0.8)))
     with pytest.raises(InputError, match="was not recorded greedily"):
         check_recording(drawn, tiny_pair(), engine, 2, 4, "trace")
+
+
+def test_what_llamacpp_does_not_record_is_refused(tmp_path: Path) -> None:
+    engine, settings = LlamaCppEngine(), RecordSettings(2, 4, Sampler("gumbel", 0.8))
+    with pytest.raises(InputError, match="llama.cpp is recorded greedily; give --mode greedy"):
+        record_with_engine(tiny_pair(), tiny_prompts(1), settings, engine)
+    settings = RecordSettings(2, 4, Sampler("greedy"))
+    with pytest.raises(InputError, match="llamacpp is run one sequence at a time; choose vllm, or leave --batch out"):
+        record_with_engine(tiny_pair(), tiny_prompts(1), settings, engine, batch=2)
+    lookups = replace(tiny_pair(), drafter=LookupKind())
+    with pytest.raises(InputError, match="llama.cpp is run with draft models, and .* is of kind lookup"):
+        record_with_engine(lookups, tiny_prompts(1), settings, engine)
+
+
+def test_rows_of_llamacpps_drafts() -> None:
+    drafts = [[[(5, 0.5, 1.0, 0.6), (6, 0.25, 2.0, 0.3)]] * 2, [[(7, 0.75, 0.5, 0.8), (8, 0.5, 0.5, 0.9)]]]
+    rows = rows_of([[1, 2, 3], [4]], drafts, 2)
+    assert rows[["request", "position", "token"]].tolist() == [(0, 1, 1), (0, 2, 2), (1, 1, 4)]
+    assert rows["draft"].tolist() == [[5, 6], [5, 6], [7, 8]]
+    assert rows["prob"][1].tolist() == [0.5, 0.25] and rows["entropy_nats"][2, 0] == 0.5
+    assert rows["top10_confidence"][0].tolist() == pytest.approx([0.6, 0.3])
+
+
+@pytest.mark.slow
+@needs_llamacpp
+def test_llamacpp_records_what_realrun_records(prompts: list[Prompt], lab_pair32: Pair) -> None:
+    """Its float32 sums are others than torch's, so that probabilities differ by some 1e-5."""
+    settings = RecordSettings(8, 48, Sampler("greedy"))
+    made, expected = (
+        record_with_engine(lab_pair32, prompts[:6], settings, LlamaCppEngine()),
+        record(lab_pair32, prompts[:6], settings),
+    )
+    later = made.position > 0
+    assert (made.token == expected.token).all() and made.offsets.tolist() == expected.offsets.tolist()
+    assert (made.draft_token[later] == expected.draft_token[later]).all() and made.match_len.max() > 3
+    assert np.isin(made.draft_token[later][:, :-1], lab_pair32.eos_token_ids).any()  # and drafts go on behind it
+    for name in ("prob", "entropy_nats", "top10_confidence"):
+        gap = np.abs(getattr(made, name) - getattr(expected, name))[later].max()
+        print(name, f"largest difference {gap:.2e} of {later.sum()} positions")
+        assert gap < 1e-4
+    for k in (2, 3, 5):
+        rounds = [replayed_rounds(each, FixedK(k), 40, LlamaCppEngine().conventions) for each in (made, expected)]
+        assert rounds[0] == rounds[1]
 
 
 class Missing(LlamaCppEngine):
@@ -171,7 +217,10 @@ def test_what_is_not_installed_is_named_with_what_to_type() -> None:
         ("check --engine transformers --k 0,2", "--k of 0, 2; give numbers from 1 to 16"),
         ("check --engine transformers --k two", "--k 'two' is not a list of whole numbers"),
         ("check --engine transformers --trace somewhere --num-prompts 3", "--trace already decides --num-prompts"),
-        ("check --engine transformers --batch 2", "transformers is run one sequence at a time; leave --batch out"),
+        (
+            "check --engine transformers --batch 2",
+            "transformers is run one sequence at a time; choose vllm, or leave --batch out",
+        ),
         ("check --engine transformers --batch 2 --schedule 1:3 --k 3", "--schedule already decides --k"),
         ("check --engine transformers --batch 2 --schedule 1:x", "schedule '1:x' is not a list of BATCH:K"),
         ("validate --engine tgi", "engine 'tgi' is not run here"),

@@ -196,7 +196,9 @@ def test_what_cannot_be_asked_is_refused(trace: Trace) -> None:
     ):
         with pytest.raises(InputError, match=says):
             scheduled(engine, lengths, batch)
-    with pytest.raises(InputError, match="transformers is run one sequence at a time; leave --batch out"):
+    with pytest.raises(
+        InputError, match="transformers is run one sequence at a time; choose vllm, or leave --batch out"
+    ):
         scheduled(HuggingFaceEngine(), {1: 3}, 4)
     pair = tiny_pair((EOS,))
     assert len(check_recording(trace, pair, engine, DEPTH, TOKENS, "trace")) == 6

@@ -472,7 +472,10 @@ def test_what_cannot_be_recorded_is_refused(interpreter: Path, tmp_path: Path) -
         ((*greedy, "--drafter", "eagle", "--num-prompts", 2), "train one by `realrun train eagle --for-vllm`"),
         ((*greedy, "--drafter", "self-sd", "--num-prompts", 2), "vLLM runs draft models, EAGLE and EAGLE-3 drafters"),
         ((*inside[:3], "--batch", 4), "--batch is for recordings inside vLLM; give --engine vllm, or remove it"),
-        ((*inside[:4], "transformers"), "transformers does not record what it drafts at every position; choose vllm"),
+        (
+            (*inside[:4], "transformers"),
+            "transformers does not record what it drafts at every position; choose vllm or llamacpp",
+        ),
         (("realrun", "engine", "drafter-check", "--engine", "vllm", "--k", 20), "--k of 20; give numbers from 1 to 16"),
         (("realrun", "engine", "drafter-check", "--engine", "vllm", "--k", 5, "--max-draft-tokens", 4), "--k 5 is mo"),
         (("realrun", "engine", "drafter-check", "--engine", "transformers"), "transformers does not record what it"),
