@@ -1,7 +1,7 @@
 """vLLM's own parser of arguments and the configuration that it makes: `python vllm_arguments.py JOB RESULT`.
 
 In vLLM's environment. A job is {"starts": [[argument, ...], ...]}; the result has for each start its speculation as an
-engine would have it, or {"refused": error}. No engine is started.
+engine would have it, or {"refused": error}, and at its end the methods that vLLM knows. No engine is started.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 FIELDS = (
     "method",
@@ -44,6 +44,11 @@ def configuration(arguments: list[str]) -> dict[str, Any]:
     return settings
 
 
+def names(literal: Any) -> list[str]:
+    """The strings of a type that may be nested."""
+    return [literal] if isinstance(literal, str) else [name for part in get_args(literal) for name in names(part)]
+
+
 def main(job_file: str, results_file: str) -> None:
     os.environ |= ENVIRONMENT
     job = json.loads(Path(job_file).read_text())
@@ -53,6 +58,9 @@ def main(job_file: str, results_file: str) -> None:
             results.append(configuration(arguments))
         except (Exception, SystemExit) as error:
             results.append({"refused": f"{type(error).__name__}: {error}"})
+    from vllm.config.speculative import SpeculativeMethod
+
+    results.append(names(SpeculativeMethod))
     Path(results_file).write_text(json.dumps(results))
 
 

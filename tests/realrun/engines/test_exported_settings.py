@@ -1,4 +1,4 @@
-"""What `specsim export` writes, taken by the engines that run here; SGLang and TensorRT-LLM need a GPU and do not."""
+"""What `specsim export` writes, taken by the engines that run here; SGLang's parser has a test in test_export.py."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from realrun.engines.gguf_file import write_gguf
 from realrun.engines.vllm import VllmEngine
 from specsim.acceptance.generate import generate as generate_trace
 from specsim.acceptance.iid import IID
+from specsim.engines.flags import VLLM_METHODS
 from specsim.serving.draft_length import ScheduledK
 from specsim.trace.files import write_trace
 from tests.realrun.engines.test_engines import needs_llamacpp
@@ -147,7 +148,9 @@ def test_vllm_takes_every_setting_and_refuses_wrong_ones(asked: Any, tmp_path: P
         "speculative_token_tree": arguments(flags[0], speculative_token_tree="[]"),
     }
     job = {"starts": [*map(arguments, flags), *wrong.values()]}
-    plain, schedule, longest, ngram, scripted, *refused = starts(VLLM_PYTHON, "vllm_arguments.py", job, tmp_path)
+    *configs, methods = starts(VLLM_PYTHON, "vllm_arguments.py", job, tmp_path)
+    plain, schedule, longest, ngram, scripted, *refused = configs
+    assert {*VLLM_METHODS.values()} <= {*methods}  # which advise prints
     for says, config in zip(wrong, refused, strict=True):
         assert says in config["refused"]
     assert [config["num_speculative_tokens"] for config in (plain, schedule, ngram, scripted)] == [4] * 4

@@ -11,7 +11,7 @@ import pytest
 
 from specsim.engines.export import PER_BATCH, acceptance_by_depth, draft_length, export_flags, lookup, scripted
 from specsim.engines.export import schedule_setting as schedule
-from specsim.engines.flags import FLAGS, draft_length_flags
+from specsim.engines.flags import FLAGS, SGLANG_ALGORITHMS, draft_length_flags
 from specsim.io.errors import InputError
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.chain.p_min import LlamaCpp
@@ -19,8 +19,10 @@ from specsim.policy.tree.eagle2 import Eagle2
 from specsim.serving.draft_length import ScheduledK
 from tests.specsim.engines.test_import import FIXTURES, read
 from tests.specsim.policy.test_tree_policies import Drafter, grow
+from tests.support import sglang_arguments
 from tests.support.commands import assert_refused, call, json_of
 
+SGLANG: dict[str, Any] = json.loads(sglang_arguments.FIXTURE.read_text())["settings"]
 RULE = ScheduledK({16: 0, 1: 5, 4: 3})
 
 
@@ -96,6 +98,30 @@ def test_what_an_engine_does_not_have_is_refused() -> None:
         schedule("vllm", RULE, 8)
     with pytest.raises(InputError, match="has no known flags for scripted acceptance"):
         scripted("transformers", [0.5])
+
+
+@pytest.mark.parametrize("name", SGLANG)
+def test_sglangs_own_parser_takes_what_is_exported(name: str) -> None:
+    """The fixture has the flags that SGLang 0.5.23 parsed, and what they set there."""
+    case, setting = SGLANG[name], dict(sglang_arguments.settings())[name]
+    assert setting.flags == case["flags"]
+    k, chain = 4, {"speculative_num_steps": 4, "speculative_eagle_topk": 1, "speculative_num_draft_tokens": 5}
+    kind = name.removeprefix("drafter ")
+    expected: dict[str, Any] = {
+        "tree": {"speculative_num_steps": 3, "speculative_eagle_topk": 4, "speculative_num_draft_tokens": 13},
+        "schedule": {**chain, "speculative_adaptive": True, "speculative_adaptive_config": "adaptive.json"},
+        "scripted acceptance": {**chain, "speculative_num_steps": 3, "speculative_num_draft_tokens": 4},
+        "step times": {"speculative_dspark_sps_table_path": "sps.json"},
+        "confidence": {"speculative_dspark_confidence_sts_path": "sts.json"},
+        "draft length": chain,
+    }
+    assert case["set"] == expected.get(name, {**chain, "speculative_algorithm": SGLANG_ALGORITHMS.get(kind)})
+    if name == "schedule":
+        rule = ScheduledK({1: k, 3: 2, 8: 0})
+        assert case["steps"] == [rule.choose(None, batch, 0) for batch in range(1, 33)]
+    if name == "scripted acceptance":
+        method = {"SGLANG_SIMULATE_ACC_METHOD": "match-expected", "SGLANG_SIMULATE_ACC_TOKEN_MODE": "real-draft-token"}
+        assert case["environment"] == {"SGLANG_SIMULATE_ACC_LEN": 1 + 0.8 + 0.5 + 0.2, **method}
 
 
 @pytest.mark.parametrize("case", json.loads((FIXTURES / "sglang_trees.json").read_text())["trees"])
