@@ -87,6 +87,17 @@ def engine_checks() -> str:
     return _table("engine | drafts by | settings | prompts | rounds | identical in the replay", rows)
 
 
+def drafter_check() -> str:
+    """Compare an EAGLE drafter's proposals in several runs of vLLM, by the recorded check."""
+    document = json.loads((HOME / "recorded" / "drafter_check.json").read_text())
+    rows = []
+    for row in document["checks"]:
+        differing, gap = row["total"] - row["equal"], row.get("largest_prob_difference")
+        cells = (row["check"], f"{row['total']:,} {row['unit']}", f"{differing:,}", str(row.get("other_tokens", "")))
+        rows.append(" | ".join([*cells, "" if gap is None else f"{gap:.1g}"]))
+    return _table("comparison | of | differ | of them in drafted tokens | largest difference of a probability", rows)
+
+
 def import_formats() -> str:
     """List the formats that `specsim import` reads, and the real files that each reader was tested on."""
     from specsim.engines.formats.registry import FORMATS, UNTESTED
@@ -99,6 +110,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "chain policies": chain_policies,
     "drafters": drafters,
     "engine checks": engine_checks,
+    "drafter check": drafter_check,
     "import formats": import_formats,
 }
 

@@ -40,6 +40,7 @@ RAISED_BY = {
     "realrun/engines/check.py": ("realrun engine check",),
     "realrun/engines/vllm.py:VllmEngine": ("realrun record", "realrun engine drafter-check"),
     "realrun/engines/vllm.py:sampling_of": ("realrun record",),
+    "realrun/engines/llamacpp.py:LlamaCppEngine": ("realrun record",),
     "realrun/engines/validate.py": ("realrun engine validate",),
     "realrun/decode/draft_model.py": (*TRACES[:2], "realrun profile"),
     "realrun/leaderboard/job.py": ("realrun leaderboard",),

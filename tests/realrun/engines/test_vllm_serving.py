@@ -90,8 +90,9 @@ def served(
 
 
 def _wait(process: subprocess.Popen[bytes], address: str, log: Path) -> None:
-    end = time.monotonic() + START_S
-    while time.monotonic() < end and process.poll() is None:
+    for _ in range(START_S):
+        if process.poll() is not None:
+            break
         try:
             urllib.request.urlopen(address, timeout=2).close()
             return
