@@ -22,6 +22,7 @@ from specsim.trace.joined import LOOKUP, SUFFIX
 from specsim.trace.trace import NO_TOKEN, Trace
 
 FACTS, REQUESTS, DRAFTS = "engine.json", "requests.jsonl", "drafts.npy"
+COLUMNS = ("request", "position", "token", "draft", "prob", "entropy_nats", "top10_confidence")
 AGAIN = "record again, or remove this folder"
 WITHOUT_PROBABILITIES = {"ngram": LOOKUP, "suffix": SUFFIX}  # kinds of drafters by vLLM's method
 
@@ -72,6 +73,8 @@ def read_part(folder: Path) -> Part:
         rows = read_rows(folder / DRAFTS)
     except (OSError, ValueError) as error:
         raise InputError(f"{folder} holds no recorded drafts ({error}); {AGAIN}") from None
+    if rows.dtype.names != COLUMNS:
+        raise InputError(f"{folder / DRAFTS} has other columns than {', '.join(COLUMNS)}; {AGAIN}")
     requests = [parse_json(line, str(folder / REQUESTS), Request, invalid=AGAIN) for line in lines]
     return Part(facts, requests, rows)
 

@@ -102,6 +102,9 @@ def test_a_folder_of_a_server_is_described_and_written_step_by_step(tmp_path: Pa
     file.write_bytes(whole[:40])
     with pytest.raises(InputError, match="part-0 holds no recorded drafts"):
         read_part(tmp_path / "part-0")
+    np.save(file, rows[["request", "token"]])
+    with pytest.raises(InputError, match="has other columns than request, position, token, draft, prob"):
+        read_part(tmp_path / "part-0")
 
 
 def test_statistics_are_scipys() -> None:
