@@ -21,6 +21,7 @@ import scipy.stats
 import torch
 
 from realrun.decode.sampling import Sampler
+from realrun.drafters.eagle import Eagle
 from realrun.drafters.eagle3 import LAYERS_KEY, Eagle3, default_config
 from realrun.engines.check import as_lookups, check_recording, recording
 from realrun.engines.dense import job_of, own_columns, record_with_engine
@@ -31,10 +32,10 @@ from realrun.engines.processes import vllm_recorder
 from realrun.engines.processes.vllm_recorder import Recorder, Texts, adapter_of, draft_statistics, row_type
 from realrun.engines.vllm import ENVIRONMENT, PROCESS, VllmEngine, asked, sampling_of
 from realrun.measure.record import RecordSettings, record
-from realrun.pairs.drafter_files import load_drafter
+from realrun.pairs.drafter_files import describe_target, load_drafter, save_drafter
 from realrun.pairs.eagle3_checkpoints import write_drafter
 from realrun.pairs.pair import Pair, load_pair
-from realrun.pairs.prompts import Prompt
+from realrun.pairs.prompts import Prompt, lab_prompts
 from specsim.engines.conventions import CONVENTIONS
 from specsim.engines.formats.registry import read_format
 from specsim.engines.formats.vllm_dense import read_part
@@ -564,6 +565,13 @@ def eagle3_pair(pair: Pair, states: tuple[int, ...], folder: Path) -> Pair:
     return dataclasses.replace(pair, drafter=load_drafter(folder, pair.target)[1], predictor=None)
 
 
+def eagle_pair(pair: Pair, folder: Path) -> Pair:
+    """An EAGLE drafter of random weights, in the form that vLLM runs."""
+    eagle = Eagle(pair.target, seed=4, for_vllm=True)
+    save_drafter(folder, "eagle", eagle.state_dict(), {"target": describe_target(pair.target, pair.target_name)})
+    return dataclasses.replace(pair, drafter=load_drafter(folder, pair.target)[1], predictor=None)
+
+
 def assert_same(made: Trace, expected: Trace, columns: Sequence[str] = COLUMNS) -> None:
     """All drafts of recorded positions are equal, and so are their probabilities in float32."""
     later = made.position > 0
@@ -577,14 +585,23 @@ def assert_same(made: Trace, expected: Trace, columns: Sequence[str] = COLUMNS) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("batch", [1, 4])
-def test_vllm_records_what_realrun_records_of_a_draft_model(
-    vllm: VllmEngine, prompts: list[Prompt], lab_pair32: Pair, batch: int
-) -> None:
-    settings = RecordSettings(8, 48, Sampler("greedy"))
-    made = record_with_engine(lab_pair32, prompts[:12], settings, vllm, batch=batch)
-    assert_same(made, record(lab_pair32, prompts[:12], settings))
+@pytest.mark.parametrize("batch", [1, 8])
+def test_vllm_records_what_realrun_records_of_a_draft_model(vllm: VllmEngine, lab_pair32: Pair, batch: int) -> None:
+    prompts, settings = lab_prompts(lab_pair32.tokenizer, 24), RecordSettings(8, 48, Sampler("greedy"))
+    made = record_with_engine(lab_pair32, prompts, settings, vllm, batch=batch)
+    assert_same(made, record(lab_pair32, prompts, settings))
     print(made.meta["record_seconds"])
+
+
+@pytest.mark.slow
+def test_vllm_records_what_realrun_records_of_an_eagle_drafter(
+    vllm: VllmEngine, lab_pair32: Pair, tmp_path: Path
+) -> None:
+    pair, settings = eagle_pair(lab_pair32, tmp_path / "eagle"), RecordSettings(DEPTH, 16, Sampler("greedy"))
+    prompts = lab_prompts(pair.tokenizer, 24)
+    made = record_with_engine(pair, prompts, settings, vllm, batch=8)
+    assert_same(made, record(pair, prompts, settings))
+    assert len({*map(tuple, made.draft_token.tolist())}) > 0.3 * len(made.token)  # or they would agree for nothing
 
 
 @pytest.mark.slow
