@@ -20,7 +20,9 @@ from specsim.io.errors import InputError
 class TraceFolder(SeedSettings):
     out: Path = argument("Trace folder to write.")
     overwrite: bool = setting(False, OVERWRITE_HELP, flag="--overwrite/--no-overwrite")
-    engine: str | None = setting(None, "Record inside this engine, in float32 on the CPU: vllm or llamacpp. Default: transformers.")
+    engine: str | None = setting(
+        None, "Record inside this engine, in float32 on the CPU: vllm or llamacpp. Default: transformers."
+    )
     batch: int = setting(1, "Maximum batch size (vLLM).", low=1)
 
 
@@ -35,8 +37,8 @@ def record(
     At every position of the target's output, the trace holds what the drafter would propose there. Finished sequences
     are kept in OUT.partial; after an interruption the same command goes on with them.
 
-    With --engine vllm the drafts are vLLM's own, of a draft model, prompt lookup, an EAGLE or an EAGLE-3 drafter; greedy
-    or in rejection mode. With --engine llamacpp, llama.cpp decodes greedily, and its draft model continues the text at
+    With --engine vllm the drafts are vLLM's own, of a draft model, prompt lookup, an EAGLE or an EAGLE-3 drafter;
+    greedy or in rejection mode. With --engine llamacpp, llama.cpp decodes greedily, and its draft model continues the text at
     every position. Neither drafts ahead of the first output token, so that position has no draft. An interrupted
     recording starts anew. vLLM needs an environment of its own: `nox -s vllm` makes it in this folder, or
     SPECSIM_VLLM_PYTHON names its interpreter.

@@ -64,8 +64,7 @@ def record(job: dict[str, Any]) -> dict[str, Any]:
     """Return the outputs, what is drafted behind each of their tokens but the last, and the seconds of both."""
     target, alone = (parameters(job, 0, 0.0) for _ in range(2))
     alone.model.path = f"{job['folder']}/draft.gguf"
-    begin = time.monotonic()
-    server = xllamacpp.Server(target)
+    server, begin = xllamacpp.Server(target), time.monotonic()
     outputs = [
         [token for token, _ in completion(server, prompt, job["max_new_tokens"], 1, reuse=False)]
         for prompt in job["prompts"]
@@ -75,7 +74,8 @@ def record(job: dict[str, Any]) -> dict[str, Any]:
     for done, (prompt, output) in enumerate(zip(job["prompts"], outputs, strict=True), start=1):
         drafts.append([])
         for length in range(1, max(len(output), 2)):
-            text, draft = prompt + output[:length], []
+            text: list[int] = prompt + output[:length]
+            draft: list[Any] = []
             while len(draft) < job["depth"]:  # a server ends with an end of text, behind which llama.cpp drafts on
                 more = completion(server, text, job["depth"] - len(draft), ALL, reuse=True)
                 text = text + [token for token, _ in more]
