@@ -19,11 +19,11 @@ LEAST_TOKENS = 2048  # of a step, so that whole prompts fit in
 
 def main(given: str, made: str) -> None:
     job = json.loads(Path(given).read_text())
-    recording: Any = None
+    recorder: Any = None
     if folder := job.get("recording"):
         from vllm_recorder import install  # type: ignore[import-not-found]  # beside this file, which runs as a script
 
-        recording = install(Path(folder), vllm.__version__)
+        recorder = install(Path(folder), vllm.__version__)
     server = LLM(
         model=f"{job['folder']}/target",
         dtype="float32",
@@ -62,8 +62,8 @@ def main(given: str, made: str) -> None:
         "counters": counters,
         "whole_s": whole_s,
     }
-    if recording is not None:
-        result["draft_s"] = recording.recorder.draft_s
+    if recorder is not None:
+        result["draft_s"] = recorder.draft_s
     Path(made).write_text(json.dumps(result))
 
 

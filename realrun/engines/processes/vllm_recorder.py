@@ -71,15 +71,18 @@ class Recorder:
     The rows lie in an npy file whose header has their type and no length, so that all but a last row is read from the
     file of a server that was killed.
 
-    facts : about the server
+    texts : to force
     draft_s : seconds that drafting and recording took
     """
 
-    def __init__(self, folder: Path, texts: Texts, depth: int, facts: Mapping[str, Any]):
-        self.draft_s = 0.0
-        self._depth, self._type, self._texts = depth, row_type(depth), texts
+    def __init__(self, folder: Path, texts: Texts):
+        self._folder, self._texts, self.draft_s = folder, texts, 0.0
+
+    def begin(self, depth: int, facts: Mapping[str, Any]) -> None:
+        """Begin with a server that drafts `depth` tokens. facts : about it"""
+        self._depth, self._type = depth, row_type(depth)
         self._requests: dict[str, tuple[int, list[int] | None]] = {}
-        part = new_part(folder)
+        part = new_part(self._folder)
         (part / FACTS).write_text(json.dumps({**facts, "depth": depth}))
         self._described, self._drafts = part / REQUESTS, part / DRAFTS
         self._described.touch()
@@ -140,20 +143,7 @@ def new_part(folder: Path) -> Path:
     raise AssertionError
 
 
-class Recording:
-    """What is recorded of the servers that a process makes; `recorder` is made when the first one is loaded."""
-
-    recorder: Recorder
-
-    def __init__(self, folder: Path, version: str, texts: Texts):
-        self.folder, self.version, self.texts = folder, version, texts
-
-    def begin(self, depth: int, facts: Mapping[str, Any]) -> None:
-        facts = {"name": "vllm", "version": self.version, **facts}
-        self.recorder = Recorder(self.folder, self.texts, depth, facts)
-
-
-def record_v1(recording: Recording) -> None:
+def record_v1(recorder: Recorder) -> None:
     """Record the V1 model runner of vLLM 0.32."""
     from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
@@ -166,14 +156,14 @@ def record_v1(recording: Recording) -> None:
         if not named.get("is_profiling"):
             if reasons := [*obstacles(self)]:
                 raise RuntimeError(f"drafts of this server cannot be recorded: {'; '.join(reasons)}")
-            recording.begin(self.num_spec_tokens, facts_of(self))
+            recorder.begin(self.num_spec_tokens, facts_of(self))
         initialize(self, *rest, **named)
 
     def sample_next(self: Any, *rest: Any, **named: Any) -> Any:
         output = sample(self, *rest, **named)
         for row, name in enumerate(self.input_batch.req_ids):
             state = self.requests[name]
-            _, text = recording.recorder.request(name, state)
+            _, text = recorder.request(name, state)
             position = len(state.output_token_ids)
             if text is not None and position < len(text):
                 output.sampled_token_ids[row, 0] = text[position]
@@ -186,7 +176,7 @@ def record_v1(recording: Recording) -> None:
         return tokens
 
     def propose_draft_token_ids(self: Any, scheduler_output: Any, sampled: Any, *rest: Any, **named: Any) -> Any:
-        recorder, start = recording.recorder, time.monotonic()
+        start = time.monotonic()
         steps.clear()
         drafts = propose(self, scheduler_output, sampled, *rest, **named)
         names = self.input_batch.req_ids
@@ -236,9 +226,13 @@ def obstacles(runner: Any) -> Iterator[str]:
 
 def facts_of(runner: Any) -> dict[str, Any]:
     """Describe a server."""
+    import vllm
+
     config, speculation = runner.vllm_config, runner.speculative_config
     model, scheduler = config.model_config, config.scheduler_config
     return {
+        "name": "vllm",
+        "version": vllm.__version__,
         "runner": "V1",
         "method": speculation.method,
         "target": str(model.model),
@@ -265,10 +259,10 @@ def rule_of(speculation: Any) -> dict[str, Any]:
     return {}
 
 
-ADAPTERS: dict[str, Callable[[Recording], None]] = {"0.32": record_v1}  # by minor version
+ADAPTERS: dict[str, Callable[[Recorder], None]] = {"0.32": record_v1}  # by minor version
 
 
-def adapter_of(version: str) -> Callable[[Recording], None]:
+def adapter_of(version: str) -> Callable[[Recorder], None]:
     """Find what records this version of vLLM; ValueError if nothing does."""
     minor = ".".join(version.split(".")[:2])
     if minor not in ADAPTERS:
@@ -278,14 +272,14 @@ def adapter_of(version: str) -> Callable[[Recording], None]:
 
 
 @cache  # vLLM may load its plugins more than once
-def install(folder: Path, version: str, texts: Path | None = None) -> Recording:
+def install(folder: Path, version: str, texts: Path | None = None) -> Recorder:
     """Record the server that this process makes from now on.
 
     folder : to which a folder of the server is added; texts : file of texts to force, see `Texts`
     """
-    record, recording = adapter_of(version), Recording(folder, version, Texts(texts))
-    record(recording)
-    return recording
+    record, recorder = adapter_of(version), Recorder(folder, Texts(texts))
+    record(recorder)
+    return recorder
 
 
 def register() -> None:

@@ -72,7 +72,8 @@ def state_of(prompt: Sequence[int], count: int = 0, temperature: float = 0.0) ->
 
 def test_a_folder_of_a_server_is_described_and_written_step_by_step(tmp_path: Path) -> None:
     """Rows are read here by the layout written out by hand, and nothing waits in a buffer."""
-    recorder = Recorder(tmp_path, Texts(None), 2, FACTS)
+    recorder = Recorder(tmp_path, Texts(None))
+    recorder.begin(2, FACTS)
     values = np.arange(24, dtype=np.float32).reshape(4, 2, 3)
     for name, prompt in (("b-17", [5, 6]), ("a-18", [7]), ("b-17", [5, 6])):
         recorder.request(name, state_of(prompt))
@@ -98,7 +99,7 @@ def test_a_folder_of_a_server_is_described_and_written_step_by_step(tmp_path: Pa
     assert first == (1, 1, 11, 1, 2, 0, 3, 1, 4, 2, 5)
     file.write_bytes(whole[:-5])  # a killed server
     assert read_part(tmp_path / "part-0").rows["token"].tolist() == [11, 12, 13, 14]
-    Recorder(tmp_path, Texts(None), 2, FACTS)
+    recorder.begin(2, FACTS)
     assert sorted(part.name for part in tmp_path.iterdir()) == ["part-0", "part-1"]
     file.write_bytes(whole[:40])
     with pytest.raises(InputError, match="part-0 holds no recorded drafts"):
@@ -328,7 +329,8 @@ def write_rows(
     temperature: float = 0.0,
 ) -> None:
     """Write rows of these requests, whose prompts are tiny, as a server's recorder does."""
-    recorder = Recorder(folder, texts or Texts(None), rows["draft"].shape[1], {**FACTS, **(facts or {})})
+    recorder = Recorder(folder, texts or Texts(None))
+    recorder.begin(rows["draft"].shape[1], {**FACTS, **(facts or {})})
     for number, prompt in enumerate(tiny_prompts(requests)):
         recorder.request(f"{number}-9ff46863", state_of(prompt.tokens, temperature=temperature))
     columns = [rows[name].tolist() for name in ("request", "position", "token", "draft")]
