@@ -24,7 +24,7 @@ from specsim.trace.trace import NO_TOKEN, Trace
 FACTS, REQUESTS, DRAFTS = "engine.json", "requests.jsonl", "drafts.npy"
 COLUMNS = ("request", "position", "token", "draft", "prob", "entropy_nats", "top10_confidence")
 AGAIN = "record again, or remove this folder"
-WITHOUT_PROBABILITIES = {"ngram": LOOKUP, "suffix": SUFFIX}  # kinds of drafters by vLLM's method
+KINDS = {"ngram": LOOKUP, "suffix": SUFFIX}  # of drafters that have a name of their own here, by vLLM's method
 
 
 class Facts(TypedDict):
@@ -130,13 +130,13 @@ def read_dense(paths: Sequence[Path]) -> ImportedRecords:
     columns = [dense_columns(text.rows, text.output, depth) for text in texts]
     requests, lengths = [text.request for text in texts], [len(text.output) for text in texts]
     whole: dict[str, Any] = {name: np.concatenate([part[name] for part in columns]) for name in columns[0]}
-    if blind := facts["method"] in WITHOUT_PROBABILITIES:
+    if blind := not whole["prob"].any():
         del whole["top10_confidence"]
     trace = Trace(
         meta={
             "target": facts["target"],
             "drafter": facts["drafter"],
-            "drafter_kind": WITHOUT_PROBABILITIES.get(facts["method"], facts["method"]),
+            "drafter_kind": KINDS.get(facts["method"], facts["method"]),
             "drafter_facts": facts["drafter_facts"],
             "decoding": _decoding(requests),
             "depth": depth,
@@ -166,7 +166,7 @@ def read_dense(paths: Sequence[Path]) -> ImportedRecords:
         version=facts["version"],
         requests=len(texts),
         output_tokens=tuple(lengths),
-        notes=_notes(facts, requests),
+        notes=_notes(facts, requests, blind=blind),
         skipped=skipped,
     )
 
@@ -210,9 +210,9 @@ def _decoding(requests: Sequence[Request]) -> str:
     return "rejection" if any(request["temperature"] for request in requests) else "greedy"
 
 
-def _notes(facts: Facts, requests: Sequence[Request]) -> tuple[str, ...]:
+def _notes(facts: Facts, requests: Sequence[Request], *, blind: bool) -> tuple[str, ...]:
     notes = ["vLLM drafts nothing ahead of an output's first token, so that the first position has no draft"]
-    if facts["method"] in WITHOUT_PROBABILITIES:
+    if blind:
         notes.append("the drafter has no probabilities: policies that read its confidence are left off leaderboards")
     if facts["method"] == "suffix":
         notes.append(f"the drafts are those under a limit of {facts['depth']} tokens, which decides among drafts")

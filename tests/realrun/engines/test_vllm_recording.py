@@ -423,6 +423,8 @@ def test_what_is_imported_of_forced_sampled_and_incomplete_requests(trace: Trace
     write_rows(tmp_path / "sampled", rows, 6, temperature=0.7)
     assert read_format("vllm-dense", [tmp_path / "sampled"]).source.sampled_by_rejection  # type: ignore[union-attr]
     gap = ~((rows["request"] == 3) & (rows["position"] == 5))
+    for name in vllm_recorder.STATISTICS:
+        rows[name] = 0
     write_rows(tmp_path / "gap", rows[gap], 6, {"method": "suffix"})
     imported = read_format("vllm-dense", [tmp_path / "gap"])
     assert imported.skipped == {"requests with steps that drafted nothing, near the server's longest text": 1}
