@@ -2,7 +2,7 @@
 
 Names of weights and keys of config.json are those of the authors' code (github.com/SafeAILab/EAGLE), which both engines
 read. Embeddings are the target's. config.json names the layers whose states are read twice: vLLM counts layers, and
-SGLang numbers them from 0. Of EAGLE's drafters there is a form that vLLM loads.
+SGLang numbers them from 0. EAGLE drafters are written as vLLM loads them.
 """
 
 from __future__ import annotations

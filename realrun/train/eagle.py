@@ -122,6 +122,8 @@ def feature_pass(eagle: Eagle, target: Any, tokens: torch.Tensor, features: torc
     x = eagle.fused(embedded, before)
     count = tokens.shape[1]
     seen = torch.ones(count, count, dtype=torch.bool, device=x.device).tril_()
+    if eagle.for_vllm:
+        seen[1:, 0] = False  # the first token has no row when drafting
     return layer_pass(target, eagle.layers[0], x, torch.arange(count, device=x.device), seen)
 
 

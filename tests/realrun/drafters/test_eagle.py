@@ -17,7 +17,7 @@ from realrun.drafters.eagle import Eagle, EagleKind, parents_and_levels
 from realrun.drafters.kind import DRAFT_TOKENS
 from realrun.pairs.drafter_files import describe_target, load_drafter, save_drafter
 from realrun.pairs.pair import Pair
-from realrun.train.eagle import EagleSettings, EagleTraining, with_lr
+from realrun.train.eagle import EagleSettings, EagleTraining, feature_pass, with_lr
 from tests.support.pairs.state import PROMPTS, layer_alone, state_pair
 
 
@@ -84,6 +84,17 @@ def test_a_drafter_is_a_fusing_projection_and_one_layer() -> None:
     x, y = torch.randn(2, 3, 32, dtype=torch.float64)
     expected = x @ eagle.fuse.weight[:, :32].T + y @ eagle.fuse.weight[:, 32:].T + eagle.fuse.bias
     torch.testing.assert_close(eagle.fused(x, y), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle-vllm"])
+@torch.inference_mode()
+def test_a_row_in_training_is_that_of_drafting(kind: str) -> None:
+    pair, text = state_pair(kind), torch.tensor([PROMPTS[2].tokens])
+    features = pair.target.model(input_ids=text, use_cache=False).last_hidden_state
+    logits = pair.target.get_output_embeddings()(feature_pass(pair.drafter.eagle, pair.target, text, features))[0]
+    for count in range(2, text.shape[1] + 1):
+        expected = reference(pair, text[0, :count].tolist(), [])
+        torch.testing.assert_close(logits[count - 1], expected, rtol=0, atol=1e-10)
 
 
 # A draft vocabulary
