@@ -228,7 +228,10 @@ class Eagle3Kind(EagleKind):
     """Its file holds the tensors of a published checkpoint, and the checkpoint's config.json as fact "config"."""
 
     name: ClassVar[str] = "eagle3"
-    passes = (Eagle3LM, StaticEagle3)
+
+    @property
+    def passes(self) -> tuple[Any, Any]:
+        return Eagle3LM, StaticEagle3
 
     @classmethod
     def check_target(cls, target: Any) -> None:
