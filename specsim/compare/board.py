@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from specsim.compare.sensitivity import Sweep
-from specsim.io.arrays import Floats, Ints
+from specsim.io.arrays import Floats, Ints, Strings
 from specsim.learn.evaluate import TRUNCATED
 from specsim.policy.base import Policy
 from specsim.replaying.intervals import Comparison, Estimate
@@ -97,7 +97,7 @@ class Board(Result):
     """A trace at a maximal draft length.
 
     tuning, holdout : sequences; output_tokens : of the hold-out ones, together
-    baseline_s : seconds per held-out sequence [S]
+    baseline_s : seconds per held-out sequence [S]; domains : of these sequences [S]
     rule, rule_speedup : the fastest rule learned from the policies' signals on the tuning sequences, and what it
         reaches on the held-out ones (`specsim.compare.learned_rule`); None where no chain or signal is there
     rows : best first; skipped : (policy, reason)
@@ -111,6 +111,7 @@ class Board(Result):
     holdout: int
     output_tokens: int
     baseline_s: Floats
+    domains: Strings
     oracle: Estimate
     oracle_of: str
     rule: Policy | None
@@ -146,6 +147,13 @@ class Board(Result):
         from specsim.report.leaderboard_figures import ranking_figure  # matplotlib is slow to import
 
         return ranking_figure(self.as_dict())
+
+    def domain_speedups(self, row: Row) -> dict[str, float]:
+        """Speedup of a row on the held-out sequences of every domain."""
+        parts = {str(name): self.domains == name for name in np.unique(self.domains)}
+        return {
+            name: float(self.baseline_s[part].sum() / row.speculative_s[part].sum()) for name, part in parts.items()
+        }
 
     @property
     def unjudged(self) -> str:
@@ -184,7 +192,7 @@ class Board(Result):
             "oracle_of": self.oracle_of,
             "learned_rule": str(self.rule) if self.rule else None,
             "learned_rule_speedup": self.rule_speedup.as_dict() if self.rule_speedup else None,
-            "rows": [row.as_dict() for row in self.rows],
+            "rows": [{**row.as_dict(), "domain_speedups": self.domain_speedups(row)} for row in self.rows],
             "unjudged": self.unjudged,
             "skipped": [{"policy": name, "reason": reason} for name, reason in self.skipped],
             "sensitivity": [s.as_dict() for s in self.sweeps],

@@ -1,4 +1,4 @@
-"""The report of `realrun leaderboard`: all drafters with their best policies, as a page and as a table."""
+"""The report of `realrun board`: all drafters with their best policies, as a page and as a table."""
 
 from __future__ import annotations
 
@@ -91,10 +91,10 @@ def render_drafters(document: Mapping[str, Any]) -> str:
 def drafters_result(document: Mapping[str, Any]) -> Result:
     """What a page shows of a leaderboard of drafters.
 
-    document : what `realrun leaderboard --json` prints. Raises InputError for another document.
+    document : what `realrun board --json` prints. Raises InputError for another document.
     """
     if document.get("kind") != KIND or not document.get("rows"):
-        raise InputError(f"report: the document is not a {KIND} with rows; give what `realrun leaderboard` wrote")
+        raise InputError(f"report: the document is not a {KIND} with rows; give what `realrun board` wrote")
     rows = document["rows"]
     drawn = figure(
         "wide",

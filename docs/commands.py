@@ -1,0 +1,58 @@
+"""A page for every command, with all its options: made when the site is built, so that its search finds them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import typer
+
+import realrun.cli.main
+import specsim.cli.main
+
+FOLDER = "reference/commands"
+APPS = {"specsim": specsim.cli.main.app, "realrun": realrun.cli.main.app}
+
+
+def command_pages() -> dict[str, str]:
+    """Write the page of every command, by its place in the site."""
+    return {
+        f"{FOLDER}/{name.replace(' ', '-')}.md": command_page(name, command, ctx)
+        for app_name, app in APPS.items()
+        for name, command, ctx in _commands(app_name, typer.main.get_command(app), None)
+    }
+
+
+def _commands(name: str, command: Any, parent: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Every command below this one, with its name and its context; without torch those of `realrun train` are missing."""
+    ctx = command.context_class(command, parent=parent, info_name=name.rpartition(" ")[2])
+    if not hasattr(command, "list_commands"):
+        yield name, command, ctx
+        return
+    try:
+        children = command.list_commands(ctx)
+    except ModuleNotFoundError:
+        return
+    for child in children:
+        yield from _commands(f"{name} {child}", command.get_command(ctx, child), ctx)
+
+
+def command_page(name: str, command: Any, ctx: Any) -> str:
+    """Write a command's page: what it does, its arguments and options by panel, as its help has them."""
+    description = (command.help or "").replace("\f", "")
+    description = re.sub(r"^(\s*)Example: (.*)$", r"```sh\n\2\n```", description, flags=re.MULTILINE)
+    panels: dict[str, list[str]] = {}
+    for parameter in command.get_params(ctx):
+        record = parameter.get_help_record(ctx)
+        if record is not None:
+            argument = parameter.param_type_name == "argument"
+            panel = "Arguments" if argument else parameter.rich_help_panel or "Options"
+            panels.setdefault(panel, []).append(f"`{record[0]}`\n:   {_plain(record[1])}\n")
+    parts = [f"## {panel}\n\n" + "\n".join(lines) for panel, lines in panels.items()]
+    return "\n\n".join([f"# {name}", description, *parts]) + "\n"
+
+
+def _plain(text: str) -> str:
+    """Escape what Markdown would read as HTML or as a link, outside of code."""
+    return re.sub(r"([<\[*_])", r"\\\1", text)

@@ -1,0 +1,56 @@
+"""Help in panels: plain text, in which options and commands stand under the headings that they name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from typer.core import TyperCommand, TyperGroup
+
+ARGUMENTS, OPTIONS, COMMANDS = "Arguments", "Options", "Commands"
+
+
+class PanelCommand(TyperCommand):
+    """A command whose help has a panel for every group of options."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        _write_parameters(self, ctx, formatter)
+
+
+class PanelGroup(TyperGroup):
+    """A group of commands whose help has a panel for every heading that the commands name."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        self.format_commands(ctx, formatter)
+        _write_parameters(self, ctx, formatter)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        shown = [(name, command) for name, command in commands if command is not None and not command.hidden]
+        limit = formatter.width - 6 - max((len(name) for name, _ in shown), default=0)
+        _write_panels(
+            formatter,
+            ((command.rich_help_panel or COMMANDS, (name, command.get_short_help_str(limit))) for name, command in shown),  # type: ignore[attr-defined]
+        )
+
+
+def _write_parameters(command: Any, ctx: Any, formatter: Any) -> None:
+    records = [(parameter, parameter.get_help_record(ctx)) for parameter in command.get_params(ctx)]
+    shown = [(_panel(parameter), record) for parameter, record in records if record is not None]
+    last = (OPTIONS, "Output")
+    _write_panels(formatter, sorted(shown, key=lambda item: (item[0] != ARGUMENTS, item[0] in last)))
+
+
+def _panel(parameter: Any) -> str:
+    if parameter.param_type_name == "argument":
+        return ARGUMENTS
+    return str(parameter.rich_help_panel or OPTIONS)
+
+
+def _write_panels(formatter: Any, lines: Iterable[tuple[str, tuple[str, str]]]) -> None:
+    panels: dict[str, list[tuple[str, str]]] = {}
+    for panel, line in lines:
+        panels.setdefault(panel, []).append(line)
+    for panel, content in panels.items():
+        with formatter.section(panel):
+            formatter.write_dl(content)
