@@ -12,19 +12,31 @@ import realrun.cli.main
 import specsim.cli.main
 
 FOLDER = "reference/commands"
+Commands = Iterator[tuple[str, Any, Any]]  # name as typed, command, context
 APPS = {"specsim": specsim.cli.main.app, "realrun": realrun.cli.main.app}
 
 
 def command_pages() -> dict[str, str]:
     """Write the page of every command, by its place in the site."""
-    return {
-        f"{FOLDER}/{name.replace(' ', '-')}.md": command_page(name, command, ctx)
-        for app_name, app in APPS.items()
-        for name, command, ctx in _commands(app_name, typer.main.get_command(app), None)
-    }
+    return {f"{FOLDER}/{_file(name)}": command_page(name, command, ctx) for name, command, ctx in _all()}
 
 
-def _commands(name: str, command: Any, parent: Any) -> Iterator[tuple[str, Any, Any]]:
+def command_list() -> str:
+    """Link every command's page with its summary, for the page that lists them."""
+    rows = [f"| [`{name}`](commands/{_file(name)}) | {command.get_short_help_str(80)} |" for name, command, _ in _all()]
+    return "\n".join(["| command | what it does |", "|---|---|", *rows])
+
+
+def _file(name: str) -> str:
+    return f"{name.replace(' ', '-')}.md"
+
+
+def _all() -> Commands:
+    for name, app in APPS.items():
+        yield from _commands(name, typer.main.get_command(app), None)
+
+
+def _commands(name: str, command: Any, parent: Any) -> Commands:
     """Every command below this one, with its name and its context; without torch those of `realrun train` are missing."""
     ctx = command.context_class(command, parent=parent, info_name=name.rpartition(" ")[2])
     if not hasattr(command, "list_commands"):

@@ -14,7 +14,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from docs.commands import command_pages
+from docs.commands import command_list, command_pages
 from specsim import __version__
 
 ROOT = Path(__file__).parents[1]
@@ -65,7 +65,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Shorten links that leave docs/ by a folder, as the site's layout needs."""
+    """Shorten links that leave docs/ by a folder, as the site's layout needs; list every command's page."""
+    markdown = markdown.replace("<!-- every command -->", command_list())
     markdown = re.sub(r"\]\(\.\./((?:\.\./)*)(studies/)", r"](\1\2", markdown)
     names = "|".join(map(re.escape, ROOT_PAGES))
     return re.sub(rf"\]\(\.\./((?:\.\./)*)({names})", lambda found: f"]({found[1]}{ROOT_PAGES[found[2]]}", markdown)
