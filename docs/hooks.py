@@ -56,6 +56,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             content = path.read_text().replace("](docs/", "](")
             for name, page in ROOT_PAGES.items():
                 content = content.replace(f"]({name}", f"]({page}")
+            if place == "README.md":
+                content = f"---\nhide: [navigation]\n---\n{content}"
             files.append(File.generated(config, ROOT_PAGES[place], content=content))
         else:
             files.append(File.generated(config, place, abs_src_path=str(path)))

@@ -21,9 +21,13 @@ from specsim.cli.options import (
 )
 from specsim.cli.settings import argument, setting
 from specsim.compare.document import TABLES, as_document, table_text, trace_names, write_results
+from specsim.policy.base import Policy
+from specsim.policy.chain.fixed_k import FixedK
 from specsim.report.documents import BOARD_COLUMNS, EFFECT_COLUMNS, board_rows, effect_rows
-from specsim.report.page import speculation_text, truncated_text
+from specsim.report.page import recommendation_text, speculation_text, truncated_text
 from specsim.report.table import as_text
+
+ENGINES = ("vllm", "sglang")  # whose flags stand beside a recommended K
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +120,8 @@ def leaderboard(options: BoardOptions) -> Answer:
                 progress=report,
             )
         document = as_document(boards, options.described)
+        for board, shown in zip(boards, document["boards"], strict=True):
+            shown["recommended"]["flags"] = _flags(board.recommended.policy)
         if out is not None and table:
             write_text(out, table_text(document, out.suffix))
         elif out is not None:
@@ -130,6 +136,13 @@ def leaderboard(options: BoardOptions) -> Answer:
             print(f"table: {out}" if table else f"full report: {out / 'report.html'}")
 
     return Answer(document, show)
+
+
+def _flags(policy: Policy) -> dict[str, str]:
+    """Write the flags of engines that make them draft so; none for a rule that they do not have."""
+    from specsim.engines.flags import draft_length_flags
+
+    return {name: draft_length_flags(name, policy.k) for name in ENGINES} if isinstance(policy, FixedK) else {}
 
 
 def _print_combined(group: Mapping[str, Any], traces: int) -> None:
@@ -151,6 +164,8 @@ def print_board(board: Mapping[str, Any]) -> None:
         title += " (approximate: rejection sampling)"
     print_table(title, *as_text(BOARD_COLUMNS, board_rows(board)))
     print(speculation_text(board["rows"][0]["label"], board["rows"][0]["speedup"]))
+    for line in recommendation_text(board):
+        print(line)
     for line in truncated_text(board["rows"]):
         print(line)
     print_notes(board["warnings"], "warning")

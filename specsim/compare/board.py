@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +20,8 @@ from specsim.replaying.sums import PARTS
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
+
+NEAR_PERCENT = 1.0  # below the best speedup: the simplest policy so close to it is recommended
 
 
 @dataclass(frozen=True, repr=False)
@@ -101,6 +103,7 @@ class Board(Result):
     rule, rule_speedup : the fastest rule learned from the policies' signals on the tuning sequences, and what it
         reaches on the held-out ones (`specsim.compare.learned_rule`); None where no chain or signal is there
     rows : best first; skipped : (policy, reason)
+    cost_band : 5th and 95th percentile of measured over predicted speedup with such costs; None if unknown
     """
 
     trace: str
@@ -119,6 +122,7 @@ class Board(Result):
     rows: list[Row]
     skipped: list[tuple[str, str]]
     sweeps: list[Sweep]
+    cost_band: tuple[float, float] | None = None
 
     def __repr__(self) -> str:
         return "\n".join(map(repr, self.rows))
@@ -156,6 +160,12 @@ class Board(Result):
         }
 
     @property
+    def recommended(self) -> Row:
+        """The row with the fewest settings of those within `NEAR_PERCENT` of the best speedup."""
+        near = (row for row in self.rows if row.speedup >= (1 - NEAR_PERCENT / 100) * self.rows[0].speedup)
+        return min(near, key=lambda row: len(fields(row.policy)))
+
+    @property
     def unjudged(self) -> str:
         """A sentence where recorded trees were too small to judge policies or settings, else nothing."""
         left_out = [name for name, reason in self.skipped if TRUNCATED in reason]
@@ -184,7 +194,10 @@ class Board(Result):
             "trace": self.trace,
             "max_draft": self.max_draft,
             "approximate": self.approximate,
-            "recorded": {key: self.meta.get(key) for key in keys},
+            "recorded": {
+                **{key: self.meta.get(key) for key in keys},
+                "date": (self.meta.get("provenance") or {}).get("date"),
+            },
             "sequences": {"tuning": self.tuning, "holdout": self.holdout},
             "output_tokens": self.output_tokens,
             "baseline_token_seconds": float(self.baseline_s.sum()) / self.output_tokens,
@@ -193,6 +206,8 @@ class Board(Result):
             "learned_rule": str(self.rule) if self.rule else None,
             "learned_rule_speedup": self.rule_speedup.as_dict() if self.rule_speedup else None,
             "rows": [{**row.as_dict(), "domain_speedups": self.domain_speedups(row)} for row in self.rows],
+            "recommended": {"label": self.recommended.label, "within_percent": NEAR_PERCENT},
+            "cost_band": None if self.cost_band is None else list(self.cost_band),
             "unjudged": self.unjudged,
             "skipped": [{"policy": name, "reason": reason} for name, reason in self.skipped],
             "sensitivity": [s.as_dict() for s in self.sweeps],

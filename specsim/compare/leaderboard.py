@@ -204,6 +204,7 @@ def _board(
         rows=_ranked(rows, holdout.baseline_s, rule_s),
         skipped=skipped,
         sweeps=sweeps,
+        cost_band=holdout.cost.error_band,
     )
 
 

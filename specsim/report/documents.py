@@ -37,6 +37,11 @@ def _board_policy(row: Row) -> str:
     return macros().policy(row["label"], row.get("settings"), row.get("tied_with_leader"))
 
 
+def token_s(row: Row) -> float:
+    """Seconds per output token of a leaderboard's row."""
+    return float(sum(row["token_seconds"].values()))
+
+
 def _verified_html(row: Row) -> str:
     q = row["draft_tokens_quantiles"]
     return macros().with_range(f"{row['mean_draft_tokens']:.2f}", q["0.1"], q["0.9"])
@@ -64,6 +69,8 @@ BOARD_COLUMNS = (
     ),
     Column("gap to oracle", "oracle_regret", SHARE, "gap to\noracle"),
     Column("gap to learned rule", lambda row: row.get("learned_rule_gap"), SHARE, "gap to\nlearned rule", only=PAGE),
+    Column("tokens/s", lambda row: 1 / token_s(row) if "token_seconds" in row else None, TWO, only=PAGE),
+    Column("ms/token", lambda row: 1e3 * token_s(row) if "token_seconds" in row else None, TWO, only=PAGE),
     Column("on tuning part", "train_speedup", THREE, "on tuning\npart", only=PAGE),
     Column("seeds", "seeds", only=PAGE),
     Column("settings", "settings", only=TERMINAL),

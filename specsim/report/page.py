@@ -171,6 +171,22 @@ def speculation_text(fastest: str, speedup: Mapping[str, float], floor_percent: 
     return f"No policy is significantly faster than no speculation: the fastest, {fastest}, reaches {reached}."
 
 
+def recommendation_text(board: Mapping[str, Any]) -> list[str]:
+    """Say which row of a leaderboard to use, and the engines' flags; none for older results, or if none is faster."""
+    recommended = board.get("recommended")
+    if recommended is None or board["rows"][0]["speedup"]["estimate"] <= 1:
+        return []
+    (row,) = [row for row in board["rows"] if row["label"] == recommended["label"]]
+    near = f"the simplest policy within {recommended['within_percent']:g} % of the best"
+    flags = [f"{engine}: {flag}" for engine, flag in recommended.get("flags", {}).items()]
+    return [f"Recommended: {row['label']} ({row['settings']}), {near}.", *flags]
+
+
+def tokens_text(token_s: float) -> str:
+    """Write a time per token as tokens per second and milliseconds."""
+    return f"{1 / token_s:,.1f} tok/s, {1e3 * token_s:.2f} ms per token"
+
+
 def choice_text(choice: Mapping[str, Any]) -> str:
     """Say what the forecast chose before anything was decoded, what that measured, and what the choice cost."""
     from specsim.replaying.intervals import interval_text  # numpy, which pages do without
