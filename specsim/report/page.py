@@ -182,11 +182,6 @@ def recommendation_text(board: Mapping[str, Any]) -> list[str]:
     return [f"Recommended: {row['label']} ({row['settings']}), {near}.", *flags]
 
 
-def tokens_text(token_s: float) -> str:
-    """Write a time per token as tokens per second and milliseconds."""
-    return f"{1 / token_s:,.1f} tok/s, {1e3 * token_s:.2f} ms per token"
-
-
 def choice_text(choice: Mapping[str, Any]) -> str:
     """Say what the forecast chose before anything was decoded, what that measured, and what the choice cost."""
     from specsim.replaying.intervals import interval_text  # numpy, which pages do without
