@@ -37,7 +37,7 @@ def _all() -> Commands:
 
 
 def _commands(name: str, command: Any, parent: Any) -> Commands:
-    """Every command below this one, with its name and its context; without torch those of `realrun train` are missing."""
+    """Every command below this one, with its name and context; those of `realrun train` need torch."""
     ctx = command.context_class(command, parent=parent, info_name=name.rpartition(" ")[2])
     if not hasattr(command, "list_commands"):
         yield name, command, ctx

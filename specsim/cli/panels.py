@@ -7,6 +7,8 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
+from specsim.cli.settings import OUTPUT
+
 ARGUMENTS, OPTIONS, COMMANDS = "Arguments", "Options", "Commands"
 
 
@@ -25,19 +27,19 @@ class PanelGroup(TyperGroup):
         _write_parameters(self, ctx, formatter)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
-        shown = [(name, command) for name, command in commands if command is not None and not command.hidden]
-        limit = formatter.width - 6 - max((len(name) for name, _ in shown), default=0)
-        _write_panels(
-            formatter,
-            ((command.rich_help_panel or COMMANDS, (name, command.get_short_help_str(limit))) for name, command in shown),  # type: ignore[attr-defined]
-        )
+        commands: list[tuple[str, Any]] = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        lines = [
+            (command.rich_help_panel or COMMANDS, (name, command.get_short_help_str(formatter.width)))
+            for name, command in commands
+            if not command.hidden
+        ]
+        _write_panels(formatter, lines)
 
 
 def _write_parameters(command: Any, ctx: Any, formatter: Any) -> None:
     records = [(parameter, parameter.get_help_record(ctx)) for parameter in command.get_params(ctx)]
     shown = [(_panel(parameter), record) for parameter, record in records if record is not None]
-    last = (OPTIONS, "Output")
+    last = (OPTIONS, OUTPUT)
     _write_panels(formatter, sorted(shown, key=lambda item: (item[0] != ARGUMENTS, item[0] in last)))
 
 

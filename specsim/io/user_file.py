@@ -56,7 +56,9 @@ def plugin(group: str, name: str) -> Any:
         try:
             return entry.load()
         except Exception as error:
-            raise InputError(f"{entry.value} of {group} does not load: {error_line(error)}; update its package") from None
+            raise InputError(
+                f"{entry.value} of {group} does not load: {error_line(error)}; update its package"
+            ) from None
     return None
 
 

@@ -45,8 +45,9 @@ CSV_COLUMNS = (
 )  # fmt: skip
 
 DEFINITIONS = {
-    "Speedup": "Seconds of autoregressive decoding over seconds with the drafter and its policy, over all held-out "
-    "prompts, measured by really decoding; of a board that was not decoded, predicted by replay under measured costs.",
+    "Speedup": "Decoding time without speculation over decoding time with the drafter and its policy, over all "
+    "held-out prompts, measured by really decoding; of a board that was not decoded, predicted by replay under "
+    "measured costs.",
     "Forecast": "The speedup that tuning promised before anything was decoded: on the tuning prompts, at costs that "
     "were profiled before. Its best is the choice, which is compared with the measured best.",
     "Wall clock": "The speedup by plain sums over all repeats, interruptions included. Measured, each round counts at "

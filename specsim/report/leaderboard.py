@@ -29,7 +29,7 @@ from specsim.report.table import DASH, as_html
 
 KIND = "specsim-leaderboard"
 DEFINITIONS = {
-    "Speedup": "Seconds of autoregressive decoding over seconds with the policy, both replayed over all held-out "
+    "Speedup": "Decoding time without speculation over decoding time with the policy, both replayed over all held-out "
     "sequences under the cost model.",
     "Interval": "95 %, and it holds for all rows at once, because the leader is picked on the same sequences: half its "
     "width bounds the largest difference between any two of the policies and no speculation, in standard errors. Of "

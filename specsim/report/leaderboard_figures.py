@@ -66,7 +66,13 @@ def ranking_figure(board: Mapping[str, Any]) -> Figure:
     places[f"oracle {oracle['estimate']:.2f} \u2192"] = (1.0, "axes fraction", "right", ORACLE)
     for text, (place, unit, align, color) in places.items():
         axes.annotate(
-            text, (place, 1), (0, 4), xycoords=(unit, "axes fraction"), textcoords="offset points", color=color, ha=align
+            text,
+            (place, 1),
+            (0, 4),
+            xycoords=(unit, "axes fraction"),
+            textcoords="offset points",
+            color=color,
+            ha=align,
         )
     axes.margins(x=0.04)
     axes.set_xlabel(SPEEDUP_AXIS)

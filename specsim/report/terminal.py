@@ -16,7 +16,7 @@ from specsim.io.printable import printable, unescaped
 LOG_WIDTH = 200  # of a pipe or a file, which has no edge
 UNBROKEN = 24  # characters of the longest cell that is not broken at spaces: an interval has 20 or so
 BORDER = 3  # characters beside the cells of each column; the table has 1 more
-NUMBER = re.compile(r"[-+\u2212]?\d[\d,.]*(?:[eE][-+]?\d+)?( %| ?[x×]|, [-+\d].*| [(\[].*)?")  # with unit or interval
+NUMBER = re.compile(r"[-+\u2212]?\d[\d,.]*(?:[eE][-+]?\d+)?( %| ?x|, [-+\d].*| [(\[].*)?")  # with unit or interval
 
 
 class Need(NamedTuple):

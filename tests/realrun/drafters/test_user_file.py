@@ -1,4 +1,4 @@
-"""A drafter of a user's own file, or of another installed package, is loaded by its name; what cannot serve is named."""
+"""A drafter of a user's file or of another package is loaded by its name; what cannot serve is refused."""
 
 from __future__ import annotations
 
