@@ -39,8 +39,8 @@ class PanelGroup(TyperGroup):
 def _write_parameters(command: Any, ctx: Any, formatter: Any) -> None:
     records = [(parameter, parameter.get_help_record(ctx)) for parameter in command.get_params(ctx)]
     shown = [(_panel(parameter), record) for parameter, record in records if record is not None]
-    last = (OPTIONS, OUTPUT)
-    _write_panels(formatter, sorted(shown, key=lambda item: (item[0] != ARGUMENTS, item[0] in last)))
+    places = {ARGUMENTS: 0, OUTPUT: 2, OPTIONS: 3}  # others between them, in the order of their options
+    _write_panels(formatter, sorted(shown, key=lambda item: places.get(item[0], 1)))
 
 
 def _panel(parameter: Any) -> str:
