@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
-from docs.pages import BLOCK, HOME
+from docs.pages import BLOCK, HOME, blocks
 
 PAGE = HOME / "learn" / "from_scratch.md"
 NOTEBOOK = PAGE.with_suffix(".ipynb")
@@ -17,16 +16,15 @@ def cells(text: str) -> list[dict[str, Any]]:
     made, end = [], 0
     for match in BLOCK.finditer(text):
         made += [_markdown(text[end : match.start()])] if text[end : match.start()].strip() else []
-        output = (match["output"] or "").removeprefix("\n```output\n").removesuffix("```\n")
-        made.append(_code(match["code"], output))
+        (block,) = blocks(match[0])
+        made.append(_code(block.code, block.output or ""))
         end = match.end()
     made.append(_markdown(text[end:]))
     return [{"id": f"cell-{number}", **cell} for number, cell in enumerate(made)]
 
 
 def _markdown(text: str) -> dict[str, Any]:
-    text = re.sub(r"\]\((?!http)([\w/]+)\.md(#[\w-]+)?\)", r"](\1.html\2)", text.strip())
-    return {"cell_type": "markdown", "metadata": {}, "source": text.splitlines(keepends=True)}
+    return {"cell_type": "markdown", "metadata": {}, "source": text.strip().splitlines(keepends=True)}
 
 
 def _code(code: str, output: str) -> dict[str, Any]:

@@ -53,16 +53,11 @@ def find_kind(name: str) -> type[DrafterKind] | None:
     if not file.is_file():
         raise InputError(f"drafter file {path} does not exist; give the path of a Python file")
     kinds = {kind.name: kind for kind in _kinds_in(file, file.read_bytes()) if not wanted or kind.name == wanted}
-    if len(kinds) != 1:
-        has = (
-            f"has the drafters {', '.join(kinds)}; name one, such as {path}:{next(iter(kinds))}"
-            if kinds
-            else (
-                f"defines no drafter{f' {wanted!r}' if wanted else ''}; write a class of DrafterKind with "
-                'origin = "target", see docs/tutorials/own.md'
-            )
-        )
-        raise InputError(f"{path} {has}")
+    if not kinds:
+        missing = f" {wanted!r}" if wanted else ""
+        raise InputError(f'{path} defines no drafter{missing}; write a class of DrafterKind with origin = "target"')
+    if len(kinds) > 1:
+        raise InputError(f"{path} has the drafters {', '.join(kinds)}; name one, such as {path}:{next(iter(kinds))}")
     return next(iter(kinds.values()))
 
 

@@ -121,8 +121,8 @@ def _lead_of_board(board: Mapping[str, Any]) -> tuple[str, str, str]:
         spread += f", {speedup['low'] * band[0]:.2f} to {speedup['high'] * band[1]:.2f} with the error of such costs"
     boxes = (
         (f"{speedup['estimate']:.2f}", f"predicted held-out speedup, {top['label']}: {spread}"),
-        (f"{1 / token_s(top):,.1f} tok/s", f"{1e3 * token_s(top):.2f} ms per token, predicted"),
-        (f"{1 / baseline_s:,.1f} tok/s", f"{1e3 * baseline_s:.2f} ms per token, predicted without speculation"),
+        (f"{1 / token_s(top):,.1f} tok/s", f"{1e3 * token_s(top):.2f} ms per token of a request, predicted"),
+        (f"{1 / baseline_s:,.1f} tok/s", f"{1e3 * baseline_s:.2f} ms per token, predicted, without speculation"),
         (f"{ties + 1} of {len(board['rows'])}", "policies may be the fastest: differences not significant"),
         (f"{oracle['estimate']:.2f}", f"the oracle's speedup; the leader is {100 * top['oracle_regret']:.0f} % slower"),
     )
