@@ -27,8 +27,6 @@ from specsim.report.documents import BOARD_COLUMNS, EFFECT_COLUMNS, board_rows, 
 from specsim.report.page import recommendation_text, speculation_text, truncated_text
 from specsim.report.table import as_text
 
-ENGINES = ("vllm", "sglang")  # whose flags stand beside a recommended K
-
 
 @dataclass(frozen=True, kw_only=True)
 class BoardOptions(SplitSettings, BatchSettings, GpuSettings):
@@ -121,7 +119,7 @@ def leaderboard(options: BoardOptions) -> Answer:
             )
         document = as_document(boards, options.described)
         for board, shown in zip(boards, document["boards"], strict=True):
-            shown["recommended"]["flags"] = _flags(board.recommended.policy)
+            shown["recommended"]["flags"] = _flags(board.recommended.policy, str(board.meta.get("drafter_kind")))
         if out is not None and table:
             write_text(out, table_text(document, out.suffix))
         elif out is not None:
@@ -138,11 +136,14 @@ def leaderboard(options: BoardOptions) -> Answer:
     return Answer(document, show)
 
 
-def _flags(policy: Policy) -> dict[str, str]:
-    """Write the flags of engines that make them draft so; none for a rule that they do not have."""
-    from specsim.engines.flags import draft_length_flags
+def _flags(policy: Policy, drafter: str) -> dict[str, str]:
+    """Write the flags of engines that make them draft so; none for a rule or a kind of drafter that they lack."""
+    from specsim.engines.flags import NAMES, draft_length_flags
 
-    return {name: draft_length_flags(name, policy.k) for name in ENGINES} if isinstance(policy, FixedK) else {}
+    kind = "prompt-lookup" if drafter == "lookup" else drafter
+    if not isinstance(policy, FixedK):
+        return {}
+    return {name: draft_length_flags(name, policy.k, kind) for name, kinds in NAMES.items() if kind in kinds}
 
 
 def _print_combined(group: Mapping[str, Any], traces: int) -> None:
