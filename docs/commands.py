@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +11,7 @@ import typer
 
 import realrun.cli.main
 import specsim.cli.main
+from specsim.cli.panels import parameter_panels
 
 FOLDER = "reference/commands"
 Commands = Iterator[tuple[str, Any, Any]]  # name as typed, command, context
@@ -52,19 +54,15 @@ def _commands(name: str, command: Any, parent: Any) -> Commands:
 
 def command_page(name: str, command: Any, ctx: Any) -> str:
     """Write a command's page: what it does, its arguments and options by panel, as its help has them."""
-    description = (command.help or "").replace("\f", "")
-    description = re.sub(r"^(\s*)Example: (.*)$", r"```sh\n\2\n```", description, flags=re.MULTILINE)
-    panels: dict[str, list[str]] = {}
-    for parameter in command.get_params(ctx):
-        record = parameter.get_help_record(ctx)
-        if record is not None:
-            argument = parameter.param_type_name == "argument"
-            panel = "Arguments" if argument else parameter.rich_help_panel or "Options"
-            panels.setdefault(panel, []).append(f"`{record[0]}`\n:   {_plain(record[1])}\n")
-    parts = [f"## {panel}\n\n" + "\n".join(lines) for panel, lines in panels.items()]
-    return "\n\n".join([f"# {name}", description, *parts]) + "\n"
+    paragraphs = [" ".join(text.split()) for text in (command.help or "").split("\n\n")]
+    description = [re.sub(r"^Example: (.*)$", r"```sh\n\1\n```", text) for text in paragraphs]
+    parts = [
+        f"## {panel}\n\n" + "\n".join(f"`{name}`\n:   {_plain(text)}\n" for name, text in lines)
+        for panel, lines in parameter_panels(command, ctx).items()
+    ]
+    return "\n\n".join([f"# {name}", *description, *parts]) + "\n"
 
 
 def _plain(text: str) -> str:
-    """Escape what Markdown would read as HTML or as a link, outside of code."""
-    return re.sub(r"([<\[*_])", r"\\\1", text)
+    """Escape what is HTML, and what Markdown would read as a link or as emphasis."""
+    return re.sub(r"([\[*_])", r"\\\1", html.escape(text, quote=False))

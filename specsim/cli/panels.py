@@ -16,7 +16,7 @@ class PanelCommand(TyperCommand):
     """A command whose help has a panel for every group of options."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        _write_parameters(self, ctx, formatter)
+        _write(formatter, parameter_panels(self, ctx))
 
 
 class PanelGroup(TyperGroup):
@@ -24,7 +24,7 @@ class PanelGroup(TyperGroup):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         self.format_commands(ctx, formatter)
-        _write_parameters(self, ctx, formatter)
+        _write(formatter, parameter_panels(self, ctx))
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         commands: list[tuple[str, Any]] = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
@@ -33,14 +33,15 @@ class PanelGroup(TyperGroup):
             for name, command in commands
             if not command.hidden
         ]
-        _write_panels(formatter, lines)
+        _write(formatter, _by_panel(lines))
 
 
-def _write_parameters(command: Any, ctx: Any, formatter: Any) -> None:
+def parameter_panels(command: Any, ctx: Any) -> dict[str, list[tuple[str, str]]]:
+    """Names and helps of a command's arguments and options, by panel in the order in which help shows them."""
     records = [(parameter, parameter.get_help_record(ctx)) for parameter in command.get_params(ctx)]
     shown = [(_panel(parameter), record) for parameter, record in records if record is not None]
     places = {ARGUMENTS: 0, OUTPUT: 2, OPTIONS: 3}  # others between them, in the order of their options
-    _write_panels(formatter, sorted(shown, key=lambda item: places.get(item[0], 1)))
+    return _by_panel(sorted(shown, key=lambda item: places.get(item[0], 1)))
 
 
 def _panel(parameter: Any) -> str:
@@ -49,10 +50,14 @@ def _panel(parameter: Any) -> str:
     return str(parameter.rich_help_panel or OPTIONS)
 
 
-def _write_panels(formatter: Any, lines: Iterable[tuple[str, tuple[str, str]]]) -> None:
+def _by_panel(lines: Iterable[tuple[str, tuple[str, str]]]) -> dict[str, list[tuple[str, str]]]:
     panels: dict[str, list[tuple[str, str]]] = {}
     for panel, line in lines:
         panels.setdefault(panel, []).append(line)
-    for panel, content in panels.items():
+    return panels
+
+
+def _write(formatter: Any, panels: dict[str, list[tuple[str, str]]]) -> None:
+    for panel, lines in panels.items():
         with formatter.section(panel):
-            formatter.write_dl(content)
+            formatter.write_dl(lines)
