@@ -116,6 +116,16 @@ def test_the_simplest_policy_within_a_percent_is_recommended(board: Board) -> No
     assert dataclasses.replace(board, rows=[at(others[0], 2.0), at(fixed, 1.97)]).recommended.policy == others[0].policy
 
 
+def test_the_page_says_that_it_predicts_with_which_error_and_what_to_use(board: Board) -> None:
+    document = as_document([dataclasses.replace(board, cost_band=(0.5, 2.0))], {"cost": "h100.json", "batch": 8})
+    page = " ".join(Page(render_leaderboard(document)).words)
+    top, speedup = board.rows[0], board.rows[0].speedup
+    assert f"{speedup.low / 2:.2f} to {2 * speedup.high:.2f} with the error of such costs" in page
+    assert "costs: h100.json \u00b7 batch 8" in page and "Predicted. " in page
+    assert f"Recommended: {board.recommended.label} (" in page
+    assert f"{1 / sum(top.token_s):,.1f} tok/s" in page
+
+
 def test_forms_and_reasons_are_all_there(board: Board) -> None:
     labels = {row.label for row in board.rows}
     assert labels >= {"fixed_k, tuned", "fixed_k, K = 4", "max_confidence, dynamic", "max_confidence, static"}
