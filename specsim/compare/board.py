@@ -16,12 +16,11 @@ from specsim.replaying.intervals import Comparison, Estimate
 from specsim.replaying.prediction import Prediction
 from specsim.replaying.result import Result
 from specsim.replaying.sums import PARTS
+from specsim.report.page import NEAR_PERCENT
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
-
-NEAR_PERCENT = 1.0  # below the best speedup: the simplest policy so close to it is recommended
 
 
 @dataclass(frozen=True, repr=False)

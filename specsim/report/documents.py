@@ -177,7 +177,8 @@ DRAFTER_COLUMNS = (
 
 
 def _validated_policy(row: Row) -> str:
-    return macros().with_role(row["label"], row["role"])
+    name, _, settings = row["label"].partition("(")
+    return macros().with_role(name, settings.removesuffix(")"), row["role"])
 
 
 def _forecast_error(row: Row) -> float | None:

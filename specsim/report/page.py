@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 MOST_APART_PERCENT = 5.0  # between the baseline tokens of runs that are compared
 MINUS = "\u2212"
+NEAR_PERCENT = 1.0  # below the best speedup: the simplest policy so close to it is recommended
 METRICS = {
     "v_d": "Draft acceptance rate: accepted over drafted tokens.",
     "r_d": "Share of output tokens that were drafted: accepted over output tokens.",
