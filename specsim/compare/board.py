@@ -16,7 +16,7 @@ from specsim.replaying.intervals import Comparison, Estimate
 from specsim.replaying.prediction import Prediction
 from specsim.replaying.result import Result
 from specsim.replaying.sums import PARTS
-from specsim.report.page import NEAR_PERCENT
+from specsim.report.page import NEAR_PERCENT, simplest
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -161,8 +161,7 @@ class Board(Result):
     @property
     def recommended(self) -> Row:
         """The row with the fewest settings of those within `NEAR_PERCENT` of the best speedup."""
-        near = (row for row in self.rows if row.speedup >= (1 - NEAR_PERCENT / 100) * self.rows[0].speedup)
-        return min(near, key=lambda row: len(fields(row.policy)))
+        return self.rows[simplest((row.speedup, len(fields(row.policy))) for row in self.rows)]
 
     @property
     def unjudged(self) -> str:

@@ -172,6 +172,16 @@ def speculation_text(fastest: str, speedup: Mapping[str, float], floor_percent: 
     return f"No policy is significantly faster than no speculation: the fastest, {fastest}, reaches {reached}."
 
 
+def simplest(rows: Iterable[tuple[float, int]]) -> int:
+    """Place of the row with the fewest settings of those within `NEAR_PERCENT` of the best; the first of several.
+
+    rows : speedup and number of settings of each
+    """
+    rows = list(rows)
+    least = (1 - NEAR_PERCENT / 100) * max(speedup for speedup, _ in rows)
+    return min((settings, place) for place, (speedup, settings) in enumerate(rows) if speedup >= least)[1]
+
+
 def recommendation_text(board: Mapping[str, Any]) -> list[str]:
     """Say which row of a leaderboard to use, and the engines' flags; none for older results, or if none is faster."""
     recommended = board.get("recommended")

@@ -36,6 +36,7 @@ from specsim.report.page import (
     percent,
     prompts_text,
     repeats_text,
+    simplest,
     speculation_text,
     stack,
     state_text,
@@ -171,11 +172,9 @@ def _conditions(document: Mapping[str, Any]) -> str:
 
 def _recommended(rows: Sequence[Row]) -> list[str]:
     """Name the policy with the fewest settings of those near the best measured one; none if none is faster."""
-    best = rows[0]["measured"]["estimate"]
-    if best <= 1:
+    if rows[0]["measured"]["estimate"] <= 1:
         return []
-    near = [row for row in rows if row["measured"]["estimate"] >= (1 - NEAR_PERCENT / 100) * best]
-    row = min(near, key=lambda row: len(row["params"]))
+    row = rows[simplest((row["measured"]["estimate"], len(row["params"])) for row in rows)]
     flags = f" Flags: specsim export ENGINE --k {row['params']['k']}." if row["policy"] == "fixed_k" else ""
     return [f"Recommended: {row['label']}, the simplest policy within {NEAR_PERCENT:g} % of the best measured.{flags}"]
 
