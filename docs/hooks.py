@@ -1,4 +1,4 @@
-"""Hooks of the mkdocs build: add studies and root pages, render formulas as MathML."""
+"""Hooks of the mkdocs build: add studies, root pages and a page for every command, render formulas as MathML."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from docs.commands import command_list, command_pages
+from specsim import __version__
+
 ROOT = Path(__file__).parents[1]
-ROOT_PAGES = ("CHANGELOG.md", "CONTRIBUTING.md")
+ROOT_PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 STUDIES = tuple(sorted(path.parent.name for path in ROOT.glob("studies/*/report.md")))
 PACKAGES = {"specsim": ROOT, "realrun": ROOT, "speckernels": ROOT / "kernels"}
 FORMULA = re.compile(r'<(?P<tag>span|div) class="arithmatex">\\[(\[](?P<tex>.*?)\\[)\]]</(?P=tag)>', re.DOTALL)
@@ -23,7 +26,8 @@ log = logging.getLogger("mkdocs.hooks.specsim")  # a warning here ends a strict 
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """The menu lists every study; every public name has its docstring."""
+    """The menu lists every study, the footer has the version; every public name has its docstring."""
+    config.copyright = f"specsim {__version__}"
     reports = [{_title(ROOT / "studies" / name / "report.md"): f"studies/{name}/report.md"} for name in STUDIES]
     for entry in config.nav or []:
         if "Studies" in entry:
@@ -49,18 +53,25 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for path in found:
         place = path.relative_to(ROOT).as_posix()
         if path.name in ROOT_PAGES:
-            content = path.read_text().replace("](docs/", "](").replace("](CHANGELOG.md", "](changelog.md")
-            files.append(File.generated(config, place.lower(), content=content))
+            content = path.read_text().replace("](docs/", "](")
+            for name, page in ROOT_PAGES.items():
+                content = content.replace(f"]({name}", f"]({page}")
+            if place == "README.md":
+                content = f"---\nhide: [navigation]\n---\n{content}"
+            files.append(File.generated(config, ROOT_PAGES[place], content=content))
         else:
             files.append(File.generated(config, place, abs_src_path=str(path)))
+    for place, content in command_pages().items():
+        files.append(File.generated(config, place, content=content))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Shorten links that leave docs/ by a folder, as the site's layout needs."""
+    """Shorten links that leave docs/ by a folder, as the site's layout needs; list every command's page."""
+    markdown = markdown.replace("<!-- every command -->", command_list())
     markdown = re.sub(r"\]\(\.\./((?:\.\./)*)(studies/)", r"](\1\2", markdown)
     names = "|".join(map(re.escape, ROOT_PAGES))
-    return re.sub(rf"\]\(\.\./((?:\.\./)*)({names})", lambda found: f"]({found[1]}{found[2].lower()}", markdown)
+    return re.sub(rf"\]\(\.\./((?:\.\./)*)({names})", lambda found: f"]({found[1]}{ROOT_PAGES[found[2]]}", markdown)
 
 
 def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:

@@ -27,7 +27,7 @@ from pathlib import Path
 
 HOME = Path(__file__).parent
 ROOT = HOME.parent
-COLUMNS = "100"  # of the terminal that commands write to
+COLUMNS = "78"  # of the terminal that commands write to: what a page shows beside both menus in a window of 1280 px
 RUNNABLE = ("sh", "python")
 BLOCK = re.compile(
     r"(?P<notes>(?:^<!-- (?:slow|measured|quiet|may end with 1|not run: [^\n]*|before: [^\n]*) -->\n+)*)"

@@ -106,12 +106,43 @@ def import_formats() -> str:
     return _table("kind | what it reads | tested on", rows)
 
 
+def llama_eagle3() -> str:
+    """Published speedups of Llama-3.1-8B with EAGLE-3 on an H100, and what costs from data sheets predict of them."""
+    from specsim.cost.calibrate import data_sheet_document
+    from specsim.cost.files import read_cost
+    from studies.published.cases import CONTEXT, LIKE, read_csv
+
+    cost = read_cost(data_sheet_document("h100", "llama-3.1-8b", "eagle3", engine="vllm"))
+    rows = []
+    for run in read_csv("speculation.csv"):
+        if run["source"] != LIKE or run["drafter"] != "eagle3":
+            continue
+        k, tau, measured = int(run["steps"]), float(run["acceptance"]), float(run["speedup"])
+        round_s = cost.draft(k, CONTEXT) + cost.verify(k + 1, CONTEXT) + cost.round_overhead()
+        predicted = tau * float(cost.autoregressive_step(CONTEXT) / round_s)
+        rows.append(f"{k} | {tau:.2f} | {measured:.2f} | {predicted:.2f} | {100 * (predicted / measured - 1):+.0f} %")
+    return _table("K | mean acceptance length, published | speedup, published | predicted | error", rows)
+
+
+def smollm2() -> str:
+    """The policy that the forecast chose for each drafter of SmolLM2, as forecast and as measured."""
+    rows = []
+    for drafter in ("eagle", "prompt-lookup"):
+        document = _read(f"smollm2/recorded/{drafter}/validation.json")
+        (row,) = [row for row in document["rows"] if row["label"] == document["choice"]["forecast"]]
+        speedups = f"{_interval(row['forecast'])} | {_interval(row['measured'])}"
+        rows.append(f"{drafter} | `{row['policy']}` | {document['sequences']['holdout']} | {speedups}")
+    return _table("drafter | policy chosen by the forecast | held-out prompts | forecast | measured", rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "chain policies": chain_policies,
     "drafters": drafters,
     "engine checks": engine_checks,
     "drafter check": drafter_check,
     "import formats": import_formats,
+    "llama-3.1-8b with eagle3": llama_eagle3,
+    "smollm2": smollm2,
 }
 
 

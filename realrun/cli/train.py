@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from realrun.cli.options import (
     SMOKE_TEST_HELP,
@@ -20,13 +19,14 @@ from realrun.cli.options import (
 from specsim.cli.command import Answer, JsonOption, parameters_of, print_answer, with_signature
 from specsim.cli.console import print_table, progress_bar
 from specsim.cli.options import SeedSettings
-from specsim.cli.settings import from_options
+from specsim.cli.panels import PanelCommand, PanelGroup
+from specsim.cli.settings import OUTPUT, from_options
 
 if TYPE_CHECKING:
     from realrun.train.common.trainings import Training
 
 
-class Trainings(TyperGroup):
+class Trainings(PanelGroup):
     """A group that makes its commands on first use, because the trainings import torch."""
 
     @cached_property
@@ -36,7 +36,7 @@ class Trainings(TyperGroup):
 
         app = typer.Typer(rich_markup_mode=None)
         for training in TRAININGS:
-            app.command(training.name)(command_of(training))
+            app.command(training.name, cls=PanelCommand)(command_of(training))
         group = typer.main.get_group(app)
         return {training.name: group.commands[training.name] for training in TRAININGS}
 
@@ -80,7 +80,8 @@ def command_of(training: Training) -> Callable[..., None]:
         print_answer(Answer(document, show), json)
 
     out_help = f"Folder for the {training.trains}; an interrupted run resumes from it."
-    options: dict[str, tuple[Any, Any]] = {"out": (Annotated[Path, typer.Option(help=out_help)], ...)}
+    out_option = typer.Option("--out", "-o", help=out_help, rich_help_panel=OUTPUT)
+    options: dict[str, tuple[Any, Any]] = {"out": (Annotated[Path, out_option], ...)}
     for kind in (models, training.settings, training.shared, SeedSettings, MachineSettings):
         options |= {name: option for name, option in parameters_of(kind).items() if name not in options}
     for name, default in training.defaults.items():

@@ -150,7 +150,7 @@ class TreeGrower:
         step_functions(policy).select(state, params_of(policy), self.tree, count, keep)
         kept, _ = close_kept(self.tree, count, keep)
         if kept > policy.max_verified_nodes:
-            raise InputError(f"policy {policy} verifies {kept} nodes, more than its max_nodes; correct it")
+            raise InputError(f"policy {policy} verifies {kept} nodes, more than its max_nodes; keep fewer, or raise it")
         nodes, parents = kept_nodes(self.tree.parent, keep, count, kept)
         draft.nodes, draft.parents = nodes.tolist(), parents.tolist()
         draft.tokens = self.token[nodes].tolist()

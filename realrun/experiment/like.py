@@ -81,7 +81,7 @@ class Like:
     def prepare(self, out: Path) -> None:
         """Copy its trace into the new folder, unless it lies elsewhere; InputError if it cannot be repeated."""
         if out.resolve() == self.folder.resolve():
-            raise InputError(f"{out} is the validation to be done again; give another --out")
+            raise InputError(f"{out} holds the validation to repeat; choose another folder with --out")
         if (threads := torch.get_num_threads()) != self.threads:
             raise InputError(
                 f"{self.folder} was measured with {self.threads} threads, this would be with {threads}; give --threads "

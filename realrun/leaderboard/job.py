@@ -1,4 +1,4 @@
-"""`realrun leaderboard` from end to end: every drafter with its best policies, at equal cost accounting.
+"""`realrun board` from end to end: every drafter with its best policies, at equal cost accounting.
 
 The same prompts and the same split for all; policies tuned on the tuning prompts under costs measured in turn
 (`realrun.leaderboard.costs`), the best of each role by its speedup there, which is its forecast; all of them
@@ -354,7 +354,7 @@ def named(drafters: str | None, target: str) -> dict[str, str]:
         }
     sources: dict[str, str] = {}
     for source in (part.strip() for part in drafters.split(",") if part.strip()):
-        name = Path(source.removeprefix(LAB_PREFIX)).name
+        name = Path(source.removeprefix(LAB_PREFIX)).name.removesuffix(".py")
         if name in RESERVED:
             raise InputError(f"a drafter cannot be called {name} here; rename its folder")
         if name in sources:

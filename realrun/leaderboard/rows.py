@@ -1,4 +1,4 @@
-"""The rows of `realrun leaderboard`: a policy of a drafter each, predicted and measured against the same baseline."""
+"""The rows of `realrun board`: a policy of a drafter each, predicted and measured against the same baseline."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
 from realrun.drafters.independent import IndependentKind
 from realrun.drafters.kind import DrafterKind
-from realrun.drafters.registry import DRAFTERS
+from realrun.drafters.registry import DRAFTERS, find_kind
 from realrun.drafters.self_sd import SelfSDKind
 from realrun.drafters.sparse_cache import window_facts
 from realrun.lm.cached import CachedLM
@@ -141,8 +141,8 @@ def load_pair(
     drafter : str
         "model" for the draft model; "prompt-lookup" or "sparse-cache:512" (the target, which reads 512 tokens of its
         cache), for any target; a drafter of the lab, such as "eesd" or "lab:eesd" (`LAB_DRAFTERS`); "eagle" for target
-        "smollm2"; a folder made by `realrun train`, or an EAGLE-3 checkpoint's. draft_model is ignored unless this is
-        "model".
+        "smollm2"; a folder made by `realrun train`, or an EAGLE-3 checkpoint's; your own `DrafterKind` as FILE.py or
+        FILE.py:NAME, or by the name that an installed package gives it. draft_model is ignored unless this is "model".
     beside : Pair, optional
         Pair of the same target, device and type, whose target is shared.
     allow_tokenizer_difference : bool
@@ -166,7 +166,7 @@ def load_pair(
     ('lab/target', 'prompt-lookup')
     """
     drafter = _drafter_named(drafter)
-    kind = DRAFTERS.get(drafter)
+    kind = find_kind(drafter)
     if kind is None or kind.origin != "model":
         return _load_inside(target, drafter, device, dtype, threads, predictor, beside)
     paths = [_find_target(target)[0], _resolve_draft(draft_model)]
@@ -222,14 +222,14 @@ def _load_inside(
 ) -> Pair:
     """Do `load_pair` for a drafter that any target has or that was trained for it."""
     kind_name, facts = window_facts(drafter)
-    if kind_name not in DRAFTERS and drafter not in LAB_DRAFTERS and not Path(drafter).exists():
-        known = [name for name, kind in DRAFTERS.items() if kind.origin != "file"]
+    kind = find_kind(kind_name)
+    if kind is None and drafter not in LAB_DRAFTERS and not Path(drafter).exists():
+        known = [name for name, known_kind in DRAFTERS.items() if known_kind.origin != "file"]
         raise InputError(
             f"drafter {drafter} is unknown; give {', '.join(known)}, a drafter of the lab's "
-            f"({', '.join(LAB_DRAFTERS)}), or a folder made by `realrun train`"
+            f"({', '.join(LAB_DRAFTERS)}), a folder made by `realrun train`, or your own FILE.py"
         )
     shipped = shipped_drafter(target, drafter)
-    kind = DRAFTERS.get(kind_name)
     path = shipped or (lab_drafter(drafter) if drafter in LAB_DRAFTERS else Path(drafter))
     free = kind is not None and kind.origin == "target"
     if kind is not None and not kind.has_states and predictor not in (None, "none", "auto"):
@@ -237,7 +237,8 @@ def _load_inside(
     alone = load_target(target, device=device, dtype=dtype, threads=threads) if beside is None else beside
     if kind is not None and free:
         model, loaded = kind.load(alone.target, {}, facts)
-        pair = replace(alone, target=model, drafter=loaded, draft_name=drafter)
+        own = drafter if kind_name in DRAFTERS else kind.name
+        pair = replace(alone, target=model, drafter=loaded, draft_name=own)
         return pair if predictor in (None, "none", "auto") else _with_predictor(pair, Path(predictor), strict=True)
     core = core_of(alone.target)  # which it was trained for, if blocks were added since
     tuned, loaded = load_drafter(path, core)

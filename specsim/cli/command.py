@@ -14,9 +14,12 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from specsim.cli.console import print_json
-from specsim.cli.settings import Option, Settings, from_options, numbers_text, options_of
+from specsim.cli.panels import PanelCommand
+from specsim.cli.settings import OUTPUT, Option, Settings, from_options, numbers_text, options_of
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object and nothing else.", rich_help_panel=OUTPUT)
+]
 
 
 class Answer(NamedTuple):
@@ -36,15 +39,17 @@ class Answer(NamedTuple):
     code: int = 0
 
 
-def command(app: typer.Typer, name: str | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add a function to an app as a command, by default with the function's name.
+def command(
+    app: typer.Typer, name: str | None = None, *, panel: str | None = None
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add a function to an app as a command, by default with the function's name, in a panel of the app's help.
 
     Every field of a parameter whose type is a `Settings` class becomes an option. A function that returns an `Answer`
     gets the option --json.
     """
 
     def add(function: Callable[..., Any]) -> Callable[..., Any]:
-        app.command(name)(as_command(function))
+        app.command(name, cls=PanelCommand, rich_help_panel=panel)(as_command(function))
         return function
 
     return add
@@ -108,7 +113,7 @@ def _annotation(option: Option) -> Any:
     if option.positional:
         return Annotated[kind, typer.Argument(help=option.doc, metavar=option.metavar)]
     how: dict[str, Any] = {"help": option.doc, "min": option.low, "max": option.high, "metavar": option.metavar}
-    return Annotated[kind, typer.Option(option.flags, **how)]
+    return Annotated[kind, typer.Option(*option.names, rich_help_panel=option.panel, **how)]
 
 
 def _default(option: Option) -> Any:

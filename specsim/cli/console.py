@@ -141,8 +141,8 @@ def options_of_all(
     progress: Annotated[
         ProgressForm,
         typer.Option(
-            help="Progress output on stderr. auto: a bar on a terminal, else a line every 30 s; json: JSON lines with "
-            "progress, done, total, elapsed_s and left_s."
+            help="Progress on stderr: bar or lines (auto), or JSON.",
+            show_default=False,
         ),
     ] = ProgressForm.AUTO,
 ) -> None:

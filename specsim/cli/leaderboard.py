@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from specsim.cli.command import Answer
-from specsim.cli.console import print_notes, print_skipped, print_table, progress_bar
+from specsim.cli.console import claim_file, print_notes, print_skipped, print_table, progress_bar
 from specsim.cli.options import (
     DRAFT_COST_HELP,
     JOBS_HELP,
@@ -20,9 +20,11 @@ from specsim.cli.options import (
     read_costs,
 )
 from specsim.cli.settings import argument, setting
-from specsim.compare.document import as_document, trace_names, write_results
+from specsim.compare.document import TABLES, as_document, table_text, trace_names, write_results
+from specsim.policy.base import Policy
+from specsim.policy.chain.fixed_k import FixedK
 from specsim.report.documents import BOARD_COLUMNS, EFFECT_COLUMNS, board_rows, effect_rows
-from specsim.report.page import speculation_text, truncated_text
+from specsim.report.page import recommendation_text, speculation_text, truncated_text
 from specsim.report.table import as_text
 
 
@@ -50,7 +52,9 @@ class BoardOptions(SplitSettings, BatchSettings, GpuSettings):
         "Vary each tuned setting over its range to see its effect.",
         flag="--sensitivity/--no-sensitivity",
     )
-    out: Path | None = setting(None, "Folder for leaderboard.json, leaderboard.csv and report.html.")
+    out: Path | None = setting(
+        None, "Folder for leaderboard.json, leaderboard.csv and report.html; or a paper's table, FILE.tex or FILE.csv."
+    )
     jobs: int | None = setting(None, JOBS_HELP, low=1)
 
     @property
@@ -74,29 +78,31 @@ def leaderboard(options: BoardOptions) -> Answer:
     Policies are tuned on one part of each trace and ranked on the other. A row is a policy with fixed or adaptive
     threshold, tuned or with an engine's defaults. Columns: speedup over the baseline with a simultaneous 95 %
     interval; "behind", the leader's speedup minus the row's, and "not significant" where these sequences do not show
-    that the row is slower; v_d, draft acceptance rate; r_d, share of output tokens that were drafted; tau, mean
-    acceptance length; the mean number of verified draft tokens with the middle 80 % of rounds; gap to oracle, how
-    much slower the row is than a policy that knows what will be accepted; gap to learned rule, how much slower it is
-    than the fastest rule learned from the same signals.
+    that the row is slower; v_d, draft acceptance rate; tau, mean acceptance length; gap to oracle, how much slower the
+    row is than a policy that knows what will be accepted. The report has more (--out FOLDER).
 
     Policies that a trace cannot serve (a column not recorded, another kind of drafter) are listed with the reason.
     With several traces a combined ranking follows: geometric mean of the speedups, and mean rank.
 
     Example: specsim leaderboard TRACE --cost profile.json --policy-file my_policy.py --out board
+
+    Example: specsim leaderboard TRACE --cost profile.json --out table.tex
     """
     from specsim.compare.leaderboard import default_policies
     from specsim.compare.leaderboard import leaderboards as run
-    from specsim.io.files import working_in
+    from specsim.io.files import working_in, write_text
     from specsim.policy.registry import find_policies
     from specsim.trace.files import read_trace
 
-    out = options.out
+    out, table = options.out, options.out is not None and options.out.suffix in TABLES
+    if table and out is not None:
+        claim_file(out, overwrite=True)  # as the folder's files are
     files = [options.costs(path) for path in options.cost] or [options.costs(None)]
     costs = [read_costs(file, options.draft_cost, options.batch) for file in files]
     find_policies([*options.policy, *options.policy_file])  # rejects a bad policy before any trace is read
     traces = dict(zip(trace_names(options.traces), map(read_trace, options.traces), strict=True))
     kinds = find_policies([*(options.policy or default_policies(traces.values())), *options.policy_file])
-    with nullcontext() if out is None else working_in(out, None):
+    with nullcontext() if out is None or table else working_in(out, None):
         with progress_bar() as report:
             boards = run(
                 traces,
@@ -112,7 +118,11 @@ def leaderboard(options: BoardOptions) -> Answer:
                 progress=report,
             )
         document = as_document(boards, options.described)
-        if out is not None:
+        for board, shown in zip(boards, document["boards"], strict=True):
+            shown["recommended"]["flags"] = _flags(board.recommended.policy, str(board.meta.get("drafter_kind")))
+        if out is not None and table:
+            write_text(out, table_text(document, out.suffix))
+        elif out is not None:
             write_results(out, document)
 
     def show() -> None:
@@ -121,9 +131,19 @@ def leaderboard(options: BoardOptions) -> Answer:
         for group in document["combined"]:
             _print_combined(group, len(traces))
         if out is not None:
-            print(f"full report: {out / 'report.html'}")
+            print(f"table: {out}" if table else f"full report: {out / 'report.html'}")
 
     return Answer(document, show)
+
+
+def _flags(policy: Policy, drafter: str) -> dict[str, str]:
+    """Write the flags of engines that make them draft so; none for a rule or a kind of drafter that they lack."""
+    from specsim.engines.flags import NAMES, draft_length_flags
+
+    kind = "prompt-lookup" if drafter == "lookup" else drafter
+    if not isinstance(policy, FixedK):
+        return {}
+    return {name: draft_length_flags(name, policy.k, kind) for name, kinds in NAMES.items() if kind in kinds}
 
 
 def _print_combined(group: Mapping[str, Any], traces: int) -> None:
@@ -145,6 +165,8 @@ def print_board(board: Mapping[str, Any]) -> None:
         title += " (approximate: rejection sampling)"
     print_table(title, *as_text(BOARD_COLUMNS, board_rows(board)))
     print(speculation_text(board["rows"][0]["label"], board["rows"][0]["speedup"]))
+    for line in recommendation_text(board):
+        print(line)
     for line in truncated_text(board["rows"]):
         print(line)
     print_notes(board["warnings"], "warning")

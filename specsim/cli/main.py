@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
+from typing import Any
 
 import typer
 
@@ -23,6 +25,7 @@ from specsim.cli.files.example import example
 from specsim.cli.files.info import data, info, policies
 from specsim.cli.files.report import report
 from specsim.cli.leaderboard import leaderboard
+from specsim.cli.panels import PanelGroup
 from specsim.cli.replay import replay
 from specsim.cli.serve import serve
 from specsim.cli.sweep import sweep
@@ -32,42 +35,34 @@ from specsim.cli.tune import tune
 OBJECTS = 100_000  # between two garbage collections, which otherwise take a tenth of a replay
 
 app = typer.Typer(
-    help="Tune and benchmark speculative decoding offline: record once, replay any policy, predict the speedup.\n\n"
-    "Traces come from `realrun record`, costs from `realrun profile`; `specsim example --list` lists examples of both.",
+    cls=PanelGroup,
+    help="Find the best speculative-decoding settings without re-running the model. "
+    "Start: specsim advise vllm.log -g h100 -t llama-3.1-8b -d eagle3",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
 app.callback()(options_of_all)
-app.add_typer(data, name="data")
-app.add_typer(acceptance, name="acceptance")
-app.add_typer(claims, name="claims")
-app.add_typer(cost, name="cost")
-app.add_typer(serve, name="serve")
-app.add_typer(tree, name="tree")
 
-
-COMMANDS = (
-    replay,
-    tune,
-    leaderboard,
-    sweep,
-    draft_ahead,
-    policies,
-    info,
-    example,
-    report,
-    advise,
-    diagnose,
-    explain,
-    export,
-    record_text,
-    join,
-)
-for _command in COMMANDS:
-    command(app)(_command)
-command(app, "import")(import_)
+SERVERS, POLICIES, DATA = "Tune a server", "Compare drafting policies", "Traces, costs and claims"
+COMMANDS: dict[str, tuple[Callable[..., Any], ...]] = {
+    SERVERS: (advise, diagnose, explain, import_, export),
+    POLICIES: (leaderboard, tune, replay, sweep, draft_ahead, policies),
+    DATA: (example, info, join, record_text, report),
+}
+GROUPS = {
+    "serve": (serve, SERVERS),
+    "tree": (tree, POLICIES),
+    "cost": (cost, DATA),
+    "claims": (claims, DATA),
+    "acceptance": (acceptance, DATA),
+    "data": (data, DATA),
+}
+for _panel, _commands in COMMANDS.items():
+    for _command in _commands:
+        command(app, _command.__name__.replace("_", "-").rstrip("-"), panel=_panel)(_command)
+for _name, (_group, _panel) in GROUPS.items():
+    app.add_typer(_group, name=_name, rich_help_panel=_panel)
 
 
 def main() -> None:

@@ -32,6 +32,7 @@ TRACE_HELP = "Trace folder, made by `realrun record`, or a name of `specsim exam
 class SeedSettings(Settings):
     """Seed of a command that draws random numbers."""
 
+    panel = "Sampling and search"
     seed: int = setting(0, "Seed of all randomness.", low=0, high=MAX_SEED)
 
 
@@ -46,6 +47,7 @@ class TraceSettings(Settings):
 class BatchSettings(Settings):
     """Batch size that costs are read at."""
 
+    panel = "Costs"
     batch: int | None = setting(None, "Batch size, for batch-aware costs (default: 1).", low=1)
 
 
@@ -53,6 +55,7 @@ class BatchSettings(Settings):
 class GpuSettings(Settings):
     """Costs by a GPU's data sheet, in place of a cost file."""
 
+    panel = "Costs on a GPU"
     gpu: str | None = setting(None, "GPU whose data sheet gives the costs, such as h100. Needs --target and --drafter.")
     target: str | None = setting(None, "Target on that GPU: a public shape such as llama-3.1-8b, or a config.json.")
     drafter: str | None = setting(
@@ -112,6 +115,7 @@ class GpuSettings(Settings):
 class RequestSettings(Settings):
     """Lengths of the requests that a server keeps running."""
 
+    panel = "Requests of a server"
     isl: int | None = setting(None, "Input length of a served request, in tokens; with --osl.", low=1)
     osl: int | None = setting(None, "Output length of a served request, in tokens; with --isl.", low=1)
 
@@ -125,6 +129,7 @@ class RequestSettings(Settings):
 class CostSettings(BatchSettings, GpuSettings):
     """Costs of draft steps and verification steps."""
 
+    panel = "Costs"
     cost: Path | None = setting(
         None,
         'Cost file: a profile, {"s_d": seconds, "s_t": seconds}, a name of `specsim cost list` or '
@@ -141,6 +146,7 @@ class CostSettings(BatchSettings, GpuSettings):
 class BatchCostSettings(TraceSettings, GpuSettings):
     """A trace, and batch-aware costs."""
 
+    panel = "Costs"
     cost: Path | None = setting(
         None,
         "Batch-aware cost model: a linear, roofline or silicon cost file, a batch profile, or a name of "
@@ -153,6 +159,7 @@ class BatchCostSettings(TraceSettings, GpuSettings):
 class PolicySettings(Settings):
     """A policy and its settings."""
 
+    panel = "Policy"
     policy: str = setting(..., "Policy: a name of `specsim policies`, or your own FILE.py.")
     set_: list[str] = setting([], SET_HELP, metavar="NAME=VALUE")
 
@@ -166,6 +173,7 @@ class PolicySettings(Settings):
 class SplitSettings(SeedSettings):
     """How many configurations are tried, and on which sequences."""
 
+    panel = "Sampling and search"
     trials: int = setting(100, TRIALS_HELP, low=1)
     tuning_share: float = setting(0.5, TUNING_SHARE_HELP)
 

@@ -10,13 +10,27 @@ import types
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from specsim.cli.console import parse_numbers
 from specsim.io.errors import InputError
 
 INHERITED = ("seed", "device", "dtype")  # fields that nested settings get from the command's options of that name
 NUMBERS_EXAMPLE = {int: "1,8,64", float: "0.1,0.5"}
+SHORT_FLAGS = {
+    "--batch": "-b",
+    "--cost": "-c",
+    "--drafter": "-d",
+    "--engine": "-e",
+    "--gpu": "-g",
+    "--num-prompts": "-n",
+    "--out": "-o",
+    "--policy": "-p",
+    "--set": "-s",
+    "--target": "-t",
+}
+OUTPUT = "Output"  # panel of the options that say where and how results are written
+OUTPUT_NAMES = ("out", "overwrite", "resume", "json")
 
 S = TypeVar("S", bound="Settings")
 
@@ -76,7 +90,12 @@ def _field(default: Any, metadata: dict[str, Any]) -> Any:
 
 @dataclass(frozen=True)
 class Settings:
-    """Base of settings, each field a `setting(...)`. Raises InputError for a value that is not legal."""
+    """Base of settings, each field a `setting(...)`. Raises InputError for a value that is not legal.
+
+    panel : heading in a command's help of the options that this class adds, not those that its subclasses add
+    """
+
+    panel: ClassVar[str] = "Options"
 
     def __post_init__(self) -> None:
         for option in fields_of(type(self)):
@@ -106,6 +125,7 @@ class Option(NamedTuple):
     flag: str
     metavar: str | None
     positional: bool
+    panel: str
 
     @property
     def legal_range(self) -> str:
@@ -117,6 +137,12 @@ class Option(NamedTuple):
     def flags(self) -> str:
         """The option as typed on the command line."""
         return self.flag or "--" + self.name.rstrip("_").replace("_", "-")
+
+    @property
+    def names(self) -> list[str]:
+        """What may be typed for the option: its flag, and a short one where it has one."""
+        short = SHORT_FLAGS.get(self.flags)
+        return [self.flags, *([short] if short else [])]
 
 
 def options_of(kind: type[Settings]) -> Iterator[Option]:
@@ -162,10 +188,16 @@ def _from_text(option: Option, value: Any) -> Any:
 def fields_of(kind: type[Settings]) -> tuple[Option, ...]:
     """All fields of settings, in their order."""
     hints = typing.get_type_hints(kind)
-    return tuple(_option(field, hints[field.name]) for field in dataclasses.fields(kind))
+    return tuple(_option(field, hints[field.name], _panel(kind, field.name)) for field in dataclasses.fields(kind))
 
 
-def _option(field: dataclasses.Field[Any], hint: Any) -> Option:
+def _panel(kind: type[Settings], name: str) -> str:
+    """Name the panel of a field: that of output, or that of the class which adds the field."""
+    adds = next(base for base in reversed(kind.__mro__) if name in vars(base).get("__annotations__", ()))
+    return OUTPUT if name in OUTPUT_NAMES else str(vars(adds).get("panel", Settings.panel))
+
+
+def _option(field: dataclasses.Field[Any], hint: Any, panel: str) -> Option:
     choices: tuple[str, ...] = ()
     optional = typing.get_origin(hint) in (types.UnionType, typing.Union)  # X | None
     if optional:
@@ -176,7 +208,7 @@ def _option(field: dataclasses.Field[Any], hint: Any) -> Option:
     kind = typing.get_origin(hint) or hint
     factory = field.default_factory
     default = factory() if kind is list and factory is not MISSING else field.default
-    return Option(field.name, kind, item, default, optional, choices, **field.metadata)
+    return Option(field.name, kind, item, default, optional, choices, panel=panel, **field.metadata)
 
 
 def _check(owner: str, option: Option, value: Any) -> None:

@@ -33,7 +33,7 @@ class TuneOptions(SplitSettings, PolicySettings, TraceSettings):
     trials: int = setting(100, "Configurations to try.", low=1)
     folds: int | None = setting(
         None,
-        "Cross-validate in N folds: the settings come from all sequences, the held-out figures from the folds.",
+        "Cross-validate in N folds. Settings are tuned on all sequences; held-out figures come from the folds.",
         metavar="N",
         low=2,
     )

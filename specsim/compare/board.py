@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from specsim.compare.sensitivity import Sweep
-from specsim.io.arrays import Floats, Ints
+from specsim.io.arrays import Floats, Ints, Strings
 from specsim.learn.evaluate import TRUNCATED
 from specsim.policy.base import Policy
 from specsim.replaying.intervals import Comparison, Estimate
 from specsim.replaying.prediction import Prediction
 from specsim.replaying.result import Result
 from specsim.replaying.sums import PARTS
+from specsim.report.page import NEAR_PERCENT, simplest
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -97,10 +98,11 @@ class Board(Result):
     """A trace at a maximal draft length.
 
     tuning, holdout : sequences; output_tokens : of the hold-out ones, together
-    baseline_s : seconds per held-out sequence [S]
+    baseline_s : seconds per held-out sequence [S]; domains : of these sequences [S]
     rule, rule_speedup : the fastest rule learned from the policies' signals on the tuning sequences, and what it
         reaches on the held-out ones (`specsim.compare.learned_rule`); None where no chain or signal is there
     rows : best first; skipped : (policy, reason)
+    cost_band : 5th and 95th percentile of measured over predicted speedup with such costs; None if unknown
     """
 
     trace: str
@@ -111,6 +113,7 @@ class Board(Result):
     holdout: int
     output_tokens: int
     baseline_s: Floats
+    domains: Strings
     oracle: Estimate
     oracle_of: str
     rule: Policy | None
@@ -118,6 +121,7 @@ class Board(Result):
     rows: list[Row]
     skipped: list[tuple[str, str]]
     sweeps: list[Sweep]
+    cost_band: tuple[float, float] | None = None
 
     def __repr__(self) -> str:
         return "\n".join(map(repr, self.rows))
@@ -146,6 +150,18 @@ class Board(Result):
         from specsim.report.leaderboard_figures import ranking_figure  # matplotlib is slow to import
 
         return ranking_figure(self.as_dict())
+
+    def domain_speedups(self, row: Row) -> dict[str, float]:
+        """Speedup of a row on the held-out sequences of every domain."""
+        parts = {str(name): self.domains == name for name in np.unique(self.domains)}
+        return {
+            name: float(self.baseline_s[part].sum() / row.speculative_s[part].sum()) for name, part in parts.items()
+        }
+
+    @property
+    def recommended(self) -> Row:
+        """The row with the fewest settings of those within `NEAR_PERCENT` of the best speedup."""
+        return self.rows[simplest((row.speedup, len(fields(row.policy))) for row in self.rows)]
 
     @property
     def unjudged(self) -> str:
@@ -176,7 +192,10 @@ class Board(Result):
             "trace": self.trace,
             "max_draft": self.max_draft,
             "approximate": self.approximate,
-            "recorded": {key: self.meta.get(key) for key in keys},
+            "recorded": {
+                **{key: self.meta.get(key) for key in keys},
+                "date": (self.meta.get("provenance") or {}).get("date"),
+            },
             "sequences": {"tuning": self.tuning, "holdout": self.holdout},
             "output_tokens": self.output_tokens,
             "baseline_token_seconds": float(self.baseline_s.sum()) / self.output_tokens,
@@ -184,7 +203,9 @@ class Board(Result):
             "oracle_of": self.oracle_of,
             "learned_rule": str(self.rule) if self.rule else None,
             "learned_rule_speedup": self.rule_speedup.as_dict() if self.rule_speedup else None,
-            "rows": [row.as_dict() for row in self.rows],
+            "rows": [{**row.as_dict(), "domain_speedups": self.domain_speedups(row)} for row in self.rows],
+            "recommended": {"label": self.recommended.label, "within_percent": NEAR_PERCENT},
+            "cost_band": None if self.cost_band is None else list(self.cost_band),
             "unjudged": self.unjudged,
             "skipped": [{"policy": name, "reason": reason} for name, reason in self.skipped],
             "sensitivity": [s.as_dict() for s in self.sweeps],

@@ -12,10 +12,13 @@ from specsim.io.files import write_json, write_text
 from specsim.report.table import as_csv, behind_leader
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from specsim.compare.board import Board
 
 
 RESULT = "leaderboard.json"
+TABLES = (".tex", ".csv")  # endings of files that hold a table for a paper
 CSV_COLUMNS = (
     "trace", "max_draft", "rank", "label", "policy", "tuned", "speedup", "speedup_low", "speedup_high",
     "tied_with_leader", "leader_minus_this", "leader_minus_this_low", "leader_minus_this_high", "v_d", "r_d", "hm",
@@ -108,3 +111,30 @@ def results_csv(document: Mapping[str, Any]) -> str:
             for rank, row in enumerate(board["rows"], start=1)
         ),
     )
+
+
+def paper_table(document: Mapping[str, Any]) -> pd.DataFrame:
+    """Tabulate the rows of every board as Spec-Bench does: speedup by task, mean accepted tokens, overall speedup."""
+    import pandas as pd  # slow to import, and a leaderboard without such a table does not need it
+
+    boards = document["boards"]
+    several = {"Trace": [board["trace"] for board in boards for _ in board["rows"]]} if len(boards) > 1 else {}
+    rows = [
+        {"Method": row["label"], **row["domain_speedups"], "#MAT": row["tau"], "Overall": row["speedup"]["estimate"]}
+        for board in boards
+        for row in board["rows"]
+    ]
+    table = pd.DataFrame(rows)
+    last = ["#MAT", "Overall"]
+    table = table[[*table.columns.difference(last, sort=False), *last]]  # tasks of later boards before the last two
+    return pd.concat([pd.DataFrame(several), table], axis=1)
+
+
+def table_text(document: Mapping[str, Any], ending: str) -> str:
+    """Write `paper_table` as LaTeX (booktabs, largest values bold) or CSV; ending : one of `TABLES`."""
+    table = paper_table(document)
+    if ending == ".csv":
+        return str(table.to_csv(index=False, float_format="%.4f"))
+    style = table.style.hide(axis="index").format(precision=2, escape="latex").format_index(axis=1, escape="latex")
+    numbers = table.select_dtypes("number").columns
+    return str(style.highlight_max(subset=numbers, props="textbf:--rwrap;").to_latex(hrules=True))

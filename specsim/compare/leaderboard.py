@@ -196,6 +196,7 @@ def _board(
         holdout=len(rest),
         output_tokens=int(holdout.trace.output_tokens.sum()),
         baseline_s=holdout.baseline_s,
+        domains=holdout.trace.domain,
         oracle=ratio_interval(holdout.baseline_s, oracle_s),
         oracle_of=oracle_name(kinds_of(entries)),
         rule=rule,
@@ -203,6 +204,7 @@ def _board(
         rows=_ranked(rows, holdout.baseline_s, rule_s),
         skipped=skipped,
         sweeps=sweeps,
+        cost_band=holdout.cost.error_band,
     )
 
 

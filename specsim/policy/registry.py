@@ -7,6 +7,7 @@ from os import PathLike
 from typing import Any
 
 from specsim.io.errors import InputError
+from specsim.io.user_file import plugin, plugin_names
 from specsim.policy.base import Policy, build_policy
 from specsim.policy.chain.adaedl import AdaEDL
 from specsim.policy.chain.base import ChainPolicy
@@ -38,6 +39,7 @@ from specsim.policy.tree.sparse_tree import SparseTree
 from specsim.policy.tree.vct import VCT
 from specsim.policy.user_file import check_policy, load_policy_file
 
+PLUGINS = "specsim.policies"  # entry points by which an installed package adds policies
 PolicyName = str | PathLike[str] | type[Policy]  # a name, FILE.py or FILE.py:NAME, or the class itself
 
 
@@ -90,9 +92,13 @@ def _kinds_of(policy: object) -> list[type[Policy]]:
     name = str(policy)
     if is_file_name(name):
         return _from_file(name)
-    if name not in NAMED:
-        raise InputError(f"unknown policy {name!r}; known: {', '.join(NAMED)}, or your own FILE.py")
-    return [NAMED[name]]
+    if name in NAMED:
+        return [NAMED[name]]
+    kind = plugin(PLUGINS, name)
+    if kind is None:
+        known = ", ".join((*NAMED, *plugin_names(PLUGINS)))
+        raise InputError(f"unknown policy {name!r}; known: {known}, or your own FILE.py")
+    return _kinds_of(kind)
 
 
 def _refuse_built_in_name(where: str, kind: type[Policy]) -> None:
@@ -219,4 +225,4 @@ def policies(files: PolicyName | Iterable[PolicyName] = ()) -> dict[str, type[Po
     >>> specsim.policies()["adaedl"].source
     'Agrawal et al. 2024 (AdaEDL), section 3 and Algorithm 1'
     """
-    return {**NAMED, **find_policies(files)}
+    return {**NAMED, **find_policies(plugin_names(PLUGINS)), **find_policies(files)}

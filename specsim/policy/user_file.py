@@ -8,9 +8,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import numbers
-import re
-import sys
-import traceback
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -19,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from specsim.io.errors import InputError
-from specsim.io.files import digest
+from specsim.io.user_file import error_line, run_file
 from specsim.policy.base import Policy
 from specsim.policy.chain.base import ChainPolicy, Step
 from specsim.policy.tree.base import TreePolicy, close_kept, limit_widths, new_tree
@@ -53,7 +50,7 @@ def load_policy_file(path: Path | str) -> list[type[Policy]]:
 
 @cache
 def _load(path: Path, source: bytes) -> tuple[type[Policy], ...]:
-    module = _run(path, source)
+    module = run_file(path, source)
     kinds = [value for name, value in vars(module).items() if _defines(module, name, value)]
     kinds = list(dict.fromkeys(kinds))
     if not kinds:
@@ -65,31 +62,6 @@ def _load(path: Path, source: bytes) -> tuple[type[Policy], ...]:
         if names.count(name) > 1:
             raise InputError(f"{path}: two policies are named {name!r}; rename a policy")
     return tuple(kinds)
-
-
-def _run(path: Path, source: bytes) -> ModuleType:
-    """The file as a module. Dataclasses look their module up by name, so it is registered under its own name."""
-    name = digest(f"{path}\0", source, length=12)
-    module = ModuleType(f"specsim_policy_file_{name}")
-    module.__file__ = str(path)
-    sys.modules[module.__name__] = module
-    try:
-        exec(compile(source, str(path), "exec", dont_inherit=True), vars(module))
-    except BaseException as error:
-        del sys.modules[module.__name__]
-        if isinstance(error, KeyboardInterrupt):
-            raise
-        raise InputError(f"{_place(path, error)}; correct the file") from None
-    return module
-
-
-def _place(path: Path, error: BaseException) -> str:
-    """Describe an error and its line in the file."""
-    if isinstance(error, SyntaxError):  # of this file, or of a file that it imports
-        return f"{error.filename}, line {error.lineno}: {error.msg}"
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-    place = f"{path}, line {lines[-1]}" if lines else str(path)
-    return f"{place}: {type(error).__name__}: {_one_line(error)}"
 
 
 def _defines(module: ModuleType, name: str, value: Any) -> bool:
@@ -222,19 +194,11 @@ def _call(where: str, kind: type[Policy], name: str, *arguments: Any) -> Any:
     try:
         return getattr(kind, name)(*arguments)
     except NumbaError as error:
-        raise InputError(f"{where}.{name} does not compile: {_one_line(error)}; correct the file") from None
+        raise InputError(f"{where}.{name} does not compile: {error_line(error)}; correct the file") from None
     except Exception as error:
-        message = f"{type(error).__name__}: {_one_line(error)}"
+        message = f"{type(error).__name__}: {error_line(error)}"
         raise InputError(f"{where}.{name} fails: {message}; correct the file") from None
 
 
 def _shape(state: Any) -> Any:
     return tuple(type(part) for part in state) if isinstance(state, tuple) else None
-
-
-def _one_line(error: BaseException) -> str:
-    """Strip colours, line breaks and numba's preamble from an error message."""
-    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    lines = [line for line in lines if not line.startswith("Failed in nopython mode")]
-    return " ".join(lines[:3])[:300].rstrip(".;")

@@ -16,7 +16,7 @@ COLUMNS = (
     Column("tokens/s without", "baseline", plain("{:,.0f}".format)),
 )
 DEFINITIONS = {
-    "Batch": "Sequences that share every pass; full at all times, whoever is done makes room for the next.",
+    "Batch": "Number of sequences in every forward pass. It is always full: a finished request is replaced at once.",
     "Speedup": "Tokens per second with speculation over tokens per second of the same batch without, with a 95 % "
     "interval over sequences.",
     "Goodput": "A rule that chooses, in every round, the K with the most expected tokens per second, given the "

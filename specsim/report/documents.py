@@ -37,6 +37,11 @@ def _board_policy(row: Row) -> str:
     return macros().policy(row["label"], row.get("settings"), row.get("tied_with_leader"))
 
 
+def token_s(row: Row) -> float:
+    """Seconds per output token of a leaderboard's row."""
+    return float(sum(row["token_seconds"].values()))
+
+
 def _verified_html(row: Row) -> str:
     q = row["draft_tokens_quantiles"]
     return macros().with_range(f"{row['mean_draft_tokens']:.2f}", q["0.1"], q["0.9"])
@@ -50,20 +55,22 @@ def _verified_text(row: Row) -> str:
 BOARD_COLUMNS = (
     Column("", "place", only=PAGE),
     Column("policy", None, Format(lambda row: str(row["label"]), _board_policy)),
-    Column("speedup [95 % interval]", "speedup", SPEEDUP, "speedup"),
+    Column("speedup [95 %]", "speedup", SPEEDUP, "speedup"),
     Column("behind", behind_leader, DIFFERENCE, "to the leader"),
     Column("", lambda row: "not significant" if row.get("tied_with_leader") else None, only=TERMINAL),
     Column("v_d", "v_d", THREE),
-    Column("r_d", "r_d", THREE),
+    Column("r_d", "r_d", THREE, only=PAGE),
     Column("tau", "tau", TWO),
     Column(
-        "verified",
+        "verified\ntokens",
         lambda row: row if "mean_draft_tokens" in row else None,
         Format(_verified_text, _verified_html),
-        "verified\ntokens",
+        only=PAGE,
     ),
     Column("gap to oracle", "oracle_regret", SHARE, "gap to\noracle"),
-    Column("gap to learned rule", lambda row: row.get("learned_rule_gap"), SHARE, "gap to\nlearned rule"),
+    Column("gap to learned rule", lambda row: row.get("learned_rule_gap"), SHARE, "gap to\nlearned rule", only=PAGE),
+    Column("tokens/s", lambda row: 1 / token_s(row) if "token_seconds" in row else None, TWO, only=PAGE),
+    Column("ms/token", lambda row: 1e3 * token_s(row) if "token_seconds" in row else None, TWO, only=PAGE),
     Column("on tuning part", "train_speedup", THREE, "on tuning\npart", only=PAGE),
     Column("seeds", "seeds", only=PAGE),
     Column("settings", "settings", only=TERMINAL),
@@ -170,7 +177,8 @@ DRAFTER_COLUMNS = (
 
 
 def _validated_policy(row: Row) -> str:
-    return macros().with_role(row["label"], row["role"])
+    name, _, settings = row["label"].partition("(")
+    return macros().with_role(name, settings.removesuffix(")"), row["role"])
 
 
 def _forecast_error(row: Row) -> float | None:

@@ -1,4 +1,4 @@
-"""The report of `realrun leaderboard`: all drafters with their best policies, as a page and as a table."""
+"""The report of `realrun board`: all drafters with their best policies, as a page and as a table."""
 
 from __future__ import annotations
 
@@ -45,8 +45,9 @@ CSV_COLUMNS = (
 )  # fmt: skip
 
 DEFINITIONS = {
-    "Speedup": "Seconds of autoregressive decoding over seconds with the drafter and its policy, over all held-out "
-    "prompts, measured by really decoding; of a board that was not decoded, predicted by replay under measured costs.",
+    "Speedup": "Decoding time without speculation over decoding time with the drafter and its policy, over all "
+    "held-out prompts, measured by really decoding; of a board that was not decoded, predicted by replay under "
+    "measured costs.",
     "Forecast": "The speedup that tuning promised before anything was decoded: on the tuning prompts, at costs that "
     "were profiled before. Its best is the choice, which is compared with the measured best.",
     "Wall clock": "The speedup by plain sums over all repeats, interruptions included. Measured, each round counts at "
@@ -91,10 +92,10 @@ def render_drafters(document: Mapping[str, Any]) -> str:
 def drafters_result(document: Mapping[str, Any]) -> Result:
     """What a page shows of a leaderboard of drafters.
 
-    document : what `realrun leaderboard --json` prints. Raises InputError for another document.
+    document : what `realrun board --json` prints. Raises InputError for another document.
     """
     if document.get("kind") != KIND or not document.get("rows"):
-        raise InputError(f"report: the document is not a {KIND} with rows; give what `realrun leaderboard` wrote")
+        raise InputError(f"report: the document is not a {KIND} with rows; give what `realrun board` wrote")
     rows = document["rows"]
     drawn = figure(
         "wide",

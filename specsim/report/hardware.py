@@ -47,9 +47,9 @@ COLUMNS = (
     Column("policy", "settings"),
 )
 DEFINITIONS = {
-    "Speedup": "Seconds of autoregressive decoding over seconds with the policy, both replayed over the sequences that "
-    "were held out, with a 95 % interval over sequences. The interval is of the trace; what the roofline may be off by "
-    "is not in it, and the tornado shows what that would do.",
+    "Speedup": "Decoding time without speculation over decoding time with the policy, both replayed over the sequences "
+    "that were held out, with a 95 % interval over sequences. The interval is of the trace; what the roofline may be "
+    "off by is not in it, and the tornado shows what that would do.",
     "s_d, s_t": "Seconds of a draft step, and of a token without speculation: means over the contexts that the trace "
     "meets. At a batch, the whole batch's.",
     "tau": METRICS["tau"],

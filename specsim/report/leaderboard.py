@@ -7,7 +7,7 @@ from typing import Any
 
 from specsim.io.errors import InputError
 from specsim.report import leaderboard_figures as figures
-from specsim.report.documents import BOARD_COLUMNS, EFFECT_COLUMNS, board_rows, effect_rows
+from specsim.report.documents import BOARD_COLUMNS, EFFECT_COLUMNS, board_rows, effect_rows, token_s
 from specsim.report.page import (
     METRICS,
     Result,
@@ -20,6 +20,7 @@ from specsim.report.page import (
     macros,
     notes_of,
     page,
+    recommendation_text,
     speculation_text,
     stack,
     tiles,
@@ -28,7 +29,7 @@ from specsim.report.table import DASH, as_html
 
 KIND = "specsim-leaderboard"
 DEFINITIONS = {
-    "Speedup": "Seconds of autoregressive decoding over seconds with the policy, both replayed over all held-out "
+    "Speedup": "Decoding time without speculation over decoding time with the policy, both replayed over all held-out "
     "sequences under the cost model.",
     "Interval": "95 %, and it holds for all rows at once, because the leader is picked on the same sequences: half its "
     "width bounds the largest difference between any two of the policies and no speculation, in standard errors. Of "
@@ -73,8 +74,25 @@ def leaderboard_result(document: Mapping[str, Any]) -> Result:
     for number, board in enumerate(boards):
         body += _board(board, f"b{number}", alone=len(boards) == 1)
     body += [heading("How it was made"), facts(_facts(document)), heading("Definitions"), *definitions(DEFINITIONS)]
-    title = "Leaderboard: " + ", ".join(dict.fromkeys(board["trace"] for board in boards))
-    return Result("Drafting policies, tuned and ranked", title, verdict, body, notes_of(document))
+    pairs = [f"{board['recorded']['target']} with {board['recorded']['drafter']}" for board in boards]
+    title = "Predicted speedup of drafting policies: " + ", ".join(dict.fromkeys(pairs))
+    return Result(_conditions(document), title, verdict, body, notes_of(document))
+
+
+def _conditions(document: Mapping[str, Any]) -> str:
+    """Name the traces, the costs with their batch, the recorded number type and date, and the prompts."""
+    boards, options = document["boards"], document["options"]
+    recorded = boards[0]["recorded"]
+    prompts = sum(boards[0]["sequences"].values())
+    parts = [
+        ", ".join(dict.fromkeys(board["trace"] for board in boards)),
+        f"costs: {options['cost']}" if "cost" in options else "",
+        f"batch {options.get('batch', 1)}",
+        f"recorded in {recorded['dtype']} on {recorded['device']}",
+        f"{prompts:,} prompts",
+        str(recorded.get("date") or "")[:10],
+    ]
+    return " \u00b7 ".join(filter(None, parts))
 
 
 def _lead(document: Mapping[str, Any]) -> tuple[str, str, str]:
@@ -91,19 +109,25 @@ def _lead_of_board(board: Mapping[str, Any]) -> tuple[str, str, str]:
         f"Every policy was tuned on {board['sequences']['tuning']:,} sequences and replayed on "
         f"{board['sequences']['holdout']:,} others, {board['output_tokens']:,} output tokens."
     )
-    verdict = speculation_text(top["label"], speedup)
+    verdict = f"Predicted. {speculation_text(top['label'], speedup)}"
     if ties:
         others = "1 other" if ties == 1 else f"{ties} others"
         verdict += f" The difference to {others} is not significant."
     if board.get("unjudged"):
         verdict += f" {board['unjudged']}"
+    baseline_s = float(board["baseline_token_seconds"])
+    spread = f"{speedup['low']:.2f} to {speedup['high']:.2f} over prompts"
+    if band := board.get("cost_band"):
+        spread += f", {speedup['low'] * band[0]:.2f} to {speedup['high'] * band[1]:.2f} with the error of such costs"
     boxes = (
-        (f"{speedup['estimate']:.2f}", f"best held-out speedup, {top['label']}"),
+        (f"{speedup['estimate']:.2f}", f"predicted held-out speedup, {top['label']}: {spread}"),
+        (f"{1 / token_s(top):,.1f} tok/s", f"{1e3 * token_s(top):.2f} ms per token of a request, predicted"),
+        (f"{1 / baseline_s:,.1f} tok/s", f"{1e3 * baseline_s:.2f} ms per token, predicted, without speculation"),
         (f"{ties + 1} of {len(board['rows'])}", "policies may be the fastest: differences not significant"),
-        (f"{oracle['estimate']:.2f}", "the oracle's speedup on the same sequences"),
-        (f"{100 * top['oracle_regret']:.0f} %", "slower than the oracle, the leader's gap"),
+        (f"{oracle['estimate']:.2f}", f"the oracle's speedup; the leader is {100 * top['oracle_regret']:.0f} % slower"),
     )
-    return verdict, lead(made), tiles(boxes)
+    recommended = map(lead, recommendation_text(board))
+    return verdict, stack([*recommended, lead(made)]), tiles(boxes)
 
 
 def _lead_of_boards(boards: Sequence[Mapping[str, Any]], combined: Sequence[Mapping[str, Any]]) -> tuple[str, str, str]:

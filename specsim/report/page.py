@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 MOST_APART_PERCENT = 5.0  # between the baseline tokens of runs that are compared
 MINUS = "\u2212"
+NEAR_PERCENT = 1.0  # below the best speedup: the simplest policy so close to it is recommended
 METRICS = {
     "v_d": "Draft acceptance rate: accepted over drafted tokens.",
     "r_d": "Share of output tokens that were drafted: accepted over output tokens.",
@@ -169,6 +170,27 @@ def speculation_text(fastest: str, speedup: Mapping[str, float], floor_percent: 
     if verdict == "slower":
         return f"Do not speculate here: the fastest policy, {fastest}, reaches {reached}."
     return f"No policy is significantly faster than no speculation: the fastest, {fastest}, reaches {reached}."
+
+
+def simplest(rows: Iterable[tuple[float, int]]) -> int:
+    """Place of the row with the fewest settings of those within `NEAR_PERCENT` of the best; the first of several.
+
+    rows : speedup and number of settings of each
+    """
+    rows = list(rows)
+    least = (1 - NEAR_PERCENT / 100) * max(speedup for speedup, _ in rows)
+    return min((settings, place) for place, (speedup, settings) in enumerate(rows) if speedup >= least)[1]
+
+
+def recommendation_text(board: Mapping[str, Any]) -> list[str]:
+    """Say which row of a leaderboard to use, and the engines' flags; none for older results, or if none is faster."""
+    recommended = board.get("recommended")
+    if recommended is None or board["rows"][0]["speedup"]["estimate"] <= 1:
+        return []
+    (row,) = [row for row in board["rows"] if row["label"] == recommended["label"]]
+    near = f"the simplest policy within {recommended['within_percent']:g} % of the best"
+    flags = [f"{engine}: {flag}" for engine, flag in recommended.get("flags", {}).items()]
+    return [f"Recommended: {row['label']} ({row['settings']}), {near}.", *flags]
 
 
 def choice_text(choice: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -15,6 +16,7 @@ from specsim.io.printable import printable, unescaped
 LOG_WIDTH = 200  # of a pipe or a file, which has no edge
 UNBROKEN = 24  # characters of the longest cell that is not broken at spaces: an interval has 20 or so
 BORDER = 3  # characters beside the cells of each column; the table has 1 more
+NUMBER = re.compile(r"[-+\u2212]?\d[\d,.]*(?:[eE][-+]?\d+)?( %| ?x|, [-+\d].*| [(\[].*)?")  # with unit or interval
 
 
 class Need(NamedTuple):
@@ -38,7 +40,7 @@ def terminal(width: int | None = None) -> Console:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, labels: int = 1) -> None:
-    """Print a table; every column but the first is right-aligned.
+    """Print a table; columns of numbers are right-aligned, others left-aligned.
 
     labels : number of first columns that name the row
     """
@@ -49,7 +51,8 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
     for block in blocks(needs, labels, console.width):
         table = Table()
         for at, width in zip(block, widths([needs[at] for at in block], console.width), strict=True):
-            table.add_column(columns[at], justify="left" if at == 0 else "right", overflow="fold", width=width)
+            numbers = at > 0 and all(NUMBER.fullmatch(line[at]) for line in lines if line[at])
+            table.add_column(columns[at], justify="right" if numbers else "left", overflow="fold", width=width)
         for line in lines:
             table.add_row(*(line[at] for at in block))
         console.print(table)

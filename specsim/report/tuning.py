@@ -29,6 +29,20 @@ def _settings(params: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value_text(value)}" for name, value in params.items() if not isinstance(value, list))
 
 
+def _rates(held: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Tokens per second and ms per token of the tuned policy, and without speculation; none for older results."""
+    names = {"seconds": "predicted", "ar_seconds": "predicted without speculation"}
+    seconds = {name: held.get(key) for key, name in names.items()}
+    return [
+        (
+            f"{held['output_tokens'] / value:,.1f} tok/s",
+            f"{1e3 * value / held['output_tokens']:.2f} ms per token, {name}",
+        )
+        for name, value in seconds.items()
+        if value
+    ]
+
+
 COLUMNS = (
     Column("policy", "label"),
     Column("speedup [95 %]", "speedup", SPEEDUP),
@@ -40,8 +54,8 @@ COLUMNS = (
     Column("settings", lambda row: _settings(row["params"]) if "params" in row else None),
 )
 DEFINITIONS = {
-    "Speedup": "Seconds of autoregressive decoding over seconds with the policy, on held-out sequences. With folds, "
-    "every sequence is predicted with settings tuned on the others.",
+    "Speedup": "Decoding time without speculation over decoding time with the policy, on held-out sequences. With "
+    "folds, every sequence is predicted with settings tuned on the others.",
     "Tuned gains": "Speedup of the tuned policy less that of the row, on the same sequences; the 95 % intervals "
     "hold for all rows at once. The difference is not significant where its interval contains 0.",
     **METRICS,
@@ -59,13 +73,14 @@ def tuning_result(document: Mapping[str, Any]) -> Result:
         for name, reference in references.items()
     ]
     speedup = held["speedup"]
-    verdict = f"On held-out sequences: {speculation_text(tuned['label'], speedup)}"
+    verdict = f"Predicted, on held-out sequences: {speculation_text(tuned['label'], speedup)}"
     if document["interrupted"]:
         verdict = f"Interrupted: this is the best so far. {verdict}"
     same = [row["label"] for row in others if not row["comparison"]["significant"]]
     ties = f"Its difference is not significant to: {', '.join(same)}." if same else ""
     boxes = (
-        (f"{speedup['estimate']:.2f}", "held-out speedup"),
+        (f"{speedup['estimate']:.2f}", "predicted held-out speedup"),
+        *_rates(held),
         (f"{document['train']['speedup']['estimate']:.2f}", "tuning-set speedup"),
         (f"{document['trials']:,}", f"configurations tried, search: {document['search']}"),
     )

@@ -18,6 +18,7 @@ from specsim.report.documents import (
 from specsim.report.page import (
     METRICS,
     MINUS,
+    NEAR_PERCENT,
     Result,
     choice_text,
     decoding_text,
@@ -35,6 +36,7 @@ from specsim.report.page import (
     percent,
     prompts_text,
     repeats_text,
+    simplest,
     speculation_text,
     stack,
     state_text,
@@ -143,7 +145,7 @@ def validation_result(document: Mapping[str, Any]) -> Result:
         *definitions(DEFINITIONS),
     )
     title = f"{document['target']} with {document['drafter']}"
-    return Result("Validation of predicted speedups", title, _verdict(document, rows), body, notes_of(document))
+    return Result(_conditions(document), title, _verdict(document, rows), body, notes_of(document))
 
 
 def _check(document: Mapping[str, Any]) -> None:
@@ -154,6 +156,27 @@ def _check(document: Mapping[str, Any]) -> None:
         raise InputError(f"report: the validation result lacks {', '.join(missing)}; validate again")
     if not document["rows"]:
         raise InputError("report: the validation result has no rows; validate at least 1 policy")
+
+
+def _conditions(document: Mapping[str, Any]) -> str:
+    """Name the device, the number type, the batch, the prompts and the date."""
+    parts = [
+        "Validation of predicted speedups",
+        f"{document['dtype']} on {document['device']}",
+        "batch 1",
+        f"{document['prompts']['count']:,} prompts",
+        str(document["environment"].get("date", ""))[:10],
+    ]
+    return " \u00b7 ".join(filter(None, parts))
+
+
+def _recommended(rows: Sequence[Row]) -> list[str]:
+    """Name the policy with the fewest settings of those near the best measured one; none if none is faster."""
+    if rows[0]["measured"]["estimate"] <= 1:
+        return []
+    row = rows[simplest((row["measured"]["estimate"], len(row["params"])) for row in rows)]
+    flags = f" Flags: specsim export ENGINE --k {row['params']['k']}." if row["policy"] == "fixed_k" else ""
+    return [f"Recommended: {row['label']}, the simplest policy within {NEAR_PERCENT:g} % of the best measured.{flags}"]
 
 
 def _verdict(document: Mapping[str, Any], rows: Sequence[Row]) -> str:
@@ -201,6 +224,7 @@ def _lead(document: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
         else ("approximate", "replay, as always with rejection sampling"),
     )
     told = [
+        *_recommended(rows),
         *forecast_text(document),
         *state_text(document),
         *time_text(document),

@@ -12,7 +12,7 @@ from studies.comparisons import ranked_rows
 from studies.figures import speedup_dots
 from studies.report import Report, load_line, machine_line
 
-ERRORS = {  # of forecasts, as `realrun leaderboard` has them
+ERRORS = {  # of forecasts, as `realrun board` has them
     "forecast": "forecast",
     "text_known": "text known, costs from before",
     "costs_known": "text unknown, costs of the run",

@@ -1,6 +1,6 @@
 """All drafters of the lab's target on a leaderboard: `python -m studies board`.
 
-Runs what `realrun leaderboard` does with the settings of config.toml, in each way of decoding. A second start goes on
+Runs what `realrun board` does with the settings of config.toml, in each way of decoding. A second start goes on
 with what is there.
 """
 

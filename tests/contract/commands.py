@@ -60,7 +60,7 @@ from specsim.trace.tree_record import record_from_nodes
 from tests.support.commands import call
 from tests.support.quick import quick_measurements
 
-# Where `realrun validate` and `realrun leaderboard` look up the functions that measure profiles.
+# Where `realrun validate` and `realrun board` look up the functions that measure profiles.
 PROFILE_USERS = ((board_profiles, "profile"), (validation_costs, "profile"), (board_costs, "profile_slice"))
 GOLDEN = Path(__file__).with_name("commands.json")
 Document = Any  # parsed JSON
@@ -223,7 +223,7 @@ TABLE: dict[tuple[str, tuple[float, str]], str] = {
             --no-sensitivity
     """,
     ("board", NETWORK): """
-        leaderboard of drafters, predicted: realrun leaderboard --minutes 0 --out {out} {PAIR} {SHORT}
+        leaderboard of drafters, predicted: realrun board --minutes 0 --out {out} {PAIR} {SHORT}
             --drafters model,{eesd},{medusa},prompt-lookup --tree-nodes 16 --tree-width 4 {TWO} --policy pct
             --trials 3 --predict-only
     """,
@@ -756,7 +756,7 @@ def fixed_profile(
 
 
 def fixed_document(costs: MeasuredCosts, runs: Any, repeats: int) -> dict[str, Any]:
-    """What `realrun validate` and `realrun leaderboard` are told that decoding cost: the same seconds in every run."""
+    """What `realrun validate` and `realrun board` are told that decoding cost: the same seconds in every run."""
     return profile_of(costs.contexts, costs.prober.depth, max(costs.prober.sizes, default=0))
 
 

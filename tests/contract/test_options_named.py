@@ -28,10 +28,10 @@ LINE = re.compile(rf"(?:`|Example: |&& )((?:{'|'.join(APPS)}) [^`&\n]*)")  # a c
 
 RAISING = ("InputError", "BenchError", "claim", "read_own", "refuse_other")  # what errors' texts are given to
 # Errors of these files, or functions of them, name options without a command: all commands that raise them have those.
-TRACES = ("realrun record", "realrun validate", "realrun leaderboard")
+TRACES = ("realrun record", "realrun validate", "realrun board")
 TRAININGS = tuple(f"realrun train {name}" for name in ("eesd", "medusa", "edd", "eagle", "eagle3"))
 RAISED_BY = {
-    "realrun/cli/leaderboard.py": ("realrun leaderboard",),
+    "realrun/cli/board.py": ("realrun board",),
     "realrun/cli/profile.py": ("realrun profile",),
     "realrun/cli/typical.py": ("realrun typical",),
     "realrun/cli/engine/check.py": ("realrun engine check",),
@@ -43,9 +43,9 @@ RAISED_BY = {
     "realrun/engines/llamacpp.py:LlamaCppEngine": ("realrun record",),
     "realrun/engines/validate.py": ("realrun engine validate",),
     "realrun/decode/draft_model.py": (*TRACES[:2], "realrun profile"),
-    "realrun/leaderboard/job.py": ("realrun leaderboard",),
+    "realrun/leaderboard/job.py": ("realrun board",),
     "realrun/experiment/joined.py": ("realrun validate",),
-    "realrun/lm/clock.py": ("realrun validate", "realrun leaderboard", "realrun profile"),
+    "realrun/lm/clock.py": ("realrun validate", "realrun board", "realrun profile"),
     "realrun/lm/kernels.py": (*TRACES, "realrun profile"),
     "realrun/own_files.py:refuse_file": (*TRACES[1:], *TRAININGS, "realrun train self-sd"),
     "realrun/pairs/pair.py": (*TRACES[:2], "realrun profile"),
@@ -78,10 +78,10 @@ RAISED_BY = {
     "specsim/cli/claims.py": ("specsim claims record",),
     "specsim/cli/engines/join.py": ("specsim join",),
     "realrun/experiment/like.py": ("realrun validate",),
-    "realrun/experiment/timing.py": ("realrun validate", "realrun leaderboard", "realrun engine validate"),
+    "realrun/experiment/timing.py": ("realrun validate", "realrun board", "realrun engine validate"),
     "realrun/experiment/run.py": ("realrun validate",),
-    "realrun/experiment/forecast.py": ("realrun validate", "realrun leaderboard"),
-    "realrun/experiment/forecast_costs.py": ("realrun validate", "realrun leaderboard"),
+    "realrun/experiment/forecast.py": ("realrun validate", "realrun board"),
+    "realrun/experiment/forecast_costs.py": ("realrun validate", "realrun board"),
     "specsim/cli/replay.py": ("specsim replay",),
     "specsim/cli/serve/schedule.py": ("specsim serve schedule",),
     "specsim/cli/serve/simulate.py": ("specsim serve simulate",),

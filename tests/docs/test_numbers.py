@@ -30,7 +30,6 @@ RESULT = re.compile(
 )
 LEVEL = "95 %"  # of every interval and every comparison
 STATED = {  # by page, what is no result, and why
-    "docs/index.md": {"80 %": "of which rounds a column shows the span"},
     "docs/claims.md": {"nine times": "the share that tests/specsim/claims/test_diff.py asserts"},
     "docs/mathematics.md": {"0.8": "a setting of the code above it"},
 }

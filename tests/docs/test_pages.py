@@ -60,6 +60,13 @@ def test_commands_of_a_page_exist_and_take_their_options(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [path.relative_to(ROOT).as_posix() for path in WRITTEN])
+def test_no_table_is_wider_than_a_page(name: str) -> None:
+    """Other lines wrap, as docs/style.css says."""
+    lines = [line for block in pages.blocks((ROOT / name).read_text()) for line in (block.output or "").splitlines()]
+    assert [line for line in lines if line[:1] in "┏┃┡│└" and len(line) > int(pages.COLUMNS)] == []
+
+
+@pytest.mark.parametrize("name", [path.relative_to(ROOT).as_posix() for path in WRITTEN])
 def test_every_note_stands_right_before_a_block(name: str) -> None:
     text = (ROOT / name).read_text()
     notes = re.findall(r"<!-- ((?:slow|measured|quiet|may end with|not run|before)\b.*?) -->", text)

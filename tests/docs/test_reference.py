@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import typer
 
+from docs.commands import command_pages
 from docs.pages import HOME, written
 from specsim.policy.registry import NAMED
-from tests.contract.test_options_named import APPS
+from tests.contract.test_options_named import APPS, commands, options
 
 
 @pytest.mark.parametrize("package", ["specsim", "realrun", "speckernels"])
@@ -38,6 +39,14 @@ def test_every_command_stands_in_the_reference(app: str) -> None:
     commands: Any = typer.main.get_command(APPS[app])
     text = (HOME / "reference" / "commands.md").read_text()
     assert [name for name in commands.commands if not re.search(rf"`{name}`|^  {name} ", text, re.MULTILINE)] == []
+
+
+def test_every_command_has_a_page_with_all_its_options() -> None:
+    made = command_pages()
+    for name, command in commands().items():
+        if not name.startswith("speckernels") and not hasattr(command, "list_commands"):
+            page = made[f"reference/commands/{name.replace(' ', '-')}.md"]
+            assert [option for option in options(name) if option.startswith("-") and option not in page] == []
 
 
 def test_every_policy_stands_on_the_page_that_helps_to_choose() -> None:

@@ -31,8 +31,9 @@ def advise(options: CountsSettings, costs: AdviseCosts, requests: RequestSetting
 
     For every K up to the longest draft counted: tokens per round, the speedup over decoding without speculation with
     a 95 % interval, and how likely it is the best, or within 1 % of the best. Where the counts do not decide, the
-    output says how many rounds would settle it. The last line is the answer. With --isl and --osl, the speedup is that
-    of the time per output token on a server with --batch such requests, whose prompts are read in the same steps.
+    output says how many rounds would settle it. The last lines are the answer and the flag. With --isl and --osl, the
+    speedup is that of the time per output token on a server with --batch such requests, whose prompts are read in the
+    same steps.
 
     Example: specsim advise counters.json --cost vllm-llama3.1-8b-eagle-h100 --engine vllm
 
@@ -61,7 +62,9 @@ def advise(options: CountsSettings, costs: AdviseCosts, requests: RequestSetting
     def show() -> None:
         _print_lengths(advice)
         print_notes(advice.notes)
-        print(f"{advice!r}; {engine}: {flags}" if flags else repr(advice))
+        print(advice)
+        if flags is not None:
+            print(f"{engine}: {flags}")
 
     return Answer({**advice.as_dict(), "flags": flags}, show)
 
@@ -79,5 +82,6 @@ def _print_lengths(advice: Advice) -> None:
         ]
         for length in advice.lengths
     ]
-    columns = ["K", "tokens per round", "speedup [95 % interval]", "is the best", f"within {NEAR_PERCENT:g} % of it"]
-    print_table("speedup by draft length", columns, rows)
+    columns = ["K", "tokens per round", "speedup [95 %]", "best", f"within {NEAR_PERCENT:g} %"]
+    title = f"speedup by draft length; how likely a K is the best, or within {NEAR_PERCENT:g} % of the best"
+    print_table(title, columns, rows)

@@ -132,7 +132,7 @@ def as_counts(source: SourceLike, *, policy: str | None = None) -> Source:
             text = file.read(2**20)
         kind = next((kind for mark, kind in LOG_MARKS.items() if mark in text), None)
         if kind is None:
-            raise InputError(f"{path} is no log of {', '.join(LOG_MARKS.values())}; see `specsim import --help`")
+            raise InputError(f"{path} is not a log of {', '.join(LOG_MARKS.values())}; see `specsim import --help`")
         if policy is not None:
             raise InputError(f"{path} is a log, which names no policies; leave out --policy")
         return as_counts(FORMATS[kind].read([path]))

@@ -55,7 +55,9 @@ class BetaTS(ChainPolicy):
 
     alpha0: float = setting(1.0, 1e-6, 1e9, tune=(0.1, 2000.0), log=True, doc="prior successes, tokens")
     beta0: float = setting(1.0, 1e-6, 1e9, tune=(0.1, 2000.0), log=True, doc="prior failures, tokens")
-    counting: str = setting("exact", choices=COUNTING, doc="tokens verified a round: min(a+1, d), printed min(a+2, d)")
+    counting: str = setting(
+        "exact", choices=COUNTING, doc="tokens counted as verified: min(a+1, d), or with printed min(a+2, d)"
+    )
     theta: str = setting("per_token", choices=THETA, doc="how often theta is drawn")
     carry: bool = setting(False, 0, 1, doc="keep the posterior from sequence to sequence")
     max_draft_tokens: int = setting(16, 1, 256, bounds="depth", doc="longest draft in tokens")

@@ -45,7 +45,9 @@ class BetaTSTree(BeamTree):
 
     alpha0: float = setting(1.0, 1e-6, 1e9, tune=(0.1, 2000.0), log=True, doc="prior successes, levels")
     beta0: float = setting(1.0, 1e-6, 1e9, tune=(0.1, 2000.0), log=True, doc="prior failures, levels")
-    counting: str = setting("exact", choices=COUNTING, doc="levels verified a round: min(a+1, d), printed min(a+2, d)")
+    counting: str = setting(
+        "exact", choices=COUNTING, doc="levels counted as verified: min(a+1, d), or with printed min(a+2, d)"
+    )
     theta: str = setting("per_token", choices=THETA, doc="how often theta is drawn; for every level, per_token")
     carry: bool = setting(False, 0, 1, doc="keep the posterior from sequence to sequence")
     beam: int = setting(2, 1, 31, tune=(1, 8), doc="nodes of a level that are expanded")

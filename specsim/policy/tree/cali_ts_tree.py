@@ -45,7 +45,9 @@ class CaliTSTree(BeamTree):
     theta0: float = setting(0.5, 0.0, 1.0, tune=(0.0, 1.0), doc="acceptance at the start, with the weight of one level")
     sigma_m: float = setting(0.1, 1e-6, 100.0, tune=(0.005, 1.0), log=True, doc="error of the predictor's score")
     sigma_s: float = setting(0.25, 1e-6, 1e4, tune=(0.02, 20.0), log=True, doc="spread of a round's mean acceptance")
-    counting: str = setting("exact", choices=COUNTING, doc="levels verified a round: min(a+1, d), printed min(a+2, d)")
+    counting: str = setting(
+        "exact", choices=COUNTING, doc="levels counted as verified: min(a+1, d), or with printed min(a+2, d)"
+    )
     theta: str = setting("per_token", choices=THETA, doc="how often theta is drawn; for every level, per_token")
     carry: bool = setting(False, 0, 1, doc="keep the counts from sequence to sequence")
     beam: int = setting(2, 1, 31, tune=(1, 8), doc="nodes of a level that are expanded")

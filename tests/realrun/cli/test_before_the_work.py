@@ -27,7 +27,7 @@ from tests.support.tiny import POSITIONS, tiny_pair, tiny_tokenizer
 LONG = {
     "record": (["record", "OUT"], "OUT.partial"),
     "validate": (["validate", "--out", "OUT"], "OUT"),
-    "leaderboard": (["leaderboard", "--out", "OUT"], "OUT"),
+    "board": (["board", "--out", "OUT"], "OUT"),
     "compare": (["compare", "--base", str(ROOT), "--head", str(ROOT), "--out", "OUT"], "OUT"),
     "train eesd": (["train", "eesd", "--out", "OUT"], "OUT"),
     "train self-sd": (["train", "self-sd", "--out", "OUT"], "OUT"),

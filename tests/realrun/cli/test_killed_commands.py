@@ -113,7 +113,7 @@ CASES = {
     "validate": Case(lambda home, out: ["validate", "--out", out, *pair_options(home), *SEARCH], validation_of),
     "leaderboard": Case(
         lambda home, out: [
-            *("leaderboard", "--out", out, *pair_options(home), *SEARCH, "--tree-nodes", 0),
+            *("board", "--out", out, *pair_options(home), *SEARCH, "--tree-nodes", 0),
             *("--drafters", f"model,prompt-lookup,{home / 'heads'}"),
         ],
         board_of,

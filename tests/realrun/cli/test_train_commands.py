@@ -58,7 +58,8 @@ def test_help_has_every_setting_with_its_default(name: str) -> None:
     result = CliRunner().invoke(app, ["train", name, "--help"], env={"COLUMNS": "400"})
     printed = " ".join(result.stdout.split())
     assert training.help.split("\n")[0] in printed and "Example: realrun train" in printed
-    offered = {line.split()[0] for line in result.stdout.split("Options:")[1].splitlines() if line.startswith("  --")}
+    lines = [line for line in result.stdout.partition("Models:")[2].splitlines() if line.startswith("  -")]
+    offered = {next(word for word in line.split() if word.startswith("--")) for line in lines}
     expected = {f"--{option}" for option in ("out", "target", "seed", "device", "dtype", "threads", "json", "help")}
     expected |= {"--draft-model", "--drafter", "--allow-tokenizer-difference"} if training.beside_draft else set()
     expected |= {"--smoke-test"} if training.smoke_test else set()

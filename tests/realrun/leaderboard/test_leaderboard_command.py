@@ -22,7 +22,7 @@ import realrun.experiment.validate as validate_module
 import realrun.leaderboard.costs as costs_module
 import realrun.leaderboard.job as job_module
 import realrun.measure.probes as probes_module
-from realrun.cli.leaderboard import print_board
+from realrun.cli.board import print_board
 from realrun.decode.rounds import Round
 from realrun.decode.sampling import Sampler
 from realrun.drafters.lookup import LookupKind
@@ -564,7 +564,7 @@ def test_the_command_ranks_drafters_of_any_target(home: Path, tmp_path: Path, qu
     options += ["--num-prompts", 12, "--max-new-tokens", 16, "--max-draft-tokens", 3]
     options += ["--tree-nodes", 0, "--dtype", "float64"]
     options += ["--policy", "fixed_k", "--policy", "max_confidence", "--trials", 4, "--repeats", 3, "--json"]
-    document = json.loads(command("leaderboard", "--out", tmp_path / "board", *options))
+    document = json.loads(command("board", "--out", tmp_path / "board", *options))
     assert {row["drafter"] for row in document["rows"]} == {LOOKUP, "eesd", "medusa"}
     assert all(row["rounds_identical_percent"] == 100.0 for row in document["rows"])
     assert not any(drafter["trees"] for drafter in document["drafters"])
@@ -577,7 +577,7 @@ def test_the_labs_drafters_on_one_board(tmp_path: Path) -> None:
     options += ["--max-new-tokens", 64, "--max-draft-tokens", 6]
     options += ["--tree-nodes", 24, "--trials", 10, "--repeats", 3, "--dtype", "float64", "--mode", "greedy"]
     options += [word for name in ("fixed_k", "adaedl", "vct") for word in ("--policy", name)]
-    document = json.loads(command("leaderboard", "--out", tmp_path / "board", *options, "--json"))
+    document = json.loads(command("board", "--out", tmp_path / "board", *options, "--json"))
     assert len(document["rows"]) == 2 * 3 + 2
     assert all(row["rounds_identical_percent"] == 100.0 for row in document["rows"])
     assert document["median_abs_error_percent"] < 20

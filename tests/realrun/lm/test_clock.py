@@ -99,14 +99,14 @@ def test_the_cpu_clock_is_refused_where_others_do_the_work(
             refusal(lambda: device_clock(torch.device(device)), "--clock cpu")
 
 
-@pytest.mark.parametrize("command", [["validate", "--out"], ["leaderboard", "--out"], ["profile"]])
+@pytest.mark.parametrize("command", [["validate", "--out"], ["board", "--out"], ["profile"]])
 def test_commands_refuse_it_before_the_work(command: list[str], tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("realrun.pairs.pair.load_pair", forbidden)
     result = call("realrun", *command, tmp_path / "out", "--clock", "cpu", "--threads", 2)
     assert_refused(result, "--clock cpu", "--threads 1")
 
 
-@pytest.mark.parametrize("command", [["validate", "--out"], ["leaderboard", "--out"], ["engine", "validate"]])
+@pytest.mark.parametrize("command", [["validate", "--out"], ["board", "--out"], ["engine", "validate"]])
 @pytest.mark.parametrize(("repeats", "required"), [(2, 3), (1, 3), (4, 5)])
 def test_commands_refuse_repeats_without_a_median(
     command: list[str], repeats: int, required: int, tmp_path: Any, monkeypatch: pytest.MonkeyPatch

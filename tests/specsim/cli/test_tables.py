@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from realrun.cli.leaderboard import print_board as print_drafters
+from realrun.cli.board import print_board as print_drafters
 from realrun.cli.validate import print_validation
 from specsim.cli.console import print_table
 from specsim.report.terminal import LOG_WIDTH, Need, blocks, widths

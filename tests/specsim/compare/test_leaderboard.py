@@ -14,7 +14,15 @@ import numpy as np
 import pytest
 
 from specsim.compare.board import Board
-from specsim.compare.document import CSV_COLUMNS, as_document, combined, results_csv, trace_names, write_results
+from specsim.compare.document import (
+    CSV_COLUMNS,
+    as_document,
+    combined,
+    results_csv,
+    table_text,
+    trace_names,
+    write_results,
+)
 from specsim.compare.leaderboard import leaderboards
 from specsim.compare.sensitivity import POINTS, search_values, sweep, swept_settings
 from specsim.cost.model import ConstantCost
@@ -27,7 +35,7 @@ from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.chain.max_confidence import MaxConfidence
 from specsim.policy.registry import POLICIES, make_policy
 from specsim.replaying.chain_oracle import chain_oracle_seconds
-from specsim.replaying.intervals import paired_difference
+from specsim.replaying.intervals import Estimate, paired_difference
 from specsim.replaying.prediction import predict_policy
 from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import replay
@@ -79,6 +87,43 @@ def test_rows_are_predictions_on_the_held_out_part_best_first(trace: Trace, boar
     for row in board.rows:
         regret = board.oracle.estimate / row.prediction.speedup.estimate - 1
         assert row.prediction.oracle_regret == pytest.approx(regret) and regret > 0
+
+
+def test_a_papers_table_has_the_speedup_of_every_task(trace: Trace) -> None:
+    """As a replay of that task's held-out sequences alone has it."""
+    domains = np.array(["chat", "math & code"] * 8)
+    board = leaderboards({"honest": dataclasses.replace(trace, domain=domains)}, [COST], kinds=KINDS[:2], trials=3)[0]
+    document = as_document([board], {})
+    rows = list(csv.DictReader(io.StringIO(table_text(document, ".csv"))))
+    assert list(rows[0]) == ["Method", "chat", "math & code", "#MAT", "Overall"]
+    _, held = split_sequences(dataclasses.replace(trace, domain=domains))
+    for row, printed in zip(board.rows, rows, strict=True):
+        for name in ("chat", "math & code"):
+            part = PricedTrace(trace.select([s for s in held if domains[s] == name]), COST)
+            assert float(printed[name]) == pytest.approx(float(part.replay(row.policy).speedup), abs=1e-4)
+        assert float(printed["Overall"]) == pytest.approx(row.speedup.estimate, abs=1e-4)
+    latex = table_text(document, ".tex")
+    assert latex.count(r"\\") == 1 + len(board.rows) and r"math \& code & \#MAT & Overall" in latex
+
+
+def test_the_simplest_policy_within_a_percent_is_recommended(board: Board) -> None:
+    fixed, *others = sorted(board.rows, key=lambda row: row.policy.name != "fixed_k")
+
+    def at(row: Any, value: float) -> Any:
+        return dataclasses.replace(row, speedup=Estimate(value, value, value))
+
+    assert dataclasses.replace(board, rows=[at(others[0], 2.0), at(fixed, 1.99)]).recommended.policy == fixed.policy
+    assert dataclasses.replace(board, rows=[at(others[0], 2.0), at(fixed, 1.97)]).recommended.policy == others[0].policy
+
+
+def test_the_page_says_that_it_predicts_with_which_error_and_what_to_use(board: Board) -> None:
+    document = as_document([dataclasses.replace(board, cost_band=(0.5, 2.0))], {"cost": "h100.json", "batch": 8})
+    page = " ".join(Page(render_leaderboard(document)).words)
+    top, speedup = board.rows[0], board.rows[0].speedup
+    assert f"{speedup.low / 2:.2f} to {2 * speedup.high:.2f} with the error of such costs" in page
+    assert "costs: h100.json \u00b7 batch 8" in page and "Predicted. " in page
+    assert f"Recommended: {board.recommended.label} (" in page
+    assert f"{1 / sum(top.token_s):,.1f} tok/s" in page
 
 
 def test_forms_and_reasons_are_all_there(board: Board) -> None:

@@ -153,10 +153,10 @@ def test_a_log_and_a_gpu_give_a_line_to_paste(tmp_path: Path) -> None:
     log.write_text((FIXTURES / "vllm_log.txt").read_text().splitlines()[0])
     gpu = ("--gpu", "h100", "--target", "llama-3.1-8b", "--drafter", "eagle3", "--engine", "vllm")
     found = json_of(call("specsim", "advise", log, *gpu, "--json"))
-    last = call("specsim", "advise", log, *gpu).out.splitlines()[-1]
+    answer, flag = call("specsim", "advise", log, *gpu).out.splitlines()[-2:]
     speedup, (least, most) = found["lengths"][found["k"]]["speedup"], found["cost_band"]
-    assert last.startswith(f"K = {found['k']}, {speedup['estimate']:.3f} [") and last.endswith(found["flags"])
-    assert f"([{speedup['low'] * least:.2f}, {speedup['high'] * most:.2f}] with the error of" in last
+    assert answer.startswith(f"K = {found['k']}, {speedup['estimate']:.3f} [") and flag == f"vllm: {found['flags']}"
+    assert f"([{speedup['low'] * least:.2f}, {speedup['high'] * most:.2f}] with the error of" in answer
     assert least < 1 < most and '"eagle3"' in found["flags"]
     medusa = (*gpu[:5], "medusa:5", *gpu[6:])
     assert '"medusa"' in json_of(call("specsim", "advise", log, *medusa, "--json"))["flags"]
@@ -194,5 +194,5 @@ def test_logs_of_engines_are_read(tmp_path: Path) -> None:
         assert advise(path, COST) == advise(import_records(kind, [path]), COST)
     log = tmp_path / "server.log"
     log.write_text("started\n")
-    with pytest.raises(InputError, match="server.log is no log of vllm-log, llamacpp-log, sglang-log"):
+    with pytest.raises(InputError, match="server.log is not a log of vllm-log, llamacpp-log, sglang-log"):
         advise(log, COST)

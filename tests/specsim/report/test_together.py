@@ -51,7 +51,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("tuning", "On held-out sequences: "),
+        ("tuning", "Predicted, on held-out sequences: "),
         ("leaderboard", "No policy is significantly faster than no speculation"),
         ("batches", "At a context of 512"),
     ],

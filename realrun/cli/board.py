@@ -1,4 +1,4 @@
-"""`realrun leaderboard`: all drafters of a target with their best policies, at equal cost accounting."""
+"""`realrun board`: all drafters of a target with their best policies, at equal cost accounting."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class BoardTuneOptions(TuneOptions):
     )
 
 
-def leaderboard(
+def board(
     folder: BoardFolder,
     models: TokenizerSettings,
     record: BoardRecordOptions,
@@ -79,7 +79,7 @@ def leaderboard(
     After an interruption the same command goes on. Writes a folder per drafter (trace/, profile.json,
     tuning_profile.json, tuned.json), forecast.json, decoded/, leaderboard.json, leaderboard.csv and report.html.
 
-    Example: realrun leaderboard --out board --drafters model,medusa-1,prompt-lookup --mode greedy
+    Example: realrun board --out board --drafters model,medusa-1,prompt-lookup --mode greedy
     """
     from realrun.leaderboard.job import BoardSettings, named, run_leaderboard
     from realrun.measure.record import longest_prompt
