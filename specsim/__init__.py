@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from specsim.policy.chain.base import ChainPolicy
     from specsim.policy.registry import make_policy, policies
     from specsim.policy.tree.base import TreePolicy
+    from specsim.servers.bench import bench
+    from specsim.servers.doctor import doctor
     from specsim.serving.serve import serve, serve_batches, serve_schedule
     from specsim.trace.files import read_trace, write_trace
     from specsim.trace.join import join_traces
@@ -40,9 +42,11 @@ _HOMES = {  # public name -> module that defines it
     "Trace": "specsim.trace.trace",
     "TreePolicy": "specsim.policy.tree.base",
     "advise": "specsim.engines.advise",
+    "bench": "specsim.servers.bench",
     "calibrate": "specsim.cost.calibrate",
     "cross_validate": "specsim.learn.tune",
     "diagnose": "specsim.engines.diagnose",
+    "doctor": "specsim.servers.doctor",
     "export_flags": "specsim.engines.export",
     "generate": "specsim.acceptance.generate",
     "import_records": "specsim.engines.import_records",
@@ -70,9 +74,11 @@ __all__ = [
     "Trace",
     "TreePolicy",
     "advise",
+    "bench",
     "calibrate",
     "cross_validate",
     "diagnose",
+    "doctor",
     "export_flags",
     "generate",
     "import_records",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from realrun.engines.engine import Engine, EngineRun, Job, Setting, Sums, Turn, 
 from realrun.engines.gguf_file import ids_of, write_gguf
 from realrun.pairs.pair import Pair
 from specsim.engines.formats import prometheus
-from specsim.engines.formats.llamacpp import Log
+from specsim.engines.formats.llamacpp import DRAFTING, Log
 from specsim.engines.formats.reading import log_lines
 from specsim.io.errors import InputError
 from specsim.policy.chain.base import ChainPolicy
@@ -22,7 +21,6 @@ from specsim.policy.chain.p_min import LlamaCpp
 PROCESS = "run_llamacpp.py"
 TRACE = {"LLAMA_TRACE": "1"}  # a line in the log for every round
 THREADS = 1
-DRAFTING = re.compile(r"dur\(b,g,a\) = [\d.]+, ([\d.]+), [\d.]+ ms")  # since a server's start
 
 
 class LlamaCppEngine(Engine):

@@ -24,6 +24,8 @@ from specsim.cli.files.report import report
 from specsim.cli.leaderboard import leaderboard
 from specsim.cli.replay import replay
 from specsim.cli.serve import serve
+from specsim.cli.servers.bench import bench
+from specsim.cli.servers.doctor import doctor
 from specsim.cli.sweep import sweep
 from specsim.cli.tree import tree
 from specsim.cli.tune import tune
@@ -58,6 +60,8 @@ COMMANDS = (
     report,
     advise,
     diagnose,
+    bench,
+    doctor,
     explain,
     export,
     record_text,

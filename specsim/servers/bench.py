@@ -1,0 +1,211 @@
+"""Benchmark a running server: the same prompts with and without speculation, in turns."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from os import PathLike
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from specsim.engines.formats.records import ImportedRecords
+from specsim.engines.formats.registry import FORMATS
+from specsim.io.errors import InputError
+from specsim.io.progress import Progress
+from specsim.servers.client import Server, connect, recognise
+from specsim.servers.document import BASELINE, REPEAT, SPECULATIVE, Arm, Bench, Request
+from specsim.servers.prompts import Prompt, read_prompts
+
+if TYPE_CHECKING:
+    pass
+
+TURNS_PER_CLIENT = 4  # requests of a client before the arms change; fewer would measure its start and end
+WARM_UP = 2  # requests of each client that are not measured
+
+
+class _Answers(NamedTuple):
+    """What an arm has measured so far."""
+
+    requests: list[Request]
+    responses: list[dict[str, Any]]
+    seconds: list[float]
+
+
+def bench(
+    url: str,
+    *,
+    baseline: str | None = None,
+    prompts: str | PathLike[str] | None = None,
+    api: str = "auto",
+    concurrency: Sequence[int] = (1,),
+    requests: int = 48,
+    minutes: float = 10.0,
+    max_tokens: int = 128,
+    temperature: float = 0.0,
+    seed: int = 0,
+    progress: Progress = lambda what, done, total: None,
+) -> Bench:
+    """Measure a running server with speculative decoding, beside the same server without.
+
+    Prompts are sent in blocks, each to the server, the baseline, and the baseline again (an A/A test), in changing
+    order. No prompt is sent to the speculative server twice as long as there are enough.
+
+    Parameters
+    ----------
+    url, baseline : str
+        OpenAI-compatible servers of vLLM, SGLang or llama.cpp, without and with speculation turned off. Nothing else is
+        talked to.
+    prompts : path, optional
+        JSON Lines, as `read_prompts` takes them (default: specsim's 240 tasks).
+    api : {"auto", "chat", "completions"}
+        "completions" sends questions as texts to continue, to models without a chat template.
+    concurrency : sequence of int
+        Requests that run at the same time.
+    requests : int
+        Requests per arm and concurrency, at least 4 per client.
+    minutes : float
+        Time limit; each concurrency has an equal share, and ends after a block.
+    max_tokens, temperature, seed
+        Sampling of every request.
+    progress : callable
+        Called with what is done, how much of it, and out of how much.
+
+    Returns
+    -------
+    Bench
+        `speedup(concurrency)`, and every request in `arms`.
+
+    Raises
+    ------
+    InputError
+        If httpx2 is missing, a server does not answer, or settings are out of range.
+
+    Examples
+    --------
+    >>> import specsim
+    >>> measured = specsim.bench("http://localhost:8000", baseline="http://localhost:8001")  # doctest: +SKIP
+    """
+    if min(concurrency, default=0) < 1 or requests < 1 or max_tokens < 2 or not minutes > 0:
+        raise InputError("concurrency, requests and minutes must be positive, and max_tokens at least 2")
+    asked = read_prompts(None if prompts is None else Path(prompts), seed=seed)
+    asked = [prompt.as_text() for prompt in asked] if api == "completions" else asked
+    sampling = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
+    plan = {clients: max(requests, TURNS_PER_CLIENT * clients) for clients in sorted(set(concurrency))}
+    source = "specsim's tasks" if prompts is None else Path(prompts).name
+
+    async def run() -> Bench:
+        async with connect(url) as client, connect(baseline or url) as other:
+            server = await recognise(client, url, sampling)
+            base = None if baseline is None else await recognise(other, baseline, sampling)
+            return await _run(server, base, asked, plan, minutes, source, progress)
+
+    return asyncio.run(run())
+
+
+async def _run(
+    server: Server, base: Server | None, prompts: list[Prompt], plan: Mapping[int, int], minutes: float, source: str,
+    progress: Progress,
+) -> Bench:  # fmt: skip
+    servers = {SPECULATIVE: server} | ({} if base is None else {BASELINE: base, REPEAT: base})
+    own = _endless(prompts)
+    arms, notes = [], []
+    for clients, count in plan.items():
+        warm = [next(own) for _ in range(WARM_UP)] * clients
+        for each in {SPECULATIVE: server, BASELINE: base}.values():
+            if each is not None:
+                await _block(each, warm, clients)
+        before = await server.metrics()
+        chosen = [next(own) for _ in range(min(count, len(prompts)))]
+        answers = {name: _Answers([], [], []) for name in servers}
+        deadline = time.monotonic() + 60 * minutes / len(plan)
+        step = TURNS_PER_CLIENT * clients
+        for turn, begin in enumerate(range(0, len(chosen), step)):
+            names = list(servers)
+            for name in names[turn % len(names) :] + names[: turn % len(names)]:
+                start = time.perf_counter()
+                block = await _block(servers[name], chosen[begin : begin + step], clients)
+                answers[name].seconds.append(time.perf_counter() - start)
+                answers[name].requests.extend(request for request, _ in block)
+                answers[name].responses.extend(response for _, response in block)
+            progress(f"concurrency {clients}", min(begin + step, len(chosen)), len(chosen))
+            if time.monotonic() > deadline:
+                notes.append(f"concurrency {clients}: stopped after {begin + step} of {len(chosen)} prompts")
+                break
+        counted, remarks = _counts(server, before, await server.metrics(), answers[SPECULATIVE])
+        notes += [f"concurrency {clients}: {remark}" for remark in remarks]
+        for name, answer in answers.items():
+            counts = counted if name == SPECULATIVE else (None, None)
+            requests = [request for request in answer.requests if request.output_tokens > 1]
+            arms.append(Arm(name, clients, sum(answer.seconds), requests, *counts, dict(server.sampling)))
+    facts = server.facts
+    lengths = [len(arm.drafted) for arm in arms if arm.drafted]
+    if facts.draft_tokens is None and lengths:
+        facts = replace(facts, draft_tokens=max(lengths))
+    today = datetime.now(UTC).date().isoformat()
+    return Bench(facts, None if base is None else base.facts, arms, source, today, notes)
+
+
+def _endless(prompts: list[Prompt]) -> Iterator[Prompt]:
+    while True:
+        yield from prompts
+
+
+async def _block(server: Server, prompts: Sequence[Prompt], clients: int) -> list[tuple[Request, dict[str, Any]]]:
+    """Ask all prompts, so many at the same time; answers in the order of the prompts."""
+    import httpx2
+
+    waiting = iter(enumerate(prompts))
+    answers: dict[int, tuple[Request, dict[str, Any]]] = {}
+
+    async def client() -> None:
+        for place, prompt in waiting:
+            answers[place] = await server.ask(prompt)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(clients, len(prompts))):
+                group.create_task(client())
+    except ExceptionGroup as group_:
+        error = group_.exceptions[0]
+        if not isinstance(error, httpx2.HTTPError):
+            raise error from None
+        raise InputError(f"{server.facts.url} stopped answering ({type(error).__name__}); see its log") from None
+    return [answers[place] for place in sorted(answers)]
+
+
+def _counts(
+    server: Server, before: str, after: str, answers: _Answers
+) -> tuple[tuple[list[int] | None, list[int] | None], list[str]]:
+    """Counters by position [D], by the server's metrics or else by its responses, and remarks on them."""
+    with TemporaryDirectory() as folder:
+        scrapes = [Path(folder, "before.prom"), Path(folder, "after.prom")]
+        for path, text in zip(scrapes, (before, after), strict=True):
+            path.write_text(text)
+        responses = Path(folder, "responses.jsonl")
+        responses.write_text("".join(json.dumps(response) + "\n" for response in answers.responses))
+        remarks = []
+        for kind, paths in (("prometheus", scrapes), (server.adapter.RESPONSES, [responses])):
+            try:
+                imported = FORMATS[kind].read(paths)
+            except InputError as error:
+                remarks.append(str(error).replace(folder, server.facts.url))
+                continue
+            if imported.totals is not None and imported.totals.by_depth is not None:
+                by_depth = imported.totals.by_depth
+                return (by_depth.drafted.tolist(), by_depth.accepted.tolist()), _others(imported, answers)
+            remarks.append(imported.instead)
+    return (None, None), [f"no acceptance by position ({'; '.join(remarks)})"]
+
+
+def _others(imported: ImportedRecords, answers: _Answers) -> list[str]:
+    """Remark that other clients used the server, if it drafted more than for these requests."""
+    told = [request.drafted for request in answers.requests if request.drafted is not None]
+    counted = imported.totals.drafted if imported.totals else 0
+    if len(told) == len(answers.requests) and counted != sum(told):
+        return [f"the server drafted {counted:,} tokens, but {sum(told):,} for these requests: others used it as well"]
+    return []
