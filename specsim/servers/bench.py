@@ -24,7 +24,7 @@ from specsim.servers.prompts import Prompt, read_prompts
 if TYPE_CHECKING:
     pass
 
-TURNS_PER_CLIENT = 4  # requests of a client before the arms change; fewer would measure its start and end
+TURNS_PER_CLIENT = 4  # requests of a client before the arms change, as batches are smaller at a block's start and end
 WARM_UP = 2  # requests of each client that are not measured
 
 
@@ -123,7 +123,7 @@ async def _run(
         chosen = [next(own) for _ in range(min(count, len(prompts)))]
         answers = {name: _Answers([], [], []) for name in servers}
         deadline = time.monotonic() + 60 * minutes / len(plan)
-        step = TURNS_PER_CLIENT * clients
+        step = TURNS_PER_CLIENT * clients if clients > 1 else 1
         for turn, begin in enumerate(range(0, len(chosen), step)):
             names = list(servers)
             for name in names[turn % len(names) :] + names[: turn % len(names)]:

@@ -29,7 +29,7 @@ def connect(url: str) -> httpx2.AsyncClient:
     address = httpx2.URL(url)
     if address.scheme not in ("http", "https") or not address.host:
         raise InputError(f"{url!r} is not a server's address; write for example http://localhost:8000")
-    limits = httpx2.Limits(max_connections=None)
+    limits = httpx2.Limits(max_keepalive_connections=0)  # llama-server closes them without notice after a stream
     base = url.rstrip("/").removesuffix("/v1")
     return httpx2.AsyncClient(base_url=base, timeout=TIMEOUT_S, trust_env=False, limits=limits)
 

@@ -174,6 +174,8 @@ def doctor(
             f"K = {k} alone does not tell drafting from the fixed part of a round; measure a server at K = {other}, "
             "too, and give both files"
         )
+    if len(main.concurrencies) == 1 and draft_step_s is None:
+        notes.append("one concurrency alone does not tell drafting from verification; give two, such as 1,8")
     if any(level.k > measured for level in levels):
         notes.append(
             f"drafts beyond {measured} tokens were not measured: their acceptance is taken to be the last one's"
