@@ -13,7 +13,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from specsim.engines.formats.records import ImportedRecords
+from specsim.engines import rates
+from specsim.engines.formats.prometheus import BY_POSITION, DRAFTED, DRAFTS, by_position, difference, scrape
 from specsim.engines.formats.registry import FORMATS
 from specsim.io.errors import InputError
 from specsim.io.progress import Progress
@@ -181,31 +182,32 @@ async def _block(server: Server, prompts: Sequence[Prompt], clients: int) -> lis
 def _counts(
     server: Server, before: str, after: str, answers: _Answers
 ) -> tuple[tuple[list[int] | None, list[int] | None], list[str]]:
-    """Counters by position [D], by the server's metrics or else by its responses, and remarks on them."""
+    """Counters by position [D], by the responses or else by the server's metrics, and remarks on them."""
     with TemporaryDirectory() as folder:
         scrapes = [Path(folder, "before.prom"), Path(folder, "after.prom")]
         for path, text in zip(scrapes, (before, after), strict=True):
             path.write_text(text)
         responses = Path(folder, "responses.jsonl")
         responses.write_text("".join(json.dumps(response) + "\n" for response in answers.responses))
-        remarks = []
-        for kind, paths in (("prometheus", scrapes), (server.adapter.RESPONSES, [responses])):
-            try:
-                imported = FORMATS[kind].read(paths)
-            except InputError as error:
-                remarks.append(str(error).replace(folder, server.facts.url))
-                continue
-            if imported.totals is not None and imported.totals.by_depth is not None:
-                by_depth = imported.totals.by_depth
-                return (by_depth.drafted.tolist(), by_depth.accepted.tolist()), _others(imported, answers)
-            remarks.append(imported.instead)
-    return (None, None), [f"no acceptance by position ({'; '.join(remarks)})"]
-
-
-def _others(imported: ImportedRecords, answers: _Answers) -> list[str]:
-    """Remark that other clients used the server, if it drafted more than for these requests."""
+        counters, drafted, remarks = None, None, []
+        try:
+            totals = FORMATS[server.adapter.RESPONSES].read([responses]).totals
+            counters = None if totals is None else totals.by_depth
+        except InputError as error:
+            remarks.append(str(error))
+        try:
+            counts = difference(*(scrape(path).counts for path in scrapes), scrapes)
+            rounds, drafted = counts[DRAFTS, None], counts[DRAFTED, None]
+            if counters is None:
+                # Drafts are cut at the limit on output tokens, the more of them the longer they are.
+                counters, remarks = rates.counters(rounds, drafted, by_position(counts, BY_POSITION), "", most_off=1.0)
+        except (InputError, KeyError) as error:
+            remarks.append(f"/metrics: {error}")
+    remarks = [remark.replace(f"{folder}/", "") for remark in remarks]
     told = [request.drafted for request in answers.requests if request.drafted is not None]
-    counted = imported.totals.drafted if imported.totals else 0
-    if len(told) == len(answers.requests) and counted != sum(told):
-        return [f"the server drafted {counted:,} tokens, but {sum(told):,} for these requests: others used it as well"]
-    return []
+    if drafted is not None and len(told) == len(answers.requests) and drafted != sum(told):
+        text = f"the server drafted {drafted:,} tokens, but {sum(told):,} for these requests: others used it as well"
+        remarks.append(text)
+    if counters is None:
+        return (None, None), [f"no acceptance by position ({'; '.join(remarks)})"]
+    return (counters.drafted.tolist(), counters.accepted.tolist()), remarks

@@ -15,6 +15,7 @@ from specsim.replaying.intervals import Estimate
 from specsim.servers.round_costs import RoundCosts, tokens_per_round
 
 LEAST_GAIN = 1.10
+LEAST_SPEEDUP = 0.95  # at another K, for the K to be the cause; below, the rounds are slow at any K
 SURE = 0.9  # of draws that must agree that there is a gain
 # Usual values: acceptance of the first drafted token of a drafter that fits; a draft step, a round's fixed part, and
 # further verified tokens of a round, in decode steps. Half as good is usual enough, so that small lacks name no cause.
@@ -62,8 +63,8 @@ class Rounds:
         """The K with the largest expected speedup, 0 for none."""
         return int((self.speeds / self.speeds[:, :1]).mean(axis=0).argmax())
 
-    def repaired(self, name: str) -> Rounds:
-        """The same rounds with the usual value of a part."""
+    def repaired(self, name: str, k: int) -> Rounds:
+        """The same rounds with the usual value of a part, of rounds of K drafts."""
         costs, c, base_s = self.costs, self.concurrency, self.decode_s
         if name == "acceptance":
             return replace(self, rates=np.maximum(self.rates, USUAL_ACCEPTANCE))
@@ -74,7 +75,7 @@ class Rounds:
         elif name == "host":
             costs = replace(costs, round_s=np.minimum(costs.round_s, USUAL_ROUND * base_s))
         else:
-            token_s = np.minimum(costs.token_s, USUAL_VERIFICATION * base_s / (c * self.rates.shape[1]))
+            token_s = np.minimum(costs.token_s, USUAL_VERIFICATION * base_s / (c * k))
             costs = replace(costs, token_s=token_s, pass_s=costs.pass_s + c * (costs.token_s - token_s))
         return replace(self, costs=costs)
 
@@ -82,8 +83,9 @@ class Rounds:
 def find_causes(rounds: Rounds, k: int) -> list[Cause]:
     """Find causes for a server that drafts K tokens, the one that costs most first."""
     c, base_s = rounds.concurrency, rounds.decode_s
-    now, best = rounds.speeds[:, k], rounds.best
-    top = rounds.speeds[:, best]
+    speeds = rounds.speeds
+    now, top = speeds[:, k], speeds[:, rounds.best]
+    best = 1 + int((speeds[:, 1:] / speeds[:, :1]).mean(axis=0).argmax())  # with speculation
     rates, step = rounds.rates, rounds.costs.draft(c, 1) / base_s
     first = f"{100 * rates[:, 0].mean():.0f} %"
     extra = 100 * (rounds.costs.verify(c, k) / base_s - 1).mean()
@@ -107,13 +109,13 @@ def find_causes(rounds: Rounds, k: int) -> list[Cause]:
         ),
         "verification": (
             "verification is not free at this load",
-            f"a pass over {k + 1} tokens of {c:.0f} sequences takes {extra:.0f} % longer than over one each",
+            f"a pass over {k + 1} tokens of each of {c:.0f} sequences takes {extra:.0f} % longer than over a single one",
             "fewer draft tokens at this concurrency, or a schedule of K by batch",
         ),
     }
     causes = []
-    length = _gain(top / now)
-    if best and best != k and top.mean() > rounds.speeds[:, 0].mean() and _is_named(top / now):
+    length = speeds[:, best] / now
+    if best != k and (speeds[:, best] / speeds[:, 0]).mean() > LEAST_SPEEDUP and _is_named(length):
         better = tokens_per_round(rates)[:, [best, k]].mean(axis=0)
         times = (rounds.costs.step(c, [best, k]) / base_s[:, None]).mean(axis=0)
         text = (
@@ -121,9 +123,9 @@ def find_causes(rounds: Rounds, k: int) -> list[Cause]:
             f"{better[0]:.2f} in {times[0]:.2f}"
         )
         name = f"K = {k} is too {'long' if k > best else 'short'}"
-        causes.append(Cause(name, length, text, f"draft {best} tokens"))
+        causes.append(Cause(name, _gain(length), text, f"draft {best} tokens"))
     for part, (name, text, remedy) in evidence.items():
-        repaired = rounds.repaired(part)
+        repaired = rounds.repaired(part, k)
         draws = repaired.speeds[:, repaired.best] / top
         if _is_named(draws):
             causes.append(Cause(name, _gain(draws), text, remedy))

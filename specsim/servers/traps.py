@@ -44,21 +44,6 @@ def find_traps(speculative: Arm, baseline: Arm | None = None, null: Estimate | N
 
 def _of_arm(arm: Arm) -> list[Trap]:
     requests, traps = arm.requests, []
-    lengths = {request.output_tokens for request in requests}
-    finish = Counter(request.finish for request in requests)
-    forced = arm.sampling.get("ignore_eos")
-    if forced or (len(requests) >= FEWEST and len(lengths) == 1 and set(finish) == {""}):
-        told = "ignore_eos is set" if forced else f"all {len(requests)} outputs have exactly {lengths.pop()} tokens"
-        traps.append(
-            Trap(
-                "text behind the end (ignore_eos)",
-                f"{told}, so text behind the answers' end is counted, which repeats itself and is accepted more often",
-                "leave out --ignore-eos, and let answers end",
-            )
-        )
-    elif finish["length"] > MOST_CUT * len(requests):
-        text = f"the limit of {max(lengths)} tokens cut {finish['length']} of {len(requests)} outputs"
-        traps.append(Trap("outputs cut", text, "raise --max-tokens to the lengths of your traffic", False))
     repeats = len(requests) - len({request.prompt for request in requests})
     cached = sum(request.cached_tokens or 0 for request in requests)
     prompt = sum(request.prompt_tokens or 0 for request in requests if request.cached_tokens is not None)
@@ -72,6 +57,22 @@ def _of_arm(arm: Arm) -> list[Trap]:
                 "send every prompt once, more of them than requests",
             )
         )
+    lengths = {request.output_tokens for request in requests}
+    finish = Counter(request.finish for request in requests)
+    forced = arm.sampling.get("ignore_eos")
+    if forced or (len(requests) >= FEWEST and len(lengths) == 1 and set(finish) == {""}):
+        told = f"all {len(requests)} outputs have exactly {max(lengths)} tokens, by ignore_eos or a limit"
+        traps.append(
+            Trap(
+                "outputs of fixed length (ignore_eos)",
+                f"{'ignore_eos is set' if forced else told}; text behind an answer's end repeats itself and is "
+                "accepted more often",
+                "leave out --ignore-eos, and let answers end",
+            )
+        )
+    elif finish["length"] > MOST_CUT * len(requests):
+        text = f"the limit of {max(lengths)} tokens cut {finish['length']} of {len(requests)} outputs"
+        traps.append(Trap("outputs cut", text, "raise --max-tokens to the lengths of your traffic", False))
     if arm.tokens_per_delta > MOST_APART:
         traps.append(
             Trap(
