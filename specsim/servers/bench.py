@@ -196,7 +196,7 @@ def _counts(
         except InputError as error:
             remarks.append(str(error))
         try:
-            counts = difference(*(scrape(path).counts for path in scrapes), scrapes)
+            counts = difference(scrape(scrapes[0]).counts, scrape(scrapes[1]).counts, scrapes)
             rounds, drafted = counts[DRAFTS, None], counts[DRAFTED, None]
             if counters is None:
                 # Drafts are cut at the limit on output tokens, the more of them the longer they are.

@@ -1,7 +1,8 @@
 """Causes of a loss by speculation: for each, how much faster the server would be without it.
 
-Parts of a round and acceptance are compared with those of servers on which speculation pays. A cause is named if output
-would be at least `LEAST_GAIN` faster with the usual value in its place, at the K that is best then.
+Parts of a round and acceptance are compared with those of servers on which speculation pays. A cause is named if rounds
+would be at least `LEAST_GAIN` faster with the usual value in its place. A wrong K is a cause of its own, so the others
+are compared at the best K of each.
 """
 
 from __future__ import annotations
@@ -10,16 +11,38 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from specsim.engines.flags import draft_length_flags
 from specsim.io.arrays import Floats
 from specsim.replaying.intervals import Estimate
 from specsim.servers.round_costs import RoundCosts, tokens_per_round
 
 LEAST_GAIN = 1.10
-LEAST_SPEEDUP = 0.95  # at another K, for the K to be the cause; below, the rounds are slow at any K
 SURE = 0.9  # of draws that must agree that there is a gain
 # Usual values: acceptance of the first drafted token of a drafter that fits; a draft step, a round's fixed part, and
 # further verified tokens of a round, in decode steps. Half as good is usual enough, so that small lacks name no cause.
 USUAL_ACCEPTANCE, USUAL_DRAFT_STEP, USUAL_ROUND, USUAL_VERIFICATION = 0.5, 0.25, 0.25, 0.5
+REMEDIES = {  # by what is slow, and engine
+    "acceptance": {
+        "vllm": 'a drafter of this very target: "model" in --speculative-config; n-grams need text that repeats',
+        "sglang": "a drafter of this very target: --speculative-draft-model-path",
+        "llamacpp": "a draft model of this very target: --spec-draft-model",
+    },
+    "drafting": {
+        "vllm": 'a drafter inside the target: "method": "eagle3", "mtp" or "ngram" in --speculative-config',
+        "sglang": "a drafter inside the target: --speculative-algorithm EAGLE3, NEXTN or NGRAM",
+        "llamacpp": "a smaller --spec-draft-model, or --spec-type draft-eagle3, draft-mtp or ngram-mod",
+    },
+    "host": {
+        "vllm": "CUDA graphs: leave out --enforce-eager",
+        "sglang": "CUDA graphs: leave out --disable-cuda-graph",
+        "llamacpp": "more room for a draft to pay: a larger target; no flag shortens this part",
+    },
+    "verification": {
+        "vllm": 'fewer drafts under load: "num_speculative_tokens_per_batch_size" in --speculative-config',
+        "sglang": "fewer drafts under load: --speculative-adaptive",
+        "llamacpp": "fewer drafts: --spec-draft-n-max, or --spec-draft-p-min 0.5 to end unsure ones",
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -61,7 +84,15 @@ class Rounds:
     @property
     def best(self) -> int:
         """The K with the largest expected speedup, 0 for none."""
-        return int((self.speeds / self.speeds[:, :1]).mean(axis=0).argmax())
+        return self._best(0)
+
+    @property
+    def best_draft(self) -> int:
+        """The K with the largest expected speedup among those that speculate."""
+        return self._best(1)
+
+    def _best(self, least: int) -> int:
+        return least + int((self.speeds / self.speeds[:, :1]).mean(axis=0)[least:].argmax())
 
     def repaired(self, name: str, k: int) -> Rounds:
         """The same rounds with the usual value of a part, of rounds of K drafts."""
@@ -80,42 +111,40 @@ class Rounds:
         return replace(self, costs=costs)
 
 
-def find_causes(rounds: Rounds, k: int) -> list[Cause]:
-    """Find causes for a server that drafts K tokens, the one that costs most first."""
+def find_causes(rounds: Rounds, k: int, engine: str, drafter: str | None = None) -> list[Cause]:
+    """Find causes for a server that drafts K tokens, the one that costs most first.
+
+    engine, drafter : whose flags are recommended, as `draft_length_flags` takes them
+    """
     c, base_s = rounds.concurrency, rounds.decode_s
-    speeds = rounds.speeds
-    now, top = speeds[:, k], speeds[:, rounds.best]
-    best = 1 + int((speeds[:, 1:] / speeds[:, :1]).mean(axis=0).argmax())  # with speculation
+    speeds, best = rounds.speeds, rounds.best_draft
+    top = speeds[:, best]
     rates, step = rounds.rates, rounds.costs.draft(c, 1) / base_s
     first = f"{100 * rates[:, 0].mean():.0f} %"
     extra = 100 * (rounds.costs.verify(c, k) / base_s - 1).mean()
-    evidence = {
+    found = {
         "acceptance": (
             "the drafter does not fit the target",
             f"{first} of the first drafted tokens are accepted, where a drafter that fits has "
             f"{100 * USUAL_ACCEPTANCE:.0f} % or more",
-            "use a drafter trained for this very target, with its chat template and quantisation",
         ),
         "drafting": (
             "the drafter is slow",
             f"a draft step takes {step.mean():.2f} of a decode step, {k} of them {k * step.mean():.2f}; a small "
             f"drafter's takes less than {USUAL_DRAFT_STEP:g}",
-            "use a smaller drafter (EAGLE-3, MTP, n-gram), or fewer draft tokens",
         ),
         "host": (
             "a round has a large fixed part",
             f"{(rounds.costs.round_s / base_s).mean():.2f} decode steps of a round are neither drafts nor verification",
-            "turn CUDA graphs on (vLLM: leave out --enforce-eager) and update the engine",
         ),
         "verification": (
             "verification is not free at this load",
-            f"a pass over {k + 1} tokens of each of {c:.0f} sequences takes {extra:.0f} % longer than over a single one",
-            "fewer draft tokens at this concurrency, or a schedule of K by batch",
+            f"a pass over {k + 1} tokens of each of {c:.0f} sequences takes {extra:.0f} % longer than over one each",
         ),
     }
     causes = []
-    length = speeds[:, best] / now
-    if best != k and (speeds[:, best] / speeds[:, 0]).mean() > LEAST_SPEEDUP and _is_named(length):
+    length = top / speeds[:, k]
+    if best != k and _is_named(length):
         better = tokens_per_round(rates)[:, [best, k]].mean(axis=0)
         times = (rounds.costs.step(c, [best, k]) / base_s[:, None]).mean(axis=0)
         text = (
@@ -123,12 +152,12 @@ def find_causes(rounds: Rounds, k: int) -> list[Cause]:
             f"{better[0]:.2f} in {times[0]:.2f}"
         )
         name = f"K = {k} is too {'long' if k > best else 'short'}"
-        causes.append(Cause(name, _gain(length), text, f"draft {best} tokens"))
-    for part, (name, text, remedy) in evidence.items():
+        causes.append(Cause(name, _gain(length), text, draft_length_flags(engine, best, drafter)))
+    for part, (name, text) in found.items():
         repaired = rounds.repaired(part, k)
-        draws = repaired.speeds[:, repaired.best] / top
+        draws = repaired.speeds[:, repaired.best_draft] / top
         if _is_named(draws):
-            causes.append(Cause(name, _gain(draws), text, remedy))
+            causes.append(Cause(name, _gain(draws), text, REMEDIES[part][engine]))
     return sorted(causes, key=lambda cause: -cause.gain)
 
 

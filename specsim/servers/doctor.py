@@ -85,7 +85,9 @@ class Checkup(Result):
             return f"the benchmark is not valid: {invalid[0].name}: {invalid[0].evidence}"
         if self.causes:
             cause = self.causes[0]
-            return f"{cause.name}: {cause.evidence}; {cause.remedy} ({float(cause.gain):.2f} times as fast)"
+            return f"{cause.name}: {cause.evidence}; try {cause.remedy} ({float(cause.gain):.2f} times as fast)"
+        if any(not level.k for level in self.levels):
+            return "no cause stands out, but speculation does not pay: turn it off"
         return "no cause found: the server is healthy" if self.levels else "no cause found"
 
     def to_frame(self) -> pd.DataFrame:
@@ -166,7 +168,7 @@ def doctor(
     for clients in main.concurrencies:
         rounds = Rounds(costs, rates, _running(_arm(main, BASELINE, clients)))
         levels.append(_level(main, clients, rounds, k, drafter))
-        causes += find_causes(rounds, k)
+        causes += find_causes(rounds, k, facts.engine, drafter)
     lengths = sorted({each.speculative.draft_tokens or measured for each in read})
     if len(lengths) == 1 and draft_step_s is None:
         other = 1 if k > 2 else 2 * k + 1

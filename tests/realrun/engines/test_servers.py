@@ -27,8 +27,8 @@ from realrun.engines.vllm import ENVIRONMENT, VllmEngine
 from realrun.pairs.pair import LAB_DEEP, load_pair
 from realrun.pairs.prompts import lab_prompts
 from specsim.servers.bench import bench
-from specsim.servers.document import Bench
 from specsim.servers.doctor import Checkup, doctor
+from specsim.servers.document import Bench
 
 pytestmark = pytest.mark.slow
 

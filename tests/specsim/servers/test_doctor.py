@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,13 +12,14 @@ import pytest
 
 import specsim
 from specsim.io.json import plain_json
-from specsim.servers.benchmark_files import as_vllm_bench
+from specsim.servers.benchmark_files import as_vllm_bench, read_benchmark
 from specsim.servers.doctor import Checkup, doctor, draft_step_seconds
 from specsim.servers.document import BASELINE, REPEAT, SPECULATIVE, Arm, Bench, Request, ServerFacts
 from specsim.servers.round_costs import Step, fit_round_costs
 from specsim.servers.traps import find_traps
 from tests.support.commands import call, json_of
 
+REPEATED = Path(__file__).parent / "recorded" / "vllm_bench_repeated.json"
 LOG = Path(__file__).parents[1] / "engines" / "fixtures" / "llamacpp_log_k3.txt"
 TOKENS, REQUESTS, LONGEST = 101, 60, 12
 
@@ -47,14 +49,14 @@ def arm(name: str, truth: Truth, k: int, clients: int, seed: int = 0) -> Arm:
     rng = np.random.default_rng(seed)
     requests, counts = [], np.zeros((2, k), dtype=int)
     for number in range(REQUESTS):
-        tokens = rounds = accepted_tokens = 0
-        while tokens < TOKENS - 1:
-            accepted = int(np.append(rng.random(k) < truth.rate, False).argmin())
-            counts += np.array([np.ones(k), np.arange(k) < accepted], dtype=int)
-            tokens, rounds, accepted_tokens = tokens + accepted + 1, rounds + 1, accepted_tokens + accepted
+        accepted = np.minimum(rng.geometric(1 - truth.rate, TOKENS) - 1, k)
+        accepted = accepted[: 1 + int((np.cumsum(accepted + 1) < TOKENS - 1).sum())]  # rounds until the last token
+        rounds, passed = len(accepted), int(accepted.sum())
+        counts += np.array([[rounds] * k, (accepted[:, None] > np.arange(k)).sum(axis=0)])
         seconds = rounds * truth.step_s(k, clients) * rng.normal(1, 0.01)
-        drafts = (rounds, k * rounds, accepted_tokens) if k else (None, None, None)
-        request = Request(f"prompt {number}", tokens + 1, rounds + 1, 0.0, seconds, "stop", 50, 0, *drafts)
+        drafts = (rounds, k * rounds, passed) if k else (None, None, None)
+        tokens = rounds + passed + 1
+        request = Request(f"prompt {number}", tokens, rounds + 1, 0.0, seconds, "stop", 50, 0, *drafts)
         requests.append(request)
     by_depth = counts.tolist() if k else [None, None]
     clients_s = sum(request.decode_s for request in requests) / clients
@@ -210,6 +212,22 @@ def test_the_command_writes_a_page_and_costs(tmp_path: Path) -> None:
     result = tmp_path / "doctor.json"
     result.write_text(call("specsim", "doctor", "--from", bench, "--json").out)
     assert call("specsim", "report", result, "--out", tmp_path / "again.html").code == 0
+
+
+def test_a_result_that_vllm_wrote_for_four_prompts_sent_three_times() -> None:
+    """`vllm bench serve --num-prompts 12` on a data set of four, which it repeats by default, and 24 tokens at most."""
+    result = json.loads(REPEATED.read_text())
+    own = read_benchmark(REPEATED, SPECULATIVE)
+    assert (own.concurrency, len(own.requests)) == (2, 12)
+    tpot_ms = [1e3 * request.decode_s / (request.output_tokens - 1) for request in own.requests]
+    assert np.mean(tpot_ms) == pytest.approx(result["mean_tpot_ms"], rel=1e-3)
+    found = find_traps(own)
+    assert [trap.name for trap in found] == [
+        "repeated prompts", "outputs of fixed length (ignore_eos)", "bursty streaming"
+    ]  # fmt: skip
+    assert found[0].evidence.startswith("8 of 12 requests repeat a prompt")
+    pieces = sum(len(times) + 1 for times in result["itls"])
+    assert f"holds {result['total_output_tokens'] / pieces:.2f} tokens" in found[2].evidence
 
 
 def test_the_command_checks_a_benchmark_of_vllm(tmp_path: Path) -> None:
