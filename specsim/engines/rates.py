@@ -140,8 +140,8 @@ def counters(
     weight = np.arange(depth, dtype=np.int64)
     missing = short * weight // max(int(weight.sum()), 1)
     missing[-1] += short - int(missing.sum())
-    counted = rounds - missing
-    if (np.diff(passed) > 0).any() or (passed > counted).any() or (passed < 0).any():
+    counted = np.maximum(rounds - missing, passed)
+    if (np.diff(passed) > 0).any() or passed[0] > rounds or passed[-1] < 0:
         raise InputError("counts by position grow with the position, or exceed the drafts; export them together")
     notes = []
     if off:
