@@ -30,6 +30,7 @@ from specsim.servers.traps import Trap, find_traps
 if TYPE_CHECKING:
     import pandas as pd
 
+NORMAL = 1.96  # standard errors in half of a 95 % interval
 SCHEDULED = ("vllm", "sglang", "tensorrt-llm")  # engines with a K by batch
 BenchLike = Bench | str | PathLike[str]
 
@@ -167,7 +168,7 @@ def doctor(
     levels, causes = [], []
     for clients in main.concurrencies:
         rounds = Rounds(costs, rates, _running(_arm(main, BASELINE, clients)))
-        levels.append(_level(main, clients, rounds, k, drafter))
+        levels.append(_level(main, clients, rounds, k, drafter, seed))
         causes += find_causes(rounds, k, facts.engine, drafter)
     lengths = sorted({each.speculative.draft_tokens or measured for each in read})
     if len(lengths) == 1 and draft_step_s is None:
@@ -245,7 +246,7 @@ def _prompts_s(bench: Bench, arm: Arm) -> float:
     return min((_running(arm) - 1) * alone.ttft_s / tokens, arm.token_s / 2)
 
 
-def _level(bench: Bench, clients: int, rounds: Rounds, k: int, drafter: str | None) -> Level:
+def _level(bench: Bench, clients: int, rounds: Rounds, k: int, drafter: str | None, seed: int) -> Level:
     arm, base, speedup = _arm(bench, SPECULATIVE, clients), _arm(bench, BASELINE, clients), bench.speedup(clients)
     if speedup is None:
         raise InputError(f"concurrency {clients}: the arms have no prompt in common; measure again")
@@ -254,7 +255,9 @@ def _level(bench: Bench, clients: int, rounds: Rounds, k: int, drafter: str | No
     lengths: Ints = over.argmax(axis=1)
     ends = np.quantile(lengths, (0.05, 0.95), method="nearest")
     # Measured now, times the predicted change: what the model gets wrong of both lengths cancels.
-    gain = over[:, best] / over[:, k] * speedup.estimate if best else np.ones(len(over))
+    error = np.log(speedup.high / speedup.low) / (2 * NORMAL) if speedup.high > speedup.low else 0.0
+    noise = np.exp(error * np.random.default_rng(seed).standard_normal(len(over)))
+    gain = over[:, best] / over[:, k] * speedup.estimate * noise if best else np.ones(len(over))
     predicted = Estimate(float(gain.mean()), *map(float, np.quantile(gain, (0.05, 0.95))))
     ratio = float(predicted) / float(speedup)
     base_s = rounds.decode_s

