@@ -9,7 +9,6 @@ from specsim.replaying.intervals import interval_text
 from specsim.report.page import Result, facts, heading, macros
 
 KIND = "specsim-doctor"
-ACCEPTANCE = ["draft position", "accepted, if all before were"]
 LEVELS = [
     "at once",
     "speedup [95 % interval]",
@@ -27,11 +26,6 @@ def server_facts(document: Mapping[str, Any]) -> dict[str, Any]:
     server = document["server"]
     names = ("engine", "version", "model", "draft_tokens", "method")
     return {name.replace("_", " "): server[name] for name in names if server[name]} | server["settings"]
-
-
-def acceptance_rows(document: Mapping[str, Any]) -> list[list[str]]:
-    """Rows of the rates by position."""
-    return [[str(place), f"{100 * rate:.0f} %"] for place, rate in enumerate(document["acceptance"], start=1)]
 
 
 def level_rows(document: Mapping[str, Any]) -> list[list[str]]:
@@ -67,7 +61,8 @@ def doctor_result(document: Mapping[str, Any]) -> Result:
         flags = {f"{level['concurrency']} at once": level["flags"] for level in document["levels"]}
         body += [facts(({**flags, "one schedule": document["schedule"]} if document["schedule"] else flags).items())]
     if document["acceptance"]:
-        body += [heading("Acceptance by position"), _table(ACCEPTANCE, acceptance_rows(document))]
+        rates = [[str(place), f"{100 * rate:.0f} %"] for place, rate in enumerate(document["acceptance"], start=1)]
+        body += [heading("Acceptance"), _table(["draft position", "accepted, if all before were"], rates)]
     title = "a benchmark"
     if document["server"]:
         title = f"{document['server']['engine']} at {document['server']['url']}"

@@ -82,17 +82,9 @@ class Rounds:
         return self.costs.step(self.concurrency, 0)
 
     @property
-    def best(self) -> int:
-        """The K with the largest expected speedup, 0 for none."""
-        return self._best(0)
-
-    @property
     def best_draft(self) -> int:
         """The K with the largest expected speedup among those that speculate."""
-        return self._best(1)
-
-    def _best(self, least: int) -> int:
-        return least + int((self.speeds / self.speeds[:, :1]).mean(axis=0)[least:].argmax())
+        return 1 + int((self.speeds[:, 1:] / self.speeds[:, :1]).mean(axis=0).argmax())
 
     def repaired(self, name: str, k: int) -> Rounds:
         """The same rounds with the usual value of a part, of rounds of K drafts."""

@@ -250,17 +250,17 @@ def _level(bench: Bench, clients: int, rounds: Rounds, k: int, drafter: str | No
     arm, base, speedup = _arm(bench, SPECULATIVE, clients), _arm(bench, BASELINE, clients), bench.speedup(clients)
     if speedup is None:
         raise InputError(f"concurrency {clients}: the arms have no prompt in common; measure again")
-    speeds, best, c = rounds.speeds, rounds.best, rounds.concurrency
-    over = speeds / speeds[:, :1]
-    lengths: Ints = over.argmax(axis=1)
-    ends = np.quantile(lengths, (0.05, 0.95), method="nearest")
     # Measured now, times the predicted change: what the model gets wrong of both lengths cancels.
     error = np.log(speedup.high / speedup.low) / (2 * NORMAL) if speedup.high > speedup.low else 0.0
-    noise = np.exp(error * np.random.default_rng(seed).standard_normal(len(over)))
-    gain = over[:, best] / over[:, k] * speedup.estimate * noise if best else np.ones(len(over))
+    noise = np.exp(error * np.random.default_rng(seed).standard_normal(len(rounds.speeds)))
+    gains = rounds.speeds / rounds.speeds[:, k : k + 1] * float(speedup) * noise[:, None]
+    gains[:, 0] = 1.0
+    best = int(gains.mean(axis=0).argmax())
+    ends: Ints = np.quantile(gains.argmax(axis=1), (0.05, 0.95), method="nearest")
+    gain = gains[:, best]
     predicted = Estimate(float(gain.mean()), *map(float, np.quantile(gain, (0.05, 0.95))))
     ratio = float(predicted) / float(speedup)
-    base_s = rounds.decode_s
+    base_s, c = rounds.decode_s, rounds.concurrency
     drafts = arm.drafted_per_round
     parts = {
         "verification": float((rounds.costs.verify(c, drafts) / base_s).mean()),

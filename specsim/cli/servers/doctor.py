@@ -89,12 +89,13 @@ def doctor(options: DoctorOptions, settings: BenchSettings) -> Answer:
 
 
 def _print_checkup(checkup: Checkup, document: dict[str, Any]) -> None:
-    from specsim.report.doctor import ACCEPTANCE, LEVELS, acceptance_rows, fix_rows, level_rows, server_facts
+    from specsim.report.doctor import LEVELS, fix_rows, level_rows, server_facts
 
     if checkup.server is not None:
         print_facts("server", server_facts(document))
     if checkup.acceptance:
-        print_table("acceptance", ACCEPTANCE, acceptance_rows(document))
+        rates = ", ".join(f"{100 * rate:.0f}" for rate in checkup.acceptance)
+        print(f"accepted by draft position, if all before were: {rates} %")
     if checkup.levels:
         print_table("where time goes, and the K to set", LEVELS, level_rows(document))
     for title, key in (("traps", "traps"), ("causes, the first costs most", "causes")):
