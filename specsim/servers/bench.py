@@ -42,7 +42,7 @@ def bench(
     *,
     baseline: str | None = None,
     prompts: str | PathLike[str] | None = None,
-    api: str = "auto",
+    completions: bool = False,
     concurrency: Sequence[int] = (1,),
     requests: int = 48,
     minutes: float = 10.0,
@@ -63,8 +63,8 @@ def bench(
         talked to.
     prompts : path, optional
         JSON Lines, as `read_prompts` takes them (default: specsim's 240 tasks).
-    api : {"auto", "chat", "completions"}
-        "completions" sends questions as texts to continue, to models without a chat template.
+    completions : bool
+        Send questions as texts to continue, to a model without a chat template.
     concurrency : sequence of int
         Requests that run at the same time.
     requests : int
@@ -94,7 +94,7 @@ def bench(
     if min(concurrency, default=0) < 1 or requests < 1 or max_tokens < 2 or not minutes > 0:
         raise InputError("concurrency, requests and minutes must be positive, and max_tokens at least 2")
     asked = read_prompts(None if prompts is None else Path(prompts), seed=seed)
-    asked = [prompt.as_text() for prompt in asked] if api == "completions" else asked
+    asked = [prompt.as_text() for prompt in asked] if completions else asked
     sampling = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
     plan = {clients: max(requests, TURNS_PER_CLIENT * clients) for clients in sorted(set(concurrency))}
     source = "specsim's tasks" if prompts is None else Path(prompts).name
@@ -134,7 +134,7 @@ async def _run(
                 answers[name].requests.extend(request for request, _ in block)
                 answers[name].responses.extend(response for _, response in block)
             progress(f"concurrency {clients}", min(begin + step, len(chosen)), len(chosen))
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline and begin + step < len(chosen):
                 notes.append(f"concurrency {clients}: stopped after {begin + step} of {len(chosen)} prompts")
                 break
         counted, remarks = _counts(server, before, await server.metrics(), answers[SPECULATIVE])
@@ -142,6 +142,8 @@ async def _run(
         for name, answer in answers.items():
             counts = counted if name == SPECULATIVE else (None, None)
             requests = [request for request in answer.requests if request.output_tokens > 1]
+            if not requests:
+                raise InputError(f"{servers[name].facts.url} answers with a single token; give other --prompts")
             arms.append(Arm(name, clients, sum(answer.seconds), requests, *counts, dict(server.sampling)))
     facts = server.facts
     lengths = [len(arm.drafted) for arm in arms if arm.drafted]

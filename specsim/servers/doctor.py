@@ -154,10 +154,10 @@ def doctor(
         own = find_traps(_arm(main, SPECULATIVE, clients), main.arm(BASELINE, clients), main.null(clients))
         traps += [trap for trap in own if trap.name not in {other.name for other in traps}]
     notes = [note for each in read for note in each.notes]
-    rates = _rates(read, seed)
-    acceptance = tuple(rates.mean(axis=0).tolist())
     measured = max(len(arm.drafted or []) for each in read for arm in each.arms)
     k = main.speculative.draft_tokens or measured
+    rates = _rates(read, 2 * max(k, measured), seed)
+    acceptance = tuple(rates.mean(axis=0).tolist())
     facts = replace(main.speculative, draft_tokens=k)
     if main.baseline is None:
         notes.append("without a baseline no time can be explained; start the server without speculation for --baseline")
@@ -199,8 +199,8 @@ def _arm(bench: Bench, name: str, clients: int) -> Arm:
     return arm
 
 
-def _rates(benches: Sequence[Bench], seed: int) -> Floats:
-    """Draws [R, 2 D] of the acceptance of the i-th token, if all before it were; beyond D as the D-th."""
+def _rates(benches: Sequence[Bench], longest: int, seed: int) -> Floats:
+    """Draws [R, D] of the acceptance of the i-th token, if all before it were; beyond what was met as the last."""
     arms = [arm for bench in benches for arm in bench.arms if arm.drafted and arm.accepted]
     if not arms:
         raise InputError(
@@ -211,7 +211,7 @@ def _rates(benches: Sequence[Bench], seed: int) -> Floats:
     drafted, accepted = (np.array([sum(row) for row in zip_longest(*lists, fillvalue=0)]) for lists in columns)
     passed, verified = counts_by_depth(Counters(drafted, accepted))
     rates = np.random.default_rng(seed).beta(passed + 0.5, verified - passed + 0.5, size=(DRAWS, len(passed)))
-    return np.concatenate([rates, np.repeat(rates[:, -1:], len(passed), axis=1)], axis=1)
+    return np.concatenate([rates, np.repeat(rates[:, -1:], longest - len(passed), axis=1)], axis=1)
 
 
 def _running(arm: Arm) -> float:

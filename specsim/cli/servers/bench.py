@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from specsim.cli.command import Answer
 from specsim.cli.console import claim_file, print_notes, print_table, progress_bar
@@ -26,8 +26,8 @@ class BenchSettings(SeedSettings):
         'Prompts, JSON Lines: {"prompt": text or token ids}, {"turns": [...]} or {"messages": [...]}. Default: 240 '
         "tasks of six kinds.",
     )
-    api: Literal["auto", "chat", "completions"] = setting(
-        "auto", "completions: send questions as texts to continue, to a model without a chat template."
+    completions: bool = setting(
+        False, "Send questions as texts to continue, to a model without a chat template.", flag="--completions"
     )
     concurrency: tuple[int, ...] = setting((1,), "Requests at the same time, such as 1,8,32.")
     requests: int = setting(48, "Requests per server and concurrency, at least 4 per client.", low=1)

@@ -60,6 +60,8 @@ def doctor(options: DoctorOptions, settings: BenchSettings) -> Answer:
     from specsim.servers.doctor import doctor as find_causes
     from specsim.servers.document import BASELINE, SPECULATIVE
 
+    if options.cost_out is not None and options.url is not None and settings.baseline is None:
+        raise InputError("--cost-out needs the time without speculation; give --baseline")
     for path in (options.out, options.cost_out):
         if path is not None:
             claim_file(path, overwrite=options.overwrite)

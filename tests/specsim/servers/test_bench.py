@@ -80,9 +80,9 @@ def test_arms_take_turns_and_are_paired_by_prompt(replaying: Replaying, tmp_path
 
 def test_the_tasks_are_chats_unless_asked_for_as_texts(replaying: Replaying) -> None:
     questions = [json.loads(line)["turns"][0] for line in TASKS.read_text().splitlines()]
-    for api, key in (("auto", "messages"), ("completions", "prompt")):
+    for completions, key in ((False, "messages"), (True, "prompt")):
         url, asked = replaying("vllm")
-        bench(url, requests=1, api=api)
+        bench(url, requests=1, completions=completions)
         contents = [body[key][0]["content"] if key == "messages" else body[key] for body in asked]
         assert len(set(contents)) == len(contents) == 6 and set(contents) < set(questions)
 

@@ -98,6 +98,11 @@ def test_the_cause_is_named_first(cause: str) -> None:
     assert [found.name for found in checkup.causes][:1] == [cause]
 
 
+def test_a_drafter_of_which_nothing_is_accepted() -> None:
+    checkup = doctor(measured(Truth(rate=0.0), 3))
+    assert checkup.causes[0].name == "the drafter does not fit the target" and checkup.levels[0].k == 0
+
+
 def test_k_is_the_best_of_all_by_the_true_costs() -> None:
     """Near enough that no other K is more than 3 % faster, at every load."""
     concurrency = (1, 8, 32)
