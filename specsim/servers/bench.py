@@ -8,10 +8,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from math import inf
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from specsim.engines import rates
 from specsim.engines.formats.prometheus import BY_POSITION, DRAFTED, DRAFTS, by_position, difference, scrape
@@ -22,10 +23,8 @@ from specsim.servers.client import Server, connect, recognise
 from specsim.servers.document import BASELINE, REPEAT, SPECULATIVE, Arm, Bench, Request
 from specsim.servers.prompts import Prompt, read_prompts
 
-if TYPE_CHECKING:
-    pass
-
-TURNS_PER_CLIENT = 4  # requests of a client before the arms change, as batches are smaller at a block's start and end
+PER_CLIENT = 4  # requests, at least
+PER_BLOCK = 2  # requests of a client before the arms change, as fewer run at a block's start and end
 WARM_UP = 2  # requests of each client that are not measured
 
 
@@ -53,8 +52,8 @@ def bench(
 ) -> Bench:
     """Measure a running server with speculative decoding, beside the same server without.
 
-    Prompts are sent in blocks, each to the server, the baseline, and the baseline again (an A/A test), in changing
-    order. No prompt is sent to the speculative server twice as long as there are enough.
+    Prompts are sent in blocks, each to the server, the baseline, and the baseline again (an A/A test), and the next
+    block in reverse order. No prompt is sent to the speculative server twice as long as there are enough.
 
     Parameters
     ----------
@@ -96,7 +95,7 @@ def bench(
     asked = read_prompts(None if prompts is None else Path(prompts), seed=seed)
     asked = [prompt.as_text() for prompt in asked] if completions else asked
     sampling = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
-    plan = {clients: max(requests, TURNS_PER_CLIENT * clients) for clients in sorted(set(concurrency))}
+    plan = {clients: max(requests, PER_CLIENT * clients) for clients in sorted(set(concurrency))}
     source = "specsim's tasks" if prompts is None else Path(prompts).name
 
     async def run() -> Bench:
@@ -124,10 +123,9 @@ async def _run(
         chosen = [next(own) for _ in range(min(count, len(prompts)))]
         answers = {name: _Answers([], [], []) for name in servers}
         deadline = time.monotonic() + 60 * minutes / len(plan)
-        step = TURNS_PER_CLIENT * clients if clients > 1 else 1
+        step = PER_BLOCK * clients if clients > 1 else 1
         for turn, begin in enumerate(range(0, len(chosen), step)):
-            names = list(servers)
-            for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            for name in list(servers)[:: -1 if turn % 2 else 1]:  # so that a drift of the machine cancels
                 start = time.perf_counter()
                 block = await _block(servers[name], chosen[begin : begin + step], clients)
                 answers[name].seconds.append(time.perf_counter() - start)
@@ -202,7 +200,7 @@ def _counts(
             rounds, drafted = counts[DRAFTS, None], counts[DRAFTED, None]
             if counters is None:
                 # Drafts are cut at the limit on output tokens, the more of them the longer they are.
-                counters, remarks = rates.counters(rounds, drafted, by_position(counts, BY_POSITION), "", most_off=1.0)
+                counters, remarks = rates.counters(rounds, drafted, by_position(counts, BY_POSITION), "", most_off=inf)
         except (InputError, KeyError) as error:
             remarks.append(f"/metrics: {error}")
     remarks = [remark.replace(f"{folder}/", "") for remark in remarks]

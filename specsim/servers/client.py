@@ -61,7 +61,7 @@ class Server:
                 data = line.removeprefix("data:").strip()
                 if not line.startswith("data:") or data == "[DONE]":
                     continue
-                chunk = json.loads(data)
+                chunk = _json(data)
                 if "error" in chunk:
                     raise InputError(f"{self.facts.url} answers {str(chunk['error'])[:200]}")
                 for choice in chunk.get("choices") or []:
