@@ -12,6 +12,7 @@ import pytest
 
 import specsim
 from specsim.io.json import plain_json
+from specsim.replaying.intervals import Estimate
 from specsim.servers.benchmark_files import as_vllm_bench, read_benchmark
 from specsim.servers.doctor import Checkup, doctor, draft_step_seconds
 from specsim.servers.document import BASELINE, REPEAT, SPECULATIVE, Arm, Bench, Request, ServerFacts
@@ -188,6 +189,16 @@ def test_the_number_of_requests_that_would_settle_a_small_difference() -> None:
         mine = [Request(f"{n}", 101, 101, 0.0, 1.0, "stop") for n in range(count)]
         names = [trap.name for trap in find_traps(Arm(SPECULATIVE, 1, 1.0, mine), Arm(BASELINE, 1, 1.0, many))]
         assert ("too few requests" not in names) == settled
+
+
+def test_a_difference_within_the_noise_floor() -> None:
+    """Twelve equal pairs with a ratio of 1.1, and a baseline that may differ from itself by 15 %."""
+    base = [Request(f"{n}", 101, 101, 0.0, 1.1, "stop") for n in range(12)]
+    own = [Request(f"{n}", 101, 101, 0.0, 1.0, "stop") for n in range(12)]
+    arms = Arm(SPECULATIVE, 1, 12.0, own), Arm(BASELINE, 1, 13.2, base)
+    (trap,) = find_traps(*arms, Estimate(1.0, 0.85, 1.15))
+    assert trap.name == "noisy machine" and "noise floor of 15.0 %" in trap.evidence
+    assert find_traps(*arms, Estimate(1.0, 0.95, 1.05)) == []
 
 
 def files_of(checkup_of: Bench, folder: Path) -> Path:
