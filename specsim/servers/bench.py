@@ -113,7 +113,9 @@ async def _run(
 ) -> Bench:  # fmt: skip
     servers = {SPECULATIVE: server} | ({} if base is None else {BASELINE: base, REPEAT: base})
     own = _endless(prompts)
-    arms, notes = [], []
+    arms, notes, needed = [], [], sum(min(count, len(prompts)) for count in plan.values())
+    if needed > len(prompts):
+        notes.append(f"{needed} prompts are needed and {len(prompts)} given, so some repeat at another concurrency")
     for clients, count in plan.items():
         warm = [next(own) for _ in range(WARM_UP)] * clients
         for each in {SPECULATIVE: server, BASELINE: base}.values():

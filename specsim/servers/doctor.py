@@ -22,6 +22,7 @@ from specsim.io.errors import InputError
 from specsim.replaying.intervals import Estimate
 from specsim.replaying.result import Result
 from specsim.report.doctor import KIND
+from specsim.servers.benchmark_files import read_benchmark
 from specsim.servers.causes import Cause, Rounds, find_causes
 from specsim.servers.document import BASELINE, REPEAT, SPECULATIVE, Arm, Bench, ServerFacts, read_bench
 from specsim.servers.round_costs import DRAWS, Step, fit_round_costs
@@ -105,8 +106,8 @@ class Checkup(Result):
 
 def doctor(
     *benches: BenchLike,
-    benchmark: Arm | None = None,
-    benchmark_baseline: Arm | None = None,
+    benchmark: str | PathLike[str] | None = None,
+    benchmark_baseline: str | PathLike[str] | None = None,
     log: str | PathLike[str] | None = None,
     drafter: str | None = None,
     seed: int = 0,
@@ -120,8 +121,8 @@ def doctor(
     ----------
     *benches : Bench, str or Path
         What `bench` measured: the server first, then the same models at other K, if any.
-    benchmark, benchmark_baseline : Arm, optional
-        A benchmark of your own and its baseline, as `read_benchmark` reads them.
+    benchmark, benchmark_baseline : path, optional
+        A result of `vllm bench serve --save-detailed` of your own, and its baseline's, to check for traps.
     log : path, optional
         The log of llama-server, which prints how long drafts took.
     drafter : str, optional
@@ -146,7 +147,10 @@ def doctor(
     read = [each if isinstance(each, Bench) else read_bench(each) for each in benches]
     if not read and benchmark is None:
         raise InputError("nothing to check; give a benchmark of specsim, or of your own")
-    traps = [] if benchmark is None else find_traps(benchmark, benchmark_baseline)
+    traps = []
+    if benchmark is not None:
+        base = None if benchmark_baseline is None else read_benchmark(benchmark_baseline, BASELINE)
+        traps = find_traps(read_benchmark(benchmark, SPECULATIVE), base)
     if not read:
         return Checkup(None, tuple(traps), (), (), (), "", None, ())
     main = read[0]

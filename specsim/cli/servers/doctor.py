@@ -56,26 +56,20 @@ def doctor(options: DoctorOptions, settings: BenchSettings) -> Answer:
     from specsim.io.files import write_json, write_text
     from specsim.report.doctor import doctor_result
     from specsim.report.page import page
-    from specsim.servers.benchmark_files import read_benchmark
     from specsim.servers.doctor import doctor as find_causes
-    from specsim.servers.document import BASELINE, SPECULATIVE
 
     if options.cost_out is not None and options.url is not None and settings.baseline is None:
         raise InputError("--cost-out needs the time without speculation; give --baseline")
     for path in (options.out, options.cost_out):
         if path is not None:
             claim_file(path, overwrite=options.overwrite)
-    own, base = (
-        None if path is None else read_benchmark(path, name)
-        for path, name in ((options.benchmark, SPECULATIVE), (options.benchmark_baseline, BASELINE))
-    )
     benches: list[Any] = [*options.from_]
     if options.url is not None:
         benches.insert(0, measured(options.url, settings))
     checkup = find_causes(
         *benches,
-        benchmark=own,
-        benchmark_baseline=base,
+        benchmark=options.benchmark,
+        benchmark_baseline=options.benchmark_baseline,
         log=options.log,
         drafter=options.drafter,
         seed=settings.seed,

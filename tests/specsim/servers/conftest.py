@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import cycle
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -21,7 +22,7 @@ def replaying() -> Iterator[Callable[[str], tuple[str, list[dict[str, Any]]]]]:
 
     def start(engine: str) -> tuple[str, list[dict[str, Any]]]:
         recording = json.loads((RECORDED / f"{engine}.json").read_text())
-        metrics, asked = iter(recording["metrics"]), []
+        metrics, asked = cycle(recording["metrics"]), []
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:

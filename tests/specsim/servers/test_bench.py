@@ -59,6 +59,15 @@ def test_metrics_that_count_other_clients_are_noticed(replaying: Replaying, prom
     ]
 
 
+def test_too_few_prompts_for_all_concurrencies_are_noticed(replaying: Replaying, prompts: Path) -> None:
+    prompts.write_text("".join(f'{{"prompt": "{number}"}}\n' for number in range(7)))
+    url, asked = replaying("vllm")
+    measured = bench(url, prompts=prompts, concurrency=(1, 2), requests=4)
+    assert "11 prompts are needed and 7 given, so some repeat at another concurrency" in measured.notes
+    assert [len(arm.requests) for arm in measured.arms] == [4, 7]
+    assert len(asked) == 2 * 1 + 4 + 2 * 2 + 7  # two of each client to warm up
+
+
 def test_arms_take_turns_and_are_paired_by_prompt(replaying: Replaying, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": f"text {number}"}) + "\n" for number in range(12)))
