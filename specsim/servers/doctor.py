@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -237,8 +238,16 @@ def _steps(benches: Sequence[Bench]) -> list[Step]:
                 if arm is not None and not (name != SPECULATIVE and bench is not main):
                     drafts = arm.drafted_per_round if name == SPECULATIVE else 0.0
                     seconds = scale * (arm.token_s - _prompts_s(bench, arm)) * arm.tokens_per_round
-                    steps.append(Step(_running(arm), drafts, seconds, arm.token_error))
+                    steps.append(Step(_running(arm), drafts, seconds, max(arm.token_error, _noise(bench, clients))))
     return steps
+
+
+def _noise(bench: Bench, clients: int) -> float:
+    """Relative error of an arm by the A/A test, which sees a machine that drifts; 0 without one."""
+    null = bench.null(clients)
+    if null is None or null.low == null.high:
+        return 0.0
+    return max(abs(float(np.log(null.estimate))), float(np.log(null.high / null.low)) / (2 * NORMAL)) / math.sqrt(2)
 
 
 def _prompts_s(bench: Bench, arm: Arm) -> float:

@@ -57,13 +57,17 @@ def doctor(options: DoctorOptions, settings: BenchSettings) -> Answer:
     from specsim.report.doctor import doctor_result
     from specsim.report.page import page
     from specsim.servers.doctor import doctor as find_causes
+    from specsim.servers.document import read_bench
 
     if options.cost_out is not None and options.url is not None and settings.baseline is None:
         raise InputError("--cost-out needs the time without speculation; give --baseline")
     for path in (options.out, options.cost_out):
         if path is not None:
             claim_file(path, overwrite=options.overwrite)
-    benches: list[Any] = [*options.from_]
+    for path in (options.benchmark, options.benchmark_baseline, options.log):
+        if path is not None and not path.is_file():
+            raise InputError(f"{path} does not exist; check the path")
+    benches = [read_bench(path) for path in options.from_]
     if options.url is not None:
         benches.insert(0, measured(options.url, settings))
     checkup = find_causes(
