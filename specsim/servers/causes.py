@@ -87,7 +87,7 @@ class Rounds:
         return 1 + int((self.speeds[:, 1:] / self.speeds[:, :1]).mean(axis=0).argmax())
 
     def repaired(self, name: str, k: int) -> Rounds:
-        """The same rounds with the usual value of a part, of rounds of K drafts."""
+        """The same rounds with the usual value of a part, where K tokens are drafted."""
         costs, c, base_s = self.costs, self.concurrency, self.decode_s
         if name == "acceptance":
             return replace(self, rates=np.maximum(self.rates, USUAL_ACCEPTANCE))
@@ -146,7 +146,7 @@ def find_causes(rounds: Rounds, k: int, engine: str, drafter: str | None = None)
         name = f"K = {k} is too {'long' if k > best else 'short'}"
         causes.append(Cause(name, _gain(length), text, draft_length_flags(engine, best, drafter)))
     for part, (name, text) in found.items():
-        repaired = rounds.repaired(part, k)
+        repaired = rounds.repaired(part, best)
         draws = repaired.speeds[:, repaired.best_draft] / top
         if _is_named(draws):
             causes.append(Cause(name, _gain(draws), text, REMEDIES[part][engine]))

@@ -79,7 +79,7 @@ FAULTS = {
     "K = 12 is too long": (Truth(rate=0.6), 12),
     "the drafter is slow": (Truth(draft_s=0.010, rate=0.98), 3),
     "a round has a large fixed part": (Truth(round_s=0.030), 3),
-    "verification is not free at this load": (Truth(token_s=0.010, pass_s=0.010), 3),
+    "verification is not free at this load": (Truth(token_s=0.010, pass_s=0.001), 1),
 }
 
 
@@ -95,7 +95,7 @@ def test_a_healthy_server_has_no_cause(k: int) -> None:
 def test_the_cause_is_named_first(cause: str) -> None:
     """A second K tells drafts from a fixed part, a second concurrency from verification."""
     truth, k = FAULTS[cause]
-    checkup = doctor(measured(truth, k, (1, 4)), measured(truth, 1, (1, 4)))
+    checkup = doctor(measured(truth, k, (1, 4)), measured(truth, 2, (1, 4)))
     assert [found.name for found in checkup.causes][:1] == [cause]
 
 
