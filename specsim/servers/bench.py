@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -29,11 +30,12 @@ WARM_UP = 2  # requests of each client that are not measured
 
 
 class _Answers(NamedTuple):
-    """What an arm has measured so far."""
+    """What an arm has measured so far; scrapes : metrics before and after every block."""
 
     requests: list[Request]
     responses: list[dict[str, Any]]
     seconds: list[float]
+    scrapes: list[tuple[str, str]]
 
 
 def bench(
@@ -53,7 +55,7 @@ def bench(
     """Measure a running server with speculative decoding, beside the same server without.
 
     Prompts are sent in blocks, each to the server, the baseline, and the baseline again (an A/A test), and the next
-    block in reverse order. No prompt is sent to the speculative server twice as long as there are enough.
+    block in reverse order. Blocks of all concurrencies take turns. No prompt is sent to the speculative server twice as long as there are enough.
 
     Parameters
     ----------
@@ -69,7 +71,7 @@ def bench(
     requests : int
         Requests per arm and concurrency, at least 4 per client.
     minutes : float
-        Time limit; each concurrency has an equal share, and ends after a block.
+        Time limit, after which the benchmark ends with a block.
     max_tokens, temperature, seed
         Sampling of every request.
     progress : callable
@@ -112,38 +114,45 @@ async def _run(
     progress: Progress,
 ) -> Bench:  # fmt: skip
     servers = {SPECULATIVE: server} | ({} if base is None else {BASELINE: base, REPEAT: base})
-    own = _endless(prompts)
-    arms, notes, needed = [], [], sum(min(count, len(prompts)) for count in plan.values())
+    own, notes, needed = _endless(prompts), [], sum(min(count, len(prompts)) for count in plan.values())
     if needed > len(prompts):
         notes.append(f"{needed} prompts are needed and {len(prompts)} given, so some repeat at another concurrency")
+    answers = {(name, clients): _Answers([], [], [], []) for clients in plan for name in servers}
+    blocks: list[tuple[float, int, int, list[Prompt]]] = []  # by the place of each, so that concurrencies take turns
     for clients, count in plan.items():
         warm = [next(own) for _ in range(WARM_UP)] * clients
         for each in {SPECULATIVE: server, BASELINE: base}.values():
             if each is not None:
                 await _block(each, warm, clients)
-        before = await server.metrics()
         chosen = [next(own) for _ in range(min(count, len(prompts)))]
-        answers = {name: _Answers([], [], []) for name in servers}
-        deadline = time.monotonic() + 60 * minutes / len(plan)
-        step = PER_BLOCK * clients if clients > 1 else 1
-        for turn, begin in enumerate(range(0, len(chosen), step)):
-            for name in list(servers)[:: -1 if turn % 2 else 1]:  # so that a drift of the machine cancels
-                start = time.perf_counter()
-                block = await _block(servers[name], chosen[begin : begin + step], clients)
-                answers[name].seconds.append(time.perf_counter() - start)
-                answers[name].requests.extend(request for request, _ in block)
-                answers[name].responses.extend(response for _, response in block)
-            progress(f"concurrency {clients}", min(begin + step, len(chosen)), len(chosen))
-            if time.monotonic() > deadline and begin + step < len(chosen):
-                notes.append(f"concurrency {clients}: stopped after {begin + step} of {len(chosen)} prompts")
-                break
-        counted, remarks = _counts(server, before, await server.metrics(), answers[SPECULATIVE])
-        notes += [f"concurrency {clients}: {remark}" for remark in remarks]
-        for name, answer in answers.items():
-            counts = counted if name == SPECULATIVE else (None, None)
-            requests = [request for request in answer.requests if request.output_tokens > 1]
-            if not requests:
-                raise InputError(f"{servers[name].facts.url} answers with a single token; give other --prompts")
+        size = PER_BLOCK * clients if clients > 1 else 1
+        parts = [chosen[begin : begin + size] for begin in range(0, len(chosen), size)]
+        blocks += [((number + 0.5) / len(parts), clients, number, part) for number, part in enumerate(parts)]
+    deadline, done = time.monotonic() + 60 * minutes, 0
+    for _, clients, number, block in sorted(blocks, key=lambda each: each[:2]):
+        for name in list(servers)[:: -1 if number % 2 else 1]:  # so that a drift of the machine cancels
+            answer, before = answers[name, clients], await server.metrics()
+            start = time.perf_counter()
+            for request, response in await _block(servers[name], block, clients):
+                answer.requests.append(request)
+                answer.responses.append(response)
+            answer.seconds.append(time.perf_counter() - start)
+            answer.scrapes.append((before, await server.metrics()))
+        done += len(block)
+        progress("prompts", done, needed)
+        if time.monotonic() > deadline and done < needed:
+            notes.append(f"stopped after {done} of {needed} prompts, at the time limit")
+            break
+    arms = []
+    for (name, clients), answer in answers.items():
+        counts: tuple[list[int] | None, list[int] | None] = None, None
+        if name == SPECULATIVE and answer.requests:
+            counts, remarks = _counts(server, answer)
+            notes += [f"concurrency {clients}: {remark}" for remark in remarks]
+        requests = [request for request in answer.requests if request.output_tokens > 1]
+        if answer.requests and not requests:
+            raise InputError(f"{servers[name].facts.url} answers with a single token; give other --prompts")
+        if requests:
             arms.append(Arm(name, clients, sum(answer.seconds), requests, *counts, dict(server.sampling)))
     facts = server.facts
     lengths = [len(arm.drafted) for arm in arms if arm.drafted]
@@ -181,14 +190,9 @@ async def _block(server: Server, prompts: Sequence[Prompt], clients: int) -> lis
     return [answers[place] for place in sorted(answers)]
 
 
-def _counts(
-    server: Server, before: str, after: str, answers: _Answers
-) -> tuple[tuple[list[int] | None, list[int] | None], list[str]]:
+def _counts(server: Server, answers: _Answers) -> tuple[tuple[list[int] | None, list[int] | None], list[str]]:
     """Counters by position [D], by the responses or else by the server's metrics, and remarks on them."""
     with TemporaryDirectory() as folder:
-        scrapes = [Path(folder, "before.prom"), Path(folder, "after.prom")]
-        for path, text in zip(scrapes, (before, after), strict=True):
-            path.write_text(text)
         responses = Path(folder, "responses.jsonl")
         responses.write_text("".join(json.dumps(response) + "\n" for response in answers.responses))
         counters, drafted, remarks = None, None, []
@@ -198,7 +202,12 @@ def _counts(
         except InputError as error:
             remarks.append(str(error))
         try:
-            counts = difference(scrape(scrapes[0]).counts, scrape(scrapes[1]).counts, scrapes)
+            counts: Counter[tuple[str, int | None]] = Counter()
+            paths = Path(folder, "before"), Path(folder, "after")
+            for texts in answers.scrapes:
+                for path, text in zip(paths, texts, strict=True):
+                    path.write_text(text)
+                counts.update(difference(scrape(paths[0]).counts, scrape(paths[1]).counts, paths))
             rounds, drafted = counts[DRAFTS, None], counts[DRAFTED, None]
             if counters is None:
                 # Drafts are cut at the limit on output tokens, the more of them the longer they are.

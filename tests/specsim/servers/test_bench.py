@@ -53,9 +53,9 @@ def test_counts_are_those_of_the_response_and_the_metrics(engine: str, replaying
 def test_metrics_that_count_other_clients_are_noticed(replaying: Replaying, prompts: Path) -> None:
     prompts.write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
     url, _ = replaying("vllm")
-    measured = bench(url, prompts=prompts)  # the recorded metrics count a single request
+    measured = bench(url, prompts=prompts, concurrency=(2,))  # the recorded metrics count a single request
     assert measured.notes == [
-        "concurrency 1: the server drafted 15 tokens, but 30 for these requests: others used it as well"
+        "concurrency 2: the server drafted 15 tokens, but 30 for these requests: others used it as well"
     ]
 
 
