@@ -55,7 +55,8 @@ def bench(
     """Measure a running server with speculative decoding, beside the same server without.
 
     Prompts are sent in blocks, each to the server, the baseline, and the baseline again (an A/A test), and the next
-    block in reverse order. Blocks of all concurrencies take turns. No prompt is sent to the speculative server twice as long as there are enough.
+    block in reverse order. Blocks of all concurrencies take turns. No prompt is sent to the speculative server twice as
+    long as there are enough.
 
     Parameters
     ----------

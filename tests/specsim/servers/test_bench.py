@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,11 @@ def test_the_tasks_are_chats_unless_asked_for_as_texts(replaying: Replaying) -> 
         bench(url, requests=1, completions=completions)
         contents = [body[key][0]["content"] if key == "messages" else body[key] for body in asked]
         assert len(set(contents)) == len(contents) == 6 and set(contents) < set(questions)
+
+
+def test_without_httpx2_the_error_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "httpx2", None)
+    assert_refused(call("specsim", "bench", "http://127.0.0.1:9"), "pip install 'specsim[servers]'")
 
 
 def test_what_is_refused(tmp_path: Path, replaying: Replaying) -> None:
