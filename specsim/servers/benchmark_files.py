@@ -12,7 +12,6 @@ from specsim.io.json import read_json
 from specsim.servers.document import Arm, Request
 
 INVALID = "give the result of `vllm bench serve --save-result --save-detailed`"
-FORCED = "ignore_eos"  # not in vLLM's results, but in those that have the command's options beside them
 
 
 class VllmBench(TypedDict):
@@ -25,7 +24,6 @@ class VllmBench(TypedDict):
     ttfts: list[float]
     itls: list[list[float]]
     generated_texts: NotRequired[list[str]]
-    ignore_eos: NotRequired[bool]
 
 
 def read_benchmark(path: str | PathLike[str], name: str) -> Arm:
@@ -48,8 +46,7 @@ def read_benchmark(path: str | PathLike[str], name: str) -> Arm:
     if not requests:
         raise InputError(f"{where} has no request of more than a token; {INVALID}")
     concurrency = result["max_concurrency"] or count
-    sampling = {"ignore_eos": True} if result.get(FORCED) else {}
-    return Arm(name, concurrency, result["duration"], requests, sampling=sampling)
+    return Arm(name, concurrency, result["duration"], requests)
 
 
 def as_vllm_bench(arm: Arm, model: str) -> dict[str, Any]:

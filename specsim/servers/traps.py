@@ -59,14 +59,12 @@ def _of_arm(arm: Arm) -> list[Trap]:
         )
     lengths = {request.output_tokens for request in requests}
     finish = Counter(request.finish for request in requests)
-    forced = arm.sampling.get("ignore_eos")
-    if forced or (len(requests) >= FEWEST and len(lengths) == 1 and set(finish) == {""}):
-        told = f"all {len(requests)} outputs have exactly {max(lengths)} tokens, by ignore_eos or a limit"
+    if len(requests) >= FEWEST and len(lengths) == 1 and set(finish) == {""}:
         traps.append(
             Trap(
                 "outputs of fixed length (ignore_eos)",
-                f"{'ignore_eos is set' if forced else told}; text behind an answer's end repeats itself and is "
-                "accepted more often",
+                f"all {len(requests)} outputs have exactly {max(lengths)} tokens, by ignore_eos or a limit; text behind "
+                "an answer's end repeats itself and is accepted more often",
                 "leave out --ignore-eos, and let answers end",
             )
         )

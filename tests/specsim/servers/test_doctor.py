@@ -168,7 +168,6 @@ def test_traps_of_a_benchmark() -> None:
     assert traps(replace(own, requests=repeated))[0] == ("repeated prompts", True)
     cached = [replace(request, cached_tokens=40) for request in own.requests]
     assert traps(replace(own, requests=cached))[0] == ("repeated prompts", True)
-    assert traps(replace(own, sampling={"ignore_eos": True}))[0] == ("outputs of fixed length (ignore_eos)", True)
     equal = [replace(request, output_tokens=100, finish="") for request in own.requests]
     assert traps(replace(own, requests=equal))[0] == ("outputs of fixed length (ignore_eos)", True)
     cut = [replace(request, finish="length") for request in own.requests]
