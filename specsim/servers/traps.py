@@ -63,8 +63,8 @@ def _of_arm(arm: Arm) -> list[Trap]:
         traps.append(
             Trap(
                 "outputs of fixed length (ignore_eos)",
-                f"all {len(requests)} outputs have exactly {max(lengths)} tokens, by ignore_eos or a limit; text behind "
-                "an answer's end repeats itself and is accepted more often",
+                f"all {len(requests)} outputs have exactly {max(lengths)} tokens, by ignore_eos or a limit; text "
+                "behind an answer's end repeats itself and is accepted more often",
                 "leave out --ignore-eos, and let answers end",
             )
         )
