@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from specsim.policy.chain.base import ChainPolicy
     from specsim.policy.registry import make_policy, policies
     from specsim.policy.tree.base import TreePolicy
+    from specsim.servers.bench import bench
+    from specsim.servers.doctor import doctor
     from specsim.serving.rollouts import rollouts
     from specsim.serving.serve import serve, serve_batches, serve_schedule
     from specsim.trace.files import read_trace, write_trace
@@ -43,10 +45,12 @@ _HOMES = {  # public name -> module that defines it
     "Trace": "specsim.trace.trace",
     "TreePolicy": "specsim.policy.tree.base",
     "advise": "specsim.engines.advise",
+    "bench": "specsim.servers.bench",
     "by_context": "specsim.learn.by_context",
     "calibrate": "specsim.cost.calibrate",
     "cross_validate": "specsim.learn.tune",
     "diagnose": "specsim.engines.diagnose",
+    "doctor": "specsim.servers.doctor",
     "draft_ahead": "specsim.learn.draft_ahead",
     "export_flags": "specsim.engines.export",
     "generate": "specsim.acceptance.generate",
@@ -76,10 +80,12 @@ __all__ = [
     "Trace",
     "TreePolicy",
     "advise",
+    "bench",
     "by_context",
     "calibrate",
     "cross_validate",
     "diagnose",
+    "doctor",
     "draft_ahead",
     "export_flags",
     "generate",

@@ -333,7 +333,8 @@ def load_prompts(pair: Pair, file: Path | None, num_prompts: int | None, longest
     Says on standard error which share of a file is used, and how many prompts are in the chat template.
     """
     from realrun.pairs.pair import is_lab
-    from realrun.pairs.prompts import TASK_PROMPTS, TASKS, lab_prompts, leave_out_long, read_prompts, spread
+    from realrun.pairs.prompts import TASK_PROMPTS, lab_prompts, leave_out_long, read_prompts, spread
+    from specsim.io.examples import TASKS
 
     if file is None and is_lab(pair.target_name):
         return lab_prompts(pair.tokenizer, num_prompts or DEFAULT_COUNT)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from realrun.engines.gguf_file import ids_of, write_gguf
 from realrun.engines.processes.vllm_recorder import STATISTICS, row_type
 from realrun.pairs.pair import Pair
 from specsim.engines.formats import prometheus
-from specsim.engines.formats.llamacpp import Log
+from specsim.engines.formats.llamacpp import DRAFTING, Log
 from specsim.engines.formats.reading import log_lines
 from specsim.io.arrays import Array
 from specsim.io.errors import InputError
@@ -28,7 +27,6 @@ from specsim.policy.chain.p_min import LlamaCpp
 PROCESS = "run_llamacpp.py"
 TRACE = {"LLAMA_TRACE": "1"}  # a line in the log for every round
 THREADS = 1
-DRAFTING = re.compile(r"dur\(b,g,a\) = [\d.]+, ([\d.]+), [\d.]+ ms")  # since a server's start
 
 
 class LlamaCppEngine(Engine):

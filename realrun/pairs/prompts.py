@@ -25,7 +25,7 @@ QUESTIONS = ("prompt", "turns", "conversations", "question", "instruction")
 FORMS = ("text", "messages", *QUESTIONS)
 USERS = ("human", "user")  # names of the user in ShareGPT
 LAB_PROMPTS = "the lab's held-out prompts"
-TASK_PROMPTS, TASKS = "specsim's tasks", Path(__file__).with_name("tasks.jsonl")  # 40 of each of six kinds
+TASK_PROMPTS = "specsim's tasks"
 
 
 @dataclass(frozen=True)

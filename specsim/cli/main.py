@@ -28,6 +28,8 @@ from specsim.cli.leaderboard import leaderboard
 from specsim.cli.panels import PanelGroup
 from specsim.cli.replay import replay
 from specsim.cli.serve import serve
+from specsim.cli.servers.bench import bench
+from specsim.cli.servers.doctor import doctor
 from specsim.cli.sweep import sweep
 from specsim.cli.tree import tree
 from specsim.cli.tune import tune
@@ -46,7 +48,7 @@ app.callback()(options_of_all)
 
 SERVERS, POLICIES, DATA = "Tune a server", "Compare drafting policies", "Traces, costs and claims"
 COMMANDS: dict[str, tuple[Callable[..., Any], ...]] = {
-    SERVERS: (advise, diagnose, explain, import_, export),
+    SERVERS: (advise, bench, doctor, diagnose, explain, import_, export),
     POLICIES: (leaderboard, tune, replay, sweep, draft_ahead, policies),
     DATA: (example, info, join, record_text, report),
 }

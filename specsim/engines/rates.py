@@ -112,11 +112,13 @@ def counters_of_histogram(times: Ints, drafted: int, instead: str) -> tuple[Coun
     return counters(int(at_least[0]), drafted, at_least[1:].tolist(), instead)
 
 
-def counters(rounds: int, drafted: int, accepted: Sequence[int], instead: str) -> tuple[Counters, list[str]]:
+def counters(
+    rounds: int, drafted: int, accepted: Sequence[int], instead: str, most_off: float = MOST_SHORT
+) -> tuple[Counters, list[str]]:
     """Counters by position from the total of drafted tokens, and notes on them.
 
     If drafts differ in length, it is unknown which rounds drafted an i-th token. A few drafts that end early, at the
-    limit on output tokens, change little; InputError where the rates could be wrong by more than MOST_SHORT, as under a
+    limit on output tokens, change little; InputError where the rates could be wrong by more than `most_off`, as under a
     schedule of K.
 
     instead : what to import then
@@ -130,7 +132,7 @@ def counters(rounds: int, drafted: int, accepted: Sequence[int], instead: str) -
     passed[: len(accepted)] = accepted
     short = rounds * depth - drafted
     off = short * max(1 - 2 / depth, 0.0) / rounds  # were all of it missing from the last position; of two it is
-    if off > MOST_SHORT or (short and depth == 1):
+    if off > most_off or (short and depth == 1):
         raise InputError(
             f"drafts differ in length ({drafted:,} tokens in {rounds:,} drafts of up to {depth}), so counts by "
             f"position cannot be divided by drafts; {instead}"
@@ -138,8 +140,8 @@ def counters(rounds: int, drafted: int, accepted: Sequence[int], instead: str) -
     weight = np.arange(depth, dtype=np.int64)
     missing = short * weight // max(int(weight.sum()), 1)
     missing[-1] += short - int(missing.sum())
-    counted = rounds - missing
-    if (np.diff(passed) > 0).any() or (passed > counted).any() or (passed < 0).any():
+    counted = np.maximum(rounds - missing, passed)
+    if (np.diff(passed) > 0).any() or passed[0] > rounds or passed[-1] < 0:
         raise InputError("counts by position grow with the position, or exceed the drafts; export them together")
     notes = []
     if off:

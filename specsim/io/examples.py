@@ -10,6 +10,7 @@ from specsim.io.errors import InputError
 
 PREFIX = "example:"
 FOLDER = Path(__file__).parents[1] / "data" / "example"
+TASKS = Path(__file__).parents[1] / "data" / "tasks.jsonl"  # prompts, 40 of each of six kinds
 Kind = Literal["trace", "cost"]
 SUFFIXES: dict[Kind, str] = {"trace": ".zip", "cost": ".json"}
 

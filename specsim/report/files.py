@@ -10,6 +10,8 @@ from specsim.io.errors import InputError
 from specsim.io.json import read_json
 from specsim.report.batches import batches_result
 from specsim.report.claims import claims_result
+from specsim.report.doctor import KIND as DOCTOR
+from specsim.report.doctor import doctor_result
 from specsim.report.drafters import KIND as DRAFTERS
 from specsim.report.drafters import drafters_result
 from specsim.report.hardware import comparison_result
@@ -26,6 +28,7 @@ KINDS: dict[str, Render] = {
     VALIDATION: validation_result,
     LEADERBOARD: leaderboard_result,
     DRAFTERS: drafters_result,
+    DOCTOR: doctor_result,
     "specsim-claims": claims_result,
     "specsim-cost-comparison": comparison_result,
 }
@@ -34,8 +37,8 @@ BY_KEY: dict[str, Render] = {  # of documents that name no kind: a key that no o
     "break_even": batches_result,
 }
 MAKE = (
-    "give what `realrun validate`, a leaderboard or `specsim cost compare` wrote, or what `specsim tune`, `claims "
-    "check` or `serve schedule` print with --json"
+    "give what `realrun validate`, a leaderboard or `specsim cost compare` wrote, or what `specsim tune`, `doctor`, "
+    "`claims check` or `serve schedule` print with --json"
 )
 
 

@@ -19,8 +19,11 @@ from tests.support import ROOT
 APPS = {"specsim": specsim.cli.main.app, "realrun": realrun.cli.main.app, "speckernels": speckernels.cli.app}
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 ENGINES = {  # options of engines and pip, which are named too
+    "--metrics",
     "--no-deps",
     "--per-request-spec-decode-metrics",
+    "--save-detailed",
+    "--save-result",
     "--speculative-eagle-topk",
     "--use-tree-spec",
 }
@@ -73,6 +76,8 @@ RAISED_BY = {
     "specsim/cli/options.py:RequestSettings": ("specsim cost show", "specsim advise"),
     "specsim/cost/roofline/serving.py": ("specsim cost show", "specsim advise"),
     "specsim/engines/formats/records.py:as_counts": ("specsim advise", "specsim acceptance fit"),
+    "specsim/cli/servers/doctor.py": ("specsim doctor",),
+    "specsim/servers/prompts.py": ("specsim bench", "specsim doctor"),
     "specsim/cli/cost/calibrate.py": ("specsim cost calibrate",),
     "specsim/claims/check.py": ("specsim claims check",),
     "specsim/cli/claims.py": ("specsim claims record",),

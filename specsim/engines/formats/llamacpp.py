@@ -40,6 +40,7 @@ PER_POSITION = re.compile(r"task (\d+) \|\s+acc per pos = \(([\d., ]+)\)")
 STATISTICS = re.compile(r"statistics\s+(\S+?):? #calls")
 COUNTS = re.compile(r"#(gen drafts|gen tokens|acc tokens) =\s*(\d+)")
 RATES = re.compile(r"#acc rate/pos = \(([\d., ]*)\)")
+DRAFTING = re.compile(r"dur\(b,g,a\) = [\d.]+, ([\d.]+), [\d.]+ ms")  # of drafts, since a server's start
 COUNTED = ("gen drafts", "gen tokens", "acc tokens")
 BUILD = re.compile(r"build: (\d+ \([0-9a-f]+\))")
 MARKS = ("| accepted ", "draft acceptance", "#gen drafts")

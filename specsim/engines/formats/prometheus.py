@@ -53,7 +53,7 @@ def read_prometheus(paths: Sequence[Path]) -> ImportedRecords:
     engine, *others = [scraped.engine for scraped in scrapes]
     if others not in ([], [engine]):
         raise InputError(f"scrapes of {engine} and {others[0]} differ; give two scrapes of the same server")
-    counts = scrapes[0].counts if len(paths) == 1 else _difference(scrapes[0].counts, scrapes[1].counts, paths)
+    counts = scrapes[0].counts if len(paths) == 1 else difference(scrapes[0].counts, scrapes[1].counts, paths)
     source, sums, notes = _counters(engine, counts, paths[-1])
     if len(paths) == 1:
         notes.append("all since the server's start; two scrapes count what came between them")
@@ -125,7 +125,8 @@ def _whole(text: str, name: str, most: int) -> int:
     return int(number)
 
 
-def _difference(before: Counts, after: Counts, paths: Sequence[Path]) -> Counts:
+def difference(before: Counts, after: Counts, paths: Sequence[Path]) -> Counts:
+    """What was counted between two scrapes; InputError if a counter falls."""
     for key in {**before, **after}:
         if after.get(key, 0) < before.get(key, 0):
             raise InputError(

@@ -19,7 +19,6 @@ from realrun.pairs.pair import load_pair
 from realrun.pairs.prompts import (
     LAB_PROMPTS,
     TASK_PROMPTS,
-    TASKS,
     Prompt,
     prompt_digest,
     prompt_facts,
@@ -27,6 +26,7 @@ from realrun.pairs.prompts import (
     read_prompts,
     spread,
 )
+from specsim.io.examples import TASKS
 from tests.support.checks import refusal
 from tests.support.tiny import tiny_pair, tiny_prompts, tiny_tokenizer
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from realrun.pairs.library_text import SourceFile
-from realrun.pairs.prompts import TASKS, Prompt, around_question
+from realrun.pairs.prompts import Prompt, around_question
 from realrun.pairs.training_tasks import training_questions
 from realrun.train.common import distill, text
 from realrun.train.common.distill import (
@@ -27,6 +27,7 @@ from realrun.train.common.distill import (
 )
 from realrun.train.common.text import Corpus, load_corpus
 from specsim.io.errors import InputError
+from specsim.io.examples import TASKS
 from tests.support.small_targets import ARCHITECTURES, alone, quiet, small_target, text_folder
 from tests.support.tiny import tiny_tokenizer
 

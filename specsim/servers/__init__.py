@@ -1,0 +1,1 @@
+"""Benchmark a running server with speculative decoding, and explain what it measures."""

@@ -1,0 +1,312 @@
+"""Diagnose a server with speculative decoding from a benchmark: traps, parts of a round, causes, and the K to set."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import zip_longest
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from specsim.acceptance.sources import Counters
+from specsim.engines.advise import counts_by_depth
+from specsim.engines.export import export_flags
+from specsim.engines.flags import draft_length_flags
+from specsim.engines.formats.llamacpp import DRAFTING
+from specsim.io.arrays import Floats, Ints
+from specsim.io.errors import InputError
+from specsim.replaying.intervals import Estimate
+from specsim.replaying.result import Result
+from specsim.report.doctor import KIND
+from specsim.servers.benchmark_files import read_benchmark
+from specsim.servers.causes import Cause, Rounds, find_causes
+from specsim.servers.document import BASELINE, REPEAT, SPECULATIVE, Arm, Bench, ServerFacts, read_bench
+from specsim.servers.round_costs import DRAWS, Step, fit_round_costs
+from specsim.servers.traps import Trap, find_traps
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+NORMAL = 1.96  # standard errors in half of a 95 % interval
+SCHEDULED = ("vllm", "sglang", "tensorrt-llm")  # engines with a K by batch
+BenchLike = Bench | str | PathLike[str]
+
+
+@dataclass(frozen=True)
+class Level:
+    """What was measured at a concurrency, and the draft length that would be best.
+
+    token_ms, tokens_per_s : now; baseline_ms : without speculation
+    speedup, null : of the server over its baseline, and of the baseline over its repeat
+    parts : seconds of a decoding step, in baseline decode steps: verification, drafting, fixed part
+    k, k_range : recommended draft length, 0 for none, with a 90 % credible interval
+    predicted : speedup at that length; predicted_ms, predicted_tokens_per_s : what it means
+    flags : of the engine
+    """
+
+    concurrency: int
+    token_ms: float
+    baseline_ms: float
+    tokens_per_s: float
+    speedup: Estimate
+    null: Estimate | None
+    tokens_per_round: float
+    parts: dict[str, float]
+    k: int
+    k_range: tuple[int, int]
+    predicted: Estimate
+    predicted_ms: float
+    predicted_tokens_per_s: float
+    flags: str
+
+
+@dataclass(frozen=True, repr=False)
+class Checkup(Result):
+    """The diagnosis of a server; `cost` is a cost file of its rounds.
+
+    acceptance : rate of every position, if all before it were accepted
+    causes : at most three, the first costs most; none on a healthy server
+    """
+
+    server: ServerFacts | None
+    traps: tuple[Trap, ...]
+    acceptance: tuple[float, ...]
+    levels: tuple[Level, ...]
+    causes: tuple[Cause, ...]
+    schedule: str
+    cost: dict[str, Any] | None
+    notes: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        invalid = [trap for trap in self.traps if trap.invalid]
+        if invalid:
+            return f"the benchmark is not valid: {invalid[0].name}: {invalid[0].evidence}"
+        if self.causes:
+            cause = self.causes[0]
+            return f"{cause.name}: {cause.evidence}; try {cause.remedy} ({float(cause.gain):.2f} times as fast)"
+        if any(not level.k for level in self.levels):
+            return "no cause stands out, but speculation does not pay: turn it off"
+        return "no cause found: the server is healthy" if self.levels else "no cause found"
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row for every concurrency."""
+        import pandas as pd  # slow to import
+
+        return pd.DataFrame(map(vars, self.levels))
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form, which `specsim report` shows."""
+        document = asdict(replace(self, traps=()))
+        return {"kind": KIND, **document, "traps": [trap._asdict() for trap in self.traps], "verdict": repr(self)}
+
+
+def doctor(
+    *benches: BenchLike,
+    benchmark: str | PathLike[str] | None = None,
+    benchmark_baseline: str | PathLike[str] | None = None,
+    log: str | PathLike[str] | None = None,
+    drafter: str | None = None,
+    seed: int = 0,
+) -> Checkup:
+    """Diagnose a server from what `bench` measured, or check a benchmark of your own.
+
+    The seconds of decoding steps are fitted by a pass, further tokens in it, draft steps and a fixed part. Benchmarks
+    of the same models at other K tell these parts apart; from a single K, the best K has a wide interval.
+
+    Parameters
+    ----------
+    *benches : Bench, str or Path
+        What `bench` measured: the server first, then the same models at other K, if any.
+    benchmark, benchmark_baseline : path, optional
+        A result of `vllm bench serve --save-detailed` of your own, and its baseline's, to check for traps.
+    log : path, optional
+        The log of llama-server, which prints how long drafts took.
+    drafter : str, optional
+        Kind of drafter for the flags, such as "eagle3".
+    seed : int
+        Seed of the draws.
+
+    Returns
+    -------
+    Checkup
+
+    Raises
+    ------
+    InputError
+        If there is nothing to check, and for a server that counted no drafts by position.
+
+    Examples
+    --------
+    >>> import specsim
+    >>> specsim.doctor("k3.json", "k7.json").causes  # doctest: +SKIP
+    """
+    read = [each if isinstance(each, Bench) else read_bench(each) for each in benches]
+    if not read and benchmark is None:
+        raise InputError("nothing to check; give a benchmark of specsim, or of your own")
+    traps = []
+    if benchmark is not None:
+        base = None if benchmark_baseline is None else read_benchmark(benchmark_baseline, BASELINE)
+        traps = find_traps(read_benchmark(benchmark, SPECULATIVE), base)
+    if not read:
+        return Checkup(None, tuple(traps), (), (), (), "", None, ())
+    main = read[0]
+    for clients in main.concurrencies:
+        own = find_traps(_arm(main, SPECULATIVE, clients), main.arm(BASELINE, clients), main.null(clients))
+        traps += [trap for trap in own if trap.name not in {other.name for other in traps}]
+    notes = [note for each in read for note in each.notes]
+    measured = max(len(arm.drafted or []) for each in read for arm in each.arms)
+    k = main.speculative.draft_tokens or measured
+    rates = _rates(read, 2 * max(k, measured), seed)
+    acceptance = tuple(rates.mean(axis=0).tolist())
+    facts = replace(main.speculative, draft_tokens=k)
+    if main.baseline is None:
+        notes.append("without a baseline no time can be explained; start the server without speculation for --baseline")
+        return Checkup(facts, tuple(traps), acceptance[:measured], (), (), "", None, tuple(notes))
+    draft_step_s = None if log is None else draft_step_seconds(log)
+    steps = _steps(read)
+    costs = fit_round_costs(steps, draft_step_s=draft_step_s, seed=seed)
+    levels, causes = [], []
+    for clients in main.concurrencies:
+        rounds = Rounds(costs, rates, _running(_arm(main, BASELINE, clients)))
+        levels.append(_level(main, clients, rounds, k, drafter, seed))
+        causes += find_causes(rounds, k, facts.engine, drafter)
+    lengths = sorted({each.speculative.draft_tokens or measured for each in read})
+    if len(lengths) == 1 and draft_step_s is None:
+        other = 1 if k > 2 else 2 * k + 1
+        notes.append(
+            f"K = {k} alone does not tell drafting from the fixed part of a round; measure a server at K = {other}, "
+            "too, and give both files"
+        )
+    if len(main.concurrencies) == 1 and draft_step_s is None:
+        notes.append("one concurrency alone does not tell drafting from verification; give two, such as 1,8")
+    if any(level.k > measured for level in levels):
+        notes.append(
+            f"drafts beyond {measured} tokens were not measured: their acceptance is taken to be the last one's"
+        )
+    source = f"specsim doctor, {facts.engine} {facts.version}, {facts.model}"
+    ends = min(main.concurrencies), max(main.concurrencies)
+    cost = costs.document(source, main.date, ends, (lengths[0], lengths[-1]))
+    schedule = _schedule(levels, facts.engine)
+    return Checkup(
+        facts, tuple(traps), acceptance[:measured], tuple(levels), _merged(causes), schedule, cost, tuple(notes)
+    )
+
+
+def _arm(bench: Bench, name: str, clients: int) -> Arm:
+    arm = bench.arm(name, clients)
+    if arm is None:
+        raise InputError(f"the benchmark has no {name} at concurrency {clients}; measure again")
+    return arm
+
+
+def _rates(benches: Sequence[Bench], longest: int, seed: int) -> Floats:
+    """Draws [R, D] of the acceptance of the i-th token, if all before it were; beyond what was met as the last."""
+    arms = [arm for bench in benches for arm in bench.arms if arm.drafted and arm.accepted]
+    if not arms:
+        raise InputError(
+            "the server told no acceptance by position; start vLLM with --per-request-spec-decode-metrics detailed, "
+            "llama-server with --metrics, or update SGLang"
+        )
+    columns = [[getattr(arm, name) for arm in arms] for name in ("drafted", "accepted")]
+    drafted, accepted = (np.array([sum(row) for row in zip_longest(*lists, fillvalue=0)]) for lists in columns)
+    passed, verified = counts_by_depth(Counters(drafted, accepted))
+    rates = np.random.default_rng(seed).beta(passed + 0.5, verified - passed + 0.5, size=(DRAWS, len(passed)))
+    return np.concatenate([rates, np.repeat(rates[:, -1:], longest - len(passed), axis=1)], axis=1)
+
+
+def _running(arm: Arm) -> float:
+    """Requests that were decoding at the same time, on average."""
+    return max(1.0, float(arm.columns[0].sum()) / arm.clients_s)
+
+
+def _steps(benches: Sequence[Bench]) -> list[Step]:
+    """Decoding steps of all arms, each benchmark's scaled so that its baseline takes as long as the first's."""
+    main, steps = benches[0], []
+    for bench in benches:
+        for clients in bench.concurrencies:
+            base, reference = bench.arm(BASELINE, clients), main.arm(BASELINE, clients)
+            if base is None or reference is None:
+                continue
+            scale = reference.token_s / base.token_s
+            for name in (SPECULATIVE, BASELINE, REPEAT):
+                arm = bench.arm(name, clients)
+                if arm is not None and not (name != SPECULATIVE and bench is not main):
+                    drafts = arm.drafted_per_round if name == SPECULATIVE else 0.0
+                    seconds = scale * (arm.token_s - _prompts_s(bench, arm)) * arm.tokens_per_round
+                    steps.append(Step(_running(arm), drafts, seconds, max(arm.token_error, _noise(bench, clients))))
+    return steps
+
+
+def _noise(bench: Bench, clients: int) -> float:
+    """Relative error of an arm by the A/A test, which sees a machine that drifts; 0 without one."""
+    null = bench.null(clients)
+    if null is None or null.low == null.high:
+        return 0.0
+    return max(abs(float(np.log(null.estimate))), float(np.log(null.high / null.low)) / (2 * NORMAL)) / math.sqrt(2)
+
+
+def _prompts_s(bench: Bench, arm: Arm) -> float:
+    """Seconds per output token in which the server reads other requests' prompts."""
+    alone = bench.arm(BASELINE, 1)
+    if alone is None or arm.concurrency == 1:
+        return 0.0
+    tokens = float(np.mean([request.output_tokens for request in arm.requests]))
+    return min((_running(arm) - 1) * alone.ttft_s / tokens, arm.token_s / 2)
+
+
+def _level(bench: Bench, clients: int, rounds: Rounds, k: int, drafter: str | None, seed: int) -> Level:
+    arm, base, speedup = _arm(bench, SPECULATIVE, clients), _arm(bench, BASELINE, clients), bench.speedup(clients)
+    if speedup is None:
+        raise InputError(f"concurrency {clients}: the arms have no prompt in common; measure again")
+    # Measured now, times the predicted change: what the model gets wrong of both lengths cancels.
+    error = np.log(speedup.high / speedup.low) / (2 * NORMAL) if speedup.high > speedup.low else 0.0
+    noise = np.exp(error * np.random.default_rng(seed).standard_normal(len(rounds.speeds)))
+    gains = rounds.speeds / rounds.speeds[:, k : k + 1] * float(speedup) * noise[:, None]
+    gains[:, 0] = 1.0
+    best = int(gains.mean(axis=0).argmax())
+    ends: Ints = np.quantile(gains.argmax(axis=1), (0.05, 0.95), method="nearest")
+    gain = gains[:, best]
+    predicted = Estimate(float(gain.mean()), *map(float, np.quantile(gain, (0.05, 0.95))))
+    ratio = float(predicted) / float(speedup)
+    base_s, c = rounds.decode_s, rounds.concurrency
+    drafts = arm.drafted_per_round
+    parts = {
+        "verification": float((rounds.costs.verify(c, drafts) / base_s).mean()),
+        "drafting": float((rounds.costs.draft(c, drafts) / base_s).mean()),
+        "fixed part": float((rounds.costs.round_s / base_s).mean()),
+    }
+    return Level(
+        clients, 1e3 * arm.token_s, 1e3 * base.token_s, arm.tokens_per_s, speedup, bench.null(clients),
+        arm.tokens_per_round, parts, best, (int(ends[0]), int(ends[1])), predicted, 1e3 * arm.token_s / ratio,
+        arm.tokens_per_s * ratio, draft_length_flags(bench.speculative.engine, best, drafter),
+    )  # fmt: skip
+
+
+def _schedule(levels: Sequence[Level], engine: str) -> str:
+    """Flags of a K by batch, where the best K differs and the engine has such a schedule."""
+    lengths = {1 if number == 0 else level.concurrency: level.k for number, level in enumerate(levels)}
+    if len(set(lengths.values())) == 1 or engine not in SCHEDULED:
+        return ""
+    return export_flags(engine, schedule=lengths).flags
+
+
+def _merged(causes: Sequence[Cause]) -> tuple[Cause, ...]:
+    """The three that cost most, each once."""
+    first: dict[str, Cause] = {}
+    for cause in sorted(causes, key=lambda cause: -cause.gain):
+        first.setdefault(cause.name, cause)
+    return tuple(first.values())[:3]
+
+
+def draft_step_seconds(log: str | PathLike[str]) -> float:
+    """Seconds of a draft step by the statistics in llama-server's log: drafting since its start over drafted tokens."""
+    text = Path(log).read_text(errors="replace")
+    printed = DRAFTING.findall(text), re.findall(r"#gen tokens =\s*(\d+)", text)
+    if not all(printed) or not int(printed[1][-1]):
+        raise InputError(f"{log} has no line `statistics ... dur(b,g,a)`; give the log of a llama-server that drafted")
+    return float(printed[0][-1]) / 1e3 / int(printed[1][-1])
