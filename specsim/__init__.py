@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from specsim.policy.chain.base import ChainPolicy
     from specsim.policy.registry import make_policy, policies
     from specsim.policy.tree.base import TreePolicy
+    from specsim.serving.draft_length import DraftLengthRule
+    from specsim.serving.rules.registry import rules
     from specsim.serving.serve import serve, serve_batches, serve_schedule
     from specsim.trace.files import read_trace, write_trace
     from specsim.trace.join import join_traces
@@ -35,6 +37,7 @@ _HOMES = {  # public name -> module that defines it
     "ChainPolicy": "specsim.policy.chain.base",
     "ConstantCost": "specsim.cost.model",
     "CostModel": "specsim.cost.model",
+    "DraftLengthRule": "specsim.serving.draft_length",
     "InputError": "specsim.io.errors",
     "JoinedCost": "specsim.cost.joined",
     "Trace": "specsim.trace.trace",
@@ -54,6 +57,7 @@ _HOMES = {  # public name -> module that defines it
     "read_cost": "specsim.cost.files",
     "read_trace": "specsim.trace.files",
     "replay": "specsim.learn.predict",
+    "rules": "specsim.serving.rules.registry",
     "serve": "specsim.serving.serve",
     "serve_batches": "specsim.serving.serve",
     "serve_schedule": "specsim.serving.serve",
@@ -65,6 +69,7 @@ __all__ = [
     "ChainPolicy",
     "ConstantCost",
     "CostModel",
+    "DraftLengthRule",
     "InputError",
     "JoinedCost",
     "Trace",
@@ -84,6 +89,7 @@ __all__ = [
     "read_cost",
     "read_trace",
     "replay",
+    "rules",
     "serve",
     "serve_batches",
     "serve_schedule",

@@ -22,6 +22,7 @@ from specsim.io.arrays import Floats, Ints, Seconds
 from specsim.io.errors import InputError
 from specsim.serving.arrivals import Requests
 from specsim.serving.costs import round_seconds
+from specsim.serving.draft_length import DraftRounds, Running
 from specsim.serving.drafts import Drafts
 
 Events = Generator[simpy.Event, Any, None]
@@ -35,6 +36,7 @@ class Step(NamedTuple):
     sequences: int
     output_tokens: int
     drafted: int
+    verified: int
     accepted: int
 
 
@@ -44,6 +46,7 @@ class RequestRound(NamedTuple):
     step: int
     request: int
     drafted: int
+    verified: int
     accepted: int
 
 
@@ -149,14 +152,14 @@ class _Server:
         self.answered = [self.env.event() for _ in range(count)]
         self.running: Ints = np.empty(0, dtype=np.int64)
         self.emitted: Ints = np.zeros(count, dtype=np.int64)
-        self.behind: Ints = np.zeros(count, dtype=np.int64)
+        self.behind, self.verified, self.accepted = np.zeros((3, count), dtype=np.int64)
         self.row: Ints = np.array(drafts.trace.offsets[requests.sequence], dtype=np.int64)
         # A text of another length than recorded ends where the request says, and drafts no further.
         self.reshaped = requests.output_tokens != drafts.trace.output_tokens[requests.sequence]
         self.submitted_s, self.started_s, self.first_token_s, self.finished_s = np.full((4, count), np.nan)
         self.finished_now = 0  # in the last step
         self.steps: list[Step] = []
-        self.rounds: list[tuple[Ints, Ints, Ints, Ints]] = []
+        self.rounds: list[tuple[Ints, ...]] = []
 
     def submit(self, request: int) -> simpy.Event:
         """Submit a request; the event is its answer."""
@@ -199,17 +202,22 @@ class _Server:
         now, requests = self.running, self.requests
         sequence, behind = requests.sequence[now], self.behind[now]
         cached = requests.prompt_tokens[now] - 1 + self.emitted[now]
-        k = self._length(cached) if now.size else 0
+        known = self._known(now, cached)
         self.last_sequences = len(now) + len(prompts)
-        remaining = requests.output_tokens[now] - self.emitted[now]
-        turn = self.drafts.decode(k, sequence, self.row[now], behind, remaining, self.reshaped[now])
-        seconds = self._seconds(prompts, turn.drafted, behind, cached, k)
+        if now.size:
+            turn = self.drafts.decode(self.state, known, sequence, self.row[now], behind, self.reshaped[now])
+        else:
+            turn = DraftRounds(now, now, now, now, now, now, speculates=False)
+        seconds = self._seconds(prompts, turn, behind, cached)
         yield self.env.timeout(seconds)
-        counts = (len(now), *(int(column.sum()) for column in (turn.emitted, turn.drafted, turn.accepted)))
-        self.rounds.append((np.full_like(now, len(self.steps)), now, turn.drafted, turn.accepted))
+        columns = (turn.drafted, turn.verified, turn.accepted)
+        counts = (len(now), *(int(column.sum()) for column in (turn.emitted, *columns)))
+        self.rounds.append((np.full_like(now, len(self.steps)), now, *columns))
         self.steps.append(Step(self.env.now, seconds, *counts))
         if now.size:
-            self.state = self.rule.update(self.state, turn.drafted, turn.accepted)
+            self.state = self.rule.update(self.state, known, turn)
+        self.verified[now] += turn.verified
+        self.accepted[now] += turn.accepted
         self.behind[now], self.row[now] = turn.behind, turn.row
         self.first_token_s[now[self.emitted[now] == 0]] = self.env.now
         self.emitted[now] += turn.emitted
@@ -220,18 +228,19 @@ class _Server:
             yield self.memory.put(self._held(request))
             self.answered[request].succeed()
 
-    def _length(self, cached: Ints) -> int:
-        """Choose K of a round, given the cached tokens of each sequence."""
-        sequences = len(cached)
-        seen = self.last_sequences or sequences if self.drafts_ahead else sequences
-        return self.rule.choose(self.state, seen, int(cached.sum()) * seen // sequences)
+    def _known(self, now: Ints, cached: Ints) -> Running:
+        """What the rule may know of the running requests."""
+        seen = self.last_sequences or len(now) if self.drafts_ahead else len(now)
+        remaining = self.requests.output_tokens[now] - self.emitted[now]
+        return Running(now, cached, remaining, self.verified[now], self.accepted[now], seen)
 
-    def _seconds(self, prompts: Ints, drafted: Ints, behind: Ints, cached: Ints, k: int) -> float:
+    def _seconds(self, prompts: Ints, turn: DraftRounds, behind: Ints, cached: Ints) -> float:
         """Seconds of a step. Prompts share the passes of the round that others decode, where there are such."""
-        cost, count = self.cost, len(drafted)
+        cost, count, drafted = self.cost, len(cached), turn.drafted
         same_round = np.zeros(count, dtype=np.int64)
-        tree = self.drafts.tree
-        decoding = round_seconds(cost, same_round, drafted, behind, cached, speculates=k > 0, tree=tree)
+        decoding = round_seconds(
+            cost, same_round, drafted, behind, cached, turn.speculates, self.drafts.tree, turn.verified
+        )
         total_s = float(decoding.total_s.sum())
         if not prompts.size:
             return total_s
@@ -240,7 +249,7 @@ class _Server:
             whole = BatchTokens.of(np.append(new, prompts), np.append(before, np.zeros_like(prompts)))
             return float(seconds(whole)) - (float(seconds(BatchTokens.of(new, before))) if new.size else 0.0)
 
-        total_s += added_s(cost.batch_verify, drafted + 1, cached)
+        total_s += added_s(cost.batch_verify, turn.verified + 1, cached)
         if self.rule.max_draft_tokens:
             drafting = drafted > 0
             total_s += added_s(partial(cost.batch_draft, 0), 1 + behind[drafting], cached[drafting])

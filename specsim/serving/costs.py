@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from specsim.cost.batches import BatchCost, BatchTokens
+from specsim.cost.batches import BatchCost, BatchTokens, Pad, PaddedCost
 from specsim.cost.linear import OTHERS, LinearCost
 from specsim.cost.model import CostModel
 from specsim.io.arrays import Ints, Seconds
@@ -30,8 +30,8 @@ class RoundSeconds(NamedTuple):
         return self.draft_s + self.verify_s + self.other_s
 
 
-def batch_cost(model: CostModel | BatchCost) -> BatchCost:
-    """The cost model, if it knows what a batch costs."""
+def batch_cost(model: CostModel | BatchCost, pad: Pad = "none") -> BatchCost:
+    """The cost model, if it knows what a batch costs, with this padding of ragged batches."""
     if not isinstance(model, BatchCost):
         raise InputError(
             "this cost model is for batch size 1 alone; give batch-aware costs (linear, roofline, silicon or a batch "
@@ -39,7 +39,9 @@ def batch_cost(model: CostModel | BatchCost) -> BatchCost:
         )
     if isinstance(model, LinearCost) and model.only_batch is not None:
         raise InputError(f"these costs were measured at batch {model.only_batch} alone; {OTHERS}")
-    return model
+    if pad not in get_args(Pad):
+        raise InputError(f"unknown padding {pad!r}; choose one of {', '.join(get_args(Pad))}")
+    return model if pad == "none" else PaddedCost(model, pad)
 
 
 def draft_levels(drafted: Ints, tree: Links | None) -> Ints:
@@ -55,17 +57,20 @@ def round_seconds(
     cached: Ints,
     speculates: npt.ArrayLike,
     tree: Links | None = None,
+    verified: Ints | None = None,
 ) -> RoundSeconds:
     """Seconds of rounds of a batch, without the time of the policy's decisions.
 
     A draft takes a drafter pass per token, or per level of a tree. Sequences whose drafts are complete take no part in
-    later passes, but wait for them. Verification is a single target pass over all pending and drafted tokens.
+    later passes, but wait for them. Verification is a single target pass over all pending tokens and the drafted tokens
+    that are verified.
 
     batch_round : int [R], round of the batch, counted from 0 without a gap, of each sequence's round
     drafted, cached : int [R], tokens of the draft, and of the cache before the pass
     behind : int [R], tokens besides the pending token that the drafter has yet to take in
     speculates : bool [R] or a single bool, whether the step speculates; a step without speculation takes no `round_s`
     tree : that all drafts are of, each cut at some depth; chains otherwise
+    verified : int [R], drafted tokens that are verified; default: all
 
     Raises InputError where costs do not price such trees.
     """
@@ -83,7 +88,11 @@ def round_seconds(
             summed(1, which), summed(new, which), summed(before, which), summed(new * (before + new), which)
         )
 
-    tokens, levels = held(drafted + 1, cached), draft_levels(drafted, tree)
+    checked = drafted if verified is None else verified
+    if cost.pads_to_longest:
+        drafted, checked = (_longest(tokens, batch_round, count) for tokens in (drafted, checked))
+    tokens = held(checked + 1, cached)
+    levels = draft_levels(drafted, tree)
     draft_s = np.zeros(count)
     for step in range(int(levels.max(initial=0))):
         drafting = levels > step
@@ -96,3 +105,10 @@ def round_seconds(
     verify_s = cost.batch_verify(tokens) if tree is None else cost.batch_tree_verify(tokens)
     other_s = cost.step_s + np.where(summed(speculates) > 0, cost.round_s, 0.0)
     return RoundSeconds(draft_s, verify_s, other_s, tokens.sequences.astype(np.int64))
+
+
+def _longest(tokens: Ints, batch_round: Ints, count: int) -> Ints:
+    """The most tokens in the round of each sequence."""
+    most = np.zeros(count, dtype=np.int64)
+    np.maximum.at(most, batch_round, tokens)
+    return most[batch_round]

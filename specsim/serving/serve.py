@@ -12,9 +12,10 @@ from specsim.io.progress import Counter, no_progress
 from specsim.replaying.intervals import Estimate, ratio_of_ratios
 from specsim.replaying.prediction import interval_columns
 from specsim.replaying.result import Result
-from specsim.serving.arms import TURBOSPEC, ArmLike, choose_arms, cost_notes
+from specsim.serving.arms import ArmLike, choose_arms, cost_notes
 from specsim.serving.arrivals import asked_requests
 from specsim.serving.costs import batch_cost
+from specsim.serving.draft_length import TurboSpec
 from specsim.serving.drafts import drafts_of
 from specsim.serving.latency import ServingSummary, summarise_run
 from specsim.serving.lockstep import Lockstep, lockstep
@@ -357,7 +358,7 @@ def serve_schedule(
     at: list[int | None] = [None] if contexts is None else [*_several(contexts)]
     named: list[tuple[ArmLike, Mapping[str, Any]]] = [("fixed_k", {"k": k}) for k in range(1, longest + 1)]
     others = [policies] if isinstance(policies, str | PathLike | type) else policies
-    named += [(TURBOSPEC, {"max_draft_tokens": longest}), *((policy, {}) for policy in others)]
+    named += [(TurboSpec.name, {"max_draft_tokens": longest}), *((policy, {}) for policy in others)]
     part, arms, learned_on = choose_arms(whole, model, named, tuning_share=tuning_share, seed=seed)
     speedups = speedup_map(part, priced, arms, sizes, contexts=at, seed=seed, progress=progress)
     return DraftSchedule(

@@ -165,7 +165,9 @@ def made_run() -> ServingRun:
     """Four requests of 3 tokens, asked at 0, 1, 2 and 4 s; steps of a second, each with a token of each."""
     first, finished = np.array([1.0, 2.0, 4.0, 5.0]), np.array([3.0, 4.0, 8.0, 7.0])
     requests = Requests(np.array([0.0, 1.0, 2.0, 4.0]), np.full(4, 5), np.full(4, 3), np.arange(4))
-    steps = [Step(end, 1.0, size, size, 2 * size, 0) for end, size in enumerate([1, 2, 2, 2, 2, 1, 1, 1], start=1)]
+    steps = [
+        Step(end, 1.0, size, size, 2 * size, 2 * size, 0) for end, size in enumerate([1, 2, 2, 2, 2, 1, 1, 1], start=1)
+    ]
     columns = {
         name: np.array(column, dtype=float) for name, column in zip(Step._fields, zip(*steps, strict=True), strict=True)
     }

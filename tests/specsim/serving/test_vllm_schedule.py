@@ -21,7 +21,7 @@ from specsim.engines.as_engine import as_engine
 from specsim.engines.conventions import CONVENTIONS
 from specsim.serving.arrivals import Requests
 from specsim.serving.continuous import ServingRun, run_server
-from specsim.serving.draft_length import ScheduledK, TurboSpec
+from specsim.serving.draft_length import Running, ScheduledK, TurboSpec
 from specsim.serving.drafts import drafts_of
 
 # By request, a digit each: tokens drafted and accepted in each round as vLLM counted them, and, of the lab's recording,
@@ -67,10 +67,10 @@ def test_a_rule_sees_the_sequences_of_this_step_or_of_the_last_one(ahead: bool) 
     seen: list[int] = []
 
     class Noted(TurboSpec):
-        def choose(self, state: Any, sequences: int, cached_tokens: int) -> int:
-            assert 63 * sequences <= cached_tokens <= (64 + TOKENS) * sequences
-            seen.append(sequences)
-            return super().choose(state, sequences, cached_tokens)
+        def choose(self, state: Any, running: Running) -> int:
+            assert 63 <= running.cached.mean() <= 64 + TOKENS
+            seen.append(running.sequences)
+            return super().choose(state, running)
 
     run = served(Noted(COST, 5), drafts_ahead=ahead)
     decoding = run.steps["sequences"] > 0

@@ -1,0 +1,49 @@
+"""The value of an output token to a server, in seconds: the time per token that it achieves at its load."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from specsim.io.arrays import Floats, Seconds
+from specsim.serving.draft_length import DraftRounds, PricedRule, Running
+
+MEMORY = 0.98  # weight of a step relative to the next step at such a batch
+SIZES = 32  # powers of two of batches
+
+
+class Achieved(NamedTuple):
+    """Seconds and output tokens of earlier steps, the older the lighter, by the power of two of their batch."""
+
+    seconds: Seconds
+    tokens: Floats
+
+
+@dataclass(frozen=True)
+class ValuedRule(PricedRule):
+    """Base of rules that weigh what a token adds to a step against the value of a token (renewal reward).
+
+    The long-run time per token is the least if every step makes value x tokens - seconds the most, where the value is
+    that time per token. It is taken from the steps so far at batches of about this size, at first from decoding
+    without speculation.
+    """
+
+    def initial_state(self) -> Achieved:
+        return Achieved(np.zeros(SIZES), np.zeros(SIZES))
+
+    def value_s(self, state: Achieved, running: Running) -> float:
+        """Seconds per output token at this load."""
+        size = len(running.request).bit_length()
+        plain_s = float(self.verify_s(running, 0)) + self.cost.step_s
+        return float((state.seconds[size] + plain_s) / (state.tokens[size] + len(running.request)))
+
+    def update(self, state: Achieved, running: Running, rounds: DraftRounds) -> Achieved:
+        size = len(running.request).bit_length()
+        kept = np.ones(SIZES)
+        kept[size] = MEMORY
+        added = np.zeros(SIZES)
+        added[size] = 1.0
+        seconds = kept * state.seconds + added * self.step_s(running, rounds)
+        return Achieved(seconds, kept * state.tokens + added * float(rounds.emitted.sum()))
