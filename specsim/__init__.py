@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from specsim.policy.registry import make_policy, policies
     from specsim.policy.tree.base import TreePolicy
     from specsim.serving.draft_length import DraftLengthRule
+    from specsim.serving.frontier import serve_frontier
     from specsim.serving.rules.registry import rules
     from specsim.serving.serve import serve, serve_batches, serve_schedule
     from specsim.trace.files import read_trace, write_trace
@@ -60,6 +61,7 @@ _HOMES = {  # public name -> module that defines it
     "rules": "specsim.serving.rules.registry",
     "serve": "specsim.serving.serve",
     "serve_batches": "specsim.serving.serve",
+    "serve_frontier": "specsim.serving.frontier",
     "serve_schedule": "specsim.serving.serve",
     "setting": "specsim.policy.base",
     "tune": "specsim.learn.tune",
@@ -92,6 +94,7 @@ __all__ = [
     "rules",
     "serve",
     "serve_batches",
+    "serve_frontier",
     "serve_schedule",
     "setting",
     "tune",

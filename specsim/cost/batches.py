@@ -41,6 +41,10 @@ class BatchTokens(NamedTuple):
         sums = (len(new), new.sum(), cached.sum(), (new * (cached + new)).sum())
         return cls(*np.array(sums, dtype=np.float64))
 
+    def plus(self, other: BatchTokens | None) -> BatchTokens:
+        """Passes over the sequences of both."""
+        return self if other is None else BatchTokens(*(a + b for a, b in zip(self, other, strict=True)))
+
     def select(self, passes: Bools) -> BatchTokens:
         """Some of the passes."""
         return BatchTokens(*(each[passes] for each in self))

@@ -70,14 +70,14 @@ def summarise_run(
     run: ServingRun,
     *,
     warm_up: float = WARM_UP,
-    tpot_bound_s: float | None = None,
+    tpot_bound_s: float | Floats | None = None,
     ttft_bound_s: float | None = None,
 ) -> ServingSummary:
     """Rates and latencies of a run's steady state.
 
     run : as `serve` gives it
     warm_up : share of the requests that warm the server up, in [0, 1)
-    tpot_bound_s, ttft_bound_s : what a request has to keep to count as good
+    tpot_bound_s, ttft_bound_s : what a request has to keep to count as good; the first may be each request's own [N]
 
     Raises InputError where no steady state is left.
     """
@@ -103,7 +103,8 @@ def summarise_run(
     with np.errstate(invalid="ignore"):
         tpot_s = np.where(output > 1, (run.finished_s - run.first_token_s) / np.maximum(output - 1, 1), np.nan)
     ttft_s = run.first_token_s - run.submitted_s
-    within = _share_within(((tpot_s[measured], tpot_bound_s), (ttft_s[measured], ttft_bound_s)))
+    own_bound_s = None if tpot_bound_s is None else np.broadcast_to(tpot_bound_s, measured.shape)[measured]
+    within = _share_within(((tpot_s[measured], own_bound_s), (ttft_s[measured], ttft_bound_s)))
     finished = (run.finished_s > begin_s) & (run.finished_s <= end_s)
     requests_per_s = float(finished.sum() / seconds)
     return ServingSummary(
@@ -123,7 +124,7 @@ def summarise_run(
     )
 
 
-def _share_within(bounded: Iterable[tuple[Floats, float | None]]) -> float | None:
+def _share_within(bounded: Iterable[tuple[Floats, float | Floats | None]]) -> float | None:
     """Share of requests that keep every bound on their latencies; None without a bound."""
     # A request of a single token has no TPOT (NaN) and keeps any bound on it.
     slow = [latency_s > bound_s for latency_s, bound_s in bounded if bound_s is not None]
