@@ -319,7 +319,7 @@ class _Server:
         """What the rule may know of the running requests."""
         seen = self.last_sequences or len(now) if self.drafts_ahead else len(now)
         remaining = self.requests.output_tokens[now] - self.emitted[now]
-        return Running(now, cached, remaining, self.verified[now], self.accepted[now], seen)
+        return Running(now, cached, remaining, self.verified[now], self.accepted[now], self.behind[now], seen)
 
     def _chunks(self) -> tuple[Ints, Ints, Ints]:
         """Requests whose prompts the step reads, the new tokens of each, and those read before."""

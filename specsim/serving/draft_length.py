@@ -35,6 +35,7 @@ class Running(NamedTuple):
     cached : tokens in its cache
     remaining : output tokens that it may still emit
     verified, accepted : drafted tokens of its earlier steps
+    behind : tokens besides the pending token that the drafter's cache lacks: what was emitted while it did not draft
     sequences : requests in the step as the engine counts them, which may be those of the last step
     match : drafted tokens that would be accepted; only for a rule that `foresees`
     """
@@ -44,6 +45,7 @@ class Running(NamedTuple):
     remaining: Ints
     verified: Ints
     accepted: Ints
+    behind: Ints
     sequences: int
     match: Ints | None = None
 
@@ -234,6 +236,14 @@ class PricedRule(DraftLengthRule):
     def round_s(self, sequences: int, running: Running) -> Seconds:
         """Seconds of a step of so many sequences by K, from 0 to the longest draft, the same K for all."""
         return self.tables.round(sequences, running.context_bucket)
+
+    def catch_up_s(self, running: Running) -> float:
+        """Seconds that the first draft pass takes longer because the drafter's cache has fallen behind."""
+        count, behind = len(running.request), float(running.behind.mean())
+        if behind <= 1:  # as after any draft that was accepted whole
+            return 0.0
+        late, up = (BatchTokens.alike(count, 1 + more, running.context_bucket) for more in (behind, 0))
+        return float(self.cost.batch_draft(0, late) - self.cost.batch_draft(0, up))
 
     def step_s(self, running: Running, rounds: DraftRounds) -> float:
         """Seconds of a step in which these rounds were decoded."""

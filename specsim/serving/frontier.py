@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache
+from os import PathLike
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from specsim.cost.batches import Pad
+from specsim.cost.batches import BatchCost, Pad
 from specsim.cost.files import CostLike, as_cost
 from specsim.io.errors import InputError
 from specsim.io.progress import Counter, no_progress
+from specsim.io.workers import Workers
+from specsim.policy.base import Policy
+from specsim.policy.registry import is_file_name
 from specsim.serving.arms import ArmLike, choose_arms, cost_notes
 from specsim.serving.arrivals import requests_of_trace
 from specsim.serving.costs import batch_cost
-from specsim.serving.draft_length import ScheduledK
+from specsim.serving.draft_length import DraftLengthRule, ScheduledK
 from specsim.serving.drafts import drafts_of
 from specsim.serving.latency import ServingSummary, summarise_run
 from specsim.serving.rules.oracle import Oracle
 from specsim.serving.serve import Served
 from specsim.trace.files import TraceLike, read_plain_trace
+from specsim.trace.split import split_sequences
+from specsim.trace.trace import Trace
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -138,6 +146,7 @@ def serve_frontier(
     settings: Mapping[str, Mapping[str, Any]] | None = None,
     tuning_share: float = 0.5,
     seed: int = 0,
+    workers: Workers | None = None,
     progress: Counter = no_progress,
 ) -> ServingFrontier:
     """Compare draft lengths and rules of a server at several loads: throughput, latency, and the gap to the oracle.
@@ -163,6 +172,9 @@ def serve_frontier(
         How the engine pads ragged batches: every draft to the longest, or a pass to the next CUDA graph.
     settings : mapping, optional
         Settings of each rule, by its name.
+    workers : Workers, optional
+        Processes that share loads and rules; default, and for rules of your own FILE.py: this one. They read a trace
+        that is given by its path.
     progress : callable, optional
         Called with (done, total).
 
@@ -205,18 +217,30 @@ def serve_frontier(
     part, arms, learned_on = choose_arms(
         whole, priced, [*((arm, {}) for arm in fixed), *asked, (bound, {})], tuning_share=tuning_share, seed=seed
     )
-    drafts = [drafts_of(part, arm, seed=seed) for arm in arms]
-    from specsim.serving.continuous import run_server  # SimPy is not needed otherwise
-
-    found: list[list[ServingSummary]] = []
-    for number, load in enumerate(loads):
-        sent = requests_of_trace(part, requests or max(LEAST_REQUESTS, REQUESTS_PER_USER * load), seed=seed)
-        limits = np.resize(bounds_s, len(sent)) if bounds_s else None
-        found.append([])
-        for at, each in enumerate(drafts):
-            progress(number * len(drafts) + at, len(loads) * len(drafts))
-            run = run_server(each, priced, sent, slots=load, users=load, kv_tokens=kv_tokens)
-            found[-1].append(summarise_run(run, tpot_bound_s=limits))
+    if any(is_file_name(str(rule)) for rule in named):  # other processes do not know the file's classes
+        workers = None
+    remote = workers is not None and isinstance(trace, str | PathLike)
+    source = _Source(str(trace), learned_on, tuning_share, seed) if remote else part
+    tasks = [
+        _Task(
+            source,
+            arm,
+            priced,
+            load,
+            requests or max(LEAST_REQUESTS, REQUESTS_PER_USER * load),
+            kv_tokens,
+            bounds_s,
+            seed,
+        )
+        for load in loads
+        for arm in arms
+    ]
+    summaries: dict[int, ServingSummary] = {}
+    with nullcontext(_here) if workers is None else workers.ready() as run:
+        for number, summary in run(_summary, list(enumerate(tasks))):
+            summaries[number] = summary
+            progress(len(summaries), len(tasks))
+    found = [[summaries[at * len(arms) + number] for number in range(len(arms))] for at in range(len(loads))]
     return ServingFrontier(
         learned_on=learned_on,
         sequences=part.sequences,
@@ -227,6 +251,51 @@ def serve_frontier(
         tpot_bounds_s=bounds_s,
         points=_points(loads, found, longest),
     )
+
+
+class _Source(NamedTuple):
+    """A trace that every worker reads, and which of its sequences are reported on."""
+
+    path: str
+    learned_on: int
+    tuning_share: float
+    seed: int
+
+
+class _Task(NamedTuple):
+    """A server that serves a load by a policy or rule."""
+
+    source: Trace | _Source
+    arm: Policy | DraftLengthRule
+    cost: BatchCost
+    users: int
+    requests: int
+    kv_tokens: int | None
+    bounds_s: tuple[float, ...]
+    seed: int
+
+
+def _summary(number: int, task: _Task) -> tuple[int, ServingSummary]:
+    from specsim.serving.continuous import run_server  # SimPy is not needed otherwise
+
+    trace = _part(task.source) if isinstance(task.source, _Source) else task.source
+    sent = requests_of_trace(trace, task.requests, seed=task.seed)
+    drafts = drafts_of(trace, task.arm, seed=task.seed)
+    run = run_server(drafts, task.cost, sent, slots=task.users, users=task.users, kv_tokens=task.kv_tokens)
+    return number, summarise_run(run, tpot_bound_s=np.resize(task.bounds_s, len(sent)) if task.bounds_s else None)
+
+
+@lru_cache(maxsize=1)
+def _part(source: _Source) -> Trace:
+    """Read the sequences that are reported on, once in each process."""
+    whole = read_plain_trace(source.path)
+    if not source.learned_on:
+        return whole
+    return whole.select(split_sequences(whole, tuning_share=source.tuning_share, seed=source.seed)[1])
+
+
+def _here(call: Callable[..., Any], tasks: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
+    return (call(*task) for task in tasks)
 
 
 def _points(loads: Sequence[int], found: Sequence[Sequence[ServingSummary]], longest: int) -> tuple[FrontierPoint, ...]:

@@ -209,7 +209,7 @@ def _follow_load(drafts: Drafts, order: Ints, batch: int, refill: bool, context:
         sequence, start, before = order[running], row[running], behind[running]
         t = start - trace.offsets[sequence]
         cached = cached_tokens(trace, sequence, t, context)
-        known = Running(running, cached, left[running], verified[running], accepted[running], len(running))
+        known = Running(running, cached, left[running], verified[running], accepted[running], before, len(running))
         turn = drafts.decode(state, known, sequence, start, before)
         state = rule.update(state, known, turn)
         number, speculates = np.full(len(running), len(columns)), np.full(len(running), turn.speculates)

@@ -14,7 +14,7 @@ def running(cached: npt.ArrayLike, **known: Any) -> Running:
     """Requests with these contexts, of which nothing else is known unless given by name."""
     contexts = np.asarray(cached, dtype=np.int64)
     none = np.zeros_like(contexts)
-    facts = {"request": np.arange(len(contexts)), "remaining": none + 1000, "verified": none, "accepted": none}
+    facts = {"request": np.arange(len(contexts)), "remaining": none + 1000, "verified": none, "accepted": none, "behind": none}
     return Running(**{**facts, "cached": contexts, "sequences": len(contexts), **known})
 
 

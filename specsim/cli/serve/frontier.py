@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from specsim.cli.command import Answer
 from specsim.cli.console import parse_settings, print_notes, print_table, progress_bar
-from specsim.cli.options import LEARNING_SHARE_HELP, BatchCostSettings, SeedSettings
+from specsim.cli.options import LEARNING_SHARE_HELP, BatchCostSettings, SeedSettings, WorkerSettings
 from specsim.cli.settings import setting
 from specsim.io.errors import InputError
 
@@ -43,6 +43,7 @@ class FrontierOptions(SeedSettings):
     )
     figure: Path | None = setting(None, "Draw throughput against latency, as .png or .svg.")
     tuning_share: float = setting(0.5, LEARNING_SHARE_HELP)
+    workers: WorkerSettings = setting(WorkerSettings)
 
 
 def frontier(source: BatchCostSettings, options: FrontierOptions) -> Answer:
@@ -81,7 +82,8 @@ def frontier(source: BatchCostSettings, options: FrontierOptions) -> Answer:
             settings=settings,
             tuning_share=options.tuning_share,
             seed=options.seed,
-            progress=partial(bar, "loads"),
+            workers=options.workers.ready,
+            progress=partial(bar, "servers"),
         )
     if options.figure is not None:
         compared.plot().savefig(options.figure)

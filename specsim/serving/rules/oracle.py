@@ -8,7 +8,7 @@ import numpy as np
 
 from specsim.io.arrays import Ints
 from specsim.policy.base import setting
-from specsim.serving.draft_length import MAX_DRAFT, Running
+from specsim.serving.draft_length import MAX_DRAFT, DraftRounds, Running
 from specsim.serving.rules.value import Achieved, ValuedRule
 
 
@@ -28,6 +28,12 @@ class Oracle(ValuedRule):
     source = "this project; renewal reward, Dinkelbach 1967"
     foresees = True
 
+    def initial_state(self) -> Achieved:
+        return Achieved.nothing()
+
+    def update(self, state: Achieved, running: Running, rounds: DraftRounds) -> Achieved:
+        return self.achieved(state, running, rounds)
+
     def choose(self, state: Achieved, running: Running) -> Ints:
         assert running.match is not None
         most = np.minimum(running.match, self.max_draft_tokens)
@@ -41,6 +47,7 @@ class Oracle(ValuedRule):
             added_s.extend((added_s[len(request)] + pass_s).tolist())
             request.extend(drafting.tolist())
         count = np.arange(len(request) + 1)
-        total_s = np.array(added_s) + self.verify_s(running, count) + np.where(count > 0, self.cost.round_s, 0.0)
+        once_s = self.cost.round_s + self.switch_s(running)
+        total_s = np.array(added_s) + self.verify_s(running, count) + np.where(count > 0, once_s, 0.0)
         best = int(np.argmax(self.value_s(state, running) * count - total_s))
         return np.bincount(np.array(request[:best], dtype=np.int64), minlength=len(most))

@@ -11,6 +11,7 @@ from specsim.io.arrays import Floats, Seconds
 from specsim.serving.draft_length import DraftRounds, PricedRule, Running
 
 MEMORY = 0.98  # weight of a step relative to the next step at such a batch
+CATCH_UP_STEPS = 8  # over which catching up has to pay
 SIZES = 32  # powers of two of batches
 
 
@@ -19,6 +20,10 @@ class Achieved(NamedTuple):
 
     seconds: Seconds
     tokens: Floats
+
+    @classmethod
+    def nothing(cls) -> Achieved:
+        return cls(np.zeros(SIZES), np.zeros(SIZES))
 
 
 @dataclass(frozen=True)
@@ -30,20 +35,25 @@ class ValuedRule(PricedRule):
     without speculation.
     """
 
-    def initial_state(self) -> Achieved:
-        return Achieved(np.zeros(SIZES), np.zeros(SIZES))
-
     def value_s(self, state: Achieved, running: Running) -> float:
         """Seconds per output token at this load."""
         size = len(running.request).bit_length()
         plain_s = float(self.verify_s(running, 0)) + self.cost.step_s
         return float((state.seconds[size] + plain_s) / (state.tokens[size] + len(running.request)))
 
-    def update(self, state: Achieved, running: Running, rounds: DraftRounds) -> Achieved:
+    def switch_s(self, running: Running) -> float:
+        """Seconds charged to a step that drafts after steps that did not: its share of what catching up takes.
+
+        Were a step to pay it alone, speculation that was once given up would never be worth resuming; were none to pay
+        it, a rule would switch back and forth.
+        """
+        return self.catch_up_s(running) / CATCH_UP_STEPS
+
+    def achieved(self, before: Achieved, running: Running, rounds: DraftRounds) -> Achieved:
+        """What is achieved after a step."""
         size = len(running.request).bit_length()
-        kept = np.ones(SIZES)
-        kept[size] = MEMORY
-        added = np.zeros(SIZES)
-        added[size] = 1.0
-        seconds = kept * state.seconds + added * self.step_s(running, rounds)
-        return Achieved(seconds, kept * state.tokens + added * float(rounds.emitted.sum()))
+        here = np.arange(SIZES) == size
+        seconds, tokens = self.step_s(running, rounds), float(rounds.emitted.sum())
+        return Achieved(
+            *(np.where(here, MEMORY * old + new, old) for old, new in zip(before, (seconds, tokens), strict=True))
+        )
