@@ -24,8 +24,8 @@ from specsim.serving.costs import batch_cost
 from specsim.serving.draft_length import DraftLengthRule, ScheduledK
 from specsim.serving.drafts import drafts_of
 from specsim.serving.latency import ServingSummary, summarise_run
+from specsim.serving.result import Served
 from specsim.serving.rules.oracle import Oracle
-from specsim.serving.serve import Served
 from specsim.trace.files import TraceLike, read_plain_trace
 from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace

@@ -44,6 +44,7 @@ class ServingSummary:
     tpot_s : seconds per output token after the first, (finished - first token) / (tokens - 1), of requests with more
         than a single token
     ttft_s : seconds to the first token, waiting and prefill included
+    preemptions : times that a request gave its memory back, in the whole run
     goodput_per_s, within : requests per second that keep the bounds on latency, and their share; None without a bound
     """
 
@@ -58,6 +59,7 @@ class ServingSummary:
     mean_drafted: float
     tpot_s: Latency
     ttft_s: Latency
+    preemptions: int
     goodput_per_s: float | None
     within: float | None
 
@@ -119,6 +121,7 @@ def summarise_run(
         mean_drafted=float(run.steps["drafted"][decoding].sum() / sequences.sum()),
         tpot_s=_latency(tpot_s[measured]),
         ttft_s=_latency(ttft_s[measured]),
+        preemptions=run.preemptions,
         goodput_per_s=None if within is None else within * requests_per_s,
         within=within,
     )

@@ -43,8 +43,8 @@ class Budget(ValuedRule):
     to the step: to a draft pass and to verification. The value is the time per output token that the server achieves at
     this load (renewal reward), as of the policy renewal_stop. Before a draft, the chances are those of any draft; after
     each pass they follow the drafter's confidence, calibrated on the tuning sequences and scaled by what this server's
-    text has accepted. Where drafts do not pay, one is tried at first and every `probe` steps. With a `budget`, the
-    tokens verified are that many, whatever they cost.
+    text has accepted. Where drafts do not pay, a token is tried at first, and then so seldom that it takes
+    `trial_share` of the time. With a `budget`, the tokens verified are that many, whatever they cost.
 
     drafter : its calibrated confidence
     """
@@ -52,7 +52,7 @@ class Budget(ValuedRule):
     drafter: Survival = dataclasses.field(repr=False)
     budget: int = setting(0, 0, 1_000_000, doc="drafted tokens to verify in a step; 0: as many as pay")
     max_draft_tokens: int = setting(8, 1, 255, bounds="depth", doc=MAX_DRAFT)
-    probe: int = setting(50, 1, 1_000_000, doc="steps without a draft after which one is tried")
+    trial_share: float = setting(0.005, 0.0, 1.0, doc="share of the time to try drafts where they do not pay")
 
     name = "budget"
     source = "greedy by survival: TETRIS, arXiv:2502.15197, and DSpark, arXiv:2607.05147; value by renewal reward"
@@ -71,7 +71,9 @@ class Budget(ValuedRule):
     def choose(self, state: Learned, running: Running) -> int:
         if self.budget or self.pays(state, running):
             return self.max_draft_tokens
-        return int(state.idle >= self.probe or state.foretold < PRIOR_TOKENS)  # a token, to see whether it would pay
+        plain_s, trial_s, *_ = self.round_s(len(running.request), running)
+        rested = self.trial_share * state.idle * plain_s >= trial_s - plain_s
+        return int(rested or state.foretold < PRIOR_TOKENS)
 
     def pays(self, state: Learned, running: Running) -> bool:
         """Whether drafts of some length pay for themselves in all."""

@@ -84,7 +84,7 @@ def test_the_command_prints_what_engines_take(tmp_path: Path) -> None:
     document = json_of(call("specsim", *args, "--json"))
     lengths = ",".join(f"{users}:{k}" for users, k in document["schedule"].items())
     assert f"schedule {lengths}\n" in shown.out and "width=0.1" in shown.out and "vllm: " in shown.out
-    assert_refused(call("specsim", *args, "--set", "width=0.1"), "--set bandit.width", "budget.width=0.1")
+    assert_refused(call("specsim", *args, "--set", "width=0.1"), "name the rule", "budget.width=0.1")
     assert_refused(call("specsim", *args, "--set", "tetris.k=2"), "settings of tetris", "as a rule")
     assert_refused(call("specsim", *args, "--figure", "f.txt"), ".svg")
     refusal(lambda: serve_frontier(small(), COST, users=[0]), "at least 1 user")
