@@ -82,6 +82,7 @@ RAISED_BY = {
     "realrun/experiment/forecast.py": ("realrun validate", "realrun leaderboard"),
     "realrun/experiment/forecast_costs.py": ("realrun validate", "realrun leaderboard"),
     "specsim/cli/replay.py": ("specsim replay",),
+    "specsim/cli/serve/frontier.py": ("specsim serve frontier",),
     "specsim/cli/serve/schedule.py": ("specsim serve schedule",),
     "specsim/cli/serve/simulate.py": ("specsim serve simulate",),
     "specsim/cost/files.py": ("specsim replay", "specsim tune", "specsim leaderboard", "specsim tree best"),
@@ -89,7 +90,7 @@ RAISED_BY = {
     "specsim/engines/confidence_temperatures.py": ("specsim export",),
     "specsim/engines/export.py": ("specsim export",),
     "specsim/engines/formats/records.py": ("specsim import",),
-    "specsim/report/tree_figures.py": ("specsim tree search",),
+    "specsim/report/tree_figures.py": ("specsim tree search", "specsim serve frontier"),
     "specsim/trace/files.py": ("realrun record", "specsim acceptance generate"),
 }
 

@@ -119,11 +119,13 @@ def _print(compared: ServingFrontier, figure: Path | None) -> None:
 
 
 def _row(point: FrontierPoint, *, best: bool, within: bool) -> list[str]:
+    from specsim.replaying.intervals import NO_SPECULATION
+
     summary = point.summary
     marks = ["best" if best else "", "frontier" if point.on_frontier else ""]
     cells = [
         f"{point.users}",
-        summary.label,
+        summary.label if point.k is None else f"K = {point.k}" if point.k else NO_SPECULATION,
         f"{summary.tokens_per_s:,.0f}",
         f"{1e3 * point.p90_s:.2f}",
         "" if point.oracle else f"{100 * point.slower_than_oracle:.1f} %",
