@@ -75,7 +75,7 @@ def _arm(arm: ArmLike, settings: Mapping[str, Any]) -> Policy | DraftLengthRule 
         return make_policy(arm, settings)
     if isinstance(arm, Mapping | DraftLengthRule):
         if settings:
-            raise InputError(f"this rule has its settings already; leave out {', '.join(settings)}")
+            raise InputError(f"a schedule or a finished rule takes no settings; leave out {', '.join(settings)}")
         return as_schedule(arm) if isinstance(arm, Mapping) else arm
     if isinstance(arm, str | PathLike) and (rule := find_rule(arm)) is not None:
         return rule

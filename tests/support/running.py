@@ -14,8 +14,9 @@ def running(cached: npt.ArrayLike, **known: Any) -> Running:
     """Requests with these contexts, of which nothing else is known unless given by name."""
     contexts = np.asarray(cached, dtype=np.int64)
     none = np.zeros_like(contexts)
-    facts = {"request": np.arange(len(contexts)), "remaining": none + 1000, "verified": none, "accepted": none, "behind": none}
-    return Running(**{**facts, "cached": contexts, "sequences": len(contexts), **known})
+    facts = {"request": np.arange(len(contexts)), "cached": contexts, "remaining": none + 1000}
+    facts |= dict.fromkeys(("verified", "accepted", "behind"), none)
+    return Running(**{**facts, "sequences": len(contexts), **known})
 
 
 def rounds(verified: npt.ArrayLike, accepted: npt.ArrayLike) -> DraftRounds:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from os import PathLike
 from typing import Any
 
@@ -24,13 +24,27 @@ KINDS: tuple[type[DraftLengthRule], ...] = (TurboSpec, SGLangAdaptive, DSpark, T
 RULES = {kind.name: kind for kind in KINDS}
 
 
-def rules() -> dict[str, type[DraftLengthRule]]:
+def rules(files: str | PathLike[str] | Iterable[str | PathLike[str]] = ()) -> dict[str, type[DraftLengthRule]]:
     """List the rules that choose draft lengths for all running requests of a server, by name.
+
+    Parameters
+    ----------
+    files : str, Path, or several, optional
+        Rules of your own, as FILE.py.
 
     Returns
     -------
     dict
         The class of each rule; `source` names its paper or engine, its fields are its settings.
+
+    Raises
+    ------
+    InputError
+        Where a file is missing, does not run, or a rule in it is incomplete.
+
+    References
+    ----------
+    Each class names its own in `source`.
 
     Examples
     --------
@@ -38,7 +52,9 @@ def rules() -> dict[str, type[DraftLengthRule]]:
     >>> sorted(specsim.rules())
     ['bandit', 'budget', 'dspark', 'oracle', 'sglang_adaptive', 'tetris', 'turbospec']
     """
-    return dict(RULES)
+    paths = [files] if isinstance(files, str | PathLike) else files
+    own = [kind for path in paths for kind in load_classes(str(path), DraftLengthRule)]
+    return {**RULES, **{kind.name: kind for kind in own}}
 
 
 def find_rule(name: str | PathLike[str]) -> type[DraftLengthRule] | None:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+import specsim
 from specsim.acceptance.generate import generate
 from specsim.acceptance.iid import IID
 from specsim.cost.batches import BatchCost, BatchTokens
@@ -405,7 +406,7 @@ def test_a_users_own_rule(tmp_path: Path) -> None:
     assert isinstance(rule, DraftLengthRule) and rule.label == "one_in_two(every=3)"
     rounds = lockstep(drafts_of(trace, rule), COST, 4).rounds
     assert set(rounds.sequence[rounds.drafted > 0].tolist()) == {0, 3}
-    assert find_rule(f"{file}:one_in_two") is find_rule(file)
+    assert find_rule(f"{file}:one_in_two") is find_rule(file) is specsim.rules(file)["one_in_two"]
     file.write_text(RULE_FILE.replace('source = "a user"', ""))
     refusal(lambda: find_rule(file), "OneInTwo has no 'source'")
 
