@@ -43,6 +43,24 @@ def served(rule: Any, *, drafts_ahead: bool = CONVENTIONS["vllm"].drafts_ahead) 
     return run_server(drafts_of(trace, rule), COST, requests, slots=SLOTS, drafts_ahead=drafts_ahead)
 
 
+LOADS = json.loads((Path(__file__).parent / "vllm_loads.json").read_text())
+
+
+@pytest.mark.parametrize(("users", "facts"), LOADS["loads"].items())
+def test_a_closed_loop_takes_as_many_steps_as_vllm(users: str, facts: dict[str, int]) -> None:
+    """vLLM 0.32 with K = 3 and 8 slots, whose users sent the next of the lab's prompts once one was answered."""
+    match_len = np.array([[int(digit) for digit in text] for text in LOADS["match_len"]])
+    sequences, tokens = match_len.shape
+    drawn = generate(IID(0.5), sequences=sequences, output_tokens=tokens, depth=5, prompt_tokens=64)
+    recorded = dataclasses.replace(drawn, match_len=match_len.ravel().astype(np.uint8))
+    trace, _ = as_engine(recorded, CONVENTIONS["vllm"], max_output_tokens=tokens)
+    which = np.arange(facts["requests"]) % sequences
+    requests = Requests(np.zeros(len(which)), trace.prompt_tokens[which], trace.output_tokens[which], which)
+    drafts = drafts_of(trace, ScheduledK({1: 3}))
+    run = run_server(drafts, COST, requests, slots=8, users=int(users), drafts_ahead=CONVENTIONS["vllm"].drafts_ahead)
+    assert len(run.steps["seconds"]) == facts["steps"]
+
+
 def digits(run: ServingRun, fact: str) -> list[str]:
     """A fact of every request's rounds."""
     return ["".join(map(str, run.rounds[fact][run.rounds["request"] == r])) for r in range(len(run.requests))]
