@@ -284,7 +284,7 @@ class _Server:
         cached = requests.prompt_tokens[now] - 1 + self.emitted[now]
         known = self._known(now, cached)
         if now.size:
-            turn = self.drafts.decode(self.state, known, sequence, self.row[now], behind, self.reshaped[now])
+            turn = self.drafts.decode(self.state, known, sequence, self.row[now], self.reshaped[now])
         else:
             turn = DraftRounds(now, now, now, now, now, now, speculates=False)
         chunks = self._chunks()

@@ -136,14 +136,14 @@ class DraftLengthRule:
     def go_on(self, state: State, running: Running, survival: FloatArray, drafted: Ints, going: Bools) -> Bools:
         """Which requests [R] draft another token.
 
-        survival : [R, i], of the i tokens drafted so far, of those that have drafted all of them
+        survival : [R, i], of the tokens drafted so far, 0 where a request has drafted fewer than i
         drafted : [R], tokens so far
         going : [R], whether the request has drafted i tokens, and may draft more
         """
         return going
 
     def verify(self, state: State, running: Running, survival: FloatArray, drafted: Ints) -> Ints:
-        """Tokens [R] of each draft to verify, at most `drafted`. survival : [R, i], of the longest draft's i tokens"""
+        """Tokens [R] of each draft to verify, at most `drafted`. survival : [R, i], of drafted tokens, else 0"""
         return drafted
 
     def update(self, state: State, running: Running, rounds: DraftRounds) -> State:

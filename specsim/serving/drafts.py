@@ -68,7 +68,7 @@ class Drafts:
         return np.where(np.asarray(k) == 0, behind + 1, whole)
 
     def decode(
-        self, state: State, running: Running, sequence: Ints, row: Ints, behind: Ints, reshaped: Bools | None = None
+        self, state: State, running: Running, sequence: Ints, row: Ints, reshaped: Bools | None = None
     ) -> DraftRounds:
         """Decode a round of each of these sequences.
 
@@ -87,11 +87,11 @@ class Drafts:
         if self.survival is not None and drafted.any():
             survival = self.survival[row]
             drafted = grow(rule, state, running, survival, drafted)
-            survival = survival[:, : drafted.max()]
+            survival = shown(survival, drafted, int(drafted.max()))
             verified = np.minimum(rule.verify(state, running, survival, drafted), drafted)
         accepted = np.minimum(accepted, draft_levels(verified, self.tree))
         emitted = np.minimum(accepted + 1, running.remaining)
-        behind = self.behind_after(row, behind, drafted, accepted, k)
+        behind = self.behind_after(row, running.behind, drafted, accepted, k)
         following = row + emitted
         begin, end = self.trace.offsets[sequence], self.trace.offsets[sequence + 1]
         following = np.where(following >= end, begin, following)
@@ -112,9 +112,14 @@ def grow(rule: DraftLengthRule, state: State, running: Running, survival: FloatA
         going = (drafted == depth) & (most > depth)
         if not going.any():
             break
-        going &= rule.go_on(state, running, survival[:, :depth], drafted, going)
+        going &= rule.go_on(state, running, shown(survival, drafted, depth), drafted, going)
         drafted = drafted + going
     return drafted
+
+
+def shown(survival: FloatArray, drafted: Ints, depth: int) -> FloatArray:
+    """Survival [R, depth] of the tokens drafted so far, 0 of others: a rule sees no further than an engine."""
+    return np.where(np.arange(depth) < drafted[:, None], survival[:, :depth], 0.0)
 
 
 Arm = Policy | DraftLengthRule | None  # None is decoding without speculation

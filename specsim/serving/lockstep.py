@@ -210,7 +210,7 @@ def _follow_load(drafts: Drafts, order: Ints, batch: int, refill: bool, context:
         t = start - trace.offsets[sequence]
         cached = cached_tokens(trace, sequence, t, context)
         known = Running(running, cached, left[running], verified[running], accepted[running], before, len(running))
-        turn = drafts.decode(state, known, sequence, start, before)
+        turn = drafts.decode(state, known, sequence, start)
         state = rule.update(state, known, turn)
         number, speculates = np.full(len(running), len(columns)), np.full(len(running), turn.speculates)
         columns.append((running, number, sequence, t, *turn[:4], before, speculates))

@@ -87,6 +87,5 @@ class DSpark(PricedRule):
         if rounds.survival is None:
             return self.initial_state()
         survival = np.zeros((len(running.request), self.max_draft_tokens))
-        made = np.arange(rounds.survival.shape[1]) < rounds.drafted[:, None]
-        survival[:, : made.shape[1]] = np.where(made, rounds.survival, 0.0)
+        survival[:, : rounds.survival.shape[1]] = rounds.survival
         return Seen(running.request, survival)

@@ -314,6 +314,7 @@ class Whim(DraftLengthRule):
 
     def go_on(self, state: State, running: Running, survival: FloatArray, drafted: Ints, going: Any) -> Any:
         assert survival.shape == (len(going), drafted.max()) and (drafted[going] == survival.shape[1]).all()
+        assert (survival[np.arange(survival.shape[1]) >= drafted[:, None]] == 0).all()  # sees only what is drafted
         return state.random(len(going)) < 0.7
 
     def verify(self, state: State, running: Running, survival: FloatArray, drafted: Ints) -> Ints:
@@ -369,6 +370,28 @@ def test_only_drafting_requests_pay_and_what_is_left_behind_is_taken_in_later() 
         1,
     ]
     assert run.rounds.behind[~first].tolist() == [0, 1, 1]
+
+
+def test_a_switch_costs_what_the_drafter_has_to_catch_up() -> None:
+    """The first pass of two requests, 5 and 9 tokens behind, reads 14 tokens more; 8 steps share the charge."""
+    rule, late = Oracle(COST, max_draft_tokens=3), running([96, 96], behind=np.array([5, 9]), match=np.array([3, 3]))
+    none = np.zeros(2, dtype=np.int64)
+    seconds = [
+        float(round_seconds(COST, none, none + 3, behind, late.cached, True).total_s[0])
+        for behind in (late.behind, none)
+    ]
+    assert rule.catch_up_s(late) == pytest.approx(seconds[0] - seconds[1], rel=1e-9)
+    assert rule.switch_s(late) == pytest.approx(14 * COST.drafter.token_s / 8)
+    assert rule.catch_up_s(running([96, 96], behind=none + 1)) == 0
+
+
+def test_a_switch_that_does_not_pay_its_catching_up_is_not_made() -> None:
+    """Drafts that would just pay are left out where the drafter is far behind: hysteresis."""
+    cost = LinearCost(LinearPass(0.010, 1e-5), LinearPass(0.004, 1e-3))
+    rule = Oracle(cost, max_draft_tokens=3)
+    for behind, drafted in ((0, 1), (40, 0)):
+        here = running([100], match=np.array([1]), behind=np.array([behind]))
+        assert rule.choose(rule.initial_state(), here).sum() == drafted
 
 
 @pytest.mark.parametrize(("pad", "verified"), [("none", 7), ("longest", 9), ("graphs", 8)])
