@@ -28,7 +28,10 @@ if TYPE_CHECKING:
     from specsim.policy.tree.base import TreePolicy
     from specsim.servers.bench import bench
     from specsim.servers.doctor import doctor
+    from specsim.serving.draft_length import DraftLengthRule
+    from specsim.serving.frontier import serve_frontier
     from specsim.serving.rollouts import rollouts
+    from specsim.serving.rules.registry import rules
     from specsim.serving.serve import serve, serve_batches, serve_schedule
     from specsim.trace.files import read_trace, write_trace
     from specsim.trace.join import join_traces
@@ -40,6 +43,7 @@ _HOMES = {  # public name -> module that defines it
     "ChainPolicy": "specsim.policy.chain.base",
     "ConstantCost": "specsim.cost.model",
     "CostModel": "specsim.cost.model",
+    "DraftLengthRule": "specsim.serving.draft_length",
     "InputError": "specsim.io.errors",
     "JoinedCost": "specsim.cost.joined",
     "Trace": "specsim.trace.trace",
@@ -64,8 +68,10 @@ _HOMES = {  # public name -> module that defines it
     "read_trace": "specsim.trace.files",
     "replay": "specsim.learn.predict",
     "rollouts": "specsim.serving.rollouts",
+    "rules": "specsim.serving.rules.registry",
     "serve": "specsim.serving.serve",
     "serve_batches": "specsim.serving.serve",
+    "serve_frontier": "specsim.serving.frontier",
     "serve_schedule": "specsim.serving.serve",
     "setting": "specsim.policy.base",
     "tune": "specsim.learn.tune",
@@ -75,6 +81,7 @@ __all__ = [
     "ChainPolicy",
     "ConstantCost",
     "CostModel",
+    "DraftLengthRule",
     "InputError",
     "JoinedCost",
     "Trace",
@@ -99,8 +106,10 @@ __all__ = [
     "read_trace",
     "replay",
     "rollouts",
+    "rules",
     "serve",
     "serve_batches",
+    "serve_frontier",
     "serve_schedule",
     "setting",
     "tune",

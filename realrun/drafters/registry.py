@@ -21,7 +21,7 @@ from realrun.drafters.self_sd import SelfSDKind
 from realrun.drafters.space import SpaceKind
 from realrun.drafters.sparse_cache import SparseCacheKind
 from specsim.io.errors import InputError
-from specsim.io.user_file import plugin, run_file
+from specsim.io.user_file import own_classes, plugin, run_file
 
 PLUGINS = "specsim.drafters"  # entry points by which an installed package adds drafters
 
@@ -66,9 +66,7 @@ def find_kind(name: str) -> type[DrafterKind] | None:
 @cache
 def _kinds_in(path: Path, source: bytes) -> tuple[type[DrafterKind], ...]:
     """The drafters that any target has and that a file defines; an unchanged file gives the same classes again."""
-    module = run_file(path, source)
-    own = [value for value in vars(module).values() if isinstance(value, type) and value.__module__ == module.__name__]
-    kinds = [kind for kind in own if issubclass(kind, DrafterKind) and not inspect.isabstract(kind)]
+    kinds = [kind for kind in own_classes(run_file(path, source), (DrafterKind,)) if not inspect.isabstract(kind)]
     for kind in kinds:
         if kind.origin != "target":
             raise InputError(f'{path}: {kind.__name__} has origin {kind.origin!r}; write origin = "target"')

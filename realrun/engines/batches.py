@@ -37,7 +37,7 @@ class CountedDrafts(Drafts):
 
     counted: Sequence[Iterator[int]] = ()
 
-    def draft(self, k: int, sequence: Ints, row: Ints) -> tuple[Ints, Ints]:
+    def draft(self, k: int | Ints, sequence: Ints, row: Ints) -> tuple[Ints, Ints]:
         drafted, _ = super().draft(k, sequence, row)
         accepted = [next(self.counted[s], 0) if count else 0 for s, count in zip(sequence, drafted, strict=True)]
         return drafted, np.minimum(drafted, np.array(accepted, dtype=np.int64))

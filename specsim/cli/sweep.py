@@ -6,11 +6,11 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from specsim.cli.command import Answer
 from specsim.cli.console import print_table, progress_bar
-from specsim.cli.options import TUNED, SplitSettings
+from specsim.cli.options import TUNED, SplitSettings, WorkerSettings
 from specsim.cli.settings import argument, setting
 from specsim.io.errors import InputError
 
@@ -27,11 +27,7 @@ class SweepOptions(SplitSettings):
     batch: tuple[int, ...] | None = setting(None, "Batch sizes, as 1,8,64 (default: the costs' own).")
     policy: list[str] = setting(TUNED, "Policy to sweep, by name or FILE.py; repeat for more.")
     trials: int = setting(100, "Configurations per policy; fewer where it has no more.", low=1)
-    backend: Literal["loky", "dask", "ray"] = setting("loky", "Processes of this machine, or a Dask or Ray cluster.")
-    jobs: int | None = setting(
-        None, "Number of processes (default: one per core, or the whole cluster). Does not change the result.", low=1
-    )
-    scheduler: str | None = setting(None, "Address of a cluster (default: a local one).", metavar="ADDRESS")
+    workers: WorkerSettings = setting(WorkerSettings)
     out: Path | None = setting(None, "Folder for sweep.json and sweep.parquet; an interrupted sweep resumes from it.")
 
 
@@ -47,7 +43,6 @@ def sweep(options: SweepOptions) -> Answer:
     """
     from specsim.compare.sweep import JOURNAL, RESULT, TABLE, Cell, configurations_of, sweep_job, write_sweep
     from specsim.compare.sweep import sweep as run
-    from specsim.compare.workers import Workers
     from specsim.cost.files import read_cost
     from specsim.io.files import check_writable, working_in
     from specsim.learn.journal import Journal
@@ -58,7 +53,7 @@ def sweep(options: SweepOptions) -> Answer:
         check_writable(out / RESULT)
     _check_distinct("trace", options.traces)
     _check_distinct("cost", options.cost)
-    workers = Workers(options.backend, options.jobs, options.scheduler)
+    workers = options.workers.ready
     costs = [(name, size, read_cost(name, batch=size)) for name in options.cost for size in options.batch or [None]]
     depth = min(depth_at(trace) for trace in options.traces)
     cells = [Cell(trace, name, model, size) for trace in options.traces for name, size, model in costs]

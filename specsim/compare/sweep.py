@@ -18,13 +18,13 @@ from typing import Any, TypedDict
 import numpy as np
 import pyarrow as pa
 
-from specsim.compare.workers import Workers
 from specsim.cost.model import CostModel
 from specsim.io.arrays import Floats
 from specsim.io.errors import InputError
 from specsim.io.files import digest, replacing, write_json, write_table
 from specsim.io.json import checked
 from specsim.io.progress import Counter, no_progress
+from specsim.io.workers import Workers
 from specsim.learn.evaluate import evaluate_many
 from specsim.learn.journal import Journal, cost_digest, program, source_digest, trace_digest
 from specsim.learn.search import fixed_settings

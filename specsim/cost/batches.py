@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from specsim.cost.model import CostModel
 from specsim.io.arrays import Bools, Floats, Ints, Seconds
+
+Pad = Literal["none", "longest", "graphs"]
+GRAPH_SIZES = np.array([1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)])  # tokens, vLLM's default CUDA graphs
 
 
 class BatchTokens(NamedTuple):
@@ -37,6 +41,10 @@ class BatchTokens(NamedTuple):
         sums = (len(new), new.sum(), cached.sum(), (new * (cached + new)).sum())
         return cls(*np.array(sums, dtype=np.float64))
 
+    def plus(self, other: BatchTokens | None) -> BatchTokens:
+        """Passes over the sequences of both."""
+        return self if other is None else BatchTokens(*(a + b for a, b in zip(self, other, strict=True)))
+
     def select(self, passes: Bools) -> BatchTokens:
         """Some of the passes."""
         return BatchTokens(*(each[passes] for each in self))
@@ -58,6 +66,11 @@ class BatchCost(CostModel):
     def round_s(self) -> float:
         """Further overhead of a step with speculation, in seconds."""
         return 0.0
+
+    @property
+    def pads_to_longest(self) -> bool:
+        """Whether every sequence of a round is charged as many tokens as the one with the longest draft."""
+        return False
 
     def batch_draft(self, place: npt.ArrayLike, tokens: BatchTokens) -> Seconds:
         """The draft step at this place of a round, from 0, of the sequences that still draft."""
@@ -100,3 +113,52 @@ class BatchCost(CostModel):
 
     def autoregressive_step(self, context: npt.ArrayLike) -> Seconds:
         return self.verify(1, context) + self.step_s
+
+
+@dataclass(frozen=True)
+class PaddedCost(BatchCost):
+    """Costs of an engine that pads ragged batches.
+
+    cost : of batches as they are
+    pad : "longest", every sequence of a round drafts and verifies as many tokens as the longest draft has; "graphs", a
+        pass computes the next larger number of tokens for which a CUDA graph was captured, see `GRAPH_SIZES`; beyond
+        the largest it is not padded
+    """
+
+    cost: BatchCost
+    pad: Pad
+
+    @property
+    def max_tree_tokens(self) -> int:
+        return self.cost.max_tree_tokens
+
+    @property
+    def step_s(self) -> float:
+        return self.cost.step_s
+
+    @property
+    def round_s(self) -> float:
+        return self.cost.round_s
+
+    @property
+    def pads_to_longest(self) -> bool:
+        return self.pad == "longest"
+
+    def batch_draft(self, place: npt.ArrayLike, tokens: BatchTokens) -> Seconds:
+        return self.cost.batch_draft(place, self._padded(tokens))
+
+    def batch_wider(self, nodes: BatchTokens, chain: BatchTokens) -> Seconds:
+        return self.cost.batch_wider(self._padded(nodes), self._padded(chain))
+
+    def batch_verify(self, tokens: BatchTokens) -> Seconds:
+        return self.cost.batch_verify(self._padded(tokens))
+
+    def batch_tree_verify(self, tokens: BatchTokens) -> Seconds:
+        return self.cost.batch_tree_verify(self._padded(tokens))
+
+    def _padded(self, tokens: BatchTokens) -> BatchTokens:
+        if self.pad != "graphs":
+            return tokens
+        place = np.searchsorted(GRAPH_SIZES, np.asarray(tokens.new) - 1e-9)
+        captured = GRAPH_SIZES[np.minimum(place, len(GRAPH_SIZES) - 1)]
+        return tokens._replace(new=np.where(place < len(GRAPH_SIZES), captured, tokens.new))

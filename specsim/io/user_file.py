@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import sys
 import traceback
+from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
@@ -17,8 +18,12 @@ from specsim.io.errors import InputError
 from specsim.io.files import digest
 
 
+@cache
 def run_file(path: Path, source: bytes) -> ModuleType:
-    """Run a file as a module, registered under its own name because dataclasses look their module up by name."""
+    """Run a file as a module, registered under its own name because dataclasses look their module up by name.
+
+    An unchanged file gives the same module again.
+    """
     name = digest(f"{path}\0", source, length=12)
     module = ModuleType(f"specsim_user_file_{name}")
     module.__file__ = str(path)
@@ -31,6 +36,16 @@ def run_file(path: Path, source: bytes) -> ModuleType:
             raise
         raise InputError(f"{_place(path, error)}; correct the file") from None
     return module
+
+
+def own_classes(module: ModuleType, bases: tuple[type[Any], ...]) -> list[type[Any]]:
+    """List a module's own classes of these bases, but for any named _Like_this."""
+
+    def own(name: str, value: Any) -> bool:
+        mine = isinstance(value, type) and issubclass(value, bases) and value.__module__ == module.__name__
+        return mine and not name.startswith("_")
+
+    return list(dict.fromkeys(value for name, value in vars(module).items() if own(name, value)))
 
 
 def _place(path: Path, error: BaseException) -> str:

@@ -139,19 +139,19 @@ def tuned_fields(kind: type[Policy]) -> list[dataclasses.Field[Any]]:
     return [field for field in dataclasses.fields(kind) if field.metadata["tune"]]
 
 
-def cap_depth(kind: type[Policy], depth: int) -> Settings:
+def cap_depth(kind: type[Any], depth: int) -> Settings:
     """Settings that bound the depth of a draft and whose defaults exceed the recorded depth, cut to it."""
     return within(kind, {"depth": depth})
 
 
-def within(kind: type[Policy], limits: Limits) -> Settings:
+def within(kind: type[Any], limits: Limits) -> Settings:
     """Return the settings that bound a draft and whose defaults exceed the limits, at the limits."""
     return {name: most for name, most in bounded(kind, limits).items() if getattr(kind, name) > most}
 
 
-def bounded(kind: type[Policy], limits: Limits) -> dict[str, int]:
+def bounded(kind: type[Any], limits: Limits) -> dict[str, int]:
     """Return the settings that bound what has a limit, and that limit."""
-    bounds = {field.name: field.metadata["bounds"] for field in dataclasses.fields(kind)}
+    bounds = {field.name: field.metadata.get("bounds") or "" for field in dataclasses.fields(kind)}
     return {name: limits[bound] for name, bound in bounds.items() if bound in limits}
 
 

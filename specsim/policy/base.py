@@ -132,7 +132,7 @@ class Policy:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            _check(self.name, field, getattr(self, field.name))
+            check_setting(self.name, field, getattr(self, field.name))
 
     @classmethod
     def fit(cls, settings: Mapping[str, Any], train: Trace, table: CostTable) -> Self:
@@ -188,13 +188,18 @@ def build_policy(kind: type[Kind], settings: Mapping[str, Any]) -> Kind:
 
     Raises InputError for an unknown setting, or a value of the wrong type or out of range.
     """
-    known = {field.name: field for field in dataclasses.fields(kind)}
+    return kind(**parse_settings(kind, settings))
+
+
+def parse_settings(kind: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Parse settings of a dataclass with a name, whose `setting` fields they are; InputError for an unknown one."""
+    known = {field.name: field for field in dataclasses.fields(kind) if "tune" in field.metadata}
     values: dict[str, Any] = {}
     for key, raw in settings.items():
         if key not in known:
             raise InputError(f"policy {kind.name} has no setting {key!r}; known: {', '.join(known)}")
         values[key] = _parse(kind.name, key, raw, type(known[key].default))
-    return kind(**values)
+    return values
 
 
 def _parse(policy: str, key: str, raw: Any, kind: type) -> Any:
@@ -222,7 +227,7 @@ _WANTED = {
 }
 
 
-def _check(policy: str, field: dataclasses.Field[Any], value: Any) -> None:
+def check_setting(policy: str, field: dataclasses.Field[Any], value: Any) -> None:
     """Raise InputError unless this value is legal for this setting."""
     kind, low, high = type(field.default), field.metadata["low"], field.metadata["high"]
     if not _is_a(kind, value):

@@ -10,13 +10,12 @@ import inspect
 import numbers
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from specsim.io.errors import InputError
-from specsim.io.user_file import error_line, run_file
+from specsim.io.user_file import error_line, own_classes, run_file
 from specsim.policy.base import Policy
 from specsim.policy.chain.base import ChainPolicy, Step
 from specsim.policy.tree.base import TreePolicy, close_kept, limit_widths, new_tree
@@ -43,16 +42,30 @@ def load_policy_file(path: Path | str) -> list[type[Policy]]:
     compile, or has a built-in's name.
     """
     path = Path(path).resolve()
+    return list(_load(path, _source(path)))
+
+
+def load_classes(path: Path | str, base: type[Any]) -> list[type[Any]]:
+    """The classes of this base that a Python file defines, in its order, but for any named _Like_this.
+
+    Raises InputError, on a single line, if the file is missing, does not run, or a class is incomplete.
+    """
+    path = Path(path).resolve()
+    kinds = own_classes(run_file(path, _source(path)), (base,))
+    for kind in kinds:
+        _check_declared(f"{path}: {kind.__name__}", kind)
+    return kinds
+
+
+def _source(path: Path) -> bytes:
     if not path.is_file():
         raise InputError(f"policy file {path} does not exist; give the path of a Python file")
-    return list(_load(path, path.read_bytes()))
+    return path.read_bytes()
 
 
 @cache
 def _load(path: Path, source: bytes) -> tuple[type[Policy], ...]:
-    module = run_file(path, source)
-    kinds = [value for name, value in vars(module).items() if _defines(module, name, value)]
-    kinds = list(dict.fromkeys(kinds))
+    kinds = own_classes(run_file(path, source), (ChainPolicy, TreePolicy))
     if not kinds:
         raise InputError(f"{path} defines no policy; write a class of ChainPolicy or TreePolicy, see docs/extending.md")
     for kind in kinds:
@@ -64,19 +77,14 @@ def _load(path: Path, source: bytes) -> tuple[type[Policy], ...]:
     return tuple(kinds)
 
 
-def _defines(module: ModuleType, name: str, value: Any) -> bool:
-    if not (isinstance(value, type) and issubclass(value, (ChainPolicy, TreePolicy))):
-        return False
-    return value.__module__ == module.__name__ and not name.startswith("_")
-
-
 @cache
 def check_policy(kind: type[Policy]) -> None:
     """InputError unless a class that a program or notebook defines is a complete policy whose functions compile."""
     _check(kind.__name__, kind)
 
 
-def _check(where: str, kind: type[Policy]) -> None:
+def _check_declared(where: str, kind: type[Any]) -> None:
+    """InputError unless the class has a name and a source, and is a frozen dataclass of settings."""
     for name in ("name", "source"):
         if not isinstance(getattr(kind, name, None), str):
             raise InputError(f'{where} has no {name!r}; add a line such as {name} = "..."')
@@ -86,6 +94,10 @@ def _check(where: str, kind: type[Policy]) -> None:
     for field in dataclasses.fields(kind):
         if "tune" not in field.metadata:
             raise InputError(f"{where}.{field.name} has no range; declare it as setting(default, low, high)")
+
+
+def _check(where: str, kind: type[Policy]) -> None:
+    _check_declared(where, kind)
     functions = TREE_FUNCTIONS if issubclass(kind, TreePolicy) else CHAIN_FUNCTIONS
     for name, arguments in functions.items():
         function = inspect.getattr_static(kind, name, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from os import PathLike
 from typing import Any
 
 from specsim.cost.contexts import context_range
@@ -15,26 +16,12 @@ from specsim.policy.base import Policy, build_policy
 from specsim.policy.registry import PolicyName, find_policy, make_policy
 from specsim.replaying.table import cost_table
 from specsim.serving.costs import batch_cost
-from specsim.serving.draft_length import DraftLengthRule, TurboSpec, as_schedule
+from specsim.serving.draft_length import DraftLengthRule, as_schedule
+from specsim.serving.rules.registry import find_rule, make_rule
 from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
 
-TURBOSPEC = "turbospec"
-TURBOSPEC_SETTINGS = {"max_draft_tokens": int, "accept_prob": float, "prior_tokens": float, "memory": float}
-ArmLike = PolicyName | Policy | DraftLengthRule | Mapping[int, int]
-
-
-def turbospec_rule(trace: Trace, cost: CostModel, settings: Mapping[str, Any]) -> TurboSpec:
-    """Make the TurboSpec rule, with settings as values or text."""
-    values: dict[str, Any] = {"max_draft_tokens": trace.depth}
-    for key, value in settings.items():
-        if key not in TURBOSPEC_SETTINGS:
-            raise InputError(f"{TURBOSPEC} has no setting {key!r}; known: {', '.join(TURBOSPEC_SETTINGS)}")
-        try:
-            values[key] = TURBOSPEC_SETTINGS[key](value)
-        except ValueError:
-            raise InputError(f"{TURBOSPEC}: {key}={value!r} is not a number") from None
-    return TurboSpec(batch_cost(cost), **values)
+ArmLike = PolicyName | Policy | DraftLengthRule | type[DraftLengthRule] | Mapping[int, int]
 
 
 def cost_notes(
@@ -53,34 +40,43 @@ def choose_arms(
     If a policy learns, it does so on part of the sequences, at the costs of batch size 1, and all policies are reported
     on the others.
     """
-    arms = [_arm(trace, cost, arm, settings) for arm, settings in asked]
+    arms = [_arm(arm, settings) for arm, settings in asked]
     rest, train = trace, trace
-    learns = any(isinstance(arm, type) and needs_fitting(arm) for arm in arms)
+    learns = any(isinstance(arm, type) and _learns(arm) for arm in arms)
     if learns:
         tuning, others = split_sequences(trace, tuning_share=tuning_share, seed=seed)
         rest, train = trace.select(others), trace.select(tuning)
-    ready: list[Policy | DraftLengthRule] = []
-    for arm, (_, settings) in zip(arms, asked, strict=True):
-        if not isinstance(arm, type):
-            ready.append(arm)
-            continue
-        arguments = {**cap_depth(arm, trace.depth), **settings}
-        fitted = needs_fitting(arm)
-        ready.append(fit(arm, arguments, train, cost_table(train, cost)) if fitted else build_policy(arm, arguments))
+    ready = [_ready(arm, settings, train, cost) for arm, (_, settings) in zip(arms, asked, strict=True)]
     return rest, ready, train.sequences if learns else 0
 
 
-def _arm(
-    trace: Trace, cost: CostModel, arm: ArmLike, settings: Mapping[str, Any]
-) -> Policy | DraftLengthRule | type[Policy]:
-    """A policy or rule with its settings, or the class of a policy that has none yet."""
-    if arm == TURBOSPEC:
-        return turbospec_rule(trace, cost, settings)
+def _learns(kind: type[Policy] | type[DraftLengthRule]) -> bool:
+    return kind.learns if issubclass(kind, DraftLengthRule) else needs_fitting(kind)
+
+
+def _ready(
+    arm: Policy | DraftLengthRule | type[Policy] | type[DraftLengthRule],
+    settings: Mapping[str, Any],
+    train: Trace,
+    cost: CostModel,
+) -> Policy | DraftLengthRule:
+    """A policy or rule with its settings, fitted where it learns."""
+    if isinstance(arm, Policy | DraftLengthRule):
+        return arm
+    if issubclass(arm, DraftLengthRule):
+        return make_rule(arm, settings, train, batch_cost(cost))
+    arguments = {**cap_depth(arm, train.depth), **settings}
+    return fit(arm, arguments, train, cost_table(train, cost)) if needs_fitting(arm) else build_policy(arm, arguments)
+
+
+def _arm(arm: ArmLike, settings: Mapping[str, Any]) -> Policy | DraftLengthRule | type[Policy] | type[DraftLengthRule]:
+    """A policy or rule with its settings, or the class of one that has none yet."""
     if isinstance(arm, Policy):
         return make_policy(arm, settings)
-    if isinstance(arm, Mapping) or hasattr(arm, "choose"):  # a rule, perhaps a user's own
+    if isinstance(arm, Mapping | DraftLengthRule):
         if settings:
-            raise InputError(f"a draft length by batch has no settings; leave out {', '.join(settings)}")
-        rule: DraftLengthRule = as_schedule(arm) if isinstance(arm, Mapping) else arm  # type: ignore[assignment]
+            raise InputError(f"a schedule or a finished rule takes no settings; leave out {', '.join(settings)}")
+        return as_schedule(arm) if isinstance(arm, Mapping) else arm
+    if isinstance(arm, str | PathLike) and (rule := find_rule(arm)) is not None:
         return rule
-    return find_policy(arm)
+    return arm if isinstance(arm, type) and issubclass(arm, DraftLengthRule) else find_policy(arm)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from specsim.cost.batches import BatchCost, BatchTokens
+from specsim.cost.batches import BatchCost, BatchTokens, Pad, PaddedCost
 from specsim.cost.linear import OTHERS, LinearCost
 from specsim.cost.model import CostModel
 from specsim.io.arrays import Ints, Seconds
@@ -15,6 +15,18 @@ from specsim.io.errors import InputError
 
 if TYPE_CHECKING:
     from specsim.replaying.static_tree import Links
+
+
+class Prompts(NamedTuple):
+    """Parts of prompts that are read in steps, [P] each: the step, new tokens, and tokens of it read before.
+
+    drafter : whether the drafter reads them, too, in the first draft pass
+    """
+
+    batch_round: Ints
+    new: Ints
+    cached: Ints
+    drafter: bool
 
 
 class RoundSeconds(NamedTuple):
@@ -30,8 +42,8 @@ class RoundSeconds(NamedTuple):
         return self.draft_s + self.verify_s + self.other_s
 
 
-def batch_cost(model: CostModel | BatchCost) -> BatchCost:
-    """The cost model, if it knows what a batch costs."""
+def batch_cost(model: CostModel | BatchCost, pad: Pad = "none") -> BatchCost:
+    """The cost model, if it knows what a batch costs, with this padding of ragged batches."""
     if not isinstance(model, BatchCost):
         raise InputError(
             "this cost model is for batch size 1 alone; give batch-aware costs (linear, roofline, silicon or a batch "
@@ -39,7 +51,9 @@ def batch_cost(model: CostModel | BatchCost) -> BatchCost:
         )
     if isinstance(model, LinearCost) and model.only_batch is not None:
         raise InputError(f"these costs were measured at batch {model.only_batch} alone; {OTHERS}")
-    return model
+    if pad not in get_args(Pad):
+        raise InputError(f"unknown padding {pad!r}; choose one of {', '.join(get_args(Pad))}")
+    return model if pad == "none" else PaddedCost(model, pad)
 
 
 def draft_levels(drafted: Ints, tree: Links | None) -> Ints:
@@ -55,44 +69,71 @@ def round_seconds(
     cached: Ints,
     speculates: npt.ArrayLike,
     tree: Links | None = None,
+    verified: Ints | None = None,
+    prompts: Prompts | None = None,
 ) -> RoundSeconds:
     """Seconds of rounds of a batch, without the time of the policy's decisions.
 
     A draft takes a drafter pass per token, or per level of a tree. Sequences whose drafts are complete take no part in
-    later passes, but wait for them. Verification is a single target pass over all pending and drafted tokens.
+    later passes, but wait for them. Verification is a single target pass over all pending tokens and the drafted tokens
+    that are verified.
 
     batch_round : int [R], round of the batch, counted from 0 without a gap, of each sequence's round
     drafted, cached : int [R], tokens of the draft, and of the cache before the pass
     behind : int [R], tokens besides the pending token that the drafter has yet to take in
     speculates : bool [R] or a single bool, whether the step speculates; a step without speculation takes no `round_s`
     tree : that all drafts are of, each cut at some depth; chains otherwise
+    verified : int [R], drafted tokens that are verified; default: all
+    prompts : read in the same passes, or in steps in which no sequence decodes
 
     Raises InputError where costs do not price such trees.
     """
     if tree is not None and cost.max_tree_tokens < (most := int(drafted.max(initial=0)) + 1):
         priced = f"of up to {cost.max_tree_tokens} tokens" if cost.max_tree_tokens else "of chains alone"
         raise InputError(f"costs are {priced}, a tree has {most}; give linear, roofline or silicon costs")
-    count = int(batch_round.max(initial=-1)) + 1
-
-    def summed(values: npt.ArrayLike, which: npt.NDArray[np.bool_] | slice = slice(None)) -> Seconds:
-        weights = np.broadcast_to(values, batch_round.shape)[which]
-        return np.bincount(batch_round[which], weights, minlength=count).astype(np.float64)
+    last = -1 if prompts is None else int(prompts.batch_round.max(initial=-1))
+    count = max(int(batch_round.max(initial=-1)), last) + 1
 
     def held(new: Ints, before: Ints, which: npt.NDArray[np.bool_] | slice = slice(None)) -> BatchTokens:
-        return BatchTokens(
-            summed(1, which), summed(new, which), summed(before, which), summed(new * (before + new), which)
-        )
+        return _by_round(batch_round[which], new[which], before[which], count)
 
-    tokens, levels = held(drafted + 1, cached), draft_levels(drafted, tree)
+    read = None if prompts is None else _by_round(prompts.batch_round, prompts.new, prompts.cached, count)
+
+    checked = drafted if verified is None else verified
+    if cost.pads_to_longest:
+        drafted, checked = (_longest(tokens, batch_round, count) for tokens in (drafted, checked))
+    tokens = held(checked + 1, cached)
+    levels = draft_levels(drafted, tree)
     draft_s = np.zeros(count)
-    for step in range(int(levels.max(initial=0))):
+    read_by_drafter = read if prompts is not None and prompts.drafter else None
+    for step in range(max(int(levels.max(initial=0)), int(read_by_drafter is not None))):
         drafting = levels > step
         passes = held(1 + behind * (step == 0), cached + step, drafting)
+        if step == 0:
+            passes = passes.plus(read_by_drafter)
         active = passes.sequences > 0
         draft_s[active] += cost.batch_draft(step, passes.select(active))
         if tree is not None and tree.expanded[step] > 1:
             wide, narrow = (held(np.full_like(cached, n), cached, drafting) for n in (tree.expanded[step], 1))
             draft_s[active] += cost.batch_wider(wide.select(active), narrow.select(active))
-    verify_s = cost.batch_verify(tokens) if tree is None else cost.batch_tree_verify(tokens)
-    other_s = cost.step_s + np.where(summed(speculates) > 0, cost.round_s, 0.0)
+    verify_s = cost.batch_verify(tokens.plus(read))
+    if tree is not None:
+        decoding = tokens.sequences > 0
+        trees = tokens.select(decoding)
+        verify_s[decoding] += cost.batch_tree_verify(trees) - cost.batch_verify(trees)
+    speculating = np.bincount(batch_round, np.broadcast_to(speculates, batch_round.shape), minlength=count) > 0
+    other_s = cost.step_s + np.where(speculating, cost.round_s, 0.0)
     return RoundSeconds(draft_s, verify_s, other_s, tokens.sequences.astype(np.int64))
+
+
+def _by_round(batch_round: Ints, new: Ints, before: Ints, count: int) -> BatchTokens:
+    """Sum the tokens of passes by round."""
+    columns = (np.ones(len(new)), new, before, new * (before + new))
+    return BatchTokens(*(np.bincount(batch_round, column, minlength=count).astype(np.float64) for column in columns))
+
+
+def _longest(tokens: Ints, batch_round: Ints, count: int) -> Ints:
+    """The most tokens in the round of each sequence."""
+    most = np.zeros(count, dtype=np.int64)
+    np.maximum.at(most, batch_round, tokens)
+    return most[batch_round]

@@ -2,18 +2,17 @@
 
 Under lossless decoding the other sequences of a batch change when a round happens and how long it takes, not what it
 drafts. A policy that looks at neither costs nor load has therefore the rounds of its replay in any batch; a rule that
-follows the load chooses a draft length in every round.
+follows the load chooses draft lengths in every step.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
 from specsim.cost.model import SPACE, ConstantCost
-from specsim.io.arrays import Bools, Ints
+from specsim.io.arrays import Bools, FloatArray, Ints
 from specsim.io.errors import InputError
 from specsim.policy.base import Policy
 from specsim.policy.chain.base import ChainPolicy
@@ -25,35 +24,21 @@ from specsim.replaying.static_tree import Links, links
 from specsim.replaying.sums import Sums
 from specsim.replaying.table import cost_table
 from specsim.serving.costs import draft_levels
-from specsim.serving.draft_length import DraftLengthRule, fixed_length
+from specsim.serving.draft_length import DraftLengthRule, DraftRounds, Running, State, fixed_length
 from specsim.trace.outcomes import outcomes
 from specsim.trace.trace import Trace
-
-
-class DraftRounds(NamedTuple):
-    """A round of each of several sequences, [M] per array.
-
-    drafted, accepted, emitted : tokens
-    behind : tokens besides the pending token that the drafter has yet to take in after the round
-    row : row of the trace at which the next round starts; a text that has ended starts again
-    """
-
-    drafted: Ints
-    accepted: Ints
-    emitted: Ints
-    behind: Ints
-    row: Ints
 
 
 @dataclass(frozen=True, eq=False)
 class Drafts:
     """Drafts of every sequence, by the row of the trace at which a round starts.
 
-    rule : chooses K by the load
+    rule : chooses draft lengths by the load
     limit, match : int [N], most tokens drafted at each row, and how many of them are accepted
     rows : int [R], rows at which rounds start, where they are known ahead because the rule does not follow the load
     tree : that every draft is of, cut where the budget ends; None for chains
     leaf : bool [N], whether the accepted path of the tree ends at a leaf
+    survival : [N, D], of the tokens of a draft, as the rule reads it; None where it reads no confidence
     """
 
     trace: Trace
@@ -64,42 +49,53 @@ class Drafts:
     rows: Ints | None = None
     tree: Links | None = None
     leaf: Bools | None = None
+    survival: FloatArray | None = None
 
-    def draft(self, k: int, sequence: Ints, row: Ints) -> tuple[Ints, Ints]:
-        """Drafted and accepted tokens of the rounds at these rows."""
+    def draft(self, k: int | Ints, sequence: Ints, row: Ints) -> tuple[Ints, Ints]:
+        """Drafted tokens of the rounds at these rows, and how many of them would be accepted."""
         drafted = np.minimum(k, self.limit[row])
         return drafted, np.minimum(drafted, self.match[row])
 
-    def behind_after(self, row: Ints, behind: Ints, drafted: Ints, accepted: Ints, k: int) -> Ints:
+    def behind_after(self, row: Ints, behind: Ints, drafted: Ints, accepted: Ints, k: int | Ints) -> Ints:
         """Tokens besides the pending token that the drafter has yet to take in after these rounds.
 
         A round without speculation adds its token to them. A round that drafts leaves the last token of a draft that
         is accepted whole, or of a tree's path that ends at a leaf.
         """
-        if k == 0:
-            return behind + 1
         whole = (drafted > 0) & (draft_levels(drafted, self.tree) == accepted)
         if self.leaf is not None:
             whole |= (accepted > 0) & self.leaf[row]
-        return whole.astype(np.int64)
+        return np.where(np.asarray(k) == 0, behind + 1, whole)
 
     def decode(
-        self, k: int, sequence: Ints, row: Ints, behind: Ints, remaining: Ints, reshaped: Bools | None = None
+        self, state: State, running: Running, sequence: Ints, row: Ints, reshaped: Bools | None = None
     ) -> DraftRounds:
         """Decode a round of each of these sequences.
 
-        remaining : tokens left to emit
-        reshaped : whether the text ends elsewhere than as recorded, so that its drafts are cut to `remaining`
+        state, running : what the rule has seen, and what it may know of the requests
+        reshaped : whether the text ends elsewhere than as recorded, so that its drafts are cut to what remains
         """
+        rule = self.rule
+        if rule.foresees:
+            reachable = np.minimum(self.limit[row], running.remaining - 1)
+            running = running._replace(match=np.minimum(self.match[row], reachable))
+        k = rule.choose(state, running)
         drafted, accepted = self.draft(k, sequence, row)
         if reshaped is not None:
-            drafted = np.where(reshaped, self._cut(drafted, remaining - 1), drafted)
-            accepted = np.minimum(accepted, draft_levels(drafted, self.tree))
-        emitted = np.minimum(accepted + 1, remaining)
-        behind = self.behind_after(row, behind, drafted, accepted, k)
+            drafted = np.where(reshaped, self._cut(drafted, running.remaining - 1), drafted)
+        verified, survival = drafted, None
+        if self.survival is not None and drafted.any():
+            survival = self.survival[row]
+            drafted = grow(rule, state, running, survival, drafted)
+            survival = shown(survival, drafted, int(drafted.max()))
+            verified = np.minimum(rule.verify(state, running, survival, drafted), drafted)
+        accepted = np.minimum(accepted, draft_levels(verified, self.tree))
+        emitted = np.minimum(accepted + 1, running.remaining)
+        behind = self.behind_after(row, running.behind, drafted, accepted, k)
         following = row + emitted
         begin, end = self.trace.offsets[sequence], self.trace.offsets[sequence + 1]
-        return DraftRounds(drafted, accepted, emitted, behind, np.where(following >= end, begin, following))
+        following = np.where(following >= end, begin, following)
+        return DraftRounds(drafted, verified, accepted, emitted, behind, following, bool(np.any(k)), survival)
 
     def _cut(self, drafted: Ints, tokens: Ints) -> Ints:
         """Drafted tokens if only so many output tokens are left to draft; of a tree whole levels."""
@@ -107,6 +103,23 @@ class Drafts:
             return np.minimum(drafted, tokens)
         deepest = len(self.tree.level_end) - 1
         return np.minimum(drafted, self.tree.level_end[np.minimum(tokens, deepest)] - 1)
+
+
+def grow(rule: DraftLengthRule, state: State, running: Running, survival: FloatArray, most: Ints) -> Ints:
+    """Draft while the rule goes on. most : [R], tokens as chosen before the draft"""
+    drafted = np.minimum(most, 1)
+    for depth in range(1, int(most.max())):
+        going = (drafted == depth) & (most > depth)
+        if not going.any():
+            break
+        going &= rule.go_on(state, running, shown(survival, drafted, depth), drafted, going)
+        drafted = drafted + going
+    return drafted
+
+
+def shown(survival: FloatArray, drafted: Ints, depth: int) -> FloatArray:
+    """Survival [R, depth] of the tokens drafted so far, 0 of others: a rule sees no further than an engine."""
+    return np.where(np.arange(depth) < drafted[:, None], survival[:, :depth], 0.0)
 
 
 Arm = Policy | DraftLengthRule | None  # None is decoding without speculation
@@ -159,7 +172,7 @@ def _of_policy(trace: Trace, policy: Policy, seed: int) -> Drafts:
 
 
 def _of_rule(trace: Trace, rule: DraftLengthRule, seed: int) -> Drafts:
-    """Drafts of a rule that chooses the same K for all sequences of a batch."""
+    """Drafts of a rule that follows the load."""
     if rule.max_draft_tokens > trace.depth:
         raise InputError(
             f"{rule.label} drafts up to {rule.max_draft_tokens} tokens, the trace is recorded to depth {trace.depth}; "
@@ -167,5 +180,5 @@ def _of_rule(trace: Trace, rule: DraftLengthRule, seed: int) -> Drafts:
         )
     if trace.meta.get("drafter_kind") == SPACE:
         raise InputError(f"{rule.label}: batches are of chains that a drafter drafts; SPACE drafts as it verifies")
-    match = next(iter(outcomes(trace, seed)))[0].astype(np.int64)
-    return Drafts(trace, rule.label, rule, trace.draft_limit.astype(np.int64), match)
+    match, limit = next(iter(outcomes(trace, seed)))[0].astype(np.int64), trace.draft_limit.astype(np.int64)
+    return Drafts(trace, rule.label, rule, limit, match, survival=rule.survival(trace))

@@ -44,6 +44,7 @@ class ServingSummary:
     tpot_s : seconds per output token after the first, (finished - first token) / (tokens - 1), of requests with more
         than a single token
     ttft_s : seconds to the first token, waiting and prefill included
+    preemptions : times that a request gave its memory back, in the whole run
     goodput_per_s, within : requests per second that keep the bounds on latency, and their share; None without a bound
     """
 
@@ -58,6 +59,7 @@ class ServingSummary:
     mean_drafted: float
     tpot_s: Latency
     ttft_s: Latency
+    preemptions: int
     goodput_per_s: float | None
     within: float | None
 
@@ -70,14 +72,14 @@ def summarise_run(
     run: ServingRun,
     *,
     warm_up: float = WARM_UP,
-    tpot_bound_s: float | None = None,
+    tpot_bound_s: float | Floats | None = None,
     ttft_bound_s: float | None = None,
 ) -> ServingSummary:
     """Rates and latencies of a run's steady state.
 
     run : as `serve` gives it
     warm_up : share of the requests that warm the server up, in [0, 1)
-    tpot_bound_s, ttft_bound_s : what a request has to keep to count as good
+    tpot_bound_s, ttft_bound_s : what a request has to keep to count as good; the first may be each request's own [N]
 
     Raises InputError where no steady state is left.
     """
@@ -103,7 +105,8 @@ def summarise_run(
     with np.errstate(invalid="ignore"):
         tpot_s = np.where(output > 1, (run.finished_s - run.first_token_s) / np.maximum(output - 1, 1), np.nan)
     ttft_s = run.first_token_s - run.submitted_s
-    within = _share_within(((tpot_s[measured], tpot_bound_s), (ttft_s[measured], ttft_bound_s)))
+    own_bound_s = None if tpot_bound_s is None else np.broadcast_to(tpot_bound_s, measured.shape)[measured]
+    within = _share_within(((tpot_s[measured], own_bound_s), (ttft_s[measured], ttft_bound_s)))
     finished = (run.finished_s > begin_s) & (run.finished_s <= end_s)
     requests_per_s = float(finished.sum() / seconds)
     return ServingSummary(
@@ -118,12 +121,13 @@ def summarise_run(
         mean_drafted=float(run.steps["drafted"][decoding].sum() / sequences.sum()),
         tpot_s=_latency(tpot_s[measured]),
         ttft_s=_latency(ttft_s[measured]),
+        preemptions=run.preemptions,
         goodput_per_s=None if within is None else within * requests_per_s,
         within=within,
     )
 
 
-def _share_within(bounded: Iterable[tuple[Floats, float | None]]) -> float | None:
+def _share_within(bounded: Iterable[tuple[Floats, float | Floats | None]]) -> float | None:
     """Share of requests that keep every bound on their latencies; None without a bound."""
     # A request of a single token has no TPOT (NaN) and keeps any bound on it.
     slow = [latency_s > bound_s for latency_s, bound_s in bounded if bound_s is not None]

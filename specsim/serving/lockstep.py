@@ -14,6 +14,7 @@ from specsim.cost.batches import BatchCost
 from specsim.io.arrays import Bools, Floats, Ints
 from specsim.io.errors import InputError
 from specsim.serving.costs import RoundSeconds, round_seconds
+from specsim.serving.draft_length import Running
 from specsim.serving.drafts import Drafts
 from specsim.trace.trace import Trace
 
@@ -23,7 +24,7 @@ class BatchRounds(NamedTuple):
 
     batch_round : round of the batch, from 0 on
     sequence : index in the trace; t : output position at which the round starts
-    drafted, accepted, emitted : tokens
+    drafted, verified, accepted, emitted : tokens
     behind : tokens besides the pending token that the drafter takes in first
     speculates : whether K was above 0
     """
@@ -32,6 +33,7 @@ class BatchRounds(NamedTuple):
     sequence: Ints
     t: Ints
     drafted: Ints
+    verified: Ints
     accepted: Ints
     emitted: Ints
     behind: Ints
@@ -94,6 +96,7 @@ class Lockstep:
             "batch": self.batch,
             "rounds": len(total_s),
             "drafted": int(self.rounds.drafted.sum()),
+            "verified": int(self.rounds.verified.sum()),
             "accepted": int(self.rounds.accepted.sum()),
             "output_tokens": int(self.rounds.emitted.sum()),
             "seconds": self.total_s,
@@ -135,7 +138,7 @@ def lockstep(
         rounds = _known_ahead(drafts, drafts.rows, taken, batch, refill)
     cached = cached_tokens(drafts.trace, rounds.sequence, rounds.t, context)
     seconds = round_seconds(
-        cost, rounds.batch_round, rounds.drafted, rounds.behind, cached, rounds.speculates, drafts.tree
+        cost, rounds.batch_round, rounds.drafted, rounds.behind, cached, rounds.speculates, drafts.tree, rounds.verified
     )
     return Lockstep(drafts.label, batch, rounds, cached, seconds, drafts.trace.sequences)
 
@@ -168,6 +171,7 @@ def _known_ahead(drafts: Drafts, rows: Ints, order: Ints, batch: int, refill: bo
         sequence=np.repeat(order, counts),
         t=(rows - trace.offsets[own])[index],
         drafted=drafted[index],
+        verified=drafted[index],
         accepted=accepted[index],
         emitted=np.diff(rows, append=len(trace.token))[index],
         behind=behind[index],
@@ -194,7 +198,7 @@ def _follow_load(drafts: Drafts, order: Ints, batch: int, refill: bool, context:
     state = rule.initial_state()
     row = np.asarray(trace.offsets[order], dtype=np.int64)
     left = np.asarray(trace.output_tokens[order], dtype=np.int64)
-    behind = np.zeros(len(order), dtype=np.int64)
+    behind, verified, accepted = np.zeros((3, len(order)), dtype=np.int64)
     running, waiting = np.empty(0, dtype=np.int64), 0
     columns: list[tuple[npt.ArrayLike, ...]] = []
     while running.size or waiting < len(order):
@@ -204,12 +208,15 @@ def _follow_load(drafts: Drafts, order: Ints, batch: int, refill: bool, context:
             waiting += started
         sequence, start, before = order[running], row[running], behind[running]
         t = start - trace.offsets[sequence]
-        k = rule.choose(state, len(running), int(cached_tokens(trace, sequence, t, context).sum()))
-        turn = drafts.decode(k, sequence, start, before, left[running])
-        state = rule.update(state, turn.drafted, turn.accepted)
-        number, speculates = np.full(len(running), len(columns)), np.full(len(running), k > 0)
-        columns.append((running, number, sequence, t, *turn[:3], before, speculates))
+        cached = cached_tokens(trace, sequence, t, context)
+        known = Running(running, cached, left[running], verified[running], accepted[running], before, len(running))
+        turn = drafts.decode(state, known, sequence, start)
+        state = rule.update(state, known, turn)
+        number, speculates = np.full(len(running), len(columns)), np.full(len(running), turn.speculates)
+        columns.append((running, number, sequence, t, *turn[:4], before, speculates))
         row[running], behind[running] = turn.row, turn.behind
+        verified[running] += turn.verified
+        accepted[running] += turn.accepted
         left[running] -= turn.emitted
         running = running[left[running] > 0]
     entry, *fields = (np.concatenate(column) for column in zip(*columns, strict=True))

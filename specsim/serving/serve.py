@@ -7,17 +7,19 @@ from dataclasses import dataclass, fields
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
+from specsim.cost.batches import Pad
 from specsim.cost.files import CostLike, as_cost
 from specsim.io.progress import Counter, no_progress
 from specsim.replaying.intervals import Estimate, ratio_of_ratios
 from specsim.replaying.prediction import interval_columns
-from specsim.replaying.result import Result
-from specsim.serving.arms import TURBOSPEC, ArmLike, choose_arms, cost_notes
+from specsim.serving.arms import ArmLike, choose_arms, cost_notes
 from specsim.serving.arrivals import asked_requests
 from specsim.serving.costs import batch_cost
+from specsim.serving.draft_length import TurboSpec
 from specsim.serving.drafts import drafts_of
 from specsim.serving.latency import ServingSummary, summarise_run
 from specsim.serving.lockstep import Lockstep, lockstep
+from specsim.serving.result import Served
 from specsim.serving.speedup_map import SpeedupMap, speedup_map
 from specsim.trace.files import TraceLike, read_plain_trace
 from specsim.trace.trace import Trace
@@ -31,38 +33,6 @@ if TYPE_CHECKING:
 
 SLOTS = 256  # as vLLM's max_num_seqs
 BATCHES, MAP_BATCHES = (1, 2, 4, 8, 16, 32), (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-
-
-@dataclass(frozen=True, repr=False, kw_only=True)
-class Served(Result):
-    """What all results of serving have in common.
-
-    learned_on : sequences that policies learned from, none of which they are reported on
-    sequences : those reported on
-    approximate : whether acceptance was drawn, on a trace of rejection sampling
-    cost_notes : what the costs say of their own seconds
-    """
-
-    learned_on: int
-    sequences: int
-    approximate: bool
-    cost_notes: tuple[str, ...]
-
-    @property
-    def conditions(self) -> list[str]:
-        """Conditions of these numbers, in words."""
-        learned = [f"learned on {self.learned_on} others"] if self.learned_on else []
-        return [*learned, *(["approximate: rejection sampling"] if self.approximate else [])]
-
-    @property
-    def notes(self) -> list[str]:
-        """Caveats of these numbers, in words."""
-        return [*self.conditions, *self.cost_notes]
-
-    def about(self) -> dict[str, Any]:
-        """The common fields by name."""
-        about = {field.name: getattr(self, field.name) for field in fields(Served)}
-        return {**about, "cost_notes": list(self.cost_notes)}
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -134,7 +104,7 @@ class BatchResults(Served):
 class ServerResult(Served):
     """A server under load, without speculation and with it.
 
-    arrivals, slots, kv_tokens, users, tpot_bound_s, ttft_bound_s : as asked
+    arrivals, slots, kv_tokens, users, block_tokens, step_tokens, pad, tpot_bound_s, ttft_bound_s : as asked
     left_out : recorded requests without output
     baseline, speculation : the two runs
     """
@@ -144,6 +114,9 @@ class ServerResult(Served):
     slots: int
     kv_tokens: int | None
     users: int | None
+    block_tokens: int | None
+    step_tokens: int | None
+    pad: Pad
     tpot_bound_s: float | None
     ttft_bound_s: float | None
     baseline: ServingSummary
@@ -176,6 +149,9 @@ def serve(
     requests: int | None = None,
     slots: int = SLOTS,
     kv_tokens: int | None = None,
+    block_tokens: int | None = None,
+    step_tokens: int | None = None,
+    pad: Pad = "none",
     tpot_ms: float | None = None,
     ttft_ms: float | None = None,
     tuning_share: float = 0.5,
@@ -191,8 +167,8 @@ def serve(
     cost : CostModel, str, Path or mapping
         A batch-aware cost model: linear, roofline, silicon or a batch profile.
     policy : str, Path, class, Policy, mapping or rule
-        A policy of chains or static trees as in `predict`; "turbospec", which chooses K by load and acceptance; or a
-        schedule of K by batch, such as {1: 5, 4: 3, 16: 0}.
+        A policy of chains or static trees as in `predict`; a rule of `rules`, such as "turbospec", which chooses draft
+        lengths by the load; or a schedule of K by batch, such as {1: 5, 4: 3, 16: 0}.
     arrivals : str or Path
         "poisson:RATE" (requests per second), "closed:USERS", or a file of recorded arrivals.
     requests : int, optional
@@ -201,6 +177,14 @@ def serve(
         Largest batch of the server, in sequences.
     kv_tokens : int, optional
         Tokens that the server's KV cache holds; default: unlimited.
+    block_tokens : int, optional
+        Tokens of a block of the KV cache, which requests take as they need them; where none is free, the request
+        admitted last gives its blocks back and is computed again, as in vLLM. Default: a request reserves its whole
+        length, and none is preempted.
+    step_tokens : int, optional
+        Tokens of prompts that a step reads (chunked prefill); default: prompts are read whole.
+    pad : {"none", "longest", "graphs"}
+        How the engine pads ragged batches: every draft to the longest, or a pass to the next CUDA graph.
     tpot_ms, ttft_ms : float, optional
         Most milliseconds per output token, and to the first token, of a request that counts as good.
     **settings
@@ -228,10 +212,11 @@ def serve(
     >>> result.speculation.tokens_per_round > result.baseline.tokens_per_round
     True
     """
-    model, part, arm, about = _one_arm(trace, cost, policy, settings, tuning_share, seed)
+    model, part, arm, about = _one_arm(trace, cost, policy, settings, tuning_share, seed, pad)
     asked, users = asked_requests(part, arrivals, requests, seed=seed)
     longest_text = int((asked.prompt_tokens + asked.output_tokens).max())
     limits: dict[str, Any] = {"slots": slots, "kv_tokens": kv_tokens, "users": users}
+    limits |= {"block_tokens": block_tokens, "step_tokens": step_tokens}
     bounds: dict[str, Any] = {
         "tpot_bound_s": None if tpot_ms is None else tpot_ms / 1e3,
         "ttft_bound_s": None if ttft_ms is None else ttft_ms / 1e3,
@@ -239,7 +224,7 @@ def serve(
     from specsim.serving.continuous import run_server  # SimPy is not needed otherwise
 
     off, on = (
-        summarise_run(run_server(drafts_of(part, each, seed=seed), batch_cost(model), asked, **limits), **bounds)
+        summarise_run(run_server(drafts_of(part, each, seed=seed), batch_cost(model, pad), asked, **limits), **bounds)
         for each in (None, arm)
     )
     return ServerResult(
@@ -247,6 +232,7 @@ def serve(
         cost_notes=cost_notes(model, part, arm.max_draft_tokens, slots, (0, longest_text)),
         arrivals=str(arrivals),
         left_out=asked.left_out,
+        pad=pad,
         **limits,
         **bounds,
         baseline=off,
@@ -357,7 +343,7 @@ def serve_schedule(
     at: list[int | None] = [None] if contexts is None else [*_several(contexts)]
     named: list[tuple[ArmLike, Mapping[str, Any]]] = [("fixed_k", {"k": k}) for k in range(1, longest + 1)]
     others = [policies] if isinstance(policies, str | PathLike | type) else policies
-    named += [(TURBOSPEC, {"max_draft_tokens": longest}), *((policy, {}) for policy in others)]
+    named += [(TurboSpec.name, {"max_draft_tokens": longest}), *((policy, {}) for policy in others)]
     part, arms, learned_on = choose_arms(whole, model, named, tuning_share=tuning_share, seed=seed)
     speedups = speedup_map(part, priced, arms, sizes, contexts=at, seed=seed, progress=progress)
     return DraftSchedule(
@@ -370,13 +356,19 @@ def serve_schedule(
 
 
 def _one_arm(
-    trace: TraceLike, cost: CostLike, policy: ArmLike, settings: Mapping[str, Any], share: float, seed: int
+    trace: TraceLike,
+    cost: CostLike,
+    policy: ArmLike,
+    settings: Mapping[str, Any],
+    share: float,
+    seed: int,
+    pad: Pad = "none",
 ) -> tuple[Any, Trace, Any, dict[str, Any]]:
     """Costs, the sequences to report on, the policy or rule, and the common fields of a result."""
     model = as_cost(cost)
-    batch_cost(model)  # refuses costs of batch size 1 only
+    priced = batch_cost(model, pad)  # refuses costs of batch size 1 only
     whole = read_plain_trace(trace)
-    part, (ready,), learned_on = choose_arms(whole, model, [(policy, settings)], tuning_share=share, seed=seed)
+    part, (ready,), learned_on = choose_arms(whole, priced, [(policy, settings)], tuning_share=share, seed=seed)
     about = {"learned_on": learned_on, "sequences": part.sequences, "approximate": part.approximate}
     return model, part, ready, about
 

@@ -88,6 +88,7 @@ RAISED_BY = {
     "realrun/experiment/forecast.py": ("realrun validate", "realrun board"),
     "realrun/experiment/forecast_costs.py": ("realrun validate", "realrun board"),
     "specsim/cli/replay.py": ("specsim replay",),
+    "specsim/cli/serve/frontier.py": ("specsim serve frontier",),
     "specsim/cli/serve/schedule.py": ("specsim serve schedule",),
     "specsim/cli/serve/simulate.py": ("specsim serve simulate",),
     "specsim/cost/files.py": ("specsim replay", "specsim tune", "specsim leaderboard", "specsim tree best"),
@@ -95,7 +96,7 @@ RAISED_BY = {
     "specsim/engines/confidence_temperatures.py": ("specsim export",),
     "specsim/engines/export.py": ("specsim export",),
     "specsim/engines/formats/records.py": ("specsim import",),
-    "specsim/report/tree_figures.py": ("specsim tree search",),
+    "specsim/report/tree_figures.py": ("specsim tree search", "specsim serve frontier"),
     "specsim/trace/files.py": ("realrun record", "specsim acceptance generate"),
 }
 

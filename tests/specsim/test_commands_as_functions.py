@@ -149,7 +149,7 @@ def test_batches_are_the_command_s_and_rules_are_taken() -> None:
     assert specsim.serve_batches(TRACE, COST, "turbospec", batches=2, max_draft_tokens=4).batches
     learned = specsim.serve_batches(TRACE, COST, "time_gain", batches=1)
     assert learned.learned_on > 0 and learned.notes[0].startswith("learned on")
-    with pytest.raises(specsim.InputError, match="no settings; leave out k"):
+    with pytest.raises(specsim.InputError, match="takes no settings; leave out k"):
         specsim.serve_batches(TRACE, COST, {1: 4}, k=3)
     with pytest.raises(specsim.InputError, match="batch"):
         specsim.serve_batches(TRACE, "example:lab-deep-model")

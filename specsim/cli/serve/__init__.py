@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from specsim.cli.command import command
+from specsim.cli.serve.frontier import frontier
 from specsim.cli.serve.schedule import schedule
 from specsim.cli.serve.simulate import simulate
 
@@ -16,5 +17,5 @@ serve = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-for _command in (simulate, schedule):
+for _command in (simulate, schedule, frontier):
     command(serve)(_command)

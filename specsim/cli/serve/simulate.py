@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from specsim.cli.command import Answer
 from specsim.cli.console import parse_settings, print_notes, print_table
@@ -23,7 +23,8 @@ class SimulateOptions(SeedSettings):
 
     policy: str = setting(
         "fixed_k",
-        "Chain or static-tree policy, see `specsim policies`; or turbospec, which chooses K by load and acceptance.",
+        "Chain or static-tree policy, see `specsim policies`; or a rule over all requests: budget, dspark, tetris, "
+        "sglang_adaptive, turbospec, bandit, or your own FILE.py.",
     )
     set_: list[str] = setting([], SET_HELP, metavar="NAME=VALUE")
     schedule: str = setting("", "K by batch size instead of a policy: 1:5,4:3,16:0.", metavar="BATCH:K,...")
@@ -44,6 +45,17 @@ class ServerOptions(Settings):
     requests: int | None = setting(None, "Number of requests (default: 1000, or all in the arrivals file).", low=1)
     slots: int | None = setting(None, "Maximum batch size of the server (default: 256).", low=1)
     kv_tokens: int | None = setting(None, "Tokens that fit into the KV cache (default: unlimited).", low=1)
+    block_tokens: int | None = setting(
+        None,
+        "Tokens of a cache block, taken as needed, with preemption as in vLLM (default: reserve whole requests).",
+        low=1,
+    )
+    step_tokens: int | None = setting(
+        None, "Prompt tokens of a step: chunked prefill (default: prompts are read whole).", low=1
+    )
+    pad: Literal["none", "longest", "graphs"] | None = setting(
+        None, "How the engine pads ragged batches: every draft to the longest, or passes to CUDA graphs."
+    )
     tpot_ms: float | None = setting(
         None, "Goodput: maximum milliseconds per output token (TPOT) of a good request.", low=0
     )
@@ -145,5 +157,6 @@ QUANTITIES: list[tuple[str, Any]] = [
         for what, field in (("time per output token", "tpot_s"), ("time to first token", "ttft_s"))
         for when, name in (("mean", "mean"), ("median", "p50"), ("90 %", "p90"), ("99 %", "p99"))
     ],
+    ("preemptions", lambda run: f"{run.preemptions:,}" if run.preemptions else ""),
     ("requests measured", lambda run: f"{run.measured:,}"),
 ]

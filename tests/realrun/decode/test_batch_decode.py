@@ -58,7 +58,8 @@ def test_rounds_are_those_of_the_simulation(k: int) -> None:
     real = decoded(k)
     for row in real.rows:
         mine = simulated.sequence == row.number
-        assert row.rounds == list(zip(*(simulated[i][mine].tolist() for i in (2, 3, 4)), strict=True))
+        columns = (simulated.t, simulated.drafted, simulated.accepted)
+        assert row.rounds == list(zip(*(column[mine].tolist() for column in columns), strict=True))
         took_part = [number for number, round_ in enumerate(real.rounds) if row.number in round_.numbers]
         assert took_part == simulated.batch_round[mine].tolist()
     drafted = np.zeros(len(real.rounds), dtype=int)

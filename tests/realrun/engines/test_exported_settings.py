@@ -89,7 +89,7 @@ def test_the_settings_below_are_all_that_can_be_written(asked: Any, engine: str)
 
 def as_schedule() -> list[int]:
     rule = ScheduledK({int(batch): int(k) for batch, k in (part.split(":") for part in SCHEDULE.split(","))})
-    return [rule.choose(None, batch, 0) for batch in range(1, 33)]
+    return [rule.at(batch) for batch in range(1, 33)]
 
 
 def starts(python: str, script: str, job: dict[str, Any], folder: Path) -> list[Any]:

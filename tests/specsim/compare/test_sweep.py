@@ -22,9 +22,9 @@ from specsim.acceptance.generate import generate
 from specsim.acceptance.iid import IID
 from specsim.compare import sweep as sweeping
 from specsim.compare.sweep import Cell, Configuration, Swept, configurations_of, sweep, sweep_job, write_sweep
-from specsim.compare.workers import Workers
 from specsim.cost.files import read_cost
 from specsim.io.errors import InputError
+from specsim.io.workers import Workers
 from specsim.learn.journal import Journal
 from specsim.trace.files import read_trace, write_trace
 from specsim.trace.packed import pack_trace

@@ -42,7 +42,7 @@ def test_a_schedule_means_the_same_in_every_form() -> None:
     inner = re.findall(r"draft_len_schedule: \{(.*?)\}", schedule("tensorrt-llm", RULE, 64).flags)[0]
     lengths = {int(batch): int(k) for batch, k in (part.split(": ") for part in inner.split(", "))}
     for batch in range(1, 65):
-        k = RULE.choose(None, batch, 0)
+        k = RULE.at(batch)
         assert [length for start, end, length in ranges if start <= batch <= end] == [k]
         assert steps[max(start for start in steps if start <= batch)] == [k]
         assert lengths[max(start for start in lengths if start <= batch)] == k

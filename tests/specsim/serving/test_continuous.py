@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from specsim.acceptance.generate import generate
 from specsim.acceptance.iid import IID
+from specsim.cost.linear import LinearCost, LinearPass
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.tree.cartesian import Cartesian
 from specsim.policy.tree.static import StaticTree
@@ -161,11 +163,121 @@ def test_a_seed_decides_all() -> None:
     assert summary(1) == summary(1) != summary(2)
 
 
+@pytest.mark.slow
+def test_waits_for_several_slots_are_erlangs() -> None:
+    """Geometric lengths in steps of equal seconds are nearly exponential service; M/M/c: Erlang's C formula."""
+    rng = np.random.default_rng(7)
+    lengths = rng.geometric(1 / 40, 6000)
+    trace = generate(IID(0.5), sequences=6000, output_tokens=lengths, depth=1, prompt_tokens=1)
+    step_s, slots, load = 0.01, 3, 0.8
+    cost = LinearCost(LinearPass(step_s), LinearPass(1e-9))
+    service_s = step_s * lengths.mean()
+    rate = load * slots / service_s
+    requests = Requests(
+        np.cumsum(rng.exponential(1 / rate, 6000)), trace.prompt_tokens, trace.output_tokens, np.arange(6000)
+    )
+    run = run_server(drafts_of(trace, None), cost, requests, slots=slots)
+    waited_s = (run.started_s - run.submitted_s)[600:]
+    offered = load * slots
+    terms = [offered**n / math.factorial(n) for n in range(slots)]
+    full = offered**slots / math.factorial(slots) / (1 - load)
+    expected_s = full / (sum(terms) + full) * service_s / (slots * (1 - load))
+    means_s = waited_s.reshape(20, 270).mean(axis=1)
+    error_s = means_s.std(ddof=1) / math.sqrt(20)
+    assert error_s < 0.15 * expected_s
+    # A request that finds a free slot waits for the running step to end, half of one on average.
+    assert abs(waited_s.mean() - expected_s) < 2.9 * error_s + step_s / 2
+
+
+@pytest.mark.parametrize("options", [{}, {"step_tokens": 16}, {"kv_tokens": 400, "block_tokens": 16}])
+def test_requests_in_the_server_are_rate_times_time(options: dict[str, Any]) -> None:
+    """Little's law, over the whole run."""
+    trace = generate(IID(0.7), sequences=40, output_tokens=20, depth=3, seed=2, prompt_tokens=30)
+    requests = requests_of_trace(trace, 120, rate=12.0, seed=5)
+    run = served(trace, FixedK(k=2), requests, slots=8, **options)
+    moments = np.sort(np.concatenate([run.submitted_s, run.finished_s]))
+    inside = [((run.submitted_s <= at) & (at < run.finished_s)).sum() for at in moments[:-1]]
+    area = float((np.array(inside) * np.diff(moments)).sum())
+    assert area == pytest.approx(float((run.finished_s - run.submitted_s).sum()), rel=1e-9)
+
+
+def test_prompts_are_read_in_chunks_by_hand() -> None:
+    # Budget 8 tokens a step. A prompt of 21 tokens, of which 20 are read: 8, 8 and 4; behind it 4 of the next prompt's
+    # 10, then 6. Nothing is drafted.
+    trace = generate(IID(0.0), sequences=2, output_tokens=[2, 2], depth=1, prompt_tokens=21)
+    requests = Requests(np.zeros(2), np.array([21, 11]), np.array([2, 2]), np.array([0, 1]))
+    run = served(trace, None, requests, slots=2, step_tokens=8)
+    fixed_ms, token_ms, cached_ms, step_ms = 10, 0.3, 0.002, 1
+    steps_ms = [
+        fixed_ms + 8 * token_ms + step_ms,
+        fixed_ms + 8 * token_ms + 8 * cached_ms + step_ms,
+        fixed_ms + (4 + 4) * token_ms + 16 * cached_ms + step_ms,
+        # the first decodes with 20 cached tokens, and 6 more tokens of the second are read behind 4
+        fixed_ms + (1 + 6) * token_ms + (20 + 4) * cached_ms + step_ms,
+        fixed_ms + 2 * token_ms + (21 + 10) * cached_ms + step_ms,
+        fixed_ms + 1 * token_ms + 11 * cached_ms + step_ms,
+    ]
+    assert 1e3 * run.steps["seconds"] == pytest.approx(steps_ms, rel=1e-12)
+    assert run.steps["sequences"].tolist() == [0, 0, 0, 1, 2, 1]
+
+
+def test_the_latest_request_gives_its_blocks_back_by_hand() -> None:
+    # Six blocks of 4 tokens; each request has a prompt of 5 and 9 output tokens, one a step. Admission takes 2 blocks
+    # of each. When all need a third, none is free, and the request admitted last gives its two back.
+    trace = generate(IID(0.0), sequences=3, output_tokens=9, depth=1, prompt_tokens=5)
+    run = served(trace, None, in_order(trace, [0, 1, 2]), slots=3, kv_tokens=24, block_tokens=4)
+    whole = served(trace, None, in_order(trace, [0, 1, 2]), slots=3, kv_tokens=28)
+    assert run.preemptions > 0 and whole.preemptions == 0
+    assert np.diff(run.finished_s[[0, 1, 2]]).min() >= 0  # the first admitted is never preempted
+    assert run.steps["output_tokens"].sum() == 27 == whole.steps["output_tokens"].sum()
+    held = []
+    for step in range(len(run.steps["seconds"])):
+        mine = run.rounds["request"][run.rounds["step"] == step]
+        done = [((run.rounds["request"] == r) & (run.rounds["step"] <= step)).sum() for r in mine]
+        held.append(sum(-(-(4 + n) // 4) for n in done))  # the last token emitted is not in the cache yet
+    assert max(held) == 6
+    # Blocks admit all three at once, where whole lengths leave room for two.
+    assert (run.started_s == 0).sum() == 3 and (whole.started_s == 0).sum() == 2
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.integers(1, 4), st.integers(40, 90), st.integers(1, 20), st.one_of(st.none(), st.integers(1, 30)), st.booleans()
+)
+def test_preempted_requests_emit_their_texts_once(
+    slots: int, kv_tokens: int, block: int, step_tokens: int | None, closed: bool
+) -> None:
+    trace = generate(IID(0.7), sequences=5, output_tokens=[9, 1, 14, 3, 8], depth=3, seed=kv_tokens, prompt_tokens=6)
+    requests = requests_of_trace(trace, 10, rate=None if closed else 60.0, seed=block)
+    options: dict[str, Any] = {"users": 5} if closed else {}
+    run = run_server(
+        drafts_of(trace, TurboSpec(COST, 3)), COST, requests, slots=slots, kv_tokens=kv_tokens, block_tokens=block,
+        step_tokens=step_tokens, **options,
+    )  # fmt: skip
+    emitted = np.bincount(run.rounds["request"], run.rounds["accepted"] + 1, minlength=10)
+    assert (emitted >= requests.output_tokens).all() and run.steps[
+        "output_tokens"
+    ].sum() == requests.output_tokens.sum()
+    assert (run.submitted_s <= run.started_s).all() and (run.first_token_s <= run.finished_s).all()
+
+
+def test_a_closed_loop_is_timed_as_step_by_step() -> None:
+    """Its seconds are computed at the end, in one call; a server of the same requests at time 0 computes each."""
+    trace = generate(IID(0.7), sequences=6, output_tokens=12, depth=3, seed=1, prompt_tokens=9)
+    at_once = Requests(np.zeros(6), trace.prompt_tokens, trace.output_tokens, np.arange(6))
+    closed = served(trace, FixedK(k=2), at_once, slots=3, users=6)
+    timed = served(trace, FixedK(k=2), at_once, slots=3)
+    for name in ("started_s", "first_token_s", "finished_s"):
+        assert getattr(closed, name) == pytest.approx(getattr(timed, name), rel=1e-12)
+
+
 def made_run() -> ServingRun:
     """Four requests of 3 tokens, asked at 0, 1, 2 and 4 s; steps of a second, each with a token of each."""
     first, finished = np.array([1.0, 2.0, 4.0, 5.0]), np.array([3.0, 4.0, 8.0, 7.0])
     requests = Requests(np.array([0.0, 1.0, 2.0, 4.0]), np.full(4, 5), np.full(4, 3), np.arange(4))
-    steps = [Step(end, 1.0, size, size, 2 * size, 0) for end, size in enumerate([1, 2, 2, 2, 2, 1, 1, 1], start=1)]
+    steps = [
+        Step(end, 1.0, size, size, 2 * size, 2 * size, 0) for end, size in enumerate([1, 2, 2, 2, 2, 1, 1, 1], start=1)
+    ]
     columns = {
         name: np.array(column, dtype=float) for name, column in zip(Step._fields, zip(*steps, strict=True), strict=True)
     }
@@ -193,4 +305,5 @@ def test_what_can_never_be_served_is_refused() -> None:
     requests = requests_of_trace(trace, 3)
     refusal(lambda: served(trace, None, requests, slots=0), "slots=0")
     refusal(lambda: served(trace, None, requests, slots=1, users=0), "users=0")
+    refusal(lambda: served(trace, None, requests, slots=1, step_tokens=0), "step_tokens=0", "at least 1")
     refusal(lambda: served(trace, None, requests, slots=1, kv_tokens=20), "never fits", "20")

@@ -15,6 +15,7 @@ from specsim.serving.draft_length import ScheduledK, TurboSpec, fixed_length
 from specsim.serving.drafts import Arm, drafts_of
 from specsim.serving.lockstep import lockstep
 from tests.support.checks import refusal
+from tests.support.running import rounds, running
 
 COST = LinearCost(LinearPass(0.006, 2e-5, 4e-8), LinearPass(0.001, 1e-6, 2e-9), step_s=0.001, round_s=0.0002)
 
@@ -47,23 +48,24 @@ def test_turbospec_chooses_the_k_of_most_tokens_per_second(accept_prob: float, s
     for k in range(7):
         took = round_seconds(COST, each * 0, np.full(sequences, k), each * 0, each, speculates=k > 0)
         rates.append(float(mean_tokens_per_round(accept_prob, k) / took.total_s[0]))
-    assert rule.choose(rule.initial_state(), sequences, sequences * cached) == int(np.argmax(rates))
+    assert rule.choose(rule.initial_state(), running(each)) == int(np.argmax(rates))
 
 
 def test_turbospec_learns_and_forgets() -> None:
     rule = TurboSpec(COST, 6, accept_prob=0.6, prior_tokens=10, memory=0.9)
     state = rule.initial_state()
+    one, two = running(np.array([100])), running(np.array([50, 50]))
     for _ in range(100):  # 3 accepted of 4 verified; what comes after a rejection was not verified
-        state = rule.update(state, np.array([5]), np.array([3]))
+        state = rule.update(state, one, rounds([5], [3]))
     assert state == pytest.approx((30, 40), rel=1e-3)
-    hopeful = rule.choose(state, 1, 100)
+    hopeful = rule.choose(state, one)
     for _ in range(100):
-        state = rule.update(state, np.array([5, 2]), np.array([0, 0]))
+        state = rule.update(state, two, rounds([5, 2], [0, 0]))
     assert state == pytest.approx((0, 20), rel=1e-2, abs=1e-2)
-    assert rule.choose(state, 1, 100) < hopeful
+    assert rule.choose(state, one) < hopeful
     for _ in range(100):  # at rest
-        state = rule.update(state, np.array([0]), np.array([0]))
-    assert rule.choose(state, 1, 100) == rule.choose(rule.initial_state(), 1, 100)
+        state = rule.update(state, one, rounds([0], [0]))
+    assert rule.choose(state, one) == rule.choose(rule.initial_state(), one)
 
 
 @pytest.mark.parametrize("accept_prob", [0.5, 0.8])

@@ -21,7 +21,7 @@ from specsim.engines.as_engine import as_engine
 from specsim.engines.conventions import CONVENTIONS
 from specsim.serving.arrivals import Requests
 from specsim.serving.continuous import ServingRun, run_server
-from specsim.serving.draft_length import ScheduledK, TurboSpec
+from specsim.serving.draft_length import Running, ScheduledK, TurboSpec
 from specsim.serving.drafts import drafts_of
 
 # By request, a digit each: tokens drafted and accepted in each round as vLLM counted them, and, of the lab's recording,
@@ -41,6 +41,24 @@ def served(rule: Any, *, drafts_ahead: bool = CONVENTIONS["vllm"].drafts_ahead) 
     first = np.arange(sequences) == 0
     requests = Requests(np.where(first, 0.0, 1e-6), trace.prompt_tokens, trace.output_tokens, np.arange(sequences))
     return run_server(drafts_of(trace, rule), COST, requests, slots=SLOTS, drafts_ahead=drafts_ahead)
+
+
+LOADS = json.loads((Path(__file__).parent / "vllm_loads.json").read_text())
+
+
+@pytest.mark.parametrize(("users", "facts"), LOADS["loads"].items())
+def test_a_closed_loop_takes_as_many_steps_as_vllm(users: str, facts: dict[str, int]) -> None:
+    """vLLM 0.32 with K = 3 and 8 slots, whose users sent the next of the lab's prompts once one was answered."""
+    match_len = np.array([[int(digit) for digit in text] for text in LOADS["match_len"]])
+    sequences, tokens = match_len.shape
+    drawn = generate(IID(0.5), sequences=sequences, output_tokens=tokens, depth=5, prompt_tokens=64)
+    recorded = dataclasses.replace(drawn, match_len=match_len.ravel().astype(np.uint8))
+    trace, _ = as_engine(recorded, CONVENTIONS["vllm"], max_output_tokens=tokens)
+    which = np.arange(facts["requests"]) % sequences
+    requests = Requests(np.zeros(len(which)), trace.prompt_tokens[which], trace.output_tokens[which], which)
+    drafts = drafts_of(trace, ScheduledK({1: 3}))
+    run = run_server(drafts, COST, requests, slots=8, users=int(users), drafts_ahead=CONVENTIONS["vllm"].drafts_ahead)
+    assert len(run.steps["seconds"]) == facts["steps"]
 
 
 def digits(run: ServingRun, fact: str) -> list[str]:
@@ -67,10 +85,10 @@ def test_a_rule_sees_the_sequences_of_this_step_or_of_the_last_one(ahead: bool) 
     seen: list[int] = []
 
     class Noted(TurboSpec):
-        def choose(self, state: Any, sequences: int, cached_tokens: int) -> int:
-            assert 63 * sequences <= cached_tokens <= (64 + TOKENS) * sequences
-            seen.append(sequences)
-            return super().choose(state, sequences, cached_tokens)
+        def choose(self, state: Any, running: Running) -> int:
+            assert 63 <= running.cached.mean() <= 64 + TOKENS
+            seen.append(running.sequences)
+            return super().choose(state, running)
 
     run = served(Noted(COST, 5), drafts_ahead=ahead)
     decoding = run.steps["sequences"] > 0

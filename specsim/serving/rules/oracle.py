@@ -1,0 +1,53 @@
+"""The oracle of a step: how much to draft if it were known what is accepted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from specsim.io.arrays import Ints
+from specsim.policy.base import setting
+from specsim.serving.draft_length import MAX_DRAFT, DraftRounds, Running
+from specsim.serving.rules.value import Achieved, ValuedRule
+
+
+@dataclass(frozen=True)
+class Oracle(ValuedRule):
+    """Draft, of the tokens that will be accepted, as many as pay: a bound that no engine's rule can know of.
+
+    It maximises value x tokens - seconds of every step, exactly, where a draft pass adds no more for each further
+    request and passes differ by their number of requests alone: of all ways to draft so many tokens the fewest passes
+    take the least. The value of a token is the time per token that the oracle itself achieves at this load. It does not
+    see beyond the step, where a round's end decides which drafts come next.
+    """
+
+    max_draft_tokens: int = setting(8, 1, 255, bounds="depth", doc=MAX_DRAFT)
+
+    name = "oracle"
+    source = "this project; renewal reward, Dinkelbach 1967"
+    foresees = True
+
+    def initial_state(self) -> Achieved:
+        return Achieved.nothing()
+
+    def update(self, state: Achieved, running: Running, rounds: DraftRounds) -> Achieved:
+        return self.achieved(state, running, rounds)
+
+    def choose(self, state: Achieved, running: Running) -> Ints:
+        assert running.match is not None
+        most = np.minimum(running.match, self.max_draft_tokens)
+        # Passes are filled one after the other, requests with the shortest contexts first.
+        by_context = np.argsort(running.cached, kind="stable")
+        request: list[int] = []
+        added_s = [0.0]
+        for place in range(int(most.max(initial=0))):
+            drafting = by_context[most[by_context] > place]
+            pass_s = self.draft_s(running, place, np.arange(1, len(drafting) + 1))
+            added_s.extend((added_s[len(request)] + pass_s).tolist())
+            request.extend(drafting.tolist())
+        count = np.arange(len(request) + 1)
+        once_s = self.cost.round_s + self.switch_s(running)
+        total_s = np.array(added_s) + self.verify_s(running, count) + np.where(count > 0, once_s, 0.0)
+        best = int(np.argmax(self.value_s(state, running) * count - total_s))
+        return np.bincount(np.array(request[:best], dtype=np.int64), minlength=len(most))

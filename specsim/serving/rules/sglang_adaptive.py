@@ -1,0 +1,142 @@
+"""SGLang's adaptive speculative steps: K from a few candidates per batch size, by a moving accepted length."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+from specsim.cost.batches import BatchCost
+from specsim.io.errors import InputError
+from specsim.io.json import read_json
+from specsim.policy.base import parse_settings, setting
+from specsim.serving.draft_length import DraftLengthRule, DraftRounds, Running
+from specsim.trace.trace import Trace
+
+# SGLang 0.5.23's own, in the form of its --speculative-adaptive-config.
+DEFAULT: dict[str, Any] = {
+    "1": {"candidate_steps": [1, 3, 5, 7]},
+    "8": {"candidate_steps": [0, 1, 3], "down_hysteresis": 0.0},
+    "32": {"candidate_steps": [0, 1], "down_hysteresis": 0.0},
+    "64": {"candidate_steps": [0], "down_hysteresis": 0.0},
+}
+CONSTANTS = {
+    "ema_alpha": 0.2,
+    "update_interval": 5,
+    "warmup_batches": 10,
+    "up_hysteresis": 0.0,
+    "down_hysteresis": -0.25,
+    "ceiling_coeff": 0.0,
+}
+EXAMPLE = 'give such as {"1": {"candidate_steps": [1, 3, 7]}, "32": {"candidate_steps": [0, 1]}}'
+
+
+class Slot(NamedTuple):
+    """What is known at a batch size: K, the moving average of accepted tokens, and steps so far."""
+
+    steps: int
+    accepted: float
+    batches: int
+
+
+@dataclass(frozen=True)
+class SGLangAdaptive(DraftLengthRule):
+    """K from the candidates of the batch size, moved by the average of accepted tokens in steps of such a batch.
+
+    Every `update_interval` steps, K falls while the average is at most the next lower candidate less 0.5 plus
+    `down_hysteresis`, or else rises while it exceeds K less 0.5 plus `up_hysteresis`. A slot at K = 0 tries its next
+    candidate at the next such moment.
+
+    config : candidates and constants by the least batch size, as SGLang's file has them
+    """
+
+    config: Mapping[str, Any] = dataclasses.field(default_factory=lambda: DEFAULT)
+    initial_steps: int = setting(3, 0, 255, doc="K at first, if it is a candidate: --speculative-num-steps")
+
+    name = "sglang_adaptive"
+    source = "SGLang 0.5.23, --speculative-adaptive: srt/speculative/adaptive_spec_params.py"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        sizes = [key for key in self.config if key.isdigit()]
+        lists = [self.config[key].get("candidate_steps") for key in sizes]
+        whole = all(isinstance(each, list) and each and all(type(k) is int and k >= 0 for k in each) for each in lists)
+        if not sizes or not whole:
+            raise InputError(f"sglang_adaptive: config has no candidate_steps, a list of K, by batch size; {EXAMPLE}")
+
+    @classmethod
+    def fit(cls, settings: Mapping[str, Any], train: Trace, cost: BatchCost) -> Self:
+        values = dict(settings)
+        config = values.pop("config", DEFAULT)
+        if not isinstance(config, Mapping):
+            config = read_json(
+                Path(config), f"sglang_adaptive: config {config}", dict, missing=EXAMPLE, invalid=EXAMPLE
+            )
+        shallow = {key: _within(entry, train.depth) for key, entry in config.items()} if config is DEFAULT else config
+        return cls(shallow, **parse_settings(cls, values))
+
+    @property
+    def max_draft_tokens(self) -> int:
+        return max(max(entry["candidate_steps"]) for key, entry in self.config.items() if key.isdigit())
+
+    def constants(self, size: int) -> dict[str, Any]:
+        """Candidates and constants at a batch size."""
+        shared = {key: value for key, value in self.config.items() if not key.isdigit()}
+        return {**CONSTANTS, **shared, **self.config[str(size)]}
+
+    def initial_state(self) -> dict[int, Slot]:
+        slots = {}
+        for size in sorted(int(key) for key in self.config if key.isdigit()):
+            candidates = sorted(set(self.constants(size)["candidate_steps"]))
+            first = self.initial_steps if self.initial_steps in candidates else candidates[len(candidates) // 2]
+            slots[size] = Slot(first, first - 1.0, 0)
+        return slots
+
+    def choose(self, state: dict[int, Slot], running: Running) -> int:
+        return state[_size(state, running)].steps
+
+    def update(self, state: dict[int, Slot], running: Running, rounds: DraftRounds) -> dict[int, Slot]:
+        size = _size(state, running)
+        slot, constants = state[size], self.constants(size)
+        accepted, batches = slot.accepted, slot.batches + 1
+        if slot.steps > 0:
+            alpha = constants["ema_alpha"]
+            accepted = (1 - alpha) * accepted + alpha * float(rounds.accepted.mean())
+        later = batches - constants["warmup_batches"]
+        if later <= 0 or later % constants["update_interval"]:
+            return {**state, size: Slot(slot.steps, accepted, batches)}
+        return {**state, size: Slot(*moved(slot.steps, accepted, constants), batches)}
+
+
+def moved(steps: int, accepted: float, constants: Mapping[str, Any]) -> tuple[int, float]:
+    """K after a moment of change, and the moving average. constants : see `SGLangAdaptive.constants`"""
+    candidates = sorted(set(constants["candidate_steps"]))
+    place = start = candidates.index(steps)
+    if steps == 0:
+        target = candidates[min(place + 1, len(candidates) - 1)]
+        return target, target - 1.0 if target > 0 and accepted < 0 else accepted
+    while place > 0:
+        lower = candidates[place - 1]
+        if accepted > (0.5 if lower == 0 else lower - 0.5) + constants["down_hysteresis"]:
+            break
+        place -= 1
+    if place == start:
+        while place < len(candidates) - 1 and accepted > candidates[place] - 0.5 + constants["up_hysteresis"]:
+            place += 1
+    if constants["ceiling_coeff"] > 0:
+        ceiling = max(1, math.ceil(accepted * constants["ceiling_coeff"]))
+        while place > 0 and candidates[place] > ceiling and candidates[place] <= steps:
+            place -= 1
+    return candidates[place], accepted
+
+
+def _size(state: Mapping[int, Slot], running: Running) -> int:
+    """The largest batch size of the configuration that is not above the batch, or the smallest."""
+    return max((size for size in state if size <= running.sequences), default=min(state))
+
+
+def _within(entry: Mapping[str, Any], depth: int) -> dict[str, Any]:
+    return {**entry, "candidate_steps": [k for k in entry["candidate_steps"] if k <= depth]}

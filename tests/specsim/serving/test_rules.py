@@ -1,0 +1,450 @@
+"""Rules across requests: by hand, against all allocations, and what holds whatever a rule does."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+import specsim
+from specsim.acceptance.generate import generate
+from specsim.acceptance.iid import IID
+from specsim.cost.batches import BatchCost, BatchTokens
+from specsim.cost.linear import LinearCost, LinearPass
+from specsim.cost.model import ConstantCost
+from specsim.io.arrays import FloatArray, Ints
+from specsim.learn.calibration import Calibration
+from specsim.policy.chain.fixed_k import FixedK
+from specsim.replaying.chain_oracle import chain_oracle_seconds
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
+from specsim.serving.arms import choose_arms
+from specsim.serving.arrivals import requests_of_trace
+from specsim.serving.continuous import run_server
+from specsim.serving.costs import batch_cost, round_seconds
+from specsim.serving.draft_length import DraftLengthRule, Running, ScheduledK, State
+from specsim.serving.drafts import drafts_of
+from specsim.serving.lockstep import Lockstep, lockstep
+from specsim.serving.rules.allocation import hand_out
+from specsim.serving.rules.bandit import Bandit
+from specsim.serving.rules.budget import Budget
+from specsim.serving.rules.dspark import DSpark
+from specsim.serving.rules.oracle import Oracle
+from specsim.serving.rules.registry import RULES, find_rule
+from specsim.serving.rules.sglang_adaptive import SGLangAdaptive, moved
+from specsim.serving.rules.survival import Survival, fit_survival
+from specsim.serving.rules.tetris import Tetris
+from specsim.trace.files import read_plain_trace
+from specsim.trace.trace import Trace
+from tests.support.acceptance_examples import difficulty
+from tests.support.checks import refusal
+from tests.support.running import rounds, running
+from tests.support.serving_costs import COST, exact_table
+
+# Three requests of twelve positions in all, and drafts of up to three tokens. By position: how many would be accepted,
+# and the drafter's probability of each.
+OUTPUT = [5, 4, 3]
+MATCH = [3, 0, 2, 1, 0, 1, 2, 1, 0, 2, 0, 0]
+PROB = [
+    (0.9, 0.9, 0.9), (0.2, 0.5, 0.5), (0.8, 0.7, 0.1), (0.6, 0.2, 0.2), (0.5, 0.5, 0.5),
+    (0.7, 0.3, 0.3), (0.9, 0.8, 0.2), (0.5, 0.2, 0.2), (0.5, 0.5, 0.5),
+    (0.6, 0.6, 0.1), (0.3, 0.3, 0.3), (0.5, 0.5, 0.5),
+]  # fmt: skip
+TEN_MS = LinearCost(LinearPass(0.010, 0.001), LinearPass(0.001))  # a verified token 1 ms, a draft pass 1 ms
+
+
+def twelve() -> Trace:
+    drawn = generate(IID(0.5), sequences=3, output_tokens=OUTPUT, depth=3, prompt_tokens=1)
+    prob = np.array(PROB, dtype=np.float32)
+    return dataclasses.replace(drawn, match_len=np.array(MATCH, dtype=np.uint8), prob=prob, confidence=prob)
+
+
+def by_round(run: Lockstep, *names: str) -> list[list[tuple[int, ...]]]:
+    """Facts of each request's round, round by round."""
+    facts = [getattr(run.rounds, name) for name in ("batch_round", "sequence", *names)]
+    rows = sorted(zip(*(fact.tolist() for fact in facts), strict=True))
+    return [[tuple(row[2:]) for row in group] for _, group in itertools.groupby(rows, key=lambda row: row[0])]
+
+
+def decoded(rule: DraftLengthRule, trace: Trace, cost: BatchCost = TEN_MS) -> Lockstep:
+    return lockstep(drafts_of(trace, rule), cost, trace.sequences)
+
+
+def as_it_is() -> Survival:
+    """A drafter whose confidence is the chance of acceptance, whose next token is as likely as the last."""
+    log_odds = np.linspace(-14, 14, 4001)
+    sure = 1 / (1 + np.exp(-log_odds))
+    token = Calibration(np.array([0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0]), log_odds, sure)
+    return Survival(token, Calibration(np.array([0.0, 1.0, 0.0]), log_odds, sure), np.array([0.6, 0.4, 0.2]))
+
+
+def test_tetris_verifies_the_likeliest_of_the_batch() -> None:
+    # Capacity 1 per request, 2 drafted. At the first positions of the three requests the draft's first two tokens have
+    # survival (.9, .81), (.7, .21), (.6, .36): the three largest are .9, .81 and .7.
+    run = decoded(Tetris(k=1, extra=1), twelve())
+    first, second, *_ = by_round(run, "t", "drafted", "verified", "accepted")
+    assert first == [(0, 2, 2, 2), (0, 2, 1, 1), (0, 2, 0, 0)]
+    # Now at rows 3, 7 and 10, where (.6), (.5) and (.3) are left to draft, one token each by the texts' ends: all fit.
+    assert second == [(3, 1, 1, 1), (2, 1, 1, 1), (1, 1, 1, 0)]
+    # Of the first round: two draft passes, and verification of three pending tokens and three drafted ones.
+    assert run.seconds.total_s[0] == pytest.approx(0.002 + 0.010 + 6 * 0.001)
+
+
+def test_a_budget_in_tokens_is_handed_out_by_survival() -> None:
+    run = decoded(Budget(TEN_MS, as_it_is(), budget=4, max_draft_tokens=3), twelve())
+    first, *_ = by_round(run, "drafted", "verified", "accepted")
+    # After the first pass survival is .9, .7 and .6, and there is room: all go on. After the second it is .81, .21,
+    # .36; the fourth of all is .6, and a next token is as likely as the last: of the first request .73, above it.
+    assert first == [(3, 3, 3), (2, 1, 1), (2, 0, 0)]  # .9, .81, .729, .7
+
+
+def test_dspark_plans_by_the_drafts_of_the_step_before() -> None:
+    trace = twelve()
+    # The drafter passes are the same whatever is verified, 3 ms. In the first step every chance is taken to be 1, so
+    # that promised tokens over seconds, (3 + b) / (16 + b) ms, grow to the end and all nine tokens are verified.
+    run = decoded(DSpark(TEN_MS, as_it_is(), max_draft_tokens=3), trace)
+    first, second, *_ = by_round(run, "t", "drafted", "verified")
+    assert first == [(0, 3, 3), (0, 3, 3), (0, 2, 2)]
+    # The third request is over. Chances of the others' first drafts are .9 .81 .729 .7 .21 .063 in order, and
+    # (2 + sums) / (15 + b) is the most at four tokens, of which one is left to draft.
+    assert second == [(4, 0, 0), (2, 1, 1)]
+    exact = DSpark(TEN_MS, as_it_is(), max_draft_tokens=3, lag=False)
+    survival = np.cumprod(np.array(PROB)[[0, 5, 9]], axis=1)
+    # With this step's own, .9 .81 .729 .7 .6 .36 .21 .063 .036, (3 + sums) / (16 + b) is 6.739 / 21 = .321 at five
+    # tokens, 7.099 / 22 = .323 at six and 7.309 / 23 = .318 at seven.
+    assert exact.budget(running([0, 0, 0]), survival) == 6
+    assert exact.verify(exact.initial_state(), running([0, 0, 0]), survival, np.full(3, 3)).tolist() == [3, 1, 2]
+
+
+def test_sglang_moves_between_candidates_as_its_source_does() -> None:
+    constants = SGLangAdaptive().constants(1)  # 1, 3, 5, 7; down -0.25, up 0
+    assert moved(3, 0.25, constants)[0] == 1  # at most 1 - 0.5 - 0.25
+    assert moved(3, 0.26, constants)[0] == 3
+    assert moved(3, 2.5, constants)[0] == 3  # not above 3 - 0.5
+    assert moved(3, 2.51, constants)[0] == 5
+    assert moved(3, 4.6, constants)[0] == 7  # above 4.5 as well
+    assert moved(7, 0.1, constants)[0] == 1  # past all
+    at_eight = SGLangAdaptive().constants(8)  # 0, 1, 3; no hysteresis
+    assert moved(1, 0.5, at_eight)[0] == 0 and moved(1, 0.51, at_eight)[0] == 3
+    assert moved(0, -1.0, at_eight) == (1, 0.0)  # tries again, from that step's neutral average
+    assert moved(0, 0.2, at_eight) == (1, 0.2)
+    assert moved(5, 2.4, {**constants, "ceiling_coeff": 1.0})[0] == 3  # at most ceil(2.4)
+
+
+def test_sglang_looks_every_five_steps_after_ten() -> None:
+    rule, one = SGLangAdaptive(), running([100])
+    state = rule.initial_state()
+    assert (rule.choose(state, one), state[1].accepted) == (3, 2.0)
+    lengths = []
+    for _ in range(20):
+        state = rule.update(state, one, rounds([3], [3]))
+        lengths.append(rule.choose(state, one))
+    assert lengths == [3] * 14 + [5] * 6  # 3 - 0.8^15 = 2.96 is above 2.5, and never above 4.5
+    assert [rule.choose(state, running([100] * batch)) for batch in (7, 8, 40, 64)] == [5, 3, 1, 0]
+    assert state[8].batches == 0
+
+
+def test_a_bandit_tries_every_k_once_then_takes_the_highest_bound() -> None:
+    rule, one = Bandit(TEN_MS, max_draft_tokens=2, width=0.1), running([100])
+    state, tried = rule.initial_state(), []
+    for _ in range(3):
+        tried.append(k := rule.choose(state, one))
+        state = rule.update(state, one, rounds([k], [k]))
+    assert tried == [2, 1, 0]
+    # Seconds of rounds: 11, 13 and 15 ms, of 1, 2 and 3 tokens; gains over the plain step 1, 22/13 and 33/15.
+    assert state.gains == pytest.approx([1.0, 22 / 13, 33 / 15])
+    assert rule.choose(state, one) == 2
+    while rule.choose(state, one) == 2:
+        state = rule.update(state, one, rounds([2], [0]))  # no longer: 11/15
+    assert rule.choose(state, one) == 1
+
+
+def test_the_oracle_drafts_what_is_accepted_while_it_pays() -> None:
+    trace = twelve()
+    first, *_ = by_round(decoded(Oracle(TEN_MS, max_draft_tokens=3), trace), "t", "drafted", "accepted")
+    # A token is worth 13 ms / 3 at first. Three, one and two tokens would be accepted: the first pass adds 1 + 3 ms for
+    # three tokens, the second 1 + 2 for two, the third 1 + 1 for one; all pay.
+    assert first == [(0, 3, 3), (0, 1, 1), (0, 2, 2)]
+    dear = LinearCost(LinearPass(0.010, 0.001), LinearPass(0.004))
+    first, *_ = by_round(decoded(Oracle(dear, max_draft_tokens=3), trace, dear), "t", "drafted", "accepted")
+    # Passes of 4 ms: 7 ms for three tokens and 6 ms for two pay at 4.33 ms each, 5 ms for one do not.
+    assert first == [(0, 2, 2), (0, 1, 1), (0, 2, 2)]
+
+
+def allocations(most: Ints) -> list[Ints]:
+    return [np.array(each) for each in itertools.product(*(range(int(n) + 1) for n in most))]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_the_budget_is_the_best_of_all_allocations(data: st.DataObject) -> None:
+    """Verified tokens: as many as make value x expected tokens - seconds the most, over every prefix of every draft."""
+    requests = data.draw(st.integers(1, 3))
+    prob = np.array(data.draw(st.lists(st.lists(st.floats(0.02, 0.98), min_size=3, max_size=3),
+                                       min_size=requests, max_size=requests)))  # fmt: skip
+    token_s = data.draw(st.floats(1e-5, 2e-3))
+    cost = LinearCost(LinearPass(0.01, token_s), LinearPass(0.001))
+    rule, drafted = Budget(cost, as_it_is(), max_draft_tokens=3), np.array(data.draw(
+        st.lists(st.integers(1, 3), min_size=requests, max_size=requests)))  # fmt: skip
+    survival, here = np.cumprod(prob, axis=1), running(np.full(requests, 50))
+    value_s = rule.value_s(rule.initial_state().achieved, here)
+    assume(rule.pays(rule.initial_state(), here))  # else the token drafted is a trial, and is verified
+
+    def worth(verified: Ints) -> float:
+        sure = sum(survival[r, :n].sum() for r, n in enumerate(verified))
+        return float(value_s * sure - cost.batch_verify(BatchTokens.of(verified + 1, here.cached)))
+
+    best = max(worth(each) for each in allocations(drafted))
+    assert worth(rule.verify(rule.initial_state(), here, survival, drafted)) == pytest.approx(best, abs=1e-12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=4), st.floats(1e-5, 5e-3), st.floats(1e-5, 1e-2))
+def test_the_oracle_is_the_best_of_all_allocations(match: list[int], token_s: float, pass_s: float) -> None:
+    cost = LinearCost(LinearPass(0.01, token_s), LinearPass(pass_s, token_s / 7), step_s=0.001, round_s=0.0005)
+    rule, here = Oracle(cost, max_draft_tokens=3), running(np.full(len(match), 50), match=np.array(match))
+    value_s = rule.value_s(rule.initial_state(), here)
+
+    def worth(drafted: Ints) -> float:
+        none = 0 * drafted
+        took = round_seconds(cost, none, drafted, none, here.cached, speculates=bool(drafted.any()))
+        return float(value_s * np.minimum(drafted, match).sum() - took.total_s[0])
+
+    best = max(worth(each) for each in allocations(np.full(len(match), 3)))
+    assert worth(rule.choose(rule.initial_state(), here)) == pytest.approx(best, abs=1e-12)
+
+
+@pytest.mark.parametrize("accept_prob", [0.5, 0.8])
+def test_the_oracle_of_a_step_is_close_to_the_oracle_of_a_text(accept_prob: float) -> None:
+    """One sequence at a time, whose least seconds an exact dynamic programme over its positions gives."""
+    trace = generate(IID(accept_prob), sequences=20, output_tokens=60, depth=4, seed=5, prompt_tokens=30)
+    cost = dataclasses.replace(COST, round_s=0.0)  # which the programme charges without a draft as well
+    least_s = float(chain_oracle_seconds(trace, exact_table(trace, cost)).sum())
+    step_s = lockstep(drafts_of(trace, Oracle(cost, max_draft_tokens=4)), cost, 1).total_s
+    assert least_s < step_s < 1.02 * least_s
+
+
+@pytest.fixture(scope="module")
+def informed() -> Trace:
+    """Text of easy and hard stretches, whose drafter says which is which."""
+    return generate(difficulty(), sequences=48, output_tokens=60, depth=5, seed=4)
+
+
+NAMES = [name for name in RULES if name != "oracle"]
+GIVEN: dict[str, dict[str, Any]] = {"tetris": {"k": 2}, "budget": {}, "dspark": {"max_draft_tokens": 5}}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_rule_by_name_decodes_every_text_once_and_none_beats_the_oracle(name: str, informed: Trace) -> None:
+    part, arms, learned_on = choose_arms(
+        informed, COST, [(name, GIVEN.get(name, {})), ("oracle", {})], tuning_share=0.5, seed=0
+    )
+    assert learned_on == (24 if RULES[name].learns else 0)
+    runs = [lockstep(drafts_of(part, arm), COST, 12, refill=True) for arm in arms]
+    for run in runs:
+        rounds = run.rounds
+        assert np.bincount(rounds.sequence, rounds.emitted).tolist() == part.output_tokens.tolist()
+        assert (rounds.accepted <= rounds.verified).all() and (rounds.verified <= rounds.drafted).all()
+    assert runs[1].total_s < runs[0].total_s
+
+
+def test_a_calibrated_budget_beats_every_fixed_k(informed: Trace) -> None:
+    """Its confidence tells easy stretches from hard ones; a fixed K drafts as much in both."""
+    cost = LinearCost(LinearPass(0.01, 1e-4, 2e-6), LinearPass(0.001, 2e-5, 5e-7), step_s=0.001, round_s=0.0005)
+    part, (budget,), _ = choose_arms(informed, cost, [("budget", {})], tuning_share=0.5, seed=0)
+    order = np.tile(np.arange(part.sequences), 8)
+
+    def tokens_per_s(arm: Any) -> float:
+        tokens, seconds = lockstep(drafts_of(part, arm), cost, 12, order=order, refill=True).per_sequence(
+            full_only=True
+        )
+        return float(tokens.sum() / seconds.sum())
+
+    fixed = [tokens_per_s(ScheduledK({1: k})) for k in range(6)]
+    assert tokens_per_s(budget) > max(fixed) > 1.1 * fixed[0]
+
+
+def test_calibrated_survival_is_the_share_of_rounds_that_survives() -> None:
+    """Of a real language model, in rounds of a fixed K on sequences that the calibration has not seen."""
+    whole = read_plain_trace("example:smollm2-eagle")
+    learned, held = whole.select(range(0, 120, 2)), whole.select(range(1, 120, 2))
+    chances = fit_survival(learned).of(held)
+    log = replay(held, FixedK(k=3), cost_table(held, ConstantCost(1.0, 1.0)), log=True).rounds
+    assert log is not None
+    rows, judged = held.offsets[log.sequence] + log.t, 0
+    for depth in (1, 2, 3):
+        full = rows[held.draft_limit[rows] >= depth]
+        likely = np.digitize(chances[full, depth - 1], [0.2, 0.5, 0.8])
+        for level in np.unique(likely):
+            those = full[likely == level]
+            if len(those) > 100:
+                judged += 1
+                share = (held.match_len[those] >= depth).mean()
+                assert share == pytest.approx(chances[those, depth - 1].mean(), abs=0.05)
+    assert judged >= 9
+
+
+@dataclasses.dataclass(frozen=True)
+class Whim(DraftLengthRule):
+    """Drafts and verifies by a random generator, a budget at most."""
+
+    budget: int
+    seed: int
+    name = "whim"
+    source = "this test"
+
+    @property
+    def max_draft_tokens(self) -> int:
+        return 3
+
+    def initial_state(self) -> State:
+        return np.random.default_rng(self.seed)
+
+    def survival(self, trace: Trace) -> FloatArray:
+        return np.cumprod(trace.prob, axis=1)
+
+    def choose(self, state: State, running: Running) -> Ints:
+        return np.asarray(state.integers(0, 4, len(running.request)))
+
+    def go_on(self, state: State, running: Running, survival: FloatArray, drafted: Ints, going: Any) -> Any:
+        assert survival.shape == (len(going), drafted.max()) and (drafted[going] == survival.shape[1]).all()
+        assert (survival[np.arange(survival.shape[1]) >= drafted[:, None]] == 0).all()  # sees only what is drafted
+        return state.random(len(going)) < 0.7
+
+    def verify(self, state: State, running: Running, survival: FloatArray, drafted: Ints) -> Ints:
+        return hand_out(survival, drafted, self.budget)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 6), st.integers(1, 4), st.integers(0, 99), st.booleans())
+def test_whatever_a_rule_does_every_text_is_emitted_once(budget: int, slots: int, seed: int, server: bool) -> None:
+    trace = generate(IID(0.7), sequences=5, output_tokens=[9, 1, 14, 3, 8], depth=3, seed=seed, prompt_tokens=4)
+    drafts = drafts_of(trace, Whim(budget, seed))
+    if server:
+        requests = requests_of_trace(trace, 5, rate=50.0, seed=seed)
+        run = run_server(drafts, COST, requests, slots=slots)
+        step, facts, sequence = run.rounds["step"], run.rounds, requests.sequence[run.rounds["request"]]
+        emitted = np.minimum(facts["accepted"] + 1, trace.output_tokens[sequence])
+        assert run.steps["output_tokens"].sum() == len(trace.token) == emitted.sum()
+    else:
+        rounds = lockstep(drafts, COST, slots, refill=True).rounds
+        step, facts, sequence = rounds.batch_round, rounds._asdict(), rounds.sequence
+        for s in range(trace.sequences):  # each round begins where the last one ended
+            mine = sequence == s
+            assert rounds.t[mine].tolist() == [0, *np.cumsum(rounds.emitted[mine])[:-1]]
+            assert rounds.emitted[mine].sum() == trace.output_tokens[s]
+    assert (facts["accepted"] <= facts["verified"]).all() and (facts["verified"] <= facts["drafted"]).all()
+    assert np.bincount(step, facts["verified"]).max() <= budget
+
+
+def test_only_drafting_requests_pay_and_what_is_left_behind_is_taken_in_later() -> None:
+    """A request that does not draft while another does falls behind by its tokens."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Second(Whim):
+        def choose(self, state: State, running: Running) -> Ints:
+            first = running.request == 0
+            return np.where(first & (running.remaining > 6), 0, 2)
+
+        @property
+        def max_draft_tokens(self) -> int:
+            return 2
+
+        def survival(self, trace: Trace) -> None:  # type: ignore[override]
+            return None
+
+    trace = generate(IID(1.0), sequences=2, output_tokens=[9, 9], depth=2, prompt_tokens=1)
+    run = lockstep(drafts_of(trace, Second(0, 0)), TEN_MS, 2)
+    first = run.rounds.sequence == 0
+    assert run.rounds.drafted[first].tolist() == [0, 0, 0, 2, 2] and run.rounds.behind[first].tolist() == [
+        0,
+        1,
+        2,
+        3,
+        1,
+    ]
+    assert run.rounds.behind[~first].tolist() == [0, 1, 1]
+
+
+def test_a_switch_costs_what_the_drafter_has_to_catch_up() -> None:
+    """The first pass of two requests, 5 and 9 tokens behind, reads 14 tokens more; 8 steps share the charge."""
+    rule, late = Oracle(COST, max_draft_tokens=3), running([96, 96], behind=np.array([5, 9]), match=np.array([3, 3]))
+    none = np.zeros(2, dtype=np.int64)
+    seconds = [
+        float(round_seconds(COST, none, none + 3, behind, late.cached, True).total_s[0])
+        for behind in (late.behind, none)
+    ]
+    assert rule.catch_up_s(late) == pytest.approx(seconds[0] - seconds[1], rel=1e-9)
+    assert rule.switch_s(late) == pytest.approx(14 * COST.drafter.token_s / 8)
+    assert rule.catch_up_s(running([96, 96], behind=none + 1)) == 0
+
+
+def test_a_switch_that_does_not_pay_its_catching_up_is_not_made() -> None:
+    """Drafts that would just pay are left out where the drafter is far behind: hysteresis."""
+    cost = LinearCost(LinearPass(0.010, 1e-5), LinearPass(0.004, 1e-3))
+    rule = Oracle(cost, max_draft_tokens=3)
+    for behind, drafted in ((0, 1), (40, 0)):
+        here = running([100], match=np.array([1]), behind=np.array([behind]))
+        assert rule.choose(rule.initial_state(), here).sum() == drafted
+
+
+@pytest.mark.parametrize(("pad", "verified"), [("none", 7), ("longest", 9), ("graphs", 8)])
+def test_padding_charges_what_the_engine_computes(pad: str, verified: int) -> None:
+    # Three requests draft 2, 1 and 1 tokens: 3 + 4 = 7 tokens are verified; padded to the longest 3 x 3, to a CUDA
+    # graph 8. Draft passes are of 3 and 1 requests: 4 tokens; 3 and 3; padded to graphs 4 and 1.
+    cost = batch_cost(LinearCost(LinearPass(1e-9, 1.0), LinearPass(1e-9, 1.0)), pad)  # type: ignore[arg-type]
+    none = np.zeros(3, dtype=np.int64)
+    took = round_seconds(cost, none, np.array([2, 1, 1]), none, none, True)
+    assert took.verify_s[0] == pytest.approx(verified)
+    assert took.draft_s[0] == pytest.approx({"none": 4, "longest": 6, "graphs": 5}[pad])
+
+
+RULE_FILE = """
+import dataclasses
+import specsim
+
+@dataclasses.dataclass(frozen=True)
+class OneInTwo(specsim.DraftLengthRule):
+    every: int = specsim.setting(2, 1, 9, doc="requests of which one drafts")
+    name = "one_in_two"
+    source = "a user"
+    max_draft_tokens = 3
+
+    def choose(self, state, running):
+        return 3 * (running.request % self.every == 0)
+"""
+
+
+def test_a_users_own_rule(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(RULE_FILE)
+    trace = generate(IID(0.7), sequences=4, output_tokens=8, depth=3)
+    _, (rule,), _ = choose_arms(trace, COST, [(str(file), {"every": "3"})], tuning_share=0.5, seed=0)
+    assert isinstance(rule, DraftLengthRule) and rule.label == "one_in_two(every=3)"
+    rounds = lockstep(drafts_of(trace, rule), COST, 4).rounds
+    assert set(rounds.sequence[rounds.drafted > 0].tolist()) == {0, 3}
+    assert find_rule(f"{file}:one_in_two") is find_rule(file) is specsim.rules(file)["one_in_two"]
+    file.write_text(RULE_FILE.replace('source = "a user"', ""))
+    refusal(lambda: find_rule(file), "OneInTwo has no 'source'")
+
+
+def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
+    trace = generate(IID(0.7), sequences=4, output_tokens=8, depth=3)
+    refusal(lambda: choose_arms(trace, COST, [("budget", {})], tuning_share=0.5, seed=0), "no drafter confidence")
+    refusal(lambda: SGLangAdaptive({"1": {"candidate_steps": [-1]}}), "candidate_steps", "give such as")
+    refusal(lambda: find_rule("nonsense"), "unknown policy 'nonsense'", "budget")
+    refusal(
+        lambda: choose_arms(trace, COST, [("bandit", {"k": 3})], tuning_share=0.5, seed=0), "no setting 'k'", "width"
+    )
+    refusal(lambda: drafts_of(trace, Tetris(k=3, extra=1)), "recorded to depth 3")
+    refusal(lambda: batch_cost(COST, "wide"), "unknown padding 'wide'", "longest")  # type: ignore[arg-type]
+    config = tmp_path / "adaptive.json"
+    config.write_text('{"1": {"candidate_steps": [2]}}')
+    _, (rule,), _ = choose_arms(trace, COST, [("sglang_adaptive", {"config": str(config)})], tuning_share=0.5, seed=0)
+    assert isinstance(rule, SGLangAdaptive) and rule.max_draft_tokens == 2
