@@ -16,7 +16,7 @@ from specsim.policy.tree.eagle2 import Eagle2
 from specsim.policy.tree.sparse_tree import SparseTree
 from specsim.replaying.priced import PricedTrace
 from specsim.trace.trace import Trace
-from studies.trees.paper import PaperComparison, Rounds, paper_pct
+from studies.policies.paper import PaperComparison, Rounds, paper_pct
 from tests.support.tree_traces import tree_trace
 
 CONFIG = {"paper": {"s_d": 1.1e-3, "s_t": 29.8e-3, "width": 5, "max_depth": 6, "leaf_threshold": 0.01}}
