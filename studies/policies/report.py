@@ -9,21 +9,22 @@ from specsim.policy.registry import CHAIN_POLICIES, TREE_POLICIES
 from specsim.report.table import SPEEDUP, TWO, Column
 from studies.common import Config, Document
 from studies.comparisons import best_by, board_rows, differ_measured, first_best, form, measured_gap, table_rows
-from studies.figures import dots
-from studies.policies.paper import PaperComparison
+from studies.figures import dots, point
 from studies.report import Report, trust_lines
 
 CPU, GPU = "this CPU", "GPU"
 SHOWN = 8
+UNKNOWN = point(float("nan"))  # draws nothing
 
 Row = Mapping[str, Any]
 
 
-def report(config: Config, runs: Mapping[str, Document], found: Mapping[str, Document]) -> Report:
-    """Return the report. runs : validations by way of decoding; found : leaderboards by cost, PCT beside EAGLE-2"""
+def report(config: Config, runs: Mapping[str, Document], boards: Mapping[str, Document]) -> Report:
+    """Return the report. runs : validations by way of decoding; boards : by the same, leaderboards by cost"""
     first, document = next(iter(runs.items()))
-    boards = {cost: best_by(rows, "policy") for cost, rows in found[first]["boards"].items()}
-    rows = policy_rows(document, boards)
+    best = {cost: best_by(rows, "policy") for cost, rows in boards[first].items()}
+    rows = policy_rows(document, best[GPU])
+    k = {cost: row["fixed_k"]["params"]["k"] for cost, row in best.items()}
     tree, chain = (
         first_best(row for row in document["rows"] if row["policy"] in kinds)
         for kinds in (TREE_POLICIES, CHAIN_POLICIES)
@@ -36,11 +37,11 @@ def report(config: Config, runs: Mapping[str, Document], found: Mapping[str, Doc
         question="Which policy is fastest for SmolLM2 with EAGLE, and does a GPU change the answer?",
         answer=f"On a CPU thread {rows[0]['policy']} is fastest in {first} decoding: it measures "
         f"{rows[0]['measured']['estimate']:.2f} times the baseline ({untied(document, rows[0])}). "
-        f"At the costs of {name} the same texts rank {leader_text(found[first]['boards'][GPU])}. "
-        f"The best fixed draft length is {boards[CPU]['fixed_k']['label']} on the CPU and "
-        f"{boards[GPU]['fixed_k']['label']} there. Trees: the best ({form(tree)}) measures a speedup {gap}.",
+        f"At the costs of {name} the same texts rank {leader_text(boards[first][GPU])}. "
+        f"The best fixed draft length is {k[CPU]} on the CPU and {k[GPU]} there. On the CPU the best tree "
+        f"({form(tree)}) measures a speedup {gap}.",
         figure=dots(
-            [(row["policy"], {key: row[key] for key in ("measured", "replayed", "GPU")}) for row in rows],
+            [(row["policy"], {key: row.get(key, UNKNOWN) for key in ("measured", "replayed", "GPU")}) for row in rows],
             "policies",
             "SmolLM2-135M-Instruct with EAGLE",
             "speedup, baseline = 1; 95 % intervals",
@@ -62,8 +63,8 @@ def report(config: Config, runs: Mapping[str, Document], found: Mapping[str, Doc
             *(row for run, result in runs.items() for row in table_rows(run, result["rows"], costs="this run's")),
             *(
                 row
-                for run, result in found.items()
-                for costs, ranked in result["boards"].items()
+                for run, result in boards.items()
+                for costs, ranked in result.items()
                 for row in board_rows(run, {"rows": ranked}, costs=f"{costs}, replayed only")
             ),
         ],
@@ -77,24 +78,23 @@ def report(config: Config, runs: Mapping[str, Document], found: Mapping[str, Doc
             f"Rounds identical in replay and real run, the fewest of any policy: "
             f"{min(row['rounds_identical_percent'] for row in document['rows']):.1f} %. In float32 a pass over one to "
             "three tokens rounds differently from one over more, which moves a probability across a threshold.",
-            PaperComparison.from_document(found[first]["paper"]).text
-            + " The paper reports about half the nodes at a comparable acceptance length.",
         ],
     )
 
 
-def policy_rows(document: Document, boards: Mapping[str, Mapping[str, Row]]) -> list[Row]:
-    """Return the best form of each policy that was run, fastest first, with its replay at the GPU's costs."""
+def policy_rows(document: Document, gpu: Mapping[str, Row]) -> list[Row]:
+    """Return the best form of each policy that was run, fastest first, with its best form at the GPU's costs.
+
+    gpu : the latter by policy; policies that ask for more nodes than were recorded are missing
+    """
     rows = [
         {
             **row,
             "policy": name,
             "replayed": row["predicted"],
-            "gpu_label": boards[GPU][name]["label"],
-            "GPU": boards[GPU][name]["speedup"],
+            **({"gpu_label": gpu[name]["label"], "GPU": gpu[name]["speedup"]} if name in gpu else {}),
         }
         for name, row in best_by(document["rows"], "policy").items()
-        if name in boards[GPU]
     ]
     return sorted(rows, key=lambda row: -row["measured"]["estimate"])
 

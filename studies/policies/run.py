@@ -6,7 +6,6 @@ then rank all policies under this machine's costs and the GPU's. A second start 
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,12 +19,11 @@ from specsim.io.progress import Progress
 from specsim.policy.registry import POLICIES
 from specsim.trace.files import read_trace
 from studies.common import MOST_TRUNCATED, VALIDATED, Config, cached, claim, run_title, validation
-from studies.policies.paper import PaperComparison
 from studies.policies.report import CPU, GPU, report
 
-FOUND = "found.json"  # leaderboards by cost, and the paper's comparison
+FOUND = "found.json"  # leaderboards by cost
 RECORDED = ("config.json", f"*/{FOUND}", *(f"*/{name}" for name in VALIDATED))
-KEPT = ("label", "policy", "speedup", "tau", "v_d", "train_speedup", "truncated_share", "tied_with_leader")
+KEPT = ("label", "policy", "params", "speedup", "tau", "v_d", "train_speedup", "truncated_share", "tied_with_leader")
 
 
 def gpu_costs(config: Config) -> CostModel:
@@ -34,8 +32,8 @@ def gpu_costs(config: Config) -> CostModel:
     return as_cost(data_sheet_document(gpu["gpu"], gpu["target"], gpu["drafter"], engine=gpu["engine"]))
 
 
-def found_of(folder: Path, config: Config, progress: Progress) -> dict[str, Any]:
-    """Return the ranking at both costs, and PCT beside EAGLE-2."""
+def boards_of(folder: Path, config: Config, progress: Progress) -> dict[str, Any]:
+    """Return the ranking at both costs, without rows whose rounds the record truncates too often."""
     trace = read_trace(folder / "trace")
     boards = {}
     for name, cost in {CPU: read_cost(folder / "profile.json"), GPU: gpu_costs(config)}.items():
@@ -51,17 +49,17 @@ def found_of(folder: Path, config: Config, progress: Progress) -> dict[str, Any]
         )
         rows = [row for row in ranked.as_dict()["rows"] if row["truncated_share"] <= MOST_TRUNCATED]
         boards[name] = [{key: row[key] for key in KEPT} for row in rows]
-    return {"boards": boards, "paper": asdict(PaperComparison.of(trace, config))}
+    return boards
 
 
 def main(out: Path, config: Config) -> None:
     """Run everything and write the report."""
     claim(out, config)
     kinds = [POLICIES[name] for name in config["run"]]
-    runs, found = {}, {}
+    runs, boards = {}, {}
     for run in config["runs"]:
         folder, name = out / run["name"], run_title(run)
         with progress_bar() as progress:
             runs[name] = validation(folder, config["drafter"], kinds, run, config, progress, trees=True)
-            found[name] = cached(folder / FOUND, partial(found_of, folder, config, progress))
-    report(config, runs, found).write(out)
+            boards[name] = cached(folder / FOUND, partial(boards_of, folder, config, progress))
+    report(config, runs, boards).write(out)
