@@ -1,7 +1,7 @@
 """The picture of the idea, of recorded data: `python -m docs.idea` writes docs/figures/idea.svg.
 
-One trace of the lab's pair, three policies replayed over it, the costs that were measured, and what a real run of the
-same policies took; all as the study of chain policies recorded it.
+One trace of SmolLM2 with EAGLE, three policies replayed over it, the costs that were measured, and what a real run of
+the same policies took; all as the study of policies recorded it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from docs.pages import HOME, ROOT
 from docs.tables import best_forms
 from specsim.report.drawing import ADAPTIVE, DOT, INK, MEASURED, MUTED, PREDICTED, estimates, spans, styled, svg
 
-RECORDED = ROOT / "studies" / "chain_policies" / "recorded" / "greedy"
+RECORDED = ROOT / "studies" / "policies" / "recorded" / "greedy"
 FIGURE = HOME / "figures" / "idea.svg"
 SEQUENCE, SHOWN = 3, 30  # whose first tokens are drawn
 POLICIES = (("fixed_k", {"k": 4}), ("adaedl", {"gamma": 0.2, "lambda0": 0.4}), ("max_confidence", {"lambda0": 0.4}))

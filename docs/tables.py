@@ -39,9 +39,9 @@ def best_forms(rows: list[dict[str, Any]], key: str) -> list[Mapping[str, Any]]:
     return sorted(filter(None, best), key=lambda row: -row["measured"]["estimate"])
 
 
-def chain_policies() -> str:
-    """The best form of every policy, of those that the study of chain policies really decoded, greedily."""
-    document = _read("chain_policies/recorded/greedy/replayed.json")
+def policies() -> str:
+    """The best form of every policy, of those that the study of policies really decoded, greedily."""
+    document = _read("policies/recorded/greedy/replayed.json")
     best = [
         f"`{row['policy']}` | {_interval(row['predicted'])} | {_interval(row['measured'])}"
         for row in best_forms(document["rows"], "policy")
@@ -136,7 +136,7 @@ def smollm2() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "chain policies": chain_policies,
+    "policies": policies,
     "drafters": drafters,
     "engine checks": engine_checks,
     "drafter check": drafter_check,

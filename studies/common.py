@@ -18,12 +18,13 @@ from realrun.measure.profile import profile
 from realrun.measure.record import RecordSettings
 from realrun.measure.reuse import recorded_trace
 from realrun.pairs.pair import LAB_DEEP, Pair, is_lab, load_pair
-from realrun.pairs.prompts import study_prompts
+from realrun.pairs.prompts import Prompt, read_prompts, study_prompts
 from specsim.compare.leaderboard import leaderboards
 from specsim.cost.contexts import context_range
 from specsim.cost.files import read_cost
 from specsim.cost.model import CostModel
 from specsim.io.errors import InputError
+from specsim.io.examples import TASKS
 from specsim.io.files import write_json
 from specsim.io.progress import Progress
 from specsim.policy.base import Policy
@@ -79,9 +80,16 @@ def record_settings(run: Config, config: Config, *, trees: bool = False) -> Reco
     return RecordSettings(config["depth"], config["max_new_tokens"], sampler, *nodes)
 
 
+def prompts_of(pair: Pair, config: Config) -> list[Prompt]:
+    """Return the study's prompts: of library files for the lab's target, of the bundled tasks for others."""
+    if is_lab(config["target"]):
+        return study_prompts(pair.tokenizer, config["prompts"])
+    return read_prompts(TASKS, pair.tokenizer, config["prompts"])
+
+
 def recorded(trace: Path, pair: Pair, run: Config, config: Config, report: Progress, *, trees: bool = False) -> Trace:
     """The study's prompts, decoded in this way and recorded into this folder; read where it is there."""
-    prompts = study_prompts(pair.tokenizer, config["prompts"])
+    prompts = prompts_of(pair, config)
     return recorded_trace(pair, prompts, record_settings(run, config, trees=trees), trace, partial(report, "record"))
 
 
@@ -143,7 +151,7 @@ def validation(
             seed=config["seed"],
         )
         progress = named(report, f"{folder.parent.name}/{folder.name}")  # a drafter has a folder in every run's
-        validate(pair, study_prompts(pair.tokenizer, config["prompts"]), settings, folder, progress)
+        validate(pair, prompts_of(pair, config), settings, folder, progress)
     document = json.loads((folder / "validation.json").read_text())
     document = with_replays(document, read_trace(folder / "trace"), read_cost(folder / "profile.json"), config)
     write_json(document, done)

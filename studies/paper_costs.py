@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from specsim.cost.files import read_cost
 from specsim.cost.model import MAX_TREE_TOKENS, ConstantCost, CostModel
 from specsim.io.arrays import Seconds
 
@@ -74,8 +72,3 @@ def paper_costs(config: Mapping[str, Any]) -> dict[str, CostModel]:
         PAPER: PaperCost(s_d, s_t, overhead_s, paper["node_s"]),
         KNEE: KneeCost(s_d, s_t, overhead_s, config["knee"]["tokens"]),
     }
-
-
-def costs_of(folder: Path, config: Mapping[str, Any]) -> dict[str, CostModel]:
-    """Return the cost models of a run's leaderboards by name; the measured costs lie in the folder."""
-    return {MEASURED: read_cost(folder / "profile.json"), **paper_costs(config)}

@@ -14,8 +14,9 @@ from realrun.decode.sampling import Sampler
 from realrun.experiment.run import validate
 from realrun.experiment.settings import ValidationSettings
 from realrun.measure.record import RecordSettings
-from realrun.pairs.prompts import TASKS, read_prompts
+from realrun.pairs.prompts import read_prompts
 from specsim.cli.console import progress_bar
+from specsim.io.examples import TASKS
 from specsim.io.progress import Progress
 from specsim.policy.registry import POLICIES
 from studies.common import Config, Document, load, named
