@@ -110,7 +110,7 @@ DRAFT_MODEL = Training(
     """Train a draft model from the target's layers.
 
     Takes a few of the target's layers with its embedding and head, and distils them from the target.
-    The folder is a model that `--draft-model OUT` takes, and engines as well.
+    Then `realrun record --draft-model OUT`; engines load the folder as well.
 
     Example: realrun train draft --target smollm2 --out draft3 --layers 3 --minutes 30
     """,

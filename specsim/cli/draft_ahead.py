@@ -23,7 +23,7 @@ class AheadOptions(SeedSettings, TraceSettings):
 
 
 def draft_ahead(options: AheadOptions, costs: CostSettings) -> Answer:
-    """Compare drafting ahead with plain speculation.
+    """Compare drafting ahead with plain drafting.
 
     While a draft is verified, the drafter prepares the next one for the most probable outcomes of the verification: so
     many tokens accepted, and this candidate in the place of the next. Hits are counted on the recorded ranks of the

@@ -22,6 +22,13 @@ class PanelCommand(TyperCommand):
 class PanelGroup(TyperGroup):
     """A group of commands whose help has a panel for every heading that the commands name."""
 
+    def get_params(self, ctx: Any) -> list[Any]:
+        parameters: list[Any] = super().get_params(ctx)
+        for parameter in parameters:
+            if parameter.name == "show_completion":
+                parameter.help = "Show completion for the current shell."  # in a line
+        return parameters
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         self.format_commands(ctx, formatter)
         _write(formatter, parameter_panels(self, ctx))

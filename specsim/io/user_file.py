@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import sys
 import traceback
-from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
@@ -18,12 +17,8 @@ from specsim.io.errors import InputError
 from specsim.io.files import digest
 
 
-@cache
 def run_file(path: Path, source: bytes) -> ModuleType:
-    """Run a file as a module, registered under its own name because dataclasses look their module up by name.
-
-    An unchanged file gives the same module again.
-    """
+    """Run a file as a module, registered under its own name because dataclasses look their module up by name."""
     name = digest(f"{path}\0", source, length=12)
     module = ModuleType(f"specsim_user_file_{name}")
     module.__file__ = str(path)

@@ -51,10 +51,15 @@ def load_classes(path: Path | str, base: type[Any]) -> list[type[Any]]:
     Raises InputError, on a single line, if the file is missing, does not run, or a class is incomplete.
     """
     path = Path(path).resolve()
-    kinds = own_classes(run_file(path, _source(path)), (base,))
+    return list(_classes(path, _source(path), base))
+
+
+@cache
+def _classes(path: Path, source: bytes, base: type[Any]) -> tuple[type[Any], ...]:
+    kinds = own_classes(run_file(path, source), (base,))
     for kind in kinds:
         _check_declared(f"{path}: {kind.__name__}", kind)
-    return kinds
+    return tuple(kinds)
 
 
 def _source(path: Path) -> bytes:

@@ -23,7 +23,8 @@ from specsim.policy.base import check_setting, parse_settings, setting
 from specsim.trace.trace import Trace
 
 State = Any  # of a rule: what it has seen so far
-CONTEXT_BUCKET = 16  # tokens, to which rules round the contexts that costs are looked up at
+CONTEXT_BUCKET = 16  # tokens, down to which rules round long contexts that costs are looked up at
+EXACT_CONTEXT = 256  # tokens; shorter contexts are not rounded
 TABLES = 4096  # that are kept, of a kind
 MAX_DRAFT = "longest draft in tokens"
 
@@ -51,8 +52,9 @@ class Running(NamedTuple):
 
     @property
     def context_bucket(self) -> int:
-        """Cached tokens of a request on average, rounded to CONTEXT_BUCKET."""
-        return CONTEXT_BUCKET * round(float(self.cached.mean()) / CONTEXT_BUCKET)
+        """Cached tokens of a request on average, in few steps, and never more than costs of these contexts cover."""
+        context = int(self.cached.mean())
+        return context if context < EXACT_CONTEXT else context // CONTEXT_BUCKET * CONTEXT_BUCKET
 
 
 class DraftRounds(NamedTuple):
@@ -212,7 +214,7 @@ def fixed_length(k: int) -> ScheduledK:
 
 @dataclass(frozen=True)
 class PricedRule(DraftLengthRule):
-    """Base of rules that weigh the cost of a step, at contexts rounded to CONTEXT_BUCKET tokens."""
+    """Base of rules that weigh the cost of a step, at the contexts of `Running.context_bucket`."""
 
     cost: BatchCost = dataclasses.field(repr=False)
 

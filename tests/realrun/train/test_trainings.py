@@ -92,7 +92,8 @@ def file_of(case: Case, document: dict[str, Any]) -> Path:
 
 
 def test_every_training_is_tested_here() -> None:
-    assert {case.name for case in CASES.values()} == {training.name for training in TRAININGS}
+    elsewhere = {"draft"}  # its folder is a model: test_train_draft.py
+    assert {case.name for case in CASES.values()} | elsewhere == {training.name for training in TRAININGS}
 
 
 @pytest.mark.parametrize("name", ALL)

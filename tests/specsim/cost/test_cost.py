@@ -185,10 +185,8 @@ def test_a_trace_beyond_the_profile_is_refused_before_any_replay() -> None:
 
 def test_a_profile_of_an_exit_below_all_identity_blocks_says_so() -> None:
     """Recorded by `realrun profile`, of an early exit and of a decoder over the last states."""
-    recorded = Path(__file__).parents[3] / "studies" / "roofline" / "recorded"
-    old, other = (
-        json.loads((recorded / f"lab-deep-40-{kind}" / "profile.json").read_text()) for kind in ("eesd", "edd")
-    )
+    recorded = Path(__file__).parent / "recorded"
+    old, other = (json.loads((recorded / f"{kind}.json").read_text()) for kind in ("eesd", "edd"))
     note = "all stood behind layer 4"
     assert note in profile_from_json(old, "old").notes(3, (60, 80))[0]
     assert profile_from_json(other, "other").notes(3, (60, 80)) == []

@@ -118,7 +118,7 @@ def test_sglangs_own_parser_takes_what_is_exported(name: str) -> None:
     assert case["set"] == expected.get(name, {**chain, "speculative_algorithm": SGLANG_ALGORITHMS.get(kind)})
     if name == "schedule":
         rule = ScheduledK({1: k, 3: 2, 8: 0})
-        assert case["steps"] == [rule.choose(None, batch, 0) for batch in range(1, 33)]
+        assert case["steps"] == [rule.at(batch) for batch in range(1, 33)]
     if name == "scripted acceptance":
         method = {"SGLANG_SIMULATE_ACC_METHOD": "match-expected", "SGLANG_SIMULATE_ACC_TOKEN_MODE": "real-draft-token"}
         assert case["environment"] == {"SGLANG_SIMULATE_ACC_LEN": 1 + 0.8 + 0.5 + 0.2, **method}

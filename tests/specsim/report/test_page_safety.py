@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from specsim import leaderboard, tune
+from specsim import doctor, leaderboard, tune
 from specsim.compare.document import as_document
 from specsim.cost.linear import LinearCost, LinearPass
 from specsim.policy.chain.fixed_k import FixedK
@@ -58,6 +58,9 @@ def documents() -> list[dict[str, Any]]:
         {"kind": "specsim-claims", "claims": [claim], "verdicts": {"holds": 1}},
         recorded(STUDIES / "board/recorded/greedy/board.json"),
         validation_document(),
+        doctor(
+            STUDIES.parent / "docs/recorded/bench/k12.json", STUDIES.parent / "docs/recorded/bench/k3.json"
+        ).as_dict(),
     ]
 
 
