@@ -10,6 +10,7 @@ import inspect
 import numbers
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -51,15 +52,15 @@ def load_classes(path: Path | str, base: type[Any]) -> list[type[Any]]:
     Raises InputError, on a single line, if the file is missing, does not run, or a class is incomplete.
     """
     path = Path(path).resolve()
-    return list(_classes(path, _source(path), base))
+    kinds = own_classes(_module(path, _source(path)), (base,))
+    for kind in kinds:
+        _check_declared(f"{path}: {kind.__name__}", kind)
+    return kinds
 
 
 @cache
-def _classes(path: Path, source: bytes, base: type[Any]) -> tuple[type[Any], ...]:
-    kinds = own_classes(run_file(path, source), (base,))
-    for kind in kinds:
-        _check_declared(f"{path}: {kind.__name__}", kind)
-    return tuple(kinds)
+def _module(path: Path, source: bytes) -> ModuleType:
+    return run_file(path, source)
 
 
 def _source(path: Path) -> bytes:
