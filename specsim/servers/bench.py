@@ -7,6 +7,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 from math import inf
@@ -61,8 +62,8 @@ def bench(
     Parameters
     ----------
     url, baseline : str
-        OpenAI-compatible servers of vLLM, SGLang or llama.cpp, without and with speculation turned off. Nothing else is
-        talked to.
+        OpenAI-compatible servers of vLLM, SGLang or llama.cpp: one that speculates, and the same without speculation.
+        Nothing else is talked to.
     prompts : path, optional
         JSON Lines, as `read_prompts` takes them (default: specsim's 240 tasks).
     completions : bool
@@ -107,7 +108,12 @@ def bench(
             base = None if baseline is None else await recognise(other, baseline, sampling)
             return await _run(server, base, asked, plan, minutes, source, progress)
 
-    return asyncio.run(run())
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(run())
+    with ThreadPoolExecutor(1) as thread:  # in a notebook, whose thread runs an event loop
+        return thread.submit(asyncio.run, run()).result()
 
 
 async def _run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from collections.abc import Callable
@@ -116,3 +117,12 @@ def test_what_is_refused(tmp_path: Path, replaying: Replaying) -> None:
         assert_refused(call("specsim", "bench", url), error)
     url, _ = replaying("vllm")
     assert_refused(call("specsim", "bench", url, "--concurrency", "0"), "concurrency")
+
+
+def test_a_notebook_whose_event_loop_runs_measures_as_well(replaying: Replaying, prompts: Path) -> None:
+    url, asked = replaying("vllm")
+
+    async def cell() -> int:
+        return bench(url, prompts=prompts, max_tokens=12).arms[0].requests[0].output_tokens
+
+    assert asyncio.run(cell()) == 12 and len(asked) == 3
