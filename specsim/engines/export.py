@@ -24,6 +24,7 @@ from specsim.engines.flags import (
     sglang_tree,
     speculative_config,
     tensorrt_llm,
+    vllm_method,
 )
 from specsim.engines.formats.records import SourceLike, as_counts
 from specsim.io.errors import InputError
@@ -45,6 +46,7 @@ STOPS = ("llamacpp", LLAMACPP_2025, "transformers")
 LOOKUP = ("vllm", "transformers")
 DSPARK = ("sglang", "tensorrt-llm")
 GENERATION_CONFIG = "generation_config.json"
+LARGEST_BATCH = 512  # of a schedule for vLLM
 
 
 class Setting(NamedTuple):
@@ -66,7 +68,7 @@ def export_flags(
     *,
     schedule: Mapping[int, int] | str | None = None,
     policy: Policy | str | None = None,
-    largest_batch: int = 512,
+    largest_batch: int = LARGEST_BATCH,
     p_min: float | None = None,
     min_ngram: int | None = None,
     max_ngram: int | None = None,
@@ -214,8 +216,10 @@ def lookup(
     return Setting(f"{as_arguments(fields)} in the target's generation_config", json.dumps(fields), path)
 
 
-def schedule_setting(engine: str, rule: ScheduledK, largest_batch: int, *, path: str = "adaptive.json") -> Setting:
-    """K by batch size, in the engine's form."""
+def schedule_setting(
+    engine: str, rule: ScheduledK, largest_batch: int, *, path: str = "adaptive.json", drafter: str | None = None
+) -> Setting:
+    """K by batch size, in the engine's form. drafter : its kind, as `draft_length_flags` takes it"""
     _require(engine, PER_BATCH, "has no draft length by batch size, only --k")
     lengths = {batch: rule.lengths[batch] for batch in sorted(rule.lengths)}
     longest = rule.max_draft_tokens
@@ -225,10 +229,11 @@ def schedule_setting(engine: str, rule: ScheduledK, largest_batch: int, *, path:
         raise InputError(f"a schedule to batch {max(lengths)} exceeds {largest_batch}; give a larger --largest-batch")
     if engine == "vllm":
         by_batch = {"num_speculative_tokens_per_batch_size": schedule_ranges(lengths, largest_batch)}
-        return Setting(speculative_config(**DRAFTER, num_speculative_tokens=longest, **by_batch))
+        method = {"method": vllm_method(drafter)} if drafter else {}
+        return Setting(speculative_config(**{**DRAFTER, **method, "num_speculative_tokens": longest, **by_batch}))
     if engine == "sglang":
         steps = {str(batch): {"candidate_steps": [k]} for batch, k in lengths.items()}
-        flags = f"{draft_length_flags(engine, longest)} --speculative-adaptive"
+        flags = f"{draft_length_flags(engine, longest, drafter)} --speculative-adaptive"
         return Setting(f"{flags} --speculative-adaptive-config {path}", json.dumps(steps), path)
     if lengths[1] != longest:
         raise InputError(

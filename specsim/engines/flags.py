@@ -70,6 +70,11 @@ FLAGS: dict[str, Callable[[int], str]] = {
 }
 
 
+def vllm_method(drafter: str) -> str:
+    """Name vLLM's method for a kind of drafter, or for a draft model's name."""
+    return VLLM_METHODS[drafter if drafter in KINDS else "model"]
+
+
 def draft_length_flags(engine: str, k: int, drafter: str | None = None) -> str:
     """The flags that make an engine draft K tokens in every round; InputError for an unknown engine or drafter.
 
@@ -86,5 +91,5 @@ def draft_length_flags(engine: str, k: int, drafter: str | None = None) -> str:
     if drafter is None or names is None:
         return FLAGS[engine](k)
     if engine == "vllm":
-        return speculative_config(**{**DRAFTER, "method": names[kind], "num_speculative_tokens": k})
+        return speculative_config(**{**DRAFTER, "method": vllm_method(drafter), "num_speculative_tokens": k})
     return f"--speculative-algorithm {names[kind]} {FLAGS[engine](k)}"

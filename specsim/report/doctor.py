@@ -55,7 +55,8 @@ def doctor_result(document: Mapping[str, Any]) -> Result:
     body = []
     for title, key in (("Traps of the benchmark", "traps"), ("Causes, the first costs most", "causes")):
         if document[key]:
-            body += [heading(title), _table(["what", "evidence", "try"], fix_rows(document, key))]
+            fixes = ((name, f"{evidence}. Try: {remedy}") for name, evidence, remedy in fix_rows(document, key))
+            body += [heading(title), facts(fixes)]
     if document["levels"]:
         body += [heading("Where time goes, and the K to set"), _table(LEVELS, level_rows(document))]
         flags = {f"{level['concurrency']} at once": level["flags"] for level in document["levels"]}
@@ -70,5 +71,5 @@ def doctor_result(document: Mapping[str, Any]) -> Result:
     return Result("Diagnosis of speculative decoding", title, document["verdict"], body, document["notes"])
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return str(macros().table("", head, [("", row) for row in rows]))
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Any:
+    return macros().table("", head, [("", row) for row in rows])

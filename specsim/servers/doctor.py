@@ -15,7 +15,7 @@ import numpy as np
 
 from specsim.acceptance.sources import Counters
 from specsim.engines.advise import counts_by_depth
-from specsim.engines.export import export_flags
+from specsim.engines.export import LARGEST_BATCH, schedule_setting
 from specsim.engines.flags import draft_length_flags
 from specsim.engines.formats.llamacpp import DRAFTING
 from specsim.io.arrays import Floats, Ints
@@ -28,6 +28,7 @@ from specsim.servers.causes import Cause, Rounds, find_causes
 from specsim.servers.document import BASELINE, REPEAT, SPECULATIVE, Arm, Bench, ServerFacts, read_bench
 from specsim.servers.round_costs import DRAWS, Step, fit_round_costs
 from specsim.servers.traps import Trap, find_traps
+from specsim.serving.draft_length import ScheduledK
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -191,7 +192,7 @@ def doctor(
     source = f"specsim doctor, {facts.engine} {facts.version}, {facts.model}"
     ends = min(main.concurrencies), max(main.concurrencies)
     cost = costs.document(source, main.date, ends, (lengths[0], lengths[-1]))
-    schedule = _schedule(levels, facts.engine)
+    schedule = _schedule(levels, facts.engine, drafter)
     return Checkup(
         facts, tuple(traps), acceptance[:measured], tuple(levels), _merged(causes), schedule, cost, tuple(notes)
     )
@@ -287,12 +288,12 @@ def _level(bench: Bench, clients: int, rounds: Rounds, k: int, drafter: str | No
     )  # fmt: skip
 
 
-def _schedule(levels: Sequence[Level], engine: str) -> str:
+def _schedule(levels: Sequence[Level], engine: str, drafter: str | None) -> str:
     """Flags of a K by batch, where the best K differs and the engine has such a schedule."""
     lengths = {1 if number == 0 else level.concurrency: level.k for number, level in enumerate(levels)}
     if len(set(lengths.values())) == 1 or engine not in SCHEDULED:
         return ""
-    return export_flags(engine, schedule=lengths).flags
+    return schedule_setting(engine, ScheduledK(lengths), LARGEST_BATCH, drafter=drafter).flags
 
 
 def _merged(causes: Sequence[Cause]) -> tuple[Cause, ...]:

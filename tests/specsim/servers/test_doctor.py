@@ -219,6 +219,7 @@ def test_the_command_writes_a_page_and_costs(tmp_path: Path) -> None:
     assert '"method": "eagle3"' in flags and f'"num_speculative_tokens": {document["levels"][0]["k"]}' in flags
     html = page.read_text()
     assert "K = 12 is too long" in html and "&#34;num_speculative_tokens&#34;" in html and "<script src" not in html
+    assert "<table>" in html and "&lt;table" not in html and "&lt;td" not in html
     shown = call("specsim", "doctor", "--from", bench)
     assert shown.code == 0 and shown.out.splitlines()[-1].startswith("K = 12 is too long: a round of 12 drafts yields")
     counters = tmp_path / "counters.json"
