@@ -77,7 +77,7 @@ def _speedups_of_another_gpu() -> str:
 
 
 def _held_out(system: str) -> str:
-    """Median error of the speedups of a system of published runs, predicted by what fits all others, in percent."""
+    """Median error, in percent, of speedups predicted for one published system by a fit to all the others."""
     (row,) = [row for row in _study_rows("published") if row["what"] == "speedup" and row["system"] == system]
     return f"{float(row['preset, held-out']):.0f}"
 

@@ -21,7 +21,7 @@ from realrun.drafters.self_sd import SelfSDKind
 from realrun.drafters.space import SpaceKind
 from realrun.drafters.sparse_cache import SparseCacheKind
 from specsim.io.errors import InputError
-from specsim.io.user_file import own_classes, plugin, run_file
+from specsim.io.user_file import is_file_name, own_classes, plugin, run_file, split_file_name
 
 PLUGINS = "specsim.drafters"  # entry points by which an installed package adds drafters
 
@@ -47,10 +47,10 @@ def find_kind(name: str) -> type[DrafterKind] | None:
     """
     if name in DRAFTERS:
         return DRAFTERS[name]
-    if not (name.endswith(".py") or ".py:" in name):
+    if not is_file_name(name):
         kind: type[DrafterKind] | None = plugin(PLUGINS, name)
         return kind
-    path, wanted = (name, "") if name.endswith(".py") else name.rsplit(":", 1)
+    path, wanted = split_file_name(name)
     file = Path(path).resolve()
     if not file.is_file():
         raise InputError(f"drafter file {path} does not exist; give the path of a Python file")

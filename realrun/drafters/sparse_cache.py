@@ -74,7 +74,7 @@ class SparseCacheLM(SkippingLM):
 
 @dataclass(frozen=True, eq=False)
 class SparseCacheKind(InsideTargetKind):
-    """A drafter that any target has. window : the seen tokens of `SparseCacheLM`"""
+    """A drafter without training, for any target. window : verified tokens that a draft step reads, sinks included"""
 
     window: int = WINDOW
 

@@ -13,6 +13,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from specsim.io.user_file import is_file_name
+
 VERSION = 1
 
 Text: TypeAlias = Annotated[str, Meta(min_length=1)]
@@ -193,8 +195,6 @@ class Claim:
 
 def policy_at(policy: str, home: Path) -> str:
     """A claim's policy as `find_policy` takes it: FILE.py is relative to the claim file."""
-    from specsim.policy.registry import is_file_name  # compiles policies, which a claim need not have
-
     return str(home / policy) if is_file_name(policy) else policy
 
 

@@ -17,6 +17,16 @@ from specsim.io.errors import InputError
 from specsim.io.files import digest
 
 
+def is_file_name(name: str) -> bool:
+    """Check whether a name is FILE.py or FILE.py:NAME, not that of something built in."""
+    return name.endswith(".py") or ".py:" in name
+
+
+def split_file_name(name: str) -> tuple[str, str]:
+    """Split FILE.py:NAME into path and name; the name of FILE.py is empty."""
+    return (name, "") if name.endswith(".py") else tuple(name.rsplit(":", 1))  # type: ignore[return-value]
+
+
 def run_file(path: Path, source: bytes) -> ModuleType:
     """Run a file as a module, registered under its own name because dataclasses look their module up by name."""
     name = digest(f"{path}\0", source, length=12)

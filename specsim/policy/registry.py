@@ -7,7 +7,7 @@ from os import PathLike
 from typing import Any
 
 from specsim.io.errors import InputError
-from specsim.io.user_file import plugin, plugin_names
+from specsim.io.user_file import is_file_name, plugin, plugin_names, split_file_name
 from specsim.policy.base import Policy, build_policy
 from specsim.policy.chain.adaedl import AdaEDL
 from specsim.policy.chain.base import ChainPolicy
@@ -41,11 +41,6 @@ from specsim.policy.user_file import check_policy, load_policy_file
 
 PLUGINS = "specsim.policies"  # entry points by which an installed package adds policies
 PolicyName = str | PathLike[str] | type[Policy]  # a name, FILE.py or FILE.py:NAME, or the class itself
-
-
-def is_file_name(name: str) -> bool:
-    """Whether a policy's name is FILE.py or FILE.py:NAME rather than a built-in's."""
-    return name.endswith(".py") or ".py:" in name
 
 
 def find_policies(policies: PolicyName | Iterable[PolicyName]) -> dict[str, type[Policy]]:
@@ -107,7 +102,7 @@ def _refuse_built_in_name(where: str, kind: type[Policy]) -> None:
 
 
 def _from_file(name: str) -> list[type[Policy]]:
-    path, wanted = (name, "") if name.endswith(".py") else name.rsplit(":", 1)
+    path, wanted = split_file_name(name)
     kinds = load_policy_file(path)
     for kind in kinds:
         _refuse_built_in_name(path, kind)

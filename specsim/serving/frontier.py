@@ -15,9 +15,9 @@ from specsim.cost.batches import BatchCost, Pad
 from specsim.cost.files import CostLike, as_cost
 from specsim.io.errors import InputError
 from specsim.io.progress import Counter, no_progress
+from specsim.io.user_file import is_file_name
 from specsim.io.workers import Workers
 from specsim.policy.base import Policy
-from specsim.policy.registry import is_file_name
 from specsim.serving.arms import ArmLike, choose_arms, cost_notes
 from specsim.serving.arrivals import requests_of_trace
 from specsim.serving.costs import batch_cost

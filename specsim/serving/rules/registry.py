@@ -8,8 +8,9 @@ from typing import Any
 
 from specsim.cost.batches import BatchCost
 from specsim.io.errors import InputError
+from specsim.io.user_file import is_file_name, split_file_name
 from specsim.learn.space import cap_depth
-from specsim.policy.registry import NAMED, is_file_name
+from specsim.policy.registry import NAMED
 from specsim.policy.user_file import load_classes
 from specsim.serving.draft_length import DraftLengthRule, TurboSpec
 from specsim.serving.rules.bandit import Bandit
@@ -67,7 +68,7 @@ def find_rule(name: str | PathLike[str]) -> type[DraftLengthRule] | None:
         return RULES.get(name)
     if not is_file_name(name):
         raise InputError(f"unknown policy {name!r}; policies: {', '.join(NAMED)}; rules: {', '.join(RULES)}")
-    path, wanted = (name, "") if name.endswith(".py") else name.rsplit(":", 1)
+    path, wanted = split_file_name(name)
     kinds = {kind.name: kind for kind in load_classes(path, DraftLengthRule)}
     if not kinds or (wanted and wanted not in kinds):
         return None

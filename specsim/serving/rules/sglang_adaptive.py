@@ -35,7 +35,7 @@ EXAMPLE = 'give such as {"1": {"candidate_steps": [1, 3, 7]}, "32": {"candidate_
 
 
 class Slot(NamedTuple):
-    """What is known at a batch size: K, the moving average of accepted tokens, and steps so far."""
+    """State at a batch size. steps : K; accepted : moving average of accepted tokens; batches : steps seen so far"""
 
     steps: int
     accepted: float

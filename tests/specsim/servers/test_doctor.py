@@ -46,7 +46,7 @@ class Truth(NamedTuple):
 
 
 def arm(name: str, truth: Truth, k: int, clients: int, seed: int = 0) -> Arm:
-    """Requests whose rounds are drawn, each as long as it takes in truth."""
+    """Simulate requests on a server of known acceptance and step times."""
     rng = np.random.default_rng(seed)
     requests, counts = [], np.zeros((2, k), dtype=int)
     for number in range(REQUESTS):

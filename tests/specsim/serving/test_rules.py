@@ -66,7 +66,7 @@ def twelve() -> Trace:
 
 
 def by_round(run: Lockstep, *names: str) -> list[list[tuple[int, ...]]]:
-    """Facts of each request's round, round by round."""
+    """List these columns of the rounds by step: a tuple for each request that runs."""
     facts = [getattr(run.rounds, name) for name in ("batch_round", "sequence", *names)]
     rows = sorted(zip(*(fact.tolist() for fact in facts), strict=True))
     return [[tuple(row[2:]) for row in group] for _, group in itertools.groupby(rows, key=lambda row: row[0])]
