@@ -19,7 +19,6 @@ from realrun.measure.record import RecordSettings
 from realrun.measure.reuse import recorded_trace
 from realrun.pairs.pair import LAB_DEEP, Pair, is_lab, load_pair
 from realrun.pairs.prompts import Prompt, read_prompts, study_prompts
-from specsim.compare.leaderboard import leaderboards
 from specsim.cost.contexts import context_range
 from specsim.cost.files import read_cost
 from specsim.cost.model import CostModel
@@ -29,7 +28,6 @@ from specsim.io.files import write_json
 from specsim.io.progress import Progress
 from specsim.policy.base import Policy
 from specsim.policy.registry import make_policy
-from specsim.replaying.intervals import paired_difference
 from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import Replay
 from specsim.trace.files import read_trace
@@ -184,40 +182,6 @@ def with_replays(document: Document, trace: Trace, cost: CostModel, config: Conf
 def truncated_share(replayed: Replay) -> float:
     """Return the share of rounds that asked for nodes that the trace does not hold."""
     return 0.0 if replayed.truncated is None else float(replayed.truncated.sum() / replayed.num_rounds.sum())
-
-
-def board(done: Path, cost: CostModel, kinds: list[type[Policy]], config: Config, report: Progress) -> Document:
-    """Return the leaderboard of these policies on the trace beside it at this cost; read where it is there."""
-    if not done.is_file():
-        (ranked,) = leaderboards(
-            {done.stem: read_trace(done.parent / "trace")},
-            [cost],
-            kinds=kinds,
-            trials=config["trials"],
-            tuning_share=config["tuning_share"],
-            seed=config["seed"],
-            sensitivity=False,
-            progress=report,
-        )
-        write_json({**ranked.as_dict(), "baseline_s": ranked.baseline_s.tolist()}, done)
-    return without_truncated(json.loads(done.read_text()))
-
-
-def without_truncated(board: Document) -> Document:
-    """The board without rows whose rounds the record truncates, which are then named under left_out.
-
-    What such a policy would reach is unknown: with more nodes recorded it would accept more, and verify more. Whom the
-    first of the others is tied with is found anew. board : with its baseline_s
-    """
-    rows = [row for row in board["rows"] if row["truncated_share"] <= MOST_TRUNCATED]
-    left_out = [row for row in board["rows"] if row["truncated_share"] > MOST_TRUNCATED]
-    for row in rows[1:] if left_out else ():
-        behind = paired_difference(board["baseline_s"], rows[0]["sequence_seconds"], row["sequence_seconds"])
-        row |= {"tied_with_leader": not behind.significant, "leader_minus_this": behind.as_dict()}
-    if left_out and rows:
-        rows[0] |= {"tied_with_leader": False, "leader_minus_this": None}
-    named = [{"policy": row["label"], "truncated_share": row["truncated_share"]} for row in left_out]
-    return {**board, "rows": rows, "left_out": named}
 
 
 def run_title(run: Config) -> str:

@@ -1,34 +1,15 @@
-"""What studies compare: rows of policies from real runs, the best of several, and orders with their significance."""
+"""What studies compare: rows of policies from real runs, the best of several, and differences with significance."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import combinations, pairwise
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy.typing as npt
-
-from specsim.replaying.intervals import Comparison, Estimate, beyond_floor, paired_difference, ratio_interval
-from specsim.report.table import ERROR, SPEEDUP, TWO, Column
-from studies.common import Config, is_deepened
+from specsim.replaying.intervals import Comparison, Estimate, beyond_floor, paired_difference
 
 Row = Mapping[str, Any]
-Differ = Callable[[str, str], bool]  # whether two of several differ significantly (95 %)
 
 MOST_SHOWN = 8  # rows of a report's table
-EESD = "eesd"
-WITHDRAWN = (
-    "EESD's speedups are withdrawn: all identity blocks stood behind layer 4 when this was recorded, so that its exit "
-    "after 2 of 8 trained layers cost only 2 of 40. Blocks are spread evenly since."
-)
-
-
-def has_uneven_blocks(config: Config, document: Row) -> bool:
-    """Return whether all identity blocks of the deepened target stood behind its fourth layer in this run.
-
-    Costs of drafters that run some of the target's layers do not hold for the target as it is now.
-    """
-    return is_deepened(config) and "core_layers" not in (document.get("block_expansion") or {})
 
 
 def first_best(rows: Iterable[Row]) -> Row | None:
@@ -61,19 +42,6 @@ def ranked_rows(runs: Mapping[str, Sequence[Row]], key: str) -> list[Row]:
     """
     rows = rows_over_runs({run: best_by(rows, key) for run, rows in runs.items()})
     return sorted(rows, key=lambda row: -row["measured"]["estimate"])[:MOST_SHOWN]
-
-
-def measured_columns(names: Sequence[Column], runs: Sequence[str]) -> list[Column]:
-    """Return the columns of `ranked_rows` after those that name a row."""
-    first, *others = runs
-    return [
-        *names,
-        Column("mean acceptance length (tau)", "tau", TWO),
-        Column(f"predicted speedup, {first}", "predicted", SPEEDUP),
-        Column(f"measured speedup, {first}", "measured", SPEEDUP),
-        Column("error %", "error_percent", ERROR),
-        *(Column(f"measured, {run}", f"measured_{run}", SPEEDUP) for run in others),
-    ]
 
 
 def table_rows(run: str, rows: Sequence[Row], **names: str) -> list[Row]:
@@ -122,28 +90,6 @@ def form(row: Row) -> str:
     return str(row["policy"]) if row["role"] == row["policy"] else f"{row['policy']}, {row['role']}"
 
 
-def order_of(values: Mapping[str, float], expected: Sequence[str], names: Mapping[str, str], differ: Differ) -> str:
-    """Return the order found, and whether it is the paper's.
-
-    It is the paper's only where all neighbours of the paper's order differ significantly, that way round; it is not
-    where any two differ significantly the other way round; else it is not significant.
-
-    expected : the paper's order, by rising value, with perhaps more names than were run
-    """
-    ours = [name for name in expected if name in values]
-    rising = sorted(ours, key=lambda name: values[name])
-    text = "".join(
-        f"{names[name]} ({values[name]:.2f}) {'<' if differ(name, after) else '~'} " for name, after in pairwise(rising)
-    )
-    text += f"{names[rising[-1]]} ({values[rising[-1]]:.2f})"
-    paper = " < ".join(names[name] for name in ours)
-    if any(values[a] > values[b] and differ(a, b) for a, b in combinations(ours, 2)):
-        return f"{text}; the paper's order is {paper}"
-    if not all(differ(a, b) for a, b in pairwise(ours)):
-        return f"{text}, which does not differ significantly from the paper's order, {paper}"
-    return f"{text}, as in the paper"
-
-
 def measured_difference(document: Row, a: Row, b: Row) -> Comparison:
     """Return the measured speedup of row a of a validation less that of row b."""
     return paired_difference(document["autoregressive_sequence_seconds"], a["sequence_seconds"], b["sequence_seconds"])
@@ -177,15 +123,3 @@ def difference_text(difference: Estimate, *, significant: bool | None = None) ->
         significant = difference.low > 0 or difference.high < 0
     interval = f"{difference.estimate:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}]"
     return interval if significant else f"{interval}, not significant"
-
-
-def above_one(seconds: Sequence[tuple[npt.ArrayLike, npt.ArrayLike]]) -> list[bool]:
-    """Return of each of these speedups whether it is above 1, with 95 % confidence for all of them together.
-
-    Each interval is of confidence 1 - 0.05 / n of n (Bonferroni's inequality; Dunn 1961, Multiple Comparisons Among
-    Means, J. Am. Stat. Assoc. 56), so that the best of several is not favoured by there being several.
-
-    seconds : of the baseline and of the row, per sequence [S]
-    """
-    confidence = 1 - 0.05 / max(len(seconds), 1)
-    return [ratio_interval(base, own, confidence=confidence, repeats=20_000).low > 1 for base, own in seconds]
