@@ -50,8 +50,8 @@ def policies() -> str:
 
 
 def drafters() -> str:
-    """The best policy of every drafter on the board, greedily."""
-    document = _read("board/recorded/greedy/board.json")
+    """The best policy of every drafter of the study of drafters, greedily."""
+    document = _read("drafters/recorded/board.json")
     best = [
         f"`{row['drafter']}` | `{row['policy']}` | {_interval(row['forecast'])} | {_interval(row['measured'])}"
         for row in best_forms(document["rows"], "drafter")

@@ -38,7 +38,6 @@ from tests.support.sglang_trees import FIXTURE as SGLANG_TREES
 
 PLACE = re.compile(r"<!-- value: (?P<name>[^\n]+?) -->(?P<said>.*?)<!-- -->")
 RUNS = "measurement/recorded/runs.json"
-BOARD = "board/recorded/greedy/board.json"
 
 
 def _recorded(path: str) -> Any:
@@ -123,8 +122,6 @@ VALUES: dict[str, Callable[[], object]] = {
     "published served token": lambda: _published("TPOT", experts=False, batch=64),
     "published speedup": lambda: _published("speedup", experts=False, batch=1),
     "published speedup of experts": lambda: _published("speedup", experts=True, batch=8),
-    "looping prompts": lambda: _recorded(BOARD)["looping_prompts"],
-    "prompts of the board": lambda: _recorded(BOARD)["sequences"]["holdout"],
     "prompts with rounds of vllm": prompts_with_rounds,
     "ms of a drafted token on vLLM": _drafted_ms,
     "advised K is near": lambda: NEAR_PERCENT,

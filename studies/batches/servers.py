@@ -59,15 +59,12 @@ def server_map(trace: Trace, server: Server, config: Config, seed: int) -> dict[
     return maps
 
 
-def server_maps(
-    traces: Mapping[str, Trace], config: Config, seed: int, report: Progress
-) -> dict[tuple[str, str], dict[int, SpeedupMap]]:
-    """By trace and server."""
-    asked = [(name, server) for name in traces for server in servers(config)]
-    maps = {}
-    for number, (name, server) in enumerate(asked):
+def server_maps(trace: Trace, config: Config, seed: int, report: Progress) -> dict[str, dict[int, SpeedupMap]]:
+    """By server."""
+    asked, maps = servers(config), {}
+    for number, server in enumerate(asked):
         report("maps", number, len(asked))
-        maps[name, server.name] = server_map(traces[name], server, config, seed)
+        maps[server.name] = server_map(trace, server, config, seed)
     return maps
 
 
@@ -82,16 +79,15 @@ def best_fixed(maps: SpeedupMap, cell: Cell) -> str:
     return max(maps.lengths, key=lambda label: cell.speedup[label].estimate)
 
 
-def map_rows(maps: Mapping[tuple[str, str], Mapping[int, SpeedupMap]]) -> Iterator[dict[str, Any]]:
-    """Yield, by trace, costs, context and batch, the best fixed K with its speedup, and TurboSpec's speedup."""
-    for (trace, server), by_context in maps.items():
+def map_rows(maps: Mapping[str, Mapping[int, SpeedupMap]]) -> Iterator[dict[str, Any]]:
+    """Yield, by costs, context and batch, the best fixed K with its speedup, and TurboSpec's speedup."""
+    for server, by_context in maps.items():
         for context, speedups in by_context.items():
             for cell in speedups.cells:
                 label = best_fixed(speedups, cell)
                 rule = next(cell.speedup[name] for name in cell.speedup if name not in speedups.lengths)
                 yield {
                     "decoded": "predicted",
-                    "trace": trace,
                     "costs": server,
                     "context": context,
                     "batch": cell.batch,
