@@ -65,14 +65,9 @@ class ProfileWidths(TypedDict):
 
 
 class ProfileDocument(TypedDict):
-    """A profile; older files have only `median_s`.
-
-    block_expansion : where the target's identity blocks stand; "after" of files in which all stood behind that layer
-    """
+    """A profile; older files have only `median_s`."""
 
     contexts: list[int]
-    drafter_kind: NotRequired[str]
-    block_expansion: NotRequired[dict[str, int] | None]
     mean_s: NotRequired[ProfileSeconds | None]
     median_s: NotRequired[ProfileSeconds]
     relative_half_width: NotRequired[ProfileWidths]
@@ -133,7 +128,6 @@ class ProfileCost(CostModel):
     tree: TreeProfile | None = None
     catch_up_tokens: Ints | None = None
     catch_up_many_s: Seconds | None = None
-    remark: str = ""  # note for every result at these costs
 
     def check(self, name: str) -> None:
         """Raise InputError for impossible rounds; not called while a profile is still being measured."""
@@ -144,8 +138,7 @@ class ProfileCost(CostModel):
             check_rounds(name, rounds_s, self.autoregressive_s, "a round with a tree", FALL)
 
     def notes(self, max_draft_tokens: int, contexts: tuple[int, int]) -> list[str]:
-        disturbed = disturbances(self.round_s, self.autoregressive_s, self.verify_s)
-        return [self.remark, *disturbed] if self.remark else disturbed
+        return disturbances(self.round_s, self.autoregressive_s, self.verify_s)
 
     @property
     def max_tree_tokens(self) -> int:
@@ -239,20 +232,6 @@ def with_scores(model: CostModel) -> CostModel:
     return replace(model, draft_step_s=model.draft_step_s + model.score_step_s, score_step_s=0.0)
 
 
-def _remark(document: ProfileDocument) -> str:
-    """Why costs of an older lab-deep do not hold today, or "".
-
-    The place of identity blocks changes only the costs of EESD, which runs the layers below its exit.
-    """
-    after = (document.get("block_expansion") or {}).get("after")
-    if after is None or document.get("drafter_kind") != "eesd":
-        return ""
-    return (
-        f"this EESD profile is of a target whose identity blocks all stood behind layer {after}, where the exit costs "
-        "less than its share of the layers; profile again"
-    )
-
-
 def noisy_profile(document: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
     """Draw a profile within the stated errors of a measured profile.
 
@@ -313,5 +292,4 @@ def profile_from_json(data: Mapping[str, Any], where: str) -> ProfileCost:
         tree,
         catch_up_tokens,
         catch_up_many_s,
-        _remark(document),
     )

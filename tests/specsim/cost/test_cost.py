@@ -183,17 +183,6 @@ def test_a_trace_beyond_the_profile_is_refused_before_any_replay() -> None:
     assert cost_table(small_trace().select([0]), deep).verify_s.shape == (8, 5)
 
 
-def test_a_profile_of_an_exit_below_all_identity_blocks_says_so() -> None:
-    """Recorded by `realrun profile`, of an early exit and of a decoder over the last states."""
-    recorded = Path(__file__).parent / "recorded"
-    old, other = (json.loads((recorded / f"{kind}.json").read_text()) for kind in ("eesd", "edd"))
-    note = "all stood behind layer 4"
-    assert note in profile_from_json(old, "old").notes(3, (60, 80))[0]
-    assert profile_from_json(other, "other").notes(3, (60, 80)) == []
-    again = {**old, "block_expansion": {"core_layers": 8}}
-    assert profile_from_json(again, "again").notes(3, (60, 80)) == []
-
-
 def test_read_cost_reads_both_kinds(tmp_path: Path) -> None:
     path = tmp_path / "cost.json"
     path.write_text(json.dumps(document()))
