@@ -23,27 +23,6 @@ def best_by(rows: Sequence[Row], key: str) -> dict[str, Row]:
     return {name: row for name, row in best.items() if row is not None}
 
 
-def rows_over_runs(runs: Mapping[str, Mapping[str, Row]]) -> list[Row]:
-    """Return the first run's rows with the measured speedup of the rows of the same name in every run.
-
-    runs : rows by name, by run
-    """
-    first = next(iter(runs.values()))
-    return [
-        {**row, **{f"measured_{run}": rows[name]["measured"] for run, rows in runs.items() if name in rows}}
-        for name, row in first.items()
-    ]
-
-
-def ranked_rows(runs: Mapping[str, Sequence[Row]], key: str) -> list[Row]:
-    """Return the best row per value of a key, fastest in the first run first, with its measured speedup in every run.
-
-    runs : rows of the same policies or drafters, by run
-    """
-    rows = rows_over_runs({run: best_by(rows, key) for run, rows in runs.items()})
-    return sorted(rows, key=lambda row: -row["measured"]["estimate"])[:MOST_SHOWN]
-
-
 def table_rows(run: str, rows: Sequence[Row], **names: str) -> list[Row]:
     """Return what table.csv has of really decoded policies. names : of the drafter or the costs, by column"""
     return [
@@ -99,11 +78,6 @@ def differ_measured(document: Row, a: Row, b: Row) -> bool:
     """Return whether two measured rows differ significantly (95 %) and by more than the noise floor."""
     both = (row["measured"]["estimate"] for row in (a, b))
     return measured_difference(document, a, b).significant and beyond_floor(document["noise_floor_percent"], *both)
-
-
-def measured_verdict(document: Row, a: Row, b: Row) -> str:
-    """Return the measured speedup of row a less that of row b, and whether the difference is significant."""
-    return difference_text(measured_difference(document, a, b).difference, significant=differ_measured(document, a, b))
 
 
 def measured_gap(document: Row, a: Row, b: Row, name: str) -> str:
