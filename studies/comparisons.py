@@ -9,8 +9,6 @@ from specsim.replaying.intervals import Comparison, Estimate, beyond_floor, pair
 
 Row = Mapping[str, Any]
 
-MOST_SHOWN = 8  # rows of a report's table
-
 
 def first_best(rows: Iterable[Row]) -> Row | None:
     """Return the row that is best on the tuning prompts, to report it on others; None without rows."""
