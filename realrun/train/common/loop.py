@@ -39,6 +39,7 @@ from specsim.io.progress import Progress
 HELD_OUT_WINDOWS = 32
 ROWS_PER_HELD_OUT = 10  # held-out figures are in every tenth row of the log, the first and the last
 MAX_GRADIENT_NORM = 1.0
+CHECKPOINT_SHARE = 0.05  # of the time, at most, goes into checkpoints
 DIVERGED_FACTOR, DIVERGED_NATS = 2.0, 1.0  # training diverged if loss > factor x first loss + nats
 ADAMW: dict[str, Any] = {"betas": (0.9, 0.95), "weight_decay": 0.0}
 
@@ -60,7 +61,7 @@ class LoopSettings(Settings):
     dtype : "bfloat16" computes under torch.autocast: frozen parts in the target's type, trained parts in float32
     micro_windows : windows that pass through the model at once, for memory; 0 for all of a step's
     log_every : steps between two rows of the log, which hold means; None for 10, or a tenth of a short training
-    checkpoint_s : seconds between two checkpoints; does not change the result
+    checkpoint_s : least seconds between two checkpoints; does not change the result
     """
 
     steps: int = setting(low=1)
@@ -222,7 +223,7 @@ class _Run:
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     def to_end(self, limit_s: float) -> list[Row]:
-        settings, ended = self.settings, False
+        settings, ended, wait_s = self.settings, False, 0.0
         begun = saved = time.monotonic()
         first = self.step
         if not self.history:
@@ -242,9 +243,11 @@ class _Run:
                 if last or self.step % settings.row_steps == 0:
                     self._row(self._means(last))
                 stop = stopping()
-                if last or stop or time.monotonic() - saved >= settings.checkpoint_s:
-                    self._checkpoint()
+                if last or stop or time.monotonic() - saved >= max(settings.checkpoint_s, wait_s):
+                    begin = time.monotonic()
+                    self._checkpoint(last)
                     saved = time.monotonic()
+                    wait_s = (saved - begin) / CHECKPOINT_SHARE
                 self.progress("train", self.step, settings.steps)
                 if stop:
                     raise interrupted(self.step, settings.steps, self.folder)
@@ -302,9 +305,12 @@ class _Run:
                     means[name] = means.get(name, 0.0) + len(piece) / len(self.held) * value
         return means
 
-    def _checkpoint(self) -> None:
+    def _checkpoint(self, last: bool) -> None:
+        """Write all that the run needs to continue; once it is finished, what a second start reads."""
         facts = {"step": self.step, "seconds": self.seconds, "history": self.history, "recent": self.recent}
-        save_checkpoint(self.folder / CHECKPOINT, {"state": self.job.state()}, self.optimizers, run=facts)
+        save_checkpoint(
+            self.folder / CHECKPOINT, {"state": self.job.state()}, [] if last else self.optimizers, run=facts
+        )
 
     def _resume(self) -> None:
         with checkpoint(self.folder / CHECKPOINT, self.optimizers) as (parts, facts):

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from realrun.train.common.loop import Job, LoopSettings, Tensors, run_loop, windows
 from specsim.io.errors import InputError
@@ -79,6 +79,7 @@ def test_stopped_anywhere_the_noise_and_the_log_are_as_without(checkpoint_s: flo
     assert logs[0] == logs[1] and len(logs[0].splitlines()) == 7
     assert all(row["loss"] == pytest.approx(2 * row["half"]) for row in whole[1:])
     assert run_loop(Noisy(), loop, TEXT, HELD, tmp_path / "parts", {}, quiet) == whole  # a finished one is read
+    assert not any(name.startswith("optimizer.") for name in load_file(tmp_path / "parts" / "checkpoint.safetensors"))
 
 
 def test_the_rows_are_means_over_their_steps(tmp_path: Path) -> None:
@@ -112,6 +113,7 @@ KILLED = """
 import os, signal
 from pathlib import Path
 import torch
+from safetensors.torch import load_file
 torch.set_num_threads(1)
 from tests.realrun.train.test_training_loop import HELD, LOOP, TEXT, Noisy, run_loop
 def kill(what, done, total):
