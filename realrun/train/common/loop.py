@@ -61,7 +61,7 @@ class LoopSettings(Settings):
     dtype : "bfloat16" computes under torch.autocast: frozen parts in the target's type, trained parts in float32
     micro_windows : windows that pass through the model at once, for memory; 0 for all of a step's
     log_every : steps between two rows of the log, which hold means; None for 10, or a tenth of a short training
-    checkpoint_s : least seconds between two checkpoints; does not change the result
+    checkpoint_s : least seconds between two checkpoints, 0 for one after every step; does not change the result
     """
 
     steps: int = setting(low=1)
@@ -223,7 +223,7 @@ class _Run:
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     def to_end(self, limit_s: float) -> list[Row]:
-        settings, ended, wait_s = self.settings, False, 0.0
+        settings, ended, wait_s = self.settings, False, self.settings.checkpoint_s
         begun = saved = time.monotonic()
         first = self.step
         if not self.history:
@@ -243,11 +243,12 @@ class _Run:
                 if last or self.step % settings.row_steps == 0:
                     self._row(self._means(last))
                 stop = stopping()
-                if last or stop or time.monotonic() - saved >= max(settings.checkpoint_s, wait_s):
+                if last or stop or time.monotonic() - saved >= wait_s:
                     begin = time.monotonic()
                     self._checkpoint(last)
                     saved = time.monotonic()
-                    wait_s = (saved - begin) / CHECKPOINT_SHARE
+                    spent_s = saved - begin
+                    wait_s = settings.checkpoint_s and max(settings.checkpoint_s, spent_s / CHECKPOINT_SHARE)
                 self.progress("train", self.step, settings.steps)
                 if stop:
                     raise interrupted(self.step, settings.steps, self.folder)
@@ -308,9 +309,8 @@ class _Run:
     def _checkpoint(self, last: bool) -> None:
         """Write all that the run needs to continue; once it is finished, what a second start reads."""
         facts = {"step": self.step, "seconds": self.seconds, "history": self.history, "recent": self.recent}
-        save_checkpoint(
-            self.folder / CHECKPOINT, {"state": self.job.state()}, [] if last else self.optimizers, run=facts
-        )
+        optimizers = [] if last else self.optimizers
+        save_checkpoint(self.folder / CHECKPOINT, {"state": self.job.state()}, optimizers, run=facts)
 
     def _resume(self) -> None:
         with checkpoint(self.folder / CHECKPOINT, self.optimizers) as (parts, facts):
