@@ -75,15 +75,16 @@ def report(config: Config, document: Document, cells: Sequence[Cell]) -> Report:
     first = next(iter(document["rows"].values()))
     sizes = {part: len(first[part]) for part in ("tuning", "holdout")}
     ratio, _ = paper_ratio(**config["table1"])
-    broken, toy = [row["violated_percent_paper"]["estimate"] for row in rows], config["toy"]
+    broken, toy = {row["temperature"]: row["violated_percent_paper"]["estimate"] for row in rows}, config["toy"]
     faster, slower = won_and_lost(cells, MEASURED, ADAEDL, FIXED)
     gammas = ", ".join(f"{row['gamma_bounding']:.2f} (T = {row['temperature']:g})" for row in rows)
     held = [row["violated_percent_bounding"]["estimate"] for row in rows]
     return Report(
         question="Is AdaEDL's score a lower bound under rejection sampling?",
-        answer=f"{'No' if max(broken) > 0 else 'Yes'}: on SmolLM2 with EAGLE the score with the paper's gamma = "
-        f"{config['gamma']:g} exceeds the acceptance probability at {min(broken):.1f} to {max(broken):.1f} % of the "
-        f"positions, depending on the temperature. {counts(cells, MEASURED)}",
+        answer=f"{'No' if any(broken.values()) else 'Yes'}: on SmolLM2 with EAGLE the score with the paper's gamma = "
+        f"{config['gamma']:g} exceeds the acceptance probability at "
+        + ", ".join(f"{share:.1f} % (T = {temperature:g})" for temperature, share in broken.items())
+        + f" of the positions. {counts(cells, MEASURED)}",
         figure=against_entropy(cells, config),
         figure_name="entropy",
         caption="Acceptance probability (tenths of the positions, 10th to 90th percentile) and AdaEDL's score by "
@@ -117,10 +118,10 @@ def report(config: Config, document: Document, cells: Sequence[Cell]) -> Report:
             f"{min(held):.1f} to {max(held):.1f} %. lambda_0, which the paper does not give, is tuned.",
             f"The paper's s_d / s_t, {ratio:.3f}, is fitted to its table 1. {counts(cells, PAPER)}",
             "The lab's toy models had shown the score above the acceptance probability at "
-            f"{toy['violated_percent'][0]} to {toy['violated_percent'][1]} % of the positions, and AdaEDL faster than "
-            f"the tuned fixed K in {toy['faster_than_fixed_k']} of {toy['cells']} cases (slower in "
-            f"{toy['slower_than_fixed_k']}); SmolLM2 shows {min(broken):.1f} to {max(broken):.1f} %, and faster in "
-            f"{faster} of {len(cells)} (slower in {slower}).",
+            f"{toy['violated_percent'][0]} to {toy['violated_percent'][1]} % of the positions, and AdaEDL slower than "
+            f"the tuned fixed K in {toy['slower_than_fixed_k']} of {toy['cells']} cases. SmolLM2 "
+            f"{'confirms' if any(broken.values()) else 'does not confirm'} that the score is no bound; AdaEDL is "
+            f"slower than the tuned fixed K at {slower} of {len(cells)} temperatures, and faster at {faster}.",
         ],
     )
 

@@ -65,8 +65,10 @@ def report(config: Config, results: Document) -> Report:
             "prompts lack. Hindsight chooses on the very text that it is reported on: it bounds what can be learned.",
             "The lab's toy target had shown, over drafters and costs, "
             f"{between(toy['tuned'])} for tuned Beta-TS, {between(toy['drawn'])} for geometric lengths and "
-            f"{between(toy['hindsight'])} in hindsight; SmolLM2 shows {span(recorded, TUNED)}, "
-            f"{span(recorded, DRAWN)} and {span(recorded, FIXED_EACH)}.",
+            f"{between(toy['hindsight'])} in hindsight. SmolLM2 shows {span(recorded, TUNED)}, "
+            f"{span(recorded, DRAWN)} and {span(recorded, FIXED_EACH)}: {verdict(recorded, toy)}. On synthetic "
+            f"prompts that all accept alike, where nothing can be learned, geometric lengths change it by "
+            f"{by_costs([rows['0'] for rows in synthetic.values()], DRAWN)}.",
         ],
     )  # fmt: skip
 
@@ -80,6 +82,7 @@ def row_of(document: Document, costs: str, prompts: str) -> Row:
         "acceptance": document["acceptance"]["mean"],
         "acceptance_spread": document["acceptance"]["spread"],
         "fixed_k": document["k"],
+        "keep": document["keep"],
         "fixed_k_speedup": document["speedup"],
         **document["gains"],
     }
@@ -94,6 +97,17 @@ def fixed_text(row: Row) -> str:
 def percent(value: Mapping[str, float] | None) -> str:
     """Return a gain in percent with its interval; "" where there is none."""
     return "" if value is None else f"{value['estimate']:+.1f} [{value['low']:+.1f}, {value['high']:+.1f}]"
+
+
+def verdict(rows: Sequence[Row], toy: Config) -> str:
+    """Return whether drawing lengths costs as much as on the toy target, and which lengths are best here."""
+    confirmed = any(row[DRAWN]["low"] <= toy["drawn"][1] for row in rows)
+    best = " and ".join(f"K = {row['fixed_k']} ({row['costs']})" for row in rows)
+    keeps = " and ".join(f"{row['keep']:g}" for row in rows)
+    return (
+        f"that drawing lengths costs speed is {'' if confirmed else 'not '}confirmed, with {best} as the best fixed K "
+        f"and {keeps} as the best probability of going on after a token"
+    )
 
 
 def by_costs(rows: Sequence[Row], label: str) -> str:
