@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specsim.acceptance.formulas import adaedl_score, leviathan_speedup
-from specsim.io.arrays import Floats, Ints
+from specsim.io.arrays import FloatArray, Floats, IntArray, Ints
 from specsim.replaying.intervals import Estimate, ratio_interval, resample, tails
 
 
@@ -22,12 +22,12 @@ class Signals:
     acceptance : 1 - TVD(draft, target), how likely rejection sampling accepts that token
     """
 
-    sequence: Ints
-    entropy_nats: Floats
-    confidence: Floats
-    acceptance: Floats
+    sequence: IntArray
+    entropy_nats: FloatArray
+    confidence: FloatArray
+    acceptance: FloatArray
 
-    def of(self, sequences: Ints) -> Signals:
+    def of(self, sequences: IntArray) -> Signals:
         """The positions of these prompts."""
         rows = np.isin(self.sequence, sequences)
         return Signals(*(getattr(self, field.name)[rows] for field in fields(self)))
@@ -67,7 +67,7 @@ def correlations(signals: Signals, *, repeats: int = 2000) -> tuple[Estimate, Es
     return estimates[0], estimates[1]
 
 
-def _pearson(x: Floats, y: Floats, signals: Signals, index: Ints) -> Floats:
+def _pearson(x: FloatArray, y: FloatArray, signals: Signals, index: Ints) -> Floats:
     """The correlation over each choice of prompts, index [R, S]."""
     n, sx, sy, sxx, syy, sxy = (
         _summed(values, signals)[index].sum(axis=1) for values in (np.ones(len(x)), x, y, x * x, y * y, x * y)

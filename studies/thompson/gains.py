@@ -100,11 +100,11 @@ def seconds(priced: PricedTrace, policy: Policy, config: Config) -> Floats:
     return np.asarray(np.mean([priced.replay(policy, seed=seed).speculative_s for seed in seeds], axis=0))
 
 
-def times(train: PricedTrace, held: PricedTrace, config: Config) -> tuple[dict[str, Floats], int, float]:
+def times(train: PricedTrace, held: PricedTrace, config: Config) -> tuple[dict[str, Floats], int]:
     """Compute the seconds of each prompt [S] of `held` by way to choose draft lengths.
 
-    Returned with the best fixed K and the best probability of going on, which are chosen on `train` as is all that is
-    chosen for all prompts; in hindsight, each prompt has its own fastest policy.
+    Returned with the best fixed K. What is chosen for all prompts is chosen on `train`; in hindsight, each prompt has
+    its own fastest policy.
     """
     depth = train.trace.depth
     families: dict[tuple[str, str], list[Policy]] = {
@@ -121,16 +121,15 @@ def times(train: PricedTrace, held: PricedTrace, config: Config) -> tuple[dict[s
     taken[TUNED] = seconds(held, best_policy(BetaTS, train, search), config)
     if train.trace.informed:
         taken[CALI] = seconds(held, best_policy(CaliTSConfidence, train, search), config)
-    return taken, best[FIXED] + 1, config["keeps"][best[DRAWN]]
+    return taken, best[FIXED] + 1
 
 
 def comparison(train: PricedTrace, held: PricedTrace, config: Config) -> Document:
     """Compare all ways to choose draft lengths with the best fixed K, on prompts that nothing was chosen on."""
-    taken, best_k, best_keep = times(train, held, config)
+    taken, best_k = times(train, held, config)
     shares = accepted_shares(held.trace)
     return {
         "k": best_k,
-        "keep": best_keep,
         "speedup": ratio_interval(held.baseline_s, taken[FIXED]).as_dict(),
         "gains": {label: gain(taken[FIXED], own).as_dict() for label, own in taken.items() if label != FIXED},
         "acceptance": {"mean": float(shares.mean()), "spread": float(shares.std())},

@@ -67,7 +67,7 @@ def report(config: Config, results: Document) -> Report:
             f"{between(toy['tuned'])} for tuned Beta-TS, {between(toy['drawn'])} for geometric lengths and "
             f"{between(toy['hindsight'])} in hindsight. SmolLM2 shows {span(recorded, TUNED)}, "
             f"{span(recorded, DRAWN)} and {span(recorded, FIXED_EACH)}: {verdict(recorded, toy)}. On synthetic "
-            f"prompts that all accept alike, where nothing can be learned, geometric lengths change it by "
+            "prompts that all accept alike, where nothing can be learned, geometric lengths change it by "
             f"{by_costs([rows['0'] for rows in synthetic.values()], DRAWN)}.",
         ],
     )  # fmt: skip
@@ -82,7 +82,6 @@ def row_of(document: Document, costs: str, prompts: str) -> Row:
         "acceptance": document["acceptance"]["mean"],
         "acceptance_spread": document["acceptance"]["spread"],
         "fixed_k": document["k"],
-        "keep": document["keep"],
         "fixed_k_speedup": document["speedup"],
         **document["gains"],
     }
@@ -100,13 +99,12 @@ def percent(value: Mapping[str, float] | None) -> str:
 
 
 def verdict(rows: Sequence[Row], toy: Config) -> str:
-    """Return whether drawing lengths costs as much as on the toy target, and which lengths are best here."""
+    """Return whether drawing lengths costs as much as on the toy target, and why it does not where the best K is 1."""
     confirmed = any(row[DRAWN]["low"] <= toy["drawn"][1] for row in rows)
-    best = " and ".join(f"K = {row['fixed_k']} ({row['costs']})" for row in rows)
-    keeps = " and ".join(f"{row['keep']:g}" for row in rows)
+    reason = ", as with K = 1 as the best fixed length there is nothing to draw"
     return (
-        f"that drawing lengths costs speed is {'' if confirmed else 'not '}confirmed, with {best} as the best fixed K "
-        f"and {keeps} as the best probability of going on after a token"
+        f"that drawing lengths costs speed is {'' if confirmed else 'not '}confirmed"
+        f"{reason if all(row['fixed_k'] == 1 for row in rows) else ''}"
     )
 
 

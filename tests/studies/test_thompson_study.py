@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -14,7 +16,7 @@ from specsim.replaying.priced import PricedTrace
 from studies.thompson import gains
 from studies.thompson.gains import PerPrompt
 
-CONFIG = {"trials": 3, "replay_seeds": 3, "keeps": [0.3, 0.7], "seed": 0, "threads": 1}
+CONFIG: dict[str, Any] = {"trials": 3, "replay_seeds": 3, "keeps": [0.3, 0.7], "seed": 0, "threads": 1}
 
 
 def priced(model: IID | PerPrompt, seed: int, sequences: int = 12, tokens: int = 80) -> PricedTrace:
@@ -52,14 +54,12 @@ def test_geometric_lengths_have_their_mean_whatever_is_accepted(keep: float) -> 
 
 def test_hindsight_bounds_what_is_chosen_once_for_all_prompts() -> None:
     train, held = (priced(PerPrompt(0.7, 0.3), seed) for seed in (0, 1))
-    taken, best_k, keep = gains.times(train, held, CONFIG)
+    taken, best_k = gains.times(train, held, CONFIG)
     for each, once in ((gains.FIXED_EACH, gains.FIXED), (gains.DRAWN_EACH, gains.DRAWN)):
         assert (taken[each] <= taken[once]).all()
         assert taken[each].sum() < taken[once].sum()
     seconds = [train.replay(FixedK(k)).speculative_s.sum() for k in range(1, 7)]
     assert min(seconds) == seconds[best_k - 1]
-    drawn = {keep: gains.seconds(train, gains.geometric(keep, 6), CONFIG).sum() for keep in CONFIG["keeps"]}
-    assert keep == min(drawn, key=drawn.__getitem__)
     document = gains.comparison(train, held, CONFIG)
     ratio = taken[gains.FIXED].sum() / taken[gains.DRAWN].sum()
     assert document["gains"][gains.DRAWN]["estimate"] == pytest.approx(100 * (ratio - 1))
