@@ -1,4 +1,4 @@
-"""The study of Thompson sampling: its synthetic prompts, its bounds in hindsight."""
+"""The study of Thompson sampling: its synthetic prompts, its bounds in hindsight, its costs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import pytest
 from specsim.acceptance.generate import generate
 from specsim.acceptance.iid import IID
 from specsim.cost.model import ConstantCost
+from specsim.cost.profile import ProfileCost
 from specsim.io.errors import InputError
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.replaying.priced import PricedTrace
+from studies.common import smollm2_costs
 from studies.thompson import gains
 from studies.thompson.gains import PerPrompt
 
@@ -72,3 +74,12 @@ def test_a_spread_is_passed_only_if_all_larger_ones_are() -> None:
     assert gains.passes_from([(0.1, below), (0.2, above), (0.3, above)]) == 0.2
     assert gains.passes_from([(0.1, above), (0.2, below), (0.3, above)]) == 0.3
     assert gains.passes_from([(0.1, above), (0.2, below)]) is None
+
+
+def test_contexts_beyond_the_measured_ones_take_the_times_of_the_nearest() -> None:
+    cost, document = smollm2_costs()
+    assert isinstance(cost, ProfileCost) and document["drafter"] == "smollm2/eagle"
+    low, high = cost.contexts[0], cost.contexts[-1]
+    asked = np.array([1, low, high, 10 * high])
+    for times in (cost.verify(3, asked), cost.draft(2, asked), cost.autoregressive_step(asked)):
+        assert times[0] == times[1] != times[2] == times[3]
