@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -79,8 +81,12 @@ def test_rejection_traces_hold_the_drafters_distributions_and_the_targets_verdic
     split, drafter = pair.make_drafter()
     for sequence, prompt in [(0, random_prompts(1)[0]), (5, [3])]:
         output = output_of(pair, prompt, count, sampler, sequence)
-        request = RecordRequest(prompt, output, depth, sampler, sequence)
+        request = RecordRequest(prompt, output, depth, sampler, sequence, lambda hidden, *_: hidden.sum(-1))
         dense = target_cache_recorder(split, drafter.lm, sampler)(request)
+        greedy = target_cache_columns(split, drafter.lm, replace(request, sampler=Sampler()), ranks=False)
+        np.testing.assert_allclose(dense["score"][:, 0], greedy["score"][:, 0], rtol=1e-6)
+        same = dense["draft_token"][:, 0] == greedy["draft_token"][:, 0]
+        np.testing.assert_allclose(dense["score"][same, 1], greedy["score"][same, 1], rtol=1e-6)
         for t, i in itertools.product(range(count), range(depth)):
             branch, context = dense["draft_token"][t].tolist(), [*prompt, *output[:t]]
             q = sampler.probs(reference(context, branch[:i]))[0]
