@@ -108,7 +108,8 @@ def report(config: Config, document: Document, cells: Sequence[Cell]) -> Report:
         table=rows,
         trust=[
             f"Prompts: {about_prompts(config, {'sequences': sizes})}. Intervals (95 %) are over held-out prompts, "
-            "paired for differences.",
+            f"paired for differences. EAGLE drafts from {document['draft_vocabulary']:,} tokens, so the distance holds "
+            "what the target gives to others.",
             machine_line(config, document),
             f"{about_smollm2_costs(document['load'])} Policies are replayed over {DRAWS} outcomes drawn from recorded "
             "acceptance probabilities; replays go on with the recorded text after an accepted draft, so those of "

@@ -128,7 +128,13 @@ def find(out: Path, config: Config) -> Document:
                 "boards": {name: speedups(trace, cost, config) for name, cost in costs.items()},
             }
     meta = trace.meta
-    return {"environment": meta["provenance"], "dtype": meta["dtype"], "load": source["load"], "rows": rows}
+    return {
+        "environment": meta["provenance"],
+        "dtype": meta["dtype"],
+        "draft_vocabulary": meta["drafter_facts"]["draft_vocabulary"],
+        "load": source["load"],
+        "rows": rows,
+    }
 
 
 def main(out: Path, config: Config) -> None:
