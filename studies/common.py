@@ -7,21 +7,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from realrun.decode.sampling import Sampler
 from realrun.experiment.run import validate
 from realrun.experiment.settings import ValidationSettings
-from realrun.measure.profile import profile
 from realrun.measure.record import RecordSettings
 from realrun.measure.reuse import recorded_trace
 from realrun.pairs.pair import LAB_DEEP, Pair, is_lab, load_pair
 from realrun.pairs.prompts import Prompt, read_prompts, study_prompts
+from specsim.cost.calibrate import data_sheet_document
 from specsim.cost.contexts import context_range
-from specsim.cost.files import read_cost
+from specsim.cost.files import as_cost, read_cost
 from specsim.cost.model import CostModel
+from specsim.cost.profile import ProfileCost
+from specsim.io.arrays import Seconds
 from specsim.io.errors import InputError
 from specsim.io.examples import TASKS
 from specsim.io.files import write_json
@@ -91,27 +97,34 @@ def recorded(trace: Path, pair: Pair, run: Config, config: Config, report: Progr
     return recorded_trace(pair, prompts, record_settings(run, config, trees=trees), trace, partial(report, "record"))
 
 
-def profiled(
-    done: Path,
-    make_pair: Callable[[], Pair],
-    trace: Trace,
-    report: Progress,
-    *,
-    contexts: Sequence[int],
-    tree_tokens: int = 0,
-) -> CostModel:
-    """What rounds of the trace cost on this machine, by the profile in this file; measured where it is not there."""
-    if not done.is_file():
-        measured = profile(
-            make_pair(),
-            contexts=contexts,
-            depth=trace.depth,
-            sampler=Sampler(**trace.meta["decoding"]),
-            tree_tokens=tree_tokens,
-            progress=partial(report, "profile"),
-        )
-        write_json(measured, done)
-    return read_cost(done)
+def gpu_costs(gpu: Config) -> CostModel:
+    """Return the costs of a GPU, models and an engine that nobody measured here, by data sheet and published runs."""
+    return as_cost(data_sheet_document(gpu["gpu"], gpu["target"], gpu["drafter"], engine=gpu["engine"]))
+
+
+@dataclass(frozen=True, repr=False)
+class NearestContext(ProfileCost):
+    """A measured grid on which contexts beyond the measured ones take the times of the nearest."""
+
+    def _along_context(self, values: Seconds, context: npt.ArrayLike) -> Seconds:
+        return super()._along_context(values, np.clip(context, self.contexts[0], self.contexts[-1]))
+
+
+def smollm2_costs() -> tuple[CostModel, Document]:
+    """Return the costs of SmolLM2 with EAGLE that the study of policies measured, and that run's document."""
+    folder = Path(__file__).parent / "policies" / "recorded" / "greedy"
+    measured = read_cost(folder / "profile.json")
+    assert isinstance(measured, ProfileCost)
+    return NearestContext(**vars(measured)), json.loads((folder / REPLAYED).read_text())
+
+
+def about_smollm2_costs(load: Document) -> str:
+    """Return where `smollm2_costs` are from. load : of that run"""
+    return (
+        "Nothing was timed here: the CPU's costs are those that the study of policies measured in greedy decoding, "
+        f"while other processes used {load['others_percent']:.0f} % of the CPUs' time (load); contexts beyond its "
+        "profile's take the times of the nearest. A replay has no noise floor."
+    )
 
 
 def middle_too(trace: Trace) -> list[int]:

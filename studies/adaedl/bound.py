@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specsim.acceptance.formulas import adaedl_score, leviathan_speedup
-from specsim.io.arrays import Floats, Ints
+from specsim.io.arrays import FloatArray, Floats, IntArray, Ints
 from specsim.replaying.intervals import Estimate, ratio_interval, resample, tails
 
 
@@ -18,25 +18,19 @@ class Signals:
     """Every position [N] of the outputs, after the text before it.
 
     sequence : int, the prompt's index
-    entropy_nats, confidence : of the draft's distribution
-    acceptance : 1 - TVD(draft, target), how likely rejection sampling accepts what the draft model proposes
+    entropy_nats, confidence : of the distribution of the first drafted token
+    acceptance : 1 - TVD(draft, target), how likely rejection sampling accepts that token
     """
 
-    sequence: Ints
-    entropy_nats: Floats
-    confidence: Floats
-    acceptance: Floats
+    sequence: IntArray
+    entropy_nats: FloatArray
+    confidence: FloatArray
+    acceptance: FloatArray
 
-    def of(self, sequences: Ints) -> Signals:
+    def of(self, sequences: IntArray) -> Signals:
         """The positions of these prompts."""
         rows = np.isin(self.sequence, sequences)
         return Signals(*(getattr(self, field.name)[rows] for field in fields(self)))
-
-
-def fitted_gamma(signals: Signals) -> float:
-    """The gamma whose score is nearest to the acceptance probability, in least squares."""
-    root = np.sqrt(signals.entropy_nats)
-    return float(((1 - signals.acceptance) @ root / (root @ root)) ** 2)
 
 
 def bounding_gamma(signals: Signals, share: float) -> float:
@@ -52,40 +46,28 @@ def _summed(values: npt.ArrayLike, signals: Signals) -> Floats:
     return np.bincount(which, weights=np.asarray(values, dtype=np.float64)).astype(np.float64)
 
 
-def _mean(values: npt.ArrayLike, signals: Signals) -> Estimate:
-    """Mean over positions, its interval over prompts."""
-    return ratio_interval(_summed(values, signals), _summed(np.ones(len(signals.sequence)), signals))
-
-
 def violated(signals: Signals, gamma: float) -> Estimate:
-    """Share of positions where the score exceeds the acceptance probability, in percent."""
-    return _mean(100.0 * (adaedl_score(signals.entropy_nats, gamma) > signals.acceptance), signals)
+    """Share of positions where the score exceeds the acceptance probability, in percent; its interval over prompts."""
+    above = adaedl_score(signals.entropy_nats, gamma) > signals.acceptance
+    return ratio_interval(_summed(100.0 * above, signals), _summed(np.ones(len(above)), signals))
 
 
-def gap(signals: Signals, gamma: float) -> Estimate:
-    """Mean of the acceptance probability less the score."""
-    return _mean(signals.acceptance - adaedl_score(signals.entropy_nats, gamma), signals)
+def correlations(signals: Signals, *, repeats: int = 2000) -> tuple[Estimate, Estimate]:
+    """Pearson's correlation with the acceptance probability, of the score and of confidence; intervals over prompts.
 
-
-def correlations(signals: Signals, *, repeats: int = 2000) -> tuple[Estimate, Estimate, Estimate]:
-    """Pearson's correlation with the acceptance probability: of score, of confidence, and their difference.
-
-    That of the score is the same for every gamma, as the score is linear in sqrt(H). Intervals over prompts, paired.
+    That of the score is the same for every gamma, as the score is linear in sqrt(H).
     """
     prompts = len(np.unique(signals.sequence))
     index = np.concatenate([np.arange(prompts)[None], resample(prompts, repeats=repeats)])
-    score, sure = (
-        _pearson(column, signals.acceptance, signals, index)
-        for column in (-np.sqrt(signals.entropy_nats), signals.confidence)
-    )
-    found = []
-    for values in (score, sure, score - sure):
+    estimates = []
+    for column in (-np.sqrt(signals.entropy_nats), signals.confidence):
+        values = _pearson(column, signals.acceptance, signals, index)
         low, high = np.quantile(values[1:], tails(prompts, 0.95))
-        found.append(Estimate(float(values[0]), float(low), float(high)))
-    return found[0], found[1], found[2]
+        estimates.append(Estimate(float(values[0]), float(low), float(high)))
+    return estimates[0], estimates[1]
 
 
-def _pearson(x: Floats, y: Floats, signals: Signals, index: Ints) -> Floats:
+def _pearson(x: FloatArray, y: FloatArray, signals: Signals, index: Ints) -> Floats:
     """The correlation over each choice of prompts, index [R, S]."""
     n, sx, sy, sxx, syy, sxy = (
         _summed(values, signals)[index].sum(axis=1) for values in (np.ones(len(x)), x, y, x * x, y * y, x * y)

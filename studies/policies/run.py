@@ -12,13 +12,11 @@ from typing import Any
 
 from specsim.cli.console import progress_bar
 from specsim.compare.leaderboard import leaderboards
-from specsim.cost.calibrate import data_sheet_document
-from specsim.cost.files import as_cost, read_cost
-from specsim.cost.model import CostModel
+from specsim.cost.files import read_cost
 from specsim.io.progress import Progress
 from specsim.policy.registry import POLICIES
 from specsim.trace.files import read_trace
-from studies.common import MOST_TRUNCATED, VALIDATED, Config, cached, claim, run_title, validation
+from studies.common import MOST_TRUNCATED, VALIDATED, Config, cached, claim, gpu_costs, run_title, validation
 from studies.policies.report import CPU, GPU, report
 
 FOUND = "found.json"  # leaderboards by cost
@@ -26,17 +24,11 @@ RECORDED = ("config.json", f"*/{FOUND}", *(f"*/{name}" for name in VALIDATED))
 KEPT = ("label", "policy", "params", "speedup", "tau", "v_d", "train_speedup", "truncated_share", "tied_with_leader")
 
 
-def gpu_costs(config: Config) -> CostModel:
-    """Return the costs of the GPU, the models and the engine of config.toml, which nobody measured here."""
-    gpu = config["gpu"]
-    return as_cost(data_sheet_document(gpu["gpu"], gpu["target"], gpu["drafter"], engine=gpu["engine"]))
-
-
 def boards_of(folder: Path, config: Config, progress: Progress) -> dict[str, Any]:
     """Return the ranking at both costs, without rows whose rounds the record truncates too often."""
     trace = read_trace(folder / "trace")
     boards = {}
-    for name, cost in {CPU: read_cost(folder / "profile.json"), GPU: gpu_costs(config)}.items():
+    for name, cost in {CPU: read_cost(folder / "profile.json"), GPU: gpu_costs(config["gpu"])}.items():
         (ranked,) = leaderboards(
             {"trace": trace},
             [cost],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from specsim.learn.settings import SearchSettings
 from specsim.policy.base import Policy
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.chain.beta_ts import BetaTS
-from specsim.policy.chain.cali_ts import CaliTS
+from specsim.policy.chain.cali_ts_confidence import CaliTSConfidence
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.replaying.expected import draws_uniforms
 from specsim.replaying.intervals import Estimate, ratio_interval
@@ -27,7 +27,7 @@ from studies.common import Config, Document
 
 FIXED, FIXED_EACH = "fixed K", "K of each prompt, in hindsight"
 DRAWN, DRAWN_EACH = "geometric", "geometric of each prompt, in hindsight"
-WEAK, STRONG, TUNED, CALI = "Beta-TS, weak prior", "Beta-TS, strong prior", "Beta-TS, tuned", "Cali-TS, tuned"
+WEAK, TUNED, CALI = "Beta-TS, weak prior", "Beta-TS, tuned", "Cali-TS, tuned"
 UNMOVED = 1e9  # tokens of a prior that no output moves
 
 
@@ -88,93 +88,66 @@ def accepted_shares(trace: Trace) -> Floats:
     return np.asarray(counts[0] / counts[1])
 
 
-def extremes(trace: Trace, share: float) -> Ints:
-    """The least and the most accepting prompts, this share of all each."""
-    order = np.argsort(accepted_shares(trace), kind="stable")
-    count = round(share * trace.sequences)
-    return np.sort(np.concatenate([order[:count], order[-count:]]))
-
-
 def geometric(keep: float, depth: int) -> BetaTS:
     """Drafting goes on with this probability after every token: Thompson sampling that has nothing left to learn."""
     return BetaTS(alpha0=UNMOVED * keep, beta0=UNMOVED * (1 - keep), max_draft_tokens=depth)
 
 
-def replays(priced: PricedTrace, policy: Policy, config: Config) -> tuple[Floats, Floats]:
-    """Seconds per prompt [S], and drafted tokens and rounds [2, S], in the mean over what the policy draws."""
+def seconds(priced: PricedTrace, policy: Policy, config: Config) -> Floats:
+    """Compute the seconds of each prompt [S], in the mean over what the policy draws."""
     assert isinstance(policy, ChainPolicy)
     seeds = range(config["replay_seeds"]) if draws_uniforms(type(policy)) else range(1)
-    runs = [priced.replay(policy, seed=seed) for seed in seeds]
-    seconds = np.mean([run.speculative_s for run in runs], axis=0)
-    return seconds, np.mean([(run.drafted, run.num_rounds) for run in runs], axis=0)
+    return np.asarray(np.mean([priced.replay(policy, seed=seed).speculative_s for seed in seeds], axis=0))
 
 
-def row(label: str, settings: str, seconds: Floats, counts: Floats) -> Document:
-    """Return a way to choose draft lengths: seconds per prompt, and drafted tokens per round."""
-    drafted, rounds = counts.sum(axis=1)
-    return {"label": label, "settings": settings, "seconds": seconds.tolist(), "mean_draft": float(drafted / rounds)}
+def times(train: PricedTrace, held: PricedTrace, config: Config) -> tuple[dict[str, Floats], int]:
+    """Compute the seconds of each prompt [S] of `held` by way to choose draft lengths.
 
-
-def family(train: PricedTrace, held: PricedTrace, policies: Sequence[Policy], config: Config) -> tuple[int, list[Any]]:
-    """Which of the policies is best on the tuning prompts, and of each prompt reported on the best in hindsight."""
-    best = int(np.argmin([replays(train, policy, config)[0].sum() for policy in policies]))
-    played = [replays(held, policy, config) for policy in policies]
-    seconds, counts = (np.stack(values) for values in zip(*played, strict=True))
-    own = seconds.argmin(axis=0)
-    prompts = np.arange(seconds.shape[1])
-    each = (seconds[own, prompts], counts[own, :, prompts].T)
-    return best, [(seconds[best], counts[best]), each]
+    Returned with the best fixed K. What is chosen for all prompts is chosen on `train`; in hindsight, each prompt has
+    its own fastest policy.
+    """
+    depth = train.trace.depth
+    families: dict[tuple[str, str], list[Policy]] = {
+        (FIXED, FIXED_EACH): [FixedK(k) for k in range(1, depth + 1)],
+        (DRAWN, DRAWN_EACH): [geometric(keep, depth) for keep in config["keeps"]],
+    }
+    taken, best = {}, {}
+    for (once, each), policies in families.items():
+        best[once] = int(np.argmin([seconds(train, policy, config).sum() for policy in policies]))
+        played = np.stack([seconds(held, policy, config) for policy in policies])
+        taken |= {once: played[best[once]], each: played.min(axis=0)}
+    search = SearchSettings(trials=config["trials"], seed=config["seed"], jobs=config["threads"])
+    taken[WEAK] = seconds(held, BetaTS(**BetaTS.PRIORS["weak"], max_draft_tokens=depth), config)
+    taken[TUNED] = seconds(held, best_policy(BetaTS, train, search), config)
+    if train.trace.informed:
+        taken[CALI] = seconds(held, best_policy(CaliTSConfidence, train, search), config)
+    return taken, best[FIXED] + 1
 
 
 def comparison(train: PricedTrace, held: PricedTrace, config: Config) -> Document:
-    """Fixed, geometric and learned draft lengths; what is chosen once for all prompts is chosen on `train`."""
-    depth = train.trace.depth
-    lengths = range(1, depth + 1)
-    best_k, (fixed, fixed_each) = family(train, held, [FixedK(k) for k in lengths], config)
-    best_keep, (drawn, drawn_each) = family(train, held, [geometric(keep, depth) for keep in config["keeps"]], config)
-    rows = [
-        row(FIXED, f"K = {lengths[best_k]}", *fixed),
-        row(FIXED_EACH, "", *fixed_each),
-        row(DRAWN, f"{config['keeps'][best_keep]:g}", *drawn),
-        row(DRAWN_EACH, "", *drawn_each),
-    ]
-    search = SearchSettings(trials=config["trials"], seed=config["seed"], jobs=config["threads"])
-    learned: dict[str, Policy] = {
-        WEAK: BetaTS(**BetaTS.PRIORS["weak"], max_draft_tokens=depth),
-        STRONG: BetaTS(**BetaTS.PRIORS["strong"], max_draft_tokens=depth),
-        TUNED: best_policy(BetaTS, train, search),
-    }
-    if train.trace.score is not None:
-        learned[CALI] = best_policy(CaliTS, train, search)
-    rows += [row(label, str(policy), *replays(held, policy, config)) for label, policy in learned.items()]
+    """Compare all ways to choose draft lengths with the best fixed K, on prompts that nothing was chosen on."""
+    taken, best_k = times(train, held, config)
     shares = accepted_shares(held.trace)
     return {
-        "rows": rows,
-        "baseline_s": held.baseline_s.tolist(),
+        "k": best_k,
+        "speedup": ratio_interval(held.baseline_s, taken[FIXED]).as_dict(),
+        "gains": {label: gain(taken[FIXED], own).as_dict() for label, own in taken.items() if label != FIXED},
         "acceptance": {"mean": float(shares.mean()), "spread": float(shares.std())},
         "prompts": {"tuning": train.trace.sequences, "holdout": held.trace.sequences},
     }
 
 
-def rows_of(document: Config) -> dict[str, Mapping[str, Any]]:
-    """The rows of a comparison by label."""
-    return {row["label"]: row for row in document["rows"]}
-
-
-def gain(document: Config, label: str, over: str = FIXED) -> Estimate | None:
-    """Return the speed gain of a way to choose lengths over another, in percent; None if it was not compared."""
-    rows = rows_of(document)
-    if label not in rows:
-        return None
-    ratio = ratio_interval(rows[over]["seconds"], rows[label]["seconds"])
+def gain(fixed_s: Floats, own_s: Floats) -> Estimate:
+    """Compute the speed gain over the best fixed K, in percent. Both arguments: seconds of each prompt [S]."""
+    ratio = ratio_interval(fixed_s, own_s)
     return Estimate(*(100 * (value - 1) for value in (ratio.estimate, ratio.low, ratio.high)))
 
 
-def passes_from(gains: Sequence[tuple[float, Estimate]]) -> float | None:
-    """The least spread from which on every gain is significantly above 0; None where that of the largest is not."""
+def passes_from(gains: Sequence[tuple[float, Mapping[str, float]]]) -> float | None:
+    """Find the least spread from which on every gain is significantly above 0; None if the largest spread's is not."""
     passed = None
     for spread, value in sorted(gains, key=lambda pair: pair[0], reverse=True):
-        if value.low <= 0:
+        if value["low"] <= 0:
             break
         passed = spread
     return passed

@@ -2,140 +2,143 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specsim.replaying.intervals import Estimate, ratio_interval
-from specsim.report.table import SPEEDUP, TEXT, Column
-from studies.common import Config, Document, about_prompts
-from studies.figures import line_panels
+from specsim.report.table import TEXT, Column
+from studies.common import Config, Document, about_prompts, about_smollm2_costs
+from studies.figures import Line, line_panels
 from studies.report import Report, machine_line
-from studies.thompson import gains
-from studies.thompson.gains import DRAWN, DRAWN_EACH, FIXED, FIXED_EACH
+from studies.thompson.gains import CALI, DRAWN, DRAWN_EACH, FIXED_EACH, TUNED, WEAK, passes_from
 
-MEASURED_COSTS, CHEAP = "measured costs", "cheap drafter"
-ALL, EXTREME = "all", "least and most accepting"
-LEARNED = (gains.WEAK, gains.STRONG, gains.TUNED, gains.CALI)
-COMPARED = (FIXED_EACH, DRAWN, DRAWN_EACH, *LEARNED)
-DRAFTERS = {"model": "draft model", "eagle": "EAGLE"}
-LINES = (FIXED_EACH, DRAWN_EACH, gains.TUNED, gains.WEAK)  # of the figure
+CPU, GPU = "CPU", "H100"
+LINES = (FIXED_EACH, DRAWN_EACH, TUNED, WEAK)  # of the figure
 
 Row = Mapping[str, Any]
 
 
 def report(config: Config, results: Document) -> Report:
     """Return the report. results : comparisons on recorded and on synthetic prompts, and where they ran"""
-    recorded = [
-        row_of(document, costs=cost, drafter=DRAFTERS[drafter], prompts=pool)
-        for cost, runs in results["pools"].items()
-        for drafters in runs.values()
-        for drafter, pools in drafters.items()
-        for pool, document in pools.items()
-    ]
-    synthetic = [
-        row_of(document, costs=cost, drafter=DRAFTERS[drafter], prompts=f"synthetic, spread {spread}")
-        for cost, drafters in results["synthetic"].items()
-        for drafter, documents in drafters.items()
-        for spread, document in documents.items()
-    ]
-    ran = {
-        **results,
-        "sequences": {"tuning": recorded[0]["tuning_prompts"], "holdout": recorded[0]["held_out_prompts"]},
+    recorded = [row_of(document, costs, "recorded") for costs, document in results["recorded"].items()]
+    synthetic = {
+        costs: {spread: row_of(document, costs, f"synthetic, spread {spread}") for spread, document in spreads.items()}
+        for costs, spreads in results["synthetic"].items()
     }
-    whole = [row for row in recorded if row["prompts"] == ALL]
-    spreads = ", ".join(f"{spread:.2f} ({DRAFTERS[drafter]})" for drafter, spread in results["spreads"].items())
+    shown = [
+        row for rows in synthetic.values() for row in (rows[f"{spread:g}"] for spread in config["synthetic"]["shown"])
+    ]
+    first, toy, gpu = recorded[0], config["toy"], config["gpu"]
+    sizes = {name: first[f"{name}_prompts"] for name in ("tuning", "holdout")}
+    spread = f"{first['acceptance_spread']:.2f}"
     return Report(
         question="When does Thompson sampling beat a fixed draft length?",
-        answer=f"On the lab's prompts tuned Beta-TS changes the speed by {span(whole, gains.TUNED)} against the best "
-        f"fixed K. Random draft lengths alone change it by {span(whole, DRAWN)}; knowing each prompt's best K in "
-        f"hindsight changes it by {span(whole, FIXED_EACH)}. On synthetic prompts tuned Beta-TS beats the best fixed K "
-        f"{crossings(results)}.",
+        answer=f"On SmolLM2 with EAGLE, tuned Beta-TS changes the speed by {by_costs(recorded, TUNED)} against the "
+        f"best fixed K and Cali-TS on the drafter's confidence by {by_costs(recorded, CALI)}; knowing each prompt's "
+        f"best K in hindsight would change it by {by_costs(recorded, FIXED_EACH)}. Prompts accept with a spread of "
+        f"{spread}; on synthetic ones of the same mean tuned Beta-TS beats the best fixed K {crossings(results)}.",
         figure=line_panels(spread_panels(results), ("spread of acceptance over prompts", "gain over fixed K, %"),
                            "spread", level=0.0),
         figure_name="spread",
-        caption=f"Gain over the best fixed K by spread of acceptance over synthetic prompts; the lab's spread is "
-        f"{spreads}",
+        caption="Gain over the best fixed K by spread of acceptance over synthetic prompts; recorded prompts have a "
+        f"spread of {spread}",
         columns=[
             Column("costs", "costs"),
-            Column("drafter", "drafter"),
             Column("prompts", "prompts"),
-            Column("speedup of the best fixed K", "fixed_k_speedup", SPEEDUP),
-            *(Column(f"{label}, %", lambda row, label=label: percent(row[label]), TEXT)
-              for label in (FIXED_EACH, DRAWN, gains.TUNED)),
+            Column("speedup of the best fixed K", fixed_text, TEXT),
+            *(Column(f"{label}, %", lambda row, label=label: percent(row.get(label)), TEXT)
+              for label in (FIXED_EACH, DRAWN, TUNED, CALI)),
         ],
-        shown=recorded,
-        table=[*recorded, *synthetic],
+        shown=[*recorded, *shown],
+        table=[*recorded, *(row for rows in synthetic.values() for row in rows.values())],
         trust=[
-            f"Prompts: {about_prompts(config, ran)}. Intervals (95 %) are over held-out prompts, paired. \"{EXTREME}\" "
-            f"takes {100 * config['extreme_share']:g} % from each end, chosen by this drafter's own acceptance, which "
-            "favours whatever adapts.",
+            f"Prompts: {about_prompts(config, {'sequences': sizes})}, at T = {config['temperature']:g} with noise that "
+            f"target and drafter share; first drafted tokens are accepted at a rate of {first['acceptance']:.2f}. "
+            "Intervals (95 %) are over held-out prompts, paired.",
             machine_line(config, results),
-            "Nothing was timed but cost profiles, so load and a noise floor were not recorded. All policies are "
-            "replayed on recorded traces; policies that draw are "
-            f"averaged over {config['replay_seeds']} replays. \"{CHEAP}\" sets s_d / s_t to {config['cost_ratio']:g}.",
+            f"{about_smollm2_costs(results['load'])} Policies that draw are averaged over {config['replay_seeds']} "
+            "replays.",
+            f"No GPU was measured: the costs of the {GPU} are those of {gpu['target']} with {gpu['drafter']} on "
+            f"{gpu['engine']}, by data sheet and published runs; acceptance is SmolLM2's.",
             "After every drafted token Beta-TS draws whether to go on, so its learned lengths are geometric "
-            "(docs/errata.md, A9). Hindsight chooses on the very text that it is reported on: it bounds what can be "
-            "learned.",
+            "(docs/errata.md, A9). Cali-TS has calibrated confidence in the trained predictor's place, which synthetic "
+            "prompts lack. Hindsight chooses on the very text that it is reported on: it bounds what can be learned.",
+            "The lab's toy target had shown, over drafters and costs, "
+            f"{between(toy['tuned'])} for tuned Beta-TS, {between(toy['drawn'])} for geometric lengths and "
+            f"{between(toy['hindsight'])} in hindsight. SmolLM2 shows {span(recorded, TUNED)}, "
+            f"{span(recorded, DRAWN)} and {span(recorded, FIXED_EACH)}: {verdict(recorded, toy)}. On synthetic "
+            "prompts that all accept alike, where nothing can be learned, geometric lengths change it by "
+            f"{by_costs([rows['0'] for rows in synthetic.values()], DRAWN)}.",
         ],
     )  # fmt: skip
 
 
-def row_of(document: Document, **names: str) -> Row:
-    """Return a comparison as a row of table.csv. names : of costs, drafter and prompts"""
-    best = gains.rows_of(document)[FIXED]
-    changes = {label: gains.gain(document, label) for label in COMPARED}
+def row_of(document: Document, costs: str, prompts: str) -> Row:
+    """Return a comparison as a row of table.csv."""
     return {
-        **names,
-        "tuning_prompts": document["prompts"]["tuning"],
-        "held_out_prompts": document["prompts"]["holdout"],
+        "costs": costs,
+        "prompts": prompts,
+        **{f"{part}_prompts": count for part, count in document["prompts"].items()},
         "acceptance": document["acceptance"]["mean"],
         "acceptance_spread": document["acceptance"]["spread"],
-        "fixed_k": best["settings"],
-        "fixed_k_speedup": ratio_interval(document["baseline_s"], best["seconds"]).as_dict(),
-        **{label: change.as_dict() for label, change in changes.items() if change is not None},
+        "fixed_k": document["k"],
+        "fixed_k_speedup": document["speedup"],
+        **document["gains"],
     }
 
 
-def percent(value: Mapping[str, float]) -> str:
-    """Return a gain in percent with its interval."""
-    return f"{value['estimate']:+.1f} [{value['low']:+.1f}, {value['high']:+.1f}]"
+def fixed_text(row: Row) -> str:
+    """Return the best fixed K and its speedup."""
+    speedup = row["fixed_k_speedup"]
+    return f"{speedup['estimate']:.3f} [{speedup['low']:.3f}, {speedup['high']:.3f}], K = {row['fixed_k']}"
 
 
-def span(rows: list[Row], label: str) -> str:
+def percent(value: Mapping[str, float] | None) -> str:
+    """Return a gain in percent with its interval; "" where there is none."""
+    return "" if value is None else f"{value['estimate']:+.1f} [{value['low']:+.1f}, {value['high']:+.1f}]"
+
+
+def verdict(rows: Sequence[Row], toy: Config) -> str:
+    """Return whether drawing lengths costs as much as on the toy target, and why it does not where the best K is 1."""
+    if any(row[DRAWN]["low"] <= toy["drawn"][1] for row in rows):
+        return "drawing lengths costs as much here"
+    reason = ", because one token is the best fixed length and leaves nothing to draw"
+    return f"drawing lengths costs less here{reason if all(row['fixed_k'] == 1 for row in rows) else ''}"
+
+
+def by_costs(rows: Sequence[Row], label: str) -> str:
+    """Return the gain at each of the costs."""
+    return " and ".join(f"{percent(row[label])} % ({row['costs']})" for row in rows)
+
+
+def span(rows: Sequence[Row], label: str) -> str:
     """Return the least and the largest gain of several comparisons."""
     values = [row[label]["estimate"] for row in rows]
-    return f"{min(values):+.1f} to {max(values):+.1f} %"
+    return between((min(values), max(values)))
+
+
+def between(ends: Sequence[float]) -> str:
+    """Return a range of gains in percent."""
+    return f"{ends[0]:+.1f} to {ends[1]:+.1f} %"
 
 
 def crossings(results: Document) -> str:
-    """Return from which spread on tuned Beta-TS is significantly faster than the best fixed K, by drafter and costs."""
+    """Return from which spread on tuned Beta-TS is significantly faster than the best fixed K, by costs."""
     texts = []
-    for cost, drafters in results["synthetic"].items():
-        for drafter, documents in drafters.items():
-            values = {float(spread): gain_of(document, gains.TUNED) for spread, document in documents.items()}
-            passed = gains.passes_from(list(values.items()))
-            where = "at no spread tried" if passed is None else f"from a spread of {passed:g} on"
-            texts.append(f"{where} ({DRAFTERS[drafter]}, {cost})")
+    for cost, documents in results["synthetic"].items():
+        passed = passes_from([(float(spread), document["gains"][TUNED]) for spread, document in documents.items()])
+        texts.append(f"{'at no spread tried' if passed is None else f'from a spread of {passed:g} on'} ({cost})")
     return ", ".join(texts)
 
 
-def gain_of(document: Document, label: str) -> Estimate:
-    """Return a gain that was compared."""
-    value = gains.gain(document, label)
-    assert value is not None
-    return value
-
-
-def spread_panels(results: Document) -> dict[str, dict[str, tuple[list[float], list[dict[str, float]]]]]:
-    """Return the figure's lines: gains over the spread, a panel for each drafter and costs."""
+def spread_panels(results: Document) -> dict[str, dict[str, Line]]:
+    """Return the figure's lines: gains over the spread, a panel for each of the costs."""
     return {
-        f"{DRAFTERS[drafter]}, {cost}": {
+        cost: {
             label: (
                 [float(spread) for spread in documents],
-                [gain_of(document, label).as_dict() for document in documents.values()],
+                [document["gains"][label] for document in documents.values()],
             )
             for label in LINES
         }
-        for cost, drafters in results["synthetic"].items()
-        for drafter, documents in drafters.items()
+        for cost, documents in results["synthetic"].items()
     }

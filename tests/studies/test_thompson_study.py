@@ -1,6 +1,8 @@
-"""The study of Thompson sampling: its synthetic prompts, its bounds in hindsight."""
+"""The study of Thompson sampling: its synthetic prompts, its bounds in hindsight, its costs."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,27 +10,19 @@ import pytest
 from specsim.acceptance.generate import generate
 from specsim.acceptance.iid import IID
 from specsim.cost.model import ConstantCost
+from specsim.cost.profile import ProfileCost
 from specsim.io.errors import InputError
-from specsim.replaying.intervals import Estimate
+from specsim.policy.chain.fixed_k import FixedK
 from specsim.replaying.priced import PricedTrace
-from studies.common import Document
+from studies.common import smollm2_costs
 from studies.thompson import gains
 from studies.thompson.gains import PerPrompt
 
-CONFIG = {
-    "target": "lab-deep", "prompts": 12, "max_new_tokens": 80, "tuning_share": 0.5, "cost_ratio": 0.05, "trials": 3,
-    "replay_seeds": 3, "keeps": [0.3, 0.7], "extreme_share": 0.25, "seed": 0, "threads": 1,
-    "synthetic": {"run": "T08", "prompts": 12, "spreads": [0.0, 0.3]},
-}  # fmt: skip
+CONFIG: dict[str, Any] = {"trials": 3, "replay_seeds": 3, "keeps": [0.3, 0.7], "seed": 0, "threads": 1}
 
 
 def priced(model: IID | PerPrompt, seed: int, sequences: int = 12, tokens: int = 80) -> PricedTrace:
     return PricedTrace(generate(model, sequences, tokens, 6, seed), ConstantCost(1.0, 20.0))
-
-
-@pytest.fixture(scope="module")
-def document() -> Document:
-    return gains.comparison(priced(PerPrompt(0.7, 0.3), 0), priced(PerPrompt(0.7, 0.3), 1), CONFIG)
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.05, 0.2, 0.4])
@@ -52,13 +46,6 @@ def test_each_prompt_accepts_with_its_own_probability() -> None:
     assert (fitted.mean, fitted.spread) == pytest.approx((0.6, 0.25), abs=0.02)
 
 
-def test_extremes_are_the_least_and_the_most_accepting_prompts() -> None:
-    trace = generate(PerPrompt(0.6, 0.25), 16, 400, 4)
-    chosen = gains.extremes(trace, 0.25)
-    order = np.argsort(gains.accepted_shares(trace))
-    assert sorted(chosen.tolist()) == sorted([*order[:4], *order[-4:]])
-
-
 @pytest.mark.parametrize("keep", [0.2, 0.8])
 def test_geometric_lengths_have_their_mean_whatever_is_accepted(keep: float) -> None:
     for alpha in (0.3, 0.9):
@@ -67,20 +54,32 @@ def test_geometric_lengths_have_their_mean_whatever_is_accepted(keep: float) -> 
         assert mean == pytest.approx((1 - keep**6) / (1 - keep), rel=0.03)
 
 
-def test_hindsight_bounds_what_is_chosen_once_for_all_prompts(document: Document) -> None:
-    rows = gains.rows_of(document)
+def test_hindsight_bounds_what_is_chosen_once_for_all_prompts() -> None:
+    train, held = (priced(PerPrompt(0.7, 0.3), seed) for seed in (0, 1))
+    taken, best_k = gains.times(train, held, CONFIG)
     for each, once in ((gains.FIXED_EACH, gains.FIXED), (gains.DRAWN_EACH, gains.DRAWN)):
-        assert (np.array(rows[each]["seconds"]) <= np.array(rows[once]["seconds"])).all()
-        assert sum(rows[each]["seconds"]) < sum(rows[once]["seconds"])
-    assert gains.gain(document, gains.FIXED) == Estimate(0.0, 0.0, 0.0)
-    gain = gains.gain(document, gains.DRAWN)
-    ratio = sum(rows[gains.FIXED]["seconds"]) / sum(rows[gains.DRAWN]["seconds"])
-    assert gain.estimate == pytest.approx(100 * (ratio - 1))
-    assert gains.CALI not in rows and gains.gain(document, gains.CALI) is None  # synthetic prompts have no scores
+        assert (taken[each] <= taken[once]).all()
+        assert taken[each].sum() < taken[once].sum()
+    seconds = [train.replay(FixedK(k)).speculative_s.sum() for k in range(1, 7)]
+    assert min(seconds) == seconds[best_k - 1]
+    document = gains.comparison(train, held, CONFIG)
+    ratio = taken[gains.FIXED].sum() / taken[gains.DRAWN].sum()
+    assert document["gains"][gains.DRAWN]["estimate"] == pytest.approx(100 * (ratio - 1))
+    assert document["speedup"]["estimate"] == pytest.approx(held.baseline_s.sum() / taken[gains.FIXED].sum())
+    assert gains.CALI not in document["gains"]  # the confidence of synthetic prompts says nothing
 
 
 def test_a_spread_is_passed_only_if_all_larger_ones_are() -> None:
-    above, below = Estimate(2.0, 1.0, 3.0), Estimate(0.5, -0.5, 1.5)
+    above, below = {"low": 1.0}, {"low": -0.5}
     assert gains.passes_from([(0.1, below), (0.2, above), (0.3, above)]) == 0.2
     assert gains.passes_from([(0.1, above), (0.2, below), (0.3, above)]) == 0.3
     assert gains.passes_from([(0.1, above), (0.2, below)]) is None
+
+
+def test_contexts_beyond_the_measured_ones_take_the_times_of_the_nearest() -> None:
+    cost, document = smollm2_costs()
+    assert isinstance(cost, ProfileCost) and document["drafter"] == "smollm2/eagle"
+    low, high = cost.contexts[0], cost.contexts[-1]
+    asked = np.array([1, low, high, 10 * high])
+    for times in (cost.verify(3, asked), cost.draft(2, asked), cost.autoregressive_step(asked)):
+        assert times[0] == times[1] != times[2] == times[3]

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+import realrun.proposals.rejection
 import realrun.proposals.target_cache
 import realrun.proposals.trees
 from realrun.decode.decoder import Decoder
 from realrun.decode.sampling import Sampler
 from realrun.pairs.pair import Pair
 from realrun.proposals.recorder import RecordRequest
-from realrun.proposals.target_cache import target_cache_columns
+from realrun.proposals.target_cache import target_cache_columns, target_cache_recorder
 from realrun.proposals.trees import TreeSize
 from tests.realrun.drafters import test_self_sd
 from tests.realrun.drafters.test_state_drafters import REFERENCES
@@ -63,6 +67,41 @@ def test_columns_and_ranks_are_what_the_library_says(
         dense = target_cache_columns(split, drafter.lm, request)
         assert drafter.lm.nodes == 0 and split.length == len(prompt) + len(output) - 1
         check_columns(dense, request, reference)
+
+
+@cases
+@torch.inference_mode()
+def test_rejection_traces_hold_the_drafters_distributions_and_the_targets_verdict(
+    kind: str, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The share `accept_prob`, by a pass of the library over every drafted prefix."""
+    monkeypatch.setattr(realrun.proposals.rejection, "CHUNK", 3)
+    sampler, depth, count = Sampler("rejection", 0.8, seed=4, top_p=0.9), 3, 7
+    pair, reference = pair_and_reference(kind, target)
+    split, drafter = pair.make_drafter()
+    for sequence, prompt in [(0, random_prompts(1)[0]), (5, [3])]:
+        output = output_of(pair, prompt, count, sampler, sequence)
+        request = RecordRequest(prompt, output, depth, sampler, sequence, lambda hidden, *_: hidden.sum(-1))
+        dense = target_cache_recorder(split, drafter.lm, sampler)(request)
+        greedy = target_cache_columns(split, drafter.lm, replace(request, sampler=Sampler()), ranks=False)
+        np.testing.assert_allclose(dense["score"][:, 0], greedy["score"][:, 0], rtol=1e-6)
+        same = dense["draft_token"][:, 0] == greedy["draft_token"][:, 0]
+        np.testing.assert_allclose(dense["score"][same, 1], greedy["score"][same, 1], rtol=1e-6)
+        for t, i in itertools.product(range(count), range(depth)):
+            branch, context = dense["draft_token"][t].tolist(), [*prompt, *output[:t]]
+            q = sampler.probs(reference(context, branch[:i]))[0]
+            text = torch.tensor([[*context, *branch[:i]]])
+            p = sampler.probs(pair.target(input_ids=text, use_cache=False).logits[0, -1:])[0]
+            accept = min(1.0, float(p[branch[i]] / q[branch[i]])) if t + i < count else 0.0
+            assert dense["accept_prob"][t, i] == pytest.approx(accept, rel=1e-5)
+            assert dense["prob"][t, i] == pytest.approx(float(q[branch[i]]), rel=1e-5)
+            assert dense["confidence"][t, i] == pytest.approx(float(q.max()), rel=1e-5)
+            entropy = float(torch.special.entr(q).sum())
+            assert dense["entropy_nats"][t, i] == pytest.approx(entropy, rel=1e-5, abs=1e-6)
+            if t + i < count:
+                logits = reference(context, output[t : t + i])
+                order = sampler.candidates(logits, sequence, [t + i], logits.shape[1])[0][0].tolist()
+                assert dense["true_rank"][t, i] == order.index(output[t + i])
 
 
 @mode
