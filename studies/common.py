@@ -213,7 +213,7 @@ def about_prompts(config: Config, document: Config) -> str:
     lab = is_lab(config["target"])
     source = "prompts from library files that the lab was not trained on" if lab else "of specsim's tasks of six kinds"
     return (
-        f"{config['prompts']} {source}, {config['max_new_tokens']} tokens each, {sequences['tuning']} for tuning and "
+        f"{config['prompts']} {source}, at most {config['max_new_tokens']} tokens each, {sequences['tuning']} for tuning and "
         f"{sequences['holdout']} held out{', no file in both' if lab else ''}"
     )
 
