@@ -20,8 +20,8 @@ from realrun.experiment.run import validate
 from realrun.experiment.settings import ValidationSettings
 from realrun.measure.record import RecordSettings
 from realrun.measure.reuse import recorded_trace
-from realrun.pairs.pair import LAB_DEEP, Pair, is_lab, load_pair
-from realrun.pairs.prompts import Prompt, read_prompts, study_prompts
+from realrun.pairs.pair import Pair, load_pair
+from realrun.pairs.prompts import Prompt, read_prompts
 from specsim.cost.calibrate import data_sheet_document
 from specsim.cost.contexts import context_range
 from specsim.cost.files import as_cost, read_cost
@@ -85,9 +85,7 @@ def record_settings(run: Config, config: Config, *, trees: bool = False) -> Reco
 
 
 def prompts_of(pair: Pair, config: Config) -> list[Prompt]:
-    """Return the study's prompts: of library files for the lab's target, of the bundled tasks for others."""
-    if is_lab(config["target"]):
-        return study_prompts(pair.tokenizer, config["prompts"])
+    """Return the study's prompts, of the bundled tasks."""
     return read_prompts(TASKS, pair.tokenizer, config["prompts"])
 
 
@@ -202,19 +200,12 @@ def run_title(run: Config) -> str:
     return "greedy" if run["mode"] == "greedy" else f"T = {run['temperature']:g}"
 
 
-def is_deepened(config: Config) -> bool:
-    """Return whether the study's target is the lab's with identity blocks added."""
-    return str(config["target"]).partition(":")[0] == LAB_DEEP
-
-
 def about_prompts(config: Config, document: Config) -> str:
     """Return which prompts a study used."""
     sequences = document["sequences"]
-    lab = is_lab(config["target"])
-    source = "prompts from library files that the lab was not trained on" if lab else "of specsim's tasks of six kinds"
     return (
-        f"{config['prompts']} {source}, at most {config['max_new_tokens']} tokens each, {sequences['tuning']} for tuning and "
-        f"{sequences['holdout']} held out{', no file in both' if lab else ''}"
+        f"{config['prompts']} of specsim's tasks of six kinds, at most {config['max_new_tokens']} tokens each, "
+        f"{sequences['tuning']} for tuning and {sequences['holdout']} held out"
     )
 
 

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from realrun.pairs.pair import LAB_DEEP
 from specsim.io.files import write_text
 from specsim.report.page import comparable_text
 from specsim.report.table import Column, as_csv, as_text, plain
-from studies.common import Config, about_machine, about_prompts, is_deepened
+from studies.common import Config, about_machine, about_prompts
 
 Row = Mapping[str, Any]
 
@@ -119,7 +120,7 @@ def machine_line(config: Config, document: Row) -> str:
         f" {target} is the lab's target with identity blocks added up to the depth of a large model: it accepts like "
         "the trained model and takes as long as a deep model."
     )
-    return f"Machine: {about_machine(document)}.{deepened if is_deepened(config) else ''}"
+    return f"Machine: {about_machine(document)}.{deepened if target.partition(':')[0] == LAB_DEEP else ''}"
 
 
 def load_line(documents: Mapping[str, Row]) -> str:
