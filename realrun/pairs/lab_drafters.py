@@ -1,20 +1,16 @@
-"""Drafters that have names: the lab's, how each was trained and the command to train it again, and other targets'."""
+"""Drafters that have names: the lab's, with the command that trains each, and other targets'."""
 
 from __future__ import annotations
 
-import json
-from functools import cache
 from pathlib import Path
-from typing import Any
 
-from realrun.pairs.drafter_files import FILE, read_drafter
+from realrun.pairs.drafter_files import FILE
 from realrun.pairs.gguf_models import PACKAGES
 from specsim.io.errors import InputError
 
 LAB_WEIGHTS = Path(__file__).parents[1] / "lab" / "weights"  # what the package ships
 SHIPPED = LAB_WEIGHTS.parents[1] / "weights"  # of drafters for other targets, by the names of target and drafter
 TRAINED_HERE = Path("lab-weights")  # in the working folder, where `realrun lab train` writes, too
-TRAININGS = LAB_WEIGHTS.parent / "trainings.json"  # settings and results of the drafters that are not shipped
 LAB_PREFIX = "lab:"  # before the name of a drafter of the lab's
 
 # Of `realrun train`, without --out. None for weights that the package ships.
@@ -51,15 +47,5 @@ def lab_drafter(name: str) -> Path:
 
 
 def training_command(name: str) -> str:
-    """Write the command that trains a lab drafter as it was trained for the studies."""
+    """Write the command that trains a lab drafter."""
     return f"realrun train {RECIPES[name]} --out {TRAINED_HERE / name}"
-
-
-@cache
-def _trainings() -> dict[str, Any]:
-    return dict(json.loads(TRAININGS.read_text()))
-
-
-def drafter_training(name: str) -> dict[str, Any]:
-    """Read settings and results of training the lab drafter's weights that the studies use."""
-    return _trainings()[name] if name in _trainings() else read_drafter(LAB_WEIGHTS / name).facts

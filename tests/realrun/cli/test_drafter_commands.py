@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-import typer
 from transformers import MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
 from typer.testing import CliRunner
 
@@ -25,7 +24,7 @@ from realrun.drafters.independent import IndependentKind
 from realrun.drafters.medusa import MedusaHeads, MedusaKind
 from realrun.lm.variants.skipped_layers import SkippedSublayers
 from realrun.pairs.drafter_files import FILE, describe_target, save_drafter
-from realrun.pairs.lab_drafters import LAB_DRAFTERS, RECIPES, drafter_training, training_command
+from realrun.pairs.lab_drafters import LAB_DRAFTERS
 from realrun.pairs.pair import Pair, load_pair
 from specsim.io.errors import InputError
 from specsim.trace.files import read_trace
@@ -157,31 +156,6 @@ def test_the_predictor_in_the_drafters_folder_is_its_own(kind: str, home: Path, 
     save_predictor(stranger, folder / PREDICTOR_FILE)
     assert get().predictor is None
     refusal(lambda: get(predictor=str(folder)), "other weights", "another")
-
-
-@pytest.mark.parametrize("name", [name for name, recipe in RECIPES.items() if recipe])
-def test_a_lab_drafter_that_is_not_shipped_names_the_command_that_trains_it(
-    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    refusal(lambda: load_pair(drafter=f"lab:{name}"), name, "not trained yet", training_command(name))
-
-
-@pytest.mark.parametrize("name", [name for name, recipe in RECIPES.items() if recipe])
-def test_a_recipe_has_the_settings_of_the_studies_drafter(name: str) -> None:
-    training, *words = str(RECIPES[name]).split()
-    trainings: Any = typer.main.get_command(app)
-    command = trainings.commands["train"].get_command(None, training)
-    options = command.make_context(training, [*words, "--out", "x"]).params
-    facts = drafter_training(name)
-    loop, settings = facts["loop"], {**facts, **facts.get("settings", {})}
-    assert [options[key] for key in ("batch", "window", "dtype")] == [
-        loop[key] for key in ("batch_windows", "window_tokens", "dtype")
-    ]
-    assert int(1e6 * options["tokens"] / (loop["batch_windows"] * loop["window_tokens"])) == loop["steps"]
-    compared = {"lr", "heads", "layers", "exit_layers", "masks", "longest_block", "lambda_0", "backbone_lr"}
-    compared &= {*options} & {*settings}
-    assert compared and {key: options[key] for key in compared} == {key: settings[key] for key in compared}
 
 
 def test_what_is_no_drafter_is_refused(home: Path, tmp_path: Path) -> None:

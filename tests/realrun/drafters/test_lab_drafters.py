@@ -9,7 +9,6 @@ from realrun.pairs.gguf_models import PACKAGES
 from realrun.pairs.lab_drafters import (
     LAB_DRAFTERS,
     SHIPPED,
-    drafter_training,
     has_lab_drafter,
     lab_drafter,
     shipped_drafter,
@@ -22,7 +21,7 @@ def test_it_ships_with_its_facts_and_its_predictor(name: str) -> None:
     pair = load_pair(drafter=name)
     assert pair.draft_name == f"lab/{name}"
     assert pair.predictor is not None and pair.predictor.facts["fingerprint"] == pair.fingerprint
-    assert drafter_training(name)["target"]["name"] == "lab/target"
+    assert read_drafter(lab_drafter(name)).facts["target"]["name"] == "lab/target"
 
 
 def test_other_targets_drafters_go_by_the_names_of_both() -> None:
