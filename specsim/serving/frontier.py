@@ -235,6 +235,9 @@ def serve_frontier(
         for load in loads
         for arm in arms
     ]
+    about: dict[str, Any] = {"learned_on": learned_on, "sequences": part.sequences, "approximate": part.approximate}
+    notes = cost_notes(model, part, longest, max(loads))
+    del whole, part  # where workers read the trace themselves, its memory is free for them
     summaries: dict[int, ServingSummary] = {}
     with nullcontext(_here) if workers is None else workers.ready() as run:
         for number, summary in run(_summary, list(enumerate(tasks))):
@@ -242,10 +245,8 @@ def serve_frontier(
             progress(len(summaries), len(tasks))
     found = [[summaries[at * len(arms) + number] for number in range(len(arms))] for at in range(len(loads))]
     return ServingFrontier(
-        learned_on=learned_on,
-        sequences=part.sequences,
-        approximate=part.approximate,
-        cost_notes=cost_notes(model, part, longest, max(loads)),
+        **about,
+        cost_notes=notes,
         users=loads,
         pad=pad,
         tpot_bounds_s=bounds_s,

@@ -98,11 +98,6 @@ def summary(rows: Sequence[Row], rule: str, server: str) -> dict[str, Any]:
     return {f"{server}_mean": float(np.mean(gaps)), f"{server}_worst": max(gaps), f"{server}_at": where}
 
 
-def by_hand(rule: str, config: Config) -> bool:
-    """Return whether a rule's constants are set by hand."""
-    return rule in config["rules"] and rule not in DERIVED
-
-
 def answer(rows: Sequence[Row], summaries: Sequence[Row], config: Config, passes: Mapping[tuple[str, int], Row]) -> str:
     """Return how far the rules are from the oracle, and from each other, on both servers."""
     gpu, cpu = config["servers"]
