@@ -7,7 +7,8 @@ reserves memory for its prompt and its whole output, so that no request is ever 
 in vLLM: where none is free, the request that was admitted last gives its blocks back, and reads its prompt and output
 again when it is admitted anew.
 
-Where users wait for their answers, no decision depends on time, so that the seconds of all steps are computed at once.
+Where users wait for their answers, no decision depends on time, unless the rule looks at limits on latency: the seconds
+of all steps are computed at once.
 """
 
 from __future__ import annotations
@@ -115,8 +116,7 @@ def run_server(
         raise InputError(
             f"a request of {largest} tokens, prompt and output, never fits in a cache of {kv_tokens}; raise kv_tokens"
         )
-    limited = drafts.rule.keeps_limits and requests.tpot_bound_s is not None
-    timed = users is None or limited
+    timed = users is None or (drafts.rule.keeps_limits and requests.tpot_bound_s is not None)
     memory = _Memory(len(requests), kv_tokens or int(1e18), block_tokens)
     server = _Server(drafts, cost, requests, slots, memory, drafts_ahead, step_tokens, timed=timed)
     if users is None:

@@ -39,8 +39,8 @@ class Running(NamedTuple):
     behind : tokens besides the pending token that the drafter's cache lacks: what was emitted while it did not draft
     sequences : requests in the step as the engine counts them, which may be those of the last step
     match : drafted tokens that would be accepted; only for a rule that `foresees`
-    needed : output tokens by which a request has kept its own limit on the time per token after the step, if that lasts
-        as long as the last one; only for a rule that `keeps_limits`
+    needed : output tokens that a request has to emit in this step to be within its own limit on the time per token, if
+        the step lasts as long as the last one; only for a rule that `keeps_limits`
     """
 
     request: Ints
