@@ -62,14 +62,17 @@ def line_panels(
     *,
     level: float | None = None,
     log_x: bool = False,
+    rows: int = 1,
 ) -> str:
     """Draw lines with intervals, a panel each.
 
-    panels : by title, then by the line's label; level : where a dashed line is drawn; log_x : of a scale to base 2
+    panels : by title, then by the line's label; level : where a dashed line is drawn; log_x : of a scale to base 2;
+    rows : of panels
     """
-    figure = Figure(figsize=(4.4 * len(panels), 3.6), layout="constrained")
+    columns = len(panels) // rows
+    figure = Figure(figsize=(4.4 * columns, 3.6 * rows), layout="constrained")
     labels: dict[str, Any] = {}
-    for axes, (title, lines) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+    for axes, (title, lines) in zip(figure.subplots(rows, columns, squeeze=False).flat, panels.items(), strict=True):
         for label, (x, values) in lines.items():
             color = COLORS[len(labels) % len(COLORS)] if label not in labels else labels[label][0].get_color()
             value, low, high = estimates(values)

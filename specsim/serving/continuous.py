@@ -7,7 +7,8 @@ reserves memory for its prompt and its whole output, so that no request is ever 
 in vLLM: where none is free, the request that was admitted last gives its blocks back, and reads its prompt and output
 again when it is admitted anew.
 
-Where users wait for their answers, no decision depends on time, so that the seconds of all steps are computed at once.
+Where users wait for their answers, no decision depends on time, unless the rule looks at limits on latency: the seconds
+of all steps are computed at once.
 """
 
 from __future__ import annotations
@@ -97,7 +98,8 @@ def run_server(
     users : closed loop: number of users, each of whom sends the next request as soon as the last is answered
     drafts_ahead : whether a round's draft is made at the end of the step before, as in vLLM, so that a rule sees how
         many sequences that step had, prompts and finished requests included
-    step_tokens : tokens of a step, beyond those that decode, that prompts may fill; default: prompts are read whole
+    step_tokens : most tokens of a step's target pass: requests that decode take theirs first, prompts fill the rest, in
+        chunks; default: prompts are read whole
     block_tokens : tokens of a block of the KV cache, which requests take as they need them; default: a request
         reserves its whole length
 
@@ -114,8 +116,9 @@ def run_server(
         raise InputError(
             f"a request of {largest} tokens, prompt and output, never fits in a cache of {kv_tokens}; raise kv_tokens"
         )
+    timed = users is None or (drafts.rule.keeps_limits and requests.tpot_bound_s is not None)
     memory = _Memory(len(requests), kv_tokens or int(1e18), block_tokens)
-    server = _Server(drafts, cost, requests, slots, memory, drafts_ahead, step_tokens, timed=users is None)
+    server = _Server(drafts, cost, requests, slots, memory, drafts_ahead, step_tokens, timed=timed)
     if users is None:
         server.env.process(_arrivals(server))
     else:
@@ -287,7 +290,7 @@ class _Server:
             turn = self.drafts.decode(self.state, known, sequence, self.row[now], self.reshaped[now])
         else:
             turn = DraftRounds(now, now, now, now, now, now, speculates=False)
-        chunks = self._chunks()
+        chunks = self._chunks(int((turn.verified + 1).sum()))
         self.last_sequences = len(now) + len(chunks[0])
         step = np.full_like(now, len(self.ends_s))
         self.rounds.append((step, now, turn.drafted, turn.verified, turn.accepted, turn.emitted, behind, cached))
@@ -319,11 +322,20 @@ class _Server:
         """What the rule may know of the running requests."""
         seen = self.last_sequences or len(now) if self.drafts_ahead else len(now)
         remaining = self.requests.output_tokens[now] - self.emitted[now]
-        return Running(now, cached, remaining, self.verified[now], self.accepted[now], self.behind[now], seen)
+        facts = (cached, remaining, self.verified[now], self.accepted[now], self.behind[now], seen)
+        return Running(now, *facts, needed=self._needed_output(now) if self.rule.keeps_limits else None)
 
-    def _chunks(self) -> tuple[Ints, Ints, Ints]:
+    def _needed_output(self, now: Ints) -> Floats | None:
+        """Output tokens that keep each request's own limit, if this step lasts as long as the last; see `Running`."""
+        if self.requests.tpot_bound_s is None:
+            return None
+        until_s = self.env.now + (self.seconds[-1] if self.seconds else 0.0)
+        needed = (until_s - self.first_token_s[now]) / self.requests.tpot_bound_s[now] - (self.emitted[now] - 1)
+        return np.nan_to_num(needed)  # a limit counts from the first token on
+
+    def _chunks(self, decoding_tokens: int) -> tuple[Ints, Ints, Ints]:
         """Requests whose prompts the step reads, the new tokens of each, and those read before."""
-        room = self.step_tokens if self.step_tokens is not None else int(1e18)
+        room = self.step_tokens - decoding_tokens if self.step_tokens is not None else int(1e18)
         taken = []
         for request in self.reading:
             new = min(self._to_read(request) - int(self.read[request]), room)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from os import PathLike
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -235,6 +235,9 @@ def serve_frontier(
         for load in loads
         for arm in arms
     ]
+    about: dict[str, Any] = {"learned_on": learned_on, "sequences": part.sequences, "approximate": part.approximate}
+    notes = cost_notes(model, part, longest, max(loads))
+    del whole, part  # where workers read the trace themselves, its memory is free for them
     summaries: dict[int, ServingSummary] = {}
     with nullcontext(_here) if workers is None else workers.ready() as run:
         for number, summary in run(_summary, list(enumerate(tasks))):
@@ -242,10 +245,8 @@ def serve_frontier(
             progress(len(summaries), len(tasks))
     found = [[summaries[at * len(arms) + number] for number in range(len(arms))] for at in range(len(loads))]
     return ServingFrontier(
-        learned_on=learned_on,
-        sequences=part.sequences,
-        approximate=part.approximate,
-        cost_notes=cost_notes(model, part, longest, max(loads)),
+        **about,
+        cost_notes=notes,
         users=loads,
         pad=pad,
         tpot_bounds_s=bounds_s,
@@ -280,9 +281,11 @@ def _summary(number: int, task: _Task) -> tuple[int, ServingSummary]:
 
     trace = _part(task.source) if isinstance(task.source, _Source) else task.source
     sent = requests_of_trace(trace, task.requests, seed=task.seed)
+    if task.bounds_s:
+        sent = replace(sent, tpot_bound_s=np.resize(task.bounds_s, len(sent)))
     drafts = drafts_of(trace, task.arm, seed=task.seed)
     run = run_server(drafts, task.cost, sent, slots=task.users, users=task.users, kv_tokens=task.kv_tokens)
-    return number, summarise_run(run, tpot_bound_s=np.resize(task.bounds_s, len(sent)) if task.bounds_s else None)
+    return number, summarise_run(run, tpot_bound_s=sent.tpot_bound_s)
 
 
 @lru_cache(maxsize=1)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from specsim.cost.batches import Pad
 from specsim.cost.files import CostLike, as_cost
@@ -182,7 +184,8 @@ def serve(
         admitted last gives its blocks back and is computed again, as in vLLM. Default: a request reserves its whole
         length, and none is preempted.
     step_tokens : int, optional
-        Tokens of prompts that a step reads (chunked prefill); default: prompts are read whole.
+        Most tokens of a step, pending, drafted and of prompts, as vLLM's max_num_batched_tokens: requests that decode
+        take theirs first, and prompts are read in chunks (chunked prefill). Default: prompts are read whole.
     pad : {"none", "longest", "graphs"}
         How the engine pads ragged batches: every draft to the longest, or a pass to the next CUDA graph.
     tpot_ms, ttft_ms : float, optional
@@ -214,6 +217,8 @@ def serve(
     """
     model, part, arm, about = _one_arm(trace, cost, policy, settings, tuning_share, seed, pad)
     asked, users = asked_requests(part, arrivals, requests, seed=seed)
+    if tpot_ms is not None:
+        asked = replace(asked, tpot_bound_s=np.full(len(asked), tpot_ms / 1e3))
     longest_text = int((asked.prompt_tokens + asked.output_tokens).max())
     limits: dict[str, Any] = {"slots": slots, "kv_tokens": kv_tokens, "users": users}
     limits |= {"block_tokens": block_tokens, "step_tokens": step_tokens}

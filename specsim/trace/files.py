@@ -192,6 +192,7 @@ def _read_folder(folder: Path) -> Trace:
     values["offsets"] = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     if TREES in meta["checksums"]:
         values["tree"] = _read_trees(folder / TREES, meta, rows)
+    pa.default_memory_pool().release_unused()  # else it keeps its buffers, larger than the trace, for other tables
     trace = Trace(**values)
     _check(trace, folder, *rows)
     return trace

@@ -1,7 +1,8 @@
 """Gap to an oracle of rules that choose draft lengths under load: `python -m studies load`.
 
 Takes the acceptance of shipped traces to an H100, whose costs are those of its data sheet and of an engine's overheads,
-and keeps batches of each size full. Rules learn from half of the sequences and are compared on the others.
+and to a CPU, whose costs were measured, and keeps batches of each size full. Rules learn from half of the sequences and
+are compared on the others.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from specsim.cli.console import progress_bar
 from specsim.cost.batches import BatchCost, BatchTokens
 from specsim.cost.calibrate import data_sheet_document
 from specsim.cost.files import as_cost
+from specsim.io.json import read_json
 from specsim.io.progress import Progress
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.replaying.intervals import ratio_of_ratios
@@ -33,47 +35,51 @@ from specsim.trace.trace import Trace
 from studies.common import Config, Document, cached, claim
 from studies.load.report import ORACLE, report
 
-FOUND = "found.json"
-RECORDED = ("config.json", FOUND)
+FOUND, PROFILE = "found.json", "batches.json"
+RECORDED = ("config.json", FOUND, PROFILE)
 
 
-def server(config: Config) -> BatchCost:
-    """Return the costs of the server."""
-    asked = config["server"]
-    document = data_sheet_document(asked["hardware"], asked["target"], asked["drafter"], None, 1, asked["engine"])
-    return batch_cost(as_cost(document))
+def costs_of(server: Config, out: Path) -> BatchCost:
+    """Return the costs of a server: of a data sheet, or a batch profile in the folder of results."""
+    if "profile" in server:
+        return batch_cost(as_cost(out / server["profile"]))
+    asked = (server["hardware"], server["target"], server["drafter"], None, 1, server["engine"])
+    return batch_cost(as_cost(data_sheet_document(*asked)))
 
 
-def tuned_schedule(train: Trace, cost: BatchCost, config: Config) -> ScheduledK:
+def tuned_schedule(train: Trace, cost: BatchCost, server: Config, config: Config) -> ScheduledK:
     """Return the best fixed K of each batch on the tuning sequences."""
     arms = [FixedK(k=k) for k in range(1, train.depth + 1)]
-    speedups = speedup_map(train, cost, arms, config["batches"], contexts=[config["context"]], seed=config["seed"])
-    return ScheduledK(speedups.schedule(config["context"]))
+    speedups = speedup_map(train, cost, arms, server["batches"], contexts=[server["context"]], seed=config["seed"])
+    return ScheduledK(speedups.schedule(server["context"]))
 
 
-def rows_of(trace: Trace, name: str, cost: BatchCost, config: Config, progress: Progress) -> list[dict[str, Any]]:
+def rows_of(
+    trace: Trace, name: str, cost: BatchCost, server: Config, config: Config, progress: Progress
+) -> list[dict[str, Any]]:
     """Compare the rules on a trace, batch by batch."""
     share, seed = config["tuning_share"], config["seed"]
     tuning, _ = split_sequences(trace, tuning_share=share, seed=seed)
     schedules = {
         "no speculation": ScheduledK({1: 0}),
         f"K = {config['fixed_k']}": ScheduledK({1: config["fixed_k"]}),
-        "tuned schedule": tuned_schedule(trace.select(tuning), cost, config),
+        "tuned schedule": tuned_schedule(trace.select(tuning), cost, server, config),
     }
     asked = [*schedules.values(), *config["rules"], ORACLE]
     part, arms, _ = choose_arms(trace, cost, [(arm, {}) for arm in asked], tuning_share=share, seed=seed)
     labels, rows = [*schedules, *config["rules"], ORACLE], []
     drafts = [drafts_of(part, arm, seed=seed) for arm in arms]
-    for number, batch in enumerate(config["batches"]):
-        progress(name, number, len(config["batches"]))
+    for number, batch in enumerate(server["batches"]):
+        progress(f"{server['name']}: {name}", number, len(server["batches"]))
         count = max(part.sequences, config["turns"] * batch)
         count = part.sequences * -(-count // part.sequences)  # each sequence equally often
         order = shuffled(part.sequences, count, np.random.default_rng(seed))
-        runs = [lockstep(each, cost, batch, order=order, refill=True, context=config["context"]) for each in drafts]
+        runs = [lockstep(each, cost, batch, order=order, refill=True, context=server["context"]) for each in drafts]
         columns = [run.per_sequence(full_only=True) for run in runs]
         for label, run, (tokens, seconds) in zip(labels, runs, columns, strict=True):
             rows.append(
                 {
+                    "server": server["name"],
                     "trace": name,
                     "batch": batch,
                     "rule": label,
@@ -91,29 +97,41 @@ def rows_of(trace: Trace, name: str, cost: BatchCost, config: Config, progress: 
     return rows
 
 
-def catching_up(cost: BatchCost, config: Config) -> list[dict[str, float]]:
-    """Price the first draft pass after steps without speculation, in steps without speculation, by batch."""
-    context, off = config["context"], config["steps_off"]
-    shares = []
-    for batch in config["batches"]:
-        late, up = (float(cost.batch_draft(0, BatchTokens.alike(batch, new, context))) for new in (1 + off, 1))
-        step_s = float(cost.batch_verify(BatchTokens.alike(batch, 1, context))) + cost.step_s
-        shares.append({"batch": batch, "steps": (late - up) / step_s})
-    return shares
+def facts_of(cost: BatchCost, server: Config, config: Config) -> list[dict[str, Any]]:
+    """Price passes by batch, in units of a pass of a token.
+
+    five_tokens : a pass of five tokens of every sequence. catching_up : by which the first draft pass is longer after
+    steps without speculation
+    """
+    context, facts = server["context"], []
+    for batch in server["batches"]:
+        late, up = (
+            float(cost.batch_draft(0, BatchTokens.alike(batch, new, context))) for new in (1 + config["steps_off"], 1)
+        )
+        one_s, five_s = (float(cost.batch_verify(BatchTokens.alike(batch, n, context))) for n in (1, 5))
+        shares = {"five_tokens": five_s / one_s, "catching_up": (late - up) / (one_s + cost.step_s)}
+        facts.append({"server": server["name"], "batch": batch, **shares})
+    return facts
 
 
-def compared(config: Config, progress: Progress) -> Document:
-    """Compare all rules on all traces."""
-    cost = server(config)
+def compared(out: Path, config: Config, progress: Progress) -> Document:
+    """Compare all rules on all servers and traces."""
     traces: Mapping[str, Trace] = {name: read_plain_trace(f"example:{name}") for name in config["traces"]}
-    rows = [row for name, trace in traces.items() for row in rows_of(trace, name, cost, config, progress)]
-    sequences = {name: trace.sequences for name, trace in traces.items()}
-    return {"rows": rows, "catching_up": catching_up(cost, config), "sequences": sequences}
+    found: Document = {"rows": [], "passes": [], "sequences": {name: t.sequences for name, t in traces.items()}}
+    for server in config["servers"]:
+        cost = costs_of(server, out)
+        for name, trace in traces.items():
+            shallow = trace.shallower(server["max_draft_tokens"])
+            found["rows"] += rows_of(shallow, name, cost, server, config, progress)
+        found["passes"] += facts_of(cost, server, config)
+    return found
 
 
 def main(out: Path, config: Config) -> None:
     """Compare what is not there, and write the report."""
+    again = "measure it with `realrun batch-profile`, or copy the recorded one"
+    profile = read_json(out / PROFILE, str(out / PROFILE), dict, missing=again, invalid=again)
     claim(out, config)
     with progress_bar() as progress:
-        found = cached(out / FOUND, partial(compared, config, progress))
-    report(config, found).write(out)
+        found = cached(out / FOUND, partial(compared, out, config, progress))
+    report(config, found, profile).write(out)

@@ -23,8 +23,8 @@ class SimulateOptions(SeedSettings):
 
     policy: str = setting(
         "fixed_k",
-        "Chain or static-tree policy, see `specsim policies`; or a rule over all requests: budget, dspark, tetris, "
-        "sglang_adaptive, turbospec, bandit, or your own FILE.py.",
+        "Chain or static-tree policy, see `specsim policies`; or a rule over all requests: budget, adaserve, dspark, "
+        "tetris, sglang_adaptive, turbospec, bandit, or your own FILE.py.",
     )
     set_: list[str] = setting([], SET_HELP, metavar="NAME=VALUE")
     schedule: str = setting("", "K by batch size instead of a policy: 1:5,4:3,16:0.", metavar="BATCH:K,...")
@@ -51,7 +51,9 @@ class ServerOptions(Settings):
         low=1,
     )
     step_tokens: int | None = setting(
-        None, "Prompt tokens of a step: chunked prefill (default: prompts are read whole).", low=1
+        None,
+        "Maximum tokens of a step, as vLLM's max_num_batched_tokens: chunked prefill (default: whole prompts).",
+        low=1,
     )
     pad: Literal["none", "longest", "graphs"] | None = setting(
         None, "How the engine pads ragged batches: every draft to the longest, or passes to CUDA graphs."

@@ -13,6 +13,7 @@ from specsim.learn.space import cap_depth
 from specsim.policy.registry import NAMED
 from specsim.policy.user_file import load_classes
 from specsim.serving.draft_length import DraftLengthRule, TurboSpec
+from specsim.serving.rules.adaserve import AdaServe
 from specsim.serving.rules.bandit import Bandit
 from specsim.serving.rules.budget import Budget
 from specsim.serving.rules.dspark import DSpark
@@ -21,7 +22,7 @@ from specsim.serving.rules.sglang_adaptive import SGLangAdaptive
 from specsim.serving.rules.tetris import Tetris
 from specsim.trace.trace import Trace
 
-KINDS: tuple[type[DraftLengthRule], ...] = (TurboSpec, SGLangAdaptive, DSpark, Tetris, Bandit, Budget, Oracle)
+KINDS: tuple[type[DraftLengthRule], ...] = (TurboSpec, SGLangAdaptive, DSpark, Tetris, Bandit, Budget, AdaServe, Oracle)
 RULES = {kind.name: kind for kind in KINDS}
 
 
@@ -51,7 +52,7 @@ def rules(files: str | PathLike[str] | Iterable[str | PathLike[str]] = ()) -> di
     --------
     >>> import specsim
     >>> sorted(specsim.rules())
-    ['bandit', 'budget', 'dspark', 'oracle', 'sglang_adaptive', 'tetris', 'turbospec']
+    ['adaserve', 'bandit', 'budget', 'dspark', 'oracle', 'sglang_adaptive', 'tetris', 'turbospec']
     """
     paths = [files] if isinstance(files, str | PathLike) else files
     own = [kind for path in paths for kind in load_classes(str(path), DraftLengthRule)]

@@ -221,6 +221,18 @@ def test_prompts_are_read_in_chunks_by_hand() -> None:
     assert run.steps["sequences"].tolist() == [0, 0, 0, 1, 2, 1]
 
 
+def test_verified_tokens_leave_less_of_a_step_to_prompts_by_hand() -> None:
+    # Budget 8 tokens a step, drafts of 3, none accepted. The first request reads 4 tokens and emits 4; its drafts of
+    # 3, 2, 1 and no token leave 4, 5, 6 and 7 to the second, which reads 14, the first 4 beside the first prompt.
+    trace = generate(IID(0.0), sequences=2, output_tokens=[4, 1], depth=3)
+    requests = Requests(np.zeros(2), np.array([5, 15]), np.array([4, 1]), np.array([0, 1]))
+    cost = LinearCost(LinearPass(0.010, 0.001), LinearPass(0.001))  # a token 1 ms, a pass of the drafter 1 ms
+    run = run_server(drafts_of(trace, ScheduledK({1: 3})), cost, requests, slots=2, step_tokens=8)
+    steps_ms = [10 + (4 + 4) + 1, 10 + (4 + 4) + 3, 10 + (3 + 5) + 2, 10 + (2 + 1) + 1, 10 + (1 + 1)]
+    assert 1e3 * run.steps["seconds"] == pytest.approx(steps_ms, rel=1e-9)
+    assert run.steps["sequences"].tolist() == [0, 1, 1, 1, 2]
+
+
 def test_the_latest_request_gives_its_blocks_back_by_hand() -> None:
     # Six blocks of 4 tokens; each request has a prompt of 5 and 9 output tokens, one a step. Admission takes 2 blocks
     # of each. When all need a third, none is free, and the request admitted last gives its two back.

@@ -21,6 +21,7 @@ from specsim.serving.frontier import ServingFrontier, serve_frontier
 from specsim.serving.latency import summarise_run
 from specsim.trace.files import write_trace
 from specsim.trace.trace import Trace
+from tests.support.acceptance_examples import difficulty
 from tests.support.checks import refusal
 from tests.support.commands import assert_refused, call, json_of
 from tests.support.serving_costs import COST
@@ -74,6 +75,16 @@ def test_requests_may_have_limits_of_their_own() -> None:
     compared = serve_frontier(small(), COST, users=2, tpot_ms=[1e-3, 1e3], requests=100)
     shares = [p.summary.within for p in compared.points]
     assert shares == pytest.approx([0.5] * len(shares), abs=0.02)  # every second request's cannot be missed
+
+
+def test_a_limit_that_all_keep_changes_nothing() -> None:
+    """Nor does the server's time, kept step by step for a rule of limits, and computed at the end for others."""
+    trace = generate(difficulty(), sequences=24, output_tokens=20, depth=3, seed=2)
+    for tpot_ms, exact in ((), 0.0), ([1e9], 1e-9):
+        compared = serve_frontier(trace, COST, ["budget", "adaserve"], users=4, tpot_ms=tpot_ms, requests=60)
+        usual, ada = (p.summary for p in compared.points if p.k is None and not p.oracle)
+        assert ada.label.startswith("adaserve") and ada.mean_drafted == usual.mean_drafted
+        assert ada.tpot_s.p90 == pytest.approx(usual.tpot_s.p90, rel=exact, abs=0)
 
 
 def test_the_command_prints_what_engines_take(tmp_path: Path) -> None:

@@ -25,12 +25,13 @@ from specsim.replaying.chain_oracle import chain_oracle_seconds
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
 from specsim.serving.arms import choose_arms
-from specsim.serving.arrivals import requests_of_trace
+from specsim.serving.arrivals import Requests, requests_of_trace
 from specsim.serving.continuous import run_server
 from specsim.serving.costs import batch_cost, round_seconds
 from specsim.serving.draft_length import DraftLengthRule, Running, ScheduledK, State
 from specsim.serving.drafts import drafts_of
 from specsim.serving.lockstep import Lockstep, lockstep
+from specsim.serving.rules.adaserve import AdaServe
 from specsim.serving.rules.allocation import hand_out
 from specsim.serving.rules.bandit import Bandit
 from specsim.serving.rules.budget import Budget
@@ -102,6 +103,53 @@ def test_a_budget_in_tokens_is_handed_out_by_survival() -> None:
     # After the first pass survival is .9, .7 and .6, and there is room: all go on. After the second it is .81, .21,
     # .36; the fourth of all is .6, and a next token is as likely as the last: of the first request .73, above it.
     assert first == [(3, 3, 3), (2, 1, 1), (2, 0, 0)]  # .9, .81, .729, .7
+
+
+def test_requests_behind_their_limit_come_first_in_as_many_tokens_as_pay() -> None:
+    survival, three = np.cumprod(np.array(PROB)[[0, 5, 9]], axis=1), np.full(3, 3)
+    ada, usual = (kind(TEN_MS, as_it_is(), max_draft_tokens=3) for kind in (AdaServe, Budget))
+    state = usual.initial_state()
+
+    def verified(rule: Budget, *needed: float) -> list[int]:
+        return rule.verify(state, running([0, 0, 0], needed=np.array(needed)), survival, three).tolist()
+
+    # A token is worth 13 ms / 3 and takes 1 ms: of the chances .9 .81 .729 .7 .6 .36 .21 .063 .036 six pay.
+    assert verified(usual, 1, 1.9, 1.9) == [3, 1, 2]
+    # Expected output is 1 + .7 = 1.7 with a token of the second draft and 1.91 with two, 1.6 and 1.96 of the third: two
+    # of each come first, and .9 and .81.
+    assert verified(ada, 1, 1.9, 1.9) == [2, 2, 2]
+    # All of the third draft, 1.996, is less than 2.5: it does not come first.
+    assert verified(ada, 1, 1.9, 2.5) == [3, 2, 1]
+    assert verified(dataclasses.replace(ada, budget=4), 1, 1.9, 1.9) == [0, 2, 2]
+    # After a pass, at 2 ms a token: a next token is as likely as the last, .81, .49 or .36, worth 16 ms / 3, and two of
+    # them pay. The third request needs its own, 1 + .6 + .36.
+    dear = LinearCost(LinearPass(0.010, 0.002), LinearPass(0.001))
+    for rule, expected in ((Budget, [True, True, False]), (AdaServe, [True, False, True])):
+        here = running([0, 0, 0], needed=np.array([1, 1, 1.9]))
+        made = rule(dear, as_it_is(), max_draft_tokens=3)
+        assert made.go_on(state, here, survival[:, :1], np.ones(3, int), three > 0).tolist() == expected
+
+
+def test_a_server_tells_what_each_request_needs_by_hand() -> None:
+    seen: list[Any] = []
+
+    class Noted(ScheduledK):
+        keeps_limits = True
+
+        def choose(self, state: State, running: Running) -> int:
+            seen.append(running.needed)
+            return super().choose(state, running)
+
+    trace = twelve()
+    requests = Requests(
+        np.zeros(3), trace.prompt_tokens, trace.output_tokens, np.arange(3), 0, np.array([10, 20, 5]) / 1e3
+    )
+    run_server(drafts_of(trace, Noted({1: 1})), TEN_MS, requests, slots=3, users=3)
+    # A token is drafted and accepted of each in 1 + 10 + 6 ms, and each has two. The next step, 16 ms, ends the second
+    # and third request; the first has four, 16 ms after its first.
+    assert seen[0].tolist() == [0, 0, 0]
+    assert seen[1] == pytest.approx([17 / 10 - 1, 17 / 20 - 1, 17 / 5 - 1])
+    assert seen[2] == pytest.approx([(16 + 16) / 10 - 3])
 
 
 def test_dspark_plans_by_the_drafts_of_the_step_before() -> None:
