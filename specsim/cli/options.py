@@ -89,7 +89,7 @@ class GpuSettings(Settings):
     weights: str | None = setting(
         None, "Weight format of the layers: int4, int8, float8, mxfp4 or nvfp4 (default: bfloat16)."
     )
-    dtype: str = setting("bfloat16", "Number type of states, cache and other matrices on that GPU.")
+    dtype: str = setting("bfloat16", "Data type of activations, KV cache and other matrices on that GPU.")
     tp: int = setting(1, "GPUs that share every layer (tensor parallelism).", low=1)
     engine_alone: ClassVar[bool] = False  # whether --engine has a meaning without --gpu
 

@@ -45,9 +45,7 @@ def batches_result(document: Mapping[str, Any]) -> Result:
         verdicts.append(_verdict(rows, even, where))
         top = rows[0]
         spread = spread_text(top["speedup"], document)
-        boxes.append(
-            (f"{top['speedup']['estimate']:.2f}", f"{top['best']} at batch {top['batch']}, {where}: {spread}")
-        )
+        boxes.append((f"{top['speedup']['estimate']:.2f}", f"{top['best']} at batch {top['batch']}, {where}: {spread}"))
         lines = {label: [cell["speedup"][label] for cell in cells] for label in cells[0]["speedup"]}
         drawn = figures.by_batch([cell["batch"] for cell in cells], lines, f"batches-{number}")
         caption = "Below the dashed line speculation costs more than it gains; bands are 95 % intervals."

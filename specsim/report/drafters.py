@@ -13,6 +13,7 @@ from specsim.report.documents import DRAFTER_COLUMNS, drafters_columns, drafters
 from specsim.report.page import (
     METRICS,
     MINUS,
+    WALL_CLOCK,
     Result,
     choice_text,
     decoding_text,
@@ -51,8 +52,7 @@ DEFINITIONS = {
     "measured costs.",
     "Forecast": "The speedup that tuning promised before anything was decoded: on the tuning prompts, at costs that "
     "were profiled before. Its best is the choice, which is compared with the measured best.",
-    "Wall clock": "The speedup by plain sums over all repeats, interruptions included. Measured, each round counts at "
-    "the median of its repeats.",
+    "Wall clock": WALL_CLOCK,
     "From the run's own rounds": "Replay at the costs of the very rounds that were measured: it decomposes the "
     "measured time, and is no forecast.",
     "Equal accounting": "All rows share the plain target's baseline time, the prompts and their split. Rows take "

@@ -21,6 +21,10 @@ METRICS = {
     "tau": "Mean acceptance length: output tokens per verification step, the target's own token included. Without "
     "drafting tau is 1.",
 }
+WALL_CLOCK = (
+    "Speedup from plain sums over all repeats, interruptions included. The measured speedup takes the median of each "
+    "round's repeats instead."
+)
 NOTES = {"warnings": "", "cost_notes": "costs: "}  # keys of a document's remarks, and what their text begins with
 APPROXIMATE = "approximate: the trace is of rejection sampling, and rounds chain over drawn acceptances"
 
@@ -79,9 +83,10 @@ def notes_of(document: Any) -> list[str]:
             for key, start in NOTES.items():
                 notes |= dict.fromkeys(f"{start}{note}" for note in part.get(key, ()))
             notes |= {APPROXIMATE: None} if part.get("approximate") is True else {}
-            if part.get("truncated_rounds") or part.get("truncated_share"):
-                share = part["truncated_share"] if "truncated_share" in part else part["truncated_rounds"] / part["rounds"]
-                truncated.append({"label": part.get("label", part.get("policy")), "truncated_share": share})
+            share = part.get("truncated_share")
+            if share is None and part.get("truncated_rounds"):
+                share = part["truncated_rounds"] / part["rounds"]
+            truncated += [{"label": part.get("label", part.get("policy")), "truncated_share": share}] if share else []
             parts += part.values()
         elif isinstance(part, list):
             parts += part

@@ -13,8 +13,8 @@ from specsim import leaderboard, tune
 from specsim.claims.check import check_files
 from specsim.claims.reports import as_document as claims_document
 from specsim.compare.document import as_document
-from specsim.cost.roofline.published import published_errors
 from specsim.cost.linear import LinearCost, LinearPass
+from specsim.cost.roofline.published import published_errors
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.serving.speedup_map import speedup_map
 from tests.specsim.report.test_report import Page
