@@ -23,6 +23,7 @@ STUDIES = tuple(sorted(path.parent.name for path in ROOT.glob("studies/*/report.
 PACKAGES = {"specsim": ROOT, "realrun": ROOT, "speckernels": ROOT / "kernels"}
 TOY_DRAFTER = "tests/contract/test_toy_drafter.py"  # an example that a page offers
 FORMULA = re.compile(r'<(?P<tag>span|div) class="arithmatex">\\[(\[](?P<tex>.*?)\\[)\]]</(?P=tag)>', re.DOTALL)
+TABLE = re.compile(r'(?:<a id="__codeline[^\n]*<span class="go">[┏┃┡│└][^\n]*\n)+')  # of an output, as highlighted
 log = logging.getLogger("mkdocs.hooks.specsim")  # a warning here ends a strict build
 
 
@@ -76,8 +77,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Formulas in MathML, which browsers show by themselves."""
-    return FORMULA.sub(_mathml, content)
+    """Formulas in MathML, which browsers show by themselves; tables of outputs scroll where other lines wrap."""
+    return TABLE.sub(r'<span class="output-table">\g<0></span>', FORMULA.sub(_mathml, content))
 
 
 def _mathml(found: re.Match[str]) -> str:
