@@ -29,7 +29,8 @@ DEFINITIONS = {
 def batches_result(document: Mapping[str, Any]) -> Result:
     """What a page shows of speedups by batch. document : what `specsim serve schedule --json` prints"""
     body: list[str] = []
-    verdicts, boxes = [], []
+    boxes: list[tuple[str, str]] = []
+    verdicts = []
     for number, (context, even) in enumerate(zip(document["contexts"], document["break_even"], strict=True)):
         where = "at the trace's contexts" if context is None else f"at a context of {context:,}"
         cells = [cell for cell in document["cells"] if cell["context"] == context]

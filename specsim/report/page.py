@@ -77,7 +77,8 @@ def joined(results: Sequence[Result]) -> Result:
 def notes_of(document: Any) -> list[str]:
     """Every warning and cost note in a document, wherever it stands, each once; also what makes it approximate."""
     notes: dict[str, None] = {}
-    parts, truncated = [document], []
+    truncated: list[Mapping[str, Any]] = []
+    parts = [document]
     for part in parts:
         if isinstance(part, Mapping):
             for key, start in NOTES.items():
