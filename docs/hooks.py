@@ -21,7 +21,9 @@ ROOT = Path(__file__).parents[1]
 ROOT_PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 STUDIES = tuple(sorted(path.parent.name for path in ROOT.glob("studies/*/report.md")))
 PACKAGES = {"specsim": ROOT, "realrun": ROOT, "speckernels": ROOT / "kernels"}
+TOY_DRAFTER = "tests/contract/test_toy_drafter.py"  # an example that a page offers
 FORMULA = re.compile(r'<(?P<tag>span|div) class="arithmatex">\\[(\[](?P<tex>.*?)\\[)\]]</(?P=tag)>', re.DOTALL)
+TABLE = re.compile(r'(?:<a id="__codeline[^\n]*<span class="go">[┏┃┡│└][^\n]*\n)+')  # of an output, as highlighted
 log = logging.getLogger("mkdocs.hooks.specsim")  # a warning here ends a strict build
 
 
@@ -49,7 +51,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Reports and figures of the studies, and pages beside the README, stand where links from docs/ lead."""
     found = [path for name in STUDIES for path in (ROOT / "studies" / name).glob("figures/*.svg")]
     found += [ROOT / "studies" / name / file for name in STUDIES for file in ("report.md", "table.csv")]
-    found += [path for name in ROOT_PAGES if (path := ROOT / name).is_file()]
+    found += [ROOT / TOY_DRAFTER, *(path for name in ROOT_PAGES if (path := ROOT / name).is_file())]
     for path in found:
         place = path.relative_to(ROOT).as_posix()
         if path.name in ROOT_PAGES:
@@ -69,14 +71,14 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Shorten links that leave docs/ by a folder, as the site's layout needs; list every command's page."""
     markdown = markdown.replace("<!-- every command -->", command_list())
-    markdown = re.sub(r"\]\(\.\./((?:\.\./)*)(studies/)", r"](\1\2", markdown)
+    markdown = re.sub(r"\]\(\.\./((?:\.\./)*)(studies/|tests/)", r"](\1\2", markdown)
     names = "|".join(map(re.escape, ROOT_PAGES))
     return re.sub(rf"\]\(\.\./((?:\.\./)*)({names})", lambda found: f"]({found[1]}{ROOT_PAGES[found[2]]}", markdown)
 
 
 def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Formulas in MathML, which browsers show by themselves."""
-    return FORMULA.sub(_mathml, content)
+    """Formulas in MathML, which browsers show by themselves; tables of outputs scroll where other lines wrap."""
+    return TABLE.sub(r'<span class="output-table">\g<0></span>', FORMULA.sub(_mathml, content))
 
 
 def _mathml(found: re.Match[str]) -> str:

@@ -74,7 +74,7 @@ class TimedSettings(KernelSettings):
 
     panel = "Machine and timing"
     clock: Literal["wall", "cpu"] = setting(
-        "wall", "Clock: wall, or this process's CPU time, which ignores other processes (CPU, one thread)."
+        "wall", "Measure wall time, or this process's CPU time, which ignores other processes (CPU, one thread)."
     )
 
     def check(self) -> None:

@@ -126,7 +126,7 @@ def read_drafter(path: Path) -> DrafterFile:
             metadata = handle.metadata() or {}
             kind = DRAFTERS.get(metadata.get("kind", ""))
             if metadata.get("format") != FORMAT or kind is None or kind.origin != "file":
-                raise InputError(f"{file} is not a drafter that this program reads ({FORMAT}); {again}")
+                raise InputError(f"{file} is not a drafter in the format {FORMAT}; {again}")
             tensors = {name: handle.get_tensor(name) for name in handle.keys() if name != "none"}  # noqa: SIM118
         text = metadata["facts"]
     except (SafetensorError, OSError, KeyError) as error:

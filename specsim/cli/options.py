@@ -89,7 +89,7 @@ class GpuSettings(Settings):
     weights: str | None = setting(
         None, "Weight format of the layers: int4, int8, float8, mxfp4 or nvfp4 (default: bfloat16)."
     )
-    dtype: str = setting("bfloat16", "Number type of states, cache and other matrices on that GPU.")
+    dtype: str = setting("bfloat16", "Data type of activations, KV cache and other matrices on that GPU.")
     tp: int = setting(1, "GPUs that share every layer (tensor parallelism).", low=1)
     engine_alone: ClassVar[bool] = False  # whether --engine has a meaning without --gpu
 
@@ -128,6 +128,10 @@ class GpuSettings(Settings):
         if (cost is None) == (roofline is None):
             raise InputError("give costs once: a cost file (--cost), or --gpu, --target and --drafter")
         return roofline if cost is None else cost  # type: ignore[return-value]  # one of the two is there
+
+    def described(self, cost: Path | None, model: CostModel) -> dict[str, Any]:
+        """Name the costs of a document's speedups, and how far off such speedups were; see `CostModel.error_band`."""
+        return {"cost": cost.name if cost else self.gpu_text, "cost_band": model.error_band}
 
 
 @dataclass(frozen=True, kw_only=True)

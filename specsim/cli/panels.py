@@ -26,7 +26,7 @@ class PanelGroup(TyperGroup):
         parameters: list[Any] = super().get_params(ctx)
         for parameter in parameters:
             if parameter.name == "show_completion":
-                parameter.help = "Show completion for the current shell."  # in a line
+                parameter.hidden = True  # the first screen of help has 40 lines
         return parameters
 
     def format_options(self, ctx: Any, formatter: Any) -> None:

@@ -64,18 +64,19 @@ def tune(options: TuneOptions, costs: CostSettings) -> Answer:
     from specsim.trace.split import fold_sequences
 
     whole, folds, seed = PricedTrace(read_trace(options.trace), costs.read()), options.folds, options.seed
+    described = costs.described(costs.cost, whole.cost)
     search = SearchSettings(options.search, options.trials, seed, options.jobs, options.storage, options.settings)
     if folds is None:
         with _resuming_from(options.storage), progress_bar() as report:
             progress = partial(report, "tune")
             result = tune_with(whole, options.policy, search, tuning_share=options.tuning_share, progress=progress)
-        return Answer(result.as_dict(), partial(_print_tuned, result))
+        return Answer({**result.as_dict(), **described}, partial(_print_tuned, result))
     kind = find_policy(options.policy)
     fold_sequences(whole.trace, folds, seed=seed)  # rejects a bad number before any work
     with _resuming_from(options.storage), progress_bar() as report:
         final = tune_on(kind, whole, whole, search, compare=False, progress=partial(report, "all sequences"))
         folded = cross_validate_with(whole, kind, search, folds=folds, progress=partial(report, "folds"))
-    return Answer(folded_document(final, folded), partial(_print_folded, final, folded))
+    return Answer({**folded_document(final, folded), **described}, partial(_print_folded, final, folded))
 
 
 @contextmanager

@@ -76,6 +76,7 @@ class OnDevice:
             "settings": str(self.prediction.policy),
             "train_speedup": self.train_speedup,
             **self.prediction.as_dict(),
+            "cost_band": self.cost.error_band,
             "step_ratios": self.step_ratio.tolist(),
             "tornado": [asdict(swing) for swing in self.swings],
         }

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from specsim.report import figures
-from specsim.report.page import Result, definitions, facts, figure, heading, notes_of, stack
+from specsim.report.page import Result, definitions, facts, figure, heading, notes_of, spread_text, stack, tiles
 from specsim.report.table import SPEEDUP, Column, as_html, plain
 
 COLUMNS = (
@@ -29,6 +29,7 @@ DEFINITIONS = {
 def batches_result(document: Mapping[str, Any]) -> Result:
     """What a page shows of speedups by batch. document : what `specsim serve schedule --json` prints"""
     body: list[str] = []
+    boxes: list[tuple[str, str]] = []
     verdicts = []
     for number, (context, even) in enumerate(zip(document["contexts"], document["break_even"], strict=True)):
         where = "at the trace's contexts" if context is None else f"at a context of {context:,}"
@@ -43,6 +44,9 @@ def batches_result(document: Mapping[str, Any]) -> Result:
             for cell in cells
         ]
         verdicts.append(_verdict(rows, even, where))
+        top = rows[0]
+        spread = spread_text(top["speedup"], document)
+        boxes.append((f"{top['speedup']['estimate']:.2f}", f"{top['best']} at batch {top['batch']}, {where}: {spread}"))
         lines = {label: [cell["speedup"][label] for cell in cells] for label in cells[0]["speedup"]}
         drawn = figures.by_batch([cell["batch"] for cell in cells], lines, f"batches-{number}")
         caption = "Below the dashed line speculation costs more than it gains; bands are 95 % intervals."
@@ -55,7 +59,7 @@ def batches_result(document: Mapping[str, Any]) -> Result:
         (f"{'all contexts' if schedule['context'] is None else schedule['context']}", _ranges(schedule["ranges"]))
         for schedule in document["schedules"]
     )
-    body += [heading("Schedules"), facts(ranges), heading("Definitions"), *definitions(DEFINITIONS)]
+    body = [tiles(boxes), *body, heading("Schedules"), facts(ranges), heading("Definitions"), *definitions(DEFINITIONS)]
     return Result("Speculation in full batches", "Draft lengths by batch", " ".join(verdicts), body, notes_of(document))
 
 

@@ -13,6 +13,7 @@ from specsim.report.documents import DRAFTER_COLUMNS, drafters_columns, drafters
 from specsim.report.page import (
     METRICS,
     MINUS,
+    WALL_CLOCK,
     Result,
     choice_text,
     decoding_text,
@@ -29,6 +30,7 @@ from specsim.report.page import (
     prompts_text,
     repeats_text,
     speculation_text,
+    spread_text,
     stack,
     tiles,
     wall_clock_text,
@@ -50,8 +52,7 @@ DEFINITIONS = {
     "measured costs.",
     "Forecast": "The speedup that tuning promised before anything was decoded: on the tuning prompts, at costs that "
     "were profiled before. Its best is the choice, which is compared with the measured best.",
-    "Wall clock": "The speedup by plain sums over all repeats, interruptions included. Measured, each round counts at "
-    "the median of its repeats.",
+    "Wall clock": WALL_CLOCK,
     "From the run's own rounds": "Replay at the costs of the very rounds that were measured: it decomposes the "
     "measured time, and is no forecast.",
     "Equal accounting": "All rows share the plain target's baseline time, the prompts and their split. Rows take "
@@ -141,8 +142,9 @@ def _lead(document: Mapping[str, Any]) -> tuple[str, str, str]:
     ties = [row for row in rows if row["tied_with_leader"]]
     choice = [choice_text(document["choice"])] if document.get("choice") else []
     by, kind, speedup = "By prediction", "predicted", top["speedup"]
+    costs = {"cost": f"measured on {document['device']}"}
     if top["measured"] is not None:
-        by, kind, speedup = "As measured", "measured", top["measured"]
+        by, kind, speedup, costs = "As measured", "measured", top["measured"], {}
     made = (
         f"Policies were tuned for each of {len(document['drafters'])} drafters on {sequences['tuning']:,} prompts and "
         f"replayed on {sequences['holdout']:,} others, {document['output_tokens']:,} output tokens, under "
@@ -152,7 +154,7 @@ def _lead(document: Mapping[str, Any]) -> tuple[str, str, str]:
     if ties:
         verdict += f" Not significantly slower: {', '.join(row['label'] for row in ties)}."
     boxes = [
-        (f"{speedup['estimate']:.2f}", f"best {kind} speedup, {top['label']}"),
+        (f"{speedup['estimate']:.2f}", f"best {kind} speedup, {top['label']}: {spread_text(speedup, costs)}"),
         (f"{len(ties) + 1} of {len(rows)}", "policies may be the fastest: differences not significant"),
     ]
     measured = [row for row in rows if row["measured"] is not None]

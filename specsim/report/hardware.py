@@ -19,6 +19,7 @@ from specsim.report.page import (
     notes_of,
     page,
     speculation_text,
+    spread_text,
     stack,
     tiles,
 )
@@ -87,10 +88,13 @@ def comparison_result(document: Row) -> Result:
             f"{row['gpu']} at batch {row['batch']}" for row in rows if against_baseline(row["speedup"]) == "slower"
         ]
         verdict += f" Do not speculate on {', '.join(slower)}." if slower else ""
-    if document["approximate"]:
-        verdict += " Approximate: the trace is of rejection sampling, and rounds chain over drawn acceptances."
+    engine = f" and {options['engine']}'s overhead" if options["engine"] else ""
     boxes = (
-        (f"{row['speedup']['estimate']:.2f}", f"{row['gpu']}, batch {row['batch']}, s_d / s_t {row['step_ratio']:.3f}")
+        (
+            f"{row['speedup']['estimate']:.2f}",
+            f"{row['gpu']}, batch {row['batch']}, s_d / s_t {row['step_ratio']:.3f}: "
+            f"{spread_text(row['speedup'], {'cost': f'data sheet{engine}', **row})}",
+        )
         for row in rows
     )
     share = document["share"]

@@ -22,6 +22,7 @@ from specsim.report.page import (
     page,
     recommendation_text,
     speculation_text,
+    spread_text,
     stack,
     tiles,
 )
@@ -116,11 +117,8 @@ def _lead_of_board(board: Mapping[str, Any]) -> tuple[str, str, str]:
     if board.get("unjudged"):
         verdict += f" {board['unjudged']}"
     baseline_s = float(board["baseline_token_seconds"])
-    spread = f"{speedup['low']:.2f} to {speedup['high']:.2f} over prompts"
-    if band := board.get("cost_band"):
-        spread += f", {speedup['low'] * band[0]:.2f} to {speedup['high'] * band[1]:.2f} with the error of such costs"
     boxes = (
-        (f"{speedup['estimate']:.2f}", f"predicted held-out speedup, {top['label']}: {spread}"),
+        (f"{speedup['estimate']:.2f}", f"predicted held-out speedup, {top['label']}: {spread_text(speedup, board)}"),
         (f"{1 / token_s(top):,.1f} tok/s", f"{1e3 * token_s(top):.2f} ms per token of a request, predicted"),
         (f"{1 / baseline_s:,.1f} tok/s", f"{1e3 * baseline_s:.2f} ms per token, predicted, without speculation"),
         (f"{ties + 1} of {len(board['rows'])}", "policies may be the fastest: differences not significant"),
@@ -159,10 +157,6 @@ def _board(board: Mapping[str, Any], name: str, *, alone: bool) -> list[str]:
         heading("Policies, by held-out speedup" if alone else _board_name(board)),
         as_html("board", BOARD_COLUMNS, board_rows(board)),
     ]
-    if board["approximate"]:
-        parts.insert(
-            1, lead("Approximate: the trace is of rejection sampling, and rounds chain over drawn acceptances.")
-        )
     if board["skipped"]:
         parts += [heading("Not on this board", 3), facts((s["policy"], s["reason"]) for s in board["skipped"])]
     shown = [

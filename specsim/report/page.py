@@ -21,7 +21,12 @@ METRICS = {
     "tau": "Mean acceptance length: output tokens per verification step, the target's own token included. Without "
     "drafting tau is 1.",
 }
+WALL_CLOCK = (
+    "Speedup from plain sums over all repeats, interruptions included. The measured speedup takes the median of each "
+    "round's repeats instead."
+)
 NOTES = {"warnings": "", "cost_notes": "costs: "}  # keys of a document's remarks, and what their text begins with
+APPROXIMATE = "approximate: the trace is of rejection sampling, and rounds chain over drawn acceptances"
 
 
 class Result(NamedTuple):
@@ -70,17 +75,23 @@ def joined(results: Sequence[Result]) -> Result:
 
 
 def notes_of(document: Any) -> list[str]:
-    """Every warning and cost note in a document, wherever it stands, each once."""
+    """Every warning and cost note in a document, wherever it stands, each once; also what makes it approximate."""
     notes: dict[str, None] = {}
+    truncated: list[Mapping[str, Any]] = []
     parts = [document]
     for part in parts:
         if isinstance(part, Mapping):
             for key, start in NOTES.items():
                 notes |= dict.fromkeys(f"{start}{note}" for note in part.get(key, ()))
+            notes |= {APPROXIMATE: None} if part.get("approximate") is True else {}
+            share = part.get("truncated_share")
+            if share is None and part.get("truncated_rounds"):
+                share = part["truncated_rounds"] / part["rounds"]
+            truncated += [{"label": part.get("label", part.get("policy")), "truncated_share": share}] if share else []
             parts += part.values()
         elif isinstance(part, list):
             parts += part
-    return [*notes]
+    return [*notes, *truncated_text(truncated)]
 
 
 def heading(text: str, level: int = 2) -> str:
@@ -150,6 +161,22 @@ def truncated_text(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     """Name the rows that asked for more nodes than the trace holds, with their share of rounds; none if none did."""
     cut = [f"{row['label']}: {100 * row['truncated_share']:.2f} %" for row in rows if row["truncated_share"]]
     return [f"rounds that asked for more than the recorded trees hold: {', '.join(cut)}"] if cut else []
+
+
+def spread_text(speedup: Mapping[str, float], costs: Mapping[str, Any]) -> str:
+    """Say how far off a predicted speedup may be, and which costs it rests on.
+
+    Parameters
+    ----------
+    speedup : of keys estimate, low, high
+    costs : of keys cost, their name, and cost_band, the 5th and 95th percentile of measured over predicted speedup;
+        without those that are unknown
+    """
+    low, high = speedup["low"], speedup["high"]
+    parts = [f"{low:.2f} to {high:.2f} over prompts"]
+    if band := costs.get("cost_band"):
+        parts.append(f"{low * band[0]:.2f} to {high * band[1]:.2f} with the error of such costs")
+    return ", ".join([*parts, *([f"costs: {costs['cost']}"] if "cost" in costs else [])])
 
 
 def speculation_text(fastest: str, speedup: Mapping[str, float], floor_percent: float = 0.0) -> str:

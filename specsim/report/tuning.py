@@ -15,6 +15,7 @@ from specsim.report.page import (
     lead,
     notes_of,
     speculation_text,
+    spread_text,
     stack,
     tiles,
     value_text,
@@ -79,7 +80,7 @@ def tuning_result(document: Mapping[str, Any]) -> Result:
     same = [row["label"] for row in others if not row["comparison"]["significant"]]
     ties = f"Its difference is not significant to: {', '.join(same)}." if same else ""
     boxes = (
-        (f"{speedup['estimate']:.2f}", "predicted held-out speedup"),
+        (f"{speedup['estimate']:.2f}", f"predicted held-out speedup: {spread_text(speedup, document)}"),
         *_rates(held),
         (f"{document['train']['speedup']['estimate']:.2f}", "tuning-set speedup"),
         (f"{document['trials']:,}", f"configurations tried, search: {document['search']}"),

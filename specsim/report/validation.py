@@ -19,6 +19,7 @@ from specsim.report.page import (
     METRICS,
     MINUS,
     NEAR_PERCENT,
+    WALL_CLOCK,
     Result,
     choice_text,
     decoding_text,
@@ -85,8 +86,7 @@ DEFINITIONS = {
     "Replay, costs known": "The tuning text, replayed at the costs of this run: its error is that of the prompts.",
     "Decomposition": "The held-out text, replayed at the costs of this run. It knows what it is compared with, and is "
     "no forecast.",
-    "Wall clock": "The speedup by plain sums over all repeats, interruptions included. Measured, each round counts at "
-    "the median of its repeats.",
+    "Wall clock": WALL_CLOCK,
     "From the run's own rounds": "The policy, replayed on the recorded trace and priced with what rounds cost while "
     "all policies, both baselines and probes of rarer rounds took turns: each round of theirs is a sample of its "
     "parts' costs. It decomposes what was measured, and is no forecast.",
@@ -94,7 +94,7 @@ DEFINITIONS = {
     "interval. A difference between speedups is significant if it is larger and its interval excludes 0.",
     "Error by part": "Seconds predicted less seconds measured, in percent of the policy's measured seconds, so that "
     "the parts sum to the error of its time: positive is a part predicted to take longer than it did.",
-    "Error": f"From the run's own rounds / measured {MINUS} 1: positive is optimistic, more than the machine gave.",
+    "Error": f"Speedup from the run's own rounds over the measured speedup, {MINUS} 1. A positive error is optimistic.",
     "Rounds identical": "Share of replayed rounds that the real run repeated exactly: same start, same "
     "drafted and same accepted length. A round that asked for more nodes than were recorded may not be.",
     "Output identical": "Share of sequences whose output equals the baseline's, token for token.",

@@ -132,7 +132,7 @@ def serving() -> tuple[list[Case], list[str]]:
         if used > MOST_USED:
             not_credible.add(case.deployment)
     credible = [case for case in cases if case.deployment not in not_credible]
-    reason = f"of a deployment where prompts alone would take over {100 * MOST_USED:.0f} % of the products"
+    reason = f"in deployments where prompts alone would take over {100 * MOST_USED:.0f} % of the FLOPs"
     return credible, left_out + [reason] * (len(cases) - len(credible))
 
 

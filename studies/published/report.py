@@ -115,7 +115,7 @@ class Study:
         """Read the published rows and fit them."""
         served, left_out = serving()
         graphs = [case for case in steps() if case.about["engine"] in GRAPHS]
-        left_out += ["steps that are no CUDA graphs"] * (len(steps()) - len(graphs))
+        left_out += ["steps outside CUDA graphs"] * (len(steps()) - len(graphs))
         packed = [case for case in graphs if case.about["dtype"] in PACKED]
         plain = [case for case in graphs if case not in packed] + served
         runs, parameters = speculation(), fitted(plain)

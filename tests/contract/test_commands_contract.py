@@ -299,10 +299,13 @@ def test_help_names_every_option_and_every_command(name: str) -> None:
     result = call(command, *rest, "--help")
     assert result.code == 0 and result.err == ""
     named = set(re.findall(r"--?[\w-]+", result.out)) | set(result.out.split())
-    options = {option for parameter in COMMANDS[name].params for option in (*parameter.opts, *parameter.secondary_opts)}
+    params = COMMANDS[name].get_params(COMMANDS[name].context_class(COMMANDS[name]))
+    shown = [parameter for parameter in params if not getattr(parameter, "hidden", False)]
+    options = {option for parameter in shown for option in (*parameter.opts, *parameter.secondary_opts)}
     assert {option for option in options if option.startswith("-")} <= named
     assert set(getattr(COMMANDS[name], "commands", ())) <= named
     assert not rest or len((COMMANDS[name].help or "").splitlines()[0]) <= 45  # fits the list of commands
+    assert rest or len(result.out.splitlines()) <= 40  # a screen
     if not hasattr(COMMANDS[name], "commands"):  # a command says what it does, and each option what it is for
         assert COMMANDS[name].help
         assert all(getattr(p, "help", "") for p in COMMANDS[name].params), name

@@ -67,6 +67,12 @@ def test_no_table_is_wider_than_a_page(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [path.relative_to(ROOT).as_posix() for path in WRITTEN])
+def test_a_sentence_says_what_an_output_means(name: str) -> None:
+    parts = re.split(r"^```output\n.*?^```\n", (ROOT / name).read_text(), flags=re.MULTILINE | re.DOTALL)
+    assert [text[:60] for text in parts[1:] if not text.lstrip().startswith("This means: ")] == []
+
+
+@pytest.mark.parametrize("name", [path.relative_to(ROOT).as_posix() for path in WRITTEN])
 def test_every_note_stands_right_before_a_block(name: str) -> None:
     text = (ROOT / name).read_text()
     notes = re.findall(r"<!-- ((?:slow|measured|quiet|may end with|not run|before)\b.*?) -->", text)

@@ -17,8 +17,8 @@ class CalibrateOptions(GpuSettings):
     """Which costs are calibrated on what."""
 
     cost: str | None = argument(
-        "Profile or roofline: cost file, or a name of `specsim cost list`. Leave it out with --gpu, --target and "
-        "--drafter.",
+        "Profile or roofline to calibrate: a cost file, or a name of `specsim cost list`. Leave it out with --gpu, "
+        "--target and --drafter.",
         default=None,
     )
     measurement: str | None = argument(

@@ -43,7 +43,7 @@ class ShowOptions(GpuSettings, RequestSettings):
     contexts: tuple[int, ...] | None = setting(
         None, "Cached tokens (default: 128,1024; for a profile, its smallest and largest)."
     )
-    batch: int | None = setting(None, "Batch size, or requests at once with --isl, for batch-aware costs.", low=1)
+    batch: int | None = setting(None, "Batch size, or with --isl concurrent requests; for batch-aware costs.", low=1)
 
 
 def show(options: ShowOptions) -> Answer:

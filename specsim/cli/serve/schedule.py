@@ -44,12 +44,14 @@ def schedule(source: BatchCostSettings, options: ScheduleOptions) -> Answer:
 
     Example: specsim serve schedule TRACE --cost specdecode-bench-llama3.1-8b-eagle-h100 --context 1024
     """
+    from specsim.cost.files import as_cost, with_batch
     from specsim.serving.serve import serve_schedule
 
+    costs = as_cost(source.costs(source.cost))
     with progress_bar() as bar:
         schedule = serve_schedule(
             source.trace,
-            source.costs(source.cost),
+            costs,
             batches=options.batch,
             contexts=options.context,
             max_draft_tokens=options.max_draft_tokens,
@@ -65,7 +67,8 @@ def schedule(source: BatchCostSettings, options: ScheduleOptions) -> Answer:
             _print_context(schedule, number, note)
         print_notes(schedule.cost_notes)
 
-    return Answer(schedule.as_dict(), show)
+    at_first_batch = with_batch(costs, options.batch[0])
+    return Answer({**schedule.as_dict(), **source.described(source.cost, at_first_batch)}, show)
 
 
 def _print_context(schedule: DraftSchedule, number: int, note: str) -> None:

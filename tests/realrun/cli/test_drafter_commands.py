@@ -166,7 +166,7 @@ def test_what_is_no_drafter_is_refused(home: Path, tmp_path: Path) -> None:
 
     refusal(load_from("abacus"), "abacus", *LAB_DRAFTERS, "realrun train")
     refusal(load_from(tmp_path), FILE, "does not exist")
-    refusal(load_from(home / "llama" / "target" / "model.safetensors"), "not a drafter that this program reads")
+    refusal(load_from(home / "llama" / "target" / "model.safetensors"), "is not a drafter in the format")
     (tmp_path / FILE).write_bytes(b"no safetensors")
     refusal(load_from(tmp_path), FILE, "damaged")
     bare = target_like("llama")

@@ -14,10 +14,11 @@ from specsim.claims.check import check_files
 from specsim.claims.reports import as_document as claims_document
 from specsim.compare.document import as_document
 from specsim.cost.linear import LinearCost, LinearPass
+from specsim.cost.roofline.published import published_errors
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.serving.speedup_map import speedup_map
 from tests.specsim.report.test_report import Page
-from tests.support.commands import assert_refused, call
+from tests.support.commands import assert_refused, call, json_of
 from tests.support.reference import RampCost, small_trace
 
 CLAIMS = """
@@ -65,6 +66,34 @@ def test_a_page_begins_with_its_verdict(name: str, message: str, results: dict[s
     assert verdict and message in verdict[1]
     assert page.names.count("svg") >= 1 and text.count("</title></use>") + text.count("</title></path>") > 1
     assert "https://" not in text.replace("http://www.w3.org", "")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("tune", "--policy", "fixed_k", "--trials", 2),
+        ("serve", "schedule", "--batch", "1,8", "--max-draft-tokens", 2),
+        ("cost", "compare", "--gpus", "h100", "--policy", "fixed_k", "--trials", 2),
+    ],
+    ids=["tuning", "batches", "hardware"],
+)
+def test_a_headline_has_its_costs_and_their_error_beside_it(given: tuple[Any, ...], tmp_path: Path) -> None:
+    """The error of published runs, as the file that ships has it."""
+    trace = "example:lab-model"
+    pair = ("--target", "llama-3.1-8b", "--drafter", "eagle3", "--engine", "vllm")
+    where = ("--trace", trace, *pair) if "compare" in given else (trace, "--gpu", "h100", *pair)
+    document = json_of(call("specsim", *given, *where, "--json"))
+    (tmp_path / "result.json").write_text(json.dumps(document))
+    assert call("specsim", "report", tmp_path / "result.json", "--out", tmp_path / "report.html").code == 0
+    tile = re.search(r'<div class="tile"><b>([\d.]+)</b><span>(.*?)</span>', (tmp_path / "report.html").read_text())
+    assert tile is not None
+    source = "data sheet and vllm&#39;s overhead" if "compare" in given else "llama-3.1-8b with eagle3 on h100, vllm"
+    said = re.search(r"([\d.]+) to ([\d.]+) over prompts, ([\d.]+) to ([\d.]+) with the error .*, costs: (.*)", tile[2])
+    assert said is not None and said[5] == source
+    low, high, least, most = map(float, said.groups()[:4])
+    (error,) = [e for e in published_errors() if (e.what, e.experts, e.batch) == ("speedup", False, "1")]
+    assert (least / low, most / high) == pytest.approx((error.low, error.high), abs=0.02)
+    assert low < float(tile[1]) < high
 
 
 def test_results_are_joined_with_a_list_of_verdicts_and_ids_of_their_own(
