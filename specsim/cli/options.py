@@ -129,7 +129,7 @@ class GpuSettings(Settings):
             raise InputError("give costs once: a cost file (--cost), or --gpu, --target and --drafter")
         return roofline if cost is None else cost  # type: ignore[return-value]  # one of the two is there
 
-    def described(self, cost: Path | None, model: CostModel) -> dict[str, Any]:
+    def cost_facts(self, cost: Path | None, model: CostModel) -> dict[str, Any]:
         """Name the costs of a document's speedups, and how far off such speedups were; see `CostModel.error_band`."""
         return {"cost": cost.name if cost else self.gpu_text, "cost_band": model.error_band}
 

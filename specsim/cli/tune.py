@@ -64,7 +64,7 @@ def tune(options: TuneOptions, costs: CostSettings) -> Answer:
     from specsim.trace.split import fold_sequences
 
     whole, folds, seed = PricedTrace(read_trace(options.trace), costs.read()), options.folds, options.seed
-    described = costs.described(costs.cost, whole.cost)
+    described = costs.cost_facts(costs.cost, whole.cost)
     search = SearchSettings(options.search, options.trials, seed, options.jobs, options.storage, options.settings)
     if folds is None:
         with _resuming_from(options.storage), progress_bar() as report:

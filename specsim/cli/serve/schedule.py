@@ -68,7 +68,7 @@ def schedule(source: BatchCostSettings, options: ScheduleOptions) -> Answer:
         print_notes(schedule.cost_notes)
 
     at_first_batch = with_batch(costs, options.batch[0])
-    return Answer({**schedule.as_dict(), **source.described(source.cost, at_first_batch)}, show)
+    return Answer({**schedule.as_dict(), **source.cost_facts(source.cost, at_first_batch)}, show)
 
 
 def _print_context(schedule: DraftSchedule, number: int, note: str) -> None:
