@@ -14,6 +14,7 @@ from typing import Any
 from docs import pages, values
 from docs.pages import HOME, ROOT
 from studies.comparisons import first_best
+from studies.drafters.report import with_own_interval
 
 STUDIES = ROOT / "studies"
 PLACE = re.compile(r"<!-- table: (?P<name>[^\n]+?) -->.*?<!-- end of table -->", re.DOTALL)
@@ -54,7 +55,7 @@ def drafters() -> str:
     document = _read("drafters/recorded/board.json")
     best = [
         f"`{row['drafter']}` | `{row['policy']}` | {_interval(row['forecast'])} | {_interval(row['measured'])}"
-        for row in best_forms(document["rows"], "drafter")
+        for row in best_forms([with_own_interval(row, document) for row in document["rows"]], "drafter")
     ]
     return _table("drafter | its best policy | forecast | measured", best)
 
