@@ -131,7 +131,7 @@ def load_predictor(path: Path) -> Predictor:
         with safe_open(file, framework="pt") as handle:
             metadata = handle.metadata() or {}
             if metadata.get("format") != FORMAT or set(handle.keys()) != set(TENSORS):
-                raise InputError(f"{file} is not a predictor file that this program reads ({FORMAT}); {again}")
+                raise InputError(f"{file} is not a predictor in the format {FORMAT}; {again}")
             tensors = {name: handle.get_tensor(name) for name in TENSORS}
         text = metadata["facts"]
     except (SafetensorError, OSError, KeyError) as error:

@@ -49,6 +49,7 @@ def test_one_object_with_everything_found(tune_command: list[object], trace: Pat
     tuned = tune_on(
         AdaEDL, PricedTrace(train, COST), PricedTrace(holdout, COST), SearchSettings(search=search, trials=20, seed=2)
     )
+    assert (document.pop("cost"), document.pop("cost_band")) == ("cost.json", None)
     assert document == json.loads(json.dumps(tuned.as_dict()))
     assert document["references"].keys() == {"runner_up", "default", "best_fixed_k"}
     assert document["references"]["best_fixed_k"]["comparison"].keys() >= {"difference", "significant"}

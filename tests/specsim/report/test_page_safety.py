@@ -56,7 +56,7 @@ def documents() -> list[dict[str, Any]]:
         speedup_map(trace, costs, [FixedK(1), FixedK(2)], [1, 8], contexts=[None]).as_dict(),
         json.loads(compared.out),
         {"kind": "specsim-claims", "claims": [claim], "verdicts": {"holds": 1}},
-        recorded(STUDIES / "board/recorded/greedy/board.json"),
+        recorded(STUDIES / "drafters/recorded/board.json"),
         validation_document(),
         doctor(
             STUDIES.parent / "docs/recorded/bench/k12.json", STUDIES.parent / "docs/recorded/bench/k3.json"
