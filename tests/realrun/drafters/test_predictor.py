@@ -171,7 +171,7 @@ def test_bad_predictor_files_are_refused(tmp_path: Path) -> None:
     refusal(lambda: load_predictor(tmp_path / "broken"), "broken", "damaged")
     predictor = random_predictor(tiny_pair())
     tiny_pair().drafter.model.save_pretrained(tmp_path / "model")
-    refusal(lambda: load_predictor(tmp_path / "model" / "model.safetensors"), "not a predictor file")
+    refusal(lambda: load_predictor(tmp_path / "model" / "model.safetensors"), "not a predictor in the format")
     save_predictor(replace(predictor, facts={}), tmp_path / "anonymous")
     refusal(lambda: load_predictor(tmp_path / "anonymous"), "malformed", "fingerprint")
     save_predictor(replace(predictor, bias=torch.zeros(2)), tmp_path / "odd")
