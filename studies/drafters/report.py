@@ -124,9 +124,9 @@ def report(
             f"Forecasts were written before a held-out prompt was decoded, and are "
             f"{board['errors']['forecast']['median_abs_percent']:.1f} % off in the median; replays at the costs of the "
             f"same run {board['errors']['decomposition']['median_abs_percent']:.1f} %.",
-            "Drafters were trained by `realrun train` (options in config.toml) on SmolLM2's answers to questions of "
-            "specsim's, in bfloat16, beside other work on the machine. EAGLE's weights are those that ship, trained on "
-            "a GPU on 18 million tokens. SPACE tunes the target, and its baseline is the tuned target.",
+            "Drafters were trained by `realrun train` (options in config.toml) on SmolLM2's answers to specsim's "
+            "training questions, in bfloat16, beside other work on the machine. EAGLE's weights are those that ship, "
+            "trained on a GPU on 18 million tokens. SPACE tunes the target, and its baseline is the tuned target.",
             "Held-out text holds the questions too, which are easier to predict than answers, so agreement there is "
             "higher than acceptance in decoding. Learning rates fall to zero by the end of a training.",
             "The papers' tau are the lowest and highest over tasks, of Llama 2 with 7 billion parameters (EESD: 13 "
