@@ -23,7 +23,7 @@ STUDIES = tuple(sorted(path.parent.name for path in ROOT.glob("studies/*/report.
 PACKAGES = {"specsim": ROOT, "realrun": ROOT, "speckernels": ROOT / "kernels"}
 TOY_DRAFTER = "tests/contract/test_toy_drafter.py"  # an example that a page offers
 FORMULA = re.compile(r'<(?P<tag>span|div) class="arithmatex">\\[(\[](?P<tex>.*?)\\[)\]]</(?P=tag)>', re.DOTALL)
-TABLE = re.compile(r'(?:<a id="__codeline[^\n]*<span class="go">[┏┃┡│└][^\n]*\n)+')  # of an output, as highlighted
+TABLE = re.compile(r'(?:<a id="__codeline[^\n]*<span class="go">[┏┃┡│└][^\n]*\n)+')  # in a highlighted output
 log = logging.getLogger("mkdocs.hooks.specsim")  # a warning here ends a strict build
 
 

@@ -7,8 +7,8 @@ reserves memory for its prompt and its whole output, so that no request is ever 
 in vLLM: where none is free, the request that was admitted last gives its blocks back, and reads its prompt and output
 again when it is admitted anew.
 
-Where users wait for their answers, no decision depends on time, unless the rule looks at limits on latency: the seconds
-of all steps are computed at once.
+With a fixed number of users, decisions depend on time only if the rule looks at latency limits. For all other rules the
+seconds of all steps are computed at once, at the end.
 """
 
 from __future__ import annotations

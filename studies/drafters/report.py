@@ -121,9 +121,9 @@ def report(
             + ", ".join(f"{document['noise_floor_percent']:.1f} % ({name})" for name, document in boards.items())
             + ". Intervals (95 %) are over held-out prompts, of each row alone.",
             *comparable_text(boards),
-            f"Forecasts were written before a held-out prompt was decoded, and are "
-            f"{board['errors']['forecast']['median_abs_percent']:.1f} % off in the median; replays at the costs of the "
-            f"same run {board['errors']['decomposition']['median_abs_percent']:.1f} %.",
+            "Forecasts were written before any held-out prompt was decoded. Their median error is "
+            f"{board['errors']['forecast']['median_abs_percent']:.1f} %; that of replays at the same run's costs is "
+            f"{board['errors']['decomposition']['median_abs_percent']:.1f} %.",
             "Drafters were trained by `realrun train` (options in config.toml) on SmolLM2's answers to specsim's "
             "training questions, in bfloat16, beside other work on the machine. EAGLE's weights are those that ship, "
             "trained on a GPU on 18 million tokens. SPACE tunes the target, and its baseline is the tuned target.",

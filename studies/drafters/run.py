@@ -35,8 +35,8 @@ from studies.drafters.report import SPACE, report
 
 TRAINING, BOARD, TASKS, SPACES = "training.json", "board.json", "tasks.json", "space.json"
 RECORDED = ("config.json", BOARD, SPACES, f"*/{TRAINING}", f"*/{TASKS}")
-AGREEMENT = ("agreement", "head_1_agreement", "mask_1_agreement")  # of the first drafted token, by kind of training
-UNUSED = ("error_parts", "sequence_tokens")  # of a validation's rows, and long
+AGREEMENT = ("agreement", "head_1_agreement", "mask_1_agreement")  # of the first drafted token, in the log
+UNUSED = ("error_parts", "sequence_tokens")  # long values of a validation's rows, which the report does not read
 
 
 class EveryK(SpaceK):

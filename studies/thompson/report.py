@@ -12,7 +12,7 @@ from studies.report import Report, machine_line
 from studies.thompson.gains import CALI, DRAWN, DRAWN_EACH, FIXED_EACH, TUNED, WEAK, passes_from
 
 CPU, GPU = "CPU", "H100"
-LINES = (FIXED_EACH, DRAWN_EACH, TUNED, WEAK)  # of the figure
+LINES = (FIXED_EACH, DRAWN_EACH, TUNED, WEAK)  # ways to choose draft lengths that the figure compares
 
 Row = Mapping[str, Any]
 

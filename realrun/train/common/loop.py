@@ -245,7 +245,7 @@ class _Run:
                 stop = stopping()
                 if last or stop or time.monotonic() - saved >= wait_s:
                     begin = time.monotonic()
-                    self._checkpoint(last)
+                    self._checkpoint()
                     saved = time.monotonic()
                     spent_s = saved - begin
                     wait_s = settings.checkpoint_s and max(settings.checkpoint_s, spent_s / CHECKPOINT_SHARE)
@@ -306,10 +306,10 @@ class _Run:
                     means[name] = means.get(name, 0.0) + len(piece) / len(self.held) * value
         return means
 
-    def _checkpoint(self, last: bool) -> None:
-        """Write all that the run needs to continue; once it is finished, what a second start reads."""
+    def _checkpoint(self) -> None:
+        """Write all that the run needs to continue, and after the last step what a second start reads."""
         facts = {"step": self.step, "seconds": self.seconds, "history": self.history, "recent": self.recent}
-        optimizers = [] if last else self.optimizers
+        optimizers = self.optimizers if self.step < self.settings.steps else []
         save_checkpoint(self.folder / CHECKPOINT, {"state": self.job.state()}, optimizers, run=facts)
 
     def _resume(self) -> None:

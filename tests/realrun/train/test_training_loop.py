@@ -82,6 +82,11 @@ def test_stopped_anywhere_the_noise_and_the_log_are_as_without(checkpoint_s: flo
     assert not any(name.startswith("optimizer.") for name in load_file(tmp_path / "parts" / "checkpoint.safetensors"))
 
 
+def test_a_training_that_ended_by_time_can_go_on(tmp_path: Path) -> None:
+    run_loop(Noisy(), LOOP, TEXT, HELD, tmp_path, {}, quiet, limit_s=1e-9)
+    assert any(name.startswith("optimizer.") for name in load_file(tmp_path / "checkpoint.safetensors"))
+
+
 def test_the_rows_are_means_over_their_steps(tmp_path: Path) -> None:
     coarse, fine = (
         run_loop(Noisy(), replace(LOOP, log_every=every), TEXT, HELD, tmp_path / str(every), {}, quiet)
