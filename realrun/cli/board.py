@@ -17,7 +17,7 @@ from realrun.cli.options import (
 )
 from specsim.cli.command import Answer
 from specsim.cli.console import print_table
-from specsim.cli.settings import Settings, setting
+from specsim.io.settings import Settings, setting
 
 
 @dataclass(frozen=True, kw_only=True)

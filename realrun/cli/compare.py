@@ -21,8 +21,8 @@ from realrun.cli.options import (
 from specsim.cli.command import Answer
 from specsim.cli.console import parse_settings, print_table
 from specsim.cli.options import SeedSettings
-from specsim.cli.settings import Settings, setting
 from specsim.io.errors import InputError
+from specsim.io.settings import Settings, setting
 
 if TYPE_CHECKING:
     from specsim.policy.base import Policy

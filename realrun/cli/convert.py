@@ -8,8 +8,8 @@ from pathlib import Path
 from realrun.cli.options import OVERWRITE_HELP, silence_libraries
 from specsim.cli.command import Answer
 from specsim.cli.console import check_new
-from specsim.cli.settings import Settings, argument, setting
 from specsim.io.errors import InputError
+from specsim.io.settings import Settings, argument, setting
 
 GIVE = "give a file with the suffix .gguf, or a folder made by `realrun train eagle3`"
 

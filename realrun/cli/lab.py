@@ -12,7 +12,7 @@ from realrun.cli.options import MachineSettings, ModelSettings
 from specsim.cli.command import Answer, command
 from specsim.cli.console import print_facts, progress_bar
 from specsim.cli.options import SeedSettings
-from specsim.cli.settings import setting
+from specsim.io.settings import setting
 
 lab = typer.Typer(help="Train and evaluate the bundled lab models.", no_args_is_help=True)
 

@@ -15,8 +15,8 @@ import typer
 
 from specsim.cli.console import progress_bar
 from specsim.cli.options import POLICY_FILE_HELP, SeedSettings
-from specsim.cli.settings import Settings, setting
 from specsim.io.errors import InputError
+from specsim.io.settings import Settings, setting
 
 if TYPE_CHECKING:
     from realrun.decode.sampling import Sampler

@@ -23,7 +23,7 @@ from realrun.cli.options import (
 from specsim.cli.command import Answer
 from specsim.cli.console import claim_file, parse_share, print_table, progress_bar
 from specsim.cli.options import OVERWRITE_FILE_HELP, SeedSettings
-from specsim.cli.settings import argument, setting
+from specsim.io.settings import argument, setting
 
 if TYPE_CHECKING:
     from specsim.trace.trace import Trace

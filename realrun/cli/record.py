@@ -12,8 +12,8 @@ from realrun.cli.options import OVERWRITE_HELP, KernelSettings, PairSettings, Re
 from specsim.cli.command import Answer
 from specsim.cli.console import print_facts, progress_bar
 from specsim.cli.options import SeedSettings
-from specsim.cli.settings import argument, setting
 from specsim.io.errors import InputError
+from specsim.io.settings import argument, setting
 
 
 @dataclass(frozen=True, kw_only=True)

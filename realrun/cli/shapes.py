@@ -11,7 +11,7 @@ from realrun.cli.options import REPEATS_HELP, SMOKE_TEST_HELP, TRIALS_HELP
 from specsim.cli.command import Answer
 from specsim.cli.console import claim_file, print_table, progress_bar
 from specsim.cli.options import OVERWRITE_FILE_HELP, SeedSettings
-from specsim.cli.settings import argument, setting
+from specsim.io.settings import argument, setting
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from specsim.cli.command import Answer, JsonOption, parameters_of, print_answer,
 from specsim.cli.console import print_table, progress_bar
 from specsim.cli.options import SeedSettings
 from specsim.cli.panels import PanelCommand, PanelGroup
-from specsim.cli.settings import OUTPUT, from_options
+from specsim.io.settings import OUTPUT, from_options
 
 if TYPE_CHECKING:
     from realrun.train.common.trainings import Training

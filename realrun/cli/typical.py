@@ -11,7 +11,7 @@ from realrun.cli.options import DrafterSettings, MachineSettings, PromptSettings
 from specsim.cli.command import Answer
 from specsim.cli.console import claim_file, parse_settings, print_table, progress_bar
 from specsim.cli.options import OVERWRITE_FILE_HELP, SET_HELP, SeedSettings
-from specsim.cli.settings import setting
+from specsim.io.settings import setting
 
 
 @dataclass(frozen=True, kw_only=True)

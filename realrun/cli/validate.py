@@ -21,7 +21,7 @@ from realrun.cli.options import (
 )
 from specsim.cli.command import Answer
 from specsim.cli.console import print_skipped, print_table
-from specsim.cli.settings import Settings, setting
+from specsim.io.settings import Settings, setting
 
 if TYPE_CHECKING:
     from realrun.experiment.like import Like

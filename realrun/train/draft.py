@@ -20,8 +20,8 @@ from realrun.train.common.folder import Tensors
 from realrun.train.common.jobs import ModuleJob, kl_nats
 from realrun.train.common.on_text import Method, TextRun, tensors_from_text
 from realrun.train.common.trainings import Training
-from specsim.cli.settings import Settings, setting
 from specsim.io.errors import InputError
+from specsim.io.settings import Settings, setting
 
 OBJECTIVE = "KL(target || draft model)"
 LAYER = re.compile(r"(?<=\.layers\.)\d+(?=\.)")

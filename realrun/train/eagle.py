@@ -21,7 +21,7 @@ from realrun.train.common.jobs import DRAFT_VOCABULARY, ModuleJob, kl_nats
 from realrun.train.common.loop import wide
 from realrun.train.common.on_text import Method, TextRun, train_on_text
 from realrun.train.common.trainings import Training
-from specsim.cli.settings import Settings, setting
+from specsim.io.settings import Settings, setting
 
 LAB_WIDTH, LAB_LR = 256, 6e-3
 LEARNING_RATE = (

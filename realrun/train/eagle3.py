@@ -28,7 +28,7 @@ from realrun.train.common.on_text import Method, TextRun, train_on_text
 from realrun.train.common.trainings import Training
 from realrun.train.eagle import LEARNING_RATE, usual_lr
 from realrun.train.edd import states_and_logits
-from specsim.cli.settings import Settings, setting
+from specsim.io.settings import Settings, setting
 
 DECAY = 0.8
 OBJECTIVE = f"cross-entropy with the target's distribution over the draft vocabulary, of draft step k x {DECAY}^k"

@@ -17,7 +17,7 @@ from realrun.pairs.pair import Pair
 from realrun.train.common.jobs import OWN_OR_TARGETS_HEAD, ModuleJob, cross_entropy_nats
 from realrun.train.common.on_text import Method, TextRun, train_on_text
 from realrun.train.common.trainings import Training
-from specsim.cli.settings import Settings, setting
+from specsim.io.settings import Settings, setting
 
 OBJECTIVE = "cross-entropy with the text's next token"
 

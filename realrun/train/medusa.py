@@ -19,7 +19,7 @@ from realrun.drafters.medusa import MedusaHeads
 from realrun.pairs.pair import Pair
 from realrun.train.common.jobs import OWN_OR_TARGETS_HEAD, ModuleJob, cross_entropy_nats
 from realrun.train.common.on_text import Method, TextRun, train_on_text
-from specsim.cli.settings import Settings, setting
+from specsim.io.settings import Settings, setting
 
 OBJECTIVE = "sum over heads k of decay^k x cross-entropy with the text's token k + 1 ahead"
 

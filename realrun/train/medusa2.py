@@ -30,8 +30,8 @@ from realrun.train.common.lora import Adapter, AdapterSettings, check_adaptable
 from realrun.train.common.on_text import Method, TextRun, train_on_text
 from realrun.train.common.trainings import Training
 from realrun.train.medusa import MedusaSettings, head_logits, head_losses, train_medusa
-from specsim.cli.settings import Settings, setting
 from specsim.io.errors import InputError
+from specsim.io.settings import Settings, setting
 
 Loss = Literal["text", "distill"]
 OBJECTIVES = {

@@ -33,7 +33,7 @@ from realrun.train.common.loop import wide
 from realrun.train.common.lora import Adapter, AdapterSettings, check_adaptable
 from realrun.train.common.on_text import Method, TextRun, train_on_text
 from realrun.train.common.trainings import Training
-from specsim.cli.settings import Settings, setting
+from specsim.io.settings import Settings, setting
 
 OBJECTIVE = "cross-entropy with the text: of real tokens with probability p_ar, else of real tokens and masks"
 CUTS = 16  # positions of a held-out window at which masks are evaluated

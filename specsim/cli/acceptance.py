@@ -12,7 +12,7 @@ import typer
 from specsim.cli.command import Answer, command
 from specsim.cli.console import check_new, fact_text, print_facts, print_table, progress_bar
 from specsim.cli.options import SeedSettings
-from specsim.cli.settings import Settings, argument, setting
+from specsim.io.settings import Settings, argument, setting
 
 if TYPE_CHECKING:
     from specsim.acceptance.goodness import FitReport

@@ -12,7 +12,7 @@ import typer
 from specsim.cli.command import Answer, command
 from specsim.cli.console import check_new, parse_settings, print_table, progress_bar
 from specsim.cli.options import OVERWRITE_FILE_HELP, SET_HELP
-from specsim.cli.settings import Settings, argument, setting
+from specsim.io.settings import Settings, argument, setting
 
 if TYPE_CHECKING:
     from specsim.claims.check import Checked

@@ -15,7 +15,7 @@ import typer
 
 from specsim.cli.console import print_json
 from specsim.cli.panels import PanelCommand
-from specsim.cli.settings import OUTPUT, Option, Settings, from_options, numbers_text, options_of
+from specsim.io.settings import OUTPUT, Option, Settings, from_options, numbers_text, options_of
 
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON object and nothing else.", rich_help_panel=OUTPUT)

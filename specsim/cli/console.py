@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 
@@ -30,7 +30,6 @@ BAD_INPUT = 2
 INTERRUPTED = 130  # as shells have it
 AGAIN_S = 0.1  # until a dropped KeyboardInterrupt is raised again
 BAR_WIDTH, BESIDE_BAR = 40, 50  # most characters of a bar, and of the text beside it
-Number = TypeVar("Number", int, float)
 # Click's class, or typer's own copy of it: that depends on typer's version.
 USAGE_ERROR: Any = typer.BadParameter.__base__
 INSTALL = "real runs need more than `pip install .`: pip install -c constraints.txt '.[real]'"
@@ -232,15 +231,6 @@ def progress_bar() -> Iterator[Progress]:
             bars.update(tasks[what], completed=done, total=total)
 
         yield report
-
-
-def parse_numbers(text: str, option: str, kind: type[Number], example: str) -> list[Number]:
-    """The numbers of a comma-separated list, "3,7,16"; InputError names the option and gives the example."""
-    try:
-        return [kind(part) for part in text.split(",")]
-    except ValueError:
-        what = "whole numbers" if kind is int else "numbers"
-        raise InputError(f"{option} {text!r} is not a list of {what}; write for example {example}") from None
 
 
 def parse_share(text: str, option: str, example: str) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from specsim.cli.command import Answer
 from specsim.cli.console import print_notes, print_table
 from specsim.cli.options import TUNING_SHARE_HELP, CostSettings, SeedSettings, TraceSettings
-from specsim.cli.settings import setting
+from specsim.io.settings import setting
 
 
 @dataclass(frozen=True, kw_only=True)

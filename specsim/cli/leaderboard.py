@@ -19,8 +19,8 @@ from specsim.cli.options import (
     SplitSettings,
     read_costs,
 )
-from specsim.cli.settings import argument, setting
 from specsim.compare.document import TABLES, as_document, table_text, trace_names, write_results
+from specsim.io.settings import argument, setting
 from specsim.policy.base import Policy
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.report.documents import BOARD_COLUMNS, EFFECT_COLUMNS, board_rows, effect_rows

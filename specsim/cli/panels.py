@@ -7,7 +7,7 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
-from specsim.cli.settings import OUTPUT
+from specsim.io.settings import OUTPUT
 
 ARGUMENTS, OPTIONS, COMMANDS = "Arguments", "Options", "Commands"
 

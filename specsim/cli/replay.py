@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from specsim.cli.command import Answer
 from specsim.cli.console import print_table
 from specsim.cli.options import LEARNING_SHARE_HELP, CostSettings, PolicySettings, SeedSettings, TraceSettings
-from specsim.cli.settings import setting
 from specsim.io.errors import InputError
+from specsim.io.settings import setting
 
 if TYPE_CHECKING:
     from specsim.learn.predict import PolicyPrediction

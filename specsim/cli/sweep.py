@@ -11,8 +11,8 @@ from typing import Any
 from specsim.cli.command import Answer
 from specsim.cli.console import print_table, progress_bar
 from specsim.cli.options import TUNED, SplitSettings, WorkerSettings
-from specsim.cli.settings import argument, setting
 from specsim.io.errors import InputError
+from specsim.io.settings import argument, setting
 
 
 @dataclass(frozen=True, kw_only=True)

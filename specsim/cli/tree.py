@@ -14,9 +14,9 @@ import typer
 from specsim.cli.command import Answer, command
 from specsim.cli.console import print_table
 from specsim.cli.options import CostSettings, TraceSettings
-from specsim.cli.settings import Settings, argument, setting
 from specsim.io.arrays import Floats
 from specsim.io.files import write_text
+from specsim.io.settings import Settings, argument, setting
 from specsim.policy.static_tree.shape import Shape, parents, ranks
 
 if TYPE_CHECKING:

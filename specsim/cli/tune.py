@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from specsim.cli.command import Answer
 from specsim.cli.console import print_notes, print_table, progress_bar
 from specsim.cli.options import JOBS_HELP, CostSettings, PolicySettings, SplitSettings, TraceSettings
-from specsim.cli.settings import setting
 from specsim.io.errors import Interrupted
+from specsim.io.settings import setting
 
 if TYPE_CHECKING:
     from specsim.learn.held_out import CrossValidation, Reference, TuneResult

@@ -12,7 +12,7 @@ from realrun.pairs.pair import Pair
 from realrun.train.common.jobs import ModuleJob, kl_nats
 from realrun.train.common.on_text import Method, TextRun, train_on_text
 from realrun.train.common.trainings import Training
-from specsim.cli.settings import Settings, setting
+from specsim.io.settings import Settings, setting
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from realrun.cli.engine.pair import EnginePrompts
 from realrun.cli.options import ModelSettings, refuse_beside
 from specsim.cli.command import Answer
 from specsim.cli.console import print_table, progress_bar
-from specsim.cli.settings import setting
+from specsim.io.settings import setting
 
 
 @dataclass(frozen=True, kw_only=True)

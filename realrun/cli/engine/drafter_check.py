@@ -9,7 +9,7 @@ from typing import Any
 from realrun.cli.options import DepthSettings, DrafterSettings, MachineSettings, PromptSettings
 from specsim.cli.command import Answer
 from specsim.cli.console import progress_bar
-from specsim.cli.settings import setting
+from specsim.io.settings import setting
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from realrun.cli.options import MachineSettings, ModelSettings, PromptSettings, refuse_beside
-from specsim.cli.settings import setting
+from specsim.io.settings import setting
 
 if TYPE_CHECKING:
     from realrun.engines.engine import Engine

@@ -13,7 +13,7 @@ from realrun.cli.options import REPEATS_HELP, ModelSettings
 from specsim.cli.command import Answer
 from specsim.cli.console import print_table, progress_bar
 from specsim.cli.options import SeedSettings
-from specsim.cli.settings import setting
+from specsim.io.settings import setting
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,10 +22,10 @@ from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, around_question, prompt_digest
 from realrun.train.common.loop import Tokens, text_digest
 from realrun.train.common.text import HELD_OUT_EVERY, Corpus, load_corpus, read_tokens, save_tokens
-from specsim.cli.settings import Settings, setting
 from specsim.io.errors import InputError
 from specsim.io.files import digest
 from specsim.io.progress import Progress
+from specsim.io.settings import Settings, setting
 
 LONGEST_QUESTION = 160  # tokens of a question that the target makes up; longer ones are left out
 

@@ -31,10 +31,10 @@ from realrun.train.common.folder import (
     save_checkpoint,
 )
 from realrun.train.common.interrupt import interrupted, stop_asked
-from specsim.cli.settings import Settings, setting
 from specsim.io.errors import InputError
 from specsim.io.files import digest
 from specsim.io.progress import Progress
+from specsim.io.settings import Settings, setting
 
 HELD_OUT_WINDOWS = 32
 ROWS_PER_HELD_OUT = 10  # held-out figures are in every tenth row of the log, the first and the last

@@ -16,8 +16,8 @@ import torch
 
 from realrun.lm.variants.tuned_weights import ADAPTER
 from realrun.train.common.folder import Tensors
-from specsim.cli.settings import Settings, setting
 from specsim.io.errors import InputError
+from specsim.io.settings import Settings, setting
 
 NAME = "default"  # peft's for the adapter
 

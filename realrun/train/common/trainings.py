@@ -26,9 +26,9 @@ from realrun.pairs.prompts import (
 from realrun.train.common.distill import DistillSettings, TextSettings
 from realrun.train.common.loop import LoopSettings
 from realrun.train.common.on_text import TextRun
-from specsim.cli.settings import Settings, setting
 from specsim.io.errors import InputError
 from specsim.io.progress import Progress
+from specsim.io.settings import Settings, setting
 
 QUESTIONS = 6_000  # of specsim's own, to train on
 ASKED_SHARE = 0.6  # of the text beside them, where a chat model makes up the questions

@@ -24,9 +24,9 @@ from realrun.pairs.prompts import Prompt
 from realrun.proposals.recorder import Recorder, RecordRequest
 from realrun.train.common.folder import Tensors, save_tensors
 from realrun.train.common.trainings import sampler_at
-from specsim.cli.settings import Settings, setting
 from specsim.io.errors import InputError
 from specsim.io.progress import Progress
+from specsim.io.settings import Settings, setting
 
 SHARD_PROMPTS = 16  # prompts whose states share a file
 PARTS = 10  # random parts of the sequences: part 0 is held out, part 1 selects the epoch, the others train

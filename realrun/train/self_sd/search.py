@@ -36,11 +36,11 @@ from realrun.provenance import provenance
 from realrun.train.common.trainings import PromptOptions, Summary, Training, sampler_at
 from realrun.train.self_sd.costs import measure_costs
 from realrun.train.self_sd.suggest import Sublayer, check_installed, sublayers, suggest
-from specsim.cli.settings import Settings, setting
 from specsim.cost.profile import ProfileCost, profile_from_json
 from specsim.io.errors import InputError
 from specsim.io.files import write_json
 from specsim.io.progress import Progress
+from specsim.io.settings import Settings, setting
 from specsim.learn.evaluate import evaluate_many
 from specsim.learn.journal import Journal
 from specsim.policy.chain.fixed_k import FixedK

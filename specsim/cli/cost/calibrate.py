@@ -8,8 +8,8 @@ from pathlib import Path
 from specsim.cli.command import Answer
 from specsim.cli.console import claim_file, print_table
 from specsim.cli.options import OVERWRITE_FILE_HELP, GpuSettings
-from specsim.cli.settings import argument, setting
 from specsim.io.errors import InputError
+from specsim.io.settings import argument, setting
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from specsim.cli.command import Answer
 from specsim.cli.console import print_table, progress_bar
 from specsim.cli.options import TUNED, SplitSettings
-from specsim.cli.settings import setting
 from specsim.io.errors import InputError
+from specsim.io.settings import setting
 
 if TYPE_CHECKING:
     from specsim.cost.roofline.cost import RooflineCost

@@ -10,7 +10,7 @@ from typing import Any
 from specsim.cli.command import Answer
 from specsim.cli.console import print_table
 from specsim.cli.options import SeedSettings
-from specsim.cli.settings import argument
+from specsim.io.settings import argument
 
 
 @dataclass(frozen=True, kw_only=True)

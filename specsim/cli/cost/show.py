@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from specsim.cli.command import Answer
 from specsim.cli.console import print_table
 from specsim.cli.options import GpuSettings, RequestSettings
-from specsim.cli.settings import argument, setting
+from specsim.io.settings import argument, setting
 
 if TYPE_CHECKING:
     from specsim.cost.model import CostModel

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from specsim.cli.command import Answer
 from specsim.cli.console import print_notes, print_table
 from specsim.cli.options import CostSettings, CountsSettings, RequestSettings
-from specsim.cli.settings import setting
+from specsim.io.settings import setting
 
 if TYPE_CHECKING:
     from specsim.engines.advise import Advice

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from specsim.cli.command import Answer
 from specsim.cli.console import print_table
 from specsim.cli.options import BatchSettings, CountsSettings
-from specsim.cli.settings import setting
+from specsim.io.settings import setting
 
 if TYPE_CHECKING:
     from specsim.engines.diagnose import Diagnosis

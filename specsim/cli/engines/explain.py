@@ -7,7 +7,7 @@ from functools import partial
 
 from specsim.cli.command import Answer
 from specsim.cli.console import print_table
-from specsim.cli.settings import Settings, argument, setting
+from specsim.io.settings import Settings, argument, setting
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,8 @@ from typing import Literal
 from specsim.cli.command import Answer
 from specsim.cli.console import check_new, parse_settings, print_notes
 from specsim.cli.options import OVERWRITE_FILE_HELP, SET_HELP
-from specsim.cli.settings import Settings, argument, setting
 from specsim.io.errors import InputError
+from specsim.io.settings import Settings, argument, setting
 
 
 @dataclass(frozen=True, kw_only=True)

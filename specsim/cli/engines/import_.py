@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from specsim.cli.command import Answer
 from specsim.cli.console import check_new, print_notes, print_table
 from specsim.cli.options import OVERWRITE_FILE_HELP
-from specsim.cli.settings import Settings, argument, setting
 from specsim.engines.formats.registry import UNTESTED, listed
+from specsim.io.settings import Settings, argument, setting
 
 if TYPE_CHECKING:
     from specsim.engines.formats.records import ImportedRecords

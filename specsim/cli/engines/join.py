@@ -9,8 +9,8 @@ from typing import Any
 
 from specsim.cli.command import Answer
 from specsim.cli.console import print_table
-from specsim.cli.settings import Settings, argument, setting
 from specsim.io.errors import InputError
+from specsim.io.settings import Settings, argument, setting
 
 COST_FILE = "cost.json"
 

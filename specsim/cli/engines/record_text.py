@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from specsim.cli.command import Answer
 from specsim.cli.console import print_table, progress_bar
-from specsim.cli.settings import Settings, argument, setting
 from specsim.io.errors import InputError
+from specsim.io.settings import Settings, argument, setting
 
 if TYPE_CHECKING:
     from specsim.lookup.ngram import NgramRule

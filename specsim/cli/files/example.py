@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from specsim.cli.command import Answer
 from specsim.cli.console import print_table
-from specsim.cli.settings import Settings, argument, setting
 from specsim.io.examples import SUFFIXES, Kind, example_files
+from specsim.io.settings import Settings, argument, setting
 
 if TYPE_CHECKING:
     from specsim.trace.trace import Trace

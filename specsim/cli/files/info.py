@@ -13,7 +13,7 @@ import typer
 from specsim.cli.command import Answer, command
 from specsim.cli.console import print_facts, print_table
 from specsim.cli.options import POLICY_FILE_HELP, TraceSettings
-from specsim.cli.settings import Settings, setting
+from specsim.io.settings import Settings, setting
 
 data = typer.Typer(help="Show results of GPU campaigns.", no_args_is_help=True)
 

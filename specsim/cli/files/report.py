@@ -9,7 +9,7 @@ from pathlib import Path
 from specsim.cli.command import Answer
 from specsim.cli.console import claim_file
 from specsim.cli.options import OVERWRITE_FILE_HELP
-from specsim.cli.settings import Settings, argument, setting
+from specsim.io.settings import Settings, argument, setting
 
 
 @dataclass(frozen=True, kw_only=True)

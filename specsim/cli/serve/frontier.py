@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Literal
 from specsim.cli.command import Answer
 from specsim.cli.console import parse_settings, print_notes, print_table, progress_bar
 from specsim.cli.options import LEARNING_SHARE_HELP, BatchCostSettings, SeedSettings, WorkerSettings
-from specsim.cli.settings import setting
 from specsim.io.errors import InputError
+from specsim.io.settings import setting
 
 if TYPE_CHECKING:
     from specsim.serving.frontier import FrontierPoint, ServingFrontier

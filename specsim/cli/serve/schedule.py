@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from specsim.cli.command import Answer
 from specsim.cli.console import print_notes, print_table, progress_bar
 from specsim.cli.options import LEARNING_SHARE_HELP, BatchCostSettings, SeedSettings
-from specsim.cli.settings import setting
+from specsim.io.settings import setting
 
 if TYPE_CHECKING:
     from specsim.serving.serve import DraftSchedule

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from specsim.cli.command import Answer
 from specsim.cli.console import parse_settings, print_notes, print_table
 from specsim.cli.options import LEARNING_SHARE_HELP, SET_HELP, BatchCostSettings, SeedSettings
-from specsim.cli.settings import Settings, setting
 from specsim.io.errors import InputError
+from specsim.io.settings import Settings, setting
 
 if TYPE_CHECKING:
     from specsim.serving.latency import ServingSummary

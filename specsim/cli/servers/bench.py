@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from specsim.cli.command import Answer
 from specsim.cli.console import claim_file, print_notes, print_table, progress_bar
 from specsim.cli.options import OVERWRITE_FILE_HELP, SeedSettings
-from specsim.cli.settings import Settings, argument, setting
 from specsim.io.errors import InputError
+from specsim.io.settings import Settings, argument, setting
 
 if TYPE_CHECKING:
     from specsim.servers.document import Bench

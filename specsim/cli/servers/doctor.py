@@ -10,8 +10,8 @@ from specsim.cli.command import Answer
 from specsim.cli.console import claim_file, print_facts, print_notes, print_table
 from specsim.cli.options import OVERWRITE_FILE_HELP
 from specsim.cli.servers.bench import BenchSettings, measured
-from specsim.cli.settings import Settings, argument, setting
 from specsim.io.errors import InputError
+from specsim.io.settings import Settings, argument, setting
 
 if TYPE_CHECKING:
     from specsim.servers.doctor import Checkup

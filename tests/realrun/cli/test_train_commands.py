@@ -15,8 +15,8 @@ from realrun.decode.sampling import Sampler
 from realrun.pairs.drafter_files import FILE, read_drafter
 from realrun.pairs.pair import load_pair
 from realrun.train.registry import TRAININGS
-from specsim.cli.settings import from_options, options_of
 from specsim.io.errors import InputError
+from specsim.io.settings import from_options, options_of
 from specsim.policy.registry import make_policy
 from tests.realrun.cli.test_drafter_commands import command
 from tests.realrun.train.test_lora import target as float_target

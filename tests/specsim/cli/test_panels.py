@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from specsim.cli.settings import SHORT_FLAGS
+from specsim.io.settings import SHORT_FLAGS
 from tests.contract.test_options_named import commands
 from tests.support.commands import call
 

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
-from specsim.cli.console import parse_numbers
 from specsim.io.errors import InputError
 
 INHERITED = ("seed", "device", "dtype")  # fields that nested settings get from the command's options of that name
@@ -33,6 +32,7 @@ OUTPUT = "Output"  # panel of the options that say where and how results are wri
 OUTPUT_NAMES = ("out", "overwrite", "resume", "json")
 
 S = TypeVar("S", bound="Settings")
+Number = TypeVar("Number", int, float)
 
 
 def setting(
@@ -165,6 +165,15 @@ def from_options(kind: type[S], values_by_name: Mapping[str, Any], *, smoke_test
         if smoke_test and option.smoke is not MISSING:
             values[option.name] = option.smoke(values[option.name]) if callable(option.smoke) else option.smoke
     return kind(**values)
+
+
+def parse_numbers(text: str, option: str, kind: type[Number], example: str) -> list[Number]:
+    """The numbers of a comma-separated list, "3,7,16"; InputError names the option and gives the example."""
+    try:
+        return [kind(part) for part in text.split(",")]
+    except ValueError:
+        what = "whole numbers" if kind is int else "numbers"
+        raise InputError(f"{option} {text!r} is not a list of {what}; write for example {example}") from None
 
 
 def numbers_text(numbers: tuple[float, ...]) -> str:
