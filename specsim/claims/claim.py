@@ -1,6 +1,6 @@
 """What a claim states, and of what: the form of a claim file.
 
-A claim is a value with its tolerance, a bound, or an order. Its subject is a replay, a real run or a value of a JSON
+A claim is a value with its tolerance, a bound, or an order. Its subject is a replay, a real run or a value of a
 document; a ratio and a difference have two subjects.
 """
 
@@ -79,8 +79,9 @@ class RunSubject(Strict, frozen=True):
 
 
 class ValueSubject(Strict, frozen=True):
-    """A number in a JSON document, a value with keys estimate, low, high, or the mean of a list of numbers from 0 on.
+    """A number in a document, a value with keys estimate, low, high, or the mean of a list of numbers from 0 on.
 
+    document : a JSON file, or a CSV file as a list of its rows
     at : the path to it: keys, positions from 0, and {key = value, ...} for the only entry of a list with these values
     """
 

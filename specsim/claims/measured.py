@@ -1,4 +1,4 @@
-"""The measured value of a claim's subject, with its doubt; subjects that are values of JSON documents."""
+"""The measured value of a claim's subject, with its doubt; subjects that are values of documents."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 from specsim.claims.claim import ValueSubject
 from specsim.io.arrays import Floats
 from specsim.io.errors import InputError
+from specsim.io.files import read_csv
 from specsim.io.json import read_json
 from specsim.replaying.intervals import Estimate, ratio_interval
 
@@ -83,13 +84,13 @@ def as_measured(value: Any, where: str) -> Measured:
 
 
 def of_value(subject: ValueSubject, home: Path) -> Measured:
-    """Evaluate a claim's number of a JSON document."""
+    """Evaluate a claim's number of a document."""
     path = home / subject.document
     return as_measured(value_at(_read_document(path, stamp_of(path)), subject.at, str(path)), str(path))
 
 
 def value_at(document: Any, at: list[Any], where: str) -> Any:
-    """Follow a path through a JSON document; InputError names the step that does not fit."""
+    """Follow a path through a document; InputError names the step that does not fit."""
     value = document
     for number, step in enumerate(at, start=1):
         place = f"{where}: step {number} of at, {str(step)[:60]}"
@@ -121,7 +122,18 @@ def is_number(value: Any) -> bool:
 
 @lru_cache(maxsize=8)  # many claims are about the same document
 def _read_document(path: Path, stamp: Stamp) -> Any:
+    """Read a JSON document, or a CSV table as a list of its rows."""
+    if path.suffix == ".csv":
+        rows = read_csv(path, f"document {path}", "check the path").to_dict("records")
+        return [{column: _number_or_text(cell) for column, cell in row.items()} for row in rows]
     return read_json(path, f"document {path}", missing="check the path", invalid="make it again")
+
+
+def _number_or_text(cell: Any) -> Any:
+    try:
+        return float(cell)
+    except ValueError:
+        return cell
 
 
 def stamp_of(path: Path) -> Stamp:

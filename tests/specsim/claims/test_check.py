@@ -247,6 +247,19 @@ def test_any_number_of_a_document(tmp_path: Path) -> None:
             check_files([path])
 
 
+def test_a_number_of_a_csv_file_is_found_by_its_row_and_column(tmp_path: Path) -> None:
+    (tmp_path / "runs.csv").write_text("model,k,time_s,note\n7B,3,2.5,\n7B,5,2.0,warm\n13B,3,4.0,\n")
+    path = tmp_path / "it.claims.toml"
+    at = {k: f'[{{ model = "7B", k = {k} }}, "time_s"]' for k in (3, 5)}
+    claim = f"ratio = [{{ at = {at[3]} }}, {{ at = {at[5]} }}]\nexpected = 1.25\ntolerance = 0"
+    path.write_text(f'version = 1\n[[claim]]\nname = "it"\ndocument = "runs.csv"\n{claim}')
+    assert [checked.verdict for checked in check_files([path])] == ["holds"]
+    for wrong in ('"time_s"', '{ model = "7B" }, "time_s"', '{ k = 5 }, "note"', '{ model = "13B" }, "note"'):
+        path.write_text(f'version = 1\n[[claim]]\nname = "it"\ndocument = "runs.csv"\nat = [{wrong}]\nat_least = 1')
+        with pytest.raises(InputError, match="runs.csv"):
+            check_files([path])
+
+
 def test_a_list_of_a_document_is_its_mean_over_sequences(tmp_path: Path) -> None:
     """Two lists of the same document are compared in pairs."""
     (tmp_path / "it.json").write_text(
