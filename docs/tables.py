@@ -15,6 +15,7 @@ from docs import pages, values
 from docs.pages import HOME, ROOT
 from studies.comparisons import first_best
 from studies.drafters.report import with_own_interval
+from studies.papers.findings import audit
 
 STUDIES = ROOT / "studies"
 PLACE = re.compile(r"<!-- table: (?P<name>[^\n]+?) -->.*?<!-- end of table -->", re.DOTALL)
@@ -136,6 +137,20 @@ def smollm2() -> str:
     return _table("drafter | policy chosen by the forecast | held-out prompts | forecast | measured", rows)
 
 
+def printed_errors() -> str:
+    """List the papers' printed figures that contradict others, by case of the errata and cell."""
+    texts: dict[tuple[int, str], list[str]] = {}
+    for finding in audit()["findings"].values():
+        if finding["erratum"].startswith("F"):
+            texts.setdefault((int(finding["erratum"][1:]), finding["cell"]), []).append(finding["text"])
+    use = audit()["use"]
+    rows = [
+        f"F{case} | {cell} | {'; '.join(of_cell)} | {use[f'F{case}']}"
+        for (case, cell), of_cell in sorted(texts.items())
+    ]
+    return _table("case | table: row: column | finding | use", rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "policies": policies,
     "drafters": drafters,
@@ -144,6 +159,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "import formats": import_formats,
     "llama-3.1-8b with eagle3": llama_eagle3,
     "smollm2": smollm2,
+    "printed errors": printed_errors,
 }
 
 

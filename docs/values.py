@@ -26,9 +26,7 @@ from specsim.cost.files import read_cost
 from specsim.cost.roofline.published import class_error
 from specsim.engines.conventions import CONVENTIONS
 from specsim.replaying.intervals import FEW, LARGEST_FLOOR_PERCENT, REPEATS
-from studies.papers.adaedl import DRAWS
-from studies.papers.audit import findings
-from studies.papers.record import filled
+from studies.papers.findings import VERDICTS, audit, filled
 from tests.contract.test_house import MOST_LINES
 from tests.specsim.claims.test_diff import FOUND_PERCENT
 from tests.specsim.cost.test_points import ONE_POINT_PERCENT, TWO_POINTS_PERCENT
@@ -83,14 +81,15 @@ def _held_out(system: str) -> str:
 
 def _range(series: str, part: str, digits: int) -> str:
     """From the least to the largest of some figures of the audit: those of a series whose names end so."""
-    values = [each.value for each in findings() if each.series == series and each.name.endswith(part)]
+    findings = audit()["findings"].items()
+    values = [finding["value"] for name, finding in findings if name.startswith(series) and name.endswith(part)]
     return f"{min(values):.{digits}f} to {max(values):.{digits}f}"
 
 
 def _alphas() -> str:
     """Rows of EDD's tables whose alpha is tau over depth, of all."""
-    verdicts = [finding.verdict for finding in findings() if finding.series == "edd.alpha"]
-    return f"{verdicts.count('supports')} of {len(verdicts)} rows"
+    (alphas,) = [series for series in audit()["series"] if series["series"] == "edd.alpha"]
+    return f"{alphas['supports']} of {sum(alphas[verdict] for verdict in VERDICTS)} rows"
 
 
 def _drafted_ms() -> str:
@@ -131,12 +130,11 @@ VALUES: dict[str, Callable[[], object]] = {
     "version of llamacpp": lambda: CONVENTIONS["llamacpp"].version,
     "version of sglang's trees": lambda: json.loads(SGLANG_TREES.read_text())["sglang"],
     "seconds of smoke": lambda: f"{MOST_S['smoke']:g}",
-    "EESD table 8: verification": lambda: _range("eesd.breakdown", ".verify_ratio", 2),
-    "EESD table 8: others": lambda: _range("eesd.breakdown", ".others", 0),
-    "EESD table 8: T_d / T_t": lambda: _range("eesd.breakdown", ".measured_ratio", 3),
-    "EESD by Eq. 14: T_d / T_t": lambda: _range("eesd.cost_ratio", "_ts", 3),
+    "EESD table 8: verification": lambda: _range("eesd.breakdown.", ".verify_ratio", 2),
+    "EESD table 8: others": lambda: _range("eesd.breakdown.", ".others", 0),
+    "EESD table 8: T_d / T_t": lambda: _range("eesd.breakdown.", ".measured_ratio", 3),
+    "EESD by Eq. 14: T_d / T_t": lambda: _range("eesd.cost_ratio.", "_ts", 3),
     "EDD: rows whose alpha is tau over depth": _alphas,
-    "AdaEDL: random pairs": lambda: f"{DRAWS:,}",
     "lines of a file": lambda: MOST_LINES,
     "off after one point": lambda: f"{ONE_POINT_PERCENT:g}",
     "off after two points": lambda: f"{TWO_POINTS_PERCENT:g}",
@@ -145,7 +143,7 @@ VALUES: dict[str, Callable[[], object]] = {
 
 def value(name: str) -> str:
     """What a page says where it names this value."""
-    return str(VALUES[name]()) if name in VALUES else filled(f"{{{name}}}", findings())
+    return str(VALUES[name]()) if name in VALUES else filled(f"{{{name}}}")
 
 
 def written(text: str) -> str:

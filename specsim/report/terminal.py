@@ -27,16 +27,14 @@ class Need(NamedTuple):
     whole: int
 
 
-def terminal(width: int | None = None) -> Console:
+def terminal() -> Console:
     """Standard output, which prints texts without markup. $COLUMNS is obeyed off a terminal, too.
 
     Its own styles are not escaped, so that a text from a file has to be `printable` before.
     """
     out = unescaped(sys.stdout)
     bounded = Console(file=out).is_terminal or os.environ.get("COLUMNS", "").isdecimal()
-    return Console(
-        file=out, markup=False, emoji=False, highlight=False, width=width or (None if bounded else LOG_WIDTH)
-    )
+    return Console(file=out, markup=False, emoji=False, highlight=False, width=None if bounded else LOG_WIDTH)
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, labels: int = 1) -> None:

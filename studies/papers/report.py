@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -10,15 +10,11 @@ from matplotlib.figure import Figure
 
 from specsim.report.drawing import ADAPTIVE, DOT, MEASURED, MUTED, PREDICTED, styled, svg
 from specsim.report.table import Column
-from studies.papers.edd import SIZES, entries, fit_overhead, of_size
-from studies.papers.eesd.cost import groups, left_out_fits, predicted
-from studies.papers.eesd.runs import SHORT, find_run
-from studies.papers.record import VERDICTS, Finding, filled, slug
+from studies.papers.findings import VERDICTS, audit, filled
 from studies.papers.tables import PAPERS, read_table, table_names
 from studies.report import Report
 
-Point = tuple[float, float]  # printed and predicted speedup
-Series = tuple[Sequence[Point], str, str, str]  # points, color, marker, label
+Series = tuple[str, str, str, str]  # key of the predictions, color, marker, label
 
 ANSWER = (
     "With one cost ratio per target and method, EESD's Eq. 14 reproduces its printed speedups with a mean error of "
@@ -26,18 +22,21 @@ ANSWER = (
     "that its table 8 measures it overestimates them by {eesd.eq14_measured_error:low:.0f} to "
     "{eesd.eq14_measured_error:high:.0f} %."
 )
+OVERHEADS = (
+    "and an overhead a round, {edd.one_overhead.7b.all.overhead_ms:.1f} ms at 7B and "
+    "{edd.one_overhead.13b.all.overhead_ms:.1f} ms at 13B"
+)
 
 
-def report(findings: Sequence[Finding]) -> Report:
+def report() -> Report:
     """Return the report."""
-    papers = [paper_row(paper, findings) for paper in PAPERS]
-    supporting, contradicting = (sum(row[verdict] for row in papers) for verdict in ("supports", "contradicts"))
+    papers = [paper_row(paper) for paper in PAPERS]
+    counts = {verdict: sum(row[verdict] for row in papers) for verdict in VERDICTS}
     return Report(
         question="Are the papers' numbers consistent?",
-        answer=f"Of {len(findings)} figures recomputed from printed ones {supporting} support the paper and "
-        f"{contradicting} contradict it. "
-        f"{filled(ANSWER, findings)}",
-        figure=speedups_figure({finding.name: finding for finding in findings}),
+        answer=f"Of {sum(counts.values())} figures recomputed from printed ones {counts['supports']} support the paper "
+        f"and {counts['contradicts']} contradict it. {filled(ANSWER)}",
+        figure=speedups_figure(),
         figure_name="speedups",
         caption="Speedups that the papers' cost models predict against those printed",
         columns=[
@@ -46,20 +45,19 @@ def report(findings: Sequence[Finding]) -> Report:
             *(Column(verdict, verdict) for verdict in VERDICTS),
         ],
         shown=papers,
-        table=series_rows(findings),
+        table=[series_row(series) for series in audit()["series"]],
         trust=[
             "Every figure has the interval that the rounding of the printed cells allows; a figure contradicts the "
             "paper only where that interval misses what is printed. No model is run, so there are no prompts, no "
             "machine, no load and no noise floor.",
             "Figures were checked against an independent script. Simulated figures carry 95 % intervals.",
-            "`python -m studies.papers audit` lists all figures; section F of docs/errata.md names the cells that "
-            "disagree and says which figure to use.",
+            "Section F of docs/errata.md names the cells that disagree and says which figure to use.",
         ],
     )
 
 
-def paper_row(paper: str, findings: Sequence[Finding]) -> dict[str, Any]:
-    """Return a paper's number of printed figures, and of findings by verdict."""
+def paper_row(paper: str) -> dict[str, Any]:
+    """Return a paper's number of printed figures, and of recomputed ones by verdict."""
     cells = [
         row[column]
         for table in map(read_table, table_names())
@@ -67,73 +65,51 @@ def paper_row(paper: str, findings: Sequence[Finding]) -> dict[str, Any]:
         for row in table.rows
         for column in table.units
     ]
-    verdicts = [finding.verdict for finding in findings if finding.paper == paper]
+    series = [series for series in audit()["series"] if series["series"].startswith(f"{paper}.")]
     return {
-        "paper": PAPERS[paper][0],
+        "paper": PAPERS[paper],
         "printed_figures": sum(cell[:1].isdigit() or cell[:1] in "+-" for cell in cells if cell),
-        **{verdict: verdicts.count(verdict) for verdict in VERDICTS},
+        **{verdict: sum(each[verdict] for each in series) for verdict in VERDICTS},
     }
 
 
-def series_rows(findings: Sequence[Finding]) -> list[dict[str, Any]]:
-    """Return a row for each series of findings: its values' range, and how many have which verdict."""
-    rows = []
-    for name in dict.fromkeys(finding.series for finding in findings):
-        series = [finding for finding in findings if finding.series == name]
-        values = [finding.value for finding in series]
-        rows.append(
-            {
-                "series": name,
-                "findings": len(series),
-                "least": min(values),
-                "largest": max(values),
-                "unit": series[0].unit,
-                **{verdict: sum(finding.verdict == verdict for finding in series) for verdict in VERDICTS},
-                "text": series[0].text if len(series) == 1 else "",
-            }
-        )
-    return rows
+def series_row(series: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row of the table: a series with the number of its figures behind its name."""
+    return {"series": series["series"], "findings": sum(series[verdict] for verdict in VERDICTS), **series}
 
 
 @styled()
-def speedups_figure(findings: dict[str, Finding]) -> str:
+def speedups_figure() -> str:
     """Draw predicted against printed speedups: EESD's Eq. 14, and the cost model of EDD and PCT."""
     figure = Figure(figsize=(10.4, 4.8), layout="constrained")
     left, right = figure.subplots(1, 2)
-    left_out = [
-        (run.speedup, predicted(ratio, run)) for group in groups().values() for run, ratio in left_out_fits(group)
-    ]
-    measured = []
-    for row in read_table("eesd_8").rows:
-        run = find_run("xsum", row["target"], row["method"])
-        measured.append((run.speedup, findings[f"eesd.breakdown.{slug(run.target, SHORT[run.method])}.eq14"].value))
     _scatter(
         left,
         "EESD, Eq. 14",
-        (left_out, PREDICTED, "o", "one ratio per target and method, from other data sets"),
-        (measured, MEASURED, "D", "the ratio that table 8 measures"),
+        ("eq14_left_out", PREDICTED, "o", "one ratio per target and method, from other data sets"),
+        ("eq14_measured", MEASURED, "D", "the ratio that table 8 measures"),
     )
-    overheads = {size: fit_overhead(of_size(size)) for size in SIZES}
-    sizes = " and ".join(f"{ms:.1f} ms at {size}" for size, ms in overheads.items())
     _scatter(
         right,
         "EDD and PCT",
-        ([(entry.printed, entry.speedup()) for entry in entries()], MEASURED, "D", "draft and target passes alone"),
-        (
-            [(entry.printed, entry.speedup(overheads[entry.size])) for entry in entries()],
-            ADAPTIVE,
-            "o",
-            f"and an overhead a round, {sizes}",
-        ),
+        ("edd_passes", MEASURED, "D", "draft and target passes alone"),
+        ("edd_overhead", ADAPTIVE, "o", filled(OVERHEADS)),
     )
     return svg(figure, "speedups", "Predicted speedups against those printed")
 
 
+def points(model: str) -> Sequence[tuple[float, float]]:
+    """Return the printed and the predicted speedup of each row that this cost model was applied to."""
+    rows = {row.place(): row for table in map(read_table, table_names()) for row in table.rows}
+    predictions = audit()["predictions"][model]
+    return [(rows[place].number("speedup"), predicted) for place, predicted in predictions.items()]
+
+
 def _scatter(axes: Axes, title: str, *series: Series) -> None:
     """Draw points beside the diagonal on which the prediction is the printed speedup."""
-    for points, color, marker, label in series:
-        axes.plot(*zip(*points, strict=True), marker, color=color, markersize=5, label=label, **DOT)
-    values = [value for points, *_ in series for point in points for value in point]
+    for model, color, marker, label in series:
+        axes.plot(*zip(*points(model), strict=True), marker, color=color, markersize=5, label=label, **DOT)
+    values = [value for model, *_ in series for point in points(model) for value in point]
     ends = [min(values), max(values)]
     axes.plot(ends, ends, color=MUTED, linewidth=1, zorder=0)
     axes.set_title(title)

@@ -10,7 +10,7 @@ import pytest
 
 from docs import pages, tables, values
 from docs.idea import FIGURE, idea
-from studies.papers.audit import findings
+from studies.papers.findings import audit
 from tests.contract.test_house import MOST_LINES
 from tests.contract.test_options_named import APPS, OPTION, command_of, options
 from tests.support import ROOT
@@ -94,7 +94,7 @@ def test_tables_and_values_are_what_their_owners_say() -> None:
 def test_every_value_is_said_somewhere_and_known() -> None:
     said = {found["name"] for path in WRITTEN for found in values.PLACE.finditer(path.read_text())}
     assert values.VALUES.keys() - said == set()
-    figures = {finding.name for finding in findings()}
+    figures = audit()["findings"]
     assert [name for name in said - values.VALUES.keys() if name.partition(":")[0] not in figures] == []
 
 

@@ -10,7 +10,6 @@ import pytest
 from specsim.io.errors import InputError
 from studies.papers import tables
 from studies.papers.tables import PAPERS, read_table, table_names
-from tests.support.commands import call
 
 
 def test_every_printed_number_is_there() -> None:
@@ -28,7 +27,7 @@ def test_some_cells_are_those_of_the_papers() -> None:
     assert read_table("eesd_11").row("Vicuna-13B", "Medusa")["speedup"] == "1.21"
     assert read_table("eesd_4").row("w/o TS, K = 10", "xsum")["hm_percent"] == "41.77"
     assert read_table("edd_2").row("Vicuna1.5-13B", "PCT", "cnn_dm")["tau"] == "2.84"
-    assert read_table("edd_costs").row("13B").interval("target_ms") == pytest.approx((50.05, 50.15))
+    assert read_table("edd_costs").row("13B")["target_ms"] == "50.1"
     assert read_table("space_5").row("Falcon-40B", "xsum")["quality_baseline_spread"] == "0.3"
     assert read_table("adaedl_1").row("16", "Base-SPD")["wmt_19"] == "22.30"
     assert read_table("medusa_2").row("Direct Fine-tuning")["quality"] == "5.925"
@@ -44,10 +43,6 @@ def test_an_edited_table_is_refused(name: str, tmp_path: Path, monkeypatch: pyte
         read_table(name)
 
 
-def test_a_table_is_printed_as_transcribed() -> None:
-    printed = call("papers", "table", "medusa_1")
-    assert printed.code == 0 and all(
-        cell in printed.out for cell in ("MEDUSA", "table 1", "Vicuna-33B", "1.27", "+0.05")
-    )
-    wrong = call("papers", "table", "medusa_9")
-    assert wrong.code == 2 and wrong.err.startswith("error: unknown table medusa_9; choose one of eesd_1, eesd_2")
+def test_an_unknown_table_is_refused() -> None:
+    with pytest.raises(InputError, match="unknown table medusa_9; choose one of eesd_1, eesd_2"):
+        read_table("medusa_9")

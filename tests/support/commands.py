@@ -13,12 +13,10 @@ from transformers.utils import logging
 
 import realrun.cli.main
 import specsim.cli.main
-import studies.papers.__main__
 
 COMMANDS = {
     "specsim": specsim.cli.main.main,
     "realrun": realrun.cli.main.main,
-    "papers": studies.papers.__main__.main,
 }
 
 
