@@ -138,13 +138,14 @@ class _Again:
         self.decoding = Decoding(decoder, prompt.tokens, budget, policy, self.number, seed, state)
 
     def look_at(self, number: int, t: int, drafted: int, text: Sequence[int]) -> Divergence:
-        """What differs in the round of this number at t, of which the replay drafted so many tokens."""
+        """Decode up to a round and explain how it differs from the replay.
+
+        number, t, drafted : the round's number, its first position, and the tokens that the replay drafted in it
+        """
         for _ in range(number):
             self.decoding.advance()
-        own_pass = getattr(
-            self.decoder.drafter, "lm", None
-        )  # drafters that run none of their own have no logits to read
-        watched = nullcontext(list[torch.Tensor]()) if own_pass is None else passes(own_pass)
+        draft_lm = getattr(self.decoder.drafter, "lm", None)  # drafters without a model have no logits to read
+        watched = nullcontext(list[torch.Tensor]()) if draft_lm is None else passes(draft_lm)
         with watched as of_draft, passes(self.decoder.target) as of_target:
             draft = self.decoding.advance()
         row = int(self.trace.offsets[self.index]) + t
@@ -177,11 +178,14 @@ class _Again:
         return abs(gap) / self._ulp(pair)
 
     def _ulp(self, logits: torch.Tensor) -> float:
-        """Of the largest of these, in the models' type: what is behind float32 logits is rounded to that, too."""
+        """Return one unit in the last place of the largest logit, in the target's number type.
+
+        Float32 logits are computed from values that are rounded to that type.
+        """
         return ulp(float(logits.abs().max()), self.decoder.target.model.dtype)
 
     def _signal_gap(self, steps: Sequence[Step], row: int, of_draft: Sequence[torch.Tensor]) -> float | None:
-        """The largest difference, in nats, of a signal that the policy read, in ulps of the largest logit behind it."""
+        """Return the largest difference of a signal that the policy read, in ulps of the largest logit behind it."""
         if len(of_draft) != len(steps):
             return None
         gaps = [0.0]

@@ -214,7 +214,7 @@ class _Decoding:
 
 
 def _finished(measured: MeasuredCosts, prompts: Sequence[Prompt], earlier: Samples | None) -> dict[str, Any]:
-    """Take the samples that are still missing; all that were taken after the last prompt, earlier starts' included."""
+    """Measure the cost samples that are still missing after the last prompt, and add those of earlier starts."""
     stream = Stream()
     if earlier is not None:
         stream.merge(earlier)

@@ -65,9 +65,9 @@ class DrafterFile:
 
 
 def weights_digest(*parts: torch.nn.Module | str) -> str:
-    """Hash a few numbers of every parameter of these modules, in bfloat16's precision, and these strings.
+    """Compute a digest of these strings and of a few numbers of every parameter, rounded to bfloat16.
 
-    Every matrix of a parameter with three axes counts.
+    A parameter with three axes contributes numbers of each of its matrices.
     """
 
     def read(part: torch.nn.Module | str) -> Iterator[str | bytes]:

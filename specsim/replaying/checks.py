@@ -110,9 +110,10 @@ def _pass_tokens(policy: TreePolicy) -> int:
 
 
 def _lowered(policy: Any, asked: Callable[[Any], int], most: int) -> str:
-    """Advise settings under which a policy asks for at most `most`: each that suffices alone, else several together.
+    """Write which settings to lower so that a policy asks for at most `most` tokens.
 
-    For a policy that learns, name the settings only, because their values decide what it learns.
+    Each setting that suffices alone is named, else several together. Values are left out for a policy that learns,
+    because they decide what it learns.
     """
     fields = dataclasses.fields(policy)
     whole = [field for field in fields if type(field.default) is int]

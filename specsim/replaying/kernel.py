@@ -22,14 +22,15 @@ prepare_compiler()  # ahead of the first function that is compiled, or loaded
 
 
 def specialise(kernel: Any, names: Mapping[str, Any], kind: type[Policy]) -> Kernel:
-    """The kernel compiled with the policy's functions in the place of those that its module names so.
+    """Compile a kernel for a policy.
 
-    names : the globals of the kernel's module. The policy's functions become globals of a copy
-    of the kernel, so that numba can keep the compiled code on disk; the copy's name carries a
-    hash of the policy's file and of the folders `policy` and `replaying`, so that an edited policy is compiled
-    anew. Only specsim's own policies are kept: what a user's file calls elsewhere may change
-    without the file, and numba loads kept code, of any policy of that name, only where the modules of
-    all functions and settings can be imported by name.
+    names : the globals of the kernel's module, in which the policy's functions replace those of the same name
+
+    The policy's functions become globals of a copy of the kernel, because numba can then cache the compiled code on
+    disk. The copy's name carries a hash of the policy's file and of the folders `policy` and `replaying`, so that an
+    edited policy is compiled again. Only specsim's own policies are cached: a user's file may call code that changes
+    while the file does not, and numba loads cached code only where the modules of all functions and settings can be
+    imported by name.
     """
     version, functions = _version(kind), _step_functions(kind)  # type: ignore[arg-type]  # a class hashes well
     bound = _copy(kernel, {**names, **vars(functions)}, f"replay_{kind.name}_{version or 'unkept'}")
@@ -68,14 +69,17 @@ def _copy(function: Any, names: Mapping[str, Any], name: str) -> FunctionType:
 
 
 def _version(kind: type[Policy]) -> str | None:
-    """Return a digest of the files that a policy of specsim's own is compiled from; None for others."""
+    """Return a digest of the files that one of specsim's own policies is compiled from; None for a user's policy."""
     functions = [getattr(kind, name).py_func for name in kind.functions]
     modules = {kind.Params.__module__, *(function.__module__ for function in functions)}
     return _source_digest(functions) if all(module.startswith("specsim.") for module in modules) else None
 
 
 def select_fields(kind: type[Fields], holder: Any, nearer: Any = None, **values: Any) -> Fields:
-    """Fill a NamedTuple for compiled code from values by name, else from attributes of `nearer`, else of `holder`."""
+    """Fill a NamedTuple for compiled code.
+
+    A field's value comes from `values`, else from an attribute of `nearer`, else from one of `holder`.
+    """
     for name in kind._fields:  # type: ignore[attr-defined]
         if name not in values:
             values[name] = getattr(nearer if nearer is not None and hasattr(nearer, name) else holder, name)

@@ -153,12 +153,12 @@ class Trace:
 
     @property
     def informed(self) -> bool:
-        """Whether the columns of confidence tell how sure the drafter was; else they are the same at every position."""
+        """Whether the drafter reported its confidence; without a report the confidence columns hold constants."""
         return bool(self.meta.get("informed", self.meta.get("synthetic", {}).get("informed", True)))
 
     @property
     def has_text(self) -> bool:
-        """Whether `token` is the output; else only match lengths were recorded, and ids stand in for the tokens."""
+        """Whether `token` holds the output text; otherwise its ids are placeholders beside recorded match lengths."""
         return bool(self.meta.get("text", True))
 
     @property

@@ -41,7 +41,7 @@ INDEX = {"tokens": "index_topk", "heads": "index_n_heads", "dim": "index_head_di
 
 
 class Size(Protocol):
-    """Reads a whole number of a config by the first of these keys that it has."""
+    """Read a whole number from a config: the value of the first of these keys that the config has."""
 
     def __call__(self, *keys: str, default: int | None = None) -> int: ...
 

@@ -217,14 +217,17 @@ def _derating(values: Floats, passes: Roofline) -> Derating:
 
 
 def fit_passes(passes: Roofline, operations: Sequence[Sequence[Operation]], seconds: Seconds) -> Roofline:
-    """The same passes under the derating that fits N measured times [N] of these operations best, a list for each."""
+    """Fit the derating of passes to measured times.
+
+    operations : of each measured pass, N lists; seconds : measured, [N]
+    """
     work = Work.of(operations)
     fitted = _least_squares(lambda x: work.seconds(passes, _derating(x, passes)), seconds, np.array(STARTS), LOW, HIGH)
     return replace(passes, derating=_derating(fitted, passes))
 
 
 def _fit_drafting(cost: RooflineCost, cells: Cells) -> tuple[RooflineCost, Overheads]:
-    """Of draft steps: the drafter's derating, and the overhead of a step besides its pass."""
+    """Fit the drafter's derating and the overhead of a draft step to the measured draft steps."""
     place, passes = cells.tokens - 1, cost.draft_passes
     most_s = float(cells.seconds.max())
     # Beside a pass: a cold start, what is left of it at each step, and, where no pass would show it, a step's own.

@@ -61,9 +61,9 @@ def accept_prob(shared, weights, accept_probs, prob, rank):  # type: ignore[no-u
 
 @nb.njit
 def min_draft_prob(shared, weights, accept_probs, rank, wanted):  # type: ignore[no-untyped-def]
-    """Draft probability from which a node of this or a later rank can have a `wanted` probability; above 1: never.
+    """Invert `accept_prob`: return the least draft probability that gives this rank a probability of `wanted`.
 
-    The other way round of `accept_prob`, which rises with the draft probability.
+    Below it, no node of this or a later rank reaches `wanted`. A result above 1 means that no draft probability suffices.
     """
     last = len(accept_probs) - 1
     if wanted <= accept_probs[0]:

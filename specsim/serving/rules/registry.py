@@ -81,5 +81,5 @@ def find_rule(name: str | PathLike[str]) -> type[DraftLengthRule] | None:
 def make_rule(
     kind: type[DraftLengthRule], settings: Mapping[str, Any], train: Trace, cost: BatchCost
 ) -> DraftLengthRule:
-    """Make a rule, fitted to sequences and costs, whose drafts are no deeper than the recording unless asked for."""
+    """Fit a rule to sequences and costs. Its maximum draft length defaults to the recorded depth."""
     return kind.fit({**cap_depth(kind, train.depth), **settings}, train, cost)
