@@ -18,7 +18,6 @@ from collections.abc import Callable
 from typing import Any
 
 from docs.pages import HOME, ROOT
-from realrun.campaign.run import MOST_S
 from realrun.measure.turns import TURN_ROUNDS
 from realrun.pairs.pair import LAB_DEEP_LAYERS
 from specsim.claims.diff import BETWEEN_RUNS_PERCENT
@@ -129,7 +128,6 @@ VALUES: dict[str, Callable[[], object]] = {
     "version of vllm": lambda: CONVENTIONS["vllm"].version,
     "version of llamacpp": lambda: CONVENTIONS["llamacpp"].version,
     "version of sglang's trees": lambda: json.loads(SGLANG_TREES.read_text())["sglang"],
-    "seconds of smoke": lambda: f"{MOST_S['smoke']:g}",
     "EESD table 8: verification": lambda: _range("eesd.breakdown.", ".verify_ratio", 2),
     "EESD table 8: others": lambda: _range("eesd.breakdown.", ".others", 0),
     "EESD table 8: T_d / T_t": lambda: _range("eesd.breakdown.", ".measured_ratio", 3),

@@ -15,7 +15,7 @@ import torch
 
 def provenance(device: torch.device, number_type: str) -> dict[str, Any]:
     """A small JSON-able record to store beside every measurement of models in this number type."""
-    versions = {name: _installed(name) for name in ("torch", "transformers", "numpy", "numba")}
+    versions = {name: installed(name) for name in ("torch", "transformers", "numpy", "numba")}
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "device": device_name(device),
@@ -28,8 +28,8 @@ def provenance(device: torch.device, number_type: str) -> dict[str, Any]:
     }
 
 
-def _installed(package: str) -> str:
-    """Its version; the kernels' stage of a campaign runs without some."""
+def installed(package: str) -> str:
+    """Find the version of a package, "none" if it is missing: some measurements need only some of them."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -191,9 +191,10 @@ def use_plan(path: Path) -> None:
 
 
 def use_stage(path: Path) -> None:
-    from realrun.campaign.job import read_result as read_stage
+    from realrun.campaign import Result
+    from realrun.own_files import read_kept
 
-    found = read_stage(path)
+    found = read_kept(path, Result)
     assert found is None or found["complete"] in (True, False)
 
 

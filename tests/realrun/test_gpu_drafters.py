@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from realrun.campaign.smoke import DRAFTERS
 from realrun.decode.decoder import Decoder
 from realrun.decode.sampling import Sampler
 from realrun.experiment.validate import output_identical, rounds_identical
 from realrun.lm.static.llama import StaticLlama
 from realrun.measure.record import RecordSettings, record
+from realrun.pairs.lab_drafters import LAB_DRAFTERS, has_lab_drafter
 from realrun.pairs.pair import Pair, load_pair
 from realrun.pairs.prompts import lab_prompts
 from specsim.cost.model import SPACE, ConstantCost
@@ -20,6 +20,7 @@ from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
 
 NEW_TOKENS, NODES = 24, 128  # nodes recorded: all that the trees below ask for
+DRAFTERS = ("model", "prompt-lookup", *filter(has_lab_drafter, LAB_DRAFTERS))
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 devices = pytest.mark.parametrize(
     "device", [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda", marks=[pytest.mark.gpu, needs_cuda])]

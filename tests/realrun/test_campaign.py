@@ -1,0 +1,181 @@
+"""The campaign: stages inside their time, results that can be read, failures that stop nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import realrun.campaign as campaign
+from realrun.campaign import STAGES, Job, OutOfTime, Stage, run_campaign
+from realrun.cli.campaign import state_in_words
+from realrun.cli.main import app
+from specsim.cost.grid import read_grid
+from specsim.io.errors import InputError
+from specsim.report.result_files import list_results
+from tests.contract.test_house import CARRIED
+from tests.support import ROOT
+
+Jobs = dict[str, list[Job]]
+
+
+def fails(job: Job) -> dict[str, Any]:
+    raise ValueError("no luck")
+
+
+@pytest.fixture
+def jobs(monkeypatch: pytest.MonkeyPatch) -> Jobs:
+    """Three stages in place of the real ones, of which the second fails; the jobs that each was given."""
+    given: Jobs = {"first": [], "broken": [], "last": []}
+
+    def noting(name: str, run: Callable[[Job], dict[str, Any]]) -> Stage:
+        def stage(job: Job) -> dict[str, Any]:
+            given[name].append(job)
+            return run(job)
+
+        return Stage(name, stage, {"first": 60.0}.get(name, 1e9))
+
+    runs = {"first": lambda job: {"rows": 3}, "broken": fails, "last": lambda job: {}}
+    monkeypatch.setattr(campaign, "STAGES", tuple(noting(name, run) for name, run in runs.items()))
+    return given
+
+
+def test_a_failed_stage_leaves_its_reason_and_the_next_one_runs(tmp_path: Path, jobs: Jobs) -> None:
+    results = run_campaign(tmp_path / "out", minutes=1)
+    assert [r["stage"] for r in results] == ["first", "broken", "last"]
+    assert results[0]["rows"] == 3 and [r["complete"] for r in results] == [True, False, True]
+    assert results[1]["error"] == "ValueError: no luck" and "in fails" in results[1]["traceback"]
+    for result in results:
+        assert json.loads((tmp_path / "out" / f"{result['stage']}.json").read_text()) == result
+        assert result["provenance"]["date"] and result["reduced"]
+
+
+def test_complete_stages_are_kept_and_others_run_again(tmp_path: Path, jobs: Jobs) -> None:
+    run_campaign(tmp_path / "out", minutes=1)
+    (jobs["first"][0].work / "scratch").touch()
+    run_campaign(tmp_path / "out", minutes=1)
+    assert [len(given) for given in jobs.values()] == [1, 2, 1]
+    (tmp_path / "out" / "last.json").write_text('{"kind": "specsim-camp')  # killed while it was written
+    run_campaign(tmp_path / "out", minutes=1, stages=["last"])
+    assert [len(given) for given in jobs.values()] == [1, 2, 2] and (jobs["first"][0].work / "scratch").exists()
+    run_campaign(tmp_path / "out", minutes=1, overwrite=True)
+    assert [len(given) for given in jobs.values()] == [2, 3, 3] and not (jobs["first"][0].work / "scratch").exists()
+
+
+def test_a_stage_has_its_own_time_within_that_of_all(
+    tmp_path: Path, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(campaign, "time", SimpleNamespace(monotonic=lambda: 1000.0))  # no stage takes any time
+    run_campaign(tmp_path / "out", minutes=4)
+    assert [given[0].deadline - 1000 for given in jobs.values()] == [60, 240, 240]
+    run_campaign(tmp_path / "out", minutes=4, overwrite=True, begun=800.0)  # the minutes began before
+    assert [given[1].deadline - 1000 for given in jobs.values()] == [40, 40, 40]
+    late = run_campaign(tmp_path / "late", minutes=4, begun=0.0)
+    assert [state_in_words(result) for result in late] == [
+        "out of time (the minutes were over): run again to go on"
+    ] * 3
+    assert [len(given) for given in jobs.values()] == [2, 2, 2]
+
+
+def test_a_stage_is_ended_at_its_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+
+    def slow(job: Job) -> dict[str, Any]:
+        for done in range(100):
+            now[0] += 10
+            try:
+                job.report("decode", done, 100)
+            except Exception:  # such as what the stages call have
+                continue
+        return {}
+
+    monkeypatch.setattr(campaign, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(campaign, "STAGES", (Stage("slow", slow, 60), Stage("last", lambda job: {}, 60)))
+    ended, last = run_campaign(tmp_path / "out", minutes=2)
+    assert (ended["left"], ended["complete"], ended["seconds"]) == ("decode: 6 of 100 done", False, 70)
+    assert last["complete"]
+
+
+def test_commands_of_a_stage_end_with_it(tmp_path: Path) -> None:
+    job = Job(tmp_path, campaign.time.monotonic() + 1, torch.device("cpu"), 0, lambda what, done, total: None)
+    with pytest.raises(RuntimeError, match="exit code 3: a / b"):
+        job.run(sys.executable, "-c", "print('a\\nb'); raise SystemExit(3)")
+    with pytest.raises(OutOfTime, match="was not done"):
+        job.run("sleep", "60")
+
+
+def test_unknown_stage_and_no_time_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="stage 'kernel' is unknown; known: smoke, validate, board, cost-grid-llama"):
+        run_campaign(tmp_path, minutes=1, stages=["kernel"])
+    with pytest.raises(InputError, match="minutes=0"):
+        run_campaign(tmp_path, minutes=0)
+
+
+def test_the_stage_of_kernels_needs_neither_numba_nor_transformers() -> None:
+    """Versions that do not go together on a machine then cost the other stages, not this one."""
+    code = (
+        "import sys; sys.modules |= dict.fromkeys(('numba', 'transformers', 'optuna')); "
+        "import realrun.cli.main, realrun.campaign as campaign; campaign.Job.run = lambda *a, **v: 'passed'\n"
+        "from pathlib import Path; (stage,) = campaign.chosen_stages(['kernels'])\n"
+        "stage.run(campaign.Job(Path(), 1e9, None, 0, None))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_command_fails_when_a_stage_does(tmp_path: Path, jobs: Jobs) -> None:
+    done = CliRunner().invoke(app, ["campaign", "--out", str(tmp_path / "out"), "--minutes", "1", "--json"])
+    assert done.exit_code == 1
+    assert [s["stage"] for s in json.loads(done.stdout)["stages"]] == ["first", "broken", "last"]
+
+
+def test_a_reduced_cost_grid_is_complete_and_read(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    (result,) = run_campaign(out, minutes=2, stages=["cost-grid-qwen3-0.6b"], device="cpu")
+    assert result["complete"] and "error" not in result, result
+    assert [r.file for r in list_results(out)] == ["cost-grid-qwen3-0.6b.json"]
+    assert read_grid(f"{out / 'cost-grid-qwen3-0.6b.json'}:qwen3-0.6b").pass_s(1, 2, 64) > 0
+
+
+@pytest.mark.slow
+def test_every_reduced_stage_gives_a_result(tmp_path: Path) -> None:
+    """From end to end without a GPU; what was interrupted in the first run is gone on with in the second."""
+    out = tmp_path / "out"
+    run_campaign(out, minutes=0.3, device="cpu")
+    results = {r["stage"]: r for r in run_campaign(out, minutes=20, device="cpu")}
+    assert list(results) == [stage.name for stage in STAGES]
+    assert all(r["complete"] and "error" not in r for r in results.values()), results
+    assert sum(path.stat().st_size for path in out.iterdir()) < 16 * 2**20
+    for name in ("validate", "scripted-1"):
+        (document,) = (results[name][key] for key in ("validation", "scripted") if key in results[name])
+        assert all(row["rounds_identical_percent"] > 99 for row in document["rows"])
+    assert results["board"]["board"]["rows"] and "passed" in results["smoke"]["tests"]
+    assert results["kernels"]["benchmark"]["benchmarks"]
+
+
+@pytest.mark.slow
+def test_a_part_of_a_checkout_is_enough(tmp_path: Path) -> None:
+    """The one that docs/howto/profile_gpu.md carries to a machine without a network."""
+    for name in CARRIED:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("*.pyc", ".*"))
+        else:
+            shutil.copy(ROOT / name, tmp_path)
+    stages = ("smoke", "kernels")
+    command = [sys.executable, "-m", "realrun", "campaign", "--out", "results", "--minutes", "4"]
+    command += [word for stage in stages for word in ("--stage", stage)]
+    paths = {"PYTHONPATH": f".{os.pathsep}kernels"}
+    done = subprocess.run(command, cwd=tmp_path, env=os.environ | paths, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    results = [json.loads((tmp_path / "results" / f"{name}.json").read_text()) for name in stages]
+    assert all(result["complete"] and "passed" in result["tests"] for result in results)
