@@ -129,7 +129,7 @@ def _inside(folder: Path) -> Iterator[None]:
 def _shell(code: str, folder: Path, exit_codes: tuple[int, ...] = (0,)) -> str:
     paths = [str(ROOT), str(ROOT / "kernels"), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"PYTHON": sys.executable, "PYTHONPATH": os.pathsep.join(paths), "COLUMNS": COLUMNS}
-    environment["LAB"] = str(ROOT / "realrun" / "lab" / "weights")
+    environment["LAB"] = str(ROOT / "realrun" / "weights" / "lab")
     script = f"set -euo pipefail\n{COMMANDS}{code}"
     done = subprocess.run(["bash", "-c", script], cwd=folder, env=environment, capture_output=True, text=True)
     if done.returncode not in exit_codes:

@@ -1,4 +1,4 @@
-"""The `realrun` command: real models. Record, profile, validate; train the lab."""
+"""The `realrun` command: record, profile, validate and train with real models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from realrun.cli.campaign import campaign
 from realrun.cli.compare import compare
 from realrun.cli.convert import convert
 from realrun.cli.engine import engine
-from realrun.cli.lab import lab
 from realrun.cli.profile import batch_profile, probe, profile
 from realrun.cli.record import record
 from realrun.cli.shapes import cost_grid, scripted, shapes
@@ -39,7 +38,7 @@ COMMANDS: dict[str, tuple[Callable[..., Any], ...]] = {
     VALIDATE: (validate, board, compare, scripted, typical),
     TRAIN: (convert,),
 }
-GROUPS = {"engine": (engine, VALIDATE), "train": (train_group, TRAIN), "lab": (lab, TRAIN)}
+GROUPS = {"engine": (engine, VALIDATE), "train": (train_group, TRAIN)}
 for _panel, _commands in COMMANDS.items():
     for _command in _commands:
         command(app, panel=_panel)(_command)

@@ -8,9 +8,9 @@ from realrun.pairs.drafter_files import FILE
 from realrun.pairs.gguf_models import PACKAGES
 from specsim.io.errors import InputError
 
-LAB_WEIGHTS = Path(__file__).parents[1] / "lab" / "weights"  # what the package ships
-SHIPPED = LAB_WEIGHTS.parents[1] / "weights"  # of drafters for other targets, by the names of target and drafter
-TRAINED_HERE = Path("lab-weights")  # in the working folder, where `realrun lab train` writes, too
+SHIPPED = Path(__file__).parents[1] / "weights"  # what the package ships, by the names of target and drafter
+LAB_WEIGHTS = SHIPPED / "lab"
+TRAINED_HERE = Path("lab-weights")  # in the working folder, where the commands of RECIPES write
 LAB_PREFIX = "lab:"  # before the name of a drafter of the lab's
 
 # Of `realrun train`, without --out. None for weights that the package ships.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -62,38 +62,36 @@ def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor], **facts: Any) 
 
 
 def save_checkpoint(
-    path: Path, parts: Mapping[str, Tensors], optimizers: Sequence[torch.optim.Optimizer], **facts: Any
+    path: Path, parts: Mapping[str, Tensors], optimizer: torch.optim.Optimizer | None, **facts: Any
 ) -> None:
-    """Write everything that a run needs to continue: named sets of tensors, optimizers' states, and facts."""
+    """Write everything that a run needs to continue: named sets of tensors, the optimizer's state, and facts."""
     tensors = {f"{part}.{name}": value for part, whole in parts.items() for name, value in whole.items()}
-    for number, optimizer in enumerate(optimizers):
-        for index, slots in optimizer.state_dict()["state"].items():
-            for slot, value in slots.items():
-                tensors[f"optimizer.{number}.{index}.{slot}"] = torch.as_tensor(value)
+    for index, slots in optimizer.state_dict()["state"].items() if optimizer else ():
+        for slot, value in slots.items():
+            tensors[f"optimizer.{index}.{slot}"] = torch.as_tensor(value)
     save_tensors(path, tensors, **facts)
 
 
 @contextmanager
 def checkpoint(
-    path: Path, optimizers: Sequence[torch.optim.Optimizer], device: str | torch.device = "cpu"
+    path: Path, optimizer: torch.optim.Optimizer, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[dict[str, Tensors], dict[str, Any]]]:
-    """Read the sets of tensors and the facts that `save_checkpoint` wrote, and restore the optimizers' states.
+    """Read the sets of tensors and the facts that `save_checkpoint` wrote, and restore the optimizer's state.
 
     An error on reading them, in the block too, becomes an InputError that calls the file damaged.
     """
     try:
         parts: dict[str, Tensors] = {}
-        states: dict[int, dict[int, Tensors]] = {}
+        state: dict[int, Tensors] = {}
         for key, value in load_file(path, device=str(device)).items():
             part, name = key.split(".", 1)
             if part == "optimizer":
-                number, index, slot = name.split(".")
-                states.setdefault(int(number), {}).setdefault(int(index), {})[slot] = value.clone()
+                index, slot = name.split(".")
+                state.setdefault(int(index), {})[slot] = value.clone()
             else:
                 parts.setdefault(part, {})[name] = value
         yield parts, read_facts(path)
-        for place, optimizer in enumerate(optimizers):
-            optimizer.load_state_dict({**optimizer.state_dict(), "state": states.get(place, {})})
+        optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
     except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
         if isinstance(error, InputError):
             raise

@@ -118,21 +118,12 @@ class LoopSettings(Settings):
             return (step + 1) / rise
         return 0.5 * (1 + math.cos(math.pi * (step - rise) / max(1, steps - rise)))
 
-    def batch_shape(self, step: int, steps: int) -> tuple[int, int]:
-        """Give the windows of this step, from 0, of `steps`, and the tokens of a window."""
-        return self.batch_windows, self.window_tokens
-
 
 class Job(Protocol):
     """Definition of a training: parameters, loss and held-out metrics."""
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """List AdamW's groups, each with "params" and its peak "lr"; none for a job with other optimizers."""
-        return []
-
-    def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Make the optimizers of all trained parameters, at their peak learning rates."""
-        return [torch.optim.AdamW(self.parameter_groups(), **ADAMW)]
+        """List AdamW's groups, each with "params" and its peak "lr"."""
 
     def loss(self, batch: torch.Tensor, step: int) -> tuple[torch.Tensor, dict[str, float]]:
         """Compute the loss of a batch int64 [B, T + 1], a scalar in nats, and its parts for the log."""
@@ -207,8 +198,8 @@ class _Run:
     ):
         self.job, self.settings, self.sources, self.folder, self.progress = job, settings, sources, folder, progress
         self.held = windows([(held_tokens, 1.0)], HELD_OUT_WINDOWS, settings.window_tokens, (settings.seed, 1, 0))
-        self.optimizers = job.optimizers()
-        self.peaks = [group["lr"] for group in self.groups]
+        self.optimizer = torch.optim.AdamW(job.parameter_groups(), **ADAMW)
+        self.peaks = [group["lr"] for group in self.optimizer.param_groups]
         self.step, self.seconds = 0, 0.0
         self.planned = settings.steps  # fewer where a time limit allows no more
         self.history: list[Row] = []
@@ -216,11 +207,6 @@ class _Run:
         if (folder / CHECKPOINT).exists():
             self._resume()
         (folder / LOG).write_text("".join(json.dumps(row) + "\n" for row in self.history))
-
-    @property
-    def groups(self) -> list[dict[str, Any]]:
-        """List the parameter groups of all optimizers."""
-        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     def to_end(self, limit_s: float) -> list[Row]:
         settings, ended, wait_s = self.settings, False, self.settings.checkpoint_s
@@ -256,7 +242,7 @@ class _Run:
 
     def _train_step(self) -> None:
         settings, step = self.settings, self.step
-        batch = windows(self.sources, *settings.batch_shape(step, self.planned), (settings.seed, 0, step))
+        batch = windows(self.sources, settings.batch_windows, settings.window_tokens, (settings.seed, 0, step))
         torch.manual_seed(int(np.random.SeedSequence((settings.seed, 2, step)).generate_state(1)[0]))
         means: dict[str, float] = {}
         for piece in batch.split(settings.micro_windows or len(batch)):
@@ -268,12 +254,11 @@ class _Run:
                 means[name] = means.get(name, 0.0) + weight * value
         if not math.isfinite(means["loss"]):
             raise InputError(f"the loss is {means['loss']} at step {step + 1}; give a lower learning rate")
-        for group, peak in zip(self.groups, self.peaks, strict=True):
+        for group, peak in zip(self.optimizer.param_groups, self.peaks, strict=True):
             group["lr"] = peak * settings.lr_factor(step, self.planned)
-        torch.nn.utils.clip_grad_norm_([p for group in self.groups for p in group["params"]], MAX_GRADIENT_NORM)
-        for optimizer in self.optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
+        torch.nn.utils.clip_grad_norm_([p for group in self.optimizer.param_groups for p in group["params"]], MAX_GRADIENT_NORM)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
         self.recent.append(means)
         self.step += 1
 
@@ -309,11 +294,11 @@ class _Run:
     def _checkpoint(self) -> None:
         """Write all that the run needs to continue, and after the last step what a second start reads."""
         facts = {"step": self.step, "seconds": self.seconds, "history": self.history, "recent": self.recent}
-        optimizers = self.optimizers if self.step < self.settings.steps else []
-        save_checkpoint(self.folder / CHECKPOINT, {"state": self.job.state()}, optimizers, run=facts)
+        optimizer = self.optimizer if self.step < self.settings.steps else None
+        save_checkpoint(self.folder / CHECKPOINT, {"state": self.job.state()}, optimizer, run=facts)
 
     def _resume(self) -> None:
-        with checkpoint(self.folder / CHECKPOINT, self.optimizers) as (parts, facts):
+        with checkpoint(self.folder / CHECKPOINT, self.optimizer) as (parts, facts):
             self.job.load_state(parts["state"])
             run = facts["run"]
             self.step, self.seconds, self.history, self.recent = (

@@ -165,10 +165,10 @@ class Trainer:
 
     def _checkpoint(self) -> None:
         parts = {"model": self._weights(), "best": self.best}
-        save_checkpoint(self.path, parts, [self.optimizer], history=self.history)
+        save_checkpoint(self.path, parts, self.optimizer, history=self.history)
 
     def _resume(self) -> None:
-        with checkpoint(self.path, [self.optimizer], self.device) as (parts, facts):
+        with checkpoint(self.path, self.optimizer, self.device) as (parts, facts):
             self.model.load_state_dict(parts["model"])
             self.best = {name: value.cpu() for name, value in parts["best"].items()}
             self.history = facts["history"]

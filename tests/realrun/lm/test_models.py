@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 import realrun.pairs.prompts
-from realrun.lab.tokenizer import train_tokenizer
+from realrun.pairs.lab_drafters import LAB_WEIGHTS
 from realrun.pairs.library_text import SourceFile, docstring_spans, held_out, library_files
 from realrun.pairs.pair import load_pair
 from realrun.pairs.prompts import lab_prompts, study_prompts
@@ -121,12 +122,12 @@ def test_more_lab_prompts_than_there_are_is_refused(library: list[SourceFile]) -
     refusal(lambda: lab_prompts(tiny_tokenizer(), 100_000, 40), "ask for fewer")
 
 
-def test_the_byte_level_tokenizer_is_loss_free() -> None:
-    tokenizer = train_tokenizer(["def f(x):\n    return x + 12\n"] * 20, 300)
+def test_the_labs_byte_level_tokenizer_is_loss_free() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(LAB_WEIGHTS / "target")
     for text in ("def f(x):\n\treturn 3.14\r\n", "naïve 雪 \x00\x7f", "  trailing  ", "<b>"):
         ids = tokenizer(text)["input_ids"]
         assert tokenizer.decode(ids) == text and 0 not in ids
-    assert tokenizer.eos_token_id == 0 and len(tokenizer) <= 300
+    assert tokenizer.eos_token_id == 0 and len(tokenizer) == 2048
 
 
 def test_docstring_spans_are_the_lines_of_long_docstrings() -> None:

@@ -16,6 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from realrun.train.common import loop as loop_module
 from realrun.train.common.loop import Job, LoopSettings, Tensors, run_loop, windows
 from specsim.io.errors import InputError
 
@@ -85,6 +86,24 @@ def test_stopped_anywhere_the_noise_and_the_log_are_as_without(checkpoint_s: flo
 def test_a_training_that_ended_by_time_can_go_on(tmp_path: Path) -> None:
     run_loop(Noisy(), LOOP, TEXT, HELD, tmp_path, {}, quiet, limit_s=1e-9)
     assert any(name.startswith("optimizer.") for name in load_file(tmp_path / "checkpoint.safetensors"))
+
+
+def test_a_time_limit_ends_training_with_the_rate_at_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that gains a second per reading stands for the machine's."""
+    readings = iter(range(10_000))
+    monkeypatch.setattr(loop_module.time, "monotonic", lambda: float(next(readings)))
+    rates, original = list[float](), LoopSettings.lr_factor
+
+    def factor(self: LoopSettings, step: int, steps: int) -> float:
+        rates.append(original(self, step, steps))
+        return rates[-1]
+
+    monkeypatch.setattr(LoopSettings, "lr_factor", factor)
+    long = replace(LOOP, steps=1000, checkpoint_s=1e9)
+    rows = run_loop(Noisy(), long, TEXT, HELD, tmp_path, {}, quiet, limit_s=100.0)
+    assert 20 < rows[-1]["step"] < 110 and "held_out" in rows[-1]
+    assert rates[-1] < 0.1 < max(rates)
+    assert (tmp_path / "checkpoint.safetensors").exists()
 
 
 def test_the_rows_are_means_over_their_steps(tmp_path: Path) -> None:
