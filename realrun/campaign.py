@@ -202,10 +202,8 @@ def recording(job: Job) -> RecordSettings:
     from realrun.decode.sampling import Sampler
     from realrun.measure.record import RecordSettings
 
-    sizes = (
-        {"max_draft_tokens": 16, "max_new_tokens": 128} if job.full else {"max_draft_tokens": 4, "max_new_tokens": 8}
-    )
-    return RecordSettings(**sizes, sampler=Sampler("gumbel", 0.8, job.seed))
+    draft_tokens, new_tokens = (16, 128) if job.full else (4, 8)
+    return RecordSettings(draft_tokens, new_tokens, Sampler("gumbel", 0.8, job.seed))
 
 
 def tuning(job: Job) -> dict[str, Any]:

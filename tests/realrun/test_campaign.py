@@ -106,10 +106,12 @@ def test_a_stage_is_ended_at_its_deadline(tmp_path: Path, monkeypatch: pytest.Mo
     assert last["complete"]
 
 
-def test_commands_of_a_stage_end_with_it(tmp_path: Path) -> None:
-    job = Job(tmp_path, campaign.time.monotonic() + 1, torch.device("cpu"), 0, lambda what, done, total: None)
+def test_commands_of_a_stage_end_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(tmp_path, 0.0, torch.device("cpu"), 0, lambda what, done, total: None)
+    monkeypatch.setattr(Job, "seconds", 60.0)
     with pytest.raises(RuntimeError, match="exit code 3: a / b"):
         job.run(sys.executable, "-c", "print('a\\nb'); raise SystemExit(3)")
+    monkeypatch.setattr(Job, "seconds", 0.1)
     with pytest.raises(OutOfTime, match="was not done"):
         job.run("sleep", "60")
 

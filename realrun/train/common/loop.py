@@ -256,7 +256,9 @@ class _Run:
             raise InputError(f"the loss is {means['loss']} at step {step + 1}; give a lower learning rate")
         for group, peak in zip(self.optimizer.param_groups, self.peaks, strict=True):
             group["lr"] = peak * settings.lr_factor(step, self.planned)
-        torch.nn.utils.clip_grad_norm_([p for group in self.optimizer.param_groups for p in group["params"]], MAX_GRADIENT_NORM)
+        torch.nn.utils.clip_grad_norm_(
+            [p for group in self.optimizer.param_groups for p in group["params"]], MAX_GRADIENT_NORM
+        )
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.recent.append(means)
