@@ -78,7 +78,7 @@ class Job:
         return self.device.type == "cuda"
 
     @property
-    def machine(self) -> dict[str, str]:
+    def machine(self) -> dict[str, Any]:
         """Device and number type, as functions take them."""
         return {"device": str(self.device), "dtype": "bfloat16" if self.full else "float32"}
 
@@ -186,13 +186,16 @@ def scripted(job: Job, pair: tuple[str, str, int]) -> dict[str, Any]:
     """Forecast and measure speedups of two model shapes, where a shipped trace decides what is accepted."""
     from realrun.experiment.scripted.run import ScriptedSettings, run_scripted
     from specsim.io.examples import located
+    from specsim.policy.chain.fixed_k import FixedK
     from specsim.trace.files import read_trace
 
     target, draft, context = pair
-    trace = read_trace(located(SCRIPT, "trace"))
-    if not job.full:
-        trace, context = trace.select(range(4)), 0
-    settings = ScriptedSettings(context, trials=60 if job.full else 4, seed=job.seed, minutes=job.seconds / 60)
+    trace, minutes = read_trace(located(SCRIPT, "trace")), job.seconds / 60
+    if job.full:
+        settings = ScriptedSettings(context, trials=60, seed=job.seed, minutes=minutes)
+    else:
+        trace = trace.select(range(2))
+        settings = ScriptedSettings(policies=[FixedK(k=3)], seed=job.seed, minutes=minutes)
     document = run_scripted(target, draft, trace, settings, smoke=not job.full, progress=job.report, **job.machine)
     return {"scripted": document}
 
@@ -208,9 +211,9 @@ def recording(job: Job) -> RecordSettings:
 
 def tuning(job: Job) -> dict[str, Any]:
     """Return how policies for the bundled target are tuned and decoded."""
-    from specsim.policy.registry import find_policies
+    from specsim.policy.chain.fixed_k import FixedK
 
-    kinds = None if job.full else tuple(find_policies(["fixed_k"]).values())
+    kinds = None if job.full else (FixedK,)
     return {"kinds": kinds, "trials": 60 if job.full else 2, "seed": job.seed, "minutes": job.seconds / 60}
 
 
