@@ -25,7 +25,7 @@ TRIALS_HELP = "Configurations to try per policy."
 TUNING_SHARE_HELP = "Share of the sequences to tune on; the others are held out."
 LEARNING_SHARE_HELP = "Share of the sequences that a policy which learns from data learns from."
 JOBS_HELP = "Number of threads (default: one per core). Does not change the result."
-DRAFT_COST_HELP = "The drafter's cost grid; FILE:MODEL picks a grid of a campaign's profile.json."
+DRAFT_COST_HELP = "The drafter's cost grid; FILE:MODEL picks one from a result of `realrun campaign`."
 TRACE_HELP = "Trace folder, made by `realrun record`, or a name of `specsim example --list`."
 
 

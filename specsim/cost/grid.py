@@ -183,7 +183,7 @@ class GridPairCost(CostModel):
 
 
 def read_grid(path: Path | str) -> GridCost:
-    """Read a model's grid, made by `realrun cost-grid`, or FILE:MODEL of a campaign's profile.json.
+    """Read a model's grid, made by `realrun cost-grid`, or FILE:MODEL of a result of `realrun campaign`.
 
     InputError says what is wrong with it.
     """
