@@ -24,12 +24,10 @@ from specsim.cli.console import print_skipped, print_table
 from specsim.io.settings import Settings, setting
 
 if TYPE_CHECKING:
-    from realrun.experiment.like import Like
     from realrun.experiment.settings import ValidationSettings
     from realrun.pairs.prompts import Prompt
 
 RECORDED = (*(field.name for field in fields(RecordOptions)), "overwrite")  # what --trace decides
-TUNED = (*RECORDED, "cost", "policy", "trials", "repeats", "tuning_share", "seed", "minutes")  # what --like decides
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,11 +43,6 @@ class ValidateOptions(Settings):
     )
     trace: Path | None = setting(
         None, "Use this trace of the pair, made by `realrun record`, with its prompts and settings."
-    )
-    like: Path | None = setting(
-        None,
-        "Repeat the finished validation in this folder, with its tuned policies and prompts. `specsim claims diff` "
-        "compares the two row by row.",
     )
     cost: Path | None = setting(
         None,
@@ -93,14 +86,12 @@ def validate(
     machine.check()
     check_repeats(tune.repeats)
     if job.join:
-        refuse_beside(ctx, "join", ("trace", "like", "predictor", "cost", "minutes"))
-    old, prompts, settings = _experiment(ctx, job, record, tune, pair.target)
+        refuse_beside(ctx, "join", ("trace", "predictor", "cost", "minutes"))
+    prompts, settings = _experiment(ctx, job, record, tune, pair.target)
     with working(job.out, machine, overwrite=job.overwrite) as report:
         last = pair.load(machine, **({"predictor": "none"} if job.join else {}))
         pairs = [*(pair.load(machine, predictor="none", drafter=name, beside=last) for name in job.join), last]
         joined = join_pairs(pairs) if job.join else last
-        if old is not None:
-            old.prepare(job.out)
         prompts = prompts or record.load(joined, longest_prompt(joined, record.max_new_tokens, record.max_draft_tokens))
         if job.join:
             document = validate_joined(pairs, prompts, settings, job.out, report)
@@ -116,18 +107,13 @@ def validate(
 
 def _experiment(
     ctx: typer.Context, job: ValidateOptions, record: RecordOptions, tune: TuneOptions, target: str
-) -> tuple[Like | None, Sequence[Prompt] | None, ValidationSettings]:
-    """The validation to repeat, if any, the prompts, if known, and the settings."""
-    from realrun.experiment.like import read_like
+) -> tuple[Sequence[Prompt] | None, ValidationSettings]:
+    """The prompts, if known, and the settings."""
     from realrun.experiment.settings import ValidationSettings
     from realrun.measure.again import prompts_of, settings_of
     from specsim.policy.registry import POLICIES, SWITCH_POLICIES
     from specsim.trace.files import read_plain_trace
 
-    if job.like is not None:
-        refuse_beside(ctx, "like", TUNED)
-        old = read_like(job.like, trace=job.trace, files=tune.policy_file)
-        return old, old.prompts, old.settings
     prompts = None
     if job.trace is None:
         recording = record.settings(target, tune.seed)
@@ -138,7 +124,7 @@ def _experiment(
     kinds = tune.kinds([*(SWITCH_POLICIES if job.join else POLICIES)])
     search = tune.search | ({"minutes": 0.0} if job.join else {})
     settings = ValidationSettings(recording, kinds, **search, overwrite=job.overwrite, trace=job.trace, cost=job.cost)
-    return None, prompts, settings
+    return prompts, settings
 
 
 def resolves_something(document: Mapping[str, Any]) -> bool:

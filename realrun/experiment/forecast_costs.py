@@ -71,9 +71,6 @@ class CostsBefore:
 
 def costs_before(settings: ValidationSettings) -> CostsBefore | None:
     """Read the costs that an experiment is to be forecast by; None where they are to be profiled now."""
-    if settings.tuned is not None:
-        profiled = settings.tuned.profile
-        return CostsBefore("of the validation that is repeated", settings.tuned.cost, profiled)
     if settings.cost is None:
         return None
     document = read_cost_document(cost_path(settings.cost))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from realrun.experiment.budget import Plan
 from realrun.experiment.document import as_document, rounds_table
 from realrun.experiment.forecast import forecast, sealed_forecast
 from realrun.experiment.forecast_costs import costs_before, decoding_step_s, forecast_costs, probed
-from realrun.experiment.settings import Candidate, ExperimentSettings, ValidationSettings
+from realrun.experiment.settings import ExperimentSettings, ValidationSettings
 from realrun.experiment.validate import TUNED, candidates, measure
 from realrun.lm.clock import clock_name
 from realrun.lm.variants.block_expansion import expansion_of
@@ -25,10 +24,9 @@ from realrun.pairs.prompts import Prompt, prompt_facts
 from realrun.provenance import device_name
 from speckernels import backend_for
 from specsim.cost.files import cost_path
-from specsim.cost.model import CostModel
 from specsim.cost.probed import changes
 from specsim.io.arrays import Ints
-from specsim.io.files import digest, file_digest, remove_folder, replacing, write_json, write_table, write_text
+from specsim.io.files import file_digest, remove_folder, replacing, write_json, write_table, write_text
 from specsim.io.progress import Progress
 from specsim.learn.journal import source_digest
 from specsim.learn.settings import SearchSettings
@@ -115,7 +113,8 @@ def validate(
     train = recorded(tuning)
     claim(work / IDENTITY, identity_of(pair, prompts, settings), f"{work} holds an unfinished validation", OTHER)
     costs = forecast_costs(pair, prompts, settings, before, state, work / PROFILE, progress)
-    tuned, skipped = tuned_policies(train, costs.cost, settings, work, progress)
+    search = SearchSettings(trials=settings.trials, seed=settings.seed)
+    tuned, skipped = candidates(train, costs.cost, search, kinds=settings.kinds, progress=progress, kept=work / TUNED)
     chosen, decoded = plan.to_decode(tuned, [prompts[number] for number in held], time.monotonic() - begun_s)
     held = held[decoded]
     skipped += [(candidate.variant, plan.reason) for candidate in tuned if candidate not in chosen]
@@ -152,16 +151,6 @@ def validate(
     return document
 
 
-def tuned_policies(
-    train: Trace, cost: CostModel, settings: ValidationSettings, work: Path, progress: Progress
-) -> tuple[list[Candidate], list[tuple[str, str]]]:
-    """Tune every policy on the tuning prompts, or take those that an earlier validation tuned."""
-    if settings.tuned is not None:
-        return list(settings.tuned.candidates), []
-    search = SearchSettings(trials=settings.trials, seed=settings.seed)
-    return candidates(train, cost, search, kinds=settings.kinds, progress=progress, kept=work / TUNED)
-
-
 def keep_forecast(work: Path, out: Path) -> None:
     """Move to the result what was known before anything was decoded: profiles, tuned policies and forecasts."""
     for path in [*work.glob("tun*.json"), *work.glob("forecast*.json")]:
@@ -187,11 +176,8 @@ def conditions_of(pair: Pair, settings: ExperimentSettings) -> dict[str, Any]:
 
 def identity_of(pair: Pair, prompts: Sequence[Prompt], settings: ValidationSettings) -> dict[str, Any]:
     """Return all that tuned policies and decoded sequences depend on; repeats may be added."""
-    tuned = settings.tuned
-    policies = tuned and [[candidate.policy.name, candidate.policy.settings] for candidate in tuned.candidates]
     return {
         **recording_identity(pair, prompts, settings.record),
         **conditions_of(pair, settings),
         "cost": None if settings.cost is None else file_digest(cost_path(settings.cost)),
-        "tuned": policies and digest(json.dumps(policies)),
     }

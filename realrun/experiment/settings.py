@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from realrun.experiment.timing import check_repeats
 from realrun.measure.record import RecordSettings
-from specsim.cost.profile import ProfileCost
 from specsim.policy.base import Policy
 from specsim.policy.registry import POLICIES
 
@@ -27,15 +25,6 @@ class Candidate:
     role: str
     train_speedup: float | None = None
     variant: str = ""
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """Policies that an earlier validation tuned, and the profile that it measured; cost : made of the profile."""
-
-    candidates: tuple[Candidate, ...]
-    cost: ProfileCost
-    profile: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -79,7 +68,6 @@ class ValidationSettings(ExperimentSettings):
     minutes : time to spend: prompts and policies are left out to fit, the least telling first; 0: no limit
     overwrite : whether an existing validation is replaced
     trace : a recorded trace of these prompts and settings; None: the trace in the output folder, recorded if missing
-    tuned : policies to compare as an earlier validation tuned them, in place of tuning `kinds`
     cost : costs from before to forecast by, a file or a name that `specsim.read_cost` reads; None: a profile made now
 
     Examples
@@ -91,5 +79,4 @@ class ValidationSettings(ExperimentSettings):
 
     overwrite: bool = False
     trace: Path | None = None
-    tuned: Tuned | None = None
     cost: Path | None = None

@@ -11,7 +11,6 @@ import msgspec
 
 from specsim.claims.check import measure
 from specsim.claims.claim import ReplaySubject
-from specsim.claims.diff import KERNEL_KEYS
 from specsim.claims.files import rounded
 from specsim.claims.runs import VALIDATION_KIND
 from specsim.io.errors import InputError
@@ -23,6 +22,7 @@ REPLAYED_PERCENT = 0.1  # tolerance of what is computed; the same inputs give th
 MEASURED_PERCENT = 3.0  # of measured speedups, above the noise floor of a sound run
 TIMED_PERCENT = 20.0  # of single times, which have no baseline
 LARGEST_ERROR_PERCENT = 3.0  # median, of a validation's predictions
+KERNEL_KEYS = ("op", "label", "dtype", "backend", "mode")  # that name a row of `speckernels bench`
 
 Entry = dict[str, Any]
 

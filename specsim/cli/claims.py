@@ -16,7 +16,6 @@ from specsim.io.settings import Settings, argument, setting
 
 if TYPE_CHECKING:
     from specsim.claims.check import Checked
-    from specsim.claims.diff import Diff
 
 claims = typer.Typer(help="Guard speedups with regression checks.", no_args_is_help=True)
 
@@ -123,58 +122,3 @@ def record(options: RecordOptions) -> None:
         entries = document_claims(source, out.parent, tolerance_percent=tolerance)
     write_claims(out, entries, title=f"Written from {source.name} by `specsim claims record`.")
     print(f"{out}: {len(entries)} claims")
-
-
-@dataclass(frozen=True, kw_only=True)
-class DiffOptions(Settings):
-    """Which measurements are compared."""
-
-    old: Path = argument("Baseline: result of a validation or benchmark.")
-    new: Path = argument("Result to compare with the baseline, of the same kind.")
-    between_runs_percent: float | None = setting(
-        None,
-        "Standard deviation of a speedup between runs of one commit (default 1.7); for benchmarks, the smallest gap "
-        "that counts (default 5).",
-        low=0,
-    )
-    more_old: list[Path] = setting([], "Another baseline validation; repeat the option for more.")
-    more_new: list[Path] = setting([], "Another validation of after; repeat for more.")
-
-
-@command(claims)
-def diff(options: DiffOptions) -> Answer:
-    """Compare two measurements: any slowdown?
-
-    Validations are compared row by row, paired over sequences. A change counts if it is significant (95 %, all rows
-    together, given the deviation between runs of one commit) and exceeds the noise floor of both. Several runs per
-    side detect smaller changes. Files of `speckernels bench` and of pytest-benchmark are compared by median and
-    spread. Exits with 1 if a row is slower.
-
-    Example: specsim claims diff before/ after/
-    """
-    from specsim.claims.diff import read_diff
-
-    changes = read_diff(
-        options.old,
-        options.new,
-        more_old=options.more_old,
-        more_new=options.more_new,
-        between_runs_percent=options.between_runs_percent,
-    )
-    return Answer(changes.as_dict(), partial(_print_changes, changes), not changes.slower)
-
-
-def _print_changes(changes: Diff) -> None:
-    rows = [
-        [
-            line.name,
-            *("" if value is None else f"{value:.4g}" for value in (line.old, line.new)),
-            "" if line.ratio is None else str(line.ratio),
-            f"{line.change}: {line.note}" if line.note else line.change,
-        ]
-        for line in changes.lines
-    ]
-    title = f"{changes.quantity}, noise floor {changes.floor_percent:.2f} %; new over old, below 1 is slower"
-    print_table(title, ["row", "old", "new", "new over old", "verdict"], rows)
-    if changes.quantity == "speedup":
-        print("runs not made together can differ by some percent; `realrun compare` measures both versions at once")

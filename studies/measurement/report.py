@@ -91,8 +91,8 @@ def report(config: Config, timings: Document, whole: Mapping[str, Sequence[runs.
 def set_text(row: Mapping[str, Any]) -> str:
     """Return the results of a set of runs in words."""
     return (
-        f"{row['set']}, {row['runs']} runs with noise floors up to {row['noise_floor_percent_high']:.2f} %, "
-        f"{row['pairs_with_a_change']} of {row['pairs']} pairs with a change by `specsim claims diff`"
+        f"{row['set']}, {row['runs']} runs with noise floors up to {row['noise_floor_percent_high']:.2f} % and a "
+        f"standard deviation of {row['between_runs_percent']:.2f} % from run to run"
     )
 
 

@@ -9,13 +9,11 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from specsim.claims.diff import diff_validations
 from specsim.io.files import write_json
 
 RUNS = "runs.json"
@@ -25,7 +23,7 @@ Run = Mapping[str, Any]
 
 
 def collected(folder: Path) -> list[dict[str, Any]]:
-    """Return the columns of every validation in this folder by which two are compared."""
+    """Return the noise floor and the seconds per sequence of every validation in this folder."""
     runs = []
     for path in sorted(folder.glob("*/validation.json")):
         document = json.loads(path.read_text())
@@ -55,12 +53,10 @@ def pooled_percent(sets: Mapping[str, Sequence[Run]]) -> float:
 
 
 def run_rows(sets: Mapping[str, Sequence[Run]]) -> list[dict[str, Any]]:
-    """Return a row of every set: its noise floors, the deviation between runs, and pairs with a change."""
+    """Return a row of every set: its noise floors, and the deviation between runs."""
     rows = []
     for name, runs in sets.items():
         percent, _ = spread_percent(runs)
-        pairs = [diff_validations([("a", a)], [("b", b)]) for a, b in combinations(runs, 2)]
-        changed = sum(any(line.change in ("slower", "faster") for line in pair.lines) for pair in pairs)
         floors = [run["noise_floor_percent"] for run in runs]
         rows.append(
             {
@@ -69,8 +65,6 @@ def run_rows(sets: Mapping[str, Sequence[Run]]) -> list[dict[str, Any]]:
                 "noise_floor_percent_low": min(floors),
                 "noise_floor_percent_high": max(floors),
                 "between_runs_percent": percent,
-                "pairs": len(pairs),
-                "pairs_with_a_change": changed,
             }
         )
     return rows

@@ -84,7 +84,6 @@ RAISED_BY = {
     "specsim/claims/check.py": ("specsim claims check",),
     "specsim/cli/claims.py": ("specsim claims record",),
     "specsim/cli/engines/join.py": ("specsim join",),
-    "realrun/experiment/like.py": ("realrun validate",),
     "realrun/experiment/timing.py": ("realrun validate", "realrun board", "realrun engine validate"),
     "realrun/experiment/run.py": ("realrun validate",),
     "realrun/experiment/forecast.py": ("realrun validate", "realrun board"),

@@ -36,7 +36,6 @@ STATED = {  # by page, what is no result, and why
         "2026.10": "llama.cpp's version",
         "10 %": "LEAST_GAIN of specsim/servers/causes.py",
     },
-    "docs/claims.md": {"nine times": "the share that tests/specsim/claims/test_diff.py asserts"},
     "docs/mathematics.md": {"0.8": "a setting of the code above it"},
 }
 

@@ -18,7 +18,6 @@ import realrun.experiment.validate as validate_module
 import realrun.measure.reuse as reuse
 import specsim.report.validation as page
 from realrun.decode.sampling import Sampler
-from realrun.experiment.like import read_like
 from realrun.experiment.run import UNFINISHED, validate
 from realrun.experiment.settings import ValidationSettings
 from realrun.measure.record import RecordSettings
@@ -177,21 +176,3 @@ def test_a_sequence_that_is_damaged_or_lacks_is_decoded_again_with_those_after_i
         stages.clear()
         run(out)
         assert stages == ["decode"] * 6  # 0-1, 0-2, 1-2 and the third repeat
-
-
-def test_one_done_again_goes_on_with_what_was_tuned(tmp_path: Path, stages: list[str]) -> None:
-    """And not with sequences that were decoded under other settings."""
-    run(tmp_path / "old")
-    old = read_like(tmp_path / "old")
-    old.prepare(tmp_path / "new")
-    stages.clear()
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "new", old.settings, ("decode", 2))
-    assert old.settings.tuned is not None
-    candidate, *others = old.settings.tuned.candidates
-    changed = replace(old.settings.tuned, candidates=(replace(candidate, policy=POLICIES["fixed_k"](k=1)), *others))
-    other = replace(old.settings, tuned=changed)
-    refusal(lambda: run(tmp_path / "new", other), "tuned", "--overwrite or another --out")
-    run(tmp_path / "new", old.settings)
-    assert set(stages) == {"decode"} and answer(tmp_path / "new") == answer(tmp_path / "old")
-    assert not (tmp_path / "new" / UNFINISHED).exists()
