@@ -4,11 +4,10 @@
 
 constant : ``s_d``, ``s_t``, as papers print them; ``round_s``, overhead of a round; ``token_s``, time of each verified
     token beyond the pending token
-linear : ``target`` and ``drafter``, each with ``fixed_s``, ``token_s``, ``cached_token_s``; ``step_s``, ``round_s``. In
-    place of ``token_s``, or by sequences, a curve: ``"tokens": {"at": [...], "seconds": [...]}``, as of
-    `specsim cost fit`. ``drafter`` is charged once per drafted token, ``proposal`` (``fixed_s``, ``cached_token_s``)
-    once per round that drafts. ``fitted`` gives the range of the fit: ``{"batches": [1, 64], "draft_tokens": [2, 7]}``,
-    smallest and largest, without ``draft_tokens`` if unknown
+linear : ``target`` and ``drafter``, each with ``fixed_s``, ``token_s``, ``cached_token_s``; ``step_s``, ``round_s``.
+    ``drafter`` is charged once per drafted token, ``proposal`` (``fixed_s``, ``cached_token_s``) once per round that
+    drafts. ``fitted`` gives the range of the fit: ``{"batches": [1, 64], "draft_tokens": [2, 7]}``, smallest and
+    largest, without ``draft_tokens`` if unknown
 roofline : ``target``, ``drafter``, ``hardware``, ..., see `specsim.cost.roofline.document`
 silicon : the same with operators that NVIDIA measured, see `specsim.cost.silicon.cost`
 
@@ -22,14 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from specsim.cost.keys import check_keys, from_keys
-from specsim.cost.linear import BatchPass, Fitted, LinearCost, LinearPass, Proposal
+from specsim.cost.keys import from_keys
+from specsim.cost.linear import Fitted, LinearCost, LinearPass, Proposal
 from specsim.cost.model import ConstantCost, CostModel
 from specsim.cost.roofline.document import RooflineForm
 from specsim.cost.silicon.cost import SiliconForm
-from specsim.cost.step_times import CURVES, CurveDocument, step_time
 from specsim.io.errors import InputError
-from specsim.io.json import checked, read_json
+from specsim.io.json import read_json
 
 KIND, VERSION = "specsim-cost", 1
 SHIPPED = Path(__file__).parent / "shipped"
@@ -82,7 +80,9 @@ class LinearForm:
     round_s: float = 0.0
 
     def cost(self, name: str) -> CostModel:
-        target, drafter = (_pass(getattr(self, part), f"{name}: {part}") for part in ("target", "drafter"))
+        target, drafter = (
+            from_keys(getattr(self, part), LinearPass, f"{name}: {part}", INVALID) for part in ("target", "drafter")
+        )
         proposal = None if self.proposal is None else from_keys(self.proposal, Proposal, f"{name}: proposal", INVALID)
         fitted = None if self.fitted is None else _fitted(from_keys(self.fitted, Ranges, f"{name}: fitted", INVALID))
         batch = fitted.batches[0] if fitted else 1
@@ -103,15 +103,6 @@ FORMS: dict[str, type[Form]] = {
     "roofline": RooflineForm,
     "silicon": SiliconForm,
 }
-
-
-def _pass(keys: dict[str, Any], name: str) -> BatchPass:
-    curves = {key: from_keys(keys[key], CurveDocument, f"{name}: {key}", INVALID) for key in CURVES if key in keys}
-    if not curves:
-        return from_keys(keys, LinearPass, name, INVALID)
-    check_keys(keys, {"fixed_s", "token_s", "cached_token_s", *CURVES}, name)
-    checked(keys.get("fixed_s"), f"{name}: fixed_s", float, invalid=INVALID)
-    return step_time({**keys, **curves})
 
 
 def _fitted(ranges: Ranges) -> Fitted:

@@ -6,7 +6,7 @@ A batch of B sequences in lockstep is a pass over B times the tokens and B times
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -79,12 +79,6 @@ class Fitted(NamedTuple):
     draft_tokens: tuple[int, int] | None = None
 
 
-class BatchPass(Protocol):
-    """A model's passes over ragged batches: a `LinearPass`, or a `StepTime` with curves."""
-
-    def batch_seconds(self, tokens: BatchTokens) -> Seconds: ...
-
-
 @dataclass(frozen=True, repr=False)
 class LinearCost(BatchCost):
     """A target and a drafter with linear passes, and the overhead of steps.
@@ -109,8 +103,8 @@ class LinearCost(BatchCost):
     (0.002001, 0.002003)
     """
 
-    target: BatchPass
-    drafter: BatchPass
+    target: LinearPass
+    drafter: LinearPass
     step_s: float = 0.0
     round_s: float = 0.0
     batch: int = 1

@@ -1,20 +1,15 @@
-"""Export settings to engines: draft lengths, schedules, tables of step times, and scripted acceptance."""
+"""Export settings to engines: draft lengths, schedules, and scripted acceptance."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from os import PathLike
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from specsim.acceptance.sources import Source, verified_by_depth
-from specsim.cost.files import CostLike, as_cost
-from specsim.cost.model import CostModel
-from specsim.engines import sps_table
-from specsim.engines.confidence_temperatures import confidence_temperatures
 from specsim.engines.flags import (
     DRAFTER,
     as_arguments,
@@ -34,28 +29,23 @@ from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.chain.p_min import LlamaCpp
 from specsim.policy.registry import make_policy
 from specsim.policy.tree.eagle2 import Eagle2
-from specsim.serving.costs import batch_cost
 from specsim.serving.draft_length import ScheduledK, as_schedule
 from specsim.serving.speedup_map import schedule_ranges
-from specsim.trace.files import TraceLike, read_plain_trace
-from specsim.trace.trace import Trace
 
 LLAMACPP_2025 = "llamacpp-2025"  # before its options were renamed
 PER_BATCH = ("vllm", "sglang", "tensorrt-llm")
 STOPS = ("llamacpp", LLAMACPP_2025, "transformers")
 LOOKUP = ("vllm", "transformers")
-DSPARK = ("sglang", "tensorrt-llm")
 GENERATION_CONFIG = "generation_config.json"
 LARGEST_BATCH = 512  # of a schedule for vLLM
 
 
 class Setting(NamedTuple):
-    """Flags of an engine, the text of the file that they name, if any, its path, and notes."""
+    """Flags of an engine, and the text and path of the file that they name, if any."""
 
     flags: str
     file: str | None = None
     path: str = ""
-    notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
@@ -73,10 +63,6 @@ def export_flags(
     min_ngram: int | None = None,
     max_ngram: int | None = None,
     acceptance: SourceLike | None = None,
-    cost: CostLike | None = None,
-    context: int = 1000,
-    form: Literal["additive", "tokens"] = "additive",
-    confidence: TraceLike | None = None,
     path: str | None = None,
 ) -> Setting:
     """Write the flags with which to start an engine, and its configuration file if it needs any.
@@ -92,28 +78,20 @@ def export_flags(
     policy : Policy or str, optional
         In place of `k`: `fixed_k`, `llama_cpp` (llama.cpp) or `eagle2` (SGLang), such as a leaderboard's best.
     largest_batch : int
-        Largest batch of a schedule for vLLM, and of a table of step times.
+        Largest batch of a schedule for vLLM.
     p_min : float, optional
         Drafts end at the first token with a lower probability.
     min_ngram, max_ngram : int, optional
         N-gram lengths of prompt lookup, in tokens.
     acceptance : path, mapping, Counters, Rounds, Trace or ImportedRecords, optional
         Make the engine accept as often as this source, without a trained drafter.
-    cost : CostModel, str, Path or mapping, optional
-        Cost of steps, exported as the table that schedules a DSpark drafter's verification.
-    context : int
-        Cached tokens per sequence for that table.
-    form : {"additive", "tokens"}
-        Form of that table: by sequences and verified tokens, or by verified tokens alone.
-    confidence : Trace, str or Path, optional
-        Trace to which temperatures of a DSpark drafter's confidence are fitted.
     path : str, optional
         Name of the file in the flags.
 
     Returns
     -------
     Setting
-        `flags`; if the engine needs a file, its text `file` and name `path`; and `notes`.
+        `flags`, and if the engine needs a file, its text `file` and name `path`.
 
     Raises
     ------
@@ -132,9 +110,7 @@ def export_flags(
     if sum(value is not None for value in (k, schedule, policy)) != 1:
         raise InputError("give either --k, --schedule or --policy")
     ngram = min_ngram if max_ngram is None else max_ngram
-    special = {
-        "--p-min": p_min, "--max-ngram": ngram, "--acceptance": acceptance, "--cost": cost, "--confidence": confidence,
-    }  # fmt: skip
+    special = {"--p-min": p_min, "--max-ngram": ngram, "--acceptance": acceptance}
     chosen = [name for name, value in special.items() if value is not None]
     if len(chosen) > 1:
         raise InputError(f"{' and '.join(chosen)} exclude each other; give one at a time")
@@ -148,11 +124,6 @@ def export_flags(
     assert k is not None
     if acceptance is not None:
         return scripted(engine, acceptance_by_depth(as_counts(acceptance), k))
-    if cost is not None:
-        return step_times(engine, as_cost(cost), k, largest_batch=largest_batch, context=context, form=form, **named)
-    if confidence is not None:
-        recorded = str(confidence) if isinstance(confidence, str | PathLike) else repr(confidence)
-        return confidence_setting(engine, read_plain_trace(confidence), recorded, k, **named)
     if ngram is not None:
         return lookup(engine, k, min_ngram=min_ngram, max_ngram=max_ngram, **named)
     return draft_length(engine, k, p_min=p_min or 0.0, **named)
@@ -244,43 +215,6 @@ def schedule_setting(
     return Setting(tensorrt_llm(f"max_draft_len: {longest}, draft_len_schedule: {{{inner}}}"))
 
 
-def step_times(
-    engine: str, cost: CostModel, k: int, *, largest_batch: int, context: int, form: str, path: str = "sps.json"
-) -> Setting:
-    """Step times of a DSpark drafter's K tokens, by sequences and verified tokens, or by verified tokens alone."""
-    _require(engine, DSPARK, "reads no such file of a drafter with confidence")
-    priced = batch_cost(cost)
-    notes = (
-        f"of steps that draft {k} tokens for each sequence, at {context:,} tokens in every cache",
-        *cost.notes(k, (context, context)),
-    )
-    if form == "tokens":
-        if engine != "sglang":
-            raise InputError(f"{engine} has no table by tokens alone; leave --form out")
-        table = sps_table.sglang_by_tokens(priced, k, largest_batch, context)
-    else:
-        fitted, error = sps_table.additive_steps(priced, k, largest_batch, context)
-        notes = (*notes, f"the sum is off by at most {max(100 * error, 1e-3):.2g} % of a step's cost")
-        as_engine = sps_table.sglang_additive if engine == "sglang" else sps_table.tensorrt_llm_additive
-        table = as_engine(fitted)
-    flag, key = "--speculative-dspark-sps-table-path", "confidence_sps_table_path"
-    return Setting(_dspark(engine, k, flag, key, path), json.dumps(table), path, notes)
-
-
-def confidence_setting(engine: str, trace: Trace, dataset: str, k: int, *, path: str = "sts.json") -> Setting:
-    """Temperatures of a DSpark drafter's confidence at each of K draft positions."""
-    _require(engine, DSPARK, "reads no such file of a drafter with confidence")
-    fitted = confidence_temperatures(trace, k)
-    errors = zip(fitted.ece_before, fitted.ece_after, strict=True)
-    changes = ", ".join(f"{100 * before:.1f} to {100 * after:.1f} %" for before, after in errors)
-    notes = (
-        f"calibration error per draft position falls from {changes}, on held-out sequences",
-        "the temperatures fit the trace's drafter, and serve no other",
-    )
-    flag, key = "--speculative-dspark-confidence-sts-path", "confidence_sts_path"
-    return Setting(_dspark(engine, k, flag, key, path), json.dumps(fitted.as_dict(dataset)), path, notes)
-
-
 def acceptance_by_depth(source: Source, k: int) -> list[float]:
     """Share of rounds that would accept the first i tokens, i = 1..K, if all drafted K; InputError if unknown."""
     accepted, verified = verified_by_depth(source)
@@ -307,11 +241,3 @@ def scripted(engine: str, shares: Sequence[float]) -> Setting:
     }
     _require(engine, ("vllm", "llamacpp", *variables), "has no known flags for scripted acceptance")
     return Setting(f"{variables[engine]} in the environment, with {draft_length_flags(engine, k)}")
-
-
-def _dspark(engine: str, k: int, flag: str, key: str, path: str) -> str:
-    """The flags that name a file of a DSpark drafter."""
-    if engine == "sglang":
-        return f"{flag} {path} (also pass --speculative-algorithm DSPARK with drafts of {k} tokens)"
-    inner = f"decoding_type: DSpark, max_draft_len: {k}, enable_confidence_scheduling: true, {key}: {path}"
-    return f"speculative_config: {{{inner}}} (also set model)"

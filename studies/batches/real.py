@@ -21,11 +21,9 @@ from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import study_prompts
 from realrun.provenance import provenance
 from specsim.cost.batch_profile import batch_profile_from_json
-from specsim.cost.step_times import judge_step_times
 from specsim.io.arrays import Floats
 from specsim.io.files import write_text
 from specsim.io.progress import Progress
-from specsim.learn.recorded_steps import profile_steps
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.replaying.intervals import Estimate, ratio_of_ratios
 from specsim.serving.drafts import drafts_of
@@ -152,8 +150,7 @@ def results(out: Path, config: Config) -> tuple[list[Case], Document]:
                 )
                 cases.append(Case(batch, k, *speedups, simulated[k].total_s, float(measured[k][1].sum())))
     load = load_from(Ticks(*ticks) for recorded in batches.values() for ticks in recorded["ticks"])
-    judged = judge_step_times(profile_steps(cost))
-    return cases, {"differing": differing, "load": load, "made": document["provenance"], "step_times": judged}
+    return cases, {"differing": differing, "load": load, "made": document["provenance"]}
 
 
 def measured_columns(arm: Sequence[Document], trace: Trace) -> tuple[Floats, Floats]:

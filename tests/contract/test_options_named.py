@@ -94,7 +94,6 @@ RAISED_BY = {
     "specsim/cli/serve/simulate.py": ("specsim serve simulate",),
     "specsim/cost/files.py": ("specsim replay", "specsim tune", "specsim leaderboard", "specsim tree best"),
     "specsim/cli/engines/export.py": ("specsim export",),
-    "specsim/engines/confidence_temperatures.py": ("specsim export",),
     "specsim/engines/export.py": ("specsim export",),
     "specsim/engines/formats/records.py": ("specsim import",),
     "specsim/report/tree_figures.py": ("specsim tree search", "specsim serve frontier"),

@@ -23,10 +23,8 @@ from specsim.cost.joined import JoinedCost, joined_document
 from specsim.cost.model import CostModel
 from specsim.cost.probed import PROBE_KIND, PROBE_VERSION
 from specsim.cost.profile import PROFILE_KIND, PROFILE_VERSION, ProfileCost
-from specsim.cost.step_times import judge_step_times
 from specsim.io.files import file_digest
 from specsim.learn.journal import Journal, trace_digest
-from specsim.learn.recorded_steps import read_steps
 from specsim.policy.static_tree.rates import read_rates
 from specsim.report.result_files import read_result
 from specsim.serving.arrivals import recorded_requests
@@ -52,7 +50,7 @@ PROFILE = {"kind": PROFILE_KIND, "version": PROFILE_VERSION, "contexts": [0, 200
 PROFILE["median_s"] = SECONDS
 LINEAR = {
     "kind": "specsim-cost", "version": 1, "form": "linear", "source": "a test", "date": "2026-11", "step_s": 0.001,
-    "target": {"fixed_s": 0.01, "tokens": {"at": [1, 96, 256], "seconds": [0, 0.001, 0.007]}, "cached_token_s": 1e-8},
+    "target": {"fixed_s": 0.01, "token_s": 1e-5, "cached_token_s": 1e-8},
     "drafter": {"fixed_s": 0.002, "token_s": 1e-6},
 }  # fmt: skip
 BATCH_PROFILE = {
@@ -162,11 +160,6 @@ def use_arrivals(path: Path) -> None:
 
 def use_arrivals_csv(path: Path) -> None:
     use_arrivals(Path(shutil.copyfile(path, path.with_suffix(".csv"))))
-
-
-def use_steps_csv(path: Path) -> None:
-    for fit in judge_step_times(read_steps(Path(shutil.copyfile(path, path.with_suffix(".csv"))))):
-        assert np.isfinite([fit.median_error, fit.p90_error, fit.rmse_s]).all()
 
 
 def use_journal(path: Path) -> None:
@@ -329,9 +322,6 @@ def write_journal(path: Path) -> None:
 ARRIVALS = '{"timestamp": 27, "input_length": 374, "output_length": 4, "hash_ids": [4]}\n' * 3
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:47.9,396,109\n"
 BURST_GPT = "Timestamp,Model,Request tokens,Response tokens\n5,ChatGPT,472,18\n45,ChatGPT,1087,230\n"
-ENGINE_STEPS = "sequences,tokens,cached_tokens,seconds\n" + "".join(
-    f"{b},{b * n},{b * c},{0.01 + 1e-4 * b * n}\n" for b in (1, 8) for n in (1, 3) for c in (100, 2000, 40000)
-)
 PROMPTS = '{"text": "import os", "domain": "code"}\n{"prompt": "once", "domain": "prose"}\n'
 
 
@@ -369,7 +359,6 @@ READERS: dict[str, Reader] = {
     "arrivals, lines": Reader(JSON, lambda path: path.write_text(ARRIVALS), use_arrivals, mutate.of_json_lines),
     "arrivals, Azure": Reader(OTHER, lambda path: path.write_text(AZURE), use_arrivals_csv, mutate.of_tokens),
     "arrivals, BurstGPT": Reader(OTHER, lambda path: path.write_text(BURST_GPT), use_arrivals_csv, mutate.of_tokens),
-    "engine steps": Reader(OTHER, lambda path: path.write_text(ENGINE_STEPS), use_steps_csv, mutate.of_tokens),
     "text rows": Reader(JSON, write_text_folder, use_text, mutate.of_json_lines, files=("a.jsonl",)),
     "drafter": Reader(JSON, write_drafter, use_drafter, mutate.of_json_header, files=("drafter.safetensors",)),
     "predictor": Reader(JSON, write_predictor, use_predictor, mutate.of_json_header),

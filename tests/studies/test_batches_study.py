@@ -97,9 +97,6 @@ def test_probes_predict_a_machine_of_linear_costs(real_run: Path) -> None:
         assert case.predicted_s == pytest.approx(case.measured_s, rel=0.01)
         assert (case.k == real.NULL) == (case.measured.estimate == 1)
     assert about["differing"] == 0 and about["load"].others_percent == pytest.approx(40)
-    assert {judged.form: judged.median_error < 0.005 for judged in about["step_times"]} == {
-        "linear": True, "tokens, cached": True, "batch, tokens": False
-    }  # fmt: skip
     assert [(row["batch"], row["best_predicted"] == row["best_measured"]) for row in report.best_rows(cases)] == [
         (1, True), (2, True), (4, True)
     ]  # fmt: skip

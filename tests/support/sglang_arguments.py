@@ -20,15 +20,12 @@ from types import ModuleType
 from typing import Any
 from unittest import mock
 
-import specsim
 from specsim.engines.export import (
     Setting,
-    confidence_setting,
     draft_length,
     export_flags,
     schedule_setting,
     scripted,
-    step_times,
 )
 from specsim.engines.flags import SGLANG_ALGORITHMS, draft_length_flags
 from specsim.policy.tree.eagle2 import Eagle2
@@ -49,9 +46,6 @@ def settings() -> Iterator[tuple[str, Setting]]:
     yield "scripted acceptance", scripted("sglang", [0.8, 0.5, 0.2])
     for kind in SGLANG_ALGORITHMS:
         yield f"drafter {kind}", Setting(draft_length_flags("sglang", 4, kind))
-    cost = specsim.read_cost("specdecode-bench-llama3.1-8b-eagle-h100")
-    yield "step times", step_times("sglang", cost, 4, largest_batch=8, context=1000, form="additive")
-    yield "confidence", confidence_setting("sglang", specsim.read_trace("example:lab-model"), "texts", 4)
 
 
 def source(package: Path) -> tuple[argparse.ArgumentParser, Any, Any]:
@@ -72,7 +66,7 @@ def source(package: Path) -> tuple[argparse.ArgumentParser, Any, Any]:
 def parsed(setting: Setting, sglang: tuple[argparse.ArgumentParser, Any, Any]) -> dict[str, Any]:
     """What SGLang makes of a setting."""
     parser, adaptive, environment = sglang
-    flags = setting.flags.split(" (also")[0]
+    flags = setting.flags
     variables = dict(VARIABLE.findall(flags))
     words = shlex.split(flags[flags.index("--") :])
     default, given = vars(parser.parse_args([])), vars(parser.parse_args(words))

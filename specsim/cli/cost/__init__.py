@@ -7,10 +7,9 @@ import typer
 from specsim.cli.command import command
 from specsim.cli.cost.calibrate import calibrate
 from specsim.cli.cost.compare import compare
-from specsim.cli.cost.fit import fit
 from specsim.cli.cost.show import list_costs, show
 
-cost = typer.Typer(help="Show, fit, calibrate and compare costs.", no_args_is_help=True)
+cost = typer.Typer(help="Show, calibrate and compare costs.", no_args_is_help=True)
 command(cost, "list")(list_costs)
-for _command in (show, compare, fit, calibrate):
+for _command in (show, compare, calibrate):
     command(cost)(_command)

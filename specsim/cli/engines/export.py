@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from specsim.cli.command import Answer
-from specsim.cli.console import check_new, parse_settings, print_notes
+from specsim.cli.console import check_new, parse_settings
 from specsim.cli.options import OVERWRITE_FILE_HELP, SET_HELP
 from specsim.io.errors import InputError
 from specsim.io.settings import Settings, argument, setting
@@ -22,9 +21,7 @@ class EngineOptions(Settings):
     schedule: str | None = setting(None, "K by batch size instead of --k, such as 1:5,4:3,16:0.", metavar="BATCH:K,...")
     policy: str | None = setting(None, "In place of --k: fixed_k, llama_cpp (llamacpp) or a tree of eagle2 (sglang).")
     set_: list[str] = setting([], SET_HELP, metavar="NAME=VALUE")
-    largest_batch: int = setting(
-        512, "Largest batch size of a schedule (vLLM) and of a table of step times.", low=1, high=4096
-    )
+    largest_batch: int = setting(512, "Largest batch size of a schedule (vLLM).", low=1, high=4096)
     p_min: float | None = setting(
         None, "With --k: end drafts before a less probable token (llamacpp, transformers).", low=0, high=1
     )
@@ -38,20 +35,6 @@ class EngineOptions(Settings):
         None,
         "With --k: make the engine accept as often as this source, without a trained drafter. A file written by "
         "`specsim import` (vllm, sglang, llamacpp, tensorrt-llm).",
-    )
-    cost: Path | None = setting(
-        None,
-        "With --k: table of step times for a DSpark drafter's scheduler, from a batch-aware cost file such as a batch "
-        "profile (sglang, tensorrt-llm).",
-    )
-    context: int = setting(1000, "Cached tokens at which costs are taken.", low=1)
-    form: Literal["additive", "tokens"] = setting(
-        "additive", "Form of that table: by sequences and verified tokens, or by verified tokens alone (sglang)."
-    )
-    confidence: Path | None = setting(
-        None,
-        "With --k: calibrate a DSpark drafter's confidence, as temperatures fitted to this trace (sglang, "
-        "tensorrt-llm).",
     )
 
 
@@ -90,7 +73,5 @@ def export(options: EngineOptions, file: ExportFile) -> Answer:
         print(exported.flags)
         if exported.file is not None and file.out is None:
             print(f"{exported.path}: {exported.file}")
-        print_notes(exported.notes)
 
-    names = ("flags", "file", "notes")
-    return Answer({"engine": options.engine, **{name: getattr(exported, name) for name in names}}, show)
+    return Answer({"engine": options.engine, "flags": exported.flags, "file": exported.file}, show)

@@ -17,11 +17,8 @@ from transformers import GenerationConfig
 from realrun.engines.engine import save_models
 from realrun.engines.gguf_file import write_gguf
 from realrun.engines.vllm import VllmEngine
-from specsim.acceptance.generate import generate as generate_trace
-from specsim.acceptance.iid import IID
 from specsim.engines.flags import VLLM_METHODS
 from specsim.serving.draft_length import ScheduledK
-from specsim.trace.files import write_trace
 from tests.realrun.engines.test_engines import needs_llamacpp
 from tests.support import ROOT
 from tests.support.commands import Result, call, json_of
@@ -41,9 +38,6 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "min_ngram": ("--min-ngram", "2"),
     "max_ngram": ("--max-ngram", "3"),
     "acceptance": ("--acceptance", "counters.json"),
-    "cost": ("--cost", "specdecode-bench-llama3.1-8b-eagle-h100"),
-    "form": ("--form", "tokens"),
-    "confidence": ("--confidence", "trace"),
 }
 WRITTEN = {  # by the options that are given together; whatever else is asked for is refused
     "vllm": ["k", "schedule", "k min_ngram", "k min_ngram max_ngram", "k acceptance"],
@@ -57,7 +51,6 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """`specsim export` with these options, in a folder with what they name."""
     monkeypatch.chdir(tmp_path)
     Path("counters.json").write_text(json.dumps(COUNTS))
-    write_trace(generate_trace(IID(0.5), sequences=2, output_tokens=20, depth=4), Path("trace"))
 
     def export(engine: str, options: str, *more: str) -> Result:
         words = [word for name in options.split() for word in OPTIONS[name]]

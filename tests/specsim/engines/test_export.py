@@ -111,8 +111,6 @@ def test_sglangs_own_parser_takes_what_is_exported(name: str) -> None:
         "tree": {"speculative_num_steps": 3, "speculative_eagle_topk": 4, "speculative_num_draft_tokens": 13},
         "schedule": {**chain, "speculative_adaptive": True, "speculative_adaptive_config": "adaptive.json"},
         "scripted acceptance": {**chain, "speculative_num_steps": 3, "speculative_num_draft_tokens": 4},
-        "step times": {"speculative_dspark_sps_table_path": "sps.json"},
-        "confidence": {"speculative_dspark_confidence_sts_path": "sts.json"},
         "draft length": chain,
     }
     assert case["set"] == expected.get(name, {**chain, "speculative_algorithm": SGLANG_ALGORITHMS.get(kind)})
