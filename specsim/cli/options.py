@@ -172,8 +172,7 @@ class BatchCostSettings(TraceSettings, GpuSettings):
     panel = "Costs"
     cost: Path | None = setting(
         None,
-        "Batch-aware cost model: a linear, roofline or silicon cost file, a batch profile, or a name of "
-        "`specsim cost list`.",
+        "Batch-aware cost model: a linear or roofline cost file, a batch profile, or a name of `specsim cost list`.",
         metavar="COST",
     )
 

@@ -9,7 +9,6 @@ linear : ``target`` and ``drafter``, each with ``fixed_s``, ``token_s``, ``cache
     drafts. ``fitted`` gives the range of the fit: ``{"batches": [1, 64], "draft_tokens": [2, 7]}``, smallest and
     largest, without ``draft_tokens`` if unknown
 roofline : ``target``, ``drafter``, ``hardware``, ..., see `specsim.cost.roofline.document`
-silicon : the same with operators that NVIDIA measured, see `specsim.cost.silicon.cost`
 
 All in seconds; missing numbers are 0. ``{"s_d": ..., "s_t": ...}`` alone is read, too.
 """
@@ -25,7 +24,6 @@ from specsim.cost.keys import from_keys
 from specsim.cost.linear import Fitted, LinearCost, LinearPass, Proposal
 from specsim.cost.model import ConstantCost, CostModel
 from specsim.cost.roofline.document import RooflineForm
-from specsim.cost.silicon.cost import SiliconForm
 from specsim.io.errors import InputError
 from specsim.io.json import read_json
 
@@ -39,7 +37,7 @@ class Header:
     """Keys of every form."""
 
     kind: Literal["specsim-cost"]
-    form: Literal["constant", "linear", "roofline", "silicon"]
+    form: Literal["constant", "linear", "roofline"]
     source: str
     date: str
     version: Any = None
@@ -101,7 +99,6 @@ FORMS: dict[str, type[Form]] = {
     "constant": ConstantForm,
     "linear": LinearForm,
     "roofline": RooflineForm,
-    "silicon": SiliconForm,
 }
 
 

@@ -21,7 +21,6 @@ from specsim.cost.model import ConstantCost, CostModel, not_a_cost
 from specsim.cost.probed import PROBE_KIND
 from specsim.cost.profile import GRID_KIND, PROFILE_KIND, PROFILE_VERSION, profile_from_json
 from specsim.cost.roofline.cost import RooflineCost
-from specsim.cost.silicon.cost import SiliconCost
 from specsim.io.errors import InputError
 from specsim.io.examples import located
 from specsim.io.json import checked, plain_json, read_json
@@ -111,8 +110,8 @@ def as_cost(cost: object) -> CostModel:
 
 def with_batch(cost: CostModel, batch: int) -> CostModel:
     """The costs of `batch` sequences in lockstep; InputError for costs without batches."""
-    if not isinstance(cost, LinearCost | RooflineCost | SiliconCost | BatchProfileCost):
-        raise InputError("has no batches; give linear, roofline or silicon costs, or grids with --draft-cost")
+    if not isinstance(cost, LinearCost | RooflineCost | BatchProfileCost):
+        raise InputError("has no batches; give linear or roofline costs, or grids with --draft-cost")
     return replace(cost, batch=batch)
 
 

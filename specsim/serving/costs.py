@@ -46,7 +46,7 @@ def batch_cost(model: CostModel | BatchCost, pad: Pad = "none") -> BatchCost:
     """The cost model, if it knows what a batch costs, with this padding of ragged batches."""
     if not isinstance(model, BatchCost):
         raise InputError(
-            "this cost model is for batch size 1 alone; give batch-aware costs (linear, roofline, silicon or a batch "
+            "this cost model is for batch size 1 alone; give batch-aware costs (linear, roofline or a batch "
             "profile), such as specdecode-bench-llama3.1-8b-eagle-h100"
         )
     if isinstance(model, LinearCost) and model.only_batch is not None:
@@ -90,7 +90,7 @@ def round_seconds(
     """
     if tree is not None and cost.max_tree_tokens < (most := int(drafted.max(initial=0)) + 1):
         priced = f"of up to {cost.max_tree_tokens} tokens" if cost.max_tree_tokens else "of chains alone"
-        raise InputError(f"costs are {priced}, a tree has {most}; give linear, roofline or silicon costs")
+        raise InputError(f"costs are {priced}, a tree has {most}; give linear or roofline costs")
     last = -1 if prompts is None else int(prompts.batch_round.max(initial=-1))
     count = max(int(batch_round.max(initial=-1)), last) + 1
 

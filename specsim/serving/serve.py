@@ -167,7 +167,7 @@ def serve(
     trace, tuning_share, seed
         As in `predict`.
     cost : CostModel, str, Path or mapping
-        A batch-aware cost model: linear, roofline, silicon or a batch profile.
+        A batch-aware cost model: linear, roofline or a batch profile.
     policy : str, Path, class, Policy, mapping or rule
         A policy of chains or static trees as in `predict`; a rule of `rules`, such as "turbospec", which chooses draft
         lengths by the load; or a schedule of K by batch, such as {1: 5, 4: 3, 16: 0}.

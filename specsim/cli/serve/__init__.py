@@ -13,7 +13,7 @@ serve = typer.Typer(
     help="Simulate speculation on a server.\n\n"
     "Several sequences share every pass: what speculation gains in batches and under load, and the best draft length "
     "for each batch size. Needs a batch-aware cost model: linear, such as specdecode-bench-llama3.1-8b-eagle-h100 "
-    "(`specsim cost list` names those that ship), roofline, silicon, or a profile of `realrun batch-profile`.",
+    "(`specsim cost list` names those that ship), roofline, or a profile of `realrun batch-profile`.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -177,68 +177,8 @@ class Covered:
     batches: tuple[int, ...]
 
 
-class PassCost(BatchCost):
-    """Costs of a target and a drafter that follow from their passes; subclasses add verification."""
-
-    form: ClassVar[str]  # as errors call it
-    target: Any  # a model's passes
-    drafter: Drafter
-    draft_passes: Any  # a model's passes, or None where no pass drafts
-    batch: int
-    overheads: Overheads
-
-    def __post_init__(self) -> None:
-        if self.batch < 1:
-            raise InputError(f"{self.form}: batch={self.batch}; give at least 1")
-        if self.draft_passes is None and self.drafter.model is not None:
-            object.__setattr__(self, "draft_passes", replace(self.target, model=self.drafter.model))
-
-    @property
-    def max_tree_tokens(self) -> int:
-        return MAX_TREE_TOKENS
-
-    @property
-    def step_s(self) -> float:
-        return self.overheads.step_s
-
-    @property
-    def round_s(self) -> float:
-        return self.overheads.round_s
-
-    def policy_step(self) -> float:
-        return self.overheads.policy_step_s
-
-    def batch_draft(self, place: npt.ArrayLike, tokens: BatchTokens) -> Seconds:
-        overhead_s = self.overheads.draft_step(place) + np.zeros(np.shape(tokens.cached))
-        if self.draft_passes is None:
-            return overhead_s
-        place = np.asarray(place)
-        first, count = place == 0, place + 1
-        passes, context = self.draft_passes, tokens.cached / tokens.sequences - place
-
-        def rows_s(rows: npt.ArrayLike, ends: bool = True) -> Seconds:
-            seconds: Seconds = passes.batch_seconds(BatchTokens.alike(tokens.sequences, rows, context), ends=ends)
-            return seconds
-
-        if self.drafter.kind == "medusa":  # by the first step, on every sequence's last state
-            return np.where(first, rows_s(1), 0.0) + overhead_s
-        if self.drafter.kind == "block":  # a step takes what its token adds to the pass over all of them
-            later_s = rows_s(count) - rows_s(np.maximum(count - 1, 1))
-            return np.where(first, rows_s(1) + overhead_s, later_s)
-        pass_s: Seconds = passes.batch_seconds(tokens)
-        if self.drafter.kind == "eagle3":  # the target's states are projected by the first step
-            later = replace(passes, model=replace(passes.model, projected_width=0))
-            pass_s = np.where(first, pass_s, later.batch_seconds(tokens))
-        if self.drafter.reads_verified:  # a step takes what its token will add to the next round's first pass
-            pass_s = pass_s + rows_s(count + 1, ends=False) - rows_s(count, ends=False)
-        return pass_s + overhead_s
-
-    def catch_up(self, context: npt.ArrayLike) -> Seconds:
-        return np.zeros(np.shape(context)) if self.drafter.reads_verified else super().catch_up(context)
-
-
 @dataclass(frozen=True, repr=False)
-class RooflineCost(PassCost):
+class RooflineCost(BatchCost):
     """Costs of a target and a drafter, from their shapes and the hardware's ceilings.
 
     target : the target's passes
@@ -269,7 +209,53 @@ class RooflineCost(PassCost):
     covered: Covered | None = None
     engine: str = ""
 
-    form = "roofline"
+    def __post_init__(self) -> None:
+        if self.batch < 1:
+            raise InputError(f"roofline: batch={self.batch}; give at least 1")
+        if self.draft_passes is None and self.drafter.model is not None:
+            object.__setattr__(self, "draft_passes", replace(self.target, model=self.drafter.model))
+
+    @property
+    def max_tree_tokens(self) -> int:
+        return MAX_TREE_TOKENS
+
+    @property
+    def step_s(self) -> float:
+        return self.overheads.step_s
+
+    @property
+    def round_s(self) -> float:
+        return self.overheads.round_s
+
+    def policy_step(self) -> float:
+        return self.overheads.policy_step_s
+
+    def batch_draft(self, place: npt.ArrayLike, tokens: BatchTokens) -> Seconds:
+        overhead_s = self.overheads.draft_step(place) + np.zeros(np.shape(tokens.cached))
+        if self.draft_passes is None:
+            return overhead_s
+        place = np.asarray(place)
+        first, count = place == 0, place + 1
+        passes, context = self.draft_passes, tokens.cached / tokens.sequences - place
+
+        def rows_s(rows: npt.ArrayLike, ends: bool = True) -> Seconds:
+            return passes.batch_seconds(BatchTokens.alike(tokens.sequences, rows, context), ends=ends)
+
+        if self.drafter.kind == "medusa":  # by the first step, on every sequence's last state
+            return np.where(first, rows_s(1), 0.0) + overhead_s
+        if self.drafter.kind == "block":  # a step takes what its token adds to the pass over all of them
+            later_s = rows_s(count) - rows_s(np.maximum(count - 1, 1))
+            return np.where(first, rows_s(1) + overhead_s, later_s)
+        pass_s = passes.batch_seconds(tokens)
+        if self.drafter.kind == "eagle3":  # the target's states are projected by the first step
+            later = replace(passes, model=replace(passes.model, projected_width=0))
+            pass_s = np.where(first, pass_s, later.batch_seconds(tokens))
+        if self.drafter.reads_verified:  # a step takes what its token will add to the next round's first pass
+            pass_s = pass_s + rows_s(count + 1, ends=False) - rows_s(count, ends=False)
+        return pass_s + overhead_s
+
+    def catch_up(self, context: npt.ArrayLike) -> Seconds:
+        return np.zeros(np.shape(context)) if self.drafter.reads_verified else super().catch_up(context)
 
     @property
     def subject(self) -> str:

@@ -1,1 +1,0 @@
-"""Costs from NVIDIA's measured operator latencies."""
