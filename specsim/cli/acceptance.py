@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import typer
 
@@ -13,9 +13,6 @@ from specsim.cli.command import Answer, command
 from specsim.cli.console import check_new, fact_text, print_facts, print_table, progress_bar
 from specsim.cli.options import SeedSettings
 from specsim.io.settings import Settings, argument, setting
-
-if TYPE_CHECKING:
-    from specsim.acceptance.goodness import FitReport
 
 acceptance = typer.Typer(
     help="Fit acceptance models, generate traces.\n\n"
@@ -26,7 +23,6 @@ acceptance = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-MODEL_HELP = "Model made by `specsim acceptance fit`."
 OVERWRITE_HELP = "Replace what is at --out."
 
 
@@ -82,7 +78,7 @@ def fit(options: FitOptions) -> Answer:
 class GenerateOptions(SeedSettings):
     """How much is generated from which model."""
 
-    model: Path = argument(MODEL_HELP)
+    model: Path = argument("Model made by `specsim acceptance fit`.")
     out: Path = setting(..., "Trace folder to write.")
     sequences: int = setting(100, "Number of sequences.", low=1)
     output_tokens: int = setting(128, "Output tokens per sequence.", low=1)
@@ -128,53 +124,6 @@ def generate(options: GenerateOptions) -> Answer:
         "mean_match_len": float(trace.match_len.mean()),
     }
     return Answer(document, partial(print_facts, "synthetic trace", document))
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckOptions(SeedSettings):
-    """Which model is compared with which trace."""
-
-    model: Path = argument(MODEL_HELP)
-    trace: Path = argument("Recorded trace to compare with.")
-    replicates: int = setting(39, "Traces to generate.", low=2)
-
-
-@command(acceptance)
-def check(options: CheckOptions) -> Answer:
-    """Compare an acceptance model with a trace.
-
-    Compares accepted lengths, autocorrelation and calibration with traces of the same size that are generated from
-    the model. The range holds 95 % of such traces, so for a true model about 1 statistic in 20 lies outside.
-
-    Example: specsim acceptance check model.json TRACE
-    """
-    from specsim.acceptance.files import load_model
-    from specsim.acceptance.goodness import fit_report
-    from specsim.trace.files import read_plain_trace
-
-    model, trace = load_model(options.model), read_plain_trace(options.trace)
-    with progress_bar() as report:
-        progress = partial(report, "generate")
-        fit = fit_report(model, trace, replicates=options.replicates, seed=options.seed, progress=progress)
-    title = f"{model.name} against {options.trace}: {fit.replicates} generated traces of {fit.sequences} sequences"
-    return Answer({"model": model.name, **fit.as_dict()}, partial(_print_fit, fit, title))
-
-
-def _print_fit(fit: FitReport, title: str) -> None:
-    lengths = zip(fit.accepted_length, fit.model_accepted_length, strict=True)
-    rows = [[str(length), f"{observed:.4f}", f"{model:.4f}"] for length, (observed, model) in enumerate(lengths)]
-    print_table("longest accepted prefix, share of positions", ["tokens", "observed", "model"], rows)
-    noise, distance = fit.total_variation_noise, fit.total_variation
-    rows = [["total variation of these shares", f"{distance:.3f}", "", f"up to {noise:.3f}", _yes(distance <= noise)]]
-    rows += [
-        [s.name, f"{s.observed:.3f}", f"{s.model:.3f}", f"{s.low:.3f} to {s.high:.3f}", _yes(s.fits)]
-        for s in fit.statistics
-    ]
-    print_table(title, ["statistic", "observed", "model", "95 % range", "fits"], rows)
-
-
-def _yes(fact: bool) -> str:
-    return "yes" if fact else "no"
 
 
 def _parameter_rows(parameters: dict[str, Any]) -> list[list[str]]:

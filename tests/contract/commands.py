@@ -174,12 +174,10 @@ TABLE: dict[tuple[str, tuple[float, str]], str] = {
         acceptance fit iid, trace: specsim acceptance fit {chains} --model iid --out {out}
         acceptance fit iid, rounds: specsim acceptance fit {rounds} --policy fixed_k(k=4) --model iid --out {out}
         acceptance fit iid, counters: specsim acceptance fit {counters} --model iid --out {out}
-        acceptance check iid: specsim acceptance check {model_iid} {chains} --replicates 4 --seed 1
         acceptance fit per_position, trace: specsim acceptance fit {chains} --model per_position --out {out}
         acceptance fit per_position, rounds: specsim acceptance fit {rounds} --policy fixed_k(k=4)
             --model per_position --out {out}
         acceptance fit per_position, counters: specsim acceptance fit {counters} --model per_position --out {out}
-        acceptance check per_position: specsim acceptance check {model_per_position} {chains} --replicates 4 --seed 1
         info trees: specsim info {trees}
         info chains: specsim info {chains}
         info rejection: specsim info {rejection}
@@ -202,7 +200,6 @@ TABLE: dict[tuple[str, tuple[float, str]], str] = {
         acceptance fit difficulty, trace: specsim acceptance fit {chains} --model difficulty --out {out}
         acceptance fit difficulty, rounds: specsim acceptance fit {rounds} --policy fixed_k(k=4) --model difficulty
             --out {out}
-        acceptance check difficulty: specsim acceptance check {model_difficulty} {chains} --replicates 4 --seed 1
     """,
     ("printed_alone", NETWORK): """
         replay beta_ts, expected: specsim replay {scored} --policy beta_ts --cost {profile} --expected

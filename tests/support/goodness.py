@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,6 @@ from specsim.acceptance.formulas import reliability
 from specsim.acceptance.generate import generate
 from specsim.acceptance.synthetic import AcceptanceModel
 from specsim.io.arrays import Bools, Floats
-from specsim.io.progress import Counter
 from specsim.trace.trace import Trace
 
 LAGS = (1, 2, 4, 8, 16)
@@ -38,30 +37,19 @@ class Statistic:
 class FitReport:
     """Comparison of a model's traces with a recorded trace.
 
-    accepted_length, model_accepted_length : shares of match lengths 0..D
-    total_variation : half the sum of their absolute differences, in [0, 1]
+    accepted_length : shares of match lengths 0..D of the recorded trace
+    total_variation : half the sum of their absolute differences to the model's, in [0, 1]
     total_variation_noise : 95th percentile of that distance for traces of the model itself
     statistics : tokens, autocorrelations of the match length, calibration
     """
 
     accepted_length: list[float]
-    model_accepted_length: list[float]
     total_variation: float
     total_variation_noise: float
     statistics: list[Statistic]
-    replicates: int
-    sequences: int
-
-    def as_dict(self) -> dict[str, Any]:
-        document = asdict(self)
-        for row, statistic in zip(document["statistics"], self.statistics, strict=True):
-            row["fits"] = statistic.fits
-        return document
 
 
-def fit_report(
-    model: AcceptanceModel, trace: Trace, *, replicates: int = 39, seed: int = 0, progress: Counter | None = None
-) -> FitReport:
+def fit_report(model: AcceptanceModel, trace: Trace, *, replicates: int) -> FitReport:
     """Compare a trace with generated traces of the same lengths and depth (a parametric bootstrap).
 
     Neighbouring positions share tokens, so a chi-square test of their counts would be wrong;
@@ -71,11 +59,10 @@ def fit_report(
     cells = np.cumsum(trace.output_tokens) * trace.depth * replicates
     trace = trace.select(np.arange(max(1, int((cells <= MAX_CELLS).sum()))))
     observed = summary(trace)
-    drawn = []
-    for number in range(replicates):
-        drawn.append(summary(generate(model, trace.sequences, trace.output_tokens, trace.depth, seed + number)))
-        if progress:
-            progress(number + 1, replicates)
+    drawn = [
+        summary(generate(model, trace.sequences, trace.output_tokens, trace.depth, number))
+        for number in range(replicates)
+    ]
     shares = np.array([generated.pop("shares") for generated in drawn])
     mean = shares.mean(axis=0)
     own = observed.pop("shares")
@@ -88,12 +75,9 @@ def fit_report(
         statistics.append(Statistic(name, float(value), float(values.mean()), float(low), float(high)))
     return FitReport(
         accepted_length=own.tolist(),
-        model_accepted_length=mean.tolist(),
         total_variation=float(np.abs(own - mean).sum() / 2),
         total_variation_noise=float(np.quantile(noise, 0.95, method="weibull")),
         statistics=statistics,
-        replicates=replicates,
-        sequences=trace.sequences,
     )
 
 
