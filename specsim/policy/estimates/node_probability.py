@@ -63,7 +63,7 @@ def accept_prob(shared, weights, accept_probs, prob, rank):  # type: ignore[no-u
 def min_draft_prob(shared, weights, accept_probs, rank, wanted):  # type: ignore[no-untyped-def]
     """Invert `accept_prob`: return the least draft probability that gives this rank a probability of `wanted`.
 
-    Below it, no node of this or a later rank reaches `wanted`. A result above 1 means that no draft probability suffices.
+    Below it, no node of this or a later rank reaches `wanted`. A result above 1: no draft probability suffices.
     """
     last = len(accept_probs) - 1
     if wanted <= accept_probs[0]:
