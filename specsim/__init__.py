@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from specsim.engines.import_records import import_records
     from specsim.io.errors import InputError
     from specsim.learn.by_context import by_context
-    from specsim.learn.draft_ahead import draft_ahead
     from specsim.learn.predict import predict, replay
     from specsim.learn.tune import cross_validate, tune
     from specsim.policy.base import setting
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from specsim.servers.doctor import doctor
     from specsim.serving.draft_length import DraftLengthRule
     from specsim.serving.frontier import serve_frontier
-    from specsim.serving.rollouts import rollouts
     from specsim.serving.rules.registry import rules
     from specsim.serving.serve import serve, serve_batches, serve_schedule
     from specsim.trace.files import read_trace, write_trace
@@ -55,7 +53,6 @@ _HOMES = {  # public name -> module that defines it
     "cross_validate": "specsim.learn.tune",
     "diagnose": "specsim.engines.diagnose",
     "doctor": "specsim.servers.doctor",
-    "draft_ahead": "specsim.learn.draft_ahead",
     "export_flags": "specsim.engines.export",
     "generate": "specsim.acceptance.generate",
     "import_records": "specsim.engines.import_records",
@@ -67,7 +64,6 @@ _HOMES = {  # public name -> module that defines it
     "read_cost": "specsim.cost.files",
     "read_trace": "specsim.trace.files",
     "replay": "specsim.learn.predict",
-    "rollouts": "specsim.serving.rollouts",
     "rules": "specsim.serving.rules.registry",
     "serve": "specsim.serving.serve",
     "serve_batches": "specsim.serving.serve",
@@ -93,7 +89,6 @@ __all__ = [
     "cross_validate",
     "diagnose",
     "doctor",
-    "draft_ahead",
     "export_flags",
     "generate",
     "import_records",
@@ -105,7 +100,6 @@ __all__ = [
     "read_cost",
     "read_trace",
     "replay",
-    "rollouts",
     "rules",
     "serve",
     "serve_batches",
