@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from specsim.engines.export import export_flags
     from specsim.engines.import_records import import_records
     from specsim.io.errors import InputError
-    from specsim.learn.by_context import by_context
     from specsim.learn.predict import predict, replay
     from specsim.learn.tune import cross_validate, tune
     from specsim.policy.base import setting
@@ -48,7 +47,6 @@ _HOMES = {  # public name -> module that defines it
     "TreePolicy": "specsim.policy.tree.base",
     "advise": "specsim.engines.advise",
     "bench": "specsim.servers.bench",
-    "by_context": "specsim.learn.by_context",
     "calibrate": "specsim.cost.calibrate",
     "cross_validate": "specsim.learn.tune",
     "diagnose": "specsim.engines.diagnose",
@@ -84,7 +82,6 @@ __all__ = [
     "TreePolicy",
     "advise",
     "bench",
-    "by_context",
     "calibrate",
     "cross_validate",
     "diagnose",
