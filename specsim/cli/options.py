@@ -79,7 +79,7 @@ class GpuSettings(Settings):
     drafter: str | None = setting(
         None,
         "Drafter on that GPU: a draft model, as --target; or eagle, eagle3, mtp, edd, vdm, space, prompt-lookup, "
-        "block:LAYERS, eesd:LAYERS, self-sd:LAYERS, sparse-cache:TOKENS, medusa:HEADS.",
+        "block:LAYERS, eesd:LAYERS, self-sd:LAYERS, medusa:HEADS.",
     )
     engine: str | None = setting(
         None,
