@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from specsim.engines.export import export_flags
     from specsim.engines.import_records import import_records
     from specsim.io.errors import InputError
-    from specsim.learn.by_context import by_context
-    from specsim.learn.draft_ahead import draft_ahead
     from specsim.learn.predict import predict, replay
     from specsim.learn.tune import cross_validate, tune
     from specsim.policy.base import setting
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
     from specsim.servers.doctor import doctor
     from specsim.serving.draft_length import DraftLengthRule
     from specsim.serving.frontier import serve_frontier
-    from specsim.serving.rollouts import rollouts
     from specsim.serving.rules.registry import rules
     from specsim.serving.serve import serve, serve_batches, serve_schedule
     from specsim.trace.files import read_trace, write_trace
@@ -50,12 +47,10 @@ _HOMES = {  # public name -> module that defines it
     "TreePolicy": "specsim.policy.tree.base",
     "advise": "specsim.engines.advise",
     "bench": "specsim.servers.bench",
-    "by_context": "specsim.learn.by_context",
     "calibrate": "specsim.cost.calibrate",
     "cross_validate": "specsim.learn.tune",
     "diagnose": "specsim.engines.diagnose",
     "doctor": "specsim.servers.doctor",
-    "draft_ahead": "specsim.learn.draft_ahead",
     "export_flags": "specsim.engines.export",
     "generate": "specsim.acceptance.generate",
     "import_records": "specsim.engines.import_records",
@@ -67,7 +62,6 @@ _HOMES = {  # public name -> module that defines it
     "read_cost": "specsim.cost.files",
     "read_trace": "specsim.trace.files",
     "replay": "specsim.learn.predict",
-    "rollouts": "specsim.serving.rollouts",
     "rules": "specsim.serving.rules.registry",
     "serve": "specsim.serving.serve",
     "serve_batches": "specsim.serving.serve",
@@ -88,12 +82,10 @@ __all__ = [
     "TreePolicy",
     "advise",
     "bench",
-    "by_context",
     "calibrate",
     "cross_validate",
     "diagnose",
     "doctor",
-    "draft_ahead",
     "export_flags",
     "generate",
     "import_records",
@@ -105,7 +97,6 @@ __all__ = [
     "read_cost",
     "read_trace",
     "replay",
-    "rollouts",
     "rules",
     "serve",
     "serve_batches",

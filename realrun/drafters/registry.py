@@ -19,7 +19,6 @@ from realrun.drafters.lookup import LookupKind
 from realrun.drafters.medusa import MedusaKind
 from realrun.drafters.self_sd import SelfSDKind
 from realrun.drafters.space import SpaceKind
-from realrun.drafters.sparse_cache import SparseCacheKind
 from specsim.io.errors import InputError
 from specsim.io.user_file import is_file_name, own_classes, plugin, run_file, split_file_name
 
@@ -35,7 +34,6 @@ DRAFTERS: dict[str, type[DrafterKind]] = {
     "eagle3": Eagle3Kind,
     "self-sd": SelfSDKind,
     "space": SpaceKind,
-    "sparse-cache": SparseCacheKind,
     "prompt-lookup": LookupKind,
 }
 

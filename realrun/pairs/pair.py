@@ -18,7 +18,6 @@ from realrun.drafters.independent import IndependentKind
 from realrun.drafters.kind import DrafterKind
 from realrun.drafters.registry import DRAFTERS, find_kind
 from realrun.drafters.self_sd import SelfSDKind
-from realrun.drafters.sparse_cache import window_facts
 from realrun.lm.cached import CachedLM
 from realrun.lm.clock import clock_name
 from realrun.lm.number_type import find_dtype, in_number_type, number_type
@@ -139,10 +138,10 @@ def load_pair(
         None or "none" for none, or "auto" for the lab's, or that in the drafter's folder, if it was trained on this
         pair.
     drafter : str
-        "model" for the draft model; "prompt-lookup" or "sparse-cache:512" (the target, which reads 512 tokens of its
-        cache), for any target; a drafter of the lab, such as "eesd" or "lab:eesd" (`LAB_DRAFTERS`); "eagle" for target
-        "smollm2"; a folder made by `realrun train`, or an EAGLE-3 checkpoint's; your own `DrafterKind` as FILE.py or
-        FILE.py:NAME, or by the name that an installed package gives it. draft_model is ignored unless this is "model".
+        "model" for the draft model; "prompt-lookup", for any target; a drafter of the lab, such as "eesd" or "lab:eesd"
+        (`LAB_DRAFTERS`); "eagle" for target "smollm2"; a folder made by `realrun train`, or an EAGLE-3 checkpoint's;
+        your own `DrafterKind` as FILE.py or FILE.py:NAME, or by the name that an installed package gives it.
+        draft_model is ignored unless this is "model".
     beside : Pair, optional
         Pair of the same target, device and type, whose target is shared.
     allow_tokenizer_difference : bool
@@ -221,8 +220,7 @@ def _load_inside(
     beside: Pair | None,
 ) -> Pair:
     """Do `load_pair` for a drafter that any target has or that was trained for it."""
-    kind_name, facts = window_facts(drafter)
-    kind = find_kind(kind_name)
+    kind = find_kind(drafter)
     if kind is None and drafter not in LAB_DRAFTERS and not Path(drafter).exists():
         known = [name for name, known_kind in DRAFTERS.items() if known_kind.origin != "file"]
         raise InputError(
@@ -236,8 +234,8 @@ def _load_inside(
         raise InputError(f"drafter {drafter} has no states that a predictor reads; leave --predictor {predictor} out")
     alone = load_target(target, device=device, dtype=dtype, threads=threads) if beside is None else beside
     if kind is not None and free:
-        model, loaded = kind.load(alone.target, {}, facts)
-        own = drafter if kind_name in DRAFTERS else kind.name
+        model, loaded = kind.load(alone.target, {}, {})
+        own = drafter if drafter in DRAFTERS else kind.name
         pair = replace(alone, target=model, drafter=loaded, draft_name=own)
         return pair if predictor in (None, "none", "auto") else _with_predictor(pair, Path(predictor), strict=True)
     core = core_of(alone.target)  # which it was trained for, if blocks were added since

@@ -22,7 +22,6 @@ SET_HELP = "Policy setting, NAME=VALUE; repeat for more."
 POLICY_FILE_HELP = "Add your own policies: FILE.py, or FILE.py:NAME for one of several; repeat for more."
 OVERWRITE_FILE_HELP = "Replace an existing file."
 TRIALS_HELP = "Configurations to try per policy."
-TUNING_SHARE_HELP = "Share of the sequences to tune on; the others are held out."
 LEARNING_SHARE_HELP = "Share of the sequences that a policy which learns from data learns from."
 JOBS_HELP = "Number of threads (default: one per core). Does not change the result."
 DRAFT_COST_HELP = "The drafter's cost grid; FILE:MODEL picks one from a result of `realrun campaign`."
@@ -80,7 +79,7 @@ class GpuSettings(Settings):
     drafter: str | None = setting(
         None,
         "Drafter on that GPU: a draft model, as --target; or eagle, eagle3, mtp, edd, vdm, space, prompt-lookup, "
-        "block:LAYERS, eesd:LAYERS, self-sd:LAYERS, sparse-cache:TOKENS, medusa:HEADS.",
+        "block:LAYERS, eesd:LAYERS, self-sd:LAYERS, medusa:HEADS.",
     )
     engine: str | None = setting(
         None,
@@ -197,7 +196,7 @@ class SplitSettings(SeedSettings):
 
     panel = "Sampling and search"
     trials: int = setting(100, TRIALS_HELP, low=1)
-    tuning_share: float = setting(0.5, TUNING_SHARE_HELP)
+    tuning_share: float = setting(0.5, "Share of the sequences to tune on; the others are held out.")
 
 
 @dataclass(frozen=True, kw_only=True)

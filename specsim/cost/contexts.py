@@ -5,17 +5,21 @@ from __future__ import annotations
 import numpy as np
 
 from specsim.cost.table import CostTable
-from specsim.io.arrays import Floats
+from specsim.io.arrays import Floats, IntArray
 from specsim.trace.trace import Trace
 
 
 def autoregressive_seconds(trace: Trace, table: CostTable) -> Floats:
     """Seconds per sequence [S] to emit the same tokens without speculation."""
-    context = np.arange(context_range(trace)[1] + 1)
-    step_s = table.autoregressive_s[context >> table.bucket_bits]
+    return decode_seconds(trace, table, trace.prompt_tokens - 1, trace.output_tokens)
+
+
+def decode_seconds(trace: Trace, table: CostTable, context: IntArray, tokens: IntArray) -> Floats:
+    """Seconds to emit so many tokens without speculation, from so many cached tokens on; arrays of one shape."""
+    contexts = np.arange(context_range(trace)[1] + 1)
+    step_s = table.autoregressive_s[contexts >> table.bucket_bits]
     elapsed_s = np.concatenate([[0.0], np.cumsum(step_s)])
-    first = trace.prompt_tokens - 1
-    result: Floats = elapsed_s[first + trace.output_tokens] - elapsed_s[first]
+    result: Floats = elapsed_s[context + tokens] - elapsed_s[context]
     return result
 
 

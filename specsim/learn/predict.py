@@ -190,7 +190,9 @@ def replay(trace: TraceLike, cost: CostLike, policy: PolicyName | Policy, *, see
     -------
     Run
         Counts [S] and seconds [S, 4] (draft, policy, verify, other) per sequence, as a pandas table by `to_frame()`;
-        `rounds` holds every round, and `rounds.to_frame()` is a table of them; `plot()` is a matplotlib figure.
+        `rounds` holds every round: its counts in tokens, its seconds (`draft_s`, `policy_s`, `verify_s`, `other_s`),
+        and `baseline_s`, the seconds of its tokens without speculation. `rounds.to_frame()` is a table of them;
+        `plot()` is a matplotlib figure.
 
     Raises
     ------
@@ -208,8 +210,12 @@ def replay(trace: TraceLike, cost: CostLike, policy: PolicyName | Policy, *, see
     >>> import specsim
     >>> trace = specsim.generate(acceptance=0.8, sequences=20, output_tokens=60, depth=8)
     >>> run = specsim.replay(trace, specsim.ConstantCost(s_d=0.001, s_t=0.010), "fixed_k", k=5)
-    >>> len(run.rounds.to_frame()) == int(run.num_rounds.sum())
+    >>> rounds = run.rounds.to_frame()
+    >>> len(rounds) == int(run.num_rounds.sum())
     True
+    >>> seconds = rounds[["draft_s", "policy_s", "verify_s", "other_s"]].sum(axis=1)
+    >>> f"{rounds['baseline_s'].sum() / seconds.sum():.3f}", f"{run.speedup:.3f}"
+    ('2.297', '2.297')
     """
     both = priced(trace, cost)
     chosen, given = _policy(policy, settings, both.trace.depth)

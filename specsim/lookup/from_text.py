@@ -102,7 +102,6 @@ def suffix_trace(
     *,
     vocabulary: int | None = None,
     source: str = "texts",
-    earlier: Sequence[TokenText] | None = None,
     progress: Counter = no_progress,
 ) -> Trace:
     """Record what suffix decoding proposes at every position of these outputs, in their order.
@@ -113,8 +112,6 @@ def suffix_trace(
         tokens need not begin like a draft of up to 4. A policy that drafts less cuts the draft short; record another
         trace for what the engine proposes under a lower limit
     vocabulary, source : as in `lookup_trace`
-    earlier : texts whose outputs every text's drafts are taken from beside its own, as the earlier rollouts of a
-        training are where all of a step decode at once; default: the texts before it
     progress : called with the texts done and their number
 
     The trace's `confidence` is a token's share of what followed where the text ended as here. The engine's
@@ -131,15 +128,11 @@ def suffix_trace(
     >>> trace.match_len.tolist()
     [1, 2, 1, 0, 0, 1, 2, 1]
     """
-    vocabulary = _vocabulary([*texts, *(earlier or ())], depth, vocabulary)
+    vocabulary = _vocabulary(texts, depth, vocabulary)
     decoder, rows = SuffixDecoder(rule), []
-    for text in earlier or ():
-        decoder.begin(text.prompt)
-        decoder.extend(text.output)
     for done, text in enumerate(texts):
         progress(done, len(texts))
-        counted = earlier is None
-        rows.append(suffix_columns(decoder, vocabulary, text.prompt, text.output, depth, counted=counted))
+        rows.append(suffix_columns(decoder, vocabulary, text.prompt, text.output, depth))
     facts = {
         "drafter": "suffix decoding",
         "drafter_kind": SUFFIX,

@@ -263,12 +263,11 @@ class SuffixDecoder:
         self.outputs = SuffixTree(rule.max_tree_depth)
         self.cached: deque[SuffixText] = deque()
 
-    def begin(self, prompt: Sequence[int], *, counted: bool = True) -> None:
-        """Start a request. counted : whether later requests draft from its output"""
-        self.counted = counted and self.rule.max_cached_requests > 0
+    def begin(self, prompt: Sequence[int]) -> None:
+        """Start a request."""
         self.own, self.text = SuffixTree(self.rule.max_tree_depth), SuffixText()
         self.own.extend(self.text, prompt)
-        if self.counted:
+        if self.rule.max_cached_requests > 0:
             if len(self.cached) == self.rule.max_cached_requests:
                 self.outputs.remove(self.cached.popleft())
             self.cached.append(SuffixText())
@@ -276,7 +275,7 @@ class SuffixDecoder:
     def extend(self, tokens: Sequence[int]) -> None:
         """Go on with tokens of its output."""
         self.own.extend(self.text, tokens)
-        if self.counted:
+        if self.rule.max_cached_requests > 0:
             self.outputs.extend(self.cached[-1], tokens)
 
     def propose(self, max_tokens: int) -> SuffixDraft:
@@ -287,15 +286,9 @@ class SuffixDecoder:
 
 
 def suffix_columns(
-    decoder: SuffixDecoder,
-    vocabulary: int,
-    prompt: Sequence[int],
-    output: Sequence[int],
-    depth: int,
-    *,
-    counted: bool = True,
+    decoder: SuffixDecoder, vocabulary: int, prompt: Sequence[int], output: Sequence[int], depth: int
 ) -> dict[str, Any]:
-    """Build the columns of a trace of this request, and add it to the decoder if it is counted."""
+    """Build the columns of a trace of this request, and add it to the decoder."""
 
     def proposals() -> Iterator[tuple[list[int], list[float]]]:
         for token in output:
@@ -303,5 +296,5 @@ def suffix_columns(
             yield draft.tokens, draft.shares
             decoder.extend([token])
 
-    decoder.begin(prompt, counted=counted)
+    decoder.begin(prompt)
     return proposal_columns(output, proposals(), depth, vocabulary)

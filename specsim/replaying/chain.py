@@ -104,9 +104,11 @@ def _replay(  # type: ignore[no-untyped-def]
             verified = drafted - dropped
             accepted = min(verified, np.int64(match_len[t]))
             bucket = (base_context + t) >> bucket_bits
+            round_draft_s = 0.0
             if drafted > 0:
                 state = update(state, params, verified, accepted)
-                draft_time += draft_s[drafted, bucket] + behind * catch_up_s[bucket]
+                round_draft_s = draft_s[drafted, bucket] + behind * catch_up_s[bucket]
+            draft_time += round_draft_s
             behind = 1 if 0 < drafted == accepted else 0  # a dropped token's pass has cached its predecessor
             verify_time += verify_s[verified + 1, bucket]
             rounds += 1
@@ -119,6 +121,9 @@ def _replay(  # type: ignore[no-untyped-def]
                 log.t[log_row] = t - start
                 log.drafted[log_row], log.verified[log_row] = drafted, verified
                 log.accepted[log_row] = log.last[log_row] = accepted
+                log.draft_s[log_row], log.policy_s[log_row] = round_draft_s, asked * costs.policy_step_s
+                log.verify_s[log_row] = verify_s[verified + 1, bucket]
+                log.other_s[log_row] = costs.round_overhead_s
                 log_row += 1
             t += accepted + 1
         sums.num_rounds[i] += rounds

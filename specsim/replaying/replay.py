@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from specsim.cost.contexts import autoregressive_seconds
+from specsim.cost.contexts import autoregressive_seconds, decode_seconds
 from specsim.cost.table import CostTable
 from specsim.io.arrays import Array, Floats, Ints
 from specsim.policy.base import Policy
@@ -137,6 +137,11 @@ def replay(trace: Trace, policy: Policy, table: CostTable, *, seed: int = 0, log
     for draws, outcome in enumerate(outcomes(trace, seed), start=1):
         logged = run(trace, table, outcome, which, sums, rounds if draws == 1 else rounds[:0])
         written = written or logged
+    if log:
+        rounds = rounds[:written]
+        context = trace.prompt_tokens[rounds.sequence] - 1 + rounds.t
+        emitted = np.minimum(rounds.accepted + 1, trace.output_tokens[rounds.sequence] - rounds.t)
+        rounds.baseline_s[:] = decode_seconds(trace, table, context, emitted)
     return Replay(
         policy=policy,
         num_rounds=sums.num_rounds,
@@ -146,7 +151,7 @@ def replay(trace: Trace, policy: Policy, table: CostTable, *, seed: int = 0, log
         output_tokens=draws * trace.output_tokens.astype(np.int64),
         seconds=sums.seconds,
         autoregressive_s=draws * autoregressive_seconds(trace, table),
-        rounds=rounds[:written] if log else None,
+        rounds=rounds if log else None,
         verified=sums.verified,
         truncated=sums.truncated if isinstance(policy, TreePolicy) else None,
         draws=draws,

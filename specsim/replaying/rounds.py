@@ -8,18 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from specsim.io.arrays import IntArray
+from specsim.io.arrays import IntArray, Seconds
 
 if TYPE_CHECKING:
     import pandas as pd
 
 # The fields of `RoundLog` as compiled code takes them.
-RoundArrays = namedtuple("RoundArrays", "sequence t drafted accepted verified last drafter")
+RoundArrays = namedtuple(
+    "RoundArrays", "sequence t drafted accepted verified last drafter draft_s policy_s verify_s other_s baseline_s"
+)
 
 
 @dataclass(frozen=True, repr=False)
 class RoundLog:
-    """Rounds in the order in which they were replayed, an int64 array [R] per column.
+    """Rounds in the order in which they were replayed, an array [R] per column: counts int64, seconds float64.
 
     sequence : index of the sequence in the trace
     t : output position at which the round starts
@@ -28,6 +30,8 @@ class RoundLog:
     last : place of the last accepted token among the verified tokens, from 1; 0 where none is accepted; in a
         chain, the same as accepted
     drafter : number of the drafter of a joined trace, from 1; 0 where nothing was drafted, and for other traces
+    draft_s, policy_s, verify_s, other_s : seconds of the round's parts; their sums per sequence are `Replay.seconds`
+    baseline_s : seconds to emit the round's tokens without speculation; `replay` computes it
     """
 
     sequence: IntArray
@@ -37,11 +41,18 @@ class RoundLog:
     verified: IntArray
     last: IntArray
     drafter: IntArray
+    draft_s: Seconds
+    policy_s: Seconds
+    verify_s: Seconds
+    other_s: Seconds
+    baseline_s: Seconds
 
     @staticmethod
     def zeros(rounds: int) -> RoundLog:
         """Allocate a log of this many rounds."""
-        return RoundLog(*(np.zeros(rounds, dtype=np.int64) for _ in RoundArrays._fields))
+        names = RoundArrays._fields
+        arrays: Any = (np.zeros(rounds, np.float64 if name.endswith("_s") else np.int64) for name in names)
+        return RoundLog(*arrays)
 
     @property
     def arrays(self) -> RoundArrays:
@@ -61,10 +72,13 @@ class RoundLog:
 
     def rows(self) -> list[tuple[int, ...]]:
         """List (sequence, t, drafted, accepted, verified, last) of every round, as plain numbers."""
-        return list(zip(*(values.tolist() for values in self.arrays[:-1]), strict=True))
+        return list(zip(*(values.tolist() for values in self.arrays[:6]), strict=True))
 
     def to_frame(self) -> pd.DataFrame:
-        """Tabulate a row per round; the drafter is a column only for joined traces."""
+        """Tabulate a row per round: counts in tokens, parts and baseline in seconds; `RoundLog` defines the columns.
+
+        The drafter is a column only for joined traces.
+        """
         import pandas as pd  # slow to import, and a replay does not need it
 
         frame = pd.DataFrame(self.arrays._asdict())

@@ -74,10 +74,14 @@ def _replay_static(  # type: ignore[no-untyped-def]
                     break
                 node = first_child[node] + rank
                 accepted += 1
+            round_draft_s = 0.0
             if limit > 0:
-                sums.draft_s[i] += draft_s[limit, bucket] + behind * catch_up_s[bucket]
+                round_draft_s = draft_s[limit, bucket] + behind * catch_up_s[bucket]
+                sums.draft_s[i] += round_draft_s
                 for level in range(limit):
-                    sums.draft_s[i] += wider_s[expanded[level], bucket]
+                    wider_pass_s = wider_s[expanded[level], bucket]
+                    sums.draft_s[i] += wider_pass_s
+                    round_draft_s += wider_pass_s
                 behind = 1 if accepted > 0 and (accepted == limit or children[node] == 0) else 0
             sums.num_rounds[i] += 1
             sums.drafted[i] += drafted
@@ -93,6 +97,9 @@ def _replay_static(  # type: ignore[no-untyped-def]
                 log.drafted[log_row] = log.verified[log_row] = drafted
                 log.accepted[log_row] = accepted
                 log.last[log_row] = node
+                log.draft_s[log_row], log.policy_s[log_row] = round_draft_s, limit * costs.policy_step_s
+                log.verify_s[log_row] = verify_s[drafted + 1, bucket]
+                log.other_s[log_row] = costs.round_overhead_s
                 log_row += 1
             t += accepted + 1
     return log_row

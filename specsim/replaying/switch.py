@@ -103,8 +103,10 @@ def _replay(params, carries_state, which, trace, costs, sums, log):  # type: ign
             sums.policy_s[i] += asked * costs.policy_step_s[d]
             sums.verify_s[i] += costs.verify_s[d, drafted + 1, bucket]
             sums.other_s[i] += costs.round_overhead_s[d]
+            round_draft_s = 0.0
             if drafted > 0:
-                sums.draft_s[i] += costs.draft_s[d, drafted, bucket] + costs.catch_up_s[d, lag[d], bucket]
+                round_draft_s = costs.draft_s[d, drafted, bucket] + costs.catch_up_s[d, lag[d], bucket]
+                sums.draft_s[i] += round_draft_s
                 state = update(state, params, drafted, accepted)
             lag += accepted + 1
             if drafted > 0:
@@ -114,6 +116,9 @@ def _replay(params, carries_state, which, trace, costs, sums, log):  # type: ign
                 log.drafted[log_row] = log.verified[log_row] = drafted
                 log.accepted[log_row] = log.last[log_row] = accepted
                 log.drafter[log_row] = d + 1 if drafted > 0 else 0
+                log.draft_s[log_row], log.policy_s[log_row] = round_draft_s, asked * costs.policy_step_s[d]
+                log.verify_s[log_row] = costs.verify_s[d, drafted + 1, bucket]
+                log.other_s[log_row] = costs.round_overhead_s[d]
                 log_row += 1
             t += accepted + 1
     return log_row

@@ -101,6 +101,7 @@ def _replay(  # type: ignore[no-untyped-def]
         draft_time = verify_time = 0.0
         while t < end:
             bucket = (base_context + t) >> bucket_bits
+            asked_before, round_draft_s = all_asked, 0.0
             limit = min(max_draft_tokens, budget_tokens - (t - start) - 1)
             # Typed from the start: functions are compiled anew for a number known to be 0 or 1.
             first, count, level = np.int64(0), np.int64(1), np.int64(0)
@@ -140,7 +141,9 @@ def _replay(  # type: ignore[no-untyped-def]
                     break
                 if expanded > max_expanded:
                     raise InputError("a tree policy expands more nodes of a level than its max_expanded; correct it")
-                draft_time += draft_s[level, bucket] - draft_s[level - 1, bucket] + wider_s[expanded, bucket]
+                pass_s = draft_s[level, bucket] - draft_s[level - 1, bucket] + wider_s[expanded, bucket]
+                draft_time += pass_s
+                round_draft_s += pass_s
                 if len(score) > 0:
                     if chain >= 0 and widths[chain] > 0:
                         tree.score[level - 1] = score[t, level - 1]
@@ -166,6 +169,7 @@ def _replay(  # type: ignore[no-untyped-def]
                     last_node = child[last_node] + true
                     accepted += 1
                 draft_time += behind * catch_up_s[bucket]
+                round_draft_s += behind * catch_up_s[bucket]
                 state = update(state, params, depth, accepted)
                 behind = 1 if accepted > 0 and widths[last_node] == 0 else 0
             else:
@@ -184,6 +188,10 @@ def _replay(  # type: ignore[no-untyped-def]
                 if accepted > 0:
                     for node in range(1, last_node + 1):
                         log.last[log_row] += keep[node]
+                log.draft_s[log_row] = round_draft_s
+                log.policy_s[log_row] = (all_asked - asked_before) * costs.policy_step_s
+                log.verify_s[log_row] = verify_s[verified + 1, bucket]
+                log.other_s[log_row] = costs.round_overhead_s
                 log_row += 1
             t += accepted + 1
         sums.num_rounds[i] += rounds

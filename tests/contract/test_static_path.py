@@ -36,8 +36,7 @@ OF_STATES = [make_policy("cali_ts", LIMIT), make_policy("llama_cpp", {"p_min": 0
 TREES = [make_policy("vct", {"width": 2, "depth": K}), make_policy("eagle2", {"nodes": 8, "depth": K, "top_k": 3})]
 Run = list[tuple[list[int], list[tuple[int, int, int, int, int]]]]
 
-STATIC = {name: kind for name, kind in DRAFTERS.items() if name != "sparse-cache"}  # whose masks no kernel reads
-kinds = pytest.mark.parametrize("kind", STATIC)
+kinds = pytest.mark.parametrize("kind", DRAFTERS)
 modes = pytest.mark.parametrize("mode", MODES)
 
 
@@ -168,7 +167,7 @@ ROWS_AT_ONCE = (
 
 
 @pytest.mark.parametrize("policy", [FIXED, *OF_STATES], ids=lambda policy: policy.name)
-@pytest.mark.parametrize("kind", [name for name, kind in STATIC.items() if kind.has_states])
+@pytest.mark.parametrize("kind", [name for name, kind in DRAFTERS.items() if kind.has_states])
 def test_a_draft_step_is_one_launch_and_a_few_bytes_back(kind: str, policy: Policy) -> None:
     asked = Asked(kind, policy)
     assert asked.captured == 0  # nothing is recorded on the clock
@@ -185,7 +184,7 @@ def test_a_draft_step_is_one_launch_and_a_few_bytes_back(kind: str, policy: Poli
         assert round_["bytes back"] == DESCRIBED_BYTES[policy.name] * round_["drafted"] + 8 * (round_["verified"] + 1)
 
 
-@pytest.mark.parametrize("kind", [name for name, kind in STATIC.items() if kind.trees])
+@pytest.mark.parametrize("kind", [name for name, kind in DRAFTERS.items() if kind.trees])
 def test_a_pass_of_a_tree_is_one_launch(kind: str) -> None:
     """EESD's target takes another launch for its lower layers over rows that were never fed."""
     asked = Asked(kind, TREES[0])
@@ -197,7 +196,7 @@ def test_a_pass_of_a_tree_is_one_launch(kind: str) -> None:
     assert any(round_["passes"] == K for round_ in asked.rounds)
 
 
-@pytest.mark.parametrize("kind", [name for name, kind in STATIC.items() if kind.has_states])
+@pytest.mark.parametrize("kind", [name for name, kind in DRAFTERS.items() if kind.has_states])
 def test_a_longer_output_leaves_nothing_of_the_shorter_ones_noise(kind: str) -> None:
     """It lies on the device, V numbers for every position."""
     pair, sampler = pair_of(kind, torch.float32), MODES["gumbel"]

@@ -30,7 +30,6 @@ RESULT = re.compile(
 )
 LEVEL = "95 %"  # of every interval and every comparison
 STATED = {  # by page, what is no result, and why
-    "docs/howto/ahead.md": {"0.85": "a setting of the code above it"},
     "docs/howto/doctor.md": {
         "0.32": "vLLM's version",
         "2026.10": "llama.cpp's version",

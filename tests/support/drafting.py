@@ -16,7 +16,6 @@ from realrun.decode.sampling import Sampler
 from realrun.drafters.edd import VDMKind
 from realrun.drafters.lookup import LookupKind
 from realrun.drafters.self_sd import SelfSDKind
-from realrun.drafters.sparse_cache import SparseCacheKind
 from realrun.lm.variants.skipped_layers import SkippedSublayers
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
@@ -59,8 +58,6 @@ def pair_without_scores(case: Case) -> Pair:
             return eesd_pair(case.target, case.split, case.exit_layers)
         case "self-sd":
             return self_sd_pair(case.target)
-        case "sparse-cache":  # of a prompt and output of some tens of tokens
-            return replace(self_sd_pair(case.target), drafter=SparseCacheKind(window=6))
         case "medusa":
             return medusa_pair(case.target)
         case "edd" | "eagle" | "eagle-vllm" | "eagle3":

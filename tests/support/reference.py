@@ -137,9 +137,10 @@ class Threshold:
 
 @dataclass
 class Decoded:
-    """What a rule did: a row (sequence, t, drafted, accepted) per round, sums per sequence."""
+    """What a rule did: a row (sequence, t, drafted, accepted) per round and its seconds, sums per sequence."""
 
     rounds: list[tuple[int, int, int, int]] = field(default_factory=list)
+    round_s: list[list[float]] = field(default_factory=list)  # draft, policy, verify, other, without speculation
     policy_steps: list[int] = field(default_factory=list)
     seconds: list[list[float]] = field(default_factory=list)  # draft, policy, verify, other
     autoregressive_s: list[float] = field(default_factory=list)
@@ -181,13 +182,15 @@ class Decoder:
         in_draft_cache = prompt - 1  # all but the pending token
         asked = 0
         draft_s = verify_s = other_s = 0.0
+        plain_s = [self.price("autoregressive_step", None, prompt + t - 1) for t in range(len(wanted))]
         while len(output) < len(wanted):
             t, draft = len(output), []
             room = min(rule.longest, trace.depth, budget - t - 1)  # the target adds a token
             context = prompt + t - 1
+            asked_before, round_draft_s = asked, 0.0
             while len(draft) < room:
                 lacking = prompt + t + len(draft) - in_draft_cache - 1
-                draft_s += self.step_s(len(draft) + 1, lacking, context)
+                round_draft_s += self.step_s(len(draft) + 1, lacking, context)
                 in_draft_cache = prompt + t + len(draft)
                 draft.append(proposals[t][len(draft)])
                 if len(draft) == room or self.ends_draft(draft[-1]):
@@ -199,19 +202,22 @@ class Decoder:
             accepted = 0
             while accepted < len(draft) and [draft[accepted]] == wanted[t + accepted : t + accepted + 1]:
                 accepted += 1
-            verify_s += self.price("verify", len(draft) + 1, context)
+            round_verify_s = self.price("verify", len(draft) + 1, context)
+            draft_s += round_draft_s
+            verify_s += round_verify_s
             other_s += self.cost.round_overhead()
             if draft:
                 rule.observe(len(draft), accepted)
             result.rounds.append((s, t, len(draft), accepted))
+            policy_s = (asked - asked_before) * self.cost.policy_step()
+            emitted_s = sum(plain_s[t : t + accepted + 1])
+            result.round_s.append([round_draft_s, policy_s, round_verify_s, self.cost.round_overhead(), emitted_s])
             output += draft[:accepted] + self.from_target(wanted[t + accepted :], len(draft), accepted)
             in_draft_cache = min(in_draft_cache, prompt + t + accepted)
         assert output == wanted, "decoding is loss-free"
         result.policy_steps.append(asked)
         result.seconds.append([draft_s, asked * self.cost.policy_step(), verify_s, other_s])
-        result.autoregressive_s.append(
-            sum(self.price("autoregressive_step", None, prompt + t - 1) for t in range(len(wanted)))
-        )
+        result.autoregressive_s.append(sum(plain_s))
 
     def step_s(self, place: int, lacking: int, context: int) -> float:
         """Seconds of the place-th draft step of a round, with so many tokens to catch up on."""

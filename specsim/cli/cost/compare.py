@@ -31,7 +31,7 @@ class CompareOptions(SplitSettings):
     drafter: str = setting(
         ...,
         "Drafter: a draft model, as --target; or eagle, eagle3, mtp, edd, vdm, space, prompt-lookup, block:LAYERS, "
-        "eesd:LAYERS, self-sd:LAYERS, sparse-cache:TOKENS, medusa:HEADS.",
+        "eesd:LAYERS, self-sd:LAYERS, medusa:HEADS.",
     )
     gpus: str = setting("a100,h100,h200,l40s", "GPUs to compare, by name.")
     batch: tuple[int, ...] = setting((1,), "Batch sizes; a list such as 1,8.")

@@ -18,8 +18,7 @@ from specsim.io.arrays import Floats, Seconds
 from specsim.io.errors import InputError
 
 PLAIN = ("eagle", "eagle3", "mtp", "edd", "vdm", "space", "prompt-lookup")  # without a number
-# With this number.
-NUMBERED = {"eesd": "layers", "self-sd": "layers", "sparse-cache": "window", "medusa": "heads", "block": "layers"}
+NUMBERED = {"eesd": "layers", "self-sd": "layers", "medusa": "heads", "block": "layers"}  # with this number
 KINDS = ("model", *PLAIN, *NUMBERED)
 SIZES = ("vocabulary", "hidden_size", "intermediate_size")
 SIZED = {"eagle": SIZES[:1], "eagle3": SIZES, "block": SIZES}  # may have sizes of their own
@@ -68,11 +67,9 @@ def find_drafter(drafter: str | Mapping[str, Any], target: Architecture) -> Draf
         ``{"kind": "medusa", "heads": K}``
         ``{"kind": "eesd", "layers": N}`` : an exit layer after the target's first N
         ``{"kind": "self-sd", "layers": N}`` : N of the target's layers
-        ``{"kind": "sparse-cache", "window": N}`` : the target, which reads N tokens of its cache at most: the first few
-            and the last
         "space", "prompt-lookup" : no pass makes the drafts
 
-        In short "block:N", "medusa:K", "eesd:N", "self-sd:N", "sparse-cache:N".
+        In short "block:N", "medusa:K", "eesd:N", "self-sd:N".
 
     Raises InputError for a kind that is not known, or a number that does not fit the target.
 
@@ -95,10 +92,9 @@ def find_drafter(drafter: str | Mapping[str, Any], target: Architecture) -> Draf
     if kind not in KINDS[1:] or set(keys) - {"kind", number, *sized}:
         raise InputError(
             f"roofline: drafter {dict(keys)!r:.80} is unknown; give a model, {', '.join(PLAIN)}, or an object with "
-            "kind eesd, self-sd, sparse-cache, medusa or block and its layers, window or heads"
+            "kind eesd, self-sd, medusa or block and its layers or heads"
         )
     layers = target.num_layers - 1 if kind in ("eesd", "self-sd") else LARGEST_NUMBER
-    layers = MAX_SIZE - 1 if kind == "sparse-cache" else layers
     most = {number: layers, **dict.fromkeys(sized, MAX_SIZE - 1), "vocabulary": target.vocab_size}
     for key in sorted({number, *keys} - {"", "kind"}):
         value = keys.get(key, 0)
@@ -125,8 +121,6 @@ def find_drafter(drafter: str | Mapping[str, Any], target: Architecture) -> Draf
             return Drafter(kind, target.first(value + 1, name), shared_layers=value)
         case "self-sd":
             return Drafter(kind, target.first(value, name))
-        case "sparse-cache":
-            return Drafter(kind, replace(target, name=name, window=value, window_layers=target.attention_layers))
         case "medusa":
             return Drafter(kind, replace(target.first(0, name), medusa_heads=value))
     return Drafter(kind)

@@ -132,15 +132,6 @@ def test_a_smaller_vocabulary_shortens_the_head() -> None:
     assert priced("llama-3.1-8b", "eagle").drafter == whole.drafter
 
 
-def test_a_sparse_cache_saves_the_tokens_that_it_does_not_read() -> None:
-    cost = priced("llama-3.1-8b", "sparse-cache:512", batch=8)
-    saved_s = cost.autoregressive_step(8192) - cost.draft(1, 8192)
-    # 8 caches of 8192 - 512 tokens, each of keys and values of 8 heads of 128 numbers of 2 bytes in 32 layers
-    assert float(saved_s) == pytest.approx(8 * (8192 - 512) * 32 * 2 * 8 * 128 * 2 / 1e12, rel=1e-3)
-    assert float(cost.draft(1, 400)) == pytest.approx(float(cost.autoregressive_step(400)))
-    refusal(lambda: priced("llama-3.1-8b", "sparse-cache:0"), "sparse-cache has window=0")
-
-
 @pytest.mark.parametrize("name", sorted(public_shapes()))
 def test_every_public_shape_has_these_drafters(name: str) -> None:
     target = find_architecture(name)

@@ -14,7 +14,7 @@ from specsim.learn.chain_calibration import calibrate, drafted_tokens, runs_befo
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.estimates.token_probability import FEATURES, SMALLEST, features, interpolate, run_after
 from specsim.replaying.replay import replay
-from specsim.replaying.rounds import RoundArrays
+from specsim.replaying.rounds import RoundLog
 from specsim.replaying.table import cost_table
 from specsim.trace.trace import Trace
 from tests.support.reference import RampCost, build_trace, small_trace
@@ -78,9 +78,9 @@ def test_features_of_a_round_remember_its_earlier_tokens() -> None:
 def test_runs_are_those_of_the_log() -> None:
     """Sequence 0: 2 of 2 accepted, 1 of 1, 0 of 3, 1 of 1; sequence 1 starts at 0."""
     rounds = [[0, 0, 2, 2], [0, 3, 1, 1], [0, 5, 3, 0], [0, 6, 1, 1], [1, 0, 2, 1], [1, 2, 1, 1]]
-    sequence, t, drafted, accepted = np.array(rounds).T
-    log = RoundArrays(sequence, t, drafted, accepted, drafted, accepted, drafter=0 * t)
-    assert runs_before(log).tolist() == [0, 3, 5, 0, 0, 0]
+    log = RoundLog.zeros(len(rounds))
+    log.sequence[:], log.t[:], log.drafted[:], log.accepted[:] = np.array(rounds).T
+    assert runs_before(log.arrays).tolist() == [0, 3, 5, 0, 0, 0]
     assert run_after(5.0, 3, 0) == 0 and run_after(5.0, 3, 3) == 9
     trace = small_trace()
     replayed = replay(trace, FixedK(k=3), cost_table(trace, RampCost()), log=True).rounds

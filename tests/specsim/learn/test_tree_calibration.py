@@ -57,7 +57,9 @@ def test_verified_nodes_are_the_children_of_true_nodes() -> None:
 
 def test_recent_is_a_running_mean_over_rounds_with_a_draft() -> None:
     rows = [[0, 0, 9, 4, 3, 1], [0, 5, 0, 0, 0, 0], [0, 6, 9, 1, 3, 1], [0, 8, 2, 0, 2, 0], [1, 0, 1, 1, 1, 1]]
-    log = RoundLog(*np.array(rows).T, drafter=np.zeros(len(rows), np.int64))
+    log = RoundLog.zeros(len(rows))
+    for name, column in zip(log.arrays._fields, np.array(rows).T, strict=False):
+        getattr(log, name)[:] = column
     trace = tree_trace(0)
     first = MEMORY * 2 + (1 - MEMORY) * 4
     rounds = rounds_of(trace, log, 2.0)

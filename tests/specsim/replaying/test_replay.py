@@ -17,6 +17,7 @@ from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.chain.max_confidence import MaxConfidence
 from specsim.replaying.replay import Replay, replay
+from specsim.replaying.sums import PARTS
 from specsim.replaying.table import cost_table
 from specsim.trace.trace import Trace
 from tests.support.reference import (
@@ -31,6 +32,7 @@ from tests.support.reference import (
 )
 
 COST = RampCost()
+PARTS_S = [f"{part}_s" for part in PARTS]
 # Entropies whose score 1 - sqrt(H/4) is exact in binary, so that it can equal lambda.
 TIED_ENTROPY = np.array([0.0, 0.25, 1.0, 2.25, 4.0, 9.0, 16.0, 36.0])
 SCORES = st.sampled_from([-2.0, -0.5, 0.0, 0.25, 0.5, 0.75, 1.0])
@@ -99,8 +101,10 @@ KINDS = [
 
 
 def assert_same(result: Replay, decoder: Decoder) -> None:
-    """Rounds and counts are equal, seconds to 1e-12: sums of at most 1e3 terms in two orders."""
+    """Rounds and counts are equal, seconds of both to 1e-12: sums of at most 1e3 terms in two orders."""
     decoded, count = decoder.run(), len(result.num_rounds)
+    seconds = result.rounds.to_frame()[[*PARTS_S, "baseline_s"]]
+    np.testing.assert_allclose(seconds, decoded.round_s, rtol=1e-12, atol=1e-15)
     assert [row[:4] for row in result.rounds.rows()] == decoded.rounds
     assert result.num_rounds.tolist() == np.bincount([row[0] for row in decoded.rounds], minlength=count).tolist()
     assert result.drafted.tolist() == decoded.total(2, count)
@@ -189,6 +193,11 @@ def test_rounds_worked_by_hand() -> None:
     result = replay(trace, FixedK(k=3), cost_table(trace, ConstantCost(1.0, 10.0)), log=True)
     assert result.rounds.rows() == [(0, 0, 3, 2, 3, 2), (0, 3, 2, 1, 2, 1), (0, 5, 0, 0, 0, 0)]
     assert result.seconds.tolist() == [[5.0, 0.0, 30.0, 0.0]]
+    assert result.rounds.to_frame()[[*PARTS_S, "baseline_s"]].to_numpy().tolist() == [
+        [3.0, 0.0, 10.0, 0.0, 30.0],
+        [2.0, 0.0, 10.0, 0.0, 20.0],
+        [0.0, 0.0, 10.0, 0.0, 10.0],
+    ]
     assert result.autoregressive_s.tolist() == [60.0]
     assert result.speedup == 60 / 35
 
@@ -243,7 +252,11 @@ def test_a_table_compiled_for_another_trace_is_refused() -> None:
 
 def test_the_rounds_are_a_table_too() -> None:
     trace = small_trace()
-    rounds = replay(trace, FixedK(k=2), cost_table(trace, COST), log=True).rounds
-    frame = rounds.to_frame()
-    assert list(frame) == ["sequence", "t", "drafted", "accepted", "verified", "last"]
-    assert list(frame.itertuples(index=False, name=None)) == rounds.rows()
+    result = replay(trace, MaxConfidence(max_draft_tokens=2), cost_table(trace, COST), log=True)
+    frame = result.rounds.to_frame()
+    counts = ["sequence", "t", "drafted", "accepted", "verified", "last"]
+    assert list(frame) == [*counts, *PARTS_S, "baseline_s"]
+    assert list(frame[counts].itertuples(index=False, name=None)) == result.rounds.rows()
+    sums = frame.groupby("sequence")[[*PARTS_S, "baseline_s"]].sum().to_numpy()
+    np.testing.assert_allclose(sums[:, :4], result.seconds, rtol=1e-12)
+    np.testing.assert_allclose(sums[:, 4], result.autoregressive_s, rtol=1e-12)

@@ -112,6 +112,10 @@ def test_rounds_and_seconds_are_those_of_a_plain_loop(policy: Policy) -> None:
     log = replayed.rounds
     columns = (log.sequence, log.t, log.drafted, log.accepted, log.drafter)
     assert list(zip(*(column.tolist() for column in columns), strict=True)) == list(rounds)
+    parts = np.stack([log.draft_s, log.policy_s, log.verify_s, log.other_s])
+    np.testing.assert_allclose(parts.sum(axis=0), seconds, rtol=1e-12)
+    sequences = [np.bincount(log.sequence, part) for part in parts]
+    np.testing.assert_allclose(np.stack(sequences, axis=1), replayed.seconds, rtol=1e-12)
     expected = np.bincount([round_[0] for round_ in rounds], seconds)
     np.testing.assert_allclose(replayed.speculative_s, expected, rtol=1e-12)
     assert (log.verified == log.drafted).all() and (log.last == log.accepted).all()

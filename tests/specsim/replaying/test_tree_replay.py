@@ -177,6 +177,7 @@ class PlainTrees:
         self.lowest, self.highest = min(contexts), max(contexts)
         self.rounds: list[tuple[int, ...]] = []
         self.seconds = np.zeros((trace.sequences, 4))
+        self.round_s: list[list[float]] = []  # draft, policy, verify, other
 
     def run(self) -> PlainTrees:
         for s in range(self.trace.sequences):
@@ -219,12 +220,15 @@ class PlainTrees:
             asked = len(passes) + (tree[-1].depth < min(self.deepest, budget - t - 1))
             place = len([number for number in kept if 0 < number <= last])  # among the verified nodes
             self.rounds.append((s, t, len(tree) - 1, accepted, len(kept) - 1, place))
-            self.seconds[s] += [
-                draft_s,
-                asked * self.cost.tree_policy_step(),
-                float(self.cost.tree_verify(len(kept), context)),
-                self.cost.tree_round_overhead(),
-            ]
+            self.round_s.append(
+                [
+                    draft_s,
+                    asked * self.cost.tree_policy_step(),
+                    float(self.cost.tree_verify(len(kept), context)),
+                    self.cost.tree_round_overhead(),
+                ]
+            )
+            self.seconds[s] += self.round_s[-1]
             output += text[t : t + accepted + 1]
         assert output == text
 
@@ -266,6 +270,10 @@ def compare(result: Replay, plain: PlainTrees) -> None:
     assert result.rounds.rows() == plain.rounds
     np.testing.assert_allclose(result.seconds, plain.seconds, rtol=1e-9)
     log = result.rounds
+    parts = np.stack([log.draft_s, log.policy_s, log.verify_s, log.other_s], axis=1)
+    np.testing.assert_allclose(parts, plain.round_s, rtol=1e-9, atol=1e-15)
+    sums = np.bincount(log.sequence, log.baseline_s, minlength=len(result.autoregressive_s))
+    np.testing.assert_allclose(sums, result.autoregressive_s, rtol=1e-9)
     for values, counts in (
         (log.drafted, result.drafted),
         (log.accepted, result.accepted),
