@@ -27,7 +27,7 @@ from specsim.replaying.intervals import FEW, LARGEST_FLOOR_PERCENT, REPEATS
 from studies.measurement.runs import pooled_percent
 from studies.papers.findings import VERDICTS, audit, filled
 from tests.contract.test_house import MOST_LINES
-from tests.specsim.cost.test_points import ONE_POINT_PERCENT, TWO_POINTS_PERCENT
+from tests.specsim.cost.test_point_calibration import ONE_POINT_PERCENT, TWO_POINTS_PERCENT
 from tests.specsim.engines.test_advise import FEWEST_ROUNDS, NEAR_PERCENT, RIGHT_PERCENT
 from tests.specsim.engines.test_as_engine import COUNTED
 from tests.support.sglang_trees import FIXTURE as SGLANG_TREES

@@ -18,7 +18,7 @@ from specsim.cost.documents import KIND, cost_of_document, shipped_costs
 from specsim.cost.joined import JOINED_COST_KIND, JoinedCost
 from specsim.cost.linear import LinearCost
 from specsim.cost.model import ConstantCost, CostModel, not_a_cost
-from specsim.cost.probed import PROBE_KIND
+from specsim.cost.probe import PROBE_KIND
 from specsim.cost.profile import GRID_KIND, PROFILE_KIND, PROFILE_VERSION, profile_from_json
 from specsim.cost.roofline.cost import RooflineCost
 from specsim.io.errors import InputError

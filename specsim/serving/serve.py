@@ -14,13 +14,13 @@ from specsim.cost.files import CostLike, as_cost
 from specsim.io.progress import Counter, no_progress
 from specsim.replaying.intervals import Estimate, ratio_of_ratios
 from specsim.replaying.prediction import interval_columns
-from specsim.serving.arms import ArmLike, choose_arms, cost_notes
 from specsim.serving.arrivals import asked_requests
 from specsim.serving.costs import batch_cost
 from specsim.serving.draft_length import TurboSpec
 from specsim.serving.drafts import drafts_of
 from specsim.serving.latency import ServingSummary, summarise_run
 from specsim.serving.lockstep import Lockstep, lockstep
+from specsim.serving.policies import PolicyOrRule, cost_notes, fit_policies
 from specsim.serving.result import Served
 from specsim.serving.speedup_map import SpeedupMap, speedup_map
 from specsim.trace.files import TraceLike, read_plain_trace
@@ -145,7 +145,7 @@ class ServerResult(Served):
 def serve(
     trace: TraceLike,
     cost: CostLike,
-    policy: ArmLike = "fixed_k",
+    policy: PolicyOrRule = "fixed_k",
     *,
     arrivals: str | PathLike[str] = "poisson:20",
     requests: int | None = None,
@@ -215,7 +215,7 @@ def serve(
     >>> result.speculation.tokens_per_round > result.baseline.tokens_per_round
     True
     """
-    model, part, arm, about = _one_arm(trace, cost, policy, settings, tuning_share, seed, pad)
+    model, part, arm, about = _one_policy(trace, cost, policy, settings, tuning_share, seed, pad)
     asked, users = asked_requests(part, arrivals, requests, seed=seed)
     if tpot_ms is not None:
         asked = replace(asked, tpot_bound_s=np.full(len(asked), tpot_ms / 1e3))
@@ -248,7 +248,7 @@ def serve(
 def serve_batches(
     trace: TraceLike,
     cost: CostLike,
-    policy: ArmLike = "fixed_k",
+    policy: PolicyOrRule = "fixed_k",
     *,
     batches: int | Iterable[int] = BATCHES,
     tuning_share: float = 0.5,
@@ -281,7 +281,7 @@ def serve_batches(
     >>> result.to_frame()["batch"].tolist()
     [1, 8]
     """
-    model, part, arm, about = _one_arm(trace, cost, policy, settings, tuning_share, seed)
+    model, part, arm, about = _one_policy(trace, cost, policy, settings, tuning_share, seed)
     drafts, plain, sizes = drafts_of(part, arm, seed=seed), drafts_of(part, None), _several(batches)
     notes = cost_notes(model, part, arm.max_draft_tokens, max(sizes))
     results = []
@@ -298,7 +298,7 @@ def serve_schedule(
     batches: int | Iterable[int] = MAP_BATCHES,
     contexts: int | Iterable[int] | None = None,
     max_draft_tokens: int | None = None,
-    policies: PolicyName | Iterable[ArmLike] = (),
+    policies: PolicyName | Iterable[PolicyOrRule] = (),
     tuning_share: float = 0.5,
     seed: int = 0,
     progress: Counter = no_progress,
@@ -346,10 +346,10 @@ def serve_schedule(
     longest = max_draft_tokens or min(8, whole.depth)
     sizes = _several(batches)
     at: list[int | None] = [None] if contexts is None else [*_several(contexts)]
-    named: list[tuple[ArmLike, Mapping[str, Any]]] = [("fixed_k", {"k": k}) for k in range(1, longest + 1)]
+    named: list[tuple[PolicyOrRule, Mapping[str, Any]]] = [("fixed_k", {"k": k}) for k in range(1, longest + 1)]
     others = [policies] if isinstance(policies, str | PathLike | type) else policies
     named += [(TurboSpec.name, {"max_draft_tokens": longest}), *((policy, {}) for policy in others)]
-    part, arms, learned_on = choose_arms(whole, model, named, tuning_share=tuning_share, seed=seed)
+    part, arms, learned_on = fit_policies(whole, model, named, tuning_share=tuning_share, seed=seed)
     speedups = speedup_map(part, priced, arms, sizes, contexts=at, seed=seed, progress=progress)
     return DraftSchedule(
         **vars(speedups),
@@ -360,10 +360,10 @@ def serve_schedule(
     )
 
 
-def _one_arm(
+def _one_policy(
     trace: TraceLike,
     cost: CostLike,
-    policy: ArmLike,
+    policy: PolicyOrRule,
     settings: Mapping[str, Any],
     share: float,
     seed: int,
@@ -373,7 +373,7 @@ def _one_arm(
     model = as_cost(cost)
     priced = batch_cost(model, pad)  # refuses costs of batch size 1 only
     whole = read_plain_trace(trace)
-    part, (ready,), learned_on = choose_arms(whole, priced, [(policy, settings)], tuning_share=share, seed=seed)
+    part, (ready,), learned_on = fit_policies(whole, priced, [(policy, settings)], tuning_share=share, seed=seed)
     about = {"learned_on": learned_on, "sequences": part.sequences, "approximate": part.approximate}
     return model, part, ready, about
 

@@ -21,7 +21,7 @@ from specsim.cost.files import read_cost
 from specsim.cost.grid import GRID_KIND, GRID_VERSION, read_grid
 from specsim.cost.joined import JoinedCost, joined_document
 from specsim.cost.model import CostModel
-from specsim.cost.probed import PROBE_KIND, PROBE_VERSION
+from specsim.cost.probe import PROBE_KIND, PROBE_VERSION
 from specsim.cost.profile import PROFILE_KIND, PROFILE_VERSION, ProfileCost
 from specsim.io.files import file_digest
 from specsim.learn.journal import Journal, trace_digest

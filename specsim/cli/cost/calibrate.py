@@ -53,7 +53,7 @@ def calibrate(options: CalibrateOptions) -> Answer:
     tpot_ms=7.07" --measured "batch=1 context=500 k=3 acceptance=2.29 tpot_ms=4.29" --out vllm.json
     """
     from specsim.cost.calibrate import calibrated_document, document_on_points
-    from specsim.cost.roofline.points import read_point
+    from specsim.cost.roofline.point_calibration import read_point
     from specsim.io.files import write_json
 
     claim_file(options.out, overwrite=options.overwrite)

@@ -24,13 +24,13 @@ from specsim.policy.chain.fixed_k import FixedK
 from specsim.replaying.chain_oracle import chain_oracle_seconds
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
-from specsim.serving.arms import choose_arms
 from specsim.serving.arrivals import Requests, requests_of_trace
 from specsim.serving.continuous import run_server
 from specsim.serving.costs import batch_cost, round_seconds
 from specsim.serving.draft_length import DraftLengthRule, Running, ScheduledK, State
 from specsim.serving.drafts import drafts_of
 from specsim.serving.lockstep import Lockstep, lockstep
+from specsim.serving.policies import fit_policies
 from specsim.serving.rules.adaserve import AdaServe
 from specsim.serving.rules.allocation import hand_out
 from specsim.serving.rules.bandit import Bandit
@@ -290,7 +290,7 @@ GIVEN: dict[str, dict[str, Any]] = {"tetris": {"k": 2}, "budget": {}, "dspark": 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_rule_by_name_decodes_every_text_once_and_none_beats_the_oracle(name: str, informed: Trace) -> None:
-    part, arms, learned_on = choose_arms(
+    part, arms, learned_on = fit_policies(
         informed, COST, [(name, GIVEN.get(name, {})), ("oracle", {})], tuning_share=0.5, seed=0
     )
     assert learned_on == (24 if RULES[name].learns else 0)
@@ -305,7 +305,7 @@ def test_every_rule_by_name_decodes_every_text_once_and_none_beats_the_oracle(na
 def test_a_calibrated_budget_beats_every_fixed_k(informed: Trace) -> None:
     """Its confidence tells easy stretches from hard ones; a fixed K drafts as much in both."""
     cost = LinearCost(LinearPass(0.01, 1e-4, 2e-6), LinearPass(0.001, 2e-5, 5e-7), step_s=0.001, round_s=0.0005)
-    part, (budget,), _ = choose_arms(informed, cost, [("budget", {})], tuning_share=0.5, seed=0)
+    part, (budget,), _ = fit_policies(informed, cost, [("budget", {})], tuning_share=0.5, seed=0)
     order = np.tile(np.arange(part.sequences), 8)
 
     def tokens_per_s(arm: Any) -> float:
@@ -473,7 +473,7 @@ def test_a_users_own_rule(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(RULE_FILE)
     trace = generate(IID(0.7), sequences=4, output_tokens=8, depth=3)
-    _, (rule,), _ = choose_arms(trace, COST, [(str(file), {"every": "3"})], tuning_share=0.5, seed=0)
+    _, (rule,), _ = fit_policies(trace, COST, [(str(file), {"every": "3"})], tuning_share=0.5, seed=0)
     assert isinstance(rule, DraftLengthRule) and rule.label == "one_in_two(every=3)"
     rounds = lockstep(drafts_of(trace, rule), COST, 4).rounds
     assert set(rounds.sequence[rounds.drafted > 0].tolist()) == {0, 3}
@@ -484,15 +484,15 @@ def test_a_users_own_rule(tmp_path: Path) -> None:
 
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     trace = generate(IID(0.7), sequences=4, output_tokens=8, depth=3)
-    refusal(lambda: choose_arms(trace, COST, [("budget", {})], tuning_share=0.5, seed=0), "no drafter confidence")
+    refusal(lambda: fit_policies(trace, COST, [("budget", {})], tuning_share=0.5, seed=0), "no drafter confidence")
     refusal(lambda: SGLangAdaptive({"1": {"candidate_steps": [-1]}}), "candidate_steps", "give such as")
     refusal(lambda: find_rule("nonsense"), "unknown policy 'nonsense'", "budget")
     refusal(
-        lambda: choose_arms(trace, COST, [("bandit", {"k": 3})], tuning_share=0.5, seed=0), "no setting 'k'", "width"
+        lambda: fit_policies(trace, COST, [("bandit", {"k": 3})], tuning_share=0.5, seed=0), "no setting 'k'", "width"
     )
     refusal(lambda: drafts_of(trace, Tetris(k=3, extra=1)), "recorded to depth 3")
     refusal(lambda: batch_cost(COST, "wide"), "unknown padding 'wide'", "longest")  # type: ignore[arg-type]
     config = tmp_path / "adaptive.json"
     config.write_text('{"1": {"candidate_steps": [2]}}')
-    _, (rule,), _ = choose_arms(trace, COST, [("sglang_adaptive", {"config": str(config)})], tuning_share=0.5, seed=0)
+    _, (rule,), _ = fit_policies(trace, COST, [("sglang_adaptive", {"config": str(config)})], tuning_share=0.5, seed=0)
     assert isinstance(rule, SGLangAdaptive) and rule.max_draft_tokens == 2

@@ -124,7 +124,7 @@ def with_probe(cost: CostModel, probe: Mapping[str, Any]) -> ProfileCost:
     Examples
     --------
     >>> import specsim
-    >>> from specsim.cost.probed import with_probe
+    >>> from specsim.cost.probe import with_probe
     >>> profile, contexts = specsim.read_cost("example:lab-deep-model"), [70, 120]
     >>> slower = {  # passes of one token take twice as long as before, passes of two and more 1.5 times
     ...     "verify": [(f * profile.verify(n, contexts)).tolist() for n, f in ((1, 2.0), (2, 1.5))],
