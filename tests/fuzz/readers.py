@@ -11,8 +11,7 @@ import numpy as np
 
 from specsim.acceptance.files import load_model, save_model
 from specsim.acceptance.generate import generate
-from specsim.acceptance.iid import IID
-from specsim.acceptance.per_position import PerPosition
+from specsim.acceptance.models import IID, PerPosition
 from specsim.acceptance.sources import read_counters, read_rounds, verified_by_depth
 from specsim.claims.check import check_files
 from specsim.cost.batch_profile import BATCH_PROFILE_KIND, BATCH_PROFILE_VERSION, BatchProfileCost

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from specsim.acceptance.synthetic import uninformed
+from specsim.acceptance.models import uninformed
 from specsim.engines.formats.reading import json_records
 from specsim.engines.formats.records import ImportedRecords, Skipped
 from specsim.io.arrays import IntArray

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specsim.acceptance.generate import generate
-from specsim.acceptance.iid import IID
+from specsim.acceptance.models import IID
 from specsim.compare.leaderboard import leaderboards
 from specsim.compare.learned_rule import learned_rule
 from specsim.cost.model import ConstantCost

@@ -19,7 +19,7 @@ import pytest
 
 import specsim
 from specsim.acceptance.generate import generate
-from specsim.acceptance.iid import IID
+from specsim.acceptance.models import IID
 from specsim.compare import sweep as sweeping
 from specsim.compare.sweep import Cell, Configuration, Swept, configurations_of, sweep, sweep_job, write_sweep
 from specsim.cost.files import read_cost

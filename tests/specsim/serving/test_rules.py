@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import specsim
 from specsim.acceptance.generate import generate
-from specsim.acceptance.iid import IID
+from specsim.acceptance.models import IID
 from specsim.cost.batches import BatchCost, BatchTokens
 from specsim.cost.linear import LinearCost, LinearPass
 from specsim.cost.model import ConstantCost
