@@ -11,7 +11,7 @@ from realrun.decode.rounds import Round
 from specsim.policy.tree.base import TreePolicy
 from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import Replay
-from specsim.replaying.sums import PARTS
+from specsim.replaying.rounds import PARTS
 
 
 def error_parts(priced: PricedTrace, replayed: Replay, rounds: Sequence[Sequence[Round]]) -> dict[str, Any]:

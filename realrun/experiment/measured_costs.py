@@ -13,7 +13,7 @@ from realrun.measure.stream import Stream
 from realrun.measure.sweeps import profile_document
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
-from specsim.cost.contexts import context_range
+from specsim.cost.table import context_range
 from specsim.policy.base import Policy
 from specsim.trace.trace import Trace
 

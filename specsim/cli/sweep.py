@@ -46,7 +46,7 @@ def sweep(options: SweepOptions) -> Answer:
     from specsim.cost.files import read_cost
     from specsim.io.files import check_writable, working_in
     from specsim.learn.journal import Journal
-    from specsim.trace.remote import depth_at
+    from specsim.trace.files import depth_at
 
     out = options.out
     if out is not None:

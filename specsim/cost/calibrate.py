@@ -7,8 +7,7 @@ from os import PathLike
 from typing import Any
 
 from specsim.cost.batch_profile import BatchProfileCost
-from specsim.cost.documents import KIND, VERSION
-from specsim.cost.files import CostLike, as_cost, cost_path, read_cost, read_cost_document
+from specsim.cost.files import KIND, VERSION, CostLike, as_cost, cost_path, read_cost, read_cost_document
 from specsim.cost.grid import GridPairCost
 from specsim.cost.probe import PROBE_KIND, probed_document, with_probe
 from specsim.cost.profile import PROFILE_KIND, ProfileCost

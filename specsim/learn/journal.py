@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from specsim.cost.contexts import context_range
 from specsim.cost.model import SPACE
+from specsim.cost.table import context_range
 from specsim.io.errors import InputError
 from specsim.io.files import nested_digest
 from specsim.io.json import parse_json

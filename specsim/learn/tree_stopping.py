@@ -17,8 +17,7 @@ from typing import NamedTuple
 import numba as nb
 import numpy as np
 
-from specsim.cost.contexts import context_share
-from specsim.cost.table import CostTable
+from specsim.cost.table import CostTable, context_share
 from specsim.io.arrays import Floats, IntArray
 from specsim.io.errors import InputError
 from specsim.policy.estimates.node_value import KNOTS, LOWEST, NEVER, best_expanded, best_kept, descending, gain_s

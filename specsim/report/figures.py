@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from specsim.io.arrays import Floats, IntArray
-from specsim.replaying.sums import PARTS
+from specsim.replaying.rounds import PARTS
 from specsim.report.drawing import (
     ADAPTIVE,
     COLORS,

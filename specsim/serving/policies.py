@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any
 
-from specsim.cost.contexts import context_range
 from specsim.cost.files import with_batch
 from specsim.cost.model import CostModel
+from specsim.cost.table import context_range
 from specsim.io.errors import InputError
 from specsim.learn.fit import fit, needs_fitting
 from specsim.learn.space import cap_depth

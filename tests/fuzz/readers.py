@@ -27,9 +27,8 @@ from specsim.learn.journal import Journal, trace_digest
 from specsim.policy.static_tree.rates import read_rates
 from specsim.report.result_files import read_result
 from specsim.serving.arrivals import recorded_requests
-from specsim.trace.files import read_trace, write_trace
+from specsim.trace.files import pack_trace, read_trace, write_trace
 from specsim.trace.meta import JOINED_FILE, META, SEQUENCES, STEPS, TREES, meta_digest, read_meta
-from specsim.trace.packed import pack_trace
 from tests.fuzz import mutate
 from tests.fuzz.importers import IMPORTERS
 from tests.fuzz.reader import JSON, OTHER, Reader, json_file

@@ -97,10 +97,10 @@ def _costs(
     """Costs of every GPU at every batch size; GPUs that cannot run the pair over the trace's contexts, and why."""
     from specsim.cost.batches import BatchTokens
     from specsim.cost.calibrate import data_sheet_document
-    from specsim.cost.contexts import context_range
     from specsim.cost.files import read_cost
     from specsim.cost.roofline.cost import RooflineCost
     from specsim.cost.roofline.hardware import find_hardware
+    from specsim.cost.table import context_range
 
     costs, skipped = [], []
     for gpu in gpus:

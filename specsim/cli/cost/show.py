@@ -23,7 +23,7 @@ def list_costs() -> Answer:
 
     Example: specsim replay TRACE --policy fixed_k --set k=3 --cost vllm-llama3.1-8b-eagle-h100
     """
-    from specsim.cost.documents import read_cost_file, shipped_costs
+    from specsim.cost.files import read_cost_file, shipped_costs
 
     costs = {name: read_cost_file(path) for name, path in shipped_costs().items()}
     rows = [[name, cost["form"], cost["date"], cost["source"]] for name, cost in costs.items()]

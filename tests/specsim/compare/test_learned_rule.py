@@ -14,7 +14,7 @@ from specsim.compare.learned_rule import learned_rule
 from specsim.cost.model import ConstantCost
 from specsim.learn.settings import SearchSettings
 from specsim.policy.registry import POLICIES, make_policy
-from specsim.replaying.chain_oracle import chain_oracle_seconds
+from specsim.replaying.oracles import chain_oracle_seconds
 from specsim.replaying.priced import PricedTrace
 from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace

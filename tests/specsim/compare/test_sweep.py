@@ -26,9 +26,7 @@ from specsim.cost.files import read_cost
 from specsim.io.errors import InputError
 from specsim.io.workers import Workers
 from specsim.learn.journal import Journal
-from specsim.trace.files import read_trace, write_trace
-from specsim.trace.packed import pack_trace
-from specsim.trace.remote import depth_at, read_trace_at
+from specsim.trace.files import depth_at, pack_trace, read_trace, read_trace_at, write_trace
 from specsim.trace.split import split_sequences
 from tests.support.checks import refusal
 from tests.support.commands import assert_refused, call, json_of

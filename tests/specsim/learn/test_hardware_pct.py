@@ -15,9 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specsim.cost.contexts import autoregressive_seconds
 from specsim.cost.model import CostModel
-from specsim.cost.table import CostTable
+from specsim.cost.table import CostTable, autoregressive_seconds
 from specsim.io.errors import InputError
 from specsim.learn.fit import fit
 from specsim.learn.tree_stopping import TreeCost, min_gains
@@ -34,9 +33,9 @@ from specsim.policy.tree.base import UNKNOWN, Tree, TreePolicy, close_kept, new_
 from specsim.policy.tree.eagle2 import Eagle2
 from specsim.policy.tree.hardware_pct import NEVER, HardwarePCT
 from specsim.policy.tree.pct import PCT
+from specsim.replaying.oracles import tree_oracle_seconds
 from specsim.replaying.replay import Replay, replay
 from specsim.replaying.table import cost_table
-from specsim.replaying.tree_oracle import tree_oracle_seconds
 from specsim.trace.trace import Trace
 from tests.support.reference import FlatCost
 from tests.support.tree_traces import tree_trace

@@ -21,7 +21,7 @@ from specsim.cost.model import ConstantCost
 from specsim.io.arrays import FloatArray, Ints
 from specsim.learn.calibration import Calibration
 from specsim.policy.chain.fixed_k import FixedK
-from specsim.replaying.chain_oracle import chain_oracle_seconds
+from specsim.replaying.oracles import chain_oracle_seconds
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
 from specsim.serving.arrivals import Requests, requests_of_trace
