@@ -10,7 +10,7 @@ from specsim.cost.files import CostLike, as_cost
 from specsim.cost.linear import LinearCost, LinearPass
 from specsim.cost.model import ConstantCost, CostModel
 from specsim.engines.advise import Advice, advise, counts_by_depth
-from specsim.engines.formats.records import SourceLike, as_counts
+from specsim.engines.import_records import SourceLike, as_counts
 from specsim.io.errors import InputError
 from specsim.replaying.intervals import Estimate
 from specsim.replaying.result import Result

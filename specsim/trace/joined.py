@@ -85,11 +85,6 @@ def join_traces(traces: Mapping[str, Trace]) -> JoinedTrace:
                 f"{name} cannot be joined: its drafter is of kind {trace.meta['drafter_kind']}; "
                 "give traces of plain drafters"
             )
-        if not trace.has_text:
-            raise InputError(
-                f"{name} cannot be joined: it holds match lengths without the text that they belong to; give traces "
-                "made by `realrun record` or `specsim record-text`"
-            )
         if trace.sampled_by_rejection:
             raise InputError(
                 f"{name} cannot be joined: under rejection sampling the output depends on the drafter; record greedily "

@@ -76,7 +76,7 @@ RAISED_BY = {
     "specsim/cli/options.py": ("specsim replay", "specsim tune", "specsim leaderboard"),
     "specsim/cli/options.py:RequestSettings": ("specsim cost show", "specsim advise"),
     "specsim/cost/roofline/serving.py": ("specsim cost show", "specsim advise"),
-    "specsim/engines/formats/records.py:as_counts": ("specsim advise", "specsim acceptance fit"),
+    "specsim/engines/import_records.py:as_counts": ("specsim advise", "specsim acceptance fit"),
     "specsim/cli/servers/doctor.py": ("specsim doctor",),
     "specsim/servers/prompts.py": ("specsim bench", "specsim doctor"),
     "specsim/servers/bench.py": ("specsim bench",),
