@@ -18,6 +18,7 @@ from specsim.replaying.result import Result
 if TYPE_CHECKING:
     import pandas as pd
 
+KIND = "specsim-diagnosis"
 LEAST_S = 1e-9  # seconds of a draft step that costs nothing
 
 
@@ -80,7 +81,7 @@ class Diagnosis(Result):
     def as_dict(self) -> dict[str, Any]:
         """The JSON form."""
         advice = [{"assumed": assumption, **advice.as_dict()} for assumption, advice in self.advice]
-        return {**dataclasses.asdict(self), "advice": advice}
+        return {"kind": KIND, **dataclasses.asdict(self), "advice": advice}
 
 
 def diagnose(

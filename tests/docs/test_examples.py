@@ -76,13 +76,13 @@ def test_the_example_of_a_claim_names_a_case_of_the_benchmark() -> None:
 
 
 def test_the_commands_for_engines_run_as_they_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """advise, diagnose and every engine's export, in twelve lines."""
+    """advise, doctor and every engine's export, in twelve lines."""
     commands = [
         shlex.split(line, comments=True)
         for line in block("howto/choose_k.md", "specsim export vllm", "sh").splitlines()
     ]
     exported = {engine for _, verb, engine, *_ in commands if verb == "export"}
-    assert len(commands) <= 12 and {verb for _, verb, *_ in commands} == {"advise", "diagnose", "export"}
+    assert len(commands) <= 12 and {verb for _, verb, *_ in commands} == {"advise", "doctor", "export"}
     assert exported == {"vllm", "sglang", "llamacpp", "tensorrt-llm", "transformers"}
     monkeypatch.chdir(tmp_path)
     Path("counters.json").write_text(json.dumps({"drafted": [9000] * 4, "accepted": [7200, 5000, 2000, 400]}))

@@ -71,7 +71,7 @@ def test_rates_that_cannot_be_are_refused() -> None:
 def test_the_command_says_it_in_the_first_line(tmp_path: Path) -> None:
     counters = tmp_path / "counters.json"
     counters.write_text(json.dumps({"drafted": [1000] * 3, "accepted": [700, 400, 200]}))
-    args = ["diagnose", counters, "--baseline-tokens-per-second", 52, "--tokens-per-second", 41]
+    args = ["doctor", counters, "--baseline-tokens-per-second", 52, "--tokens-per-second", 41]
     shown = call("specsim", *args)
     assert (
         shown.code == 0
@@ -82,3 +82,7 @@ def test_the_command_says_it_in_the_first_line(tmp_path: Path) -> None:
     assert len(document["parts"]) == 4 and document["advice"][0]["assumed"] == "at these costs"
     assert sum(part["tokens"] for part in document["parts"]) == pytest.approx(document["round_tokens"])
     assert_refused(call("specsim", *args[:-1], -3), "-3.0 tokens per second with speculation")
+    assert_refused(call("specsim", *args[:-2]), "counters need --tokens-per-second and --baseline-tokens-per-second")
+    assert_refused(call("specsim", *args, "--out", tmp_path / "page.html"), "do not go with counters")
+    assert_refused(call("specsim", *args, "--concurrency", 4), "do not go with counters")
+    assert_refused(call("specsim", "doctor", "http://localhost:1", *args[2:]), "go with counters; give a file")
