@@ -71,8 +71,10 @@ def test_diagnose_takes_the_same_and_says_what_its_command_says(counters: Path) 
     words = ("--baseline-tokens-per-second", 52, "--tokens-per-second", 41, "--cost", counters.parent / "cost.json")
     assert printed("doctor", counters, *words) == plain(diagnosis.to_dict())
     table = diagnosis.to_frame()
-    assert table["value"]["speedup"] == pytest.approx(41 / 52)
-    assert table["low"]["tokens per step"] < table["value"]["tokens per step"]
+    assert diagnosis.speedup == pytest.approx(41 / 52)
+    ((assumed, advice),) = diagnosis.advice
+    assert table["assumed"].tolist() == [assumed] and table["k"].tolist() == [advice.k]
+    assert table["speedup"].tolist() == [advice.lengths[advice.k].speedup]
     assert repr(diagnosis).startswith("0.79x (21 % slower)")
 
 

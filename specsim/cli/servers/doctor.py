@@ -160,15 +160,12 @@ def _doctor_of_counters(source: str, options: CountersOptions, seed: int) -> Ans
 
 
 def _print_diagnosis(diagnosis: Diagnosis) -> None:
-    rows = [
-        ["speedup", f"{diagnosis.speedup:.3f}"],
-        ["tokens per step [95 % interval]", str(diagnosis.tokens_per_round)],
-        ["tokens per step to break even", f"{diagnosis.round_tokens:.3f}"],
-        [f"speedup if all {diagnosis.draft_tokens} drafts were accepted", f"{diagnosis.all_accepted:.3f}"],
-        *([f"of a step: {part.name}", f"{part.tokens:.3f} decode steps"] for part in diagnosis.parts),
-    ]
-    print_table(repr(diagnosis), ["quantity", "value"], rows)
+    print(diagnosis)
+    print(f"tokens per step [95 % interval]: {diagnosis.tokens_per_round}")
+    if diagnosis.parts:
+        print_facts("a step, in normal decode steps", diagnosis.parts, number=".3f")
     for assumed, advice in diagnosis.advice:
-        best = advice.lengths[advice.k]
-        choice = f"K = {advice.k}, {str(best.speedup).replace(' ', 'x ', 1)}" if advice.k else "turn speculation off"
+        best = advice.lengths[advice.k].speedup
+        with_k = f"K = {advice.k}, {best:.2f}x [{best.low:.2f}, {best.high:.2f}]"
+        choice = with_k if advice.k else "turn speculation off"
         print(f"{assumed}: {choice}{'' if advice.sure else ' (uncertain: collect more rounds)'}")
