@@ -74,7 +74,7 @@ STAGE = {
     "provenance": {"device": "a device", "date": "2026-01-01"}, "grids": {"m": GRID},
 }  # fmt: skip
 ROW = {
-    "op": "tree_metadata", "backend": "cuda", "shape": {"n": 8}, "label": "n=8", "dtype": "int32", "device": "GPU",
+    "op": "typical_acceptance", "backend": "cuda", "shape": {"n": 8}, "label": "n=8", "dtype": "int32", "device": "GPU",
     "mode": "graph", "versions": {"torch": "2"}, "date": "2026-01-01", "median_us": 20.0, "p20_us": 19.0,
     "p80_us": 22.0, "repeats": 50, "buffers": 3, "cold_cache": True, "bytes": 400, "flops": 0, "achieved_gb_s": 2.0,
     "achieved_tflop_s": 0.0, "floor_us": 10.0, "floor_kind": "bytes", "ratio_to_floor": 2.0, "error": None,

@@ -70,7 +70,7 @@ def test_floor_is_the_largest_limit() -> None:
 
 
 def blank(**changes: Any) -> Row:
-    row = Row("tree_metadata", "cuda", {"n": 8}, "n=8", "int32", "GPU", "graph", VERSIONS, "2026-01-01T00:00:00+00:00")
+    row = Row("compact_kv", "cuda", {"n": 8}, "n=8", "int32", "GPU", "graph", VERSIONS, "2026-01-01T00:00:00+00:00")
     return dataclasses.replace(row, **changes)
 
 
@@ -299,8 +299,8 @@ def test_cases_are_chosen_by_their_sizes_and_type() -> None:
     chosen = runner._cases(attention, gpu, False, False, ("nodes=64 batch=1", "bfloat16"))
     assert {(case.shape["nodes"], case.shape["batch"]) for case in chosen} == {(64, 1)} and len(chosen) == 8
     assert runner._cases(attention, gpu, False, False, ("nodes=6",)) == ()
-    with pytest.raises(BenchError, match="no case of tree_metadata has nodes=7; leave that out"):
-        run_bench(ops=["tree_metadata"], device="cpu", case=["nodes=7"])
+    with pytest.raises(BenchError, match="no case of compact_kv has nodes=7; leave that out"):
+        run_bench(ops=["compact_kv"], device="cpu", case=["nodes=7"])
 
 
 def test_the_gpus_conditions_are_kept_where_it_tells(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -714,7 +714,7 @@ def test_table_names_ratios_winners_and_failures() -> None:
     assert attention["fastest"] == "cuda 76/76"
     assert attention["cuda"].startswith("1.4")
     assert next(line for line in table if line["flashinfer"])["flashinfer"] == "failed"
-    assert failures(whole) == ["tree_metadata, flashinfer: ModuleNotFoundError: No module named 'flashinfer' (1 rows)"]
+    assert failures(whole) == ["compact_kv, flashinfer: ModuleNotFoundError: No module named 'flashinfer' (1 rows)"]
 
 
 def test_pytest_benchmark_has_real_shapes_on_a_gpu() -> None:

@@ -8,11 +8,7 @@ from speckernels.bench.cases import (
     chain_rejection,
     compact_kv,
     draft_statistics,
-    greedy_verify,
-    merge_attention,
-    space_layout,
     tree_attention,
-    tree_metadata,
     tree_rejection,
     typical_acceptance,
 )
@@ -22,14 +18,10 @@ from speckernels.bench.rows import BenchError
 OPERATIONS = (
     draft_statistics.OPERATION,
     tree_attention.OPERATION,
-    merge_attention.OPERATION,
-    greedy_verify.OPERATION,
     chain_rejection.OPERATION,
     tree_rejection.OPERATION,
     typical_acceptance.OPERATION,
     compact_kv.OPERATION,
-    tree_metadata.OPERATION,
-    space_layout.OPERATION,
 )
 
 

@@ -10,7 +10,7 @@ import torch
 from speckernels.bench.cases.attention_rivals import PAGE_SLOTS, RIVALS, sees_of, tree_of
 from speckernels.bench.cases.base import Arguments, Case, Operation, Rival, depths, relative_error
 from speckernels.bench.rows import Work
-from speckernels.ops.tree_attention import tree_attention
+from speckernels.ops.tree_attention import pack_bits, tree_attention
 
 HEAD_SIZE = 128
 SPARE_SLOTS = 64  # the cache is larger than what is used of it
@@ -33,8 +33,6 @@ def _small(nodes: int, context: int, batch: int, page: int = 0) -> Case:
 
 
 def _inputs(case: Case, generator: torch.Generator) -> Arguments:
-    from speckernels.ops.tree_metadata.reference import pack_bits
-
     sizes = case.shape
     batch, used = sizes["batch"], sizes["context"] + sizes["nodes"] + SPARE_SLOTS
     capacity = -(-used // PAGE_SLOTS) * PAGE_SLOTS
