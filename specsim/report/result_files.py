@@ -10,7 +10,7 @@ from specsim.io.errors import InputError
 from specsim.io.json import checked, read_json
 
 SHIPPED = Path(__file__).parents[1] / "data"
-CAMPAIGN_KIND, BENCH_KIND, GRID_KIND = "specsim-campaign", "speckernels-bench", "specsim-cost-grid"
+CAMPAIGN_KIND, GRID_KIND = "specsim-campaign", "specsim-cost-grid"
 
 
 class Made(TypedDict):
@@ -39,20 +39,7 @@ class Stage(AnyResult):
     grids: NotRequired[dict[str, dict[str, Any]]]
 
 
-class BenchRow(TypedDict):
-    """A row of a benchmark, or why there is none."""
-
-    error: str | None
-
-
-class Bench(AnyResult):
-    """What `speckernels bench` wrote."""
-
-    rows: list[BenchRow]
-    unfinished: list[str]
-
-
-SHAPES: dict[str, Any] = {CAMPAIGN_KIND: Stage, BENCH_KIND: Bench}
+SHAPES: dict[str, Any] = {CAMPAIGN_KIND: Stage}
 
 
 @dataclass(frozen=True)
@@ -103,9 +90,6 @@ def read_result(path: Path) -> Result:
 
             content = {name: grid_from_json(grid, f"{path}: {name}") for name, grid in document["grids"].items()}
             summary += f": {', '.join(content)}"
-    elif kind == BENCH_KIND:
-        failed = sum(row["error"] is not None for row in document["rows"])
-        summary = f"{len(document['rows'])} rows, {failed} of them errors, {len(document['unfinished'])} cases left"
     elif kind == GRID_KIND:
         from specsim.cost.grid import grid_from_json
 

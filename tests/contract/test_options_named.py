@@ -29,7 +29,7 @@ ENGINES = {  # options of engines and pip, which are named too
 }
 LINE = re.compile(rf"(?:`|Example: |&& )((?:{'|'.join(APPS)}) [^`&\n]*)")  # a command, as it is typed
 
-RAISING = ("InputError", "BenchError", "claim", "read_own", "refuse_other")  # what errors' texts are given to
+RAISING = ("InputError", "claim", "read_own", "refuse_other")  # what errors' texts are given to
 # Errors of these files, or functions of them, name options without a command: all commands that raise them have those.
 TRACES = ("realrun record", "realrun validate", "realrun board")
 TRAININGS = tuple(f"realrun train {name}" for name in ("eesd", "medusa", "edd", "eagle", "eagle3"))

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from speckernels.bench.cases.attention_rivals import PAGE_SLOTS, RIVALS, sees_of, tree_of
-from speckernels.bench.cases.base import Arguments, Case, Operation, Rival, depths, relative_error
-from speckernels.bench.rows import Work
+from speckernels.bench.cases.base import Arguments, Case, Operation, Rival, Work, depths, relative_error
 from speckernels.ops.tree_attention import pack_bits, tree_attention
 
 HEAD_SIZE = 128
@@ -109,7 +108,6 @@ OPERATION = Operation(
     inputs=_inputs,
     work=_work,
     check=_check,
-    quick=9,
     headline=_is_headline,
     rivals={name: _in_one_piece(rival) for name, rival in RIVALS.items()},
     public=_public,
