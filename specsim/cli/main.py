@@ -20,7 +20,7 @@ from specsim.cli.engines.import_ import import_
 from specsim.cli.engines.join import join
 from specsim.cli.engines.record_text import record_text
 from specsim.cli.files.example import example
-from specsim.cli.files.info import data, info, policies
+from specsim.cli.files.info import info, policies
 from specsim.cli.files.report import report
 from specsim.cli.leaderboard import leaderboard
 from specsim.cli.panels import PanelGroup
@@ -56,7 +56,6 @@ GROUPS = {
     "cost": (cost, DATA),
     "claims": (claims, DATA),
     "acceptance": (acceptance, DATA),
-    "data": (data, DATA),
 }
 for _panel, _commands in COMMANDS.items():
     for _command in _commands:

@@ -183,8 +183,6 @@ TABLE: dict[tuple[str, tuple[float, str]], str] = {
         info rejection: specsim info {rejection}
         info packed: specsim info {packed}
         policies: specsim policies
-        data list, shipped: specsim data list
-        data list, folder: specsim data list --folder {results}
         shapes: realrun shapes
     """,
     ("printed_alone", FITTED): """
@@ -781,25 +779,6 @@ def target_grid(work: Workplace) -> Path:
 def grids(work: Workplace) -> Path:
     campaign = {"target": grid_of("target", 1.0), "drafter": grid_of("drafter", 0.12)}
     return text_json(work.folder / "grids.json", {"grids": campaign})
-
-
-@_input
-def results(work: Workplace) -> Path:
-    folder = work.folder / "results"
-    folder.mkdir()
-    text_json(folder / "grid.json", grid_of("target", 1.0))
-    text_json(
-        folder / "profile.json",
-        {
-            "kind": "specsim-campaign",
-            "stage": "profile",
-            "complete": True,
-            "reduced": True,
-            "grids": {"target": grid_of("target", 1.0)},
-            "provenance": {"device": "NVIDIA of nowhere", "date": "2020-01-01"},
-        },
-    )
-    return folder
 
 
 @_input

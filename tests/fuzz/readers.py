@@ -26,7 +26,6 @@ from specsim.cost.profile import PROFILE_KIND, PROFILE_VERSION, ProfileCost
 from specsim.io.files import file_digest
 from specsim.learn.journal import Journal, trace_digest
 from specsim.policy.static_tree.rates import read_rates
-from specsim.report.result_files import read_result
 from specsim.serving.arrivals import recorded_requests
 from specsim.trace.files import read_trace, write_trace
 from specsim.trace.meta import JOINED_FILE, META, SEQUENCES, STEPS, TREES, meta_digest, read_meta
@@ -326,7 +325,6 @@ READERS: dict[str, Reader] = {
     "acceptance by position": Reader(
         JSON, lambda path: save_model(PerPosition((0.8, 0.6, 0.5)), path), use_model, mutate.of_json
     ),
-    "campaign result": Reader(JSON, json_file(STAGE), read_result, mutate.of_json),
     "campaign stage": Reader(JSON, json_file(STAGE), use_stage, mutate.of_json),
     "trace meta": Reader(JSON, write_with_trees, use_meta, mutate.of_json, files=(META,), covered=True),
     "trace meta, vouched for": Reader(JSON, write_with_trees, use_meta, mutate.of_json, files=(META,), mend=sign_meta),
