@@ -32,7 +32,6 @@ from specsim.policy.tree.cali_ts_tree import CaliTSTree
 from specsim.policy.tree.cape import Cape
 from specsim.policy.tree.cartesian import Cartesian
 from specsim.policy.tree.eagle2 import Eagle2
-from specsim.policy.tree.hardware_pct import HardwarePCT
 from specsim.policy.tree.optimal_tree import OptimalTree
 from specsim.policy.tree.pct import PCT
 from specsim.policy.tree.sparse_tree import SparseTree
@@ -134,7 +133,6 @@ KINDS: tuple[type[Policy], ...] = (
     Cape,
     Eagle2,
     PCT,
-    HardwarePCT,
     BetaTSTree,
     CaliTSTree,
 )
