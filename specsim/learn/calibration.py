@@ -51,7 +51,8 @@ def calibrate_features(
     used : indices of the features to fit; default: all
 
     Platt: logistic regression on standardised features. Isotonic: its score mapped by isotonic regression, whose
-    thresholds are thinned. If all tokens have the same outcome, the probability is constant. Raises InputError without a token.
+    thresholds are thinned. If all tokens have the same outcome, the probability is constant. Raises InputError without
+    a token.
     """
     if len(accepted) == 0:
         raise InputError("calibration: no drafted token was verified; record more positions")
