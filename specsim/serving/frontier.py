@@ -24,8 +24,8 @@ from specsim.serving.draft_length import DraftLengthRule, ScheduledK
 from specsim.serving.drafts import drafts_of
 from specsim.serving.latency import ServingSummary, summarise_run
 from specsim.serving.policies import PolicyOrRule, cost_notes, fit_policies
-from specsim.serving.result import Served
 from specsim.serving.rules.oracle import Oracle
+from specsim.serving.serve import Served
 from specsim.trace.files import TraceLike, read_plain_trace
 from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
@@ -127,7 +127,7 @@ class ServingFrontier(Served):
         matplotlib.figure.Figure
             Shown by a notebook; `savefig` writes it.
         """
-        from specsim.report.frontier_figure import frontier_figure  # matplotlib is slow to import
+        from specsim.report.figures import frontier_figure  # matplotlib is slow to import
 
         return frontier_figure([point.as_dict() for point in self.points])
 

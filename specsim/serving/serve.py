@@ -12,6 +12,7 @@ from specsim.cost.files import CostLike, as_cost
 from specsim.io.progress import Counter, no_progress
 from specsim.replaying.intervals import Estimate, ratio_of_ratios
 from specsim.replaying.prediction import interval_columns
+from specsim.replaying.result import Result
 from specsim.serving.arrivals import asked_requests
 from specsim.serving.costs import batch_cost
 from specsim.serving.draft_length import TurboSpec
@@ -19,7 +20,6 @@ from specsim.serving.drafts import drafts_of
 from specsim.serving.latency import ServingSummary, summarise_run
 from specsim.serving.lockstep import Lockstep, lockstep
 from specsim.serving.policies import PolicyOrRule, cost_notes, fit_policies
-from specsim.serving.result import Served
 from specsim.serving.speedup_map import SpeedupMap, speedup_map
 from specsim.trace.files import TraceLike, read_plain_trace
 from specsim.trace.trace import Trace
@@ -33,6 +33,38 @@ if TYPE_CHECKING:
 
 SLOTS = 256  # as vLLM's max_num_seqs
 BATCHES, MAP_BATCHES = (1, 2, 4, 8, 16, 32), (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class Served(Result):
+    """What all results of serving have in common: where they come from.
+
+    learned_on : sequences that policies learned from, none of which they are reported on
+    sequences : those reported on
+    approximate : whether acceptance was drawn, on a trace of rejection sampling
+    cost_notes : what the costs say of their own seconds
+    """
+
+    learned_on: int
+    sequences: int
+    approximate: bool
+    cost_notes: tuple[str, ...]
+
+    @property
+    def conditions(self) -> list[str]:
+        """Conditions of these numbers, in words."""
+        learned = [f"learned on {self.learned_on} others"] if self.learned_on else []
+        return [*learned, *(["approximate: rejection sampling"] if self.approximate else [])]
+
+    @property
+    def notes(self) -> list[str]:
+        """Caveats of these numbers, in words."""
+        return [*self.conditions, *self.cost_notes]
+
+    def about(self) -> dict[str, Any]:
+        """The common fields by name."""
+        about = {field.name: getattr(self, field.name) for field in fields(Served)}
+        return {**about, "cost_notes": list(self.cost_notes)}
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
