@@ -66,7 +66,7 @@ def tests(session: nox.Session) -> None:
 @nox.session
 def slow(session: nox.Session) -> None:
     """The tests that the default run leaves out (marked slow, or by tests/default_cases.toml), in two processes."""
-    install(session, "real", "dev", "dask", "ray", "engines")
+    install(session, "real", "dev", "dask", "engines")
     session.run(
         "pytest", "-n", "2", "--dist", "worksteal", "-m", "slow and not bench", *session.posargs, env=ENVIRONMENT
     )
