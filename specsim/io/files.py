@@ -1,13 +1,12 @@
 """Write files and folders whole or not at all, and digest them.
 
-A kill leaves the old file or the new file, and at most a hidden temporary file, which the next writer removes.
-Long work locks its folder.
+A kill leaves the old file or the new file, and at most a hidden temporary file, which the next writer removes. Long
+work locks its folder.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import hashlib
 import json
 import os
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-AT_CWD, RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
 COMPRESSION_LEVEL = 9  # of Zstandard, for Parquet
 TRIAL_BYTES = 4096  # written to test a folder
 TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}\.tmp")  # of a file or folder while it is written; group 1 is its name
@@ -112,18 +110,14 @@ def _locked(folder: Path) -> Iterator[None]:
 def _lock(handle: int, *, wait: bool = False, without: bool = True) -> bool:
     """Lock this open file or folder until it is closed or the process ends, and tell whether it is locked.
 
-    Locks belong to the open file, not to a process id, which is meaningless in another container.
-    without : what to return where the system or the file system has no locks
+    without : what to return where the file system has no locks
     """
-    try:
-        import fcntl
+    from filelock import lock_descriptor  # slow to import
 
-        fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except (ImportError, OSError):
+    try:
+        return lock_descriptor(handle, blocking=wait)
+    except OSError:
         return without
-    return True
 
 
 def _is_at(handle: int, path: Path) -> bool:
@@ -160,7 +154,7 @@ def replacing(path: Path | str) -> Iterator[Path]:
 def replacing_folder(folder: Path) -> Iterator[Path]:
     """Give a temporary folder to fill, which replaces `folder` when the block ends without an error.
 
-    Symbolic links are followed: their target is replaced.
+    Symbolic links are followed: their target is replaced. A kill between the two renames leaves both folders hidden.
     """
     _refuse_file(folder)
     with _blamed_on(folder):
@@ -169,10 +163,16 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
         clear_left(folder)
         with _temporary(folder, Path.mkdir) as work:
             yield work
-            if folder.exists():
-                _exchange(work, folder)
-            else:
+            if not folder.exists():
                 os.replace(work, folder)
+                return
+            with _temporary(folder, Path.mkdir) as aside:
+                os.replace(folder, aside)
+                try:
+                    os.replace(work, folder)
+                except BaseException:
+                    os.replace(aside, folder)
+                    raise
 
 
 def remove_folder(folder: Path) -> None:
@@ -247,21 +247,6 @@ def _clear_dead(folder: Path, name: str | None = None) -> None:
             if _lock(handle, without=False):
                 _remove(left)
         os.close(handle)
-
-
-def _exchange(new: Path, old: Path) -> None:
-    """Swap two folders, atomically where the system can, so that a kill leaves either of them in place."""
-    with contextlib.suppress(AttributeError, OSError):
-        rename = ctypes.CDLL(None, use_errno=True).renameat2
-        if rename(AT_CWD, os.fsencode(new), AT_CWD, os.fsencode(old), RENAME_EXCHANGE) == 0:
-            return
-    with _temporary(old, Path.mkdir) as aside:
-        os.replace(old, aside)
-        try:
-            os.replace(new, old)
-        except BaseException:
-            os.replace(aside, old)
-            raise
 
 
 def write_text(path: Path | str, text: str) -> None:
