@@ -267,13 +267,6 @@ def sign_files(path: Path) -> None:
     (path / META).write_text(json.dumps(meta))
 
 
-def write_version_2(path: Path) -> None:
-    write_with_trees(path)
-    meta = json.loads((path / META).read_text())
-    del meta["checksums"][META]
-    (path / META).write_text(json.dumps({**meta, "schema_version": 2}))
-
-
 def write_text_folder(path: Path) -> None:
     path.mkdir()
     (path / "a.jsonl").write_text('{"text": "one"}\n{"text": "two", "n": 1}\n')
@@ -313,7 +306,6 @@ READERS: dict[str, Reader] = {
     "campaign stage": Reader(JSON, json_file(STAGE), use_stage, mutate.of_json),
     "trace meta": Reader(JSON, write_with_trees, use_meta, mutate.of_json, files=(META,), covered=True),
     "trace meta, vouched for": Reader(JSON, write_with_trees, use_meta, mutate.of_json, files=(META,), mend=sign_meta),
-    "trace meta, version 2": Reader(JSON, write_version_2, use_meta, mutate.of_json, files=(META,)),
     "joined trace": Reader(JSON, write_joined, use_trace, mutate.of_json, files=(JOINED_FILE,)),
     "training plan": Reader(JSON, write_plan, use_plan, mutate.of_json, files=("plan.json",)),
     "prompts": Reader(JSON, lambda path: path.write_text(PROMPTS), use_prompts, mutate.of_json_lines),
