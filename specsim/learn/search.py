@@ -143,7 +143,7 @@ def _replay_points(
     while len(tried := study.get_trials(deepcopy=False)) < count:
         start = len(tried) // batch_size * batch_size
         points = propose(tried[:start], min(batch_size, count - start))[len(tried) - start :]
-        for point, seconds in zip(points, _total_seconds(evaluator, points), strict=True):
+        for point, seconds in zip(points, evaluator.total_seconds(points)[1].tolist(), strict=True):
             served = math.isfinite(seconds)
             outcome = TrialState.COMPLETE if served else TrialState.PRUNED  # which is worse than all others
             value = seconds if served else None
@@ -151,33 +151,30 @@ def _replay_points(
         progress(len(tried) + len(points), count)
 
 
-def _total_seconds(evaluator: Evaluator, points: Sequence[Settings]) -> list[float]:
-    """Return speculative seconds of each point on the whole trace; infinite where it is refused."""
-    built = evaluator.build(points)
-    seconds = iter(evaluator.seconds([p for p in built if isinstance(p, Policy)]).sum(axis=1).tolist())
-    return [next(seconds) if isinstance(policy, Policy) else math.inf for policy in built]
-
-
 def _ask_optuna(space: Space, seed: int, tried: Sequence[FrozenTrial], size: int) -> list[Settings]:
     """Return the next points: first the defaults, then what the tree-structured Parzen estimator proposes."""
     import optuna
 
-    study = optuna.create_study(sampler=_sampler(seed, len(tried)))
+    study = optuna.create_study(sampler=tpe_sampler(seed, len(tried), constant_liar=True))
     study.add_trials(tried)
     distributions = {axis.name: _distribution(axis) for axis in space.axes}
     points = [] if tried else [space.default]
     return points + [study.ask(distributions).params for _ in range(size - len(points))]
 
 
-def _sampler(seed: int, done: int) -> TPESampler:
+def tpe_sampler(seed: int, done: int, *, constant_liar: bool = False) -> TPESampler:
+    """Return Optuna's sampler, seeded by the number of trials done, so that a resumed search asks for the same.
+
+    constant_liar : whether points that are asked for together are kept apart
+    """
     import optuna
 
-    with warnings.catch_warnings():  # both options are marked experimental in some versions
+    with warnings.catch_warnings():  # some options are marked experimental
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         return optuna.samplers.TPESampler(
             seed=int(np.random.SeedSequence((seed, done)).generate_state(1)[0]),
-            multivariate=True,  # a threshold and its scale belong together
-            constant_liar=True,  # keeps the points of a batch apart
+            multivariate=True,  # settings belong together, such as a threshold and its scale
+            constant_liar=constant_liar,
         )
 
 

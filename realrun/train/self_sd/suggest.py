@@ -6,7 +6,6 @@ killed.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,6 +13,7 @@ import numpy as np
 
 from realrun.lm.variants.skipped_layers import NOTHING, SkippedSublayers
 from specsim.io.errors import InputError
+from specsim.learn.search import tpe_sampler
 
 if TYPE_CHECKING:
     import optuna
@@ -56,7 +56,7 @@ def suggest(choices: Sequence[Sublayer], trials: Sequence[Mapping[str, Any]], se
             return skips
     import optuna  # takes a second to import
 
-    study = optuna.create_study(direction="maximize", sampler=_sampler(seed, len(trials)))
+    study = optuna.create_study(direction="maximize", sampler=tpe_sampler(seed, len(trials)))
     study.add_trials([stored(choices, trial) for trial in trials])
     for _ in range(ATTEMPTS):
         asked = study.ask(_distributions(choices))
@@ -100,14 +100,3 @@ def _chosen(choices: Sequence[Sublayer]) -> SkippedSublayers:
 
 def _skips_of(trial: Mapping[str, Any]) -> SkippedSublayers:
     return SkippedSublayers(frozenset(trial["attention"]), frozenset(trial["mlp"]))
-
-
-def _sampler(seed: int, done: int) -> optuna.samplers.TPESampler:
-    import optuna
-
-    with warnings.catch_warnings():  # the option is marked experimental in some versions
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        return optuna.samplers.TPESampler(
-            seed=int(np.random.SeedSequence((seed, done)).generate_state(1)[0]),
-            multivariate=True,  # the gain of skipping a sublayer depends on the others
-        )

@@ -12,7 +12,6 @@ from specsim.learn import evaluate
 from specsim.learn.evaluate import Evaluator, evaluate_many
 from specsim.policy.chain.adaedl import AdaEDL
 from specsim.policy.chain.hugging_face import HuggingFace
-from specsim.policy.chain.max_confidence import MaxConfidence
 from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
@@ -44,15 +43,6 @@ def test_a_carried_state_passes_through_all_sequences(monkeypatch: pytest.Monkey
     table = cost_table(trace, RampCost())
     for policy, row in zip(policies, seconds, strict=True):
         np.testing.assert_array_equal(row, replay(trace, policy, table).speculative_s)
-
-
-def test_any_sequences_in_any_order() -> None:
-    trace, which = small_trace(), np.array([4, 0, 2])
-    policies = [MaxConfidence(lambda0=x, max_draft_tokens=6) for x in (0.1, 0.5)]
-    seconds = Evaluator(MaxConfidence, PricedTrace(trace, RampCost())).seconds(policies, which)
-    table = cost_table(trace, RampCost())
-    for policy, row in zip(policies, seconds, strict=True):
-        np.testing.assert_array_equal(row, replay(trace, policy, table).speculative_s[which])
 
 
 def test_draws_of_rejection_sampling_are_summed() -> None:
