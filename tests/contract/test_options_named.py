@@ -29,7 +29,7 @@ ENGINES = {  # options of engines and pip, which are named too
 }
 LINE = re.compile(rf"(?:`|Example: |&& )((?:{'|'.join(APPS)}) [^`&\n]*)")  # a command, as it is typed
 
-RAISING = ("InputError", "BenchError", "claim", "read_own", "refuse_other")  # what errors' texts are given to
+RAISING = ("InputError", "claim", "read_own", "refuse_other")  # what errors' texts are given to
 
 
 @cache

@@ -123,7 +123,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     "another version": other_version,
 }
 DAMAGED = [
-    "trace meta", "trace folder", "cost profile", "constant costs", "cost grid", "campaign result", "drafter",
+    "trace meta", "trace folder", "cost profile", "constant costs", "cost grid", "drafter",
     "predictor", "acceptance by position",
 ]  # fmt: skip
 
@@ -131,9 +131,8 @@ DAMAGED = [
 @pytest.mark.parametrize("name", DAMAGED)
 def test_a_damaged_or_missing_file_is_refused(name: str, tmp_path: Path) -> None:
     reader, path = READERS[name], tmp_path / "file.json"
-    if name != "campaign result":  # results are those of a folder
-        with pytest.raises(InputError, match=r"file\.json"):
-            reader.read(path)
+    with pytest.raises(InputError, match=r"file\.json"):
+        reader.read(path)
     reader.write(path)
     for file in reader.files:
         valid = (path / file).read_bytes()
