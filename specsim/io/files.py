@@ -7,6 +7,7 @@ work locks its folder.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import json
 import os
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
+AT_CWD, RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
 COMPRESSION_LEVEL = 9  # of Zstandard, for Parquet
 TRIAL_BYTES = 4096  # written to test a folder
 TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}\.tmp")  # of a file or folder while it is written; group 1 is its name
@@ -154,7 +156,7 @@ def replacing(path: Path | str) -> Iterator[Path]:
 def replacing_folder(folder: Path) -> Iterator[Path]:
     """Give a temporary folder to fill, which replaces `folder` when the block ends without an error.
 
-    Symbolic links are followed: their target is replaced. A kill between the two renames leaves both folders hidden.
+    Symbolic links are followed: their target is replaced.
     """
     _refuse_file(folder)
     with _blamed_on(folder):
@@ -163,16 +165,10 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
         clear_left(folder)
         with _temporary(folder, Path.mkdir) as work:
             yield work
-            if not folder.exists():
+            if folder.exists():
+                _exchange(work, folder)
+            else:
                 os.replace(work, folder)
-                return
-            with _temporary(folder, Path.mkdir) as aside:
-                os.replace(folder, aside)
-                try:
-                    os.replace(work, folder)
-                except BaseException:
-                    os.replace(aside, folder)
-                    raise
 
 
 def remove_folder(folder: Path) -> None:
@@ -247,6 +243,21 @@ def _clear_dead(folder: Path, name: str | None = None) -> None:
             if _lock(handle, without=False):
                 _remove(left)
         os.close(handle)
+
+
+def _exchange(new: Path, old: Path) -> None:
+    """Swap two folders, atomically where the system can: a kill between two renames would leave neither in place."""
+    with contextlib.suppress(AttributeError, OSError):
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+        if rename(AT_CWD, os.fsencode(new), AT_CWD, os.fsencode(old), RENAME_EXCHANGE) == 0:
+            return
+    with _temporary(old, Path.mkdir) as aside:
+        os.replace(old, aside)
+        try:
+            os.replace(new, old)
+        except BaseException:
+            os.replace(aside, old)
+            raise
 
 
 def write_text(path: Path | str, text: str) -> None:
