@@ -293,14 +293,14 @@ def benchmark_document(results: Sequence[Checked]) -> dict[str, Any]:
                     "recomputed": result.recomputed,
                 },
                 "options": {},
-                "stats": _stats(seconds / tokens),
+                "stats": _benchmark_stats(seconds / tokens),
             }
             for result, seconds, tokens in timed
         ],
     }
 
 
-def _stats(data: Any) -> dict[str, float]:
+def _benchmark_stats(data: Any) -> dict[str, float]:
     """pytest-benchmark's figures of these times."""
     q1, median, q3 = (float(value) for value in np.quantile(data, (0.25, 0.5, 0.75)))
     mean, spread = float(data.mean()), float(data.std(ddof=1)) if len(data) > 1 else 0.0
