@@ -11,7 +11,7 @@ import typer
 
 import realrun.cli.main
 import specsim.cli.main
-from specsim.cli.panels import parameter_panels
+from specsim.cli.command import parameter_panels
 
 FOLDER = "reference/commands"
 Commands = Iterator[tuple[str, Any, Any]]  # name as typed, command, context

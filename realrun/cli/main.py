@@ -18,9 +18,8 @@ from realrun.cli.shapes import cost_grid, scripted, shapes
 from realrun.cli.train import train as train_group
 from realrun.cli.typical import typical
 from realrun.cli.validate import validate
-from specsim.cli.command import command
+from specsim.cli.command import PanelGroup, command
 from specsim.cli.console import options_of_all, run
-from specsim.cli.panels import PanelGroup
 
 app = typer.Typer(
     cls=PanelGroup,

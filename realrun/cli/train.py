@@ -16,10 +16,17 @@ from realrun.cli.options import (
     TargetSettings,
     load_alone,
 )
-from specsim.cli.command import Answer, JsonOption, parameters_of, print_answer, with_signature
+from specsim.cli.command import (
+    Answer,
+    JsonOption,
+    PanelCommand,
+    PanelGroup,
+    parameters_of,
+    print_answer,
+    with_signature,
+)
 from specsim.cli.console import print_table, progress_bar
 from specsim.cli.options import SeedSettings
-from specsim.cli.panels import PanelCommand, PanelGroup
 from specsim.io.settings import OUTPUT, from_options
 
 if TYPE_CHECKING:

@@ -10,22 +10,15 @@ import typer
 
 from specsim.cli.acceptance import acceptance
 from specsim.cli.claims import claims
-from specsim.cli.command import command
+from specsim.cli.command import PanelGroup, command
 from specsim.cli.console import options_of_all, run
 from specsim.cli.cost import cost
-from specsim.cli.engines.advise import advise
-from specsim.cli.engines.explain import explain
-from specsim.cli.engines.export import export
-from specsim.cli.engines.import_ import import_
-from specsim.cli.engines.join import join
-from specsim.cli.engines.record_text import record_text
-from specsim.cli.files import example, info, policies, report
+from specsim.cli.engines import advise, explain, export, import_
+from specsim.cli.files import example, info, join, policies, record_text, report
 from specsim.cli.leaderboard import leaderboard
-from specsim.cli.panels import PanelGroup
 from specsim.cli.replay import replay
 from specsim.cli.serve import serve
-from specsim.cli.servers.bench import bench
-from specsim.cli.servers.doctor import doctor
+from specsim.cli.servers import bench, doctor
 from specsim.cli.sweep import sweep
 from specsim.cli.tree import tree
 from specsim.cli.tune import tune

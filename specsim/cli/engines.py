@@ -1,0 +1,293 @@
+"""`specsim advise`, `explain`, `import`, `export`: from an engine's counts of drafts to its flags."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specsim.cli.command import Answer
+from specsim.cli.console import check_new, parse_settings, print_notes, print_table
+from specsim.cli.options import OVERWRITE_FILE_HELP, SET_HELP, CostSettings, CountsSettings, RequestSettings
+from specsim.engines.formats.registry import UNTESTED, listed
+from specsim.io.errors import InputError
+from specsim.io.settings import Settings, argument, setting
+
+if TYPE_CHECKING:
+    from specsim.engines.advise import Advice
+    from specsim.engines.formats.records import ImportedRecords
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdviseCosts(CostSettings):
+    """Costs, and the engine whose flags are printed."""
+
+    engine: str | None = setting(
+        None,
+        "Engine whose flags to print: vllm, sglang, llamacpp, tensorrt-llm or transformers. Its overhead is part of "
+        "costs on a GPU.",
+    )
+    engine_alone = True
+
+
+def advise(options: CountsSettings, costs: AdviseCosts, requests: RequestSettings) -> Answer:
+    """Recommend a draft length K from counters.
+
+    For every K up to the longest draft counted: tokens per round, the speedup over decoding without speculation with
+    a 95 % interval, and how likely it is the best, or within 1 % of the best. Where the counts do not decide, the
+    output says how many rounds would settle it. The last lines are the answer and the flag. With --isl and --osl, the
+    speedup is that of the time per output token on a server with --batch such requests, whose prompts are read in the
+    same steps.
+
+    Example: specsim advise counters.json --cost vllm-llama3.1-8b-eagle-h100 --engine vllm
+
+    Example: specsim advise vllm.log --gpu h100 --target llama-3.1-8b --drafter eagle3 --engine vllm
+    """
+    from specsim.cost.files import as_cost
+    from specsim.cost.roofline.cost import RooflineCost
+    from specsim.engines.advise import advise as find_advice
+    from specsim.engines.flags import draft_length_flags
+
+    engine, cost = costs.engine, as_cost(costs.read())
+    kind = cost.drafter.kind if isinstance(cost, RooflineCost) else None
+    if engine is not None:
+        draft_length_flags(engine, 1, kind)  # rejects what has no flags before any work
+    advice = find_advice(
+        options.source,
+        cost,
+        context=options.context,
+        policy=options.policy,
+        seed=options.seed,
+        isl=requests.isl,
+        osl=requests.osl,
+    )
+    flags = None if engine is None else advice.flags(engine, kind)
+
+    def show() -> None:
+        _print_lengths(advice)
+        print_notes(advice.notes)
+        print(advice)
+        if flags is not None:
+            print(f"{engine}: {flags}")
+
+    return Answer({**advice.as_dict(), "flags": flags}, show)
+
+
+def _print_lengths(advice: Advice) -> None:
+    from specsim.engines.advise import NEAR_PERCENT
+
+    rows = [
+        [
+            str(length.k),
+            f"{length.tokens_per_round:.2f}",
+            str(length.speedup),
+            f"{100 * length.best:.0f} %",
+            f"{100 * length.near:.0f} %",
+        ]
+        for length in advice.lengths
+    ]
+    columns = ["K", "tokens per round", "speedup [95 %]", "best", f"within {NEAR_PERCENT:g} %"]
+    title = f"speedup by draft length; how likely a K is the best, or within {NEAR_PERCENT:g} % of the best"
+    print_table(title, columns, rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainOptions(Settings):
+    """The number to explain, and the engine."""
+
+    quantity: str = argument("acceptance-length, acceptance-rate, position-rate, or rounds.")
+    engine: str | None = setting(None, "Only this engine, beside specsim's own definition (default: all).")
+
+
+def explain(options: ExplainOptions) -> Answer:
+    """Explain an engine's acceptance numbers.
+
+    Shows what an engine means by its acceptance length or rate, or how it runs and counts rounds.
+
+    Example: specsim explain acceptance-rate --engine sglang
+    """
+    from specsim.engines.definitions import find_definitions
+
+    if options.quantity == "rounds":
+        return _explain_rounds(options.engine)
+    definitions = find_definitions(options.quantity, options.engine)
+    if options.engine not in (None, "specsim"):
+        definitions = [*find_definitions(options.quantity, "specsim"), *definitions]
+    rows = [[each.engine, each.printed, each.formula, each.note] for each in definitions]
+    lines = [dict(zip(("engine", "printed", "formula", "note"), row, strict=True)) for row in rows]
+    show = partial(print_table, options.quantity, ["engine", "printed as", "is", "but"], rows, labels=4)
+    return Answer({options.quantity: lines}, show)
+
+
+def _explain_rounds(engine: str | None) -> Answer:
+    from specsim.engines.conventions import CONVENTIONS, find_conventions
+
+    conventions = [*CONVENTIONS.values()] if engine is None else [find_conventions(engine)]
+    rows = [
+        [
+            f"{each.engine} {each.version}",
+            f"the {each.first_token}",
+            *("yes" if fact else "no" for fact in (each.clips_draft, each.counts_empty, each.drafts_ahead)),
+            f"{'goes on' if each.drafts_past_end else 'ends'}; accepted: {each.accepts_end}",
+            each.source,
+        ]
+        for each in conventions
+    ]
+    columns = ["engine", "first token from", "drafts end at the limit", "counts rounds without a draft"]
+    columns += ["drafts in the previous step", "a draft after an end of text", "source"]
+    show = partial(print_table, "How engines run and count rounds", columns, rows, labels=7)
+    return Answer({"rounds": [asdict(each) for each in conventions]}, show)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportOptions(Settings):
+    """Which files are read, and what is written."""
+
+    kind: str = argument("What the files are, of the kinds above.")
+    files: list[Path] = argument("Files of this kind, in order.")
+    out: Path | None = setting(
+        None,
+        "Where to write what the table says the files hold: a trace folder, rounds as .parquet, counters as .json; "
+        "rounds also as AIPerf's records, .jsonl. Default: print the table only.",
+    )
+    overwrite: bool = setting(False, OVERWRITE_FILE_HELP, flag="--overwrite")
+
+
+def import_(options: ImportOptions) -> Answer:
+    from specsim.engines.import_records import import_records
+
+    kind, out = options.kind, options.out
+    if out is not None:
+        check_new(out, overwrite=options.overwrite)
+    imported = import_records(kind, options.files)
+    if out is not None:
+        imported.write(out, overwrite=options.overwrite)
+    document = {"kind": kind, "holds": imported.holds, "out": None if out is None else str(out), **imported.as_dict()}
+
+    def show() -> None:
+        title = f"{', '.join(map(str, options.files))}: {imported}"
+        print_table(title, ["", "value"], list(_sizes(document)))
+        rows = [
+            [line["quantity"], line["engine"], line["printed"], _text(line["value"]), line["formula"]]
+            for line in document["printed"]
+        ]
+        if rows:
+            print_table("acceptance", ["quantity", "by", "printed as", "value", "is"], rows, labels=3)
+        print_notes(imported.notes)
+        for line in _next_commands(imported, kind, out):
+            print(line)
+
+    return Answer(document, show)
+
+
+def _next_commands(imported: ImportedRecords, kind: str, out: Path | None) -> list[str]:
+    """What a user may run next."""
+    if imported.source is None:
+        return [f"next: these files hold no acceptance by position; {imported.instead}"]
+    if out is None:
+        return [f"next: specsim import {kind} ... --out {_SUGGESTED[imported.holds]}"]
+    if out.suffix == ".jsonl":
+        return [f"next: specsim import aiperf {out} --out rounds.parquet"]
+    if imported.holds == "dense trace":
+        return [f"next: specsim leaderboard {out} --cost COST"]
+    return [
+        f"next: specsim acceptance fit {out} --model per_position --out model.json, or",
+        f"      specsim advise {out} --cost COST",
+    ]
+
+
+import_.__doc__ = f"""Import an engine's logs or exported records.
+
+\b
+{listed()}
+
+* {UNTESTED}: compare its numbers with the engine's own.
+
+The table shows the engine's numbers beside specsim's; missing fields are reported, or the file is rejected. Of two
+scrapes the difference is counted.
+
+Example: specsim import llamacpp-log server.log --out rounds.parquet
+"""
+
+
+_SUGGESTED = {"dense trace": "trace", "rounds": "rounds.parquet", "counters": "counters.json"}
+
+
+def _sizes(document: dict[str, Any]) -> Iterator[list[str]]:
+    for name in ("requests", "rounds", "drafted", "accepted", "output_tokens"):
+        yield [name.replace("_", " "), "not reported" if document[name] is None else f"{document[name]:,}"]
+    for name, value in document["averages"].items():
+        yield [name, f"{value:.4g}"]
+    for reason, number in document["skipped"].items():
+        yield [f"skipped: {reason}", f"{number:,}"]
+
+
+def _text(value: Any) -> str:
+    return ", ".join(f"{number:.3f}" for number in value) if isinstance(value, list) else f"{value:.3f}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions(Settings):
+    """Settings of the engine's flags, as `export_flags` takes them."""
+
+    engine: str = argument("vllm, sglang, llamacpp, llamacpp-2025 (older option names), tensorrt-llm or transformers.")
+    k: int | None = setting(None, "Draft tokens per round; 0: no speculation.", low=0, high=255)
+    schedule: str | None = setting(None, "K by batch size instead of --k, such as 1:5,4:3,16:0.", metavar="BATCH:K,...")
+    policy: str | None = setting(None, "In place of --k: fixed_k, llama_cpp (llamacpp) or a tree of eagle2 (sglang).")
+    set_: list[str] = setting([], SET_HELP, metavar="NAME=VALUE")
+    largest_batch: int = setting(512, "Largest batch size of a schedule (vLLM).", low=1, high=4096)
+    p_min: float | None = setting(
+        None, "With --k: end drafts before a less probable token (llamacpp, transformers).", low=0, high=1
+    )
+    min_ngram: int | None = setting(None, "With --k: use prompt lookup, by n-grams of at least N tokens (vllm).", low=1)
+    max_ngram: int | None = setting(
+        None,
+        "With --k: the longest n-grams to look up (vllm, transformers). Default: the engine's.",
+        low=1,
+    )
+    acceptance: Path | None = setting(
+        None,
+        "With --k: make the engine accept as often as this source, without a trained drafter. A file written by "
+        "`specsim import` (vllm, sglang, llamacpp, tensorrt-llm).",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportFile(Settings):
+    """Where the engine's file is written."""
+
+    out: Path | None = setting(None, "Where to write the engine's config file.")
+    overwrite: bool = setting(False, OVERWRITE_FILE_HELP, flag="--overwrite")
+
+
+def export(options: EngineOptions, file: ExportFile) -> Answer:
+    """Print engine flags, write its config file.
+
+    Example: specsim export vllm --schedule 1:5,4:3,16:0
+    """
+    from specsim.engines.export import export_flags
+    from specsim.io.files import write_text
+    from specsim.policy.registry import make_policy
+
+    if file.out is not None:
+        check_new(file.out, overwrite=file.overwrite)
+    given = dict(vars(options))
+    settings = parse_settings(given.pop("set_"))
+    if options.policy is not None:
+        given["policy"] = make_policy(options.policy, settings)
+    elif settings:
+        raise InputError("--set belongs to --policy; give both")
+    exported = export_flags(**given, path=None if file.out is None else str(file.out))
+    if file.out is not None:
+        if exported.file is None:
+            raise InputError(f"{options.engine} needs no file for {exported.flags}; leave --out out")
+        write_text(file.out, exported.file + "\n")
+
+    def show() -> None:
+        print(exported.flags)
+        if exported.file is not None and file.out is None:
+            print(f"{exported.path}: {exported.file}")
+
+    return Answer({"engine": options.engine, "flags": exported.flags, "file": exported.file}, show)
