@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
 
 import torch
 
-from realrun.own_files import log_end, read_kept
+from realrun.kept_files import log_end, read_kept
 from realrun.provenance import installed, provenance
 from specsim.io.errors import InputError
 from specsim.io.files import remove_folder, write_json

@@ -18,9 +18,9 @@ from realrun.decode.rounds import RoundContext
 from realrun.decode.sampling import Sampler, compared_in
 from realrun.decode.tree_growth import TreeGrower
 from realrun.lm.cached import CachedLM
+from realrun.lm.choice import make_lm
 from realrun.lm.clock import now
 from realrun.lm.number_type import refuse_logits
-from realrun.lm.open import make_lm
 from realrun.lm.static.sizes import Mirrored
 from specsim.io.errors import InputError
 from specsim.policy.chain.base import Step

@@ -25,9 +25,9 @@ from realrun.drafters.independent import IndependentKind
 from realrun.drafters.inside_target import InsideTargetKind, StaticInsideTarget
 from realrun.drafters.kind import DRAFT_TOKENS, draft_tokens, draft_vocabulary
 from realrun.lm.cached import CachedLM
+from realrun.lm.choice import static_serves
 from realrun.lm.head import partial_head, tokens_of_head
 from realrun.lm.layer_stack import PartsLM
-from realrun.lm.open import static_serves
 from realrun.lm.split_target import RowsAhead, SplitTarget
 from realrun.lm.static.llama import StaticLlama
 from realrun.lm.static.sizes import Rows

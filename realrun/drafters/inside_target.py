@@ -11,9 +11,9 @@ from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
 from realrun.drafters.kind import DrafterKind
 from realrun.lm.cached import CachedLM
+from realrun.lm.choice import static_serves
 from realrun.lm.fused_ops import PLAIN
 from realrun.lm.layer_stack import model_parts
-from realrun.lm.open import static_serves
 from realrun.lm.split_target import SplitTarget
 from realrun.lm.static.llama import StaticLlama
 from realrun.proposals.recorder import Recorder

@@ -24,8 +24,8 @@ from realrun.decode.sampling import Sampler
 from realrun.drafters.kind import DRAFT_TOKENS, DrafterKind, draft_tokens, draft_vocabulary
 from realrun.drafters.parallel_rows import ParallelRowsLM
 from realrun.lm.cached import CachedLM
+from realrun.lm.choice import make_lm
 from realrun.lm.head import float32_product, gives_float32, spread
-from realrun.lm.open import make_lm
 from realrun.lm.static.graphs import Results
 from realrun.lm.variants.tuned_weights import ADAPTER, tuned_target
 from realrun.proposals.positionwise import positionwise_columns

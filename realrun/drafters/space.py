@@ -26,8 +26,8 @@ from realrun.decode.sampling import Sampler
 from realrun.drafters.kind import DrafterKind
 from realrun.drafters.parallel_rows import ParallelRowsLM
 from realrun.lm.cached import CachedLM
+from realrun.lm.choice import make_lm
 from realrun.lm.layer_stack import capped, check_head
-from realrun.lm.open import make_lm
 from realrun.lm.variants.tuned_weights import tuned_target
 from realrun.proposals.chain import CHUNK
 from realrun.proposals.positionwise import positionwise_columns

@@ -11,7 +11,7 @@ import numpy as np
 
 from realrun.experiment.forecast_costs import ForecastCosts
 from realrun.experiment.settings import Candidate
-from realrun.own_files import read_own
+from realrun.kept_files import read_own
 from specsim.io.files import write_json
 from specsim.policy.base import Policy
 from specsim.replaying.forecast import forecast_interval

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from realrun.experiment.settings import ExperimentSettings, ValidationSettings
+from realrun.kept_files import read_own
 from realrun.measure import probe as probe_module
 from realrun.measure import profile as profile_module
 from realrun.measure.probe import PASS_TOKENS, probe
 from realrun.measure.profile import TREE_TOKENS, contexts_between, profile
 from realrun.measure.record import longest_prompt
-from realrun.own_files import read_own
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
 from specsim.cost.files import cost_path, read_cost, read_cost_document

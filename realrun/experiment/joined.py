@@ -29,8 +29,8 @@ from realrun.experiment.run import (
 )
 from realrun.experiment.settings import Candidate, ValidationSettings
 from realrun.experiment.validate import DECODED, TUNED, arms_of, candidates, compared
+from realrun.kept_files import claim
 from realrun.measure.reuse import check_job, recorded_trace
-from realrun.own_files import claim
 from realrun.pairs.joined import join_pairs
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_facts

@@ -14,10 +14,10 @@ import numpy as np
 from realrun.decode.rounds import Decoded, Round
 from realrun.experiment.measured_costs import MeasuredCosts, Run
 from realrun.experiment.timing import Arm, Timings, decode_sequence, turned, wall_clock, warm_up
+from realrun.kept_files import read_kept
 from realrun.machine_load import Load, Ticks, load_from, watch
+from realrun.measure.interleaving import TURN_ROUNDS
 from realrun.measure.stream import Samples, Stream
-from realrun.measure.turns import TURN_ROUNDS
-from realrun.own_files import read_kept
 from realrun.pairs.prompts import Prompt
 from specsim.io.arrays import Floats
 from specsim.io.files import write_json

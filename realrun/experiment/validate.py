@@ -15,7 +15,7 @@ from realrun.experiment.measured_costs import MeasuredCosts
 from realrun.experiment.measuring import Costs, Measurement, measure_in_turns
 from realrun.experiment.settings import Candidate, ExperimentSettings, ValidationSettings
 from realrun.experiment.timing import Arm, make_arm
-from realrun.own_files import read_own
+from realrun.kept_files import read_own
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
 from specsim.acceptance import formulas as metrics

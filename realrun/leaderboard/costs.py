@@ -17,10 +17,10 @@ from typing import Any, TypedDict
 
 import numpy as np
 
+from realrun.kept_files import read_own
 from realrun.measure.profile import TREE_TOKENS, profile_slice
 from realrun.measure.record import RecordSettings
 from realrun.measure.stream import STATISTICS, Samples, Stream
-from realrun.own_files import read_own
 from realrun.pairs.pair import Pair
 from specsim.cost.profile import ProfileCost, profile_from_json
 from specsim.io.errors import InputError

@@ -34,6 +34,7 @@ from realrun.experiment.run import OTHER, PLAN, conditions_of
 from realrun.experiment.settings import Candidate, ExperimentSettings
 from realrun.experiment.timing import check_repeats, make_arm
 from realrun.experiment.validate import DECODED, TUNED, candidates
+from realrun.kept_files import claim, read_own
 from realrun.leaderboard.costs import ANEW, PLAIN, SlicedCosts, models
 from realrun.leaderboard.rows import (
     ADAPTIVE,
@@ -54,7 +55,6 @@ from realrun.lm.variants.block_expansion import expansion_of
 from realrun.measure.profile import TREE_TOKENS
 from realrun.measure.record import RecordSettings
 from realrun.measure.reuse import check_job, recorded_trace
-from realrun.own_files import claim, read_own
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_digest, prompt_facts
 from specsim.cost.profile import ProfileCost

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from realrun.own_files import read_kept
+from realrun.kept_files import read_kept
 from realrun.proposals.recorder import Columns
 from specsim.io.arrays import Ints
 from specsim.io.files import remove_folder, replacing, write_text

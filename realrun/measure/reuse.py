@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from realrun.kept_files import refuse_file, refuse_other
 from realrun.measure.again import check_first_drafts
 from realrun.measure.partial import Partial, partial_identity, partial_of
 from realrun.measure.record import RecordSettings, record
-from realrun.own_files import refuse_file, refuse_other
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_digest
 from speckernels import backend_for

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from realrun.decode.sampling import Sampler
+from realrun.kept_files import claim, read_kept
 from realrun.machine_load import Ticks, load_from, watch
-from realrun.own_files import claim, read_kept
 from realrun.pairs.pair import load_pair
 from realrun.pairs.prompts import Prompt, prompt_digest, prompt_facts
 from realrun.versions import verdict

@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from realrun.measure.turns import TURN_ROUNDS, take_turns
+from realrun.measure.interleaving import TURN_ROUNDS, take_turns
 from realrun.versions.sides import Side, Worker, ask_all, identity_of
 from specsim.io.files import digest
 from specsim.io.progress import Counter

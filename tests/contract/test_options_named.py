@@ -50,7 +50,7 @@ RAISED_BY = {
     "realrun/experiment/joined.py": ("realrun validate",),
     "realrun/lm/clock.py": ("realrun validate", "realrun board", "realrun profile"),
     "realrun/lm/kernels.py": (*TRACES, "realrun profile"),
-    "realrun/own_files.py:refuse_file": (*TRACES[1:], *TRAININGS, "realrun train self-sd"),
+    "realrun/kept_files.py:refuse_file": (*TRACES[1:], *TRAININGS, "realrun train self-sd"),
     "realrun/pairs/pair.py": (*TRACES[:2], "realrun profile"),
     "realrun/pairs/vocabulary.py": (*TRACES, "realrun profile"),
     "realrun/pairs/prompts.py": (*TRACES, "realrun typical", "realrun train predictor", "realrun train self-sd"),

@@ -185,7 +185,7 @@ def use_plan(path: Path) -> None:
 
 def use_stage(path: Path) -> None:
     from realrun.campaign import Result
-    from realrun.own_files import read_kept
+    from realrun.kept_files import read_kept
 
     found = read_kept(path, Result)
     assert found is None or found["complete"] in (True, False)

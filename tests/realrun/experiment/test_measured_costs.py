@@ -14,8 +14,8 @@ from realrun.decode.rounds import Round
 from realrun.decode.sampling import Sampler
 from realrun.drafters.lookup import LookupKind
 from realrun.experiment.measured_costs import MeasuredCosts, Run
+from realrun.measure.interleaving import take_turns
 from realrun.measure.record import RecordSettings, record
-from realrun.measure.turns import take_turns
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
 from specsim.cost.profile import profile_from_json

@@ -12,10 +12,10 @@ from realrun.decode.sampling import Sampler
 from realrun.experiment.divergence import passes
 from realrun.lm.batched_llama import BatchedLlama
 from realrun.lm.cached import CachedLM, Describe
+from realrun.lm.choice import make_lm
 from realrun.lm.head import Float32Head, float32_product, gives_float32, with_float32_logits
 from realrun.lm.kernels import use_kernels
 from realrun.lm.number_type import NUMBER_TYPES
-from realrun.lm.open import make_lm
 from realrun.measure.again import check_pair
 from realrun.measure.record import RecordSettings, record
 from realrun.pairs.lab_drafters import LAB_DRAFTERS, has_lab_drafter
