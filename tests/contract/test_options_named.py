@@ -62,7 +62,7 @@ RAISED_BY = {
     "realrun/train/common/loop.py": TRAININGS,
     "realrun/train/common/trainings.py": TRAININGS,
     "realrun/train/draft.py": ("realrun train draft",),
-    "realrun/train/medusa2.py": ("realrun train medusa",),
+    "realrun/train/medusa.py": ("realrun train medusa",),
     "specsim/acceptance/sources.py": ("specsim acceptance fit",),
     "specsim/learn/predict.py": ("specsim replay",),
     "specsim/replaying/expected.py": ("specsim replay",),

@@ -207,7 +207,7 @@ def use_prompts(path: Path) -> None:
 
 
 def use_text(path: Path) -> None:
-    from realrun.train.common.text import _documents
+    from realrun.train.common.distill import _documents
 
     assert all(document.strip() for document in _documents(path))
 
