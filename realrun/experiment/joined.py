@@ -16,10 +16,16 @@ import numpy as np
 
 from realrun.experiment.choice import Forecast, choice_of
 from realrun.experiment.document import errors_of, rate_of
-from realrun.experiment.forecast import forecast, sealed_forecast, speedups_on
-from realrun.experiment.forecast_costs import ForecastCosts, drawn_costs, run_error, tuning_profile
-from realrun.experiment.measured_costs import MeasuredCosts, Run
-from realrun.experiment.measuring import Costs, Measurement, measure_in_turns
+from realrun.experiment.forecast import (
+    ForecastCosts,
+    drawn_costs,
+    forecast,
+    run_error,
+    sealed_forecast,
+    speedups_on,
+    tuning_profile,
+)
+from realrun.experiment.measuring import Costs, MeasuredCosts, Measurement, Run, measure_in_turns
 from realrun.experiment.run import (
     IDENTITY,
     OTHER,

@@ -11,8 +11,7 @@ import torch
 
 from realrun.experiment.budget import Plan
 from realrun.experiment.document import as_document, rounds_table
-from realrun.experiment.forecast import forecast, sealed_forecast
-from realrun.experiment.forecast_costs import costs_before, decoding_step_s, forecast_costs, probed
+from realrun.experiment.forecast import costs_before, decoding_step_s, forecast, forecast_costs, probed, sealed_forecast
 from realrun.experiment.settings import ExperimentSettings, ValidationSettings
 from realrun.experiment.validate import TUNED, candidates, measure
 from realrun.kept_files import claim, read_own

@@ -19,17 +19,18 @@ from typing import Any, TypedDict
 
 from realrun.experiment.budget import Plan
 from realrun.experiment.document import errors_of
-from realrun.experiment.forecast import FORECAST, forecast, sealed_forecast
-from realrun.experiment.forecast_costs import (
+from realrun.experiment.forecast import (
+    FORECAST,
     PROFILE_SHARE,
     ForecastCosts,
     contexts_of,
     decoding_step_s,
+    forecast,
     limit_s,
     probed,
+    sealed_forecast,
 )
-from realrun.experiment.measured_costs import MeasuredCosts
-from realrun.experiment.measuring import Costs, measure_in_turns
+from realrun.experiment.measuring import Costs, MeasuredCosts, measure_in_turns
 from realrun.experiment.run import OTHER, PLAN, conditions_of
 from realrun.experiment.settings import Candidate, ExperimentSettings
 from realrun.experiment.timing import check_repeats, make_arm

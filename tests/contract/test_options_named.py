@@ -87,7 +87,6 @@ RAISED_BY = {
     "realrun/experiment/timing.py": ("realrun validate", "realrun board", "realrun engine validate"),
     "realrun/experiment/run.py": ("realrun validate",),
     "realrun/experiment/forecast.py": ("realrun validate", "realrun board"),
-    "realrun/experiment/forecast_costs.py": ("realrun validate", "realrun board"),
     "specsim/cli/replay.py": ("specsim replay",),
     "specsim/cli/serve/frontier.py": ("specsim serve frontier",),
     "specsim/cli/serve/schedule.py": ("specsim serve schedule",),

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-import realrun.experiment.forecast_costs as forecast_costs_module
+import realrun.experiment.forecast as forecast_costs_module
 import realrun.experiment.measuring as measuring_module
 import realrun.experiment.validate as validate_module
 import realrun.leaderboard.costs as costs_module

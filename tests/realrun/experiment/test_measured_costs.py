@@ -13,7 +13,7 @@ import realrun.measure.probes as probes
 from realrun.decode.rounds import Round
 from realrun.decode.sampling import Sampler
 from realrun.drafters.lookup import LookupKind
-from realrun.experiment.measured_costs import MeasuredCosts, Run
+from realrun.experiment.measuring import MeasuredCosts, Run
 from realrun.measure.interleaving import take_turns
 from realrun.measure.record import RecordSettings, record
 from realrun.pairs.pair import Pair

@@ -15,7 +15,7 @@ from realrun.decode.decoder import Decoding
 from realrun.decode.rounds import Decoded, Round
 from realrun.decode.sampling import Sampler
 from realrun.experiment import measuring
-from realrun.experiment.measured_costs import MeasuredCosts
+from realrun.experiment.measuring import MeasuredCosts
 from realrun.experiment.timing import (
     Arm,
     Timings,

@@ -9,7 +9,7 @@ import torch
 
 from realrun.decode.decoder import Decoder
 from realrun.decode.sampling import Sampler
-from realrun.experiment.divergence import passes
+from realrun.experiment.validate import passes
 from realrun.lm.batched_llama import BatchedLlama
 from realrun.lm.cached import CachedLM, Describe
 from realrun.lm.choice import make_lm
