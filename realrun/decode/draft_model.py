@@ -13,9 +13,8 @@ from transformers import PreTrainedModel
 
 from realrun.decode.acceptance_predictor import Predictor, score_of
 from realrun.decode.draft import Draft, KeepDrafting, Siblings
-from realrun.decode.gumbel import BLOCK, gumbel_noise
 from realrun.decode.rounds import RoundContext
-from realrun.decode.sampling import Sampler, compared_in
+from realrun.decode.sampling import BLOCK, Sampler, compared_in, gumbel_noise
 from realrun.decode.tree_growth import TreeGrower
 from realrun.lm.cached import CachedLM
 from realrun.lm.choice import make_lm

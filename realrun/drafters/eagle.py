@@ -31,7 +31,7 @@ from realrun.lm.split_target import SplitTarget
 from realrun.lm.static.llama import StaticLlama
 from realrun.lm.static.sizes import Rows
 from realrun.lm.static.split import StaticSplitTarget
-from realrun.lm.variants.shared_weights import with_layers
+from realrun.lm.variants import with_layers
 from specsim.io.arrays import Bools, Ints
 
 BIAS = "fuse.bias"  # only layers that vLLM runs lack it

@@ -32,8 +32,7 @@ from realrun.lm.split_target import RowsAhead, SplitTarget
 from realrun.lm.static.llama import StaticLlama
 from realrun.lm.static.sizes import Rows
 from realrun.lm.static.split import StaticSplitTarget
-from realrun.lm.variants.block_expansion import layers_below
-from realrun.lm.variants.shared_weights import with_layers
+from realrun.lm.variants import layers_below, with_layers
 from realrun.proposals.recorder import Recorder
 from specsim.io.errors import InputError
 from specsim.policy.tree.base import TreePolicy

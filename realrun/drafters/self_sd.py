@@ -17,8 +17,7 @@ from realrun.lm.cached import CachedLM
 from realrun.lm.layer_stack import PartsLM
 from realrun.lm.split_target import SplitTarget
 from realrun.lm.static.llama import StaticLlama
-from realrun.lm.variants.block_expansion import with_blocks
-from realrun.lm.variants.skipped_layers import NOTHING, SkippedSublayers
+from realrun.lm.variants import NOTHING, SkippedSublayers, with_blocks
 
 
 class TargetLength:

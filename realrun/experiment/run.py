@@ -16,7 +16,7 @@ from realrun.experiment.settings import ExperimentSettings, ValidationSettings
 from realrun.experiment.validate import TUNED, candidates, measure
 from realrun.kept_files import claim, read_own
 from realrun.lm.clock import clock_name
-from realrun.lm.variants.block_expansion import expansion_of
+from realrun.lm.variants import expansion_of
 from realrun.measure.reuse import check_job, recorded_trace, recording_identity
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_facts

@@ -18,9 +18,8 @@ from typing import Any, Literal, NotRequired, TypedDict
 import torch
 
 from realrun.decode.decoder import Decoder, Decoding
-from realrun.decode.gumbel import gumbel_noise
 from realrun.decode.rounds import Decoded, Round
-from realrun.decode.sampling import Sampler
+from realrun.decode.sampling import Sampler, gumbel_noise
 from realrun.experiment.forecast import ForecastCosts, speedups_on
 from realrun.experiment.measuring import Costs, MeasuredCosts, Measurement, measure_in_turns
 from realrun.experiment.settings import Candidate, ExperimentSettings, ValidationSettings

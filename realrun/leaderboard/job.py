@@ -52,7 +52,7 @@ from realrun.leaderboard.rows import (
     rows,
     trigram_shares,
 )
-from realrun.lm.variants.block_expansion import expansion_of
+from realrun.lm.variants import expansion_of
 from realrun.measure.profile import TREE_TOKENS
 from realrun.measure.record import RecordSettings
 from realrun.measure.reuse import check_job, recorded_trace

@@ -16,8 +16,7 @@ from transformers import PreTrainedModel
 
 from realrun.lm.cached import MASKED_ATTENTION, CachedLM, grown
 from realrun.lm.llama import FusedParts, supported
-from realrun.lm.variants.shared_weights import shallow_copy
-from realrun.lm.variants.skipped_layers import NOTHING, SkippedSublayers
+from realrun.lm.variants import NOTHING, SkippedSublayers, shallow_copy
 from realrun.lm.windows import FULL, SLIDING, layer_types, window_of, within_window
 from specsim.io.errors import InputError
 

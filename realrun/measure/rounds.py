@@ -9,11 +9,11 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from realrun.decode.chain_verify import verifier_for
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft import Draft
 from realrun.decode.draft_model import DraftModel
 from realrun.decode.rounds import Round, RoundContext
+from realrun.decode.verify import verifier_for
 from realrun.drafters.space import MaskedTarget
 from realrun.lm.cached import CachedLM
 from realrun.measure.trees import fall_behind

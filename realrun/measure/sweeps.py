@@ -16,7 +16,7 @@ import numpy as np
 
 from realrun.decode.sampling import Sampler
 from realrun.lm.clock import clock_name
-from realrun.lm.variants.block_expansion import expansion_of
+from realrun.lm.variants import expansion_of
 from realrun.measure.curve import Influences, influences
 from realrun.measure.probes import BASELINE, Probe, Prober
 from realrun.measure.stream import Key, Stream

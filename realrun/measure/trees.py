@@ -19,7 +19,7 @@ from realrun.decode.decoder import Decoder
 from realrun.decode.draft import Draft
 from realrun.decode.draft_model import DraftModel
 from realrun.decode.rounds import Round, RoundContext
-from realrun.decode.tree_verify import Accepted, tree_verifier_for
+from realrun.decode.verify import Accepted, tree_verifier_for
 from specsim.io.errors import InputError
 from specsim.policy.base import setting
 from specsim.policy.tree.base import MAX_DRAFTED, TreePolicy

@@ -21,7 +21,7 @@ from realrun.drafters.self_sd import SelfSDKind
 from realrun.lm.cached import CachedLM
 from realrun.lm.clock import clock_name
 from realrun.lm.number_type import find_dtype, in_number_type, number_type
-from realrun.lm.variants.block_expansion import core_of, expand, expanded_like
+from realrun.lm.variants import core_of, expand, expanded_like
 from realrun.lm.windows import layer_types
 from realrun.pairs.drafter_files import load_drafter, training_recipe, weights_digest
 from realrun.pairs.gguf_models import model_folder

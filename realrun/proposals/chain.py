@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from realrun.decode.gumbel import gumbel_noise
-from realrun.decode.sampling import Sampler
+from realrun.decode.sampling import Sampler, gumbel_noise
 from realrun.lm.cached import CachedLM
 from realrun.lm.number_type import check_drafted
 from realrun.proposals.recorder import Columns, RecordRequest

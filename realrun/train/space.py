@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 
 from realrun.drafters.space import MAX_MASKS, SpaceKind
-from realrun.lm.variants.tuned_weights import TUNED
+from realrun.lm.variants import TUNED
 from realrun.lm.windows import masks_of, window_of
 from realrun.pairs.pair import Pair
 from realrun.train.common.folder import Tensors

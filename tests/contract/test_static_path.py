@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from realrun.decode.decoder import Decoder
-from realrun.decode.gumbel import BLOCK
-from realrun.decode.sampling import Sampler
+from realrun.decode.sampling import BLOCK, Sampler
 from realrun.drafters.registry import DRAFTERS
 from realrun.lm.kernels import use_kernels
 from realrun.lm.static.llama import StaticLlama

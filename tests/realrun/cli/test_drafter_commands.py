@@ -22,7 +22,7 @@ from realrun.drafters.edd import one_layer_model, own_state
 from realrun.drafters.eesd import EarlyExit
 from realrun.drafters.independent import IndependentKind
 from realrun.drafters.medusa import MedusaHeads, MedusaKind
-from realrun.lm.variants.skipped_layers import SkippedSublayers
+from realrun.lm.variants import SkippedSublayers
 from realrun.pairs.drafter_files import FILE, describe_target, save_drafter
 from realrun.pairs.lab_drafters import LAB_DRAFTERS
 from realrun.pairs.pair import Pair, load_pair

@@ -27,7 +27,7 @@ from realrun.decode.rounds import Round
 from realrun.decode.sampling import Sampler
 from realrun.drafters.lookup import LookupKind
 from realrun.leaderboard.job import BoardSettings, named, run_leaderboard
-from realrun.lm.variants.block_expansion import expand
+from realrun.lm.variants import expand
 from realrun.measure.probes import Prober
 from realrun.measure.record import RecordSettings
 from realrun.measure.stream import Stream

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-import realrun.lm.static.stack as stack
+import realrun.lm.static.llama as stack
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
