@@ -22,8 +22,7 @@ import torch
 import torch.nn.functional as F
 
 from realrun.drafters.edd import one_layer_model
-from realrun.drafters.inside_target import InsideTargetKind
-from realrun.drafters.kind import DRAFT_TOKENS, draft_tokens, draft_vocabulary
+from realrun.drafters.kind import DRAFT_TOKENS, InsideTargetKind, draft_tokens, draft_vocabulary
 from realrun.drafters.state_drafter import STATE_ROWS, StateDrafterLM, StatePass, StateRows, StaticStateDrafter
 from realrun.lm.cached import CachedLM
 from realrun.lm.head import partial_head

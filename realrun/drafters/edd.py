@@ -20,8 +20,7 @@ import torch
 from transformers import PreTrainedModel
 
 from realrun.drafters.independent import IndependentKind
-from realrun.drafters.inside_target import InsideTargetKind
-from realrun.drafters.kind import DRAFT_TOKENS, Origin, draft_tokens, draft_vocabulary
+from realrun.drafters.kind import DRAFT_TOKENS, InsideTargetKind, Origin, draft_tokens, draft_vocabulary
 from realrun.drafters.state_drafter import STATE_ROWS, StateDrafterLM, StatePass, StaticStateDrafter
 from realrun.lm.cached import CachedLM
 from realrun.lm.head import partial_head, tokens_of_head

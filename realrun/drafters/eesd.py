@@ -22,8 +22,7 @@ from realrun.decode.draft_model import DraftModel
 from realrun.decode.rounds import RoundContext
 from realrun.decode.sampling import Sampler
 from realrun.drafters.independent import IndependentKind
-from realrun.drafters.inside_target import InsideTargetKind, StaticInsideTarget
-from realrun.drafters.kind import DRAFT_TOKENS, draft_tokens, draft_vocabulary
+from realrun.drafters.kind import DRAFT_TOKENS, InsideTargetKind, StaticInsideTarget, draft_tokens, draft_vocabulary
 from realrun.lm.cached import CachedLM
 from realrun.lm.choice import static_serves
 from realrun.lm.head import partial_head, tokens_of_head

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 
 import torch
 
-from realrun.drafters.inside_target import InsideTargetKind, StaticInsideTarget
+from realrun.drafters.kind import InsideTargetKind, StaticInsideTarget
 from realrun.lm.cached import CachedLM
 from realrun.lm.layer_stack import PartsLM
 from realrun.lm.split_target import SplitTarget

@@ -30,8 +30,7 @@ from realrun.lm.cached import CachedLM
 from realrun.measure.profile import ProfileSlices, contexts_between
 from realrun.measure.rounds import ScriptedVerifier
 from realrun.pairs.pair import Pair
-from realrun.pairs.random_pair import random_pair, vocabulary
-from realrun.pairs.shapes import describe
+from realrun.pairs.shapes import describe, random_pair, vocabulary
 from realrun.provenance import provenance
 from specsim.cost.contexts import context_range
 from specsim.cost.profile import ProfileCost, profile_from_json

@@ -16,16 +16,20 @@ import torch
 from realrun.decode.decoder import Decoder
 from realrun.decode.rounds import Round
 from realrun.decode.sampling import Sampler
-from realrun.measure.rounds import ScriptedVerifier, masked_passes, pass_tokens, scored_round, scripted_round
-from realrun.measure.stream import Key, Stream
-from realrun.measure.trees import (
+from realrun.measure.rounds import (
     PASSES,
     ScriptedTreeVerifier,
+    ScriptedVerifier,
+    masked_passes,
+    pass_tokens,
     passes,
+    scored_round,
+    scripted_round,
     scripted_tree_round,
     tree_sizes,
     warm_trees,
 )
+from realrun.measure.stream import Key, Stream
 from realrun.pairs.pair import Pair
 
 ENOUGH = 12  # samples of each cost

@@ -1,6 +1,7 @@
 """Trained drafters on disk: a safetensors file whose header names the kind of drafter and its target.
 
-Its tensors and its other facts are the kind's own (`realrun.drafters`).
+Its tensors and its other facts are the kind's own (`realrun.drafters`). Some drafters have names: the lab's, with the
+command that trains each, and those that the package ships for other targets.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from realrun.drafters.eagle3 import Eagle3Kind
 from realrun.drafters.kind import DrafterKind
 from realrun.drafters.registry import DRAFTERS
 from realrun.pairs.eagle3_checkpoints import is_checkpoint, read_checkpoint
+from realrun.pairs.gguf_models import PACKAGES
 from realrun.tensor_files import save_tensors
 from specsim.io.errors import InputError
 from specsim.io.files import digest
@@ -27,6 +29,23 @@ FILE = "drafter.safetensors"
 FORMAT = "specsim-drafter-1"
 
 Tensors = dict[str, torch.Tensor]
+SHIPPED = Path(__file__).parents[1] / "weights"  # what the package ships, by the names of target and drafter
+LAB_WEIGHTS = SHIPPED / "lab"
+TRAINED_HERE = Path("lab-weights")  # in the working folder, where the commands of RECIPES write
+LAB_PREFIX = "lab:"  # before the name of a drafter of the lab's
+
+# Of `realrun train`, without --out. None for weights that the package ships.
+RECIPES: dict[str, str | None] = {
+    "eesd": "eesd --layers 2 --tokens 4 --dtype bfloat16",
+    "medusa-1": "medusa --heads 4 --lr 0.005 --tokens 5 --dtype bfloat16",
+    "medusa-2": "medusa --joint --heads 4 --heads-from lab-weights/medusa-1 --lambda-0 0.1 --backbone-lr 0.0005 "
+    "--dtype bfloat16",
+    "self-sd": None,
+    "edd": "edd --tokens 5 --dtype bfloat16",
+    "eagle": None,
+    "space": "space --lr 0.003 --batch 4 --window 128 --tokens 2 --dtype bfloat16",
+}
+LAB_DRAFTERS = tuple(RECIPES)
 
 
 class Target(TypedDict):
@@ -197,3 +216,27 @@ def _check_target(file: DrafterFile, target: Any) -> None:
                 f"drafter {file.path} was trained on {name} with {what} {trained_on.get(key)}, this target has "
                 f"{here[key]}; train a drafter with `realrun train {file.kind}`"
             )
+
+
+def has_lab_drafter(name: str) -> bool:
+    """Check whether the weights of this drafter are shipped or were trained in the working folder."""
+    return any((folder / name / FILE).is_file() for folder in (LAB_WEIGHTS, TRAINED_HERE))
+
+
+def shipped_drafter(target: str, name: str) -> Path | None:
+    """Find the folder of a drafter that the package ships for this target, if the target is not the lab's."""
+    folder = SHIPPED / target / name
+    return folder if target in PACKAGES and (folder / FILE).is_file() else None
+
+
+def lab_drafter(name: str) -> Path:
+    """Find the folder of a lab drafter; InputError with the training command if its weights are missing."""
+    for folder in (LAB_WEIGHTS, TRAINED_HERE):
+        if (folder / name / FILE).is_file():
+            return folder / name
+    raise InputError(f"the lab's drafter {name} is not trained yet; run: {training_command(name)}")
+
+
+def training_command(name: str) -> str:
+    """Write the command that trains a lab drafter."""
+    return f"realrun train {RECIPES[name]} --out {TRAINED_HERE / name}"

@@ -23,9 +23,17 @@ from realrun.lm.clock import clock_name
 from realrun.lm.number_type import find_dtype, in_number_type, number_type
 from realrun.lm.variants import core_of, expand, expanded_like
 from realrun.lm.windows import layer_types
-from realrun.pairs.drafter_files import load_drafter, training_recipe, weights_digest
+from realrun.pairs.drafter_files import (
+    LAB_DRAFTERS,
+    LAB_PREFIX,
+    LAB_WEIGHTS,
+    lab_drafter,
+    load_drafter,
+    shipped_drafter,
+    training_recipe,
+    weights_digest,
+)
 from realrun.pairs.gguf_models import model_folder
-from realrun.pairs.lab_drafters import LAB_DRAFTERS, LAB_PREFIX, LAB_WEIGHTS, lab_drafter, shipped_drafter
 from realrun.pairs.vocabulary import check_tokenizers, fit_vocabulary, tokens_of
 from realrun.proposals.recorder import Recorder
 from realrun.provenance import provenance

@@ -43,7 +43,7 @@ from transformers.utils import logging
 import realrun.experiment.forecast as validation_costs
 
 # IMPORTS of the project: all that this file takes from it.
-import realrun.leaderboard.costs as board_costs
+import realrun.leaderboard.rows as board_costs
 import realrun.measure.profile as board_profiles
 from realrun.decode.acceptance_predictor import Predictor, save_predictor
 from realrun.drafters.eagle import Eagle

@@ -56,7 +56,6 @@ RAISED_BY = {
     "realrun/pairs/prompts.py": (*TRACES, "realrun typical", "realrun train predictor", "realrun train self-sd"),
     "realrun/measure/record.py": TRACES,
     "realrun/measure/reuse.py": TRACES[1:],
-    "realrun/measure/again.py": ("realrun validate",),
     "realrun/train/common/distill.py": TRAININGS,
     "realrun/train/common/folder.py": TRAININGS,
     "realrun/train/common/loop.py": TRAININGS,

@@ -22,7 +22,7 @@ import pytest
 import realrun.experiment.forecast as forecast_costs_module
 import realrun.experiment.measuring as measuring_module
 import realrun.experiment.validate as validate_module
-import realrun.leaderboard.costs as costs_module
+import realrun.leaderboard.rows as costs_module
 import realrun.measure.probe as probe_module
 import specsim.report.drafters as drafters_page
 import specsim.report.validation as validation_page

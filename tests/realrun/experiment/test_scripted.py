@@ -31,7 +31,7 @@ from realrun.lm.static.llama import StaticLlama
 from realrun.measure import profile as profiling
 from realrun.measure.record import RecordSettings, record
 from realrun.pairs.pair import Pair
-from realrun.pairs.random_pair import random_pair
+from realrun.pairs.shapes import random_pair
 from specsim.cost.model import ConstantCost
 from specsim.cost.profile import profile_from_json
 from specsim.io.errors import InputError
