@@ -1,16 +1,19 @@
-"""A validation as JSON and as a table of rounds, with the errors of predicted times by part of a round."""
+"""A validation as JSON and as a table of rounds.
+
+Beside the rows there are the errors of predicted times by part of a round, and the choice that the forecast made before
+anything was decoded, with what it cost.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from realrun.decode.rounds import Round
-from realrun.experiment.choice import Forecast, choice_of
 from realrun.experiment.validate import Row, Validation
 from specsim.acceptance import formulas as metrics
 from specsim.cost.profile import ProfileCost, profile_from_json
@@ -19,13 +22,55 @@ from specsim.learn.chain_calibration import verified_tokens
 from specsim.policy.registry import make_policy
 from specsim.policy.tree.base import TreePolicy
 from specsim.replaying.forecast import error_summary
+from specsim.replaying.intervals import NO_SPECULATION, beyond_floor
 from specsim.replaying.prediction import ladder, predict_policy
 from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import Replay
+from specsim.replaying.simultaneous import simultaneous
 from specsim.replaying.sums import PARTS
 from specsim.trace.trace import Trace
 
 ROUND_FIELDS = [field.name for field in dataclasses.fields(Round)]
+
+
+class Forecast(NamedTuple):
+    """A policy's speedup as forecast before decoding, and its measured seconds per held-out sequence [S]."""
+
+    label: str
+    speedup: float
+    seconds: Floats
+
+
+def choice_of(forecasts: Sequence[Forecast], baseline_s: Floats, floor_percent: float) -> dict[str, Any]:
+    """Compare the forecast's best with the measured best, both among all policies and no speculation.
+
+    Parameters
+    ----------
+    baseline_s : measured seconds per sequence without speculation [S]
+    floor_percent : noise floor, below which a difference is not significant
+
+    Returns
+    -------
+    dict
+        "forecast" and "measured", the labels of the two best; "forecast_speedup" and "measured_speedup" of the
+        forecast's best; "regret", the measured best's speedup less that; and "significant". Intervals hold for all
+        candidates at once, because the best is picked on the same prompts.
+    """
+    everyone = [Forecast(NO_SPECULATION, 1.0, baseline_s), *forecasts]
+    chosen = max(everyone, key=lambda forecast: forecast.speedup)
+    best = min(everyone, key=lambda forecast: float(forecast.seconds.sum()))
+    places = [number for wanted in (best, chosen) for number, other in enumerate(everyone) if other is wanted]
+    measured = simultaneous(baseline_s, [forecast.seconds for forecast in everyone])
+    regret = measured.difference(*places)
+    speedups = [measured.speedups[place] for place in places]
+    return {
+        "forecast": chosen.label,
+        "forecast_speedup": chosen.speedup,
+        "measured_speedup": speedups[1].as_dict(),
+        "measured": best.label,
+        "regret": regret.difference.as_dict(),
+        "significant": regret.significant and beyond_floor(floor_percent, *(speedup.estimate for speedup in speedups)),
+    }
 
 
 def error_parts(priced: PricedTrace, replayed: Replay, rounds: Sequence[Sequence[Round]]) -> dict[str, Any]:

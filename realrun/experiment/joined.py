@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from realrun.experiment.choice import Forecast, choice_of
-from realrun.experiment.document import errors_of, rate_of
+from realrun.experiment.document import Forecast, choice_of, errors_of, rate_of
 from realrun.experiment.forecast import (
     ForecastCosts,
     drawn_costs,

@@ -20,10 +20,9 @@ from realrun.experiment.timing import Arm, Timings, decode_sequence, turned, wal
 from realrun.kept_files import read_kept
 from realrun.machine_load import Load, Ticks, load_from, watch
 from realrun.measure.interleaving import TURN_ROUNDS
-from realrun.measure.probes import ProbedText, Prober
 from realrun.measure.profile import contexts_between
 from realrun.measure.stream import Samples, Stream
-from realrun.measure.sweeps import profile_document
+from realrun.measure.sweeps import ProbedText, Prober, profile_document
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
 from specsim.cost.contexts import context_range

@@ -21,8 +21,7 @@ from realrun.decode.decoder import Decoder
 from realrun.decode.draft import Draft, Drafter, KeepDrafting
 from realrun.decode.rounds import Decoded, Round, RoundContext
 from realrun.decode.sampling import Sampler
-from realrun.experiment.choice import choice_of
-from realrun.experiment.document import forecasts_of, row_document
+from realrun.experiment.document import choice_of, forecasts_of, row_document
 from realrun.experiment.settings import Candidate
 from realrun.experiment.timing import Timings, check_repeats, wall_clock
 from realrun.experiment.validate import Row, candidates, rounds_identical

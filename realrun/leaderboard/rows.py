@@ -21,8 +21,7 @@ from typing import Any, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from realrun.experiment.choice import Forecast, choice_of
-from realrun.experiment.document import rate_of
+from realrun.experiment.document import Forecast, choice_of, rate_of
 from realrun.experiment.forecast import speedups_on
 from realrun.experiment.measuring import Measurement
 from realrun.experiment.validate import compared

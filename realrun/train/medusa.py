@@ -35,9 +35,17 @@ from realrun.drafters.medusa import MedusaHeads, MedusaKind
 from realrun.pairs.drafter_files import describe_target, load_drafter, training_recipe, weights_digest
 from realrun.pairs.pair import Pair
 from realrun.train.common.folder import Tensors, refuse_another
-from realrun.train.common.jobs import OWN_OR_TARGETS_HEAD, ModuleJob, TunedTargetJob, cross_entropy_nats, kl_nats
 from realrun.train.common.lora import Adapter, AdapterSettings, check_adaptable
-from realrun.train.common.on_text import Method, TextRun, train_on_text
+from realrun.train.common.on_text import (
+    OWN_OR_TARGETS_HEAD,
+    Method,
+    ModuleJob,
+    TextRun,
+    TunedTargetJob,
+    cross_entropy_nats,
+    kl_nats,
+    train_on_text,
+)
 from realrun.train.common.trainings import Training
 from specsim.io.errors import InputError
 from specsim.io.settings import Settings, setting

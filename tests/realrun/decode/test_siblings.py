@@ -12,9 +12,9 @@ import torch
 from scipy import stats
 
 from realrun.decode.draft import Siblings
+from realrun.decode.draft_model import draw_siblings
 from realrun.decode.rounds import RoundContext
 from realrun.decode.sampling import Sampler, Stream, gumbel_noise
-from realrun.decode.tree_growth import draw_siblings
 from realrun.lm.kernels import use_kernels
 from tests.support.sampling_distribution import FedChoice, threshold, warped
 

@@ -15,9 +15,9 @@ from scipy import stats
 import speckernels
 from realrun.decode import verify
 from realrun.decode.draft import Draft, Siblings
+from realrun.decode.draft_model import draw_siblings
 from realrun.decode.rounds import RoundContext
 from realrun.decode.sampling import Sampler
-from realrun.decode.tree_growth import draw_siblings
 from realrun.decode.verify import (
     TypicalAcceptance,
     check_siblings,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import realrun.measure.probes as probes
+import realrun.measure.sweeps as probes
 from realrun.decode.rounds import Round
 from realrun.decode.sampling import Sampler
 from realrun.drafters.lookup import LookupKind
