@@ -414,36 +414,3 @@ EXPORT int tree_attention_simple(const void* query, const void* keys, const void
   if (type == DOUBLE) return LAUNCH(tree_attention_simple_kernel<double>, grid, block, 0, stream, a, scale);
   return cudaErrorInvalidValue;
 }
-
-// Attention over two parts of a cache as one over both: a warp per row of out, [rows, dim].
-template <typename T>
-__global__ void __launch_bounds__(32 * SIMPLE_WARPS)
-    merge_attention_kernel(const T* __restrict__ out_a, const void* lse_a, const T* __restrict__ out_b,
-                           const void* lse_b, int64_t rows, int dim, T* __restrict__ out, void* lse) {
-  using W = typename Wide<T>::type;
-  const int64_t row = int64_t(blockIdx.x) * SIMPLE_WARPS + threadIdx.x / 32;
-  if (row >= rows) return;
-  const W lowest = -W(__builtin_huge_val());
-  const W a = static_cast<const W*>(lse_a)[row], b = static_cast<const W*>(lse_b)[row], highest = max(a, b);
-  // NaN where neither part was seen, which no comparison below takes for more than 0.
-  const W weight_a = exponential(a - highest), weight_b = exponential(b - highest), total = weight_a + weight_b;
-  const W share_a = total > 0 ? weight_a / total : W(0), share_b = total > 0 ? weight_b / total : W(0);
-  for (int d = threadIdx.x % 32; d < dim; d += 32)
-    narrow(share_a * widen(out_a[row * dim + d]) + share_b * widen(out_b[row * dim + d]), &out[row * dim + d]);
-  if (threadIdx.x % 32 == 0) static_cast<W*>(lse)[row] = total > 0 ? highest + logarithm(total) : lowest;
-}
-
-EXPORT int merge_attention(const void* out_a, const void* lse_a, const void* out_b, const void* lse_b, void* out,
-                           void* lse, int64_t type, int64_t rows, int64_t dim, void* stream) {
-  const dim3 grid(unsigned(ceil_div(rows, SIMPLE_WARPS))), block(32 * SIMPLE_WARPS);
-  const auto run = [&](auto number) {
-    using T = decltype(number);
-    return LAUNCH(merge_attention_kernel<T>, grid, block, 0, stream, static_cast<const T*>(out_a), lse_a,
-                  static_cast<const T*>(out_b), lse_b, rows, int(dim), static_cast<T*>(out), lse);
-  };
-  if (type == HALF) return run(__half());
-  if (type == BFLOAT16) return run(__nv_bfloat16());
-  if (type == FLOAT) return run(float());
-  if (type == DOUBLE) return run(double());
-  return cudaErrorInvalidValue;
-}

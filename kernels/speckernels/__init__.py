@@ -8,12 +8,8 @@ sources on emulated threads, so that everything but speed can be tested without 
 from speckernels.ops.chain_rejection import ChainVerified, chain_rejection
 from speckernels.ops.compact_kv import compact_kv
 from speckernels.ops.draft_statistics import DraftStatistics, draft_statistics
-from speckernels.ops.greedy_verify import greedy_verify
-from speckernels.ops.merge_attention import merge_attention
 from speckernels.ops.results import Verified
-from speckernels.ops.space_layout import SpaceLayout, space_layout
-from speckernels.ops.tree_attention import tree_attention
-from speckernels.ops.tree_metadata import TreeMetadata, tree_metadata
+from speckernels.ops.tree_attention import pack_bits, tree_attention
 from speckernels.ops.tree_rejection import SiblingKind, tree_rejection
 from speckernels.ops.typical_acceptance import typical_acceptance
 from speckernels.runtime.dispatch import BACKENDS, backend_for, use_backend
@@ -24,8 +20,6 @@ __all__ = [
     "ChainVerified",
     "DraftStatistics",
     "SiblingKind",
-    "SpaceLayout",
-    "TreeMetadata",
     "Unavailable",
     "Unsupported",
     "Verified",
@@ -33,11 +27,8 @@ __all__ = [
     "chain_rejection",
     "compact_kv",
     "draft_statistics",
-    "greedy_verify",
-    "merge_attention",
-    "space_layout",
+    "pack_bits",
     "tree_attention",
-    "tree_metadata",
     "tree_rejection",
     "typical_acceptance",
     "use_backend",

@@ -36,7 +36,6 @@ def campaign(options: CampaignOptions) -> Answer:
 
     Every stage writes one result file, ends within its own limit, and is not run again once it is complete. A stage
     that fails leaves its error, and the next one runs. Without a GPU the stages run at reduced sizes.
-    `specsim data list --folder OUT` reads the results.
     """
     begun = time.monotonic()  # on a busy machine what follows takes many seconds
 

@@ -126,8 +126,7 @@ class TreeVerifier(Protocol):
 class MatchTree:
     """Accept each node that is the target's own choice after its accepted parent; lossless in greedy and Gumbel mode.
 
-    If siblings have the same token, several accepted nodes may be deepest; that of lowest index ends the path, as in
-    speckernels.greedy_verify.
+    If siblings have the same token, several accepted nodes may be deepest; that of lowest index ends the path.
     """
 
     lossy: ClassVar[bool] = False

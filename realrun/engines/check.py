@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from realrun.decode.sampling import Sampler
+from realrun.drafters.independent import IndependentKind
 from realrun.engines.batches import compare_batch
 from realrun.engines.compare import Agreement, BestTwo, Models, compare_sequence
 from realrun.engines.engine import Engine, EngineRun, Job, Setting, Sums
@@ -26,6 +27,7 @@ from specsim.io.progress import Progress
 from specsim.lookup.from_text import TokenText, lookup_trace
 from specsim.lookup.ngram import NgramRule
 from specsim.serving.draft_length import ScheduledK
+from specsim.trace.joined import LOOKUP
 from specsim.trace.trace import NO_TOKEN, Trace
 
 
@@ -133,7 +135,7 @@ def check(
     """Run an engine on the prompts of a trace and compare every round and counter with the trace's replay.
 
     pair : the trace's own
-    trace : greedy, with its prompts
+    trace : greedy, with its prompts; recorded by realrun or inside the engine
     settings : the engine is run once in each
     max_new_tokens : the engine's limit on output tokens
     lookup : whether the engine drafts by prompt lookup, under its own rule, and not with the draft model
@@ -144,7 +146,8 @@ def check(
     Raises InputError if the pair cannot be converted, or the engine fails.
     """
     prompts = prompts_of(trace, "the trace")
-    models = Models(best_two(pair.target), None if lookup else best_two(pair.drafter.weights(pair.target)[0]))
+    drafts_alone = isinstance(pair.drafter, IndependentKind) and not lookup
+    models = Models(best_two(pair.target), best_two(pair.drafter.weights(pair.target)[0]) if drafts_alone else None)
     eos = set(pair.eos_token_ids)
     with tempfile.TemporaryDirectory() as name:
         job = Job(Path(name), [prompt.tokens for prompt in prompts], max_new_tokens, pair.eos_token_ids, lookup)
@@ -154,7 +157,7 @@ def check(
             progress("run", done, len(settings))
             run = without_ends(engine.run(job, setting), eos)
             played = trace
-            if lookup:
+            if lookup and trace.meta.get("drafter_kind") != LOOKUP:
                 assert engine.lookup_rule is not None
                 past_end = engine.conventions.drafts_past_end
                 played = as_lookups(trace, engine.lookup_rule, setting.k, past_end=past_end)

@@ -163,10 +163,12 @@ def text_tie(
 def draft_tie(
     trace: Trace, sequence: int, row: int, depths: Iterable[int], shift: int, drafter: BestTwo
 ) -> NearTie | None:
-    """The first of these depths of the draft at a row at which the drafter cannot tell two tokens apart.
+    """Find the first token of a draft whose two best candidates are tied; None if there is none.
 
     trace : of this sequence alone
-    shift : of its positions against the output's
+    row : of the trace, at which the draft starts
+    depths : which tokens of the draft to try, counted from 1
+    shift : position in the output minus position in the trace
     """
     context = [*_prompt(trace), *trace.token[:row].tolist()]
     for depth in depths:

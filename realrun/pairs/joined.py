@@ -76,7 +76,7 @@ class JoinedDrafter(DraftModel):
         foretold = np.array([drafter.foretold(tokens) for drafter in self.drafters])
         self.asked = int(foretold.any())
         if self.asked:
-            self.active = int(step_functions(policy).choose(state, policy.params, foretold, self.lag))
+            self.active = int(step_functions(policy).choose(state, policy.params, foretold))
             state = chosen(state, self.active)
             context = context._replace(limit=min(context.limit, longest_draft(policy.params, self.active)))
         self.choice_s = now() - start

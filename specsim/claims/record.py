@@ -16,13 +16,11 @@ from specsim.claims.runs import VALIDATION_KIND
 from specsim.io.errors import InputError
 from specsim.io.examples import is_example
 from specsim.io.json import read_json
-from specsim.report.result_files import BENCH_KIND
 
 REPLAYED_PERCENT = 0.1  # tolerance of what is computed; the same inputs give the same to far more digits
 MEASURED_PERCENT = 3.0  # of measured speedups, above the noise floor of a sound run
 TIMED_PERCENT = 20.0  # of single times, which have no baseline
 LARGEST_ERROR_PERCENT = 3.0  # median, of a validation's predictions
-KERNEL_KEYS = ("op", "label", "dtype", "backend", "mode")  # that name a row of `speckernels bench`
 
 Entry = dict[str, Any]
 
@@ -76,13 +74,6 @@ def _claims_of(document: Mapping[str, Any], path: Path, file: str, tolerance_per
             )
             for number, board in enumerate(document["boards"])
             for row in board["rows"]
-        }
-    elif document.get("kind") == BENCH_KIND:
-        keys = [{key: row[key] for key in KERNEL_KEYS} for row in document["rows"]]
-        values = {
-            " ".join(map(str, key.values())): (["rows", key, "median_us"], row["median_us"])
-            for key, row in zip(keys, document["rows"], strict=True)
-            if row["median_us"] is not None
         }
     elif isinstance(document.get("benchmarks"), list):
         values = {

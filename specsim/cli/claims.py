@@ -79,9 +79,7 @@ class RecordOptions(Settings):
     """Which claims are written, from which result."""
 
     out: Path = argument("Claim file to write, NAME.claims.toml.")
-    source: Path = argument(
-        "A validation, leaderboard.json, a file of `speckernels bench` or pytest-benchmark, or a trace."
-    )
+    source: Path = argument("A validation, leaderboard.json, a file of pytest-benchmark, or a trace.")
     cost: Path | None = setting(None, "For a trace: cost file, or a name of `specsim cost list`.")
     policy: str | None = setting(None, "For a trace: policy to replay.")
     set_: list[str] = setting([], SET_HELP, metavar="NAME=VALUE")

@@ -14,14 +14,13 @@ from specsim.cli.command import command
 from specsim.cli.console import options_of_all, run
 from specsim.cli.cost import cost
 from specsim.cli.engines.advise import advise
-from specsim.cli.engines.diagnose import diagnose
 from specsim.cli.engines.explain import explain
 from specsim.cli.engines.export import export
 from specsim.cli.engines.import_ import import_
 from specsim.cli.engines.join import join
 from specsim.cli.engines.record_text import record_text
 from specsim.cli.files.example import example
-from specsim.cli.files.info import data, info, policies
+from specsim.cli.files.info import info, policies
 from specsim.cli.files.report import report
 from specsim.cli.leaderboard import leaderboard
 from specsim.cli.panels import PanelGroup
@@ -47,7 +46,7 @@ app.callback()(options_of_all)
 
 SERVERS, POLICIES, DATA = "Tune a server", "Compare drafting policies", "Traces, costs and claims"
 COMMANDS: dict[str, tuple[Callable[..., Any], ...]] = {
-    SERVERS: (advise, bench, doctor, diagnose, explain, import_, export),
+    SERVERS: (advise, bench, doctor, explain, import_, export),
     POLICIES: (leaderboard, tune, replay, sweep, policies),
     DATA: (example, info, join, record_text, report),
 }
@@ -57,7 +56,6 @@ GROUPS = {
     "cost": (cost, DATA),
     "claims": (claims, DATA),
     "acceptance": (acceptance, DATA),
-    "data": (data, DATA),
 }
 for _panel, _commands in COMMANDS.items():
     for _command in _commands:

@@ -200,15 +200,22 @@ class SplitSettings(SeedSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CountsSettings(SeedSettings):
-    """Counts of accepted tokens from an engine, and the context length to price."""
+class RoundsSettings(Settings):
+    """Which counted rounds are read, and the context length to price."""
+
+    panel = "Counters"
+    context: int = setting(1000, "Cached tokens at which costs are taken.", low=1)
+    policy: str | None = setting(None, "Use only rounds recorded under this policy.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountsSettings(RoundsSettings, SeedSettings):
+    """Counts of accepted tokens from an engine."""
 
     source: Path = argument(
         'Accepted drafts: counters by depth as .json, {"drafted": [...], "accepted": [...]}, a rounds.parquet, a '
         "trace, or a log of vLLM or llama.cpp (.log, .txt)."
     )
-    context: int = setting(1000, "Cached tokens at which costs are taken.", low=1)
-    policy: str | None = setting(None, "Use only rounds recorded under this policy.")
 
 
 def read_costs(cost: Path | dict[str, Any], draft_cost: Path | None, batch: int | None) -> CostModel:

@@ -12,7 +12,7 @@ from specsim.cost.files import CostLike, as_cost
 from specsim.cost.model import CostModel
 from specsim.cost.roofline.serving import prompts_s as others_prompts_s
 from specsim.engines.flags import draft_length_flags
-from specsim.engines.formats.records import SourceLike, as_counts
+from specsim.engines.import_records import SourceLike, as_counts
 from specsim.io.arrays import Floats, Seconds
 from specsim.io.errors import InputError
 from specsim.replaying.intervals import Estimate

@@ -10,26 +10,17 @@ from specsim.cost.files import CostLike, as_cost
 from specsim.cost.linear import LinearCost, LinearPass
 from specsim.cost.model import ConstantCost, CostModel
 from specsim.engines.advise import Advice, advise, counts_by_depth
-from specsim.engines.formats.records import SourceLike, as_counts
+from specsim.engines.import_records import SourceLike, as_counts
 from specsim.io.errors import InputError
 from specsim.replaying.intervals import Estimate
+from specsim.replaying.prediction import interval_columns
 from specsim.replaying.result import Result
 
 if TYPE_CHECKING:
     import pandas as pd
 
+KIND = "specsim-diagnosis"
 LEAST_S = 1e-9  # seconds of a draft step that costs nothing
-
-
-@dataclass(frozen=True)
-class Part:
-    """Share of a round's time spent in a phase.
-
-    tokens : time, in baseline decode steps
-    """
-
-    name: str
-    tokens: float
 
 
 @dataclass(frozen=True, repr=False)
@@ -40,8 +31,7 @@ class Diagnosis(Result):
     draft_tokens : K, drafted in every round
     tokens_per_round : output tokens per round, the target's own included, with a 95 % credible interval
     round_tokens : duration of a round in baseline decode steps; speculation pays if a round yields more tokens
-    all_accepted : the speedup if every draft were accepted
-    parts : parts of a round's time; empty without costs
+    parts : parts of a round's time, in baseline decode steps; empty without costs
     advice : the best K under each assumption about a round's cost
     """
 
@@ -49,38 +39,28 @@ class Diagnosis(Result):
     draft_tokens: int
     tokens_per_round: Estimate
     round_tokens: float
-    all_accepted: float
-    parts: tuple[Part, ...]
+    parts: dict[str, float]
     advice: tuple[tuple[str, Advice], ...]
 
     def __repr__(self) -> str:
         change = f"{100 * abs(self.speedup - 1):.0f} % {'faster' if self.speedup > 1 else 'slower'}"
-        tokens, steps = f"{self.tokens_per_round:.2f}", f"{self.round_tokens:.2f}"
         link = "and" if self.speedup > 1 else "but"
         return (
-            f"{self.speedup:.2f}x ({change}): each step yields {tokens} tokens {link} costs as much as {steps} normal "
-            "decode steps"
+            f"{self.speedup:.2f}x ({change}): each step yields {self.tokens_per_round:.2f} tokens {link} costs as much "
+            f"as {self.round_tokens:.2f} normal decode steps"
         )
 
     def to_frame(self) -> pd.DataFrame:
-        """A table of all quantities, with 95 % intervals where known."""
+        """A row for each assumption about a round's cost: the best K, and its speedup."""
         import pandas as pd  # slow to import, and the diagnosis does not need it
 
-        rows: dict[str, Estimate | float] = {
-            "speedup": self.speedup,
-            "tokens per step": self.tokens_per_round,
-            "tokens per step to break even": self.round_tokens,
-            f"speedup if all {self.draft_tokens} drafts were accepted": self.all_accepted,
-            **{f"of a step, in normal decode steps: {part.name}": part.tokens for part in self.parts},
-        }
-        ends = {name: value if isinstance(value, Estimate) else None for name, value in rows.items()}
-        low, high = ([getattr(end, name, None) for end in ends.values()] for name in ("low", "high"))
-        return pd.DataFrame({"value": map(float, rows.values()), "low": low, "high": high}, index=list(rows))
+        best = [(assumed, advice.k, advice.lengths[advice.k].speedup) for assumed, advice in self.advice]
+        return pd.DataFrame([{"assumed": name, "k": k, **interval_columns(speedup)} for name, k, speedup in best])
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON form."""
         advice = [{"assumed": assumption, **advice.as_dict()} for assumption, advice in self.advice]
-        return {**dataclasses.asdict(self), "advice": advice}
+        return {"kind": KIND, **dataclasses.asdict(self), "advice": advice}
 
 
 def diagnose(
@@ -147,27 +127,25 @@ def diagnose(
             f"a round that yields {emitted.estimate:.2f} tokens would be faster than a normal decode step, at "
             f"{tokens_per_s:g} tokens per second for {baseline_tokens_per_s:g}; give rates at the same load"
         )
-    parts: tuple[Part, ...] = ()
+    parts: dict[str, float] = {}
     if cost is None:
+        per_token = ConstantCost(overhead_s / longest, token_s)
         assumed: dict[str, CostModel] = {
-            "best case for short drafts (all overhead is per drafted token)": ConstantCost(
-                overhead_s / longest, token_s
-            ),
+            "best case for short drafts (all overhead is per drafted token)": per_token,
             "worst case (all overhead is fixed per round)": _linear(token_s, 0.0, 0.0, overhead_s),
         }
     else:
         draft_s, wider_s = _round_seconds(as_cost(cost), longest, context, token_s)
         own_s = overhead_s - draft_s - wider_s
-        parts = (
-            Part("a normal decode step", 1.0),
-            Part(f"drafting {longest} tokens", draft_s / token_s),
-            Part(f"verifying {longest + 1} tokens instead of one", wider_s / token_s),
-            Part("the engine, beyond these costs", own_s / token_s),
-        )
+        parts = {
+            "a normal decode step": 1.0,
+            f"drafting {longest} tokens": draft_s / token_s,
+            f"verifying {longest + 1} tokens instead of one": wider_s / token_s,
+            "the engine, beyond these costs": own_s / token_s,
+        }
         assumed = {"at these costs": _linear(token_s, draft_s / longest, max(wider_s, 0.0) / longest, max(own_s, 0.0))}
     advice = tuple((name, advise(source, model, context=context, seed=seed)) for name, model in assumed.items())
-    speedup, all_accepted = tokens_per_s / baseline_tokens_per_s, (longest + 1) / round_tokens
-    return Diagnosis(speedup, longest, emitted, round_tokens, all_accepted, parts, advice)
+    return Diagnosis(tokens_per_s / baseline_tokens_per_s, longest, emitted, round_tokens, parts, advice)
 
 
 def _round_seconds(cost: CostModel, k: int, context: int, token_s: float) -> tuple[float, float]:

@@ -21,7 +21,7 @@ from specsim.engines.flags import (
     tensorrt_llm,
     vllm_method,
 )
-from specsim.engines.formats.records import SourceLike, as_counts
+from specsim.engines.import_records import SourceLike, as_counts
 from specsim.io.errors import InputError
 from specsim.lookup.ngram import RULES
 from specsim.policy.base import Policy

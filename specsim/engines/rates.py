@@ -69,10 +69,12 @@ class Part(NamedTuple):
 
 
 def part_of(mean_length: Printed, rates: Sequence[Printed], drafted: int, accepted: int) -> Part | None:
-    """The counts of a printed line with the fewest rounds, so that drafts are as equal in length as possible, or None.
+    """Find the number of rounds, and the counts, of a printed line; None if no number fits what is printed.
 
-    mean_length : 1 + accepted / rounds
-    rates : of rounds that accepted so far among all rounds
+    Of several numbers that fit it takes the smallest, because the drafts are then most equal in length.
+
+    mean_length : 1 + accepted / rounds, as printed
+    rates : share of all rounds that accepted the token at each position, as printed
     """
     least = max(1, -(-drafted // len(rates)))
     above, half = mean_length.value - 1, mean_length.half + ROUNDING

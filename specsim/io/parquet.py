@@ -16,7 +16,6 @@ INTEGERS = "whole numbers"
 FLOATS = "numbers"
 TEXT = "text"
 FLAGS = "true or false"
-MARKS = "0, 1 or null"
 VALUE_BYTES = 8  # of a value in memory, at most; equal texts share theirs
 BATCH_ROWS = 2**14  # unpacked between two checks of the size
 INTEGER_LISTS = "lists of whole numbers"
@@ -24,7 +23,7 @@ FLOAT_LISTS = "lists of numbers"
 
 
 def read_table(path: Path, columns: Mapping[str, str], optional: Iterable[str] = (), *, invalid: str) -> pa.Table:
-    """Read columns of a Parquet file, without nulls except in marks; text comes as dictionaries.
+    """Read columns of a Parquet file, without nulls; text comes as dictionaries.
 
     columns : what each holds, by the names above; other columns of the file are not read
     optional : columns that may be missing
@@ -49,7 +48,7 @@ def read_table(path: Path, columns: Mapping[str, str], optional: Iterable[str] =
     for name in here:
         column = table.column(name)
         leaves = column.combine_chunks().values if columns[name] in (INTEGER_LISTS, FLOAT_LISTS) else column
-        if columns[name] != MARKS and (column.null_count or leaves.null_count):
+        if column.null_count or leaves.null_count:
             raise InputError(f"{path}: column {name!r} has nulls; {invalid}")
         if columns[name] == TEXT and len(table) * _longest(column) * 4 > limit:  # as an array of NumPy
             raise InputError(f"{path}: column {name!r} holds too long texts; {invalid}")
@@ -105,8 +104,6 @@ def _holds(kind: Any, wanted: str) -> bool:
         return is_list and _holds(kind.value_type, INTEGERS if wanted == INTEGER_LISTS else FLOATS)
     if wanted == TEXT:
         return types.is_string(kind.value_type if types.is_dictionary(kind) else kind)
-    if wanted == MARKS:
-        return bool(types.is_boolean(kind) or types.is_integer(kind))
     is_wanted = {INTEGERS: types.is_integer, FLOATS: types.is_floating, FLAGS: types.is_boolean}
     return bool(is_wanted[wanted](kind))
 

@@ -9,11 +9,11 @@ import numpy as np
 
 from specsim.io.arrays import Bools, Floats, IntArray
 from specsim.io.errors import InputError
-from specsim.policy.estimates.node_probability import REACH
 
 Method = Literal["platt", "isotonic"]
 
 KNOTS = 65
+REACH = 8.0  # scores between which Platt's probabilities are given; beyond, they are constant
 RIDGE = 0.1  # weight of the squared norm of the standardised weights, relative to the sum of log-losses
 LEAST_PROB = 1e-3  # bound on an isotonic fit, which may give 0 or 1 from a few tokens
 
@@ -45,15 +45,14 @@ def calibrate_features(
     *,
     used: IntArray | None = None,
     method: Method = "platt",
-    knots: Floats | None = None,
 ) -> Calibration:
     """Fit the acceptance `accepted` [n] of n drafted tokens to their features [n, F].
 
     used : indices of the features to fit; default: all
-    knots : scores at which an isotonic fit is evaluated; default: its own thresholds, thinned
 
-    Platt: logistic regression on standardised features. Isotonic: its score mapped by isotonic regression. If all
-    tokens have the same outcome, the probability is constant. Raises InputError without a token.
+    Platt: logistic regression on standardised features. Isotonic: its score mapped by isotonic regression, whose
+    thresholds are thinned. If all tokens have the same outcome, the probability is constant. Raises InputError without
+    a token.
     """
     if len(accepted) == 0:
         raise InputError("calibration: no drafted token was verified; record more positions")
@@ -67,9 +66,7 @@ def calibrate_features(
 
     scores = weights[0] + features @ weights[1:]
     model = IsotonicRegression(y_min=LEAST_PROB, y_max=1 - LEAST_PROB, out_of_bounds="clip").fit(scores, accepted)
-    if knots is None:
-        return Calibration(weights, *_thinned(model.X_thresholds_, model.y_thresholds_))
-    return Calibration(weights, knots, np.asarray(model.predict(knots), dtype=np.float64))
+    return Calibration(weights, *_thinned(model.X_thresholds_, model.y_thresholds_))
 
 
 def logistic_weights(features: Floats, accepted: Bools) -> Floats:

@@ -6,12 +6,10 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from specsim.learn.hardware_pct import fit_hardware_pct
 from specsim.learn.renewal_stop import fit_renewal_stop
 from specsim.learn.static_trees import fit_optimal_tree, fit_sparse_tree
 from specsim.policy.base import Policy
 from specsim.policy.chain.renewal_stop import RenewalStop
-from specsim.policy.tree.hardware_pct import HardwarePCT
 from specsim.policy.tree.optimal_tree import OptimalTree
 from specsim.policy.tree.sparse_tree import SparseTree
 
@@ -22,7 +20,6 @@ if TYPE_CHECKING:
 P = TypeVar("P", bound=Policy)
 FITTERS: dict[type[Policy], Callable[..., Any]] = {
     RenewalStop: fit_renewal_stop,
-    HardwarePCT: fit_hardware_pct,
     SparseTree: fit_sparse_tree,
     OptimalTree: fit_optimal_tree,
 }

@@ -21,9 +21,7 @@ from specsim.policy.chain.p_min import LlamaCpp, PMin
 from specsim.policy.chain.renewal_stop import RenewalStop
 from specsim.policy.chain.space_k import SpaceK
 from specsim.policy.chain.time_gain import TimeGain
-from specsim.policy.switch.acceptance import SwitchAcceptance
-from specsim.policy.switch.bandit import SwitchBandit
-from specsim.policy.switch.gain import SwitchGain
+from specsim.policy.switch.first_that_drafts import FirstThatDrafts
 from specsim.policy.switch.match import SwitchMatch
 from specsim.policy.switch.one_drafter import OneDrafter
 from specsim.policy.tree.base import TreePolicy
@@ -32,7 +30,6 @@ from specsim.policy.tree.cali_ts_tree import CaliTSTree
 from specsim.policy.tree.cape import Cape
 from specsim.policy.tree.cartesian import Cartesian
 from specsim.policy.tree.eagle2 import Eagle2
-from specsim.policy.tree.hardware_pct import HardwarePCT
 from specsim.policy.tree.optimal_tree import OptimalTree
 from specsim.policy.tree.pct import PCT
 from specsim.policy.tree.sparse_tree import SparseTree
@@ -134,7 +131,6 @@ KINDS: tuple[type[Policy], ...] = (
     Cape,
     Eagle2,
     PCT,
-    HardwarePCT,
     BetaTSTree,
     CaliTSTree,
 )
@@ -144,9 +140,7 @@ POLICIES: dict[str, type[Policy]] = {kind.name: kind for kind in KINDS}
 
 
 # Of traces with several drafters, which no other policy serves.
-SWITCH_POLICIES: dict[str, type[Policy]] = {
-    kind.name: kind for kind in (OneDrafter, SwitchMatch, SwitchAcceptance, SwitchGain, SwitchBandit)
-}
+SWITCH_POLICIES: dict[str, type[Policy]] = {kind.name: kind for kind in (OneDrafter, SwitchMatch, FirstThatDrafts)}
 
 
 NAMED = {**POLICIES, **SWITCH_POLICIES}

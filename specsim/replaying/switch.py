@@ -82,7 +82,7 @@ def _replay(params, carries_state, which, trace, costs, sums, log):  # type: ign
             bucket = (base_context + t) >> bucket_bits
             d, drafted, asked, accepted = int(state[0]), 0, 0, 0  # the drafter of the round before, if none can draft
             if trace.draft_limit[:, t].max() > 0:
-                d = choose(state, params, trace.foretold[t], lag)
+                d = choose(state, params, trace.foretold[t])
                 state = chosen(state, d)
                 asked = 1
                 limit = min(longest_draft(params, d), np.int64(trace.draft_limit[d, t]))

@@ -37,8 +37,8 @@ BY_KEY: dict[str, Render] = {  # of documents that name no kind: a key that no o
     "break_even": batches_result,
 }
 MAKE = (
-    "give what `realrun validate`, a leaderboard or `specsim cost compare` wrote, or what `specsim tune`, `doctor`, "
-    "`claims check` or `serve schedule` print with --json"
+    "give what `realrun validate`, a leaderboard or `specsim cost compare` wrote, or what `specsim tune`, "
+    "`doctor` of a server, `claims check` or `serve schedule` print with --json"
 )
 
 

@@ -204,7 +204,7 @@ def _counts(server: Server, answers: _Answers) -> tuple[tuple[list[int] | None, 
         responses.write_text("".join(json.dumps(response) + "\n" for response in answers.responses))
         counters, drafted, remarks = None, None, []
         try:
-            totals = FORMATS[server.adapter.RESPONSES].read([responses]).totals
+            totals = FORMATS[server.adapter.responses].read([responses]).totals
             counters = None if totals is None else totals.by_depth
         except InputError as error:
             remarks.append(str(error))

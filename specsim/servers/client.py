@@ -49,7 +49,7 @@ class Server:
     async def ask(self, prompt: Prompt) -> tuple[Request, dict[str, Any]]:
         """Stream a response: the request's times and counts, and the last chunk with the engine's counts."""
         path, key = ("/v1/chat/completions", "messages") if prompt.chat else ("/v1/completions", "prompt")
-        body = {"model": self.facts.model, key: prompt.content, "stream": True, **self.adapter.REQUEST, **self.sampling}
+        body = {"model": self.facts.model, key: prompt.content, "stream": True, **self.adapter.request, **self.sampling}
         body["stream_options"] = {"include_usage": True}
         deltas, finish, begin, last = 0, "", 0.0, {}
         start = end = time.perf_counter()
@@ -103,15 +103,15 @@ async def recognise(client: httpx2.AsyncClient, url: str, sampling: Mapping[str,
 
     try:
         for adapter in ADAPTERS:
-            response = await client.get(adapter.PAGE)
+            response = await client.get(adapter.page)
             page = _json(response.text) if response.status_code == 200 else {}
-            if adapter.KEY in page:
+            if adapter.key in page:
                 models = _json((await client.get("/v1/models")).text)
                 facts = adapter.settings(page)
                 known = {name: facts.pop(name) for name in ("version", "draft_tokens", "method") if name in facts}
                 model = models["data"][0]["id"]
                 return Server(
-                    client, adapter, ServerFacts(url, adapter.NAME, model=model, **known, settings=facts), sampling
+                    client, adapter, ServerFacts(url, adapter.name, model=model, **known, settings=facts), sampling
                 )
     except httpx2.HTTPError as error:
         raise InputError(
@@ -119,7 +119,7 @@ async def recognise(client: httpx2.AsyncClient, url: str, sampling: Mapping[str,
         ) from None
     except (KeyError, IndexError, TypeError):
         raise InputError(f"{url}/v1/models names no model; give an OpenAI-compatible server") from None
-    known_engines = ", ".join(adapter.NAME for adapter in ADAPTERS)
+    known_engines = ", ".join(adapter.name for adapter in ADAPTERS)
     raise InputError(f"{url} is no server of {known_engines}; give the address without a path")
 
 

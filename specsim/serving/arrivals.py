@@ -58,7 +58,6 @@ class Requests:
     sequence : int [N], sequence of the trace as which each request drafts; for a longer request the sequence starts
         again, for a shorter request it ends early
     left_out : recorded requests without output, such as failed ones
-    tpot_bound_s : float [N], own limit of each on seconds per output token; None without limits
     """
 
     arrival_s: Floats
@@ -66,7 +65,6 @@ class Requests:
     output_tokens: Ints
     sequence: Ints
     left_out: int = 0
-    tpot_bound_s: Floats | None = None
 
     def __len__(self) -> int:
         return len(self.sequence)

@@ -7,8 +7,7 @@ reserves memory for its prompt and its whole output, so that no request is ever 
 in vLLM: where none is free, the request that was admitted last gives its blocks back, and reads its prompt and output
 again when it is admitted anew.
 
-With a fixed number of users, decisions depend on time only if the rule looks at latency limits. For all other rules the
-seconds of all steps are computed at once, at the end.
+With a fixed number of users, no decision depends on time: the seconds of all steps are computed at once, at the end.
 """
 
 from __future__ import annotations
@@ -116,9 +115,8 @@ def run_server(
         raise InputError(
             f"a request of {largest} tokens, prompt and output, never fits in a cache of {kv_tokens}; raise kv_tokens"
         )
-    timed = users is None or (drafts.rule.keeps_limits and requests.tpot_bound_s is not None)
     memory = _Memory(len(requests), kv_tokens or int(1e18), block_tokens)
-    server = _Server(drafts, cost, requests, slots, memory, drafts_ahead, step_tokens, timed=timed)
+    server = _Server(drafts, cost, requests, slots, memory, drafts_ahead, step_tokens, timed=users is None)
     if users is None:
         server.env.process(_arrivals(server))
     else:
@@ -323,15 +321,7 @@ class _Server:
         seen = self.last_sequences or len(now) if self.drafts_ahead else len(now)
         remaining = self.requests.output_tokens[now] - self.emitted[now]
         facts = (cached, remaining, self.verified[now], self.accepted[now], self.behind[now], seen)
-        return Running(now, *facts, needed=self._needed_output(now) if self.rule.keeps_limits else None)
-
-    def _needed_output(self, now: Ints) -> Floats | None:
-        """Output tokens that keep each request's own limit, if this step lasts as long as the last; see `Running`."""
-        if self.requests.tpot_bound_s is None:
-            return None
-        until_s = self.env.now + (self.seconds[-1] if self.seconds else 0.0)
-        needed = (until_s - self.first_token_s[now]) / self.requests.tpot_bound_s[now] - (self.emitted[now] - 1)
-        return np.nan_to_num(needed)  # a limit counts from the first token on
+        return Running(now, *facts)
 
     def _chunks(self, decoding_tokens: int) -> tuple[Ints, Ints, Ints]:
         """Requests whose prompts the step reads, the new tokens of each, and those read before."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from specsim.acceptance.formulas import mean_tokens_per_round
 from specsim.cost.batches import BatchCost, BatchTokens
-from specsim.io.arrays import Bools, FloatArray, Floats, Ints, Seconds
+from specsim.io.arrays import Bools, FloatArray, Ints, Seconds
 from specsim.io.errors import InputError
 from specsim.policy.base import check_setting, parse_settings, setting
 from specsim.trace.trace import Trace
@@ -39,8 +39,6 @@ class Running(NamedTuple):
     behind : tokens besides the pending token that the drafter's cache lacks: what was emitted while it did not draft
     sequences : requests in the step as the engine counts them, which may be those of the last step
     match : drafted tokens that would be accepted; only for a rule that `foresees`
-    needed : output tokens that a request has to emit in this step to be within its own limit on the time per token, if
-        the step lasts as long as the last one; only for a rule that `keeps_limits`
     """
 
     request: Ints
@@ -51,7 +49,6 @@ class Running(NamedTuple):
     behind: Ints
     sequences: int
     match: Ints | None = None
-    needed: Floats | None = None
 
     @property
     def context_bucket(self) -> int:
@@ -97,7 +94,6 @@ class DraftLengthRule:
     name: ClassVar[str]
     source: ClassVar[str]  # paper or engine
     learns: ClassVar[bool] = False  # whether `fit` learns from the trace, so that it needs sequences of its own
-    keeps_limits: ClassVar[bool] = False  # whether it looks at requests' own limits, so that the server keeps time
     foresees: ClassVar[bool] = False  # whether it knows what will be accepted: a bound, not a rule of an engine
 
     def __post_init__(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from os import PathLike
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -281,11 +281,10 @@ def _summary(number: int, task: _Task) -> tuple[int, ServingSummary]:
 
     trace = _part(task.source) if isinstance(task.source, _Source) else task.source
     sent = requests_of_trace(trace, task.requests, seed=task.seed)
-    if task.bounds_s:
-        sent = replace(sent, tpot_bound_s=np.resize(task.bounds_s, len(sent)))
     drafts = drafts_of(trace, task.arm, seed=task.seed)
     run = run_server(drafts, task.cost, sent, slots=task.users, users=task.users, kv_tokens=task.kv_tokens)
-    return number, summarise_run(run, tpot_bound_s=sent.tpot_bound_s)
+    own_bounds_s = np.resize(task.bounds_s, len(sent)) if task.bounds_s else None
+    return number, summarise_run(run, tpot_bound_s=own_bounds_s)
 
 
 @lru_cache(maxsize=1)

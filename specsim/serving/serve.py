@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from os import PathLike
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from specsim.cost.batches import Pad
 from specsim.cost.files import CostLike, as_cost
@@ -217,8 +215,6 @@ def serve(
     """
     model, part, arm, about = _one_arm(trace, cost, policy, settings, tuning_share, seed, pad)
     asked, users = asked_requests(part, arrivals, requests, seed=seed)
-    if tpot_ms is not None:
-        asked = replace(asked, tpot_bound_s=np.full(len(asked), tpot_ms / 1e3))
     longest_text = int((asked.prompt_tokens + asked.output_tokens).max())
     limits: dict[str, Any] = {"slots": slots, "kv_tokens": kv_tokens, "users": users}
     limits |= {"block_tokens": block_tokens, "step_tokens": step_tokens}

@@ -66,13 +66,13 @@ class JoinedTrace(Trace):
 
 
 def foretold(trace: Trace) -> Floats:
-    """Return the probability [N] of the first drafted token that is known before drafting.
+    """Return the probability [N] of the first drafted token that is known before drafting, 0 where there is none.
 
-    Lookups know it (0 where they propose nothing); it is 1 for drafters that must run to tell.
+    Lookups know it; it is 1 for drafters that must run to tell, and for lookups recorded without probabilities.
     """
-    if trace.meta.get("drafter_kind") not in (LOOKUP, SUFFIX):
-        return np.ones(len(trace.token))
-    return np.where(trace.draft_token[:, 0] == NO_TOKEN, 0.0, trace.prob[:, 0].astype(np.float64))
+    known = trace.meta.get("drafter_kind") in (LOOKUP, SUFFIX) and trace.informed
+    proposed = trace.draft_token[:, 0] != NO_TOKEN
+    return proposed * (trace.prob[:, 0].astype(np.float64) if known else 1.0)
 
 
 def join_traces(traces: Mapping[str, Trace]) -> JoinedTrace:
@@ -84,11 +84,6 @@ def join_traces(traces: Mapping[str, Trace]) -> JoinedTrace:
             raise InputError(
                 f"{name} cannot be joined: its drafter is of kind {trace.meta['drafter_kind']}; "
                 "give traces of plain drafters"
-            )
-        if not trace.has_text:
-            raise InputError(
-                f"{name} cannot be joined: it holds match lengths without the text that they belong to; give traces "
-                "made by `realrun record` or `specsim record-text`"
             )
         if trace.sampled_by_rejection:
             raise InputError(

@@ -157,11 +157,6 @@ class Trace:
         return bool(self.meta.get("informed", self.meta.get("synthetic", {}).get("informed", True)))
 
     @property
-    def has_text(self) -> bool:
-        """Whether `token` holds the output text; otherwise its ids are placeholders beside recorded match lengths."""
-        return bool(self.meta.get("text", True))
-
-    @property
     def sampled_by_rejection(self) -> bool:
         """Whether the output was decoded by rejection sampling."""
         decoding = self.meta.get("decoding")

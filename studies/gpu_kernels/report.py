@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
-from speckernels.bench.rows import Document, Row
 from specsim.report.table import Column, plain
 from studies.figures import line_panels, point
 from studies.report import Report
@@ -17,6 +16,7 @@ GRAPH, STATISTICS, ATTENTION = "graph", "draft_statistics", "tree_attention"
 TENTH_IF_MEASURED = plain(lambda value: "" if value is None else f"{value:.1f}")
 
 Cells = dict[str, Any]
+Document = Mapping[str, Any]
 
 
 def report(document: Document, tma: Document) -> Report:
@@ -29,8 +29,8 @@ def report(document: Document, tma: Document) -> Report:
         for batch in (1, 8)
     }
     gains = [row["library_over_best"] for row in attention]
-    reached = document.ceilings
-    mhz = sorted({conditions["sm_mhz"] for conditions in (*document.conditions, *tma.conditions)})
+    reached, versions = document["ceilings"], document["versions"]
+    mhz = sorted({conditions["sm_mhz"] for source in (document, tma) for conditions in source["conditions"]})
     return Report(
         question="How fast are the kernels on a GPU?",
         answer=f"Tree attention takes {min(row['best_over_floor'] for row in attention):.1f} to "
@@ -70,15 +70,15 @@ def report(document: Document, tma: Document) -> Report:
         shown=[*by_batch[1], *by_batch[8]],
         table=rows,
         trust=[
-            f"Machine: {document.device}, torch {document.versions['torch']}, Triton {document.versions['triton']}, "
-            f"{document.date[:10]}, one run; clocks {mhz[0]:.0f} to {mhz[-1]:.0f} MHz. No prompts play a part.",
+            f"Machine: {document['device']}, torch {versions['torch']}, Triton {versions['triton']}, "
+            f"{document['date'][:10]}, one run; clocks {mhz[0]:.0f} to {mhz[-1]:.0f} MHz. No prompts play a part.",
             "Load: none, the GPU was this run's alone. Noise floor: half the distance between the 20 and 80 % "
             f"quantiles of a case's times is {spread_percent(document):.1f} % (median over cases). Every result is "
             "checked against the reference before it is timed, and caches are cold.",
             f"Smallest possible: the longer of moving the bytes at the bandwidth of a copy measured here, "
-            f"{reached.copy_gb_s:,.0f} GB/s, of the products at {reached.matmul_tflop_s:.0f} TFLOP/s, and a node of a "
-            f"graph, {reached.graph_node_us:.1f} us. Reading alone is faster than copying, so a kernel that reads can "
-            "take less.",
+            f"{reached['copy_gb_s']:,.0f} GB/s, of the products at {reached['matmul_tflop_s']:.0f} TFLOP/s, and a node "
+            f"of a graph, {reached['graph_node_us']:.1f} us. Reading alone is faster than copying, so a kernel that "
+            "reads can take less.",
             "All times are of CUDA graphs. Called one by one from Python, an operation takes "
             f"{host_us(document, ATTENTION, 'cuda'):.0f} us of the host's time (tree attention in CUDA; torch's "
             f"{min(host_us(document, ATTENTION, name) for name in RIVALS):.0f} us), which hides the kernel at small "
@@ -94,21 +94,26 @@ def nodes(row: Cells) -> int:
     return int(row["nodes"])
 
 
+def rows_of(document: Document, mode: str) -> list[Cells]:
+    """Return the timed rows in a mode, of pytest-benchmark's file, or of the recorded run's older format."""
+    rows = document["rows"] if "rows" in document else [row["extra_info"] for row in document["benchmarks"]]
+    return [row for row in rows if row["mode"] == mode and row["median_us"] is not None]
+
+
 def case_rows(document: Document, tma: Document) -> list[Cells]:
     """Return a row for each case: times in graphs by backend, and ratios."""
-    timed: dict[tuple[str, str, str], dict[str, Row]] = {}
+    timed: dict[tuple[str, str, str], dict[str, Cells]] = {}
     for source, rename in ((document, {}), (tma, {"cuda": "tma"})):
-        for row in source.rows:
-            if row.mode == GRAPH and row.median_us is not None:
-                timed.setdefault((row.op, row.label, row.dtype), {})[rename.get(row.backend, row.backend)] = row
+        for row in rows_of(source, GRAPH):
+            case, backend = (row["op"], row["label"], row["dtype"]), row["backend"]
+            timed.setdefault(case, {})[rename.get(backend, backend)] = row
     return [case_row(*case, by_backend) for case, by_backend in timed.items()]
 
 
-def case_row(operation: str, label: str, dtype: str, by_backend: Mapping[str, Row]) -> Cells:
+def case_row(operation: str, label: str, dtype: str, by_backend: Mapping[str, Cells]) -> Cells:
     """Return a case's row."""
-    times = {name: row.median_us for name, row in by_backend.items() if row.median_us is not None}
-    shape, floor = by_backend["cuda"].shape, by_backend["cuda"].floor_us
-    assert floor is not None
+    times = {name: row["median_us"] for name, row in by_backend.items()}
+    shape, floor = by_backend["cuda"]["shape"], by_backend["cuda"]["floor_us"]
     best = min(times[name] for name in OWN if name in times)
     library = min((times[name] for name in RIVALS if name in times), default=None)
     if operation == ATTENTION:
@@ -132,17 +137,11 @@ def case_row(operation: str, label: str, dtype: str, by_backend: Mapping[str, Ro
 
 def spread_percent(document: Document) -> float:
     """Compute half the distance of the quantiles in percent of the median, the median over the cases in graphs."""
-    return median(
-        50 * (row.p80_us - row.p20_us) / row.median_us
-        for row in document.rows
-        if row.mode == GRAPH and row.median_us and row.p20_us is not None and row.p80_us is not None
-    )
+    return median(50 * (row["p80_us"] - row["p20_us"]) / row["median_us"] for row in rows_of(document, GRAPH))
 
 
 def host_us(document: Document, operation: str, backend: str) -> float:
     """Compute what a call takes of the host's time, the median over cases."""
     return median(
-        row.median_us
-        for row in document.rows
-        if row.mode == "host" and row.op == operation and row.backend == backend and row.median_us is not None
+        row["median_us"] for row in rows_of(document, "host") if (row["op"], row["backend"]) == (operation, backend)
     )

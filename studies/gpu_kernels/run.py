@@ -1,16 +1,18 @@
 """The kernels on a GPU beside what torch offers: `python -m studies gpu_kernels`.
 
-Runs the main cases of `speckernels bench`, and tree attention once more by the tensor memory accelerator.
+Runs the main cases of `kernels/benchmarks`, and tree attention once more by the tensor memory accelerator.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import torch
 
-from speckernels.bench import read_document, run_bench
 from speckernels.ops.tree_attention import TMA_ENVIRONMENT
 from specsim.io.errors import InputError
 from studies.common import Config
@@ -26,9 +28,17 @@ def main(out: Path, config: Config) -> None:
     if missing and not torch.cuda.is_available():
         raise InputError("the study gpu_kernels times kernels on a GPU, and this machine has none; run it on a GPU")
     if ALL in missing:
-        os.environ[TMA_ENVIRONMENT] = "0"
-        run_bench(out / ALL, config["minutes"], backends=config["backends"], device="cuda", headline=True)
+        measure(out / ALL, " or ".join(config["backends"]), config["minutes"], tma="0")
     if TMA in missing:
-        os.environ[TMA_ENVIRONMENT] = "1"
-        run_bench(out / TMA, config["tma_minutes"], ["tree_attention"], ["cuda"], "cuda", headline=True)
-    report(read_document(out / ALL), read_document(out / TMA)).write(out)
+        measure(out / TMA, "tree_attention and cuda", config["tma_minutes"], tma="1")
+    report(*(json.loads((out / name).read_text()) for name in RECORDED)).write(out)
+
+
+def measure(file: Path, selected: str, minutes: float, *, tma: str) -> None:
+    """Run the benchmark's main cases of these contenders."""
+    command = [sys.executable, "-m", "pytest", "kernels/benchmarks", "--benchmark-only"]
+    command += [f"--benchmark-json={file.resolve()}", "-m", "headline and not slow", "-k", selected]
+    environment = os.environ | {TMA_ENVIRONMENT: tma, "SPECKERNELS_BENCH_MINUTES": str(minutes)}
+    subprocess.run(command, cwd=Path(__file__).parents[2], env=environment)
+    if not file.is_file():
+        raise InputError(f"pytest kernels/benchmarks wrote no {file}; see its output above")

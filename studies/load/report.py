@@ -14,9 +14,9 @@ from studies.report import Report
 
 ORACLE, OFF = "oracle", "no speculation"
 DERIVED = ("tuned schedule", "budget")  # from the costs
-BY_HAND = ("sglang_adaptive", "tetris", "K = 3")  # whose constants know no costs
+BY_HAND = ("sglang_adaptive", "K = 3")  # whose constants know no costs
 NAMED = (*DERIVED, "turbospec", "sglang_adaptive", OFF)  # in the answer
-SHOWN = ("sglang_adaptive", "turbospec", "dspark", "tetris", "tuned schedule", "budget")  # in the figure
+SHOWN = ("sglang_adaptive", "turbospec", "dspark", "tuned schedule", "budget")  # in the figure
 
 Row = Mapping[str, Any]
 PERCENT = plain(lambda value: f"{value:.1f}")

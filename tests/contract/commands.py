@@ -81,7 +81,6 @@ DROPPED = {
 NOTHING = "(nothing)"  # stands for what a document lacks
 TOLERANCE = 1e-9  # relative, of floats
 FITTED = 1e-6, "logistic regression by scikit-learn's solver ends where rounding of BLAS leads it"
-STEPS = 2e-2, "nodes lie on the edges of an isotonic step, and which side is decided by the last digit of a regression"
 OPTIMISED = 1e-5, "scipy's minimisers end within their tolerance, where rounding leads them"
 NETWORK = 1e-6, "what a neural network computes, stored as float32; matrix products round as the processor does"
 SINGLE = 1e-4, "what a neural network computes in float32"
@@ -92,8 +91,7 @@ class Command:
     """A command to run. {NAME} in its words is an input of INPUTS, {out} a new path of its own.
 
     read : name of the function that says what to keep of the printed document and of what was written to {out}
-    tolerance : relative, of floats, and why it is larger than TOLERANCE if it is. With STEPS, of counts too, and the
-        settings learned are compared by --exact alone
+    tolerance : relative, of floats, and why it is larger than TOLERANCE if it is
     """
 
     line: str
@@ -125,10 +123,8 @@ POLICIES: dict[str, str] = {
     "cape": "depth=4",
     "eagle2": "nodes=20 depth=5 top_k=6",
     "pct": "leaf_threshold=0.05",
-    "hardware_pct": "min_path_prob=0.02",
     "beta_ts_tree": "beam=2 width=3 nodes=12",
 }
-LEARNED_BY_REGRESSION = ("renewal_stop", "hardware_pct")
 FIRST_TREE = list(POLICIES).index("vct")
 WORDS = {  # that many commands share
     "PAIR": "--target {target} --draft-model {draft} --dtype float64 --threads 1",
@@ -183,18 +179,12 @@ TABLE: dict[tuple[str, tuple[float, str]], str] = {
         info rejection: specsim info {rejection}
         info packed: specsim info {packed}
         policies: specsim policies
-        data list, shipped: specsim data list
-        data list, folder: specsim data list --folder {results}
         shapes: realrun shapes
     """,
     ("printed_alone", FITTED): """
         replay renewal_stop, isotonic on entropy: specsim replay {chains} --policy renewal_stop --set signal=entropy
             --set lookahead=false --cost {profile}
         tune renewal_stop: specsim tune {chains} --policy renewal_stop --cost {profile}
-    """,
-    ("printed_alone", STEPS): """
-        replay hardware_pct, isotonic: specsim replay {trees} --policy hardware_pct --set width=3
-            --set calibration=isotonic --cost {profile}
     """,
     ("printed_alone", OPTIMISED): """
         acceptance fit difficulty, trace: specsim acceptance fit {chains} --model difficulty --out {out}
@@ -285,7 +275,7 @@ def table() -> dict[str, Command]:
     commands: dict[str, Command] = {}
     for policy, settings in POLICIES.items():
         words = " ".join(["specsim replay {%s}", "--policy", policy, *(f"--set {s}" for s in settings.split())])
-        tolerance = FITTED if policy in LEARNED_BY_REGRESSION else (TOLERANCE, "")
+        tolerance = FITTED if policy == "renewal_stop" else (TOLERANCE, "")
         variants = {f"{cost} cost": f"{words % 'trees'} --cost {{{cost}}} --json" for cost in ("constant", "profile")}
         if policy in list(POLICIES)[:FIRST_TREE]:
             variants["rejection sampling"] = f"{words % 'rejection'} --cost {{profile}} --json"
@@ -784,25 +774,6 @@ def grids(work: Workplace) -> Path:
 
 
 @_input
-def results(work: Workplace) -> Path:
-    folder = work.folder / "results"
-    folder.mkdir()
-    text_json(folder / "grid.json", grid_of("target", 1.0))
-    text_json(
-        folder / "profile.json",
-        {
-            "kind": "specsim-campaign",
-            "stage": "profile",
-            "complete": True,
-            "reduced": True,
-            "grids": {"target": grid_of("target", 1.0)},
-            "provenance": {"device": "NVIDIA of nowhere", "date": "2020-01-01"},
-        },
-    )
-    return folder
-
-
-@_input
 def accuracies(work: Workplace) -> Path:
     path = work.folder / "accuracies.csv"
     rates = ((0.62, 0.14, 0.06, 0.03), (0.55, 0.13, 0.05, 0.03), (0.48, 0.12, 0.06, 0.02), (0.41, 0.11, 0.05, 0.02))
@@ -1046,18 +1017,7 @@ def differences(golden: Document, answer: Document, tolerance: float) -> list[st
 
 def compared(command: Command, golden: Document, answer: Document, *, exact: bool = False) -> list[str]:
     """The differences that count for this command."""
-    if exact:
-        return differences(golden, answer, 0.0)
-    if command.tolerance == STEPS:
-        golden, answer = ({key: value for key, value in part.items() if key != "params"} for part in (golden, answer))
-        golden, answer = in_floats(golden), in_floats(answer)
-    return differences(golden, answer, command.tolerance[0])
-
-
-def in_floats(document: Document) -> Document:
-    if isinstance(document, dict):
-        return {key: in_floats(value) for key, value in document.items()}
-    return float(document) if type(document) is int else document
+    return differences(golden, answer, 0.0 if exact else command.tolerance[0])
 
 
 def read_golden() -> dict[str, Document]:

@@ -70,7 +70,6 @@ TREES: list[tuple[str, dict[str, Any]]] = [  # of trees no wider than WIDTH
     ("optimal_tree", {"children": (3.0, 2.0, 2.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0)}),
     ("eagle2", {"nodes": 8, "depth": DEPTH, "top_k": WIDTH}),
     ("pct", {"cost_ratio": 0.1, "leaf_threshold": 0.05, "width": WIDTH, "max_depth": DEPTH}),
-    ("hardware_pct", {"width": WIDTH, "max_depth": DEPTH, "max_nodes": 20, "min_path_prob": 0.02}),
     ("cape", {"width_30": 3, "width_60": 2, "width_80": 2, "depth": DEPTH}),
     ("beta_ts_tree", {"alpha0": 3.0, "beam": 2, "width": WIDTH, "max_depth": DEPTH}),
 ]

@@ -29,7 +29,7 @@ ENGINES = {  # options of engines and pip, which are named too
 }
 LINE = re.compile(rf"(?:`|Example: |&& )((?:{'|'.join(APPS)}) [^`&\n]*)")  # a command, as it is typed
 
-RAISING = ("InputError", "BenchError", "claim", "read_own", "refuse_other")  # what errors' texts are given to
+RAISING = ("InputError", "claim", "read_own", "refuse_other")  # what errors' texts are given to
 # Errors of these files, or functions of them, name options without a command: all commands that raise them have those.
 TRACES = ("realrun record", "realrun validate", "realrun board")
 TRAININGS = tuple(f"realrun train {name}" for name in ("eesd", "medusa", "edd", "eagle", "eagle3"))
@@ -38,10 +38,9 @@ RAISED_BY = {
     "realrun/cli/profile.py": ("realrun profile",),
     "realrun/cli/typical.py": ("realrun typical",),
     "realrun/cli/engine/check.py": ("realrun engine check",),
-    "realrun/cli/engine/drafter_check.py": ("realrun engine drafter-check",),
     "realrun/cli/record.py": ("realrun record",),
     "realrun/engines/check.py": ("realrun engine check",),
-    "realrun/engines/vllm.py:VllmEngine": ("realrun record", "realrun engine drafter-check"),
+    "realrun/engines/vllm.py:VllmEngine": ("realrun record", "realrun engine check"),
     "realrun/engines/vllm.py:sampling_of": ("realrun record",),
     "realrun/engines/llamacpp.py:LlamaCppEngine": ("realrun record",),
     "realrun/engines/validate.py": ("realrun engine validate",),
@@ -74,7 +73,7 @@ RAISED_BY = {
     "specsim/cli/options.py": ("specsim replay", "specsim tune", "specsim leaderboard"),
     "specsim/cli/options.py:RequestSettings": ("specsim cost show", "specsim advise"),
     "specsim/cost/roofline/serving.py": ("specsim cost show", "specsim advise"),
-    "specsim/engines/formats/records.py:as_counts": ("specsim advise", "specsim acceptance fit"),
+    "specsim/engines/import_records.py:as_counts": ("specsim advise", "specsim acceptance fit"),
     "specsim/cli/servers/doctor.py": ("specsim doctor",),
     "specsim/servers/prompts.py": ("specsim bench", "specsim doctor"),
     "specsim/servers/bench.py": ("specsim bench",),

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import shlex
 import tomllib
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from docs.pages import block
-from speckernels.bench.cases import OPERATIONS
-from speckernels.bench.rows import TIMED_MODES, Row
+from speckernels.bench.cases import ordered_cases
+from speckernels.bench.measure import OWN
 from specsim.compare.leaderboard import leaderboards
 from specsim.learn.settings import SearchSettings
 from specsim.learn.tune import tune_on
@@ -23,6 +22,8 @@ from specsim.replaying.priced import PricedTrace
 from specsim.trace.split import split_sequences
 from tests.support.commands import call
 from tests.support.reference import RampCost, small_trace
+
+MODES = ("launch", "graph", "host")  # of the kernels' benchmark on a GPU
 
 
 @pytest.fixture(scope="module")
@@ -69,20 +70,19 @@ def test_the_example_policy_stands_on_the_leaderboard(kind: type[ChainPolicy]) -
 
 def test_the_example_of_a_claim_names_a_case_of_the_benchmark() -> None:
     claims = tomllib.loads(block("claims.md", 'document = "bench.json"', "toml"))["claim"]
-    ((_, row, field),) = [claim["at"] for claim in claims if "at" in claim]
-    (operation,) = [each for each in OPERATIONS if each.name == row["op"]]
-    assert (row["label"], row["dtype"]) in {(case.label, case.dtype_name) for case in operation.cases}
-    assert row["mode"] in TIMED_MODES and {field, *row} <= {column.name for column in fields(Row)}
+    (at,) = [claim["at"] for claim in claims if "at" in claim]
+    rows = {f"{case}-{mode}-{name}" for _, case in ordered_cases(on_gpu=True) for mode in MODES for name in OWN}
+    assert at[1]["param"] in rows and [at[0], *at[2:]] == ["benchmarks", "extra_info", "median_us"]
 
 
 def test_the_commands_for_engines_run_as_they_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """advise, diagnose and every engine's export, in twelve lines."""
+    """advise, doctor and every engine's export, in twelve lines."""
     commands = [
         shlex.split(line, comments=True)
         for line in block("howto/choose_k.md", "specsim export vllm", "sh").splitlines()
     ]
     exported = {engine for _, verb, engine, *_ in commands if verb == "export"}
-    assert len(commands) <= 12 and {verb for _, verb, *_ in commands} == {"advise", "diagnose", "export"}
+    assert len(commands) <= 12 and {verb for _, verb, *_ in commands} == {"advise", "doctor", "export"}
     assert exported == {"vllm", "sglang", "llamacpp", "tensorrt-llm", "transformers"}
     monkeypatch.chdir(tmp_path)
     Path("counters.json").write_text(json.dumps({"drafted": [9000] * 4, "accepted": [7200, 5000, 2000, 400]}))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from specsim.acceptance.sources import Counters, Rounds, read_source
 from specsim.engines.formats.records import summary, write_imported
 from specsim.engines.formats.registry import read_format
 from tests.fuzz import mutate
-from tests.fuzz.reader import JSON, OTHER, Reader, json_file
+from tests.fuzz.reader import JSON, OTHER, Reader
 from tests.support import ROOT
 
 FIXTURES = ROOT / "tests" / "specsim" / "engines" / "fixtures"
@@ -52,21 +51,6 @@ def importer_of(kind: str, content: str, family: str = OTHER) -> Reader:
     return Reader(family, lambda path: path.write_text(content), use_import(kind), of)
 
 
-def write_lab(path: Path) -> None:
-    import pyarrow as pa
-
-    from specsim.io.files import write_table
-
-    columns = {
-        "model": ["m"] * 3,
-        "prompt_idx": [0, 0, 1],
-        "turn": [0] * 3,
-        "round_idx": [1, 0, 0],
-        "accept": [2, 0, 1],
-    }
-    write_table(pa.table({**columns, "acc0": [True, False, True], "acc1": [True, True, False]}), path)
-
-
 META_INFO = {
     "completion_tokens": 100, "spec_num_correct_drafts": 69, "spec_num_proposed_drafts": 231, "spec_verify_ct": 33,
     "spec_correct_drafts_histogram": [4, 10, 7, 7, 3, 1, 0, 1],
@@ -81,11 +65,6 @@ SUMMARY = {
     "num_spec_tokens": 2, "acceptance_histogram_by_draft_length": {"1": [1], "2": [1, 1, 1]},
 }  # fmt: skip
 ITERATION = {"numRequestsWithDraftTokens": 8, "numDraftTokens": 8, "numAcceptedTokens": 5}
-BENCHED = {
-    "Request_AL": {"0": {"0": 2.0}}, "Acceptance_Length_Histogram": {"1": 3, "2": 2, "3": 1},
-    "Conditional_Acceptance_Rate": {"1": 1.0, "2": 0.6, "3": 0.3},
-}  # fmt: skip
-DENSE = {"prompt_token_ids": [7, 8], "generated_token_ids": [1, 2, 3, 4], "acc_eagle": {"acc_len": [1, 3, 2, 1]}}
 SGLANG = "Decode batch, #running-req: 3, #token: 108, accept len: 2.17, accept rate: 0.39, cuda graph: True\n" * 2
 TRT = "".join(
     f'trtllm_spec_decode_{what}_tokens_total{{token_position="{i}"}} {n}\n'
@@ -100,8 +79,6 @@ VLLM_2024 = (
     "Speculative metrics: Draft acceptance rate: 0.607, System efficiency: 0.510, Number of speculative tokens: 4, "
     "Number of accepted tokens: 32594, Number of draft tokens: 53716, Number of emitted tokens: 34244.\n"
 )
-EXLLAMA = [{"category": "code", "stats": [[5, 4, 2, 1.75], [8, 4, 4, 2.1]]}] * 2
-STEPS_OF_SUFFIX = [{"step": i, "num_spec_toks": 4, "num_accept_toks": i} for i in range(3)]
 
 
 IMPORTERS = {
@@ -124,18 +101,5 @@ IMPORTERS = {
     "tensorrt-llm": lines_importer("tensorrt-llm", *({"iter": i, "specDecodingStats": ITERATION} for i in range(3))),
     "accept-lengths": lines_importer("accept-lengths", *[{"choices": [{"accept_lengths": [1, 4, 2]}]}] * 2),
     "accept-lengths, of EAGLE": lines_importer("accept-lengths", *EAGLE),
-    "specdec-bench": Reader(JSON, json_file(BENCHED), use_import("specdec-bench"), mutate.of_json),
-    "specdecode-bench": lines_importer("specdecode-bench", DENSE, DENSE),
-    "inferencex": importer_of("inferencex", "# K\na-model:\n  on:\n    1: 1.80\n    2: 2.40\n  off:\n    1: 1.9\n"),
-    "exllamav3": lines_importer("exllamav3", *[{"draft_stats": [[5, 4, 2], [8, 4, 4]]}] * 2),
-    "exllamav3, evaluation": lines_importer("exllamav3", *EXLLAMA),
-    "arctic": lines_importer("arctic", *STEPS_OF_SUFFIX),
-    "arctic, table": Reader(
-        OTHER,
-        lambda path: path.write_text("step,num_spec_toks,num_accept_toks\n0,4,2\n1,3,3\n0,2,1\n"),
-        lambda path: use_import("arctic")(Path(shutil.copyfile(path, path.with_suffix(".csv")))),
-        mutate.of_tokens,
-    ),
-    "inference-lab": Reader(OTHER, write_lab, use_import("inference-lab"), mutate.of_parquet),
     "aiperf": lines_importer("aiperf", NEUTRAL, {"spec_decode_acceptance": NEUTRAL}),
 }

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specsim.io.errors import InputError
 from tests.fuzz import mutate
 
 JSON, OTHER = "JSON", "Parquet, folders, zip"
@@ -25,7 +24,6 @@ class Reader:
     file : of a folder the file that is mutated; "" for the path itself, several are taken in turn
     mend : what makes the checksums right again after the change; nothing where None
     covered : whether a checksum covers the file, so that what is accepted must read as the valid file
-    refusal : what it may raise
     """
 
     family: str
@@ -35,7 +33,6 @@ class Reader:
     files: Sequence[str] = ("",)
     mend: Callable[[Path], object] | None = None
     covered: bool = False
-    refusal: type[Exception] = InputError
 
 
 def json_file(document: Any) -> Callable[[Path], object]:

@@ -26,7 +26,6 @@ from specsim.cost.profile import PROFILE_KIND, PROFILE_VERSION, ProfileCost
 from specsim.io.files import file_digest
 from specsim.learn.journal import Journal, trace_digest
 from specsim.policy.static_tree.rates import read_rates
-from specsim.report.result_files import read_result
 from specsim.serving.arrivals import recorded_requests
 from specsim.trace.files import read_trace, write_trace
 from specsim.trace.meta import JOINED_FILE, META, SEQUENCES, STEPS, TREES, meta_digest, read_meta
@@ -72,18 +71,6 @@ GRID = {
 STAGE = {
     "kind": "specsim-campaign", "version": 1, "stage": "profile", "reduced": True, "complete": True, "seconds": 3.5,
     "provenance": {"device": "a device", "date": "2026-01-01"}, "grids": {"m": GRID},
-}  # fmt: skip
-ROW = {
-    "op": "tree_metadata", "backend": "cuda", "shape": {"n": 8}, "label": "n=8", "dtype": "int32", "device": "GPU",
-    "mode": "graph", "versions": {"torch": "2"}, "date": "2026-01-01", "median_us": 20.0, "p20_us": 19.0,
-    "p80_us": 22.0, "repeats": 50, "buffers": 3, "cold_cache": True, "bytes": 400, "flops": 0, "achieved_gb_s": 2.0,
-    "achieved_tflop_s": 0.0, "floor_us": 10.0, "floor_kind": "bytes", "ratio_to_floor": 2.0, "error": None,
-}  # fmt: skip
-BENCH = {
-    "kind": "speckernels-bench", "version": 1, "device": "GPU", "versions": {"torch": "2"}, "date": "2026-01-01",
-    "ceilings": {"copy_gb_s": 2e3, "matmul_tflop_s": 8e2, "matmul_dtype": "bfloat16", "launch_us": 4.0,
-                 "graph_node_us": 1.5},
-    "unfinished": ["a, b, c"], "rows": [ROW, {**ROW, "median_us": None, "error": "no such thing"}],
 }  # fmt: skip
 JOB = {"policy": "fixed_k", "fixed": {}, "seed": 1}
 PLAN = {"kind": "eagle", "target": "t", "settings": {"steps": 5, "rate": 1e-3}}
@@ -168,13 +155,6 @@ def use_journal(path: Path) -> None:
         journal.batch(lambda: {"seconds": [0.1]})
     finally:
         journal.close()
-
-
-def use_bench(path: Path) -> None:
-    from speckernels.bench.rows import read_document
-
-    for row in read_document(path).rows:
-        assert row.median_us is None or row.median_us > 0
 
 
 def use_plan(path: Path) -> None:
@@ -345,10 +325,7 @@ READERS: dict[str, Reader] = {
     "acceptance by position": Reader(
         JSON, lambda path: save_model(PerPosition((0.8, 0.6, 0.5)), path), use_model, mutate.of_json
     ),
-    "campaign result": Reader(JSON, json_file(STAGE), read_result, mutate.of_json),
     "campaign stage": Reader(JSON, json_file(STAGE), use_stage, mutate.of_json),
-    "benchmark as result": Reader(JSON, json_file(BENCH), read_result, mutate.of_json),
-    "benchmark": Reader(JSON, json_file(BENCH), use_bench, mutate.of_json, refusal=ValueError),
     "trace meta": Reader(JSON, write_with_trees, use_meta, mutate.of_json, files=(META,), covered=True),
     "trace meta, vouched for": Reader(JSON, write_with_trees, use_meta, mutate.of_json, files=(META,), mend=sign_meta),
     "trace meta, version 2": Reader(JSON, write_version_2, use_meta, mutate.of_json, files=(META,)),

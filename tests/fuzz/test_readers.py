@@ -58,7 +58,7 @@ def outcome(reader: Reader, path: Path, file: str, content: bytes, expected: Any
     signal.setitimer(signal.ITIMER_PROF, LIMIT_S)
     try:
         document = reader.read(path)
-    except reader.refusal as error:
+    except InputError as error:
         message = str(error)
         if not message.isprintable() or len(message) > MAX_CHARACTERS:
             return f"an unreadable error: {message!r:.200}"
@@ -134,7 +134,7 @@ DAMAGED = [
 def test_a_damaged_or_missing_file_is_refused(name: str, tmp_path: Path) -> None:
     reader, path = READERS[name], tmp_path / "file.json"
     if name not in ("search journal", "campaign result"):  # a missing journal is begun; results are those of a folder
-        with pytest.raises(reader.refusal, match=r"file\.json"):
+        with pytest.raises(InputError, match=r"file\.json"):
             reader.read(path)
     reader.write(path)
     for file in reader.files:
@@ -142,7 +142,7 @@ def test_a_damaged_or_missing_file_is_refused(name: str, tmp_path: Path) -> None
         for damage, change in DAMAGE.items():
             if change(valid) != valid and (name, damage) != ("search journal", "truncated"):  # a torn line is redone
                 (path / file).write_bytes(change(valid))
-                with pytest.raises(reader.refusal, match=r"^[^\n]*file\.json[^\n]*$"):
+                with pytest.raises(InputError, match=r"^[^\n]*file\.json[^\n]*$"):
                     reader.read(path)
         (path / file).write_bytes(valid)
 

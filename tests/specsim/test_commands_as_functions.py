@@ -69,10 +69,12 @@ def test_diagnose_takes_the_same_and_says_what_its_command_says(counters: Path) 
     rates = {"baseline_tokens_per_s": 52, "tokens_per_s": 41}
     diagnosis = specsim.diagnose(COUNTERS, **rates, cost=CONSTANT)
     words = ("--baseline-tokens-per-second", 52, "--tokens-per-second", 41, "--cost", counters.parent / "cost.json")
-    assert printed("diagnose", counters, *words) == plain(diagnosis.to_dict())
+    assert printed("doctor", counters, *words) == plain(diagnosis.to_dict())
     table = diagnosis.to_frame()
-    assert table["value"]["speedup"] == pytest.approx(41 / 52)
-    assert table["low"]["tokens per step"] < table["value"]["tokens per step"]
+    assert diagnosis.speedup == pytest.approx(41 / 52)
+    ((assumed, advice),) = diagnosis.advice
+    assert table["assumed"].tolist() == [assumed] and table["k"].tolist() == [advice.k]
+    assert table["speedup"].tolist() == [advice.lengths[advice.k].speedup]
     assert repr(diagnosis).startswith("0.79x (21 % slower)")
 
 

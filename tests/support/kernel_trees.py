@@ -77,6 +77,15 @@ def path_to_root(parents: list[int], node: int) -> list[int]:
     return path
 
 
+def mask_bits_of(parents: torch.Tensor) -> torch.Tensor:
+    """Mask bits of trees [B, n], on their device: each node sees itself and its ancestors."""
+    sees = torch.zeros(*parents.shape, parents.shape[1], dtype=torch.bool)
+    for tree, links in enumerate(parents.tolist()):
+        for node in range(len(links)):
+            sees[tree, node, path_to_root(links, node)] = True
+    return speckernels.pack_bits(sees).to(parents.device)
+
+
 def assert_same(got: object, wanted: object, what: str) -> None:
     """Named tuples of tensors are equal to the last bit."""
     for name, a, b in zip(got._fields, got, wanted, strict=True):  # type: ignore[attr-defined, call-overload]

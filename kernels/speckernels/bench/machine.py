@@ -10,13 +10,14 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from statistics import median
 
 import torch
 
-from speckernels.bench.rows import Ceilings
+from speckernels.bench.cases.base import Work
 from speckernels.bench.timing import Call, Clock, CpuClock, GraphClock, HostClock, LaunchClock, interleave
 from speckernels.ops.tree_attention import TMA_ENVIRONMENT
 from speckernels.runtime import build, dispatch
@@ -25,7 +26,34 @@ EVICT_FACTOR = 2  # times the L2 cache
 ASSUMED_L2_BYTES = 64 << 20  # where torch does not tell
 GRAPH_NODES = 200
 BUFFER_PART = 8  # of the GPU's memory
-UNTIMED_MODE = {"triton": "interpreted", "cuda": "emulated"}  # how our backends run on a CPU
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """Measured limits of the device.
+
+    copy_gb_s : large copy on the device, 1e9 bytes read and written per second
+    matmul_tflop_s : large matrix product, 1e12 floating-point operations per second
+    launch_us : the smallest operation, launch included
+    graph_node_us : the smallest operation inside a CUDA graph; None without CUDA
+    """
+
+    copy_gb_s: float
+    matmul_tflop_s: float
+    matmul_dtype: str
+    launch_us: float
+    graph_node_us: float | None
+
+    def floor(self, work: Work, mode: str) -> tuple[float, str]:
+        """Smallest possible time in microseconds, and the limit that sets it."""
+        latency_us = self.graph_node_us if mode == "graph" and self.graph_node_us is not None else self.launch_us
+        limits = {
+            "bytes": work.bytes / (self.copy_gb_s * 1e3),
+            "flops": work.flops / (self.matmul_tflop_s * 1e6),
+            "launch": latency_us,
+        }
+        kind = max(limits, key=lambda name: limits[name])
+        return limits[kind], kind
 
 
 def default_device() -> torch.device:
@@ -47,11 +75,6 @@ def device_name(device: torch.device) -> str:
         return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
-
-
-def nvtx_range(name: str) -> AbstractContextManager[None]:
-    """Name the block for NVIDIA's profilers; no effect without a GPU."""
-    return torch.cuda.nvtx.range(name) if torch.cuda.is_available() else nullcontext()
 
 
 CONDITIONS = {"clocks.sm": "sm_mhz", "clocks.mem": "memory_mhz", "power.draw": "power_w", "temperature.gpu": "celsius"}
@@ -141,7 +164,7 @@ def clocks(device: torch.device) -> list[Clock]:
     """Clocks that time calls on this device."""
     if device.type == "cuda":
         return [LaunchClock(device, evict_bytes(device)), GraphClock(), HostClock()]
-    return [CpuClock(mode) for mode in ("cpu", *UNTIMED_MODE.values())]
+    return [CpuClock()]
 
 
 def measure_ceilings(device: torch.device, *, repeats: int = 30, limit_s: float = 2.0) -> Ceilings:
@@ -159,7 +182,7 @@ def measure_ceilings(device: torch.device, *, repeats: int = 30, limit_s: float 
     def median_us(clock: Clock, calls: Sequence[Call]) -> float:
         for call in calls:
             call()
-        return interleave({"": clock.stopwatch(calls)}, repeats=repeats, limit_s=limit_s)[""].median_us
+        return median(interleave({"": clock.stopwatch(calls)}, repeats=repeats, limit_s=limit_s)[""])
 
     def large_us(call: Callable[[], object]) -> float:
         return median_us(graph, [call] * 4) if graph else median_us(eager, [call])

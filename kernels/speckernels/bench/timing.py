@@ -13,10 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle, islice
 from typing import Any, Protocol
 
-import numpy as np
 import torch
-
-from speckernels.bench.rows import HOST_MODE, Timing
 
 Call = Callable[[], Any]
 Stopwatch = Callable[[], float]
@@ -28,7 +25,7 @@ GRAPH_MAX_US = 20_000.0
 
 
 class Clock(Protocol):
-    """mode : the mode of the rows that it measures."""
+    """mode : name of what it measures."""
 
     mode: str
 
@@ -40,8 +37,9 @@ class Clock(Protocol):
 class CpuClock:
     """Time of one call on the host, the calls taken in turn."""
 
-    def __init__(self, mode: str = "cpu", seconds: Callable[[], float] = time.perf_counter) -> None:
-        self.mode = mode
+    mode = "cpu"
+
+    def __init__(self, seconds: Callable[[], float] = time.perf_counter) -> None:
         self._seconds = seconds
 
     def stopwatch(self, calls: Sequence[Call]) -> Stopwatch:
@@ -89,14 +87,14 @@ class LaunchClock:
 class HostClock:
     """Time that one eager call keeps the host busy: it only puts its work into the queue of an idle GPU."""
 
-    mode = HOST_MODE
+    mode = "host"
 
     def __init__(self, cuda: Any = torch.cuda, seconds: Callable[[], float] = time.perf_counter) -> None:
         self._cuda = cuda
         self._seconds = seconds
 
     def stopwatch(self, calls: Sequence[Call]) -> Stopwatch:
-        read = CpuClock(HOST_MODE, self._seconds).stopwatch(calls)
+        read = CpuClock(self._seconds).stopwatch(calls)
 
         def read_idle() -> float:
             self._cuda.synchronize()
@@ -152,10 +150,10 @@ def interleave(
     repeats: int,
     limit_s: float,
     seconds: Callable[[], float] = time.perf_counter,
-) -> dict[str, Timing]:
+) -> dict[str, list[float]]:
     """Read all stopwatches in turn, so that a drift of the machine meets every backend.
 
-    Stops after `repeats` rounds, or once `limit_s` has passed and MIN_REPEATS rounds are done.
+    Returns microseconds. Stops after `repeats` rounds, or once `limit_s` has passed and MIN_REPEATS rounds are done.
     """
     samples: dict[str, list[float]] = {name: [] for name in stopwatches}
     names = list(stopwatches)
@@ -172,10 +170,4 @@ def interleave(
     finally:
         if collecting:
             gc.enable()
-    return {name: summary(values) for name, values in samples.items() if values}
-
-
-def summary(samples_us: Sequence[float]) -> Timing:
-    """Median, 20 % and 80 % quantiles."""
-    p20, median, p80 = (float(v) for v in np.quantile(samples_us, (0.2, 0.5, 0.8)))
-    return Timing(median, p20, p80, len(samples_us))
+    return samples

@@ -5,10 +5,9 @@ from __future__ import annotations
 import typer
 
 from realrun.cli.engine.check import check
-from realrun.cli.engine.drafter_check import drafter_check
 from realrun.cli.engine.validate import validate
 from specsim.cli.command import command
 
 engine = typer.Typer(help="Run an engine and compare it with replays.", no_args_is_help=True)
-for _command in (check, drafter_check, validate):
+for _command in (check, validate):
     command(engine)(_command)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from realrun.cli.engine.pair import EnginePrompts
-from realrun.cli.options import ModelSettings, refuse_beside
+from realrun.cli.options import DrafterSettings, MachineSettings, refuse_beside
 from specsim.cli.command import Answer
 from specsim.cli.console import print_table, progress_bar
 from specsim.io.settings import setting
+
+if TYPE_CHECKING:
+    from realrun.engines.engine import Engine, Setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,18 +31,28 @@ class CheckOptions(EnginePrompts):
     lookup: bool = setting(False, "Draft with the engine's prompt lookup instead of the draft model.", flag="--lookup")
     batch: int = setting(1, "Maximum batch size (vLLM).", low=1)
     schedule: str | None = setting(None, "vLLM's K by batch size instead of --k, such as 1:5,3:3,4:0.")
+    drafts: bool = setting(
+        False,
+        "Record every draft inside the engine (vLLM), and check that none changes when prompts are read in chunks or "
+        "several sequences run at once. Takes --drafter, too.",
+        flag="--drafts",
+    )
 
 
-def check(ctx: typer.Context, options: CheckOptions, models: ModelSettings) -> Answer:
+def check(ctx: typer.Context, options: CheckOptions, models: DrafterSettings) -> Answer:
     """Compare an engine's rounds with a replay.
 
     The engine decodes greedily on the CPU, in float32, in a process of its own, with the pair converted for it. Every
     round and counter is compared with a trace's replay. Where float32 may swap numerically tied logits, or a
     probability next to p_min, the replay follows the engine and the tie is listed. Exits with 1 where rounds differ
-    otherwise. With --batch, a simulated server must draft as the engine does in every round, too. vLLM needs an
+    otherwise. With --batch, a simulated server must draft as the engine does in every round, too. With --drafts, the
+    replayed trace is recorded inside the engine. A drafter whose drafts depend on how the engine runs changes
+    acceptance, but not the output, so that no metric of the engine shows the defect. vLLM needs an
     environment of its own: `nox -s vllm` makes it in this folder, or SPECSIM_VLLM_PYTHON names its interpreter.
 
     Example: realrun engine check --engine llamacpp --target MODEL --draft-model SMALL_MODEL --k 1,3,5 --p-min 0.5
+
+    Example: realrun engine check --engine vllm --drafts --target MODEL --drafter EAGLE3_FOLDER --k 3 --num-prompts 12
     """
     from realrun.engines.check import check as run_check
     from realrun.engines.check import scheduled, settings_of
@@ -55,11 +69,36 @@ def check(ctx: typer.Context, options: CheckOptions, models: ModelSettings) -> A
         settings = settings_of(engine, list(options.k), list(options.p_min or ()), options.batch)
     else:
         settings = [scheduled(engine, as_schedule(options.schedule).lengths, options.batch)]
-    depth = max(setting.k for setting in settings)
-    with progress_bar() as report:
-        pair, trace = options.pair_and_trace(ctx, models, engine, depth, report)
-        document = run_check(pair, trace, engine, settings, tokens, lookup=lookup, progress=report)
+    if options.drafts:
+        refuse_beside(ctx, "drafts", ("trace",))
+        document = _checked_drafts(options, models, engine, settings)
+    elif models != DrafterSettings(target=models.target, draft_model=models.draft_model):
+        raise InputError("--drafter and --allow-tokenizer-difference go with --drafts; add it, or remove them")
+    else:
+        depth = max(setting.k for setting in settings)
+        with progress_bar() as report:
+            pair, trace = options.pair_and_trace(ctx, models, engine, depth, report)
+            document = run_check(pair, trace, engine, settings, tokens, lookup=lookup, progress=report)
     return Answer(document, partial(_print_check, document), document["identical"])
+
+
+def _checked_drafts(
+    options: CheckOptions, models: DrafterSettings, engine: Engine, settings: Sequence[Setting]
+) -> dict[str, Any]:
+    from realrun.decode.sampling import Sampler
+    from realrun.engines.check import check_batch, recorded_tokens
+    from realrun.engines.drafts import BATCH, check_drafts
+    from realrun.measure.record import RecordSettings, longest_prompt
+    from realrun.pairs.prompts import prompts_source
+
+    engine.check_dense(Sampler("greedy"))
+    check_batch(engine, BATCH)
+    prompts_source(models.target, options.prompts)
+    depth, tokens = RecordSettings.max_draft_tokens, options.max_new_tokens
+    with progress_bar() as report:
+        pair = models.load(MachineSettings(), **({"drafter": "prompt-lookup"} if options.lookup else {}))
+        prompts = options.load(pair, longest_prompt(pair, recorded_tokens(engine, depth, tokens) + depth, depth))
+        return check_drafts(pair, prompts, engine, settings, tokens, progress=report)
 
 
 COLUMNS = [
@@ -99,8 +138,18 @@ def _print_check(document: dict[str, Any]) -> None:
             print(f"differs, {row['setting']}: {difference}")
         if not row["rounds"]:
             print(f"not compared, {row['setting']}: no round had a draft; give another --schedule or other prompts")
+    accounted = all(row["accounted"] for row in document["settings"])
     print(
         "every round equals the replay's, apart from numerically tied logits listed above"
-        if document["identical"]
+        if accounted
         else "rounds or counters differ from the replay's, or a setting was not compared"
     )
+    for row in document.get("checks", ()):
+        print(f"{row['check']}: {_drafts_text(row)}")
+
+
+def _drafts_text(row: dict[str, Any]) -> str:
+    if row["passed"]:
+        return f"equal ({row['total']:,} positions, probabilities within {row['largest_prob_difference']:.1g})"
+    differing = f"{row['total'] - row['equal']:,} of {row['total']:,} positions differ"
+    return f"{differing}, {row['other_tokens']:,} of them in drafted tokens; first: {row['first_difference']}"

@@ -1,21 +1,16 @@
-"""`specsim policies`, `info`, `data list`: what there is."""
+"""`specsim policies`, `info`: what there is."""
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import typer
-
-from specsim.cli.command import Answer, command
+from specsim.cli.command import Answer
 from specsim.cli.console import print_facts, print_table
 from specsim.cli.options import POLICY_FILE_HELP, TraceSettings
 from specsim.io.settings import Settings, setting
-
-data = typer.Typer(help="Show results of GPU campaigns.", no_args_is_help=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,33 +84,3 @@ def info(options: TraceSettings) -> Answer:
         "mean_match_len": float(trace.match_len.mean()),
     }
     return Answer(document, partial(print_facts, f"trace {options.trace}", document))
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataOptions(Settings):
-    """Which results are listed."""
-
-    folder: Path | None = setting(None, "A folder written by `realrun campaign` (default: shipped results).")
-
-
-@command(data, "list")
-def data_list(options: DataOptions) -> Answer:
-    """List and check campaign results.
-
-    Shows what each file holds, and where and when it was measured.
-    """
-    from specsim.report.result_files import SHIPPED, list_results
-
-    results = list_results(options.folder or SHIPPED)
-    columns = ("file", "kind", "device", "date", "summary")
-    rows = [{name: getattr(result, name) for name in columns} for result in results]
-    from_gpu = sum(result.from_gpu for result in results)
-
-    def show() -> None:
-        if rows:
-            print_table("campaign results", list(columns), [list(row.values()) for row in rows])
-        if not from_gpu:
-            where = "there" if options.folder else "shipped"
-            print(f"No GPU result is {where} yet; run `realrun campaign --out DIR --minutes 30` on a GPU.")
-
-    return Answer({"results": rows, "from_gpu": from_gpu}, show)

@@ -25,8 +25,8 @@ class FrontierOptions(SeedSettings):
 
     rule: list[str] = setting(
         [],
-        "Compare this rule with every fixed K: budget, adaserve, dspark, tetris, sglang_adaptive, turbospec, bandit, a "
-        "policy, or your own FILE.py; repeat for more.",
+        "Compare this rule with every fixed K: budget, dspark, sglang_adaptive, turbospec, a policy, "
+        "or your own FILE.py; repeat for more.",
     )
     set_: list[str] = setting([], "Setting of a rule, RULE.NAME=VALUE; repeat for more.", metavar="RULE.NAME=VALUE")
     users: tuple[int, ...] = setting((1, 4, 16, 64, 256), "Loads: users who ask again as soon as they are answered.")

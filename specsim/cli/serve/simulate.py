@@ -23,8 +23,8 @@ class SimulateOptions(SeedSettings):
 
     policy: str = setting(
         "fixed_k",
-        "Chain or static-tree policy, see `specsim policies`; or a rule over all requests: budget, adaserve, dspark, "
-        "tetris, sglang_adaptive, turbospec, bandit, or your own FILE.py.",
+        "Chain or static-tree policy, see `specsim policies`; or a rule over all requests: budget, dspark, "
+        "sglang_adaptive, turbospec, or your own FILE.py.",
     )
     set_: list[str] = setting([], SET_HELP, metavar="NAME=VALUE")
     schedule: str = setting("", "K by batch size instead of a policy: 1:5,4:3,16:0.", metavar="BATCH:K,...")

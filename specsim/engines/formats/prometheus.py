@@ -1,6 +1,6 @@
 """Prometheus: a scrape of an engine's metrics, or two of the same server, whose difference is counted.
 
-vLLM, llama.cpp and LMDeploy count accepted tokens by position, but drafts and drafted tokens only in sum; TensorRT-LLM
+vLLM and llama.cpp count accepted tokens by position, but drafts and drafted tokens only in sum; TensorRT-LLM
 counts drafted tokens by position too, so that its counters hold under any schedule. SGLang has gauges of its latest
 interval, which cannot be summed.
 """
@@ -26,7 +26,6 @@ LABEL = re.compile(r'(?<!\w)(\w+)="((?:[^"\\]|\\.)*)"')
 PREFIXES = {
     "vllm:": "vllm",
     "llamacpp:": "llamacpp",
-    "lmdeploy:": "lmdeploy",
     "trtllm_": "tensorrt-llm",
     "sglang:": "sglang",
 }
@@ -40,7 +39,6 @@ LABELS = ("position", "token_position")
 INSTEAD = {
     "vllm": requests.DETAILED,
     "llamacpp": llamacpp.INSTEAD,
-    "lmdeploy": "give two scrapes from a time of constant draft length",
 }
 Counts = Mapping[tuple[str, int | None], int]
 

@@ -13,18 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from specsim.acceptance.sources import (
-    Counters,
-    Rounds,
-    Source,
-    as_source,
-    describe,
-    longest_rounds,
-    verified_by_depth,
-)
+from specsim.acceptance.sources import Counters, Rounds, Source, describe, longest_rounds, verified_by_depth
 from specsim.engines.conventions import CONVENTIONS, Conventions
 from specsim.engines.definitions import DEFINITIONS, POSITIONS, Totals
-from specsim.engines.formats.registry import FORMATS
 from specsim.io.errors import InputError
 from specsim.io.files import replacing, write_json, write_table, write_text
 from specsim.replaying.result import Result
@@ -35,7 +26,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 METADATA = b"specsim.import"
-DEFINED_BY = {"lmdeploy": "vllm"}  # engines that print another engine's numbers
 Skipped = Counter[str]  # lines, records or requests that were left out, by reason
 
 
@@ -115,33 +105,8 @@ class ImportedRecords(Result):
         write_imported(self, path, overwrite=overwrite)
 
 
-SourceLike = Source | ImportedRecords | str | PathLike[str] | Mapping[str, Any]  # as functions take what was accepted
-
-
-LOG_MARKS = {"SpecDecoding metrics:": "vllm-log", "draft acceptance": "llamacpp-log", "Decode batch": "sglang-log"}
-
-
-def as_counts(source: SourceLike, *, policy: str | None = None) -> Source:
-    """Read counts as `as_source` does, also from imported records and an engine's log; InputError for sums alone."""
-    if isinstance(source, ImportedRecords):
-        if source.source is None:
-            raise InputError(f"sums and averages do not give acceptance by position; {source.instead}")
-        return source.source
-    if isinstance(source, str | PathLike) and (path := Path(source)).is_file() and path.suffix in (".log", ".txt"):
-        with path.open(encoding="utf-8", errors="replace") as file:
-            text = file.read(2**20)
-        kind = next((kind for mark, kind in LOG_MARKS.items() if mark in text), None)
-        if kind is None:
-            raise InputError(f"{path} is not a log of {', '.join(LOG_MARKS.values())}; see `specsim import --help`")
-        if policy is not None:
-            raise InputError(f"{path} is a log, which names no policies; leave out --policy")
-        return as_counts(FORMATS[kind].read([path]))
-    return as_source(source, policy=policy)
-
-
 def definition_of(engine: str) -> str:
     """The meaning of an engine's numbers, in words."""
-    engine = DEFINED_BY.get(engine, engine)
     return "; ".join(f"{number.printed} = {number.formula}" for number in DEFINITIONS if number.engine == engine)
 
 

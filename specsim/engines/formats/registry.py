@@ -61,13 +61,10 @@ FORMATS = {
         "folders that vLLM 0.32 wrote, served and offline",
     ),
     "vllm-bench": Format("vllm_log.read_vllm_bench", "what `vllm bench serve` prints", "four printed results of 2026"),
-    "lmdeploy-log": Format(
-        "vllm_log.read_lmdeploy_log", "LMDeploy's log", "a line that its logger printed (August 2026)"
-    ),
     "prometheus": Format(
         "prometheus.read_prometheus",
-        "scrapes of vLLM, llama.cpp, TensorRT-LLM or LMDeploy",
-        "scrapes of vLLM 0.32 and llama.cpp 2026.10; none of TensorRT-LLM and LMDeploy",
+        "scrapes of vLLM, llama.cpp or TensorRT-LLM",
+        "scrapes of vLLM 0.32 and llama.cpp 2026.10; none of TensorRT-LLM",
     ),
     "sglang-responses": Format(
         "sglang.read_responses",
@@ -80,26 +77,6 @@ FORMATS = {
         "benchmarks.read_accept_lengths",
         "answers of Spec-Bench (rounds) or EAGLE (sums)",
         "EAGLE's published answers; none of Spec-Bench",
-    ),
-    "specdec-bench": Format(
-        "benchmarks.read_specdec_bench",
-        "acceptance_rate.json of specdec_bench",
-        "a file that its own metric wrote (2026)",
-    ),
-    "specdecode-bench": Format(
-        "specdecode_bench.read_dense",
-        "SpecDecode-Bench's lengths at every position: a trace",
-        "all four published files (1,410 requests)",
-    ),
-    "inferencex": Format(
-        "benchmarks.read_inferencex", "InferenceX's mean acceptance lengths by K", "all nine published tables"
-    ),
-    "exllamav3": Format("simulators.read_exllama", "ExLlamaV3's draft_stats", ""),
-    "arctic": Format(
-        "simulators.read_arctic", "steps of Arctic Inference's suffix simulator", "tables that it wrote (June 2026)"
-    ),
-    "inference-lab": Format(
-        "simulators.read_inference_lab", "acceptance.parquet of inference-lab", "tables that its own writer made (2026)"
     ),
     "aiperf": Format(
         "requests.read_aiperf",

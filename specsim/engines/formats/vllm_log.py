@@ -1,4 +1,4 @@
-"""The lines about speculation that vLLM and LMDeploy log at intervals, and the end of `vllm bench serve`.
+"""The lines about speculation that vLLM logs at intervals, and the end of `vllm bench serve`.
 
 Each line counts its own interval, so they are summed. Rates are printed with three decimals; the number of rounds
 follows from them.
@@ -34,18 +34,6 @@ MARKS = ("SpecDecoding metrics:", "Speculative metrics:")
 VERSION = re.compile(r"(?:vLLM API server version|LLM engine \(v)\s*(\d[\w.+]*)")
 NOTHING = "Drafted: 0 tokens"
 ONE_SERVER = "give the log of a single server"
-RATES = "give lines with per-position rates, or two scrapes of its metrics (prometheus)"
-
-
-def read_vllm_log(paths: Sequence[Path]) -> ImportedRecords:
-    """Read vLLM's log."""
-    return _read(paths, "vllm", DETAILED)
-
-
-def read_lmdeploy_log(paths: Sequence[Path]) -> ImportedRecords:
-    """Read LMDeploy's log, whose lines are vLLM's in another order."""
-    imported = _read(paths, "lmdeploy", RATES)
-    return replace(imported, notes=(*imported.notes, "lines are taken to count their interval, as vLLM's do"))
 
 
 class Lines:
@@ -57,7 +45,7 @@ class Lines:
         self.oldest: tuple[int, int, int] | None = None
         self.versions: list[str] = []
 
-    def take(self, line: str, engine: str, skipped: Skipped) -> None:
+    def take(self, line: str, skipped: Skipped) -> None:
         if match := VERSION.search(line):
             self.versions.append(match[1])
         if not any(mark in line for mark in MARKS):
@@ -66,7 +54,7 @@ class Lines:
         if NOTHING in line:
             skipped["intervals without a draft"] += 1
         elif len(fields) == len(FIELDS) and LAST.search(line):
-            self.parts.append(_part(fields, engine))
+            self.parts.append(_part(fields))
         elif "mean" not in fields and (match := OLD.search(line) or OLDER.search(line)):
             self.old.append((count(match[1], "Accepted"), count(match[2], "Drafted")))
         elif match := OLDEST.search(line):
@@ -75,14 +63,15 @@ class Lines:
             skipped["lines that were cut off or have another form"] += 1
 
 
-def _read(paths: Sequence[Path], engine: str, instead: str) -> ImportedRecords:
+def read_vllm_log(paths: Sequence[Path]) -> ImportedRecords:
+    """Read vLLM's log."""
     lines, skipped = Lines(), Skipped()
     for line in log_lines(paths, skipped):
-        lines.take(line, engine, skipped)
+        lines.take(line, skipped)
     if sum(map(bool, (lines.parts, lines.old, lines.oldest))) > 1:
-        raise InputError(f"the log has lines of several versions of {engine}; {ONE_SERVER}")
+        raise InputError(f"the log has lines of several versions of vllm; {ONE_SERVER}")
     version = single_version(lines.versions)
-    imported = ImportedRecords(None, engine, version=version, skipped=skipped, instead=instead)
+    imported = ImportedRecords(None, "vllm", version=version, skipped=skipped, instead=DETAILED)
     if lines.parts:
         return _with_counters(lines.parts, imported)
     if lines.old:
@@ -102,14 +91,14 @@ def _read(paths: Sequence[Path], engine: str, instead: str) -> ImportedRecords:
     return replace(imported, sums=sums)
 
 
-def _part(fields: dict[str, str], engine: str) -> rates.Part:
+def _part(fields: dict[str, str]) -> rates.Part:
     drafted, accepted = count(fields["drafted"], "Drafted"), count(fields["accepted"], "Accepted")
     shares = [rates.Printed.of(text) for text in fields["rates"].split(", ")]
     part = rates.part_of(rates.Printed.of(fields["mean"]), shares, drafted, accepted)
     if part is None:
         raise InputError(
             f"mean acceptance length {fields['mean']} and rates {fields['rates']} do not fit {accepted:,} of "
-            f"{drafted:,} drafted tokens; give a log as {engine} wrote it"
+            f"{drafted:,} drafted tokens; give a log as vLLM wrote it"
         )
     return part
 
@@ -118,7 +107,7 @@ def _with_counters(parts: Sequence[rates.Part], imported: ImportedRecords) -> Im
     depths = sorted({len(part.counted.accepted) for part in parts})
     if len(depths) > 1:
         raise InputError(f"the log has lines of several draft lengths ({', '.join(map(str, depths))}); {ONE_SERVER}")
-    counters, notes = rates.sum_of_parts(parts, imported.instead)
+    counters, notes = rates.sum_of_parts(parts, DETAILED)
     return replace(imported, source=counters, notes=tuple(notes), instead="")
 
 

@@ -11,7 +11,7 @@ from specsim.policy.switch.base import SwitchPolicy
 
 
 @nb.njit
-def choose(state, params, foretold, lag):  # type: ignore[no-untyped-def]
+def choose(state, params, foretold):  # type: ignore[no-untyped-def]
     for drafter in range(len(foretold) - 1):
         if foretold[drafter] > 0.0 and foretold[drafter] >= params.least:
             return drafter

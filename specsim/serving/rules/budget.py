@@ -86,22 +86,13 @@ class Budget(ValuedRule):
         """Seconds that a foretold acceptance is worth."""
         return state.factor * self.value_s(state.achieved, running)
 
-    def first(self, running: Running, survival: FloatArray, further: int = 0) -> Bools:
-        """Which tokens of drafts [R, i] come before all others, whatever their chances: none here.
-
-        further : tokens that a draft may have behind these, each as likely as the last
-        """
-        return np.zeros(survival.shape, dtype=np.bool_)
-
     def go_on(self, state: Learned, running: Running, survival: FloatArray, drafted: Ints, going: Bools) -> Bools:
         ahead = np.where(going, self.drafter.ahead(survival), 0.0)
-        further = self.max_draft_tokens - survival.shape[1] - 1
-        first = self.first(running, np.column_stack([survival, ahead]), further)[:, -1]
         if self.budget:
             chances, _ = likeliest(survival, drafted)
             least = chances[self.budget - 1] if len(chances) >= self.budget else 0.0
-            return going & (first | (ahead > least))
-        order = np.argsort(-(ahead + first), kind="stable")[: int(going.sum())]
+            return going & (ahead > least)
+        order = np.argsort(-ahead, kind="stable")[: int(going.sum())]
         count, made = np.arange(len(order) + 1), int(drafted.sum())
         added_s = self.verify_s(running, made + count)
         added_s = added_s - added_s[0]
@@ -113,13 +104,13 @@ class Budget(ValuedRule):
 
     def verify(self, state: Learned, running: Running, survival: FloatArray, drafted: Ints) -> Ints:
         if self.budget:
-            return hand_out(survival + self.first(running, survival), drafted, self.budget)
+            return hand_out(survival, drafted, self.budget)
         if not self.pays(state, running):
             return drafted
         chances, _ = likeliest(survival, drafted)
         added_s = self.verify_s(running, np.arange(len(chances) + 1))
         paying = best_count(chances, added_s, self.worth_s(state, running))
-        return hand_out(survival + self.first(running, survival), drafted, paying)
+        return hand_out(survival, drafted, paying)
 
     def update(self, state: Learned, running: Running, rounds: DraftRounds) -> Learned:
         achieved = self.achieved(state.achieved, running, rounds)

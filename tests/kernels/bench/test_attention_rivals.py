@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from speckernels.bench import runner
 from speckernels.bench.cases import attention_rivals
 from speckernels.bench.cases.attention_rivals import PAGE_SLOTS, RIVALS
 from speckernels.bench.cases.base import SEED, Arguments, Case
 from speckernels.bench.cases.tree_attention import OPERATION
-from speckernels.bench.figures import MARKS
 from speckernels.ops.tree_attention import tree_attention
 
 
@@ -78,8 +76,3 @@ def test_a_cache_in_pages_is_the_same_cache() -> None:
     whole = arguments_of(Case(PAGED.op, shape, PAGED.dtype))
     assert torch.equal(OPERATION.run(*args), OPERATION.run(*whole)) and args[1].shape[2] == 16
     assert not any(rival.applies(PAGED) for rival in OPERATION.rivals.values())
-
-
-def test_every_backend_has_a_mark_of_its_own() -> None:
-    assert set(MARKS) == set(runner.BACKENDS)
-    assert len(set(MARKS.values())) == len({color for color, _ in MARKS.values()}) == len(MARKS)

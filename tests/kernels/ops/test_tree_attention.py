@@ -14,11 +14,19 @@ from hypothesis import strategies as st
 
 import speckernels
 from speckernels import Unsupported
-from speckernels.ops.tree_attention import reference, tree_attention
+from speckernels.ops.tree_attention import pack_bits, reference, tree_attention
 from speckernels.ops.tree_attention.splits import GOOD_ENOUGH, SMALL_SHARED_BYTES, split_count
-from speckernels.ops.tree_metadata import tree_metadata
 from speckernels.runtime.occupancy import block_slots
-from tests.support.kernel_trees import BACKENDS, GPU, SHAPES, Refusals, forest, path_to_root, thread_orders
+from tests.support.kernel_trees import (
+    BACKENDS,
+    GPU,
+    SHAPES,
+    Refusals,
+    forest,
+    mask_bits_of,
+    path_to_root,
+    thread_orders,
+)
 from tests.support.mutants import Mutant
 
 # Kernels may round the weights before they are divided by their sum, and sum in another order.
@@ -133,7 +141,7 @@ def arguments(case: Case, device: str = "cpu", seed: int = 0) -> tuple[Any, ...]
     batch, c = len(case.contexts), case
     shapes = tuple(SHAPES[i % len(SHAPES)] for i in range(batch))
     context = torch.tensor(c.contexts, dtype=torch.int32)
-    mask_bits = tree_metadata(forest(shapes, c.nodes, seed).to(device), context.to(device)).mask_bits
+    mask_bits = mask_bits_of(forest(shapes, c.nodes, seed).to(device))
 
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator, device=device).to(c.dtype)
@@ -438,12 +446,53 @@ def test_replays_in_a_cuda_graph(backend: str) -> None:
             assert_close(got, case, args)
 
 
+@pytest.mark.parametrize("backend", speckernels.BACKENDS)
+@pytest.mark.parametrize("prefix", [0, 17, 60])
+def test_a_shared_prefix_and_the_rest_are_the_whole(backend: str, prefix: int) -> None:
+    """The prefix as one sequence whose queries are all sequences', without a tail."""
+    query, keys, values, mask_bits, context, scale = arguments(Case(4, 2, 32, 5, (60, 61, 90), 96, torch.float32))
+    keys[:, :, :prefix], values[:, :, :prefix] = keys[:1, :, :prefix].clone(), values[:1, :, :prefix].clone()
+    with speckernels.use_backend(backend):
+        whole, whole_lse = tree_attention(query, keys, values, mask_bits, context, scale, return_lse=True)
+        together = query.transpose(0, 1).flatten(1, 2)[None]  # [1, Hq, B n, D]
+        none = torch.zeros(1, dtype=torch.int32)
+        of_prefix, prefix_lse = tree_attention(
+            together, keys[:1], values[:1], torch.zeros(1, together.shape[2], 0, dtype=torch.int32), none + prefix,
+            scale, tail_lens=none, return_lse=True,
+        )  # fmt: skip
+        rest, rest_lse = tree_attention(
+            query, keys[:, :, prefix:], values[:, :, prefix:], mask_bits, context - prefix, scale, return_lse=True
+        )
+    lse = torch.logaddexp(prefix_lse.view_as(rest_lse), rest_lse)
+    shares = [(part - lse).exp()[..., None] for part in (prefix_lse.view_as(rest_lse), rest_lse)]
+    out = shares[0] * of_prefix.view_as(rest) + shares[1] * rest
+    torch.testing.assert_close(out, whole, rtol=0, atol=3e-6)
+    torch.testing.assert_close(lse, whole_lse, rtol=0, atol=1e-5)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 100), st.integers(0, 1000))
+def test_bits_are_packed_lowest_first(size: int, seed: int) -> None:
+    mask = torch.rand(3, size, generator=torch.Generator().manual_seed(seed)) < 0.5
+    words = pack_bits(mask)
+    assert words.dtype == torch.int32 and words.shape == (3, -(-size // 32))
+    for row, numbers in zip(mask.tolist(), words.tolist(), strict=True):
+        assert [bool(numbers[i // 32] >> (i % 32) & 1) for i in range(32 * len(numbers))] == row + [False] * (
+            32 * len(numbers) - size
+        )
+
+
+def test_bits_of_known_masks() -> None:
+    assert pack_bits(torch.tensor([True, False, True])).tolist() == [5]
+    assert pack_bits(torch.arange(34) >= 31).tolist() == [-(2**31), 3]
+
+
 @pytest.mark.parametrize("backend", ["reference", "triton", "cuda"])
 def test_a_chain_is_causal_attention(backend: str) -> None:
     nodes, context = 21, 50
     case = Case(4, 2, 32, nodes, (context,), 80, torch.float32)
     query, keys, values, _, lengths, scale = arguments(case)
-    mask_bits = tree_metadata(forest(("chain",), nodes, 0), lengths).mask_bits
+    mask_bits = mask_bits_of(forest(("chain",), nodes, 0))
     with speckernels.use_backend(backend):
         got = tree_attention(query, keys, values, mask_bits, lengths, scale)
     causal = torch.ones(nodes, context + nodes, dtype=torch.bool).tril(context)
@@ -459,7 +508,7 @@ def test_reference_sees_the_context_and_the_path_to_the_root(shape: str, nodes: 
     case = Case(2, 1, 4, nodes, (context,), context + nodes + 3, torch.float64)
     query, keys, values, _, lengths, scale = arguments(case, seed=seed)
     parents = forest((shape,), nodes, seed)
-    got = tree_attention(query, keys, values, tree_metadata(parents, lengths).mask_bits, lengths, scale)
+    got = tree_attention(query, keys, values, mask_bits_of(parents), lengths, scale)
     for node in range(0, nodes, 7):
         slots = [*range(context), *(context + j for j in path_to_root(parents[0].tolist(), node))]
         weights = (keys[0, 0, slots] @ query[0, :, node].mT * scale).softmax(0)

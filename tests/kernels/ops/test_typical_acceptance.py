@@ -20,14 +20,32 @@ from tests.support.mutants import Mutant
 VOCABULARY = 7
 NEAR_A_TIE = 1e-5  # relative; logsumexp and entropy are float32, so nearer ones may go either way
 MUTANTS = [
-    Mutant("csrc/tree_verify.cu", "log_prob > unsure)", "log_prob < unsure)", "the entropy's threshold turned round"),
-    Mutant("csrc/tree_verify.cu", "(log_prob > log_epsilon || log_prob > unsure)",
+    Mutant("csrc/typical_acceptance.cu", "log_prob > unsure)", "log_prob < unsure)",
+           "the entropy's threshold turned round"),
+    Mutant("csrc/typical_acceptance.cu", "(log_prob > log_epsilon || log_prob > unsure)",
            "(log_prob > log_epsilon && log_prob > unsure)", "above the larger of both"),
-    Mutant("csrc/tree_verify.cu", "log_prob > log_epsilon ||", "log_prob >= log_epsilon ||", "a tie accepts"),
-    Mutant("csrc/tree_verify.cu", "unsure == unsure && (", "(", "an unknown entropy accepts"),
-    Mutant("csrc/tree_verify.cu", "if (token >= vocabulary) return false;", "token %= vocabulary;",
+    Mutant("csrc/typical_acceptance.cu", "log_prob > log_epsilon ||", "log_prob >= log_epsilon ||", "a tie accepts"),
+    Mutant("csrc/typical_acceptance.cu", "unsure == unsure && (", "(", "an unknown entropy accepts"),
+    Mutant("csrc/typical_acceptance.cu", "if (token >= vocabulary) return false;", "token %= vocabulary;",
            "tokens beyond the vocabulary wrap round"),
-    Mutant("csrc/tree_verify.cu", "token * token_stride]", "token]", "strides are ignored"),
+    Mutant("csrc/typical_acceptance.cu", "token * token_stride]", "token]", "strides are ignored"),
+    Mutant("csrc/typical_acceptance.cu", "int parent = parents[first + node]",
+           "int parent = max(parents[first + node], 0)", "padding hangs on the root"),
+    Mutant("csrc/typical_acceptance.cu", "(MAX_NODES - 1 - node));", "node);", "the last of equals wins"),
+    Mutant("csrc/typical_acceptance.cu", "token = tokens[first + on_path[node + 1]]",
+           "token = tokens[first + on_path[node]]", "emits the root and drops the last accepted token"),
+    Mutant("csrc/typical_acceptance.cu", "accepts(first + parent, token)", "accepts(first + node, token)",
+           "verified by its own row"),
+    Mutant("csrc/typical_acceptance.cu", "  if (node == 0) best = 0;\n  __syncthreads();\n",
+           "  __syncthreads();\n  if (node == 0) best = 0;\n", "the best is reset while others report"),
+    Mutant("ops/typical_acceptance/triton.py", "parent = tl.load(parents + first + node, mask=inside, other=-1)",
+           "parent = tl.maximum(tl.load(parents + first + node, mask=inside, other=-1), 0)",
+           "padding hangs on the root"),
+    Mutant("ops/typical_acceptance/triton.py", "(BLOCK - 1 - node)", "(node * 0)", "ties are not resolved"),
+    Mutant("ops/typical_acceptance/triton.py", "emitted + first + step - 1", "emitted + first + step",
+           "emitted one place late"),
+    Mutant("ops/typical_acceptance/triton.py", "choices + first + last", "choices + first",
+           "the root's choice last"),
     Mutant("ops/typical_acceptance/triton.py", "verified & (unsure == unsure) & enough", "verified & enough",
            "an unknown entropy accepts"),
     Mutant("ops/typical_acceptance/triton.py", "(log_prob > log_epsilon) |", "(log_prob >= log_epsilon) |",
@@ -111,7 +129,7 @@ def verify_alike(
     tokens, *rest = values
     with speckernels.use_backend("reference"):
         expected = typical_acceptance(tokens, parents, *rest, *thresholds)
-    for order in thread_orders("tree_verify", device):
+    for order in thread_orders("typical_acceptance", device):
         there = [value.to(device) for value in rest]
         there[0] = torch.empty_strided(rest[0].shape, rest[0].stride(), dtype=rest[0].dtype, device=device)
         there[0].copy_(rest[0])
@@ -214,6 +232,68 @@ def test_medusa_padding_of_token_zero_is_not_accepted() -> None:
     assert result.path.tolist() == [[0, -1, -1]] and result.emitted.tolist() == [[0, -1, -1]]
 
 
+def certain(choices: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Logits, logsumexp and entropy of rows that give their choice all probability."""
+    logits = torch.full((*choices.shape, int(choices.max()) + 1), -math.inf)
+    logits.scatter_(-1, choices[..., None], 0.0)
+    return logits, torch.zeros(choices.shape), torch.zeros(choices.shape)
+
+
+def verify(tokens: list[int], parents: list[int], choices: list[int]) -> tuple[list[int], list[int]]:
+    """Path and emitted tokens of one tree, without their padding, where the target is certain of its choices."""
+    drafted, chosen, links = torch.tensor([tokens]), torch.tensor([choices]), torch.tensor([parents]).int()
+    result = typical_acceptance(drafted, links, *certain(chosen), chosen, 0.5, 1.0)
+    count = int(result.accepted[0])
+    assert (result.path[0, count + 1 :] == -1).all() and (result.emitted[0, count + 1 :] == -1).all()
+    return result.path[0, : count + 1].tolist(), result.emitted[0, : count + 1].tolist()
+
+
+@pytest.mark.usefixtures("_backend")
+def test_of_repeated_siblings_the_longest_path_wins() -> None:
+    assert verify([0, 4, 4, 5, 6], [-1, 0, 0, 2, 3], [4, 9, 5, 6, 8]) == ([0, 2, 3, 4], [4, 5, 6, 8])
+    assert verify([0, 4, 4, 4], [-1, 0, 0, 0], [4, 1, 2, 3]) == ([0, 1], [4, 1])  # equals: the first
+
+
+@pytest.mark.usefixtures("_backend")
+def test_all_children_rejected() -> None:
+    assert verify([0, 1, 2, 3], [-1, 0, 0, 0], [9, 9, 9, 9]) == ([0], [9])
+    assert verify([0, 1, 2, 3], [-1, 0, 1, 2], [9, 2, 3, 4]) == ([0], [9])  # good ones below a rejected one
+
+
+@pytest.mark.usefixtures("_backend")
+def test_what_hangs_on_padding_is_not_accepted() -> None:
+    assert verify([7, 5, 0, 0], [-1, 0, -1, -1], [5, 0, 0, 0]) == ([0, 1], [5, 0])
+    assert verify([7, 0, 0, 0], [-1, -1, 1, 2], [0, 0, 0, 0]) == ([0], [0])
+
+
+@pytest.mark.usefixtures("_backend")
+def test_root_alone() -> None:
+    assert verify([5], [-1], [6]) == ([0], [6])
+
+
+@pytest.mark.usefixtures("_backend")
+def test_links_that_are_no_tree_are_not_followed() -> None:
+    assert verify([0, 1, 1, 1, 1], [-1, 2, 1, 3, 1000], [1, 1, 1, 1, 1]) == ([0], [1])
+
+
+@pytest.mark.usefixtures("_backend")
+def test_no_trees_give_nothing() -> None:
+    none = torch.empty(0, 4, dtype=torch.int64)
+    rows = torch.empty(0, 4)
+    assert typical_acceptance(none, none.int(), rows[..., None], rows, rows, none, 0.1, 0.1).path.shape == (0, 4)
+
+
+def test_largest_tree() -> None:
+    parents = forest(("chain", "random"), 1024, seed=0)
+    tokens = torch.zeros(2, 1024, dtype=torch.int64)
+    results = []
+    for backend in ("reference", "cuda"):
+        with speckernels.use_backend(backend):
+            results.append(typical_acceptance(tokens, parents, *certain(tokens), tokens, 0.5, 1.0))
+    assert results[0].accepted[0] == 1023
+    assert_same(results[1], results[0], "1024 nodes")
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("backend", ["triton", "cuda"])
@@ -243,6 +323,10 @@ def refusals() -> Refusals:
     good = dict(zip(names, inputs(parents, torch.float32, seed=0), strict=True))
     logits, logsumexp = good["logits"], good["logsumexp"]
     return good | {"parents": parents, "epsilon": 0.1, "delta": 0.1}, [
+        (r"parents is int64 \[1, 3\]; give int32 \[B, n\] with 1 to 1024 nodes", {"parents": parents.long()}),
+        (r"tokens is int32 \[1, 3\]; give int64 \[1, 3\]", {"tokens": parents}),
+        (r"choices is int64 \[1, 2\]; give int64 \[1, 3\]", {"choices": good["choices"][:, :2]}),
+        ("choices is on meta; move it to cpu", {"choices": good["choices"].to("meta")}),
         (r"logits is float32 \[1, 3\]; give float16 or .* or float64 \[1, 3, any\]", {"logits": logits[..., 0]}),
         (r"logsumexp is float64 \[1, 3\]; give float32 \[1, 3\]", {"logsumexp": logsumexp.double()}),
         ("epsilon is nan; give a finite threshold of at least 0", {"epsilon": math.nan}),

@@ -10,8 +10,7 @@ import torch
 import speckernels
 from speckernels.runtime import build, dispatch, errors, launch
 
-PARENTS = torch.tensor([[-1, 0, 0, 1]], dtype=torch.int32)
-CONTEXT = torch.tensor([7], dtype=torch.int32)
+LOGITS = torch.tensor([[0.5, 2.0, -1.0, 1.0]])
 
 
 def test_reference_on_the_cpu_by_default() -> None:
@@ -32,7 +31,7 @@ def test_environment_overrides(monkeypatch: pytest.MonkeyPatch) -> None:
     assert speckernels.backend_for("cpu") == "cuda"
     monkeypatch.setenv(dispatch.ENVIRONMENT, "cudaa")
     with pytest.raises(ValueError, match="'cudaa' is unknown; known: auto, reference, triton, cuda"):
-        speckernels.tree_metadata(PARENTS, CONTEXT)
+        speckernels.draft_statistics(LOGITS)
 
 
 def test_unknown_backend_is_named() -> None:
@@ -42,8 +41,8 @@ def test_unknown_backend_is_named() -> None:
 
 def test_operations_trace_without_data() -> None:
     """Fake tensors: torch.compile sees shapes, not values."""
-    compiled = torch.compile(speckernels.tree_metadata, backend="eager", fullgraph=True)
-    for got, expected in zip(compiled(PARENTS, CONTEXT), speckernels.tree_metadata(PARENTS, CONTEXT), strict=True):
+    compiled = torch.compile(speckernels.draft_statistics, backend="eager", fullgraph=True)
+    for got, expected in zip(compiled(LOGITS), speckernels.draft_statistics(LOGITS), strict=True):
         assert torch.equal(got, expected)
 
 
@@ -58,9 +57,9 @@ def test_refusal_falls_back_only_when_automatic(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(dispatch, "implementation", refusing)
     monkeypatch.setattr(dispatch, "_preferred", lambda device: ("cuda", "reference"))
-    assert speckernels.tree_metadata(PARENTS, CONTEXT).positions.tolist() == [[7, 8, 8, 9]]
+    assert speckernels.draft_statistics(LOGITS).token.tolist() == [1]
     with speckernels.use_backend("cuda"), pytest.raises(speckernels.Unsupported, match="not this"):
-        speckernels.tree_metadata(PARENTS, CONTEXT)
+        speckernels.draft_statistics(LOGITS)
 
 
 def test_a_backend_that_cannot_be_had_is_told_of_once_and_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +67,7 @@ def test_a_backend_that_cannot_be_had_is_told_of_once_and_done_without(monkeypat
 
     def failing(name: str, backend: str):  # type: ignore[no-untyped-def]
         def fail(*args: object) -> None:
-            raise errors.Unavailable("tree_metadata.cu does not compile")
+            raise errors.Unavailable("draft_statistics.cu does not compile")
 
         return fail if backend == "cuda" else original(name, backend)
 
@@ -76,22 +75,22 @@ def test_a_backend_that_cannot_be_had_is_told_of_once_and_done_without(monkeypat
     monkeypatch.setattr(dispatch, "implementation", failing)
     monkeypatch.setattr(dispatch, "_preferred", lambda device: ("cuda", "reference"))
     with pytest.warns(
-        RuntimeWarning, match="tree_metadata runs without the cuda backend: .* does not compile"
+        RuntimeWarning, match="draft_statistics runs without the cuda backend: .* does not compile"
     ) as warned:
-        results = [speckernels.tree_metadata(PARENTS, CONTEXT) for _ in range(3)]
-    assert [result.positions.tolist() for result in results] == 3 * [[[7, 8, 8, 9]]]
+        results = [speckernels.draft_statistics(LOGITS) for _ in range(3)]
+    assert [result.token.tolist() for result in results] == 3 * [[1]]
     assert len(warned) == 1
     with speckernels.use_backend("cuda"), pytest.raises(errors.Unavailable, match="does not compile"):
-        speckernels.tree_metadata(PARENTS, CONTEXT)
+        speckernels.draft_statistics(LOGITS)
 
 
 def test_a_signature_is_bound_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second call of the same types works out nothing about them."""
     with speckernels.use_backend("cuda"):
-        first = speckernels.tree_metadata(PARENTS, CONTEXT)
+        first = speckernels.draft_statistics(LOGITS)
         monkeypatch.setattr(launch, "_c_type", None)
         monkeypatch.setattr(build, "load", None)
-        second = speckernels.tree_metadata(PARENTS, CONTEXT)
+        second = speckernels.draft_statistics(LOGITS)
     assert all(map(torch.equal, first, second))
 
 
@@ -110,7 +109,7 @@ def test_tensors_on_the_cpu_beside_a_gpu_are_refused_and_other_errors_are_not() 
 
     kernel = Kernel()
     with pytest.raises(errors.Unsupported, match="runs on the GPU here; move the tensors there"):
-        triton_launch(kernel, (1,), PARENTS)
+        triton_launch(kernel, (1,), LOGITS)
     kernel.says = "something else"
     with pytest.raises(ValueError, match="something else"):
-        triton_launch(kernel, (1,), PARENTS)
+        triton_launch(kernel, (1,), LOGITS)

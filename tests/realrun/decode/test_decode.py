@@ -71,7 +71,6 @@ TREE_SETTINGS: dict[str, list[dict[str, Any]]] = {  # of trees that differ from 
         {"cost_ratio": 0.1, "leaf_threshold": 0.05, "width": 4, "max_depth": TREE_DEPTH},
         {"cost_ratio": 0.3, "leaf_threshold": 0.1, "width": 5, "max_depth": 3, "max_nodes": 5, "test": "level"},
     ],
-    "hardware_pct": [{"width": 4, "max_depth": TREE_DEPTH, "max_nodes": 20, "min_path_prob": 0.02}],
     "beta_ts_tree": [
         {"alpha0": 3.0, "beam": 2, "width": 3, "max_depth": TREE_DEPTH},
         {"alpha0": 2.0, "counting": "printed", "theta": "per_round", "carry": True, "nodes": 6, "max_depth": 4},

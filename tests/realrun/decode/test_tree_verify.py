@@ -363,19 +363,19 @@ def matched_trees(cases: int, sampler: Sampler) -> Iterator[tuple[torch.Tensor, 
 
 @pytest.mark.parametrize("sampler", [Sampler(), Sampler("gumbel", 0.8, 2), Sampler("gumbel", 1.2, 3, 0.7)], ids=str)
 @pytest.mark.parametrize("kernels", ["auto", "reference"])
-def test_matching_is_greedy_verify(sampler: Sampler, kernels: str) -> None:
+def test_matching_takes_the_longest_path_of_the_targets_choices(sampler: Sampler, kernels: str) -> None:
     lengths, repeated = [], 0
     for logits, draft, chosen in matched_trees(150, sampler):
-        verified = speckernels.greedy_verify(
-            torch.tensor([[0, *draft.tokens]]),
-            torch.tensor([[-1, *(parent + 1 for parent in draft.parents)]], dtype=torch.int32),
-            torch.tensor([chosen]),
-        )
-        accepted = int(verified.accepted[0])
+        paths: list[list[int]] = [[]]  # the path to the pending token, then to each node
+        for node, parent in enumerate(draft.parents):
+            paths.append([*paths[parent + 1], node])
+        matched = [
+            path for path in paths if all(draft.tokens[node] == chosen[draft.parents[node] + 1] for node in path)
+        ]
         with use_kernels(kernels):
             path, token = match_tree(logits, draft, RoundContext(sampler, 3, 40))
-        assert [0, *(node + 1 for node in path)] == verified.path[0, : accepted + 1].tolist()
-        assert token == verified.emitted[0, accepted]
+        assert path == max(matched, key=len)  # the first of equals
+        assert token == chosen[path[-1] + 1 if path else 0]
         lengths.append(len(path))
         siblings = [*zip(draft.parents, draft.tokens, strict=True)]
         repeated += any(siblings.count(siblings[node]) > 1 for node in path)

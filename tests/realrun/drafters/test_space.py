@@ -11,13 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import speckernels
 from realrun.decode.decoder import Decoder
 from realrun.decode.sampling import Sampler
 from realrun.drafters.space import MaskedTarget, SpaceKind, pass_layout, with_mask
 from realrun.lm.static.llama import StaticLlama
 from realrun.pairs.prompts import Prompt
-from speckernels.ops.space_layout import space_layout
 from specsim.io.errors import InputError
 from specsim.policy.registry import make_policy
 from tests.support.pairs.medusa import own_texts
@@ -60,15 +58,65 @@ def test_a_mask_token_changes_nothing_else(tied: bool) -> None:
 # The layout
 
 
-@pytest.mark.parametrize("k", [1, 2, 3, 5, 8])
-def test_the_layout_is_that_of_the_kernels(k: int) -> None:
-    """The same tree in the same order, of k candidates, and so the paper's mask and positions with its errata."""
+def paper_tokens(context: int, k: int) -> tuple[list[int | None], list[int]]:
+    """Eq. 5, 1-based: the group of each mask token, None for others; and each token's node, -1 for the context.
+
+    The paper's l real tokens are the context and the pending token.
+    """
+    group: list[int | None] = [None] * (context + 1)
+    node = [-1] * context + [0]
+    for g in range(k + 1):
+        if g:
+            group.append(None)
+            node.append(g)
+        group += [g] * k
+        node += range(1 + k + g * k, 1 + k + (g + 1) * k)
+    return group, node
+
+
+def paper_mask(group: list[int | None], k: int, *, literal: bool) -> torch.Tensor:
+    """Eq. 6 [i, j]. Literally, i - j < k joins mask tokens; the text says those of the same group."""
+    length = len(group)
+    mask = torch.zeros(length, length, dtype=torch.bool)
+    for i in range(length):
+        for j in range(i + 1):
+            masks = group[i] is not None and group[j] is not None
+            mask[i, j] = group[j] is None or (masks and (i - j < k if literal else group[i] == group[j]))
+    return mask
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("context", [0, 1, 6])
+def test_mask_and_positions_are_the_papers(k: int, context: int) -> None:
+    """Eqs. 5 to 7, the mask as the text means it."""
+    group, node = paper_tokens(context, k)
+    assert len(group) == context + 1 + k * (k + 2)
+    mask = paper_mask(group, k, literal=False)
+    positions = mask.sum(1) - 1  # Eq. 7
+    in_pass = torch.tensor(node[context:])
     depths, visible = pass_layout(k + 1, k)
-    parents = space_layout(k, "cpu").parents
-    data = speckernels.tree_metadata(parents[None], torch.zeros(1, dtype=torch.int32))
-    bits = data.mask_bits[0, :, :, None] >> torch.arange(32, dtype=torch.int32) & 1
-    assert torch.equal(visible, bits.flatten(1)[:, : len(parents)].bool())
-    assert depths.tolist() == data.positions[0].tolist()
+    assert mask[context:, :context].all()  # all of the context, which attention adds to the pass's mask
+    assert torch.equal(visible[in_pass][:, in_pass], mask[context:, context:])
+    assert (depths[in_pass] + context).tolist() == positions[context:].tolist()
+
+
+@pytest.mark.parametrize(("k", "links_too_many"), [(1, 0), (2, 0), (3, 3), (4, 12), (5, 30)])
+def test_equation_6_taken_literally_joins_groups(k: int, links_too_many: int) -> None:
+    """Why the layout follows the text: i - j < k also reaches masks of the group before."""
+    group, _ = paper_tokens(3, k)
+    literal, meant = paper_mask(group, k, literal=True), paper_mask(group, k, literal=False)
+    assert int((literal & ~meant).sum()) == links_too_many
+    assert not (meant & ~literal).any()
+
+
+def test_figure_3() -> None:
+    """The paper's example: k = 2, "LLMs are" the input, "auto" and "model" the candidates."""
+    rows = ["1", "11", "111", "1111", "11001", "110011", "1100111", "11001001", "110010011", "1100100111"]
+    group, node = paper_tokens(1, 2)
+    figure = torch.tensor([[int(bit) for bit in row.ljust(10, "0")] for row in rows], dtype=torch.bool)
+    assert torch.equal(paper_mask(group, 2, literal=True), figure)
+    in_pass = torch.tensor(node[1:])
+    assert torch.equal(pass_layout(3, 2)[1][in_pass][:, in_pass], figure[1:, 1:])
 
 
 @pytest.mark.parametrize(("tokens", "masks"), [(1, 1), (1, 5), (4, 5), (6, 5), (3, 2)])

@@ -25,7 +25,7 @@ from realrun.drafters.eagle import Eagle
 from realrun.drafters.eagle3 import LAYERS_KEY, Eagle3, default_config
 from realrun.engines.check import as_lookups, check_recording, recording
 from realrun.engines.dense import job_of, own_columns, record_with_engine
-from realrun.engines.drafter_check import drafter_check
+from realrun.engines.drafts import check_drafts
 from realrun.engines.engine import Setting, run_apart
 from realrun.engines.hugging_face import HuggingFaceEngine
 from realrun.engines.processes import vllm_recorder
@@ -472,6 +472,7 @@ def test_recorded_lookups_are_vllms_and_not_informed(trace: Trace, interpreter: 
 def test_what_cannot_be_recorded_is_refused(interpreter: Path, tmp_path: Path) -> None:
     inside = ("realrun", "record", tmp_path / "trace", "--engine", "vllm")
     greedy = (*inside, "--mode", "greedy")
+    check = ("realrun", "engine", "check", "--engine")
     for command, says in (
         (inside, "vLLM does not sample by the noise of --mode gumbel; give --mode greedy or --mode rejection"),
         ((*greedy, "--dtype", "float64"), "--engine already decides --dtype; remove one of them"),
@@ -483,9 +484,10 @@ def test_what_cannot_be_recorded_is_refused(interpreter: Path, tmp_path: Path) -
             (*inside[:4], "transformers"),
             "transformers does not record what it drafts at every position; choose vllm or llamacpp",
         ),
-        (("realrun", "engine", "drafter-check", "--engine", "vllm", "--k", 20), "--k of 20; give numbers from 1 to 16"),
-        (("realrun", "engine", "drafter-check", "--engine", "vllm", "--k", 5, "--max-draft-tokens", 4), "--k 5 is mo"),
-        (("realrun", "engine", "drafter-check", "--engine", "transformers"), "transformers does not record what it"),
+        ((*check, "vllm", "--drafts", "--k", 20), "--k of 20; give numbers from 1 to 16"),
+        ((*check, "vllm", "--drafts", "--trace", tmp_path), "--drafts already decides --trace; remove one of them"),
+        ((*check, "vllm", "--drafter", "eagle"), "--drafter and --allow-tokenizer-difference go with --drafts; add it"),
+        ((*check, "transformers", "--drafts"), "transformers does not record what it"),
     ):
         assert_refused(call(*command), says)
     (interpreter / "version").write_text("0.33.0")
@@ -516,7 +518,7 @@ def test_the_command_writes_a_trace(lab_pair32: Pair, prompts: list[Prompt], int
     assert_refused(call(*validation), "was recorded inside vllm and has no draft at the first position of an output")
 
 
-def test_a_drafter_check_finds_what_differs(trace: Trace, interpreter: Path) -> None:
+def test_a_check_of_drafts_finds_what_differs(trace: Trace, interpreter: Path) -> None:
     """Nothing at first, then a draft of the chunked prompts and a probability of the batch."""
     pair, prompts, engine = tiny_pair((EOS,)), tiny_prompts(6), VllmEngine()
     whole = [output.tolist() for output in np.split(trace.token, trace.offsets[1:-1])]
@@ -525,13 +527,14 @@ def test_a_drafter_check_finds_what_differs(trace: Trace, interpreter: Path) -> 
     (interpreter / "answer.json").write_text(json.dumps(answer_of(outputs_of(trace), vllm_rounds(trace, 3))))
 
     def checked() -> dict[str, Any]:
-        return drafter_check(pair, prompts, engine, [3], TOKENS, depth=DEPTH, batch=5)
+        return check_drafts(pair, prompts, engine, [Setting(3)], TOKENS, depth=DEPTH)
 
     document = checked()
     assert json.loads(json.dumps(document)) == document
-    assert document["passed"] and [row["unit"] for row in document["checks"]] == ["rounds", "positions", "positions"]
-    assert [row["equal"] for row in document["checks"]] == [row["total"] for row in document["checks"]]
-    assert document["checks"][1]["total"] == len(trace.token) - 6 and document["checks"][0]["total"] > 30
+    (rounds,) = document["settings"]
+    assert document["identical"] and rounds["rounds_identical"] == rounds["rounds"] > 30
+    assert [row["equal"] for row in document["checks"]] == 2 * [len(trace.token) - 6]
+    assert [row["total"] for row in document["checks"]] == 2 * [len(trace.token) - 6]
     chunked, together = rows.copy(), rows.copy()
     at = int(np.flatnonzero(rows["request"] == 2)[4])  # drafts after five tokens
     chunked["draft"][at, 1], chunked["prob"][at, 1] = 7, 0.125
@@ -539,8 +542,9 @@ def test_a_drafter_check_finds_what_differs(trace: Trace, interpreter: Path) -> 
     tell(interpreter, "chunked", chunked, whole)
     tell(interpreter, "together", together, whole)
     document = checked()
-    rounds, chunks, batch = document["checks"]
-    assert rounds["passed"] and not document["passed"] and not chunks["passed"] and not batch["passed"]
+    chunks, batch = document["checks"]
+    assert document["settings"][0]["accounted"] and not document["identical"]
+    assert not chunks["passed"] and not batch["passed"]
     assert chunks["total"] - chunks["equal"] == batch["total"] - batch["equal"] == 1
     was = trace.draft_token[trace.offsets[2] + 5, 1]
     assert chunks["first_difference"].startswith(
@@ -552,8 +556,27 @@ def test_a_drafter_check_finds_what_differs(trace: Trace, interpreter: Path) -> 
     wrong = vllm_rounds(trace, 3)
     wrong[0][1] = (3, (wrong[0][1][1] + 1) % 4)
     (interpreter / "answer.json").write_text(json.dumps(answer_of(outputs_of(trace), wrong)))
-    (rounds, *_) = checked()["checks"]
-    assert not rounds["passed"] and rounds["first_difference"].startswith("sequence 0: round 1 at position")
+    (rounds,) = checked()["settings"]
+    assert not rounds["accounted"] and rounds["differences"][0].startswith("sequence 0: round 1 at position")
+
+
+def test_the_command_prints_every_comparison_of_drafts(
+    lab_pair32: Pair, prompts: list[Prompt], interpreter: Path
+) -> None:
+    trace = recording(lab_pair32, prompts[:2], VllmEngine(), 16, TOKENS, lambda what, done, total: None)
+    whole = [output.tolist() for output in np.split(trace.token, trace.offsets[1:-1])]
+    rows = rows_like(trace, trace.output_tokens.tolist())
+    tell(interpreter, "dense", rows, whole)
+    rows["draft"][3, 1] = 7
+    tell(interpreter, "chunked", rows, whole)
+    (interpreter / "answer.json").write_text(json.dumps(answer_of(outputs_of(trace), vllm_rounds(trace, 3))))
+    sizes = ("--k", 3, "--num-prompts", 2, "--max-new-tokens", TOKENS)
+    result = call("realrun", "engine", "check", "--engine", "vllm", "--drafts", *sizes)
+    assert result.code == 1
+    rounds, chunks, batch = result.out.splitlines()[-3:]
+    assert rounds.startswith("every round equals the replay's")
+    assert "against whole prompts: 1 of" in chunks and "1 of them in drafted tokens; first: sequence 1, posi" in chunks
+    assert batch.startswith("4 sequences at once against one at a time: equal (")
 
 
 def eagle3_pair(pair: Pair, states: tuple[int, ...], folder: Path) -> Pair:
@@ -655,19 +678,19 @@ def test_vllms_rounds_are_its_recordings(
     vllm: VllmEngine, prompts: list[Prompt], lab_pair32: Pair, drafter: str
 ) -> None:
     pair = lab_pair32 if drafter == "model" else load_pair(drafter=drafter)
-    document = drafter_check(pair, prompts[:6], vllm, [2, 3, 5], 40, depth=8, batch=4)
+    document = check_drafts(pair, prompts[:6], vllm, [Setting(k) for k in (2, 3, 5)], 40, depth=8)
     print(json.dumps(document, indent=1))
-    assert document["passed"], document
+    assert document["identical"], document
 
 
 @pytest.mark.slow
-def test_a_drafter_check_finds_vllms_defect_with_chunked_prompts(
+def test_a_check_of_drafts_finds_vllms_defect_with_chunked_prompts(
     vllm: VllmEngine, prompts: list[Prompt], lab_pair32: Pair, tmp_path: Path
 ) -> None:
     """At the end of a chunk vLLM 0.32 gives an EAGLE drafter the prompt's last token, not the one that follows."""
     pair = eagle3_pair(lab_pair32, (2, 4, 5), tmp_path / "eagle3")
-    document = drafter_check(pair, prompts[:6], vllm, [3], 24, depth=DEPTH, batch=4)
+    document = check_drafts(pair, prompts[:6], vllm, [Setting(3)], 24, depth=DEPTH)
     print(json.dumps(document, indent=1))
-    rounds, chunks, batch = document["checks"]
-    assert rounds["passed"] and batch["passed"] and not chunks["passed"] and not document["passed"], document
+    chunks, batch = document["checks"]
+    assert document["settings"][0]["accounted"] and batch["passed"] and not chunks["passed"], document
     assert 0 < chunks["other_tokens"] < chunks["total"] - chunks["equal"] and chunks["largest_prob_difference"] > 0.01

@@ -30,7 +30,7 @@ from tests.support.commands import assert_refused, call
 from tests.support.tiny import tiny_pair, tiny_prompts
 
 RECORD = RecordSettings(3, 12, Sampler())
-KINDS = (SWITCH_POLICIES["switch_match"], SWITCH_POLICIES["switch_bandit"])
+KINDS = (SWITCH_POLICIES["switch_match"], SWITCH_POLICIES["first_that_drafts"])
 
 
 def tiny_pairs() -> list[Pair]:

@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-import speckernels
 from realrun.lm import cached
 from realrun.lm.cached import CachedLM
 from realrun.lm.kernels import use_kernels
@@ -22,6 +21,7 @@ from realrun.lm.llama import FusedLlama
 from realrun.lm.static.llama import StaticLlama
 from specsim.io.errors import InputError
 from tests.realrun.lm.test_kernels_option import ON_CPU
+from tests.support.kernel_trees import mask_bits_of, path_to_root
 from tests.support.llama_models import FLOAT64, VOCAB, qwen3, recorded, small_model, with_garbage
 
 POSITIONS = 64
@@ -390,15 +390,15 @@ def test_every_backend_passes_trees_and_keeps_paths(kernels: str) -> None:
 @given(tree=st.one_of(trees, st.builds(random_tree, st.integers(30, 70), st.integers(0, 99))))
 @few
 @torch.inference_mode()
-def test_mask_bits_are_those_of_the_metadata_kernel(tree: Tree) -> None:
+def test_mask_bits_are_the_ancestors(tree: Tree) -> None:
     lm = StaticLlama(model_named("llama"))
     lm.prefill([1, 2])
     append(lm, tree)
     size = lm._sizes[len(tree.tokens), len(tree.tokens)]
-    parents, context = torch.tensor([tree.parents], dtype=torch.int32), torch.tensor([2], dtype=torch.int32)
-    metadata = speckernels.tree_metadata(parents, context)
-    assert torch.equal(size.mask_bits, metadata.mask_bits)
-    assert torch.equal(size.offsets[1].long() + 2, metadata.positions)
+    assert torch.equal(size.mask_bits, mask_bits_of(torch.tensor([tree.parents])))
+    assert size.offsets[1, 0].tolist() == [
+        len(path_to_root(tree.parents, node)) - 1 for node in range(len(tree.parents))
+    ]
 
 
 @torch.inference_mode()

@@ -14,9 +14,6 @@ from specsim.cost.joined import JoinedCost, joined_document, joined_table
 from specsim.cost.model import ConstantCost
 from specsim.cost.profile import ProfileCost, profile_from_json
 from specsim.io.errors import InputError
-from specsim.policy.registry import make_policy
-from specsim.policy.switch.base import PricedSwitch
-from specsim.replaying.priced import PricedTrace
 from tests.support.commands import call, json_of
 from tests.support.joined_traces import joined_trace
 
@@ -91,21 +88,6 @@ def test_a_joined_table_by_hand() -> None:
         "a token without speculation takes 10 to 20 ms by the drafters' costs, which should be of one target on one "
         "machine",
     )
-
-
-def test_policies_read_what_rounds_take_off_the_costs() -> None:
-    trace, cost = joined_trace(drafters=2), JoinedCost((ConstantCost(0.001, 0.010), profile()))
-    kind = type(make_policy("switch_gain"))
-    assert issubclass(kind, PricedSwitch)
-    policy = kind.fit({"k1": 4, "k2": 2}, trace, PricedTrace(trace, cost).table())
-    assert policy.cost1 == pytest.approx(1.4)  # four steps and a pass, in passes
-    assert policy.cost2 == pytest.approx((2 * 2 + 13 + 0.1) / 10)
-    assert policy.catch_up1 == 0 and policy.cost3 == 0
-    columns = joined_table(trace, cost).each_catch_up_s[1]
-    assert policy.catch_up2 == pytest.approx(float((columns[-1] / (len(columns) - 1) / 0.010).mean()))
-    assert kind.fit({"cost2": 3.0}, trace, PricedTrace(trace, cost).table()).cost2 == 3.0
-    with pytest.raises(InputError, match="switch_gain reads the costs of several drafters"):
-        kind.fit({}, trace.parts[0], PricedTrace(trace.parts[0], profile()).table())
 
 
 def test_a_file_of_joined_costs_holds_each_as_it_was(tmp_path: Path) -> None:

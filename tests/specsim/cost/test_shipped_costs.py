@@ -6,15 +6,17 @@ import csv
 import json
 from functools import cache
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import pytest
 from scipy.optimize import brentq
 
 import specsim
 from specsim.cost.documents import shipped_costs
+from specsim.trace.files import write_trace
 from studies.papers.tables import Row, read_table
 from tests.support.commands import call, json_of
+from tests.support.reference import build_trace
 
 HERE = Path(__file__).parent
 BENCH = "specdecode-bench-llama3.1-8b-eagle-h100"
@@ -72,17 +74,12 @@ def test_the_published_simulator_says_the_same_of_its_requests(tmp_path: Path) -
     at batch 1 hardly matters; in larger ones decoding alone is compared.
     """
     facts = json.loads((HERE / "specdecode_bench_gsm8k.json").read_text())
-    bench, trace = tmp_path / "bench.jsonl", tmp_path / "trace"
-    records: list[dict[str, Any]] = [
-        {
-            "prompt_token_ids": [1] * request["prompt_tokens"],
-            "generated_token_ids": [1] * len(request["acc_len"]),
-            "acc_eagle": {"acc_len": request["acc_len"]},
-        }
-        for request in facts["requests"]
-    ]
-    bench.write_text("".join(json.dumps(record) + "\n" for record in records))
-    assert call("specsim", "import", "specdecode-bench", bench, "--out", trace).code == 0
+    accepted = np.array([length - 1 for request in facts["requests"] for length in request["acc_len"]])
+    lengths = [len(request["acc_len"]) for request in facts["requests"]]
+    prompts = [request["prompt_tokens"] for request in facts["requests"]]
+    hits = np.arange(accepted.max()) < accepted[:, None]  # at every position, with what it would accept
+    trace = tmp_path / "trace"
+    write_trace(build_trace(np.random.default_rng(0), hits, lengths, prompts=prompts), trace)
     assert len(facts["simulated"]) == 9
     for simulated in facts["simulated"]:
         options = ("--policy", "fixed_k", "--set", f"k={simulated['k']}", "--batch", simulated["batch"], "--json")

@@ -31,8 +31,7 @@ def test_a_round_of_known_parts_comes_apart() -> None:
     assert diagnosis.draft_tokens == 4 and diagnosis.round_tokens == pytest.approx(2.3, rel=1e-3)
     assert diagnosis.tokens_per_round.estimate == pytest.approx(EMITTED, rel=1e-3)
     assert diagnosis.speedup == pytest.approx(EMITTED / 2.3, rel=1e-3)
-    assert diagnosis.all_accepted == pytest.approx(5 / 2.3, rel=1e-3)
-    assert [part.tokens for part in diagnosis.parts] == pytest.approx([1.0, 0.8, 0.2, 0.3], abs=5e-3)
+    assert [*diagnosis.parts.values()] == pytest.approx([1.0, 0.8, 0.2, 0.3], abs=5e-3)
     ((assumed, advice),) = diagnosis.advice
     assert assumed == "at these costs"
     # By hand: tokens over time of K = 1 to 4, at 10 + 3 ms a round and 2.5 ms a drafted token.
@@ -45,13 +44,13 @@ def test_costs_scale_to_the_measured_baseline() -> None:
     """The same shapes, on a machine twice as slow as the costs'."""
     cost = LinearCost(target=LinearPass(0.0095, 0.0005), drafter=LinearPass(0.002))
     diagnosis = diagnose(COUNTED, baseline_tokens_per_s=50, tokens_per_s=rate(2 * 0.020), cost=cost)
-    assert [part.tokens for part in diagnosis.parts] == pytest.approx([1.0, 0.8, 0.2, 0.0], abs=5e-3)
+    assert [*diagnosis.parts.values()] == pytest.approx([1.0, 0.8, 0.2, 0.0], abs=5e-3)
 
 
 def test_without_costs_both_ends_are_given() -> None:
     diagnosis = diagnose(COUNTED, baseline_tokens_per_s=100, tokens_per_s=rate(0.030))
     (grows, with_k), (fixed, without) = diagnosis.advice
-    assert grows.startswith("best case") and fixed.startswith("worst case") and diagnosis.parts == ()
+    assert grows.startswith("best case") and fixed.startswith("worst case") and diagnosis.parts == {}
     # 5 ms a drafted token, or 20 ms a round: a round at K = 1 takes 15 or 30 ms.
     assert with_k.lengths[1].speedup.estimate == pytest.approx(1.8 / 1.5, rel=2e-3) and with_k.k == 1
     assert without.lengths[1].speedup.estimate == pytest.approx(1.8 / 3.0, rel=2e-3) and without.k == 0
@@ -71,7 +70,7 @@ def test_rates_that_cannot_be_are_refused() -> None:
 def test_the_command_says_it_in_the_first_line(tmp_path: Path) -> None:
     counters = tmp_path / "counters.json"
     counters.write_text(json.dumps({"drafted": [1000] * 3, "accepted": [700, 400, 200]}))
-    args = ["diagnose", counters, "--baseline-tokens-per-second", 52, "--tokens-per-second", 41]
+    args = ["doctor", counters, "--baseline-tokens-per-second", 52, "--tokens-per-second", 41]
     shown = call("specsim", *args)
     assert (
         shown.code == 0
@@ -80,5 +79,9 @@ def test_the_command_says_it_in_the_first_line(tmp_path: Path) -> None:
     assert "worst case (all overhead is fixed per round): turn speculation off" in shown.out
     document = json_of(call("specsim", *args, "--cost", "vllm-llama3.1-8b-eagle-h100", "--json"))
     assert len(document["parts"]) == 4 and document["advice"][0]["assumed"] == "at these costs"
-    assert sum(part["tokens"] for part in document["parts"]) == pytest.approx(document["round_tokens"])
+    assert sum(document["parts"].values()) == pytest.approx(document["round_tokens"])
     assert_refused(call("specsim", *args[:-1], -3), "-3.0 tokens per second with speculation")
+    assert_refused(call("specsim", *args[:-2]), "counters need --tokens-per-second and --baseline-tokens-per-second")
+    assert_refused(call("specsim", *args, "--out", tmp_path / "page.html"), "do not go with counters")
+    assert_refused(call("specsim", *args, "--concurrency", 4), "do not go with counters")
+    assert_refused(call("specsim", "doctor", "http://localhost:1", *args[2:]), "go with counters; give a file")

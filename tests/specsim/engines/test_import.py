@@ -169,7 +169,7 @@ PIECES = [
     ("vllm:spec_decode_num_drafts{", "a"), ("vllm:spec_decode_num_drafts{", '"'), ("vllm:spec_decode{", "} "),
     ("vllm:spec_decode_num_drafts{", 'a="\\"'), ("a: x", " "), ("", "a: "), ("", " "), ("", "a"),
 ]  # fmt: skip
-TEXTS = ["llamacpp-log", "sglang-log", "vllm-log", "lmdeploy-log", "vllm-bench", "prometheus", "inferencex"]
+TEXTS = ["llamacpp-log", "sglang-log", "vllm-log", "vllm-bench", "prometheus"]
 
 
 @pytest.mark.parametrize("kind", TEXTS)

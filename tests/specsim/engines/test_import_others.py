@@ -6,18 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from specsim.acceptance.sources import read_counters, read_rounds, read_source
-from specsim.engines.formats.records import ImportedRecords, as_counts
+from specsim.engines.formats.records import ImportedRecords
 from specsim.engines.formats.registry import read_format
+from specsim.engines.import_records import as_counts
 from specsim.io.errors import InputError
-from specsim.trace.files import read_trace
 from tests.specsim.engines.test_import import counts_of, rounds_of, sums
-from tests.support.commands import assert_refused, call, json_of
+from tests.support.commands import assert_refused, call
 
 META: dict[str, Any] = {  # of a real response: 69 of 231 drafts in 33 passes, 7 drafts beside the root
     "completion_tokens": 100, "spec_accept_rate": 0.2987012987012987, "spec_accept_length": 3.0303030303030303,
@@ -129,112 +126,6 @@ def test_accept_lengths_with_and_without_the_bonus(tmp_path: Path) -> None:
         read("accept-lengths", path, {"choices": [{"accept_lengths": [1, 1]}]})
 
 
-LENGTHS = """# key = num_speculative_tokens
-_metadata:
-  draft-model: someone/drafter
-a-model:
-  thinking_on:
-    1: 1.80
-    2: 2.40
-    3: 2.35
-  thinking_off:
-    1: 1.90
-"""
-
-
-def test_inferencex_means_by_k(tmp_path: Path) -> None:
-    path = tmp_path / "al.yaml"
-    path.write_text(LENGTHS)
-    imported = read_format("inferencex", [path])
-    on = {f"a-model thinking_on, K = {k}": length for k, length in ((1, 1.8), (2, 2.4), (3, 2.35))}
-    assert imported.averages == {**on, "a-model thinking_off, K = 1": 1.9} and imported.source is None
-    assert len(imported.notes) == 1 and "accepted less at K = 3" in imported.notes[0]
-    assert "2.35" in call("specsim", "import", "inferencex", path).out
-    assert_refused(call("specsim", "import", "inferencex", path, "--out", tmp_path / "c.json"), "means without counts")
-    for spoilt, message in (
-        ("2: 3.40", "length 3.4 at K = 2"),
-        ("1: 2.00", "has it twice"),
-        ("- 2", "not a line of such"),
-    ):
-        path.write_text(LENGTHS.replace("2: 2.40", spoilt))
-        with pytest.raises(InputError, match=message):
-            read_format("inferencex", [path])
-
-
-def test_a_dense_trace_is_replayed_and_ranked(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    records = []
-    for _ in range(12):
-        length = 40
-        summary = {"prompt_token_ids": [1, 2, 3], "generated_token_ids": rng.integers(1, 99, length).tolist()}
-        records.append({**summary, "acc_eagle": {"acc_len": (1 + rng.integers(0, 5, length)).tolist()}})
-    path, out, cost = lines(tmp_path / "a.jsonl", *records), tmp_path / "trace", tmp_path / "cost.json"
-    summary = json_of(call("specsim", "import", "specdecode-bench", path, "--out", out, "--json"))
-    assert summary["holds"] == "dense trace" and summary["requests"] == 12
-    trace = read_trace(out)
-    assert trace.meta["import"]["engine"] == "specdecode-bench" and trace.output_tokens.tolist() == [40] * 12
-    cost.write_text('{"s_d": 0.001, "s_t": 0.01}')
-    replayed = json_of(call("specsim", "replay", out, "--policy", "fixed_k", "--set", "k=3", "--cost", cost, "--json"))
-    rounds = 0
-    for record in records:
-        accepted, t = record["acc_eagle"]["acc_len"], 0
-        while t < 40:
-            t += min(accepted[t] - 1, 3, 40 - t - 1) + 1
-            rounds += 1
-    assert replayed["rounds"] == rounds and replayed["output_tokens"] == 480
-
-
-def test_exllama_rounds_and_sums(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    imported = read("exllamav3", path, {"draft_stats": [[5, 4, 2], [8, 4, 4]]}, {"draft_stats": [[3, 2, 0]]})
-    assert sums(imported) == (3, 10, 6, [2, 2, 1, 1])
-    totals = read("exllamav3", path, {"accepted_draft_tokens": 6, "rejected_draft_tokens": 4, "text": "..."})
-    assert totals.source is None and totals.sums == (None, 10, 6)
-    with pytest.raises(InputError, match="not .position, window, accepted"):
-        read("exllamav3", path, {"draft_stats": [[5, 4]]})
-    with pytest.raises(InputError, match="accepts 5 of 4 drafted tokens in round 1"):
-        read("exllamav3", path, {"draft_stats": [[5, 4, 5]]})
-
-
-def test_arctic_steps_as_lines_and_as_csv(tmp_path: Path) -> None:
-    steps = [(0, 4, 2), (1, 0, 0), (2, 3, 3), (0, 2, 1)]
-    rows = [{"step": s, "match_len": 9, "score": 0.5, "num_spec_toks": d, "num_accept_toks": a} for s, d, a in steps]
-    table = tmp_path / "a.csv"
-    table.write_text(
-        "step,match_len,score,num_spec_toks,num_accept_toks\n" + "".join(f"{s},9,0.5,{d},{a}\n" for s, d, a in steps)
-    )
-    for imported in (read("arctic", tmp_path / "a.jsonl", *rows), read_format("arctic", [table])):
-        assert imported.requests == 2 and rounds_of(imported).drafted.tolist() == [4, 0, 3, 2]
-        assert rounds_of(imported).sequence_id.tolist() == [0, 0, 0, 1]
-    table.write_text("step,spec\n1,2\n")
-    with pytest.raises(InputError, match="not a table of steps"):
-        read_format("arctic", [table])
-
-
-def lab(path: Path, **changes: list[object]) -> Path:
-    columns: dict[str, list[Any]] = {
-        "model": ["m"] * 3, "speculator": ["s"] * 3, "config": ["c"] * 3, "category": ["x"] * 3,
-        "prompt_idx": [0, 0, 1], "turn": [0, 0, 0], "round_idx": [1, 0, 0], "accept": [2, 0, 1],
-        "acc0": [True, False, True], "acc1": [True, True, False],
-    }  # fmt: skip
-    pq.write_table(pa.table({**columns, **changes}), path)
-    return path
-
-
-def test_inference_lab_by_its_flags(tmp_path: Path) -> None:
-    """The second row is the first round; its second flag is of a token after a rejection."""
-    imported = read_format("inference-lab", [lab(tmp_path / "a.parquet")])
-    assert rounds_of(imported).accepted.tolist() == [0, 2, 1] and rounds_of(imported).drafted.tolist() == [2] * 3
-    with_bonus = read_format("inference-lab", [lab(tmp_path / "a.parquet", accept=[3, 1, 2])])
-    assert rounds_of(with_bonus).accepted.tolist() == [0, 2, 1] and "bonus included" in with_bonus.definition
-    for changes, message in (
-        ({"accept": [3, 0, 1]}, "not the sum of acc0"),
-        ({"config": ["c", "c", "d"]}, "several configs"),
-    ):
-        with pytest.raises(InputError, match=message):
-            read_format("inference-lab", [lab(tmp_path / "a.parquet", **changes)])
-
-
 def test_what_is_written_is_what_other_commands_read(tmp_path: Path) -> None:
     path, out = lines(tmp_path / "a.jsonl", META), tmp_path / "counters.json"
     assert "acceptance fit" in call("specsim", "import", "sglang-responses", path, "--out", out).out
@@ -244,9 +135,7 @@ def test_what_is_written_is_what_other_commands_read(tmp_path: Path) -> None:
     assert read_rounds(rounds).accepted.tolist() == [0, 3, 1] and read_source(rounds)
 
 
-@pytest.mark.parametrize(
-    "kind", ["sglang-responses", "tensorrt-llm", "accept-lengths", "specdecode-bench", "exllamav3", "aiperf"]
-)
+@pytest.mark.parametrize("kind", ["sglang-responses", "tensorrt-llm", "accept-lengths", "aiperf"])
 def test_other_json_is_refused_in_one_line(kind: str, tmp_path: Path) -> None:
     for text in ("", "7", "[1]", "{}", '{"a": 1}\n{"a": 2}\n', '{"a": 1}\n{"a": \n{"a": 3}\n', "[{}]"):
         (tmp_path / "a").write_text(text)

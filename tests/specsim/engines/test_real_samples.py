@@ -8,8 +8,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from specsim.engines.formats.records import ImportedRecords
@@ -145,17 +143,6 @@ def test_lines_of_llamacpps_log(tmp_path: Path) -> None:
     assert read("llamacpp-responses", tmp_path, json.dumps({"timings": timings})).sums == (None, 347, 65)
 
 
-def test_a_line_of_lmdeploys_logger(tmp_path: Path) -> None:
-    """As its logger of August 2026 prints 17 drafts of 3, of which 11, 8 and 5 accepted so many tokens."""
-    line = (
-        "[2026-08-21 10:00:00 DP0] Avg thr (in/out): 1.0 / 4.1 tokens/s, Server (succeeded/failed/routed/waiting): "
-        "1 / 0 / 1 / 0, Engine (running/waiting): 1 / 0, KV cache: 0.3%, SpecDecoding metrics: Draft acceptance rate: "
-        "47.06%, Mean acceptance length: 2.41, Accepted: 24 tokens, Drafted: 51 tokens, Per-position acceptance rate: "
-        "0.647, 0.471, 0.294\n"
-    )
-    assert sums(read("lmdeploy-log", tmp_path, line)) == (17, 51, 24, [11, 8, 5])
-
-
 def test_responses_of_sglang(tmp_path: Path) -> None:
     # sgl-project/sglang pull request 33518, August 2026: 106 tokens in 43 passes of 5 drafts
     meta = {
@@ -218,96 +205,6 @@ def test_answers_that_eagle_published(tmp_path: Path) -> None:
     answers[1]["choices"] = [{"idxs": [40], "new_tokens": [30]}]
     with pytest.raises(InputError, match="answer 2: fewer tokens than rounds"):
         read("accept-lengths", tmp_path, "".join(json.dumps(answer) + "\n" for answer in answers))
-
-
-def test_a_table_that_inferencex_published(tmp_path: Path) -> None:
-    """Its DSpark curve of deepseek-v4-pro, thinking on, July 2026."""
-    lengths = [1.86, 2.55, 3.08, 3.43, 3.74, 3.82, 3.86, 3.75]
-    text = (
-        "# Acceptance Length (AL) reference values measured with SPEED-Bench.\n"
-        '# thinking_on chat_template_kwargs: {"thinking": true, "reasoning_effort": "high"}\n#\n'
-        "deepseek-v4-pro-dspark:\n  thinking_on:\n"
-    ) + "".join(f"    {k}: {length:.2f}\n" for k, length in enumerate(lengths, start=1))
-    imported = read("inferencex", tmp_path, text)
-    assert list(imported.averages.values()) == lengths
-    assert any("longer drafts are accepted less at K = 8" in note for note in imported.notes)
-
-
-def test_a_table_with_the_columns_of_inference_labs_writer(tmp_path: Path) -> None:
-    """Flags are int8 of 0 and 1; where a table is wider than a drafter, they are null behind its drafts."""
-    keys = [(name, pa.string()) for name in ("model", "speculator", "config", "category")]
-    keys += [("prompt_idx", pa.int64()), ("turn", pa.int16()), ("round_idx", pa.int64()), ("accept", pa.int64())]
-    schema = pa.schema([*keys, *((f"acc{i}", pa.int8()) for i in range(4))])
-    masks = [(0, 0, [1, 1, 0]), (0, 1, [0, 0, 0]), (1, 0, [1, 1, 1])]
-    rows = [
-        {"model": "M", "speculator": "eagle3:draft", "config": "qualitative", "category": "coding",
-         "prompt_idx": prompt, "turn": 0, "round_idx": round_, "accept": sum(mask),
-         **{f"acc{i}": flag for i, flag in enumerate(mask)}}
-        for prompt, round_, mask in masks
-    ]  # fmt: skip
-    path = tmp_path / "acceptance.parquet"
-    pq.write_table(pa.Table.from_pylist(rows, schema), path, compression="zstd")
-    imported = read_format("inference-lab", [path])
-    assert rounds_of(imported).drafted.tolist() == [3, 3, 3] and rounds_of(imported).accepted.tolist() == [2, 0, 3]
-    for bad in ({"acc1": 2}, {"acc0": None, "accept": 0}):
-        pq.write_table(pa.Table.from_pylist([{**rows[0], **bad}], schema), path)
-        with pytest.raises(InputError, match="are not 0 or 1 with nulls behind"):
-            read_format("inference-lab", [path])
-
-
-def test_rounds_of_exllamav3_with_a_moving_average(tmp_path: Path) -> None:
-    """The shape that eval/spec_decode.py of August 2026 writes: a list of texts, four numbers a round."""
-    stats = [{"category": "code", "file": "a.txt", "stats": [[5, 4, 2, 1.75], [8, 4, 4, 2.1]]}]
-    assert sums(read("exllamav3", tmp_path, json.dumps(stats))) == (2, 8, 6, [2, 2, 1, 1])
-    stats[0]["stats"] = [[5, 4, 2.5, 1.75]]
-    with pytest.raises(InputError, match="not .position, window, accepted"):
-        read("exllamav3", tmp_path, json.dumps(stats))
-
-
-def test_a_file_that_specdec_benchs_metric_wrote(tmp_path: Path) -> None:
-    """Its version of 2026, of turns with 1, 1, 3, 2; 1, 4, 4; and 1, 1, 2 tokens a step. The first is the prompt's."""
-    run = {
-        "Request_AL": {"0": {"0": 1.75, "1": 3.0}, "1": {"0": 1.3333333333333333}},
-        "Average_AL": 2.0277777777777777,
-        "Acceptance_Length_Histogram": {"1": 5, "2": 2, "3": 1, "4": 2},
-        "Conditional_Acceptance_Rate": {"1": 1.0, "2": 0.5, "3": 0.6, "4": 0.6666666666666667},
-        "Joint_Acceptance_Rate": {"1": 1.0, "2": 0.5, "3": 0.3, "4": 0.2},
-    }
-    imported = read("specdec-bench", tmp_path, json.dumps([run], indent=4))
-    assert sums(imported) == (7, 21, 10, [5, 3, 2])  # of 1, 3, 2; 4, 4; and 1, 2 tokens
-    of_mtbench = {**run, "Request_AL": {"0": 2.4, "1": 1.3}}
-    imported = read("specdec-bench", tmp_path, json.dumps([of_mtbench]))
-    assert any("the number of turns of a request is unknown" in note for note in imported.notes)
-    with pytest.raises(InputError, match="2 steps of 1 token for 3 turns"):
-        read("specdec-bench", tmp_path, json.dumps({**run, "Acceptance_Length_Histogram": {"1": 2, "2": 2}}))
-    with pytest.raises(InputError, match="holds 2 runs"):
-        read("specdec-bench", tmp_path, json.dumps([run, run]))
-
-
-ARCTIC = """\
-step,match_len,score,num_spec_toks,num_accept_toks,num_out_toks,spec_ms,update_ms,task_id,request_id,num_eval,num_train,seed,max_depth,max_spec_tokens,max_spec_factor,min_token_prob,use_tree_spec,use_cached_prompt,evict_fraction,evict_strategy,max_cached_requests
-0,4,2.6666665077209473,4,0,1,0.011866999557241797,0.0038059997677919455,0,0,4,0,0,64,0,1.0,0.1,False,True,0.0,random,-1
-1,1,0.5,1,1,2,0.0054279998948914,0.003115000254183542,0,0,4,0,0,64,0,1.0,0.1,False,True,0.0,random,-1
-2,3,1.75,3,3,4,0.006420000318030361,0.007221000487334095,0,0,4,0,0,64,0,1.0,0.1,False,True,0.0,random,-1
-0,1,0.5,1,0,1,0.026359000003139954,0.006100000064179767,0,2,4,0,0,64,0,1.0,0.1,False,True,0.0,random,-1
-1,12,0.0,0,0,1,0.00800199995865114,0.002382999809924513,0,2,4,0,0,64,0,1.0,0.1,False,True,0.0,random,-1
-"""
-
-
-def test_a_table_that_arctics_simulator_wrote(tmp_path: Path) -> None:
-    """The first steps of two requests, of its version of June 2026; its default are trees."""
-    path = tmp_path / "steps.csv"
-    path.write_text(ARCTIC)
-    imported = read_format("arctic", [path])
-    rounds = rounds_of(imported)
-    assert rounds.drafted.tolist() == [4, 1, 3, 1, 0] and rounds.accepted.tolist() == [0, 1, 3, 0, 0]
-    assert imported.requests == 2
-    path.write_text(ARCTIC.replace(",False,", ",True,"))
-    with pytest.raises(InputError, match="nodes of trees, not depths; run the simulator with --use-tree-spec false"):
-        read_format("arctic", [path])
-    path.write_text(ARCTIC + ARCTIC.splitlines()[1].replace(",0,0,4,0,0,", ",1,0,4,0,0,") + "\n")
-    with pytest.raises(InputError, match="of 2 configurations"):
-        read_format("arctic", [path])
 
 
 def test_a_record_that_aiperfs_model_wrote(tmp_path: Path) -> None:

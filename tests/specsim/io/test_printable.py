@@ -62,10 +62,10 @@ def test_a_terminal_shows_our_styles_and_no_code_of_a_file(trace: Path, monkeypa
 
 
 def test_notes_and_errors_are_escaped_as_well(tmp_path: Path) -> None:
-    path = tmp_path / "bench.jsonl"
-    drafts = {"acc_len": [1, 3, 2]}
-    path.write_text(json.dumps({"prompt_token_ids": [1], "acc_eagle": drafts, f"acc_{EVIL}": drafts}))
-    assert rf"acc_{ESCAPED}" in call("specsim", "import", "specdecode-bench", path).out
+    path = tmp_path / "records.jsonl"
+    counts = {"num_accepted_draft_tokens": 2, "num_draft_tokens": 4, "num_spec_steps": 2}
+    path.write_text(json.dumps({"engine": EVIL, "acceptance_histogram": {"0": 1, "2": 1}, **counts}))
+    assert ESCAPED in call("specsim", "import", "aiperf", path).out
     assert_refused(call("specsim", "info", tmp_path / EVIL.replace("\r", "")), r"a\x1b[2Jb")
     assert_refused(call("specsim", "info", path, f"--{EVIL}"), r"\x1b[2J")
     assert_refused(call("specsim", f"{EVIL}"), r"\x1b[2J")

@@ -20,6 +20,7 @@ from specsim.policy.switch.base import SwitchPolicy
 from specsim.replaying.priced import PricedTrace
 from specsim.trace.joined import JoinedTrace
 from tests.support.joined_traces import DEPTH, joined_trace
+from tests.support.switching import TakesTurns
 
 
 @dataclass(frozen=True)
@@ -53,10 +54,9 @@ LIMITS = {"k1": 5, "k2": 3, "k3": 4, "floor2": 0.3, "floor3": 0.5}
 POLICIES = [
     *(make_policy("one_drafter", {**LIMITS, "drafter": n}) for n in (1, 2, 3)),
     make_policy("switch_match", {**LIMITS, "least": 0.15}),
-    make_policy("switch_acceptance", {**LIMITS, "discount": 0.8}),
-    make_policy("switch_gain", {**LIMITS, "cost1": 1.1, "cost2": 1.7, "cost3": 1.4, "catch_up2": 0.05}),
-    make_policy("switch_bandit", {**LIMITS, "cost1": 1.1, "cost2": 1.7, "cost3": 1.4, "discount": 0.9}),
-    make_policy("switch_bandit", {**LIMITS, "cost1": 1.1, "cost2": 1.7, "cost3": 1.4, "carry": False}),
+    make_policy("first_that_drafts", LIMITS),
+    TakesTurns(**LIMITS),
+    TakesTurns(**LIMITS, carry=False),
 ]
 
 
@@ -81,8 +81,7 @@ def plain_replay(trace: JoinedTrace, policy: SwitchPolicy, cost: JoinedCost) -> 
             d, drafted, asked = int(state[0]), 0, 0
             if max(reach):
                 foretold = np.array([1.0 if n else float(p) for n, p in enumerate(trace.columns.foretold[row])])
-                lag = np.array([context - have for have in cached])
-                d, asked = policy.choose(state, params, foretold, lag), 1
+                d, asked = policy.choose(state, params, foretold), 1
                 state = (float(d), *state[1:])
                 most = min(limits[d], reach[d])
                 while drafted < most:
@@ -123,7 +122,7 @@ def test_rounds_and_seconds_are_those_of_a_plain_loop(policy: Policy) -> None:
 
 
 def test_the_policies_of_this_test_are_all_there_are_and_switch() -> None:
-    assert {policy.name for policy in POLICIES} == SWITCH_POLICIES.keys()
+    assert {policy.name for policy in POLICIES} - {TakesTurns.name} == SWITCH_POLICIES.keys()
     for policy in POLICIES[3:]:
         log = PricedTrace(joined_trace(), COST).replay(policy, log=True).rounds
         assert log is not None and len(set(log.drafter.tolist()) - {0}) >= 2, policy

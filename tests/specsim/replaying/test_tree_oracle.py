@@ -17,7 +17,6 @@ from specsim.io.errors import InputError
 from specsim.policy.tree.base import TreePolicy
 from specsim.policy.tree.cape import Cape
 from specsim.policy.tree.eagle2 import Eagle2
-from specsim.policy.tree.hardware_pct import HardwarePCT
 from specsim.policy.tree.pct import PCT
 from specsim.policy.tree.vct import VCT
 from specsim.replaying.chain_oracle import chain_oracle_seconds
@@ -118,14 +117,6 @@ POLICIES = st.one_of(
     st.builds(Cape, width_30=WIDTHS, width_60=WIDTHS, width_80=WIDTHS, width_100=WIDTHS, depth=st.integers(1, 5)),
     st.builds(Eagle2, nodes=st.integers(1, 30), depth=st.integers(1, 5), top_k=WIDTHS),
     st.builds(PCT, cost_ratio=st.floats(0.05, 1), width=WIDTHS, max_depth=st.integers(1, 5), max_nodes=st.just(30)),
-    st.builds(
-        HardwarePCT,
-        width=WIDTHS,
-        max_depth=st.integers(1, 5),
-        max_nodes=st.integers(1, 38),
-        time_per_token_s=st.floats(0.01, 3.0),
-        min_gain_s=st.sampled_from([(0.0,), (0.0, 0.1, 0.2), (0.0, 0.5)]),
-    ),
 )
 
 

@@ -25,22 +25,19 @@ from specsim.replaying.chain_oracle import chain_oracle_seconds
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
 from specsim.serving.arms import choose_arms
-from specsim.serving.arrivals import Requests, requests_of_trace
+from specsim.serving.arrivals import requests_of_trace
 from specsim.serving.continuous import run_server
 from specsim.serving.costs import batch_cost, round_seconds
 from specsim.serving.draft_length import DraftLengthRule, Running, ScheduledK, State
 from specsim.serving.drafts import drafts_of
 from specsim.serving.lockstep import Lockstep, lockstep
-from specsim.serving.rules.adaserve import AdaServe
 from specsim.serving.rules.allocation import hand_out
-from specsim.serving.rules.bandit import Bandit
 from specsim.serving.rules.budget import Budget
 from specsim.serving.rules.dspark import DSpark
 from specsim.serving.rules.oracle import Oracle
 from specsim.serving.rules.registry import RULES, find_rule
 from specsim.serving.rules.sglang_adaptive import SGLangAdaptive, moved
 from specsim.serving.rules.survival import Survival, fit_survival
-from specsim.serving.rules.tetris import Tetris
 from specsim.trace.files import read_plain_trace
 from specsim.trace.trace import Trace
 from tests.support.acceptance_examples import difficulty
@@ -85,71 +82,14 @@ def as_it_is() -> Survival:
     return Survival(token, Calibration(np.array([0.0, 1.0, 0.0]), log_odds, sure), np.array([0.6, 0.4, 0.2]))
 
 
-def test_tetris_verifies_the_likeliest_of_the_batch() -> None:
-    # Capacity 1 per request, 2 drafted. At the first positions of the three requests the draft's first two tokens have
-    # survival (.9, .81), (.7, .21), (.6, .36): the three largest are .9, .81 and .7.
-    run = decoded(Tetris(k=1, extra=1), twelve())
-    first, second, *_ = by_round(run, "t", "drafted", "verified", "accepted")
-    assert first == [(0, 2, 2, 2), (0, 2, 1, 1), (0, 2, 0, 0)]
-    # Now at rows 3, 7 and 10, where (.6), (.5) and (.3) are left to draft, one token each by the texts' ends: all fit.
-    assert second == [(3, 1, 1, 1), (2, 1, 1, 1), (1, 1, 1, 0)]
-    # Of the first round: two draft passes, and verification of three pending tokens and three drafted ones.
-    assert run.seconds.total_s[0] == pytest.approx(0.002 + 0.010 + 6 * 0.001)
-
-
 def test_a_budget_in_tokens_is_handed_out_by_survival() -> None:
     run = decoded(Budget(TEN_MS, as_it_is(), budget=4, max_draft_tokens=3), twelve())
     first, *_ = by_round(run, "drafted", "verified", "accepted")
     # After the first pass survival is .9, .7 and .6, and there is room: all go on. After the second it is .81, .21,
     # .36; the fourth of all is .6, and a next token is as likely as the last: of the first request .73, above it.
     assert first == [(3, 3, 3), (2, 1, 1), (2, 0, 0)]  # .9, .81, .729, .7
-
-
-def test_requests_behind_their_limit_come_first_in_as_many_tokens_as_pay() -> None:
-    survival, three = np.cumprod(np.array(PROB)[[0, 5, 9]], axis=1), np.full(3, 3)
-    ada, usual = (kind(TEN_MS, as_it_is(), max_draft_tokens=3) for kind in (AdaServe, Budget))
-    state = usual.initial_state()
-
-    def verified(rule: Budget, *needed: float) -> list[int]:
-        return rule.verify(state, running([0, 0, 0], needed=np.array(needed)), survival, three).tolist()
-
-    # A token is worth 13 ms / 3 and takes 1 ms: of the chances .9 .81 .729 .7 .6 .36 .21 .063 .036 six pay.
-    assert verified(usual, 1, 1.9, 1.9) == [3, 1, 2]
-    # Expected output is 1 + .7 = 1.7 with a token of the second draft and 1.91 with two, 1.6 and 1.96 of the third: two
-    # of each come first, and .9 and .81.
-    assert verified(ada, 1, 1.9, 1.9) == [2, 2, 2]
-    # All of the third draft, 1.996, is less than 2.5: it does not come first.
-    assert verified(ada, 1, 1.9, 2.5) == [3, 2, 1]
-    assert verified(dataclasses.replace(ada, budget=4), 1, 1.9, 1.9) == [0, 2, 2]
-    # After a pass, at 2 ms a token: a next token is as likely as the last, .81, .49 or .36, worth 16 ms / 3, and two of
-    # them pay. The third request needs its own, 1 + .6 + .36.
-    dear = LinearCost(LinearPass(0.010, 0.002), LinearPass(0.001))
-    for rule, expected in ((Budget, [True, True, False]), (AdaServe, [True, False, True])):
-        here = running([0, 0, 0], needed=np.array([1, 1, 1.9]))
-        made = rule(dear, as_it_is(), max_draft_tokens=3)
-        assert made.go_on(state, here, survival[:, :1], np.ones(3, int), three > 0).tolist() == expected
-
-
-def test_a_server_tells_what_each_request_needs_by_hand() -> None:
-    seen: list[Any] = []
-
-    class Noted(ScheduledK):
-        keeps_limits = True
-
-        def choose(self, state: State, running: Running) -> int:
-            seen.append(running.needed)
-            return super().choose(state, running)
-
-    trace = twelve()
-    requests = Requests(
-        np.zeros(3), trace.prompt_tokens, trace.output_tokens, np.arange(3), 0, np.array([10, 20, 5]) / 1e3
-    )
-    run_server(drafts_of(trace, Noted({1: 1})), TEN_MS, requests, slots=3, users=3)
-    # A token is drafted and accepted of each in 1 + 10 + 6 ms, and each has two. The next step, 16 ms, ends the second
-    # and third request; the first has four, 16 ms after its first.
-    assert seen[0].tolist() == [0, 0, 0]
-    assert seen[1] == pytest.approx([17 / 10 - 1, 17 / 20 - 1, 17 / 5 - 1])
-    assert seen[2] == pytest.approx([(16 + 16) / 10 - 3])
+    # Three draft passes, and verification of three pending tokens and four drafted ones.
+    assert run.seconds.total_s[0] == pytest.approx(0.003 + 0.010 + 7 * 0.001)
 
 
 def test_dspark_plans_by_the_drafts_of_the_step_before() -> None:
@@ -196,21 +136,6 @@ def test_sglang_looks_every_five_steps_after_ten() -> None:
     assert lengths == [3] * 14 + [5] * 6  # 3 - 0.8^15 = 2.96 is above 2.5, and never above 4.5
     assert [rule.choose(state, running([100] * batch)) for batch in (7, 8, 40, 64)] == [5, 3, 1, 0]
     assert state[8].batches == 0
-
-
-def test_a_bandit_tries_every_k_once_then_takes_the_highest_bound() -> None:
-    rule, one = Bandit(TEN_MS, max_draft_tokens=2, width=0.1), running([100])
-    state, tried = rule.initial_state(), []
-    for _ in range(3):
-        tried.append(k := rule.choose(state, one))
-        state = rule.update(state, one, rounds([k], [k]))
-    assert tried == [2, 1, 0]
-    # Seconds of rounds: 11, 13 and 15 ms, of 1, 2 and 3 tokens; gains over the plain step 1, 22/13 and 33/15.
-    assert state.gains == pytest.approx([1.0, 22 / 13, 33 / 15])
-    assert rule.choose(state, one) == 2
-    while rule.choose(state, one) == 2:
-        state = rule.update(state, one, rounds([2], [0]))  # no longer: 11/15
-    assert rule.choose(state, one) == 1
 
 
 def test_the_oracle_drafts_what_is_accepted_while_it_pays() -> None:
@@ -285,7 +210,7 @@ def informed() -> Trace:
 
 
 NAMES = [name for name in RULES if name != "oracle"]
-GIVEN: dict[str, dict[str, Any]] = {"tetris": {"k": 2}, "budget": {}, "dspark": {"max_draft_tokens": 5}}
+GIVEN: dict[str, dict[str, Any]] = {"dspark": {"max_draft_tokens": 5}}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -488,9 +413,11 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     refusal(lambda: SGLangAdaptive({"1": {"candidate_steps": [-1]}}), "candidate_steps", "give such as")
     refusal(lambda: find_rule("nonsense"), "unknown policy 'nonsense'", "budget")
     refusal(
-        lambda: choose_arms(trace, COST, [("bandit", {"k": 3})], tuning_share=0.5, seed=0), "no setting 'k'", "width"
+        lambda: choose_arms(trace, COST, [("turbospec", {"k": 3})], tuning_share=0.5, seed=0),
+        "no setting 'k'",
+        "memory",
     )
-    refusal(lambda: drafts_of(trace, Tetris(k=3, extra=1)), "recorded to depth 3")
+    refusal(lambda: drafts_of(trace, ScheduledK({1: 4})), "recorded to depth 3")
     refusal(lambda: batch_cost(COST, "wide"), "unknown padding 'wide'", "longest")  # type: ignore[arg-type]
     config = tmp_path / "adaptive.json"
     config.write_text('{"1": {"candidate_steps": [2]}}')

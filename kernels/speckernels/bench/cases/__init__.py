@@ -2,41 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from itertools import zip_longest
 
 from speckernels.bench.cases import (
     chain_rejection,
     compact_kv,
     draft_statistics,
-    greedy_verify,
-    merge_attention,
-    space_layout,
     tree_attention,
-    tree_metadata,
     tree_rejection,
     typical_acceptance,
 )
-from speckernels.bench.cases.base import Operation
-from speckernels.bench.rows import BenchError
+from speckernels.bench.cases.base import Case, Operation
 
 OPERATIONS = (
     draft_statistics.OPERATION,
     tree_attention.OPERATION,
-    merge_attention.OPERATION,
-    greedy_verify.OPERATION,
     chain_rejection.OPERATION,
     tree_rejection.OPERATION,
     typical_acceptance.OPERATION,
     compact_kv.OPERATION,
-    tree_metadata.OPERATION,
-    space_layout.OPERATION,
 )
 
 
-def chosen(names: Sequence[str]) -> list[Operation]:
-    """Operations with these names (default: all); BenchError for an unknown name."""
-    known = {operation.name: operation for operation in OPERATIONS}
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise BenchError(f"operation {unknown[0]!r} is unknown; known: {', '.join(known)}")
-    return [known[name] for name in (names or known)]
+def ordered_cases(*, on_gpu: bool) -> list[tuple[Operation, Case]]:
+    """Order the cases so that a run that ends early has measured the most telling ones.
+
+    On a GPU: the headline's, the first of each other operation, then the rest, operations in turns.
+    Without one: the small cases.
+    """
+    if not on_gpu:
+        return [(operation, case) for operation in OPERATIONS for case in operation.small]
+    queues = []
+    first = []
+    for operation in OPERATIONS:
+        telling = [case for case in operation.cases if operation.headline(case)] or [operation.cases[0]]
+        first += [(operation, case) for case in telling]
+        queues.append([(operation, case) for case in operation.cases if case not in telling])
+    return first + [pair for turn in zip_longest(*queues) for pair in turn if pair is not None]

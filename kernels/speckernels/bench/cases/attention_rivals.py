@@ -16,7 +16,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from speckernels.bench.cases.base import Arguments, Case, Rival, random_tree
-from speckernels.ops.merge_attention import merge_attention
 
 FLASHINFER_WORKSPACE_BYTES = 256 << 20
 PAGE_SLOTS = 64  # of FlashInfer's XQA; the cache's capacity is a multiple
@@ -113,7 +112,8 @@ def _prefix_and_merge(case: Case, args: Arguments) -> Callable[..., torch.Tensor
         scores = (rows @ keys[:, :, context:used].mT).to(lse.dtype) * scale
         scores = scores.masked_fill(~mask, -torch.inf)
         tail = scores.softmax(-1).to(query.dtype) @ values[:, :, context:used]
-        merged, _ = merge_attention(out, lse, tail, scores.logsumexp(-1))
+        share = (lse - scores.logsumexp(-1)).sigmoid()[..., None]
+        merged = torch.lerp(tail, out, share.to(out.dtype))
         return merged.view(query.shape).transpose(1, 2)
 
     return run

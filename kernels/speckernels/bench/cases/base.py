@@ -9,11 +9,22 @@ from typing import Any
 
 import torch
 
-from speckernels.bench.rows import Work
 from speckernels.runtime import dispatch
 
 Arguments = tuple[Any, ...]  # as in the operation's schema, which every backend takes
 SEED = 20260101
+
+
+@dataclass(frozen=True)
+class Work:
+    """Minimum work of an operation on given inputs.
+
+    bytes : each input that matters read once, each result written once
+    flops : floating-point operations
+    """
+
+    bytes: int
+    flops: int
 
 
 @dataclass(frozen=True)
@@ -34,7 +45,8 @@ class Case:
         return str(self.dtype).removeprefix("torch.")
 
     def __str__(self) -> str:
-        return f"{self.op}, {self.label}, {self.dtype_name}"
+        """Name without spaces, such as "compact_kv-batch8-nodes64-bfloat16"."""
+        return "-".join([self.op, *(f"{name}{size}" for name, size in self.shape.items()), self.dtype_name])
 
 
 class Mismatch(AssertionError):
@@ -89,12 +101,12 @@ class Rival:
 class Operation:
     """Measurement of one operation.
 
-    cases : what to measure on a GPU, the most telling first; the first `quick` suffice for a look
+    cases : what to measure on a GPU, the most telling first
     small : a few shapes that every backend survives without a GPU
     inputs : creates Arguments for a case with a generator on its device
     work : the least bytes and operations, given the case, its arguments and the right result
     check : raises Mismatch; takes the expected and the actual result
-    headline : whether a case is one of the main cases
+    headline : whether a case is one of the main cases, which are measured first
     rivals : ways to do it that are not ours, by name
     in_place : the operation changes its arguments, which are then its result
     public : calls the public function on Arguments; by default it takes the same ones
@@ -106,7 +118,6 @@ class Operation:
     inputs: Callable[[Case, torch.Generator], Arguments]
     work: Callable[[Case, Arguments, Any], Work]
     check: Callable[[Any, Any, Case], None] = equal
-    quick: int = 3
     headline: Callable[[Case], bool] = lambda case: False
     rivals: Mapping[str, Rival] = field(default_factory=dict)
     in_place: bool = False

@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from speckernels.bench.cases.base import Arguments, Case, Operation
-from speckernels.bench.rows import Work
+from speckernels.bench.cases.base import Arguments, Case, Operation, Work
 
 
 def _case(batch: int, drafted: int, vocabulary: int) -> Case:

@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from speckernels.bench.cases.base import Arguments, Case, Mismatch, Operation, equal, relative_error
-from speckernels.bench.rows import Work
+from speckernels.bench.cases.base import Arguments, Case, Mismatch, Operation, Work, equal, relative_error
 
 TEMPERATURE = 0.7
 VOCABULARIES = (131_072, 32_000, 151_936)
@@ -83,7 +82,6 @@ OPERATION = Operation(
     inputs=_inputs,
     work=_work,
     check=_check,
-    quick=8,
     headline=_is_headline,
     public=_public,
 )

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 
 from speckernels.bench.cases.attention_rivals import PAGE_SLOTS, RIVALS, sees_of, tree_of
-from speckernels.bench.cases.base import Arguments, Case, Operation, Rival, depths, relative_error
-from speckernels.bench.rows import Work
-from speckernels.ops.tree_attention import tree_attention
+from speckernels.bench.cases.base import Arguments, Case, Operation, Rival, Work, depths, relative_error
+from speckernels.ops.tree_attention import pack_bits, tree_attention
 
 HEAD_SIZE = 128
 SPARE_SLOTS = 64  # the cache is larger than what is used of it
@@ -33,8 +32,6 @@ def _small(nodes: int, context: int, batch: int, page: int = 0) -> Case:
 
 
 def _inputs(case: Case, generator: torch.Generator) -> Arguments:
-    from speckernels.ops.tree_metadata.reference import pack_bits
-
     sizes = case.shape
     batch, used = sizes["batch"], sizes["context"] + sizes["nodes"] + SPARE_SLOTS
     capacity = -(-used // PAGE_SLOTS) * PAGE_SLOTS
@@ -111,7 +108,6 @@ OPERATION = Operation(
     inputs=_inputs,
     work=_work,
     check=_check,
-    quick=9,
     headline=_is_headline,
     rivals={name: _in_one_piece(rival) for name, rival in RIVALS.items()},
     public=_public,

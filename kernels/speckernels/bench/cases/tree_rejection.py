@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from speckernels.bench.cases.base import Arguments, Case, Operation, random_tree
-from speckernels.bench.rows import Work
+from speckernels.bench.cases.base import Arguments, Case, Operation, Work, random_tree
 
 IID, WITHOUT_REPLACEMENT, TOP_K = range(3)  # as in SiblingKind
 MAX_CHILDREN = 8

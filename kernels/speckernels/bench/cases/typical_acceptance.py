@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from speckernels.bench.cases.base import Arguments, Case, Operation, random_tree
-from speckernels.bench.rows import Work
+from speckernels.bench.cases.base import Arguments, Case, Operation, Work, random_tree
 
 EPSILON, DELTA = 0.09, 0.3  # MEDUSA's defaults: delta = sqrt(epsilon)
 

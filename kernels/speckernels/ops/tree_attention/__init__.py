@@ -65,7 +65,7 @@ def tree_attention(
 
     By default the tail is the n nodes themselves. A tree that grows by levels gives its new nodes
     as the queries and all its nodes as the tail; a tail of length 0 leaves the context alone, as
-    for a prefix that sequences share, whose result `merge_attention` joins with the rest.
+    for a prefix that sequences share: log-sum-exps join its result with the rest's.
 
     Parameters
     ----------
@@ -74,8 +74,8 @@ def tree_attention(
         keys and values behind the context. Later slots may hold anything, NaN too.
         Strides are free but for D, which is contiguous in query, keys and values.
         With a block table [N, Hkv, S, D]: N pages of S slots, S a power of 2
-    mask_bits : int32 [B, n, ceil(n / 32)], as tree_metadata gives it; with `tail_lens` any number
-        of words, and slots of the tail beyond them are not seen
+    mask_bits : int32 [B, n, ceil(n / 32)], whether a node sees each node of the tail, from
+        `pack_bits`; with `tail_lens` any number of words, and slots of the tail beyond them are not seen
     context_lens : int32 [B], cached tokens before the tail. context + tail <= L is not checked,
         since lengths stay on the device; slots beyond L are never read
     scale : factor of the scores, > 0, usually 1 / sqrt(D)
@@ -144,6 +144,23 @@ def tree_attention(
             query, keys, values, mask_bits.contiguous(), context_lens.contiguous(), float(scale), *lens, lse
         )
     return result if lse is None else (result, lse)
+
+
+def pack_bits(mask: torch.Tensor) -> torch.Tensor:
+    """Pack booleans into words of 32 bits, as `tree_attention` takes its mask.
+
+    Parameters
+    ----------
+    mask : bool [..., n]
+
+    Returns
+    -------
+    int32 [..., ceil(n / 32)], bit i % 32 of word i // 32 is element i; missing elements are 0
+    """
+    words = (mask.shape[-1] + 31) // 32
+    padded = torch.nn.functional.pad(mask, (0, 32 * words - mask.shape[-1])).unflatten(-1, (words, 32)).long()
+    whole = (padded << torch.arange(32, device=mask.device)).sum(-1)
+    return torch.where(whole >= 1 << 31, whole - (1 << 32), whole).int()
 
 
 def empty_result(query: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Typical acceptance in CUDA C++: csrc/tree_verify.cu."""
+"""Typical acceptance in CUDA C++: csrc/typical_acceptance.cu."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def typical_acceptance(
 ) -> tuple[torch.Tensor, ...]:
     results = empty_results(parents)
     call(
-        "tree_verify",
+        "typical_acceptance",
         "typical_acceptance",
         *(tokens, parents, logits, LOGITS_TYPES.index(logits.dtype), logsumexp, entropy_nats, choices),
         *(*logits.shape, *logits.stride(), log_threshold(epsilon), log_threshold(delta)),

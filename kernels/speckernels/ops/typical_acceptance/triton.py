@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from speckernels.ops.greedy_verify.triton import longest_path
 from speckernels.ops.results import empty_results
 from speckernels.ops.typical_acceptance import log_threshold
 from speckernels.runtime.triton_runtime import INTERPRETED, Variant, launch, tl, triton
@@ -32,7 +31,31 @@ def _kernel(
     # Above the smaller of both; written so that NaN anywhere rejects.
     enough = (log_prob > log_epsilon) | (log_prob > unsure)
     link = tl.where(verified & (unsure == unsure) & enough, parent, -1)
-    longest_path(link, tree, tokens, parents, choices, nodes, path, accepted, emitted, BLOCK)
+
+    # Depth of each node whose ancestors are all accepted; `link` is a node's parent if it is accepted once that is.
+    ancestor = tl.where(inside, node, -1)
+    depth = tl.zeros([BLOCK], tl.int32)
+    while tl.max(ancestor) > 0:
+        below = ancestor > 0
+        depth += below.to(tl.int32)
+        ancestor = tl.where(below, tl.gather(link, tl.maximum(ancestor, 0), 0), ancestor)
+    # The deepest, and the lowest index among those.
+    best = tl.max(tl.where(ancestor == 0, depth * BLOCK + (BLOCK - 1 - node), -1))
+    length = best // BLOCK
+    last = BLOCK - 1 - best % BLOCK
+
+    tl.store(accepted + tree, length)
+    tl.store(path + first + node, tl.full([BLOCK], -1, tl.int32), mask=inside & (node > length))
+    tl.store(emitted + first + node, tl.full([BLOCK], -1, tl.int64), mask=inside & (node > length))
+    tl.store(emitted + first + length, tl.load(choices + first + last))
+    step = length
+    current = last
+    while step > 0:
+        tl.store(path + first + step, current)
+        tl.store(emitted + first + step - 1, tl.load(tokens + first + current))
+        current = tl.load(parents + first + current)
+        step -= 1
+    tl.store(path + first, 0)
 
 
 def typical_acceptance(

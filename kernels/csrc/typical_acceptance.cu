@@ -1,17 +1,10 @@
-// Deterministic verification of draft trees: each rule verifies a node by its parent's row, and
-// the longest path of accepted nodes wins, the lowest node index among equals.
+// Typical acceptance of draft trees: a node is verified by its parent's row, and the longest path of
+// accepted nodes wins, the lowest node index among equals.
 #include <type_traits>
 
 #include "platform.cuh"
 
 constexpr int MAX_NODES = 1024;
-
-// A node's token is the target's choice after its parent.
-struct Greedy {
-  const int64_t* choices;
-
-  __device__ bool operator()(int64_t parent_row, int64_t token) const { return choices[parent_row] == token; }
-};
 
 // A node's token is likely enough where the target is as unsure as its entropy says:
 // log p > min(log epsilon, log delta - entropy). Sums only, so every backend decides alike.
@@ -40,8 +33,8 @@ struct Typical {
 };
 
 // One block per tree, one thread per node.
-template <typename Rule>
-__global__ void verify_kernel(Rule accepts, const int64_t* __restrict__ tokens, const int* __restrict__ parents,
+template <typename T>
+__global__ void verify_kernel(Typical<T> accepts, const int64_t* __restrict__ tokens, const int* __restrict__ parents,
                               const int64_t* __restrict__ choices, int nodes, int* __restrict__ path,
                               int* __restrict__ accepted, int64_t* __restrict__ emitted) {
   __shared__ int link[MAX_NODES];  // the parent if the node is accepted once that is, else -1
@@ -84,21 +77,6 @@ __global__ void verify_kernel(Rule accepts, const int64_t* __restrict__ tokens, 
   emitted[first + node] = token;
 }
 
-template <typename Rule>
-int verify(Rule rule, const int64_t* tokens, const int* parents, const int64_t* choices, int64_t trees, int64_t nodes,
-           int* path, int* accepted, int64_t* emitted, void* stream) {
-  if (trees == 0) return cudaSuccess;
-  if (nodes < 1 || nodes > MAX_NODES) return cudaErrorInvalidValue;
-  const unsigned threads = unsigned(ceil_div(nodes, 32) * 32);
-  return LAUNCH(verify_kernel<Rule>, dim3(unsigned(trees)), dim3(threads), 0, stream, rule, tokens, parents, choices,
-                int(nodes), path, accepted, emitted);
-}
-
-EXPORT int greedy_verify(const int64_t* tokens, const int* parents, const int64_t* choices, int64_t trees,
-                         int64_t nodes, int* path, int* accepted, int64_t* emitted, void* stream) {
-  return verify(Greedy{choices}, tokens, parents, choices, trees, nodes, path, accepted, emitted, stream);
-}
-
 enum LogitsType { FLOAT16, BFLOAT16, FLOAT32, FLOAT64 };
 
 EXPORT int typical_acceptance(const int64_t* tokens, const int* parents, const void* logits, int64_t logits_type,
@@ -106,11 +84,15 @@ EXPORT int typical_acceptance(const int64_t* tokens, const int* parents, const v
                               int64_t nodes, int64_t vocabulary, int64_t tree_stride, int64_t node_stride,
                               int64_t token_stride, double log_epsilon, double log_delta, int* path, int* accepted,
                               int64_t* emitted, void* stream) {
+  if (trees == 0) return cudaSuccess;
+  if (nodes < 1 || nodes > MAX_NODES) return cudaErrorInvalidValue;
+  const dim3 grid{unsigned(trees)}, block{unsigned(ceil_div(nodes, 32) * 32)};
   const auto run = [&](auto* typed) {
-    const Typical<std::remove_const_t<std::remove_pointer_t<decltype(typed)>>> rule = {
-        typed,       logsumexp,   entropy_nats, nodes,       vocabulary,
-        tree_stride, node_stride, token_stride, log_epsilon, log_delta};
-    return verify(rule, tokens, parents, choices, trees, nodes, path, accepted, emitted, stream);
+    using T = std::remove_const_t<std::remove_pointer_t<decltype(typed)>>;
+    const Typical<T> rule = {typed,       logsumexp,   entropy_nats, nodes,       vocabulary,
+                             tree_stride, node_stride, token_stride, log_epsilon, log_delta};
+    return LAUNCH(verify_kernel<T>, grid, block, 0, stream, rule, tokens, parents, choices, int(nodes), path,
+                  accepted, emitted);
   };
   switch (logits_type) {
     case FLOAT16:
