@@ -113,7 +113,6 @@ def test_prompts_are_left_out_in_the_first_restart_and_are_the_same_in_all(
         return seconds
 
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=clock))
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: 0.0))
     base, out = stub_checkout(tmp_path / "base"), tmp_path / "out"
     prompts = [Prompt(str(number), [5]) for number in range(20)]
     document = compare(base, base, prompts, replace(SETTINGS, minutes=2), out)
