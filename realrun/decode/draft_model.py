@@ -133,13 +133,13 @@ class TreeGrower:
         chain = 0  # node of the newest level on the first candidates' chain, -1 where that has ended
         widths[0] = 0
         for level in range(context.limit):
-            asked, end = now(), count
+            begin, end = now(), count
             state = functions.expand(state, params, tree, first, end, context.policy_uniform(level), widths)
             drafted, expanded = limit_widths(widths, first, end, MAX_DRAFTED + 1 - count)
             if expanded > policy.max_expanded:
                 raise InputError(f"policy {policy} expands {expanded} nodes of a level, more than its max_expanded")
             start = now()
-            draft.policy_s += start - asked
+            draft.policy_s += start - begin
             draft.asked += 1
             if not drafted:
                 break

@@ -271,9 +271,9 @@ def forecast(
     }
 
 
-def speedups_on(known: Mapping[str, PricedTrace], policy: Policy, seed: int) -> dict[str, float]:
+def speedups_on(traces: Mapping[str, PricedTrace], policy: Policy, seed: int) -> dict[str, float]:
     """Replay a policy on several traces with costs; return its speedup on each, by the trace's name."""
-    return {name: float(priced.replay(policy, seed=seed).speedup) for name, priced in known.items()}
+    return {name: float(priced.replay(policy, seed=seed).speedup) for name, priced in traces.items()}
 
 
 def sealed_forecast(folder: Path, made: dict[str, Any]) -> dict[str, Any]:
@@ -281,8 +281,8 @@ def sealed_forecast(folder: Path, made: dict[str, Any]) -> dict[str, Any]:
     path = folder / FORECAST
     if path.is_file():
         old = read_own(path, ForecastFile, again="pass --overwrite")
-        known, wanted = ([[row["label"], row["params"]] for row in document["rows"]] for document in (old, made))
-        if known == wanted:
+        earlier, wanted = ([[row["label"], row["params"]] for row in document["rows"]] for document in (old, made))
+        if earlier == wanted:
             return old
     write_json(made, path)
     return made

@@ -225,9 +225,9 @@ def measure(
     document = measured.document(measurement.runs(range(len(arms))), settings.repeats)
     just_measured = profile_from_json(document, "just measured")
     priced = PricedTrace(holdout, just_measured)
-    known = {"text_known": PricedTrace(holdout, costs.cost), "costs_known": PricedTrace(train, just_measured)}
+    partly_known = {"text_known": PricedTrace(holdout, costs.cost), "costs_known": PricedTrace(train, just_measured)}
     if costs.unprobed is not None:
-        known["text_known_without_probe"] = PricedTrace(holdout, costs.unprobed)
+        partly_known["text_known_without_probe"] = PricedTrace(holdout, costs.unprobed)
     oracle_s = oracle_seconds(priced, [type(candidate.policy) for candidate in chosen], seed=settings.seed)
     rows = [
         replace(
@@ -235,7 +235,7 @@ def measure(
             forecasts={
                 **dict.fromkeys(("forecast_without_probe", "text_known_without_probe")),
                 **{key: value for key, value in forecast.items() if key.startswith("forecast")},
-                **speedups_on(known, candidate.policy, settings.seed),
+                **speedups_on(partly_known, candidate.policy, settings.seed),
             },
         )
         for arm, (candidate, forecast) in enumerate(zip(chosen, forecasts["rows"], strict=True), start=1)
@@ -522,13 +522,13 @@ def passes(lm: CachedLM) -> Iterator[list[torch.Tensor]]:
         seen.append(logits.clone())
         return logits
 
-    own = vars(lm)  # where a name goes before the class's
-    before = own.get("forward")
-    own["forward"] = noted
+    attributes = vars(lm)  # where a name goes before the class's
+    before = attributes.get("forward")
+    attributes["forward"] = noted
     try:
         yield seen
     finally:
         if before is None:
-            del own["forward"]
+            del attributes["forward"]
         else:
-            own["forward"] = before
+            attributes["forward"] = before

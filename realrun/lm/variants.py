@@ -24,11 +24,11 @@ TUNED = "tuned."  # before the name of every parameter of a target that was tune
 
 def shallow_copy(module: Any) -> Any:
     """Copy a module, hooks included, with the same parameters and children."""
-    own = copy.copy(module)
+    copied = copy.copy(module)
     for name, value in vars(module).items():
         if isinstance(value, dict):
-            setattr(own, name, copy.copy(value))
-    return own
+            setattr(copied, name, copy.copy(value))
+    return copied
 
 
 def with_layers(model: Any, layers: Iterable[Any], config: Any = None) -> Any:
@@ -137,10 +137,10 @@ def _expanded(model: Any, layers: list[Any], origins: Sequence[int], expansion: 
 
 def _numbered(layer: Any, place: int) -> Any:
     """Give a layer the cache slot of its place, on the same parameters."""
-    own, attention = shallow_copy(layer), shallow_copy(layer.self_attn)
+    numbered, attention = shallow_copy(layer), shallow_copy(layer.self_attn)
     attention.layer_idx = place
-    own.self_attn = attention
-    return own
+    numbered.self_attn = attention
+    return numbered
 
 
 def tuned_target(target: Any, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> Any:

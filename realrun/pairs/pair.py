@@ -190,8 +190,8 @@ def load_pair(
     name = _public_name(draft_model, "draft")
     pair = replace(alone, drafter=IndependentKind(draft), draft_name=name, predictor=None, training=None)
     if predictor == "auto":  # only the embedded pair has its own, which may not fit another number type
-        own = is_lab(target) and draft_model == LAB
-        return _with_predictor(pair, LAB_PREDICTOR, strict=False) if own else pair
+        has_lab_predictor = is_lab(target) and draft_model == LAB
+        return _with_predictor(pair, LAB_PREDICTOR, strict=False) if has_lab_predictor else pair
     if predictor is None or predictor == "none":
         return pair
     return _with_predictor(pair, LAB_PREDICTOR if predictor == LAB else Path(predictor), strict=True)
@@ -235,9 +235,9 @@ def _load_inside(
     """Do `load_pair` for a drafter that any target has or that was trained for it."""
     kind = find_kind(drafter)
     if kind is None and drafter not in LAB_DRAFTERS and not Path(drafter).exists():
-        known = [name for name, known_kind in DRAFTERS.items() if known_kind.origin != "file"]
+        names = [name for name, known_kind in DRAFTERS.items() if known_kind.origin != "file"]
         raise InputError(
-            f"drafter {drafter} is unknown; give {', '.join(known)}, a drafter of the lab's "
+            f"drafter {drafter} is unknown; give {', '.join(names)}, a drafter of the lab's "
             f"({', '.join(LAB_DRAFTERS)}), a folder made by `realrun train`, or your own FILE.py"
         )
     shipped = shipped_drafter(target, drafter)
@@ -248,8 +248,8 @@ def _load_inside(
     alone = load_target(target, device=device, dtype=dtype, threads=threads) if beside is None else beside
     if kind is not None and free:
         model, loaded = kind.load(alone.target, {}, {})
-        own = drafter if drafter in DRAFTERS else kind.name
-        pair = replace(alone, target=model, drafter=loaded, draft_name=own)
+        name = drafter if drafter in DRAFTERS else kind.name
+        pair = replace(alone, target=model, drafter=loaded, draft_name=name)
         return pair if predictor in (None, "none", "auto") else _with_predictor(pair, Path(predictor), strict=True)
     core = core_of(alone.target)  # which it was trained for, if blocks were added since
     tuned, loaded = load_drafter(path, core)
@@ -329,12 +329,14 @@ def _load_model(
 ) -> PreTrainedModel:
     """Load a model without padding in its vocabulary; the vocabulary has this size or the tokenizer's."""
     _check_cache(path)
-    known = tokens_of(tokenizer)
+    tokenizer_tokens = tokens_of(tokenizer)
     try:
         # Experts' joint products, the library's default, know no float64.
         experts = {"experts_implementation": "eager"} if dtype == "float64" else {}
         model = _load(AutoModelForCausalLM, path, dtype=find_dtype(dtype), **experts).to(device).eval()
-        fit_vocabulary(model, known, min(known, int(model.config.vocab_size)) if size is None else size)
+        fit_vocabulary(
+            model, tokenizer_tokens, min(tokenizer_tokens, int(model.config.vocab_size)) if size is None else size
+        )
         return in_number_type(model, dtype)
     except (RuntimeError, AssertionError) as error:  # no such device, or its memory is full
         raise InputError(f"cannot put the models on {device}: {str(error).splitlines()[0]}") from None
@@ -382,8 +384,8 @@ def check_tokenizers(
             f"{both} in {_listed(differing, target, draft)}; choose a pair that shares a tokenizer, or pass "
             "--allow-tokenizer-difference if they differ only in tokens that one tokenizer lacks"
         )
-    theirs = {number: token for token, number in draft.items()}
-    clashing = [token for token, number in target.items() if theirs.get(number, token) != token]
+    draft_tokens = {number: token for token, number in draft.items()}
+    clashing = [token for token, number in target.items() if draft_tokens.get(number, token) != token]
     clashing += [token for token, number in target.items() if draft.get(token, number) != number]
     if clashing:
         raise InputError(
@@ -399,10 +401,10 @@ def _listed(tokens: Sequence[str], target: Mapping[str, int], draft: Mapping[str
     return f"{len(tokens)} token{'s' if len(tokens) != 1 else ''}, by their ids in either: {', '.join(named + more)}"
 
 
-def fit_vocabulary(model: Any, known: int, size: int) -> Any:
+def fit_vocabulary(model: Any, tokenizer_tokens: int, size: int) -> Any:
     """Resize a model's vocabulary in place, to read and propose ids below `size`; return the model.
 
-    Surplus rows are cut off; missing rows are filled with the mean token. Ids from `known` on, which its own
+    Surplus rows are cut off; missing rows are filled with the mean token. Ids from `tokenizer_tokens` on, which its own
     tokenizer lacks, are read and never proposed (`realrun.lm.cached.CachedLM.known_tokens`).
     """
     rows = len(model.get_input_embeddings().weight)
@@ -413,7 +415,7 @@ def fit_vocabulary(model: Any, known: int, size: int) -> Any:
                 embedded = model.get_input_embeddings().weight
                 embedded[rows:] = embedded[:rows].mean(0)
     model.config.padding_rows = max(rows - size, 0)
-    model.config.known_tokens = min(known, size)
+    model.config.known_tokens = min(tokenizer_tokens, size)
     return model
 
 

@@ -148,9 +148,9 @@ def true_ranks(logits: torch.Tensor, output: Sequence[int], sampler: Sampler, se
         total, vocabulary = scores.shape
         scores = scores + gumbel_noise(sampler.seed, sequence, position, total, vocabulary, scores.device, scores.dtype)
     truth = torch.tensor(output, device=scores.device)[:, None]
-    own = scores.gather(-1, truth)
+    true_scores = scores.gather(-1, truth)
     index = torch.arange(scores.shape[1], device=scores.device)
-    before = (scores > own) | ((scores == own) & (index < truth))
+    before = (scores > true_scores) | ((scores == true_scores) & (index < truth))
     ranks: Ints = before.sum(-1).cpu().numpy()
     return ranks
 
@@ -159,9 +159,9 @@ def branch_mask(visible: torch.Tensor, prefix: int, steps: int, dtype: torch.dty
     """Make an additive mask [1, 1, n, prefix + steps * n]; branch j sees visible[j] prefix tokens and itself."""
     n = len(visible)
     seen = torch.arange(prefix, device=visible.device)[None] < visible[:, None]
-    own = torch.eye(n, dtype=torch.bool, device=visible.device).repeat(1, steps)
+    same_branch = torch.eye(n, dtype=torch.bool, device=visible.device).repeat(1, steps)
     mask = torch.zeros(n, prefix + steps * n, dtype=dtype, device=visible.device)
-    mask.masked_fill_(~torch.cat([seen, own], dim=1), torch.finfo(dtype).min)
+    mask.masked_fill_(~torch.cat([seen, same_branch], dim=1), torch.finfo(dtype).min)
     return mask[None, None]
 
 

@@ -177,15 +177,15 @@ def train_medusa2(
     Raises InputError if peft is missing, the target cannot be adapted, or `train_on_text` raises it.
     """
     check_adaptable(pair.target)
-    own = asdict(settings)
+    recipe = asdict(settings)
     method = Method(
         "medusa",
-        plan={"drafter": "medusa-2", "start": weights_digest(heads), "stored": run.stored_name, **own},
+        plan={"drafter": "medusa-2", "start": weights_digest(heads), "stored": run.stored_name, **recipe},
         facts={
             "heads": len(heads),
             "adapter": {"rank": settings.adapter.rank, "alpha": settings.adapter.alpha},
             "method": "medusa-2",
-            "settings": own,
+            "settings": recipe,
             "first_stage": first_stage,
         },
         objective=OBJECTIVES[settings.loss],
@@ -364,8 +364,8 @@ def train_either(pair: Pair, settings: MedusaCommand, run: TextRun) -> dict[str,
     check_adaptable(pair.target)  # before heads are trained
     loop = run.loop if settings.joint_tokens is None else run.loop.lasting(settings.joint_tokens * 1e6)
     described = describe_target(pair.target, pair.target_name)
-    known = {"drafter": "medusa-2", "target": described, **asdict(settings.second), **loop.decisive}
-    refuse_another(run.out, known)  # before heads are trained
+    plan = {"drafter": "medusa-2", "target": described, **asdict(settings.second), **loop.decisive}
+    refuse_another(run.out, plan)  # before heads are trained
     run = replace(run, cache=run.cache or run.out)
     first_stage = None
     if settings.fresh:

@@ -221,7 +221,7 @@ def typical_run(layouts: Sequence[Mapping[str, Any]]) -> Run:
     logs = [[round_[:2] for round_ in run["rounds"]] for run in layouts]
     seconds = [[round_[2] for round_ in run["rounds"]] for run in layouts]
     half = len(layouts) // 2
-    middle = int(np.argsort([sum(own) for own in seconds])[half])
+    middle = int(np.argsort([sum(layout_s) for layout_s in seconds])[half])
     same = all(log == logs[0] for log in logs)
     return {
         "tokens": len(layouts[middle]["tokens"]),

@@ -378,11 +378,11 @@ def stop_asked() -> Iterator[Callable[[], bool]]:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         yield lambda: False
         return
-    asked = False
+    pressed = False
 
     def note(number: int, frame: Any) -> None:
-        nonlocal asked
-        asked = True
+        nonlocal pressed
+        pressed = True
         signal.signal(signal.SIGINT, before)
 
     try:
@@ -391,6 +391,6 @@ def stop_asked() -> Iterator[Callable[[], bool]]:
         yield lambda: False
         return
     try:
-        yield lambda: asked
+        yield lambda: pressed
     finally:
         signal.signal(signal.SIGINT, before)
