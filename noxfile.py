@@ -66,7 +66,7 @@ def tests(session: nox.Session) -> None:
 @nox.session
 def slow(session: nox.Session) -> None:
     """The tests that the default run leaves out (marked slow, or by tests/default_cases.toml), in two processes."""
-    install(session, "real", "dev", "dask", "ray", "engines")
+    install(session, "real", "dev", "dask", "engines")
     session.run(
         "pytest", "-n", "2", "--dist", "worksteal", "-m", "slow and not bench", *session.posargs, env=ENVIRONMENT
     )
@@ -74,9 +74,8 @@ def slow(session: nox.Session) -> None:
 
 @nox.session(python="3.12")
 def image(session: nox.Session) -> None:
-    """The versions that images of GPU machines have, and no Optuna: tests of kernels and real run, and the campaign."""
+    """The versions that images of GPU machines have: tests of kernels and real run, and the campaign."""
     session.install("-e", ".[real,dev]", *IMAGE)
-    session.run("pip", "uninstall", "-y", "optuna")
     session.run("python", "-c", "import specsim, realrun.campaign, speckernels")
     session.run("pytest", *PROCESSES, "tests/kernels", "tests/realrun", *session.posargs, env=ENVIRONMENT)
     session.run("realrun", "campaign", "--out", "results/image", "--minutes", "10", "--overwrite", env=ENVIRONMENT)

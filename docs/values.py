@@ -2,7 +2,7 @@
 
     <!-- value: between runs -->1.7<!-- -->
 
-The owner of a value is a recorded run, a constant of the code, or a bound that a test asserts. Names with a dot
+The owner of a value is a recorded run or a constant of the code. Names with a dot
 are figures of the papers' audit with their format:
 
     <!-- value: eesd.eq14_one_ratio_error:.2f -->1.75<!-- -->
@@ -22,18 +22,15 @@ from realrun.measure.interleaving import TURN_ROUNDS
 from realrun.pairs.pair import LAB_DEEP_LAYERS
 from specsim.cost.files import read_cost
 from specsim.cost.roofline.published import class_error
+from specsim.engines.advise import NEAR_PERCENT
 from specsim.engines.conventions import CONVENTIONS
 from specsim.replaying.intervals import FEW, LARGEST_FLOOR_PERCENT, REPEATS
 from studies.measurement.runs import pooled_percent
 from studies.papers.findings import VERDICTS, audit, filled
-from tests.contract.test_house import MOST_LINES
-from tests.specsim.cost.test_points import ONE_POINT_PERCENT, TWO_POINTS_PERCENT
-from tests.specsim.engines.test_advise import FEWEST_ROUNDS, NEAR_PERCENT, RIGHT_PERCENT
-from tests.specsim.engines.test_as_engine import COUNTED
-from tests.support.sglang_trees import FIXTURE as SGLANG_TREES
 
 PLACE = re.compile(r"<!-- value: (?P<name>[^\n]+?) -->(?P<said>.*?)<!-- -->")
 RUNS = "measurement/recorded/runs.json"
+ENGINES = ROOT / "tests" / "specsim" / "engines"  # what engines were recorded to do
 
 
 def _recorded(path: str) -> Any:
@@ -52,7 +49,8 @@ def between_runs() -> str:
 
 def prompts_with_rounds() -> int:
     """Prompts whose rounds vLLM counted by prompt lookup and by suffix decoding, the same."""
-    (prompts,) = {len(rounds) for name in ("vllm-ngram", "vllm-suffix") for rounds in COUNTED[name].values()}
+    counted = json.loads((ENGINES / "rounds.json").read_text())
+    (prompts,) = {len(rounds) for name in ("vllm-ngram", "vllm-suffix") for rounds in counted[name].values()}
     return prompts
 
 
@@ -124,20 +122,15 @@ VALUES: dict[str, Callable[[], object]] = {
     "published speedup of experts": lambda: _published("speedup", experts=True, batch=8),
     "prompts with rounds of vllm": prompts_with_rounds,
     "ms of a drafted token on vLLM": _drafted_ms,
-    "advised K is near": lambda: NEAR_PERCENT,
-    "advised K is right": lambda: RIGHT_PERCENT,
-    "fewest rounds": lambda: FEWEST_ROUNDS,
+    "advised K is near": lambda: f"{NEAR_PERCENT:g}",
     "version of vllm": lambda: CONVENTIONS["vllm"].version,
     "version of llamacpp": lambda: CONVENTIONS["llamacpp"].version,
-    "version of sglang's trees": lambda: json.loads(SGLANG_TREES.read_text())["sglang"],
+    "version of sglang's trees": lambda: json.loads((ENGINES / "fixtures/sglang_trees.json").read_text())["sglang"],
     "EESD table 8: verification": lambda: _range("eesd.breakdown.", ".verify_ratio", 2),
     "EESD table 8: others": lambda: _range("eesd.breakdown.", ".others", 0),
     "EESD table 8: T_d / T_t": lambda: _range("eesd.breakdown.", ".measured_ratio", 3),
     "EESD by Eq. 14: T_d / T_t": lambda: _range("eesd.cost_ratio.", "_ts", 3),
     "EDD: rows whose alpha is tau over depth": _alphas,
-    "lines of a file": lambda: MOST_LINES,
-    "off after one point": lambda: f"{ONE_POINT_PERCENT:g}",
-    "off after two points": lambda: f"{TWO_POINTS_PERCENT:g}",
 }
 
 

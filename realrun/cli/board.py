@@ -133,8 +133,7 @@ def print_board(document: Mapping[str, Any]) -> None:
             print(line)
         print(f"machine: {page.machine_text(document)}")
         print(page.floor_text(document))
-        for line in page.forecast_text(document):
-            print(line)
+        print(page.forecast_text(document))
         print_table("errors against the measurement", *as_text(ERROR_COLUMNS, error_rows(document)))
         print(page.choice_text(document["choice"]))
     leader = document["rows"][0]

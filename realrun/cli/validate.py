@@ -204,7 +204,7 @@ def print_validation(document: dict[str, Any], out: Path) -> None:
         counts = ", ".join(f"{sum(counts[cause] for counts in departures)} {cause}" for cause in departures[0])
         print(f"first differences from the replay, of sequences that have one: {counts}")
     print_skipped("not compared", document["skipped"])
-    for line in [*page.forecast_text(document), *page.state_text(document), *page.time_text(document)]:
+    for line in (page.forecast_text(document), page.state_text(document), page.time_text(document)):
         print(line)
     print_table("errors against the measurement", *as_text(ERROR_COLUMNS, error_rows(document)))
     if document["choice"]:

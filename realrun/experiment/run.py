@@ -27,8 +27,8 @@ from specsim.cost.probed import changes
 from specsim.io.arrays import Ints
 from specsim.io.files import file_digest, remove_folder, replacing, write_json, write_table, write_text
 from specsim.io.progress import Progress
-from specsim.learn.journal import source_digest
 from specsim.learn.settings import SearchSettings
+from specsim.learn.storage import source_digest
 from specsim.trace.trace import Trace
 
 UNFINISHED = "validation.partial"  # folder, in the output's, of what is there before the result

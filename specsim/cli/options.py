@@ -40,7 +40,7 @@ class SeedSettings(Settings):
 class WorkerSettings(Settings):
     """Processes that share the work."""
 
-    backend: Literal["loky", "dask", "ray"] = setting("loky", "Processes of this machine, or a Dask or Ray cluster.")
+    backend: Literal["loky", "dask"] = setting("loky", "Processes of this machine, or a Dask cluster.")
     jobs: int | None = setting(
         None, "Number of processes (default: one per core, or the whole cluster). Does not change the result.", low=1
     )

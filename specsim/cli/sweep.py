@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -45,7 +44,7 @@ def sweep(options: SweepOptions) -> Answer:
     from specsim.compare.sweep import sweep as run
     from specsim.cost.files import read_cost
     from specsim.io.files import check_writable, working_in
-    from specsim.learn.journal import Journal
+    from specsim.learn.storage import job_name, open_study
     from specsim.trace.remote import depth_at
 
     out = options.out
@@ -60,11 +59,14 @@ def sweep(options: SweepOptions) -> Answer:
     points = configurations_of(options.policy, options.trials, depth=depth, seed=options.seed)
     split: dict[str, Any] = {"tuning_share": options.tuning_share, "seed": options.seed}
 
-    with nullcontext() if out is None else working_in(out):
-        journal_of = (None, {}) if out is None else (out / JOURNAL, sweep_job(cells, points, **split))
-        with Journal(*journal_of) as journal, progress_bar() as bar:
-            swept = run(cells, points, workers, **split, progress=partial(bar, "replays"), journal=journal)
-        if out is not None:
+    if out is None:
+        with progress_bar() as bar:
+            swept = run(cells, points, workers, **split, progress=partial(bar, "replays"))
+    else:
+        with working_in(out):
+            name = job_name(sweep_job(cells, points, **split))
+            with open_study(out / JOURNAL, name) as study, progress_bar() as bar:
+                swept = run(cells, points, workers, **split, progress=partial(bar, "replays"), study=study)
             write_sweep(out, swept, {"policies": options.policy, "trials": options.trials, **split})
             (out / JOURNAL).unlink()
     document = swept.as_dict()

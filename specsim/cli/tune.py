@@ -25,10 +25,8 @@ if TYPE_CHECKING:
 class TuneOptions(SplitSettings, PolicySettings, TraceSettings):
     """Which policy is tuned, and how."""
 
-    search: Literal["grid", "race", "optuna"] | None = setting(
-        None,
-        "grid: an even grid, every point on all sequences. race: many points on few sequences, dropping poor ones as "
-        "sequences are added. optuna: Optuna's TPE. Default: optuna for up to 500 trials if installed, else race.",
+    search: Literal["optuna", "grid"] = setting(
+        "optuna", "Optuna's TPE, or an even grid. A space of at most --trials points is enumerated either way."
     )
     trials: int = setting(100, "Configurations to try.", low=1)
     folds: int | None = setting(
@@ -39,7 +37,7 @@ class TuneOptions(SplitSettings, PolicySettings, TraceSettings):
     )
     storage: Path | None = setting(
         None,
-        "Journal of the search, from which the same command resumes after a kill; with --folds FILE.1 and so on.",
+        "File of Optuna's journal storage, from which the same command resumes after a kill.",
         metavar="FILE",
     )
     jobs: int | None = setting(None, JOBS_HELP, low=1)
@@ -54,7 +52,7 @@ def tune(options: TuneOptions, costs: CostSettings) -> Answer:
     policy does not differ significantly (95 %). Ctrl-C ends the search with the best so far; a second one ends the
     command.
 
-    Example: specsim tune TRACE --policy adaedl --cost profile.json --search race --trials 2000
+    Example: specsim tune TRACE --policy adaedl --cost profile.json --trials 200
     """
     from specsim.learn.settings import SearchSettings
     from specsim.learn.tune import cross_validate_with, tune_on, tune_with
@@ -81,7 +79,7 @@ def tune(options: TuneOptions, costs: CostSettings) -> Answer:
 
 @contextmanager
 def _resuming_from(storage: Path | None) -> Iterator[None]:
-    """If Ctrl-C leaves nothing to show, name the journal to resume from."""
+    """If Ctrl-C leaves nothing to show, name the file to resume from."""
     try:
         yield
     except KeyboardInterrupt:
@@ -135,8 +133,6 @@ def _print_folded(final: TuneResult, folded: CrossValidation) -> None:
 
 def _aside(result: TuneResult) -> str:
     parts = [result.search]
-    if result.work < 1:
-        parts.append(f"{100 * result.work:.0f} % of brute force's work")
     if result.refused:
         parts.append(f"{result.refused} that trace or costs cannot serve")
     if result.interrupted:

@@ -34,7 +34,7 @@ def learned_rule(train: PricedTrace, settings: SearchSettings) -> Policy | None:
     """
     if unsupported_reason(train.trace, RenewalStop):
         return None
-    every = dataclasses.replace(settings, trials=max(len(SIGNALS), train.trace.depth), search=None, fixed={})
+    every = dataclasses.replace(settings, trials=max(len(SIGNALS), train.trace.depth), search="grid", fixed={})
     rules: list[Policy] = []
     for kind in (FixedK, RenewalStop):
         try:

@@ -2,7 +2,7 @@
 
 A cell is a trace under a cost model at a batch size. Every configuration is replayed on both parts of every cell's
 sequences; the fastest on the tuning part is reported on the other. Workers read a trace when its first cell is due, and
-results do not depend on the worker. A journal keeps them, so that a sweep that was killed can resume.
+results do not depend on the worker. Optuna's journal storage keeps them, so that a sweep that was killed can resume.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,13 +22,12 @@ from specsim.cost.model import CostModel
 from specsim.io.arrays import Floats
 from specsim.io.errors import InputError
 from specsim.io.files import digest, replacing, write_json, write_table
-from specsim.io.json import checked
 from specsim.io.progress import Counter, no_progress
 from specsim.io.workers import Workers
 from specsim.learn.evaluate import evaluate_many
-from specsim.learn.journal import Journal, cost_digest, program, source_digest, trace_digest
 from specsim.learn.search import fixed_settings
 from specsim.learn.space import search_space
+from specsim.learn.storage import cost_digest, program, source_digest, trace_digest
 from specsim.policy.registry import find_policy
 from specsim.replaying.checks import unsupported_reason
 from specsim.replaying.prediction import summarise
@@ -36,6 +35,9 @@ from specsim.replaying.priced import PricedTrace
 from specsim.trace.remote import read_trace_at
 from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
+
+if TYPE_CHECKING:
+    from optuna.study import Study
 
 KIND, VERSION = "specsim-sweep", 1
 RESULT, TABLE, JOURNAL = "sweep.json", "sweep.parquet", "sweep.journal"
@@ -64,15 +66,6 @@ class Task:
     points: list[dict[str, Any]]
     tuning_share: float
     seed: int
-
-
-class TaskAnswer(TypedDict):
-    """A line of the journal: a task's answer. speedups : on the tuning part, and on the other"""
-
-    cell: int
-    start: int
-    speedups: list[list[float]]
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -158,13 +151,13 @@ def sweep(
     tuning_share: float = 0.5,
     seed: int = 0,
     progress: Counter = no_progress,
-    journal: Journal | None = None,
+    study: Study | None = None,
 ) -> Swept:
     """Replay every configuration in every cell; the answer does not depend on the workers.
 
-    journal : of `sweep_job`, as of `specsim.learn.journal`: what is in it is not replayed again
+    study : keeps every task's answer as an attribute; a task that has one is not run again
     """
-    run, journal = secrets.token_hex(8), journal or Journal(None, {})
+    run = secrets.token_hex(8)
     tasks = {}
     for number, cell in enumerate(cells):
         for start, policy, points in _chunks(configurations):
@@ -179,13 +172,16 @@ def sweep(
         reasons[number] = min(filter(None, (reasons[number], reason)), default="")
         done += part.shape[1]
 
-    for line in journal.ahead:
-        take(*_from_line(line, tasks, journal))
+    for key, (part, reason) in study.user_attrs.items() if study else ():
+        number, start = map(int, key.split())
+        take(number, start, np.array(part), reason)
+        del tasks[number, start]
     progress(done, total)
     best: list[Best | None] = [None] * len(cells)
     with workers.ready() as run_tasks:
         for number, start, part, reason in run_tasks(_evaluate, [(task, start) for (_, start), task in tasks.items()]):
-            journal.keep({"cell": number, "start": start, "speedups": part.tolist(), "reason": reason})
+            if study:
+                study.set_user_attr(f"{number} {start}", [part.tolist(), reason])
             take(number, start, part, reason)
             progress(done, total)
         last = []
@@ -223,18 +219,6 @@ def sweep_job(
         "seed": seed,
         **program(),
     }
-
-
-def _from_line(
-    line: dict[str, Any], tasks: dict[tuple[int, int], Task], journal: Journal
-) -> tuple[int, int, Floats, str]:
-    """Take a task's answer from an earlier run."""
-    invalid = "delete the file to sweep anew"
-    answer = checked(line, f"{journal.path}", TaskAnswer, invalid=invalid)
-    task = tasks.pop((answer["cell"], answer["start"]), None)
-    if task is None or [len(part) for part in answer["speedups"]] != 2 * [len(task.points)]:
-        raise InputError(f"{journal.path} holds speedups that are none of this sweep's; {invalid}")
-    return answer["cell"], answer["start"], np.array(answer["speedups"]), answer["reason"]
 
 
 def _chunks(configurations: Sequence[Configuration]) -> Iterator[tuple[int, str, list[dict[str, Any]]]]:

@@ -65,7 +65,7 @@ class ProfileWidths(TypedDict):
 
 
 class ProfileDocument(TypedDict):
-    """A profile; older files have only `median_s`."""
+    """A profile. Without `mean_s`, medians are the costs."""
 
     contexts: list[int]
     mean_s: NotRequired[ProfileSeconds | None]

@@ -1,7 +1,7 @@
 """Write files and folders whole or not at all, and digest them.
 
-A kill leaves the old file or the new file, and at most a hidden temporary file, which the next writer removes.
-Long work locks its folder.
+A kill leaves the old file or the new file, and at most a hidden temporary file, which the next writer removes. Long
+work locks its folder.
 """
 
 from __future__ import annotations
@@ -112,18 +112,14 @@ def _locked(folder: Path) -> Iterator[None]:
 def _lock(handle: int, *, wait: bool = False, without: bool = True) -> bool:
     """Lock this open file or folder until it is closed or the process ends, and tell whether it is locked.
 
-    Locks belong to the open file, not to a process id, which is meaningless in another container.
-    without : what to return where the system or the file system has no locks
+    without : what to return where the file system has no locks
     """
-    try:
-        import fcntl
+    from filelock import lock_descriptor  # slow to import
 
-        fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except (ImportError, OSError):
+    try:
+        return lock_descriptor(handle, blocking=wait)
+    except OSError:
         return without
-    return True
 
 
 def _is_at(handle: int, path: Path) -> bool:
@@ -250,7 +246,7 @@ def _clear_dead(folder: Path, name: str | None = None) -> None:
 
 
 def _exchange(new: Path, old: Path) -> None:
-    """Swap two folders, atomically where the system can, so that a kill leaves either of them in place."""
+    """Swap two folders, atomically where the system can: a kill between two renames would leave neither in place."""
     with contextlib.suppress(AttributeError, OSError):
         rename = ctypes.CDLL(None, use_errno=True).renameat2
         if rename(AT_CWD, os.fsencode(new), AT_CWD, os.fsencode(old), RENAME_EXCHANGE) == 0:

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 from specsim.io.errors import InputError
 
-Backend = Literal["loky", "dask", "ray"]
+Backend = Literal["loky", "dask"]
 KILLED = (
     "a worker process was killed, most often because memory ran out; give fewer processes with --jobs. A sweep with "
     "--out goes on where it was"
@@ -23,7 +23,7 @@ Run = Callable[[Callable[..., Any], Sequence[tuple[Any, ...]]], Iterator[Any]]
 class Workers:
     """Processes that run tasks.
 
-    backend : processes of this machine, or workers of a Dask or Ray cluster
+    backend : processes of this machine, or workers of a Dask cluster
     jobs : tasks at once; default: one per core, or as many as the cluster takes. 1 under loky: all in this process
     scheduler : address of a cluster; default: start a cluster on this machine, with a process per job
 
@@ -42,7 +42,7 @@ class Workers:
         if self.jobs is not None and self.jobs < 1:
             raise InputError(f"jobs={self.jobs}; give at least 1")
         if self.scheduler is not None and self.backend == "loky":
-            raise InputError("backend loky has no scheduler; choose dask or ray")
+            raise InputError("backend loky has no scheduler; choose dask")
 
     @contextmanager
     def ready(self) -> Iterator[Run]:
@@ -53,7 +53,7 @@ class Workers:
         """
         with ExitStack() as stack:
             try:
-                start = {"loky": _loky, "dask": _dask, "ray": _ray}[self.backend]
+                start = {"loky": _loky, "dask": _dask}[self.backend]
                 run = stack.enter_context(start(self.jobs, self.scheduler))
             except ImportError:
                 raise InputError(
@@ -70,22 +70,18 @@ class Workers:
 
 @contextmanager
 def _loky(jobs: int | None, scheduler: str | None) -> Iterator[Run]:
-    yield _joblib(jobs, as_done="generator_unordered")
-
-
-def _joblib(jobs: int | None, *, as_done: str) -> Run:
     from joblib import Parallel, delayed
     from joblib.externals.loky.process_executor import BrokenProcessPool
 
     def run(call: Callable[..., Any], tasks: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
-        parallel = Parallel(n_jobs=jobs or -1, batch_size=1, return_as=as_done)
+        parallel = Parallel(n_jobs=jobs or -1, batch_size=1, return_as="generator_unordered")
         try:
             results: Iterable[Any] = parallel(delayed(call)(*task) for task in tasks)
             yield from results
         except BrokenProcessPool:
             raise InputError(KILLED) from None
 
-    return run
+    yield run
 
 
 @contextmanager
@@ -114,22 +110,3 @@ def _dask(jobs: int | None, scheduler: str | None) -> Iterator[Run]:
         client = stack.enter_context(Client(address))
         client.wait_for_workers(1, timeout=WAIT_S)
         yield run
-
-
-@contextmanager
-def _ray(jobs: int | None, scheduler: str | None) -> Iterator[Run]:
-    import ray
-    from joblib import cpu_count, parallel_config
-    from ray.util.joblib import register_ray
-
-    logging.getLogger("ray.util.multiprocessing").setLevel(logging.ERROR)  # it warns of what joblib hands it
-    options: dict[str, Any] = {"address": scheduler}
-    if scheduler is None:
-        options = {"num_cpus": jobs or cpu_count(), "include_dashboard": False}
-    ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
-    try:
-        register_ray()
-        with parallel_config(backend="ray"):
-            yield _joblib(jobs, as_done="list")  # Ray's backend gives its results at the end alone
-    finally:
-        ray.shutdown()

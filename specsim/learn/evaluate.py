@@ -112,18 +112,26 @@ class Evaluator:
             return error
         return policy
 
-    def seconds(self, policies: Sequence[Policy], which: Ints | None = None) -> Floats:
-        """Speculative seconds [C, M] of built policies on the sequences `which`, in that order; default: all.
+    def total_seconds(self, points: Sequence[Mapping[str, Any]]) -> tuple[list[Policy | InputError], Floats]:
+        """Build the policy of each point, and return its seconds on the whole trace; infinite where it is refused."""
+        built = self.build(points)
+        total = np.full(len(points), np.inf)
+        total[[isinstance(policy, Policy) for policy in built]] = self.seconds(
+            [policy for policy in built if isinstance(policy, Policy)]
+        ).sum(axis=1)
+        return built, total
 
-        Infinite for a tree policy that asks for more than the recorded trees hold in a share of
-        its rounds above MAX_TRUNCATED_SHARE: what such a replay costs is too little to be compared.
-        Independent of threads and blocks, and equal to `replay`'s on the whole trace. A
-        policy that carries its state starts anew at which[0].
+    def seconds(self, policies: Sequence[Policy]) -> Floats:
+        """Return speculative seconds [C, S] of built policies.
+
+        Infinite for a tree policy that asks for more than the recorded trees hold in a share of its rounds above
+        MAX_TRUNCATED_SHARE, because such a replay costs too little to be compared. Independent of threads and blocks,
+        and equal to `replay`'s.
         """
-        which = np.arange(self.trace.sequences) if which is None else which
+        which = np.arange(self.trace.sequences)
         result = np.empty((len(policies), len(which)))
         rounds = np.zeros((len(policies), len(which), 2), dtype=np.int64)  # all, and truncated ones
-        if not policies or not len(which):
+        if not policies:
             return result
         size = max(1, min(TOGETHER, math.ceil(len(policies) / self.jobs), TASK_ROWS // len(which)))
         starts = range(0, len(policies), size)
@@ -216,10 +224,7 @@ def evaluate_many(
     built: list[Policy | InputError] = []
     seconds = np.full(len(settings_list), np.inf)
     for start in range(0, len(settings_list), BATCH):
-        batch = evaluator.build(settings_list[start : start + BATCH])
-        served = [i for i, policy in enumerate(batch) if isinstance(policy, Policy)]
-        policies = [policy for policy in batch if isinstance(policy, Policy)]
-        seconds[start + np.array(served, dtype=int)] = evaluator.seconds(policies).sum(axis=1)
+        batch, seconds[start : start + BATCH] = evaluator.total_seconds(settings_list[start : start + BATCH])
         built += batch
         if progress:
             progress(len(built), len(settings_list))

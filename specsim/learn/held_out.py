@@ -114,7 +114,7 @@ class TuneResult(HeldOutResult):
     """The best settings of a search, with their prediction on both parts.
 
     tuned_on, reported_on : sequences of the two parts
-    trials, refused, search, work : as of `SearchResult`
+    trials, refused, search : as of `SearchResult`
     """
 
     best: Policy
@@ -122,7 +122,6 @@ class TuneResult(HeldOutResult):
     trials: int
     refused: int
     search: str
-    work: float
     tuned_on: int
     reported_on: int
 
@@ -144,7 +143,6 @@ class TuneResult(HeldOutResult):
             "trials": self.trials,
             "refused": self.refused,
             "search": self.search,
-            "work": self.work,
             "interrupted": self.interrupted,
             "oracle_of": oracle_name([type(self.best), FixedK]),
             "references": {name: reference.as_dict() for name, reference in self.references.items()},

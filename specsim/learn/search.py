@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from specsim.io.errors import InputError
 from specsim.io.progress import Counter, no_progress
 from specsim.learn.evaluate import BATCH, MAX_TRUNCATED_SHARE, Evaluator, evaluate_many
-from specsim.learn.journal import Journal, describe_job
-from specsim.learn.optuna_search import search_optuna
-from specsim.learn.race import race
-from specsim.learn.search_state import SearchState
-from specsim.learn.settings import DEFAULT_SEARCH, Search, SearchSettings
-from specsim.learn.space import Limits, Settings, Space, bounded, recorded_limits, search_space, tuned_fields
+from specsim.learn.settings import DEFAULT_SEARCH, SearchSettings
+from specsim.learn.space import Axis, Limits, Settings, Space, bounded, recorded_limits, search_space, tuned_fields
+from specsim.learn.storage import describe_job, job_name, open_study
 from specsim.policy.base import Policy, build_policy
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.chain.fixed_k import FixedK
@@ -26,7 +24,13 @@ from specsim.policy.switch.one_drafter import OneDrafter
 from specsim.replaying.priced import PricedTrace
 from specsim.trace.joined import JoinedTrace
 
-OPTUNA_TRIALS = 500
+if TYPE_CHECKING:
+    from optuna.samplers import TPESampler
+    from optuna.study import Study
+    from optuna.trial import FrozenTrial
+
+ASKED = 8  # points that Optuna proposes together, whatever the threads, so that the answer does not depend on them
+Propose = Callable[["Sequence[FrozenTrial]", int], list[Settings]]
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,6 @@ class SearchResult:
     runner_up : the next best policy that differs clearly from the best; None if there is none
     trials, refused : points tried, and those of them that trace or costs cannot serve
     truncated : refused points that the recorded trees are too small for, whose speedup is unknown
-    work : positions replayed, as a share of all points on all sequences
     interrupted : the search was stopped; these are the best so far
     default : the policy with its default settings; None if trace or costs cannot serve it
     fixed : settings that were not searched
@@ -49,7 +52,6 @@ class SearchResult:
     search: str
     trials: int
     refused: int
-    work: float
     interrupted: bool
     truncated: int = 0
 
@@ -74,33 +76,36 @@ def find_best(
     default = default_policy(kind, space, evaluator)
     if default is not None:
         space = space.around(default.settings)
-    method = settings.search or default_search(trials)
-    if space.size <= trials:
-        method = "grid"
+    method = "grid" if space.size <= trials else settings.search
+    propose: Propose
+    if method == "grid":
+        points = space.grid(int(min(trials, space.size)))
+        count, batch, propose = len(points), BATCH, lambda tried, size: points[len(tried) :][:size]
+    else:
+        count, batch, propose = trials, ASKED, lambda tried, size: _ask_optuna(space, seed, tried, size)
     job = {"search": method, "trials": trials, "seed": seed}
-    journal = Journal(settings.storage, describe_job(kind, train, fixed, job) if settings.storage else {})
-    state = SearchState(evaluator, journal, progress or no_progress)
+    name = job_name(describe_job(kind, train, fixed, job)) if settings.storage else ""
     interrupted = False
-    try:
-        _run(method, state, space, trials, seed)
-    except KeyboardInterrupt:
-        if not state.ranking:
-            raise
-        interrupted = True
-    finally:
-        journal.close()
-    best, runner_up = _two_best(state, space)
-    refused = [] if interrupted else state.refused_points()
+    with open_study(settings.storage, name) as study:
+        try:
+            _replay_points(study, evaluator, space, count, batch, propose, progress or no_progress)
+        except KeyboardInterrupt:
+            interrupted = True
+        tried = study.get_trials(deepcopy=False)
+    ranking = sorted((trial for trial in tried if trial.value is not None), key=lambda trial: trial.values[0])
+    if interrupted and not ranking:
+        raise KeyboardInterrupt
+    best, runner_up = _two_best([trial.params for trial in ranking or tried], bool(ranking), space, evaluator)
+    refused = [] if interrupted else [trial.params for trial in tried if trial.value is None]
     return SearchResult(
         best=best,
         runner_up=runner_up,
         default=default,
         fixed=fixed,
         search=method,
-        trials=len(state.points),
+        trials=len(tried),
         refused=len(refused),
         truncated=sum(isinstance(policy, Policy) for policy in evaluator.build(refused)),
-        work=state.replayed_rows / (len(state.points) * state.rows),
         interrupted=interrupted,
     )
 
@@ -118,38 +123,87 @@ def finished_search(kind: type[Policy], train: PricedTrace, settings: SearchSett
     return search_result
 
 
-def _run(method: Search, state: SearchState, space: Space, trials: int, seed: int) -> None:
-    if method == "optuna":
-        search_optuna(state, space, trials, seed)
-    elif method == "race":
-        race(state, space.sobol(trials, seed), seed)
-    else:
-        points = space.grid(int(min(trials, space.size)))
-        state.replay_in_full(len(points), BATCH, lambda done, size: points[done : done + size])
+def _replay_points(
+    study: Study,
+    evaluator: Evaluator,
+    space: Space,
+    count: int,
+    batch_size: int,
+    propose: Propose,
+    progress: Counter,
+) -> None:
+    """Replay points on every sequence, in batches, until the study has so many.
+
+    propose : the next points, by the trials before their batch and the batch's size. A batch that was cut short is
+        proposed again from the same trials, so that a search that resumes tries what it would have tried
+    """
+    from optuna.trial import TrialState, create_trial
+
+    distributions = {axis.name: _distribution(axis) for axis in space.axes}
+    while len(tried := study.get_trials(deepcopy=False)) < count:
+        start = len(tried) // batch_size * batch_size
+        points = propose(tried[:start], min(batch_size, count - start))[len(tried) - start :]
+        for point, seconds in zip(points, evaluator.total_seconds(points)[1].tolist(), strict=True):
+            served = math.isfinite(seconds)
+            outcome = TrialState.COMPLETE if served else TrialState.PRUNED  # which is worse than all others
+            value = seconds if served else None
+            study.add_trial(create_trial(params=point, distributions=distributions, value=value, state=outcome))
+        progress(len(tried) + len(points), count)
 
 
-def _two_best(state: SearchState, space: Space) -> tuple[Policy, Policy | None]:
-    """Return the best policy, and the next best that differs from it clearly; raise InputError if all are refused."""
-    evaluator = state.evaluator
-    if not state.ranking:
-        evaluator.build_or_raise(state.points[0])
+def _ask_optuna(space: Space, seed: int, tried: Sequence[FrozenTrial], size: int) -> list[Settings]:
+    """Return the next points: first the defaults, then what the tree-structured Parzen estimator proposes."""
+    import optuna
+
+    study = optuna.create_study(sampler=tpe_sampler(seed, len(tried), constant_liar=True))
+    study.add_trials(tried)
+    distributions = {axis.name: _distribution(axis) for axis in space.axes}
+    points = [] if tried else [space.default]
+    return points + [study.ask(distributions).params for _ in range(size - len(points))]
+
+
+def tpe_sampler(seed: int, done: int, *, constant_liar: bool = False) -> TPESampler:
+    """Return Optuna's sampler, seeded by the number of trials done, so that a resumed search asks for the same.
+
+    constant_liar : whether points that are asked for together are kept apart
+    """
+    import optuna
+
+    with warnings.catch_warnings():  # some options are marked experimental
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        return optuna.samplers.TPESampler(
+            seed=int(np.random.SeedSequence((seed, done)).generate_state(1)[0]),
+            multivariate=True,  # settings belong together, such as a threshold and its scale
+            constant_liar=constant_liar,
+        )
+
+
+def _distribution(axis: Axis) -> Any:
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    if axis.values is None:
+        return FloatDistribution(axis.low, axis.high, log=axis.log)
+    if isinstance(axis.values, range):
+        return IntDistribution(axis.values[0], axis.values[-1], log=axis.log)
+    return CategoricalDistribution(tuple(axis.values))
+
+
+def _two_best(
+    points: Sequence[Settings], served: bool, space: Space, evaluator: Evaluator
+) -> tuple[Policy, Policy | None]:
+    """Return the best policy, and the next best that differs from it clearly; raise InputError if all are refused.
+
+    points : from the best, if any is served; else all
+    """
+    best, *others = points
+    policy = evaluator.build_or_raise(best)
+    if not served:
         raise InputError(
-            f"policy {evaluator.kind.name}: all {len(state.points)} points ask for more than the recorded trees hold "
+            f"policy {evaluator.kind.name}: all {len(points)} points ask for more than the recorded trees hold "
             f"in over {100 * MAX_TRUNCATED_SHARE:.0f} % of the rounds; record more with `realrun record --tree-nodes`"
         )
-    best, *others = [state.points[i] for i in state.ranking]
     runner_up = next((point for point in others if space.apart(best, point)), None)
-    return evaluator.build_or_raise(best), None if runner_up is None else evaluator.build_or_raise(runner_up)
-
-
-def default_search(trials: int) -> Search:
-    """Choose Optuna up to OPTUNA_TRIALS, where it is installed; else a race.
-
-    Optuna makes more of the same number of trials, because it replays each in full. With the work of 100 of those, a
-    race tries 1000, finds at least as much on a trace of some dozens of sequences, and does not slow down with their
-    number as Optuna's model does.
-    """
-    return "optuna" if trials <= OPTUNA_TRIALS and find_spec("optuna") else "race"
+    return policy, None if runner_up is None else evaluator.build_or_raise(runner_up)
 
 
 def fixed_settings(kind: type[Policy], given: Mapping[str, Any], limits: Limits) -> Settings:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,7 @@ def tune(
     cost: CostLike,
     policy: PolicyName,
     *,
-    search: Search | None = None,
+    search: Search = "optuna",
     trials: int = 100,
     tuning_share: float = 0.5,
     seed: int = 0,
@@ -54,8 +53,8 @@ def tune(
         As in `predict`.
     policy : str, Path or class
         A name that `policies` lists, FILE.py, FILE.py:NAME, or a class.
-    search : {"grid", "race", "optuna"}, optional
-        How to search. Default: Optuna for up to 500 trials where it is installed, else a race.
+    search : {"optuna", "grid"}
+        Optuna's tree-structured Parzen estimator, or an even grid. A space of at most `trials` points is enumerated.
     trials : int
         Configurations to try.
     tuning_share : float
@@ -65,7 +64,7 @@ def tune(
     jobs : int, optional
         Threads (default: one per core). Does not change the result.
     storage : Path, optional
-        A journal file, from which the same call resumes after an interruption.
+        File of Optuna's journal storage, from which the same call resumes after an interruption.
     progress : callable, optional
         Called with (done, total) now and then.
     **fixed
@@ -85,7 +84,7 @@ def tune(
 
     References
     ----------
-    Jamieson and Talwalkar 2016, arXiv:1502.07943 (race); Akiba et al. 2019, arXiv:1907.10902 (Optuna).
+    Akiba et al. 2019, arXiv:1907.10902 (Optuna).
 
     Examples
     --------
@@ -136,7 +135,7 @@ def tune_on(
         tuned_on=train.trace.sequences,
         reported_on=holdout.trace.sequences,
         **{**report, "warnings": (*_unjudged(search_result), *report["warnings"])},
-        **{name: getattr(search_result, name) for name in ("trials", "refused", "search", "work", "interrupted")},
+        **{name: getattr(search_result, name) for name in ("trials", "refused", "search", "interrupted")},
     )
 
 
@@ -167,7 +166,7 @@ def cross_validate(
     policy: PolicyName,
     *,
     folds: int = 5,
-    search: Search | None = None,
+    search: Search = "optuna",
     trials: int = 100,
     seed: int = 0,
     jobs: int | None = None,
@@ -182,7 +181,7 @@ def cross_validate(
     folds : int
         Parts of the sequences; each is reported on with the settings tuned on the others.
     trace, cost, policy, search, trials, seed, jobs, storage, progress, **fixed
-        As in `tune`; each fold has a journal of its own, STORAGE.1 and so on.
+        As in `tune`.
 
     Returns
     -------
@@ -219,11 +218,8 @@ def cross_validate_with(
     folds: int = 5,
     progress: Counter | None = None,
 ) -> CrossValidation:
-    """`cross_validate`, with a `SearchSettings` object.
-
-    Each fold has a journal: FILE.1, FILE.2 and so on. Ctrl-C ends it with the folds done so far.
-    """
-    kind, seed, storage = find_policy(policy), settings.seed, settings.storage
+    """`cross_validate`, with a `SearchSettings` object. Ctrl-C ends it with the folds done so far."""
+    kind, seed = find_policy(policy), settings.seed
     done: list[Fold] = []
     held_out = HeldOutReplays(kind, seed)
     for number, part in enumerate(fold_sequences(whole.trace, folds, seed=seed)):
@@ -233,9 +229,8 @@ def cross_validate_with(
             if progress:
                 progress(number * total + trials_done, folds * total)
 
-        journal = storage.with_name(f"{storage.name}.{number + 1}") if storage else None
         try:
-            search_result = find_best(kind, train, dataclasses.replace(settings, storage=journal), progress=report)
+            search_result = find_best(kind, train, settings, progress=report)
         except KeyboardInterrupt:
             if not done:
                 raise

@@ -111,13 +111,8 @@ def effect_rows(board: Mapping[str, Any]) -> list[Row]:
     return sorted(board["sensitivity"], key=lambda sweep: -float(sweep["spread_percent"]))
 
 
-# With its interval; older results hold the value alone.
-FORECAST = Column("forecast", lambda row: row.get("forecast") or row.get("train_speedup"), SPEEDUP)
-WALL_CLOCK = Column(
-    "wall clock",
-    lambda row: row.get("wall_clock_speedup"),
-    Format(lambda value: f"{value['estimate']:.3f}", SPEEDUP.html),
-)
+FORECAST = Column("forecast", "forecast", SPEEDUP)
+WALL_CLOCK = Column("wall clock", "wall_clock_speedup", Format(lambda value: f"{value['estimate']:.3f}", SPEEDUP.html))
 
 
 def _drafter_policy(row: Row) -> str:
@@ -202,7 +197,7 @@ VALIDATION_COLUMNS = (
     Column("v_d", "v_d", THREE, only=PAGE),
     Column("r_d", "r_d", THREE, only=PAGE),
     Column("tau", "tau", TWO),
-    Column("overhead", "overhead", TWO, only=PAGE),  # older results lack it
+    Column("overhead", "overhead", TWO, only=PAGE),
     Column("gap to oracle", "oracle_regret", Format(SHARE.text, lambda share: percent(100 * share)), "gap to\noracle"),
 )
 PERCENT = plain(lambda value: f"{value:.2f}")
@@ -227,8 +222,8 @@ ERRORS = {  # key in "errors": what is compared with the measurement, its text, 
 
 
 def error_rows(document: Mapping[str, Any]) -> list[Row]:
-    """Rows of `ERROR_COLUMNS`; none for older results."""
-    errors = document.get("errors", {})
+    """Rows of `ERROR_COLUMNS`."""
+    errors = document["errors"]
     return [
         {"name": name, "text": text, "costs": costs, **errors[key]}
         for key, (name, text, costs) in ERRORS.items()
@@ -237,7 +232,7 @@ def error_rows(document: Mapping[str, Any]) -> list[Row]:
 
 
 def error_table(document: Mapping[str, Any]) -> list[str]:
-    """Render the errors of the forecast and of replays that knew more; none for older results."""
+    """Render the errors of the forecast and of replays that knew more; nothing if nothing was measured."""
     rows = error_rows(document)
     return [heading("Errors against the measurement"), as_html("errors", ERROR_COLUMNS, rows)] if rows else []
 
@@ -263,6 +258,4 @@ def validation_rows(document: Mapping[str, Any]) -> list[Row]:
     """Rows of `VALIDATION_COLUMNS`, by measured speedup, the baseline among the policies."""
     baseline = {"label": "autoregressive", "role": "baseline", "measured": 1.0, "tau": 1.0, "overhead": 1.0}
     rows = sorted(document["rows"], key=lambda row: -float(row["measured"]["estimate"]))
-    if not document.get("choice"):  # older results hold replays on the tuning prompts after the fact
-        rows = [{**row, "train_speedup": None} for row in rows]
-    return ranked(rows, {**baseline, **document.get("baseline", {})}, "measured")
+    return ranked(rows, {**baseline, **document["baseline"]}, "measured")

@@ -22,7 +22,6 @@ from specsim.report.page import (
     figure,
     forecast_text,
     heading,
-    headline_error,
     lead,
     machine_text,
     notes_of,
@@ -159,10 +158,10 @@ def _lead(document: Mapping[str, Any]) -> tuple[str, str, str]:
     ]
     measured = [row for row in rows if row["measured"] is not None]
     if measured:
-        error, forecasts = headline_error(document)
-        verdict += f" {forecasts} miss them by {error:.1f} % in the median."
-        boxes += [(f"{error:.1f} %", f"median absolute error of {len(measured)} {forecasts.lower()}")]
-        made += " " + " ".join([*forecast_text(document), *choice, *wall_clock_text(rows)])
+        error = document["errors"]["forecast"]["median_abs_percent"]
+        verdict += f" Forecasts miss them by {error:.1f} % in the median."
+        boxes += [(f"{error:.1f} %", f"median absolute error of {len(measured)} forecasts")]
+        made += " " + " ".join([forecast_text(document), *choice, *wall_clock_text(rows)])
     return verdict, lead(made), tiles(boxes)
 
 

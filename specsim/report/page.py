@@ -210,9 +210,9 @@ def simplest(rows: Iterable[tuple[float, int]]) -> int:
 
 
 def recommendation_text(board: Mapping[str, Any]) -> list[str]:
-    """Say which row of a leaderboard to use, and the engines' flags; none for older results, or if none is faster."""
-    recommended = board.get("recommended")
-    if recommended is None or board["rows"][0]["speedup"]["estimate"] <= 1:
+    """Say which row of a leaderboard to use, and the engines' flags; nothing if none is faster."""
+    recommended = board["recommended"]
+    if board["rows"][0]["speedup"]["estimate"] <= 1:
         return []
     (row,) = [row for row in board["rows"] if row["label"] == recommended["label"]]
     near = f"the simplest policy within {recommended['within_percent']:g} % of the best"
@@ -232,50 +232,36 @@ def choice_text(choice: Mapping[str, Any]) -> str:
     return f"{text}; the measured best is {choice['measured']}; gap of the choice to it: {regret}."
 
 
-def forecast_text(document: Mapping[str, Any]) -> list[str]:
-    """Say when the forecast was made, from which costs, and how often its intervals held; none for older results."""
-    made = document.get("forecast")
-    if made is None:
-        return []
-    rows = [row for row in document["rows"] if row.get("forecast")]
+def forecast_text(document: Mapping[str, Any]) -> str:
+    """Say when the forecast was made, from which costs, and how often its intervals held."""
+    made, rows = document["forecast"], document["rows"]
     inside = sum(row["forecast"]["low"] <= row["measured"]["estimate"] <= row["forecast"]["high"] for row in rows)
     when = f"at {made['made']}, {'before' if made['sealed'] else 'after'} the held-out prompts were recorded"
     prompts = f"{made['sequences']['tuning']:,} tuning prompts"
-    return [
+    return (
         f"The forecast was made {when}, from {prompts} and costs {made['costs']['source']}. {inside} of {len(rows)} "
         "measured speedups lie inside its 95 % intervals."
-    ]
+    )
 
 
-def headline_error(document: Mapping[str, Any]) -> tuple[float, str]:
-    """Median absolute error of the forecasts; older results have only the decomposition's."""
-    if "errors" in document:
-        return document["errors"]["forecast"]["median_abs_percent"], "Forecasts"
-    return document["median_abs_error_percent"], "Replays at the costs of the run's own rounds"
-
-
-def state_text(document: Mapping[str, Any]) -> list[str]:
-    """Say whether the machine's state moved between the probes before and after; none for older results."""
-    if "machine_state" not in document:
-        return []
+def state_text(document: Mapping[str, Any]) -> str:
+    """Say whether the machine's state moved between the probes before and after."""
     moved = [
         f"{c['part']} {100 * (c['factor'] - 1):+.1f} %"
         for c in document["machine_state"]["changes"]
         if c["significant"]
     ]
-    return [f"Machine state between the probes before and after: {', '.join(moved) or 'no significant change'}."]
+    return f"Machine state between the probes before and after: {', '.join(moved) or 'no significant change'}."
 
 
-def time_text(document: Mapping[str, Any]) -> list[str]:
-    """Say how long a validation took, and what its minutes left out; none for older results."""
-    if "time" not in document:
-        return []
+def time_text(document: Mapping[str, Any]) -> str:
+    """Say how long a validation took, and what its minutes left out."""
     time = document["time"]
     prompts, limit = time["prompts"], f" of {time['minutes']:g}" if time["minutes"] else ""
-    return [
+    return (
         f"Time: {time['spent_s'] / 60:.1f}{limit} minutes; {prompts['recorded']} of {prompts['given']} prompts "
         f"recorded, {prompts['decoded']} of them held out and decoded."
-    ]
+    )
 
 
 def wall_clock_text(rows: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -290,20 +276,8 @@ def wall_clock_text(rows: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def repeats_text(repeats: int) -> str:
-    """Say what a measured round is: the median of its repeats, or of two, as older results have them, the fastest."""
-    if repeats == 2:
-        return "fastest of two repeats, round by round"
-    return "one run" if repeats == 1 else f"median of {repeats} repeats, round by round"
-
-
-def baseline_ms(document: Mapping[str, Any]) -> float | None:
-    """Milliseconds per baseline token in a result; None if nothing was measured."""
-    if "baseline" in document:
-        return float(document["baseline"]["ms_per_token"]) if document["baseline"] else None
-    if "autoregressive_sequence_seconds" in document:
-        return 1e3 * float(sum(document["autoregressive_sequence_seconds"])) / float(document["output_tokens"])
-    seconds = document.get("autoregressive_token_seconds")
-    return None if seconds is None else 1e3 * float(seconds)
+    """Say what a measured round is."""
+    return f"median of {repeats} repeats, round by round"
 
 
 def comparable_text(documents: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -311,7 +285,7 @@ def comparable_text(documents: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
     documents : results of real runs by name
     """
-    token_ms = [value for document in documents.values() if (value := baseline_ms(document)) is not None]
+    token_ms = [document["baseline"]["ms_per_token"] for document in documents.values()]
     if not token_ms or max(token_ms) <= min(token_ms) * (1 + MOST_APART_PERCENT / 100):
         return []
     return [
@@ -323,9 +297,7 @@ def comparable_text(documents: Mapping[str, Mapping[str, Any]]) -> list[str]:
 def machine_text(document: Mapping[str, Any]) -> str:
     """Say how busy the machine was, how long a baseline token took on it, and by which clock."""
     clock = ", by process CPU time" if document["environment"].get("clock") == "cpu" else ""
-    token_ms = baseline_ms(document)
-    speed = "" if token_ms is None else f"; {token_ms:.2f} ms per baseline token{clock}"
-    return f"{load_text(document['load'])}{speed}"
+    return f"{load_text(document['load'])}; {document['baseline']['ms_per_token']:.2f} ms per baseline token{clock}"
 
 
 def decoding_text(decoding: Mapping[str, Any] | str) -> str:

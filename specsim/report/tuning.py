@@ -31,16 +31,15 @@ def _settings(params: Mapping[str, Any]) -> str:
 
 
 def _rates(held: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Tokens per second and ms per token of the tuned policy, and without speculation; none for older results."""
+    """Tokens per second and ms per token of the tuned policy, and without speculation."""
     names = {"seconds": "predicted", "ar_seconds": "predicted without speculation"}
-    seconds = {name: held.get(key) for key, name in names.items()}
+    seconds = {name: held[key] for key, name in names.items()}
     return [
         (
             f"{held['output_tokens'] / value:,.1f} tok/s",
             f"{1e3 * value / held['output_tokens']:.2f} ms per token, {name}",
         )
         for name, value in seconds.items()
-        if value
     ]
 
 

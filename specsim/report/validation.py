@@ -28,7 +28,6 @@ from specsim.report.page import (
     figure,
     forecast_text,
     heading,
-    headline_error,
     lead,
     machine_text,
     macros,
@@ -63,7 +62,14 @@ KEYS = (
     "distinct_trigram_share",
     "first_token_accepted_share",
     "rows",
-    "median_abs_error_percent",
+    "forecast",
+    "errors",
+    "noise_floor_percent",
+    "baseline",
+    "machine_state",
+    "time",
+    "skipped",
+    "options",
     "k_curve",
     "accepted_histogram",
     "reliability",
@@ -132,7 +138,8 @@ def validation_result(document: Mapping[str, Any]) -> Result:
         *map(lead, wall_clock_text(rows)),
         *error_table(document),
         *_left_out(document),
-        *_error_parts(rows),
+        heading("Error of the predicted time by part, %", 3),
+        as_html("parts", ERROR_PART_COLUMNS, ({"label": row["label"], **row["error_parts"]} for row in rows)),
         heading("Figures"),
         stack(_figures(document, rows), "grid figures"),
         heading("Domains, under the best policy"),
@@ -181,10 +188,10 @@ def _recommended(rows: Sequence[Row]) -> list[str]:
 
 def _verdict(document: Mapping[str, Any], rows: Sequence[Row]) -> str:
     """Say what was fastest and how far predictions were off; first of all, whether the run was too noisy."""
-    top, floor_percent = rows[0], document.get("noise_floor_percent", 0.0)
+    top, floor_percent = rows[0], document["noise_floor_percent"]
     fastest = speculation_text(top["label"], top["measured"], floor_percent)
-    error, kind = headline_error(document)
-    verdict = f"{fastest} {kind} miss the measured speedups by {error:.1f} % in the median."
+    error = document["errors"]["forecast"]["median_abs_percent"]
+    verdict = f"{fastest} Forecasts miss the measured speedups by {error:.1f} % in the median."
     if floor_percent > LARGEST_FLOOR_PERCENT:
         floor = f"{floor_percent:.1f} %"
         verdict = f"The run is too noisy to rank policies: two equal baselines may differ by {floor}. {verdict}"
@@ -194,7 +201,7 @@ def _verdict(document: Mapping[str, Any], rows: Sequence[Row]) -> str:
 def _lead(document: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
     top, choice = rows[0], document.get("choice")
     measured = top["measured"]
-    error, kind = headline_error(document)
+    error = document["errors"]["forecast"]["median_abs_percent"]
     sequences = document["sequences"]
     text = (
         f"A dense trace of {document['target']} with the drafter {document['drafter']} was recorded on "
@@ -212,46 +219,29 @@ def _lead(document: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
     identical = [row["rounds_identical_percent"] for row in rows if row["rounds_identical_percent"] is not None]
     boxes = (
         (f"{measured['estimate']:.2f}", f"best measured speedup, {top['label']}"),
-        (f"{error:.1f} %", f"median absolute error of {len(rows)} {kind.lower()}"),
+        (f"{error:.1f} %", f"median absolute error of {len(rows)} forecasts"),
         *(
             [(f"{choice['regret']['estimate']:.2f}", "gap of the forecast's choice to the measured best")]
             if choice
             else []
         ),
-        *_floor_box(document),
+        (f"{document['noise_floor_percent']:.1f} %", "noise floor (A/A test of the baseline)"),
         (percent(min(identical)), "rounds as replayed, in the worst policy")
         if identical
         else ("approximate", "replay, as always with rejection sampling"),
     )
     told = [
         *_recommended(rows),
-        *forecast_text(document),
-        *state_text(document),
-        *time_text(document),
+        forecast_text(document),
+        state_text(document),
+        time_text(document),
         *([choice_text(choice)] if choice else []),
     ]
     return [lead(text), *map(lead, told), tiles(boxes)]
 
 
-def _floor_box(document: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The noise floor; none for older results without a repeated baseline."""
-    if "noise_floor_percent" not in document:
-        return []
-    return [(f"{document['noise_floor_percent']:.1f} %", "noise floor (A/A test of the baseline)")]
-
-
-def _error_parts(rows: Sequence[Row]) -> list[str]:
-    """Where predicted times are off; none for older results without them."""
-    if any("error_parts" not in row for row in rows):
-        return []
-    return [
-        heading("Error of the predicted time by part, %", 3),
-        as_html("parts", ERROR_PART_COLUMNS, ({"label": row["label"], **row["error_parts"]} for row in rows)),
-    ]
-
-
 def _left_out(document: Mapping[str, Any]) -> list[str]:
-    skipped = document.get("skipped")  # older results lack it
+    skipped = document["skipped"]
     if not skipped:
         return []
     return [heading("Not compared", 3), facts((entry["policy"], entry["reason"]) for entry in skipped)]
@@ -316,8 +306,7 @@ def _recording(document: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
     yield "decoding", decoding_text(document["decoding"])
     yield "prompts", prompts_text(document["prompts"])
     yield "machine", machine_text(document)
-    if repeats := document.get("options", {}).get("repeats"):
-        yield "measured", repeats_text(repeats)
+    yield "measured", repeats_text(document["options"]["repeats"])
     yield "sequences", f"{sequences['tuning']:,} for tuning, {sequences['holdout']:,} held out"
     yield "output tokens, held out", f"{document['output_tokens']:,}"
     yield "distinct trigrams in the output", f"{document['distinct_trigram_share']:.1%}".replace("%", " %")

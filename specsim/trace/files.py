@@ -228,7 +228,7 @@ def read_plain_trace(trace: object) -> Trace:
 def _read_sequences(path: Path) -> dict[str, Array]:
     numbers = ("sequence_id", "prompt_tokens", "budget_tokens", "output_tokens")
     columns = dict.fromkeys(numbers, INTEGERS) | {"domain": TEXT, "source": TEXT, PROMPT: INTEGER_LISTS}
-    table = read_table(path, columns, ("source", PROMPT), invalid=AGAIN)  # optional, because older traces lack them
+    table = read_table(path, columns, ("source", PROMPT), invalid=AGAIN)  # optional: a synthetic trace has no prompts
     values: dict[str, Array] = {name: _column(table, name, np.int64, path) for name in numbers}
     for name in numbers:
         least = 0 if name in ("sequence_id", "output_tokens") else 1

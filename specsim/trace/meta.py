@@ -12,8 +12,7 @@ from specsim.io.json import checked, read_json
 from specsim.trace.trace import MAX_DEPTH
 from specsim.trace.tree_record import MAX_NODES
 
-SCHEMA_VERSION = 3  # 1 ranked true tokens by probability alone, whatever the mode; 2 had no checksum of meta.json
-READ_VERSIONS = (2, SCHEMA_VERSION)
+SCHEMA_VERSION = 3
 META = "meta.json"
 SEQUENCES = "sequences.parquet"
 STEPS = "steps.parquet"
@@ -87,7 +86,7 @@ class Synthetic(TypedDict):
 class Meta(TypedDict):
     """Schema of meta.json; unknown keys are allowed."""
 
-    schema_version: Literal[2, 3]
+    schema_version: Literal[3]
     target: str
     drafter: str
     decoding: str | Decoding
@@ -124,7 +123,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
         )
     meta = read_json(path, str(path), dict[str, Any], missing=AGAIN, invalid=AGAIN)
     version = meta.get("schema_version")
-    if version not in READ_VERSIONS:
+    if version != SCHEMA_VERSION:
         raise InputError(f"{path} has schema version {version}, this program reads {SCHEMA_VERSION}; record it again")
     checked(meta, str(path), Meta, invalid=AGAIN)
     if not 1 <= meta["depth"] <= MAX_DEPTH:
@@ -134,7 +133,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
         raise InputError(f"{path}: checksums must list {SEQUENCES} and {STEPS}; {AGAIN}")
     if TREES in checksums and not (meta.get("tree") and all(1 <= n <= MAX_NODES for n in tree_limits(meta))):
         raise InputError(f"{path}: tree does not give nodes and width from 1 to {MAX_NODES}; record it again")
-    if version == SCHEMA_VERSION and meta["checksums"].get(META) != meta_digest(meta):
+    if meta["checksums"].get(META) != meta_digest(meta):
         raise InputError(f"{path} is altered (its own checksum differs); {AGAIN}")
     return dict(meta)
 

@@ -152,11 +152,7 @@ TABLE: dict[tuple[str, tuple[float, str]], str] = {
         replay pct, cost grids: specsim replay {trees} --policy pct --set max_nodes=20 --cost {target_grid}
             --draft-cost {grids}:drafter
         tune grid: specsim tune {chains} --policy adaedl --cost {profile} --search grid --trials 30
-        tune race: specsim tune {chains} --policy max_confidence --set dynamic=false --cost {constant} --search race
-            --trials 64 --seed 2
         tune optuna: specsim tune {chains} --policy beta_ts --cost {profile} --search optuna --trials 12
-        tune race in folds: specsim tune {chains} --policy adaedl --cost {profile} --search race --trials 40 --folds 3
-            --jobs 2
         tune optuna in folds: specsim tune {chains} --policy p_min --cost {constant} --search optuna --trials 8
             --folds 2
         tune a tree policy: specsim tune {trees} --policy pct --cost {profile} --search grid --trials 16

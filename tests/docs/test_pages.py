@@ -10,8 +10,8 @@ import pytest
 
 from docs import pages, tables, values
 from docs.idea import FIGURE, idea
+from realrun.measure.interleaving import TURN_ROUNDS
 from studies.papers.findings import audit
-from tests.contract.test_house import MOST_LINES
 from tests.contract.test_options_named import APPS, OPTION, command_of, options
 from tests.support import ROOT
 
@@ -107,10 +107,10 @@ def test_no_value_begins_a_line_or_stands_in_code(name: str) -> None:
 
 
 def test_values_are_written_anew() -> None:
-    text = "by <!-- value: lines of a file -->no<!-- --> lines, <!-- value: edd.vct_nodes:.0f -->0<!-- --> nodes"
+    text = "in <!-- value: rounds of a turn -->no<!-- --> rounds, <!-- value: edd.vct_nodes:.0f -->0<!-- --> nodes"
     assert values.written(text) == (
-        f"by <!-- value: lines of a file -->{MOST_LINES}<!-- --> lines, <!-- value: edd.vct_nodes:.0f -->363<!-- --> "
-        "nodes"
+        f"in <!-- value: rounds of a turn -->{TURN_ROUNDS}<!-- --> rounds, "
+        "<!-- value: edd.vct_nodes:.0f -->363<!-- --> nodes"
     )
     with pytest.raises(KeyError, match="nobody.knows"):
         values.written("<!-- value: nobody.knows:.0f -->1<!-- -->")

@@ -24,7 +24,7 @@ from specsim.cost.model import CostModel
 from specsim.cost.probed import PROBE_KIND, PROBE_VERSION
 from specsim.cost.profile import PROFILE_KIND, PROFILE_VERSION, ProfileCost
 from specsim.io.files import file_digest
-from specsim.learn.journal import Journal, trace_digest
+from specsim.learn.storage import trace_digest
 from specsim.policy.static_tree.rates import read_rates
 from specsim.serving.arrivals import recorded_requests
 from specsim.trace.files import read_trace, write_trace
@@ -72,7 +72,6 @@ STAGE = {
     "kind": "specsim-campaign", "version": 1, "stage": "profile", "reduced": True, "complete": True, "seconds": 3.5,
     "provenance": {"device": "a device", "date": "2026-01-01"}, "grids": {"m": GRID},
 }  # fmt: skip
-JOB = {"policy": "fixed_k", "fixed": {}, "seed": 1}
 PLAN = {"kind": "eagle", "target": "t", "settings": {"steps": 5, "rate": 1e-3}}
 
 
@@ -147,14 +146,6 @@ def use_arrivals(path: Path) -> None:
 
 def use_arrivals_csv(path: Path) -> None:
     use_arrivals(Path(shutil.copyfile(path, path.with_suffix(".csv"))))
-
-
-def use_journal(path: Path) -> None:
-    journal = Journal(path, JOB)
-    try:
-        journal.batch(lambda: {"seconds": [0.1]})
-    finally:
-        journal.close()
 
 
 def use_plan(path: Path) -> None:
@@ -276,13 +267,6 @@ def sign_files(path: Path) -> None:
     (path / META).write_text(json.dumps(meta))
 
 
-def write_version_2(path: Path) -> None:
-    write_with_trees(path)
-    meta = json.loads((path / META).read_text())
-    del meta["checksums"][META]
-    (path / META).write_text(json.dumps({**meta, "schema_version": 2}))
-
-
 def write_text_folder(path: Path) -> None:
     path.mkdir()
     (path / "a.jsonl").write_text('{"text": "one"}\n{"text": "two", "n": 1}\n')
@@ -291,12 +275,6 @@ def write_text_folder(path: Path) -> None:
 def write_plan(path: Path) -> None:
     path.mkdir()
     (path / "plan.json").write_text(json.dumps(PLAN))
-
-
-def write_journal(path: Path) -> None:
-    journal = Journal(path, JOB)
-    journal.batch(lambda: {"seconds": [0.1, 0.2, None]})
-    journal.close()
 
 
 ARRIVALS = '{"timestamp": 27, "input_length": 374, "output_length": 4, "hash_ids": [4]}\n' * 3
@@ -328,9 +306,7 @@ READERS: dict[str, Reader] = {
     "campaign stage": Reader(JSON, json_file(STAGE), use_stage, mutate.of_json),
     "trace meta": Reader(JSON, write_with_trees, use_meta, mutate.of_json, files=(META,), covered=True),
     "trace meta, vouched for": Reader(JSON, write_with_trees, use_meta, mutate.of_json, files=(META,), mend=sign_meta),
-    "trace meta, version 2": Reader(JSON, write_version_2, use_meta, mutate.of_json, files=(META,)),
     "joined trace": Reader(JSON, write_joined, use_trace, mutate.of_json, files=(JOINED_FILE,)),
-    "search journal": Reader(JSON, write_journal, use_journal, mutate.of_json_lines),
     "training plan": Reader(JSON, write_plan, use_plan, mutate.of_json, files=("plan.json",)),
     "prompts": Reader(JSON, lambda path: path.write_text(PROMPTS), use_prompts, mutate.of_json_lines),
     "arrivals, lines": Reader(JSON, lambda path: path.write_text(ARRIVALS), use_arrivals, mutate.of_json_lines),

@@ -125,7 +125,7 @@ def test_unknown_stage_and_no_time_are_refused(tmp_path: Path) -> None:
 def test_the_stage_of_kernels_needs_neither_numba_nor_transformers() -> None:
     """Versions that do not go together on a machine then cost the other stages, not this one."""
     code = (
-        "import sys; sys.modules |= dict.fromkeys(('numba', 'transformers', 'optuna')); "
+        "import sys; sys.modules |= dict.fromkeys(('numba', 'transformers')); "
         "import realrun.cli.main, realrun.campaign as campaign; campaign.Job.run = lambda *a, **v: 'passed'\n"
         "from pathlib import Path; (stage,) = campaign.chosen_stages(['kernels'])\n"
         "stage.run(campaign.Job(Path(), 1e9, None, 0, None))"

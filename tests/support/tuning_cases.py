@@ -19,7 +19,6 @@ from tests.support.reference import RampCost, build_trace
 DEPTH = 8
 CASES: dict[Search, tuple[type[ChainPolicy], int]] = {
     "grid": (AdaEDL, 600),
-    "race": (AdaEDL, 600),
     "optuna": (AdaEDL, 40),
 }
 

@@ -12,19 +12,19 @@ disturb, and the optimiser is Optuna's tree-structured Parzen estimator, which i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from realrun.decode.decoder import Decoder
 from realrun.decode.sampling import Sampler
 from realrun.drafters.self_sd import SelfSDKind, SkippingLM
-from realrun.kept_files import refuse_file
+from realrun.kept_files import refuse_file, refuse_other
 from realrun.lm.split_target import SplitTarget
 from realrun.lm.variants import NOTHING, SkippedSublayers
 from realrun.pairs.drafter_files import describe_target, save_drafter, without_name
@@ -35,18 +35,21 @@ from realrun.proposals.target_cache import target_cache_columns
 from realrun.provenance import provenance
 from realrun.train.common.trainings import PromptOptions, Summary, Training, sampler_at
 from realrun.train.self_sd.costs import measure_costs
-from realrun.train.self_sd.suggest import Sublayer, check_installed, sublayers, suggest
+from realrun.train.self_sd.suggest import Sublayer, stored, sublayers, suggest
 from specsim.cost.profile import ProfileCost, profile_from_json
 from specsim.io.errors import InputError
 from specsim.io.files import write_json
 from specsim.io.progress import Progress
 from specsim.io.settings import Settings, setting
 from specsim.learn.evaluate import evaluate_many
-from specsim.learn.journal import Journal
+from specsim.learn.storage import open_study
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.replaying.prediction import predict_policy
 from specsim.replaying.priced import PricedTrace
 from specsim.trace.trace import Trace
+
+if TYPE_CHECKING:
+    from optuna.study import Study
 
 JOURNAL, REPORT = "search.jsonl", "search.json"
 Line = dict[str, Any]
@@ -89,22 +92,21 @@ def train_self_sd(
 
     References: Zhang et al. 2024 (Draft & Verify), section 3.2.
     """
-    check_installed()
     refuse_file(out)
     SelfSDKind.check_target(pair.target)
     pair = replace(pair, drafter=SelfSDKind(), predictor=None)
     choices = sublayers(len(pair.target.model.layers), settings.keep_ends)
     _check_lengths(pair, prompts, settings)
-    journal = Journal(out / JOURNAL, _plan(pair, prompts, settings))
-    try:
-        texts = _calibration(pair, prompts, settings, journal, progress)
+    plan = _plan(pair, prompts, settings)
+    with open_study(out / JOURNAL, "self-sd", "maximize") as study:
+        instead = "give another folder, or delete it to search anew"
+        refuse_other(f"{out} holds another search,", _kept(study, "plan", lambda: plan), plan, instead)
+        texts = _calibration(pair, prompts, settings, study, progress)
         contexts = (min(len(p) for p, _ in texts) - 1, max(len(p) + len(o) for p, o in texts) - 2)
         how = (settings.max_draft_tokens, settings.cost_repeats, settings.sampler, settings.seed)
-        costs = journal.batch(partial(measure_costs, pair, contexts, *how, progress))
+        costs = _kept(study, "costs", partial(measure_costs, pair, contexts, *how, progress))
         search = Search(pair, texts, settings, costs)
-        trials = _search(search, choices, settings, journal, progress)
-    finally:
-        journal.close()
+        trials = _search(search, choices, settings, study, progress)
     best = max(trials, key=lambda trial: trial["value"])  # the first of equals
     facts = _facts(search, best, prompts)
     path = save_drafter(out, "self-sd", {}, facts)
@@ -232,28 +234,31 @@ def _facts(search: Search, best: Line, prompts: Sequence[Prompt]) -> Line:
     }
 
 
+def _kept(study: Study, name: str, find: Callable[[], Line]) -> Line:
+    """Return what an earlier run found, else find and keep it."""
+    if name not in study.user_attrs:
+        study.set_user_attr(name, find())
+    return study.user_attrs[name]
+
+
 def _search(
-    search: Search, choices: Sequence[Sublayer], settings: SelfSDSettings, journal: Journal, progress: Progress
+    search: Search, choices: Sequence[Sublayer], settings: SelfSDSettings, study: Study, progress: Progress
 ) -> list[Line]:
     """Run all trials, after those of an earlier run."""
-    trials: list[Line] = []
-    known: dict[SkippedSublayers, Line] = {}
-    progress("search", 0, settings.trials)
+    trials = [trial.user_attrs for trial in study.get_trials()[: settings.trials]]
+    progress("search", len(trials), settings.trials)
     while len(trials) < settings.trials:
-
-        def find() -> Line:
-            skips = suggest(choices, trials, settings.seed)
-            return known.get(skips) or search.try_out(skips)
-
-        trial = journal.batch(find)
-        known[SkippedSublayers(frozenset(trial["attention"]), frozenset(trial["mlp"]))] = trial
+        skips = suggest(choices, trials, settings.seed)
+        known = (trial for trial in trials if trial.items() >= skips.in_order.items())
+        trial = next(known, None) or search.try_out(skips)
+        study.add_trial(stored(choices, trial))
         trials.append(trial)
         progress("search", len(trials), settings.trials)
     return trials
 
 
 def _calibration(
-    pair: Pair, prompts: Sequence[Prompt], settings: SelfSDSettings, journal: Journal, progress: Progress
+    pair: Pair, prompts: Sequence[Prompt], settings: SelfSDSettings, study: Study, progress: Progress
 ) -> list[tuple[list[int], list[int]]]:
     """Decode the prompts: (prompt, output) of each."""
     decoder = Decoder(*pair.make_drafter(), pair.eos_token_ids, settings.sampler)
@@ -264,7 +269,7 @@ def _calibration(
             decoded = decoder.decode(prompt.tokens, settings.max_new_tokens, None, sequence=sequence)
             return {"output": decoded.tokens}
 
-        texts.append((prompt.tokens, journal.batch(find)["output"]))
+        texts.append((prompt.tokens, _kept(study, f"calibration {sequence}", find)["output"]))
         progress("decode", sequence + 1, len(prompts))
     return texts
 
@@ -280,7 +285,7 @@ def _check_lengths(pair: Pair, prompts: Sequence[Prompt], settings: SelfSDSettin
         )
 
 
-def _plan(pair: Pair, prompts: Sequence[Prompt], settings: SelfSDSettings) -> Mapping[str, Any]:
+def _plan(pair: Pair, prompts: Sequence[Prompt], settings: SelfSDSettings) -> Line:
     """Collect everything that determines a trial; the number of trials is left out because it may grow."""
     return {
         "search": "self-sd",

@@ -6,26 +6,19 @@ killed.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from realrun.lm.variants import NOTHING, SkippedSublayers
 from specsim.io.errors import InputError
+from specsim.learn.search import tpe_sampler
 
 if TYPE_CHECKING:
     import optuna
 
 ATTEMPTS = 20  # at a set that was not tried before
-
-
-def check_installed() -> None:
-    """Raise InputError, before anything is decoded or measured, if Optuna is not installed."""
-    if find_spec("optuna") is None:
-        raise InputError("the search for skipped sublayers needs Optuna, which is not installed; `pip install optuna`")
 
 
 class Sublayer(NamedTuple):
@@ -63,16 +56,10 @@ def suggest(choices: Sequence[Sublayer], trials: Sequence[Mapping[str, Any]], se
             return skips
     import optuna  # takes a second to import
 
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(direction="maximize", sampler=_sampler(seed, len(trials)))
-    space: dict[str, optuna.distributions.BaseDistribution] = {
-        choice.key: optuna.distributions.CategoricalDistribution((0, 1)) for choice in choices
-    }
-    for trial in trials:
-        params = {choice.key: int(choice.layer in trial[choice.part]) for choice in choices}
-        study.add_trial(optuna.trial.create_trial(params=params, distributions=space, value=trial["value"]))
+    study = optuna.create_study(direction="maximize", sampler=tpe_sampler(seed, len(trials)))
+    study.add_trials([stored(choices, trial) for trial in trials])
     for _ in range(ATTEMPTS):
-        asked = study.ask(space)
+        asked = study.ask(_distributions(choices))
         skips = _chosen([choice for choice in choices if asked.params[choice.key]])
         study.tell(asked, state=optuna.trial.TrialState.FAIL)
         if skips not in tried:
@@ -83,6 +70,22 @@ def suggest(choices: Sequence[Sublayer], trials: Sequence[Mapping[str, Any]], se
         skipped ^= {choices[int(rng.integers(len(choices)))]}
         skips = _chosen(sorted(skipped))
     return skips
+
+
+def stored(choices: Sequence[Sublayer], trial: Mapping[str, Any]) -> optuna.trial.FrozenTrial:
+    """Return a trial as Optuna stores it, whole in its attributes."""
+    import optuna
+
+    params = {choice.key: int(choice.layer in trial[choice.part]) for choice in choices}
+    return optuna.trial.create_trial(
+        params=params, distributions=_distributions(choices), value=trial["value"], user_attrs=dict(trial)
+    )
+
+
+def _distributions(choices: Sequence[Sublayer]) -> dict[str, optuna.distributions.BaseDistribution]:
+    import optuna
+
+    return {choice.key: optuna.distributions.CategoricalDistribution((0, 1)) for choice in choices}
 
 
 def _probes(choices: Sequence[Sublayer]) -> list[SkippedSublayers]:
@@ -97,14 +100,3 @@ def _chosen(choices: Sequence[Sublayer]) -> SkippedSublayers:
 
 def _skips_of(trial: Mapping[str, Any]) -> SkippedSublayers:
     return SkippedSublayers(frozenset(trial["attention"]), frozenset(trial["mlp"]))
-
-
-def _sampler(seed: int, done: int) -> optuna.samplers.TPESampler:
-    import optuna
-
-    with warnings.catch_warnings():  # the option is marked experimental in some versions
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        return optuna.samplers.TPESampler(
-            seed=int(np.random.SeedSequence((seed, done)).generate_state(1)[0]),
-            multivariate=True,  # the gain of skipping a sublayer depends on the others
-        )

@@ -30,8 +30,6 @@ from tests.support.small_targets import alone, quiet, small_target
 from tests.support.tiny import tiny_prompts
 from tests.support.trainings import LAYERS, made_up_costs
 
-pytest.importorskip("optuna", reason="needs Optuna")
-
 SETTINGS = SelfSDSettings(trials=7, max_new_tokens=16, max_draft_tokens=4, cost_repeats=4)
 PROMPTS = tiny_prompts(3)
 
@@ -94,7 +92,7 @@ def test_the_search_finds_the_best_of_all_sets(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_exact_costs")
-def test_a_torn_line_of_the_journal_is_written_again(tmp_path: Path) -> None:
+def test_a_torn_trial_is_searched_again(tmp_path: Path) -> None:
     whole = searched(tmp_path / "whole")
 
     def killed(what: str, done: int, total: int) -> None:
@@ -104,12 +102,10 @@ def test_a_torn_line_of_the_journal_is_written_again(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         train_self_sd(pair(), PROMPTS, SETTINGS, tmp_path / "killed", killed)
     with open(tmp_path / "killed" / JOURNAL, "ab") as journal:
-        journal.write(b'{"attention": [')  # a line that was being written
+        journal.write(b'{"op_code":4,')  # a line that was being written
     again = train_self_sd(pair(), PROMPTS, SETTINGS, tmp_path / "killed", quiet)
     for key in ("trials", "best", "prediction", "attention", "mlp"):
         assert again[key] == whole[key]
-    lines = [(tmp_path / name / JOURNAL).read_bytes() for name in ("whole", "killed")]
-    assert lines[0] == lines[1]
 
 
 @pytest.mark.usefixtures("_exact_costs")

@@ -6,7 +6,6 @@ import copy
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +33,6 @@ UNTIMED = ("seconds", "tokens_per_second", "provenance", "drafter", "predictor")
 ON_TEXT = [name for name, case in CASES.items() if case.on_text]
 FROZEN = ("eesd", "medusa", "edd", "vdm", "eagle", "eagle3")
 slow = pytest.mark.slow
-NEEDS = {"self-sd": pytest.mark.skipif(find_spec("optuna") is None, reason="needs Optuna")}
-ALL = [pytest.param(name, marks=[NEEDS[name]] if name in NEEDS else []) for name in CASES]
 
 
 def some(names: list[str] | tuple[str, ...], fast: str) -> Any:
@@ -96,7 +93,7 @@ def test_every_training_is_tested_here() -> None:
     assert {case.name for case in CASES.values()} | elsewhere == {training.name for training in TRAININGS}
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", CASES)
 def test_killed_twice_it_ends_with_the_same_curve_and_weights(name: str, trained: Any, tmp_path: Path) -> None:
     case, (whole_out, whole) = CASES[name], trained(name)
     pair = case.target()
@@ -120,7 +117,7 @@ def test_killed_twice_it_ends_with_the_same_curve_and_weights(name: str, trained
         assert ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in theirs)
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", CASES)
 def test_another_seed_is_another_training(name: str, trained: Any, tmp_path: Path) -> None:
     case, (out, document) = CASES[name], trained(name)
     change: dict[str, Any] = {"loop": replace(LOOP, seed=1)} if case.on_text else {"seed": 1}
@@ -130,7 +127,7 @@ def test_another_seed_is_another_training(name: str, trained: Any, tmp_path: Pat
         case.run(out, **change)
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", CASES)
 def test_what_is_anothers_is_refused_in_one_line(name: str, trained: Any, tmp_path: Path) -> None:
     case, (out, document) = CASES[name], trained(name)
     target = tiny_pair((0,)) if case.training.beside_draft else alone(small_target("qwen3"))
@@ -158,7 +155,7 @@ def test_what_is_anothers_is_refused_in_one_line(name: str, trained: Any, tmp_pa
     assert file_of(case, document).read_bytes() == before
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", CASES)
 def test_a_finished_training_is_read_not_repeated(name: str, trained: Any) -> None:
     case, (out, document) = CASES[name], trained(name)
     assert json.loads(json.dumps(document)) and file_of(case, document).exists()
@@ -272,10 +269,3 @@ def test_the_default_of_edds_states_is_no_other_training(tmp_path: Path) -> None
     CASES["edd"].run(tmp_path, states_after=1)  # of three layers, one below the fourth-to-last state
     with pytest.raises(InputError, match=r"states_after=1, asked for 2; .*give another --out$"):
         CASES["edd"].run(tmp_path, states_after=2)
-
-
-def test_a_search_without_optuna_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(realrun.train.self_sd.suggest, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match="needs Optuna, which is not installed; `pip install optuna`$") as caught:
-        CASES["self-sd"].run(tmp_path / "out")
-    assert "\n" not in str(caught.value) and not (tmp_path / "out").exists()

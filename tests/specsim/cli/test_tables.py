@@ -124,6 +124,12 @@ VALIDATION: dict[str, Any] = {
     },
     "environment": {"clock": "cpu"}, "options": {"repeats": 3},
     "baseline": {"tokens_per_s": 71.4, "ms_per_token": 14.0},
+    "forecast": {
+        "made": "2026-11-01T10:00:00+00:00", "sealed": True, "sequences": {"tuning": 6, "holdout": 6},
+        "costs": {"source": "profile.json"},
+    },
+    "machine_state": {"changes": []},
+    "time": {"minutes": 0, "spent_s": 60.0, "prompts": {"given": 12, "recorded": 12, "decoded": 6}},
     "choice": {
         "forecast": "max_confidence, tuned", "forecast_speedup": 1.6, "measured_speedup": interval(1.4),
         "measured": "max_confidence, tuned", "regret": interval(0.0), "significant": False,
@@ -134,7 +140,7 @@ DRAFTED = {
     "label": "max_confidence, tuned",
     "drafter": "prompt-lookup", "form": "adaptive", "settings": POLICY, "speedup": interval(1.2), "tau": 1.5,
     "measured": interval(1.3), "error_percent": -1.2, "rounds_identical_percent": 100.0, "truncated_share": 0.02,
-    "v_d": 0.5, "hm": 0.6, "train_speedup": 1.6, "wall_clock_speedup": interval(1.35), "wall_clock_differs": False,
+    "v_d": 0.5, "hm": 0.6, "forecast": interval(1.6), "wall_clock_speedup": interval(1.35), "wall_clock_differs": False,
     "best_of_drafter": True, "tied_with_leader": False, "leader_minus_this": None, "without_loops": interval(1.1),
 }  # fmt: skip
 DRAFTERS: dict[str, Any] = {

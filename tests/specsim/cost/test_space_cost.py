@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from specsim.learn.evaluate import evaluate_many
-from specsim.learn.journal import cost_digest
+from specsim.learn.storage import cost_digest
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.registry import POLICIES, make_policy
 from specsim.replaying.chain_oracle import chain_oracle_seconds

@@ -82,7 +82,7 @@ def test_a_search_finds_no_worse_than_the_defaults(trace: Trace, name: str) -> N
         kind,
         PricedTrace(trace.select(tuning), COST),
         PricedTrace(trace.select(held), COST),
-        SearchSettings(trials=8, search="race"),
+        SearchSettings(trials=8),
     )
     default = tuned.references["default"].prediction
     assert type(tuned.best) is kind and tuned.best.max_draft_tokens <= trace.depth
@@ -121,7 +121,7 @@ def test_a_wider_tree_wins_where_verification_is_free_and_loses_where_it_is_dear
 def test_points_that_the_record_is_too_small_for_are_refused() -> None:
     """Left in, they would look fast: what is not recorded cannot be paid for in full."""
     small = tree_trace(5, sequences=12, tokens=50, depth=6, width=10, nodes=12, vocabulary=20, easiness=2.5)
-    search_result = find_best(POLICIES["eagle2"], PricedTrace(small, COST), SearchSettings(trials=40, search="race"))
+    search_result = find_best(POLICIES["eagle2"], PricedTrace(small, COST), SearchSettings(trials=40))
     assert 0 < search_result.refused < search_result.trials
     result = replay(small, search_result.best, cost_table(small, COST, search_result.best))
     assert result.truncated.sum() <= MAX_TRUNCATED_SHARE * result.num_rounds.sum()

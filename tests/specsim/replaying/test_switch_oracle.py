@@ -72,7 +72,7 @@ def test_tuning_compares_with_the_best_fixed_k_of_any_drafter() -> None:
     trace = joined_trace(sequences=12, drafters=2)
     cost = JoinedCost((ConstantCost(1e-4, 1e-2), ConstantCost(2e-3, 1e-2)))
     train, holdout = PricedTrace(trace.select(range(6)), cost), PricedTrace(trace.select(range(6, 12)), cost)
-    result = tune_on(SWITCH_POLICIES["switch_match"], train, holdout, SearchSettings(trials=40, search="race", jobs=1))
+    result = tune_on(SWITCH_POLICIES["switch_match"], train, holdout, SearchSettings(trials=40, jobs=1))
     best = result.references[BEST_FIXED_K].prediction.policy
     tried = [
         (train.replay(make_policy("one_drafter", {"drafter": n, "k1": k, "k2": k})).seconds.sum(), n, k)
