@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from specsim.serving.frontier import serve_frontier
     from specsim.serving.rules.registry import rules
     from specsim.serving.serve import serve, serve_batches, serve_schedule
-    from specsim.trace.files import read_trace, write_trace
-    from specsim.trace.join import join_traces
+    from specsim.trace.files import join_traces, read_trace, write_trace
     from specsim.trace.trace import Trace
 
 __version__ = "0.1.0"
@@ -54,7 +53,7 @@ _HOMES = {  # public name -> module that defines it
     "export_flags": "specsim.engines.export",
     "generate": "specsim.acceptance.generate",
     "import_records": "specsim.engines.import_records",
-    "join_traces": "specsim.trace.join",
+    "join_traces": "specsim.trace.files",
     "leaderboard": "specsim.compare.leaderboard",
     "make_policy": "specsim.policy.registry",
     "policies": "specsim.policy.registry",

@@ -23,10 +23,10 @@ from realrun.measure.reuse import recorded_trace
 from realrun.pairs.pair import Pair, load_pair
 from realrun.pairs.prompts import Prompt, read_prompts
 from specsim.cost.calibrate import data_sheet_document
-from specsim.cost.contexts import context_range
 from specsim.cost.files import as_cost, read_cost
 from specsim.cost.model import CostModel
 from specsim.cost.profile import ProfileCost
+from specsim.cost.table import context_range
 from specsim.io.arrays import Seconds
 from specsim.io.errors import InputError
 from specsim.io.examples import TASKS

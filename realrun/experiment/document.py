@@ -26,8 +26,8 @@ from specsim.replaying.intervals import NO_SPECULATION, beyond_floor
 from specsim.replaying.prediction import ladder, predict_policy
 from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import Replay
+from specsim.replaying.rounds import PARTS
 from specsim.replaying.simultaneous import simultaneous
-from specsim.replaying.sums import PARTS
 from specsim.trace.trace import Trace
 
 ROUND_FIELDS = [field.name for field in dataclasses.fields(Round)]

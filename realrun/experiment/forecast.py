@@ -25,7 +25,7 @@ from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
 from specsim.cost.files import cost_path, read_cost, read_cost_document
 from specsim.cost.model import CostModel
-from specsim.cost.probed import probed_document
+from specsim.cost.probe import probed_document
 from specsim.cost.profile import PROFILE_KIND, ProfileCost, noisy_profile, profile_from_json
 from specsim.io.files import digest, write_json
 from specsim.io.progress import Progress

@@ -25,7 +25,7 @@ from realrun.measure.stream import Samples, Stream
 from realrun.measure.sweeps import ProbedText, Prober, profile_document
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
-from specsim.cost.contexts import context_range
+from specsim.cost.table import context_range
 from specsim.io.arrays import Floats
 from specsim.io.files import write_json
 from specsim.io.progress import Counter

@@ -23,7 +23,7 @@ from realrun.pairs.prompts import Prompt, prompt_facts
 from realrun.provenance import device_name
 from speckernels import backend_for
 from specsim.cost.files import cost_path
-from specsim.cost.probed import changes
+from specsim.cost.probe import changes
 from specsim.io.arrays import Ints
 from specsim.io.files import file_digest, remove_folder, replacing, write_json, write_table, write_text
 from specsim.io.progress import Progress

@@ -31,17 +31,17 @@ from realrun.measure.rounds import ScriptedVerifier
 from realrun.pairs.pair import Pair
 from realrun.pairs.shapes import describe, random_pair, vocabulary
 from realrun.provenance import provenance
-from specsim.cost.contexts import context_range
 from specsim.cost.profile import ProfileCost, profile_from_json
+from specsim.cost.table import context_range
 from specsim.io.errors import InputError
 from specsim.io.progress import Progress
 from specsim.learn.settings import SearchSettings
 from specsim.policy.chain.base import ChainPolicy, Step
 from specsim.replaying.chain import or_unread
-from specsim.replaying.chain_oracle import chain_oracle_seconds
 from specsim.replaying.checks import check_replayable
 from specsim.replaying.intervals import ratio_interval
 from specsim.replaying.kernel import step_functions
+from specsim.replaying.oracles import chain_oracle_seconds
 from specsim.replaying.prediction import summarise
 from specsim.replaying.priced import PricedTrace
 from specsim.trace.outcomes import as_recorded

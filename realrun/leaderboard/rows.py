@@ -46,8 +46,8 @@ from specsim.replaying.intervals import ratio_interval
 from specsim.replaying.prediction import summarise
 from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import Replay
+from specsim.replaying.rounds import PARTS
 from specsim.replaying.simultaneous import simultaneous
-from specsim.replaying.sums import PARTS
 from specsim.trace.trace import Trace
 
 LEAST_SLICES, SLICES = 3, 5  # of each; the least if time is short

@@ -1,6 +1,6 @@
 """Probe the machine's state: seconds of small passes, draft steps and decoding steps, in less than half a minute.
 
-With a probe, a profile from before holds for the machine as it is now (`specsim.cost.probed`).
+With a probe, a profile from before holds for the machine as it is now (`specsim.cost.probe`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from realrun.measure.profile import LEAST_SWEEPS
 from realrun.measure.stream import Key
 from realrun.measure.sweeps import Sweeps, measurement_facts
 from realrun.pairs.pair import Pair
-from specsim.cost.probed import PROBE_KIND, PROBE_VERSION
+from specsim.cost.probe import PROBE_KIND, PROBE_VERSION
 from specsim.io.errors import InputError
 from specsim.io.progress import Counter, no_progress
 

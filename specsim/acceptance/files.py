@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any, TypedDict, get_type_hints
 
 from specsim.acceptance.difficulty import Difficulty
-from specsim.acceptance.iid import IID
-from specsim.acceptance.per_position import PerPosition
-from specsim.acceptance.synthetic import AcceptanceModel, parameters_of
+from specsim.acceptance.models import IID, AcceptanceModel, PerPosition, parameters_of
 from specsim.io.errors import InputError
 from specsim.io.files import write_json
 from specsim.io.json import checked, read_json

@@ -11,9 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specsim.acceptance.files import load_model
-from specsim.acceptance.iid import IID
-from specsim.acceptance.per_position import PerPosition
-from specsim.acceptance.synthetic import EOS, MAX_SEED, VOCABULARY, AcceptanceModel, parameters_of
+from specsim.acceptance.models import EOS, IID, MAX_SEED, VOCABULARY, AcceptanceModel, PerPosition, parameters_of
 from specsim.io.errors import InputError
 from specsim.trace.trace import MAX_DEPTH, Trace
 

@@ -12,7 +12,7 @@ import msgspec
 from specsim.claims.check import measure
 from specsim.claims.claim import ReplaySubject
 from specsim.claims.files import rounded
-from specsim.claims.runs import VALIDATION_KIND
+from specsim.claims.measured import VALIDATION_KIND
 from specsim.io.errors import InputError
 from specsim.io.examples import is_example
 from specsim.io.json import read_json

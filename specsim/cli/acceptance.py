@@ -51,8 +51,8 @@ def fit(options: FitOptions) -> Answer:
     Example: specsim acceptance fit counters.json --model per_position --out model.json
     """
     from specsim.acceptance.files import MODELS, as_document, save_model
+    from specsim.acceptance.models import parameters_of
     from specsim.acceptance.sources import describe, read_source, verified_by_depth
-    from specsim.acceptance.synthetic import parameters_of
 
     check_new(options.out, overwrite=options.overwrite)
     data = read_source(options.source, policy=options.policy)

@@ -46,9 +46,8 @@ def check(options: CheckOptions) -> Answer:
 
     Example: specsim claims check claims/ --junit claims.xml
     """
-    from specsim.claims.check import check_files
+    from specsim.claims.check import as_document, benchmark_document, check_files, junit_xml
     from specsim.claims.files import claim_files
-    from specsim.claims.reports import as_document, benchmark_document, junit_xml
     from specsim.io.files import write_json, write_text
 
     paths = claim_files(options.files)

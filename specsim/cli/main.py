@@ -19,9 +19,7 @@ from specsim.cli.engines.export import export
 from specsim.cli.engines.import_ import import_
 from specsim.cli.engines.join import join
 from specsim.cli.engines.record_text import record_text
-from specsim.cli.files.example import example
-from specsim.cli.files.info import info, policies
-from specsim.cli.files.report import report
+from specsim.cli.files import example, info, policies, report
 from specsim.cli.leaderboard import leaderboard
 from specsim.cli.panels import PanelGroup
 from specsim.cli.replay import replay

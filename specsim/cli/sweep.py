@@ -45,7 +45,7 @@ def sweep(options: SweepOptions) -> Answer:
     from specsim.cost.files import read_cost
     from specsim.io.files import check_writable, working_in
     from specsim.learn.storage import job_name, open_study
-    from specsim.trace.remote import depth_at
+    from specsim.trace.files import depth_at
 
     out = options.out
     if out is not None:

@@ -15,7 +15,7 @@ from specsim.policy.base import Policy
 from specsim.replaying.intervals import Comparison, Estimate
 from specsim.replaying.prediction import Prediction
 from specsim.replaying.result import Result
-from specsim.replaying.sums import PARTS
+from specsim.replaying.rounds import PARTS
 from specsim.report.page import NEAR_PERCENT, simplest
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from specsim.cost.batches import BatchTokens
-from specsim.cost.contexts import context_share
 from specsim.cost.roofline.constants import changes
 from specsim.cost.roofline.cost import RooflineCost
+from specsim.cost.table import context_share
 from specsim.io.arrays import Floats, Ints
 from specsim.io.errors import InputError
 from specsim.io.progress import Counter, no_progress

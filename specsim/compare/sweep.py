@@ -32,7 +32,7 @@ from specsim.policy.registry import find_policy
 from specsim.replaying.checks import unsupported_reason
 from specsim.replaying.prediction import summarise
 from specsim.replaying.priced import PricedTrace
-from specsim.trace.remote import read_trace_at
+from specsim.trace.files import read_trace_at
 from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
 

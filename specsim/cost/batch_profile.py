@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specsim.cost.batches import BatchCost, BatchTokens
-from specsim.cost.measured import axis, table
-from specsim.cost.model import check_rounds
+from specsim.cost.model import check_rounds, checked_axis, checked_table
 from specsim.io.arrays import Ints, Seconds
 from specsim.io.errors import InputError
 from specsim.io.json import checked
@@ -99,7 +98,7 @@ def batch_profile_from_json(data: Any, where: str) -> BatchProfileCost:
     """The cost model of a parsed document; InputError where it is malformed."""
     name = f"batch profile {where}"
     document: BatchProfileDocument = checked(data, name, BatchProfileDocument, invalid=AGAIN)
-    batches, contexts, tokens = (axis(document[key], f"{name}: {key}", AGAIN) for key in AXES)  # type: ignore[literal-required]
+    batches, contexts, tokens = (checked_axis(document[key], f"{name}: {key}", AGAIN) for key in AXES)  # type: ignore[literal-required]
     if not batches[0] == tokens[0] == 1:
         raise InputError(f"{name}: batches and tokens do not begin with 1; {AGAIN}")
     rows: list[int | None] = [len(batches), len(contexts)]
@@ -107,9 +106,9 @@ def batch_profile_from_json(data: Any, where: str) -> BatchProfileCost:
         batches,
         contexts,
         tokens,
-        table(document["verify_s"], [*rows, len(tokens)], f"{name}: verify_s", AGAIN, positive=True),
-        table(document["draft_s"], [*rows, None], f"{name}: draft_s", AGAIN),
-        table(document["catch_up_s"], rows, f"{name}: catch_up_s", AGAIN),
-        float(table(document["step_s"], [], f"{name}: step_s", AGAIN)),
-        float(table(document["round_s"], [], f"{name}: round_s", AGAIN)),
+        checked_table(document["verify_s"], [*rows, len(tokens)], f"{name}: verify_s", AGAIN, positive=True),
+        checked_table(document["draft_s"], [*rows, None], f"{name}: draft_s", AGAIN),
+        checked_table(document["catch_up_s"], rows, f"{name}: catch_up_s", AGAIN),
+        float(checked_table(document["step_s"], [], f"{name}: step_s", AGAIN)),
+        float(checked_table(document["round_s"], [], f"{name}: round_s", AGAIN)),
     )

@@ -7,16 +7,15 @@ from os import PathLike
 from typing import Any
 
 from specsim.cost.batch_profile import BatchProfileCost
-from specsim.cost.documents import KIND, VERSION
-from specsim.cost.files import CostLike, as_cost, cost_path, read_cost, read_cost_document
+from specsim.cost.files import KIND, VERSION, CostLike, as_cost, cost_path, read_cost, read_cost_document
 from specsim.cost.grid import GridPairCost
-from specsim.cost.probed import PROBE_KIND, probed_document, with_probe
+from specsim.cost.probe import PROBE_KIND, probed_document, with_probe
 from specsim.cost.profile import PROFILE_KIND, ProfileCost
 from specsim.cost.roofline.calibration import calibrate as fit
 from specsim.cost.roofline.cost import RooflineCost
 from specsim.cost.roofline.document import calibration_document
 from specsim.cost.roofline.hardware import find_hardware
-from specsim.cost.roofline.points import Fitted, Point, calibrated_on_points
+from specsim.cost.roofline.point_calibration import Fitted, Point, calibrated_on_points
 from specsim.io.errors import InputError
 from specsim.io.files import file_digest
 
@@ -38,7 +37,7 @@ def calibrate(cost: CostLike, measured: CostLike) -> RooflineCost | ProfileCost:
     -------
     RooflineCost or ProfileCost
         Calibrated. A roofline's `covered` holds the calibrated ranges, and its notes name extrapolation; for profiles
-        see `specsim.cost.probed.with_probe`.
+        see `specsim.cost.probe.with_probe`.
 
     Raises
     ------

@@ -21,8 +21,7 @@ from typing import Any, NoReturn, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from specsim.cost.measured import axis, table
-from specsim.cost.model import CostModel
+from specsim.cost.model import CostModel, checked_axis, checked_table
 from specsim.cost.profile import GRID_KIND
 from specsim.io.arrays import Floats, Ints, Seconds
 from specsim.io.errors import InputError
@@ -216,10 +215,10 @@ def grid_from_json(data: Any, where: str) -> GridCost:
         )
     name = f"cost grid {where}"
     checked(data, name, GridDocument, invalid="measure again")
-    axes = [axis(data[key], f"{name}: {key}", AGAIN) for key in ("batches", "contexts", "tokens")]
+    axes = [checked_axis(data[key], f"{name}: {key}", AGAIN) for key in ("batches", "contexts", "tokens")]
     gaps = np.array([[[cell is None for cell in row] for row in rows] for rows in data["median_s"]], dtype=object)
     filled = [[[1.0 if cell is None else cell for cell in row] for row in rows] for rows in data["median_s"]]
-    median_s = table(filled, [len(points) for points in axes], f"{name}: median_s", AGAIN, positive=True)
+    median_s = checked_table(filled, [len(points) for points in axes], f"{name}: median_s", AGAIN, positive=True)
     median_s[gaps.astype(bool)] = np.nan
     reasons = np.full(median_s.shape, "not measured", dtype=object)
     reasons[np.isfinite(median_s)] = ""

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specsim.cost.contexts import context_range
 from specsim.cost.model import CostModel, not_a_cost
-from specsim.cost.table import CostTable, column_contexts, compile_table
+from specsim.cost.table import CostTable, column_contexts, compile_table, context_range
 from specsim.io.arrays import Floats, Seconds
 from specsim.io.errors import InputError
 from specsim.trace.joined import JoinedTrace

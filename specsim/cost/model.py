@@ -6,16 +6,19 @@ of tokens in the cache before the call (prompt plus emitted tokens, less the pen
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from specsim.io.arrays import Seconds
+from specsim.io.arrays import Ints, Seconds, increases
 from specsim.io.errors import InputError
 
 MAX_TREE_TOKENS = 512  # in a cost table
 MIN_SECONDS, MAX_SECONDS = 1e-12, 1e9  # of a call: other times are mistakes, and sums would overflow
+MAX_CONTEXT = 2**31  # tokens
 SHOWN_CONTEXT = 1000  # cached tokens at which `repr` shows costs without measured contexts
 NOISE = 0.05  # share of a step by which a round may measure less
 MOST_NOISE = 0.5
@@ -267,3 +270,30 @@ class ConstantCost(CostModel):
 
     def autoregressive_step(self, context: npt.ArrayLike) -> Seconds:
         return np.full(np.shape(context), self.s_t)
+
+
+def checked_axis(values: Sequence[int], name: str, advice: str, *, least: int = 0) -> Ints:
+    """An increasing axis from `least` on or above; InputError calls it `name`."""
+    array = np.asarray(values, dtype=np.int64)
+    if not array.size or array[0] < least or array[-1] >= MAX_CONTEXT or not increases(array):
+        raise InputError(f"{name} are not an increasing list from {least} on; {advice}")
+    return array
+
+
+def checked_table(
+    values: Any, shape: Sequence[int | None], name: str, advice: str, *, positive: bool = False
+) -> Seconds:
+    """A table of seconds of this shape, in which None stands for any length; InputError calls it `name`."""
+    try:
+        array = np.asarray(values, dtype=np.float64)
+    except ValueError:
+        raise InputError(f"{name} has rows of several lengths; {advice}") from None
+    if (
+        array.ndim != len(shape)
+        or not array.size
+        or any(length not in (None, own) for own, length in zip(array.shape, shape, strict=True))
+    ):
+        raise InputError(f"{name} does not fit the axes of the profile; {advice}")
+    if not ((array >= (MIN_SECONDS if positive else 0)) & (array <= MAX_SECONDS)).all():
+        raise InputError(f"{name}: a time is {'not positive' if positive else 'negative'} or not finite; {advice}")
+    return array

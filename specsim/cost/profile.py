@@ -9,8 +9,7 @@ from typing import Any, NotRequired, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from specsim.cost.measured import axis, table
-from specsim.cost.model import FALL, ConstantCost, CostModel, check_rounds, disturbances
+from specsim.cost.model import FALL, ConstantCost, CostModel, check_rounds, checked_axis, checked_table, disturbances
 from specsim.io.arrays import Ints, Seconds
 from specsim.io.errors import InputError
 from specsim.io.json import checked
@@ -258,16 +257,16 @@ def profile_from_json(data: Mapping[str, Any], where: str) -> ProfileCost:
     seconds = document.get("mean_s") or document.get("median_s")
     if seconds is None:
         raise InputError(f"{name} is malformed (mean_s is missing); {AGAIN}")
-    contexts = axis(document["contexts"], f"{name}: contexts", AGAIN)
+    contexts = checked_axis(document["contexts"], f"{name}: contexts", AGAIN)
     count = len(contexts)
 
     def read(values: Any, shape: list[int | None], key: str, *, positive: bool = False) -> Seconds:
-        return table(values, shape, f"{name}: {key}", AGAIN, positive=positive)
+        return checked_table(values, shape, f"{name}: {key}", AGAIN, positive=positive)
 
     trees, many = seconds.get("tree"), seconds.get("catch_up_many")
     tree = catch_up_tokens = catch_up_many_s = None
     if trees is not None:
-        sizes = axis(trees["sizes"], f"{name}: sizes of trees", AGAIN, least=1)
+        sizes = checked_axis(trees["sizes"], f"{name}: sizes of trees", AGAIN, least=1)
         if sizes[0] != 1:
             raise InputError(f"{name}: sizes of trees do not begin with 1; {AGAIN}")
         tree = TreeProfile(
@@ -278,7 +277,7 @@ def profile_from_json(data: Mapping[str, Any], where: str) -> ProfileCost:
             float(read(trees["round_overhead"], [], "round_overhead of trees")),
         )
     if many is not None:
-        catch_up_tokens = axis(many["tokens"], f"{name}: tokens to catch up on", AGAIN, least=2)
+        catch_up_tokens = checked_axis(many["tokens"], f"{name}: tokens to catch up on", AGAIN, least=2)
         catch_up_many_s = read(many["seconds"], [len(catch_up_tokens), count], "catch_up_many")
     return ProfileCost(
         contexts,

@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
 from reprlib import repr as short
-from typing import IO, Any, AnyStr
+from typing import IO, Any, AnyStr, TypeVar
 
 from specsim.io.errors import InputError
 
@@ -124,3 +125,30 @@ def _check_nesting(document: Any) -> None:
             return
         containers = [child for item in containers for child in (item.values() if type(item) is dict else item)]
     raise RecursionError
+
+
+T = TypeVar("T")
+
+
+def check_keys(keys: Mapping[str, Any], known: Iterable[str], name: str) -> None:
+    """Raise InputError for a key that is not known."""
+    for key in keys:
+        if key not in set(known):
+            raise InputError(f"{name} has an unknown key {key!r}; known: {', '.join(sorted(known))}")
+
+
+def from_keys(keys: Any, kind: type[T], name: str, invalid: str, *, own: Iterable[str] = ()) -> T:
+    """Build a dataclass from a JSON object; InputError for unknown keys and values of another type.
+
+    own : fields that a document cannot set
+    """
+    import msgspec
+
+    checked(keys, name, dict[str, Any], invalid=invalid)
+    check_keys(keys, {field.name for field in fields(kind)} - {*own}, name)  # type: ignore[arg-type]
+    try:
+        return msgspec.convert(keys, kind)
+    except msgspec.ValidationError as error:
+        if isinstance(error.__cause__, InputError):  # of the class's own checks
+            raise InputError(f"{name}: {error.__cause__}") from None
+        raise InputError(f"{name} is malformed ({error}); {invalid}") from None

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 import numba as nb
 import numpy as np
 
-from specsim.cost.contexts import autoregressive_seconds, context_share
-from specsim.cost.table import CostTable
+from specsim.cost.table import CostTable, autoregressive_seconds, context_share
 from specsim.io.arrays import Floats, Ints
 from specsim.io.errors import InputError
 from specsim.learn.calibration import Calibration

@@ -24,8 +24,7 @@ from specsim.policy.base import Policy
 from specsim.replaying.checks import check_covered, check_replayable
 from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import bind_kernel
-from specsim.replaying.rounds import RoundLog
-from specsim.replaying.sums import Sums
+from specsim.replaying.rounds import RoundLog, Sums
 from specsim.trace.outcomes import outcomes
 from specsim.trace.trace import Trace
 

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from filelock import lock_descriptor
 
-from specsim.cost.contexts import context_range
 from specsim.cost.model import SPACE
+from specsim.cost.table import context_range
 from specsim.io.errors import InputError
 from specsim.io.files import digest, nested_digest
 from specsim.policy.base import Policy

@@ -16,8 +16,7 @@ from specsim.policy.chain.base import ChainPolicy, Step
 # `chain_kernel` rebinds these three names to each policy's own functions.
 from specsim.policy.chain.fixed_k import initial_state, keep_drafting, update
 from specsim.replaying.kernel import select_fields, specialise
-from specsim.replaying.rounds import RoundLog
-from specsim.replaying.sums import Sums
+from specsim.replaying.rounds import RoundLog, Sums
 from specsim.trace.outcomes import Outcome
 from specsim.trace.trace import Trace
 

@@ -7,9 +7,8 @@ from bisect import bisect_right
 from collections.abc import Callable
 from typing import Any
 
-from specsim.cost.contexts import context_range
 from specsim.cost.model import SPACE
-from specsim.cost.table import CostTable
+from specsim.cost.table import CostTable, context_range
 from specsim.io.errors import InputError
 from specsim.policy.base import Policy
 from specsim.policy.chain.base import ChainPolicy, Step

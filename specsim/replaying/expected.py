@@ -15,8 +15,7 @@ from typing import Any
 import numba as nb
 import numpy as np
 
-from specsim.cost.contexts import autoregressive_seconds
-from specsim.cost.table import CostTable
+from specsim.cost.table import CostTable, autoregressive_seconds
 from specsim.io.arrays import Array, Floats
 from specsim.io.errors import InputError
 from specsim.policy.chain.base import ChainPolicy, Step

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import logging
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
@@ -10,15 +12,56 @@ from types import FunctionType, SimpleNamespace
 from typing import Any, TypeVar
 
 import numba as nb
+from numba.core import event
 
 from specsim.io.files import digest
 from specsim.policy.base import Policy
-from specsim.policy.compiler import prepare_compiler
 
+COMPILING = "specsim: compiling policies, a few seconds each; those that ship with it are kept for the next process"
+OURS = ("specsim", "realrun")  # first letters of modules whose functions are announced; a user's own are not
 Fields = TypeVar("Fields", bound=tuple[Any, ...])
 Kernel = Callable[..., int]
 PACKAGE = Path(__file__).parents[1]
-prepare_compiler()  # ahead of the first function that is compiled, or loaded
+
+log = logging.getLogger("specsim")  # where nobody configures logging, a warning is a line on standard error
+
+
+class Announcement(event.Listener):
+    """Says, when the first function of ours is compiled, what takes so long."""
+
+    said = False
+
+    def on_start(self, event: Any) -> None:
+        if not self.said and event.data["dispatcher"].py_func.__module__.startswith(OURS):
+            self.said = True
+            log.warning(COMPILING)
+
+    def on_end(self, event: Any) -> None: ...
+
+
+def _prepare_compiler() -> None:
+    """Have numba announce compiling, and load its registries without SciPy's linear algebra.
+
+    That takes longer than all that a replay does. Numba looks there whether np.cov has what it needs; it has, when it
+    is asked for.
+    """
+    event.register("numba:compile", Announcement())
+    if "scipy.linalg" in sys.modules:
+        return
+    from numba.core.registry import cpu_target
+
+    sys.modules["scipy.linalg"] = None  # type: ignore[assignment]  # not to be imported
+    try:
+        cpu_target.typing_context.refresh()
+        cpu_target.target_context.refresh()
+    finally:
+        del sys.modules["scipy.linalg"]
+    from numba.np import arraymath
+
+    arraymath._HAVE_BLAS = True
+
+
+_prepare_compiler()  # ahead of the first function that is compiled, or loaded
 
 
 def specialise(kernel: Any, names: Mapping[str, Any], kind: type[Policy]) -> Kernel:

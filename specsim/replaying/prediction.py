@@ -17,12 +17,10 @@ from specsim.io.arrays import Floats
 from specsim.policy.base import Policy
 from specsim.policy.switch.base import SwitchPolicy
 from specsim.policy.tree.base import TreePolicy
-from specsim.replaying.chain_oracle import chain_oracle_seconds
 from specsim.replaying.intervals import Estimate, ratio_interval
+from specsim.replaying.oracles import chain_oracle_seconds, switch_oracle_seconds, tree_oracle_seconds
 from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import Replay
-from specsim.replaying.switch_oracle import switch_oracle_seconds
-from specsim.replaying.tree_oracle import tree_oracle_seconds
 from specsim.trace.joined import JoinedTrace
 from specsim.trace.trace import Trace
 
@@ -52,7 +50,7 @@ class Prediction:
 
     verified : drafted tokens that the target verified; all of them in a chain, unless its policy drops some
     truncated_rounds : rounds in which a tree policy asked for nodes that the trace does not hold; None of a chain
-    oracle_regret : seconds over those of the oracle (`specsim.replaying.chain_oracle`) less 1, all sequences
+    oracle_regret : seconds over those of the oracle (`specsim.replaying.oracles`) less 1, all sequences
         together, under the cost model as it is; None where no oracle was asked. Below 0 only
         for a policy that reshapes the cost of a round.
     cost_notes : notes of the cost model on its seconds, such as that they are extrapolated

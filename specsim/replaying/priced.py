@@ -7,9 +7,8 @@ from functools import cached_property
 
 import numpy.typing as npt
 
-from specsim.cost.contexts import autoregressive_seconds
 from specsim.cost.model import CostModel
-from specsim.cost.table import CostTable
+from specsim.cost.table import CostTable, autoregressive_seconds
 from specsim.io.arrays import Floats
 from specsim.policy.base import Policy
 from specsim.replaying.replay import Replay, replay

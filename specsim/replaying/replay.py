@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from specsim.cost.contexts import autoregressive_seconds, decode_seconds
-from specsim.cost.table import CostTable
+from specsim.cost.table import CostTable, autoregressive_seconds, decode_seconds
 from specsim.io.arrays import Array, Floats, Ints
 from specsim.policy.base import Policy
 from specsim.policy.chain.base import ChainPolicy
@@ -18,8 +17,7 @@ from specsim.policy.switch.base import SwitchPolicy
 from specsim.policy.tree.base import TreePolicy
 from specsim.replaying.chain import bind_chain, chain_kernel
 from specsim.replaying.checks import check_covered, check_replayable
-from specsim.replaying.rounds import RoundLog
-from specsim.replaying.sums import PARTS, Sums
+from specsim.replaying.rounds import PARTS, RoundLog, Sums
 from specsim.replaying.switch import bind_switch, switch_kernel
 from specsim.replaying.tree import bind_tree, tree_kernel
 from specsim.trace.outcomes import outcomes

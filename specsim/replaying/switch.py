@@ -17,8 +17,7 @@ from specsim.policy.switch.base import SwitchPolicy, chosen, longest_draft
 # `switch_kernel` rebinds these four names to each policy's own functions.
 from specsim.policy.switch.one_drafter import OneDrafter, choose
 from specsim.replaying.kernel import specialise
-from specsim.replaying.rounds import RoundLog
-from specsim.replaying.sums import Sums
+from specsim.replaying.rounds import RoundLog, Sums
 from specsim.trace.joined import JoinedTrace
 from specsim.trace.outcomes import Outcome
 from specsim.trace.trace import Trace

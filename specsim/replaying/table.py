@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from specsim.cost.contexts import context_range
 from specsim.cost.joined import JoinedCost, joined_table
 from specsim.cost.model import SPACE, CostModel, SpaceCost
-from specsim.cost.table import CostTable, compile_table
+from specsim.cost.table import CostTable, compile_table, context_range
 from specsim.io.errors import InputError
 from specsim.policy.base import Policy
 from specsim.policy.chain.base import ChainPolicy

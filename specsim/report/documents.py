@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from specsim.replaying.sums import PARTS
+from specsim.replaying.rounds import PARTS
 from specsim.report.page import heading, macros, percent, range_text, value_text
 from specsim.report.table import (
     DIFFERENCE,

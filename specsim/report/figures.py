@@ -1,16 +1,17 @@
-"""Figures that several kinds of results share, each a function from plain data to inline SVG."""
+"""Figures of results that have no module of figures of their own, each a function from plain data."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from textwrap import shorten
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from specsim.io.arrays import Floats, IntArray
-from specsim.replaying.sums import PARTS
+from specsim.replaying.rounds import PARTS
 from specsim.report.drawing import (
     ADAPTIVE,
     COLORS,
@@ -123,3 +124,31 @@ def by_batch(batches: Sequence[int], lines: Mapping[str, Sequence[Mapping[str, f
     axes.set_ylabel("speedup (ratio, without speculation = 1)")
     margin_notes(axes, notes)
     return svg(figure, name, "Speedup over the batch")
+
+
+@styled()
+def frontier_figure(points: Sequence[Mapping[str, Any]]) -> Figure:
+    """Draw tokens per second against the 90th percentile of ms per output token. points : of `FrontierPoint.as_dict`"""
+    figure = Figure(figsize=(8.2, 4.6), layout="constrained")
+    axes = figure.subplots()
+    rules = 0
+    for label in dict.fromkeys(point["summary"]["label"] for point in points):
+        mine = [point for point in points if point["summary"]["label"] == label]
+        x = [1e3 * point["summary"]["tpot_s"]["p90"] for point in mine]
+        y = [point["summary"]["tokens_per_s"] for point in mine]
+        if mine[0]["oracle"]:
+            axes.plot(x, y, "--", color=INK, linewidth=1, label="oracle")
+        elif mine[0]["k"] is not None:
+            axes.plot(x, y, "-", color=MUTED, linewidth=0.8, alpha=0.6)
+            axes.annotate(f"K={mine[0]['k']}", (x[-1], y[-1]), color=MUTED, fontsize=7.5)
+        else:
+            color, marker = COLORS[rules % len(COLORS)], MARKERS[rules % len(MARKERS)]
+            axes.plot(x, y, f"-{marker}", color=color, markersize=5, label=label, **DOT)
+            rules += 1
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.grid(axis="x", visible=True)
+    axes.set_xlabel("90th percentile of ms per output token")
+    axes.set_ylabel("output tokens per second")
+    figure.legend(loc="outside upper center", ncols=3)
+    return figure

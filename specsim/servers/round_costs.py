@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from specsim.cost.documents import KIND, VERSION
+from specsim.cost.files import KIND, VERSION
 from specsim.cost.model import MIN_SECONDS
 from specsim.io.arrays import Floats, Seconds
 

@@ -14,7 +14,7 @@ from specsim.io.arrays import Ints, Seconds
 from specsim.io.errors import InputError
 
 if TYPE_CHECKING:
-    from specsim.replaying.static_tree import Links
+    from specsim.replaying.tree import Links
 
 
 class Prompts(NamedTuple):

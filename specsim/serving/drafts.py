@@ -19,10 +19,9 @@ from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.tree.static import StaticTree
 from specsim.replaying.checks import check_covered, check_replayable
 from specsim.replaying.replay import bind_kernel
-from specsim.replaying.rounds import RoundLog
-from specsim.replaying.static_tree import Links, links
-from specsim.replaying.sums import Sums
+from specsim.replaying.rounds import RoundLog, Sums
 from specsim.replaying.table import cost_table
+from specsim.replaying.tree import Links, links
 from specsim.serving.costs import draft_levels
 from specsim.serving.draft_length import DraftLengthRule, DraftRounds, Running, State, fixed_length
 from specsim.trace.outcomes import outcomes

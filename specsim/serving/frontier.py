@@ -18,14 +18,14 @@ from specsim.io.progress import Counter, no_progress
 from specsim.io.user_file import is_file_name
 from specsim.io.workers import Workers
 from specsim.policy.base import Policy
-from specsim.serving.arms import ArmLike, choose_arms, cost_notes
 from specsim.serving.arrivals import requests_of_trace
 from specsim.serving.costs import batch_cost
 from specsim.serving.draft_length import DraftLengthRule, ScheduledK
 from specsim.serving.drafts import drafts_of
 from specsim.serving.latency import ServingSummary, summarise_run
-from specsim.serving.result import Served
+from specsim.serving.policies import PolicyOrRule, cost_notes, fit_policies
 from specsim.serving.rules.oracle import Oracle
+from specsim.serving.serve import Served
 from specsim.trace.files import TraceLike, read_plain_trace
 from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
@@ -127,7 +127,7 @@ class ServingFrontier(Served):
         matplotlib.figure.Figure
             Shown by a notebook; `savefig` writes it.
         """
-        from specsim.report.frontier_figure import frontier_figure  # matplotlib is slow to import
+        from specsim.report.figures import frontier_figure  # matplotlib is slow to import
 
         return frontier_figure([point.as_dict() for point in self.points])
 
@@ -135,7 +135,7 @@ class ServingFrontier(Served):
 def serve_frontier(
     trace: TraceLike,
     cost: CostLike,
-    rules: ArmLike | Iterable[ArmLike] = (),
+    rules: PolicyOrRule | Iterable[PolicyOrRule] = (),
     *,
     users: int | Iterable[int] = USERS,
     max_draft_tokens: int | None = None,
@@ -214,7 +214,7 @@ def serve_frontier(
         raise InputError(f"settings of {', '.join(given)}, which is not compared; give it as a rule as well")
     fixed = [ScheduledK({1: k}) for k in range(longest + 1)]
     bound = Oracle(priced, max_draft_tokens=whole.depth)
-    part, arms, learned_on = choose_arms(
+    part, arms, learned_on = fit_policies(
         whole, priced, [*((arm, {}) for arm in fixed), *asked, (bound, {})], tuning_share=tuning_share, seed=seed
     )
     if any(is_file_name(str(rule)) for rule in named):  # other processes do not know the file's classes

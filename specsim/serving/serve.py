@@ -12,14 +12,14 @@ from specsim.cost.files import CostLike, as_cost
 from specsim.io.progress import Counter, no_progress
 from specsim.replaying.intervals import Estimate, ratio_of_ratios
 from specsim.replaying.prediction import interval_columns
-from specsim.serving.arms import ArmLike, choose_arms, cost_notes
+from specsim.replaying.result import Result
 from specsim.serving.arrivals import asked_requests
 from specsim.serving.costs import batch_cost
 from specsim.serving.draft_length import TurboSpec
 from specsim.serving.drafts import drafts_of
 from specsim.serving.latency import ServingSummary, summarise_run
 from specsim.serving.lockstep import Lockstep, lockstep
-from specsim.serving.result import Served
+from specsim.serving.policies import PolicyOrRule, cost_notes, fit_policies
 from specsim.serving.speedup_map import SpeedupMap, speedup_map
 from specsim.trace.files import TraceLike, read_plain_trace
 from specsim.trace.trace import Trace
@@ -33,6 +33,38 @@ if TYPE_CHECKING:
 
 SLOTS = 256  # as vLLM's max_num_seqs
 BATCHES, MAP_BATCHES = (1, 2, 4, 8, 16, 32), (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class Served(Result):
+    """What all results of serving have in common: where they come from.
+
+    learned_on : sequences that policies learned from, none of which they are reported on
+    sequences : those reported on
+    approximate : whether acceptance was drawn, on a trace of rejection sampling
+    cost_notes : what the costs say of their own seconds
+    """
+
+    learned_on: int
+    sequences: int
+    approximate: bool
+    cost_notes: tuple[str, ...]
+
+    @property
+    def conditions(self) -> list[str]:
+        """Conditions of these numbers, in words."""
+        learned = [f"learned on {self.learned_on} others"] if self.learned_on else []
+        return [*learned, *(["approximate: rejection sampling"] if self.approximate else [])]
+
+    @property
+    def notes(self) -> list[str]:
+        """Caveats of these numbers, in words."""
+        return [*self.conditions, *self.cost_notes]
+
+    def about(self) -> dict[str, Any]:
+        """The common fields by name."""
+        about = {field.name: getattr(self, field.name) for field in fields(Served)}
+        return {**about, "cost_notes": list(self.cost_notes)}
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -143,7 +175,7 @@ class ServerResult(Served):
 def serve(
     trace: TraceLike,
     cost: CostLike,
-    policy: ArmLike = "fixed_k",
+    policy: PolicyOrRule = "fixed_k",
     *,
     arrivals: str | PathLike[str] = "poisson:20",
     requests: int | None = None,
@@ -213,7 +245,7 @@ def serve(
     >>> result.speculation.tokens_per_round > result.baseline.tokens_per_round
     True
     """
-    model, part, arm, about = _one_arm(trace, cost, policy, settings, tuning_share, seed, pad)
+    model, part, arm, about = _one_policy(trace, cost, policy, settings, tuning_share, seed, pad)
     asked, users = asked_requests(part, arrivals, requests, seed=seed)
     longest_text = int((asked.prompt_tokens + asked.output_tokens).max())
     limits: dict[str, Any] = {"slots": slots, "kv_tokens": kv_tokens, "users": users}
@@ -244,7 +276,7 @@ def serve(
 def serve_batches(
     trace: TraceLike,
     cost: CostLike,
-    policy: ArmLike = "fixed_k",
+    policy: PolicyOrRule = "fixed_k",
     *,
     batches: int | Iterable[int] = BATCHES,
     tuning_share: float = 0.5,
@@ -277,7 +309,7 @@ def serve_batches(
     >>> result.to_frame()["batch"].tolist()
     [1, 8]
     """
-    model, part, arm, about = _one_arm(trace, cost, policy, settings, tuning_share, seed)
+    model, part, arm, about = _one_policy(trace, cost, policy, settings, tuning_share, seed)
     drafts, plain, sizes = drafts_of(part, arm, seed=seed), drafts_of(part, None), _several(batches)
     notes = cost_notes(model, part, arm.max_draft_tokens, max(sizes))
     results = []
@@ -294,7 +326,7 @@ def serve_schedule(
     batches: int | Iterable[int] = MAP_BATCHES,
     contexts: int | Iterable[int] | None = None,
     max_draft_tokens: int | None = None,
-    policies: PolicyName | Iterable[ArmLike] = (),
+    policies: PolicyName | Iterable[PolicyOrRule] = (),
     tuning_share: float = 0.5,
     seed: int = 0,
     progress: Counter = no_progress,
@@ -342,10 +374,10 @@ def serve_schedule(
     longest = max_draft_tokens or min(8, whole.depth)
     sizes = _several(batches)
     at: list[int | None] = [None] if contexts is None else [*_several(contexts)]
-    named: list[tuple[ArmLike, Mapping[str, Any]]] = [("fixed_k", {"k": k}) for k in range(1, longest + 1)]
+    named: list[tuple[PolicyOrRule, Mapping[str, Any]]] = [("fixed_k", {"k": k}) for k in range(1, longest + 1)]
     others = [policies] if isinstance(policies, str | PathLike | type) else policies
     named += [(TurboSpec.name, {"max_draft_tokens": longest}), *((policy, {}) for policy in others)]
-    part, arms, learned_on = choose_arms(whole, model, named, tuning_share=tuning_share, seed=seed)
+    part, arms, learned_on = fit_policies(whole, model, named, tuning_share=tuning_share, seed=seed)
     speedups = speedup_map(part, priced, arms, sizes, contexts=at, seed=seed, progress=progress)
     return DraftSchedule(
         **vars(speedups),
@@ -356,10 +388,10 @@ def serve_schedule(
     )
 
 
-def _one_arm(
+def _one_policy(
     trace: TraceLike,
     cost: CostLike,
-    policy: ArmLike,
+    policy: PolicyOrRule,
     settings: Mapping[str, Any],
     share: float,
     seed: int,
@@ -369,7 +401,7 @@ def _one_arm(
     model = as_cost(cost)
     priced = batch_cost(model, pad)  # refuses costs of batch size 1 only
     whole = read_plain_trace(trace)
-    part, (ready,), learned_on = choose_arms(whole, priced, [(policy, settings)], tuning_share=share, seed=seed)
+    part, (ready,), learned_on = fit_policies(whole, priced, [(policy, settings)], tuning_share=share, seed=seed)
     about = {"learned_on": learned_on, "sequences": part.sequences, "approximate": part.approximate}
     return model, part, ready, about
 

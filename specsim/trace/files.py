@@ -1,11 +1,18 @@
 """Trace folders: `meta.json`, `sequences.parquet`, `steps.parquet` and, with trees, `trees.parquet`.
 
-The folder of a joined trace has such a folder for each drafter, named 1, 2 and so on, and `joined.json`.
+The folder of a joined trace has such a folder for each drafter, named 1, 2 and so on, and `joined.json`. A folder may
+be packed as a .zip file, and stand at any path that fsspec knows, such as s3://bucket/trace.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, TypedDict
@@ -15,11 +22,12 @@ import pyarrow as pa
 
 from specsim.io.arrays import Array, IntArray
 from specsim.io.errors import InputError
-from specsim.io.examples import located
-from specsim.io.files import file_digest, replacing_folder, write_json, write_table
+from specsim.io.examples import is_example, located
+from specsim.io.files import file_digest, replacing, replacing_folder, unpacked_limit_bytes, write_json, write_table
 from specsim.io.json import read_json
 from specsim.io.parquet import FLOAT_LISTS, FLOATS, INTEGER_LISTS, INTEGERS, TEXT, read_table
-from specsim.trace.joined import MAX_DRAFTERS, JoinedTrace, join_traces
+from specsim.trace.joined import MAX_DRAFTERS, JoinedTrace
+from specsim.trace.joined import join_traces as join
 from specsim.trace.meta import (
     AGAIN,
     JOINED_FILE,
@@ -32,18 +40,23 @@ from specsim.trace.meta import (
     read_meta,
     tree_limits,
 )
-from specsim.trace.packed import unpacked
 from specsim.trace.trace import NO_TOKEN, OPTIONAL_LISTS, STEP_LISTS, Trace
 from specsim.trace.tree_record import TreeRecord, record_from_nodes
 
+FOLDERS = (
+    "",
+    *(f"{number}/" for number in range(1, MAX_DRAFTERS + 1)),
+)  # of the trace, and of the parts of a joined trace
+NAMES = (JOINED_FILE, *(folder + name for folder in FOLDERS for name in (META, SEQUENCES, STEPS, TREES)))
+METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+ENCRYPTED = 1  # a member's flag
 PROMPT = "prompt"  # column of the sequences
 MOST_TOKENS = 2**31 - 1  # of a sequence, and its number, at most
 STEP_COLUMNS = {"token": np.int32, "match_len": np.uint8, "sequence_id": np.int64, "t": np.int64}
 TREE_COLUMNS = {"parent": INTEGER_LISTS, "token": INTEGER_LISTS, "prob": FLOAT_LISTS}
 JOINED_KIND = "specsim-joined-trace"
 JOIN_AGAIN = "join the traces again"
-
-
+INSTALL = "pip install -c constraints.txt '.[dask]' brings fsspec; a kind of store may need a package of its own"
 TraceLike = Trace | str | PathLike[str]  # as every function takes a trace
 
 
@@ -167,7 +180,7 @@ def read_trace(folder: str | PathLike[str]) -> Trace:
         if not 2 <= joined["parts"] <= MAX_DRAFTERS:
             raise InputError(f"{index}: parts={joined['parts']}, not 2 to {MAX_DRAFTERS}; {JOIN_AGAIN}")
         parts = [folder / str(number) for number in range(1, joined["parts"] + 1)]
-        return join_traces({str(part): read_trace(part) for part in parts})
+        return join({str(part): read_trace(part) for part in parts})
     return _read_folder(folder)
 
 
@@ -393,3 +406,128 @@ def _step_table(trace: Trace) -> pa.Table:
             flat = pa.array(np.ascontiguousarray(values, dtype=dtype).ravel())
             columns[name] = pa.FixedSizeListArray.from_arrays(flat, trace.depth)
     return pa.table(columns)
+
+
+def pack_trace(folder: Path, path: Path) -> None:
+    """Pack a trace folder into a .zip file, which `read_trace` also reads; raise InputError if it is not a trace."""
+    names = [name for name in NAMES if (folder / name).is_file()]
+    if not {META, JOINED_FILE}.intersection(names):
+        raise InputError(f"{folder} is not a trace: it has neither {META} nor {JOINED_FILE}; give a trace folder")
+    with replacing(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:  # Parquet is compressed already
+        for name in names:
+            archive.write(folder / name, name)
+
+
+@contextmanager
+def unpacked(path: Path) -> Iterator[Path]:
+    """Unpack a trace into a temporary folder; InputError in the block names the .zip file."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            with zipfile.ZipFile(path) as archive:
+                for member in _members(archive, unpacked_limit_bytes(path)):
+                    target = Path(folder, member.filename)
+                    target.parent.mkdir(exist_ok=True)
+                    with archive.open(member) as packed, target.open("wb") as file:
+                        shutil.copyfileobj(packed, file)
+        except (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, RuntimeError) as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise InputError(f"{path} is not a readable packed trace ({reason:.200}); pack it again") from None
+        try:
+            yield Path(folder)
+        except InputError as error:
+            raise InputError(str(error).replace(folder, str(path))) from None
+
+
+def _members(archive: zipfile.ZipFile, limit_bytes: int) -> Sequence[zipfile.ZipInfo]:
+    """List the trace's files in an archive; raise ValueError if they cannot be unpacked."""
+    members = [member for member in archive.infolist() if member.filename in NAMES]
+    if len({member.filename for member in members}) < len(members):
+        raise ValueError("a file is in it twice")
+    if any(member.flag_bits & ENCRYPTED for member in members):
+        raise ValueError("it is encrypted")
+    if any(member.compress_type not in METHODS for member in members):
+        raise ValueError("it is compressed by another method than deflate")
+    if sum(member.file_size for member in members) > limit_bytes:
+        raise ValueError(f"unpacked, it would take more than {limit_bytes >> 20} MiB")
+    return members
+
+
+def read_trace_at(place: str) -> Trace:
+    """Read the trace in a local folder, a packed file, or at a URL; raise InputError if it is not a trace."""
+    with _local(place) as path:
+        return read_trace(path)
+
+
+def depth_at(place: str) -> int:
+    """Read the depth of a trace, in tokens; for a folder, from meta.json alone."""
+    if place.endswith(".zip") or is_example(place):
+        return read_trace_at(place).depth
+    with _local(place, (META,)) as path:
+        return int(read_meta(path)["depth"])
+
+
+@contextmanager
+def _local(place: str, names: Sequence[str] = NAMES) -> Iterator[Path]:
+    """Copy a trace at a URL to a temporary folder. names : files to copy of a folder"""
+    if "://" not in place:
+        yield Path(place)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        here = Path(folder, place.rstrip("/").rpartition("/")[2])
+        try:
+            from fsspec.core import url_to_fs
+
+            store, path = url_to_fs(place)
+            if here.suffix == ".zip":
+                store.get_file(path, str(here))
+            else:
+                here.mkdir()
+                for name in names:
+                    if store.isfile(f"{path}/{name}"):
+                        store.get_file(f"{path}/{name}", str(here / name))
+        except ImportError as error:
+            raise InputError(f"trace {place}: {error}; {INSTALL}") from None
+        except (OSError, ValueError) as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise InputError(f"trace {place} cannot be fetched ({reason:.200}); check the address") from None
+        try:
+            yield here
+        except InputError as error:
+            raise InputError(str(error).replace(str(here), place)) from None
+
+
+def join_traces(traces: Mapping[str, TraceLike]) -> JoinedTrace:
+    """Join traces of the same target and outputs, each with a different drafter.
+
+    Recorded trees are dropped, and all drafts are cut to the depth of the shallowest trace. A trace made from texts
+    (`specsim record-text`) names neither its target nor its decoding, and takes both from the others.
+
+    Parameters
+    ----------
+    traces : mapping
+        Two or three traces, or their paths as `read_trace` takes them, by the names to use in errors; their order is
+        the order of the drafters.
+
+    Returns
+    -------
+    JoinedTrace
+
+    Raises
+    ------
+    InputError
+        If target, decoding, prompts, outputs, limits or end tokens differ; also for outputs of rejection sampling,
+        which depend on the drafter, for SPACE, and for a trace without text.
+
+    Examples
+    --------
+    >>> import specsim
+    >>> joined = specsim.join_traces({"lookup": "example:lab-lookup", "EAGLE": "example:lab-eagle"})
+    >>> [part.meta["drafter"] for part in joined.parts]
+    ['prompt-lookup', 'lab/eagle']
+    """
+    if not isinstance(traces, Mapping):
+        raise TypeError(
+            f"traces is a {type(traces).__name__}; expected a mapping of two or three traces by name, such as "
+            "{'lookup': 'lookup/', 'eagle': 'eagle/'}"
+        )
+    return join({name: as_trace(trace) for name, trace in traces.items()})

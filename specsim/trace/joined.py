@@ -76,7 +76,7 @@ def foretold(trace: Trace) -> Floats:
 
 
 def join_traces(traces: Mapping[str, Trace]) -> JoinedTrace:
-    """Join recorded traces; see `specsim.trace.join.join_traces`, which also takes paths."""
+    """Join recorded traces; see `specsim.trace.files.join_traces`, which also takes paths."""
     if not 2 <= len(traces) <= MAX_DRAFTERS:
         raise InputError(f"{len(traces)} traces to join; give 2 to {MAX_DRAFTERS}, each of another drafter")
     for name, trace in traces.items():

@@ -22,12 +22,12 @@ from specsim.io.json import read_json
 from specsim.io.progress import Progress
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.replaying.intervals import ratio_of_ratios
-from specsim.serving.arms import choose_arms
 from specsim.serving.arrivals import shuffled
 from specsim.serving.costs import batch_cost
 from specsim.serving.draft_length import ScheduledK
 from specsim.serving.drafts import drafts_of
 from specsim.serving.lockstep import lockstep
+from specsim.serving.policies import fit_policies
 from specsim.serving.speedup_map import speedup_map
 from specsim.trace.files import read_plain_trace
 from specsim.trace.split import split_sequences
@@ -66,7 +66,7 @@ def rows_of(
         "tuned schedule": tuned_schedule(trace.select(tuning), cost, server, config),
     }
     asked = [*schedules.values(), *config["rules"], ORACLE]
-    part, arms, _ = choose_arms(trace, cost, [(arm, {}) for arm in asked], tuning_share=share, seed=seed)
+    part, arms, _ = fit_policies(trace, cost, [(arm, {}) for arm in asked], tuning_share=share, seed=seed)
     labels, rows = [*schedules, *config["rules"], ORACLE], []
     drafts = [drafts_of(part, arm, seed=seed) for arm in arms]
     for number, batch in enumerate(server["batches"]):

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from specsim.acceptance.models import Drafts, match_lengths, uninformed
 from specsim.acceptance.sources import Source
-from specsim.acceptance.synthetic import Drafts, match_lengths, uninformed
 from specsim.io.arrays import Floats, Ints
 from specsim.io.errors import InputError
 from specsim.learn.search import best_policy

@@ -10,7 +10,7 @@ import pytest
 from specsim.cost.model import ConstantCost
 from specsim.policy.static_tree.optimal import optimal_tree
 from specsim.policy.static_tree.search import best_trees
-from specsim.replaying.chain_oracle import chain_oracle_seconds
+from specsim.replaying.oracles import chain_oracle_seconds
 from specsim.replaying.table import cost_table
 from specsim.trace.trace import Trace
 from tests.specsim.policy.static_tree.test_tree_optimal import round_cost

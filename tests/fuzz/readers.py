@@ -11,8 +11,7 @@ import numpy as np
 
 from specsim.acceptance.files import load_model, save_model
 from specsim.acceptance.generate import generate
-from specsim.acceptance.iid import IID
-from specsim.acceptance.per_position import PerPosition
+from specsim.acceptance.models import IID, PerPosition
 from specsim.acceptance.sources import read_counters, read_rounds, verified_by_depth
 from specsim.claims.check import check_files
 from specsim.cost.batch_profile import BATCH_PROFILE_KIND, BATCH_PROFILE_VERSION, BatchProfileCost
@@ -21,15 +20,14 @@ from specsim.cost.files import read_cost
 from specsim.cost.grid import GRID_KIND, GRID_VERSION, read_grid
 from specsim.cost.joined import JoinedCost, joined_document
 from specsim.cost.model import CostModel
-from specsim.cost.probed import PROBE_KIND, PROBE_VERSION
+from specsim.cost.probe import PROBE_KIND, PROBE_VERSION
 from specsim.cost.profile import PROFILE_KIND, PROFILE_VERSION, ProfileCost
 from specsim.io.files import file_digest
 from specsim.learn.storage import trace_digest
 from specsim.policy.static_tree.rates import read_rates
 from specsim.serving.arrivals import recorded_requests
-from specsim.trace.files import read_trace, write_trace
+from specsim.trace.files import pack_trace, read_trace, write_trace
 from specsim.trace.meta import JOINED_FILE, META, SEQUENCES, STEPS, TREES, meta_digest, read_meta
-from specsim.trace.packed import pack_trace
 from tests.fuzz import mutate
 from tests.fuzz.importers import IMPORTERS
 from tests.fuzz.reader import JSON, OTHER, Reader, json_file

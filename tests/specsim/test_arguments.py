@@ -80,7 +80,7 @@ def test_a_trace_is_written_from_where_it_is(folder: Path, tmp_path: Path) -> No
 
 def test_a_mapping_is_read_as_its_file_would_be() -> None:
     for name in ("vllm-llama3.1-8b-eagle-h100", "adaedl-llama2-7b-115m"):
-        from specsim.cost.documents import shipped_costs
+        from specsim.cost.files import shipped_costs
 
         document = json.loads(shipped_costs()[name].read_text())
         assert specsim.read_cost(document) == specsim.read_cost(name)

@@ -17,7 +17,7 @@ from specsim.cost.roofline.hardware import find_hardware
 from specsim.cost.roofline.passes import Roofline
 from specsim.io.errors import InputError
 from specsim.io.examples import FOLDER, example_files, located
-from specsim.trace.remote import depth_at
+from specsim.trace.files import depth_at
 from tests.support.commands import call, json_of
 
 TRACE, COST = "example:lab-eagle", "example:llama-3.1-8b-eagle-h100"

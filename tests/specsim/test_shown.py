@@ -10,7 +10,7 @@ from html import escape
 import pytest
 
 import specsim
-from specsim.cost.documents import shipped_costs
+from specsim.cost.files import shipped_costs
 from specsim.io.examples import example_files
 
 TRACE, COST = "example:lab-model", "example:lab-deep-model"

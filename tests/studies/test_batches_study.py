@@ -13,7 +13,7 @@ import pytest
 from realrun.decode.sampling import Sampler
 from realrun.measure.record import RecordSettings, record
 from specsim.acceptance.generate import generate
-from specsim.acceptance.iid import IID
+from specsim.acceptance.models import IID
 from specsim.cost.linear import LinearCost, LinearPass
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.serving.drafts import drafts_of

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specsim.cost.roofline import engine, published
+from specsim.cost.roofline import document, published
 
 pytest.importorskip("torch")
 from studies.published import cases, errors, report
@@ -22,7 +22,7 @@ def study() -> report.Study:
 
 
 def test_the_package_ships_what_the_published_runs_say(study: report.Study) -> None:
-    preset = json.loads(engine.PRESET.read_text())
+    preset = json.loads(document.PRESET.read_text())
     assert {name: preset[name] for name in study.preset} == study.preset
     assert f"{len(study.plain) + len(study.runs):,} published runs" in preset["source"]
     assert json.loads(published.ERRORS.read_text())["classes"] == study.classes

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specsim.acceptance.generate import generate
-from specsim.acceptance.iid import IID
+from specsim.acceptance.models import IID
 from specsim.cost.model import ConstantCost
 from specsim.cost.profile import ProfileCost
 from specsim.io.errors import InputError

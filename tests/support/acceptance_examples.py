@@ -6,10 +6,9 @@ import numpy as np
 from scipy.signal import lfilter
 from scipy.special import ndtr
 
-from specsim.acceptance.difficulty import Difficulty
-from specsim.acceptance.latent import KNOTS
+from specsim.acceptance.difficulty import KNOTS, Difficulty
+from specsim.acceptance.models import geometric_entropy_nats, match_lengths
 from specsim.acceptance.sources import Counters, Rounds
-from specsim.acceptance.synthetic import geometric_entropy_nats, match_lengths
 from specsim.cost.model import ConstantCost
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.replaying.replay import replay

@@ -9,7 +9,7 @@ import numpy as np
 
 from specsim.acceptance.formulas import reliability
 from specsim.acceptance.generate import generate
-from specsim.acceptance.synthetic import AcceptanceModel
+from specsim.acceptance.models import AcceptanceModel
 from specsim.io.arrays import Bools, Floats
 from specsim.trace.trace import Trace
 

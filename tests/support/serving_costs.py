@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from specsim.cost.contexts import context_range
 from specsim.cost.linear import LinearCost, LinearPass
 from specsim.cost.model import ConstantCost
-from specsim.cost.table import CostTable, compile_table
+from specsim.cost.table import CostTable, compile_table, context_range
 from specsim.policy.base import Policy
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table

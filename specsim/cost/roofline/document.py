@@ -1,4 +1,4 @@
-"""Roofline costs as a person writes them down, with their calibration.
+"""Roofline costs as a person writes them down, with their calibration, and the preset of inference engines.
 
 ``target`` : a name of `public_shapes`, a config.json or its folder, or its content
 ``drafter`` : the same for a draft model, or a drafter as of `find_drafter`
@@ -17,19 +17,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 
-from specsim.cost.keys import from_keys
 from specsim.cost.roofline.architecture import find_architecture
 from specsim.cost.roofline.cost import Covered, Overheads, RooflineCost, find_drafter
-from specsim.cost.roofline.engine import in_engine
 from specsim.cost.roofline.hardware import Derating, find_hardware
 from specsim.cost.roofline.passes import Roofline
 from specsim.io.errors import InputError
+from specsim.io.json import from_keys
 
-INVALID = "correct it, or calibrate again"
+PRESET = Path(__file__).parent / "engines.json"
+INVALID, REMAKE = "correct it, or calibrate again", "write it anew with `python -m studies published`"
 
 
 @dataclass(frozen=True)
@@ -123,3 +126,48 @@ def calibration_document(cost: RooflineCost) -> dict[str, Any]:
         "overheads": asdict(cost.overheads),
         "covered": asdict(cost.covered) if cost.covered else None,
     }
+
+
+@dataclass(frozen=True)
+class Preset:
+    """What the known engines, which run a step as a CUDA graph, have in common.
+
+    engines : full names by the names of `specsim advise --engine`
+    derating : shares of the hardware's ceilings that are reached, times of a launch and of an all-reduce
+    overheads : of steps, sequences, rounds and draft steps
+    source, date : what the numbers were fitted to
+    """
+
+    engines: dict[str, str]
+    derating: Derating
+    overheads: Overheads
+    source: str
+    date: str
+
+
+@cache
+def engine_preset() -> Preset:
+    """Read the preset.
+
+    Examples
+    --------
+    >>> from specsim.cost.roofline.document import engine_preset
+    >>> engine_preset().engines["vllm"]
+    'vLLM'
+    """
+    return from_keys(json.loads(PRESET.read_text()), Preset, PRESET.name, REMAKE)
+
+
+def in_engine(cost: RooflineCost, engine: str) -> RooflineCost:
+    """Return the costs of the same models on the same hardware in an inference engine; InputError if it is unknown."""
+    preset = engine_preset()
+    if engine not in preset.engines:
+        known = ", ".join(preset.engines)
+        raise InputError(f"unknown engine {engine!r} for costs on a GPU; known: {known}")
+    overheads = preset.overheads
+    if cost.draft_passes is None or cost.drafter.at_once:  # a step is not launched for every token
+        once_s = overheads.round_s + overheads.draft_step_s
+        overheads = replace(overheads, round_s=once_s, draft_step_s=0.0)
+    drafting = cost.draft_passes and replace(cost.draft_passes, derating=preset.derating)
+    target = replace(cost.target, derating=preset.derating)
+    return replace(cost, target=target, draft_passes=drafting, overheads=overheads, engine=engine)

@@ -9,8 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from specsim.cost.keys import check_keys, from_keys
 from specsim.io.errors import InputError
+from specsim.io.json import check_keys, from_keys
 
 DATASHEETS = Path(__file__).parent / "hardware.json"
 LARGEST_CEILING = 1e24

@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specsim.cost.batches import BatchTokens
-from specsim.cost.roofline.architecture import Architecture, Part
-from specsim.cost.roofline.attention import LatentAttention, LinearAttention
+from specsim.cost.roofline.architecture import Architecture, LatentAttention, LinearAttention, Part
 from specsim.cost.roofline.hardware import BITS, PRODUCTS, Derating, Hardware, usual_derating
 from specsim.io.arrays import Floats, Seconds
 from specsim.io.errors import InputError

@@ -20,8 +20,7 @@ from typing import NamedTuple
 import numba as nb
 import numpy as np
 
-from specsim.cost.contexts import autoregressive_seconds, context_share
-from specsim.cost.table import CostTable
+from specsim.cost.table import CostTable, autoregressive_seconds, context_share
 from specsim.io.arrays import Floats
 from specsim.io.errors import InputError
 from specsim.policy.static_tree.rates import check_rates

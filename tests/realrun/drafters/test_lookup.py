@@ -34,8 +34,8 @@ from specsim.lookup.from_text import TokenText, lookup_trace
 from specsim.lookup.ngram import RULES
 from specsim.policy.chain.base import Step
 from specsim.policy.registry import make_policy
-from specsim.replaying.chain_oracle import chain_oracle_seconds
 from specsim.replaying.expected import expected_replay
+from specsim.replaying.oracles import chain_oracle_seconds
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
 from specsim.trace.files import read_trace, write_trace

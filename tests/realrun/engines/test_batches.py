@@ -13,7 +13,7 @@ from realrun.engines.check import counters_equal
 from realrun.engines.compare import Agreement, Counted, Models
 from realrun.engines.engine import Sums
 from specsim.acceptance.generate import generate
-from specsim.acceptance.iid import IID
+from specsim.acceptance.models import IID
 from specsim.engines.conventions import CONVENTIONS
 from specsim.io.errors import InputError
 from specsim.serving.draft_length import ScheduledK

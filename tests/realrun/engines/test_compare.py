@@ -19,7 +19,7 @@ from realrun.measure.record import RecordSettings, record
 from realrun.pairs.pair import load_pair
 from realrun.pairs.prompts import lab_prompts
 from specsim.acceptance.generate import generate
-from specsim.acceptance.iid import IID
+from specsim.acceptance.models import IID
 from specsim.engines.conventions import CONVENTIONS
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.chain.fixed_k import FixedK

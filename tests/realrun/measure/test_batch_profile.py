@@ -14,7 +14,7 @@ from realrun.drafters.lookup import LookupKind
 from realrun.lm.batched_llama import BatchedLlama
 from realrun.measure.batches import BatchProber, batch_profile_document, noise_floor, profile_batches
 from specsim.acceptance.generate import generate
-from specsim.acceptance.iid import IID
+from specsim.acceptance.models import IID
 from specsim.cost.batch_profile import BatchProfileCost
 from specsim.cost.batches import BatchTokens
 from specsim.cost.files import read_cost

@@ -12,7 +12,7 @@ import pytest
 from realrun.measure.probe import probe
 from realrun.measure.profile import LEAST_SWEEPS, profile
 from specsim.cost.files import read_cost
-from specsim.cost.probed import changes, with_probe
+from specsim.cost.probe import changes, with_probe
 from specsim.io.errors import InputError
 from specsim.io.files import write_json
 from tests.support.clock import time_passes

@@ -14,10 +14,8 @@ from hypothesis import strategies as st
 from specsim.acceptance.difficulty import Difficulty
 from specsim.acceptance.files import load_model, save_model
 from specsim.acceptance.generate import generate
-from specsim.acceptance.iid import IID
-from specsim.acceptance.per_position import PerPosition
+from specsim.acceptance.models import IID, AcceptanceModel, PerPosition, geometric_entropy_nats
 from specsim.acceptance.sources import Rounds, longest_rounds, verified_by_depth
-from specsim.acceptance.synthetic import AcceptanceModel, geometric_entropy_nats
 from specsim.io.errors import InputError
 from specsim.policy.chain.adaedl import AdaEDL
 from specsim.policy.chain.fixed_k import FixedK

@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 from scipy.special import ndtr
 
-from specsim.acceptance.difficulty import Difficulty
+from specsim.acceptance.difficulty import KNOTS, MISSING, Difficulty, Drift, fit_drift, fit_hidden, log_likelihood
 from specsim.acceptance.formulas import reliability
 from specsim.acceptance.generate import generate
-from specsim.acceptance.iid import IID
-from specsim.acceptance.latent import KNOTS, MISSING, Drift, fit_drift, fit_hidden, log_likelihood
-from specsim.acceptance.per_position import PerPosition
+from specsim.acceptance.models import IID, PerPosition
 from specsim.acceptance.sources import Rounds
 from specsim.io.errors import InputError
 from specsim.policy.chain.adaedl import AdaEDL

@@ -11,8 +11,7 @@ import pytest
 from specsim.acceptance.difficulty import Difficulty
 from specsim.acceptance.formulas import eq14_speedup, leviathan_speedup, mean_tokens_per_round
 from specsim.acceptance.generate import generate
-from specsim.acceptance.iid import IID
-from specsim.acceptance.per_position import PerPosition
+from specsim.acceptance.models import IID, PerPosition
 from specsim.cost.model import ConstantCost
 from specsim.policy.chain.adaedl import AdaEDL
 from specsim.policy.chain.base import ChainPolicy

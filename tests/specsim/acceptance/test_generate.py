@@ -19,7 +19,7 @@ def test_a_replay_has_the_expected_tokens_per_round() -> None:
 
 def test_rates_by_position_a_model_and_its_file_are_the_same(tmp_path: Path) -> None:
     from specsim.acceptance.files import save_model
-    from specsim.acceptance.per_position import PerPosition
+    from specsim.acceptance.models import PerPosition
 
     rates = [0.9, 0.5, 0.1]
     trace = specsim.generate(rates, depth=3, seed=2)

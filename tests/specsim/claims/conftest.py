@@ -12,7 +12,7 @@ import pytest
 
 from specsim import write_trace
 from specsim.acceptance.generate import generate
-from specsim.acceptance.iid import IID
+from specsim.acceptance.models import IID
 from specsim.claims.check import Checked, check_files
 
 HEAD = 'version = 1\n[defaults]\ntrace = "trace"\ncost = { s_d = 0.001, s_t = 0.010 }\npolicy = "fixed_k"\n'

@@ -12,7 +12,7 @@ import pytest
 
 import specsim
 from specsim.claims.check import check_files, judge, judge_order
-from specsim.claims.replayed import RATIOS
+from specsim.claims.measured import RATIOS
 from specsim.compare.leaderboard import leaderboards
 from specsim.io.errors import InputError
 from specsim.io.files import write_table

@@ -11,7 +11,7 @@ import pytest
 
 import specsim
 from specsim.acceptance.generate import generate
-from specsim.acceptance.iid import IID
+from specsim.acceptance.models import IID
 from specsim.compare.hardware import CONTEXTS, Comparison, compare_devices
 from specsim.cost.roofline.cost import RooflineCost
 from specsim.cost.roofline.document import roofline_from_document

@@ -34,8 +34,8 @@ from specsim.policy.base import Variant, setting
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.chain.max_confidence import MaxConfidence
 from specsim.policy.registry import POLICIES, make_policy
-from specsim.replaying.chain_oracle import chain_oracle_seconds
 from specsim.replaying.intervals import Estimate, paired_difference
+from specsim.replaying.oracles import chain_oracle_seconds
 from specsim.replaying.prediction import predict_policy
 from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import replay

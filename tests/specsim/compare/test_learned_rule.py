@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from specsim.acceptance.generate import generate
-from specsim.acceptance.iid import IID
+from specsim.acceptance.models import IID
 from specsim.compare.leaderboard import leaderboards
 from specsim.compare.learned_rule import learned_rule
 from specsim.cost.model import ConstantCost
 from specsim.learn.settings import SearchSettings
 from specsim.policy.registry import POLICIES, make_policy
-from specsim.replaying.chain_oracle import chain_oracle_seconds
+from specsim.replaying.oracles import chain_oracle_seconds
 from specsim.replaying.priced import PricedTrace
 from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace

@@ -19,15 +19,13 @@ import pytest
 
 import specsim
 from specsim.acceptance.generate import generate
-from specsim.acceptance.iid import IID
+from specsim.acceptance.models import IID
 from specsim.compare import sweep as sweeping
 from specsim.compare.sweep import Cell, Configuration, Swept, configurations_of, sweep, sweep_job, write_sweep
 from specsim.cost.files import read_cost
 from specsim.io.errors import InputError
 from specsim.io.workers import Workers
-from specsim.trace.files import read_trace, write_trace
-from specsim.trace.packed import pack_trace
-from specsim.trace.remote import depth_at, read_trace_at
+from specsim.trace.files import depth_at, pack_trace, read_trace, read_trace_at, write_trace
 from specsim.trace.split import split_sequences
 from tests.support.checks import refusal
 from tests.support.commands import assert_refused, call, json_of

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 import specsim
 from specsim.acceptance.generate import generate
-from specsim.acceptance.iid import IID
-from specsim.cost.documents import read_cost_file, shipped_costs
-from specsim.cost.files import read_cost
+from specsim.acceptance.models import IID
+from specsim.cost.files import read_cost, read_cost_file, shipped_costs
 from specsim.cost.linear import LinearCost, LinearPass
 from specsim.io.errors import InputError
 from specsim.policy.chain.fixed_k import FixedK

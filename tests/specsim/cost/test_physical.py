@@ -10,7 +10,7 @@ import pytest
 
 import specsim
 from specsim.acceptance.generate import generate
-from specsim.acceptance.iid import IID
+from specsim.acceptance.models import IID
 from specsim.cost.files import read_cost
 from specsim.io.errors import InputError
 from specsim.trace.files import write_trace

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specsim.cost.batches import BatchTokens
-from specsim.cost.roofline import architecture, attention, cost, hardware, passes
+from specsim.cost.roofline import architecture, cost, hardware, passes
 from specsim.cost.roofline.architecture import Architecture, Experts, find_architecture, public_shapes
 from specsim.cost.roofline.cost import RooflineCost, find_drafter
 from specsim.cost.roofline.hardware import Derating, Hardware, find_hardware, known_hardware
@@ -264,7 +264,7 @@ def test_a_batch_of_a_mixture_reads_more_experts_where_it_verifies_until_all_are
     assert expert_bytes(4, 16) / expert_bytes(1, 16) == pytest.approx(1.0, rel=0.01)
 
 
-@pytest.mark.parametrize("module", [architecture, attention, hardware, passes, cost])
+@pytest.mark.parametrize("module", [architecture, hardware, passes, cost])
 def test_examples_say_what_they_give(module: ModuleType) -> None:
     tests = doctest.testmod(module)
     assert tests.attempted > 3 and tests.failed == 0

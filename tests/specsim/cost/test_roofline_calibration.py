@@ -12,7 +12,7 @@ import pytest
 
 import specsim
 from specsim.acceptance.generate import generate
-from specsim.acceptance.iid import IID
+from specsim.acceptance.models import IID
 from specsim.cost.batch_profile import BatchProfileCost
 from specsim.cost.files import read_cost
 from specsim.cost.grid import GridCost, GridPairCost

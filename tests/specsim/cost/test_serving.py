@@ -11,7 +11,7 @@ from specsim.cost.batches import BatchTokens
 from specsim.cost.calibrate import data_sheet_document
 from specsim.cost.files import read_cost
 from specsim.cost.roofline.cost import Overheads, RooflineCost
-from specsim.cost.roofline.engine import engine_preset, in_engine
+from specsim.cost.roofline.document import engine_preset, in_engine
 from specsim.cost.roofline.published import error_note, published_errors
 from specsim.cost.roofline.serving import tpot_s
 from tests.support.checks import refusal

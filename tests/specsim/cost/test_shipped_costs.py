@@ -12,7 +12,7 @@ import pytest
 from scipy.optimize import brentq
 
 import specsim
-from specsim.cost.documents import shipped_costs
+from specsim.cost.files import shipped_costs
 from specsim.trace.files import write_trace
 from studies.papers.tables import Row, read_table
 from tests.support.commands import call, json_of

@@ -12,8 +12,8 @@ from specsim.learn.evaluate import evaluate_many
 from specsim.learn.storage import cost_digest
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.registry import POLICIES, make_policy
-from specsim.replaying.chain_oracle import chain_oracle_seconds
 from specsim.replaying.checks import unsupported_reason
+from specsim.replaying.oracles import chain_oracle_seconds
 from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table

@@ -12,7 +12,7 @@ import pytest
 
 import specsim
 from specsim.acceptance.generate import generate
-from specsim.acceptance.iid import IID
+from specsim.acceptance.models import IID
 from specsim.acceptance.sources import Rounds, verified_by_depth
 from specsim.cost.model import ConstantCost
 from specsim.engines.as_engine import as_engine, counters_of, rounds_of

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from specsim.acceptance.generate import generate
-from specsim.acceptance.iid import IID
+from specsim.acceptance.models import IID
 from specsim.claims.pytest_plugin import ClaimFailed, ClaimItem
 from specsim.cli.main import main
 from specsim.io.errors import InputError

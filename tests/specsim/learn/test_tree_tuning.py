@@ -20,13 +20,12 @@ from specsim.learn.space import recorded_limits, search_space
 from specsim.learn.tune import tune_on
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.registry import POLICIES, TREE_POLICIES
-from specsim.replaying.chain_oracle import chain_oracle_seconds
 from specsim.replaying.intervals import ratio_interval
+from specsim.replaying.oracles import chain_oracle_seconds, tree_oracle_seconds
 from specsim.replaying.prediction import ladder, predict_policy
 from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
-from specsim.replaying.tree_oracle import tree_oracle_seconds
 from specsim.report.leaderboard import leaderboard_result
 from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace

@@ -75,7 +75,7 @@ def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
 
 EDITED_POLICY = """
 from specsim.cost.model import ConstantCost
-from specsim.acceptance.iid import IID
+from specsim.acceptance.models import IID
 from specsim.acceptance.generate import generate
 from specsim.policy.chain.beta_ts import BetaTS
 from specsim.replaying.replay import replay
@@ -114,7 +114,7 @@ class Mine(FixedK):
 """
 REPLAYED_FILE = """
 import sys
-from specsim.acceptance.iid import IID
+from specsim.acceptance.models import IID
 from specsim.acceptance.generate import generate
 from specsim.cost.model import ConstantCost
 from specsim.policy.user_file import load_policy_file

@@ -20,7 +20,7 @@ from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.chain.max_confidence import MaxConfidence
 from specsim.policy.chain.time_gain import TimeGain
-from specsim.replaying.chain_oracle import chain_oracle_seconds
+from specsim.replaying.oracles import chain_oracle_seconds
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
 from specsim.trace.trace import Trace

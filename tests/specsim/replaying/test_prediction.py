@@ -12,8 +12,8 @@ from specsim.cost.profile import ProfileCost
 from specsim.policy.chain.adaedl import AdaEDL
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.chain.space_k import SpaceK
-from specsim.replaying.chain_oracle import chain_oracle_seconds
 from specsim.replaying.intervals import ratio_interval
+from specsim.replaying.oracles import chain_oracle_seconds
 from specsim.replaying.prediction import ladder, predict_policy, summarise
 from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import replay

@@ -17,7 +17,7 @@ from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.chain.max_confidence import MaxConfidence
 from specsim.replaying.replay import Replay, replay
-from specsim.replaying.sums import PARTS
+from specsim.replaying.rounds import PARTS
 from specsim.replaying.table import cost_table
 from specsim.trace.trace import Trace
 from tests.support.reference import (

@@ -15,7 +15,7 @@ from specsim.learn.settings import SearchSettings
 from specsim.learn.tune import tune_on
 from specsim.policy.base import Policy
 from specsim.policy.registry import SWITCH_POLICIES, make_policy
-from specsim.replaying.chain_oracle import chain_oracle_seconds
+from specsim.replaying.oracles import chain_oracle_seconds
 from specsim.replaying.prediction import oracle_seconds, predict_policy
 from specsim.replaying.priced import PricedTrace
 from specsim.trace.joined import JoinedTrace

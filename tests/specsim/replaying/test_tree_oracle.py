@@ -19,10 +19,9 @@ from specsim.policy.tree.cape import Cape
 from specsim.policy.tree.eagle2 import Eagle2
 from specsim.policy.tree.pct import PCT
 from specsim.policy.tree.vct import VCT
-from specsim.replaying.chain_oracle import chain_oracle_seconds
+from specsim.replaying.oracles import chain_oracle_seconds, reachable_depth, tree_oracle_seconds
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
-from specsim.replaying.tree_oracle import reachable_depth, tree_oracle_seconds
 from specsim.trace.trace import Trace
 from tests.specsim.replaying.test_oracle import DyadicCost
 from tests.support.reference import RampCost, small_trace

@@ -13,7 +13,7 @@ import pytest
 
 from specsim.io.errors import InputError
 from specsim.io.files import write_text
-from specsim.replaying.sums import PARTS
+from specsim.replaying.rounds import PARTS
 from specsim.report import validation_figures as figures
 from specsim.report.documents import VALIDATION_COLUMNS, validation_rows
 from specsim.report.page import comparable_text, speculation_text, truncated_text

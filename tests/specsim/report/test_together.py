@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from specsim import leaderboard, tune
+from specsim.claims.check import as_document as claims_document
 from specsim.claims.check import check_files
-from specsim.claims.reports import as_document as claims_document
 from specsim.compare.document import as_document
 from specsim.cost.linear import LinearCost, LinearPass
 from specsim.cost.roofline.published import published_errors

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specsim.acceptance.generate import generate
-from specsim.acceptance.iid import IID
+from specsim.acceptance.models import IID
 from specsim.serving.arrivals import recorded_requests, requests_of_trace
 from tests.support.checks import refusal
 

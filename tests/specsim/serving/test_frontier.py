@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from specsim.acceptance.generate import generate
-from specsim.acceptance.iid import IID
+from specsim.acceptance.models import IID
 from specsim.io.workers import Workers
 from specsim.serving.arrivals import requests_of_trace
 from specsim.serving.continuous import run_server

@@ -14,23 +14,23 @@ from hypothesis import strategies as st
 
 import specsim
 from specsim.acceptance.generate import generate
-from specsim.acceptance.iid import IID
+from specsim.acceptance.models import IID
 from specsim.cost.batches import BatchCost, BatchTokens
 from specsim.cost.linear import LinearCost, LinearPass
 from specsim.cost.model import ConstantCost
 from specsim.io.arrays import FloatArray, Ints
 from specsim.learn.calibration import Calibration
 from specsim.policy.chain.fixed_k import FixedK
-from specsim.replaying.chain_oracle import chain_oracle_seconds
+from specsim.replaying.oracles import chain_oracle_seconds
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
-from specsim.serving.arms import choose_arms
 from specsim.serving.arrivals import requests_of_trace
 from specsim.serving.continuous import run_server
 from specsim.serving.costs import batch_cost, round_seconds
 from specsim.serving.draft_length import DraftLengthRule, Running, ScheduledK, State
 from specsim.serving.drafts import drafts_of
 from specsim.serving.lockstep import Lockstep, lockstep
+from specsim.serving.policies import fit_policies
 from specsim.serving.rules.allocation import hand_out
 from specsim.serving.rules.budget import Budget
 from specsim.serving.rules.dspark import DSpark
@@ -215,7 +215,7 @@ GIVEN: dict[str, dict[str, Any]] = {"dspark": {"max_draft_tokens": 5}}
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_rule_by_name_decodes_every_text_once_and_none_beats_the_oracle(name: str, informed: Trace) -> None:
-    part, arms, learned_on = choose_arms(
+    part, arms, learned_on = fit_policies(
         informed, COST, [(name, GIVEN.get(name, {})), ("oracle", {})], tuning_share=0.5, seed=0
     )
     assert learned_on == (24 if RULES[name].learns else 0)
@@ -230,7 +230,7 @@ def test_every_rule_by_name_decodes_every_text_once_and_none_beats_the_oracle(na
 def test_a_calibrated_budget_beats_every_fixed_k(informed: Trace) -> None:
     """Its confidence tells easy stretches from hard ones; a fixed K drafts as much in both."""
     cost = LinearCost(LinearPass(0.01, 1e-4, 2e-6), LinearPass(0.001, 2e-5, 5e-7), step_s=0.001, round_s=0.0005)
-    part, (budget,), _ = choose_arms(informed, cost, [("budget", {})], tuning_share=0.5, seed=0)
+    part, (budget,), _ = fit_policies(informed, cost, [("budget", {})], tuning_share=0.5, seed=0)
     order = np.tile(np.arange(part.sequences), 8)
 
     def tokens_per_s(arm: Any) -> float:
@@ -398,7 +398,7 @@ def test_a_users_own_rule(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(RULE_FILE)
     trace = generate(IID(0.7), sequences=4, output_tokens=8, depth=3)
-    _, (rule,), _ = choose_arms(trace, COST, [(str(file), {"every": "3"})], tuning_share=0.5, seed=0)
+    _, (rule,), _ = fit_policies(trace, COST, [(str(file), {"every": "3"})], tuning_share=0.5, seed=0)
     assert isinstance(rule, DraftLengthRule) and rule.label == "one_in_two(every=3)"
     rounds = lockstep(drafts_of(trace, rule), COST, 4).rounds
     assert set(rounds.sequence[rounds.drafted > 0].tolist()) == {0, 3}
@@ -409,11 +409,11 @@ def test_a_users_own_rule(tmp_path: Path) -> None:
 
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     trace = generate(IID(0.7), sequences=4, output_tokens=8, depth=3)
-    refusal(lambda: choose_arms(trace, COST, [("budget", {})], tuning_share=0.5, seed=0), "no drafter confidence")
+    refusal(lambda: fit_policies(trace, COST, [("budget", {})], tuning_share=0.5, seed=0), "no drafter confidence")
     refusal(lambda: SGLangAdaptive({"1": {"candidate_steps": [-1]}}), "candidate_steps", "give such as")
     refusal(lambda: find_rule("nonsense"), "unknown policy 'nonsense'", "budget")
     refusal(
-        lambda: choose_arms(trace, COST, [("turbospec", {"k": 3})], tuning_share=0.5, seed=0),
+        lambda: fit_policies(trace, COST, [("turbospec", {"k": 3})], tuning_share=0.5, seed=0),
         "no setting 'k'",
         "memory",
     )
@@ -421,5 +421,5 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     refusal(lambda: batch_cost(COST, "wide"), "unknown padding 'wide'", "longest")  # type: ignore[arg-type]
     config = tmp_path / "adaptive.json"
     config.write_text('{"1": {"candidate_steps": [2]}}')
-    _, (rule,), _ = choose_arms(trace, COST, [("sglang_adaptive", {"config": str(config)})], tuning_share=0.5, seed=0)
+    _, (rule,), _ = fit_policies(trace, COST, [("sglang_adaptive", {"config": str(config)})], tuning_share=0.5, seed=0)
     assert isinstance(rule, SGLangAdaptive) and rule.max_draft_tokens == 2

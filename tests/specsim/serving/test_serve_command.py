@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from specsim.acceptance.generate import generate
-from specsim.acceptance.iid import IID
+from specsim.acceptance.models import IID
 from specsim.trace.files import write_trace
 from tests.support.commands import assert_refused, call, json_of
 

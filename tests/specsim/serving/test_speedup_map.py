@@ -9,7 +9,7 @@ import pytest
 
 from specsim.acceptance.formulas import mean_tokens_per_round
 from specsim.acceptance.generate import generate
-from specsim.acceptance.iid import IID
+from specsim.acceptance.models import IID
 from specsim.cost.files import read_cost
 from specsim.cost.linear import LinearCost, LinearPass
 from specsim.policy.chain.fixed_k import FixedK

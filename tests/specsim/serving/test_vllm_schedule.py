@@ -17,7 +17,7 @@ import pytest
 from scipy.optimize import nnls
 
 from specsim.acceptance.generate import generate
-from specsim.acceptance.iid import IID
+from specsim.acceptance.models import IID
 from specsim.cost.linear import LinearCost, LinearPass
 from specsim.engines.as_engine import as_engine
 from specsim.engines.conventions import CONVENTIONS

@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 from specsim.io.errors import InputError
-from specsim.trace.files import read_trace, write_trace
+from specsim.trace.files import pack_trace, read_trace, write_trace
 from specsim.trace.joined import JoinedTrace, foretold, join_traces
-from specsim.trace.packed import pack_trace
 from specsim.trace.trace import NO_TOKEN, Trace
 from tests.support.joined_traces import DEPTH, guessing_part, joined_trace, lookup_part, texts
 

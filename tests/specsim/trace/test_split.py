@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from specsim.acceptance.generate import generate
-from specsim.acceptance.iid import IID
+from specsim.acceptance.models import IID
 from specsim.io.errors import InputError
 from specsim.trace.files import read_trace, write_trace
 from specsim.trace.split import fold_sequences, split_sequences

@@ -21,8 +21,7 @@ import pytest
 
 from specsim.io import files
 from specsim.io.files import file_digest
-from specsim.trace.files import read_trace, write_trace
-from specsim.trace.packed import pack_trace
+from specsim.trace.files import pack_trace, read_trace, write_trace
 from specsim.trace.trace import Trace
 from tests.support import ROOT, checks
 from tests.support.checks import edit_meta

@@ -17,8 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specsim.io.files import file_digest
-from specsim.trace.files import read_trace, write_trace
-from specsim.trace.packed import pack_trace
+from specsim.trace.files import pack_trace, read_trace, write_trace
 from specsim.trace.trace import Trace
 from specsim.trace.tree_record import TreeRecord, record_from_nodes
 from tests.specsim.trace.test_trace import refusal

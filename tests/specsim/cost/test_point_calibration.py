@@ -12,7 +12,7 @@ from specsim.cost.calibrate import data_sheet_document, document_on_points
 from specsim.cost.files import read_cost
 from specsim.cost.roofline.cost import Overheads, RooflineCost
 from specsim.cost.roofline.passes import Roofline
-from specsim.cost.roofline.points import Point, calibrated_on_points, predicted_s, read_point
+from specsim.cost.roofline.point_calibration import Point, calibrated_on_points, predicted_s, read_point
 from specsim.io.errors import InputError
 from tests.support.checks import refusal
 from tests.support.commands import assert_refused, call, json_of

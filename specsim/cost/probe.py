@@ -13,8 +13,7 @@ from typing import Any, Literal, NamedTuple, NotRequired, TypedDict
 
 import numpy as np
 
-from specsim.cost.measured import axis, table
-from specsim.cost.model import MIN_SECONDS, CostModel
+from specsim.cost.model import MIN_SECONDS, CostModel, checked_axis, checked_table
 from specsim.cost.profile import ProfileCost, TreeProfile, profile_from_json
 from specsim.io.arrays import Floats, Ints, finite_or_null
 from specsim.io.errors import InputError
@@ -59,11 +58,11 @@ class ProbeDocument(TypedDict):
 def check_probe(probe: Mapping[str, Any], name: str = "probe (a mapping)") -> ProbeDocument:
     """Return a probe's document; InputError where it is malformed."""
     document: ProbeDocument = checked(dict(probe), name, ProbeDocument, invalid=AGAIN)
-    contexts = axis(document["contexts"], f"{name}: contexts", AGAIN)
+    contexts = checked_axis(document["contexts"], f"{name}: contexts", AGAIN)
     seconds, widths = document["mean_s"], document["relative_half_width"]
-    passes = table(seconds["verify"], [None, len(contexts)], f"{name}: verify", AGAIN, positive=True)
-    table(seconds["draft_step"], [None, len(contexts)], f"{name}: draft_step", AGAIN)
-    table(seconds["autoregressive"], [len(contexts)], f"{name}: autoregressive", AGAIN, positive=True)
+    passes = checked_table(seconds["verify"], [None, len(contexts)], f"{name}: verify", AGAIN, positive=True)
+    checked_table(seconds["draft_step"], [None, len(contexts)], f"{name}: draft_step", AGAIN)
+    checked_table(seconds["autoregressive"], [len(contexts)], f"{name}: autoregressive", AGAIN, positive=True)
     known = [*widths["verify"], widths["autoregressive"], widths["draft_step"] or 0.0]
     fit = len(widths["verify"]) == len(passes) and all(0 <= width < math.inf for width in known)
     if not fit or document["sweeps"] < 2:
@@ -124,7 +123,7 @@ def with_probe(cost: CostModel, probe: Mapping[str, Any]) -> ProfileCost:
     Examples
     --------
     >>> import specsim
-    >>> from specsim.cost.probed import with_probe
+    >>> from specsim.cost.probe import with_probe
     >>> profile, contexts = specsim.read_cost("example:lab-deep-model"), [70, 120]
     >>> slower = {  # passes of one token take twice as long as before, passes of two and more 1.5 times
     ...     "verify": [(f * profile.verify(n, contexts)).tolist() for n, f in ((1, 2.0), (2, 1.5))],

@@ -13,7 +13,7 @@ from scipy import stats
 
 import specsim
 from specsim.cost.files import read_cost
-from specsim.cost.probed import Change, changes, probed_document, with_probe
+from specsim.cost.probe import Change, changes, probed_document, with_probe
 from specsim.io.errors import InputError
 
 CONTEXTS, PROBED = [32, 128, 512], [64, 300]

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any
 
-from specsim.cost.contexts import context_range
 from specsim.cost.files import with_batch
 from specsim.cost.model import CostModel
+from specsim.cost.table import context_range
 from specsim.io.errors import InputError
 from specsim.learn.fit import fit, needs_fitting
 from specsim.learn.space import cap_depth
@@ -21,7 +21,7 @@ from specsim.serving.rules.registry import find_rule, make_rule
 from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
 
-ArmLike = PolicyName | Policy | DraftLengthRule | type[DraftLengthRule] | Mapping[int, int]
+PolicyOrRule = PolicyName | Policy | DraftLengthRule | type[DraftLengthRule] | Mapping[int, int]
 
 
 def cost_notes(
@@ -32,21 +32,26 @@ def cost_notes(
     return tuple(with_batch(model, batch).notes(longest, (min(met), max(met))))
 
 
-def choose_arms(
-    trace: Trace, cost: CostModel, asked: Sequence[tuple[ArmLike, Mapping[str, Any]]], *, tuning_share: float, seed: int
+def fit_policies(
+    trace: Trace,
+    cost: CostModel,
+    requested: Sequence[tuple[PolicyOrRule, Mapping[str, Any]]],
+    *,
+    tuning_share: float,
+    seed: int,
 ) -> tuple[Trace, list[Policy | DraftLengthRule], int]:
     """Return the sequences to report on, the policies or rules, and the number of sequences that they learned from.
 
     If a policy learns, it does so on part of the sequences, at the costs of batch size 1, and all policies are reported
     on the others.
     """
-    arms = [_arm(arm, settings) for arm, settings in asked]
+    policies = [_resolve(policy, settings) for policy, settings in requested]
     rest, train = trace, trace
-    learns = any(isinstance(arm, type) and _learns(arm) for arm in arms)
+    learns = any(isinstance(policy, type) and _learns(policy) for policy in policies)
     if learns:
         tuning, others = split_sequences(trace, tuning_share=tuning_share, seed=seed)
         rest, train = trace.select(others), trace.select(tuning)
-    ready = [_ready(arm, settings, train, cost) for arm, (_, settings) in zip(arms, asked, strict=True)]
+    ready = [_ready(policy, settings, train, cost) for policy, (_, settings) in zip(policies, requested, strict=True)]
     return rest, ready, train.sequences if learns else 0
 
 
@@ -55,28 +60,32 @@ def _learns(kind: type[Policy] | type[DraftLengthRule]) -> bool:
 
 
 def _ready(
-    arm: Policy | DraftLengthRule | type[Policy] | type[DraftLengthRule],
+    policy: Policy | DraftLengthRule | type[Policy] | type[DraftLengthRule],
     settings: Mapping[str, Any],
     train: Trace,
     cost: CostModel,
 ) -> Policy | DraftLengthRule:
     """A policy or rule with its settings, fitted where it learns."""
-    if isinstance(arm, Policy | DraftLengthRule):
-        return arm
-    if issubclass(arm, DraftLengthRule):
-        return make_rule(arm, settings, train, batch_cost(cost))
-    arguments = {**cap_depth(arm, train.depth), **settings}
-    return fit(arm, arguments, train, cost_table(train, cost)) if needs_fitting(arm) else build_policy(arm, arguments)
+    if isinstance(policy, Policy | DraftLengthRule):
+        return policy
+    if issubclass(policy, DraftLengthRule):
+        return make_rule(policy, settings, train, batch_cost(cost))
+    arguments = {**cap_depth(policy, train.depth), **settings}
+    if needs_fitting(policy):
+        return fit(policy, arguments, train, cost_table(train, cost))
+    return build_policy(policy, arguments)
 
 
-def _arm(arm: ArmLike, settings: Mapping[str, Any]) -> Policy | DraftLengthRule | type[Policy] | type[DraftLengthRule]:
+def _resolve(
+    policy: PolicyOrRule, settings: Mapping[str, Any]
+) -> Policy | DraftLengthRule | type[Policy] | type[DraftLengthRule]:
     """A policy or rule with its settings, or the class of one that has none yet."""
-    if isinstance(arm, Policy):
-        return make_policy(arm, settings)
-    if isinstance(arm, Mapping | DraftLengthRule):
+    if isinstance(policy, Policy):
+        return make_policy(policy, settings)
+    if isinstance(policy, Mapping | DraftLengthRule):
         if settings:
             raise InputError(f"a schedule or a finished rule takes no settings; leave out {', '.join(settings)}")
-        return as_schedule(arm) if isinstance(arm, Mapping) else arm
-    if isinstance(arm, str | PathLike) and (rule := find_rule(arm)) is not None:
+        return as_schedule(policy) if isinstance(policy, Mapping) else policy
+    if isinstance(policy, str | PathLike) and (rule := find_rule(policy)) is not None:
         return rule
-    return arm if isinstance(arm, type) and issubclass(arm, DraftLengthRule) else find_policy(arm)
+    return policy if isinstance(policy, type) and issubclass(policy, DraftLengthRule) else find_policy(policy)

@@ -1,1 +1,0 @@
-"""Commands on files: traces, results, examples, reports."""

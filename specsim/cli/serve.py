@@ -1,0 +1,376 @@
+"""`specsim serve`: batches, and a server under load."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import typer
+
+from specsim.cli.command import Answer, command
+from specsim.cli.console import parse_settings, print_notes, print_table, progress_bar
+from specsim.cli.options import LEARNING_SHARE_HELP, SET_HELP, BatchCostSettings, SeedSettings, WorkerSettings
+from specsim.io.errors import InputError
+from specsim.io.settings import Settings, setting
+
+if TYPE_CHECKING:
+    from specsim.serving.frontier import FrontierPoint, ServingFrontier
+    from specsim.serving.latency import ServingSummary
+    from specsim.serving.serve import BatchResults, DraftSchedule, ServerResult
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulateOptions(SeedSettings):
+    """Which policy runs, in which batches or under which load."""
+
+    policy: str = setting(
+        "fixed_k",
+        "Chain or static-tree policy, see `specsim policies`; or a rule over all requests: budget, dspark, "
+        "sglang_adaptive, turbospec, or your own FILE.py.",
+    )
+    set_: list[str] = setting([], SET_HELP, metavar="NAME=VALUE")
+    schedule: str = setting("", "K by batch size instead of a policy: 1:5,4:3,16:0.", metavar="BATCH:K,...")
+    batch: tuple[int, ...] | None = setting(None, "Batch sizes to decode in lockstep (default: 1,2,4,8,16,32).")
+    arrivals: str = setting(
+        "",
+        "Serve by continuous batching: poisson:RATE (requests per second), closed:USERS, or a FILE of recorded "
+        "arrivals (Azure, BurstGPT: .csv; Mooncake, Qwen-Bailian: .jsonl).",
+        metavar="ARRIVALS",
+    )
+    tuning_share: float = setting(0.5, LEARNING_SHARE_HELP)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions(Settings):
+    """The server and its load, as `specsim.serve` takes them; None: the default."""
+
+    requests: int | None = setting(None, "Number of requests (default: 1000, or all in the arrivals file).", low=1)
+    slots: int | None = setting(None, "Maximum batch size of the server (default: 256).", low=1)
+    kv_tokens: int | None = setting(None, "Tokens that fit into the KV cache (default: unlimited).", low=1)
+    block_tokens: int | None = setting(
+        None,
+        "Tokens of a cache block, taken as needed, with preemption as in vLLM (default: reserve whole requests).",
+        low=1,
+    )
+    step_tokens: int | None = setting(
+        None,
+        "Maximum tokens of a step, as vLLM's max_num_batched_tokens: chunked prefill (default: whole prompts).",
+        low=1,
+    )
+    pad: Literal["none", "longest", "graphs"] | None = setting(
+        None, "How the engine pads ragged batches: every draft to the longest, or passes to CUDA graphs."
+    )
+    tpot_ms: float | None = setting(
+        None, "Goodput: maximum milliseconds per output token (TPOT) of a good request.", low=0
+    )
+    ttft_ms: float | None = setting(None, "Goodput: maximum milliseconds to its first token (TTFT).", low=0)
+
+    @property
+    def set_options(self) -> dict[str, Any]:
+        """The options that were set, by name."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
+def simulate(source: BatchCostSettings, options: SimulateOptions, server: ServerOptions) -> Answer:
+    """Simulate batches or a server under load.
+
+    Compares speculation with none. In lockstep, all sequences of a batch start together, every round waits for the
+    longest draft, and the batch shrinks as texts end (`specsim serve schedule` keeps batches full).
+
+    With --arrivals, requests arrive, wait for a slot and for memory, are prefilled while others decode, and leave when
+    they are done. The first tenth of the requests (warm-up) and the end, when no more requests arrive, are left out.
+
+    Example: specsim serve simulate TRACE --cost specdecode-bench-llama3.1-8b-eagle-h100 --set k=3
+
+    Example: specsim serve simulate TRACE --cost specdecode-bench-llama3.1-8b-eagle-h100 --policy turbospec
+    --arrivals poisson:20 --slots 64 --tpot-ms 10
+    """
+    from specsim.serving.draft_length import as_schedule
+    from specsim.serving.serve import BATCHES, serve, serve_batches
+
+    if options.arrivals and options.batch:
+        raise InputError("--batch is for lockstep; with --arrivals the load decides, so give --slots instead")
+    if server.set_options and not options.arrivals:
+        flag = "--" + next(iter(server.set_options)).replace("_", "-")
+        raise InputError(f"{flag} needs a server; give --arrivals, such as poisson:20, closed:32 or a file")
+    if options.schedule and (options.policy != "fixed_k" or options.set_):
+        raise InputError("--schedule replaces --policy and --set; give either")
+    policy = as_schedule(options.schedule) if options.schedule else options.policy
+    shared: dict[str, Any] = {"tuning_share": options.tuning_share, "seed": options.seed}
+    shared |= parse_settings(options.set_)
+    if not options.arrivals:
+        batches = serve_batches(
+            source.trace, source.costs(source.cost), policy, batches=options.batch or BATCHES, **shared
+        )
+        return Answer(batches.as_dict(), partial(_print_batches, batches))
+    served = serve(
+        source.trace, source.costs(source.cost), policy, arrivals=options.arrivals, **server.set_options, **shared
+    )
+    return Answer(served.as_dict(), partial(_print_serving, served))
+
+
+def _print_batches(results: BatchResults) -> None:
+    rows = [
+        [
+            str(on.batch),
+            str(speedup),
+            f"{off.tokens_per_s:,.0f}",
+            f"{on.tokens_per_s:,.0f}",
+            f"{1e3 * on.total_s / on.as_dict()['rounds']:.2f}",
+            f"{on.mean_batch:.1f}",
+        ]
+        for on, off, speedup in results.batches
+    ]
+    columns = ["batch", "speedup [95 %]", "tok/s off", "tok/s on", "ms/round", "mean batch"]
+    learned = [] if results.learned_on else ["off: without speculation"]
+    title = f"{results.label}, {results.sequences} sequences in lockstep"
+    print_table("; ".join([title, *learned, *results.conditions]), columns, rows)
+    print_notes(results.cost_notes)
+
+
+def _print_serving(result: ServerResult) -> None:
+    """Print a server's figures without speculation and with it."""
+    off, on = result.baseline, result.speculation
+    rows = [[name, text(off), text(on)] for name, text in QUANTITIES if text(on)]
+    left_out = f", {result.left_out} without output left out" if result.left_out else ""
+    approximate = "; approximate: rejection sampling" if result.approximate else ""
+    title = f"{on.label}, {on.requests} requests ({result.arrivals}){left_out}{approximate}"
+    print_table(title, ["quantity", "off", "on"], rows)
+    print_notes(result.cost_notes)
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:,.2f}"
+
+
+def _good(run: ServingSummary) -> str:
+    if run.goodput_per_s is None or run.within is None:
+        return ""
+    return f"{run.goodput_per_s:,.2f} ({100 * run.within:.0f} %)"
+
+
+QUANTITIES: list[tuple[str, Any]] = [
+    ("output tokens per second", lambda run: f"{run.tokens_per_s:,.0f}"),
+    ("requests per second", lambda run: f"{run.requests_per_s:,.2f}"),
+    ("goodput, requests per second", _good),
+    ("mean batch", lambda run: f"{run.mean_batch:.1f}"),
+    ("tokens per round", lambda run: f"{run.tokens_per_round:.2f}"),
+    ("drafted per round", lambda run: f"{run.mean_drafted:.2f}"),
+    *[
+        (f"{what}, {when}, ms", lambda run, name=name, field=field: _ms(getattr(getattr(run, field), name)))
+        for what, field in (("time per output token", "tpot_s"), ("time to first token", "ttft_s"))
+        for when, name in (("mean", "mean"), ("median", "p50"), ("90 %", "p90"), ("99 %", "p99"))
+    ],
+    ("preemptions", lambda run: f"{run.preemptions:,}" if run.preemptions else ""),
+    ("requests measured", lambda run: f"{run.measured:,}"),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleOptions(SeedSettings):
+    """Which batch sizes, contexts and draft lengths are compared."""
+
+    batch: tuple[int, ...] = setting((1, 2, 4, 8, 16, 32, 64, 128, 256, 512), "Batch sizes, increasing.")
+    context: tuple[int, ...] | None = setting(
+        None, "Cached tokens of every sequence, as 1024,8192 (default: those of the trace)."
+    )
+    max_draft_tokens: int | None = setting(
+        None, "Maximum draft length K (default: 8, or the depth of the trace).", low=1, high=255
+    )
+    policy: list[str] = setting(
+        [], "Also rank this policy (chain or static tree) with its default settings; repeat for more."
+    )
+    tuning_share: float = setting(0.5, LEARNING_SHARE_HELP)
+
+
+def schedule(source: BatchCostSettings, options: ScheduleOptions) -> Answer:
+    """Find the best draft length per batch size.
+
+    Finds the best K for each batch size and context, and the batch size beyond which speculation loses. Batches are
+    full: a finished sequence makes room for the next. Every K up to --max-draft-tokens is compared, and TurboSpec,
+    which chooses K in every round by the load and a moving estimate of acceptance. Intervals (95 %) are over
+    sequences. The schedule is printed as `specsim serve simulate --schedule` takes it; --json also has vLLM's ranges
+    [first batch, last batch, K].
+
+    Example: specsim serve schedule TRACE --cost specdecode-bench-llama3.1-8b-eagle-h100 --context 1024
+    """
+    from specsim.cost.files import as_cost, with_batch
+    from specsim.serving.serve import serve_schedule
+
+    costs = as_cost(source.costs(source.cost))
+    with progress_bar() as bar:
+        schedule = serve_schedule(
+            source.trace,
+            costs,
+            batches=options.batch,
+            contexts=options.context,
+            max_draft_tokens=options.max_draft_tokens,
+            policies=options.policy,
+            tuning_share=options.tuning_share,
+            seed=options.seed,
+            progress=partial(bar, "cells"),
+        )
+
+    def show() -> None:
+        note = "; approximate: rejection sampling" if schedule.approximate else ""
+        for number in range(len(schedule.contexts)):
+            _print_context(schedule, number, note)
+        print_notes(schedule.cost_notes)
+
+    at_first_batch = with_batch(costs, options.batch[0])
+    return Answer({**schedule.as_dict(), **source.cost_facts(source.cost, at_first_batch)}, show)
+
+
+def _print_context(schedule: DraftSchedule, number: int, note: str) -> None:
+    """Print the table of a context, its schedule, and where speculation stops paying."""
+    context, even = schedule.contexts[number], schedule.break_even[number]
+    others = [label for label in schedule.cells[0].speedup if label not in schedule.lengths]
+    rows = []
+    for cell in schedule.cells:
+        if cell.context == context:
+            best = max(schedule.lengths, key=lambda label: cell.speedup[label].estimate)
+            rest = [f"{cell.speedup[label].estimate:.3f}" for label in others]
+            row = [f"{cell.batch}", f"{schedule.lengths[best]}", str(cell.speedup[best]), *rest]
+            rows.append([*row, f"{cell.baseline_tokens_per_s:,.0f}"])
+    where = "the trace's contexts" if context is None else f"context {context:,}"
+    columns = ["batch", "K", "speedup [95 %]", *(re.split(r"[ (]", label)[0] for label in others), "tok/s off"]
+    print_table(f"Best K in full batches, {where}{note}", columns, rows)
+    lengths = ",".join(f"{batch}:{k}" for batch, k in schedule.schedule(context).items())
+    print(f"schedule {lengths}")
+    if even.batch is None:
+        print(f"fixed K still gains at a batch of {even.largest_batch}")
+    else:
+        print(f"fixed K loses beyond a batch of {even}" if even.batch else "fixed K loses at every batch")
+
+
+ENGINES = ("vllm", "sglang")  # that take a K by batch size, whatever it is
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrontierOptions(SeedSettings):
+    """Which rules are compared at which loads, and by what."""
+
+    rule: list[str] = setting(
+        [],
+        "Compare this rule with every fixed K: budget, dspark, sglang_adaptive, turbospec, a policy, "
+        "or your own FILE.py; repeat for more.",
+    )
+    set_: list[str] = setting([], "Setting of a rule, RULE.NAME=VALUE; repeat for more.", metavar="RULE.NAME=VALUE")
+    users: tuple[int, ...] = setting((1, 4, 16, 64, 256), "Loads: users who ask again as soon as they are answered.")
+    max_draft_tokens: int | None = setting(
+        None, "Largest fixed K (default: 8, or the depth of the trace).", low=1, high=255
+    )
+    requests: int | None = setting(None, "Requests of a load (default: 8 per user, at least 200).", low=1)
+    kv_tokens: int | None = setting(None, "Tokens that fit into the KV cache (default: unlimited).", low=1)
+    tpot_ms: tuple[float, ...] | None = setting(
+        None, "Limit on ms per output token of 90 % of the requests; several: each request's own, in turn."
+    )
+    pad: Literal["none", "longest", "graphs"] = setting(
+        "none", "How the engine pads ragged batches: every draft to the longest, or passes to CUDA graphs."
+    )
+    figure: Path | None = setting(None, "Draw throughput against latency, as .png or .svg.")
+    tuning_share: float = setting(0.5, LEARNING_SHARE_HELP)
+    workers: WorkerSettings = setting(WorkerSettings)
+
+
+def frontier(source: BatchCostSettings, options: FrontierOptions) -> Answer:
+    """Compare rules by throughput and latency.
+
+    At each load, a number of users who send the next request as soon as the last is answered, every fixed K, the rules
+    and the oracle serve the same requests. The oracle knows what will be accepted, and drafts what pays: how far a rule
+    is behind shows what a better rule could gain. The K that is best at each load is printed as engines take it.
+
+    Example: specsim serve frontier example:smollm2-eagle --gpu h100 --target llama-3.1-8b --drafter eagle3
+    --rule budget --rule sglang_adaptive --users 1,8,64 --set sglang_adaptive.initial_steps=1
+    """
+    from specsim.serving.frontier import serve_frontier
+
+    if options.figure is not None:
+        from specsim.report.tree_figures import check_figure
+
+        check_figure(options.figure)
+    settings: dict[str, dict[str, str]] = {}
+    for name, value in parse_settings(options.set_).items():
+        rule, dot, key = name.rpartition(".")
+        if not dot:
+            raise InputError(f"--set {name}: name the rule as well, such as --set budget.{name}={value}")
+        settings.setdefault(rule, {})[key] = value
+    with progress_bar() as bar:
+        compared = serve_frontier(
+            source.trace,
+            source.costs(source.cost),
+            options.rule,
+            users=options.users,
+            max_draft_tokens=options.max_draft_tokens,
+            requests=options.requests,
+            kv_tokens=options.kv_tokens,
+            tpot_ms=options.tpot_ms or (),
+            pad=options.pad,
+            settings=settings,
+            tuning_share=options.tuning_share,
+            seed=options.seed,
+            workers=options.workers.ready,
+            progress=partial(bar, "servers"),
+        )
+    if options.figure is not None:
+        compared.plot().savefig(options.figure)
+    return Answer(compared.as_dict(), partial(_print_frontier, compared, options.figure))
+
+
+def _print_frontier(compared: ServingFrontier, figure: Path | None) -> None:
+    """Print, by load, the best fixed K, the rules and the oracle; then what engines take."""
+    from specsim.engines.export import export_flags
+
+    within = len(compared.tpot_bounds_s) > 0
+    rows = []
+    for users in compared.users:
+        best, best_k = compared.best(users), compared.best(users, fixed=True)
+        for point in compared.points:
+            if point.users == users and (point.k is None or point is best_k or not point.k):
+                rows.append(_row(point, best=point is best, within=within))
+    columns = ["users", "policy", "tok/s", "p90 ms/token", "slower than oracle"]
+    conditions = [f"{compared.sequences} sequences", *compared.conditions]
+    limits = ", ".join(f"{1e3 * bound:g}" for bound in compared.tpot_bounds_s)
+    title = f"Throughput against latency, {'; '.join(conditions)}" + (f"; limit {limits} ms" if limits else "")
+    print_table(title, [*columns, *(["within limit"] if within else []), ""], rows)
+    schedule = compared.schedule()
+    print(f"schedule {','.join(f'{users}:{k}' for users, k in schedule.items())}")
+    for engine in ENGINES:
+        exported = export_flags(engine, schedule=schedule, largest_batch=max(512, *schedule))
+        print(f"{engine}: {exported.flags}")
+        if exported.file is not None:
+            print(f"  {exported.path}: {exported.file}")
+    print_notes(compared.cost_notes)
+    if figure is not None:
+        print(f"written: {figure}")
+
+
+def _row(point: FrontierPoint, *, best: bool, within: bool) -> list[str]:
+    from specsim.replaying.intervals import NO_SPECULATION
+
+    summary = point.summary
+    marks = ["best" if best else "", "frontier" if point.on_frontier else ""]
+    cells = [
+        f"{point.users}",
+        summary.label if point.k is None else f"K = {point.k}" if point.k else NO_SPECULATION,
+        f"{summary.tokens_per_s:,.0f}",
+        f"{1e3 * point.p90_s:.2f}",
+        "" if point.oracle else f"{100 * point.slower_than_oracle:.1f} %",
+    ]
+    share = f"{100 * summary.within:.0f} %" if summary.within is not None else ""
+    return [*cells, *([share] if within else []), ", ".join(filter(None, marks))]
+
+
+serve = typer.Typer(
+    help="Simulate speculation on a server.\n\n"
+    "Several sequences share every pass: what speculation gains in batches and under load, and the best draft length "
+    "for each batch size. Needs a batch-aware cost model: linear, such as specdecode-bench-llama3.1-8b-eagle-h100 "
+    "(`specsim cost list` names those that ship), roofline, or a profile of `realrun batch-profile`.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+for _command in (simulate, schedule, frontier):
+    command(serve)(_command)
