@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from docs.pages import HOME, ROOT
-from realrun.measure.turns import TURN_ROUNDS
+from realrun.measure.interleaving import TURN_ROUNDS
 from realrun.pairs.pair import LAB_DEEP_LAYERS
 from specsim.cost.files import read_cost
 from specsim.cost.roofline.published import class_error

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
 
 import torch
 
-from realrun.own_files import log_end, read_kept
+from realrun.kept_files import log_end, read_kept
 from realrun.provenance import installed, provenance
 from specsim.io.errors import InputError
 from specsim.io.files import remove_folder, write_json
@@ -185,7 +185,7 @@ def cost_grid(job: Job, shape: str) -> dict[str, Any]:
 
 def scripted(job: Job, pair: tuple[str, str, int]) -> dict[str, Any]:
     """Forecast and measure speedups of two model shapes, where a shipped trace decides what is accepted."""
-    from realrun.experiment.scripted.run import ScriptedSettings, run_scripted
+    from realrun.experiment.scripted import ScriptedSettings, run_scripted
     from specsim.io.examples import located
     from specsim.policy.chain.fixed_k import FixedK
     from specsim.trace.files import read_trace

@@ -39,8 +39,7 @@ def convert(options: ConvertOptions) -> Answer:
     silence_libraries()
     from realrun.drafters.eagle3 import Eagle3Kind
     from realrun.drafters.registry import DRAFTERS
-    from realrun.pairs.drafter_files import FILE, read_drafter
-    from realrun.pairs.eagle3_checkpoints import write_checkpoint
+    from realrun.pairs.drafter_files import FILE, read_drafter, write_checkpoint
     from realrun.pairs.gguf_models import dequantise, gguf_file
 
     if (Path(options.model) / FILE).is_file():

@@ -320,7 +320,7 @@ def capped_policy(pair: Pair, kind: type[Policy], settings: Mapping[str, Any]) -
 
 def _print_padding(models: dict[str, Any]) -> None:
     """Print to standard error what was left out of these models' vocabularies."""
-    from realrun.pairs.vocabulary import padding_notes
+    from realrun.pairs.pair import padding_notes
 
     for note in padding_notes(models):
         print(note, file=sys.stderr)

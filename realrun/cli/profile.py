@@ -63,10 +63,10 @@ def profile(ctx: typer.Context, pair: PairSettings, options: ProfileOptions, mac
 
     Example: realrun profile profile.json --for TRACE --target MODEL --draft-model SMALL_MODEL
     """
-    from realrun.measure.again import check_pair, sampler_of
     from realrun.measure.profile import profile as run_profile
+    from realrun.measure.reuse import check_pair, sampler_of
+    from realrun.measure.rounds import MAX_TREE_TOKENS
     from realrun.measure.sweeps import check_contexts
-    from realrun.measure.trees import MAX_TREE_TOKENS
     from specsim.io.files import write_json
 
     machine.check()
@@ -219,8 +219,8 @@ def batch_profile(
 
     Example: realrun batch-profile batches.json --for TRACE --target MODEL --draft-model SMALL_MODEL
     """
-    from realrun.measure.again import check_pair
     from realrun.measure.batches import profile_batches
+    from realrun.measure.reuse import check_pair
     from specsim.io.files import write_json
 
     claim_file(options.out, overwrite=options.overwrite)

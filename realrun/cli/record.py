@@ -47,8 +47,7 @@ def record(
     """
     from realrun.engines.dense import record_with_engine
     from realrun.engines.registry import find_engine
-    from realrun.measure.partial import partial_of
-    from realrun.measure.record import longest_prompt, summary
+    from realrun.measure.record import longest_prompt, partial_of, summary
     from realrun.measure.reuse import clear_finished, recorded_trace
     from specsim.io.files import working_in
     from specsim.trace.files import check_free, write_trace

@@ -122,7 +122,7 @@ def scripted(options: ScriptedOptions) -> Answer:
     Acceptance, and what a policy sees of each drafted token, comes from the trace; weights are random, all compute is
     real. Policies are tuned on one half of the trace and run on the other.
     """
-    from realrun.experiment.scripted.run import ScriptedSettings, run_scripted
+    from realrun.experiment.scripted import ScriptedSettings, run_scripted
     from specsim.io.files import write_json
     from specsim.trace.files import read_plain_trace
 

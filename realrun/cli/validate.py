@@ -110,7 +110,7 @@ def _experiment(
 ) -> tuple[Sequence[Prompt] | None, ValidationSettings]:
     """The prompts, if known, and the settings."""
     from realrun.experiment.settings import ValidationSettings
-    from realrun.measure.again import prompts_of, settings_of
+    from realrun.measure.reuse import prompts_of, settings_of
     from specsim.policy.registry import POLICIES, SWITCH_POLICIES
     from specsim.trace.files import read_plain_trace
 

@@ -9,15 +9,14 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from realrun.decode.chain_verify import Verifier, verifier_for
 from realrun.decode.draft import Draft, Drafter, SwitchingDrafter, TreeDrafter, layout, params_of
 from realrun.decode.rounds import Decoded, Round, RoundContext
 from realrun.decode.sampling import Sampler
-from realrun.decode.tree_verify import TreeVerifier, tree_verifier_for
+from realrun.decode.verify import TreeVerifier, Verifier, tree_verifier_for, verifier_for
 from realrun.lm.cached import CachedLM
+from realrun.lm.choice import make_lm
 from realrun.lm.clock import device_clock, now
 from realrun.lm.number_type import TargetPeaks
-from realrun.lm.open import make_lm
 from specsim.io.errors import InputError
 from specsim.policy.base import Policy
 from specsim.policy.chain.base import ChainPolicy, Step

@@ -1,30 +1,285 @@
-"""Vanilla speculative decoding's drafter: an independent draft model, for chains and trees."""
+"""Vanilla speculative decoding's drafter: an independent draft model, for chains and trees.
+
+A tree grows level by level, a pass for each. The steps are those of `specsim.replaying.tree`, whose nodes come from a
+record instead. In rejection mode the children of a node are drawn at random, and how they are drawn decides how they
+may be judged (`realrun.decode.verify`). With a single child each, "iid" draws the same tokens as a chain
+(`Sampler.draft`).
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any
+from itertools import accumulate
+from typing import Any, NamedTuple
 
+import numba as nb
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 from realrun.decode.acceptance_predictor import Predictor, score_of
-from realrun.decode.draft import Draft, KeepDrafting, Siblings
-from realrun.decode.gumbel import BLOCK, gumbel_noise
+from realrun.decode.draft import Draft, KeepDrafting, Siblings, params_of
 from realrun.decode.rounds import RoundContext
-from realrun.decode.sampling import Sampler, compared_in
-from realrun.decode.tree_growth import TreeGrower
+from realrun.decode.sampling import BLOCK, Sampler, compared_in, draw, draw_each, gumbel_noise
 from realrun.lm.cached import CachedLM
+from realrun.lm.choice import make_lm
 from realrun.lm.clock import now
 from realrun.lm.number_type import refuse_logits
-from realrun.lm.open import make_lm
 from realrun.lm.static.sizes import Mirrored
+from specsim.io.arrays import Array
 from specsim.io.errors import InputError
 from specsim.policy.chain.base import Step
-from specsim.policy.tree.base import TreePolicy
+from specsim.policy.tree.base import MAX_DRAFTED, TreePolicy, close_kept, limit_widths, new_tree
+from specsim.replaying.kernel import step_functions
+
+UNUSED = 0.5  # the uniform in the place of a child that is not drawn
+
+
+class Drawn(NamedTuple):
+    """Children of n nodes.
+
+    tokens : int64 [n, w], in the order drawn, -1 beyond a node's own width
+    probs : [n, w], their probability in the draft's distribution; 0 beyond
+    rows : [n, V], the distribution that each node's children were drawn from, for `Draft.probs`
+    """
+
+    tokens: torch.Tensor
+    probs: torch.Tensor
+    rows: torch.Tensor
+
+
+def draw_siblings(
+    logits: torch.Tensor, kind: Siblings, widths: Sequence[int], context: RoundContext, first_node: int
+) -> Drawn:
+    """Draft widths[i] children from row i of the drafter's logits [n, V], in this round.
+
+    kind : "iid" draws each from the draft's distribution q, so that tokens may repeat;
+        "without_replacement" draws each from what its earlier siblings left of q; where nothing is left, it gives
+        a token that verification skips. "top_k" draws nothing: see `Sampler.candidates`
+    first_node : number in the drafted tree of the first child of the first row; the others
+        follow in level order. A child's uniform is keyed by its number, so every run repeats it.
+
+    The columns are as many as the largest width, or V if that is less.
+    """
+    sampler, sequence, position, *_ = context
+    columns = min(max(widths), logits.shape[1])
+    beyond = torch.arange(columns) >= torch.tensor(widths)[:, None]
+    beyond = beyond.to(logits.device)
+    rows = sampler.probs(logits)
+    first = [first_node + before for before in accumulate(widths, initial=0)]
+    uniforms = [
+        [sampler.uniform("draft", sequence, position, node + r) if r < width else UNUSED for r in range(columns)]
+        for node, width in zip(first, widths, strict=False)
+    ]
+    tokens = draw_each(rows, uniforms) if kind == "iid" else _draw_without_replacement(rows, uniforms)
+    probs = rows.gather(-1, tokens)
+    return Drawn(tokens.masked_fill(beyond, -1), probs.masked_fill(beyond, 0.0), rows)
+
+
+def _draw_without_replacement(rows: torch.Tensor, uniforms: Sequence[Sequence[float]]) -> torch.Tensor:
+    """Draw tokens int64 [n, w], each from what those before it left of its row [n, V]."""
+    tokens = []
+    for column in zip(*uniforms, strict=True):
+        tokens.append(draw(rows, column))
+        rows = rows.scatter(-1, tokens[-1][:, None], 0.0)
+    return torch.stack(tokens, dim=1)
+
+
+class TreeGrower:
+    """Grows trees on a draft model's cache.
+
+    tree, token : the nodes drafted so far, the root first
+    slot : int32, place of each expanded node among the nodes of the draft model's cache; -1 for others, and for the
+        root, whose token is cached
+    """
+
+    def __init__(self, lm: CachedLM):
+        self.lm = lm
+        room = MAX_DRAFTED + 1
+        self.tree, self.token = new_tree(), np.zeros(room, dtype=np.int64)
+        self.slot, self.widths = np.zeros(room, dtype=np.int32), np.zeros(room, dtype=np.int32)
+        self.keep = np.zeros(room, dtype=np.bool_)
+
+    def warm(self, policy: TreePolicy, length: int) -> None:
+        """Prepare the model for this policy's passes over sequences of `length` tokens."""
+        nodes = policy.max_expanded * policy.max_draft_tokens
+        self.lm.warm(range(1, max(2, policy.max_expanded) + 1), length + nodes, nodes)
+
+    def grow(
+        self,
+        tokens: Sequence[int],
+        context: RoundContext,
+        policy: TreePolicy,
+        state: Any,
+        siblings: Siblings,
+        score: Callable[[int], torch.Tensor] | None = None,
+    ) -> tuple[Draft, Any]:
+        """Grow a tree of up to `limit` levels after `tokens`, for output positions `position` and on.
+
+        Where the policy expands nothing at the root, no pass is made and nothing drafted.
+
+        score : gives the predictor's score [1] of the last pass's first token at this depth, from 1; None where the
+            policy reads none
+
+        Returns the draft and the policy's new state.
+        """
+        tree, widths, params = self.tree, self.widths, params_of(policy)
+        draft = Draft(siblings=siblings, fed=len(tokens) - self.lm.length)
+        drawn_from: dict[int, torch.Tensor] = {}
+        functions = step_functions(policy)
+        first, count = 0, 1
+        chain = 0  # node of the newest level on the first candidates' chain, -1 where that has ended
+        widths[0] = 0
+        for level in range(context.limit):
+            begin, end = now(), count
+            state = functions.expand(state, params, tree, first, end, context.policy_uniform(level), widths)
+            drafted, expanded = limit_widths(widths, first, end, MAX_DRAFTED + 1 - count)
+            if expanded > policy.max_expanded:
+                raise InputError(f"policy {policy} expands {expanded} nodes of a level, more than its max_expanded")
+            start = now()
+            draft.policy_s += start - begin
+            draft.asked += 1
+            if not drafted:
+                break
+            parents = expanded_nodes(widths, first, end, expanded)
+            logits = self._pass(tokens, parents, level)
+            columns, rows = self._children(logits, widths[parents], context, siblings, level, count)
+            drawn_from |= zip(parents.tolist(), rows, strict=False)
+            chain = count if parents[0] == chain else -1  # a level begins with it, and with its children if it has any
+            if score is not None and chain >= 0:
+                columns = torch.cat([columns, score(level + 1).double().expand(expanded, 1)], dim=1)
+            # The only copy from the device to the host in a pass.
+            on_host = columns.cpu().numpy()
+            # Every expanded node has a first child; later columns of narrower nodes are filled with -1.
+            if np.isnan(on_host).any() or (on_host[:, 0] < 0).any():
+                raise refuse_logits(self.lm, tokens, "drafter")
+            if score is not None:  # in float32, as in traces
+                tree.score[level] = np.float32(on_host[0, -1]) if chain >= 0 else tree.score[level - 1]
+            count = add_level(tree, self.token, widths, self.slot, parents, count, level + 1, on_host)
+            first = end
+            draft.level_nodes.append(expanded)
+            draft.step_s.append(now() - start)
+        draft.drafted = count - 1
+        if draft.drafted:
+            self._select(draft, count, policy, state, drawn_from)
+        return draft, state
+
+    def _children(
+        self,
+        logits: torch.Tensor,
+        widths: Array,
+        context: RoundContext,
+        siblings: Siblings,
+        level: int,
+        first_node: int,
+    ) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
+        """Draft widths[i] children from row i of logits [n, V]: tokens and probabilities [n, 2 w] in float64.
+
+        first_node : number of the first child in the tree
+
+        Returns them and, if they were drawn, the n distributions [V] that they were drawn from.
+        """
+        sampler, sequence, position, *_ = context
+        if siblings != "top_k":
+            drawn = draw_siblings(logits, siblings, widths.tolist(), context, first_node)
+            return torch.cat([drawn.tokens.double(), drawn.probs.double()], dim=1), [*drawn.rows]
+        n = len(logits)
+        # Rows that share memory are the same distribution, for example of all nodes of a level of MEDUSA.
+        rows = logits[:1] if n > 1 and logits.stride(0) == 0 else logits
+        tokens, probs = sampler.candidates(rows, sequence, [position + level] * len(rows), int(widths.max()))
+        return torch.cat([tokens.expand(n, -1).double(), probs.expand(n, -1).double()], dim=1), []
+
+    def commit(self, path: Sequence[int]) -> None:
+        """Keep the cache of the accepted nodes; the last may be a leaf, which is not cached."""
+        self.lm.keep_nodes([slot for slot in (int(self.slot[node]) for node in path) if slot >= 0])
+
+    def _pass(self, tokens: Sequence[int], nodes: Array, level: int) -> torch.Tensor:
+        """Compute logits [n, V] after these nodes of a level, which enter the cache."""
+        if level == 0:
+            return self.lm.forward(tokens[self.lm.length :])[-1:]
+        visible = ingest(self.tree.parent, self.slot, nodes, self.lm.nodes)
+        fed = self.token[nodes].tolist()
+        return self.lm.forward_nodes(fed, [level - 1] * len(fed), torch.from_numpy(visible))
+
+    def _select(
+        self, draft: Draft, count: int, policy: TreePolicy, state: Any, drawn_from: dict[int, torch.Tensor]
+    ) -> None:
+        """Write the nodes that the policy selects into the draft."""
+        keep = self.keep
+        keep[:count] = False
+        keep[0] = True
+        step_functions(policy).select(state, params_of(policy), self.tree, count, keep)
+        kept, _ = close_kept(self.tree, count, keep)
+        if kept > policy.max_verified_nodes:
+            raise InputError(f"policy {policy} verifies {kept} nodes, more than its max_nodes; keep fewer, or raise it")
+        nodes, parents = kept_nodes(self.tree.parent, keep, count, kept)
+        draft.nodes, draft.parents = nodes.tolist(), parents.tolist()
+        draft.tokens = self.token[nodes].tolist()
+        if drawn_from:
+            draft.probs = [drawn_from[parent] for parent in self.tree.parent[nodes].tolist()]
+
+
+@nb.njit(cache=True)
+def expanded_nodes(widths, first, end, expanded):  # type: ignore[no-untyped-def]
+    """List the nodes of first .. end - 1 that get children."""
+    nodes = np.empty(expanded, np.int64)
+    at = 0
+    for node in range(first, end):
+        if widths[node] > 0:
+            nodes[at] = node
+            at += 1
+    return nodes
+
+
+@nb.njit(cache=True)
+def ingest(parent, slot, nodes, held):  # type: ignore[no-untyped-def]
+    """Give these nodes the slots from `held` on; return the slots that each sees, bool [n, held + n]."""
+    visible = np.zeros((len(nodes), held + len(nodes)), np.bool_)
+    for row, node in enumerate(nodes):
+        slot[node] = held + row
+        at = node
+        while at > 0:
+            visible[row, slot[at]] = True
+            at = parent[at]
+    return visible
+
+
+@nb.njit(cache=True)
+def add_level(tree, token, widths, slot, parents, count, level, columns):  # type: ignore[no-untyped-def]
+    """Append the children of these nodes; return the number of nodes.
+
+    columns [n, 2 w] or [n, 2 w + 1]: tokens, then probabilities, then perhaps a score
+    """
+    most = columns.shape[1] // 2
+    for row, node in enumerate(parents):
+        widths[node] = min(widths[node], most)  # there are no more tokens
+        for rank in range(widths[node]):
+            prob = np.float32(columns[row, most + rank])
+            token[count] = np.int64(columns[row, rank])
+            tree.prob[count] = prob
+            tree.path[count] = tree.path[node] * prob
+            tree.parent[count] = node
+            tree.rank[count] = rank
+            tree.depth[count] = level
+            widths[count] = 0
+            slot[count] = -1
+            count += 1
+    return count
+
+
+@nb.njit(cache=True)
+def kept_nodes(parent, keep, count, kept):  # type: ignore[no-untyped-def]
+    """List the kept nodes but the root, and their parents, numbered among them: -1 is the root."""
+    nodes, parents = np.empty(kept, np.int64), np.empty(kept, np.int64)
+    number = np.full(count, -1)
+    at = 0
+    for node in range(1, count):
+        if keep[node]:
+            nodes[at], parents[at], number[node] = node, number[parent[node]], at
+            at += 1
+    return nodes, parents
 
 
 class StepDescription:

@@ -22,8 +22,7 @@ import torch
 import torch.nn.functional as F
 
 from realrun.drafters.edd import one_layer_model
-from realrun.drafters.inside_target import InsideTargetKind
-from realrun.drafters.kind import DRAFT_TOKENS, draft_tokens, draft_vocabulary
+from realrun.drafters.kind import DRAFT_TOKENS, InsideTargetKind, draft_tokens, draft_vocabulary
 from realrun.drafters.state_drafter import STATE_ROWS, StateDrafterLM, StatePass, StateRows, StaticStateDrafter
 from realrun.lm.cached import CachedLM
 from realrun.lm.head import partial_head
@@ -31,7 +30,7 @@ from realrun.lm.split_target import SplitTarget
 from realrun.lm.static.llama import StaticLlama
 from realrun.lm.static.sizes import Rows
 from realrun.lm.static.split import StaticSplitTarget
-from realrun.lm.variants.shared_weights import with_layers
+from realrun.lm.variants import with_layers
 from specsim.io.arrays import Bools, Ints
 
 BIAS = "fuse.bias"  # only layers that vLLM runs lack it

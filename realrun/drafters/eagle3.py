@@ -28,7 +28,7 @@ from realrun.lm.llama import FusedParts, supported
 from realrun.lm.split_target import SplitTarget
 from realrun.lm.static.sizes import Rows
 from realrun.lm.static.split import StaticSplitTarget
-from realrun.lm.variants.block_expansion import core_of, layers_below
+from realrun.lm.variants import core_of, layers_below
 from specsim.io.errors import InputError
 
 STATES = 3  # low, middle and high

@@ -20,8 +20,7 @@ import torch
 from transformers import PreTrainedModel
 
 from realrun.drafters.independent import IndependentKind
-from realrun.drafters.inside_target import InsideTargetKind
-from realrun.drafters.kind import DRAFT_TOKENS, Origin, draft_tokens, draft_vocabulary
+from realrun.drafters.kind import DRAFT_TOKENS, InsideTargetKind, Origin, draft_tokens, draft_vocabulary
 from realrun.drafters.state_drafter import STATE_ROWS, StateDrafterLM, StatePass, StaticStateDrafter
 from realrun.lm.cached import CachedLM
 from realrun.lm.head import partial_head, tokens_of_head
@@ -31,7 +30,7 @@ from realrun.lm.split_target import SplitTarget
 from realrun.lm.static.llama import StaticLlama
 from realrun.lm.static.sizes import Rows
 from realrun.lm.static.split import StaticSplitTarget
-from realrun.lm.variants.block_expansion import layers_below
+from realrun.lm.variants import layers_below
 from specsim.io.errors import InputError
 
 LAYERS_ABOVE = 3  # of the fourth-to-last state, of a list that starts with the embeddings: 29 of 32 layers below it

@@ -22,18 +22,16 @@ from realrun.decode.draft_model import DraftModel
 from realrun.decode.rounds import RoundContext
 from realrun.decode.sampling import Sampler
 from realrun.drafters.independent import IndependentKind
-from realrun.drafters.inside_target import InsideTargetKind, StaticInsideTarget
-from realrun.drafters.kind import DRAFT_TOKENS, draft_tokens, draft_vocabulary
+from realrun.drafters.kind import DRAFT_TOKENS, InsideTargetKind, StaticInsideTarget, draft_tokens, draft_vocabulary
 from realrun.lm.cached import CachedLM
+from realrun.lm.choice import static_serves
 from realrun.lm.head import partial_head, tokens_of_head
 from realrun.lm.layer_stack import PartsLM
-from realrun.lm.open import static_serves
 from realrun.lm.split_target import RowsAhead, SplitTarget
 from realrun.lm.static.llama import StaticLlama
 from realrun.lm.static.sizes import Rows
 from realrun.lm.static.split import StaticSplitTarget
-from realrun.lm.variants.block_expansion import layers_below
-from realrun.lm.variants.shared_weights import with_layers
+from realrun.lm.variants import layers_below, with_layers
 from realrun.proposals.recorder import Recorder
 from specsim.io.errors import InputError
 from specsim.policy.tree.base import TreePolicy

@@ -14,10 +14,9 @@ from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
 from realrun.drafters.kind import DrafterKind, Origin
 from realrun.lm.cached import CachedLM
-from realrun.lm.open import make_lm
-from realrun.proposals.chain import branch_columns
+from realrun.lm.choice import make_lm
+from realrun.proposals.chain import branch_columns, rejection_columns
 from realrun.proposals.recorder import Recorder
-from realrun.proposals.rejection import rejection_columns
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,8 +23,8 @@ from realrun.decode.rounds import RoundContext
 from realrun.decode.sampling import Sampler
 from realrun.drafters.kind import DrafterKind, Origin
 from realrun.lm.cached import CachedLM
+from realrun.lm.choice import make_lm
 from realrun.lm.clock import now
-from realrun.lm.open import make_lm
 from realrun.proposals.recorder import Columns, Recorder, RecordRequest
 from specsim.io.errors import InputError
 from specsim.lookup.ngram import RULES, NgramIndex, lookup_columns

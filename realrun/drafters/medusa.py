@@ -24,10 +24,10 @@ from realrun.decode.sampling import Sampler
 from realrun.drafters.kind import DRAFT_TOKENS, DrafterKind, draft_tokens, draft_vocabulary
 from realrun.drafters.parallel_rows import ParallelRowsLM
 from realrun.lm.cached import CachedLM
+from realrun.lm.choice import make_lm
 from realrun.lm.head import float32_product, gives_float32, spread
-from realrun.lm.open import make_lm
 from realrun.lm.static.graphs import Results
-from realrun.lm.variants.tuned_weights import ADAPTER, tuned_target
+from realrun.lm.variants import ADAPTER, tuned_target
 from realrun.proposals.positionwise import positionwise_columns
 from realrun.proposals.recorder import Columns, Recorder, RecordRequest
 from specsim.io.errors import InputError
@@ -186,7 +186,7 @@ class MedusaKind(DrafterKind):
     """Heads on a target, which MEDUSA-2 has tuned.
 
     Its file holds the state of `MedusaHeads`, without vocabulary if all heads share the target's, fact "heads" (K), and
-    MEDUSA-2's low-rank updates of its target as `realrun.lm.variants.tuned_weights` reads them.
+    MEDUSA-2's low-rank updates of its target as `realrun.lm.variants` reads them.
     """
 
     heads: MedusaHeads

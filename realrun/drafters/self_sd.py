@@ -12,13 +12,12 @@ from typing import Any, ClassVar, Self
 
 import torch
 
-from realrun.drafters.inside_target import InsideTargetKind, StaticInsideTarget
+from realrun.drafters.kind import InsideTargetKind, StaticInsideTarget
 from realrun.lm.cached import CachedLM
 from realrun.lm.layer_stack import PartsLM
 from realrun.lm.split_target import SplitTarget
 from realrun.lm.static.llama import StaticLlama
-from realrun.lm.variants.block_expansion import with_blocks
-from realrun.lm.variants.skipped_layers import NOTHING, SkippedSublayers
+from realrun.lm.variants import NOTHING, SkippedSublayers, with_blocks
 
 
 class TargetLength:

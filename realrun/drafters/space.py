@@ -26,9 +26,9 @@ from realrun.decode.sampling import Sampler
 from realrun.drafters.kind import DrafterKind
 from realrun.drafters.parallel_rows import ParallelRowsLM
 from realrun.lm.cached import CachedLM
+from realrun.lm.choice import make_lm
 from realrun.lm.layer_stack import capped, check_head
-from realrun.lm.open import make_lm
-from realrun.lm.variants.tuned_weights import tuned_target
+from realrun.lm.variants import tuned_target
 from realrun.proposals.chain import CHUNK
 from realrun.proposals.positionwise import positionwise_columns
 from realrun.proposals.recorder import Columns, Recorder, RecordRequest
@@ -280,7 +280,7 @@ class SpaceKind(DrafterKind):
     """How many masks a target that has a mask token was trained with.
 
     Its file holds `mask` [d], the mask token's embedding, and what was tuned of the target
-    (`realrun.lm.variants.tuned_weights`); fact "masks" (k).
+    (`realrun.lm.variants`); fact "masks" (k).
     """
 
     masks: int

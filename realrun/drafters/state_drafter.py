@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from realrun.drafters.inside_target import StaticInsideTarget
+from realrun.drafters.kind import StaticInsideTarget
 from realrun.lm.head import logits_type
 from realrun.lm.layer_stack import LayerStack, ModelParts, PartsLM
 from realrun.lm.split_target import SplitTarget

@@ -16,8 +16,8 @@ from realrun.drafters.independent import IndependentKind
 from realrun.engines.batches import compare_batch
 from realrun.engines.compare import Agreement, BestTwo, Models, compare_sequence
 from realrun.engines.engine import Engine, EngineRun, Job, Setting, Sums
-from realrun.measure.again import check_first_drafts, check_pair, prompts_of, sampler_of
 from realrun.measure.record import RecordSettings, record
+from realrun.measure.reuse import check_first_drafts, check_pair, prompts_of, sampler_of
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_facts
 from specsim.acceptance.sources import Rounds

@@ -16,8 +16,7 @@ import numpy as np
 from realrun.drafters.lookup import LookupKind
 from realrun.engines.check import check_batch
 from realrun.engines.engine import DenseRun, Engine, Job, Setting
-from realrun.measure.partial import Recorded
-from realrun.measure.record import RecordSettings, trace_of
+from realrun.measure.record import Recorded, RecordSettings, trace_of
 from realrun.pairs.drafter_files import weights_digest
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt

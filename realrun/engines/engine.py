@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from realrun.decode.sampling import Sampler
-from realrun.own_files import log_end
+from realrun.kept_files import log_end
 from realrun.pairs.pair import Pair
 from specsim.engines.conventions import Conventions, find_conventions
 from specsim.io.arrays import Array

@@ -17,10 +17,10 @@ import numpy as np
 from realrun.engines.compare import ANY_COST
 from realrun.engines.costs import EngineCosts, Rounds, Timed, fit_costs
 from realrun.engines.engine import Engine, Job, Setting, Turn
-from realrun.experiment.choice import Forecast, choice_of
+from realrun.experiment.document import Forecast, choice_of
 from realrun.experiment.timing import check_repeats
 from realrun.machine_load import load_from, watch
-from realrun.measure.again import prompts_of
+from realrun.measure.reuse import prompts_of
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import prompt_facts
 from realrun.provenance import provenance

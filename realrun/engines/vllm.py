@@ -17,7 +17,7 @@ from realrun.drafters.independent import IndependentKind
 from realrun.drafters.lookup import LookupKind
 from realrun.engines.engine import DenseRun, Engine, EngineRun, Job, Setting, Sums, run_apart, save_model, save_models
 from realrun.engines.processes.vllm_recorder import adapter_of
-from realrun.pairs.eagle3_checkpoints import EAGLE, is_checkpoint, write_drafter, write_eagle
+from realrun.pairs.drafter_files import EAGLE, is_checkpoint, write_drafter, write_eagle
 from realrun.pairs.pair import Pair
 from specsim.engines.formats import prometheus
 from specsim.engines.formats.vllm_dense import engine_facts, read_part

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from realrun.experiment.settings import Candidate, ExperimentSettings
-from realrun.own_files import read_kept
+from realrun.kept_files import read_kept
 from realrun.pairs.prompts import Prompt, spread
 from specsim.io.files import write_json
 from specsim.trace.files import read_trace

@@ -1,17 +1,19 @@
-"""A validation as JSON and as a table of rounds."""
+"""A validation as JSON and as a table of rounds.
+
+Beside the rows there are the errors of predicted times by part of a round, and the choice that the forecast made before
+anything was decoded, with what it cost.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from realrun.decode.rounds import Round
-from realrun.experiment.choice import Forecast, choice_of
-from realrun.experiment.error_parts import error_parts
 from realrun.experiment.validate import Row, Validation
 from specsim.acceptance import formulas as metrics
 from specsim.cost.profile import ProfileCost, profile_from_json
@@ -20,11 +22,100 @@ from specsim.learn.chain_calibration import verified_tokens
 from specsim.policy.registry import make_policy
 from specsim.policy.tree.base import TreePolicy
 from specsim.replaying.forecast import error_summary
+from specsim.replaying.intervals import NO_SPECULATION, beyond_floor
 from specsim.replaying.prediction import ladder, predict_policy
 from specsim.replaying.priced import PricedTrace
+from specsim.replaying.replay import Replay
+from specsim.replaying.rounds import PARTS
+from specsim.replaying.simultaneous import simultaneous
 from specsim.trace.trace import Trace
 
 ROUND_FIELDS = [field.name for field in dataclasses.fields(Round)]
+
+
+class Forecast(NamedTuple):
+    """A policy's speedup as forecast before decoding, and its measured seconds per held-out sequence [S]."""
+
+    label: str
+    speedup: float
+    seconds: Floats
+
+
+def choice_of(forecasts: Sequence[Forecast], baseline_s: Floats, floor_percent: float) -> dict[str, Any]:
+    """Compare the forecast's best with the measured best, both among all policies and no speculation.
+
+    Parameters
+    ----------
+    baseline_s : measured seconds per sequence without speculation [S]
+    floor_percent : noise floor, below which a difference is not significant
+
+    Returns
+    -------
+    dict
+        "forecast" and "measured", the labels of the two best; "forecast_speedup" and "measured_speedup" of the
+        forecast's best; "regret", the measured best's speedup less that; and "significant". Intervals hold for all
+        candidates at once, because the best is picked on the same prompts.
+    """
+    everyone = [Forecast(NO_SPECULATION, 1.0, baseline_s), *forecasts]
+    chosen = max(everyone, key=lambda forecast: forecast.speedup)
+    best = min(everyone, key=lambda forecast: float(forecast.seconds.sum()))
+    places = [number for wanted in (best, chosen) for number, other in enumerate(everyone) if other is wanted]
+    measured = simultaneous(baseline_s, [forecast.seconds for forecast in everyone])
+    regret = measured.difference(*places)
+    speedups = [measured.speedups[place] for place in places]
+    return {
+        "forecast": chosen.label,
+        "forecast_speedup": chosen.speedup,
+        "measured_speedup": speedups[1].as_dict(),
+        "measured": best.label,
+        "regret": regret.difference.as_dict(),
+        "significant": regret.significant and beyond_floor(floor_percent, *(speedup.estimate for speedup in speedups)),
+    }
+
+
+def error_parts(priced: PricedTrace, replayed: Replay, rounds: Sequence[Sequence[Round]]) -> dict[str, Any]:
+    """Compute predicted minus measured seconds, in percent of the policy's measured seconds.
+
+    Parameters
+    ----------
+    priced, replayed : the trace under its costs, and the policy's replay on it
+    rounds : measured, of every sequence of the trace
+
+    Returns
+    -------
+    dict
+        "draft", "policy", "verify" and "other", which sum to the error of the whole; and "by_verified": for each
+        number of tokens verified beside the pending one, how many rounds there were and the error of their
+        verification. A positive error is a part predicted to take longer than it did.
+    """
+    done = [round_ for sequence in rounds for round_ in sequence]
+    measured_s = np.array([[getattr(round_, f"{part}_s") for part in PARTS] for round_ in done]).sum(axis=0)
+    predicted_s = replayed.seconds.sum(axis=0) / replayed.draws
+    whole_s = measured_s.sum()
+    parts = dict(zip(PARTS, (100 * (predicted_s - measured_s) / whole_s).tolist(), strict=True))
+    table = priced.table(replayed.policy)
+    verify_s = table.verify_s
+    if isinstance(replayed.policy, TreePolicy):
+        assert table.tree is not None
+        verify_s = table.tree.verify_s
+    contexts = np.concatenate(
+        [
+            int(prompt) - 1 + np.array([round_.t for round_ in sequence], dtype=np.int64)
+            for prompt, sequence in zip(priced.trace.prompt_tokens, rounds, strict=True)
+        ]
+    )
+    verified = np.array([round_.verified for round_ in done])
+    took_s = np.array([round_.verify_s for round_ in done])
+    price_s = verify_s[verified + 1, contexts >> table.bucket_bits]
+    by_verified = [
+        {
+            "tokens": int(tokens),
+            "rounds": int((verified == tokens).sum()),
+            "verify": float(100 * (price_s - took_s)[verified == tokens].sum() / whole_s),
+        }
+        for tokens in np.unique(verified)
+    ]
+    return {**parts, "by_verified": by_verified}
 
 
 def as_document(validation: Validation) -> dict[str, Any]:

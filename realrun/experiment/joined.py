@@ -14,12 +14,17 @@ from typing import Any
 
 import numpy as np
 
-from realrun.experiment.choice import Forecast, choice_of
-from realrun.experiment.document import errors_of, rate_of
-from realrun.experiment.forecast import forecast, sealed_forecast, speedups_on
-from realrun.experiment.forecast_costs import ForecastCosts, drawn_costs, run_error, tuning_profile
-from realrun.experiment.measured_costs import MeasuredCosts, Run
-from realrun.experiment.measuring import Costs, Measurement, measure_in_turns
+from realrun.experiment.document import Forecast, choice_of, errors_of, rate_of
+from realrun.experiment.forecast import (
+    ForecastCosts,
+    drawn_costs,
+    forecast,
+    run_error,
+    sealed_forecast,
+    speedups_on,
+    tuning_profile,
+)
+from realrun.experiment.measuring import Costs, MeasuredCosts, Measurement, Run, measure_in_turns
 from realrun.experiment.run import (
     IDENTITY,
     OTHER,
@@ -29,8 +34,8 @@ from realrun.experiment.run import (
 )
 from realrun.experiment.settings import Candidate, ValidationSettings
 from realrun.experiment.validate import DECODED, TUNED, arms_of, candidates, compared
+from realrun.kept_files import claim
 from realrun.measure.reuse import check_job, recorded_trace
-from realrun.own_files import claim
 from realrun.pairs.joined import join_pairs
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_facts

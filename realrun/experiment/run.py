@@ -11,14 +11,13 @@ import torch
 
 from realrun.experiment.budget import Plan
 from realrun.experiment.document import as_document, rounds_table
-from realrun.experiment.forecast import forecast, sealed_forecast
-from realrun.experiment.forecast_costs import costs_before, decoding_step_s, forecast_costs, probed
+from realrun.experiment.forecast import costs_before, decoding_step_s, forecast, forecast_costs, probed, sealed_forecast
 from realrun.experiment.settings import ExperimentSettings, ValidationSettings
 from realrun.experiment.validate import TUNED, candidates, measure
+from realrun.kept_files import claim, read_own
 from realrun.lm.clock import clock_name
-from realrun.lm.variants.block_expansion import expansion_of
+from realrun.lm.variants import expansion_of
 from realrun.measure.reuse import check_job, recorded_trace, recording_identity
-from realrun.own_files import claim, read_own
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_facts
 from realrun.provenance import device_name

@@ -11,7 +11,7 @@ import numpy as np
 from realrun.decode.decoder import Decoder, Decoding
 from realrun.decode.rounds import Decoded, Round
 from realrun.decode.sampling import Sampler
-from realrun.measure.turns import TURN_ROUNDS, Runner, take_turns
+from realrun.measure.interleaving import TURN_ROUNDS, Runner, take_turns
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
 from specsim.io.arrays import Floats

@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 from realrun.decode.decoder import Decoder
 from realrun.decode.rounds import Decoded
 from realrun.decode.sampling import Sampler
-from realrun.decode.tree_verify import TreeVerifier, TypicalAcceptance, match_tree
+from realrun.decode.verify import TreeVerifier, TypicalAcceptance, match_tree
 from realrun.lm.cached import CachedLM
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_facts

@@ -1,21 +1,31 @@
-"""A validation: tune every policy offline, then decode for real, and compare the forecasts with that."""
+"""A validation: tune every policy offline, then decode for real, and compare the forecasts with that.
+
+Recording and decoding compute the same logits in passes of other sizes, which round differently. In low precision two
+tokens may then change places whose logits lie within a few steps of the number type, and a policy's signal may cross
+its threshold. Anything larger is no rounding but a defect. The first round where a sequence departs from its replay is
+therefore examined: decoding goes the same way again up to that round, whose logits are then read.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
+import torch
+
+from realrun.decode.decoder import Decoder, Decoding
 from realrun.decode.rounds import Decoded, Round
-from realrun.experiment.divergence import divergences, summary
-from realrun.experiment.forecast import speedups_on
-from realrun.experiment.forecast_costs import ForecastCosts
-from realrun.experiment.measured_costs import MeasuredCosts
-from realrun.experiment.measuring import Costs, Measurement, measure_in_turns
+from realrun.decode.sampling import Sampler, gumbel_noise
+from realrun.experiment.forecast import ForecastCosts, speedups_on
+from realrun.experiment.measuring import Costs, MeasuredCosts, Measurement, measure_in_turns
 from realrun.experiment.settings import Candidate, ExperimentSettings, ValidationSettings
 from realrun.experiment.timing import Arm, make_arm
-from realrun.own_files import read_own
+from realrun.kept_files import read_own
+from realrun.lm.cached import CachedLM
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
 from specsim.acceptance import formulas as metrics
@@ -29,16 +39,25 @@ from specsim.learn.fit import needs_fitting
 from specsim.learn.settings import SearchSettings
 from specsim.learn.variants import applicable_variants, fit_variant, label
 from specsim.policy.base import Policy, Variant, build_policy
+from specsim.policy.chain.base import ChainPolicy, Step
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.registry import POLICIES
+from specsim.policy.switch.base import SwitchPolicy
 from specsim.replaying.checks import check_covered, check_replayable
 from specsim.replaying.intervals import Estimate, beyond_floor, paired_difference, ratio_interval
 from specsim.replaying.prediction import Prediction, oracle_seconds, summarise
 from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import Replay
+from specsim.replaying.rounds import RoundLog
 from specsim.trace.trace import Trace
 
 TUNED, DECODED = "tuned.json", "decoded"  # in the folder of a validation that is not whole
+# Gap up to which two logits count as tied: the rounding of some tens of layers, each of a step or so.
+NEAR_TIE_ULPS = 16.0
+LOGARITHMIC = ("prob", "confidence", "top10_confidence")  # signals that are probabilities
+
+What = Literal["draft", "text", "policy"]
+Cause = Literal["near tie", "defect", "not examined"]
 
 
 class TunedFile(TypedDict):
@@ -206,9 +225,9 @@ def measure(
     document = measured.document(measurement.runs(range(len(arms))), settings.repeats)
     just_measured = profile_from_json(document, "just measured")
     priced = PricedTrace(holdout, just_measured)
-    known = {"text_known": PricedTrace(holdout, costs.cost), "costs_known": PricedTrace(train, just_measured)}
+    partly_known = {"text_known": PricedTrace(holdout, costs.cost), "costs_known": PricedTrace(train, just_measured)}
     if costs.unprobed is not None:
-        known["text_known_without_probe"] = PricedTrace(holdout, costs.unprobed)
+        partly_known["text_known_without_probe"] = PricedTrace(holdout, costs.unprobed)
     oracle_s = oracle_seconds(priced, [type(candidate.policy) for candidate in chosen], seed=settings.seed)
     rows = [
         replace(
@@ -216,7 +235,7 @@ def measure(
             forecasts={
                 **dict.fromkeys(("forecast_without_probe", "text_known_without_probe")),
                 **{key: value for key, value in forecast.items() if key.startswith("forecast")},
-                **speedups_on(known, candidate.policy, settings.seed),
+                **speedups_on(partly_known, candidate.policy, settings.seed),
             },
         )
         for arm, (candidate, forecast) in enumerate(zip(chosen, forecasts["rows"], strict=True), start=1)
@@ -261,7 +280,7 @@ def _row(
         assert replayed.rounds is not None
         decoder, prompts, log = measurement.arms[arm].decoder, measurement.prompts, replayed.rounds
         if departures := divergences(decoder, candidate.policy, priced.trace, prompts, log, runs, seed=seed):
-            text["divergences"] = summary(departures)
+            text["divergences"] = departures_summary(departures)
     return Row(
         candidate=candidate,
         priced=priced,
@@ -329,3 +348,187 @@ def output_identical(trace: Trace, runs: Sequence[Decoded]) -> float:
         recorded = trace.token[trace.offsets[index] : trace.offsets[index + 1]].tolist()
         same += recorded == run.tokens
     return same / len(runs)
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """A sequence's first departure from its replay.
+
+    t : output position at which the round starts
+    what : a drafted token, a token of the text, or how long the policy drafted differs
+    gap_ulps : between the logits of what was chosen here and in the recording, or of a policy between its signals here
+        and there in nats, in steps of the number type at the logits' size; None where it was not examined
+    """
+
+    sequence: int
+    t: int
+    what: What
+    gap_ulps: float | None
+
+    @property
+    def cause(self) -> Cause:
+        if self.gap_ulps is None:
+            return "not examined"
+        return "near tie" if self.gap_ulps <= NEAR_TIE_ULPS else "defect"
+
+
+def ulp(value: float, dtype: torch.dtype) -> float:
+    """The step between numbers of this type at the size of `value`."""
+    return torch.finfo(dtype).eps * 2.0 ** math.floor(math.log2(max(abs(value), torch.finfo(dtype).tiny)))
+
+
+def divergences(
+    decoder: Decoder,
+    policy: Policy,
+    trace: Trace,
+    prompts: Sequence[Prompt],
+    replayed: RoundLog,
+    runs: Sequence[Decoded],
+    *,
+    seed: int,
+) -> list[Divergence]:
+    """Find the first departure of every sequence; of trees and several drafters, only its place.
+
+    Parameters
+    ----------
+    decoder : that of the runs, or another over the same models
+    prompts, runs : of the trace's sequences
+    replayed : the replay's rounds on the trace
+    seed : of the policy's uniforms in the runs
+    """
+    departures = []
+    for index, run in enumerate(runs):
+        mine = replayed.sequence == index
+        columns = (replayed.t, replayed.drafted, replayed.accepted, replayed.verified, replayed.last, replayed.drafter)
+        wanted = list(zip(*(column[mine].tolist() for column in columns), strict=True))
+        text = trace.token[trace.offsets[index] : trace.offsets[index + 1]].tolist()
+        number = _first_round(run, wanted, text)
+        if number is None:
+            continue
+        t = run.rounds[number].t
+        if not isinstance(policy, ChainPolicy) or isinstance(policy, SwitchPolicy):
+            departures.append(Divergence(index, t, "text", None))
+            continue
+        state = runs[index - 1].state if index else None
+        decoding = _Again(decoder, policy, trace, prompts[index], index, state, seed)
+        departures.append(decoding.look_at(number, t, wanted[number][1], text))
+    return departures
+
+
+def departures_summary(departures: Sequence[Divergence]) -> dict[str, Any]:
+    """Count first departures by cause, with the largest gap of those that count as ties, as JSON."""
+    ties = [each.gap_ulps for each in departures if each.cause == "near tie" and each.gap_ulps is not None]
+    counts = {
+        cause: sum(each.cause == cause for each in departures) for cause in ("near tie", "defect", "not examined")
+    }
+    defects = [
+        {"sequence": each.sequence, "t": each.t, "what": each.what, "gap_ulps": each.gap_ulps}
+        for each in departures
+        if each.cause == "defect"
+    ]
+    return {"first": counts, "largest_tie_ulps": max(ties, default=None), "defects": defects}
+
+
+def _first_round(run: Decoded, wanted: Sequence[tuple[int, ...]], text: Sequence[int]) -> int | None:
+    """The number of the first round that differs in the log or in what it emitted; None where all are the same."""
+    end = 0
+    for number, (real, row) in enumerate(zip(run.full_log(), wanted, strict=False)):
+        end = real[0] + real[2] + 1
+        if real != row or run.tokens[real[0] : end] != text[real[0] : end]:
+            return number
+    return None
+
+
+class _Again:
+    """One sequence decoded again, up to a round whose logits are read."""
+
+    def __init__(
+        self, decoder: Decoder, policy: Policy, trace: Trace, prompt: Prompt, index: int, state: Any, seed: int
+    ):
+        self.trace, self.index, self.number = trace, index, int(trace.sequence_id[index])
+        self.decoder, self.policy = decoder, policy
+        budget = int(trace.budget_tokens[index])
+        self.decoding = Decoding(decoder, prompt.tokens, budget, policy, self.number, seed, state)
+
+    def look_at(self, number: int, t: int, drafted: int, text: Sequence[int]) -> Divergence:
+        """Decode up to a round and explain how it differs from the replay.
+
+        number, t, drafted : the round's number, its first position, and the tokens that the replay drafted in it
+        """
+        for _ in range(number):
+            self.decoding.advance()
+        draft_lm = getattr(self.decoder.drafter, "lm", None)  # drafters without a model have no logits to read
+        watched = nullcontext(list[torch.Tensor]()) if draft_lm is None else passes(draft_lm)
+        with watched as of_draft, passes(self.decoder.target) as of_target:
+            draft = self.decoding.advance()
+        row = int(self.trace.offsets[self.index]) + t
+        recorded = self.trace.draft_token[row].tolist()
+        for depth, (token, other) in enumerate(zip(draft.tokens, recorded[:drafted], strict=False)):
+            if token != other:
+                logits = of_draft[depth][-1] if len(of_draft) == len(draft.tokens) else None
+                return Divergence(self.index, t, "draft", self._gap(logits, token, other, t + depth))
+        if len(draft.tokens) != drafted:
+            return Divergence(self.index, t, "policy", self._signal_gap(draft.steps, row, of_draft))
+        emitted = self.decoding.tokens[self.decoding.prompt_tokens + t :]
+        for place, (token, other) in enumerate(zip(emitted, text[t:], strict=False)):
+            if token != other:
+                logits = of_target[-1][place] if of_target else None
+                return Divergence(self.index, t, "text", self._gap(logits, token, other, t + place))
+        return Divergence(self.index, t, "policy", None)
+
+    def _gap(self, logits: torch.Tensor | None, token: int, other: int, position: int) -> float | None:
+        """Compute the gap between the scores of the token chosen here and the recorded token, in ulps of a logit."""
+        sampler: Sampler = self.decoder.sampler
+        if logits is None or sampler.mode == "rejection":
+            return None
+        pair = logits[[token, other]].double()
+        gap = float(pair[0] - pair[1])
+        if sampler.mode == "gumbel":
+            noise = gumbel_noise(
+                sampler.seed, self.number, position, 1, len(logits), logits.device, torch.float64
+            ).flatten()
+            gap += sampler.temperature * float(noise[token] - noise[other])
+        return abs(gap) / self._ulp(pair)
+
+    def _ulp(self, logits: torch.Tensor) -> float:
+        """Return one unit in the last place of the largest logit, in the target's number type.
+
+        Float32 logits are computed from values that are rounded to that type.
+        """
+        return ulp(float(logits.abs().max()), self.decoder.target.model.dtype)
+
+    def _signal_gap(self, steps: Sequence[Step], row: int, of_draft: Sequence[torch.Tensor]) -> float | None:
+        """Return the largest difference of a signal that the policy read, in ulps of the largest logit behind it."""
+        if len(of_draft) != len(steps):
+            return None
+        gaps = [0.0]
+        for depth, (step, logits) in enumerate(zip(steps, of_draft, strict=True)):
+            for name in self.policy.features:
+                here, there = getattr(step, name), float(getattr(self.trace, name)[row, depth])
+                if name in LOGARITHMIC:
+                    here, there = (math.log(max(value, torch.finfo(torch.float32).tiny)) for value in (here, there))
+                gaps.append(abs(here - there) / self._ulp(logits[-1]))
+        return max(gaps)
+
+
+@contextmanager
+def passes(lm: CachedLM) -> Iterator[list[torch.Tensor]]:
+    """The logits of every pass of this model inside."""
+    seen: list[torch.Tensor] = []
+    forward = lm.forward
+
+    def noted(tokens: Sequence[int]) -> torch.Tensor:
+        logits = forward(tokens)
+        seen.append(logits.clone())
+        return logits
+
+    attributes = vars(lm)  # where a name goes before the class's
+    before = attributes.get("forward")
+    attributes["forward"] = noted
+    try:
+        yield seen
+    finally:
+        if before is None:
+            del attributes["forward"]
+        else:
+            attributes["forward"] = before

@@ -1,8 +1,8 @@
 """`realrun board` from end to end: every drafter with its best policies, at equal cost accounting.
 
 The same prompts and the same split for all; policies tuned on the tuning prompts under costs measured in turn
-(`realrun.leaderboard.costs`), the best of each role by its speedup there, which is its forecast; all of them
-really decoded on the held-out prompts at once, ranked by that, and decomposed by what those rounds cost
+(`realrun.leaderboard.rows`), the best of each role by its speedup there, which is its forecast; all of them really
+decoded on the held-out prompts at once, ranked by that, and decomposed by what those rounds cost
 (`realrun.experiment.measuring`).
 """
 
@@ -19,42 +19,46 @@ from typing import Any, TypedDict
 
 from realrun.experiment.budget import Plan
 from realrun.experiment.document import errors_of
-from realrun.experiment.forecast import FORECAST, forecast, sealed_forecast
-from realrun.experiment.forecast_costs import (
+from realrun.experiment.forecast import (
+    FORECAST,
     PROFILE_SHARE,
     ForecastCosts,
     contexts_of,
     decoding_step_s,
+    forecast,
     limit_s,
     probed,
+    sealed_forecast,
 )
-from realrun.experiment.measured_costs import MeasuredCosts
-from realrun.experiment.measuring import Costs, measure_in_turns
+from realrun.experiment.measuring import Costs, MeasuredCosts, measure_in_turns
 from realrun.experiment.run import OTHER, PLAN, conditions_of
 from realrun.experiment.settings import Candidate, ExperimentSettings
 from realrun.experiment.timing import check_repeats, make_arm
 from realrun.experiment.validate import DECODED, TUNED, candidates
-from realrun.leaderboard.costs import ANEW, PLAIN, SlicedCosts, models
+from realrun.kept_files import claim, read_own
 from realrun.leaderboard.rows import (
     ADAPTIVE,
+    ANEW,
     FIXED,
     LOOPS,
     PAPER,
+    PLAIN,
     TREE,
     Board,
     Entry,
+    SlicedCosts,
     about,
     measured_facts,
     median_error,
+    models,
     role_of,
     rows,
     trigram_shares,
 )
-from realrun.lm.variants.block_expansion import expansion_of
+from realrun.lm.variants import expansion_of
 from realrun.measure.profile import TREE_TOKENS
 from realrun.measure.record import RecordSettings
 from realrun.measure.reuse import check_job, recorded_trace
-from realrun.own_files import claim, read_own
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_digest, prompt_facts
 from specsim.cost.profile import ProfileCost
@@ -339,7 +343,7 @@ def best_of_roles(tuned: Sequence[Candidate], paper_policy: str | None) -> list[
 
 def named(drafters: str | None, target: str) -> dict[str, str]:
     """Name the drafters that were asked for, by a folder's own name or else the drafter's; sources by name."""
-    from realrun.pairs.lab_drafters import LAB_DRAFTERS, LAB_PREFIX, has_lab_drafter
+    from realrun.pairs.drafter_files import LAB_DRAFTERS, LAB_PREFIX, has_lab_drafter
     from realrun.pairs.pair import LOOKUP, is_lab
 
     if drafters is None:

@@ -14,11 +14,9 @@ import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel
 
-from realrun.lm.cached import MASKED_ATTENTION, CachedLM, grown
+from realrun.lm.cached import FULL, MASKED_ATTENTION, SLIDING, CachedLM, grown, layer_types, window_of, within_window
 from realrun.lm.llama import FusedParts, supported
-from realrun.lm.variants.shared_weights import shallow_copy
-from realrun.lm.variants.skipped_layers import NOTHING, SkippedSublayers
-from realrun.lm.windows import FULL, SLIDING, layer_types, window_of, within_window
+from realrun.lm.variants import NOTHING, SkippedSublayers, shallow_copy
 from specsim.io.errors import InputError
 
 TRIED_TOKENS = 8

@@ -19,7 +19,7 @@ from transformers import LlamaForCausalLM, PreTrainedModel, Qwen3ForCausalLM
 from realrun.lm.cached import CachedLM, grown
 from realrun.lm.head import head_product
 from realrun.lm.skinny_linear import skinny_linear
-from realrun.lm.variants.skipped_layers import NOTHING, SkippedSublayers
+from realrun.lm.variants import NOTHING, SkippedSublayers
 
 LONG_PASS = 64  # new tokens; beyond it, attention goes through the library's fused operation
 TREE_ROOM = 256  # slots that growing buffers may have beyond the model's positions, for a tree's nodes

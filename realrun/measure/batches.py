@@ -1,7 +1,7 @@
 """Measure rounds of a batch: probes at chosen contexts and draft lengths, through the loop that decodes.
 
-They take turns with each other and with other measurements (`realrun.measure.turns`), so that all of them see the same
-machine.
+They take turns with each other and with other measurements (`realrun.measure.interleaving`), so that all of them see
+the same machine.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from realrun.decode.batch import BatchDecoding, BatchRound
 from realrun.drafters.independent import IndependentKind
 from realrun.lm.batched_llama import BatchedLlama
 from realrun.measure.curve import Point, along_contexts, centre
-from realrun.measure.turns import turns
+from realrun.measure.interleaving import turns
 from realrun.pairs.pair import Pair
 from realrun.provenance import provenance
 from specsim.cost.batch_profile import BATCH_PROFILE_KIND, BATCH_PROFILE_VERSION

@@ -1,7 +1,7 @@
 """Collect costs while decoding: every round of every arm is a sample of its parts' cost at its context.
 
 The arms of a measurement take turns of a few rounds (`realrun.experiment.timing`), so that the measured speedups and a
-profile made of the same rounds see the same machine. Probes (`realrun.measure.probes`) add samples of rare parts.
+profile made of the same rounds see the same machine. Probes (`realrun.measure.sweeps`) add samples of rare parts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Run probes in sweeps over several contexts, so that every time is measured on the same machine.
+"""Run probes, scripted rounds, in sweeps over several contexts, so that every time is measured on the same machine.
+
+Probes are of every draft length and of trees of many sizes. They run through the real loop, so that the timed code is
+the code that decodes. A profile consists of them (`realrun.measure.profile`); beside the arms of a measurement they
+measure the parts that the arms run too rarely.
 
 A machine changes within seconds while other work comes and goes. Measured one context after the other, costs of
 different contexts would be costs of different machines. A sweep visits every context, in shuffled order, and runs every
@@ -7,18 +11,34 @@ probe there, in shuffled order; the errors of the means follow from how much the
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
+from realrun.decode.decoder import Decoder
+from realrun.decode.rounds import Round
 from realrun.decode.sampling import Sampler
 from realrun.lm.clock import clock_name
-from realrun.lm.variants.block_expansion import expansion_of
+from realrun.lm.variants import expansion_of
 from realrun.measure.curve import Influences, influences
-from realrun.measure.probes import BASELINE, Probe, Prober
+from realrun.measure.rounds import (
+    PASSES,
+    ScriptedTreeVerifier,
+    ScriptedVerifier,
+    masked_passes,
+    pass_tokens,
+    passes,
+    scored_round,
+    scripted_round,
+    scripted_tree_round,
+    tree_sizes,
+    warm_trees,
+)
 from realrun.measure.stream import Key, Stream
 from realrun.pairs.pair import Pair
 from realrun.provenance import provenance
@@ -27,11 +47,198 @@ from specsim.cost.profile import LEAST_CONTEXT, PROFILE_KIND, PROFILE_VERSION
 from specsim.io.arrays import finite_or_null
 from specsim.io.errors import InputError
 
+ENOUGH = 12  # samples of each cost
 AUTOREGRESSIVE_BURST = 4
 CATCH_UP = (4, 16, 64)  # tokens that a draft cache lacks after rounds of other drafters
 NEGLIGIBLE = 20  # parts shorter than this fraction of a decoding step need be only as precise as one of this length
 
 Cell = tuple[Key, int]  # a key and a context
+
+
+class Probe(NamedTuple):
+    """A round to measure: a chain of `tokens` drafted, with `masks` behind each, or a tree of `tokens` verified.
+
+    nodes : of each draft pass of a tree, 0 of a chain
+    """
+
+    tokens: int
+    masks: int = 0
+    nodes: int = 0
+
+    @property
+    def keys(self) -> list[Key]:
+        """List what the probe is there to sample; longer drafts have samples of shorter ones' steps, too."""
+        if self.masks:
+            return [("tree verify", pass_tokens(self.masks, self.tokens))]
+        if self.nodes:
+            return [("tree verify", self.tokens)] if self.tokens > 1 else []
+        return [("verify", self.tokens + 1), *([("draft", self.tokens)] if self.tokens else [])]
+
+
+BASELINE = Probe(0)
+
+
+class Prober:
+    """Runs probes of a pair on a decoder of its own, over a single text at a time.
+
+    depth : longest draft; tree_tokens : largest tree, the pending token included, 0 for none
+    """
+
+    def __init__(self, pair: Pair, *, depth: int, tree_tokens: int, sampler: Sampler, seed: int):
+        target, drafter = pair.make_drafter(())
+        self.pair, self.drafter, self.target = pair, drafter, target
+        self.decoder = Decoder(target, drafter, (), sampler, ScriptedVerifier(), ScriptedTreeVerifier())
+        target.keep_hidden = drafter.wants_target_hidden
+        self.rng = np.random.default_rng(seed)
+        self.depth = min(depth, drafter.max_depth or depth)
+        self.sizes = tree_sizes(tree_tokens if pair.drafter.trees else 0)
+        self.longest = max(self.depth, min(PASSES, drafter.max_depth or PASSES)) if self.sizes else self.depth
+        masked = masked_passes(self.depth) if pair.drafter.mask_groups else []
+        self.chains = [
+            *(Probe(tokens) for tokens in range(1, self.depth + 1)),
+            *(Probe(drafted, masks) for masks, drafted in masked),
+        ]
+        self.length = 0
+
+    @property
+    def positions(self) -> int:
+        """Give the maximum sequence length, in tokens, that both models support."""
+        return min(self.target.max_positions, self.drafter.lm.max_positions)
+
+    def probes(self) -> list[Probe]:
+        """List all probes; each tree has draft passes over as many nodes as another, drawn anew, has tokens."""
+        trees = zip(self.sizes, self.rng.permutation(self.sizes).tolist(), strict=True)
+        return [BASELINE, *self.chains, *(Probe(tokens, nodes=nodes) for nodes, tokens in trees)]
+
+    @torch.inference_mode()
+    def warm(self, length: int) -> None:
+        """Get both models ready for texts of `length` tokens."""
+        room = length + self.longest + 2
+        for features in (("score",), ()) if self.pair.predictor is not None else ((),):
+            self.drafter.prepare(room, self.decoder.sampler, 0, self.longest + 1, features)
+        warm_trees(self.decoder, self.sizes, range(1, self.depth + 2), room)
+
+    @torch.inference_mode()
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Cache a text but for its last token, which is pending."""
+        self.tokens = list(tokens)
+        self.target.reset()
+        self.target.prefill(self.tokens[:-1])
+        self.drafter.begin(self.tokens[:-1], self.decoder.produced_by(-1))
+
+    @torch.inference_mode()
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append tokens to the text."""
+        before = len(self.tokens) - 1
+        self.tokens += tokens
+        self.target.prefill(self.tokens[before:-1])
+        self.drafter.commit(before, self.decoder.produced_by(-1))
+        self.drafter.lm.prefill(self.tokens[self.drafter.lm.length : -1])
+
+    @property
+    def context(self) -> int:
+        """Count the cached tokens."""
+        return len(self.tokens) - 1
+
+    @torch.inference_mode()
+    def run(self, probe: Probe, stream: Stream, behind: int = 0) -> None:
+        """Run a probe twice and keep the second: decoding seldom changes size as wildly as probes do.
+
+        behind : tokens that the draft's own cache lacks at first; stream : where the sample goes
+        """
+        for samples in (Stream(), stream):
+            if probe.nodes:
+                round_ = scripted_tree_round(
+                    self.decoder, self.tokens, self.context, probe.nodes, probe.tokens, self.rng
+                )
+            else:
+                round_ = self._chain(probe.tokens, behind, probe.masks)
+            self._add(samples, round_, tree=bool(probe.nodes), masks=probe.masks)
+
+    @torch.inference_mode()
+    def baseline(self, stream: Stream, rounds: int) -> None:
+        """Run consecutive autoregressive steps, in caches that no drafter has used."""
+        self._chain(0, 0, 0)
+        for _ in range(rounds):
+            stream.add_baseline(self._chain(0, 0, 0), self.context)
+
+    @torch.inference_mode()
+    def catch_up(self, stream: Stream, lacking: int) -> None:
+        """Draft a single token twice, and keep the second; the cache lacks `lacking` tokens that others drafted."""
+        for samples in (Stream(), stream):
+            self._add(samples, self._chain(1, lacking, 0), lacking=lacking)
+
+    @torch.inference_mode()
+    def scores(self, stream: Stream) -> None:
+        """Run the longest draft with the predictor's scores."""
+        self._add(stream, scored_round(self.decoder, self.tokens, self.context, self.depth, self.rng), scored=True)
+
+    def _add(self, stream: Stream, round_: Round, **how: Any) -> None:
+        stream.add(round_, self.context, target_states=self.drafter.lm.reads_target_states, **how)
+
+    def _chain(self, size: int, behind: int, masks: int) -> Round:
+        return scripted_round(self.decoder, self.tokens, self.context, size, behind, self.rng, masks)
+
+
+class ProbedText:
+    """Runs the probes that have too few samples along a text; takes turns as a `Decoding` does.
+
+    Parts that only a single arm runs are probed as well, so that there are enough samples without that arm's.
+
+    met : samples of every arm; probed : samples of all probes, which grow when this text is done
+    samples : those of this text
+    texts_left : texts over which the missing samples are spread, this text included
+    """
+
+    def __init__(
+        self,
+        prober: Prober,
+        met: Sequence[Stream],
+        probed: Stream,
+        prompt: Sequence[int],
+        output: Sequence[int],
+        texts_left: int,
+    ):
+        text = prober.pair.drafter.profiling_text([*prompt, *output])
+        self.prober, self.met, self.probed, self.output = prober, met, probed, text[len(prompt) :]
+        self.samples = Stream()
+        self.position, self.behind = 0, 0
+        self.lacking = self._lacking()
+        self.owed = math.ceil(sum(self.lacking.values()) / texts_left)
+        self.done = not self.owed
+        if not self.done:
+            self.stride = len(output) / self.owed
+            prober.begin(text[: len(prompt)])
+
+    def _lacking(self) -> dict[Probe, int]:
+        """Count the samples that are missing of each probe."""
+        lacking = {}
+        for probe in self.prober.probes():
+            keys = probe.keys
+            if probe.nodes and passes(probe.nodes, self.prober.drafter.max_depth) > 1:  # the first ingests one token
+                keys.append(("tree draft", probe.nodes))
+            lacking[probe] = max(0, ENOUGH - min((self._count(*key) for key in keys), default=ENOUGH))
+        return lacking
+
+    def _count(self, *parts: Any) -> int:
+        """Count the samples of a kind, without those of the arm that has most of them."""
+        counts = [stream.count(*parts) for stream in self.met]
+        return sum(counts) - max(counts, default=0) + self.probed.count(*parts)
+
+    def advance(self) -> None:
+        """Run the probe that lacks most samples."""
+        prober = self.prober
+        probe = max(self.lacking, key=self.lacking.__getitem__)
+        prober.run(probe, self.samples, behind=self.behind)
+        self.lacking[probe] -= 1
+        self.behind = 1 - self.behind
+        self.owed -= 1
+        before, self.position = self.position, round(len(self.output) - self.owed * self.stride)
+        self.done = not self.owed
+        if self.done:
+            self.probed.merge(self.samples.as_dict())
+        else:
+            prober.extend(self.output[before : self.position])
 
 
 def check_contexts(contexts: Sequence[int]) -> None:

@@ -1,6 +1,12 @@
 """Trained drafters on disk: a safetensors file whose header names the kind of drafter and its target.
 
-Its tensors and its other facts are the kind's own (`realrun.drafters`).
+Its tensors and its other facts are the kind's own (`realrun.drafters`). Some drafters have names: the lab's, with the
+command that trains each, and those that the package ships for other targets.
+
+EAGLE-3 checkpoints as they are published, and as vLLM and SGLang load them, are config.json and a file of weights.
+Names of weights and keys of config.json are those of the authors' code (github.com/SafeAILab/EAGLE), which both engines
+read. Embeddings are the target's. config.json names the layers whose states are read twice: vLLM counts layers, and
+SGLang numbers them from 0. EAGLE drafters are written as vLLM loads them.
 """
 
 from __future__ import annotations
@@ -9,24 +15,46 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, NotRequired, TypedDict
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 
-from realrun.drafters.eagle3 import Eagle3Kind
+from realrun.drafters.eagle import Eagle
+from realrun.drafters.eagle3 import ARCHITECTURE, LAYERS_KEY, Eagle3, Eagle3Kind, vocabulary_tables
 from realrun.drafters.kind import DrafterKind
 from realrun.drafters.registry import DRAFTERS
-from realrun.pairs.eagle3_checkpoints import is_checkpoint, read_checkpoint
+from realrun.pairs.gguf_models import PACKAGES
 from realrun.tensor_files import save_tensors
 from specsim.io.errors import InputError
-from specsim.io.files import digest
+from specsim.io.files import digest, replacing_folder, write_json
 from specsim.io.json import parse_json
 
 FILE = "drafter.safetensors"
 FORMAT = "specsim-drafter-1"
 
 Tensors = dict[str, torch.Tensor]
+SHIPPED = Path(__file__).parents[1] / "weights"  # what the package ships, by the names of target and drafter
+LAB_WEIGHTS = SHIPPED / "lab"
+TRAINED_HERE = Path("lab-weights")  # in the working folder, where the commands of RECIPES write
+LAB_PREFIX = "lab:"  # before the name of a drafter of the lab's
+
+# Of `realrun train`, without --out. None for weights that the package ships.
+RECIPES: dict[str, str | None] = {
+    "eesd": "eesd --layers 2 --tokens 4 --dtype bfloat16",
+    "medusa-1": "medusa --heads 4 --lr 0.005 --tokens 5 --dtype bfloat16",
+    "medusa-2": "medusa --joint --heads 4 --heads-from lab-weights/medusa-1 --lambda-0 0.1 --backbone-lr 0.0005 "
+    "--dtype bfloat16",
+    "self-sd": None,
+    "edd": "edd --tokens 5 --dtype bfloat16",
+    "eagle": None,
+    "space": "space --lr 0.003 --batch 4 --window 128 --tokens 2 --dtype bfloat16",
+}
+LAB_DRAFTERS = tuple(RECIPES)
+EAGLE = "EagleLlamaForCausalLM"  # the architecture of an EAGLE drafter
+CONFIG, WEIGHTS, PICKLED = "config.json", "model.safetensors", "pytorch_model.bin"
 
 
 class Target(TypedDict):
@@ -197,3 +225,80 @@ def _check_target(file: DrafterFile, target: Any) -> None:
                 f"drafter {file.path} was trained on {name} with {what} {trained_on.get(key)}, this target has "
                 f"{here[key]}; train a drafter with `realrun train {file.kind}`"
             )
+
+
+def has_lab_drafter(name: str) -> bool:
+    """Check whether the weights of this drafter are shipped or were trained in the working folder."""
+    return any((folder / name / FILE).is_file() for folder in (LAB_WEIGHTS, TRAINED_HERE))
+
+
+def shipped_drafter(target: str, name: str) -> Path | None:
+    """Find the folder of a drafter that the package ships for this target, if the target is not the lab's."""
+    folder = SHIPPED / target / name
+    return folder if target in PACKAGES and (folder / FILE).is_file() else None
+
+
+def lab_drafter(name: str) -> Path:
+    """Find the folder of a lab drafter; InputError with the training command if its weights are missing."""
+    for folder in (LAB_WEIGHTS, TRAINED_HERE):
+        if (folder / name / FILE).is_file():
+            return folder / name
+    raise InputError(f"the lab's drafter {name} is not trained yet; run: {training_command(name)}")
+
+
+def training_command(name: str) -> str:
+    """Write the command that trains a lab drafter."""
+    return f"realrun train {RECIPES[name]} --out {TRAINED_HERE / name}"
+
+
+def is_checkpoint(folder: Path, architecture: str = ARCHITECTURE) -> bool:
+    """Check whether a folder's config.json is that of a checkpoint of this architecture, by default EAGLE-3's."""
+    config = folder / CONFIG
+    return config.is_file() and f'"{architecture}"' in config.read_text()
+
+
+def read_checkpoint(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Read the tensors of a checkpoint and its config.json; InputError if they are missing or damaged."""
+    again = "download it again"
+    config: dict[str, Any] = parse_json((folder / CONFIG).read_text(), str(folder / CONFIG), invalid=again)
+    try:
+        if (folder / WEIGHTS).is_file():
+            tensors = load_file(folder / WEIGHTS)
+        else:
+            tensors = torch.load(folder / PICKLED, map_location="cpu", weights_only=True)
+    except (SafetensorError, OSError, RuntimeError, EOFError, UnpicklingError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise InputError(f"EAGLE-3 checkpoint {folder} has no weights that are read ({reason}); {again}") from None
+    return {name.replace("layers.0.", "midlayer."): tensor for name, tensor in tensors.items()}, config
+
+
+def write_checkpoint(tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any], folder: Path) -> None:
+    """Write a checkpoint that vLLM and SGLang load, atomically; the folder is replaced."""
+    head, layers = tensors["lm_head.weight"], config[LAYERS_KEY]
+    nested = {LAYERS_KEY: [number - 1 for number in layers], "use_aux_hidden_state": True}
+    sizes = {"draft_vocab_size": len(head), "torch_dtype": str(head.dtype).removeprefix("torch.")}
+    with replacing_folder(folder) as new:
+        save_tensors(new / WEIGHTS, tensors, {"format": "pt"})
+        write_json({**config, **sizes, "eagle_config": nested}, new / CONFIG)
+
+
+def write_drafter(eagle: Eagle3, vocabulary: int, folder: Path) -> None:
+    """Write a loaded drafter of a target with this vocabulary as such a checkpoint."""
+    tables = {} if eagle.tokens is None else vocabulary_tables(eagle.tokens, vocabulary)
+    config = {**eagle.config_json, LAYERS_KEY: list(eagle.states_after), "vocab_size": vocabulary}
+    write_checkpoint({**eagle.state_dict(), **tables}, config, folder)
+
+
+def write_eagle(eagle: Eagle, target: Any, folder: Path) -> None:
+    """Write a loaded EAGLE drafter of this target as vLLM loads it; InputError if vLLM does not run such a layer."""
+    if (kind := target.config.model_type) != "llama":
+        raise InputError(f"vLLM loads EAGLE drafters of Llama targets, and this target is {kind}; give another target")
+    if not eagle.for_vllm or eagle.vocabulary is not None:
+        raise InputError(
+            "vLLM's EAGLE drafter has no bias and no first norm, and drafts all tokens, unlike this one; train one by "
+            "`realrun train eagle --for-vllm`"
+        )
+    tensors = {name.replace("fuse.", "fc."): tensor for name, tensor in eagle.state_dict().items()}
+    with replacing_folder(folder) as new:
+        save_tensors(new / WEIGHTS, tensors, {"format": "pt"})
+        write_json({**target.config.to_dict(), "architectures": [EAGLE], "num_hidden_layers": 1}, new / CONFIG)

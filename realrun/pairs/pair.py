@@ -1,4 +1,10 @@
-"""Load a target and its draft model."""
+"""Load a target and its draft model.
+
+Their vocabulary in decoding is that of the target's tokenizer. Embeddings are often padded beyond it, for speed, and to
+different sizes in models of the same family (152064 and 151936 rows over the 151665 tokens of Qwen2.5). Padding stands
+for no token, so its rows are cut off when a model is loaded: in no mode and by no drafter can such an id be proposed,
+sampled, or weighed in a probability.
+"""
 
 from __future__ import annotations
 
@@ -18,20 +24,27 @@ from realrun.drafters.independent import IndependentKind
 from realrun.drafters.kind import DrafterKind
 from realrun.drafters.registry import DRAFTERS, find_kind
 from realrun.drafters.self_sd import SelfSDKind
-from realrun.lm.cached import CachedLM
+from realrun.lm.cached import CachedLM, layer_types
 from realrun.lm.clock import clock_name
 from realrun.lm.number_type import find_dtype, in_number_type, number_type
-from realrun.lm.variants.block_expansion import core_of, expand, expanded_like
-from realrun.lm.windows import layer_types
-from realrun.pairs.drafter_files import load_drafter, training_recipe, weights_digest
+from realrun.lm.variants import core_of, expand, expanded_like
+from realrun.pairs.drafter_files import (
+    LAB_DRAFTERS,
+    LAB_PREFIX,
+    LAB_WEIGHTS,
+    lab_drafter,
+    load_drafter,
+    shipped_drafter,
+    training_recipe,
+    weights_digest,
+)
 from realrun.pairs.gguf_models import model_folder
-from realrun.pairs.lab_drafters import LAB_DRAFTERS, LAB_PREFIX, LAB_WEIGHTS, lab_drafter, shipped_drafter
-from realrun.pairs.vocabulary import check_tokenizers, fit_vocabulary, tokens_of
 from realrun.proposals.recorder import Recorder
 from realrun.provenance import provenance
 from speckernels import backend_for
 from specsim.io.errors import InputError
 
+NAMED = 5  # tokens that an error names at most
 LAB = "lab"
 LAB_DEEP = "lab-deep"  # the lab's target with identity blocks; lab-deep:24 has 24 layers
 LAB_DEEP_LAYERS = 40
@@ -177,8 +190,8 @@ def load_pair(
     name = _public_name(draft_model, "draft")
     pair = replace(alone, drafter=IndependentKind(draft), draft_name=name, predictor=None, training=None)
     if predictor == "auto":  # only the embedded pair has its own, which may not fit another number type
-        own = is_lab(target) and draft_model == LAB
-        return _with_predictor(pair, LAB_PREDICTOR, strict=False) if own else pair
+        has_lab_predictor = is_lab(target) and draft_model == LAB
+        return _with_predictor(pair, LAB_PREDICTOR, strict=False) if has_lab_predictor else pair
     if predictor is None or predictor == "none":
         return pair
     return _with_predictor(pair, LAB_PREDICTOR if predictor == LAB else Path(predictor), strict=True)
@@ -222,9 +235,9 @@ def _load_inside(
     """Do `load_pair` for a drafter that any target has or that was trained for it."""
     kind = find_kind(drafter)
     if kind is None and drafter not in LAB_DRAFTERS and not Path(drafter).exists():
-        known = [name for name, known_kind in DRAFTERS.items() if known_kind.origin != "file"]
+        names = [name for name, known_kind in DRAFTERS.items() if known_kind.origin != "file"]
         raise InputError(
-            f"drafter {drafter} is unknown; give {', '.join(known)}, a drafter of the lab's "
+            f"drafter {drafter} is unknown; give {', '.join(names)}, a drafter of the lab's "
             f"({', '.join(LAB_DRAFTERS)}), a folder made by `realrun train`, or your own FILE.py"
         )
     shipped = shipped_drafter(target, drafter)
@@ -235,8 +248,8 @@ def _load_inside(
     alone = load_target(target, device=device, dtype=dtype, threads=threads) if beside is None else beside
     if kind is not None and free:
         model, loaded = kind.load(alone.target, {}, {})
-        own = drafter if drafter in DRAFTERS else kind.name
-        pair = replace(alone, target=model, drafter=loaded, draft_name=own)
+        name = drafter if drafter in DRAFTERS else kind.name
+        pair = replace(alone, target=model, drafter=loaded, draft_name=name)
         return pair if predictor in (None, "none", "auto") else _with_predictor(pair, Path(predictor), strict=True)
     core = core_of(alone.target)  # which it was trained for, if blocks were added since
     tuned, loaded = load_drafter(path, core)
@@ -316,12 +329,14 @@ def _load_model(
 ) -> PreTrainedModel:
     """Load a model without padding in its vocabulary; the vocabulary has this size or the tokenizer's."""
     _check_cache(path)
-    known = tokens_of(tokenizer)
+    tokenizer_tokens = tokens_of(tokenizer)
     try:
         # Experts' joint products, the library's default, know no float64.
         experts = {"experts_implementation": "eager"} if dtype == "float64" else {}
         model = _load(AutoModelForCausalLM, path, dtype=find_dtype(dtype), **experts).to(device).eval()
-        fit_vocabulary(model, known, min(known, int(model.config.vocab_size)) if size is None else size)
+        fit_vocabulary(
+            model, tokenizer_tokens, min(tokenizer_tokens, int(model.config.vocab_size)) if size is None else size
+        )
         return in_number_type(model, dtype)
     except (RuntimeError, AssertionError) as error:  # no such device, or its memory is full
         raise InputError(f"cannot put the models on {device}: {str(error).splitlines()[0]}") from None
@@ -342,3 +357,73 @@ def _eos_token_ids(model: PreTrainedModel) -> tuple[int, ...]:
     if eos is None:
         eos = model.config.eos_token_id
     return () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
+
+
+def tokens_of(tokenizer: PreTrainedTokenizerBase) -> int:
+    """Compute the size of a vocabulary that holds all of the tokenizer's ids."""
+    return max(tokenizer.get_vocab().values()) + 1
+
+
+def check_tokenizers(
+    tokenizers: Sequence[PreTrainedTokenizerBase], names: Sequence[str], *, allow_difference: bool
+) -> None:
+    """Raise InputError if the tokenizers of target and draft model differ, or, if allowed, disagree on an id.
+
+    If allowed, tokens may be known to a single tokenizer: the draft model never proposes tokens that it does not know.
+    """
+    target, draft = (tokenizer.get_vocab() for tokenizer in tokenizers)
+    if target == draft:
+        return
+    differing = sorted(
+        (token for token in target.keys() | draft.keys() if target.get(token) != draft.get(token)),
+        key=lambda token: (min(ids[token] for ids in (target, draft) if token in ids), token),
+    )
+    both = f"target {names[0]} and draft model {names[1]} have tokenizers that differ"
+    if not allow_difference:
+        raise InputError(
+            f"{both} in {_listed(differing, target, draft)}; choose a pair that shares a tokenizer, or pass "
+            "--allow-tokenizer-difference if they differ only in tokens that one tokenizer lacks"
+        )
+    draft_tokens = {number: token for token, number in draft.items()}
+    clashing = [token for token, number in target.items() if draft_tokens.get(number, token) != token]
+    clashing += [token for token, number in target.items() if draft.get(token, number) != number]
+    if clashing:
+        raise InputError(
+            f"{both} in what an id stands for: {_listed([*dict.fromkeys(clashing)], target, draft)}; choose a pair "
+            "whose ids agree"
+        )
+
+
+def _listed(tokens: Sequence[str], target: Mapping[str, int], draft: Mapping[str, int]) -> str:
+    """Write the number of tokens, and some of them with their ids."""
+    named = [f"{token!r} ({target.get(token, 'none')} and {draft.get(token, 'none')})" for token in tokens[:NAMED]]
+    more = ["..."] if len(tokens) > NAMED else []
+    return f"{len(tokens)} token{'s' if len(tokens) != 1 else ''}, by their ids in either: {', '.join(named + more)}"
+
+
+def fit_vocabulary(model: Any, tokenizer_tokens: int, size: int) -> Any:
+    """Resize a model's vocabulary in place, to read and propose ids below `size`; return the model.
+
+    Surplus rows are cut off; missing rows are filled with the mean token. Ids from `tokenizer_tokens` on, which its own
+    tokenizer lacks, are read and never proposed (`realrun.lm.cached.CachedLM.known_tokens`).
+    """
+    rows = len(model.get_input_embeddings().weight)
+    if rows != size:
+        with torch.random.fork_rng([]), torch.no_grad():  # rows to add are made at random first
+            model.resize_token_embeddings(size, mean_resizing=False)
+            if rows < size:
+                embedded = model.get_input_embeddings().weight
+                embedded[rows:] = embedded[:rows].mean(0)
+    model.config.padding_rows = max(rows - size, 0)
+    model.config.known_tokens = min(tokenizer_tokens, size)
+    return model
+
+
+def padding_notes(models: Mapping[str, Any]) -> list[str]:
+    """Describe, by role, the padding that was cut off these models; empty if nothing was."""
+    return [
+        f"vocabulary: {model.config.vocab_size} tokens, of the target's tokenizer; {cut} padding rows of the {role}'s "
+        "embedding stand for no token and are left out"
+        for role, model in models.items()
+        if (cut := getattr(model.config, "padding_rows", 0))
+    ]

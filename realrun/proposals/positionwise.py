@@ -17,9 +17,8 @@ from transformers import PreTrainedModel
 
 from realrun.decode.sampling import Sampler
 from realrun.lm.cached import CachedLM
-from realrun.proposals.chain import MAX_RANK, NO_RANK, Proposals, tree_columns, true_ranks
+from realrun.proposals.chain import MAX_RANK, NO_RANK, Proposals, rejection_columns, tree_columns, true_ranks
 from realrun.proposals.recorder import Columns, RecordRequest
-from realrun.proposals.rejection import rejection_columns
 from realrun.proposals.trees import CHUNK_NODES, Trees, best_trees, joined_trees
 from specsim.io.arrays import Array
 
@@ -40,7 +39,7 @@ def positionwise_columns(target: PreTrainedModel, proposed: Positionwise, reques
 
     Columns at (t, i) have the noise of output position t + i - 1. The ranks of the true token do not repeat along
     diagonals, as those of an independent model do. In rejection mode the target verifies the drafts as well
-    (`realrun.proposals.rejection`), and there are no trees.
+    (`realrun.proposals.chain`), and there are no trees.
     """
     output, sampler, depth = request.output, request.sampler, request.depth
     proposals = Proposals(request, int(target.config.vocab_size))

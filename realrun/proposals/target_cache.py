@@ -5,7 +5,7 @@ those of EDD and EAGLE are made of the target's states. All compute those of the
 themselves. So the target feeds the whole text once, and every position has a branch behind it, whose first node is the
 pending token. The branch's keys and values depend on where it starts, and so do the ranks of the true tokens: unlike
 an independent model's they are not equal along a diagonal, and they take a separate pass. In rejection mode a pass of
-its own verifies the drafts (`realrun.proposals.rejection`).
+its own verifies the drafts (`realrun.proposals.chain`).
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ import torch.nn.functional as F
 from realrun.decode.sampling import Sampler
 from realrun.lm.cached import CachedLM
 from realrun.lm.split_target import SplitTarget
-from realrun.proposals.chain import CHUNK, MAX_RANK, NO_RANK, Proposals, true_ranks
+from realrun.proposals.chain import CHUNK, MAX_RANK, NO_RANK, Proposals, rejection_columns, true_ranks
 from realrun.proposals.recorder import Columns, Recorder, RecordRequest
-from realrun.proposals.rejection import rejection_columns
 from realrun.proposals.trees import CHUNK_NODES
 from specsim.io.arrays import Ints
 

@@ -17,8 +17,7 @@ import torch
 
 from realrun.pairs.pair import Pair
 from realrun.train.common.folder import Tensors
-from realrun.train.common.jobs import ModuleJob, kl_nats
-from realrun.train.common.on_text import Method, TextRun, tensors_from_text
+from realrun.train.common.on_text import Method, ModuleJob, TextRun, kl_nats, tensors_from_text
 from realrun.train.common.trainings import Training
 from specsim.io.errors import InputError
 from specsim.io.settings import Settings, setting

@@ -17,9 +17,8 @@ import torch.nn.functional as F
 from realrun.drafters.eagle import Eagle, EagleKind
 from realrun.lm.layer_stack import capped, layer_pass
 from realrun.pairs.pair import Pair
-from realrun.train.common.jobs import DRAFT_VOCABULARY, ModuleJob, kl_nats
 from realrun.train.common.loop import wide
-from realrun.train.common.on_text import Method, TextRun, train_on_text
+from realrun.train.common.on_text import DRAFT_VOCABULARY, Method, ModuleJob, TextRun, kl_nats, train_on_text
 from realrun.train.common.trainings import Training
 from specsim.io.settings import Settings, setting
 

@@ -22,9 +22,8 @@ from realrun.drafters.eagle3 import Eagle3, Eagle3Kind, vocabulary_tables
 from realrun.drafters.kind import DRAFT_TOKENS
 from realrun.pairs.pair import Pair
 from realrun.train.common.folder import Tensors
-from realrun.train.common.jobs import DRAFT_VOCABULARY, ModuleJob, kl_nats
 from realrun.train.common.loop import Tokens, wide
-from realrun.train.common.on_text import Method, TextRun, train_on_text
+from realrun.train.common.on_text import DRAFT_VOCABULARY, Method, ModuleJob, TextRun, kl_nats, train_on_text
 from realrun.train.common.trainings import Training
 from realrun.train.eagle import LEARNING_RATE, usual_lr
 from realrun.train.edd import states_and_logits

@@ -28,8 +28,15 @@ from realrun.drafters.edd import (
 from realrun.lm.layer_stack import capped, layer_pass
 from realrun.pairs.pair import Pair
 from realrun.train.common.folder import Tensors
-from realrun.train.common.jobs import OWN_OR_TARGETS_HEAD, ModuleJob, cross_entropy_nats, kl_nats
-from realrun.train.common.on_text import Method, TextRun, train_on_text
+from realrun.train.common.on_text import (
+    OWN_OR_TARGETS_HEAD,
+    Method,
+    ModuleJob,
+    TextRun,
+    cross_entropy_nats,
+    kl_nats,
+    train_on_text,
+)
 from realrun.train.common.trainings import Training
 from specsim.io.errors import InputError
 from specsim.io.settings import Settings, setting

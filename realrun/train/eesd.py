@@ -14,8 +14,14 @@ import torch
 
 from realrun.drafters.eesd import EarlyExit, EESDKind, as_model
 from realrun.pairs.pair import Pair
-from realrun.train.common.jobs import OWN_OR_TARGETS_HEAD, ModuleJob, cross_entropy_nats
-from realrun.train.common.on_text import Method, TextRun, train_on_text
+from realrun.train.common.on_text import (
+    OWN_OR_TARGETS_HEAD,
+    Method,
+    ModuleJob,
+    TextRun,
+    cross_entropy_nats,
+    train_on_text,
+)
 from realrun.train.common.trainings import Training
 from specsim.io.settings import Settings, setting
 

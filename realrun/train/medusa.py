@@ -1,27 +1,61 @@
-"""Train MEDUSA-1: K heads on the last state of a frozen target (Cai et al. 2024, 3.2.1).
+"""Train MEDUSA: K heads on the last state of the target (Cai et al. 2024).
+
+MEDUSA-1 keeps the target frozen (3.2.1):
 
     L = sum_{k=1}^{K} 0.8^k L_k,      L_k = -log p_t^(k)(y_{t+k+1})
 
 The paper prints the total without its minus (errata E2). Labels are the text's tokens, a share of which the target has
 written (3.3.2). The optimizer is plain AdamW; the paper's is 8-bit.
+
+MEDUSA-2 trains heads and backbone together (3.2.2, 3.3.2, 4.0.1):
+
+    L = L_LM + lambda_0 sum_{k=1}^{K} 0.8^k L_k
+
+L_LM preserves the backbone: the cross-entropy -log p_t^(0)(y_{t+1}) with the text, or, if the target wrote the text,
+KL(p_original || p) with the same model, its adapter off. The backbone is tuned by a low-rank adapter, at a quarter of
+the heads' learning rate. There are three schedules: in two stages, the heads are first trained as MEDUSA-1 (errata
+E5); in a single stage, the weight lambda_0 of the heads' loss rises as a sine to its peak at the end (E6); direct,
+fresh heads have full weight from the first step, which is the paper's baseline (4.3.3). Differences from the paper: the
+backbone is not quantised, and a tied head has no adapter (`realrun.train.common.lora`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any
+import copy
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 
-from realrun.drafters.medusa import MedusaHeads
+from realrun.drafters.medusa import MedusaHeads, MedusaKind
+from realrun.pairs.drafter_files import describe_target, load_drafter, training_recipe, weights_digest
 from realrun.pairs.pair import Pair
-from realrun.train.common.jobs import OWN_OR_TARGETS_HEAD, ModuleJob, cross_entropy_nats
-from realrun.train.common.on_text import Method, TextRun, train_on_text
+from realrun.train.common.folder import Tensors, refuse_another
+from realrun.train.common.lora import Adapter, AdapterSettings, check_adaptable
+from realrun.train.common.on_text import (
+    OWN_OR_TARGETS_HEAD,
+    Method,
+    ModuleJob,
+    TextRun,
+    TunedTargetJob,
+    cross_entropy_nats,
+    kl_nats,
+    train_on_text,
+)
+from realrun.train.common.trainings import Training
+from specsim.io.errors import InputError
 from specsim.io.settings import Settings, setting
 
 OBJECTIVE = "sum over heads k of decay^k x cross-entropy with the text's token k + 1 ahead"
+Loss = Literal["text", "distill"]
+OBJECTIVES = {
+    "text": "the backbone's cross-entropy with the text + lambda_0 x the heads' loss of MEDUSA-1",
+    "distill": "KL(original || backbone) + lambda_0 x the heads' loss of MEDUSA-1",
+}
 
 
 @dataclass(frozen=True)
@@ -87,3 +121,277 @@ def train_medusa(pair: Pair, settings: MedusaSettings, run: TextRun) -> dict[str
     job = HeadsTraining(pair.target, settings)
     method = Method.of("medusa-1", asdict(settings), OBJECTIVE, kind="medusa", ahead=settings.heads)
     return train_on_text(pair, method, lambda: job, run)
+
+
+@dataclass(frozen=True)
+class Medusa2Settings(Settings):
+    """Settings of the joint training. Defaults follow from the loss as in the paper (4.1.1 and 4.2.1).
+
+    loss : of the backbone: "text" for cross-entropy with the text, "distill" for KL from the original
+    lambda_0 : weight of the heads' loss, at its peak; 0.2 beside "text", 0.01 beside "distill"
+    schedule : "constant" lambda_0, for heads that were trained before, or "sine", rising to it
+    backbone_lr : peak of the adapter's learning rate; 5e-4 beside "text", 1e-4 beside "distill"
+    heads_lr_factor : the heads' learning rate over the adapter's
+    decay : lambda_k = decay^k
+    adapter : the backbone's low-rank adapter
+    """
+
+    loss: Loss = setting("distill")
+    lambda_0: float | None = setting(None, above=0)
+    schedule: Literal["constant", "sine"] = setting("constant")
+    backbone_lr: float | None = setting(None, above=0)
+    heads_lr_factor: float = setting(4.0, above=0)
+    decay: float = setting(0.8, above=0)
+    adapter: AdapterSettings = setting(AdapterSettings)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        text = self.loss == "text"
+        if self.lambda_0 is None:
+            object.__setattr__(self, "lambda_0", 0.2 if text else 0.01)
+        if self.backbone_lr is None:
+            object.__setattr__(self, "backbone_lr", 5e-4 if text else 1e-4)
+
+    def heads_weight(self, step: int, steps: int) -> float:
+        """Compute lambda_0 at this step, from 0, of `steps`."""
+        assert self.lambda_0 is not None
+        return self.lambda_0 * (math.sin(math.pi / 2 * (step + 1) / steps) if self.schedule == "sine" else 1.0)
+
+
+def train_medusa2(
+    pair: Pair,
+    heads: MedusaHeads,
+    settings: Medusa2Settings,
+    run: TextRun,
+    first_stage: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Train heads and the target's adapter jointly, starting from these heads; see `train_on_text`.
+
+    pair : only its target and tokenizer are used; the target is restored afterwards
+    heads : heads of MEDUSA-1, or fresh heads with a sine schedule; a copy of them is trained
+    run : text, loop and folder. The held-out figures are those of the drafter rounded to `run.stored`
+    first_stage : how the heads were trained, for the file; None for fresh heads
+
+    Returns what `train_on_text` returns.
+
+    Raises InputError if peft is missing, the target cannot be adapted, or `train_on_text` raises it.
+    """
+    check_adaptable(pair.target)
+    recipe = asdict(settings)
+    method = Method(
+        "medusa",
+        plan={"drafter": "medusa-2", "start": weights_digest(heads), "stored": run.stored_name, **recipe},
+        facts={
+            "heads": len(heads),
+            "adapter": {"rank": settings.adapter.rank, "alpha": settings.adapter.alpha},
+            "method": "medusa-2",
+            "settings": recipe,
+            "first_stage": first_stage,
+        },
+        objective=OBJECTIVES[settings.loss],
+        ahead=len(heads),
+    )
+    return train_on_text(
+        pair,
+        method,
+        lambda: JointTraining(pair.target, heads, settings, run.loop.steps, run.loop.seed, run.stored),
+        run,
+    )
+
+
+class JointTraining(TunedTargetJob):
+    """Trains MEDUSA-2's heads and adapter. The target carries the adapter until `close`.
+
+    stored : the type that figures of held-out text are rounded to
+    """
+
+    def __init__(
+        self,
+        target: Any,
+        heads: MedusaHeads,
+        settings: Medusa2Settings,
+        steps: int,
+        seed: int = 0,
+        stored: torch.dtype = torch.bfloat16,
+    ):
+        self.target, self.settings, self.steps, self.stored = target, settings, steps, stored
+        self.heads = copy.deepcopy(heads)
+        if self.heads.residual.dtype.itemsize < 4:
+            self.heads.float()
+        self.heads.requires_grad_(True)
+        self.adapter = Adapter(target, settings.adapter, seed)
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        assert self.settings.backbone_lr is not None
+        lr = self.settings.backbone_lr
+        return [
+            {"params": list(self.adapter.tensors().values()), "lr": lr},
+            {"params": list(self.heads.parameters()), "lr": lr * self.settings.heads_lr_factor},
+        ]
+
+    def loss(self, batch: torch.Tensor, step: int) -> tuple[torch.Tensor, dict[str, float]]:
+        """Compute L of a batch [B, T + 1], and "backbone" and "head_1" to "head_K", in nats per token."""
+        with self.adapter.dropping():
+            logits, hidden = self._pass(batch[:, :-1])
+        if self.settings.loss == "distill":
+            backbone = kl_nats(self._original(batch[:, :-1]), logits)
+        else:
+            backbone = cross_entropy_nats(logits, batch[:, 1:])
+        heads = head_losses(self.heads, hidden.to(self.heads.residual.dtype), batch)
+        joint = torch.stack([self.settings.decay**k * loss for k, loss in enumerate(heads, start=1)]).sum()
+        parts = {"backbone": backbone, **{f"head_{k}": loss for k, loss in enumerate(heads, start=1)}}
+        total = backbone + self.settings.heads_weight(step, self.steps) * joint
+        return total, {name: float(part.detach()) for name, part in parts.items()}
+
+    def state(self) -> Tensors:
+        """Collect the trained tensors by their names in a drafter's file."""
+        return dict(self.heads.named_parameters()) | self.adapter.tensors()
+
+    def close(self) -> None:
+        self.adapter.remove()
+
+    @torch.no_grad()
+    def held_out(self, batch: torch.Tensor) -> dict[str, float]:
+        """Compute figures of the drafter with its weights rounded as in the file.
+
+        original, backbone : cross-entropy with the text in nats, adapter off and on
+        divergence, agreement : KL(original || backbone) in nats, and how often both prefer the same token
+        head_k, head_k_text, head_k_agreement : cross-entropy of head k with the text in nats, how often it
+            prefers the text's token, and how often what the backbone itself prefers k tokens later
+        """
+        with self.as_stored():
+            logits, hidden = self._pass(batch[:, :-1])
+            original = self._original(batch[:, :-1])
+            preferred = logits.argmax(-1)
+            figures = {
+                "original": cross_entropy_nats(original, batch[:, 1:]),
+                "backbone": cross_entropy_nats(logits, batch[:, 1:]),
+                "divergence": kl_nats(original, logits),
+                "agreement": (preferred == original.argmax(-1)).double().mean(),
+            }
+            for k, head in enumerate(head_logits(self.heads, hidden.to(self.heads.residual.dtype)), start=1):
+                guess, labels = head.argmax(-1), batch[:, k + 1 :]
+                figures[f"head_{k}"] = cross_entropy_nats(head, labels)
+                figures[f"head_{k}_text"] = (guess == labels).double().mean()
+                figures[f"head_{k}_agreement"] = (guess == preferred[:, k:]).double().mean()
+        return {name: float(value) for name, value in figures.items()}
+
+    def _pass(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute the backbone's logits [B, T, V] and the input of its head [B, T, d]."""
+        fed: list[torch.Tensor] = []
+        head = self.target.get_output_embeddings()
+        hook = head.register_forward_pre_hook(lambda module, arguments: fed.append(arguments[0]))
+        try:
+            logits = self.target(input_ids=tokens, use_cache=False).logits
+        finally:
+            hook.remove()
+        return logits, fed[0]
+
+    @torch.no_grad()
+    def _original(self, tokens: torch.Tensor) -> torch.Tensor:
+        with self.adapter.off():
+            logits: torch.Tensor = self.target(input_ids=tokens, use_cache=False).logits
+        return logits
+
+
+@dataclass(frozen=True)
+class MedusaCommand(MedusaSettings):
+    """Options of MEDUSA-1, and with `joint` of MEDUSA-2."""
+
+    joint: bool = setting(False, doc="MEDUSA-2: train the target too, through a low-rank adapter. Needs peft.")
+    one_stage: bool = setting(
+        False,
+        doc="With --joint: start from fresh heads; the weight of their loss rises as a sine.",
+    )
+    direct: bool = setting(
+        False,
+        doc="With --joint: start from fresh heads at full weight (the paper's direct fine-tuning).",
+    )
+    heads_from: Path | None = setting(
+        None, doc="With --joint: MEDUSA-1 drafter to start from (default: trained in OUT/heads)."
+    )
+    joint_tokens: float | None = setting(
+        None, low=0, smoke=None, doc="With --joint: million tokens of the joint stage (default: --tokens)."
+    )
+    backbone_loss: Loss = setting(
+        "distill", doc="With --joint: loss that keeps the target near itself (distill) or the text."
+    )
+    lambda_0: float | None = setting(
+        None,
+        above=0,
+        doc="With --joint: weight of the heads' loss (default: 0.01 with distill, 0.2 with text).",
+    )
+    backbone_lr: float | None = setting(
+        None,
+        above=0,
+        doc="With --joint: peak learning rate of the adapter; 4 times that for heads (default: 1e-4; 5e-4 with text).",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        stage = (self.one_stage, self.direct, self.heads_from, self.joint_tokens, self.lambda_0, self.backbone_lr)
+        if any(stage) and not self.joint:
+            raise InputError(
+                "--one-stage, --direct, --heads-from, --joint-tokens, --lambda-0 and --backbone-lr go with --joint"
+            )
+        if self.draft_vocabulary is not None and self.joint:
+            raise InputError("--draft-vocabulary goes with MEDUSA-1; leave it out, or --joint")
+        if self.one_stage and self.direct:
+            raise InputError("--one-stage raises the weight of fresh heads, --direct does not; give only one")
+        if self.fresh and self.heads_from is not None:
+            option = "--one-stage" if self.one_stage else "--direct"
+            raise InputError(f"{option} starts from fresh heads; leave out --heads-from, or {option}")
+
+    @property
+    def fresh(self) -> bool:
+        """Check whether the joint stage starts from fresh heads."""
+        return self.one_stage or self.direct
+
+    @property
+    def first(self) -> MedusaSettings:
+        return MedusaSettings(self.heads, self.lr, self.decay, self.draft_vocabulary)
+
+    @property
+    def second(self) -> Medusa2Settings:
+        schedule: Literal["constant", "sine"] = "sine" if self.one_stage else "constant"
+        return Medusa2Settings(self.backbone_loss, self.lambda_0, schedule, self.backbone_lr, decay=self.decay)
+
+
+def train_either(pair: Pair, settings: MedusaCommand, run: TextRun) -> dict[str, Any]:
+    """Train MEDUSA-1, or MEDUSA-2: in two stages, in a single stage, or direct."""
+    if not settings.joint:
+        return train_medusa(pair, settings.first, run)
+    check_adaptable(pair.target)  # before heads are trained
+    loop = run.loop if settings.joint_tokens is None else run.loop.lasting(settings.joint_tokens * 1e6)
+    described = describe_target(pair.target, pair.target_name)
+    plan = {"drafter": "medusa-2", "target": described, **asdict(settings.second), **loop.decisive}
+    refuse_another(run.out, plan)  # before heads are trained
+    run = replace(run, cache=run.cache or run.out)
+    first_stage = None
+    if settings.fresh:
+        heads = MedusaHeads(pair.target, settings.heads)
+    else:
+        folder = settings.heads_from
+        if folder is None:
+            folder = run.out / "heads"
+            train_medusa(pair, settings.first, replace(run, out=folder))
+        tuned, start = load_drafter(folder, pair.target)
+        if not isinstance(start, MedusaKind) or tuned is not pair.target:
+            raise InputError(f"{folder} holds no MEDUSA-1 drafter; train it with `realrun train medusa`")
+        heads, first_stage = start.heads, training_recipe(folder)
+    return train_medusa2(pair, heads, settings.second, replace(run, loop=loop), first_stage)
+
+
+MEDUSA = Training(
+    "medusa",
+    MedusaCommand,
+    train_either,
+    """Train MEDUSA-1's or MEDUSA-2's heads.
+
+    The heads read the target's last state. MEDUSA-1 freezes the target; --joint is MEDUSA-2, which
+    trains it too. Then `realrun record --drafter OUT`.
+
+    Example: realrun train medusa --out heads5 --heads 5 --tokens 1
+    """,
+    defaults={"tokens": 1.0},
+)

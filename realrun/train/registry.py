@@ -8,8 +8,8 @@ from realrun.train.eagle import EAGLE
 from realrun.train.eagle3 import EAGLE3
 from realrun.train.edd import EDD, VDM
 from realrun.train.eesd import EESD
-from realrun.train.medusa2 import MEDUSA
-from realrun.train.predictor.train import PREDICTOR
+from realrun.train.medusa import MEDUSA
+from realrun.train.predictor import PREDICTOR
 from realrun.train.self_sd.search import SELF_SD
 from realrun.train.space import SPACE
 

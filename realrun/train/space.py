@@ -24,14 +24,13 @@ import torch
 import torch.nn.functional as F
 
 from realrun.drafters.space import MAX_MASKS, SpaceKind
-from realrun.lm.variants.tuned_weights import TUNED
-from realrun.lm.windows import masks_of, window_of
+from realrun.lm.cached import masks_of, window_of
+from realrun.lm.variants import TUNED
 from realrun.pairs.pair import Pair
 from realrun.train.common.folder import Tensors
-from realrun.train.common.jobs import TunedTargetJob, cross_entropy_nats
 from realrun.train.common.loop import wide
 from realrun.train.common.lora import Adapter, AdapterSettings, check_adaptable
-from realrun.train.common.on_text import Method, TextRun, train_on_text
+from realrun.train.common.on_text import Method, TextRun, TunedTargetJob, cross_entropy_nats, train_on_text
 from realrun.train.common.trainings import Training
 from specsim.io.settings import Settings, setting
 

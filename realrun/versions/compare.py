@@ -1,4 +1,8 @@
-"""`realrun compare` from end to end: restarts of both versions in turns, until every row is decided or time is up."""
+"""`realrun compare` from end to end: restarts of both versions in turns, until every row is decided or time is up.
+
+In a restart, fresh processes of both versions decode the same prompts in turns. Intervals over restarts stay valid
+however often they are looked at.
+"""
 
 from __future__ import annotations
 
@@ -6,33 +10,226 @@ import inspect
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count, takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple, TypedDict
 
 import numpy as np
 
 from realrun.decode.sampling import Sampler
+from realrun.kept_files import claim, read_kept
 from realrun.machine_load import Ticks, load_from, watch
-from realrun.own_files import claim, read_kept
+from realrun.measure.interleaving import TURN_ROUNDS, take_turns
 from realrun.pairs.pair import load_pair
 from realrun.pairs.prompts import Prompt, prompt_digest, prompt_facts
-from realrun.versions import verdict
-from realrun.versions.restart import BASE, HEAD, NULL, RestartFile, Run, decode_all, started
-from realrun.versions.sides import find_side
+from realrun.versions.sides import Side, Worker, ask_all, find_side, identity_of
 from specsim.io.arrays import Floats
 from specsim.io.errors import InputError
-from specsim.io.files import file_digest, remove_folder, write_json
-from specsim.io.progress import Progress
+from specsim.io.files import digest, file_digest, remove_folder, write_json
+from specsim.io.progress import Counter, Progress
 from specsim.policy.base import Policy
 from specsim.policy.registry import NAMED
-from specsim.replaying.intervals import NO_SPECULATION, Estimate
+from specsim.replaying.intervals import (
+    CONFIDENCE,
+    LARGEST_EXPONENT,
+    NO_SPECULATION,
+    Estimate,
+    log_ratio_error,
+    student_quantile,
+)
 
+LOOKS = (3, 5, 8, 12)  # restarts after which results are looked at; the last is the most that are made
+LEAST_RESTARTS = 2  # that have a spread
+HEAD_SHARE, NULL_SHARE = 1.5, 2.0  # variance of head less the mean of two, and of one less another, in a process's
+Verdict = Literal["slower", "faster", "no change", "not decidable"]
+BASE, HEAD, NULL = range(3)  # processes of a restart; the third runs the base version once more
+# Times that a process loads its models, so that weights and caches lie elsewhere in memory. Few, because another
+# restart tells more than another layout in each.
+LAYOUTS = 2
 RESULT, RESTARTS, IDENTITY = "compare.json", "restarts", "settings.json"  # in the output folder
 ANEW = "pass --overwrite or another --out"
+
+
+class Spread(NamedTuple):
+    """Standard error of a mean, and its degrees of freedom."""
+
+    error: float
+    freedom: int
+
+
+EXACT = Spread(0.0, 0)
+
+
+def confidence_of_a_look(rows: int) -> float:
+    """Compute the confidence of one interval such that all rows at all looks together have 95 % (Bonferroni)."""
+    return 1 - (1 - CONFIDENCE) / (rows * len(LOOKS))
+
+
+def over_restarts(head: Floats, base: Floats, null: Floats) -> tuple[Spread, Spread]:
+    """Compute the spreads of two means: of head less the mean of base and null, and of null less base.
+
+    Processes differ by chance alike, whatever code they run: so both differences tell by how much, and the mean of the
+    second is known to be 0. head, base, null : a logarithm per restart [R]
+    """
+    restarts = head.size
+    ratios, null_ratios = head - (base + null) / 2, null - base
+    squares = float(((ratios - ratios.mean()) ** 2).sum() / HEAD_SHARE + (null_ratios**2).sum() / NULL_SHARE)
+    freedom = 2 * restarts - 1
+    of_head, of_null = (math.sqrt(share * squares / freedom / restarts) for share in (HEAD_SHARE, NULL_SHARE))
+    return Spread(of_head, freedom), Spread(of_null, freedom)
+
+
+def over_prompts(a_top: Floats, a_bottom: Floats, b_top: Floats, b_bottom: Floats) -> Spread:
+    """Compute the spread of the logarithm of one ratio of sums over another, per-prompt quantities [S] in pairs."""
+    if a_top.size == 1:
+        return EXACT  # the interval is of this prompt alone
+    return Spread(log_ratio_error(a_top, a_bottom, b_top, b_bottom), a_top.size - 1)
+
+
+def change_percent(log_ratio: float, spreads: Sequence[Spread], confidence: float) -> Estimate:
+    """Turn the logarithm of a ratio into a change in percent with its Student interval.
+
+    The errors add in squares; the degrees of freedom are the fewest of any.
+    """
+    spreads = [spread for spread in spreads if spread.error > 0]
+    reach = 0.0
+    if spreads:
+        freedom = min(spread.freedom for spread in spreads)
+        reach = student_quantile(freedom, (1 + confidence) / 2) * math.hypot(*(spread.error for spread in spreads))
+    ends = (min(log_ratio + sign * reach, LARGEST_EXPONENT) for sign in (0, -1, 1))
+    return Estimate(*(100 * math.expm1(end) for end in ends))
+
+
+def verdict(slowdown_percent: Estimate, limit_percent: float) -> Verdict:
+    """Name a change of seconds per token: significant, smaller than the limit, or neither."""
+    if slowdown_percent.low > 0:
+        return "slower"
+    if slowdown_percent.high < 0:
+        return "faster"
+    within = max(slowdown_percent.high, -slowdown_percent.low) <= limit_percent
+    return "no change" if within else "not decidable"
+
+
+def exceeds(slowdown_percent: Estimate, limit_percent: float) -> bool | None:
+    """Tell whether a slowdown exceeds the limit; None while the interval holds the limit."""
+    if slowdown_percent.low > limit_percent:
+        return True
+    return False if slowdown_percent.high <= limit_percent else None
+
+
+class Run(TypedDict):
+    """A process's decoding of a prompt, its rounds as `typical_run` takes them."""
+
+    tokens: int
+    rounds: int
+    text: str
+    log: str
+    seconds: float
+
+
+class RestartFile(TypedDict):
+    """A restart: runs [arm][process][prompt], arm 0 is the baseline.
+
+    prompts : numbers of those that were decoded, the same in every restart
+    """
+
+    prompts: list[int]
+    spent_s: float
+    ticks: list[float]
+    runs: list[list[list[Run]]]
+
+
+@contextmanager
+def started(
+    sides: Sequence[Side], job: Mapping[str, Any], number: int
+) -> Iterator[tuple[list[Worker], dict[str, Any]]]:
+    """Start the processes of a restart; gives them, and by version what its times depend on."""
+    base, head = sides
+    with ExitStack() as stack:
+        workers = [stack.enter_context(Worker(side, number)) for side in (base, head, base)]
+        answers = ask_all(workers, "start", job=job)
+        yield workers, {"base": identity_of(base, answers[BASE]), "head": identity_of(head, answers[HEAD])}
+
+
+def decode_all(
+    workers: Sequence[Worker],
+    arms: int,
+    prompts: Sequence[int],
+    limit_s: float,
+    order: np.random.Generator,
+    progress: Counter,
+) -> tuple[list[int], list[list[list[Run]]]]:
+    """Decode prompts with every arm in every layout, all processes in turns.
+
+    limit_s : prompts that would take longer, by those before them, are left out
+
+    Returns the prompts that were decoded, and runs [arm][process][prompt].
+    """
+    layouts: dict[tuple[int, int, int], list[Any]] = defaultdict(list)
+    begun_s, done = time.monotonic(), 0
+    for layout in range(LAYOUTS):
+        if layout:
+            ask_all(workers, "load")
+        for number, prompt in enumerate(prompts, start=1):
+            for arm in order.permutation(arms).tolist():
+                decodings = [RemoteDecoding(worker, arm, prompt, layout) for worker in workers]
+                take_turns(decodings, order, turn_rounds=1)
+                for process, decoding in enumerate(decodings):
+                    layouts[arm, process, prompt].append(decoding.run)
+                done += 1
+                progress(done, LAYOUTS * len(prompts) * arms)
+            if not layout and LAYOUTS * (time.monotonic() - begun_s) * (1 + 1 / number) > limit_s:
+                prompts = prompts[:number]
+                break
+    return list(prompts), [
+        [[typical_run(layouts[arm, process, prompt]) for prompt in prompts] for process in range(len(workers))]
+        for arm in range(arms)
+    ]
+
+
+class RemoteDecoding:
+    """A sequence that a worker decodes; `advance` runs a whole turn of rounds.
+
+    Turns end elsewhere in every layout, because the first round of a turn takes longer.
+    """
+
+    def __init__(self, worker: Worker, arm: int, prompt: int, layout: int):
+        self.worker = worker
+        self.rounds = TURN_ROUNDS - layout % TURN_ROUNDS  # of the next turn
+        self.position, self.run = 0, None
+        worker.ask("begin", arm=arm, prompt=prompt)
+
+    @property
+    def done(self) -> bool:
+        return self.run is not None
+
+    def advance(self) -> None:
+        state = self.worker.ask("advance", rounds=self.rounds)
+        self.position, self.run, self.rounds = state["position"], state["run"], TURN_ROUNDS
+
+
+def typical_run(layouts: Sequence[Mapping[str, Any]]) -> Run:
+    """Summarise the runs of a process on a prompt: each round takes the mean of the faster half of its repeats.
+
+    Interruptions and busy neighbours only ever add time. Where runs do other rounds, the median run counts.
+    """
+    logs = [[round_[:2] for round_ in run["rounds"]] for run in layouts]
+    seconds = [[round_[2] for round_ in run["rounds"]] for run in layouts]
+    half = len(layouts) // 2
+    middle = int(np.argsort([sum(layout_s) for layout_s in seconds])[half])
+    same = all(log == logs[0] for log in logs)
+    return {
+        "tokens": len(layouts[middle]["tokens"]),
+        "rounds": len(logs[middle]),
+        "text": digest(json.dumps(layouts[middle]["tokens"])),
+        "log": digest(json.dumps(logs[middle])),
+        "seconds": float(np.sort(seconds, axis=0)[:half].mean(axis=0).sum()) if same else sum(seconds[middle]),
+    }
 
 
 @dataclass(frozen=True)
@@ -177,7 +374,7 @@ def compare(
             claim(out / RESTARTS / IDENTITY, identity, f"{out} holds restarts", ANEW)
             if finished(restarts, settings):
                 break
-            limit_s = 60 * settings.minutes / verdict.LOOKS[-2] - (time.monotonic() - start_s)
+            limit_s = 60 * settings.minutes / LOOKS[-2] - (time.monotonic() - start_s)
             order = np.random.default_rng((settings.seed, number))
             numbers, runs = decode_all(
                 workers,
@@ -218,17 +415,17 @@ def kept_restarts(folder: Path) -> list[RestartFile]:
 def finished(restarts: Sequence[RestartFile], settings: CompareSettings) -> bool:
     """Tell whether every row is decided at a look, or there is no time for another restart."""
     made = len(restarts)
-    if made < verdict.LEAST_RESTARTS:
+    if made < LEAST_RESTARTS:
         return False
     spent_s = [restart["spent_s"] for restart in restarts]
-    if made >= verdict.LOOKS[-1] or sum(spent_s) + max(spent_s) > 60 * settings.minutes:
+    if made >= LOOKS[-1] or sum(spent_s) + max(spent_s) > 60 * settings.minutes:
         return True
-    return made in verdict.LOOKS and all(row["exceeds"] is not None for row in rows_of(restarts, settings))
+    return made in LOOKS and all(row["exceeds"] is not None for row in rows_of(restarts, settings))
 
 
 def rows_of(restarts: Sequence[RestartFile], settings: CompareSettings) -> list[dict[str, Any]]:
     """Return a row for the baseline and each policy."""
-    confidence = verdict.confidence_of_a_look(1 + len(settings.policies))
+    confidence = confidence_of_a_look(1 + len(settings.policies))
     limit = settings.max_slowdown_percent
     names: list[Policy | None] = [None, *settings.policies]
     return [
@@ -254,19 +451,19 @@ def _row(runs: Sequence[Sequence[Sequence[Run]]], confidence: float, limit_perce
         [base[key] == head[key] for restart in runs for base, head in zip(restart[BASE], restart[HEAD], strict=True)]
         for key in ("log", "text")
     )
-    acceptance = of_text = verdict.EXACT
+    acceptance = of_text = EXACT
     if not all(same_rounds):
         mean_s, tokens_, rounds_ = (column.mean(axis=0) for column in (seconds, tokens, rounds))
-        acceptance = verdict.over_prompts(tokens_[HEAD], rounds_[HEAD], tokens_[BASE], rounds_[BASE])
-        of_text = verdict.over_prompts(mean_s[HEAD], tokens_[HEAD], mean_s[BASE], tokens_[BASE])
+        acceptance = over_prompts(tokens_[HEAD], rounds_[HEAD], tokens_[BASE], rounds_[BASE])
+        of_text = over_prompts(mean_s[HEAD], tokens_[HEAD], mean_s[BASE], tokens_[BASE])
     tau = tokens.sum(axis=(0, 2)) / rounds.sum(axis=(0, 2))
     slowdown, null_change = _changes(token_s, confidence, of_text)
     round_time, _ = _changes(round_s, confidence)
-    tau_change = verdict.change_percent(float(np.log(tau[HEAD] / tau[BASE])), [acceptance], confidence)
+    tau_change = change_percent(float(np.log(tau[HEAD] / tau[BASE])), [acceptance], confidence)
     return {
         "slowdown_percent": slowdown.as_dict(),
-        "verdict": verdict.verdict(slowdown, limit_percent),
-        "exceeds": verdict.exceeds(slowdown, limit_percent),
+        "verdict": verdict(slowdown, limit_percent),
+        "exceeds": exceeds(slowdown, limit_percent),
         "round_time_percent": round_time.as_dict(),
         "tau_percent": tau_change.as_dict(),
         "tau": {"base": float(tau[BASE]), "head": float(tau[HEAD])},
@@ -277,11 +474,11 @@ def _row(runs: Sequence[Sequence[Sequence[Run]]], confidence: float, limit_perce
     }
 
 
-def _changes(logs: Floats, confidence: float, *more: verdict.Spread) -> tuple[Estimate, Estimate]:
+def _changes(logs: Floats, confidence: float, *more: Spread) -> tuple[Estimate, Estimate]:
     """Compute the changes, in percent, of head and of null against base. logs : [process, restart]"""
     base, head, null = logs[BASE], logs[HEAD], logs[NULL]
-    of_head, of_null = verdict.over_restarts(head, base, null)
+    of_head, of_null = over_restarts(head, base, null)
     return (
-        verdict.change_percent(float((head - (base + null) / 2).mean()), [of_head, *more], confidence),
-        verdict.change_percent(float((null - base).mean()), [of_null], confidence),
+        change_percent(float((head - (base + null) / 2).mean()), [of_head, *more], confidence),
+        change_percent(float((null - base).mean()), [of_null], confidence),
     )

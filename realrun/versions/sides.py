@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from realrun.own_files import log_end
+from realrun.kept_files import log_end
 from specsim.io.errors import InputError
 from specsim.io.files import digest, file_digest
 

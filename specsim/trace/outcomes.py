@@ -14,7 +14,7 @@ average. The end is approximate too: a sequence always ends where the recorded s
 budget or at its end-of-text token (nothing beyond it is accepted, accept_prob is 0 there).
 
 The recorded drafts and match_len of such a trace are drawn together with the output
-(`realrun.proposals.rejection`), so `as_recorded` gives a trace whose replay follows a real run's distribution
+(`realrun.proposals.chain`), so `as_recorded` gives a trace whose replay follows a real run's distribution
 exactly, from an outcome per position.
 """
 

@@ -14,9 +14,9 @@ from realrun.decode.batch import BatchDecoding
 from realrun.lm.batched_llama import BatchedLlama
 from realrun.machine_load import Ticks, load_from, watch
 from realrun.measure.batches import BatchProber, batch_profile_document
+from realrun.measure.interleaving import TURN_ROUNDS, take_turns
 from realrun.measure.record import RecordSettings
 from realrun.measure.reuse import recorded_trace
-from realrun.measure.turns import TURN_ROUNDS, take_turns
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import study_prompts
 from realrun.provenance import provenance

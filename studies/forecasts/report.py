@@ -128,7 +128,7 @@ def run_errors(documents: Sequence[Document]) -> str:
 
 
 def fitted(errors: Sequence[Floats], shares: Sequence[float]) -> tuple[float, float]:
-    """Fit the two terms of `realrun.experiment.forecast_costs.run_error` by maximum likelihood.
+    """Fit the two terms of `realrun.experiment.forecast.run_error` by maximum likelihood.
 
     errors : by run, of its rows, which err together: a run counts once; shares : of the CPUs, by run
     """

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from realrun.experiment.scripted.decoder import with_prefix
+from realrun.experiment.scripted import with_prefix
 from specsim.cost.grid import GridCost
 from specsim.cost.model import CostModel
 from specsim.cost.profile import profile_from_json

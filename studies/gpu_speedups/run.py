@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from realrun.experiment.scripted.run import ScriptedSettings, run_scripted
+from realrun.experiment.scripted import ScriptedSettings, run_scripted
 from specsim.cost.grid import read_grid
 from specsim.io.errors import InputError
 from specsim.io.examples import located

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from realrun.measure.turns import TURN_ROUNDS
+from realrun.measure.interleaving import TURN_ROUNDS
 from specsim.io.arrays import Floats
 from specsim.replaying.intervals import Estimate, ratio_interval
 from specsim.report.table import SPEEDUP, Column, plain

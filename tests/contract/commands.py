@@ -40,17 +40,17 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
-import realrun.experiment.forecast_costs as validation_costs
+import realrun.experiment.forecast as validation_costs
 
 # IMPORTS of the project: all that this file takes from it.
-import realrun.leaderboard.costs as board_costs
+import realrun.leaderboard.rows as board_costs
 import realrun.measure.profile as board_profiles
 from realrun.decode.acceptance_predictor import Predictor, save_predictor
 from realrun.drafters.eagle import Eagle
 from realrun.drafters.edd import one_layer_model, own_state
 from realrun.drafters.eesd import EarlyExit
 from realrun.drafters.medusa import MedusaHeads
-from realrun.experiment.measured_costs import MeasuredCosts
+from realrun.experiment.measuring import MeasuredCosts
 from realrun.measure.profile import LEAST_SWEEPS
 from realrun.pairs.drafter_files import describe_target, save_drafter
 from realrun.pairs.pair import load_pair

@@ -13,13 +13,12 @@ import pytest
 import torch
 
 from realrun.decode.decoder import Decoder
-from realrun.decode.gumbel import BLOCK
-from realrun.decode.sampling import Sampler
+from realrun.decode.sampling import BLOCK, Sampler
 from realrun.drafters.registry import DRAFTERS
 from realrun.lm.kernels import use_kernels
 from realrun.lm.static.llama import StaticLlama
-from realrun.measure.probes import Prober
 from realrun.measure.stream import Stream
+from realrun.measure.sweeps import Prober
 from realrun.pairs.pair import Pair
 from specsim.policy.base import Policy
 from specsim.policy.registry import make_policy

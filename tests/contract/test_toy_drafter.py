@@ -20,7 +20,7 @@ from realrun.experiment.run import validate
 from realrun.experiment.settings import ValidationSettings
 from realrun.experiment.validate import output_identical, rounds_identical
 from realrun.lm.cached import CachedLM
-from realrun.lm.open import make_lm
+from realrun.lm.choice import make_lm
 from realrun.measure.profile import profile
 from realrun.measure.record import RecordSettings, record
 from realrun.pairs.pair import Pair, load_pair

@@ -10,7 +10,7 @@ import pytest
 
 from docs import pages, tables, values
 from docs.idea import FIGURE, idea
-from realrun.measure.turns import TURN_ROUNDS
+from realrun.measure.interleaving import TURN_ROUNDS
 from studies.papers.findings import audit
 from tests.contract.test_options_named import APPS, OPTION, command_of, options
 from tests.support import ROOT

@@ -154,7 +154,7 @@ def use_plan(path: Path) -> None:
 
 def use_stage(path: Path) -> None:
     from realrun.campaign import Result
-    from realrun.own_files import read_kept
+    from realrun.kept_files import read_kept
 
     found = read_kept(path, Result)
     assert found is None or found["complete"] in (True, False)
@@ -176,7 +176,7 @@ def use_prompts(path: Path) -> None:
 
 
 def use_text(path: Path) -> None:
-    from realrun.train.common.text import _documents
+    from realrun.train.common.distill import _documents
 
     assert all(document.strip() for document in _documents(path))
 

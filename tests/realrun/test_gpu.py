@@ -7,9 +7,8 @@ import torch
 
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft_model import DraftModel
-from realrun.decode.gumbel import gumbel_noise
 from realrun.decode.rounds import Round, RoundContext
-from realrun.decode.sampling import Sampler
+from realrun.decode.sampling import Sampler, gumbel_noise
 from realrun.experiment.validate import output_identical, rounds_identical
 from realrun.lm.static.llama import StaticLlama
 from realrun.measure.profile import profile

@@ -10,7 +10,7 @@ from realrun.decode.sampling import Sampler
 from realrun.experiment.validate import output_identical, rounds_identical
 from realrun.lm.static.llama import StaticLlama
 from realrun.measure.record import RecordSettings, record
-from realrun.pairs.lab_drafters import LAB_DRAFTERS, has_lab_drafter
+from realrun.pairs.drafter_files import LAB_DRAFTERS, has_lab_drafter
 from realrun.pairs.pair import Pair, load_pair
 from realrun.pairs.prompts import lab_prompts
 from specsim.cost.model import SPACE, ConstantCost

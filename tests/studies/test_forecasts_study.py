@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from realrun.experiment.forecast_costs import BUSY_RUN_ERROR, IDLE_RUN_ERROR, OLD_RUN_ERROR, run_error
+from realrun.experiment.forecast import BUSY_RUN_ERROR, IDLE_RUN_ERROR, OLD_RUN_ERROR, run_error
 from studies.forecasts.report import TEXT_KNOWN, UNPROBED, fitted, speedups
 from tests.support import ROOT
 

@@ -16,7 +16,7 @@ from realrun.decode.sampling import Sampler
 from realrun.drafters.edd import VDMKind
 from realrun.drafters.lookup import LookupKind
 from realrun.drafters.self_sd import SelfSDKind
-from realrun.lm.variants.skipped_layers import SkippedSublayers
+from realrun.lm.variants import SkippedSublayers
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
 from specsim.policy.base import Policy

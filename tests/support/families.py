@@ -18,8 +18,8 @@ from realrun.drafters.independent import IndependentKind
 from realrun.drafters.lookup import LookupKind
 from realrun.drafters.self_sd import SelfSDKind
 from realrun.experiment.validate import output_identical, rounds_identical
-from realrun.lm.variants.skipped_layers import SkippedSublayers
-from realrun.lm.windows import layer_types
+from realrun.lm.cached import layer_types
+from realrun.lm.variants import SkippedSublayers
 from realrun.measure.record import RecordSettings, record
 from realrun.pairs.drafter_files import load_drafter
 from realrun.pairs.pair import Pair

@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-import realrun.experiment.forecast_costs as forecast_costs_module
+import realrun.experiment.forecast as forecast_costs_module
 import realrun.experiment.measuring as measuring_module
 import realrun.experiment.validate as validate_module
-import realrun.leaderboard.costs as costs_module
+import realrun.leaderboard.rows as costs_module
 import realrun.measure.probe as probe_module
 import specsim.report.drafters as drafters_page
 import specsim.report.validation as validation_page

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from realrun.decode.chain_verify import Verifier
 from realrun.decode.draft import Draft
 from realrun.decode.rounds import RoundContext
 from realrun.decode.sampling import Sampler, Stream
+from realrun.decode.verify import Verifier
 
 HALVINGS = 26  # of a threshold's interval
 EXACT = 1e-5  # of a distribution put together from a few hundred thresholds found to 2^-26

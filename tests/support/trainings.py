@@ -20,8 +20,8 @@ from realrun.train.eagle import EagleSettings
 from realrun.train.eagle3 import Eagle3Settings
 from realrun.train.edd import EddSettings, VdmSettings
 from realrun.train.eesd import EesdSettings
-from realrun.train.medusa2 import MedusaCommand
-from realrun.train.predictor.data import PredictorSettings
+from realrun.train.medusa import MedusaCommand
+from realrun.train.predictor import PredictorSettings
 from realrun.train.registry import TRAININGS
 from realrun.train.self_sd.search import SelfSDSettings
 from realrun.train.space import SpaceSettings

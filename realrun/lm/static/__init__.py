@@ -5,8 +5,7 @@ only on the shape [B, n] of the new tokens. On a GPU they are recorded once per 
 The autoregressive baseline is n = 1.
 
     sizes   inputs that the host writes for a pass of n rows
-    stack   consecutive layers with their keys and values
     graphs  recording and replay of passes
-    llama   a whole model
+    llama   a whole model, and its layers with their keys and values
     split   a target whose lower layers a drafter shares
 """

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
 from realrun import tensor_files
-from realrun.own_files import read_own, refuse_file, refuse_other
+from realrun.kept_files import read_own, refuse_file, refuse_other
 from realrun.pairs.drafter_files import without_name
 from specsim.io.errors import InputError
 from specsim.io.files import write_json

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -30,8 +31,7 @@ from realrun.train.common.folder import (
     read_facts,
     save_checkpoint,
 )
-from realrun.train.common.interrupt import interrupted, stop_asked
-from specsim.io.errors import InputError
+from specsim.io.errors import InputError, Interrupted
 from specsim.io.files import digest
 from specsim.io.progress import Progress
 from specsim.io.settings import Settings, setting
@@ -362,3 +362,35 @@ def text_digest(tokens: Tokens) -> str:
 def wide(x: torch.Tensor) -> torch.Tensor:
     """Cast to float32 at least, for losses."""
     return x.float() if x.dtype.itemsize < 4 else x
+
+
+def interrupted(step: int, steps: int, folder: Path) -> Interrupted:
+    """Make the exception to raise after that checkpoint."""
+    return Interrupted(f"step {step} of {steps} is kept in {folder}; the same command goes on")
+
+
+@contextmanager
+def stop_asked() -> Iterator[Callable[[], bool]]:
+    """Yield a function that tells whether the user has pressed Ctrl-C; a second Ctrl-C interrupts at once.
+
+    It never tells so outside the main thread, which receives the signals, or if they are ignored, as under nohup.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        yield lambda: False
+        return
+    pressed = False
+
+    def note(number: int, frame: Any) -> None:
+        nonlocal pressed
+        pressed = True
+        signal.signal(signal.SIGINT, before)
+
+    try:
+        before = signal.signal(signal.SIGINT, note)
+    except ValueError:
+        yield lambda: False
+        return
+    try:
+        yield lambda: pressed
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,6 +1,6 @@
 """A low-rank adapter on a target's linear layers (LoRA, Hu et al. 2021), as in MEDUSA-2 (MEDUSA 4.0.1).
 
-`peft` inserts it; `Adapter.tensors` collects its values in the format of `realrun.lm.variants.tuned_weights`, which
+`peft` inserts it; `Adapter.tensors` collects its values in the format of `realrun.lm.variants`, which
 merges them without peft. Difference from the paper: a head that is tied to the embedding gets no adapter because its
 update would change the embedding too.
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from realrun.lm.variants.tuned_weights import ADAPTER
+from realrun.lm.variants import ADAPTER
 from realrun.train.common.folder import Tensors
 from specsim.io.errors import InputError
 from specsim.io.settings import Settings, setting

@@ -15,7 +15,7 @@ from realrun.decode.decoder import Decoder
 from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
 from realrun.drafters.self_sd import SkippingLM
-from realrun.lm.variants.skipped_layers import SkippedSublayers
+from realrun.lm.variants import SkippedSublayers
 from realrun.measure.curve import along_contexts
 from realrun.measure.rounds import ScriptedVerifier, scripted_round
 from realrun.measure.stream import Stream

@@ -24,9 +24,9 @@ import numpy as np
 from realrun.decode.decoder import Decoder
 from realrun.decode.sampling import Sampler
 from realrun.drafters.self_sd import SelfSDKind, SkippingLM
+from realrun.kept_files import refuse_file, refuse_other
 from realrun.lm.split_target import SplitTarget
-from realrun.lm.variants.skipped_layers import NOTHING, SkippedSublayers
-from realrun.own_files import refuse_file, refuse_other
+from realrun.lm.variants import NOTHING, SkippedSublayers
 from realrun.pairs.drafter_files import describe_target, save_drafter, without_name
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_digest

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from realrun.lm.variants.skipped_layers import NOTHING, SkippedSublayers
+from realrun.lm.variants import NOTHING, SkippedSublayers
 from specsim.io.errors import InputError
 from specsim.learn.search import tpe_sampler
 

@@ -12,8 +12,7 @@ import pytest
 
 import realrun.pairs.pair
 from realrun.cli.options import load_prompts
-from realrun.measure.partial import Partial
-from realrun.measure.record import longest_prompt
+from realrun.measure.record import Partial, longest_prompt
 from realrun.pairs.pair import load_pair, load_target
 from specsim.io import files
 from specsim.io.files import working_in

@@ -22,9 +22,8 @@ from realrun.drafters.edd import one_layer_model, own_state
 from realrun.drafters.eesd import EarlyExit
 from realrun.drafters.independent import IndependentKind
 from realrun.drafters.medusa import MedusaHeads, MedusaKind
-from realrun.lm.variants.skipped_layers import SkippedSublayers
-from realrun.pairs.drafter_files import FILE, describe_target, save_drafter
-from realrun.pairs.lab_drafters import LAB_DRAFTERS
+from realrun.lm.variants import SkippedSublayers
+from realrun.pairs.drafter_files import FILE, LAB_DRAFTERS, describe_target, save_drafter
 from realrun.pairs.pair import Pair, load_pair
 from specsim.io.errors import InputError
 from specsim.trace.files import read_trace

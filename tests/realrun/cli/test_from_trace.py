@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from realrun.decode.sampling import Sampler
-from realrun.measure.again import prompts_of
+from realrun.measure.reuse import prompts_of
 from realrun.pairs.prompts import Prompt
 from specsim.io.files import file_digest, write_table
 from specsim.trace.files import read_trace, write_trace

@@ -9,8 +9,7 @@ import pytest
 import torch
 from scipy import stats
 
-from realrun.decode.gumbel import gumbel_noise
-from realrun.decode.sampling import Sampler
+from realrun.decode.sampling import Sampler, gumbel_noise
 from specsim.io.errors import InputError
 
 CPU = torch.device("cpu")

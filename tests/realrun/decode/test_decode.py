@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from realrun.decode.chain_verify import match_verifier
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft import Draft, Siblings
 from realrun.decode.draft_model import DraftModel
 from realrun.decode.rounds import Decoded, RoundContext
 from realrun.decode.sampling import Sampler
+from realrun.decode.verify import match_verifier
 from realrun.measure.record import RecordSettings, record
 from specsim.cost.model import ConstantCost
 from specsim.io.errors import InputError

@@ -10,11 +10,11 @@ import torch
 from scipy import stats
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from realrun.decode.chain_verify import verify_by_kernel, verify_chain
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft_model import DraftModel
 from realrun.decode.rounds import RoundContext
 from realrun.decode.sampling import Sampler, Stream, draw, nucleus
+from realrun.decode.verify import verify_by_kernel, verify_chain
 from realrun.experiment.validate import output_identical, rounds_identical
 from realrun.lm.kernels import use_kernels
 from realrun.measure.record import RecordSettings, record

@@ -10,12 +10,12 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from realrun.decode.chain_verify import Verifier, match_verifier, rejection_verifier
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft import Draft
 from realrun.decode.draft_model import DraftModel
 from realrun.decode.rounds import RoundContext
 from realrun.decode.sampling import Sampler, draw
+from realrun.decode.verify import Verifier, match_verifier, rejection_verifier
 from realrun.lm.cached import CachedLM
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.registry import make_policy

@@ -12,10 +12,9 @@ import torch
 from scipy import stats
 
 from realrun.decode.draft import Siblings
-from realrun.decode.gumbel import gumbel_noise
+from realrun.decode.draft_model import draw_siblings
 from realrun.decode.rounds import RoundContext
-from realrun.decode.sampling import Sampler, Stream
-from realrun.decode.siblings import draw_siblings
+from realrun.decode.sampling import Sampler, Stream, gumbel_noise
 from realrun.lm.kernels import use_kernels
 from tests.support.sampling_distribution import FedChoice, threshold, warped
 

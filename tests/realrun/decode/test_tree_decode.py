@@ -16,7 +16,7 @@ from realrun.decode.draft import Draft, Siblings, layout
 from realrun.decode.draft_model import DraftModel
 from realrun.decode.rounds import Round, RoundContext
 from realrun.decode.sampling import Sampler
-from realrun.decode.tree_verify import Accepted, TreeVerifier, TypicalAcceptance, match_tree, reject_tree
+from realrun.decode.verify import Accepted, TreeVerifier, TypicalAcceptance, match_tree, reject_tree
 from realrun.lm.kernels import use_kernels
 from realrun.lm.static.llama import StaticLlama
 from specsim.io.errors import InputError

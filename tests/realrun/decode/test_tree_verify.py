@@ -13,13 +13,19 @@ import torch
 from scipy import stats
 
 import speckernels
-from realrun.decode import tree_verify
-from realrun.decode.chain_verify import rejection_verifier
+from realrun.decode import verify
 from realrun.decode.draft import Draft, Siblings
+from realrun.decode.draft_model import draw_siblings
 from realrun.decode.rounds import RoundContext
 from realrun.decode.sampling import Sampler
-from realrun.decode.siblings import draw_siblings
-from realrun.decode.tree_verify import TypicalAcceptance, check_siblings, match_tree, reject_tree, tree_verifier_for
+from realrun.decode.verify import (
+    TypicalAcceptance,
+    check_siblings,
+    match_tree,
+    reject_tree,
+    rejection_verifier,
+    tree_verifier_for,
+)
 from realrun.lm.kernels import use_kernels
 from specsim.io.errors import InputError
 from tests.support.sampling_distribution import (
@@ -236,14 +242,14 @@ def test_enumeration_catches_the_wrong_rule(drawn: Siblings, judged_as: Siblings
 @pytest.mark.parametrize("kind", KINDS)
 def test_enumeration_catches_a_forgotten_residual(kind: Siblings, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last token drawn from p after rejections."""
-    judge_children, sampler = tree_verify.judge_children, FedChoice("rejection")
+    judge_children, sampler = verify.judge_children, FedChoice("rejection")
 
     def forgetful(
         draft: Draft, children: Sequence[int], target: torch.Tensor, judge: Callable[[int], float]
     ) -> tuple[int | None, torch.Tensor]:
         return judge_children(draft, children, target, judge)[0], target
 
-    monkeypatch.setattr(tree_verify, "judge_children", forgetful)
+    monkeypatch.setattr(verify, "judge_children", forgetful)
     assert distance(tree_distribution(SKEWED, [-1, -1], kind, sampler), exact_distribution(SKEWED, 1, sampler)) > 0.05
 
 

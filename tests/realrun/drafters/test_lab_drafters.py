@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from realrun.pairs.drafter_files import read_drafter
-from realrun.pairs.gguf_models import PACKAGES
-from realrun.pairs.lab_drafters import (
+from realrun.pairs.drafter_files import (
     LAB_DRAFTERS,
     LAB_WEIGHTS,
     SHIPPED,
     has_lab_drafter,
     lab_drafter,
+    read_drafter,
     shipped_drafter,
 )
+from realrun.pairs.gguf_models import PACKAGES
 from realrun.pairs.pair import load_pair
 
 

@@ -22,7 +22,7 @@ from realrun.lm.static.llama import StaticLlama
 from realrun.measure.record import RecordSettings, record
 from realrun.pairs.pair import Pair, load_pair
 from realrun.pairs.prompts import Prompt
-from realrun.train.predictor.train import FactorisedPredictor
+from realrun.train.predictor import FactorisedPredictor
 from specsim.io.errors import InputError
 from specsim.policy.chain.fixed_k import FixedK
 from tests.support.checks import refusal

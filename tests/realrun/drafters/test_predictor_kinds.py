@@ -24,8 +24,7 @@ from realrun.measure.profile import profile
 from realrun.measure.record import RecordSettings, record
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
-from realrun.train.predictor.data import PredictorSettings, Samples, collect, joined
-from realrun.train.predictor.train import train_predictor
+from realrun.train.predictor import PredictorSettings, Samples, collect, joined, train_predictor
 from specsim.trace.trace import Trace
 from tests.realrun.drafters.test_predictor import CHOICES, ScoreReader, choices
 from tests.support.checks import refusal

@@ -19,7 +19,7 @@ from realrun.decode.rounds import RoundContext
 from realrun.decode.sampling import Sampler
 from realrun.drafters.self_sd import SkippingLM
 from realrun.lm.split_target import SplitTarget
-from realrun.lm.variants.skipped_layers import NOTHING, SkippedSublayers
+from realrun.lm.variants import NOTHING, SkippedSublayers
 from realrun.measure.profile import profile
 from realrun.measure.record import RecordSettings, record
 from realrun.pairs.pair import Pair

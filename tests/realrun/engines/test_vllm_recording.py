@@ -32,8 +32,7 @@ from realrun.engines.processes import vllm_recorder
 from realrun.engines.processes.vllm_recorder import Recorder, Texts, adapter_of, draft_statistics, row_type
 from realrun.engines.vllm import ENVIRONMENT, PROCESS, VllmEngine, asked, sampling_of
 from realrun.measure.record import RecordSettings, record
-from realrun.pairs.drafter_files import describe_target, load_drafter, save_drafter
-from realrun.pairs.eagle3_checkpoints import write_drafter
+from realrun.pairs.drafter_files import describe_target, load_drafter, save_drafter, write_drafter
 from realrun.pairs.pair import Pair, load_pair
 from realrun.pairs.prompts import Prompt, lab_prompts
 from specsim.engines.conventions import CONVENTIONS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from realrun.experiment.choice import Forecast, choice_of
+from realrun.experiment.document import Forecast, choice_of
 from specsim.replaying.intervals import NO_SPECULATION, paired_difference
 from specsim.report.page import choice_text
 

@@ -12,7 +12,7 @@ import torch
 from realrun.decode.decoder import Decoder
 from realrun.decode.sampling import Sampler
 from realrun.drafters.independent import IndependentKind
-from realrun.experiment.divergence import Divergence, divergences, summary, ulp
+from realrun.experiment.validate import Divergence, departures_summary, divergences, ulp
 from realrun.measure.record import RecordSettings, record
 from realrun.pairs.pair import Pair, load_pair
 from realrun.pairs.prompts import Prompt, lab_prompts
@@ -70,7 +70,7 @@ def test_what_departs_in_bfloat16_is_a_near_tie(sampler: Sampler) -> None:
         policy = make_policy(name, settings)
         departures += found_in(pair, trace, prompts, policy, sampler, decoder_of(pair, sampler))
     assert departures
-    counts = summary(departures)
+    counts = departures_summary(departures)
     assert (
         counts["first"] == {"near tie": len(departures), "defect": 0, "not examined": 0}
         and counts["largest_tie_ulps"] > 0
@@ -88,7 +88,7 @@ def test_a_wrong_pass_is_a_defect(which: str, sampler: Sampler) -> None:
     forward = lm.forward
     lm.forward = lambda tokens: forward(tokens).flip(-1)
     departures = found_in(pair, trace, prompts, policy, sampler, decoder)
-    causes = summary(departures)["first"]
+    causes = departures_summary(departures)["first"]
     assert causes["defect"] > len(prompts) / 2 and causes["not examined"] == 0
     assert {departure.what for departure in departures if departure.cause == "defect"} == {
         "text" if which == "target" else "draft"
@@ -102,7 +102,7 @@ def test_trees_and_gaps_of_no_logits_are_not_examined() -> None:
         "near tie",
         "defect",
     )
-    counts = summary([unexamined, replace(unexamined, gap_ulps=300.0)])
+    counts = departures_summary([unexamined, replace(unexamined, gap_ulps=300.0)])
     assert counts["defects"] == [{"sequence": 0, "t": 5, "what": "text", "gap_ulps": 300.0}]
     assert counts["largest_tie_ulps"] is None
 
@@ -113,5 +113,5 @@ def test_every_departure_of_the_lab_in_bfloat16_is_a_near_tie(sampler: Sampler) 
     pair = load_pair(dtype="bfloat16", threads=1)
     prompts, policy = lab_prompts(pair.tokenizer, 12), make_policy("fixed_k", {"k": 5})
     trace = record(pair, prompts, RecordSettings(8, 96, sampler))
-    counts = summary(found_in(pair, trace, prompts, policy, sampler, decoder_of(pair, sampler)))
+    counts = departures_summary(found_in(pair, trace, prompts, policy, sampler, decoder_of(pair, sampler)))
     assert counts["first"]["defect"] == counts["first"]["not examined"] == 0

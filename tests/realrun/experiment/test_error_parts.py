@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from realrun.decode.rounds import Decoded, Round
-from realrun.experiment.error_parts import PARTS, error_parts
+from realrun.experiment.document import PARTS, error_parts
 from realrun.experiment.measuring import Measurement
 from realrun.experiment.timing import Arm, Timings
 from realrun.experiment.validate import Row, Validation

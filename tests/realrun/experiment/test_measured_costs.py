@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-import realrun.measure.probes as probes
+import realrun.measure.sweeps as probes
 from realrun.decode.rounds import Round
 from realrun.decode.sampling import Sampler
 from realrun.drafters.lookup import LookupKind
-from realrun.experiment.measured_costs import MeasuredCosts, Run
+from realrun.experiment.measuring import MeasuredCosts, Run
+from realrun.measure.interleaving import take_turns
 from realrun.measure.record import RecordSettings, record
-from realrun.measure.turns import take_turns
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
 from specsim.cost.profile import profile_from_json

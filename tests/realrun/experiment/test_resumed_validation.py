@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-import realrun.experiment.forecast_costs as forecast_costs_module
+import realrun.experiment.forecast as forecast_costs_module
 import realrun.experiment.measuring as measuring_module
 import realrun.experiment.validate as validate_module
 import realrun.measure.reuse as reuse

@@ -15,16 +15,23 @@ from realrun.decode.decoder import Decoder
 from realrun.decode.draft_model import DraftModel
 from realrun.decode.rounds import Decoded, Round, RoundContext
 from realrun.decode.sampling import Sampler
-from realrun.experiment.scripted import run as scripted
-from realrun.experiment.scripted.decoder import Script, ScriptedDecoder, ScriptedDrafter, with_prefix
-from realrun.experiment.scripted.run import ScriptedSettings, run_scripted, scripted_validation
+from realrun.experiment import scripted
+from realrun.experiment.scripted import (
+    Script,
+    ScriptedDecoder,
+    ScriptedDrafter,
+    ScriptedSettings,
+    run_scripted,
+    scripted_validation,
+    with_prefix,
+)
 from realrun.experiment.validate import rounds_identical
 from realrun.lm.kernels import use_kernels
 from realrun.lm.static.llama import StaticLlama
 from realrun.measure import profile as profiling
 from realrun.measure.record import RecordSettings, record
 from realrun.pairs.pair import Pair
-from realrun.pairs.random_pair import random_pair
+from realrun.pairs.shapes import random_pair
 from specsim.cost.model import ConstantCost
 from specsim.cost.profile import profile_from_json
 from specsim.io.errors import InputError

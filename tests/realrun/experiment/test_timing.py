@@ -15,7 +15,7 @@ from realrun.decode.decoder import Decoding
 from realrun.decode.rounds import Decoded, Round
 from realrun.decode.sampling import Sampler
 from realrun.experiment import measuring
-from realrun.experiment.measured_costs import MeasuredCosts
+from realrun.experiment.measuring import MeasuredCosts
 from realrun.experiment.timing import (
     Arm,
     Timings,
@@ -28,8 +28,8 @@ from realrun.experiment.timing import (
     wall_clock,
     warm_up,
 )
+from realrun.measure.interleaving import take_turns
 from realrun.measure.record import RecordSettings, record
-from realrun.measure.turns import take_turns
 from realrun.pairs.pair import Pair
 from specsim.policy.registry import make_policy
 from specsim.replaying.intervals import ratio_interval

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from realrun.cli.main import app
 from realrun.decode.decoder import Decoder
-from realrun.decode.tree_verify import TypicalAcceptance
+from realrun.decode.verify import TypicalAcceptance
 from realrun.experiment.typical_acceptance import EPSILONS, TypicalSettings, compare_typical, log_likelihood
 from realrun.pairs.drafter_files import describe_target, save_drafter
 from specsim.io.errors import InputError

@@ -12,13 +12,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-import realrun.experiment.forecast_costs as costs_module
+import realrun.experiment.forecast as costs_module
 import realrun.experiment.run as run_module
 import realrun.leaderboard.job as board_module
 import realrun.measure.record as record_module
 import realrun.measure.reuse as reuse
 from realrun.decode.sampling import Sampler
-from realrun.experiment.error_parts import PARTS
+from realrun.experiment.document import PARTS
 from realrun.experiment.run import validate
 from realrun.experiment.settings import ValidationSettings
 from realrun.experiment.validate import output_identical, rounds_identical

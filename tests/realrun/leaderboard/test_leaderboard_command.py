@@ -19,19 +19,19 @@ from markupsafe import escape
 
 import realrun.experiment.measuring as measuring_module
 import realrun.experiment.validate as validate_module
-import realrun.leaderboard.costs as costs_module
 import realrun.leaderboard.job as job_module
-import realrun.measure.probes as probes_module
+import realrun.leaderboard.rows as costs_module
+import realrun.measure.sweeps as probes_module
 from realrun.cli.board import print_board
 from realrun.decode.rounds import Round
 from realrun.decode.sampling import Sampler
 from realrun.drafters.lookup import LookupKind
 from realrun.leaderboard.job import BoardSettings, named, run_leaderboard
-from realrun.lm.variants.block_expansion import expand
-from realrun.measure.probes import Prober
+from realrun.lm.variants import expand
 from realrun.measure.record import RecordSettings
 from realrun.measure.stream import Stream
-from realrun.pairs.lab_drafters import LAB_DRAFTERS
+from realrun.measure.sweeps import Prober
+from realrun.pairs.drafter_files import LAB_DRAFTERS
 from realrun.pairs.pair import LOOKUP, Pair
 from realrun.pairs.prompts import Prompt
 from specsim.cost.files import read_cost

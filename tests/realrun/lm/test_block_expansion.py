@@ -12,11 +12,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from realrun.drafters.registry import DRAFTERS
 from realrun.lm.cached import CachedLM
-from realrun.lm.open import make_lm
-from realrun.lm.variants.block_expansion import core_of, expand, expansion_of, layers_below
+from realrun.lm.choice import make_lm
+from realrun.lm.variants import core_of, expand, expansion_of, layers_below
 from realrun.measure.record import RecordSettings, record
-from realrun.pairs.drafter_files import weights_digest
-from realrun.pairs.lab_drafters import LAB_DRAFTERS, has_lab_drafter
+from realrun.pairs.drafter_files import LAB_DRAFTERS, has_lab_drafter, weights_digest
 from realrun.pairs.pair import LAB_DEEP, LAB_DEEP_LAYERS, Pair, load_pair
 from realrun.pairs.prompts import lab_prompts
 from specsim.io.errors import InputError

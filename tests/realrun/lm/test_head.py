@@ -9,18 +9,18 @@ import torch
 
 from realrun.decode.decoder import Decoder
 from realrun.decode.sampling import Sampler
-from realrun.experiment.divergence import passes
+from realrun.experiment.validate import passes
 from realrun.lm.batched_llama import BatchedLlama
 from realrun.lm.cached import CachedLM, Describe
+from realrun.lm.choice import make_lm
 from realrun.lm.head import Float32Head, float32_product, gives_float32, with_float32_logits
 from realrun.lm.kernels import use_kernels
 from realrun.lm.number_type import NUMBER_TYPES
-from realrun.lm.open import make_lm
-from realrun.measure.again import check_pair
 from realrun.measure.record import RecordSettings, record
-from realrun.pairs.lab_drafters import LAB_DRAFTERS, has_lab_drafter
+from realrun.measure.reuse import check_pair
+from realrun.pairs.drafter_files import LAB_DRAFTERS, has_lab_drafter
 from realrun.pairs.pair import load_pair
-from realrun.pairs.random_pair import random_pair
+from realrun.pairs.shapes import random_pair
 from specsim.io.errors import InputError
 from specsim.policy.registry import make_policy
 from tests.support.tiny import tiny_model, tiny_prompts

@@ -24,7 +24,7 @@ from realrun.lm.cached import CachedLM
 from realrun.lm.layer_stack import LibraryParts, model_parts
 from realrun.lm.llama import FusedParts
 from realrun.lm.split_target import SplitTarget
-from realrun.lm.variants.skipped_layers import SkippedSublayers
+from realrun.lm.variants import SkippedSublayers
 from specsim.io.errors import InputError
 from tests.realrun.lm.test_tree_pass import make_tree
 from tests.support.families import family_model

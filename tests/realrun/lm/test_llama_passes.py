@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-import realrun.lm.static.stack as stack
+import realrun.lm.static.llama as stack
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
 from realrun.lm.cached import CachedLM
+from realrun.lm.choice import make_lm
 from realrun.lm.kernels import use_kernels
 from realrun.lm.llama import FusedLlama, supported
-from realrun.lm.open import make_lm
 from realrun.lm.static.llama import PLAIN, StaticLlama
 from specsim.io.errors import InputError
 from specsim.policy.registry import make_policy
@@ -219,7 +219,7 @@ def test_decoding_is_the_same_with_either_pass(sampler: Sampler, monkeypatch: py
         return [(run.tokens, run.log()) for run in runs]
 
     fused = decoded()
-    monkeypatch.setattr("realrun.lm.open.supported", lambda model: False)
+    monkeypatch.setattr("realrun.lm.choice.supported", lambda model: False)
     assert decoded() == fused
 
 

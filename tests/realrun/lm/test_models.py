@@ -12,7 +12,7 @@ import torch
 from transformers import AutoTokenizer
 
 import realrun.pairs.prompts
-from realrun.pairs.lab_drafters import LAB_WEIGHTS
+from realrun.pairs.drafter_files import LAB_WEIGHTS
 from realrun.pairs.library_text import SourceFile, docstring_spans, held_out, library_files
 from realrun.pairs.pair import load_pair
 from realrun.pairs.prompts import lab_prompts, study_prompts

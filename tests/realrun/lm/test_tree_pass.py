@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from realrun.lm import windows
+from realrun.lm import cached
 from realrun.lm.cached import CachedLM
 from realrun.lm.kernels import use_kernels
 from realrun.lm.llama import FusedLlama
@@ -350,7 +350,7 @@ def test_a_tree_pass_does_not_look_for_windows_anew(monkeypatch: pytest.MonkeyPa
     """It is timed, and the look takes a millisecond."""
     lm = CachedLM(mistral(8))
     lm.prefill([1, 2, 3])
-    monkeypatch.setattr(windows, "layer_types", lambda config: pytest.fail("looked for"))
+    monkeypatch.setattr(cached, "layer_types", lambda config: pytest.fail("looked for"))
     append(lm, random_tree(4, 0))
     assert lm.nodes == 4
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from realrun.decode.sampling import Sampler
-from realrun.experiment.scripted.decoder import with_prefix
+from realrun.experiment.scripted import with_prefix
 from realrun.measure import cost_grid
 from realrun.measure.cost_grid import Axes, fitting, measure_grid, run_cost_grid
 from realrun.measure.record import RecordSettings, record

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-import realrun.measure.probes as probes
+import realrun.measure.sweeps as probes
 from realrun.decode.rounds import Round
 from realrun.decode.sampling import Sampler
 from realrun.drafters.lookup import LookupKind
 from realrun.lm.llama import FusedLlama
-from realrun.measure.probes import Probe, ProbedText, Prober
 from realrun.measure.rounds import pass_tokens
 from realrun.measure.stream import Stream
+from realrun.measure.sweeps import Probe, ProbedText, Prober
 from realrun.pairs.pair import Pair
 from tests.support.pairs.inside import pair_of
 from tests.support.pairs.medusa import medusa_pair

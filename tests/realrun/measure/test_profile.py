@@ -12,10 +12,9 @@ import pytest
 
 import realrun.measure.profile as profile_module
 from realrun.decode.sampling import Sampler
-from realrun.measure.probes import Prober
 from realrun.measure.profile import LEAST_SWEEPS, profile
 from realrun.measure.stream import Stream
-from realrun.measure.sweeps import Sweeps
+from realrun.measure.sweeps import Prober, Sweeps
 from specsim.cost.files import read_cost
 from specsim.cost.profile import profile_from_json
 from specsim.io.errors import InputError

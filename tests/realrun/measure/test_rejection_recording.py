@@ -14,7 +14,7 @@ import torch
 from scipy import stats
 from transformers import LlamaForCausalLM
 
-import realrun.proposals.rejection as rejection_recording
+import realrun.proposals.chain as rejection_recording
 from realrun.decode.decoder import Decoder, Decoding
 from realrun.decode.draft_model import DraftModel
 from realrun.decode.rounds import RoundContext
@@ -24,8 +24,8 @@ from realrun.experiment.settings import ValidationSettings
 from realrun.lm.cached import CachedLM
 from realrun.measure.profile import profile
 from realrun.measure.record import RecordSettings, record
+from realrun.proposals.chain import drafted_with, rejection_columns
 from realrun.proposals.recorder import Columns, RecordRequest
-from realrun.proposals.rejection import drafted_with, rejection_columns
 from specsim.cost.model import ConstantCost
 from specsim.policy.registry import POLICIES as POLICY_KINDS
 from specsim.policy.registry import make_policy

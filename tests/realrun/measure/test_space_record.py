@@ -14,11 +14,11 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from realrun.decode.chain_verify import rejection_verifier
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft import Draft
 from realrun.decode.rounds import RoundContext
 from realrun.decode.sampling import Sampler
+from realrun.decode.verify import rejection_verifier
 from realrun.drafters.space import MaskedTarget, with_mask
 from realrun.experiment.run import validate
 from realrun.experiment.settings import ValidationSettings

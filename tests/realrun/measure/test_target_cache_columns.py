@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-import realrun.proposals.rejection
+import realrun.proposals.chain
 import realrun.proposals.target_cache
 import realrun.proposals.trees
 from realrun.decode.decoder import Decoder
@@ -75,7 +75,7 @@ def test_rejection_traces_hold_the_drafters_distributions_and_the_targets_verdic
     kind: str, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The share `accept_prob`, by a pass of the library over every drafted prefix."""
-    monkeypatch.setattr(realrun.proposals.rejection, "CHUNK", 3)
+    monkeypatch.setattr(realrun.proposals.chain, "CHUNK", 3)
     sampler, depth, count = Sampler("rejection", 0.8, seed=4, top_p=0.9), 3, 7
     pair, reference = pair_and_reference(kind, target)
     split, drafter = pair.make_drafter()

@@ -13,7 +13,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-import realrun.measure.trees
+import realrun.measure.rounds
 from realrun.cli.main import app
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft import Draft
@@ -22,17 +22,18 @@ from realrun.decode.rounds import Round, RoundContext
 from realrun.decode.sampling import Sampler
 from realrun.lm.llama import FusedLlama
 from realrun.measure.profile import profile, profile_slice
-from realrun.measure.rounds import ScriptedVerifier, scripted_round
-from realrun.measure.stream import Stream
-from realrun.measure.trees import (
+from realrun.measure.rounds import (
     MAX_TREE_TOKENS,
     PASSES,
     MeasuredTree,
     ScriptedTreeVerifier,
+    ScriptedVerifier,
     passes,
+    scripted_round,
     scripted_tree_round,
     tree_sizes,
 )
+from realrun.measure.stream import Stream
 from realrun.pairs.pair import Pair
 from specsim.cost.files import read_cost
 from specsim.cost.profile import profile_from_json
@@ -204,7 +205,7 @@ def test_the_scripted_verifier_works_and_accepts_a_path(monkeypatch: pytest.Monk
         asked.append(sampler)
         return lambda *judged: ([], 1)
 
-    monkeypatch.setattr(realrun.measure.trees, "tree_verifier_for", worker)
+    monkeypatch.setattr(realrun.measure.rounds, "tree_verifier_for", worker)
     verifier, draft = ScriptedTreeVerifier(), Draft(tokens=[5, 6, 7, 8], parents=[-1, -1, 1, 2])
     for accept, path in ((-1, []), (0, [0]), (1, [1]), (3, [1, 2, 3])):
         verifier.accept = accept

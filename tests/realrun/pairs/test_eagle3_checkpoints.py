@@ -15,8 +15,7 @@ from safetensors.torch import load_file, save_file
 from realrun.decode.decoder import Decoder
 from realrun.decode.sampling import Sampler
 from realrun.drafters.eagle3 import LAYERS_KEY
-from realrun.pairs.drafter_files import load_drafter
-from realrun.pairs.eagle3_checkpoints import write_drafter
+from realrun.pairs.drafter_files import load_drafter, write_drafter
 from realrun.pairs.pair import Pair, load_pair
 from specsim.io.errors import InputError
 from specsim.policy.registry import make_policy

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from realrun.lm.open import make_lm
+from realrun.lm.choice import make_lm
 from realrun.pairs import shapes
 from realrun.pairs.shapes import DRAFTERS, SHAPES, TARGETS, random_model, reduced, shape_config
 from specsim.cost.roofline.architecture import architecture_from_config, find_architecture

@@ -18,9 +18,8 @@ from realrun.decode.decoder import Decoder
 from realrun.decode.sampling import Sampler
 from realrun.measure.record import RecordSettings, record
 from realrun.measure.reuse import recorded_trace
-from realrun.pairs.pair import Pair, load_pair, load_target
+from realrun.pairs.pair import Pair, load_pair, load_target, padding_notes
 from realrun.pairs.prompts import Prompt
-from realrun.pairs.vocabulary import padding_notes
 from specsim.policy.registry import make_policy
 from tests.support.checks import refusal
 from tests.support.commands import assert_refused, call

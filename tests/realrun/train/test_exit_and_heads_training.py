@@ -16,8 +16,7 @@ from realrun.train.common.distill import DistillSettings, TextSettings
 from realrun.train.common.loop import LoopSettings
 from realrun.train.common.on_text import TextRun
 from realrun.train.eesd import EarlyExitTraining, EesdSettings, train_eesd
-from realrun.train.medusa import HeadsTraining, MedusaSettings
-from realrun.train.medusa2 import MedusaCommand, train_either
+from realrun.train.medusa import HeadsTraining, MedusaCommand, MedusaSettings, train_either
 from specsim.io.errors import InputError
 from specsim.policy.registry import make_policy
 from tests.support.small_targets import alone, small_target, text_folder

@@ -16,8 +16,7 @@ from safetensors.torch import load_file
 
 from realrun import tensor_files
 from realrun.train.common.folder import CHECKPOINT
-from realrun.train.common.interrupt import stop_asked
-from realrun.train.common.loop import run_loop
+from realrun.train.common.loop import run_loop, stop_asked
 from specsim.io.errors import Interrupted
 from tests.realrun.train.test_training_loop import HELD, LOOP, TEXT, Noisy, quiet
 

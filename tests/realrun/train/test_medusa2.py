@@ -18,11 +18,10 @@ from realrun.decode.sampling import Sampler
 from realrun.drafters.medusa import MedusaHeads
 from realrun.pairs.drafter_files import load_drafter, read_drafter
 from realrun.pairs.pair import Pair
-from realrun.train.common.jobs import kl_nats
 from realrun.train.common.loop import HELD_OUT_WINDOWS, LoopSettings, windows
 from realrun.train.common.lora import AdapterSettings, adapted_modules
-from realrun.train.common.on_text import TextRun
-from realrun.train.medusa2 import JointTraining, Medusa2Settings, train_medusa2
+from realrun.train.common.on_text import TextRun, kl_nats
+from realrun.train.medusa import JointTraining, Medusa2Settings, train_medusa2
 from specsim.io.errors import InputError
 from specsim.policy.registry import make_policy
 from tests.realrun.train.test_lora import logits, perturbed, target, tokens

@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from realrun.measure.record import RecordSettings, record
-from realrun.pairs.drafter_files import load_drafter, training_recipe
-from realrun.pairs.lab_drafters import LAB_DRAFTERS, has_lab_drafter
+from realrun.pairs.drafter_files import LAB_DRAFTERS, has_lab_drafter, load_drafter, training_recipe
 from realrun.pairs.pair import Pair, load_pair
 from realrun.train.common.loop import LoopSettings
 from tests.support.tiny import tiny_prompts

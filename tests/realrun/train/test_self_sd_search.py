@@ -15,7 +15,7 @@ import realrun.train.self_sd.search
 from realrun.decode.decoder import Decoder
 from realrun.decode.sampling import Sampler
 from realrun.drafters.self_sd import SelfSDKind
-from realrun.lm.variants.skipped_layers import NOTHING, SkippedSublayers
+from realrun.lm.variants import NOTHING, SkippedSublayers
 from realrun.measure.record import RecordSettings, record
 from realrun.pairs.drafter_files import load_drafter
 from realrun.pairs.pair import Pair

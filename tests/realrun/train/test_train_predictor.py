@@ -13,8 +13,7 @@ from realrun.decode.acceptance_predictor import load_predictor, pending_token_st
 from realrun.measure.record import RecordSettings, record
 from realrun.pairs.library_text import SourceFile
 from realrun.pairs.prompts import lab_prompts
-from realrun.train.predictor.data import PredictorSettings, Tensors, joined
-from realrun.train.predictor.train import Trainer, compare, quality, train_predictor
+from realrun.train.predictor import PredictorSettings, Tensors, Trainer, compare, joined, quality, train_predictor
 from tests.realrun.drafters.test_predictor import CPU
 from tests.support.checks import refusal
 from tests.support.small_targets import quiet

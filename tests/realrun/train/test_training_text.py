@@ -16,16 +16,17 @@ import torch
 from realrun.pairs.library_text import SourceFile
 from realrun.pairs.prompts import Prompt, around_question
 from realrun.pairs.training_tasks import training_questions
-from realrun.train.common import distill, text
+from realrun.train.common import distill
 from realrun.train.common.distill import (
+    Corpus,
     DistillSettings,
     TextSettings,
     generate,
+    load_corpus,
     made_up,
     training_text,
     written_text,
 )
-from realrun.train.common.text import Corpus, load_corpus
 from specsim.io.errors import InputError
 from specsim.io.examples import TASKS
 from tests.support.small_targets import ARCHITECTURES, alone, quiet, small_target, text_folder
@@ -74,8 +75,8 @@ def test_encoded_text_is_kept_until_the_text_changes(tmp_path: Path, monkeypatch
     folder = text_folder(tmp_path / "t")
     first = corpus_of(folder)
     saved: list[Path] = []
-    real = text.save_tokens
-    monkeypatch.setattr(text, "save_tokens", lambda tokens, path: (saved.append(path), real(tokens, path)))
+    real = distill.save_tokens
+    monkeypatch.setattr(distill, "save_tokens", lambda tokens, path: (saved.append(path), real(tokens, path)))
     assert corpus_of(folder) == first and not saved
     (folder / "00.txt").write_text("changed")
     assert corpus_of(folder)[0].startswith("changed|") and len(saved) == 1
@@ -84,7 +85,7 @@ def test_encoded_text_is_kept_until_the_text_changes(tmp_path: Path, monkeypatch
 
 def test_the_labs_text_keeps_to_its_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = {"train": [SourceFile("a.py", "ab"), SourceFile("b.py", "cd")], "held_out": [SourceFile("c.py", "ef")]}
-    monkeypatch.setattr(text, "library_files", lambda split: files[split])
+    monkeypatch.setattr(distill, "library_files", lambda split: files[split])
     corpus = load_corpus(tiny_tokenizer(), 0, None, tmp_path)
     assert corpus.name == "lab" and decoded(corpus.held_out.tolist()).replace(" ", "") == "ef|"
     assert len(corpus.train) == 6

@@ -16,9 +16,8 @@ import pytest
 
 from realrun.pairs.prompts import Prompt
 from realrun.versions import compare as module
-from realrun.versions import restart, sides
-from realrun.versions.compare import CompareSettings, compare
-from realrun.versions.restart import typical_run
+from realrun.versions import sides
+from realrun.versions.compare import CompareSettings, compare, typical_run
 from realrun.versions.sides import Side, Worker, find_side
 from specsim.io.errors import InputError
 from specsim.policy.registry import make_policy
@@ -113,8 +112,7 @@ def test_prompts_are_left_out_in_the_first_restart_and_are_the_same_in_all(
         seconds += 1.0
         return seconds
 
-    monkeypatch.setattr(restart, "time", SimpleNamespace(monotonic=clock))
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: 0.0))
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=clock))
     base, out = stub_checkout(tmp_path / "base"), tmp_path / "out"
     prompts = [Prompt(str(number), [5]) for number in range(20)]
     document = compare(base, base, prompts, replace(SETTINGS, minutes=2), out)

@@ -5,9 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from realrun.versions.compare import CompareSettings, finished, rows_of
-from realrun.versions.restart import RestartFile
-from realrun.versions.verdict import LOOKS, change_percent, confidence_of_a_look, over_restarts
+from realrun.versions.compare import (
+    LOOKS,
+    CompareSettings,
+    RestartFile,
+    change_percent,
+    confidence_of_a_look,
+    finished,
+    over_restarts,
+    rows_of,
+)
 from specsim.policy.registry import make_policy
 
 SETTINGS = CompareSettings({}, [make_policy("fixed_k", {"k": 3})], minutes=1e9)

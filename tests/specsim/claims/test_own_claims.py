@@ -16,12 +16,12 @@ ROOT = Path(__file__).parents[3]
 TIMED = ROOT / "claims" / "timed"
 
 
-def own_files(*, timed: bool) -> list[Path]:
+def kept_files(*, timed: bool) -> list[Path]:
     return [path for path in claim_files([ROOT / "claims"]) if (TIMED in path.parents) == timed]
 
 
 def test_claims_that_need_a_clock_are_of_what_nox_measures() -> None:
-    claims = [claim for path in own_files(timed=True) for claim in read_claims(path)]
+    claims = [claim for path in kept_files(timed=True) for claim in read_claims(path)]
     measured = {(claim.home / subject.document).resolve() for claim in claims for subject in claim.subjects}
     (file,) = measured
     assert file == ROOT / "results" / "claims" / "speed.json"
@@ -32,7 +32,7 @@ def test_claims_that_need_a_clock_are_of_what_nox_measures() -> None:
 def test_no_figure_can_move_by_more_than_its_tolerance() -> None:
     """Every expected value and every end of an interval is moved by twice its tolerance and more; all of it drifts."""
     moved = []
-    for claim in (claim for path in own_files(timed=False) for claim in read_claims(path)):
+    for claim in (claim for path in kept_files(timed=False) for claim in read_claims(path)):
         statement = claim.statement
         if statement.expected is not None:
             moved.append(stating(claim, expected=beyond(statement, statement.expected)))

@@ -15,7 +15,7 @@ from realrun.drafters.eagle3 import Eagle3, Eagle3Kind
 from realrun.drafters.edd import EDDKind, one_layer_model
 from realrun.drafters.eesd import EarlyExit, EESDKind, as_model
 from realrun.drafters.self_sd import SelfSDKind
-from realrun.lm.variants.skipped_layers import SkippedSublayers
+from realrun.lm.variants import SkippedSublayers
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
 from tests.support.pairs.medusa import medusa_pair

@@ -1,24 +1,59 @@
-"""A deeper target with the same output: block expansion (LLaMA Pro, Wu et al. 2024, arXiv:2401.02415).
+"""Models of other structure on the same parameters: with sublayers skipped, with blocks added, tuned with a drafter.
 
-A new block is an identity block: a copy of the layer below it whose two output projections are zero. It takes as long
-as any layer. Text, states and the acceptance of every draft are those of the core model to the last bit, while a
-pass costs as much as that of a deep model.
-
-Blocks are spread evenly: n of D core layers and their blocks are n / D of the deep model. A drafter that runs a share
-of the core's layers (EESD, Self-SD) therefore pays for that share of the deep model.
+Block expansion (LLaMA Pro, Wu et al. 2024, arXiv:2401.02415) makes a deeper target with the same output. A new block is
+an identity block: a copy of the layer below it whose two output projections are zero. It takes as long as any layer.
+Text, states and the acceptance of every draft are those of the core model to the last bit, while a pass costs as much
+as that of a deep model. Blocks are spread evenly: n of D core layers and their blocks are n / D of the deep model. A
+drafter that runs a share of the core's layers (EESD, Self-SD) therefore pays for that share of the deep model.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from realrun.lm.variants.shared_weights import shallow_copy, with_layers
 from specsim.io.errors import InputError
+
+ADAPTER = "adapter."  # before NAME.A [r, in] and NAME.B [out, r], the low-rank update of the linear module NAME
+TUNED = "tuned."  # before the name of every parameter of a target that was tuned whole
+
+
+def shallow_copy(module: Any) -> Any:
+    """Copy a module, hooks included, with the same parameters and children."""
+    copied = copy.copy(module)
+    for name, value in vars(module).items():
+        if isinstance(value, dict):
+            setattr(copied, name, copy.copy(value))
+    return copied
+
+
+def with_layers(model: Any, layers: Iterable[Any], config: Any = None) -> Any:
+    """Make a model of these layers that shares embedding, norm and head, and the configuration unless given."""
+    whole, inner = shallow_copy(model), shallow_copy(model.model)
+    inner.layers = torch.nn.ModuleList(layers)
+    if config is not None:
+        inner.config = whole.config = config
+    whole.model = inner
+    return whole
+
+
+class SkippedSublayers(NamedTuple):
+    """Numbers of the layers, from 0, whose attention or MLP a draft skips (Self-SD): only the residual passes."""
+
+    attention: frozenset[int]
+    mlp: frozenset[int]
+
+    @property
+    def in_order(self) -> dict[str, list[int]]:
+        """Make the JSON form, sorted."""
+        return {"attention": sorted(self.attention), "mlp": sorted(self.mlp)}
+
+
+NOTHING = SkippedSublayers(frozenset(), frozenset())
 
 
 def expand(core: Any, layers: int) -> Any:
@@ -102,7 +137,35 @@ def _expanded(model: Any, layers: list[Any], origins: Sequence[int], expansion: 
 
 def _numbered(layer: Any, place: int) -> Any:
     """Give a layer the cache slot of its place, on the same parameters."""
-    own, attention = shallow_copy(layer), shallow_copy(layer.self_attn)
+    numbered, attention = shallow_copy(layer), shallow_copy(layer.self_attn)
     attention.layer_idx = place
-    own.self_attn = attention
-    return own
+    numbered.self_attn = attention
+    return numbered
+
+
+def tuned_target(target: Any, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> Any:
+    """Copy the target with these low-rank updates or parameters; return the target itself if there are none.
+
+    facts["adapter"] : {"rank", "alpha"}; W + alpha / rank B A is the tuned weight
+    """
+    whole = {name.removeprefix(TUNED): value for name, value in tensors.items() if name.startswith(TUNED)}
+    if whole:
+        tuned = copy.deepcopy(target)
+        parameters = dict(tuned.named_parameters())
+        if parameters.keys() != whole.keys():
+            raise KeyError("parameters of other names")
+        with torch.no_grad():
+            for name, value in whole.items():
+                parameters[name].copy_(value)
+        return tuned
+    names = {name.removeprefix(ADAPTER).removesuffix(".A") for name in tensors if name.endswith(".A")}
+    if not names:
+        return target
+    scale = facts["adapter"]["alpha"] / facts["adapter"]["rank"]
+    tuned = copy.deepcopy(target)
+    with torch.no_grad():
+        for name in sorted(names):
+            weight = tuned.get_submodule(name).weight
+            low, high = (tensors[f"{ADAPTER}{name}.{part}"].to(weight.device, torch.float64) for part in "AB")
+            weight.copy_((weight.double() + scale * high @ low).to(weight.dtype))
+    return tuned

@@ -1,4 +1,4 @@
-"""Read files that an earlier start of a command left in its folder, or refuse them if they are of other settings."""
+"""Keep files of an unfinished job in its folder, read them on the next start, and refuse those of other settings."""
 
 from __future__ import annotations
 

@@ -1,1 +1,0 @@
-"""Scripted acceptance: rounds of a trace at true model shapes, whose weights are random."""

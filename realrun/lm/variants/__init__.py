@@ -1,1 +1,0 @@
-"""Changed targets: tuned with a drafter, with sublayers skipped, with blocks added."""

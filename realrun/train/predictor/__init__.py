@@ -1,1 +1,0 @@
-"""The acceptance predictor of Cali-TS."""
