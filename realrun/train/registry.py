@@ -10,7 +10,7 @@ from realrun.train.edd import EDD, VDM
 from realrun.train.eesd import EESD
 from realrun.train.medusa import MEDUSA
 from realrun.train.predictor import PREDICTOR
-from realrun.train.self_sd.search import SELF_SD
+from realrun.train.self_sd import SELF_SD
 from realrun.train.space import SPACE
 
 TRAININGS: list[Training] = [EESD, MEDUSA, SELF_SD, EDD, VDM, EAGLE, EAGLE3, DRAFT_MODEL, SPACE, PREDICTOR]

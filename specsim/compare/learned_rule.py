@@ -2,7 +2,7 @@
 
 The oracle's lead has two parts: what no signal tells, and what a policy leaves unused. A rule that is optimal for the
 signals separates them. The best such rule is not known; RenewalStop comes close by construction, because it solves
-the stopping problem of a round exactly for signals in bins (`specsim.learn.chain_stopping`). What it reaches is a
+the stopping problem of a round exactly for signals in bins (`specsim.learn.renewal_stop`). What it reaches is a
 lower bound on the speedup of the best rule, so a policy may be faster than it, and its gap is then below 0.
 """
 

@@ -23,7 +23,7 @@ from realrun.train.eesd import EesdSettings
 from realrun.train.medusa import MedusaCommand
 from realrun.train.predictor import PredictorSettings
 from realrun.train.registry import TRAININGS
-from realrun.train.self_sd.search import SelfSDSettings
+from realrun.train.self_sd import SelfSDSettings
 from realrun.train.space import SpaceSettings
 from tests.support.small_targets import alone, quiet, small_target
 from tests.support.tiny import VOCAB, tiny_pair, tiny_prompts

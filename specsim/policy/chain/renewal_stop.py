@@ -52,7 +52,7 @@ class RenewalStop(ChainPolicy):
     of tokens since the last rejection. Their product along the draft is the path probability;
     drafting goes on while that reaches the threshold of its depth and of the signal's bin.
     `fit` learns both from a trace and its costs: thresholds by the renewal-reward rule with
-    look-ahead (`specsim.learn.chain_stopping`), or myopic, weighing the next token alone. It learns from the
+    look-ahead (`specsim.learn.renewal_stop`), or myopic, weighing the next token alone. It learns from the
     rounds that the policy itself starts, found by replaying it and learning again: rounds from
     every position would make long easy stretches count by their length, which a good policy
     crosses in few rounds.

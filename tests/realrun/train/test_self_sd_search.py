@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import realrun.train.self_sd.search
+import realrun.train.self_sd
 from realrun.decode.decoder import Decoder
 from realrun.decode.sampling import Sampler
 from realrun.drafters.self_sd import SelfSDKind
@@ -19,9 +19,16 @@ from realrun.lm.variants import NOTHING, SkippedSublayers
 from realrun.measure.record import RecordSettings, record
 from realrun.pairs.drafter_files import load_drafter
 from realrun.pairs.pair import Pair
-from realrun.train.self_sd.costs import measure_costs
-from realrun.train.self_sd.search import JOURNAL, REPORT, Search, SelfSDSettings, train_self_sd
-from realrun.train.self_sd.suggest import sublayers, suggest
+from realrun.train.self_sd import (
+    JOURNAL,
+    REPORT,
+    Search,
+    SelfSDSettings,
+    measure_costs,
+    sublayers,
+    suggest,
+    train_self_sd,
+)
 from specsim.io.errors import InputError
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.replaying.prediction import predict_policy
@@ -40,7 +47,7 @@ def pair() -> Pair:
 
 @pytest.fixture
 def _exact_costs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(realrun.train.self_sd.search, "measure_costs", made_up_costs)
+    monkeypatch.setattr(realrun.train.self_sd, "measure_costs", made_up_costs)
 
 
 def searched(out: Path, **changes: Any) -> dict[str, Any]:
@@ -202,15 +209,15 @@ def test_no_set_comes_twice_before_all_have_been_tried() -> None:
 
 
 def test_costs_that_contradict_themselves_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(realrun.train.self_sd.search, "measure_costs", made_up_costs)
+    monkeypatch.setattr(realrun.train.self_sd, "measure_costs", made_up_costs)
     assert searched(tmp_path / "right", trials=2)["warnings"] == []
     wrong = made_up_costs()
     wrong["draft_step"] = (np.array(wrong["draft_step"]) * 0.5).tolist()
-    monkeypatch.setattr(realrun.train.self_sd.search, "measure_costs", lambda *_: wrong)
+    monkeypatch.setattr(realrun.train.self_sd, "measure_costs", lambda *_: wrong)
     (warning,) = searched(tmp_path / "wrong", trials=2)["warnings"]
     assert "at most 1 is possible" in warning
     wrong = made_up_costs()
     wrong["draft_step"][1][0] = (np.array(wrong["draft_step"][0][0]) * 1.3).tolist()
-    monkeypatch.setattr(realrun.train.self_sd.search, "measure_costs", lambda *_: wrong)
+    monkeypatch.setattr(realrun.train.self_sd, "measure_costs", lambda *_: wrong)
     (warning,) = searched(tmp_path / "slower", trials=2)["warnings"]
     assert "made measured draft steps slower" in warning

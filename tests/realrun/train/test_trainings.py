@@ -14,15 +14,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import realrun.train.self_sd.search
-import realrun.train.self_sd.suggest
+import realrun.train.self_sd
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
 from realrun.pairs.drafter_files import load_drafter, read_drafter
 from realrun.train.common.folder import CHECKPOINT, LOG, PLAN
 from realrun.train.registry import TRAININGS
-from realrun.train.self_sd.search import JOURNAL
+from realrun.train.self_sd import JOURNAL
 from specsim.io.errors import InputError
 from specsim.policy.chain.fixed_k import FixedK
 from tests.support.small_targets import alone, small_target
@@ -43,7 +42,7 @@ def some(names: list[str] | tuple[str, ...], fast: str) -> Any:
 @pytest.fixture(autouse=True, scope="module")
 def _exact_costs() -> Any:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(realrun.train.self_sd.search, "measure_costs", made_up_costs)
+        patch.setattr(realrun.train.self_sd, "measure_costs", made_up_costs)
         yield
 
 

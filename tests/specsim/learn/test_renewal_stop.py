@@ -15,7 +15,8 @@ from scipy.optimize import brentq
 from specsim.acceptance.formulas import leviathan_speedup
 from specsim.cost.model import ConstantCost
 from specsim.io.errors import InputError
-from specsim.learn.chain_stopping import (
+from specsim.learn.fit import fit
+from specsim.learn.renewal_stop import (
     NEVER,
     RoundCost,
     SignalChain,
@@ -25,7 +26,6 @@ from specsim.learn.chain_stopping import (
     optimal_thresholds,
     round_surplus_s,
 )
-from specsim.learn.fit import fit
 from specsim.policy.base import build_policy
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.chain.max_confidence import MaxConfidence

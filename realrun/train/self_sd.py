@@ -8,6 +8,11 @@ objective is the measured tokens/s.
 Differences from the paper: it maximises tokens/s at a fixed stopping threshold, with a Gaussian process over a relaxed
 [0, 1] for every sublayer. Here the value is the predicted speedup at the best K, which other jobs on the machine do not
 disturb, and the optimiser is Optuna's tree-structured Parzen estimator, which is made for discrete choices.
+
+A candidate's step is interpolated between four measured steps: with all sublayers, without the MLPs, without attention,
+and without both. Every repeat runs all four in shuffled order, so that other work on the machine disturbs them equally.
+A suggestion depends only on the seed and the trials so far, so that a killed search continues as if it had not been
+killed.
 """
 
 from __future__ import annotations
@@ -17,16 +22,22 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
+import torch
 
 from realrun.decode.decoder import Decoder
+from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
 from realrun.drafters.self_sd import SelfSDKind, SkippingLM
 from realrun.kept_files import refuse_file, refuse_other
 from realrun.lm.split_target import SplitTarget
 from realrun.lm.variants import NOTHING, SkippedSublayers
+from realrun.measure.curve import along_contexts
+from realrun.measure.rounds import ScriptedVerifier, scripted_round
+from realrun.measure.stream import Stream
+from realrun.measure.sweeps import AUTOREGRESSIVE_BURST
 from realrun.pairs.drafter_files import describe_target, save_drafter, without_name
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_digest
@@ -34,14 +45,13 @@ from realrun.proposals.recorder import RecordRequest
 from realrun.proposals.target_cache import target_cache_columns
 from realrun.provenance import provenance
 from realrun.train.common.trainings import PromptOptions, Summary, Training, sampler_at
-from realrun.train.self_sd.costs import measure_costs
-from realrun.train.self_sd.suggest import Sublayer, stored, sublayers, suggest
 from specsim.cost.profile import ProfileCost, profile_from_json
 from specsim.io.errors import InputError
 from specsim.io.files import write_json
 from specsim.io.progress import Progress
 from specsim.io.settings import Settings, setting
 from specsim.learn.evaluate import evaluate_many
+from specsim.learn.search import tpe_sampler
 from specsim.learn.storage import open_study
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.replaying.prediction import predict_policy
@@ -49,7 +59,9 @@ from specsim.replaying.priced import PricedTrace
 from specsim.trace.trace import Trace
 
 if TYPE_CHECKING:
+    import optuna
     from optuna.study import Study
+
 
 JOURNAL, REPORT = "search.jsonl", "search.json"
 Line = dict[str, Any]
@@ -321,3 +333,139 @@ SELF_SD = Training(
     shared=PromptOptions,
     summarise=_summary,
 )
+
+
+WARMUP_ROUNDS = 3
+
+
+@torch.inference_mode()
+def measure_costs(
+    pair: Pair, contexts: tuple[int, int], depth: int, repeats: int, sampler: Sampler, seed: int, progress: Progress
+) -> Line:
+    """Measure mean costs, as in a profile, at the smallest and the largest context, in cached tokens.
+
+    draft_step : seconds [2, 2, D, C] of the d-th draft step of a round; first index: whether all attention
+        is skipped, second: all MLPs; rounds : all other costs, as in a cost profile
+    """
+    target, drafter = pair.make_drafter(())
+    assert isinstance(drafter, DraftModel) and isinstance(drafter.lm, SkippingLM)
+    decoder = Decoder(target, drafter, (), sampler, ScriptedVerifier())
+    everything, nothing = frozenset(range(len(pair.target.model.layers))), frozenset[int]()
+    sets = [SkippedSublayers(attention, mlp) for attention in (nothing, everything) for mlp in (nothing, everything)]
+    measured = [max(2, contexts[0]), max(3, contexts[0] + 1, contexts[1])]
+    drafter.prepare(measured[1] + depth + 2, sampler, 0, depth + 2)
+    rng = np.random.default_rng(seed)
+    streams = [Stream() for _ in sets]
+    for done, context in enumerate(measured):
+        tokens = rng.integers(1, min(int(pair.target.config.vocab_size), len(pair.tokenizer)), context + 1).tolist()
+        target.reset()
+        target.prefill(tokens[:-1])
+        drafter.begin(tokens[:-1])
+        # Drafts of maximum length measure draft steps; verification is measured with the cheapest drafts.
+        jobs = [(number, depth) for number in range(len(sets))] + [(3, size) for size in range(depth)]
+        for repeat in range(WARMUP_ROUNDS + repeats):
+            for job in rng.permutation(len(jobs)).tolist():
+                number, size = jobs[job]
+                drafter.lm.skips = sets[number]
+                scripted_round(decoder, tokens, context, size, 0, rng)  # for warmth
+                for _ in range(1 if size else AUTOREGRESSIVE_BURST):
+                    round_ = scripted_round(decoder, tokens, context, size, 0, rng)
+                    if repeat >= WARMUP_ROUNDS and size:
+                        streams[number].add(round_, context)
+                    elif repeat >= WARMUP_ROUNDS:
+                        streams[number].add_baseline(round_, context)
+            progress("costs", done * (WARMUP_ROUNDS + repeats) + repeat + 1, 2 * (WARMUP_ROUNDS + repeats))
+
+    steps = [
+        [along_contexts(stream.points["draft", place], measured).tolist() for place in range(1, depth + 1)]
+        for stream in streams
+    ]
+    return {
+        "contexts": [contexts[0], measured[1]],
+        "draft_step": [steps[:2], steps[2:]],
+        "rounds": streams[3].tables(measured, depth, [], masks=False)["mean_s"],
+    }
+
+
+ATTEMPTS = 20  # at a set that was not tried before
+
+
+class Sublayer(NamedTuple):
+    """part : "attention" or "mlp"; layer : from 0"""
+
+    part: str
+    layer: int
+
+    @property
+    def key(self) -> str:
+        """Name the sublayer for the estimator."""
+        return f"{self.part}.{self.layer}"
+
+
+def sublayers(layers: int, keep_ends: int) -> list[Sublayer]:
+    """List the sublayers that may be skipped: all but those of `keep_ends` layers at either end."""
+    free = range(keep_ends, layers - keep_ends)
+    if not free:
+        raise InputError(
+            f"keep_ends={keep_ends} leaves none of {layers} layers to skip; keep at most {(layers - 1) // 2}"
+        )
+    return [Sublayer(part, layer) for part in ("attention", "mlp") for layer in free]
+
+
+def suggest(choices: Sequence[Sublayer], trials: Sequence[Mapping[str, Any]], seed: int) -> SkippedSublayers:
+    """Suggest the next set, after trials with "attention", "mlp" and a "value" to maximise.
+
+    The first sets are the attention, the MLPs, and both, of every other layer; the estimator suggests the others. If it
+    repeats a tried set, it is asked again, and after ATTEMPTS times sublayers of the set are changed at random until it
+    is new. The empty set is never suggested. A set is repeated only after all sets have been tried.
+    """
+    tried = {NOTHING, *(_skips_of(trial) for trial in trials)}
+    for skips in _probes(choices):
+        if skips not in tried:
+            return skips
+    import optuna  # takes a second to import
+
+    study = optuna.create_study(direction="maximize", sampler=tpe_sampler(seed, len(trials)))
+    study.add_trials([stored(choices, trial) for trial in trials])
+    for _ in range(ATTEMPTS):
+        asked = study.ask(_distributions(choices))
+        skips = _chosen([choice for choice in choices if asked.params[choice.key]])
+        study.tell(asked, state=optuna.trial.TrialState.FAIL)
+        if skips not in tried:
+            return skips
+    rng = np.random.default_rng((seed, len(trials)))
+    skipped = {choice for choice in choices if choice.layer in getattr(skips, choice.part)}
+    while skips in tried and len(tried) < 2 ** len(choices):
+        skipped ^= {choices[int(rng.integers(len(choices)))]}
+        skips = _chosen(sorted(skipped))
+    return skips
+
+
+def stored(choices: Sequence[Sublayer], trial: Mapping[str, Any]) -> optuna.trial.FrozenTrial:
+    """Return a trial as Optuna stores it, whole in its attributes."""
+    import optuna
+
+    params = {choice.key: int(choice.layer in trial[choice.part]) for choice in choices}
+    return optuna.trial.create_trial(
+        params=params, distributions=_distributions(choices), value=trial["value"], user_attrs=dict(trial)
+    )
+
+
+def _distributions(choices: Sequence[Sublayer]) -> dict[str, optuna.distributions.BaseDistribution]:
+    import optuna
+
+    return {choice.key: optuna.distributions.CategoricalDistribution((0, 1)) for choice in choices}
+
+
+def _probes(choices: Sequence[Sublayer]) -> list[SkippedSublayers]:
+    other = [choice for choice in choices if choice.layer % 2]
+    attention, mlp = ([choice for choice in other if choice.part == part] for part in ("attention", "mlp"))
+    return [_chosen(attention), _chosen(mlp), _chosen(other)]
+
+
+def _chosen(choices: Sequence[Sublayer]) -> SkippedSublayers:
+    return SkippedSublayers(*(frozenset(c.layer for c in choices if c.part == part) for part in ("attention", "mlp")))
+
+
+def _skips_of(trial: Mapping[str, Any]) -> SkippedSublayers:
+    return SkippedSublayers(frozenset(trial["attention"]), frozenset(trial["mlp"]))

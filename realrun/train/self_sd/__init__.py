@@ -1,1 +1,0 @@
-"""Self-SD's search for the sublayers to skip."""
