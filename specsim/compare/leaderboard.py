@@ -14,7 +14,6 @@ from functools import partial
 import numpy as np
 
 from specsim.compare.board import Board, Row
-from specsim.compare.learned_rule import learned_rule
 from specsim.compare.replays import mean_seconds, replay_seeds, rounds_of, together
 from specsim.compare.sensitivity import Sweep, sweep, swept_settings
 from specsim.cost.files import CostLike
@@ -24,12 +23,15 @@ from specsim.io.errors import InputError
 from specsim.io.progress import Counter, Progress
 from specsim.learn.evaluate import truncated_reason
 from specsim.learn.predict import priced
+from specsim.learn.search import best_policy
 from specsim.learn.settings import SearchSettings
 from specsim.learn.variants import Form, applicable_variants, fit_counted, label
 from specsim.policy.base import Policy, Variant
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.chain.fixed_k import FixedK
+from specsim.policy.chain.renewal_stop import SIGNALS, RenewalStop
 from specsim.policy.registry import POLICIES, SWITCH_POLICIES, PolicyName, find_policies
+from specsim.replaying.checks import unsupported_reason
 from specsim.replaying.intervals import ratio_interval
 from specsim.replaying.prediction import oracle_name, oracle_seconds, summarise
 from specsim.replaying.priced import PricedTrace
@@ -312,3 +314,32 @@ def _oracle(priced: PricedTrace, kinds: Sequence[type[Policy]], seeds: Sequence[
         return oracle_seconds(priced, kinds)
     total: Floats = np.sum([oracle_seconds(priced, kinds, seed=seed) for seed in seeds], axis=0)
     return total / (DRAWS * len(seeds))
+
+
+def learned_rule(train: PricedTrace, settings: SearchSettings) -> Policy | None:
+    """Learn the fastest stopping rule from confidence, entropy, draft position and history, to stand beside the oracle.
+
+    The oracle's lead has two parts: what no signal tells, and what a policy leaves unused. A rule that is optimal for
+    the signals separates them. The best such rule is not known; RenewalStop comes close by construction, because it
+    solves the stopping problem of a round exactly for signals in bins (`specsim.learn.renewal_stop`). What it reaches
+    is a lower bound on the speedup of the best rule, so a policy may be faster than it, and its gap is then below 0.
+
+    train : the sequences to learn from; report the rule on others
+    settings : seed and threads
+
+    Returns the faster, on `train`, of RenewalStop with its best signal and of the best fixed K, which uses no signal;
+    None where the trace records no signals or is of several drafters.
+
+    References: Chow, Robbins and Siegmund 1971, Great Expectations: The Theory of Optimal Stopping. Dinkelbach 1967, On
+    Nonlinear Fractional Programming, Management Science 13 (the value of a token as a fixed point).
+    """
+    if unsupported_reason(train.trace, RenewalStop):
+        return None
+    every = dataclasses.replace(settings, trials=max(len(SIGNALS), train.trace.depth), search="grid", fixed={})
+    rules: list[Policy] = []
+    for kind in (FixedK, RenewalStop):
+        try:
+            rules.append(best_policy(kind, train, every))
+        except InputError:  # such as costs that do not cover drafts this long
+            return None
+    return min(rules, key=lambda policy: float(train.replay(policy, seed=settings.seed).speculative_s.sum()))

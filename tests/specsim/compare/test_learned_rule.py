@@ -9,8 +9,7 @@ import pytest
 
 from specsim.acceptance.generate import generate
 from specsim.acceptance.models import IID
-from specsim.compare.leaderboard import leaderboards
-from specsim.compare.learned_rule import learned_rule
+from specsim.compare.leaderboard import leaderboards, learned_rule
 from specsim.cost.model import ConstantCost
 from specsim.learn.settings import SearchSettings
 from specsim.policy.registry import POLICIES, make_policy
