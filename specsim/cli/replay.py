@@ -61,8 +61,9 @@ def replay(options: ReplayOptions, costs: CostSettings) -> Answer:
     if options.max_output_tokens is not None and engine is None:
         raise InputError("--max-output-tokens is an engine's limit; name the engine with --as")
     if engine is not None:  # the engines' modules are not loaded otherwise
-        from specsim.engines.as_engine import as_engine, engine_counts
+        from specsim.engines.as_engine import as_engine
         from specsim.engines.conventions import find_conventions
+        from specsim.engines.definitions import engine_counts
 
         conventions = find_conventions(engine)
         trace, cut_off = as_engine(trace, conventions, max_output_tokens=options.max_output_tokens)

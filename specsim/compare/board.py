@@ -100,7 +100,7 @@ class Board(Result):
     tuning, holdout : sequences; output_tokens : of the hold-out ones, together
     baseline_s : seconds per held-out sequence [S]; domains : of these sequences [S]
     rule, rule_speedup : the fastest rule learned from the policies' signals on the tuning sequences, and what it
-        reaches on the held-out ones (`specsim.compare.leaderboard.learned_rule`); None where no chain or signal is there
+        reaches on the held-out ones (`learned_rule` of the leaderboard); None where no chain or signal is there
     rows : best first; skipped : (policy, reason)
     cost_band : 5th and 95th percentile of measured over predicted speedup with such costs; None if unknown
     """

@@ -257,13 +257,13 @@ def test_nothing_to_rank_and_bad_arguments_are_refused(trace: Trace) -> None:
 
 def test_an_interrupted_search_ends_the_board(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
     """A policy tuned in part would stand among the others with nothing said of it."""
-    searched = search._run
+    searched = search._replay_points
 
     def interrupted(*job: Any) -> None:
         searched(*job)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(search, "_run", interrupted)
+    monkeypatch.setattr(search, "_replay_points", interrupted)
     with pytest.raises(KeyboardInterrupt):
         leaderboards({"a": trace}, [COST], kinds=[POLICIES["fixed_k"]], trials=4, sensitivity=False, jobs=1)
 

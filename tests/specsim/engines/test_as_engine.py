@@ -15,8 +15,9 @@ from specsim.acceptance.generate import generate
 from specsim.acceptance.models import IID
 from specsim.acceptance.sources import Rounds, verified_by_depth
 from specsim.cost.model import ConstantCost
-from specsim.engines.as_engine import as_engine, counters_of, engine_counts, rounds_of
+from specsim.engines.as_engine import as_engine, counters_of, rounds_of
 from specsim.engines.conventions import CONVENTIONS, Conventions, find_conventions
+from specsim.engines.definitions import engine_counts
 from specsim.io.errors import InputError
 from specsim.policy.base import Policy
 from specsim.policy.chain.fixed_k import FixedK

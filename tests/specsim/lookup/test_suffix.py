@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specsim.cost.model import ConstantCost
-from specsim.engines.as_engine import as_engine, engine_counts
+from specsim.engines.as_engine import as_engine
 from specsim.engines.conventions import CONVENTIONS, Conventions
+from specsim.engines.definitions import engine_counts
 from specsim.io.errors import InputError
 from specsim.lookup.from_text import TokenText, suffix_trace
 from specsim.lookup.suffix import SuffixDecoder, SuffixDraft, SuffixRule, SuffixText, SuffixTree
