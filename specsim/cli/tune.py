@@ -16,7 +16,7 @@ from specsim.io.errors import Interrupted
 from specsim.io.settings import setting
 
 if TYPE_CHECKING:
-    from specsim.learn.held_out import CrossValidation, Reference, TuneResult
+    from specsim.learn.tune import CrossValidation, Reference, TuneResult
     from specsim.policy.base import Policy
     from specsim.replaying.prediction import Prediction
 
@@ -149,7 +149,7 @@ def _print(
     shown: str | None = None,
 ) -> None:
     """shown : the policy, where it is another than was reported on"""
-    from specsim.learn.held_out import CALLED
+    from specsim.learn.tune import CALLED
     from specsim.policy.chain.fixed_k import FixedK
     from specsim.replaying.prediction import oracle_name
 

@@ -131,8 +131,8 @@ def shown_results() -> list[type]:
         for module, name in (
             ("learn.predict", "Run"),
             ("learn.predict", "PolicyPrediction"),
-            ("learn.held_out", "TuneResult"),
-            ("learn.held_out", "CrossValidation"),
+            ("learn.tune", "TuneResult"),
+            ("learn.tune", "CrossValidation"),
             ("compare.board", "Board"),
             ("trace.trace", "Trace"),
             ("replaying.rounds", "RoundLog"),
@@ -148,7 +148,7 @@ def test_every_result_is_a_frame_and_what_it_shows_is_documented() -> None:
     assert [hasattr(kind, "plot") for kind in shown_results()] == [True, False, True, True, True, False, False]
 
 
-@pytest.mark.parametrize("name", ["learn.predict.Run", "learn.held_out.TuneResult"])
+@pytest.mark.parametrize("name", ["learn.predict.Run", "learn.tune.TuneResult"])
 def test_the_examples_of_figures_run(name: str) -> None:
     module, _, kind = name.rpartition(".")
     documented = getattr(importlib.import_module(f"specsim.{module}"), kind).plot

@@ -13,11 +13,10 @@ import pytest
 from specsim.cost.model import ConstantCost, CostModel
 from specsim.cost.profile import ProfileCost
 from specsim.io.errors import InputError
-from specsim.learn.held_out import TuneResult
 from specsim.learn.search import find_best
 from specsim.learn.settings import Search, SearchSettings
 from specsim.learn.space import search_space
-from specsim.learn.tune import cross_validate_with, tune_on
+from specsim.learn.tune import TuneResult, cross_validate_with, tune_on
 from specsim.policy.base import Policy, setting
 from specsim.policy.chain.adaedl import AdaEDL
 from specsim.policy.chain.base import ChainPolicy

@@ -10,9 +10,8 @@ import pytest
 from specsim.cost.joined import JoinedCost
 from specsim.cost.model import ConstantCost
 from specsim.learn.fit import fit
-from specsim.learn.held_out import BEST_FIXED_K
 from specsim.learn.settings import SearchSettings
-from specsim.learn.tune import tune_on
+from specsim.learn.tune import BEST_FIXED_K, tune_on
 from specsim.policy.base import Policy
 from specsim.policy.registry import SWITCH_POLICIES, make_policy
 from specsim.replaying.oracles import chain_oracle_seconds
