@@ -74,7 +74,7 @@ class RenewalStop(ChainPolicy):
     thresholds: tuple[float, ...] = setting((0.4, 0.4), 0.0, 2.0, doc="learned: path probability, [depth, bin]")
 
     name = "renewal_stop"
-    source = "renewal-reward form of EDD + PCT Eq. 5, see specsim/learn/chain_stopping.py"
+    source = "renewal-reward form of EDD + PCT Eq. 5, see specsim/learn/renewal_stop.py"
     features = ("prob", "confidence", "entropy_nats")
     variants = (Variant("fitted", tuned=False), Variant("myopic", {"lookahead": False}, tuned=False))
     initial_state = staticmethod(initial_state)
