@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
-import heapq
 import io
 import json
 import math
@@ -25,7 +24,7 @@ import re
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from scipy.special import softmax
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
@@ -56,9 +56,9 @@ from realrun.pairs.drafter_files import describe_target, save_drafter
 from realrun.pairs.pair import load_pair
 from specsim.trace.files import read_trace, write_trace
 from specsim.trace.trace import Trace
-from specsim.trace.tree_record import record_from_nodes
 from tests.support.commands import call
 from tests.support.quick import quick_measurements
+from tests.support.tree_traces import drawn_trace, stretches
 
 # Where `realrun validate` and `realrun board` look up the functions that measure profiles.
 PROFILE_USERS = ((board_profiles, "profile"), (validation_costs, "profile"), (board_costs, "profile_slice"))
@@ -523,110 +523,23 @@ def chain_trace(sequences: int = 16, tokens: int = 70, **changes: Any) -> Trace:
 def tree_trace(sequences: int = 12, tokens: int = 50, width: int = 10, nodes: int = 64, vocabulary: int = 10) -> Trace:
     """Trees of a made-up drafter whose distribution depends on the position and the last token alone.
 
-    The text is drawn from what the drafter says about it, flattened. The chain comes first into
-    every record, then, again and again, the likeliest of the next children of all nodes.
+    The text is drawn from what the drafter says about it, flattened.
     """
     rng = np.random.default_rng(5)
-    total = tokens + DEPTH  # what may be drafted beyond the end counts as well
-    noise = rng.normal(size=(sequences, total))
-    for t in range(1, total):
-        noise[:, t] = 0.9 * noise[:, t - 1] + math.sqrt(1 - 0.81) * noise[:, t]
-    sharp = 3.0 * np.exp(0.6 * noise)
-    logits = rounded(sharp[..., None, None] * rng.normal(size=(sequences, total, vocabulary, vocabulary)))
+    sharp = 3.0 * np.exp(0.6 * stretches(rng, sequences, tokens + DEPTH))
+    logits = rounded(sharp[..., None, None] * rng.normal(size=(*sharp.shape, vocabulary, vocabulary)))
     order = np.argsort(-logits, axis=-1, kind="stable").astype(np.int32)
     ranked = np.take_along_axis(logits, order, axis=-1).astype(np.float64)
-
-    def softmax(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        weights = np.exp(values - values.max(axis=-1, keepdims=True))
-        return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
-
-    probs = np.maximum(rounded(softmax(ranked)), np.float32(1 / 4096))
-    true_rank = np.empty((sequences, total), dtype=np.int64)
-    token = np.empty((sequences, total), dtype=np.int32)
-    last, every = np.zeros(sequences, dtype=np.int64), np.arange(sequences)
-    for t in range(total):
-        chance = np.cumsum(rounded(softmax(ranked[every, t, last] / 1.3)), axis=1)
-        true_rank[:, t] = (rng.random((sequences, 1)) > chance / chance[:, -1:]).sum(axis=1)
-        token[:, t] = last = order[every, t, last, true_rank[:, t]]
-
-    shape = (sequences * tokens, nodes)
-    parent, drafted = np.full(shape, -1, dtype=np.int16), np.full(shape, -1, dtype=np.int32)
-    prob, horizon = np.zeros(shape, dtype=np.float32), np.zeros(shape[0], dtype=np.float32)
-    chain, chain_prob = np.zeros((shape[0], DEPTH), np.int32), np.zeros((shape[0], DEPTH), np.float32)
-    entropy = np.zeros((shape[0], DEPTH), np.float32)
-    for s in range(sequences):
-        for t in range(tokens):
-            row = s * tokens + t
-            previous = int(token[s, t - 1]) if t else 0
-            nodes_found, horizon[row] = _best_first(probs[s, t:], order[s, t:], previous, width, nodes)
-            for place, (above, drafted_token, chance_of) in enumerate(nodes_found):
-                parent[row, place], drafted[row, place], prob[row, place] = above, drafted_token, chance_of
-            for i in range(DEPTH):
-                p = probs[s, t + i, previous].astype(np.float64)
-                previous = int(order[s, t + i, previous, 0])
-                chain[row, i], chain_prob[row, i] = previous, p[0]
-                entropy[row, i] = rounded(-(p * np.log(p)).sum())
-    ahead = np.arange(tokens)[:, None] + np.arange(DEPTH)
-    ranks = np.where(ahead < tokens, true_rank[:, ahead], -1).reshape(-1, DEPTH).astype(np.int16)
-    hits = ranks == 0
-    score = rounded(np.clip(chain_prob + 0.1 * rng.normal(size=chain_prob.shape), 0.01, 0.99))
-    return Trace(
-        meta=meta_of(eos_token_id=None),
-        sequence_id=np.arange(10, 10 + sequences, dtype=np.int64),
-        domain=np.array([("code", "prose")[s % 2] for s in range(sequences)]),
+    probs = np.maximum(rounded(softmax(ranked, axis=-1)), np.float32(1 / 4096))
+    trace = drawn_trace(rng, probs, order, rounded(softmax(ranked / 1.3, axis=-1)), DEPTH, width, nodes)
+    score = rounded(np.clip(trace.prob + 0.1 * rng.normal(size=trace.prob.shape), 0.01, 0.99))
+    return replace(
+        trace,
         prompt_tokens=5 + 4 * np.arange(sequences, dtype=np.int64),
-        budget_tokens=np.full(sequences, tokens, dtype=np.int64),
-        offsets=tokens * np.arange(sequences + 1, dtype=np.int64),
-        token=np.ascontiguousarray(token[:, :tokens]).ravel(),
-        match_len=np.where(hits.all(axis=1), DEPTH, hits.argmin(axis=1)).astype(np.uint8),
-        draft_token=chain,
-        prob=chain_prob,
-        confidence=chain_prob.copy(),
-        entropy_nats=entropy,
-        true_rank=ranks,
+        entropy_nats=rounded(trace.entropy_nats),
         score=score,
-        top10_confidence=chain_prob.copy(),
-        tree=record_from_nodes(parent, drafted, prob, horizon, width),
+        top10_confidence=trace.confidence.copy(),
     )
-
-
-def _best_first(
-    probs: npt.NDArray[np.float32], order: npt.NDArray[np.int32], last: int, width: int, most: int
-) -> tuple[list[tuple[int, int, float]], float]:
-    """(parent, token, probability) of the nodes in level order, and the horizon. probs [t, token, rank]."""
-    path, level, token, parent, rank = [1.0], [0], [last], [-1], [0]
-    heap: list[tuple[float, int, int]] = []  # (-path probability, parent, rank)
-
-    def reach(node: int, child: int) -> float:
-        return path[node] * float(probs[level[node], token[node], child])
-
-    def take(node: int, child: int) -> None:
-        path.append(reach(node, child))
-        token.append(int(order[level[node], token[node], child]))
-        level.append(level[node] + 1)
-        parent.append(node)
-        rank.append(child)
-        if child + 1 < width:
-            heapq.heappush(heap, (-reach(node, child + 1), node, child + 1))
-
-    for node in range(DEPTH):
-        take(node, 0)
-    while heap and len(path) <= most:
-        _, node, child = heapq.heappop(heap)
-        take(node, child)
-        if level[-1] < DEPTH:
-            heapq.heappush(heap, (-reach(len(path) - 1, 0), len(path) - 1, 0))
-    children: list[list[int]] = [[] for _ in path]  # taken in the order of their ranks
-    for node in range(1, len(path)):
-        children[parent[node]].append(node)
-    ordered = [0]
-    for node in ordered:  # in level order
-        ordered += children[node]
-    number = {node: place for place, node in enumerate(ordered)}
-    records = [
-        (number[parent[n]], token[n], float(probs[level[n] - 1, token[parent[n]], rank[n]])) for n in ordered[1:]
-    ]
-    return records, -heap[0][0] if heap else 0.0
 
 
 @_input

@@ -38,13 +38,32 @@ def tree_trace(
     """
     rng = np.random.default_rng(rng_seed)
     total = tokens + depth  # what may be drafted beyond the end counts as well
-    sharp = easiness * np.exp(0.6 * _stretches(rng, sequences, total))
+    sharp = easiness * np.exp(0.6 * stretches(rng, sequences, total))
     logits = (sharp[..., None, None] * rng.normal(size=(sequences, total, vocabulary, vocabulary))).astype(np.float32)
     probs = _softmax(logits)
     order = np.argsort(-probs, axis=-1, kind="stable").astype(np.int32)
     probs = np.take_along_axis(probs, order, axis=-1)  # by rank
-    factor = np.exp(hidden * _stretches(rng, sequences, total)) / overconfidence
+    factor = np.exp(hidden * stretches(rng, sequences, total)) / overconfidence
     true_probs = _softmax(np.take_along_axis(logits, order, axis=-1) * factor[..., None, None])
+    return drawn_trace(rng, probs, order, true_probs, depth, width, max(nodes, depth))
+
+
+def drawn_trace(
+    rng: np.random.Generator,
+    probs: np.ndarray,
+    order: np.ndarray,
+    true_probs: np.ndarray,
+    depth: int,
+    width: int,
+    nodes: int,
+) -> Trace:
+    """The trace of a text that is drawn, by rank, from `true_probs`.
+
+    probs, true_probs, order : the drafter's, the text's and the tokens [sequence, position, last token, rank], of
+        `depth` positions more than the text has
+    """
+    sequences, total = probs.shape[:2]
+    tokens = total - depth
     true_rank = np.empty((sequences, total), dtype=np.int64)
     token = np.empty((sequences, total), dtype=np.int32)
     last, every = np.zeros(sequences, dtype=np.int64), np.arange(sequences)
@@ -52,7 +71,7 @@ def tree_trace(
         accept_prob = np.cumsum(true_probs[every, t, last], axis=1)
         true_rank[:, t] = (rng.random((sequences, 1)) > accept_prob / accept_prob[:, -1:]).sum(axis=1)
         token[:, t] = last = order[every, t, last, true_rank[:, t]]
-    parent, drafted, prob, horizon = _record(probs, order, token[:, :tokens], depth, width, max(nodes, depth))
+    parent, drafted, prob, horizon = _record(probs, order, token[:, :tokens], depth, width, nodes)
     longest = int((parent >= 0).sum(axis=1).max())
     tree = record_from_nodes(parent[:, :longest], drafted[:, :longest], prob[:, :longest], horizon, width)
 
@@ -86,7 +105,7 @@ def tree_trace(
     )
 
 
-def _stretches(rng: np.random.Generator, sequences: int, tokens: int) -> np.ndarray:
+def stretches(rng: np.random.Generator, sequences: int, tokens: int) -> np.ndarray:
     """A standard normal number per token [S, T] that lasts for about ten of them."""
     noise = rng.normal(size=(sequences, tokens))
     for t in range(1, tokens):
