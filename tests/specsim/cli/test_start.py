@@ -1,4 +1,4 @@
-"""How commands begin: what they import, what they say of versions, of missing libraries and of compiling."""
+"""How commands begin: what they and the package import, what they say of versions, missing libraries and compiling."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from tests.support.reference import small_trace
 PATHS = f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / 'kernels')!r}]\n"
 LATER = ("torch", "transformers", "tokenizers", "safetensors", "peft")  # what the light install does not bring
 HEAVY = {
+    "torch",
     "scipy.linalg",
     "scipy.special",
     "pandas",
@@ -30,6 +31,15 @@ HEAVY = {
     "rich",
     "pyarrow.compute",
 }
+IMPORT_EVERYTHING = """
+import importlib, json, pkgutil
+import specsim
+found = pkgutil.walk_packages(specsim.__path__, "specsim.")
+names = [module.name for module in found if not module.name.endswith("__main__")]
+for name in names:
+    importlib.import_module(name)
+print(json.dumps([names, sorted(sys.modules)]))
+"""
 
 
 def python(code: str, *args: object) -> subprocess.CompletedProcess[str]:
@@ -56,6 +66,28 @@ finally:
     loaded = set(json.loads(done.stderr.splitlines()[-1]))
     assert "numba" in loaded
     assert loaded & HEAVY == set()
+
+
+def test_no_module_imports_torch_or_what_runs_models() -> None:
+    """The simulator stands alone: no room of it imports a deep-learning library."""
+    names, loaded = json.loads(python(IMPORT_EVERYTHING).stdout)
+    assert {f"specsim.{room}" for room in ("trace", "policy", "replaying", "cost")} <= set(names)
+    roots = {name.split(".")[0] for name in loaded}
+    assert "numba" in roots
+    assert not roots & {"torch", "transformers", "triton", "realrun", "speckernels"}
+    assert "matplotlib.pyplot" not in loaded  # it chooses a display
+
+
+def test_importing_the_package_itself_loads_nothing_heavy() -> None:
+    loaded = json.loads(python("import json\nimport specsim\nprint(json.dumps(sorted(sys.modules)))").stdout)
+    assert not {name.split(".")[0] for name in loaded} & {
+        "numpy",
+        "numba",
+        "pandas",
+        "pyarrow",
+        "scipy",
+        "matplotlib",
+    }
 
 
 def test_numba_keeps_its_linear_algebra() -> None:

@@ -1,4 +1,4 @@
-"""Cost models, the table they compile to, and the files they are read from."""
+"""Cost models, also of joined drafters and of SPACE, the table they compile to, and the files they are read from."""
 
 from __future__ import annotations
 
@@ -14,12 +14,24 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from specsim.cost.files import read_cost
+from specsim.cost.joined import JoinedCost, joined_document, joined_table
 from specsim.cost.model import ConstantCost
 from specsim.cost.profile import LEAST_CONTEXT, ProfileCost, TreeProfile, profile_from_json
 from specsim.cost.table import compile_table
 from specsim.io.errors import InputError
+from specsim.learn.evaluate import evaluate_many
+from specsim.learn.storage import cost_digest
+from specsim.policy.chain.fixed_k import FixedK
+from specsim.policy.registry import POLICIES, make_policy
+from specsim.replaying.checks import unsupported_reason
+from specsim.replaying.oracles import chain_oracle_seconds
+from specsim.replaying.priced import PricedTrace
+from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
+from specsim.trace.trace import Trace
 from tests.support.checks import refusal
+from tests.support.commands import call, json_of
+from tests.support.joined_traces import joined_trace
 from tests.support.reference import RampCost, small_trace
 
 CONTEXTS = np.array([16, 64, 256])
@@ -154,14 +166,14 @@ def test_predictions_read_means_and_of_older_files_medians() -> None:
 @pytest.mark.parametrize(("asked", "named"), [([16, 257], "16 to 257"), ([15], "15 to 15"), (np.nan, "nan")])
 def test_a_context_outside_the_grid_is_named(asked: Any, named: str) -> None:
     model = profile()
-    for call in (
+    for priced in (
         lambda: model.draft(1, asked),
         lambda: model.catch_up(asked),
         lambda: model.verify(1, asked),
         lambda: model.autoregressive_step(asked),
     ):
         with pytest.raises(InputError, match="covers contexts 16 to 256 tokens") as caught:
-            call()
+            priced()
         assert named in str(caught.value)
 
 
@@ -196,30 +208,36 @@ def test_read_cost_reads_both_kinds(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content",
+    ("content", "says"),
     [
-        "",
-        "null",
-        '{"s_d": 0.001}',
-        '{"s_d": 1, "s_t": NaN}',
-        '{"s_d": "x", "s_t": 1}',
-        json.dumps({**document(), "version": 1}),
-        json.dumps({**document(), "contexts": [16, 64]}),
-        json.dumps({**document(), "contexts": [16, 256, 64]}),
-        json.dumps({**document(), "median_s": None}),
-        json.dumps({**document(), "mean_s": {"verify": [[1.0]]}}),
-        json.dumps(document(draft_step=[])),
-        json.dumps(document(verify=[1, 2, 3])),
-        json.dumps(document(verify=[[1, 2, 3], [1, 2]])),
-        json.dumps(document(verify=[[1, 2, -3]])),
-        json.dumps(document(autoregressive=[1, 2, float("inf")])),
-        json.dumps(document(round_overhead=-1e-6)),
+        ("{", "not valid JSON"),
+        ("{}", "neither"),
+        ("[1, 2]", "neither"),
+        ('{"s_d": 0, "s_t": 1}', "s_d"),
+        ('{"s_d": 1, "s_t": NaN}', "NaN is not a finite number"),
+        ('{"s_d": "x", "s_t": 1}', "s_d"),
+        (json.dumps({**document(), "version": 99}), "99"),
+        ('{"kind": "specsim-profile", "version": 2}', "malformed"),
+        ("", ""),
+        ("null", ""),
+        ('{"s_d": 0.001}', ""),
+        (json.dumps({**document(), "version": 1}), ""),
+        (json.dumps({**document(), "contexts": [16, 64]}), ""),
+        (json.dumps({**document(), "contexts": [16, 256, 64]}), ""),
+        (json.dumps({**document(), "median_s": None}), ""),
+        (json.dumps({**document(), "mean_s": {"verify": [[1.0]]}}), ""),
+        (json.dumps(document(draft_step=[])), ""),
+        (json.dumps(document(verify=[1, 2, 3])), ""),
+        (json.dumps(document(verify=[[1, 2, 3], [1, 2]])), ""),
+        (json.dumps(document(verify=[[1, 2, -3]])), ""),
+        (json.dumps(document(autoregressive=[1, 2, float("inf")])), ""),
+        (json.dumps(document(round_overhead=-1e-6)), ""),
     ],
 )
-def test_a_damaged_cost_file_is_refused_by_name(tmp_path: Path, content: str) -> None:
+def test_a_damaged_cost_file_is_refused_by_name(tmp_path: Path, content: str, says: str) -> None:
     path = tmp_path / "cost.json"
     path.write_text(content)
-    refusal(lambda: read_cost(path), str(path))
+    refusal(lambda: read_cost(path), str(path), says)
 
 
 def test_a_cost_file_that_is_not_there_or_not_text_is_refused(tmp_path: Path) -> None:
@@ -242,3 +260,185 @@ def test_a_profile_from_its_least_context_on_prices_all_shorter_ones() -> None:
         else:
             with pytest.raises(InputError, match="covers contexts 3 to 10 tokens, asked for 0"):
                 cost.autoregressive_step([0, 10])
+
+
+def profile_document(**more: Any) -> dict[str, Any]:
+    """Steps of 2 ms, passes of 10 + n ms; at context 2, catching up on 1, 4 and 16 tokens takes 1, 2.5 and 10 ms."""
+    seconds = {
+        "draft_step": [[0.002, 0.002]] * 5,
+        "catch_up": [0.001, 0.002],
+        "catch_up_many": {"tokens": [4, 16], "seconds": [[0.0025, 0.004], [0.01, 0.02]]},
+        "verify": [[0.010 + n / 1000] * 2 for n in range(1, 7)],
+        "autoregressive": [0.010, 0.010],
+        "policy_step": 1e-5,
+        "round_overhead": 1e-4,
+    }
+    return {"kind": "specsim-profile", "version": 2, "contexts": [2, 102], "mean_s": {**seconds, **more}}
+
+
+def catching_profile(**more: Any) -> ProfileCost:
+    return profile_from_json(profile_document(**more), "given")
+
+
+def test_catching_up_is_linear_between_what_was_measured() -> None:
+    cost = catching_profile()
+    by_hand = {1: 0.001, 2: 0.0015, 3: 0.002, 4: 0.0025, 10: 0.00625, 16: 0.01, 32: 0.02}  # 0.625 ms a token from 4 on
+    for tokens, seconds in by_hand.items():
+        assert float(cost.catch_up_by(tokens, 2)) == pytest.approx(seconds, rel=1e-12)
+    assert float(cost.catch_up_by(4, 52)) == pytest.approx((0.0025 + 0.004) / 2)
+    assert float(cost.catch_up_by(1, 2)) == float(cost.catch_up(2))
+
+
+def test_a_profile_of_short_drafts_is_shown_as_far_as_it_goes(tmp_path: Path) -> None:
+    (tmp_path / "profile.json").write_text(json.dumps(profile_document()))
+    shown = json_of(call("specsim", "cost", "show", tmp_path / "profile.json", "--json"))
+    assert [list(row["verify_s"]) for row in shown["rows"]] == [["1", "2", "4"]] * 2
+
+
+def test_what_was_not_measured_costs_as_many_times_one() -> None:
+    assert float(catching_profile(catch_up_many=None).catch_up_by(7, 2)) == pytest.approx(0.007)
+    assert float(ConstantCost(0.1, 1.0).catch_up_by(7, 2)) == 0.0
+
+
+@pytest.mark.parametrize(
+    "many",
+    [
+        {"tokens": [1, 4], "seconds": [[0.0, 0.0]] * 2},
+        {"tokens": [4, 4], "seconds": [[0.0, 0.0]] * 2},
+        {"tokens": [], "seconds": []},
+        {"tokens": [4], "seconds": [[0.0]]},
+        {"tokens": [4], "seconds": [[0.0, -1.0]]},
+        {"tokens": [4]},
+    ],
+)
+def test_a_profile_that_catches_up_oddly_is_refused(many: Any) -> None:
+    with pytest.raises(InputError, match="profile again"):
+        catching_profile(catch_up_many=many)
+
+
+def test_a_joined_table_by_hand() -> None:
+    trace = joined_trace(drafters=2)
+    table = joined_table(trace, JoinedCost((ConstantCost(0.001, 0.020), catching_profile())))
+    longest = int(trace.output_tokens.max())
+    assert table.each_draft_s.shape[:2] == (2, trace.depth + 1) and table.each_catch_up_s.shape[:2] == (2, longest + 1)
+    np.testing.assert_allclose(table.each_draft_s[:, 3, 0], [0.003, 0.006])
+    np.testing.assert_allclose(table.each_verify_s[:, 4, 0], [0.020, 0.014])
+    at = 8 - 2  # the first column is priced at context 8
+    np.testing.assert_allclose(table.each_catch_up_s[1, [0, 1, 4], 0], [0, 0.001 + 1e-5 * at, 0.0025 + 1.5e-5 * at])
+    assert not table.each_catch_up_s[0].any()
+    assert table.each_round_overhead_s.tolist() == [0.0, 1e-4] and table.each_policy_step_s.tolist() == [0.0, 1e-5]
+    np.testing.assert_array_equal(table.autoregressive_s, 0.020)  # the first's
+    assert table.notes == (
+        "a token without speculation takes 10 to 20 ms by the drafters' costs, which should be of one target on one "
+        "machine",
+    )
+
+
+def test_a_file_of_joined_costs_holds_each_as_it_was(tmp_path: Path) -> None:
+    file = tmp_path / "cost.json"
+    constants = {"s_d": 0.001, "s_t": 0.010}
+    file.write_text(json.dumps(joined_document([constants, profile_document()])))
+    cost = read_cost(file)
+    assert isinstance(cost, JoinedCost) and cost.parts[0] == ConstantCost(0.001, 0.010)
+    assert float(cost.parts[1].catch_up_by(4, 2)) == 0.0025
+    for bad, message in (
+        ([], "does not hold the costs of single drafters"),
+        ([joined_document([constants])], "does not hold the costs of single drafters"),
+        ([constants, {"s_d": -1.0, "s_t": 1.0}], "drafter 2: .*s_d"),
+        ([constants, 7], "drafter 2 is neither"),
+    ):
+        file.write_text(json.dumps(joined_document(bad)))
+        with pytest.raises(InputError, match=message):
+            read_cost(file)
+    file.write_text(json.dumps({"kind": "specsim-joined-cost", "version": 1}))
+    with pytest.raises(InputError, match="required field `costs`"):
+        read_cost(file)
+
+
+def test_space_pays_for_its_passes_and_for_no_draft_step() -> None:
+    """k = 2: the rounds of fixed K = 2, every pass over 1 + 2 x 4 = 9 tokens, but for shorter drafts at the end."""
+    trace, model = small_trace(), RampCost(slope=0.0)
+    policy = make_policy("space_k", {"k": 2})
+    table = cost_table(trace, model, policy)
+    result = replay(trace, policy, table, log=True)
+    plain = replay(trace, FixedK(k=2), cost_table(trace, model), log=True)
+    assert result.rounds.rows() == plain.rounds.rows()
+    draft_s, policy_s, verify_s, other_s = result.seconds.sum(axis=0)
+    rounds = result.num_rounds.sum()
+    assert draft_s == policy_s == 0
+    passes = [float(model.verify(3 * (drafted + 1), 0)) for drafted in result.rounds.drafted.tolist()]
+    assert verify_s == pytest.approx(sum(passes), rel=1e-12)
+    assert passes.count(float(model.verify(9, 0))) > 0.8 * rounds
+    assert other_s == pytest.approx(rounds * model.round_overhead(), rel=1e-12)
+    np.testing.assert_array_equal(result.autoregressive_s, plain.autoregressive_s)
+
+
+class SizedTrees(RampCost):
+    """Trees cost what chains of as many tokens cost, and a compaction."""
+
+    max_tree_tokens = 512
+
+    def tree_verify(self, n_tokens: int, context: Any) -> Any:
+        return self.verify(n_tokens, context) + 7e-3
+
+
+def as_space(trace: Trace) -> Trace:
+    return replace(trace, meta={**trace.meta, "drafter_kind": "space"})
+
+
+@pytest.mark.parametrize(("name", "settings", "k"), [
+    ("space_k", {"k": 3}, 3), ("fixed_k", {"k": 2}, 2), ("adaedl", {"lambda0": 0.5, "max_draft_tokens": 4}, 4),
+])  # fmt: skip
+def test_on_a_trace_of_space_masks_are_part_of_every_pass(name: str, settings: dict[str, Any], k: int) -> None:
+    """m drafted tokens cost a tree of (m + 1)(k + 1), with k of the run's longest draft, and measured draft steps."""
+    trace, model = small_trace(), SizedTrees(slope=0.0)
+    policy = make_policy(name, settings)
+    result = replay(as_space(trace), policy, cost_table(as_space(trace), model, policy), log=True)
+    elsewhere = replay(trace, policy, cost_table(trace, RampCost(slope=0.0), FixedK(k=2)), log=True)
+    assert result.rounds.rows() == elsewhere.rounds.rows()
+    drafted = result.rounds.drafted.tolist()
+    draft_s, _, verify_s, _ = result.seconds.sum(axis=0)
+    assert verify_s == pytest.approx(sum(float(model.tree_verify((m + 1) * (k + 1), 0)) for m in drafted), rel=1e-12)
+    assert draft_s == pytest.approx(sum(float(model.draft(m, 0)) for m in drafted if m), rel=1e-12) and draft_s > 0
+    np.testing.assert_array_equal(result.autoregressive_s, elsewhere.autoregressive_s)
+
+
+def test_no_policy_beats_the_oracle_on_a_trace_of_space() -> None:
+    """Of any k a pass over m drafted tokens has at least m masks in a group."""
+    trace, model = as_space(small_trace()), SizedTrees(slope=0.0)
+    least = chain_oracle_seconds(trace, cost_table(trace, model))
+    for k in range(1, trace.depth + 1):
+        policy = FixedK(k=k)
+        seconds = replay(trace, policy, cost_table(trace, model, policy)).speculative_s
+        assert (least <= seconds + 1e-12).all()
+    priced = cost_table(trace, model).verify_s[:, 0]
+    assert priced[2:].tolist() == [float(model.tree_verify(n * n, 0)) for n in range(2, len(priced))]
+    assert priced[1] == float(model.verify(1, 0))  # a round that drafts nothing has no masks at the least
+
+
+def test_tuning_on_a_trace_of_space_counts_every_policys_own_masks() -> None:
+    trace, model = as_space(small_trace()), SizedTrees(slope=0.0)
+    points = [{"k": k} for k in (1, 2, 4)]
+    evaluated = evaluate_many(FixedK, points, PricedTrace(trace, model), jobs=1)
+    for point, seconds in zip(points, evaluated.seconds, strict=True):
+        policy = FixedK(**point)
+        alone = replay(trace, policy, cost_table(trace, model, policy)).speculative_s.sum()
+        assert seconds == pytest.approx(alone, rel=1e-12)
+
+
+def test_a_search_on_a_trace_of_space_goes_on_only_under_the_same_costs_of_its_passes() -> None:
+    class Dearer(SizedTrees):
+        def tree_verify(self, n_tokens: int, context: Any) -> Any:
+            return super().tree_verify(n_tokens, context) + (n_tokens == 6) * 1e-3  # no square, so of no oracle's pass
+
+    trace, costs = small_trace(), (SizedTrees(slope=0.0), Dearer(slope=0.0))
+    assert len({cost_digest(PricedTrace(as_space(trace), cost)) for cost in costs}) == 2
+    assert len({cost_digest(PricedTrace(trace, cost)) for cost in costs}) == 1
+
+
+def test_what_belongs_on_a_trace_of_space() -> None:
+    """Chains, space_k among them, which elsewhere is out of place; and no trees."""
+    trace = small_trace()
+    assert "space" in str(unsupported_reason(trace, POLICIES["space_k"]))
+    assert unsupported_reason(as_space(trace), POLICIES["space_k"]) is None
+    assert "chains only" in str(unsupported_reason(as_space(trace), POLICIES["vct"]))

@@ -150,15 +150,6 @@ def test_drawing_needs_the_column(trace: Trace) -> None:
         drawn_match_len(as_recorded(trace), 0, 0)
 
 
-def test_a_trace_keeps_its_probabilities_on_disk(trace: Trace, tmp_path: Path) -> None:
-    write_trace(trace, tmp_path / "t")
-    again = read_trace(tmp_path / "t")
-    assert again.approximate
-    np.testing.assert_array_equal(again.accept_prob, trace.accept_prob)
-    table = cost_table(trace, COST)
-    np.testing.assert_array_equal(replay(again, FixedK(k=3), table).seconds, replay(trace, FixedK(k=3), table).seconds)
-
-
 @pytest.mark.parametrize("bad", [-0.1, 1.1])
 def test_probabilities_outside_0_and_1_are_refused(trace: Trace, tmp_path: Path, bad: float) -> None:
     spoilt = np.array(trace.accept_prob)
