@@ -1,7 +1,13 @@
-"""Every block of the documentation runs, and prints what stands below it; what cannot run is at least a command."""
+"""Every block of the documentation runs, and prints what stands below it; what cannot run is at least a command.
+
+Sentences say no result that a script did not write. Looked for is what results look like: percentages, thousands,
+decimals and "so many times". What stands in code, in tables, in headings and between a script's markers is left out, as
+are versions, and sections and theorems of papers.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -10,6 +16,7 @@ import pytest
 
 from docs import pages, tables, values
 from docs.idea import FIGURE, idea
+from docs.notebook import NOTEBOOK, PAGE
 from realrun.measure.interleaving import TURN_ROUNDS
 from studies.papers.findings import audit
 from tests.contract.test_options_named import APPS, OPTION, command_of, options
@@ -206,3 +213,72 @@ def test_a_page_is_rewritten_and_then_agrees(tmp_path: Path) -> None:
 def test_what_was_measured_is_compared_by_its_words(recorded: str, printed: str, measured: bool, differs: bool) -> None:
     block = pages.Block("sh", None, "", recorded, ("measured",) if measured else ())
     assert pages.differs(block, printed) is differs
+
+
+NOT_PROSE = re.compile(
+    r"^```.*?^```$"  # blocks of code, and outputs
+    r"|<!--.*?-->"
+    r"|\$\$.*?\$\$|\$[^$\n]*\$"  # formulas
+    r"|`[^`]*`"
+    r"|\]\([^)]*\)"  # where links lead
+    r"|^[|#].*?$",  # tables and headings
+    re.MULTILINE | re.DOTALL,
+)
+RESULT = re.compile(
+    r"\d[\d,.]* %"
+    r"|\b\d{1,3}(?:,\d{3})+\b"
+    r"|(?<![\w.:-])(?<!section )(?<!Theorem )(?<!Python )(?<!capability )\d+\.\d+(?![\d.]*[\w.-]*\w)"
+    r"|\b(?:\d+|two|three|four|five|six|seven|eight|nine|ten) times\b"
+)
+LEVEL = "95 %"  # of every interval and every comparison
+STATED = {  # by page, what is no result, and why
+    "docs/howto/doctor.md": {
+        "0.32": "vLLM's version",
+        "2026.10": "llama.cpp's version",
+        "10 %": "LEAST_GAIN of specsim/servers/causes.py",
+    },
+    "docs/mathematics.md": {"0.8": "a setting of the code above it"},
+}
+
+
+def results(text: str) -> list[str]:
+    """What looks like a result in the sentences of a page and is not between markers."""
+    prose = " ".join(NOT_PROSE.sub("", values.PLACE.sub("", text)).split())
+    return [found for found in RESULT.findall(prose) if found != LEVEL]
+
+
+@pytest.mark.parametrize("name", [path.relative_to(ROOT).as_posix() for path in pages.written()])
+def test_sentences_say_no_result_that_no_script_wrote(name: str) -> None:
+    found = results((ROOT / name).read_text())
+    assert sorted(found) == sorted(STATED.get(name, {})), "let docs/values.py write it, or say why it is no result"
+
+
+def test_results_are_seen_in_sentences_alone() -> None:
+    text = """\
+# 1.5 times
+
+It is 1.31 times as fast, or 12 % faster, after 14,119 rounds; by 1.5. Three times as fast as arXiv:2401.10774, section
+3.3.3, at Llama-3.1-8B, Python 3.11, compute capability 9.0, p = `0.5` and $0.5$, with 95 % intervals, four times.
+
+| 1.5 | 12 % |
+
+```sh
+echo 1.5
+```
+
+<!-- value: between runs -->1.7<!-- --> %
+"""
+    assert results(text) == ["1.31", "12 %", "14,119", "1.5", "four times"]
+
+
+def test_the_notebook_runs_and_prints_what_stands_in_it(tmp_path: Path) -> None:
+    cells = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
+    blocks = "\n".join(f"```python\n{''.join(cell['source'])}\n```\n" for cell in cells)
+    recorded = ["".join(line for output in cell["outputs"] for line in output["text"]) for cell in cells]
+    assert pages.run(blocks, tmp_path) == recorded, "python -m docs.notebook writes it anew"
+
+
+def test_the_notebook_is_its_page() -> None:
+    codes = [block.code.strip() for block in pages.blocks(PAGE.read_text()) if block.runs]
+    cells = json.loads(NOTEBOOK.read_text())["cells"]
+    assert ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"] == codes

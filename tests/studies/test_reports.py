@@ -1,18 +1,29 @@
-"""Every study's report: written again from what its real run recorded, byte for byte, and short enough to be read."""
+"""What all studies share: reports written again from what was recorded, the command, and comparisons."""
 
 from __future__ import annotations
 
 import csv
+import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+from specsim.cost.model import ConstantCost
+from specsim.io.errors import InputError
+from specsim.io.files import write_json, write_text
+from specsim.policy.registry import make_policy
+from specsim.replaying.priced import PricedTrace
 from specsim.report.table import SPEEDUP, Column
 from studies import __main__ as command
+from studies import comparisons
+from studies.common import parts, with_replays
 from studies.figures import COLORS, dots, line_panels, speedup_dots
 from studies.report import Report, csv_text, error_line, load_line, markdown_table
+from tests.support.tree_traces import tree_trace
 
 WRITTEN = ("report.md", "table.csv")
 ESTIMATE = {"estimate": 1.23456789, "low": 1.1, "high": 1.5}
@@ -109,3 +120,107 @@ def test_load_that_was_not_recorded_is_said_so() -> None:
 
 def test_a_table_ends_with_an_empty_line() -> None:
     assert markdown_table(["a", "b"], [["1", "2"]]) == ["| a | b |", "|---|---|", "| 1 | 2 |", ""]
+
+
+class Toy:
+    """A study that counts its real runs."""
+
+    RECORDED: tuple[str, ...] = ("*/validation.json", "*/trace/*")
+    real_runs = 0
+
+    def main(self, out: Path, config: dict[str, int]) -> None:
+        done = out / "greedy" / "validation.json"
+        if not done.is_file():
+            self.real_runs += 1
+            write_json({"seed": config["seed"], "run": self.real_runs}, done)
+            write_text(out / "greedy" / "trace" / "meta.json", "{}")
+            write_text(out / "greedy" / "rounds.parquet", "large")
+        write_text(out / "figures" / "speedup.svg", "<svg/>")
+        write_text(out / "report.md", f"of {json.loads(done.read_text())}")
+
+
+@pytest.fixture
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Toy:
+    study = Toy()
+    monkeypatch.setattr(command, "HOME", tmp_path / "studies")
+    monkeypatch.setattr(command, "STUDIES", ("toy",))
+    monkeypatch.setattr(command, "import_module", {"studies.toy.run": study}.__getitem__)
+    write_text(tmp_path / "studies" / "toy" / "config.toml", "seed = 3")
+    return study
+
+
+def test_a_real_run_is_recorded_and_its_report_written_from_that_ever_after(toy: Toy, tmp_path: Path) -> None:
+    home = tmp_path / "studies" / "toy"
+    with pytest.raises(InputError, match="has no recorded run; run it with --real"):
+        command.main(out=tmp_path / "first")
+    command.main(["toy"], real=True, out=tmp_path / "first")
+    kept = sorted(path.relative_to(home).as_posix() for path in home.rglob("*") if path.is_file())
+    assert kept == [
+        "config.toml",
+        "figures/speedup.svg",
+        "recorded/greedy/trace/meta.json",
+        "recorded/greedy/validation.json",
+        "report.md",
+    ]
+    (home / "report.md").unlink()
+    write_text(home / "figures" / "of-another-day.svg", "<svg/>")
+    command.main(out=tmp_path / "second")
+    assert toy.real_runs == 1
+    assert (home / "report.md").read_text() == "of {'seed': 3, 'run': 1}"
+    assert (home / "recorded" / "greedy" / "validation.json").read_text() == '{"seed":3,"run":1}\n'
+    assert [path.name for path in (home / "figures").iterdir()] == ["speedup.svg"]
+
+
+def test_every_study_says_what_it_needs_of_a_real_run() -> None:
+    assert "drafters" in command.STUDIES
+    assert [name for name in command.STUDIES if not command.patterns(name)] == ["papers", "published"]
+
+
+@pytest.mark.parametrize("real", [False, True])
+def test_a_study_that_runs_nothing_needs_no_record(toy: Toy, tmp_path: Path, real: bool) -> None:
+    toy.RECORDED = ()
+    command.main(["toy"], real=real, out=tmp_path / "out")
+    assert (tmp_path / "studies" / "toy" / "report.md").read_text() == "of {'seed': 3, 'run': 1}"
+    assert not (tmp_path / "studies" / "toy" / command.RECORDED).exists()
+
+
+def test_a_study_that_does_not_exist_is_named(toy: Toy, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="there is no study tom; choose of toy"):
+        command.main(["toy", "tom"], out=tmp_path)
+    assert toy.real_runs == 0
+
+
+def test_what_was_really_run_differs_by_more_than_the_noise_floor() -> None:
+    base = np.linspace(1, 2, 16)
+    rows = {name: {"sequence_seconds": base / s, "measured": {"estimate": s}} for name, s in (("a", 1.3), ("b", 1.28))}
+    document = {"autoregressive_sequence_seconds": base, "noise_floor_percent": 1.0}
+    noisy = {**document, "noise_floor_percent": 2.0}
+    assert comparisons.differ_measured(document, rows["a"], rows["b"])
+    assert not comparisons.differ_measured(noisy, rows["a"], rows["b"])
+    assert comparisons.measured_gap(document, rows["a"], rows["b"], "b") == "0.020 [0.020, 0.020] above b"
+    assert comparisons.measured_gap(noisy, rows["b"], rows["a"], "a") == (
+        "0.020 [0.020, 0.020] below a, not significant"
+    )
+
+
+def test_the_best_of_several_is_picked_on_the_tuning_prompts() -> None:
+    def row(policy: str, label: str, train: float, measured: float) -> dict[str, Any]:
+        return {"policy": policy, "label": label, "train_speedup": train, "measured": {"estimate": measured}}
+
+    greedy = [row("fixed_k", "k=3", 1.5, 1.2), row("fixed_k", "k=9", 1.0, 1.9), row("adaedl", "a", 1.1, 1.3)]
+    best = comparisons.best_by(greedy, "policy")
+    assert {name: row["label"] for name, row in best.items()} == {"fixed_k": "k=3", "adaedl": "a"}
+    assert comparisons.first_best([]) is None
+
+
+def test_rows_get_their_speedup_on_the_tuning_prompts_and_their_truncated_rounds() -> None:
+    config = {"tuning_share": 0.5, "seed": 0}
+    trace, cost = tree_trace(3, sequences=6, depth=5, width=5, nodes=12), ConstantCost(1.0, 10.0)
+    rows = [{"policy": "pct", "params": {"max_depth": 5}}, {"policy": "fixed_k", "params": {"k": 3}}]
+    document = with_replays({"rows": rows}, trace, cost, config)
+    train, holdout = (PricedTrace(part, cost) for part in parts(trace, config))
+    policy = make_policy("pct", {"max_depth": 5})
+    assert document["rows"][0]["train_speedup"] == train.replay(policy).speedup != holdout.replay(policy).speedup
+    replayed = holdout.replay(policy)
+    assert document["rows"][0]["truncated_share"] == replayed.truncated.sum() / replayed.num_rounds.sum() > 0
+    assert document["rows"][1]["truncated_share"] == 0 and document["step_ratio"] == pytest.approx(0.1)

@@ -1,4 +1,5 @@
-"""`specsim tune` prints what the tuner found: a JSON object, or tables and warnings."""
+"""`specsim tune` prints what the tuner found: a JSON object, or tables and warnings; and where no policy is faster than
+decoding without speculation, commands say so: the baseline is a candidate."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from specsim.policy.chain.adaedl import AdaEDL
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.registry import CHAIN_POLICIES
 from specsim.replaying.priced import PricedTrace
+from specsim.report.tuning import tuning_result
 from specsim.trace.files import read_trace, write_trace
 from specsim.trace.split import split_sequences
 from tests.support.commands import assert_refused, call, json_of
@@ -128,14 +130,43 @@ def test_every_policy_can_be_tuned_by_every_search(name: str) -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("--search", "random"), "random"),
-        (("--trials", 0), "--trials"),
         (("--folds", 1), "--folds"),
         (("--folds", 17), "folds=17"),
         (("--jobs", 0), "--jobs"),
-        (("--set", "max_draft_tokens=9"), "depth 8"),
-        (("--tuning-share", 1), "tuning_share"),
     ],
 )
 def test_bad_options_are_refused(tune_command: list[object], args: tuple[object, ...], message: str) -> None:
     assert_refused(call(*tune_command, "--policy", "adaedl", *args), message)
+
+
+TRACE = "example:lab-model"
+FIXED = ("--policy", "fixed_k", "--trials", "4")
+SAID = "Do not speculate here"
+
+
+@pytest.fixture
+def dear(tmp_path: Path) -> Path:
+    """A draft step takes as long as the target's."""
+    path = tmp_path / "dear.json"
+    path.write_text('{"s_d": 0.01, "s_t": 0.01}')
+    return path
+
+
+@pytest.mark.parametrize("command", [("tune",), ("leaderboard", "--no-sensitivity")])
+def test_a_command_that_names_a_best_says_not_to_speculate(command: tuple[str, ...], dear: Path) -> None:
+    name, *more = command
+    out = call("specsim", name, TRACE, "--cost", str(dear), *FIXED, *more).out
+    assert SAID in " ".join(out.split())
+
+
+def test_the_page_of_a_tuning_says_so(dear: Path) -> None:
+    document = json_of(call("specsim", "tune", TRACE, "--cost", str(dear), *FIXED, "--json"))
+    assert document["holdout"]["speedup"]["high"] < 1 and SAID in tuning_result(document).verdict
+
+
+def test_a_sweep_says_so_of_each_cell(dear: Path) -> None:
+    cheap = dear.with_name("cheap.json")
+    cheap.write_text('{"s_d": 0.0001, "s_t": 0.01}')
+    out = call("specsim", "sweep", TRACE, "--cost", str(dear), "--cost", str(cheap), *FIXED).out
+    lines = {path.name: next(line for line in out.splitlines() if path.stem in line) for path in (dear, cheap)}
+    assert "slower" in lines["dear.json"] and "faster" in lines["cheap.json"]

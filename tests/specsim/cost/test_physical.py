@@ -1,4 +1,5 @@
-"""Profiles that cannot have been measured are refused; noise is not, and what is left of it is told."""
+"""Profiles that cannot have been measured are refused, noise is not, and what is left of it is told; draws within the
+stated errors of a profile."""
 
 from __future__ import annotations
 
@@ -6,12 +7,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import specsim
 from specsim.acceptance.generate import generate
 from specsim.acceptance.models import IID
 from specsim.cost.files import read_cost
+from specsim.cost.profile import noisy_profile, profile_from_json
 from specsim.io.errors import InputError
 from specsim.trace.files import write_trace
 from tests.specsim.cost.test_batch_profile import document as batch_document
@@ -23,7 +26,7 @@ RECORDED = [*sorted((ROOT / "studies").glob("*/recorded/**/profile.json")),
 STEP_MS = 10.0
 
 
-def profile(folder: Path, verify_ms: list[Any], draft_ms: float = 0.5, **changes: Any) -> Path:
+def profile_of(folder: Path, verify_ms: list[Any], draft_ms: float = 0.5, **changes: Any) -> Path:
     """Two contexts; a pass takes what a number says at both, or a pair by context."""
     rows = [value if isinstance(value, list) else [value, value] for value in verify_ms]
     seconds = {
@@ -51,7 +54,7 @@ def profile(folder: Path, verify_ms: list[Any], draft_ms: float = 0.5, **changes
 def test_a_round_is_not_faster_than_the_step_that_it_contains(
     tmp_path: Path, verify_ms: list[float], message: str
 ) -> None:
-    path = profile(tmp_path, verify_ms)
+    path = profile_of(tmp_path, verify_ms)
     trace = generate(IID(0.8), sequences=2, output_tokens=30, depth=3)
     write_trace(trace, tmp_path / "trace")
     shown = call("specsim", "replay", tmp_path / "trace", "--policy", "fixed_k", "--set", "k=3", "--cost", path)
@@ -60,7 +63,7 @@ def test_a_round_is_not_faster_than_the_step_that_it_contains(
 
 def test_trees_and_batches_are_looked_at_too(tmp_path: Path) -> None:
     tree = {"sizes": [1, 4], "wider": [[0.0, 0.0]] * 2, "verify": [[0.01, 0.01], [0.004, 0.004]]}
-    path = profile(tmp_path, [10.0, 11.0], tree={**tree, "policy_step": 0.0, "round_overhead": 0.0})
+    path = profile_of(tmp_path, [10.0, 11.0], tree={**tree, "policy_step": 0.0, "round_overhead": 0.0})
     with pytest.raises(InputError, match=r"a round with a tree takes 0\.45 of a step"):
         read_cost(path)
     document = batch_document()
@@ -80,19 +83,53 @@ def test_trees_and_batches_are_looked_at_too(tmp_path: Path) -> None:
 
 def test_noise_is_taken_without_a_word(tmp_path: Path) -> None:
     """A lookup drafter proposes for nothing, and a pass over 2 tokens was measured 3 % faster than over 1."""
-    cost = read_cost(profile(tmp_path, [10.0, 9.7, 9.8], draft_ms=0.0))
+    cost = read_cost(profile_of(tmp_path, [10.0, 9.7, 9.8], draft_ms=0.0))
     assert cost.notes(2, (2, 4096)) == []
 
 
 def test_a_disturbed_context_and_passes_that_fall_are_told(tmp_path: Path) -> None:
     trace = generate(IID(0.8), sequences=2, output_tokens=30, depth=2)
-    prediction = specsim.predict(trace, read_cost(profile(tmp_path, [10.0, [12.0, 14.0], [7.0, 14.0]])), "fixed_k", k=2)
+    prediction = specsim.predict(
+        trace, read_cost(profile_of(tmp_path, [10.0, [12.0, 14.0], [7.0, 14.0]])), "fixed_k", k=2
+    )
     (note,) = prediction.cost_notes
     assert "at one context a round takes 0.80 of a step without speculation, which it contains" in note
-    falling = read_cost(profile(tmp_path, [10.0, 16.0, 12.0])).notes(2, (2, 4096))
+    falling = read_cost(profile_of(tmp_path, [10.0, 16.0, 12.0])).notes(2, (2, 4096))
     assert falling == ["verifying more tokens takes up to 25 % less: the profile was disturbed"]
 
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: str(path.relative_to(ROOT)))
 def test_what_was_measured_here_is_taken(path: Path) -> None:
-    read_cost(path)
+    document = json.loads(path.read_text())
+    seconds = (document.get("mean_s") or document["median_s"])["autoregressive"]
+    assert read_cost(path).autoregressive_step(document["contexts"]) == pytest.approx(seconds, rel=1e-12)
+
+
+SECONDS: dict[str, Any] = {
+    "draft_step": [[0.001, 0.002]],
+    "catch_up": [0.0, 0.0],
+    "verify": [[0.010, 0.011], [0.012, 0.013]],
+    "autoregressive": [0.010, 0.011],
+    "policy_step": 0.0,
+    "round_overhead": 0.0,
+}
+WIDTHS = {"draft_step": [[0.04, None]], "verify": [[0.02, 0.08], [0.0, 7.0]], "autoregressive": [0.02, 0.02]}
+
+
+@pytest.mark.parametrize("used", ["mean_s", "median_s"])
+def test_draws_spread_as_the_intervals_say(used: str) -> None:
+    """95 % of them lie within the half-width. Costs are read from medians where there are no means."""
+    tables = {"median_s": SECONDS, "mean_s": None, used: SECONDS}
+    document = {"contexts": [10, 20], "relative_half_width": WIDTHS, **tables}
+    rng, exact = np.random.default_rng(0), profile_from_json(document, "given")
+    drawn = [profile_from_json(noisy_profile(document, rng), "drawn") for _ in range(3000)]
+    for table in ("draft_step", "verify", "autoregressive"):
+        true_s = getattr(exact, f"{table}_s")
+        moved = np.abs(np.log([getattr(cost, f"{table}_s") / true_s for cost in drawn]))
+        widths = np.array(WIDTHS[table], dtype=float)
+        for index in np.ndindex(true_s.shape):
+            share = (moved[(slice(None), *index)] <= min(widths[index], 1.0)).mean()
+            if np.isnan(widths[index]) or widths[index] == 0:  # unknown errors are not drawn
+                assert not moved[(slice(None), *index)].any()
+            else:
+                assert 0.94 < share < 0.96

@@ -1,24 +1,42 @@
-"""The validation report: a single file, complete, escaped, the same every time, and all or nothing."""
+"""The report: a single file, complete, escaped, the same every time, all or nothing; and results of every kind."""
 
 from __future__ import annotations
 
 import copy
+import json
 import re
+from collections.abc import Iterator
+from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import matplotlib
 import pytest
 
+from specsim import doctor, leaderboard, tune
+from specsim.claims.check import as_document as claims_document
+from specsim.claims.check import check_files
+from specsim.compare.document import as_document
+from specsim.cost.linear import LinearCost, LinearPass
+from specsim.cost.roofline.published import published_errors
 from specsim.io.errors import InputError
 from specsim.io.files import write_text
+from specsim.policy.chain.fixed_k import FixedK
 from specsim.replaying.rounds import PARTS
+from specsim.report import figures as result_figures
+from specsim.report import hardware_figures, leaderboard_figures, validation_figures
 from specsim.report import validation_figures as figures
 from specsim.report.documents import VALIDATION_COLUMNS, validation_rows
-from specsim.report.page import comparable_text, speculation_text, truncated_text
+from specsim.report.files import BY_KEY, KINDS
+from specsim.report.page import comparable_text, page, speculation_text, truncated_text
 from specsim.report.table import as_text
 from specsim.report.validation import KEYS, render_validation
+from specsim.serving.speedup_map import speedup_map
+from specsim.trace.files import write_trace
+from tests.support.commands import assert_refused, call, json_of
+from tests.support.reference import RampCost, small_trace
 
 NAMESPACES = {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
 FIGURES = ("k-curve", "scatter", "ladder", "histogram", "reliability")
@@ -352,3 +370,250 @@ def test_runs_whose_baseline_tokens_differ_are_not_comparable() -> None:
     assert comparable_text({"a": measured(14.0)}) == comparable_text({}) == []
     (line,) = comparable_text({"a": measured(14.0), "b": measured(14.8), "c": measured(38.0)})
     assert "not comparable" in line and "14.0 to 38.0 ms" in line
+
+
+STUDIES = Path(__file__).parents[3] / "studies"
+HOSTILE = "<script>alert(1)</script>\"'><img src=x>"
+NOTES = ["<b>not calibrated</b>", "a warning"]
+
+
+def recorded(path: Path) -> dict[str, Any]:
+    """With two rows, which show all that more do."""
+    document: dict[str, Any] = json.loads(path.read_text())
+    return {**document, "rows": document["rows"][:2], "skipped": document.get("skipped", [])[:1]}
+
+
+@cache
+def documents() -> list[dict[str, Any]]:
+    """One of each kind that a page shows."""
+    trace = small_trace()
+    costs = LinearCost(LinearPass(0.010, 0.0002), LinearPass(0.001, 0.0001))
+    board = leaderboard(trace, RampCost(), policies=["fixed_k"], trials=2)
+    with TemporaryDirectory() as folder:
+        write_trace(trace, Path(folder, "trace"))
+        given = ["cost", "compare", "--trace", Path(folder, "trace"), "--target", "llama-3.1-8b", "--drafter", "eagle"]
+        given += ["--gpus", "h100", "--batch", 1, "--policy", "fixed_k", "--trials", 2, "--json"]
+        compared = call("specsim", *given)
+    claim = {"name": "c", "claimed": "at least 1", "recomputed": None, "order": None, "verdict": "holds",
+             "passed": True, "source": "paper"}  # fmt: skip
+    return [
+        tune(trace, RampCost(), "fixed_k", trials=2).as_dict(),
+        as_document([board, board], {"cost": "ramp"}),
+        speedup_map(trace, costs, [FixedK(1), FixedK(2)], [1, 8], contexts=[None]).as_dict(),
+        json.loads(compared.out),
+        {"kind": "specsim-claims", "claims": [claim], "verdicts": {"holds": 1}},
+        recorded(STUDIES / "drafters/recorded/board.json"),
+        validation_document(),
+        doctor(
+            STUDIES.parent / "docs/recorded/bench/k12.json", STUDIES.parent / "docs/recorded/bench/k3.json"
+        ).as_dict(),
+    ]
+
+
+def shown(document: dict[str, Any]) -> str:
+    render = KINDS.get(str(document.get("kind"))) or next(BY_KEY[key] for key in BY_KEY if key in document)
+    return page(render(document))
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The way to every value that is no list or mapping."""
+    if isinstance(value, dict | list):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from places(inner, (*path, key))
+    else:
+        yield path
+
+
+def put(document: dict[str, Any], path: tuple[Any, ...], value: Any) -> None:
+    for key in path[:-1]:
+        document = document[key]
+    document[path[-1]] = value
+
+
+def number_of_tags(text: str) -> int:
+    return text.count("<script") + text.count("<img")
+
+
+@pytest.fixture
+def _no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing would take most of the time."""
+    for module in (leaderboard_figures, validation_figures, result_figures, hardware_figures):
+        for name, function in vars(module).items():
+            if getattr(function, "__annotations__", {}).get("return") == "str":
+                monkeypatch.setattr(module, name, lambda *given, **options: "<svg></svg>")
+
+
+def with_hostile_text(document: dict[str, Any]) -> dict[str, Any]:
+    changed = copy.deepcopy(document)
+    for path in places(document):
+        value: Any = document
+        for key in path:
+            value = value[key]
+        if isinstance(value, str) and path[-1] not in ("kind", "mode", "best"):
+            put(changed, path, value + HOSTILE)
+    named = json.dumps(changed).replace("fixed_k(", json.dumps(f"fixed_k{HOSTILE}(")[1:-1])  # as keys, too
+    return dict(json.loads(named))
+
+
+def test_every_kind_of_page_is_swept() -> None:
+    kinds = {str(document.get("kind")) for document in documents()}
+    assert set(KINDS) <= kinds and all(any(key in document for document in documents()) for key in BY_KEY)
+
+
+@pytest.mark.parametrize("number", range(7))
+@pytest.mark.filterwarnings("ignore")  # of figures without anything in them
+def test_no_text_of_a_document_becomes_html(number: int) -> None:
+    """All at once, figures too."""
+    document = documents()[number]
+    assert number_of_tags(shown(with_hostile_text(document))) == number_of_tags(shown(document))
+
+
+@pytest.mark.parametrize("number", range(7))
+@pytest.mark.usefixtures("_no_figures")
+def test_no_text_becomes_html_where_another_value_belongs(number: int) -> None:
+    """Values singly, numbers and truths too; in a list a single place."""
+    document = documents()[number]
+    tags = number_of_tags(shown(document))
+    alike = {tuple("#" if isinstance(key, int) else key for key in path): path for path in places(document)}
+    refused = 0
+    for path in alike.values():
+        changed = copy.deepcopy(document)
+        put(changed, path, HOSTILE)
+        try:
+            text = shown(changed)
+        except (KeyError, TypeError, IndexError, AttributeError, ValueError, StopIteration):
+            refused += 1  # as the command refuses such a file
+            continue
+        assert number_of_tags(text) == tags, path
+    assert refused < len(alike)
+
+
+@pytest.mark.parametrize("number", range(7))
+@pytest.mark.usefixtures("_no_figures")
+def test_a_page_shows_every_remark_of_its_document(number: int) -> None:
+    document = copy.deepcopy(documents()[number])
+    lists = (value for value in document.values() if isinstance(value, list) and value and isinstance(value[0], dict))
+    inner = document["holdout"] if "holdout" in document else next(lists)[0]
+    document["warnings"], inner["cost_notes"] = NOTES[1:], NOTES[:1]
+    inner |= {"label": "cape", "approximate": True, "truncated_rounds": 3, "truncated_share": 0.25, "rounds": 12}
+    text = shown(document)
+    assert "Note: a warning<" in text and "costs: &lt;b&gt;not calibrated&lt;/b&gt;<" in text
+    assert "Note: approximate: " in text and "recorded trees hold: cape: 25.00 %" in text
+    assert text.index('class="note"') < text.index("<svg")
+
+
+CLAIMS = """
+[[claim]]
+name = "{name}"
+document = "found.json"
+at = ["speed"]
+at_least = {bound}
+"""
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A file of each kind."""
+    folder, trace = tmp_path_factory.mktemp("results"), small_trace()
+    board = leaderboard(trace, RampCost(), policies=["fixed_k", "adaedl"], trials=4)
+    costs = LinearCost(LinearPass(0.010, 0.0002), LinearPass(0.001, 0.0001))
+    served = speedup_map(trace, costs, [FixedK(1), FixedK(2)], [1, 8, 64], contexts=[None, 512])
+    documents: dict[str, Any] = {
+        "tuning": tune(trace, RampCost(), "fixed_k", trials=4).as_dict(),
+        "leaderboard": as_document([board], {}),
+        "batches": served.as_dict(),
+    }
+    paths = {}
+    for name, document in documents.items():
+        paths[name] = folder / f"{name}.json"
+        paths[name].write_text(json.dumps(document))
+    return paths
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("tuning", "Predicted, on held-out sequences: "),
+        ("leaderboard", "No policy is significantly faster than no speculation"),
+        ("batches", "At a context of 512"),
+    ],
+)
+def test_a_page_begins_with_its_verdict(name: str, message: str, results: dict[str, Path], tmp_path: Path) -> None:
+    out = tmp_path / "report.html"
+    assert call("specsim", "report", results[name], "--out", out).code == 0
+    text = out.read_text()
+    page = Page(text)
+    verdict = re.search(r'<p class="verdict">([^<]*)</p>', text)
+    assert verdict and message in verdict[1]
+    assert page.names.count("svg") >= 1 and text.count("</title></use>") + text.count("</title></path>") > 1
+    assert "https://" not in text.replace("http://www.w3.org", "")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("tune", "--policy", "fixed_k", "--trials", 2),
+        ("serve", "schedule", "--batch", "1,8", "--max-draft-tokens", 2),
+        ("cost", "compare", "--gpus", "h100", "--policy", "fixed_k", "--trials", 2),
+    ],
+    ids=["tuning", "batches", "hardware"],
+)
+def test_a_headline_has_its_costs_and_their_error_beside_it(given: tuple[Any, ...], tmp_path: Path) -> None:
+    """The error of published runs, as the file that ships has it."""
+    trace = "example:lab-model"
+    pair = ("--target", "llama-3.1-8b", "--drafter", "eagle3", "--engine", "vllm")
+    where = ("--trace", trace, *pair) if "compare" in given else (trace, "--gpu", "h100", *pair)
+    document = json_of(call("specsim", *given, *where, "--json"))
+    (tmp_path / "result.json").write_text(json.dumps(document))
+    assert call("specsim", "report", tmp_path / "result.json", "--out", tmp_path / "report.html").code == 0
+    tile = re.search(r'<div class="tile"><b>([\d.]+)</b><span>(.*?)</span>', (tmp_path / "report.html").read_text())
+    assert tile is not None
+    source = "data sheet and vllm&#39;s overhead" if "compare" in given else "llama-3.1-8b with eagle3 on h100, vllm"
+    said = re.search(r"([\d.]+) to ([\d.]+) over prompts, ([\d.]+) to ([\d.]+) with the error .*, costs: (.*)", tile[2])
+    assert said is not None and said[5] == source
+    low, high, least, most = map(float, said.groups()[:4])
+    (error,) = [e for e in published_errors() if (e.what, e.experts, e.batch) == ("speedup", False, "1")]
+    assert (least / low, most / high) == pytest.approx((error.low, error.high), abs=0.02)
+    assert low < float(tile[1]) < high
+
+
+def test_results_are_joined_with_a_list_of_verdicts_and_ids_of_their_own(
+    results: dict[str, Path], tmp_path: Path
+) -> None:
+    twice = [*results.values(), results["tuning"]]
+    assert call("specsim", "report", *twice, "--out", tmp_path / "all.html").code == 0
+    text = (tmp_path / "all.html").read_text()
+    page = Page(text)
+    assert text.count("<li>") == text.count('<section class="result"') == len(twice)
+    assert len(page.ids) == len(set(page.ids))
+    assert {link[1:] for link in page.links} | set(re.findall(r"url\(#([^)]*)\)", text)) <= set(page.ids)
+
+
+def test_a_claim_that_fails_stands_first(tmp_path: Path) -> None:
+    (tmp_path / "found.json").write_text('{"speed": 2.0}')
+    file = tmp_path / "own.claims.toml"
+    file.write_text(
+        "version = 1\n"
+        + "".join(CLAIMS.format(name=name, bound=bound) for name, bound in (("fine", 1.5), ("off", 2.5)))
+    )
+    document = claims_document(check_files([file]))
+    (tmp_path / "claims.json").write_text(json.dumps(document))
+    assert call("specsim", "report", tmp_path / "claims.json", "--out", tmp_path / "report.html").code == 0
+    text = (tmp_path / "report.html").read_text()
+    assert "1 of 2 claims do not pass: off (contradicted)." in text
+    body = text.split("<tbody>")[1]
+    assert body.index("off") < body.index("fine")
+    ticks = re.findall(r">([\d.]+)</text>", text)
+    assert ticks and not any("." in tick for tick in ticks)  # claims are counted whole
+
+
+def test_what_is_no_result_is_named(results: dict[str, Path], tmp_path: Path) -> None:
+    other = tmp_path / "other.json"
+    other.write_text('{"kind": "specsim-profile"}')
+    assert_refused(call("specsim", "report", other, "--out", tmp_path / "report.html"), other, "not a result")
+    half = tmp_path / "half.json"
+    half.write_text('{"best_params": {}}')
+    assert_refused(call("specsim", "report", half, "--out", tmp_path / "report.html"), half, "holdout")
+    there = tmp_path / "there.html"
+    there.write_text("mine")
+    assert_refused(call("specsim", "report", results["tuning"], "--out", there), there, "--overwrite")
