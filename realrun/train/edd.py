@@ -223,7 +223,9 @@ VDM = Training(
     "vdm",
     VdmSettings,
     train_edd,
-    """Train a vanilla draft model: EDD's decoder without the target's states.
+    """Train VDM, a vanilla draft model.
+
+    It is EDD's decoder without the target's states.
 
     Trains an independent model of a single layer, with embedding and head copied from the target:
     the baseline for EDD.

@@ -429,9 +429,9 @@ PREDICTOR = Training(
     "predictor",
     PredictorSettings,
     train_predictor,
-    """Train a pair's acceptance predictor, theta_M of Cali-TS (EESD Eq. 5), on runs of the pair.
+    """Train the acceptance predictor of Cali-TS.
 
-    Do not use prompts that traces will be recorded on.
+    It is theta_M of EESD's Eq. 5, trained on runs of the pair. Do not use prompts that traces will be recorded on.
 
     Example: realrun train predictor --out predictor --prompts train.jsonl
     """,

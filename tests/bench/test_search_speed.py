@@ -13,7 +13,7 @@ from specsim.policy.static_tree.search import best_trees
 from specsim.replaying.oracles import chain_oracle_seconds
 from specsim.replaying.table import cost_table
 from specsim.trace.trace import Trace
-from tests.specsim.policy.static_tree.test_tree_optimal import round_cost
+from tests.specsim.policy.static_tree.test_static_trees import round_cost
 from tests.support.reference import build_trace
 
 pytestmark = pytest.mark.bench

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -318,3 +318,8 @@ def small_trace(seed: int = 0, **optional: np.ndarray) -> Trace:
         vocabulary=30,
         **optional,
     )
+
+
+def copies(trace: Trace, count: int) -> Trace:
+    """The first sequence of a trace, many times under ids of their own, so that each copy draws afresh."""
+    return replace(trace.select(np.zeros(count, dtype=np.int64)), sequence_id=np.arange(count))

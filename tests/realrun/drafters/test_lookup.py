@@ -42,7 +42,7 @@ from specsim.trace.files import read_trace, write_trace
 from specsim.trace.trace import NO_TOKEN, Trace
 from tests.realrun.cli.test_drafter_commands import command
 from tests.realrun.cli.test_drafter_commands import home as home
-from tests.specsim.lookup.test_ngram import foretold
+from tests.specsim.lookup.test_lookup import ngram_draft
 from tests.support.clock import SetClock
 from tests.support.tiny import VOCAB, tiny_pair, tiny_prompts
 
@@ -72,7 +72,7 @@ def test_a_trace_holds_what_it_proposes_at_every_position(mode: str) -> None:
         rows = range(int(trace.offsets[s]), int(trace.offsets[s + 1]))
         output = trace.token[rows.start : rows.stop].tolist()
         for t, row in enumerate(rows):
-            drafted = foretold(prompt.tokens + output[:t], DEPTH, RULE)
+            drafted = ngram_draft(prompt.tokens + output[:t], DEPTH, RULE)
             assert trace.draft_token[row].tolist() == (drafted or [NO_TOKEN] * DEPTH)
             assert trace.draft_limit[row] == (min(DEPTH, TOKENS - t - 1) if drafted else 0)
             right = np.cumprod([a == b for a, b in zip(drafted, output[t:], strict=False)]).sum()

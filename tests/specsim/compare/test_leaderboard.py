@@ -1,4 +1,4 @@
-"""The leaderboard: ranks what it says, tunes only on its part, averages draws, and shows it all."""
+"""The leaderboard: ranks what it says, tunes only on its part, averages draws, and shows the rule that it learned."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from specsim.acceptance.generate import generate
+from specsim.acceptance.models import IID
 from specsim.compare.board import Board
 from specsim.compare.document import (
     CSV_COLUMNS,
@@ -23,12 +25,13 @@ from specsim.compare.document import (
     trace_names,
     write_results,
 )
-from specsim.compare.leaderboard import leaderboards
+from specsim.compare.leaderboard import leaderboards, learned_rule
 from specsim.compare.sensitivity import POINTS, search_values, sweep, swept_settings
 from specsim.cost.model import ConstantCost
 from specsim.io.errors import InputError
 from specsim.learn import search
 from specsim.learn.fit import fit
+from specsim.learn.settings import SearchSettings
 from specsim.learn.space import search_space
 from specsim.policy.base import Variant, setting
 from specsim.policy.chain.base import ChainPolicy
@@ -72,6 +75,15 @@ def board(trace: Trace) -> Board:
 def parts(trace: Trace) -> tuple[Trace, Trace]:
     tuning, held = split_sequences(trace)
     return trace.select(tuning), trace.select(held)
+
+
+def spoiled(trace: Trace) -> Trace:
+    """Nothing is accepted any more in the held-out sequences."""
+    _, held = split_sequences(trace)
+    rows = np.concatenate([np.arange(trace.offsets[s], trace.offsets[s + 1]) for s in held])
+    match = trace.match_len.copy()
+    match[rows] = 0
+    return dataclasses.replace(trace, match_len=match)
 
 
 def test_rows_are_predictions_on_the_held_out_part_best_first(trace: Trace, board: Board) -> None:
@@ -138,12 +150,9 @@ def test_forms_and_reasons_are_all_there(board: Board) -> None:
 
 
 def test_tuning_never_sees_the_held_out_part(trace: Trace, board: Board) -> None:
-    _, held = split_sequences(trace)
-    rows = np.concatenate([np.arange(trace.offsets[s], trace.offsets[s + 1]) for s in held])
-    match = trace.match_len.copy()
-    match[rows] = 0
-    spoiled = dataclasses.replace(trace, match_len=match)
-    other = leaderboards({"spoiled": spoiled}, [COST], kinds=KINDS[:2], trials=12, replays=3, sensitivity=False)[0]
+    other = leaderboards({"spoiled": spoiled(trace)}, [COST], kinds=KINDS[:2], trials=12, replays=3, sensitivity=False)[
+        0
+    ]
     settings = {row.label: (row.policy, row.train_speedup) for row in board.rows}
     assert {row.label: (row.policy, row.train_speedup) for row in other.rows}.items() <= settings.items()
     assert other.rows[0].prediction.v_d == 0.0
@@ -386,3 +395,81 @@ def test_traces_are_named_by_as_much_of_the_path_as_they_need(tmp_path: Path) ->
     assert trace_names([tmp_path / "a" / "trace", tmp_path / "b" / "trace"]) == ["a/trace", "b/trace"]
     with pytest.raises(InputError, match="given twice"):
         trace_names([tmp_path / "a", tmp_path / "a"])
+
+
+S_D, S_T = 0.1, 1.0
+CONSTANT = ConstantCost(S_D, S_T)
+
+
+def signalling_trace(*, honest: bool, sequences: int = 40, depth: int = 8) -> Trace:
+    """Tokens accepted with probabilities of their own; the confidence is that probability, or says nothing of it."""
+    rng = np.random.default_rng(1)
+    lengths = rng.integers(60, 100, sequences).tolist()
+    chance = rng.beta(1.2, 0.6, (sum(lengths), depth))
+    shown = chance if honest else rng.beta(1.2, 0.6, chance.shape)
+    return build_trace(rng, rng.random(chance.shape) < chance, lengths, confidence=shown)
+
+
+def halves(trace: Trace) -> tuple[PricedTrace, PricedTrace]:
+    train, held = parts(trace)
+    return PricedTrace(train, CONSTANT), PricedTrace(held, CONSTANT)
+
+
+def seconds_by_hand(trace: Trace, least_path: float) -> float:
+    """Draft while the product of the confidences is at least `least_path`, by a loop over rounds."""
+    total = 0.0
+    for start, end in zip(trace.offsets, trace.offsets[1:], strict=False):
+        at = int(start)
+        while at < end:
+            path, drafted = 1.0, 0
+            while drafted < min(trace.depth, int(trace.draft_limit[at])):
+                path *= float(trace.confidence[at, drafted])
+                drafted += 1
+                if path < least_path:
+                    break
+            total += drafted * S_D + S_T
+            at += min(drafted, int(trace.match_len[at])) + 1
+    return total
+
+
+def test_the_rule_is_as_fast_as_the_best_threshold_found_by_hand() -> None:
+    """With signals that are the acceptance probabilities, the best rule is a threshold on their product."""
+    train, held = halves(signalling_trace(honest=True, sequences=160))  # of fewer, chance moves the two by 2 %
+    rule = learned_rule(train, SearchSettings(jobs=1))
+    own_s = held.replay(rule).speculative_s.sum()
+    best_s = min(seconds_by_hand(held.trace, least) for least in np.geomspace(0.02, 0.98, 40))
+    oracle_s = chain_oracle_seconds(held.trace, held.table()).sum()
+    assert own_s <= 1.02 * best_s and oracle_s < 0.9 * own_s
+
+
+def test_without_information_the_rule_is_the_best_fixed_draft_length() -> None:
+    """The oracle is as far ahead as ever; none of that is for a policy to gain."""
+    train, held = halves(signalling_trace(honest=False))
+    rule = learned_rule(train, SearchSettings(jobs=1))
+    fixed_s = min(held.replay(make_policy("fixed_k", {"k": k})).speculative_s.sum() for k in range(1, 9))
+    assert held.replay(rule).speculative_s.sum() == pytest.approx(fixed_s, rel=0.02)
+    assert chain_oracle_seconds(held.trace, held.table()).sum() < 0.75 * fixed_s
+
+
+def test_a_board_shows_the_gap_to_the_rule_beside_the_gap_to_the_oracle() -> None:
+    trace = signalling_trace(honest=True)
+    kinds = [POLICIES["fixed_k"], POLICIES["max_confidence"]]
+    options = {"kinds": kinds, "trials": 8, "replays": 1, "sensitivity": False}
+    (board,) = leaderboards({"t": trace}, [CONSTANT], **options)
+    train, held = halves(trace)
+    rule = learned_rule(train, SearchSettings(jobs=1))
+    assert board.rule == rule and rule is not None
+    rule_s = held.replay(rule).speculative_s.sum()
+    for row in board.rows:
+        assert row.rule_gap == pytest.approx(row.speculative_s.sum() / rule_s - 1)
+        assert row.rule_gap < row.prediction.oracle_regret
+        assert row.as_dict()["learned_rule_gap"] == row.rule_gap
+    (other,) = leaderboards({"t": spoiled(trace)}, [CONSTANT], **options)
+    assert other.rule == rule  # it learns from the tuning sequences alone
+
+
+def test_without_signals_there_is_no_rule() -> None:
+    bare = generate(IID(0.8), sequences=20, output_tokens=60, depth=8)
+    (board,) = leaderboards({"t": bare}, [CONSTANT], kinds=[POLICIES["fixed_k"]], trials=4, sensitivity=False)
+    assert board.rule is None and board.as_dict()["learned_rule_speedup"] is None
+    assert all(row.rule_gap is None for row in board.rows)

@@ -1,35 +1,60 @@
-"""The search finds what an exhaustive search finds, and reports what it did."""
+"""The search finds what an exhaustive one finds, reports what it did, and goes on from its file to the same answer."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import math
+import os
 import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import optuna
 import pytest
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 
+from specsim.compare.board import Board
+from specsim.compare.document import as_document
+from specsim.compare.leaderboard import leaderboards
 from specsim.cost.model import ConstantCost, CostModel
-from specsim.cost.profile import ProfileCost
+from specsim.cost.profile import ProfileCost, TreeProfile
 from specsim.io.errors import InputError
-from specsim.learn.search import find_best
+from specsim.learn import evaluate
+from specsim.learn.evaluate import MAX_TRUNCATED_SHARE, Evaluator, evaluate_many
+from specsim.learn.search import ASKED, SearchResult, find_best
 from specsim.learn.settings import Search, SearchSettings
-from specsim.learn.space import search_space
+from specsim.learn.space import recorded_limits, search_space
+from specsim.learn.storage import open_study, trace_digest
 from specsim.learn.tune import TuneResult, cross_validate_with, tune_on
 from specsim.policy.base import Policy, setting
 from specsim.policy.chain.adaedl import AdaEDL
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.chain.fixed_k import FixedK, initial_state, keep_drafting, update
 from specsim.policy.chain.hugging_face import HuggingFace
+from specsim.policy.chain.max_confidence import MaxConfidence
 from specsim.policy.chain.space_k import SpaceK
 from specsim.policy.chain.time_gain import TimeGain
-from specsim.replaying.prediction import predict_policy
+from specsim.policy.registry import POLICIES, TREE_POLICIES
+from specsim.replaying.intervals import ratio_interval
+from specsim.replaying.oracles import chain_oracle_seconds, tree_oracle_seconds
+from specsim.replaying.prediction import ladder, predict_policy
 from specsim.replaying.priced import PricedTrace
-from specsim.trace.split import fold_sequences
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
+from specsim.report.leaderboard import leaderboard_result
+from specsim.trace.split import fold_sequences, split_sequences
 from specsim.trace.trace import Trace
+from tests.specsim.replaying.test_tree_replay import LeafyCost
+from tests.support import ROOT
 from tests.support.reference import RampCost, small_trace
-from tests.support.tuning_cases import CASES, DEPTH, run_case, stretchy_trace
+from tests.support.tree_traces import tree_trace
+from tests.support.tuning_cases import CASES, DEPTH, carrying, run_case, stretchy_trace
 
 SEARCHES = pytest.mark.parametrize("kind", ["grid", "optuna"])
 
@@ -242,3 +267,384 @@ def test_an_interrupted_cross_validation_reports_the_folds_done() -> None:
     result = cross_validate_with(whole, AdaEDL, SearchSettings(trials=20), folds=4, progress=stop)
     assert result.interrupted and 2 <= len(result.folds) < 4
     assert result.estimate.output_tokens == 40 * sum(fold.sequences for fold in result.folds)
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 7])
+@pytest.mark.parametrize("block", [1, 60, 1 << 14])
+def test_every_configuration_equals_its_own_replay(monkeypatch: pytest.MonkeyPatch, jobs: int, block: int) -> None:
+    monkeypatch.setattr(evaluate, "BLOCK_ROWS", block)
+    trace, table = small_trace(), cost_table(small_trace(), RampCost())
+    settings = [{"gamma": 0.1 * i, "lambda0": 0.3, "max_draft_tokens": i} for i in range(1, 8)]
+    evaluated = evaluate_many(AdaEDL, settings, PricedTrace(trace, RampCost()), jobs=jobs)
+    for i, policy in enumerate(evaluated.policies[:6]):
+        assert policy.settings.items() >= settings[i].items()
+        assert evaluated.speedup[i] == pytest.approx(replay(trace, policy, table).speedup, rel=1e-15)
+    assert evaluated.policies[6] is None and "depth 6" in str(evaluated.reasons[6])  # deeper than recorded
+    assert math.isinf(evaluated.seconds[6]) and evaluated.speedup[6] == 0 and evaluated.reasons[:6] == [None] * 6
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_a_carried_state_passes_through_all_sequences(monkeypatch: pytest.MonkeyPatch, jobs: int) -> None:
+    monkeypatch.setattr(evaluate, "BLOCK_ROWS", 50)
+    trace = stretchy_trace(9, 40)
+    policies = carrying(trace)
+    assert [policy.carries_state for policy in policies] == [True, False, False]
+    seconds = Evaluator(HuggingFace, PricedTrace(trace, RampCost()), jobs=jobs).seconds(policies)
+    table = cost_table(trace, RampCost())
+    for policy, row in zip(policies, seconds, strict=True):
+        np.testing.assert_array_equal(row, replay(trace, policy, table).speculative_s)
+
+
+def test_draws_of_rejection_sampling_are_summed() -> None:
+    exact = small_trace(accept_prob=np.full((102, 6), 0.7, dtype=np.float32))
+    trace = dataclasses.replace(exact, meta={**exact.meta, "decoding": {"mode": "rejection"}})
+    assert trace.approximate
+    evaluated = evaluate_many(AdaEDL, [{"max_draft_tokens": 6}], PricedTrace(trace, RampCost()), seed=3)
+    expected = replay(trace, AdaEDL(max_draft_tokens=6), cost_table(trace, RampCost()), seed=3)
+    assert evaluated.seconds[0] == pytest.approx(expected.seconds.sum(), rel=1e-15)
+    assert evaluated.speedup[0] == pytest.approx(expected.speedup, rel=1e-15)
+
+
+def test_nothing_to_evaluate() -> None:
+    assert evaluate_many(AdaEDL, [], PricedTrace(small_trace(), RampCost())).speedup.shape == (0,)
+
+
+FILE = "search.jsonl"
+
+
+@pytest.fixture(scope="module", params=CASES)
+def whole(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Search, SearchResult, bytes]:
+    """A search, its answer without a file, and the file of a run that nobody disturbed."""
+    path = tmp_path_factory.mktemp("whole") / FILE
+    undisturbed, stored = run_case(request.param, 7), run_case(request.param, 7, path)
+    assert undisturbed == stored
+    return request.param, undisturbed, path.read_bytes()
+
+
+def studies(path: Path) -> list[optuna.Study]:
+    """All studies in a file."""
+    storage = JournalStorage(JournalFileBackend(str(path)))
+    return [optuna.load_study(study_name=name, storage=storage) for name in optuna.get_all_study_names(storage)]
+
+
+def tried(path: Path) -> list[Any]:
+    """What the only study in a file tried, and what it found."""
+    (study,) = studies(path)
+    return [(trial.params, trial.state, trial.value) for trial in study.trials]
+
+
+def test_a_file_torn_anywhere_leads_to_the_same_answer(
+    whole: tuple[Search, SearchResult, bytes], tmp_path: Path
+) -> None:
+    search, answer, written = whole
+    path = tmp_path / FILE
+    path.write_bytes(written)
+    undisturbed = tried(path)
+    cuts = np.random.default_rng(0).integers(0, len(written), size=8).tolist()
+    for cut in [0, 1, *cuts, len(written) - 1, len(written)]:
+        path.write_bytes(written[:cut])
+        assert run_case(search, 7, path) == answer, cut
+        assert tried(path) == undisturbed, cut
+
+
+def test_a_finished_search_replays_nothing(whole: tuple[Search, SearchResult, bytes], tmp_path: Path) -> None:
+    search, answer, written = whole
+    path = tmp_path / FILE
+    path.write_bytes(written)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("specsim.learn.evaluate.Evaluator.seconds", None)
+        assert run_case(search, 7, path) == answer
+
+
+def test_an_interrupted_search_goes_on(whole: tuple[Search, SearchResult, bytes], tmp_path: Path) -> None:
+    search, answer, written = whole
+    path = tmp_path / FILE
+
+    def stop(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    assert run_case(search, 7, path, stop).interrupted
+    assert 0 < path.stat().st_size < len(written)
+    assert run_case(search, 7, path) == answer
+
+
+@pytest.mark.parametrize(
+    ("policy", "trace_seed", "cost", "changes"),
+    [
+        (AdaEDL, 1, RampCost(), {}),
+        (AdaEDL, 0, RampCost(4e-7), {}),
+        (AdaEDL, 0, RampCost(), {"trials": 10}),
+        (AdaEDL, 0, RampCost(), {"seed": 1}),
+        (AdaEDL, 0, RampCost(), {"search": "optuna"}),
+        (MaxConfidence, 0, RampCost(), {}),
+        (AdaEDL, 0, RampCost(), {"fixed": {"epsilon": 0.5}}),
+    ],
+    ids=["trace", "cost", "trials", "seed", "search", "policy", "fixed"],
+)
+def test_another_search_in_the_same_file_is_a_study_of_its_own(
+    policy: type[ChainPolicy], trace_seed: int, cost: RampCost, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    settings = SearchSettings(search="grid", trials=9, storage=tmp_path / FILE)
+    first = find_best(AdaEDL, PricedTrace(small_trace(), RampCost()), settings)
+    priced = PricedTrace(small_trace(trace_seed), cost)
+    expected = find_best(policy, priced, dataclasses.replace(settings, storage=None, **changes))
+    assert find_best(policy, priced, dataclasses.replace(settings, **changes)) == expected
+    assert len(studies(tmp_path / FILE)) == 2
+    assert find_best(AdaEDL, PricedTrace(small_trace(), RampCost()), settings) == first
+
+
+@pytest.mark.parametrize("content", [b"hello\n", b"[1]\n", b"no line at all", b'{"kind": "profile"}\n', b"\xff\n"])
+def test_a_file_that_is_no_journal_is_left_alone(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / FILE
+    path.write_bytes(content)
+    with pytest.raises(InputError, match="not a journal of Optuna's"), open_study(path, "a"):
+        pass
+    assert path.read_bytes() == content
+
+
+def test_a_second_process_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / FILE
+    with open_study(path, "a") as study:
+        study.set_user_attr("n", 1)
+        with pytest.raises(InputError, match="another process"), open_study(path, "a"):
+            pass
+    with open_study(path, "a") as study:
+        assert study.user_attrs == {"n": 1}
+
+
+@pytest.mark.parametrize(("whole", "damaged"), [(b'{"n":1}', b'{"n":1'), (b'"study_id"', b'"study"')])
+def test_damage_inside_is_refused(tmp_path: Path, whole: bytes, damaged: bytes) -> None:
+    path = tmp_path / FILE
+    with open_study(path, "a") as study:
+        study.set_user_attr("n", 1)
+        study.set_user_attr("n", 2)
+    path.write_bytes(path.read_bytes().replace(whole, damaged))
+    with pytest.raises(InputError, match=r"is damaged .*delete it to search anew$"), open_study(path, "a"):
+        pass
+
+
+def test_digests_tell_traces_apart() -> None:
+    trace = small_trace()
+    digest = trace_digest(trace)
+    assert trace.draft_limit.size > 0 and trace_digest(trace) == digest == trace_digest(small_trace())
+    assert trace_digest(trace.select([0, 1, 2, 3])) != digest
+    altered = small_trace()
+    altered.entropy_nats[3, 2] += 1e-3
+    assert trace_digest(altered) != digest
+
+
+def test_optuna_proposes_alike_after_an_interruption() -> None:
+    trace, cost = stretchy_trace(10, 50), ConstantCost(1e-3, 1e-2)
+    runs = [
+        find_best(AdaEDL, PricedTrace(trace, cost), SearchSettings(search="optuna", trials=30, seed=s))
+        for s in (0, 0, 1)
+    ]
+    assert runs[0] == runs[1] != runs[2] and ASKED < 30
+
+
+PROCESS = """
+import sys
+from pathlib import Path
+from tests.support.tuning_cases import run_case
+run_case({search!r}, {seed}, Path({path!r}))
+"""
+
+
+def killed(search: Search, seed: int, path: Path, lines: int) -> bool:
+    """Run a search in a process, kill it when its file has so many lines; whether it was still running."""
+    code = PROCESS.format(search=search, seed=seed, path=str(path))
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
+    while process.poll() is None and (not path.exists() or path.read_bytes().count(b"\n") < lines):
+        time.sleep(0.001)
+    running = process.poll() is None
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait() in (0, -signal.SIGKILL)
+    return running
+
+
+def kill_and_resume(search: Search, seed: int, path: Path, rng: np.random.Generator) -> bool:
+    whole = path.with_name(f"whole-{path.name}")
+    answer = run_case(search, seed, whole)
+    running = killed(search, seed, path, int(rng.integers(len(whole.read_bytes().splitlines()))))
+    assert run_case(search, seed, path) == answer
+    lines = path.read_text().splitlines()
+    assert all(isinstance(json.loads(line), dict) for line in lines)
+    return running
+
+
+def test_a_killed_search_resumes(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    running = [kill_and_resume(search, 3, tmp_path / search, rng) for search in CASES]
+    assert any(running)
+
+
+@pytest.mark.slow
+def test_searches_killed_at_random_moments_end_with_the_same_answer(tmp_path: Path) -> None:
+    rng = np.random.default_rng()
+    running = [
+        kill_and_resume(search, seed, tmp_path / f"{search}{seed}", rng) for seed in range(8) for search in CASES
+    ]
+    assert sum(running) >= 6  # of 16; the others were done by then
+
+
+COST = LeafyCost()
+PROFILE = ProfileCost(
+    contexts=np.array([0, 200]),
+    draft_step_s=np.full((4, 2), 1e-3),
+    catch_up_s=np.zeros(2),
+    verify_s=np.full((5, 2), 1e-2),
+    autoregressive_s=np.full(2, 1e-2),
+    policy_step_s=0.0,
+    round_overhead_s=0.0,
+    tree=TreeProfile(np.array([1, 400]), np.zeros((2, 2)), np.full((2, 2), 1e-2), 0.0, 0.0),
+)
+TREES = ("vct", "cartesian", "sparse_tree", "cape", "eagle2", "pct")
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    return tree_trace(5, sequences=12, tokens=50, depth=6, width=10, nodes=400, vocabulary=20, easiness=2.5)
+
+
+@pytest.fixture(scope="module")
+def board(trace: Trace) -> Board:
+    kinds = [POLICIES[name] for name in ("fixed_k", "max_confidence", *TREES)]
+    return leaderboards({"trees": trace}, [COST], kinds=kinds, trials=9, replays=2)[0]
+
+
+def test_chains_and_trees_share_a_board_and_an_oracle(board: Board, trace: Trace) -> None:
+    assert {row.policy.name for row in board.rows} == {"fixed_k", "max_confidence", *TREES} and not board.skipped
+    _, held = split_sequences(trace)
+    holdout = trace.select(held)
+    table = cost_table(holdout, COST)
+    bound_s = np.minimum(chain_oracle_seconds(holdout, table), tree_oracle_seconds(holdout, table))
+    assert board.oracle == ratio_interval(board.baseline_s, bound_s)
+    for row in board.rows:
+        result = replay(holdout, row.policy, cost_table(holdout, COST, row.policy))
+        np.testing.assert_allclose(row.speculative_s, result.speculative_s, rtol=1e-12)
+        assert row.mean_length == pytest.approx(result.verified.sum() / result.num_rounds.sum())
+        assert row.prediction.oracle_regret > 0
+        share = 0.0 if result.truncated is None else result.truncated.sum() / result.num_rounds.sum()
+        assert row.as_dict()["truncated_share"] == pytest.approx(share)
+
+
+@pytest.mark.parametrize("name", [name for name, kind in TREE_POLICIES.items() if "score" not in kind.features])
+def test_a_search_finds_no_worse_than_the_defaults(trace: Trace, name: str) -> None:
+    kind = TREE_POLICIES[name]
+    tuning, held = split_sequences(trace)
+    tuned = tune_on(
+        kind,
+        PricedTrace(trace.select(tuning), COST),
+        PricedTrace(trace.select(held), COST),
+        SearchSettings(trials=8),
+    )
+    default = tuned.references["default"].prediction
+    assert type(tuned.best) is kind and tuned.best.max_draft_tokens <= trace.depth
+    on_tuning = replay(trace.select(tuning), default.policy, cost_table(trace.select(tuning), COST, default.policy))
+    assert tuned.train.speedup.estimate >= on_tuning.speedup - 1e-12
+    assert isinstance(tuned.references["best_fixed_k"].prediction.policy, FixedK)
+
+
+def test_a_default_deeper_than_the_trace_leaves_the_other_settings_free() -> None:
+    """PCT drafts ten deep by default; on a shallower trace that must not pin its width."""
+    widths = next(axis for axis in search_space(POLICIES["pct"], {}, {"depth": 3}).axes if axis.name == "width")
+    assert list(widths.values or ()) == list(range(1, 9)) and widths.default == 5
+
+
+def test_costs_without_trees_leave_trees_out(trace: Trace) -> None:
+    class Chains(ConstantCost):
+        @property
+        def max_tree_tokens(self) -> int:
+            return 0
+
+    kinds = [POLICIES[name] for name in ("fixed_k", "vct", "pct")]
+    board = leaderboards({"t": trace}, [Chains(1.0, 9.0)], kinds=kinds, trials=4, sensitivity=False)[0]
+    assert {row.policy.name for row in board.rows} == {"fixed_k"}
+    assert {name for name, _ in board.skipped} == {"vct", "pct"} and "tree-nodes" in board.skipped[0][1]
+
+
+def test_a_wider_tree_wins_where_verification_is_free_and_loses_where_it_is_dear(trace: Trace) -> None:
+    free, dear = ConstantCost(1e-4, 1.0), LeafyCost(slope=0.0)
+    chosen = {
+        name: find_best(POLICIES["eagle2"], PricedTrace(trace, cost), SearchSettings(trials=60)).best
+        for name, cost in (("free", free), ("dear", dear))
+    }
+    assert chosen["free"].settings["nodes"] > chosen["dear"].settings["nodes"]
+
+
+def test_points_that_the_record_is_too_small_for_are_refused() -> None:
+    """Left in, they would look fast: what is not recorded cannot be paid for in full."""
+    small = tree_trace(5, sequences=12, tokens=50, depth=6, width=10, nodes=12, vocabulary=20, easiness=2.5)
+    search_result = find_best(POLICIES["eagle2"], PricedTrace(small, COST), SearchSettings(trials=40))
+    assert 0 < search_result.refused < search_result.trials
+    result = replay(small, search_result.best, cost_table(small, COST, search_result.best))
+    assert result.truncated.sum() <= MAX_TRUNCATED_SHARE * result.num_rounds.sum()
+    with pytest.raises(InputError, match="all 1 points ask for more.*tree-nodes"):
+        find_best(
+            POLICIES["eagle2"], PricedTrace(small, COST), SearchSettings(fixed={"nodes": 50, "depth": 6, "top_k": 10})
+        )
+
+
+def test_the_oracle_bounds_static_trees_wider_than_the_record() -> None:
+    trace = tree_trace(1, sequences=6, tokens=40, depth=4, width=2, nodes=20, vocabulary=14)
+    prediction = predict_policy(PricedTrace(trace, COST), POLICIES["cartesian"](s1=12, s2=12))
+    assert prediction.oracle_regret > 0
+    assert ladder(trace, prediction.policy, PROFILE).eq14 is None
+
+
+def test_ranges_are_lowered_to_the_recorded_width_and_nodes_and_to_what_costs_cover() -> None:
+    """Otherwise most of a search's points would ask for more than is recorded, and be refused."""
+
+    class Covering(ConstantCost):
+        @property
+        def max_tree_tokens(self) -> int:
+            return 21
+
+    narrow = tree_trace(6, sequences=6, tokens=30, depth=6, width=4, nodes=40, vocabulary=20, easiness=2.5)
+    for cost, nodes in ((COST, 40), (Covering(1.0, 9.0), 20)):
+        axes = {
+            (name, axis.name): axis
+            for name in ("eagle2", "pct", "beta_ts_tree", "cape")
+            for axis in search_space(POLICIES[name], {}, recorded_limits(PricedTrace(narrow, cost))).axes
+        }
+        for key in (("eagle2", "top_k"), ("pct", "width"), ("beta_ts_tree", "width"), ("cape", "width_30")):
+            assert axes[key].high == 4, key
+        assert axes["eagle2", "nodes"].high == axes["beta_ts_tree", "nodes"].high == nodes
+        for name in ("eagle2", "pct"):
+            priced = PricedTrace(narrow, cost)
+            tuned = find_best(POLICIES[name], priced, SearchSettings(trials=20, jobs=1))
+            assert tuned.refused == tuned.truncated  # nothing but settings whose speedup the record does not tell
+            assert tuned.best.max_width <= 4 and tuned.best.max_verified_nodes <= nodes
+
+
+def test_a_board_says_where_trees_could_not_be_judged() -> None:
+    """12 nodes are recorded: EAGLE-2's published settings ask for 50, and wide tuned settings for more than 12.
+
+    Speedups shown on the small record are those on a record of 300 nodes.
+    """
+    small, large = (
+        tree_trace(5, sequences=12, tokens=50, depth=6, width=10, nodes=nodes, vocabulary=20, easiness=2.5)
+        for nodes in (12, 300)
+    )
+    kinds = [POLICIES["fixed_k"], POLICIES["eagle2"]]
+    boards = leaderboards({"small": small, "large": large}, [COST], kinds=kinds, trials=30)
+    board = boards[0]
+    published = "eagle2, 50 nodes, depth 6"
+    assert published not in [row.label for row in board.rows]
+    assert "asks for more than the recorded trees hold" in dict(board.skipped)[published]
+    top_k = next(sweep for sweep in board.sweeps if sweep.setting == "top_k")
+    assert top_k.truncated and not set(top_k.truncated) & set(top_k.values)
+    document = as_document(boards[:1], {})
+    headline = leaderboard_result(document).verdict
+    assert "Trees could not be judged fully" in headline and published in headline
+    assert board.warnings[0] in headline
+    _, rest = split_sequences(large)
+    for value, speedup in zip(top_k.values, top_k.speedups, strict=True):
+        policy = dataclasses.replace(
+            next(row.policy for row in board.rows if row.label == "eagle2, tuned"), top_k=value
+        )
+        full = predict_policy(PricedTrace(large.select(rest), COST), policy)
+        assert speedup == pytest.approx(full.speedup.estimate, rel=0.02)
+    assert boards[1].unjudged == "" or published not in boards[1].unjudged

@@ -48,7 +48,7 @@ def coin_update(state, params, drafted, accepted):
 
 @dataclass(frozen=True)
 class Coin(ChainPolicy):
-    """A random policy of a user: rather stop where prediction is low or after rejections."""
+    """A random policy of a user: rather stop where prediction is low or after rejections; it says no chance of it."""
 
     caution: float = setting(0.2, 0.0, 9.0, tune=(0.01, 1.0), log=True)
     max_draft_tokens: int = setting(6, 1, 256, bounds="depth")

@@ -1,4 +1,4 @@
-"""Beta-TS and Cali-TS: Algorithms 2 and 3 by hand, in distribution with theta really drawn, and in the long run."""
+"""Beta-TS and Cali-TS, of chains and trees: the algorithms by hand, with theta really drawn, and in the long run."""
 
 from __future__ import annotations
 
@@ -14,17 +14,38 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import integrate, special, stats
+from scipy.special import expit, logit
 
 from specsim.cost.model import ConstantCost
+from specsim.cost.profile import ProfileCost
+from specsim.io.errors import InputError
 from specsim.io.rng import split, uniform
 from specsim.policy.chain.base import ChainPolicy, Step
 from specsim.policy.chain.beta_ts import BetaTS
 from specsim.policy.chain.cali_ts import CaliTS, clamped_mean, posterior, threshold
+from specsim.policy.chain.cali_ts_confidence import CaliTSConfidence
 from specsim.policy.estimates.counts import count_round
-from specsim.replaying.replay import replay
+from specsim.policy.tree.beta_ts_tree import BetaTSTree
+from specsim.policy.tree.cali_ts_tree import CaliTSTree
+from specsim.replaying.expected import expected_replay
+from specsim.replaying.replay import Replay, replay
 from specsim.replaying.table import cost_table
 from specsim.trace.trace import Trace
-from tests.support.reference import RampCost, build_trace, small_trace
+from specsim.trace.tree_record import record_from_nodes
+from tests.specsim.policy.test_tree_policies import (
+    DEPTH,
+    LENGTHS,
+    Node,
+    Scripted,
+    children,
+    grow,
+    likeliest,
+    record,
+    recorded_text,
+)
+from tests.specsim.replaying.test_tree_replay import COST
+from tests.support.reference import RampCost, build_trace, copies, small_trace
+from tests.support.tree_traces import tree_trace
 
 OPTIONS = list(product(("exact", "printed"), ("per_token", "per_round")))
 every_option = pytest.mark.parametrize(("counting", "theta"), OPTIONS)
@@ -235,6 +256,15 @@ def test_replay_is_the_algorithm_round_for_round(kind: Any, counting: str, theta
 SIMULATIONS = 1500
 
 
+def apart(result: Replay, runs: np.ndarray) -> bool:
+    """Whether mean drafted or accepted tokens are more than 4 standard errors from those of runs [N, 2]."""
+    gaps = []
+    for sampled, drawn in zip((result.drafted, result.accepted), runs.T, strict=True):
+        error = math.sqrt(sampled.var() / len(sampled) + drawn.var() / len(drawn))
+        gaps.append(abs(sampled.mean() - drawn.mean()) / error)
+    return max(gaps) > 4
+
+
 @both
 @every_option
 def test_replay_has_the_distribution_of_theta_really_drawn(kind: Any, counting: str, theta: str) -> None:
@@ -243,18 +273,13 @@ def test_replay_has_the_distribution_of_theta_really_drawn(kind: Any, counting: 
     trace = build_trace(
         rng, rng.random((30, 8)) < 0.75, [30], score=rng.uniform(0.4, 1.1, (30, 8)).clip(0, 1).astype(np.float32)
     )
-    many = trace.select(np.zeros(20_000, dtype=np.int64))
-    many = replace(many, sequence_id=np.arange(20_000))
+    many = copies(trace, 20_000)
     policy = kind(counting=counting, theta=theta, max_draft_tokens=8, **PRIORS[kind][1])
     result = replay(many, policy, cost_table(many, RampCost()))
 
     def differs(bandit: Bandit) -> bool:
         runs = np.array([np.sum(list(decode(trace, bandit)), axis=0)[2:] for _ in range(SIMULATIONS)])
-        gaps = []
-        for sampled, drawn in zip((result.drafted, result.accepted), runs.T, strict=True):
-            error = math.sqrt(sampled.var() / len(sampled) + drawn.var() / len(drawn))
-            gaps.append(abs(sampled.mean() - drawn.mean()) / error)
-        return max(gaps) > 4
+        return apart(result, runs)
 
     assert not differs(Bandit(policy, rng=rng))
     assert differs(Bandit(policy, rng=rng, counting_error=1.0))
@@ -292,3 +317,280 @@ def test_long_run_means(kind: Any, counting: str, accept_prob: float) -> None:
         wanted, abs=4 * error
     )
     assert 4 * error < 0.015 < 0.7 * (accept_prob - fixed_point)  # the two rules are told apart
+
+
+every_option_and_carry = pytest.mark.parametrize(
+    ("counting", "theta", "carry"), [(*option, carry) for option in OPTIONS for carry in (False, True)]
+)
+TREE_PRIORS: list[dict[str, Any]] = [{"alpha0": 2.0, "beta0": 1.0}, {"alpha0": 0.4, "beta0": 0.2}]
+
+
+class TreeBandit:
+    """The levels' Beta posterior in plain Python. rng : draws theta, or None for draws that belong to a place."""
+
+    def __init__(self, policy: BetaTSTree, rng: np.random.Generator | None = None, error: float = 0.0) -> None:
+        self.policy, self.rng, self.error = policy, rng, error
+        self.begin()
+
+    def begin(self) -> None:
+        self.alpha, self.beta = self.policy.alpha0, self.policy.beta0
+
+    def passed(self, row: int, levels: int, expanded: list[Node]) -> None:
+        """A draft pass over these nodes, after so many levels."""
+
+    def another(self, drafted_levels: int, u: float) -> bool:
+        """chi, after so many levels of this round."""
+        fresh = drafted_levels == 1 or self.policy.theta == "per_token"
+        if self.rng is not None:
+            if fresh:
+                self.drawn = self.rng.beta(self.alpha, self.beta)
+            return bool(self.rng.random() < self.drawn)
+        urn = 0 if self.policy.theta == "per_token" else drafted_levels - 1
+        return u < (self.alpha + urn) / (self.alpha + self.beta + urn)
+
+    def observe(self, levels: int, accepted: int) -> None:
+        emitted = accepted + 1  # |Q_v|
+        judged = min(emitted + (self.policy.counting == "printed"), levels) + self.error * (accepted < levels)
+        self.alpha += accepted
+        self.beta += judged - accepted
+
+
+def decode_trees(bandit: TreeBandit, seed: int = 0) -> list[tuple[int, ...]]:
+    """Rows (sequence, t, drafted, accepted, verified, levels drafted) of every round, over the whole record."""
+    policy = bandit.policy
+    trace, places = recorded_text(None)
+    rows = []
+    for s, length in enumerate(LENGTHS):
+        if not policy.carry:
+            bandit.begin()
+        t = 0
+        while t < length:
+            here, _ = places[s, t]
+            limit = min(policy.max_depth, int(trace.budget_tokens[s]) - t - 1)
+            level, drafted, levels = [()], list[Node](), 0
+            while levels < limit:
+                u = float(uniform(seed, int(trace.sequence_id[s]), t, levels))
+                if levels and not bandit.another(levels, u):
+                    break
+                expanded = sorted(likeliest(here, level, policy.beam))
+                bandit.passed(int(trace.offsets[s]) + t, levels, expanded)
+                level = [child for node in expanded for child in children(node, policy.width)]
+                drafted += level
+                levels += 1
+            kept = set(likeliest(here, drafted, policy.nodes))
+            accepted: Node = ()
+            for rank in trace.true_rank[int(trace.offsets[s]) + t]:
+                if (*accepted, int(rank)) not in kept:
+                    break
+                accepted = (*accepted, int(rank))
+            if levels:
+                bandit.observe(max(len(node) for node in kept), len(accepted))
+            rows.append((s, t, len(drafted), len(accepted), len(kept), levels))
+            t += len(accepted) + 1
+    return rows
+
+
+@every_option_and_carry
+@pytest.mark.parametrize("shape", [(1, 1, 255), (2, 3, 255), (3, 3, 5), (2, 2, 2)], ids=str)
+def test_replay_is_the_bandit_round_for_round(
+    counting: str, theta: str, carry: bool, shape: tuple[int, int, int]
+) -> None:
+    beam, width, nodes = shape
+    trace, _ = recorded_text(None)
+    caught = 0
+    for seed, prior in product(range(4), TREE_PRIORS):
+        policy = BetaTSTree(
+            counting=counting, theta=theta, carry=carry, beam=beam, width=width, nodes=nodes, max_depth=3, **prior
+        )
+        result = replay(trace, policy, cost_table(trace, COST), seed=seed, log=True)
+        assert not result.truncated.any()
+        rounds = [row[:5] for row in result.rounds.rows()]
+        wanted = decode_trees(TreeBandit(policy), seed)
+        assert rounds == [row[:5] for row in wanted]
+        # The policy is asked before every level but where the limit is reached, and its first answer is yes.
+        limits = [min(3, int(trace.budget_tokens[s]) - t - 1) for s, t, *_ in wanted]
+        asked = sum(min(row[5] + 1, limit) for row, limit in zip(wanted, limits, strict=True))
+        assert result.policy_steps.sum() == asked
+        wrong = [TreeBandit(policy, error=1.0), TreeBandit(replace(policy, carry=not carry))]
+        caught += sum(rounds != [row[:5] for row in decode_trees(bandit, seed)] for bandit in wrong)
+    assert caught >= 8  # of 16: counts are seen to matter, within sequences and across them
+
+
+def test_a_round_is_counted_by_the_depth_of_what_was_verified() -> None:
+    """Levels that were drafted and then dropped were not judged: of six nodes the two likeliest are a single level."""
+    trace, _ = recorded_text(None)
+    policy = BetaTSTree(alpha0=1e9, beta0=1e-6, beam=1, width=3, nodes=2, max_depth=2)
+    log = replay(trace, policy, cost_table(trace, COST), log=True).rounds
+    assert {6} < set(log.drafted.tolist()) <= {0, 3, 6}
+    rows = decode_trees(TreeBandit(policy))
+    assert [row[:5] for row in rows] == [row[:5] for row in log.rows()]
+
+
+@every_option
+def test_a_replay_of_trees_has_the_distribution_of_theta_really_drawn(counting: str, theta: str) -> None:
+    """Mean drafted and accepted tokens of 20,000 replays against 600 runs that draw theta; 4 standard errors."""
+    trace, _ = recorded_text(None)
+    policy = BetaTSTree(
+        alpha0=3.0, beta0=0.5, counting=counting, theta=theta, carry=False, beam=2, width=3, max_depth=3
+    )
+    first = copies(trace, 20_000)
+    result = replay(first, policy, cost_table(first, COST))
+
+    def differs(error: float) -> bool:
+        bandit = TreeBandit(policy, np.random.default_rng(3), error)
+        runs = []
+        for _ in range(600):
+            rows = np.array([row for row in decode_trees(bandit) if row[0] == 0])
+            runs.append(rows[:, 2:4].sum(axis=0))
+        return apart(result, np.array(runs))
+
+    assert not differs(0.0)
+    assert differs(1.0)
+
+
+def test_siblings_need_no_record_where_all_are_verified() -> None:
+    """A beam of 1 goes along the chain, which every record has; what hangs beside it goes by rank."""
+    trace = tree_trace(9, sequences=6, tokens=60, depth=4, width=4, nodes=4)
+    for policy in (BetaTSTree(beam=1, width=4, max_depth=4), BetaTSTree(beam=2, width=4, max_depth=4)):
+        result = replay(trace, policy, cost_table(trace, COST))
+        assert (result.truncated.sum() == 0) == (policy.beam == 1)
+    whole = tree_trace(9, sequences=6, tokens=60, depth=4, width=4, nodes=400)
+    policy = BetaTSTree(beam=1, width=4, max_depth=4)
+    few, all_ = (replay(t, policy, cost_table(t, COST), log=True).rounds for t in (trace, whole))
+    assert few.rows() == all_.rows()
+
+
+def test_a_beam_that_the_record_may_have_wrong_is_told() -> None:
+    """Second level: .1 .1 and .24 .16, of which the record has the chain's .1 and .24; the beam is .24 and .16."""
+    drafter = Scripted({(): [0.5, 0.4], (0,): [0.2, 0.2], (1,): [0.6, 0.4], (1, 0): [0.5, 0.5]})
+    recorded, horizon = record(drafter, nodes=5, width=2, depth=3)
+    assert recorded == {(), (0,), (0, 0), (0, 0, 0), (1,), (1, 0)} and horizon == pytest.approx(0.16)
+    policy = BetaTSTree(alpha0=2.0, beam=2, width=2, max_depth=3)
+    replayed, real = grow(policy, drafter, recorded=recorded), grow(policy, drafter)
+    assert replayed.expanded[2] == [(0, 0), (1, 0)] and real.expanded[2] == [(1, 0), (1, 1)]
+    assert replayed.floor == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sizes"),
+    [
+        ({"beam": 2, "width": 3, "max_depth": 4}, (3 + 3 * 6, 2, 21)),
+        ({"beam": 8, "width": 2, "max_depth": 5}, (2 + 4 + 8 + 16 + 16, 8, 46)),
+        ({"beam": 8, "width": 2, "max_depth": 5, "nodes": 20}, (46, 8, 20)),
+        ({"beam": 5, "width": 1, "max_depth": 7}, (7, 1, 7)),
+    ],
+    ids=str,
+)
+def test_bounds_are_those_of_the_deepest_tree(settings: dict[str, int], sizes: tuple[int, int, int]) -> None:
+    policy = BetaTSTree(**settings)
+    assert (policy.max_drafted, policy.max_expanded, policy.max_verified_nodes) == sizes
+
+
+def test_a_tree_without_room_is_refused() -> None:
+    with pytest.raises(InputError, match="beam=9 and width=8 draft 1080 nodes, more than 1023; lower either"):
+        BetaTSTree(max_depth=16, beam=9, width=8)
+
+
+def scored(trace: Trace, seed: int = 0) -> Trace:
+    """The trace with random scores at every position and depth."""
+    return replace(trace, score=np.random.default_rng(seed).random(trace.true_rank.shape, np.float32))
+
+
+@every_option_and_carry
+@pytest.mark.parametrize(
+    ("chain", "tree", "prior"),
+    [
+        (BetaTS, BetaTSTree, {"alpha0": 3.0, "beta0": 1.0}),
+        (CaliTS, CaliTSTree, {"theta0": 0.7, "sigma_m": 0.3, "sigma_s": 0.5}),
+    ],
+    ids=["beta_ts", "cali_ts"],
+)
+def test_a_tree_of_width_one_is_the_chain(
+    chain: Any, tree: Any, prior: dict[str, Any], counting: str, theta: str, carry: bool
+) -> None:
+    """Draw for draw: every level has the uniform and the score of the token that a chain drafts there."""
+    trace = scored(tree_trace(9, sequences=6, tokens=60, depth=5, width=4, nodes=20))
+    options = {**prior, "counting": counting, "theta": theta, "carry": carry}
+    policies = chain(**options, max_draft_tokens=5), tree(**options, beam=1, width=1, max_depth=5)
+    of_chain, of_tree = (replay(trace, p, cost_table(trace, COST, p), seed=4, log=True) for p in policies)
+    assert of_chain.rounds.rows() == of_tree.rounds.rows()
+    assert len(set(of_chain.rounds.drafted.tolist())) > 3
+
+
+class ByScore(TreeBandit):
+    """With a predictor that never errs theta is its score: of the newest pass over the first candidates' chain."""
+
+    def __init__(self, policy: CaliTSTree, score: np.ndarray) -> None:
+        self.policy, self.score = policy, score
+
+    def begin(self) -> None:
+        pass
+
+    def passed(self, row: int, levels: int, expanded: list[Node]) -> None:
+        if (0,) * levels in expanded:
+            self.theta = float(self.score[row, levels])
+
+    def another(self, drafted_levels: int, u: float) -> bool:
+        return u < self.theta
+
+    def observe(self, levels: int, accepted: int) -> None:
+        pass
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (2, 3), (3, 2)], ids=str)
+def test_the_score_along_the_first_candidates_decides(shape: tuple[int, int]) -> None:
+    beam, width = shape
+    trace = scored(recorded_text(None)[0])
+    policy = CaliTSTree(sigma_m=1e-6, sigma_s=1e4, beam=beam, width=width, nodes=255, max_depth=DEPTH)
+    log = replay(trace, policy, cost_table(trace, COST), seed=3, log=True).rounds
+    assert [row[:5] for row in log.rows()] == [row[:5] for row in decode_trees(ByScore(policy, trace.score), 3)]
+
+
+@pytest.mark.parametrize(("after_first", "levels"), [((0.3, 0.25), 4), ((0.6, 0.3), 3)], ids=["left", "kept"])
+def test_where_the_beam_has_left_that_chain_its_last_score_stays(after_first: tuple[float, float], levels: int) -> None:
+    """Of a root with children .51 and .49, those of the second are (.5, .45): likelier than the first's, or not."""
+    nodes = [node for depth in range(5) for node in product((0, 1), repeat=depth)]
+    children_of = {(): (0.51, 0.49), (0,): after_first, (1,): (0.5, 0.45)}
+    prob = [children_of.get(node[:-1], (0.6, 0.3))[node[-1]] for node in nodes[1:]]
+    parent = [nodes.index(node[:-1]) for node in nodes[1:]]
+    tokens, depth = 9, 4
+    rows = (np.array([values] * tokens) for values in (parent, [0] * len(parent), prob))
+    rank = np.where(np.arange(tokens)[:, None] + np.arange(depth) < tokens, 0, -1).astype(np.int16)
+    trace = build_trace(np.random.default_rng(0), rank == 0, [tokens], true_rank=rank)
+    scores = np.tile(np.array([1.0, 1.0, 0.0, 0.0], np.float32), (tokens, 1))  # the third pass says to stop
+    trace = replace(trace, tree=record_from_nodes(*rows, np.full(tokens, -1.0), 2), score=scores)
+    policy = CaliTSTree(sigma_m=1e-6, sigma_s=1e4, beam=2, width=2, nodes=255, max_depth=4)
+    log = replay(trace, policy, cost_table(trace, COST), log=True).rounds
+    assert log.drafted[0] == 2 + 4 * (levels - 1)
+
+
+def test_scores_are_paid_for_with_every_draft_step() -> None:
+    contexts = np.array([1, 400])
+    cost = ProfileCost(contexts, np.ones((5, 2)), np.zeros(2), np.full((6, 2), 12.0), np.full(2, 10.0), 0.0, 0.5, 0.25)
+    assert float(CaliTSTree().cost(cost).draft(1, 10)) == float(CaliTS().cost(cost).draft(1, 10)) == 1.25
+    assert float(CaliTSConfidence().cost(cost).draft(1, 10)) == 1.0
+
+
+@pytest.mark.parametrize(("slope", "offset"), [(1.0, 0.0), (0.6, -0.8), (2.5, 1.0)])
+@every_option_and_carry
+def test_calibrated_confidence_stands_in_the_predictors_place(
+    slope: float, offset: float, counting: str, theta: str, carry: bool
+) -> None:
+    """Rounds are those of Cali-TS whose predictor had said sigmoid(slope logit(confidence) + offset)."""
+    trace = tree_trace(9, sequences=6, tokens=60, depth=5, width=4, nodes=20)
+    with np.errstate(divide="ignore"):
+        scores = expit(slope * logit(trace.confidence.astype(np.float64)) + offset).astype(np.float32)
+    scored = replace(trace, score=scores)
+    settings: dict[str, Any] = {"theta0": 0.7, "sigma_m": 0.3, "sigma_s": 0.5, "max_draft_tokens": 5}
+    settings |= {"counting": counting, "theta": theta, "carry": carry}
+    trained, free = CaliTS(**settings), CaliTSConfidence(slope=slope, offset=offset, **settings)
+    predicted, calibrated = (
+        replay(t, p, cost_table(t, COST, p), seed=4, log=True).rounds for t, p in ((scored, trained), (trace, free))
+    )
+    assert predicted.rows() == calibrated.rows()
+    assert len(set(predicted.drafted.tolist())) > 2
+    if theta == "per_token" and not carry:
+        table = cost_table(trace, ConstantCost(1.0, 10.0), free)
+        averages = (expected_replay(t, p, table) for t, p in ((scored, trained), (trace, free)))
+        first, second = (average.drafted.sum() for average in averages)
+        assert first == pytest.approx(second, rel=1e-5)

@@ -9,19 +9,17 @@ from functools import cache
 from itertools import product
 from typing import Any
 
-import numba as nb
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specsim.io.errors import InputError
-from specsim.policy.base import setting
 from specsim.policy.chain.adaedl import AdaEDL
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.chain.beta_ts import BetaTS
 from specsim.policy.chain.cali_ts import CaliTS
-from specsim.policy.chain.fixed_k import FixedK, initial_state, update
+from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.chain.hugging_face import HuggingFace
 from specsim.policy.chain.max_confidence import MaxConfidence
 from specsim.policy.chain.p_min import LlamaCpp, PMin
@@ -30,8 +28,9 @@ from specsim.replaying.expected import MAX_CELLS, draws_uniforms, expected_repla
 from specsim.replaying.replay import Replay, replay
 from specsim.replaying.table import cost_table
 from specsim.trace.trace import Trace
+from tests.specsim.policy.test_policy import Coin
 from tests.specsim.policy.test_thompson import clipped_mean
-from tests.support.reference import Decoder, FixedLength, RampCost, build_trace, small_trace
+from tests.support.reference import Decoder, FixedLength, RampCost, build_trace, copies, small_trace
 
 COST = RampCost()
 COUNTS = ("num_rounds", "drafted", "accepted", "policy_steps")
@@ -190,11 +189,6 @@ def test_the_comparison_catches_wrong_counts_and_draws(approximate: bool) -> Non
             assert Expectation(trace, replace(policy, **other)).matches(result) == same
 
 
-def copies(trace: Trace, count: int) -> Trace:
-    """A trace of a single sequence, many times under ids of their own, so that each copy draws afresh."""
-    return replace(trace.select(np.zeros(count, dtype=np.int64)), sequence_id=np.arange(count))
-
-
 def one_sequence(length: int, approximate: bool = False) -> Trace:
     rng = np.random.default_rng(5)
     shape = (length, 8)
@@ -278,28 +272,6 @@ def test_both_programmes_give_the_replay_where_all_is_certain() -> None:
         np.testing.assert_allclose(
             expected.seconds[:, [0, 2, 3]], expected.draws * plain.seconds[:, [0, 2, 3]], rtol=near
         )
-
-
-@nb.njit
-def coin_keep(state, params, step, depth, u):
-    return u < 0.5, state
-
-
-@dataclass(frozen=True)
-class Coin(ChainPolicy):
-    """Draws, and does not say with what chance."""
-
-    max_draft_tokens: int = setting(4, 1, 256, bounds="depth")
-
-    name = "coin"
-    source = "this test"
-    initial_state = staticmethod(initial_state)
-    keep_drafting = staticmethod(coin_keep)
-    update = staticmethod(update)
-
-    @property
-    def adapts(self) -> bool:
-        return False
 
 
 def test_who_draws() -> None:

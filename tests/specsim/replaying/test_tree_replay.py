@@ -20,6 +20,7 @@ from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.tree.base import TreePolicy
 from specsim.policy.tree.cape import Cape
 from specsim.policy.tree.eagle2 import Eagle2
+from specsim.policy.tree.sparse_tree import SparseTree
 from specsim.policy.tree.static import StaticTree, check_shape
 from specsim.policy.tree.vct import VCT
 from specsim.replaying.checks import check_covered, check_replayable, unsupported_reason
@@ -98,20 +99,6 @@ class Whim(TreePolicy):
     @property
     def max_width(self) -> int:
         return self.width
-
-
-@dataclass(frozen=True)
-class Given(StaticTree):
-    """A tree given by its child counts."""
-
-    children: tuple[float, ...] = setting((1.0, 0.0), 0, 99)
-
-    name = "given"
-    source = "test"
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(int(c) for c in self.children)
 
 
 @dataclass
@@ -317,7 +304,7 @@ def test_a_static_tree_replays_as_it_decodes(seed: int, nodes: int) -> None:
     while head < len(order):
         order += children[order[head]]
         head += 1
-    policy = Given(tuple(float(len(children[i])) for i in order))
+    policy = SparseTree(children=tuple(float(len(children[i])) for i in order))
     check_shape("given", policy.shape)
     trace = tree_trace(seed, sequences=3, tokens=25, depth=5, width=4, nodes=20, vocabulary=9)
     result = replay(trace, policy, cost_table(trace, COST, policy), log=True)
@@ -346,7 +333,7 @@ def test_one_node_after_another_is_a_chain() -> None:
     """A path of k nodes costs and accepts what a fixed K does where costs of trees are those of chains."""
     trace = tree_trace(1, sequences=5, tokens=40, depth=5)
     for k in (1, 3, 5):
-        path = Given(tuple([1.0] * k + [0.0]))
+        path = SparseTree(children=tuple([1.0] * k + [0.0]))
         chain = replay(trace, FixedK(k=k), cost_table(trace, RampCost()), log=True)
         result = replay(trace, path, cost_table(trace, FlatTrees(), path), log=True)
         assert result.rounds.rows() == chain.rounds.rows()
@@ -389,9 +376,9 @@ def test_what_a_trace_or_costs_cannot_serve_is_refused() -> None:
     policy = Whim(max_depth=3)
     with pytest.raises(InputError, match="tree-nodes"):
         replay(replace(trace, tree=None), policy, table)
-    assert unsupported_reason(replace(trace, tree=None), Given) is None
+    assert unsupported_reason(replace(trace, tree=None), SparseTree) is None
     sampled = replace(trace, meta={**trace.meta, "decoding": {"mode": "rejection"}})
-    assert "greedy and Gumbel" in str(unsupported_reason(sampled, Given))
+    assert "greedy and Gumbel" in str(unsupported_reason(sampled, SparseTree))
     with pytest.raises(InputError, match="greedy and Gumbel"):
         replay(sampled, policy, table)
     with pytest.raises(InputError, match="does not price trees"):

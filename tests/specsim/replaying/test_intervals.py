@@ -1,18 +1,24 @@
-"""Bootstrap intervals: do they cover, are they paired, are they repeatable."""
+"""Intervals: of ratios by the bootstrap, of a board at once, of a forecast, and the number that carries one."""
 
 from __future__ import annotations
 
+import copy
+import json
 import math
+import pickle
 from functools import cache
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import stats
 
+import specsim
 from specsim.acceptance.generate import generate
 from specsim.io.errors import InputError
 from specsim.policy.chain.adaedl import AdaEDL
 from specsim.policy.chain.fixed_k import FixedK
+from specsim.replaying.forecast import error_summary, forecast_interval
 from specsim.replaying.intervals import (
     Comparison,
     Estimate,
@@ -25,6 +31,7 @@ from specsim.replaying.intervals import (
     tails,
 )
 from specsim.replaying.replay import replay
+from specsim.replaying.simultaneous import Simultaneous, simultaneous
 from specsim.replaying.table import cost_table
 from tests.support.acceptance_examples import COST, difficulty
 
@@ -106,7 +113,7 @@ def test_resampling_draws_every_sequence_equally_often() -> None:
     assert stats.chisquare(np.bincount(resample(20, repeats=20_000).ravel(), minlength=20)).pvalue > 1e-3
 
 
-def test_edges() -> None:
+def test_edges_of_ratios() -> None:
     assert ratio_interval([3.0], [2.0]) == Estimate(1.5, 1.5, 1.5)
     assert str(Estimate(1.5, 1.25, 1.75)) == "1.500 [1.250, 1.750]"
     assert Estimate(1.5, 1.25, 1.75).as_dict() == {"estimate": 1.5, "low": 1.25, "high": 1.75}
@@ -292,3 +299,219 @@ def test_resamples_that_drew_nothing_below_are_left_out() -> None:
     rounds = np.ones(12)
     comparison = ratio_difference(accepted, drafted, 0.5 * rounds, rounds)
     assert comparison.difference == Estimate(0.25, 0.25, 0.25) and comparison.p_not_better == 0.0
+
+
+MOST_FALSE = 0.05
+POLICIES = 28
+
+
+def seconds_of(
+    rng: np.random.Generator, prompts: int, speedups: np.ndarray, noise: np.ndarray, lengths_sd: float = 0.3
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Baseline and policies' seconds on prompts of different lengths, each measured with noise, a share of itself."""
+    base = rng.lognormal(0.0, lengths_sd, prompts)
+    return base, [base / s * (1 + sd * rng.normal(size=prompts)) for s, sd in zip(speedups, noise, strict=True)]
+
+
+def leader_of(found: Simultaneous) -> int:
+    return int(np.argmax([speedup.estimate for speedup in found.speedups]))
+
+
+def false_boards(boards: int, prompts: int, noise: np.ndarray, *, pairwise: bool = False, seed: int = 0) -> int:
+    """Boards of equal policies on which the leader is called significantly faster than some row."""
+    rng = np.random.default_rng(seed)
+    count = 0
+    for _ in range(boards):
+        base, seconds = seconds_of(rng, prompts, np.full(len(noise), 2.0), noise)
+        intervals = simultaneous(base, seconds, repeats=400)
+        leader = leader_of(intervals)
+        others = [at for at in range(len(noise)) if at != leader]
+        if pairwise:
+            count += any(
+                paired_difference(base, seconds[leader], seconds[at], repeats=400).significant for at in others
+            )
+        else:
+            count += any(intervals.difference(leader, at).significant for at in others)
+    return count
+
+
+def upper_limit(boards: int) -> int:
+    """What a binomial count of 5 % stays below in 99.9 % of runs."""
+    return int(stats.binom.ppf(0.999, boards, MOST_FALSE))
+
+
+def test_28_equal_policies_on_12_prompts_are_not_called_different() -> None:
+    noise = np.full(POLICIES, 0.1)
+    assert false_boards(100, 12, noise) <= upper_limit(100)
+    assert false_boards(20, 12, noise, pairwise=True) >= 19  # pair by pair nearly every board has a false difference
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("prompts", [6, 12, 40, 100, 200])
+@pytest.mark.parametrize("noise", [np.full(POLICIES, 0.1), np.geomspace(0.01, 0.3, POLICIES)], ids=["equal", "unequal"])
+def test_false_differences_stay_below_5_percent_of_boards(prompts: int, noise: np.ndarray) -> None:
+    assert false_boards(1000, prompts, noise) <= upper_limit(1000)
+
+
+def boards_covered(boards: int, prompts: int, lengths_sd: float, seed: int = 0) -> int:
+    """Boards on which every interval holds its true value: each speedup, and each difference to the leader.
+
+    Ten policies of speedups 0.8 to 2.5 with noise of 2 to 30 %, half of which they share.
+    """
+    rng = np.random.default_rng(seed)
+    truth, noise = np.linspace(0.8, 2.5, 10), np.geomspace(0.02, 0.3, 10)
+    hits = 0
+    for _ in range(boards):
+        base = rng.lognormal(0.0, lengths_sd, prompts)
+        shared = rng.normal(size=prompts)
+        seconds = [
+            base / s * (1 + sd * (shared + rng.normal(size=prompts)) / np.sqrt(2))
+            for s, sd in zip(truth, noise, strict=True)
+        ]
+        board = simultaneous(base, seconds, repeats=400)
+        leader = leader_of(board)
+        hits += all(speedup.low <= s <= speedup.high for speedup, s in zip(board.speedups, truth, strict=True)) and all(
+            d.low <= truth[leader] - truth[at] <= d.high
+            for at in range(len(truth))
+            if at != leader and (d := board.difference(leader, at).difference)
+        )
+    return hits
+
+
+def test_all_intervals_of_unequal_policies_hold_at_once() -> None:
+    assert boards_covered(150, 12, 0.3) >= stats.binom.ppf(0.001, 150, 0.95)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("prompts", [6, 12, 40, 100, 200])
+@pytest.mark.parametrize("lengths_sd", [0.0, 0.3, 1.0])  # at 1.0 a tenth of the prompts takes half of the time
+def test_coverage_holds_whatever_lengths_prompts_have(prompts: int, lengths_sd: float) -> None:
+    assert boards_covered(1000, prompts, lengths_sd) >= stats.binom.ppf(0.001, 1000, 0.95)
+
+
+def test_a_policy_5_percent_slower_is_found_on_40_prompts() -> None:
+    rng = np.random.default_rng(2)
+    speedups = np.r_[np.full(POLICIES - 1, 2.0), 2.0 / 1.05]
+    detected = 0
+    for _ in range(50):
+        board = simultaneous(*seconds_of(rng, 40, speedups, np.full(POLICIES, 0.03)), repeats=400)
+        detected += board.difference(leader_of(board), POLICIES - 1).significant
+    assert detected >= 48
+
+
+def test_the_critical_value_is_that_of_tukeys_range() -> None:
+    """Many equally long prompts with independent noise: SciPy's studentised range over sqrt(2), infinite freedom."""
+    rng = np.random.default_rng(0)
+    arms, prompts = 6, 4000
+    seconds = [1 + 0.1 * rng.normal(size=prompts) for _ in range(arms)]
+    base = 2 + 0.2 * rng.normal(size=prompts)  # a seventh arm with the same relative noise
+    expected = stats.studentized_range.ppf(0.95, arms + 1, 1e6) / np.sqrt(2)
+    assert simultaneous(base, seconds).critical == pytest.approx(expected, rel=0.02)
+
+
+def test_decisions_agree_with_scipys_tukey_hsd() -> None:
+    """Independent arms of equal variance: the same pairs are called different, but for those at the limit."""
+    rng = np.random.default_rng(4)
+    prompts = 200
+    means = np.array([1.0, 1.0, 1.02, 1.05, 1.2])
+    seconds = [m + 0.1 * rng.normal(size=prompts) for m in means]
+    intervals = simultaneous(np.full(prompts, 2.0), seconds)
+    reference = stats.tukey_hsd(*seconds)
+    for a in range(len(means)):
+        for b in range(a):
+            p = reference.pvalue[a, b]
+            if not 0.01 < p < 0.2:
+                assert intervals.difference(a, b).significant == (p < 0.05), (a, b, p)
+
+
+def test_edges_of_boards() -> None:
+    alone = simultaneous([3.0], [[1.0], [2.0]])
+    assert not alone.difference(0, 1).significant
+    base = np.array([2.0, 3.0, 4.0])
+    same = simultaneous(base, [base / 2, base / 2, base])
+    assert not same.difference(0, 1).significant and same.difference(0, 2).significant  # without any noise
+    assert (same.speedups[0].low, same.speedups[0].high) == pytest.approx((2, 2))
+    with pytest.raises(InputError, match="no sequence"):
+        simultaneous([], [[]])
+
+
+TRUE_SPEEDUP = {"code": 2.0, "prose": 1.2}  # which domains differ by is no uncertainty, because both parts have both
+
+
+def prompts(rng: np.random.Generator, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Seconds without and with a policy of this many prompts, half of each domain, and their domains."""
+    domains = np.array([*TRUE_SPEEDUP] * (number // 2))
+    baseline_s = rng.uniform(0.5, 1.5, number)
+    speedups = np.array([TRUE_SPEEDUP[name] for name in domains]) * rng.lognormal(0.0, 0.1, number)
+    return baseline_s, baseline_s / speedups, domains
+
+
+@pytest.mark.parametrize(("tuning", "held_out"), [(12, 12), (24, 6), (8, 40)])
+def test_measured_speedups_lie_inside_as_often_as_said(tuning: int, held_out: int) -> None:
+    rng, inside, widths = np.random.default_rng(tuning), 0, []
+    runs = 1500
+    for _ in range(runs):
+        forecast = forecast_interval(*prompts(rng, tuning), held_out, cost_error=0.01, run_error=0.02)
+        baseline_s, policy_s, _ = prompts(rng, held_out)
+        off = rng.normal(0.0, 0.01) + rng.normal(0.0, 0.02)  # of the costs, and of the run
+        measured = baseline_s.sum() / policy_s.sum() * np.exp(off)
+        inside += forecast.low <= measured <= forecast.high
+        widths.append(np.log(forecast.high / forecast))
+    assert 0.93 < inside / runs < 0.98
+    assert np.median(widths) < 0.25
+
+
+def test_a_single_prompt_leaves_the_costs_and_the_run() -> None:
+    forecast = forecast_interval(np.ones(1), np.full(1, 0.5), np.array(["all"]), 9, cost_error=0.03, run_error=0.04)
+    assert forecast == 2.0 and forecast.high / 2 == pytest.approx(np.exp(1.96 * 0.05), rel=1e-4)
+    with pytest.raises(InputError, match="no sequence"):
+        forecast_interval(np.ones(0), np.ones(0), np.zeros(0, dtype=str), 9, cost_error=0.0, run_error=0.0)
+
+
+def test_errors_are_summarised_with_their_sign() -> None:
+    summary = error_summary([1.1, 0.8, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0])
+    assert summary["largest_percent"] == pytest.approx(-20) and summary["mean_percent"] == pytest.approx(-2.5)
+    assert summary["median_abs_percent"] == pytest.approx(5) and summary["p90_abs_percent"] == pytest.approx(17)
+
+
+SPEEDUP = Estimate(1.25, 1.1, 1.4)
+
+
+def test_a_predicted_speedup_is_compared_formatted_and_converted() -> None:
+    speedup = specsim.predict("example:lab-model", "example:lab-deep-model", "fixed_k", k=3).speedup
+    assert speedup > 1.1 and not speedup > 5 and 1.0 < speedup < 2
+    assert f"{speedup:.2f}" == f"{speedup.estimate:.2f}" and f"{speedup:8.3f}".strip() == f"{speedup.estimate:.3f}"
+    assert float(speedup) == speedup.estimate and round(speedup, 2) == round(speedup.estimate, 2)
+    assert speedup.low < speedup < speedup.high
+    assert str(speedup) == f"{speedup}" == f"{speedup.estimate:.3f} [{speedup.low:.3f}, {speedup.high:.3f}]"
+
+
+def test_arithmetic_is_the_number_s() -> None:
+    for value, number in ((SPEEDUP - 1, 0.25), (2 * SPEEDUP, 2.5), (1 / SPEEDUP, 0.8), (SPEEDUP / SPEEDUP, 1.0)):
+        assert value == number and type(value) is float
+    assert math.sqrt(Estimate(4.0, 1.0, 9.0)) == 2 and max(SPEEDUP, Estimate(1.3, 0.2, 2.0)).low == 0.2
+    assert sum([SPEEDUP, SPEEDUP]) == 2.5
+
+
+def test_numpy_and_pandas_take_it_for_a_float() -> None:
+    column = np.array([SPEEDUP, Estimate(2.0, 1.0, 3.0)])
+    assert column.dtype == np.float64 and column.mean() == 1.625
+    frame = pd.DataFrame({"speedup": [SPEEDUP, SPEEDUP]})
+    assert frame["speedup"].dtype == np.float64 and frame["speedup"].sum() == 2.5
+
+
+def test_it_equals_its_number_and_an_estimate_with_the_same_interval() -> None:
+    assert SPEEDUP == 1.25 and SPEEDUP == 1.25 and hash(SPEEDUP) == hash(1.25) and {SPEEDUP: "x"}[1.25] == "x"
+    assert SPEEDUP != 1.3 and SPEEDUP != "1.25" and SPEEDUP == 1.25
+    assert Estimate(1.25, 1.1, 1.4) == SPEEDUP and Estimate(1.25, 0.0, 9.0) != SPEEDUP
+
+
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))])
+def test_copies_keep_the_interval(again) -> None:
+    assert again(SPEEDUP).as_dict() == {"estimate": 1.25, "low": 1.1, "high": 1.4}
+
+
+def test_its_json_form_keeps_the_interval_and_it_cannot_be_changed() -> None:
+    assert json.loads(json.dumps(SPEEDUP.as_dict()))["high"] == 1.4
+    with pytest.raises(AttributeError):
+        SPEEDUP.low = 0.0
