@@ -235,8 +235,8 @@ SPACE = Training(
     train_space,
     """Train SPACE: a target with mask tokens.
 
-    The masks propose its next tokens. The target itself is tuned, so its output changes; --p-ar 1 is plain fine-tuning, for comparison.
-    Then `realrun record --drafter OUT`. Needs peft unless --full.
+    The masks propose its next tokens. The target itself is tuned, so its output changes; --p-ar 1 is plain fine-tuning,
+    for comparison. Then `realrun record --drafter OUT`. Needs peft unless --full.
 
     Example: realrun train space --out space5 --masks 5 --tokens 2
     """,
