@@ -45,9 +45,8 @@ from tests.support.pairs.inside import (
     skipping_pair,
     target_of,
 )
-from tests.support.pairs.scores import random_predictor
 from tests.support.small_targets import ARCHITECTURES, small_target, text_folder
-from tests.support.tiny import POSITIONS, VOCAB, tiny_tokenizer
+from tests.support.tiny import POSITIONS, VOCAB, random_predictor, tiny_tokenizer
 from tests.support.toy_training import TOY, ToySettings
 
 HEADS = 3

@@ -29,10 +29,9 @@ from specsim.cost.profile import profile_from_json
 from specsim.io.errors import InputError
 from specsim.policy.base import Policy
 from specsim.policy.registry import make_policy
-from tests.realrun.measure.test_record_trees import as_names, as_record, one_by_one, paths_outside_chain
+from tests.support.dense_records import as_names, as_record, one_by_one, paths_outside_chain
 from tests.support.pairs.medusa import CHOICES, HEADS, TOKENS, medusa_pair
-from tests.support.pairs.scores import random_predictor
-from tests.support.tiny import POSITIONS, VOCAB, tiny_model, tiny_prompts
+from tests.support.tiny import POSITIONS, VOCAB, random_predictor, tiny_model, tiny_prompts
 
 ids = {"ids": lambda spec: f"{spec[0]}-{spec[1].get('k', '')}".rstrip("-")}
 choices = pytest.mark.parametrize("sampler", CHOICES.values(), ids=CHOICES.keys())

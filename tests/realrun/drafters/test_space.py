@@ -39,7 +39,6 @@ from specsim.policy.tree.base import TreePolicy
 from specsim.trace.trace import Trace
 from tests.support.clock import SetClock
 from tests.support.pairs.medusa import own_texts
-from tests.support.pairs.scores import random_predictor
 from tests.support.pairs.space import CHOICES, MASKS, masked_target, space_pair, untrained_pair, word_prompts
 from tests.support.sampling_distribution import (
     EXACT,
@@ -50,7 +49,7 @@ from tests.support.sampling_distribution import (
     exact_distribution,
     warped,
 )
-from tests.support.tiny import POSITIONS, VOCAB, random_prompts, tiny_model
+from tests.support.tiny import POSITIONS, VOCAB, random_predictor, random_prompts, tiny_model
 
 CLOSE = {"rtol": 0.0, "atol": 1e-10}
 

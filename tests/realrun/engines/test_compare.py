@@ -24,6 +24,9 @@ from specsim.acceptance.generate import generate
 from specsim.acceptance.models import IID
 from specsim.engines.conventions import CONVENTIONS
 from specsim.io.errors import InputError
+from specsim.lookup.from_text import TokenText, lookup_trace, suffix_trace
+from specsim.lookup.ngram import RULES, NgramRule
+from specsim.lookup.suffix import SuffixRule
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.chain.p_min import LlamaCpp
@@ -31,6 +34,7 @@ from specsim.serving.draft_length import ScheduledK
 from specsim.trace.trace import Trace
 from tests.specsim.engines import test_as_engine
 from tests.specsim.engines.test_as_engine import COUNTED, replayed_rounds
+from tests.specsim.serving import test_vllm_schedule
 
 LIMIT, DEPTH, P_MIN = 30, 6, 0.5
 SURE = Models(lambda tokens: (0.9, 0.1), lambda tokens: (0.9, 0.1))
@@ -207,15 +211,17 @@ def test_lookups_are_those_of_the_engines_rule() -> None:
     assert as_lookups(trace, rule, 4, past_end=True).draft_token[5].tolist() == [0, 1, 2, 3]
 
 
+TOKENS = 96  # of every prompt, in the engines; more are recorded, as vLLM accepts beyond them
+# llama.cpp's of the same pair and prompts, by K and p_min.
 BY_P_MIN = json.loads(Path(test_as_engine.__file__).with_name("rounds_p_min.json").read_text())
-NAMED = {"7,0.3": [(4, 53, 1, "p_min")], "7,0.5": [(10, 62, 4, "p_min")]}
-COUNTED_TOKENS = 96
+# Where the engine's own arithmetic came out on the other side of p_min: sequence, position, depth.
+NEAR_TIES = {"7,0.3": (4, 53, 1), "7,0.5": (10, 62, 4)}
 
 
 @pytest.mark.slow
 def test_what_llamacpp_counted_is_accounted_for_with_its_near_ties_named() -> None:
     pair = load_pair("lab", predictor=None)
-    trace = record(pair, lab_prompts(pair.tokenizer, 12), RecordSettings(7, COUNTED_TOKENS, Sampler("greedy")))
+    trace = record(pair, lab_prompts(pair.tokenizer, 12), RecordSettings(7, TOKENS, Sampler("greedy")))
     outputs = np.split(trace.token, trace.offsets[1:-1])
     models = Models(best_two(pair.target), best_two(pair.drafter.weights(pair.target)[0]))
     engine, near_ties = LlamaCppEngine(), {}
@@ -223,12 +229,14 @@ def test_what_llamacpp_counted_is_accounted_for_with_its_near_ties_named() -> No
         k, _, p_min = name.partition(",")
         rounds = [[*zip(map(int, drafted), map(int, accepted), strict=True)] for drafted, accepted in counted]
         run = EngineRun([output.tolist() for output in outputs], rounds)
-        row = compared(trace, engine, Setting(int(k), float(p_min or 0)), run, COUNTED_TOKENS, models)
+        row = compared(trace, engine, Setting(int(k), float(p_min or 0)), run, TOKENS, models)
         assert row["accounted"] and row["rounds"] - row["rounds_identical"] <= len(row["near_ties"])
         near_ties[name] = [
             tuple(tie[key] for key in ("sequence", "position", "depth", "what")) for tie in row["near_ties"]
         ]
-    assert {name: ties for name, ties in near_ties.items() if ties} == NAMED
+    assert {name: ties for name, ties in near_ties.items() if ties} == {
+        name: [(*tie, "p_min")] for name, tie in NEAR_TIES.items()
+    }
 
 
 # Batches: which K every round has, and what is accepted of it.
@@ -383,3 +391,80 @@ def test_a_text_of_one_token_has_no_rounds() -> None:
     token[trace.offsets[3]] = EOS
     with pytest.raises(InputError, match="prompt 4 ends with its first token"):
         compare_in_batches(dataclasses.replace(trace, token=token), [[] for _ in ENDS])
+
+
+# The lab's recording, replayed as engines run, against the rounds that llama.cpp and vLLM counted of the same pair.
+
+
+@pytest.fixture(scope="module")
+def recorded() -> Trace:
+    pair = load_pair("lab", predictor=None)
+    return record(pair, lab_prompts(pair.tokenizer, 12), RecordSettings(7, TOKENS + 8, Sampler("greedy")))
+
+
+def as_digits(rounds: list[list[tuple[int, int, int]]]) -> list[list[str]]:
+    """Drafted and accepted tokens of every sequence's rounds, a digit each."""
+    return [["".join(str(row[column]) for row in sequence) for column in (1, 2)] for sequence in rounds]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("engine", "k"), [(engine, k) for engine in ("llamacpp", "vllm") for k in COUNTED[engine]])
+def test_every_round_of_every_sequence_is_the_engines(recorded: Trace, engine: str, k: str) -> None:
+    rounds = replayed_rounds(recorded, FixedK(int(k)), TOKENS, CONVENTIONS[engine])
+    assert as_digits(rounds) == COUNTED[engine][k]
+
+
+@pytest.mark.slow
+def test_what_the_simulated_server_is_given_is_what_is_recorded(recorded: Trace) -> None:
+    match_len = np.minimum(recorded.match_len, 5).reshape(12, -1)
+    assert ["".join(map(str, row)) for row in match_len] == test_vllm_schedule.COUNTED["match_len"]
+
+
+def texts_of(recorded: Trace, most: int | None = None) -> list[TokenText]:
+    """Its prompts and outputs, these up to so many tokens."""
+    assert recorded.prompts is not None
+    outputs = [output[:most].tolist() for output in np.split(recorded.token, recorded.offsets[1:-1])]
+    pairs = zip(recorded.prompts, outputs, strict=True)
+    return [TokenText(prompt.tolist(), output, "all", len(output)) for prompt, output in pairs]
+
+
+@pytest.mark.slow
+def test_prompt_lookup_from_the_text_alone_is_vllms(recorded: Trace) -> None:
+    texts = texts_of(recorded)
+    trace = lookup_trace(texts, NgramRule(2, 3, "first", "stop"), 4)
+    assert as_digits(replayed_rounds(trace, FixedK(4), TOKENS, CONVENTIONS["vllm"])) == COUNTED["vllm-ngram"]["4"]
+    others = lookup_trace(texts, RULES["specsim"], 4)
+    assert as_digits(replayed_rounds(others, FixedK(4), TOKENS, CONVENTIONS["vllm"])) != COUNTED["vllm-ngram"]["4"]
+
+
+@pytest.mark.slow
+def test_suffix_decoding_from_the_text_alone_is_vllms(recorded: Trace) -> None:
+    trace = suffix_trace(texts_of(recorded), SuffixRule(max_cached_requests=0), 8)
+    assert as_digits(replayed_rounds(trace, FixedK(8), TOKENS, CONVENTIONS["vllm"])) == COUNTED["vllm-suffix"]["8"]
+
+
+@pytest.mark.slow
+def test_suffix_decoding_from_one_text_to_the_next_is_vllms(recorded: Trace) -> None:
+    """Every round, but for what the last one accepts beyond the limit, where texts that others draft from end."""
+    trace = suffix_trace(texts_of(recorded, TOKENS), SuffixRule(), 8)
+    ours = as_digits(replayed_rounds(trace, FixedK(8), TOKENS, CONVENTIONS["vllm"]))
+    theirs = COUNTED["vllm-suffix-cached"]["8"]
+    assert [drafted for drafted, _ in ours] == [drafted for drafted, _ in theirs]
+    assert [accepted[:-1] for _, accepted in ours] == [accepted[:-1] for _, accepted in theirs]
+    assert all(mine[-1] <= other[-1] for (_, mine), (_, other) in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", BY_P_MIN)
+def test_every_round_under_p_min_is_llamacpps(recorded: Trace, setting: str) -> None:
+    k, p_min = int(setting.split(",")[0]), float(setting.split(",")[1])
+    assert recorded.top10_confidence is not None
+    confidence = recorded.top10_confidence.copy()
+    if setting in NEAR_TIES:
+        sequence, position, depth = NEAR_TIES[setting]
+        place = int(recorded.offsets[sequence]) + position, depth - 1
+        assert confidence[place] == pytest.approx(p_min, abs=1e-4)
+        confidence[place] = 2 * p_min - confidence[place]
+    trace = dataclasses.replace(recorded, top10_confidence=confidence)
+    rounds = replayed_rounds(trace, LlamaCpp(p_min, k), TOKENS, CONVENTIONS["llamacpp"])
+    assert as_digits(rounds) == BY_P_MIN[setting]

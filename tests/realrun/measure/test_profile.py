@@ -200,7 +200,8 @@ def test_contexts_that_cannot_be_measured_are_refused(contexts: list[int]) -> No
 
 
 def test_the_longest_context_fits_the_models_exactly() -> None:
-    profile(tiny_pair(), contexts=[153], depth=5, limit_s=0, tree_tokens=3)
+    document = profile(tiny_pair(), contexts=[153], depth=5, limit_s=0, tree_tokens=3)
+    assert document["contexts"] == [153] and np.min(document["mean_s"]["verify"]) > 0
 
 
 @pytest.mark.parametrize("exists", [False, True])
@@ -227,7 +228,8 @@ def test_a_failed_write_leaves_nothing_behind(
 @pytest.mark.parametrize("trial", range(12))
 def test_the_overhead_that_is_written_can_be_read(trial: int) -> None:
     """Differences of costs are noise where they are small, and a profile holds no negative time."""
-    profile_from_json(profile(tiny_pair(), contexts=[4], depth=2, limit_s=0, seed=trial, tree_tokens=3), "here")
+    document = profile(tiny_pair(), contexts=[4], depth=2, limit_s=0, seed=trial, tree_tokens=3)
+    assert profile_from_json(document, "here").round_overhead_s >= 0
 
 
 # Trees: measured by trees of the sizes asked for, read by the simulator, and adding up to real rounds.

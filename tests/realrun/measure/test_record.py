@@ -43,16 +43,11 @@ from specsim.trace.files import read_trace, write_trace
 from specsim.trace.outcomes import as_recorded
 from specsim.trace.trace import Trace
 from tests.support.commands import call
+from tests.support.dense_records import output_of
 from tests.support.tiny import random_prompts, tiny_pair, tiny_prompts
 
 CHOICES = {"greedy": Sampler(), "gumbel": Sampler("gumbel", 0.8, seed=4)}
 mode = pytest.mark.parametrize("sampler", CHOICES.values(), ids=CHOICES.keys())
-
-
-def target_output(prompt: Sequence[int], count: int, sampler: Sampler, sequence: int) -> list[int]:
-    pair = tiny_pair()
-    decoder = Decoder(pair.target, DraftModel(pair.drafter.model, ()), (), sampler)
-    return decoder.decode(prompt, count, None, sequence=sequence).tokens
 
 
 @torch.inference_mode()
@@ -87,7 +82,7 @@ def test_branch_columns_are_what_the_drafter_proposes(
     monkeypatch.setattr(realrun.proposals.chain, "CHUNK", chunk)
     lm = CachedLM(tiny_pair().drafter.model)
     for sequence, prompt in [(0, random_prompts(1)[0]), (5, [3])]:
-        output = target_output(prompt, 24, sampler, sequence)
+        output = output_of(tiny_pair(), prompt, 24, sampler, sequence)
         dense = branch_columns(lm, RecordRequest(prompt, output, depth, sampler, sequence))
         expected = step_by_step(prompt, output, depth, sampler, sequence)
         for name in ("draft_token", "match_len"):
@@ -115,7 +110,7 @@ RANK_CHOICES = {
 @pytest.mark.parametrize("sampler", RANK_CHOICES.values(), ids=RANK_CHOICES.keys())
 def test_the_true_rank_is_the_place_in_the_order_in_which_siblings_are_drafted(sampler: Sampler) -> None:
     (prompt,) = random_prompts(1, seed=3)
-    output, depth = target_output(prompt, 15, sampler, 2), 4
+    output, depth = output_of(tiny_pair(), prompt, 15, sampler, 2), 4
     dense = branch_columns(CachedLM(tiny_pair().drafter.model), RecordRequest(prompt, output, depth, sampler, 2))
     ranks = set()
     for t in range(len(output)):
@@ -144,7 +139,7 @@ def test_of_equal_tokens_the_one_of_lowest_index_stands_first() -> None:
 def eos_trace() -> tuple[Trace, list[Prompt], tuple[int, ...]]:
     """Six sequences, some of which end early."""
     prompts = tiny_prompts(6)
-    outputs = [target_output(p.tokens, 20, CHOICES["gumbel"], s) for s, p in enumerate(prompts)]
+    outputs = [output_of(tiny_pair(), p.tokens, 20, CHOICES["gumbel"], s) for s, p in enumerate(prompts)]
     eos = (outputs[0][6], outputs[1][0])
     pair = replace(tiny_pair(), eos_token_ids=eos)
     return record(pair, prompts, RecordSettings(5, 20, CHOICES["gumbel"])), prompts, eos
@@ -155,7 +150,7 @@ def test_recorded_output_is_the_targets_own_up_to_the_end_of_text(
 ) -> None:
     trace, prompts, eos = eos_trace
     for s, prompt in enumerate(prompts):
-        plain = target_output(prompt.tokens, 20, CHOICES["gumbel"], s)
+        plain = output_of(tiny_pair(), prompt.tokens, 20, CHOICES["gumbel"], s)
         ends = [t for t, token in enumerate(plain) if token in eos]
         expected = plain[: ends[0] + 1] if ends else plain
         assert trace.token[trace.offsets[s] : trace.offsets[s + 1]].tolist() == expected
@@ -344,9 +339,7 @@ DEPTH = 4
 
 def columns_for(prompt: list[int], count: int, depth: int, sequence: int = 0, sampler: Sampler = CHOICE) -> Columns:
     pair = tiny_pair()
-    decoder = Decoder(pair.target, DraftModel(pair.drafter.model, ()), (), sampler)
-    output = decoder.decode(prompt, count, None, sequence=sequence).tokens
-    request = RecordRequest(prompt, output, depth, sampler, sequence)
+    request = RecordRequest(prompt, output_of(pair, prompt, count, sampler, sequence), depth, sampler, sequence)
     return rejection_columns(CachedLM(pair.drafter.model), CachedLM(pair.target), request)
 
 

@@ -25,8 +25,11 @@ from realrun.pairs.drafter_files import LAB_DRAFTERS, has_lab_drafter, load_draf
 from realrun.pairs.pair import Pair, load_pair
 from realrun.train.common.folder import CHECKPOINT, LOG, PLAN
 from realrun.train.common.loop import LoopSettings
+from realrun.train.common.lora import AdapterSettings
+from realrun.train.medusa import Medusa2Settings
 from realrun.train.registry import TRAININGS
-from realrun.train.self_sd.search import JOURNAL
+from realrun.train.self_sd.search import JOURNAL, SelfSDSettings
+from realrun.train.space import SpaceSettings
 from specsim.io.errors import InputError
 from specsim.policy.chain.fixed_k import FixedK
 from tests.support.small_targets import alone, small_target
@@ -248,6 +251,33 @@ def test_only_training_an_adapter_needs_peft(name: str, tmp_path: Path, monkeypa
         CASES[name].run(tmp_path / "none")
     assert "\n" not in str(refusal.value) and not (tmp_path / "none").exists()
     CASES["space full"].run(tmp_path / "full")
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "message"),
+    [
+        (Medusa2Settings, {"loss": "both"}, "loss='both' of Medusa2Settings is unknown; choose one of text, distill"),
+        (Medusa2Settings, {"schedule": "ramp"}, "schedule='ramp'"),
+        (Medusa2Settings, {"lambda_0": 0.0}, "lambda_0=0.0 of .* give more than 0"),
+        (AdapterSettings, {"rank": 0}, "rank=0"),
+        (AdapterSettings, {"alpha": -1.0}, "alpha=-1.0"),
+        (AdapterSettings, {"dropout": 1.0}, "dropout=1.0 of .* less than 1"),
+        (SpaceSettings, {"masks": 0}, "masks=0 of SpaceSettings is out of range; give at least 1 and at most 16"),
+        (SpaceSettings, {"masks": 17}, "masks=17 of SpaceSettings"),
+        (SpaceSettings, {"p_ar": 1.5}, "p_ar=1.5 of .* give at least 0 and at most 1"),
+        (SpaceSettings, {"lr": 0.0}, "lr=0.0 of .* give more than 0"),
+        (SpaceSettings, {"examples": 0}, "examples=0 of"),
+        (SelfSDSettings, {"trials": 0}, "trials=0 of"),
+        (SelfSDSettings, {"objective": "luck"}, "objective='luck' of .* choose one of predicted, measured"),
+        (SelfSDSettings, {"keep_ends": -1}, "keep_ends=-1 of"),
+        (SelfSDSettings, {"cost_repeats": 1}, "cost_repeats=1 of .* give at least 2"),
+        (SelfSDSettings, {"max_draft_tokens": 0}, "max_draft_tokens=0 of"),
+        (SelfSDSettings, {"temperature": -1.0}, "temperature=-1.0 of"),
+    ],
+)
+def test_settings_that_are_refused(kind: Any, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        kind(**settings)
 
 
 def test_settings_of_edd_that_cannot_be_are_refused(tmp_path: Path) -> None:
