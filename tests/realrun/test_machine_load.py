@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,29 +18,28 @@ def stat(path: Path, *ticks: int) -> Path:
     return path
 
 
-def test_shares_are_of_all_cpus_less_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, own = stat(tmp_path / "stat", 100, 0, 50, 800, 0, 0, 0, 10), iter([3.0, 5.0])
-    monkeypatch.setattr(machine_load, "STAT", path)
-    monkeypatch.setattr(machine_load.time, "process_time", lambda: next(own))
-    monkeypatch.setattr(machine_load.os, "sysconf", lambda name: 100)
-    load = machine_load.watch()
-    stat(path, 400, 50, 100, 1300, 50, 0, 0, 60)  # 1,000 ticks: 400 busy, 200 of them its own, 50 stolen
-    shares = machine_load.load_from([load()])
-    assert shares == (20.0, 5.0)
-    assert load_text(shares._asdict()) == "20 % of CPU time used by other processes, 5.0 % steal"
-
-
-def test_a_child_that_has_ended_is_this_process_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 1,000 ticks 400 are busy, 150 of them this process's and 200 those of a process that it started."""
-    path, own = stat(tmp_path / "stat", 100, 0, 50, 800, 0, 0, 0, 10), iter([3.0, 4.5])
-    children = iter([(0.0, 0.0, 7.0, 1.0, 0.0), (0.0, 0.0, 8.5, 1.5, 0.0)])
+@pytest.mark.parametrize(
+    ("own_s", "children_s", "others"),
+    [
+        ((3.0, 5.0), ((0.0, 0.0), (0.0, 0.0)), 20.0),  # of 1,000 ticks: 400 busy, 200 of them its own, 50 stolen
+        ((3.0, 4.5), ((7.0, 1.0), (8.5, 1.5)), 5.0),  # 150 its own, and 200 those of a process that it started
+    ],
+    ids=["its own", "a child's that has ended"],
+)
+def test_shares_are_of_all_cpus_less_this_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_s: Any, children_s: Any, others: float
+) -> None:
+    path, own = stat(tmp_path / "stat", 100, 0, 50, 800, 0, 0, 0, 10), iter(own_s)
+    children = iter([(0.0, 0.0, *seconds, 0.0) for seconds in children_s])
     monkeypatch.setattr(machine_load, "STAT", path)
     monkeypatch.setattr(machine_load.time, "process_time", lambda: next(own))
     monkeypatch.setattr(machine_load.os, "times", lambda: os.times_result(next(children)))
     monkeypatch.setattr(machine_load.os, "sysconf", lambda name: 100)
     load = machine_load.watch()
     stat(path, 400, 50, 100, 1300, 50, 0, 0, 60)
-    assert machine_load.load_from([load()]).others_percent == pytest.approx(5.0)
+    shares = machine_load.load_from([load()])
+    assert shares == (pytest.approx(others), 5.0)
+    assert load_text(shares._asdict()) == f"{others:.0f} % of CPU time used by other processes, 5.0 % steal"
 
 
 def test_a_system_that_does_not_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,19 +14,40 @@ from realrun.decode.draft import Draft
 from realrun.decode.rounds import Round, RoundContext
 from realrun.decode.sampling import Sampler
 from realrun.drafters.edd import VDMKind
+from realrun.drafters.eesd import EarlyExit, EESDKind, as_model
 from realrun.drafters.lookup import LookupKind
 from realrun.drafters.self_sd import SelfSDKind
 from realrun.lm.variants import SkippedSublayers
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
 from specsim.policy.base import Policy
-from tests.support.pairs.eesd import eesd_pair
 from tests.support.pairs.medusa import medusa_pair
-from tests.support.pairs.scores import random_predictor
 from tests.support.pairs.space import space_pair, word_prompts
 from tests.support.pairs.state import PROMPTS, state_pair
 from tests.support.small_targets import small_target
-from tests.support.tiny import tiny_pair, tiny_prompts, tiny_tokenizer
+from tests.support.split_targets import target_of
+from tests.support.tiny import random_predictor, tiny_pair, tiny_prompts, tiny_tokenizer
+
+
+@cache
+@torch.inference_mode(False)
+@torch.no_grad()
+def exit_of(target: Any, split: int, exit_layers: int) -> EarlyExit:
+    """It differs from the layers, norm and head that it started as."""
+    torch.manual_seed(5)
+    early_exit = EarlyExit(target, split, exit_layers).eval().requires_grad_(False)
+    for parameter in early_exit.parameters():
+        parameter += 0.02 * torch.randn_like(parameter)
+    early_exit.head.weight *= 3.0  # surer of itself, so that policies which read probabilities draft on
+    return early_exit
+
+
+@cache
+def eesd_pair(name: str, split: int, exit_layers: int) -> Pair:
+    target = target_of(name)
+    draft = as_model(target, exit_of(target, split, exit_layers))
+    return Pair(target, EESDKind(draft, split), tiny_tokenizer(), name, "early exit", ())
+
 
 TOKENS = 24
 SKIPS = SkippedSublayers(frozenset({2}), frozenset({2}))

@@ -9,6 +9,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from realrun.decode.acceptance_predictor import Predictor
 from realrun.drafters.independent import IndependentKind
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
@@ -63,3 +64,15 @@ def tiny_prompts(count: int = 6, seed: int = 0) -> list[Prompt]:
     """Random prompts of three domains in turn."""
     names = ("code", "prose", "tests")
     return [Prompt(names[i % 3], tokens) for i, tokens in enumerate(random_prompts(count, seed))]
+
+
+def random_predictor(pair: Pair, matrices: int = 3) -> Predictor:
+    """Scores that spread over (0, 1)."""
+    generator = torch.Generator().manual_seed(9)
+    d_target, d_draft = pair.target.config.hidden_size, pair.draft_config.hidden_size
+
+    def normal(*shape: int) -> torch.Tensor:
+        return 0.3 * torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    facts = {"fingerprint": pair.fingerprint, "target": pair.target_name, "drafter": pair.draft_name}
+    return Predictor(normal(matrices, d_target), normal(d_draft), normal(matrices), facts)

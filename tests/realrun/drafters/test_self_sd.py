@@ -14,7 +14,6 @@ import torch
 from transformers import DynamicCache
 
 from realrun.decode.decoder import Decoder
-from realrun.decode.draft_model import DraftModel
 from realrun.decode.rounds import RoundContext
 from realrun.decode.sampling import Sampler
 from realrun.drafters.self_sd import SkippingLM
@@ -26,6 +25,7 @@ from realrun.pairs.pair import Pair
 from realrun.proposals.recorder import RecordRequest
 from realrun.proposals.target_cache import target_cache_columns
 from specsim.policy.registry import make_policy
+from tests.support.dense_records import output_of
 from tests.support.drafting import SKIPS, self_sd_pair
 from tests.support.small_targets import small_target
 from tests.support.tiny import random_prompts, tiny_prompts
@@ -61,12 +61,6 @@ def plain_logits(architecture: str, context: Sequence[int], drafted: Sequence[in
         small_target(architecture, layers=4)(input_ids=torch.tensor([context[:-1]]), past_key_values=past)
     fed = torch.tensor([[context[-1], *drafted]])
     return zeroed(architecture)(input_ids=fed, past_key_values=past).logits[0, -1:]
-
-
-def target_output(pair: Pair, prompt: Sequence[int], count: int, sampler: Sampler, sequence: int) -> list[int]:
-    """By the library's pass of the target alone."""
-    decoder = Decoder(pair.target, DraftModel(pair.target, ()), pair.eos_token_ids, sampler)
-    return decoder.decode(prompt, count, None, sequence=sequence).tokens
 
 
 def skipping(pair: Pair) -> SkippingLM:
@@ -107,7 +101,7 @@ def test_skipped_sublayers_are_not_run() -> None:
 def test_ranks_depend_on_where_the_round_began() -> None:
     """Those of an independent model do not, so that a shifted column would be wrong."""
     (prompt,) = random_prompts(1)
-    output = target_output(self_sd_pair(), prompt, 60, Sampler(), 0)
+    output = output_of(self_sd_pair(), prompt, 60, Sampler(), 0)
     lm = skipping(self_sd_pair())
     ranks = target_cache_columns(lm.target, lm, RecordRequest(prompt, output, 2, Sampler()))["true_rank"]
     assert (ranks[1:, 0] != ranks[:-1, 1]).sum() > 5

@@ -1,17 +1,19 @@
-"""An engine's rounds against a replay's: what is identical, what a near tie explains, and what nothing does."""
+"""An engine's rounds against a replay's or the simulated server's: what is identical, near ties, and differences."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from realrun.decode.sampling import Sampler
+from realrun.engines.batches import compare_batch
 from realrun.engines.check import as_lookups, best_two, compared, counters_equal
-from realrun.engines.compare import Agreement, Models, compare_sequence
+from realrun.engines.compare import Agreement, Counted, Models, compare_sequence
 from realrun.engines.engine import EngineRun, Setting, Sums
 from realrun.engines.hugging_face import HuggingFaceEngine
 from realrun.engines.llamacpp import LlamaCppEngine
@@ -21,12 +23,18 @@ from realrun.pairs.prompts import lab_prompts
 from specsim.acceptance.generate import generate
 from specsim.acceptance.models import IID
 from specsim.engines.conventions import CONVENTIONS
+from specsim.io.errors import InputError
+from specsim.lookup.from_text import TokenText, lookup_trace, suffix_trace
+from specsim.lookup.ngram import RULES, NgramRule
+from specsim.lookup.suffix import SuffixRule
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.chain.p_min import LlamaCpp
+from specsim.serving.draft_length import ScheduledK
 from specsim.trace.trace import Trace
 from tests.specsim.engines import test_as_engine
 from tests.specsim.engines.test_as_engine import COUNTED, replayed_rounds
+from tests.specsim.serving import test_vllm_schedule
 
 LIMIT, DEPTH, P_MIN = 30, 6, 0.5
 SURE = Models(lambda tokens: (0.9, 0.1), lambda tokens: (0.9, 0.1))
@@ -203,15 +211,17 @@ def test_lookups_are_those_of_the_engines_rule() -> None:
     assert as_lookups(trace, rule, 4, past_end=True).draft_token[5].tolist() == [0, 1, 2, 3]
 
 
+TOKENS = 96  # of every prompt, in the engines; more are recorded, as vLLM accepts beyond them
+# llama.cpp's of the same pair and prompts, by K and p_min.
 BY_P_MIN = json.loads(Path(test_as_engine.__file__).with_name("rounds_p_min.json").read_text())
-NAMED = {"7,0.3": [(4, 53, 1, "p_min")], "7,0.5": [(10, 62, 4, "p_min")]}
-COUNTED_TOKENS = 96
+# Where the engine's own arithmetic came out on the other side of p_min: sequence, position, depth.
+NEAR_TIES = {"7,0.3": (4, 53, 1), "7,0.5": (10, 62, 4)}
 
 
 @pytest.mark.slow
 def test_what_llamacpp_counted_is_accounted_for_with_its_near_ties_named() -> None:
     pair = load_pair("lab", predictor=None)
-    trace = record(pair, lab_prompts(pair.tokenizer, 12), RecordSettings(7, COUNTED_TOKENS, Sampler("greedy")))
+    trace = record(pair, lab_prompts(pair.tokenizer, 12), RecordSettings(7, TOKENS, Sampler("greedy")))
     outputs = np.split(trace.token, trace.offsets[1:-1])
     models = Models(best_two(pair.target), best_two(pair.drafter.weights(pair.target)[0]))
     engine, near_ties = LlamaCppEngine(), {}
@@ -219,9 +229,242 @@ def test_what_llamacpp_counted_is_accounted_for_with_its_near_ties_named() -> No
         k, _, p_min = name.partition(",")
         rounds = [[*zip(map(int, drafted), map(int, accepted), strict=True)] for drafted, accepted in counted]
         run = EngineRun([output.tolist() for output in outputs], rounds)
-        row = compared(trace, engine, Setting(int(k), float(p_min or 0)), run, COUNTED_TOKENS, models)
+        row = compared(trace, engine, Setting(int(k), float(p_min or 0)), run, TOKENS, models)
         assert row["accounted"] and row["rounds"] - row["rounds_identical"] <= len(row["near_ties"])
         near_ties[name] = [
             tuple(tie[key] for key in ("sequence", "position", "depth", "what")) for tie in row["near_ties"]
         ]
-    assert {name: ties for name, ties in near_ties.items() if ties} == NAMED
+    assert {name: ties for name, ties in near_ties.items() if ties} == {
+        name: [(*tie, "p_min")] for name, tie in NEAR_TIES.items()
+    }
+
+
+# Batches: which K every round has, and what is accepted of it.
+
+
+EOS = 99
+ENDS = [30, 12, 30, 21, 4, 30, 30, 17, 30]  # of the texts, by the limit or an end of text
+SCHEDULE = {1: 5, 3: 3, 4: 0}
+BatchRounds = list[list[Counted]]
+
+
+def batch_trace(seed: int = 0) -> Trace:
+    """Sequences that end at different lengths and are recorded beyond."""
+    trace = generate(IID(0.7), sequences=len(ENDS), output_tokens=LIMIT + DEPTH, depth=DEPTH, seed=seed)
+    token = np.random.default_rng(seed).integers(1, 50, len(trace.token)).astype(np.int32)
+    for begin, end in zip(trace.offsets.tolist(), ENDS, strict=False):
+        if end < LIMIT:
+            token[begin + end - 1] = EOS
+    prompt = np.arange(int(trace.prompt_tokens.sum()), dtype=np.int32) % 7
+    return dataclasses.replace(trace, token=token, prompt=prompt, meta=trace.meta | {"eos_token_id": [EOS]})
+
+
+def plain_rounds(trace: Trace, lengths: Mapping[int, int], slots: int, *, ahead: bool = True) -> BatchRounds:
+    """vLLM's batches, written out: drafts are made at the end of a step, for the next one, by how many were in it."""
+
+    def longest(sequences: int) -> int:
+        return lengths[max(batch for batch in lengths if batch <= sequences)]
+
+    waiting, running = [*range(len(ENDS))], list[tuple[int, int, int]]()  # sequence, t, tokens drafted
+    rounds: BatchRounds = [[] for _ in ENDS]
+    while waiting or running:
+        entered = [waiting.pop(0) for _ in range(min(slots - len(running), len(waiting)))]
+        k = longest(len(running) + len(entered))
+        after = []
+        for sequence, t, drafted_before in running:
+            drafted = drafted_before if ahead else longest(len(running))
+            accepted = min(drafted, int(trace.match_len[trace.offsets[sequence] + t]))
+            if drafted:
+                rounds[sequence].append((drafted, accepted))
+            if t + accepted + 1 < ENDS[sequence]:
+                after.append((sequence, t + accepted + 1, k))
+        running = after + [(sequence, 1, k) for sequence in entered]
+    return rounds
+
+
+def outputs_of(trace: Trace) -> list[list[int]]:
+    """Without the ends of texts."""
+    texts = zip(np.split(trace.token, trace.offsets[1:-1]), ENDS, strict=True)
+    return [[token for token in text[:end].tolist() if token != EOS] for text, end in texts]
+
+
+def compare_in_batches(
+    trace: Trace,
+    theirs: BatchRounds,
+    lengths: Mapping[int, int] = SCHEDULE,
+    slots: int = 4,
+    models: Models = SURE,
+    outputs: list[list[int]] | None = None,
+) -> list[Agreement]:
+    texts = outputs_of(trace) if outputs is None else outputs
+    return compare_batch(trace, ScheduledK(lengths), slots, CONVENTIONS["vllm"], LIMIT, texts, theirs, models)
+
+
+@pytest.mark.parametrize("slots", [2, 3, 4])
+@pytest.mark.parametrize("lengths", [SCHEDULE, {1: 2, 2: 6}, {1: 4}], ids=str)
+def test_an_engine_written_out_is_the_simulated_server(slots: int, lengths: Mapping[int, int]) -> None:
+    trace = batch_trace(slots)
+    theirs = plain_rounds(trace, lengths, slots)
+    agreements = compare_in_batches(trace, theirs, lengths, slots)
+    assert [agreement.difference for agreement in agreements] == [""] * len(ENDS)
+    assert (
+        [entry.identical for entry in agreements]
+        == [entry.rounds for entry in agreements]
+        == [len(entry) for entry in theirs]
+    )
+    every = [round_ for sequence in theirs for round_ in sequence]
+    passed = [sum(accepted >= depth for _, accepted in every) for depth in range(1, DEPTH + 1)]
+    assert len(every) > 5 and {drafted for drafted, _ in every} <= {*lengths.values()}
+    assert counters_equal(Sums(len(every), sum(drafted for drafted, _ in every), sum(passed), passed), agreements)
+
+
+def test_what_is_accepted_beyond_the_output_is_compared() -> None:
+    """Of whole drafts, behind ends of texts and beyond the limit."""
+    trace = batch_trace()
+    theirs = plain_rounds(trace, {1: 4}, 4)
+    beyond = [1 + sum(a + 1 for _, a in rounds) > end for rounds, end in zip(theirs, ENDS, strict=True)]
+    assert any(beyond[s] for s, end in enumerate(ENDS) if end < LIMIT)
+    assert any(beyond[s] for s, end in enumerate(ENDS) if end == LIMIT)
+    sequence = beyond.index(True)
+    drafted, accepted = theirs[sequence][-1]
+    theirs[sequence][-1] = drafted, accepted - 1
+    agreements = compare_in_batches(trace, theirs, {1: 4})
+    assert [s for s, agreement in enumerate(agreements) if agreement.difference] == [sequence]
+
+
+def test_a_k_that_the_simulated_server_does_not_choose_differs() -> None:
+    """By its own step's sequences, and not those of the step before."""
+    trace = batch_trace()
+    theirs = plain_rounds(trace, SCHEDULE, 4, ahead=False)
+    assert theirs != plain_rounds(trace, SCHEDULE, 4)
+    differences = [agreement.difference for agreement in compare_in_batches(trace, theirs) if agreement.difference]
+    assert any(
+        "accepted in the replay, " in difference and difference.endswith("accepted in the engine")
+        for difference in differences
+    )
+
+
+@pytest.mark.parametrize("models", [SURE, TIED], ids=["sure", "tied"])
+def test_a_draft_token_of_a_batch_is_a_near_tie_only_where_the_drafter_cannot_tell(models: Models) -> None:
+    """The engine accepts nothing of one round, after which all others are in other steps, with another K."""
+    trace, lengths, sequence = batch_trace(2), {1: 5, 2: 4, 3: 3, 4: 2}, 7
+    before = plain_rounds(trace, lengths, 4)
+    position = 1 + sum(accepted + 1 for _, accepted in before[sequence][:2])
+    changed = trace.match_len.copy()
+    row = int(trace.offsets[sequence]) + position
+    assert changed[row] > 0
+    changed[row] = 0
+    theirs = plain_rounds(dataclasses.replace(trace, match_len=changed), lengths, 4)
+    assert sum(own != other for own, other in zip(theirs, before, strict=True)) == 4
+    agreements = compare_in_batches(trace, theirs, lengths, models=models)
+    agreement = agreements.pop(sequence)
+    assert all(
+        other.difference == "" and other.identical == other.rounds and not other.near_ties for other in agreements
+    )
+    if models is TIED:
+        assert [tie[:4] for tie in agreement.near_ties] == [(sequence, position, 1, "draft token")]
+        assert agreement.difference == "" and agreement.identical == agreement.rounds - 1
+        assert [row[1:] for row in agreement.replayed] == theirs[sequence]
+    else:
+        assert agreement.difference.startswith(f"round 2 at position {position}: ") and agreement.identical == 2
+
+
+@pytest.mark.parametrize("models", [SURE, TIED], ids=["sure", "tied"])
+def test_a_text_of_a_batch_that_parts_is_compared_up_to_there(models: Models) -> None:
+    trace = batch_trace()
+    outputs = outputs_of(trace)
+    outputs[2][17] += 1
+    theirs = plain_rounds(trace, {1: 4}, 4)
+    agreements = compare_in_batches(trace, theirs, {1: 4}, models=models, outputs=outputs)
+    if models is TIED:
+        assert [tie[:4] for tie in agreements[2].near_ties] == [(2, 17, 0, "target token")]
+        assert agreements[2].difference == "" and 0 < agreements[2].identical == agreements[2].rounds < len(theirs[2])
+    else:
+        assert agreements[2].difference == "texts differ from position 17 on"
+    others = [agreement for sequence, agreement in enumerate(agreements) if sequence != 2]
+    assert all(agreement.difference == "" and agreement.identical == agreement.rounds for agreement in others)
+
+
+def test_a_text_of_one_token_has_no_rounds() -> None:
+    trace = batch_trace()
+    token = trace.token.copy()
+    token[trace.offsets[3]] = EOS
+    with pytest.raises(InputError, match="prompt 4 ends with its first token"):
+        compare_in_batches(dataclasses.replace(trace, token=token), [[] for _ in ENDS])
+
+
+# The lab's recording, replayed as engines run, against the rounds that llama.cpp and vLLM counted of the same pair.
+
+
+@pytest.fixture(scope="module")
+def recorded() -> Trace:
+    pair = load_pair("lab", predictor=None)
+    return record(pair, lab_prompts(pair.tokenizer, 12), RecordSettings(7, TOKENS + 8, Sampler("greedy")))
+
+
+def as_digits(rounds: list[list[tuple[int, int, int]]]) -> list[list[str]]:
+    """Drafted and accepted tokens of every sequence's rounds, a digit each."""
+    return [["".join(str(row[column]) for row in sequence) for column in (1, 2)] for sequence in rounds]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("engine", "k"), [(engine, k) for engine in ("llamacpp", "vllm") for k in COUNTED[engine]])
+def test_every_round_of_every_sequence_is_the_engines(recorded: Trace, engine: str, k: str) -> None:
+    rounds = replayed_rounds(recorded, FixedK(int(k)), TOKENS, CONVENTIONS[engine])
+    assert as_digits(rounds) == COUNTED[engine][k]
+
+
+@pytest.mark.slow
+def test_what_the_simulated_server_is_given_is_what_is_recorded(recorded: Trace) -> None:
+    match_len = np.minimum(recorded.match_len, 5).reshape(12, -1)
+    assert ["".join(map(str, row)) for row in match_len] == test_vllm_schedule.COUNTED["match_len"]
+
+
+def texts_of(recorded: Trace, most: int | None = None) -> list[TokenText]:
+    """Its prompts and outputs, these up to so many tokens."""
+    assert recorded.prompts is not None
+    outputs = [output[:most].tolist() for output in np.split(recorded.token, recorded.offsets[1:-1])]
+    pairs = zip(recorded.prompts, outputs, strict=True)
+    return [TokenText(prompt.tolist(), output, "all", len(output)) for prompt, output in pairs]
+
+
+@pytest.mark.slow
+def test_prompt_lookup_from_the_text_alone_is_vllms(recorded: Trace) -> None:
+    texts = texts_of(recorded)
+    trace = lookup_trace(texts, NgramRule(2, 3, "first", "stop"), 4)
+    assert as_digits(replayed_rounds(trace, FixedK(4), TOKENS, CONVENTIONS["vllm"])) == COUNTED["vllm-ngram"]["4"]
+    others = lookup_trace(texts, RULES["specsim"], 4)
+    assert as_digits(replayed_rounds(others, FixedK(4), TOKENS, CONVENTIONS["vllm"])) != COUNTED["vllm-ngram"]["4"]
+
+
+@pytest.mark.slow
+def test_suffix_decoding_from_the_text_alone_is_vllms(recorded: Trace) -> None:
+    trace = suffix_trace(texts_of(recorded), SuffixRule(max_cached_requests=0), 8)
+    assert as_digits(replayed_rounds(trace, FixedK(8), TOKENS, CONVENTIONS["vllm"])) == COUNTED["vllm-suffix"]["8"]
+
+
+@pytest.mark.slow
+def test_suffix_decoding_from_one_text_to_the_next_is_vllms(recorded: Trace) -> None:
+    """Every round, but for what the last one accepts beyond the limit, where texts that others draft from end."""
+    trace = suffix_trace(texts_of(recorded, TOKENS), SuffixRule(), 8)
+    ours = as_digits(replayed_rounds(trace, FixedK(8), TOKENS, CONVENTIONS["vllm"]))
+    theirs = COUNTED["vllm-suffix-cached"]["8"]
+    assert [drafted for drafted, _ in ours] == [drafted for drafted, _ in theirs]
+    assert [accepted[:-1] for _, accepted in ours] == [accepted[:-1] for _, accepted in theirs]
+    assert all(mine[-1] <= other[-1] for (_, mine), (_, other) in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", BY_P_MIN)
+def test_every_round_under_p_min_is_llamacpps(recorded: Trace, setting: str) -> None:
+    k, p_min = int(setting.split(",")[0]), float(setting.split(",")[1])
+    assert recorded.top10_confidence is not None
+    confidence = recorded.top10_confidence.copy()
+    if setting in NEAR_TIES:
+        sequence, position, depth = NEAR_TIES[setting]
+        place = int(recorded.offsets[sequence]) + position, depth - 1
+        assert confidence[place] == pytest.approx(p_min, abs=1e-4)
+        confidence[place] = 2 * p_min - confidence[place]
+    trace = dataclasses.replace(recorded, top10_confidence=confidence)
+    rounds = replayed_rounds(trace, LlamaCpp(p_min, k), TOKENS, CONVENTIONS["llamacpp"])
+    assert as_digits(rounds) == BY_P_MIN[setting]

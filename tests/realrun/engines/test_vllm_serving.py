@@ -1,4 +1,4 @@
-"""Slow: servers of vLLM with the plugin, whose folders are imported as traces; suffix decoding and MTP among them."""
+"""Slow: vLLM recorded in its servers; suffix decoding and MTP, against texts alone and the layer without a cache."""
 
 from __future__ import annotations
 
@@ -13,25 +13,37 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
 
 from realrun.decode.sampling import Sampler
-from realrun.engines.engine import save_models
+from realrun.engines.engine import run_apart, save_models
 from realrun.engines.processes.vllm_recorder import FOLDER, TEXTS
-from realrun.engines.vllm import ENVIRONMENT, V1_RUNNER, VllmEngine
+from realrun.engines.vllm import ENVIRONMENT, PROCESS, V1_RUNNER, VllmEngine, rounds_of
 from realrun.measure.record import RecordSettings, record
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
+from specsim.engines.conventions import CONVENTIONS
+from specsim.engines.formats.registry import read_format
+from specsim.lookup.from_text import TokenText, suffix_trace
+from specsim.lookup.suffix import SuffixRule
+from specsim.policy.chain.fixed_k import FixedK
 from specsim.trace.files import read_trace
 from specsim.trace.trace import Trace
 from tests.realrun.engines.test_vllm_recording import assert_same
+from tests.specsim.engines.test_as_engine import replayed_rounds
 from tests.support import ROOT
 from tests.support.commands import call
+from tests.support.tiny import tiny_tokenizer
 
 pytestmark = pytest.mark.slow
 START_S = 150
@@ -157,3 +169,138 @@ def record_forced(pair: Pair, prompt: Sequence[int], text: Sequence[int], depth:
             tokens.append(int(draft(torch.tensor([tokens]), use_cache=False).logits[0, -1].argmax()))
         drafts.append(tokens[-depth:])
     return drafts
+
+
+VOCABULARY = 12  # of which a random drafter is right at times
+Rounds = list[list[tuple[int, int]]]
+
+
+def run(
+    vllm: VllmEngine,
+    folder: Path,
+    speculation: Mapping[str, Any],
+    prompts: Sequence[Sequence[int]],
+    tokens: int,
+    batch: int,
+) -> tuple[list[list[int]], Trace, Rounds]:
+    """Outputs and trace of a recorded run of folder/target, and the rounds of a normal run with the same outputs."""
+    job = {
+        "folder": str(folder), "prompts": prompts, "max_new_tokens": tokens, "eos_token_ids": [],
+        "speculation": speculation, "batch": batch, "context": 256,
+    }  # fmt: skip
+    recorded = run_apart(
+        PROCESS, {**job, "recording": str(folder / "out")}, folder, ENVIRONMENT | V1_RUNNER, vllm.python
+    )
+    normal = run_apart(PROCESS, job, folder, ENVIRONMENT | V1_RUNNER, vllm.python)
+    assert recorded["outputs"] == normal["outputs"]
+    trace = read_format("vllm-dense", [folder / "out"]).source
+    assert isinstance(trace, Trace)
+    trace = replace(trace, meta={**trace.meta, "eos_token_id": None})  # both runs go on behind an end of text
+    return recorded["outputs"], trace, [rounds_of(metrics, number) for number, metrics in enumerate(normal["metrics"])]
+
+
+def test_suffix_decoding_is_recorded_as_the_texts_have_it(
+    vllm: VllmEngine, prompts: list[Prompt], lab_pair32: Pair, tmp_path: Path
+) -> None:
+    """One request after another, as each draws on those before it; a normal run's rounds are the replay's."""
+    if subprocess.run([vllm.python, "-c", "import arctic_inference.suffix_decoding"], capture_output=True).returncode:
+        pytest.skip("no arctic-inference beside vLLM")
+    count, k = 48, 8
+    asked = [prompt.tokens for prompt in (*prompts[:8], prompts[0])]
+    save_models(lab_pair32, tmp_path)
+    speculation = {"method": "suffix", "num_speculative_tokens": k}
+    texts, trace, rounds = run(vllm, tmp_path, speculation, asked, count, 1)
+    rows = [TokenText([*prompt], text, "all", count) for prompt, text in zip(asked, texts, strict=True)]
+    ours = suffix_trace(rows, SuffixRule(), k)
+    assert_same(trace, ours, ())
+    assert trace.match_len.max() == k and trace.meta["drafter_facts"] == ours.meta["drafter_facts"]
+    assert_rounds(trace, rounds, k, count)
+
+
+def assert_rounds(trace: Trace, rounds: Sequence[Sequence[tuple[int, int]]], k: int, count: int) -> None:
+    """All rounds of a normal run but the last of a sequence, which may accept more than was recorded."""
+    expected = replayed_rounds(trace, FixedK(k), count, CONVENTIONS["vllm"])
+    assert [row[:-1] for row in rounds] == [[round_[1:] for round_ in row[:-1]] for row in expected]
+    assert sum(accepted for row in rounds for _, accepted in row) > 0
+
+
+def mimo(folder: Path, generator: torch.Generator) -> tuple[Any, dict[str, torch.Tensor]]:
+    """A tiny MiMo model of random weights with one MTP layer, written as its checkpoints are; the target, the layer."""
+    config = Qwen2Config(
+        vocab_size=VOCABULARY, hidden_size=128, intermediate_size=96, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=256, tie_word_embeddings=False, rms_norm_eps=1e-6,
+    )  # fmt: skip
+    config._attn_implementation = "sdpa"
+    target = Qwen2ForCausalLM(config).float().eval()
+    layer = Qwen2DecoderLayer(config, 0)
+    size = config.hidden_size
+    own = {f"{name}.weight": torch.ones(size) for name in ("token_layernorm", "hidden_layernorm", "final_layernorm")}
+    own |= {"input_proj.weight": torch.zeros(size, 2 * size), **layer.state_dict()}
+    weights = {**target.state_dict(), **{f"model.mtp_layers.0.{name}": value for name, value in own.items()}}
+    for name, value in weights.items():
+        noise = torch.randn(value.shape, generator=generator)
+        value.copy_(1 + 0.2 * noise if "norm" in name else 0.15 * noise)
+    folder.mkdir(parents=True)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    facts = {**config.to_dict(), "architectures": ["MiMoForCausalLM"], "num_nextn_predict_layers": 1}
+    (folder / "config.json").write_text(json.dumps(facts))
+    tiny_tokenizer().save_pretrained(folder)
+    return target, own
+
+
+@torch.inference_mode()
+def mtp_draft(
+    target: Any, own: Mapping[str, torch.Tensor], tokens: Sequence[int], depth: int
+) -> tuple[list[int], list[float]]:
+    """What an MTP layer drafts behind these tokens, without a cache, and its probabilities.
+
+    A row reads a token's embedding, zeros at the first row, and the target's last state before it; behind the tokens,
+    its own output in the state's place.
+    """
+    config, inner = target.config, target.model
+    layer = Qwen2DecoderLayer(config, 0).eval()
+    layer.load_state_dict({name: own[name] for name in layer.state_dict()})
+    before: list[torch.Tensor] = []
+    hook = inner.norm.register_forward_pre_hook(lambda module, given: before.append(given[0]))
+    inner(input_ids=torch.tensor([tokens[:-1]]), use_cache=False)
+    hook.remove()
+    states, text, probs = before[0][0], [*tokens], list[float]()
+
+    def normed(x: torch.Tensor, name: str) -> torch.Tensor:
+        return F.rms_norm(x, x.shape[-1:], own[f"{name}.weight"], config.rms_norm_eps)
+
+    for _ in range(depth):
+        embedded = inner.embed_tokens(torch.tensor(text[1:]))
+        embedded[0] = 0
+        joint = torch.cat([normed(states, "hidden_layernorm"), normed(embedded, "token_layernorm")], dim=-1)
+        x = (joint @ own["input_proj.weight"].T)[None]
+        places = torch.arange(len(states))[None]
+        mask = torch.full((len(states), len(states)), -torch.inf).triu(1)[None, None]
+        rotary = inner.rotary_emb(x, places)
+        out = layer(x, attention_mask=mask, position_ids=places, position_embeddings=rotary)[0]
+        out = normed(out, "final_layernorm")
+        probabilities = target.lm_head(out[-1]).softmax(-1)
+        probs.append(float(probabilities.max()))
+        text.append(int(probabilities.argmax()))
+        states = torch.cat([states, out[-1:]])
+    return text[len(tokens) :], probs
+
+
+def test_mtp_is_recorded_as_its_layer_computes(vllm: VllmEngine, tmp_path: Path) -> None:
+    """Eight requests at once, against the layer without a cache; a normal run's rounds are the replay's."""
+    count, k, generator = 24, 3, torch.Generator().manual_seed(5)
+    target, own = mimo(tmp_path / "target", generator)
+    asked = torch.randint(VOCABULARY, (8, 20), generator=generator).tolist()
+    speculation = {"method": "mtp", "num_speculative_tokens": k}
+    texts, trace, rounds = run(vllm, tmp_path, speculation, asked, count, 8)
+    assert trace.token.reshape(8, count).tolist() == texts
+    gaps = []
+    for sequence, (prompt, text) in enumerate(zip(asked, texts, strict=True)):
+        for t in range(1, count):
+            row = sequence * count + t
+            drafted, probs = mtp_draft(target, own, [*prompt, *text[:t]], k)
+            assert trace.draft_token[row].tolist() == drafted
+            gaps.append(np.abs(trace.prob[row] - probs).max())
+    print(f"{len(gaps)} positions, largest difference of a probability {max(gaps):.1e}")
+    assert max(gaps) < 1e-5
+    assert_rounds(trace, rounds, k, count)

@@ -1,9 +1,11 @@
-"""The main job from end to end on a tiny pair, with every file it promises."""
+"""The main job from end to end on a tiny pair: its files, where rounds first leave the replay, and interruptions."""
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,27 +13,45 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 import realrun.experiment.forecast as costs_module
+import realrun.experiment.forecast as forecast_costs_module
+import realrun.experiment.measuring as measuring_module
 import realrun.experiment.run as run_module
+import realrun.experiment.validate as validate_module
 import realrun.leaderboard.job as board_module
 import realrun.measure.record as record_module
 import realrun.measure.reuse as reuse
+import specsim.report.validation as page
+from realrun.decode.decoder import Decoder
 from realrun.decode.sampling import Sampler
+from realrun.drafters.independent import IndependentKind
 from realrun.experiment.document import PARTS
-from realrun.experiment.run import validate
+from realrun.experiment.run import UNFINISHED, validate
 from realrun.experiment.settings import ValidationSettings
-from realrun.experiment.validate import output_identical, rounds_identical
+from realrun.experiment.validate import (
+    Divergence,
+    departures_summary,
+    divergences,
+    output_identical,
+    rounds_identical,
+    ulp,
+)
 from realrun.measure.record import RecordSettings, longest_prompt, record
-from realrun.pairs.prompts import Prompt
+from realrun.pairs.pair import Pair, load_pair
+from realrun.pairs.prompts import Prompt, lab_prompts
 from specsim.cost.files import read_cost
+from specsim.cost.model import ConstantCost
 from specsim.cost.profile import profile_from_json
 from specsim.io.errors import InputError
+from specsim.policy.base import Policy
 from specsim.policy.registry import CHAIN_POLICIES, POLICIES, make_policy
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
 from specsim.trace.files import read_trace
 from specsim.trace.split import split_sequences
+from specsim.trace.trace import Trace
 from tests.support.checks import refusal
 from tests.support.killed_commands import DEPTH, GIVEN_COSTS
 from tests.support.tiny import tiny_model, tiny_pair, tiny_prompts
@@ -342,3 +362,255 @@ def test_a_round_or_an_output_that_differs_is_counted() -> None:
     assert replayed.rounds is not None
     assert rounds_identical(replayed, runs) == pytest.approx(1 - 1 / len(replayed.rounds))
     assert output_identical(trace, runs) == 0.75
+
+
+# First departures: near ties in low precision, defects where a pass is wrong.
+
+
+SAMPLERS = {"greedy": Sampler(), "gumbel": Sampler("gumbel", 0.8, seed=4)}
+samplers = pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
+
+
+def low_pair(dtype: torch.dtype = torch.bfloat16) -> Pair:
+    """The tiny pair, its weights rounded to bfloat16, in this type."""
+    pair = tiny_pair()
+    models = [copy.deepcopy(model).to(torch.bfloat16).to(dtype) for model in (pair.target, pair.drafter.model)]
+    return replace(pair, target=models[0], drafter=IndependentKind(models[1]))
+
+
+def found_in(
+    pair: Pair, trace: Trace, prompts: list[Prompt], policy: Policy, sampler: Sampler, decoder: Decoder
+) -> list[Divergence]:
+    log = replay(trace, policy, cost_table(trace, ConstantCost(1e-3, 5e-3)), log=True).rounds
+    assert log is not None
+    budget = int(trace.budget_tokens[0])
+    runs = [decoder.decode(p.tokens, budget, policy, sequence=number, seed=3) for number, p in enumerate(prompts)]
+    return divergences(decoder, policy, trace, prompts, log, runs, seed=3)
+
+
+def decoder_of(pair: Pair, sampler: Sampler) -> Decoder:
+    return Decoder(*pair.make_drafter(), pair.eos_token_ids, sampler)
+
+
+def test_a_step_of_a_number_type() -> None:
+    assert ulp(1.0, torch.bfloat16) == 2**-7 and ulp(-12.5, torch.bfloat16) == 2**-4
+    assert ulp(1.5, torch.float64) == 2**-52 and ulp(0.0, torch.float32) > 0
+
+
+@samplers
+def test_in_float64_nothing_departs(sampler: Sampler) -> None:
+    pair, prompts, policy = tiny_pair(), tiny_prompts(4), make_policy("fixed_k", {"k": 3})
+    trace = record(pair, prompts, RecordSettings(4, 16, sampler))
+    assert found_in(pair, trace, prompts, policy, sampler, decoder_of(pair, sampler)) == []
+
+
+@samplers
+def test_what_departs_in_bfloat16_is_a_near_tie(sampler: Sampler) -> None:
+    """Recorded by passes that round otherwise: here in float32, of the same weights."""
+    pair, prompts, departures = low_pair(), tiny_prompts(24), []
+    trace = record(low_pair(torch.float32), prompts, RecordSettings(4, 24, sampler))
+    for name, settings in (("fixed_k", {"k": 3}), ("max_confidence", {"lambda0": 0.4, "max_draft_tokens": 4})):
+        policy = make_policy(name, settings)
+        departures += found_in(pair, trace, prompts, policy, sampler, decoder_of(pair, sampler))
+    assert departures
+    counts = departures_summary(departures)
+    assert (
+        counts["first"] == {"near tie": len(departures), "defect": 0, "not examined": 0}
+        and counts["largest_tie_ulps"] > 0
+    )
+
+
+@samplers
+@pytest.mark.parametrize("which", ["target", "drafter"])
+def test_a_wrong_pass_is_a_defect(which: str, sampler: Sampler) -> None:
+    """As a kernel that is broken would make it: logits that are no rounding away."""
+    pair, prompts, policy = low_pair(), tiny_prompts(6), make_policy("fixed_k", {"k": 3})
+    trace = record(pair, prompts, RecordSettings(4, 16, sampler))
+    decoder = decoder_of(pair, sampler)
+    lm: Any = decoder.target if which == "target" else decoder.drafter.lm
+    forward = lm.forward
+    lm.forward = lambda tokens: forward(tokens).flip(-1)
+    departures = found_in(pair, trace, prompts, policy, sampler, decoder)
+    causes = departures_summary(departures)["first"]
+    assert causes["defect"] > len(prompts) / 2 and causes["not examined"] == 0
+    assert {departure.what for departure in departures if departure.cause == "defect"} == {
+        "text" if which == "target" else "draft"
+    }
+
+
+def test_trees_and_gaps_of_no_logits_are_not_examined() -> None:
+    unexamined = Divergence(0, 5, "text", None)
+    assert (unexamined.cause, replace(unexamined, gap_ulps=3.0).cause, replace(unexamined, gap_ulps=300.0).cause) == (
+        "not examined",
+        "near tie",
+        "defect",
+    )
+    counts = departures_summary([unexamined, replace(unexamined, gap_ulps=300.0)])
+    assert counts["defects"] == [{"sequence": 0, "t": 5, "what": "text", "gap_ulps": 300.0}]
+    assert counts["largest_tie_ulps"] is None
+
+
+@pytest.mark.slow
+@samplers
+def test_every_departure_of_the_lab_in_bfloat16_is_a_near_tie(sampler: Sampler) -> None:
+    pair = load_pair(dtype="bfloat16", threads=1)
+    prompts, policy = lab_prompts(pair.tokenizer, 12), make_policy("fixed_k", {"k": 5})
+    trace = record(pair, prompts, RecordSettings(8, 96, sampler))
+    counts = departures_summary(found_in(pair, trace, prompts, policy, sampler, decoder_of(pair, sampler)))
+    assert counts["first"]["defect"] == counts["first"]["not examined"] == 0
+
+
+# Interrupted, it goes on with what it kept, and ends as one that was not.
+
+
+KINDS = tuple(POLICIES[name] for name in ("fixed_k", "hugging_face", "renewal_stop"))  # one carries a state
+RESUMED = ValidationSettings(
+    RecordSettings(DEPTH, 12, Sampler("gumbel", 0.8, 0)), kinds=KINDS, trials=3, repeats=3, seed=3
+)
+MODES = {
+    "gumbel": RESUMED,
+    "rejection": replace(RESUMED, record=RecordSettings(DEPTH, 12, Sampler("rejection", 0.8))),
+}
+STAGES = ["record", "profile", "tune", "decode"]
+# What is left to do after an interruption; the held-out prompts are recorded after tuning.
+LEFT = {
+    "record tuning prompts": STAGES,
+    "tune": ["tune", "record", "decode"],
+    "record": ["record", "decode"],
+    "decode": ["decode"],
+}
+
+
+@pytest.fixture
+def stages(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was done, a word for each unit of work; all under the same costs, with no figures, which take long."""
+    done: list[str] = []
+
+    def noted(stage: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            done.append(stage)
+            return function(*args, **options)
+
+        return call
+
+    monkeypatch.setattr(page, "render_validation", lambda document: "")
+    monkeypatch.setattr(reuse, "record", noted("record", reuse.record))
+    monkeypatch.setattr(forecast_costs_module, "profile", noted("profile", lambda *_, **__: GIVEN_COSTS))
+    monkeypatch.setattr(validate_module, "_tuned", noted("tune", validate_module._tuned))
+    monkeypatch.setattr(measuring_module, "decode_sequence", noted("decode", measuring_module.decode_sequence))
+    return done
+
+
+def start_job(out: Path, settings: ValidationSettings = RESUMED, stop: tuple[str, int] | None = None) -> Any:
+    def progress(what: str, done: int, total: int) -> None:
+        if stop == (what, done):
+            raise KeyboardInterrupt
+
+    return validate(tiny_pair(), tiny_prompts(), settings, out, progress)
+
+
+def answer(out: Path) -> Any:
+    """What no clock decides."""
+    document = json.loads((out / "validation.json").read_text())
+    keys = ("policy", "params", "role", "measured_tau", "measured_v_d", "rounds_identical_percent")
+    rounds = [
+        {key: value for key, value in row.items() if not key.endswith("_s")}
+        for row in pq.read_table(out / "rounds.parquet").to_pylist()
+    ]
+    rows = sorted(json.dumps([row[key] for key in keys]) for row in document["rows"])
+    return rows, sorted(map(json.dumps, rounds)), document["sequences"], document["output_tokens"]
+
+
+@pytest.fixture(scope="module", params=MODES)
+def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Any, int]:
+    """A mode, the answer of an undisturbed validation under given costs, and how often it tuned."""
+    out, tune = tmp_path_factory.mktemp(request.param) / "out", validate_module._tuned
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forecast_costs_module, "profile", lambda *_, **__: GIVEN_COSTS)
+        patch.setattr(page, "render_validation", lambda document: "")
+        tuned: list[Any] = []
+        patch.setattr(validate_module, "_tuned", lambda *given: tuned.append(given) or tune(*given))
+        start_job(out, MODES[request.param])
+    return request.param, answer(out), len(tuned)
+
+
+@pytest.mark.parametrize(
+    "stop", [("record tuning prompts", 2), ("tune", 2), ("record", 5), ("decode", 1), ("decode", 5)]
+)
+def test_it_goes_on_and_ends_with_the_same_answer(
+    whole: tuple[str, Any, int], tmp_path: Path, stages: list[str], stop: tuple[str, int]
+) -> None:
+    mode, expected, tuned = whole
+    out, settings = tmp_path / "out", MODES[mode]
+    with pytest.raises(BaseException, match=r"[25] of 6 sequences|^$"):  # Interrupted of a recording, KeyboardInterrupt
+        start_job(out, settings, stop)
+    first = stages.copy()
+    stages.clear()
+    document = start_job(out, settings)
+    assert set(stages) == {*LEFT[stop[0]]}
+    assert first.count("profile") + stages.count("profile") == 1
+    assert first.count("tune") + stages.count("tune") == tuned
+    assert first.count("decode") + stages.count("decode") == 3 * document["sequences"]["holdout"]
+    assert answer(out) == expected
+    assert sorted(path.name for path in out.iterdir()) == [
+        *("forecast.json", "profile.json", "report.html", "rounds.parquet", "trace", "tuned.json"),
+        *("tuning_profile.json", "validation.json"),
+    ]
+
+
+@pytest.mark.usefixtures("stages")
+def test_it_goes_on_from_the_probe_that_its_policies_were_tuned_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probes: list[Any] = []
+    probe = forecast_costs_module.probe
+    monkeypatch.setattr(
+        forecast_costs_module, "probe", lambda *args, **options: probes.append(probe(*args, **options)) or probes[-1]
+    )
+    with pytest.raises(KeyboardInterrupt):
+        start_job(tmp_path / "out", RESUMED, ("decode", 1))
+    document = start_job(tmp_path / "out")
+    before, after = probes  # which the second start made alone
+    states = document["machine_state"]
+    assert [states["before"]["mean_s"], states["after"]["mean_s"]] == [before["mean_s"], after["mean_s"]]
+
+
+def test_a_finished_one_is_measured_anew_on_its_trace(tmp_path: Path, stages: list[str]) -> None:
+    out = tmp_path / "out"
+    start_job(out)
+    stages.clear()
+    start_job(out, replace(RESUMED, repeats=5, trials=2))
+    assert {*stages} == {"profile", "tune", "decode"}
+
+
+def test_what_another_configuration_left_unfinished_is_refused(tmp_path: Path, stages: list[str]) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        start_job(out, RESUMED, ("decode", 1))
+    for name, other in (("trials", {"trials": 9}), ("policies", {"kinds": KINDS[:2]}), ("seed", {"seed": 4})):
+        words = (str(out / UNFINISHED), f"{name}=", "unfinished validation", "--overwrite")
+        refusal(lambda changed=other: start_job(out, replace(RESUMED, **changed)), *words)  # type: ignore[misc]
+    stages.clear()
+    start_job(out, replace(RESUMED, repeats=5))  # more of the same is no other one
+    assert stages.count("decode") == 5 * 3 - 1
+    with pytest.raises(KeyboardInterrupt):
+        start_job(out, replace(RESUMED, trials=2), ("decode", 1))
+    stages.clear()
+    start_job(out, replace(RESUMED, overwrite=True))
+    assert {*stages} == {*STAGES}
+
+
+def test_a_sequence_that_is_damaged_or_lacks_is_decoded_again_with_those_after_it(
+    tmp_path: Path, stages: list[str]
+) -> None:
+    """Policies carry their state over; sequences of other repeats do not depend on it."""
+    with pytest.raises(KeyboardInterrupt):
+        start_job(tmp_path / "out", RESUMED, ("decode", 5))
+    for name in ("removed", "damaged"):
+        out = tmp_path / name
+        shutil.copytree(tmp_path / "out", out)
+        path = out / UNFINISHED / "decoded" / "0-1.json"
+        path.unlink() if name == "removed" else path.write_text(path.read_text()[:100])
+        stages.clear()
+        start_job(out)
+        assert stages == ["decode"] * 6  # 0-1, 0-2, 1-2 and the third repeat

@@ -26,7 +26,9 @@ from realrun.cli.board import print_board
 from realrun.decode.rounds import Round
 from realrun.decode.sampling import Sampler
 from realrun.drafters.lookup import LookupKind
+from realrun.drafters.registry import DRAFTERS
 from realrun.leaderboard.job import BoardSettings, named, run_leaderboard
+from realrun.leaderboard.rows import LOOPS, trigram_shares
 from realrun.lm.variants import expand
 from realrun.measure.record import RecordSettings
 from realrun.measure.stream import Stream
@@ -48,6 +50,7 @@ from specsim.trace.split import split_sequences
 from tests.realrun.cli.test_drafter_commands import command
 from tests.realrun.cli.test_drafter_commands import home as home
 from tests.support.pairs.inside import early_exit_pair, skipping_pair, target_of
+from tests.support.reference import small_trace
 from tests.support.tiny import tiny_prompts
 
 CHOICE = Sampler("gumbel", 0.8, 0)
@@ -583,3 +586,19 @@ def test_the_labs_drafters_on_one_board(tmp_path: Path) -> None:
     assert document["median_abs_error_percent"] < 20
     tau = {row["drafter"]: row["tau"] for row in document["rows"] if row["role"] == "fixed K"}
     assert min(tau.values()) > 1.1
+
+
+def test_a_text_that_repeats_itself_has_few_trigrams() -> None:
+    trace = small_trace()
+    counts = np.diff(trace.offsets)
+    tokens = [np.arange(n) if at % 2 else np.resize([3, 4], n) for at, n in enumerate(counts)]
+    shares = trigram_shares(
+        trace.__class__(**{**vars(trace), "token": np.concatenate(tokens).astype(trace.token.dtype)})
+    )
+    long_enough = [at for at, n in enumerate(counts) if n > 8]
+    assert long_enough and all((shares[at] > LOOPS) == bool(at % 2) for at in long_enough)
+
+
+def test_papers_policies_exist() -> None:
+    named = {kind.paper_policy for kind in DRAFTERS.values()} - {None}
+    assert named and named <= POLICIES.keys()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,9 +12,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+import realrun.proposals.chain
+import realrun.proposals.target_cache
 import realrun.proposals.trees
-from realrun.decode.decoder import Decoder
-from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
 from realrun.drafters.independent import IndependentKind
 from realrun.lm.cached import CachedLM
@@ -23,15 +23,28 @@ from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
 from realrun.proposals.chain import branch_columns
 from realrun.proposals.recorder import RecordRequest
+from realrun.proposals.target_cache import target_cache_columns, target_cache_recorder
 from realrun.proposals.trees import Trees, TreeSize, best_trees
 from specsim.trace.files import read_trace, write_trace
 from specsim.trace.trace import Trace
-from specsim.trace.tree_record import TreeRecord, record_from_nodes
+from specsim.trace.tree_record import TreeRecord
+from tests.realrun.drafters import test_self_sd
+from tests.realrun.drafters.test_state_drafters import REFERENCES
 from tests.support.checks import refusal
+from tests.support.dense_records import (
+    Path,
+    Siblings,
+    as_names,
+    as_record,
+    check_columns,
+    check_trees,
+    one_by_one,
+    output_of,
+    paths_outside_chain,
+)
+from tests.support.drafting import self_sd_pair
+from tests.support.pairs.state import state_pair
 from tests.support.tiny import VOCAB, random_prompts, tiny_model, tiny_pair, tiny_prompts
-
-Path = tuple[int, ...]  # of ranks from the root; a node's name
-Siblings = Callable[[Sequence[int]], tuple[np.ndarray, np.ndarray]]  # tokens from the root -> children's tokens, probs
 
 CHOICES = {
     "greedy": Sampler(),
@@ -39,58 +52,7 @@ CHOICES = {
     "nucleus": Sampler("gumbel", 1.0, seed=5, top_p=0.6),
 }
 mode = pytest.mark.parametrize("sampler", CHOICES.values(), ids=CHOICES.keys())
-
-
-def one_by_one(siblings: Siblings, depth: int, nodes: int) -> tuple[dict[Path, tuple[int, np.float32]], np.float32]:
-    """The definition of a record: token and prob of its nodes, and the largest path outside."""
-    waiting: list[tuple[float, int, Path, list[int], np.float32]] = []
-    outside: dict[Path, np.float32] = {}
-    recorded: dict[Path, tuple[int, np.float32]] = {}
-
-    def meet(name: Path, tokens: list[int], path: np.float32) -> None:
-        """Take a node into the record, and look at its children."""
-        outside.pop(name, None)
-        if len(name) == depth:
-            return
-        children, probs = siblings(tokens)
-        for rank, (token, prob) in enumerate(zip(children, np.float32(probs), strict=True)):
-            below, on_chain = (*name, rank), rank == 0 and not any(name)
-            if on_chain:
-                recorded[below] = int(token), prob
-                meet(below, [*tokens, int(token)], path * prob)
-                continue
-            outside[below] = path * prob
-            described[below] = int(token), prob
-            heapq.heappush(waiting, (-float(path * prob), len(below), below, [*tokens, int(token)], path * prob))
-
-    described: dict[Path, tuple[int, np.float32]] = {}
-    meet((), [], np.float32(1))
-    while waiting and len(recorded) < nodes:
-        _, _, name, tokens, path = heapq.heappop(waiting)
-        recorded[name] = described[name]
-        meet(name, tokens, path)
-    return recorded, max(outside.values(), default=np.float32(0))
-
-
-def as_names(tree: TreeRecord, position: int) -> dict[Path, tuple[int, np.float32]]:
-    """A recorded tree in the form of `one_by_one`."""
-    names: list[Path] = [()]
-    for parent, rank in zip(tree.parent[position], tree.rank[position], strict=True):
-        if parent >= 0:
-            names.append((*names[parent], int(rank)))
-    values = zip(tree.token[position].tolist(), tree.prob[position], strict=True)
-    return dict(zip(names[1:], values, strict=False))
-
-
-def as_record(trees: Trees, width: int) -> TreeRecord:
-    return record_from_nodes(**trees._asdict(), width=width)
-
-
-def paths_outside_chain(nodes: dict[Path, tuple[int, np.float32]]) -> list[np.float32]:
-    paths = {(): np.float32(1)}
-    for name in sorted(nodes, key=len):
-        paths[name] = paths[name[:-1]] * nodes[name][1]
-    return sorted(paths[name] for name in nodes if any(name))
+samplers = pytest.mark.parametrize("sampler", [CHOICES["greedy"], CHOICES["gumbel"]], ids=["greedy", "gumbel"])
 
 
 def made_up(vocabulary: int, width: int, position: int, sharpness: float, grid: int | None = None) -> Siblings:
@@ -189,11 +151,6 @@ def test_equal_and_zero_paths_still_make_best_trees(grid: int) -> None:
     assert ties > 0
 
 
-def output_of(pair: Pair, prompt: Sequence[int], count: int, sampler: Sampler, sequence: int) -> list[int]:
-    decoder = Decoder(pair.target, DraftModel(pair.drafter.model, ()), (), sampler)
-    return decoder.decode(prompt, count, None, sequence=sequence).tokens
-
-
 def model_siblings(model: LlamaForCausalLM, context: list[int], t: int, width: int, sampler: Sampler, sequence: int):  # type: ignore[no-untyped-def]
     """The drafter after context, at output position t, asked by one pass over the whole text at a time."""
 
@@ -264,7 +221,7 @@ def little_pair(vocabulary: int) -> Pair:
     return replace(tiny_pair(), target=models[0], drafter=IndependentKind(models[1]))
 
 
-@pytest.mark.parametrize("sampler", [CHOICES["greedy"], CHOICES["gumbel"]], ids=["greedy", "gumbel"])
+@samplers
 @pytest.mark.parametrize("width", [5, 10])
 def test_a_whole_tree_is_all_paths_in_level_order(sampler: Sampler, width: int) -> None:
     pair, vocabulary, depth = little_pair(5), 5, 3
@@ -391,3 +348,93 @@ def test_a_width_beyond_the_vocabulary_records_what_there_is() -> None:
     trace = record(pair, tiny_prompts(1), RecordSettings(1, 3, tree_nodes=200, tree_width=256))
     assert trace.tree is not None and trace.tree.count.tolist() == [VOCAB] * 3
     assert (trace.tree.horizon == 0).all()
+
+
+# Drafters that read the target's cache: what each says after every branch, by the library alone.
+
+
+slow = pytest.mark.slow
+CASES = [  # drafters over fused parts of a target and over the library's
+    *[(kind, "llama") for kind in ("edd", "eagle", "eagle3", "self-sd")],
+    *[pytest.param(kind, "mistral-sdpa", marks=slow) for kind in ("edd", "eagle", "eagle3")],
+    *[pytest.param("self-sd", name, marks=slow) for name in ("qwen2", "mistral")],
+]
+cases = pytest.mark.parametrize(("kind", "target"), CASES)
+
+
+def pair_and_reference(kind: str, target: str) -> tuple[Pair, Any]:
+    """A pair, and the logits [1, V] of its drafter after a context and drafted tokens."""
+    if kind == "self-sd":
+        return self_sd_pair(target), lambda *branch: test_self_sd.plain_logits(target, *branch)
+    pair, reference = state_pair(kind, target), REFERENCES[kind]
+    return pair, lambda *branch: reference(pair, *branch)[None]
+
+
+@samplers
+@cases
+@pytest.mark.parametrize("chunk", [3, pytest.param(256, marks=slow)])
+@torch.inference_mode()
+def test_columns_and_ranks_are_what_the_library_says(
+    sampler: Sampler, kind: str, target: str, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(realrun.proposals.target_cache, "CHUNK", chunk)
+    monkeypatch.setattr(realrun.proposals.target_cache, "CHUNK_NODES", 4 * chunk)
+    pair, reference = pair_and_reference(kind, target)
+    split, drafter = pair.make_drafter()
+    for sequence, prompt in [(0, random_prompts(1)[0]), (5, [3])]:
+        output = output_of(pair, prompt, 7, sampler, sequence)
+        request = RecordRequest(prompt, output, 3, sampler, sequence)
+        dense = target_cache_columns(split, drafter.lm, request)
+        assert drafter.lm.nodes == 0 and split.length == len(prompt) + len(output) - 1
+        check_columns(dense, request, reference)
+
+
+@cases
+@torch.inference_mode()
+def test_rejection_traces_hold_the_drafters_distributions_and_the_targets_verdict(
+    kind: str, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The share `accept_prob`, by a pass of the library over every drafted prefix."""
+    monkeypatch.setattr(realrun.proposals.chain, "CHUNK", 3)
+    sampler, depth, count = Sampler("rejection", 0.8, seed=4, top_p=0.9), 3, 7
+    pair, reference = pair_and_reference(kind, target)
+    split, drafter = pair.make_drafter()
+    for sequence, prompt in [(0, random_prompts(1)[0]), (5, [3])]:
+        output = output_of(pair, prompt, count, sampler, sequence)
+        request = RecordRequest(prompt, output, depth, sampler, sequence, lambda hidden, *_: hidden.sum(-1))
+        dense = target_cache_recorder(split, drafter.lm, sampler)(request)
+        greedy = target_cache_columns(split, drafter.lm, replace(request, sampler=Sampler()), ranks=False)
+        np.testing.assert_allclose(dense["score"][:, 0], greedy["score"][:, 0], rtol=1e-6)
+        same = dense["draft_token"][:, 0] == greedy["draft_token"][:, 0]
+        np.testing.assert_allclose(dense["score"][same, 1], greedy["score"][same, 1], rtol=1e-6)
+        for t, i in itertools.product(range(count), range(depth)):
+            branch, context = dense["draft_token"][t].tolist(), [*prompt, *output[:t]]
+            q = sampler.probs(reference(context, branch[:i]))[0]
+            text = torch.tensor([[*context, *branch[:i]]])
+            p = sampler.probs(pair.target(input_ids=text, use_cache=False).logits[0, -1:])[0]
+            accept = min(1.0, float(p[branch[i]] / q[branch[i]])) if t + i < count else 0.0
+            assert dense["accept_prob"][t, i] == pytest.approx(accept, rel=1e-5)
+            assert dense["prob"][t, i] == pytest.approx(float(q[branch[i]]), rel=1e-5)
+            assert dense["confidence"][t, i] == pytest.approx(float(q.max()), rel=1e-5)
+            entropy = float(torch.special.entr(q).sum())
+            assert dense["entropy_nats"][t, i] == pytest.approx(entropy, rel=1e-5, abs=1e-6)
+            if t + i < count:
+                logits = reference(context, output[t : t + i])
+                order = sampler.candidates(logits, sequence, [t + i], logits.shape[1])[0][0].tolist()
+                assert dense["true_rank"][t, i] == order.index(output[t + i])
+
+
+@samplers
+@cases
+@torch.inference_mode()
+def test_trees_are_what_best_first_expansion_finds_one_node_after_the_other(
+    sampler: Sampler, kind: str, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(realrun.proposals.trees, "CHUNK_NODES", 60)  # of three positions
+    monkeypatch.setattr(realrun.proposals.trees, "PASS_NODES", 4)
+    pair, reference = pair_and_reference(kind, target)
+    (prompt,) = random_prompts(1, seed=8)
+    output = output_of(pair, prompt, 5, sampler, 2)
+    split, drafter = pair.make_drafter()
+    request = RecordRequest(prompt, output, 4, sampler, 2, tree=TreeSize(20, 4))
+    check_trees(target_cache_columns(split, drafter.lm, request), request, reference)

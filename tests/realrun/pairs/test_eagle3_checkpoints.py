@@ -19,7 +19,7 @@ from realrun.pairs.drafter_files import load_drafter, write_drafter
 from realrun.pairs.pair import Pair, load_pair
 from specsim.io.errors import InputError
 from specsim.policy.registry import make_policy
-from tests.realrun.drafters.test_eagle3 import reference
+from tests.realrun.drafters.test_state_drafters import eagle3_reference as reference
 from tests.support.commands import assert_refused, call, json_of
 from tests.support.pairs.state import PROMPTS
 from tests.support.small_targets import alone

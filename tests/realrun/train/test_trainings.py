@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,10 +19,16 @@ import realrun.train.self_sd
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
-from realrun.pairs.drafter_files import load_drafter, read_drafter
+from realrun.measure.record import RecordSettings, record
+from realrun.pairs.drafter_files import LAB_DRAFTERS, has_lab_drafter, load_drafter, read_drafter, training_recipe
+from realrun.pairs.pair import Pair, load_pair
 from realrun.train.common.folder import CHECKPOINT, LOG, PLAN
+from realrun.train.common.loop import LoopSettings
+from realrun.train.common.lora import AdapterSettings
+from realrun.train.medusa import Medusa2Settings
 from realrun.train.registry import TRAININGS
-from realrun.train.self_sd import JOURNAL
+from realrun.train.self_sd import JOURNAL, SelfSDSettings
+from realrun.train.space import SpaceSettings
 from specsim.io.errors import InputError
 from specsim.policy.chain.fixed_k import FixedK
 from tests.support.small_targets import alone, small_target
@@ -88,7 +95,7 @@ def file_of(case: Case, document: dict[str, Any]) -> Path:
 
 
 def test_every_training_is_tested_here() -> None:
-    elsewhere = {"draft"}  # its folder is a model: test_train_draft.py
+    elsewhere = {"draft"}  # its folder is a model: test_exit_and_heads_training.py
     assert {case.name for case in CASES.values()} | elsewhere == {training.name for training in TRAININGS}
 
 
@@ -245,6 +252,33 @@ def test_only_training_an_adapter_needs_peft(name: str, tmp_path: Path, monkeypa
     CASES["space full"].run(tmp_path / "full")
 
 
+@pytest.mark.parametrize(
+    ("kind", "settings", "message"),
+    [
+        (Medusa2Settings, {"loss": "both"}, "loss='both' of Medusa2Settings is unknown; choose one of text, distill"),
+        (Medusa2Settings, {"schedule": "ramp"}, "schedule='ramp'"),
+        (Medusa2Settings, {"lambda_0": 0.0}, "lambda_0=0.0 of .* give more than 0"),
+        (AdapterSettings, {"rank": 0}, "rank=0"),
+        (AdapterSettings, {"alpha": -1.0}, "alpha=-1.0"),
+        (AdapterSettings, {"dropout": 1.0}, "dropout=1.0 of .* less than 1"),
+        (SpaceSettings, {"masks": 0}, "masks=0 of SpaceSettings is out of range; give at least 1 and at most 16"),
+        (SpaceSettings, {"masks": 17}, "masks=17 of SpaceSettings"),
+        (SpaceSettings, {"p_ar": 1.5}, "p_ar=1.5 of .* give at least 0 and at most 1"),
+        (SpaceSettings, {"lr": 0.0}, "lr=0.0 of .* give more than 0"),
+        (SpaceSettings, {"examples": 0}, "examples=0 of"),
+        (SelfSDSettings, {"trials": 0}, "trials=0 of"),
+        (SelfSDSettings, {"objective": "luck"}, "objective='luck' of .* choose one of predicted, measured"),
+        (SelfSDSettings, {"keep_ends": -1}, "keep_ends=-1 of"),
+        (SelfSDSettings, {"cost_repeats": 1}, "cost_repeats=1 of .* give at least 2"),
+        (SelfSDSettings, {"max_draft_tokens": 0}, "max_draft_tokens=0 of"),
+        (SelfSDSettings, {"temperature": -1.0}, "temperature=-1.0 of"),
+    ],
+)
+def test_settings_that_are_refused(kind: Any, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        kind(**settings)
+
+
 def test_settings_of_edd_that_cannot_be_are_refused(tmp_path: Path) -> None:
     for changes, says in (
         ({"states_after": 4}, "^states after 4 of 3 layers; choose 1 to 3$"),
@@ -268,3 +302,79 @@ def test_the_default_of_edds_states_is_no_other_training(tmp_path: Path) -> None
     CASES["edd"].run(tmp_path, states_after=1)  # of three layers, one below the fourth-to-last state
     with pytest.raises(InputError, match=r"states_after=1, asked for 2; .*give another --out$"):
         CASES["edd"].run(tmp_path, states_after=2)
+
+
+# A trace tells how its drafter was trained: every setting that decides a training changes what it says.
+
+
+SHORT = replace(LOOP, steps=2)
+OTHER_LOOP: dict[str, Any] = {
+    "steps": 3, "batch_windows": 2, "window_tokens": 20, "warmup_steps": 2, "seed": 1, "dtype": "float32",
+    "micro_windows": 2, "log_every": 1,
+}  # fmt: skip
+
+
+def recipe_of(case: str, folder: Path, loop: LoopSettings = SHORT, **options: Any) -> dict[str, Any]:
+    """What a file says after a training that ran."""
+    CASES[case].run(folder, loop=loop, **options)
+    return training_recipe(folder)
+
+
+def test_every_setting_that_decides_a_training_is_in_its_recipe(tmp_path: Path) -> None:
+    whole = {field.name for field in dataclasses.fields(LoopSettings)} - {"checkpoint_s", "device"}
+    assert set(OTHER_LOOP) == whole  # the device is the only one here, the time between checkpoints decides nothing
+    recipes = [recipe_of("eesd", tmp_path / "as it is")]
+    recipes += [recipe_of("eesd", tmp_path / n, replace(SHORT, **{n: v})) for n, v in OTHER_LOOP.items()]
+    recipes += [
+        recipe_of("eesd", tmp_path / n, **{n: v}) for n, v in {"lr": 0.02, "layers": 2, "exit_layers": 0}.items()
+    ]
+    recipes += [recipe_of("eesd", tmp_path / "other text", text=word_text(3))]
+    assert len({json.dumps(recipe, sort_keys=True) for recipe in recipes}) == len(recipes)
+    assert all(recipe["not_recorded"] == [] for recipe in recipes)
+    assert recipe_of("eesd", tmp_path / "saved less often", replace(SHORT, checkpoint_s=60.0)) == recipes[0]
+
+
+def test_the_optimizer_is_the_one_that_ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[torch.optim.Optimizer] = []
+    really, clipped = torch.optim.AdamW, list[float]()
+    monkeypatch.setattr(torch.optim, "AdamW", lambda *given, **named: ran.append(really(*given, **named)) or ran[-1])
+    clip = torch.nn.utils.clip_grad_norm_
+    monkeypatch.setattr(
+        torch.nn.utils, "clip_grad_norm_", lambda parameters, norm: clipped.append(norm) or clip(parameters, norm)
+    )
+    recipe = recipe_of("medusa direct", tmp_path)
+    (optimizer,) = ran
+    optimizer_facts, group = recipe["optimizer"], optimizer.param_groups[0]
+    assert optimizer_facts["name"] == type(optimizer).__name__ and set(clipped) == {
+        optimizer_facts["max_gradient_norm"]
+    }
+    assert (
+        tuple(optimizer_facts["betas"]) == group["betas"] and optimizer_facts["weight_decay"] == group["weight_decay"]
+    )
+    assert recipe["learning_rates"] == [0.01, 0.04] and recipe["settings"]["schedule"] == "constant"
+
+
+@pytest.mark.parametrize("case", [name for name, case in CASES.items() if case.on_text])
+def test_a_trace_tells_the_recipe_of_its_drafter(case: str, tmp_path: Path) -> None:
+    pair = CASES[case].target()
+    recipe = recipe_of(case, tmp_path, pair=pair)
+    target, drafter = load_drafter(tmp_path, pair.target)
+    trained = Pair(target, drafter, pair.tokenizer, "tiny", case, (), training=recipe)
+    trace = record(trained, tiny_prompts(2), RecordSettings(3, 6))
+    assert trace.meta["drafter_facts"] == {**drafter.facts, "training": recipe}
+    assert recipe["objective"] and recipe["text_digests"] and recipe["not_recorded"] == []
+
+
+def test_two_stages_tell_both(tmp_path: Path) -> None:
+    both, direct = (recipe_of(f"medusa {name}", tmp_path / name) for name in ("two stages", "direct"))
+    first = both["first_stage"]
+    assert first["method"] == "medusa-1" and first["learning_rates"] == [0.01] and first["heads"] == 3
+    assert first == training_recipe(tmp_path / "two stages" / "heads")
+    assert direct["first_stage"] is None and not (tmp_path / "direct" / "heads").exists()
+
+
+@pytest.mark.parametrize("name", [*filter(has_lab_drafter, LAB_DRAFTERS)])
+def test_older_weights_say_what_is_not_known_of_them(name: str) -> None:
+    pair = load_pair("lab", drafter=name)
+    assert pair.training is not None and pair.drafter_facts["training"]["not_recorded"]
+    assert "training" not in pair.drafter.facts  # else older predictors would be of another pair

@@ -19,9 +19,8 @@ from realrun.lm.variants import SkippedSublayers
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
 from tests.support.pairs.medusa import medusa_pair
-from tests.support.pairs.scores import random_predictor
 from tests.support.pairs.state import fit
-from tests.support.tiny import tiny_model, tiny_pair, tiny_prompts, tiny_tokenizer
+from tests.support.tiny import random_predictor, tiny_model, tiny_pair, tiny_prompts, tiny_tokenizer
 
 KINDS = ("model", "eesd", "medusa", "self-sd", "edd", "eagle")
 INSIDE = KINDS[1:]

@@ -22,9 +22,8 @@ from realrun.train.eagle import feature_pass
 from realrun.train.eagle3 import unrolled
 from realrun.train.edd import block_logits, states_and_logits
 from tests.support.pairs.medusa import CHOICES, own_texts
-from tests.support.pairs.scores import random_predictor
 from tests.support.split_targets import target_of
-from tests.support.tiny import tiny_prompts, tiny_tokenizer
+from tests.support.tiny import random_predictor, tiny_prompts, tiny_tokenizer
 
 KINDS = ("edd", "eagle", "eagle3")
 TARGETS = ("llama", "qwen3", "qwen2-sdpa", "mistral-sdpa")  # fused parts, and the library's
