@@ -92,9 +92,9 @@ def validation(speedups: dict[str, float]) -> dict[str, Any]:
 
 def test_what_two_runs_are_compared_by_is_collected_and_pooled(tmp_path: Path) -> None:
     run_speedups = [{"a": 1.0, "b": 2.0}, {"a": np.exp(0.02), "b": 2.0}, {"a": np.exp(0.04), "alone": 1.5}]
-    for number, speedups in enumerate(run_speedups):
+    for number, of_run in enumerate(run_speedups):
         (tmp_path / str(number)).mkdir()
-        (tmp_path / str(number) / "validation.json").write_text(json.dumps(validation(speedups)))
+        (tmp_path / str(number) / "validation.json").write_text(json.dumps(validation(of_run)))
     recorded_runs = runs.collected(tmp_path)
     assert [[row["label"] for row in run["rows"]] for run in recorded_runs] == [["a", "b"], ["a", "b"], ["a", "alone"]]
     assert recorded_runs[0].keys() == {"noise_floor_percent", "autoregressive_sequence_seconds", "rows"}
