@@ -13,10 +13,10 @@ from realrun.decode.draft import Draft
 from realrun.decode.rounds import RoundContext
 from realrun.decode.sampling import Sampler, Stream
 from realrun.decode.verify import Verifier
+from tests.support.exact_distribution import Path
 
 HALVINGS = 26  # of a threshold's interval
 EXACT = 1e-5  # of a distribution put together from a few hundred thresholds found to 2^-26
-Path = tuple[int, ...]
 Distribution = dict[Path, float]
 
 
@@ -64,12 +64,14 @@ def random_tables(vocabulary: int, depth: int, seed: int) -> Tables:
     return Tables(table(), table())
 
 
-def threshold(decide: Callable[[float], bool]) -> float:
+def threshold(decide: Callable[[float], bool], halvings: int = HALVINGS) -> float:
     """The u in [0, 1] below which a monotone decision is true."""
-    low, high = 0.0, 1.0
-    if decide(1 - 2**-53):
+    if not decide(2.0**-53):
+        return 0.0
+    if decide(1 - 2.0**-53):
         return 1.0
-    for _ in range(HALVINGS):
+    low, high = 0.0, 1.0
+    for _ in range(halvings):
         middle = (low + high) / 2
         low, high = (middle, high) if decide(middle) else (low, middle)
     return low
@@ -151,8 +153,3 @@ def exact_distribution(tables: Tables, depth: int, sampler: Sampler) -> Distribu
         depth + 1,
     )
     return distribution
-
-
-def distance(distribution: Distribution, other: Distribution) -> float:
-    """Total variation."""
-    return sum(abs(distribution.get(path, 0.0) - other.get(path, 0.0)) for path in {*distribution, *other}) / 2

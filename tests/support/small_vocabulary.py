@@ -12,7 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from realrun.decode.decoder import Decoder
 from realrun.decode.sampling import Sampler
 from specsim.policy.base import Policy
-from tests.support.sampling_distribution import Distribution, Path, add, warped
+from tests.support.exact_distribution import Path
+from tests.support.sampling_distribution import Distribution, add, warped
 
 VOCABULARY, LENGTH = 4, 3
 PROMPT = [1, 3, 0, 2]

@@ -33,13 +33,13 @@ from specsim.policy.registry import POLICIES, make_policy
 from specsim.policy.tree.base import TreePolicy
 from specsim.trace.trace import Trace
 from tests.support.clock import SetClock
+from tests.support.exact_distribution import distance
 from tests.support.pairs.scores import random_predictor
 from tests.support.pairs.space import CHOICES, MASKS, space_pair, word_prompts
 from tests.support.sampling_distribution import (
     EXACT,
     FedChoice,
     Tables,
-    distance,
     emitted_distribution,
     exact_distribution,
     warped,
