@@ -522,7 +522,6 @@ def test_the_compiled_reference_is_measured(monkeypatch: pytest.MonkeyPatch, pre
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda op: op.name)
 def test_our_kernels_are_measured_on_a_gpu(monkeypatch: pytest.MonkeyPatch, operation: Operation) -> None:
     monkeypatch.setattr(machine, "measure_ceilings", lambda device: CEILINGS)
@@ -532,7 +531,6 @@ def test_our_kernels_are_measured_on_a_gpu(monkeypatch: pytest.MonkeyPatch, oper
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_ceilings_of_a_gpu() -> None:
     ceilings = machine.measure_ceilings(machine.default_device())
     assert ceilings.copy_gb_s > 50 and ceilings.matmul_tflop_s > 1

@@ -28,7 +28,6 @@ from tests.kernels.ops.test_tree_attention import (
     check_served,
 )
 from tests.support import ROOT
-from tests.support.kernel_trees import GPU
 from tests.support.mutants import Mutant
 
 SOURCE = "tree_attention_hopper"
@@ -181,7 +180,9 @@ def test_the_present_kernel_serves_what_it_does_not() -> None:
     assert called == [present]
 
 
-@pytest.mark.parametrize("device", [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda", marks=GPU)])
+@pytest.mark.parametrize(
+    "device", [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda", marks=pytest.mark.gpu)]
+)
 def test_in_a_process_of_its_own(device: str) -> None:
     """On a GPU a kernel that waits for ever ends with its process."""
     if device == "cuda" and torch.cuda.get_device_capability() != (9, 0):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import speckernels
 from speckernels.ops.results import Verified
 from speckernels.ops.typical_acceptance import LOGITS_TYPES, log_threshold, typical_acceptance
-from tests.support.kernel_trees import SHAPES, Refusals, assert_same, forest, path_to_root, thread_orders
+from tests.support.kernel_trees import ON_GPU, SHAPES, Refusals, assert_same, forest, path_to_root, thread_orders
 from tests.support.mutants import Mutant
 
 VOCABULARY = 7
@@ -294,9 +294,7 @@ def test_largest_tree() -> None:
     assert_same(results[1], results[0], "1024 nodes")
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("backend", ["triton", "cuda"])
+@ON_GPU
 def test_offsets_beyond_32_bits(backend: str) -> None:
     nodes, vocabulary = 512, 2**22 + 5
     logits = torch.zeros(1, nodes, vocabulary, dtype=torch.float16, device="cuda")
