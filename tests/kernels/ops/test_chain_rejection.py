@@ -233,14 +233,6 @@ def test_nan_in_a_row_is_left_out() -> None:
     assert verify([], [], [[math.nan, 0.25, math.nan, 0.25]], [0.5]) == [3]
 
 
-@pytest.mark.usefixtures("_backend")
-def test_no_chains_give_nothing() -> None:
-    result = chain_rejection(
-        torch.empty(0, 2, dtype=torch.int64), torch.empty(0, 2, 5), torch.empty(0, 3, 5), torch.empty(0, 3).double()
-    )
-    assert result.accepted.shape == (0,) and result.emitted.shape == (0, 3)
-
-
 @pytest.mark.parametrize("backend", ["reference", "cuda"])  # 4 million tokens take interpreted Triton too long
 def test_sums_of_the_largest_vocabulary_do_not_overflow(backend: str) -> None:
     ones = torch.ones(1, 1, MAX_VOCABULARY)  # a total of 2^62

@@ -541,14 +541,6 @@ def test_caches_beyond_32_bit_offsets(backend: str, device: str) -> None:
         assert_close(tree_attention(query, *far, *others), case, (query, keys, values, *others))
 
 
-@pytest.mark.parametrize("backend", speckernels.BACKENDS)
-def test_no_sequences_give_nothing(backend: str) -> None:
-    query, keys, values, mask_bits, context, scale = arguments(CASES[0])
-    with speckernels.use_backend(backend):
-        got = tree_attention(query[:0], keys[:0], values[:0], mask_bits[:0], context[:0], scale)
-    assert got.shape == (0, 1, 2, 32)
-
-
 @pytest.mark.parametrize(
     ("blocks", "tiles"), [(1, 512), (8, 128), (16, 512), (100, 512), (132, 9), (1000, 512), (3, 1)]
 )

@@ -509,15 +509,6 @@ def test_root_alone(kind: SiblingKind, vocabulary: int) -> None:
         assert verify(kind, [3], [-1], draft, [row], [uniform]) == ([0], [token])
 
 
-@pytest.mark.usefixtures("_backend")
-def test_no_trees_give_nothing() -> None:
-    parents = torch.empty(0, 4, dtype=torch.int32)
-    result = tree_rejection(
-        parents.long(), parents, None, torch.empty(0, 4, 5), torch.empty(0, 5).double(), SiblingKind.top_k
-    )
-    assert result.path.shape == result.emitted.shape == (0, 4)
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from(KINDS),

@@ -276,13 +276,6 @@ def test_links_that_are_no_tree_are_not_followed() -> None:
     assert verify([0, 1, 1, 1, 1], [-1, 2, 1, 3, 1000], [1, 1, 1, 1, 1]) == ([0], [1])
 
 
-@pytest.mark.usefixtures("_backend")
-def test_no_trees_give_nothing() -> None:
-    none = torch.empty(0, 4, dtype=torch.int64)
-    rows = torch.empty(0, 4)
-    assert typical_acceptance(none, none.int(), rows[..., None], rows, rows, none, 0.1, 0.1).path.shape == (0, 4)
-
-
 def test_largest_tree() -> None:
     parents = forest(("chain", "random"), 1024, seed=0)
     tokens = torch.zeros(2, 1024, dtype=torch.int64)
