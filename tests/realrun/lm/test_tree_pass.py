@@ -444,7 +444,6 @@ def test_trees_that_grow_need_a_recording_per_window() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
 @torch.inference_mode()
 def test_replayed_graphs_equal_the_passes_of_the_cpu(name: str) -> None:
