@@ -61,6 +61,12 @@ def spoil(rows: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return rows
 
 
+def spoil_uniforms(uniforms: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    edges = torch.tensor(BAD_UNIFORMS, dtype=torch.float64)
+    edges = edges[torch.randint(len(BAD_UNIFORMS), uniforms.shape, generator=generator)]
+    return torch.where(torch.rand(uniforms.shape, generator=generator) < 0.3, edges, uniforms)
+
+
 def random_case(batch: int, drafts: int, vocabulary: int, seed: int, spoilt: bool) -> tuple[torch.Tensor, ...]:
     generator = torch.Generator().manual_seed(seed)
     target = random_rows(generator, batch, drafts + 1, vocabulary)
@@ -75,9 +81,7 @@ def random_case(batch: int, drafts: int, vocabulary: int, seed: int, spoilt: boo
         draft, target = spoil(draft, generator), spoil(target, generator)
         bad = torch.tensor([*BAD_TOKENS, vocabulary])[torch.randint(4, tokens.shape, generator=generator)]
         tokens = torch.where(torch.rand(tokens.shape, generator=generator) < 0.1, bad, tokens)
-        edges = torch.tensor(BAD_UNIFORMS, dtype=torch.float64)
-        edges = edges[torch.randint(len(BAD_UNIFORMS), uniforms.shape, generator=generator)]
-        uniforms = torch.where(torch.rand(uniforms.shape, generator=generator) < 0.3, edges, uniforms)
+        uniforms = spoil_uniforms(uniforms, generator)
     return tokens, draft, target, uniforms
 
 

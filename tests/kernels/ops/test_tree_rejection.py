@@ -19,12 +19,12 @@ from speckernels.ops.chain_rejection.reference import SCALE, weights
 from speckernels.ops.results import Verified
 from speckernels.ops.tree_rejection import SiblingKind, tree_rejection
 from speckernels.ops.tree_rejection.reference import shares
-from tests.support.exact_distribution import BELOW_ONE, Path, continue_text, distance, dyadic_rows, outcomes
+from tests.kernels.ops.test_chain_rejection import spoil, spoil_uniforms
+from tests.support.exact_distribution import BELOW_ONE, Path, continue_text, distance, drafts, dyadic_rows, outcomes
 from tests.support.kernel_trees import SHAPES, Refusals, assert_same, forest, path_to_root, thread_orders
 from tests.support.mutants import Mutant
 
 TOLERANCE = 1e-9  # thresholds are found to 2^-36, weights and rests are multiples of 2^-40
-BAD_UNIFORMS = (0.0, BELOW_ONE, 1.0, -0.5, math.nan)
 KINDS = list(SiblingKind)
 MUTANTS = [
     Mutant("csrc/rejection.cu", "offered) < wanted)", "offered) <= wanted)", "u of 0 accepts a token of probability 0"),
@@ -98,17 +98,11 @@ def random_case(
     uniforms = torch.rand(batch, nodes + 1, dtype=torch.float64, generator=generator)
     uniforms[::2, :nodes] **= 0.1  # every other tree is verified strictly: many rejections in a row
     if spoilt:
-        factors = torch.tensor([1.0, 1.0, 1.0, 0.98, 1.02, 0.0, 1e6])
-        for rows in (draft, target):
-            for value in (math.nan, -0.25, math.inf, 0.0, 1e-20):
-                rows[torch.rand(rows.shape, generator=generator) < 0.02] = value
-            rows *= factors[torch.randint(len(factors), (batch, nodes, 1), generator=generator)]
+        draft, target = spoil(draft, generator), spoil(target, generator)
         strange = torch.tensor([-1, -(2**62), 2**40, vocabulary, 0, 0, vocabulary - 1, vocabulary - 1])
         strange = strange[torch.randint(len(strange), tokens.shape, generator=generator)]
         tokens = torch.where(torch.rand(tokens.shape, generator=generator) < 0.3, strange, tokens)
-        edges = torch.tensor(BAD_UNIFORMS, dtype=torch.float64)
-        edges = edges[torch.randint(len(BAD_UNIFORMS), uniforms.shape, generator=generator)]
-        uniforms = torch.where(torch.rand(uniforms.shape, generator=generator) < 0.3, edges, uniforms)
+        uniforms = spoil_uniforms(uniforms, generator)
     return tokens, parents, None if kind == SiblingKind.top_k else draft, target, uniforms
 
 
@@ -150,25 +144,10 @@ def paths_of(tokens: Sequence[int], parents: Sequence[int]) -> list[Path]:
     return [tuple(tokens[node] for node in path_to_root(list(parents), n)[1:]) for n in range(len(parents))]
 
 
-def drafts(kind: SiblingKind, parents: Sequence[int], draft: Rows) -> list[tuple[list[int], Fraction]]:
-    """Every tree of tokens that can be drafted, with its probability."""
-    trees = [([0], Fraction(1))]
-    for node in range(1, len(parents)):
-        if parents[node] < 0:
-            trees = [([*tokens, 0], path_prob) for tokens, path_prob in trees]  # padding
-            continue
-        longer = []
-        for tokens, path_prob in trees:
-            row = list(draft[paths_of(tokens, parents[:node])[parents[node]]])
-            for sibling in range(1, node):
-                if kind != SiblingKind.iid and parents[sibling] == parents[node]:
-                    row[tokens[sibling]] = Fraction(0)
-            if kind == SiblingKind.top_k:
-                longer.append(([*tokens, row.index(max(row))], path_prob))
-            else:
-                longer += [([*tokens, x], path_prob * q / sum(row)) for x, q in enumerate(row) if q]
-        trees = longer
-    return trees
+def drafted(kind: SiblingKind, parents: Sequence[int], draft: Rows) -> list[tuple[list[int], Fraction]]:
+    """Every tree of tokens that can be drafted, the root's token 0 in front, with its probability."""
+    trees = drafts(kind.name, [parent - 1 for parent in parents[1:]], lambda path: list(draft[path]))
+    return [([0, *tokens], path_prob) for tokens, path_prob in trees]
 
 
 def judge(
@@ -220,7 +199,7 @@ def distribution_by_fractions(
     drawn: SiblingKind, rule: SiblingKind, parents: Sequence[int], target: Rows, draft: Rows, length: int
 ) -> dict[Path, Fraction]:
     total: dict[Path, Fraction] = {}
-    for tokens, path_prob in drafts(drawn, parents, draft):
+    for tokens, path_prob in drafted(drawn, parents, draft):
         for path, prob in verified_distribution(rule, tokens, parents, target, draft, length).items():
             total[path] = total.get(path, Fraction(0)) + path_prob * prob
     return total
@@ -231,7 +210,7 @@ def distribution_of_operation(
 ) -> dict[Path, float]:
     """The same, from the operation's own decisions: each is a threshold in its uniform."""
     nodes, vocabulary = len(parents), len(target[()])
-    trees, accept_probs = zip(*drafts(drawn, parents, draft), strict=True)
+    trees, accept_probs = zip(*drafted(drawn, parents, draft), strict=True)
     tokens = torch.tensor(trees)
     links = torch.tensor([parents], dtype=torch.int32).expand(len(trees), -1)
 

@@ -36,7 +36,7 @@ from realrun.lm.kernels import use_kernels
 from specsim.io.errors import InputError
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.registry import make_policy
-from tests.support.exact_distribution import Path, distance
+from tests.support.exact_distribution import Path, distance, drafts, path_to
 from tests.support.sampling_distribution import (
     EXACT,
     Distribution,
@@ -224,32 +224,7 @@ def depths_of(parents: Sequence[int]) -> list[int]:
     return depths
 
 
-def path_to(node: int, tokens: Sequence[int], parents: Sequence[int]) -> Path:
-    """Tokens from the top to this node, -1 the pending token."""
-    return () if node < 0 else (*path_to(parents[node], tokens, parents), tokens[node])
-
-
 # --- Multi-branch rejection: the distribution of the output, by enumeration ---------------------------------
-
-
-def drafts(kind: Siblings, parents: Sequence[int], q: Callable[[Path], list[float]]) -> list[tuple[list[int], float]]:
-    """Every tree of tokens that can be drafted, with its probability."""
-    trees: list[tuple[list[int], float]] = [([], 1.0)]
-    for node, parent in enumerate(parents):
-        longer = []
-        for tokens, chance in trees:
-            left = q(path_to(parent, tokens, parents))
-            for sibling in range(node):
-                if kind != "iid" and parents[sibling] == parent:
-                    left[tokens[sibling]] = 0.0 if kind == "without_replacement" else -1.0
-            if kind == "top_k":
-                longer.append(([*tokens, int(np.argmax(left))], chance))
-            elif sum(left) == 0:  # all drawn: what `draw_siblings` gives then
-                longer.append(([*tokens, len(left) - 1], chance))
-            else:
-                longer += [([*tokens, x], chance * prob / sum(left)) for x, prob in enumerate(left) if prob]
-        trees = longer
-    return trees
 
 
 def outcomes(
