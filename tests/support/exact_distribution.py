@@ -114,13 +114,15 @@ def drafts(kind: str, parents: Sequence[int], q: Callable[[Path], list[Any]]) ->
 
 
 def continue_text(
-    distribution: dict[Path, Any], target: Mapping[Path, Sequence[Any]], path: Path, path_prob: Any, length: int
+    distribution: dict[Path, Any], target: Callable[[Path], Sequence[Any]], path: Path, path_prob: Any, length: int
 ) -> None:
     """Add to the distribution of the first `length` tokens what the target alone says after this path."""
+    if path_prob == 0:
+        return
     if len(path) >= length:
         distribution[path[:length]] = distribution.get(path[:length], 0) + path_prob
-    elif path_prob:
-        for token, prob in enumerate(target[path]):
+    else:
+        for token, prob in enumerate(target(path)):
             continue_text(distribution, target, (*path, token), path_prob * prob, length)
 
 

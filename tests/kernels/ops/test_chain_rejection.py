@@ -124,7 +124,8 @@ def emitted_distribution(draft: torch.Tensor, target: torch.Tensor, paths: dict[
     for row, path_prob, decisions, last in zip(runs.rows, runs.path_prob, runs.decisions, runs.last, strict=True):
         start = tuple(tokens[row, : int(decisions.sum())].tolist())
         for token in range(vocabulary):
-            continue_text(distribution, rows, (*start, token), float(drawn[row] * path_prob * last[token]), drafts + 1)
+            chance = float(drawn[row] * path_prob * last[token])
+            continue_text(distribution, rows.__getitem__, (*start, token), chance, drafts + 1)
     return distribution
 
 
@@ -135,7 +136,7 @@ def test_distribution_is_the_targets(vocabulary: int, drafts: int, seed: int) ->
     every = [p for length in range(drafts + 1) for p in itertools.product(range(vocabulary), repeat=length)]
     draft, target = (dyadic_rows(generator, len(every), vocabulary) for _ in range(2))
     expected: dict[Path, float] = {}
-    continue_text(expected, dict(zip(every, target.tolist(), strict=True)), (), 1.0, drafts + 1)
+    continue_text(expected, dict(zip(every, target.tolist(), strict=True)).__getitem__, (), 1.0, drafts + 1)
     distribution = emitted_distribution(draft, target, {path: row for row, path in enumerate(every)})
     assert distance(distribution, expected) < TOLERANCE
 
@@ -146,7 +147,7 @@ def test_distribution_departs_no_further_than_the_sums() -> None:
     paths: dict[Path, int] = {(): 0, (0,): 0, (1,): 0, (2,): 0}
     draft, target = torch.tensor([[0.2, 0.3, 0.5]]), torch.tensor([[0.6, 0.3, 0.1]])
     expected: dict[Path, float] = {}
-    continue_text(expected, {path: target[0].tolist() for path in paths}, (), 1.0, 1)
+    continue_text(expected, lambda path: target[0].tolist(), (), 1.0, 1)
     for factors in ((1 + excess, 1), (1, 1 + excess), (1 - excess, 1), (1, 1 - excess)):
         distribution = emitted_distribution(draft * factors[0], target * factors[1], paths)
         total = sum(distribution.values())

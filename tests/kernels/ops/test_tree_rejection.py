@@ -189,7 +189,7 @@ def verified_distribution(
                 walk(child, reached * path_prob)
             reached *= 1 - path_prob
         for token, prob in enumerate(rest):
-            continue_text(distribution, target, (*path, token), reached * prob, length)
+            continue_text(distribution, target.__getitem__, (*path, token), reached * prob, length)
 
     walk(0, Fraction(1))
     return distribution
@@ -232,7 +232,8 @@ def distribution_of_operation(
     ):
         start = tuple(tokens[row, 1:][decisions].tolist())
         for token, prob in enumerate(last):
-            continue_text(distribution, target, (*start, token), float(accept_probs[row]) * path_prob * prob, length)
+            chance = float(accept_probs[row]) * path_prob * prob
+            continue_text(distribution, target.__getitem__, (*start, token), chance, length)
     return distribution
 
 
@@ -264,7 +265,7 @@ def test_distribution_is_the_targets(shape: str, kind: SiblingKind) -> None:
     length = max(len(path_to_root(parents, node)) for node in range(len(parents)))
     target, draft = random_tables(vocabulary, length - 1, seed=len(shape))
     expected: dict[Path, Fraction] = {}
-    continue_text(expected, target, (), Fraction(1), length)
+    continue_text(expected, target.__getitem__, (), Fraction(1), length)
     exact = distribution_by_fractions(kind, kind, parents, target, draft, length)
     assert all(exact.get(path, 0) == path_prob for path, path_prob in expected.items())
     distribution = distribution_of_operation(kind, kind, parents, target, draft, length)

@@ -36,13 +36,12 @@ from realrun.lm.kernels import use_kernels
 from specsim.io.errors import InputError
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.registry import make_policy
-from tests.support.exact_distribution import Path, distance, drafts, path_to
+from tests.support.exact_distribution import Path, continue_text, distance, drafts, path_to
 from tests.support.sampling_distribution import (
     EXACT,
     Distribution,
     FedChoice,
     Tables,
-    add,
     emitted_distribution,
     exact_distribution,
     random_tables,
@@ -298,7 +297,7 @@ def tree_distribution(
         context = RoundContext(sampler, 0, 0)
         emitted = outcomes(draft, sampler, lambda: reject_tree(logits, draft, context), vocabulary)  # noqa: B023
         for path, prob in emitted.items():
-            add(distribution, path, chance * prob, lambda path: probs(tables.target, path), length)  # type: ignore[arg-type]
+            continue_text(distribution, lambda path: probs(tables.target, path), path, chance * prob, length)
     return distribution
 
 
