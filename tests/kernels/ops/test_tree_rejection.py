@@ -19,7 +19,7 @@ from speckernels.ops.chain_rejection.reference import SCALE, weights
 from speckernels.ops.results import Verified
 from speckernels.ops.tree_rejection import SiblingKind, tree_rejection
 from speckernels.ops.tree_rejection.reference import shares
-from tests.kernels.ops.test_chain_rejection import spoil, spoil_uniforms
+from tests.kernels.ops.test_chain_rejection import spoil_uniforms
 from tests.support.exact_distribution import BELOW_ONE, Path, continue_text, distance, drafts, dyadic_rows, outcomes
 from tests.support.kernel_trees import SHAPES, Refusals, assert_same, forest, path_to_root, thread_orders
 from tests.support.mutants import Mutant
@@ -98,7 +98,11 @@ def random_case(
     uniforms = torch.rand(batch, nodes + 1, dtype=torch.float64, generator=generator)
     uniforms[::2, :nodes] **= 0.1  # every other tree is verified strictly: many rejections in a row
     if spoilt:
-        draft, target = spoil(draft, generator), spoil(target, generator)
+        factors = torch.tensor([1.0, 1.0, 1.0, 0.98, 1.02, 0.0, 1e6])
+        for rows in (draft, target):
+            for value in (math.nan, -0.25, math.inf, 0.0, 1e-20):
+                rows[torch.rand(rows.shape, generator=generator) < 0.02] = value
+            rows *= factors[torch.randint(len(factors), (batch, nodes, 1), generator=generator)]
         strange = torch.tensor([-1, -(2**62), 2**40, vocabulary, 0, 0, vocabulary - 1, vocabulary - 1])
         strange = strange[torch.randint(len(strange), tokens.shape, generator=generator)]
         tokens = torch.where(torch.rand(tokens.shape, generator=generator) < 0.3, strange, tokens)
