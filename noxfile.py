@@ -113,10 +113,10 @@ def engines(session: nox.Session) -> None:
 def claims(session: nox.Session) -> None:
     """Our own claims that need a clock, on a machine with nothing else to do; the default tests check the others."""
     install(session, "real", "dev")
-    speeds = ("tests/bench/test_replay_speed.py", "tests/bench/test_tree_replay_speed.py")
+    speeds = "tests/bench/test_replay_speed.py"
     measured = "--benchmark-json=results/claims/speed.json"
     Path("results", "claims").mkdir(parents=True, exist_ok=True)
-    session.run("pytest", "-m", "bench", "-s", "-k", "million_positions", *speeds, measured, env=ENVIRONMENT)
+    session.run("pytest", "-m", "bench", "-s", "-k", "million_positions", speeds, measured, env=ENVIRONMENT)
     session.run("specsim", "claims", "check", "claims/timed", *session.posargs)
 
 

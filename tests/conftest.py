@@ -52,6 +52,11 @@ def kernels_ran(pytestconfig: pytest.Config) -> set[tuple[str, str, str]]:
 @pytest.hookimpl(tryfirst=True)  # before tests are left out by their marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     default_cases.mark_the_others(items)
+    if on_gpu := [item for item in items if item.get_closest_marker("gpu")]:
+        import torch
+
+        for item in on_gpu if not torch.cuda.is_available() else ():
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
     # Of two processes, one runs models while the other compiles the policies, so that few are compiled twice.
     items.sort(key=lambda item: not item.nodeid.startswith(WITH_MODELS))
     if config.args == config.getini("testpaths") and (wrong := default_cases.unknown(item.nodeid for item in items)):

@@ -85,14 +85,44 @@ def threshold(decide: Callable[[torch.Tensor], torch.Tensor], count: int) -> tor
     return torch.where(always, 1.0, low)
 
 
+def path_to(node: int, tokens: Sequence[int], parents: Sequence[int]) -> Path:
+    """Tokens from the top to this node, -1 the pending token."""
+    return () if node < 0 else (*path_to(parents[node], tokens, parents), tokens[node])
+
+
+def drafts(kind: str, parents: Sequence[int], q: Callable[[Path], list[Any]]) -> list[tuple[list[int], Any]]:
+    """Every tree of tokens that can be drafted, with its probability; token 0 where a parent below -1 says padding."""
+    trees: list[tuple[list[int], Any]] = [([], 1)]
+    for node, parent in enumerate(parents):
+        longer = []
+        for tokens, chance in trees:
+            if parent < -1:
+                longer.append(([*tokens, 0], chance))
+                continue
+            left = q(path_to(parent, tokens, parents))
+            for sibling in range(node):
+                if kind != "iid" and parents[sibling] == parent:
+                    left[tokens[sibling]] = 0 if kind == "without_replacement" else -1
+            if kind == "top_k":
+                longer.append(([*tokens, left.index(max(left))], chance))
+            elif sum(left) == 0:  # all drawn: what `draw_siblings` gives then
+                longer.append(([*tokens, len(left) - 1], chance))
+            else:
+                longer += [([*tokens, x], chance * prob / sum(left)) for x, prob in enumerate(left) if prob]
+        trees = longer
+    return trees
+
+
 def continue_text(
-    distribution: dict[Path, Any], target: Mapping[Path, Sequence[Any]], path: Path, path_prob: Any, length: int
+    distribution: dict[Path, Any], target: Callable[[Path], Sequence[Any]], path: Path, path_prob: Any, length: int
 ) -> None:
     """Add to the distribution of the first `length` tokens what the target alone says after this path."""
+    if path_prob == 0:
+        return
     if len(path) >= length:
         distribution[path[:length]] = distribution.get(path[:length], 0) + path_prob
-    elif path_prob:
-        for token, prob in enumerate(target[path]):
+    else:
+        for token, prob in enumerate(target(path)):
             continue_text(distribution, target, (*path, token), path_prob * prob, length)
 
 

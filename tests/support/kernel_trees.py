@@ -14,14 +14,13 @@ from speckernels.runtime.triton_runtime import INTERPRETED
 
 # Arguments that an operation takes, and changes of them with the message that each earns.
 Refusals = tuple[dict[str, Any], list[tuple[str, dict[str, Any]]]]
-NO_GPU = not torch.cuda.is_available()
-GPU = [pytest.mark.gpu, pytest.mark.skipif(NO_GPU, reason="needs a CUDA device")]
 BACKENDS = [
     pytest.param("triton", "cpu", marks=pytest.mark.skipif(not INTERPRETED, reason="Triton compiles here")),
     ("cuda", "cpu"),
-    pytest.param("triton", "cuda", marks=GPU),
-    pytest.param("cuda", "cuda", marks=GPU),
+    pytest.param("triton", "cuda", marks=pytest.mark.gpu),
+    pytest.param("cuda", "cuda", marks=pytest.mark.gpu),
 ]
+ON_GPU = pytest.mark.parametrize("backend", [pytest.param(name, marks=pytest.mark.gpu) for name in ("triton", "cuda")])
 SHAPES = ("random", "chain", "star", "binary", "padded", "all padding", "hangs on padding")
 
 

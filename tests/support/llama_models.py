@@ -22,23 +22,23 @@ import realrun.lm.static.llama
 from realrun.lm.static.graphs import Results
 from realrun.lm.static.llama import StaticLlama
 
-VOCAB = 89
+VOCAB, POSITIONS = 89, 64
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": POSITIONS,
+}
 # Sums in another order differ by rounding, which the norms' float32 can enlarge where it tips over.
 FLOAT64 = {"rtol": 0, "atol": 1e-10}
 
 
 def small_model(kind: str = "llama", **changes: object) -> LlamaForCausalLM | MistralForCausalLM:
     torch.manual_seed(0)
-    settings: dict[str, object] = {
-        "vocab_size": VOCAB,
-        "hidden_size": 48,
-        "intermediate_size": 80,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 6,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 64,
-        **changes,
-    }
+    settings = SIZES | changes
     if kind == "mistral":
         return MistralForCausalLM(MistralConfig(**settings)).double().eval()
     return LlamaForCausalLM(LlamaConfig(**settings)).double().eval()
@@ -47,18 +47,7 @@ def small_model(kind: str = "llama", **changes: object) -> LlamaForCausalLM | Mi
 def qwen3(**changes: object) -> Qwen3ForCausalLM:
     """Its head norms are random: ones would hide an exchange."""
     torch.manual_seed(0)
-    settings: dict[str, object] = {
-        "vocab_size": VOCAB,
-        "hidden_size": 48,
-        "intermediate_size": 80,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 6,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "max_position_embeddings": 64,
-        **changes,
-    }
-    model = Qwen3ForCausalLM(Qwen3Config(**settings)).double().eval()
+    model = Qwen3ForCausalLM(Qwen3Config(**{**SIZES, "head_dim": 16, **changes})).double().eval()
     for layer in model.model.layers:
         for norm in (layer.self_attn.q_norm, layer.self_attn.k_norm):
             torch.nn.init.uniform_(norm.weight, 0.5, 1.5)

@@ -13,10 +13,10 @@ from realrun.decode.draft import Draft
 from realrun.decode.rounds import RoundContext
 from realrun.decode.sampling import Sampler, Stream
 from realrun.decode.verify import Verifier
+from tests.support.exact_distribution import Path, continue_text
 
 HALVINGS = 26  # of a threshold's interval
 EXACT = 1e-5  # of a distribution put together from a few hundred thresholds found to 2^-26
-Path = tuple[int, ...]
 Distribution = dict[Path, float]
 
 
@@ -64,28 +64,17 @@ def random_tables(vocabulary: int, depth: int, seed: int) -> Tables:
     return Tables(table(), table())
 
 
-def threshold(decide: Callable[[float], bool]) -> float:
+def threshold(decide: Callable[[float], bool], halvings: int = HALVINGS) -> float:
     """The u in [0, 1] below which a monotone decision is true."""
-    low, high = 0.0, 1.0
-    if decide(1 - 2**-53):
+    if not decide(2.0**-53):
+        return 0.0
+    if decide(1 - 2.0**-53):
         return 1.0
-    for _ in range(HALVINGS):
+    low, high = 0.0, 1.0
+    for _ in range(halvings):
         middle = (low + high) / 2
         low, high = (middle, high) if decide(middle) else (low, middle)
     return low
-
-
-def add(
-    distribution: Distribution, path: Path, path_prob: float, target: Callable[[Path], list[float]], length: int
-) -> None:
-    """Add to the distribution of the first `length` tokens what the target alone says after this path."""
-    if path_prob == 0:
-        return
-    if len(path) >= length:
-        distribution[path[:length]] = distribution.get(path[:length], 0.0) + path_prob
-        return
-    for token, prob in enumerate(target(path)):
-        add(distribution, (*path, token), path_prob * prob, target, length)
 
 
 def emitted_distribution(
@@ -133,7 +122,8 @@ def emitted_distribution(
                     sampler.fed["judge", place + 1] = 1 - 2**-53
                 cumulative = [threshold(lambda u, x=token: last_is_at_most(x, u)) for token in range(vocabulary)]
                 for token, mass in enumerate(np.diff(cumulative, prepend=0.0)):
-                    add(distribution, (*chain[:place], token), accept_prob * (1 - accepted) * mass, target, depth + 1)
+                    reached = accept_prob * (1 - accepted) * mass
+                    continue_text(distribution, target, (*chain[:place], token), reached, depth + 1)
             accept_prob *= accepted
             if accept_prob == 0:
                 break
@@ -143,16 +133,9 @@ def emitted_distribution(
 
 def exact_distribution(tables: Tables, depth: int, sampler: Sampler) -> Distribution:
     distribution: Distribution = {}
-    add(
-        distribution,
-        (),
-        1.0,
-        lambda path: warped(tables.target[path].tolist(), sampler.temperature, sampler.top_p, sampler.top_k),
-        depth + 1,
-    )
+
+    def target(path: Path) -> list[float]:
+        return warped(tables.target[path].tolist(), sampler.temperature, sampler.top_p, sampler.top_k)
+
+    continue_text(distribution, target, (), 1.0, depth + 1)
     return distribution
-
-
-def distance(distribution: Distribution, other: Distribution) -> float:
-    """Total variation."""
-    return sum(abs(distribution.get(path, 0.0) - other.get(path, 0.0)) for path in {*distribution, *other}) / 2

@@ -12,7 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from realrun.decode.decoder import Decoder
 from realrun.decode.sampling import Sampler
 from specsim.policy.base import Policy
-from tests.support.sampling_distribution import Distribution, Path, add, warped
+from tests.support.exact_distribution import Path, continue_text
+from tests.support.sampling_distribution import Distribution, warped
 
 VOCABULARY, LENGTH = 4, 3
 PROMPT = [1, 3, 0, 2]
@@ -44,7 +45,7 @@ def target_distribution() -> Distribution:
             logits = target(input_ids=torch.tensor([[*PROMPT, *path]]), use_cache=False).logits[0, -1]
         return warped(logits.tolist(), SAMPLED.temperature, SAMPLED.top_p)
 
-    add(distribution, (), 1.0, after, LENGTH)
+    continue_text(distribution, after, (), 1.0, LENGTH)
     return distribution
 
 

@@ -1,4 +1,4 @@
-"""The benchmark: cases, clocks, the check of results, time limits. The GPU is played by a stand-in."""
+"""The benchmark: cases, rivals, clocks, the check of results, time limits. The GPU is played by a stand-in."""
 
 from __future__ import annotations
 
@@ -12,15 +12,28 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from speckernels.bench import machine, measure
-from speckernels.bench.cases import OPERATIONS, ordered_cases, tree_attention
-from speckernels.bench.cases.base import Case, Mismatch, Operation, Rival, Work, equal, random_tree, relative_error
+from speckernels.bench.cases import OPERATIONS, attention_rivals, ordered_cases
+from speckernels.bench.cases.attention_rivals import PAGE_SLOTS, RIVALS
+from speckernels.bench.cases.base import (
+    SEED,
+    Arguments,
+    Case,
+    Mismatch,
+    Operation,
+    Rival,
+    Work,
+    equal,
+    random_tree,
+    relative_error,
+)
+from speckernels.bench.cases.tree_attention import OPERATION
 from speckernels.bench.machine import Ceilings
 from speckernels.bench.measure import OWN, Bench, DeviceLost, Measured, Reading, contender_names, one_line
 from speckernels.bench.timing import (
@@ -34,6 +47,7 @@ from speckernels.bench.timing import (
     graph_calls,
     interleave,
 )
+from speckernels.ops.tree_attention import tree_attention
 from speckernels.runtime import dispatch
 from tests.support import ROOT
 
@@ -254,7 +268,7 @@ def test_the_main_cases_come_first_and_operations_take_turns() -> None:
 
 
 def test_contenders_of_a_gpu_and_of_a_cpu() -> None:
-    operation = tree_attention.OPERATION
+    operation = OPERATION
     plain, compiled = (next(case for case in operation.cases if case.compiled == flag) for flag in (False, True))
     rivals = ("sdpa", "sdpa_packed", "sdpa_cudnn", "sdpa_expanded", "prefix_merge")
     assert {"torch", *OWN, *rivals[:2], "prefix_merge"} <= {*contender_names(operation, plain, GPU)}
@@ -282,8 +296,8 @@ def test_attention_floor_is_the_known_one() -> None:
     # tokens on a GPU of 790 TFLOP/s and 4.3 TB/s.
     ceilings = Ceilings(4300.0, 790.0, "bfloat16", 3.0, 1.0)
     work = {
-        case.shape["context"]: tree_attention.OPERATION.work(case, (), None)
-        for case in tree_attention.OPERATION.cases
+        case.shape["context"]: OPERATION.work(case, (), None)
+        for case in OPERATION.cases
         if (case.shape["nodes"], case.shape["batch"], case.shape["kv_heads"]) == (64, 1, 8)
     }
     assert ceilings.floor(work[8192], "graph")[0] == pytest.approx(11, abs=0.5)
@@ -508,7 +522,6 @@ def test_the_compiled_reference_is_measured(monkeypatch: pytest.MonkeyPatch, pre
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda op: op.name)
 def test_our_kernels_are_measured_on_a_gpu(monkeypatch: pytest.MonkeyPatch, operation: Operation) -> None:
     monkeypatch.setattr(machine, "measure_ceilings", lambda device: CEILINGS)
@@ -518,7 +531,6 @@ def test_our_kernels_are_measured_on_a_gpu(monkeypatch: pytest.MonkeyPatch, oper
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_ceilings_of_a_gpu() -> None:
     ceilings = machine.measure_ceilings(machine.default_device())
     assert ceilings.copy_gb_s > 50 and ceilings.matmul_tflop_s > 1
@@ -548,3 +560,68 @@ def test_the_hosts_time_ends_where_the_call_returns() -> None:
     cuda.synchronize = lambda: time.pass_us(500.0)  # type: ignore[method-assign]
     read = HostClock(cuda, time).stopwatch([lambda: time.pass_us(7.0)])
     assert read() == pytest.approx(7.0) and read() == pytest.approx(7.0)
+
+
+# Rivals of tree attention: each gives the reference's result on what it is given
+
+
+def arguments_of(case: Case) -> Arguments:
+    return OPERATION.inputs(case, torch.Generator().manual_seed(SEED))
+
+
+IN_ONE_PIECE, PAGED = OPERATION.small[:2], OPERATION.small[2]
+
+
+@pytest.mark.parametrize("case", IN_ONE_PIECE, ids=str)
+@pytest.mark.parametrize("name", ["sdpa", "sdpa_packed", "sdpa_expanded", "prefix_merge"])
+def test_it_gives_what_the_reference_gives(name: str, case: Case) -> None:
+    args = arguments_of(case)
+    OPERATION.check(OPERATION.reference(*args), RIVALS[name].prepare(case, args)(*args), case)
+
+
+@pytest.mark.parametrize("nodes", [1, 8, 40])
+def test_pages_and_mask_of_xqa_say_what_the_cache_and_the_bits_do(nodes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FlashInfer's function is played by our own reference, which reads the arguments as its documentation says."""
+    case = Case(
+        "tree_attention",
+        {"nodes": nodes, "context": 150, "batch": 2, "q_heads": 4, "kv_heads": 2, "head": 16},
+        torch.float32,
+    )
+
+    def xqa(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, page_table: torch.Tensor, seq_lens: torch.Tensor,
+        output: torch.Tensor, workspace: torch.Tensor, semaphores: torch.Tensor, num_kv_heads: int, page_size: int,
+        *, kv_layout: str, q_scale: float, q_seq_len: int, mask: torch.Tensor | None,
+    ) -> None:  # fmt: skip
+        assert (kv_layout, page_size, num_kv_heads) == ("HND", PAGE_SLOTS, k.shape[1])
+        assert not semaphores.view(torch.int32).any() and q.dim() == (5 if nodes > 1 else 4)
+        bits = torch.ones(len(q), 1, 1, dtype=torch.int32) if mask is None else mask.view(torch.int32)
+        context = seq_lens.view(torch.int32)[:, 0] - q_seq_len
+        query = q.view(len(q), nodes, *q.shape[-2:]).transpose(1, 2)
+        scale = q_scale / q.shape[-1] ** 0.5
+        output.copy_(tree_attention(query, k, v, bits, context, scale, block_table=page_table).view(output.shape))
+
+    module = ModuleType("flashinfer.xqa")
+    module.xqa = xqa  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "flashinfer", ModuleType("flashinfer"))
+    monkeypatch.setitem(sys.modules, "flashinfer.xqa", module)
+    monkeypatch.setattr(attention_rivals, "FLASHINFER_WORKSPACE_BYTES", 1)
+    args = arguments_of(case)
+    OPERATION.check(OPERATION.reference(*args), RIVALS["xqa"].prepare(case, args)(*args), case)
+
+
+def test_flex_is_measured_with_and_without_autotuning(monkeypatch: pytest.MonkeyPatch) -> None:
+    modes: list[Any] = []
+    monkeypatch.setattr(torch, "compile", lambda function, dynamic, mode: modes.append(mode))
+    case = OPERATION.small[0]
+    for name in ("flex", "flex_tuned"):
+        RIVALS[name].prepare(case, arguments_of(case))
+    assert modes == [None, "max-autotune-no-cudagraphs"]
+
+
+def test_a_cache_in_pages_is_the_same_cache() -> None:
+    args = arguments_of(PAGED)
+    shape = {name: size for name, size in PAGED.shape.items() if name != "page"}
+    whole = arguments_of(Case(PAGED.op, shape, PAGED.dtype))
+    assert torch.equal(OPERATION.run(*args), OPERATION.run(*whole)) and args[1].shape[2] == 16
+    assert not any(rival.applies(PAGED) for rival in OPERATION.rivals.values())

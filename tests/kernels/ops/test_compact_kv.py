@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import speckernels
 from speckernels.ops.compact_kv import compact_kv, word_bytes
-from tests.support.kernel_trees import GPU, Refusals, thread_orders
+from tests.support.kernel_trees import ON_GPU, Refusals, thread_orders
 from tests.support.mutants import Mutant
 
 LAYOUTS = ("BHSD", "BSHD", "slice of BHSD")
@@ -238,13 +238,7 @@ def test_wide_rows_are_refused_by_triton_only() -> None:
         compact_kv(*args)
 
 
-def _gpu(function):  # type: ignore[no-untyped-def]
-    for mark in (*GPU, pytest.mark.parametrize("backend", ["triton", "cuda"])):
-        function = mark(function)
-    return function
-
-
-@_gpu
+@ON_GPU
 def test_offsets_beyond_32_bits(backend: str) -> None:
     slots, size = 2**24 + 64, 128
     keys, values = (torch.zeros(1, 1, slots, size, dtype=torch.float16, device="cuda") for _ in range(2))
@@ -260,7 +254,7 @@ def test_offsets_beyond_32_bits(backend: str) -> None:
         assert not tensor[0, 0, :context].any()
 
 
-@_gpu
+@ON_GPU
 def test_in_a_cuda_graph(backend: str) -> None:
     """The graph follows the path on the device, and outlives the cache of address tables."""
     cache = Cache(3, (2, 2, 30, 8), torch.float16, "BSHD", False, 0, "cuda")

@@ -18,11 +18,13 @@ from triton.runtime.errors import InterpreterError
 
 import speckernels
 from speckernels.runtime import dispatch
+from tests.kernels.ops import test_tree_attention_hopper as hopper
 from tests.support.kernel_trees import BACKENDS, assert_same
 from tests.support.mutants import Mutant
 
 OPERATIONS = {name: importlib.import_module(f"tests.kernels.ops.test_{name}") for name in sorted(dispatch.OPERATIONS)}
 STRIDED = ("chain_rejection", "tree_rejection", "typical_acceptance")  # take tensors of any strides
+BY_BATCH = (*STRIDED, "tree_attention")  # all of whose tensors begin with the batch
 
 
 @pytest.mark.parametrize(("backend", "device"), BACKENDS)
@@ -48,6 +50,17 @@ def test_strided_arguments(name: str) -> None:
         assert_same(operation(*apart), operation(*sample), "transposed storage")
 
 
+@pytest.mark.usefixtures("_backend")
+@pytest.mark.parametrize("name", BY_BATCH)
+def test_nothing_is_made_of_nothing(name: str) -> None:
+    operation, sample = getattr(importlib.import_module(f"speckernels.ops.{name}"), name), OPERATIONS[name].samples()[0]
+    empty = operation(*(x[:0] if isinstance(x, torch.Tensor) else x for x in sample))
+    with speckernels.use_backend("reference"):
+        whole = operation(*sample)
+    for all_of_it, nothing in zip(*([x] if isinstance(x, torch.Tensor) else x for x in (whole, empty)), strict=True):
+        assert nothing.shape == (0, *all_of_it.shape[1:]) and nothing.dtype == all_of_it.dtype
+
+
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_errors_say_what_to_give(name: str) -> None:
     operation = getattr(importlib.import_module(f"speckernels.ops.{name}"), name)
@@ -61,20 +74,22 @@ def test_errors_say_what_to_give(name: str) -> None:
 def broken_kernels() -> Iterator[Any]:
     """All but the first in CUDA and the first in Triton of each operation are slow."""
     for name, module in OPERATIONS.items():
-        languages = set()
+        languages = set[str]()
         for mutant in module.MUTANTS:
             language = "cuda" if mutant.in_cuda else "triton"
             marks = [pytest.mark.slow] if language in languages else []
             languages.add(language)
             yield pytest.param(name, mutant, id=f"{name}-{mutant.why.replace(' ', '_')}", marks=marks)
         assert languages == {"cuda", "triton"}, name
+    for mutant in hopper.MUTANTS:
+        yield pytest.param(hopper.SOURCE, mutant, id=f"hopper-{mutant.why.replace(' ', '_')}", marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize(("operation", "mutant"), [*broken_kernels()])
 def test_a_broken_kernel_is_caught(
     operation: str, mutant: Mutant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_libraries: None
 ) -> None:
-    check = OPERATIONS[operation].check
+    check = hopper.check if operation == hopper.SOURCE else OPERATIONS[operation].check
     if mutant.in_cuda:
         mutant.break_csrc(tmp_path, monkeypatch)
         backend = "cuda"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ import speckernels
 from speckernels.ops.draft_statistics import DraftStatistics, cuda, draft_statistics, result_type, split
 from speckernels.runtime import counters as counters_module
 from speckernels.runtime.occupancy import block_slots
-from tests.support.kernel_trees import BACKENDS, GPU, Refusals, thread_orders
+from tests.support.kernel_trees import BACKENDS, ON_GPU, Refusals, thread_orders
 from tests.support.mutants import Mutant
 
 SLOTS = 528  # blocks that an H100 or H200 runs at once
@@ -256,7 +255,7 @@ def test_more_shapes(backend: str, device: str, rows: int, vocabulary: int) -> N
             compare_with_reference(device, logits, f"[{rows}, {vocabulary}]", top_k=32)
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_counters_are_left_as_zeros(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the next call, which uses them again, merges too early."""
     counters = torch.zeros(3, dtype=torch.int32, device=device)
@@ -401,13 +400,7 @@ def test_sure_rows_have_no_entropy(backend: str) -> None:
     assert ((got.entropy_nats - exact).abs() <= UNITS * torch.finfo(torch.float32).eps * (1 + exact)).all()
 
 
-def _gpu(function: Callable[..., None]) -> Callable[..., None]:
-    for mark in (*GPU, pytest.mark.parametrize("backend", ["triton", "cuda"])):
-        function = mark(function)
-    return function
-
-
-@_gpu
+@ON_GPU
 @pytest.mark.parametrize("warm", [True, False])
 def test_in_cuda_graphs(backend: str, warm: bool) -> None:
     """Two graphs and eager calls, each with counters of its own."""
@@ -433,7 +426,7 @@ def test_in_cuda_graphs(backend: str, warm: bool) -> None:
                 assert torch.equal(result.values, eager.values)
 
 
-@_gpu
+@ON_GPU
 def test_streams_do_not_disturb_each_other(backend: str) -> None:
     logits = rows_of(64, 32000, torch.float32, 0).cuda()
     with speckernels.use_backend(backend):
@@ -449,7 +442,7 @@ def test_streams_do_not_disturb_each_other(backend: str) -> None:
     assert all(torch.equal(result.values, wanted.values) for result in results)
 
 
-@_gpu
+@ON_GPU
 def test_offsets_beyond_32_bits(backend: str) -> None:
     rows, vocabulary = 16400, 1 << 17
     if torch.cuda.mem_get_info()[0] < 3 * rows * vocabulary:

@@ -19,7 +19,7 @@ from speckernels.ops.tree_attention.splits import GOOD_ENOUGH, SMALL_SHARED_BYTE
 from speckernels.runtime.occupancy import block_slots
 from tests.support.kernel_trees import (
     BACKENDS,
-    GPU,
+    ON_GPU,
     SHAPES,
     Refusals,
     forest,
@@ -419,7 +419,7 @@ def test_little_shared_memory(backend: str, case: Case, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("case", LARGE_CASES, ids=str)
-@pytest.mark.parametrize("backend", [pytest.param(backend, marks=GPU) for backend in ("triton", "cuda")])
+@ON_GPU
 def test_large(backend: str, case: Case) -> None:
     if backend == "triton" and case.dtype == torch.float64:
         pytest.skip("float64 is not for Triton")
@@ -428,7 +428,7 @@ def test_large(backend: str, case: Case) -> None:
         assert_close(tree_attention(*args), case, args)
 
 
-@pytest.mark.parametrize("backend", [pytest.param(backend, marks=GPU) for backend in ("triton", "cuda")])
+@ON_GPU
 def test_replays_in_a_cuda_graph(backend: str) -> None:
     """Lengths are read on the device: a replay follows them."""
     case = Case(8, 2, 64, 33, (900,), 1000, torch.float16)
@@ -539,14 +539,6 @@ def test_caches_beyond_32_bit_offsets(backend: str, device: str) -> None:
         far[-1].copy_(cache)
     with speckernels.use_backend(backend):
         assert_close(tree_attention(query, *far, *others), case, (query, keys, values, *others))
-
-
-@pytest.mark.parametrize("backend", speckernels.BACKENDS)
-def test_no_sequences_give_nothing(backend: str) -> None:
-    query, keys, values, mask_bits, context, scale = arguments(CASES[0])
-    with speckernels.use_backend(backend):
-        got = tree_attention(query[:0], keys[:0], values[:0], mask_bits[:0], context[:0], scale)
-    assert got.shape == (0, 1, 2, 32)
 
 
 @pytest.mark.parametrize(

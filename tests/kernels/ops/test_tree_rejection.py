@@ -19,12 +19,12 @@ from speckernels.ops.chain_rejection.reference import SCALE, weights
 from speckernels.ops.results import Verified
 from speckernels.ops.tree_rejection import SiblingKind, tree_rejection
 from speckernels.ops.tree_rejection.reference import shares
-from tests.support.exact_distribution import BELOW_ONE, Path, continue_text, distance, dyadic_rows, outcomes
+from tests.kernels.ops.test_chain_rejection import spoil_uniforms
+from tests.support.exact_distribution import BELOW_ONE, Path, continue_text, distance, drafts, dyadic_rows, outcomes
 from tests.support.kernel_trees import SHAPES, Refusals, assert_same, forest, path_to_root, thread_orders
 from tests.support.mutants import Mutant
 
 TOLERANCE = 1e-9  # thresholds are found to 2^-36, weights and rests are multiples of 2^-40
-BAD_UNIFORMS = (0.0, BELOW_ONE, 1.0, -0.5, math.nan)
 KINDS = list(SiblingKind)
 MUTANTS = [
     Mutant("csrc/rejection.cu", "offered) < wanted)", "offered) <= wanted)", "u of 0 accepts a token of probability 0"),
@@ -106,9 +106,7 @@ def random_case(
         strange = torch.tensor([-1, -(2**62), 2**40, vocabulary, 0, 0, vocabulary - 1, vocabulary - 1])
         strange = strange[torch.randint(len(strange), tokens.shape, generator=generator)]
         tokens = torch.where(torch.rand(tokens.shape, generator=generator) < 0.3, strange, tokens)
-        edges = torch.tensor(BAD_UNIFORMS, dtype=torch.float64)
-        edges = edges[torch.randint(len(BAD_UNIFORMS), uniforms.shape, generator=generator)]
-        uniforms = torch.where(torch.rand(uniforms.shape, generator=generator) < 0.3, edges, uniforms)
+        uniforms = spoil_uniforms(uniforms, generator)
     return tokens, parents, None if kind == SiblingKind.top_k else draft, target, uniforms
 
 
@@ -150,25 +148,10 @@ def paths_of(tokens: Sequence[int], parents: Sequence[int]) -> list[Path]:
     return [tuple(tokens[node] for node in path_to_root(list(parents), n)[1:]) for n in range(len(parents))]
 
 
-def drafts(kind: SiblingKind, parents: Sequence[int], draft: Rows) -> list[tuple[list[int], Fraction]]:
-    """Every tree of tokens that can be drafted, with its probability."""
-    trees = [([0], Fraction(1))]
-    for node in range(1, len(parents)):
-        if parents[node] < 0:
-            trees = [([*tokens, 0], path_prob) for tokens, path_prob in trees]  # padding
-            continue
-        longer = []
-        for tokens, path_prob in trees:
-            row = list(draft[paths_of(tokens, parents[:node])[parents[node]]])
-            for sibling in range(1, node):
-                if kind != SiblingKind.iid and parents[sibling] == parents[node]:
-                    row[tokens[sibling]] = Fraction(0)
-            if kind == SiblingKind.top_k:
-                longer.append(([*tokens, row.index(max(row))], path_prob))
-            else:
-                longer += [([*tokens, x], path_prob * q / sum(row)) for x, q in enumerate(row) if q]
-        trees = longer
-    return trees
+def drafted(kind: SiblingKind, parents: Sequence[int], draft: Rows) -> list[tuple[list[int], Fraction]]:
+    """Every tree of tokens that can be drafted, the root's token 0 in front, with its probability."""
+    trees = drafts(kind.name, [parent - 1 for parent in parents[1:]], lambda path: list(draft[path]))
+    return [([0, *tokens], path_prob) for tokens, path_prob in trees]
 
 
 def judge(
@@ -210,7 +193,7 @@ def verified_distribution(
                 walk(child, reached * path_prob)
             reached *= 1 - path_prob
         for token, prob in enumerate(rest):
-            continue_text(distribution, target, (*path, token), reached * prob, length)
+            continue_text(distribution, target.__getitem__, (*path, token), reached * prob, length)
 
     walk(0, Fraction(1))
     return distribution
@@ -220,7 +203,7 @@ def distribution_by_fractions(
     drawn: SiblingKind, rule: SiblingKind, parents: Sequence[int], target: Rows, draft: Rows, length: int
 ) -> dict[Path, Fraction]:
     total: dict[Path, Fraction] = {}
-    for tokens, path_prob in drafts(drawn, parents, draft):
+    for tokens, path_prob in drafted(drawn, parents, draft):
         for path, prob in verified_distribution(rule, tokens, parents, target, draft, length).items():
             total[path] = total.get(path, Fraction(0)) + path_prob * prob
     return total
@@ -231,7 +214,7 @@ def distribution_of_operation(
 ) -> dict[Path, float]:
     """The same, from the operation's own decisions: each is a threshold in its uniform."""
     nodes, vocabulary = len(parents), len(target[()])
-    trees, accept_probs = zip(*drafts(drawn, parents, draft), strict=True)
+    trees, accept_probs = zip(*drafted(drawn, parents, draft), strict=True)
     tokens = torch.tensor(trees)
     links = torch.tensor([parents], dtype=torch.int32).expand(len(trees), -1)
 
@@ -253,7 +236,8 @@ def distribution_of_operation(
     ):
         start = tuple(tokens[row, 1:][decisions].tolist())
         for token, prob in enumerate(last):
-            continue_text(distribution, target, (*start, token), float(accept_probs[row]) * path_prob * prob, length)
+            chance = float(accept_probs[row]) * path_prob * prob
+            continue_text(distribution, target.__getitem__, (*start, token), chance, length)
     return distribution
 
 
@@ -285,7 +269,7 @@ def test_distribution_is_the_targets(shape: str, kind: SiblingKind) -> None:
     length = max(len(path_to_root(parents, node)) for node in range(len(parents)))
     target, draft = random_tables(vocabulary, length - 1, seed=len(shape))
     expected: dict[Path, Fraction] = {}
-    continue_text(expected, target, (), Fraction(1), length)
+    continue_text(expected, target.__getitem__, (), Fraction(1), length)
     exact = distribution_by_fractions(kind, kind, parents, target, draft, length)
     assert all(exact.get(path, 0) == path_prob for path, path_prob in expected.items())
     distribution = distribution_of_operation(kind, kind, parents, target, draft, length)
@@ -507,15 +491,6 @@ def test_root_alone(kind: SiblingKind, vocabulary: int) -> None:
     first, last = vocabulary // 2, vocabulary - 1
     for uniform, token in ((0.0, first), (BELOW_ONE, last), (1.0, last), (math.nan, first)):
         assert verify(kind, [3], [-1], draft, [row], [uniform]) == ([0], [token])
-
-
-@pytest.mark.usefixtures("_backend")
-def test_no_trees_give_nothing() -> None:
-    parents = torch.empty(0, 4, dtype=torch.int32)
-    result = tree_rejection(
-        parents.long(), parents, None, torch.empty(0, 4, 5), torch.empty(0, 5).double(), SiblingKind.top_k
-    )
-    assert result.path.shape == result.emitted.shape == (0, 4)
 
 
 @settings(max_examples=60, deadline=None)

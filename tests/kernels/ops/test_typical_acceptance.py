@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import speckernels
 from speckernels.ops.results import Verified
 from speckernels.ops.typical_acceptance import LOGITS_TYPES, log_threshold, typical_acceptance
-from tests.support.kernel_trees import SHAPES, Refusals, assert_same, forest, path_to_root, thread_orders
+from tests.support.kernel_trees import ON_GPU, SHAPES, Refusals, assert_same, forest, path_to_root, thread_orders
 from tests.support.mutants import Mutant
 
 VOCABULARY = 7
@@ -276,13 +276,6 @@ def test_links_that_are_no_tree_are_not_followed() -> None:
     assert verify([0, 1, 1, 1, 1], [-1, 2, 1, 3, 1000], [1, 1, 1, 1, 1]) == ([0], [1])
 
 
-@pytest.mark.usefixtures("_backend")
-def test_no_trees_give_nothing() -> None:
-    none = torch.empty(0, 4, dtype=torch.int64)
-    rows = torch.empty(0, 4)
-    assert typical_acceptance(none, none.int(), rows[..., None], rows, rows, none, 0.1, 0.1).path.shape == (0, 4)
-
-
 def test_largest_tree() -> None:
     parents = forest(("chain", "random"), 1024, seed=0)
     tokens = torch.zeros(2, 1024, dtype=torch.int64)
@@ -294,9 +287,7 @@ def test_largest_tree() -> None:
     assert_same(results[1], results[0], "1024 nodes")
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("backend", ["triton", "cuda"])
+@ON_GPU
 def test_offsets_beyond_32_bits(backend: str) -> None:
     nodes, vocabulary = 512, 2**22 + 5
     logits = torch.zeros(1, nodes, vocabulary, dtype=torch.float16, device="cuda")

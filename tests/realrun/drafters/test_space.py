@@ -38,13 +38,13 @@ from specsim.policy.registry import POLICIES, make_policy
 from specsim.policy.tree.base import TreePolicy
 from specsim.trace.trace import Trace
 from tests.support.clock import SetClock
+from tests.support.exact_distribution import distance
 from tests.support.pairs.medusa import own_texts
 from tests.support.pairs.space import CHOICES, MASKS, masked_target, space_pair, untrained_pair, word_prompts
 from tests.support.sampling_distribution import (
     EXACT,
     FedChoice,
     Tables,
-    distance,
     emitted_distribution,
     exact_distribution,
     warped,

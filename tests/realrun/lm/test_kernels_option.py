@@ -161,7 +161,6 @@ def test_a_validation_says_its_kernels_and_keeps_to_them(tmp_path: Path, monkeyp
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
 @pytest.mark.parametrize("mode", CHOICES)
 @pytest.mark.parametrize("kernels", [AUTO, *BACKENDS])

@@ -162,13 +162,14 @@ def test_models_that_join_like_parts_otherwise_are_refused(kind: str, dtype: tor
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", LIBRARY)
 def test_models_that_fit_are_taken_in_any_type(name: str, dtype: torch.dtype) -> None:
-    model_parts(copy.deepcopy(target_of(name)).to(dtype))
+    assert isinstance(model_parts(copy.deepcopy(target_of(name)).to(dtype)), LibraryParts)
 
 
 def test_granite_without_multipliers_is_a_llama() -> None:
     """What is refused above is refused for what it says, not for its name."""
     torch.manual_seed(1)
-    model_parts(GraniteForCausalLM(GraniteConfig(**SIZES, **PLAIN)).double().eval())
+    parts = model_parts(GraniteForCausalLM(GraniteConfig(**SIZES, **PLAIN)).double().eval())
+    assert isinstance(parts, LibraryParts)
 
 
 def test_what_cannot_be_taken_apart_says_so() -> None:

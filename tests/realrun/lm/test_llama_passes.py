@@ -1,4 +1,4 @@
-"""The fused pass and the static one give the library's own logits, for any cutting, rollback and batch."""
+"""The fused, the static and the batched pass give the library's own logits, for any cutting, rollback and batch."""
 
 from __future__ import annotations
 
@@ -13,14 +13,18 @@ import realrun.lm.static.llama as stack
 from realrun.decode.decoder import Decoder
 from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
+from realrun.lm.batched_llama import BatchedLlama
 from realrun.lm.cached import CachedLM
 from realrun.lm.choice import make_lm
 from realrun.lm.kernels import use_kernels
 from realrun.lm.llama import FusedLlama, supported
 from realrun.lm.static.llama import PLAIN, StaticLlama
-from specsim.io.errors import InputError
 from specsim.policy.registry import make_policy
+from tests.support.checks import refusal
+from tests.support.families import family_model
 from tests.support.llama_models import FLOAT64, VOCAB, qwen3, recorded, small_model, with_garbage
+from tests.support.tiny import POSITIONS as TINY_POSITIONS
+from tests.support.tiny import VOCAB as TINY_VOCAB
 from tests.support.tiny import tiny_pair
 
 MODELS: dict[str, Callable[[], Any]] = {
@@ -137,23 +141,19 @@ def test_a_cache_that_grows_keeps_what_it_holds() -> None:
         tokens = list(range(n))
         torch.testing.assert_close(lm.forward(tokens), plain.forward(tokens), **FLOAT64)
     assert lm.capacity == 55  # what is needed, as twice the last capacity would be less
-    with pytest.raises(InputError, match="64 positions"):
-        lm.forward([1] * 10)
+    refusal(lambda: lm.forward([1] * 10), "64 positions")
     assert lm.length == 55
 
 
 @pytest.mark.parametrize("capacity", [0, 65])
 def test_a_capacity_that_the_model_cannot_have_is_refused(capacity: int) -> None:
-    with pytest.raises(InputError, match=f"{capacity} tokens") as caught:
-        StaticLlama(small_model(), capacity=capacity)
-    assert "\n" not in str(caught.value)
+    refusal(lambda: StaticLlama(small_model(), capacity=capacity), f"{capacity} tokens")
 
 
 @pytest.mark.parametrize("shape", [(1, 3), (2, 0), (2, 257), (6,)])
 def test_a_step_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
     lm = StaticLlama(small_model(), batch=2)
-    with pytest.raises(InputError, match="give \\[2, n\\]"):
-        lm.step(torch.zeros(shape, dtype=torch.int64), torch.zeros(2, dtype=torch.int32))
+    refusal(lambda: lm.step(torch.zeros(shape, dtype=torch.int64), torch.zeros(2, dtype=torch.int32)), "give [2, n]")
 
 
 @torch.inference_mode()
@@ -272,7 +272,6 @@ def test_compiled_pieces_equal_the_plain_ones(norms: bool) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("make", [small_model, qwen3])
 @torch.inference_mode()
@@ -294,3 +293,57 @@ def test_replayed_graphs_equal_eager_launches(make: Callable[[], Any], dtype: to
         assert (by_graph - exact).norm() < 2 * (by_torch - exact).norm() + 1e-6 * exact.norm()
         for lm in passes:
             lm.truncate(lm.length - n // 2)
+
+
+# --- Several sequences ---
+
+
+@pytest.mark.parametrize("family", ["Llama", "Qwen3"])
+@torch.inference_mode()
+def test_ragged_rows_have_the_logits_of_sequences_of_their_own(family: str) -> None:
+    """Rows of other lengths, fed other numbers of tokens, cut back to others, and some of them gone."""
+    model = family_model(family).double()
+    rng = np.random.default_rng(3)
+    batched, alone = BatchedLlama(model), [FusedLlama(model) for _ in range(4)]
+    batched.reset(4)
+    for lm in alone:
+        prompt = rng.integers(0, TINY_VOCAB, rng.integers(0, 30)).tolist()
+        batched.add(prompt)
+        lm.prefill(prompt)
+    compared = 0
+    for turn in range(12):
+        tokens = [rng.integers(0, TINY_VOCAB, rng.integers(0, 6)).tolist() for _ in alone]
+        tokens[0] = tokens[0] or [1]
+        logits = batched.forward(tokens)
+        for row, (lm, fed) in enumerate(zip(alone, tokens, strict=True)):
+            if fed:
+                torch.testing.assert_close(logits[row, : len(fed)], lm.forward(fed), rtol=0, atol=1e-12)
+                compared += len(fed)
+        lengths = np.array([int(rng.integers(max(lm.length - 4, 0), lm.length + 1)) for lm in alone])
+        batched.truncate(lengths)
+        for lm, length in zip(alone, lengths.tolist(), strict=True):
+            lm.truncate(length)
+        if turn in (5, 9):  # the first of them leaves, then one in the middle
+            gone = 0 if turn == 5 else 1
+            batched.drop(gone)
+            alone[gone] = alone[-1]
+            alone.pop()
+        assert batched.lengths.tolist() == [lm.length for lm in alone]
+    assert len(alone) == 2 and compared > 60
+
+
+@torch.inference_mode()
+def test_a_row_may_be_filled_up_beyond_the_last_position() -> None:
+    model = family_model("Llama").double()
+    batched, alone = BatchedLlama(model), FusedLlama(model)
+    batched.reset(2)
+    full = np.random.default_rng(0).integers(0, TINY_VOCAB, TINY_POSITIONS - 1).tolist()
+    for tokens in (full, [5]):
+        batched.add(tokens)
+    alone.prefill(full)
+    logits = batched.forward([[7], [1, 2, 3, 4]])
+    torch.testing.assert_close(logits[0, :1], alone.forward([7]), rtol=0, atol=1e-12)
+
+
+def test_other_models_are_refused() -> None:
+    refusal(lambda: BatchedLlama(family_model("Qwen2")), "Qwen2ForCausalLM", "choose another")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -22,18 +22,13 @@ from realrun.lm.static.llama import StaticLlama
 from specsim.io.errors import InputError
 from tests.realrun.lm.test_kernels_option import ON_CPU
 from tests.support.kernel_trees import mask_bits_of, path_to_root
-from tests.support.llama_models import FLOAT64, VOCAB, qwen3, recorded, small_model, with_garbage
+from tests.support.llama_models import FLOAT64, POSITIONS, SIZES, VOCAB, qwen3, recorded, small_model, with_garbage
 
-POSITIONS = 64
-SIZES: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": POSITIONS,
-}
+
+@pytest.fixture(scope="module", autouse=True)
+def _inference() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
 
 
 @dataclass(frozen=True)
@@ -132,14 +127,17 @@ def assert_like_fresh(lm: CachedLM, tokens: Sequence[int], following: Sequence[i
     torch.testing.assert_close(lm.forward(following), fresh.forward(following), **FLOAT64)
 
 
+TWO_LAYERS = SIZES | {"num_hidden_layers": 2}
+
+
 def mistral(sliding_window: int | None) -> Any:
     torch.manual_seed(0)
-    return MistralForCausalLM(MistralConfig(**SIZES, sliding_window=sliding_window)).double().eval()
+    return MistralForCausalLM(MistralConfig(**TWO_LAYERS, sliding_window=sliding_window)).double().eval()
 
 
 def qwen2(**changes: Any) -> Any:
     torch.manual_seed(0)
-    return Qwen2ForCausalLM(Qwen2Config(**SIZES, **changes)).double().eval()
+    return Qwen2ForCausalLM(Qwen2Config(**TWO_LAYERS, **changes)).double().eval()
 
 
 def with_static_llama(model: Any) -> StaticLlama:
@@ -176,7 +174,6 @@ few = settings(max_examples=4, deadline=None)
 @every_pass
 @few
 @given(tree=trees, context=st.integers(0, 40), cuts=st.sets(st.integers(1, 11)))
-@torch.inference_mode()
 def test_every_node_has_the_logits_of_its_path(
     make: Callable[[Any], CachedLM], name: str, tree: Tree, context: int, cuts: set[int]
 ) -> None:
@@ -196,7 +193,6 @@ def test_every_node_has_the_logits_of_its_path(
 @every_pass
 @few
 @given(rounds=st.lists(st.tuples(trees, st.integers(-1, 11), st.booleans()), min_size=1, max_size=4))
-@torch.inference_mode()
 def test_kept_paths_make_the_cache_of_a_fresh_prefill(
     make: Callable[[Any], CachedLM], name: str, rounds: list[tuple[Tree, int, bool]]
 ) -> None:
@@ -213,7 +209,6 @@ def test_kept_paths_make_the_cache_of_a_fresh_prefill(
         lm.truncate(len(tokens))
 
 
-@torch.inference_mode()
 def test_eager_attention_reads_the_same_masks() -> None:
     model, tree, tokens = small_model(), random_tree(12, seed=5), [5, 6, 7]
     expected = by_paths(model, tokens, tree)
@@ -227,7 +222,6 @@ def test_eager_attention_reads_the_same_masks() -> None:
 
 
 @every_pass
-@torch.inference_mode()
 def test_whatever_else_is_done_drops_the_nodes(make: Callable[[Any], CachedLM], name: str) -> None:
     lm, tree, tokens = make(model_named(name)), random_tree(9, seed=1), [5, 6, 7, 8]
     for undo, left in (
@@ -246,7 +240,6 @@ def test_whatever_else_is_done_drops_the_nodes(make: Callable[[Any], CachedLM], 
 
 
 @every_pass
-@torch.inference_mode()
 def test_hidden_rows_are_what_the_head_reads(make: Callable[[Any], CachedLM], name: str) -> None:
     lm, tree = make(model_named(name)), random_tree(7, seed=2)
     lm.keep_hidden = True
@@ -257,7 +250,6 @@ def test_hidden_rows_are_what_the_head_reads(make: Callable[[Any], CachedLM], na
 
 
 @pytest.mark.parametrize("make", [CachedLM, FusedLlama, with_static_llama])
-@torch.inference_mode()
 def test_a_tree_may_be_wider_than_the_positions_left(make: Callable[[Any], CachedLM]) -> None:
     model = model_named("llama")
     lm, tree, tokens = make(model), random_tree(40, seed=3), list(range(POSITIONS - 10))
@@ -272,7 +264,6 @@ def test_a_tree_may_be_wider_than_the_positions_left(make: Callable[[Any], Cache
     assert_like_fresh(lm, [*tokens, *(tree.tokens[node] for node in path)])
 
 
-@torch.inference_mode()
 def test_buffers_grow_beyond_the_positions_by_more_than_a_node() -> None:
     """Every growth drops the graphs, so near the last position not every round may need one."""
     lm = StaticLlama(model_named("llama"), capacity=POSITIONS)
@@ -282,7 +273,6 @@ def test_buffers_grow_beyond_the_positions_by_more_than_a_node() -> None:
 
 
 @pytest.mark.parametrize("make", [CachedLM, FusedLlama, with_static_llama])
-@torch.inference_mode()
 def test_a_node_beyond_the_last_position_is_refused(make: Callable[[Any], CachedLM]) -> None:
     lm, chain = make(model_named("llama")), Tree([1, 2, 3], [-1, 0, 1])
     lm.prefill([1] * (POSITIONS - 3))
@@ -294,7 +284,6 @@ def test_a_node_beyond_the_last_position_is_refused(make: Callable[[Any], Cached
 
 
 @pytest.mark.parametrize("make", OURS.values(), ids=OURS)
-@torch.inference_mode()
 def test_large_trees_take_another_attention(make: Callable[[Any], CachedLM]) -> None:
     """More nodes than a step takes, at once and behind others, and the way back."""
     model, tree, tokens = model_named("llama"), random_tree(300, seed=4), [5, 6, 7, 8]
@@ -318,7 +307,6 @@ SLIDING: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("kind", SLIDING)
 @pytest.mark.parametrize("seed", range(3))
-@torch.inference_mode()
 def test_trees_and_rollbacks_across_a_window(kind: str, seed: int) -> None:
     """What has left the window comes back into it, and a node sees its window by position, not by slot."""
     model, rng = SLIDING[kind](), np.random.default_rng(seed)
@@ -345,7 +333,6 @@ def test_trees_and_rollbacks_across_a_window(kind: str, seed: int) -> None:
     torch.testing.assert_close(lm.forward(following), alone([*text, *following], 4), **FLOAT64)
 
 
-@torch.inference_mode()
 def test_a_tree_pass_does_not_look_for_windows_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is timed, and the look takes a millisecond."""
     lm = CachedLM(mistral(8))
@@ -364,7 +351,6 @@ def test_attention_that_takes_no_tree_mask_is_refused() -> None:
 
 
 @pytest.mark.parametrize("kernels", ON_CPU)
-@torch.inference_mode()
 def test_every_backend_passes_trees_and_keeps_paths(kernels: str) -> None:
     """In float32, as Triton takes no float64; the cache is shorter than a window, then longer."""
     model = small_model(head_dim=16, num_hidden_layers=2).float()
@@ -389,7 +375,6 @@ def test_every_backend_passes_trees_and_keeps_paths(kernels: str) -> None:
 
 @given(tree=st.one_of(trees, st.builds(random_tree, st.integers(30, 70), st.integers(0, 99))))
 @few
-@torch.inference_mode()
 def test_mask_bits_are_the_ancestors(tree: Tree) -> None:
     lm = StaticLlama(model_named("llama"))
     lm.prefill([1, 2])
@@ -401,7 +386,6 @@ def test_mask_bits_are_the_ancestors(tree: Tree) -> None:
     ]
 
 
-@torch.inference_mode()
 def test_one_recording_per_size_serves_trees_and_chains() -> None:
     model = model_named("llama")
     with recorded(model, capacity=POSITIONS) as (lm, recorder):
@@ -423,7 +407,6 @@ def test_one_recording_per_size_serves_trees_and_chains() -> None:
         assert recorder.captured == 3
 
 
-@torch.inference_mode()
 def test_trees_that_grow_need_a_recording_per_window() -> None:
     """Ahead of the clock: 2 sizes, each without earlier nodes and with up to 32 and 64 nodes in all."""
     model = model_named("llama")
@@ -444,9 +427,7 @@ def test_trees_that_grow_need_a_recording_per_window() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
-@torch.inference_mode()
 def test_replayed_graphs_equal_the_passes_of_the_cpu(name: str) -> None:
     makers = {"llama": small_model, "qwen3": qwen3}
     lm, plain = with_garbage(StaticLlama(makers[name]().to("cuda"))), FusedLlama(model_named(name))

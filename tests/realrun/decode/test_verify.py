@@ -1,4 +1,4 @@
-"""Verification of draft trees: multi-branch rejection is loss-free by enumeration, matching and typical acceptance."""
+"""Verification of chains and trees is loss-free: by enumeration through the verifiers, and by samples of the loop."""
 
 from __future__ import annotations
 
@@ -6,43 +6,209 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
+from transformers import LlamaForCausalLM
 
 import speckernels
 from realrun.decode import verify
+from realrun.decode.decoder import Decoder
 from realrun.decode.draft import Draft, Siblings
-from realrun.decode.draft_model import draw_siblings
+from realrun.decode.draft_model import DraftModel, draw_siblings
 from realrun.decode.rounds import RoundContext
-from realrun.decode.sampling import Sampler
+from realrun.decode.sampling import Sampler, draw
 from realrun.decode.verify import (
     TypicalAcceptance,
+    Verifier,
     check_siblings,
     match_tree,
+    match_verifier,
     reject_tree,
     rejection_verifier,
     tree_verifier_for,
 )
+from realrun.lm.cached import CachedLM
 from realrun.lm.kernels import use_kernels
 from specsim.io.errors import InputError
+from specsim.policy.chain.base import ChainPolicy
+from specsim.policy.registry import make_policy
+from tests.support.exact_distribution import Path, continue_text, distance, drafts, path_to
 from tests.support.sampling_distribution import (
+    EXACT,
     Distribution,
     FedChoice,
-    Path,
     Tables,
-    add,
-    distance,
+    emitted_distribution,
     exact_distribution,
     random_tables,
+    threshold,
     warped,
 )
+from tests.support.small_vocabulary import SAMPLED, models, p_value
+
+
+def broken_replacement(logits: torch.Tensor, draft: Draft, context: RoundContext) -> list[int]:
+    """Draws the replacement of a rejected token from p (errata C1)."""
+    emitted, (sampler, sequence, position, *_) = rejection_verifier(logits, draft, context), context
+    last = draw(sampler.probs(logits[len(emitted) - 1 :][:1]), [sampler.uniform("last", sequence, position, 0)])
+    return [*emitted[:-1], int(last)]
+
+
+def broken_ratio(logits: torch.Tensor, draft: Draft, context: RoundContext) -> list[int]:
+    """Accepts where u < q/p."""
+    sampler, sequence, position, *_ = context
+    target = sampler.probs(logits)
+    accepted = 0
+    for place, token in enumerate(draft.tokens):
+        u = sampler.uniform("judge", sequence, position, place + 1)
+        if not u * target[place, token] < draft.probs[place][token]:
+            break
+        accepted += 1
+    weights = target[accepted]
+    if accepted < len(draft.tokens):
+        weights = (weights - draft.probs[accepted]).clamp(min=0)
+    last = draw(weights[None], [sampler.uniform("last", sequence, position, 0)])
+    return [*draft.tokens[:accepted], int(last)]
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "depth", "temperature", "top_p", "top_k", "seed"),
+    [
+        (6, 1, 1.0, 1.0, 0, 0),
+        (6, 1, 0.6, 0.8, 0, 1),
+        (3, 2, 1.3, 1.0, 0, 2),
+        (4, 2, 1.0, 0.75, 0, 3),
+        (3, 3, 0.8, 0.9, 0, 4),
+        (6, 1, 0.8, 1.0, 3, 5),
+        (4, 2, 0.8, 0.95, 3, 6),
+    ],
+)
+def test_the_distribution_of_what_a_chain_emits_is_the_targets(
+    vocabulary: int, depth: int, temperature: float, top_p: float, top_k: int, seed: int
+) -> None:
+    tables = random_tables(vocabulary, depth, seed)
+    sampler = FedChoice("rejection", temperature, 0, top_p, top_k)
+    distribution = emitted_distribution(tables, depth, sampler, rejection_verifier)
+    assert sum(distribution.values()) == pytest.approx(1, abs=EXACT)
+    assert distance(distribution, exact_distribution(tables, depth, sampler)) < EXACT
+
+
+def test_a_drafter_that_is_not_cut_is_loss_free_too_if_the_verifier_knows() -> None:
+    """Top-p of the target alone decides the distribution; that of the drafter only what is accepted."""
+    tables, sampler = random_tables(4, 1, 5), FedChoice("rejection", 1.0, 0, 0.7)
+    whole = FedChoice("rejection", 1.0, 0, 1.0, fed=sampler.fed)
+
+    def verifier(logits: torch.Tensor, draft: Draft, context: RoundContext) -> list[int]:
+        return rejection_verifier(logits, draft, context._replace(sampler=sampler))
+
+    distribution = emitted_distribution(tables, 1, whole, verifier)  # beyond the round, tokens follow the whole target
+    expected = {}
+    for first, chance in enumerate(warped(tables.target[()].tolist(), 1.0, 0.7)):
+        expected[first,] = chance
+    first_token = Counter[Path]()
+    for path, chance in distribution.items():
+        first_token[path[:1]] += chance
+    assert distance(dict(first_token), expected) < EXACT
+
+
+BROKEN = {
+    "replacement from p": (broken_replacement, None),
+    "u < q/p": (broken_ratio, None),
+    "top-p of p alone": (rejection_verifier, FedChoice("rejection", 0.9, 0, 1.0)),
+}
+
+
+@pytest.mark.parametrize(("verifier", "judged_by"), BROKEN.values(), ids=BROKEN.keys())
+def test_enumeration_catches_a_broken_verifier(verifier: Verifier, judged_by: Sampler | None) -> None:
+    tables, sampler = random_tables(4, 1, 7), FedChoice("rejection", 0.9, 0, 0.8)
+    assert (
+        distance(emitted_distribution(tables, 1, sampler, verifier, judged_by), exact_distribution(tables, 1, sampler))
+        > 0.02
+    )
+
+
+# --- The real loop -----------------------------------------------------------------------------
+
+SAMPLES = 1200
+
+
+class RememberedLM(CachedLM):
+    """A model whose plain pass over a text is made once and remembered, so that thousands of decodings are quick."""
+
+    def __init__(self, model: LlamaForCausalLM, known: dict[Path, torch.Tensor]):
+        super().__init__(model)
+        self.known = known
+
+    def reset(self) -> None:
+        self.length, self.text = 0, Path()
+
+    def _forward(self, tokens: Sequence[int], keep: int) -> torch.Tensor:
+        self.text = (*self.text[: self.length], *tokens)
+        return torch.stack([self.after(self.text[: self.length + n + 1]) for n in range(len(tokens))][-keep:])
+
+    def after(self, text: Path) -> torch.Tensor:
+        if text not in self.known:
+            self.known[text] = self.model(input_ids=torch.tensor([text]), use_cache=False).logits[0, -1]
+        return self.known[text]
+
+    def truncate(self, length: int) -> None:
+        self.length = min(self.length, length)
+
+
+KNOWN: tuple[dict[Path, torch.Tensor], dict[Path, torch.Tensor]] = ({}, {})
+
+
+def remembering_decoder(sampler: Sampler, verifier: Verifier | None) -> Decoder:
+    target, drafter = models()
+    decoder = Decoder(target, DraftModel(drafter, ()), (), sampler, verifier)
+    decoder.target = RememberedLM(target, KNOWN[0])
+    assert isinstance(decoder.drafter, DraftModel)
+    decoder.drafter.lm = RememberedLM(drafter, KNOWN[1])
+    return decoder
+
+
+POLICIES = [
+    None,
+    make_policy("fixed_k", {"k": 3}),
+    make_policy("max_confidence", {"lambda0": 0.6, "dynamic": False, "max_draft_tokens": 3}),
+]
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
+def test_many_samples_of_the_loop_follow_the_target(policy: ChainPolicy | None) -> None:
+    assert p_value(remembering_decoder(SAMPLED, None), policy, SAMPLES) > 1e-3
+
+
+@dataclass(frozen=True)
+class ToldTheUncut(Sampler):
+    """Drafts from the nucleus and says that it drew from all tokens."""
+
+    def draft(
+        self, logits: torch.Tensor, sequence: int, position: int, depth: int
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return super().draft(logits, sequence, position, depth)[0], (logits / self.temperature).softmax(-1)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "verifier"),
+    [
+        (SAMPLED, broken_replacement),
+        (SAMPLED, broken_ratio),
+        (ToldTheUncut("rejection", 1.2, seed=5, top_p=0.8), None),
+    ],
+    ids=BROKEN.keys(),
+)
+def test_samples_catch_a_broken_verifier(sampler: Sampler, verifier: Verifier | None) -> None:
+    assert p_value(remembering_decoder(sampler, verifier), POLICIES[1], samples=500) < 1e-6
+
 
 KINDS: tuple[Siblings, ...] = ("iid", "without_replacement", "top_k")
 HALVINGS = 36  # of a threshold's interval
-EXACT = 1e-9  # of a distribution put together from some twenty thresholds per draft, each found to 2^-36
+EXACT_OF_TREES = 1e-9  # of a distribution put together from some twenty thresholds per draft, each found to 2^-36
 
 
 def random_tree(nodes: int, generator: torch.Generator) -> list[int]:
@@ -57,45 +223,7 @@ def depths_of(parents: Sequence[int]) -> list[int]:
     return depths
 
 
-def path_to(node: int, tokens: Sequence[int], parents: Sequence[int]) -> Path:
-    """Tokens from the top to this node, -1 the pending token."""
-    return () if node < 0 else (*path_to(parents[node], tokens, parents), tokens[node])
-
-
 # --- Multi-branch rejection: the distribution of the output, by enumeration ---------------------------------
-
-
-def drafts(kind: Siblings, parents: Sequence[int], q: Callable[[Path], list[float]]) -> list[tuple[list[int], float]]:
-    """Every tree of tokens that can be drafted, with its probability."""
-    trees: list[tuple[list[int], float]] = [([], 1.0)]
-    for node, parent in enumerate(parents):
-        longer = []
-        for tokens, chance in trees:
-            left = q(path_to(parent, tokens, parents))
-            for sibling in range(node):
-                if kind != "iid" and parents[sibling] == parent:
-                    left[tokens[sibling]] = 0.0 if kind == "without_replacement" else -1.0
-            if kind == "top_k":
-                longer.append(([*tokens, int(np.argmax(left))], chance))
-            elif sum(left) == 0:  # all drawn: what `draw_siblings` gives then
-                longer.append(([*tokens, len(left) - 1], chance))
-            else:
-                longer += [([*tokens, x], chance * prob / sum(left)) for x, prob in enumerate(left) if prob]
-        trees = longer
-    return trees
-
-
-def threshold(decide: Callable[[float], bool]) -> float:
-    """The u in [0, 1] below which a monotone decision is true."""
-    if not decide(2.0**-53):
-        return 0.0
-    if decide(1 - 2.0**-53):
-        return 1.0
-    low, high = 0.0, 1.0
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if decide(middle) else (low, middle)
-    return low
 
 
 def outcomes(
@@ -122,12 +250,14 @@ def outcomes(
         if node == len(draft.tokens):
             path = verify()[0]
             assert all(draft.parents[b] == a for a, b in itertools.pairwise([-1, *path]))
-            cuts = [threshold(lambda u, token=token: last_is_at_most(token, u)) for token in range(vocabulary)]
+            cuts = [
+                threshold(lambda u, token=token: last_is_at_most(token, u), HALVINGS) for token in range(vocabulary)
+            ]
             for token, prob in enumerate(np.diff(cuts, prepend=0.0)):
                 emitted = (*(draft.tokens[n] for n in path), token)
                 distribution[emitted] = distribution.get(emitted, 0.0) + chance * float(prob)
             return
-        below = threshold(lambda u: accepts(node, u))
+        below = threshold(lambda u: accepts(node, u), HALVINGS)
         for u, part in ((2.0**-53, below), (1 - 2.0**-53, 1 - below)):
             feed(node, u)
             branch(node + 1, chance * part)
@@ -167,7 +297,7 @@ def tree_distribution(
         context = RoundContext(sampler, 0, 0)
         emitted = outcomes(draft, sampler, lambda: reject_tree(logits, draft, context), vocabulary)  # noqa: B023
         for path, prob in emitted.items():
-            add(distribution, path, chance * prob, lambda path: probs(tables.target, path), length)  # type: ignore[arg-type]
+            continue_text(distribution, lambda path: probs(tables.target, path), path, chance * prob, length)
     return distribution
 
 
@@ -188,8 +318,8 @@ def test_the_distribution_of_what_is_emitted_is_the_targets(shape: str, kind: Si
     tables = random_tables(vocabulary, depth, seed=len(shape))
     sampler = FedChoice("rejection", temperature, 0, top_p)
     distribution = tree_distribution(tables, parents, kind, sampler)
-    assert sum(distribution.values()) == pytest.approx(1, abs=EXACT)
-    assert distance(distribution, exact_distribution(tables, depth, sampler)) < EXACT
+    assert sum(distribution.values()) == pytest.approx(1, abs=EXACT_OF_TREES)
+    assert distance(distribution, exact_distribution(tables, depth, sampler)) < EXACT_OF_TREES
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -235,7 +365,7 @@ SKEWED = Tables(
 def test_enumeration_catches_the_wrong_rule(drawn: Siblings, judged_as: Siblings, bias: float) -> None:
     sampler = FedChoice("rejection")
     expected = exact_distribution(SKEWED, 1, sampler)
-    assert distance(tree_distribution(SKEWED, [-1, -1, -1], drawn, sampler), expected) < EXACT
+    assert distance(tree_distribution(SKEWED, [-1, -1, -1], drawn, sampler), expected) < EXACT_OF_TREES
     assert distance(tree_distribution(SKEWED, [-1, -1, -1], drawn, sampler, judged_as), expected) > bias
 
 
@@ -266,7 +396,7 @@ def test_leaving_out_drawn_siblings_by_what_was_drawn_biases(kind: Siblings) -> 
     sampler = FedChoice("rejection")
     distribution = tree_distribution(SKEWED, [-1, -1], kind, sampler, prune=most_probable_sibling)
     bias = distance(distribution, exact_distribution(SKEWED, 1, sampler))
-    assert bias < EXACT if kind == "top_k" else bias > 0.05
+    assert bias < EXACT_OF_TREES if kind == "top_k" else bias > 0.05
 
 
 # --- Multi-branch rejection: chains, kernels, mismatches -------------------------------------------
@@ -385,6 +515,9 @@ def test_matching_takes_the_longest_path_of_the_targets_choices(sampler: Sampler
 def test_the_mode_picks_the_verifier() -> None:
     assert tree_verifier_for(Sampler("rejection")) is reject_tree
     assert tree_verifier_for(Sampler()) is tree_verifier_for(Sampler("gumbel")) is match_tree
+    target, drafter = models()
+    for sampler, verifier in ((SAMPLED, rejection_verifier), (Sampler(), match_verifier)):
+        assert Decoder(target, DraftModel(drafter, ()), (), sampler).verifier is verifier
     assert not match_tree.lossy and not reject_tree.lossy and TypicalAcceptance().lossy
 
 
