@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 
@@ -26,15 +24,9 @@ from specsim.replaying.table import cost_table
 
 NEW_TOKENS, NODES = 24, 128  # nodes recorded: all that the trees below ask for
 DRAFTERS = ("model", "prompt-lookup", *filter(has_lab_drafter, LAB_DRAFTERS))
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-
-
-def on_cuda(test: Callable[..., None]) -> Callable[..., None]:
-    return pytest.mark.gpu(needs_cuda(test))
-
 
 devices = pytest.mark.parametrize(
-    "device", [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda", marks=[pytest.mark.gpu, needs_cuda])]
+    "device", [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda", marks=pytest.mark.gpu)]
 )
 samplers = pytest.mark.parametrize(
     "sampler", [Sampler("greedy"), Sampler("gumbel", 0.7, seed=5)], ids=["greedy", "gumbel"]
@@ -71,7 +63,7 @@ def cuda_pair() -> Pair:
     return load_pair(device="cuda", dtype="float64")
 
 
-@on_cuda
+@pytest.mark.gpu
 @samplers
 def test_rounds_and_outputs_are_identical_on_cuda(cuda_pair: Pair, sampler: Sampler) -> None:
     check_identical(cuda_pair, make_policy("adaedl", {"lambda0": -0.1}), RecordSettings(16, 64, sampler), count=6)
@@ -82,7 +74,7 @@ def low_pair(request: pytest.FixtureRequest) -> Pair:
     return load_pair(device="cuda", dtype=request.param)
 
 
-@on_cuda
+@pytest.mark.gpu
 @samplers
 def test_rounds_are_identical_with_and_without_graphs(low_pair: Pair, sampler: Sampler) -> None:
     policy = make_policy("max_confidence", {"lambda0": 0.3, "max_draft_tokens": 6})
@@ -102,7 +94,7 @@ def test_rounds_are_identical_with_and_without_graphs(low_pair: Pair, sampler: S
     assert [run[1:] for run in runs[:half]] == [run[1:] for run in runs[half:]]
 
 
-@on_cuda
+@pytest.mark.gpu
 def test_nothing_is_recorded_on_the_clock(low_pair: Pair) -> None:
     drafter = DraftModel(low_pair.drafter.model, ())
     decoder = Decoder(low_pair.target, drafter, (), Sampler())
@@ -115,7 +107,7 @@ def test_nothing_is_recorded_on_the_clock(low_pair: Pair) -> None:
         assert recorded == set(sizes)
 
 
-@on_cuda
+@pytest.mark.gpu
 @samplers
 @torch.inference_mode()
 def test_every_pass_is_one_graph_and_one_copy_to_the_host(low_pair: Pair, sampler: Sampler) -> None:
@@ -147,14 +139,14 @@ def test_every_pass_is_one_graph_and_one_copy_to_the_host(low_pair: Pair, sample
     assert counts.get("cudaDeviceSynchronize", 0) <= len(rounds) + 1  # one a round, and the profiler's own
 
 
-@on_cuda
+@pytest.mark.gpu
 def test_noise_is_the_cpus_to_rounding() -> None:
     cpu = gumbel_noise(1, 2, 3, 70, 1000, torch.device("cpu"))
     cuda = gumbel_noise(1, 2, 3, 70, 1000, torch.device("cuda"))
     torch.testing.assert_close(cuda.cpu(), cpu, rtol=1e-12, atol=1e-12)
 
 
-@on_cuda
+@pytest.mark.gpu
 def test_a_profile_can_be_taken(cuda_pair: Pair) -> None:
     document = profile(cuda_pair, contexts=[64, 128], depth=4, limit_s=0)
     assert min(document["median_s"]["autoregressive"]) > 0
@@ -182,7 +174,7 @@ def test_trees_of_every_drafter(
     check_identical(pair, make_policy(policy, settings), RecordSettings(6, NEW_TOKENS, sampler, NODES))
 
 
-@on_cuda
+@pytest.mark.gpu
 @pytest.mark.parametrize("drafter", [name for name in ("model", "eagle", "edd", "medusa-1") if name in DRAFTERS])
 def test_trees_in_bfloat16_are_the_same_with_and_without_graphs(drafter: str) -> None:
     pair = load_pair(drafter=drafter, device="cuda", dtype="bfloat16")
@@ -200,7 +192,7 @@ def test_trees_in_bfloat16_are_the_same_with_and_without_graphs(drafter: str) ->
     assert runs[:half] == runs[half:]
 
 
-@on_cuda
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @torch.inference_mode()
 def test_a_prompt_may_continue_a_cache(dtype: str) -> None:

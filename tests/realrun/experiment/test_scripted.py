@@ -313,7 +313,6 @@ def test_the_scripted_loop_is_the_decoders_on_the_recorded_pair() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize(("target", "draft"), [("llama-2-7b", "one-layer-7b"), ("llama-3.1-8b", "llama-3.2-1b")])
 def test_true_shapes_go_as_the_trace_says_on_cuda(target: str, draft: str) -> None:
     document = run_scripted(target, draft, trace(EOS), ScriptedSettings(2000, POLICIES[1:], minutes=2))

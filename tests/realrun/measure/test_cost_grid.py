@@ -211,7 +211,6 @@ def test_other_bad_input_is_refused() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_true_shape_is_measured_on_cuda_near_the_time_of_reading_its_weights() -> None:
     axes = Axes(tokens=(1, 8, 64), contexts=(128, 8192), batches=(1, 4))
     grid = run_cost_grid("llama-3.1-8b", axes=axes, repeats=5)

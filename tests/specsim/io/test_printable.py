@@ -1,4 +1,4 @@
-"""What a file says is printed with its control characters escaped, whichever command prints it, and in short lines."""
+"""What is printed, escaped, and how progress is shown."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 import sys
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from specsim.claims.pytest_plugin import ClaimFailed, ClaimItem
 from specsim.cli.main import main
 from specsim.io.errors import InputError
 from specsim.io.printable import LONGEST_LINE, printable
+from specsim.io.progress import ProgressLines, ProgressReports, duration
 from specsim.trace.files import write_trace
 from tests.support.commands import assert_refused, call
 
@@ -88,3 +90,103 @@ def test_text_of_people_stays_as_it_is() -> None:
     for text in ("plain", "zażółć, 日本語, ½ ┏━┓ 🙂", "two\nlines\tand a tab"):
         assert printable(text) == text
     assert printable("\ud800") == r"\ud800"
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def lines_at(clock: Clock) -> ProgressLines:
+    return ProgressLines([].append, clock=clock)
+
+
+def test_a_line_says_what_how_far_and_how_long_still() -> None:
+    clock = Clock()
+    lines = lines_at(clock)
+    assert lines.line() is None
+    lines("record", 0, 36)
+    clock.now += 20
+    assert lines.line() == "record: 0 of 36, 20 s so far"
+    lines("record", 12, 36)
+    assert lines.line() == "record: 12 of 36, about 40 s left"
+    clock.now += 100  # nothing is reported, and what is done takes longer than was thought
+    assert lines.line() == "record: 12 of 36, about 4 min left"
+    lines("record", 36, 36)
+    assert lines.line() == "record: 36 of 36, done"
+    clock.now += 9
+    assert lines.line() == "record: 36 of 36, done"
+    clock.now += 21
+    assert lines.line() == "record: 36 of 36, done; the next part, 30 s so far"
+
+
+def test_what_was_there_before_is_not_counted_as_work() -> None:
+    clock = Clock()
+    lines = lines_at(clock)
+    lines("record", 30, 36)
+    clock.now += 60
+    lines("record", 33, 36)
+    assert lines.line() == "record: 33 of 36, about 60 s left"
+
+
+def test_parts_have_times_of_their_own() -> None:
+    clock = Clock()
+    lines = lines_at(clock)
+    lines("record", 1, 2)
+    clock.now += 1000
+    lines("tune", 1, 10)
+    clock.now += 10
+    lines("tune", 2, 10)
+    assert lines.line() == "tune: 2 of 10, about 80 s left"
+
+
+def test_lines_come_while_nothing_is_reported_and_end_with_the_work() -> None:
+    came, printed = Event(), list[str]()
+
+    def say(line: str) -> None:
+        printed.append(line)
+        if len(printed) == 3:
+            came.set()
+
+    lines = ProgressLines(say, interval_s=0.001)
+    with lines:
+        lines("verify", 1, 4)
+        assert came.wait(60)
+    assert lines.ended.is_set() and printed[0].startswith("verify: 1 of 4, ")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0 s"), (89, "89 s"), (90, "2 min"), (3600, "60 min"), (9000, "2.5 h")]
+)
+def test_a_duration_is_read_at_a_glance(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_programs_are_told_at_most_every_second_and_at_the_end() -> None:
+    clock, printed = Clock(), []
+    reports = ProgressReports(printed.append, clock=clock)
+    for step in range(1, 9):
+        clock.now += 0.25
+        reports("tune", step, 8)
+    clock.now += 2
+    reports("rank", 0, 4)
+    first, second, last, other = map(json.loads, printed)
+    assert first == {"progress": "tune", "done": 1, "total": 8, "elapsed_s": 0.0, "left_s": None}
+    assert second == {"progress": "tune", "done": 5, "total": 8, "elapsed_s": 1.0, "left_s": 0.75}
+    assert (last["done"], last["left_s"]) == (8, 0.0)
+    assert other["progress"] == "rank"
+
+
+def test_a_command_reports_to_programs() -> None:
+    arguments = ["tune", "example:lab-lookup", "--cost", "edd-llama2-chat-7b-a6000", "--policy", "fixed_k", "--json"]
+    result = call("specsim", "--progress", "json", *arguments)
+    assert result.code == 0
+    reports = [json.loads(line) for line in result.err.splitlines()]
+    assert reports[-1]["progress"] == "tune" and reports[-1]["done"] == reports[-1]["total"]
+    plain = call("specsim", *arguments)
+    assert plain.err == "" and json.loads(plain.out) == json.loads(result.out)
