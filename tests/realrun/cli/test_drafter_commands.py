@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
@@ -21,17 +21,15 @@ from realrun.decode.decoder import Decoder
 from realrun.decode.sampling import Sampler
 from realrun.drafters.eagle import Eagle
 from realrun.drafters.edd import one_layer_model, own_state
-from realrun.drafters.eesd import EarlyExit, as_model
+from realrun.drafters.eesd import EarlyExit
 from realrun.drafters.independent import IndependentKind
 from realrun.drafters.medusa import MedusaHeads, MedusaKind
 from realrun.lm.variants import SkippedSublayers
 from realrun.pairs.drafter_files import FILE, LAB_DRAFTERS, describe_target, read_drafter, save_drafter
 from realrun.pairs.pair import Pair, load_pair
-from realrun.train.common.on_text import Method, ModuleJob, TextRun, kl_nats, train_on_text
-from realrun.train.common.trainings import Training
 from realrun.train.registry import TRAININGS
 from specsim.io.errors import InputError
-from specsim.io.settings import Settings, from_options, options_of, setting
+from specsim.io.settings import from_options, options_of
 from specsim.policy.registry import make_policy
 from specsim.trace.files import read_trace
 from tests.realrun.train.test_lora import target as float_target
@@ -49,41 +47,7 @@ from tests.support.pairs.inside import (
 )
 from tests.support.small_targets import ARCHITECTURES, small_target, text_folder
 from tests.support.tiny import POSITIONS, VOCAB, random_predictor, tiny_tokenizer
-
-
-@dataclass(frozen=True)
-class ToySettings(Settings):
-    below: int = setting(1, low=1, doc="Layers below the toy's head.")
-    towards: Literal["target", "text"] = setting("target", doc="What the toy imitates.")
-    slope: float | None = setting(None, above=0, doc="Learning rate of the toy.")
-    curious: bool = setting(False, doc="Be curious.")
-    patience: int = setting(3)
-
-
-class Toy(ModuleJob):
-    def __init__(self, target: Any, settings: ToySettings):
-        super().__init__(target, EarlyExit(target, settings.below, 0), settings.slope or 1e-2)
-        self.model = as_model(target, self.module)
-
-    def loss(self, batch: torch.Tensor, step: int) -> tuple[torch.Tensor, dict[str, float]]:
-        tokens = batch[:, :-1]
-        with torch.no_grad():
-            theirs = self.target(input_ids=tokens, use_cache=False).logits
-        return kl_nats(theirs, self.model(input_ids=tokens, use_cache=False).logits), {}
-
-    @torch.no_grad()
-    def held_out(self, batch: torch.Tensor) -> dict[str, float]:
-        return {"divergence": float(self.loss(batch, 0)[0])}
-
-
-def train_toy(pair: Pair, settings: ToySettings, run: TextRun) -> dict[str, Any]:
-    facts = {"layers": settings.below, "exit_layers": 0, "settings": asdict(settings)}
-    plan = {"drafter": "toy", **asdict(settings)}
-    return train_on_text(pair, Method("eesd", plan, facts), lambda: Toy(pair.target, settings), run)
-
-
-TOY = Training("toy", ToySettings, train_toy, "Train a toy.\n\nExample: realrun train toy --out toy")
-
+from tests.support.toy_training import TOY, ToySettings
 
 HEADS = 3
 FACTS: dict[str, dict[str, Any]] = {
