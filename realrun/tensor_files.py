@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import stat
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from specsim.io.files import replacing
+from specsim.io.files import replacing, scratch_folder
 
 OS_ERROR = re.compile(r"\(os error (\d+)\)")  # in what safetensors says of a disk
 
@@ -24,9 +23,9 @@ def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapp
     with (
         replacing(path) as temporary,
         # safetensors writes to a temporary file of its own, which a kill would leave beside the file for good
-        tempfile.TemporaryDirectory(prefix=f"{temporary.name}.", dir=temporary.parent) as folder,
+        scratch_folder(temporary.with_name(path.name)) as folder,
     ):
-        written = Path(folder) / path.name
+        written = folder / path.name
         try:
             save_file(whole, written, metadata=dict(metadata))
         except SafetensorError as error:

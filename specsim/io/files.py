@@ -17,7 +17,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -169,6 +169,11 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
                 _exchange(work, folder)
             else:
                 os.replace(work, folder)
+
+
+def scratch_folder(path: Path) -> AbstractContextManager[Path]:
+    """Give a hidden folder beside this path until the block ends; after a kill, the path's next writer removes it."""
+    return _temporary(path, Path.mkdir)
 
 
 def remove_folder(folder: Path) -> None:

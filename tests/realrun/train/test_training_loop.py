@@ -314,3 +314,21 @@ def test_a_full_disk_is_said_by_safetensors_too(tmp_path: Path, monkeypatch: pyt
     assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(path))
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
     assert torch.equal(load_file(path)["a"], torch.zeros(2))
+
+
+KILLED_IN_SAVE = """
+import os, signal, sys
+from pathlib import Path
+import torch
+from realrun import tensor_files
+tensor_files.save_file = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+tensor_files.save_tensors(Path(sys.argv[1]), {"a": torch.zeros(2)}, {})
+"""
+
+
+def test_what_a_kill_left_while_tensors_were_written_is_removed_by_the_next_save(tmp_path: Path) -> None:
+    path, root = tmp_path / "drafter.safetensors", Path(__file__).parents[3]
+    done = subprocess.run([sys.executable, "-c", KILLED_IN_SAVE, str(path)], check=False, cwd=root)
+    assert done.returncode == -signal.SIGKILL and any(tmp_path.iterdir()) and not path.exists()
+    tensor_files.save_tensors(path, {"a": torch.ones(2)}, {})
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
