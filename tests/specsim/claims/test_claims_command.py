@@ -1,4 +1,4 @@
-"""`specsim claims`, and the pytest plugin, also where only specsim's wheel, what it needs and pytest are installed."""
+"""Claims on the command line, and those that this repository makes of itself, none of them too loose."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ import shutil
 import subprocess
 import sys
 import venv
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import msgspec
 import pytest
 
-from specsim.claims.files import read_claims
+from specsim.claims.check import check
+from specsim.claims.claim import Claim, Statement
+from specsim.claims.files import claim_files, read_claims
 from tests.specsim.claims.conftest import CLAIMS, ClaimFile, write_validation
 from tests.support.commands import assert_refused, call, json_of
 
@@ -223,3 +227,44 @@ def test_one_claim_can_be_chosen_and_a_bad_file_is_one_line(python: Path, projec
     (project / "bad.claims.toml").write_text("version = 2\n")
     refused = succeed(python, "-m", "pytest", cwd=project, code=2)
     assert "bad.claims.toml: version is 2" in refused and "Traceback" not in refused
+
+
+TIMED = ROOT / "claims" / "timed"
+
+
+def kept_files(*, timed: bool) -> list[Path]:
+    return [path for path in claim_files([ROOT / "claims"]) if (TIMED in path.parents) == timed]
+
+
+def test_claims_that_need_a_clock_are_of_what_nox_measures() -> None:
+    claims = [claim for path in kept_files(timed=True) for claim in read_claims(path)]
+    measured = {(claim.home / subject.document).resolve() for claim in claims for subject in claim.subjects}
+    (file,) = measured
+    assert file == ROOT / "results" / "claims" / "speed.json"
+    assert f"--benchmark-json={file.relative_to(ROOT)}" in (ROOT / "noxfile.py").read_text()
+
+
+@pytest.mark.slow
+def test_no_figure_can_move_by_more_than_its_tolerance() -> None:
+    """Every expected value and every end of an interval is moved by twice its tolerance and more; all of it drifts."""
+    moved = []
+    for claim in (claim for path in kept_files(timed=False) for claim in read_claims(path)):
+        statement = claim.statement
+        if statement.expected is not None:
+            moved.append(stating(claim, expected=beyond(statement, statement.expected)))
+        if statement.interval is not None:
+            low, high = statement.interval
+            moved.append(stating(claim, interval=(low, beyond(statement, high))))
+            moved.append(stating(claim, interval=(low - (beyond(statement, low) - low), high)))
+    assert moved
+    assert [claim.name for claim in moved if check(claim).verdict != "drifted"] == []
+
+
+def stating(claim: Claim, **changes: object) -> Claim:
+    """The claim with another statement."""
+    return replace(claim, statement=msgspec.structs.replace(claim.statement, **changes))
+
+
+def beyond(statement: Statement, value: float) -> float:
+    """A larger value, beyond the tolerance."""
+    return value + 2.1 * (statement.around(value)[1] - value) + 1e-6 * abs(value) + 1e-9

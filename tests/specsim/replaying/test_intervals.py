@@ -501,7 +501,7 @@ def test_numpy_and_pandas_take_it_for_a_float() -> None:
 
 
 def test_it_equals_its_number_and_an_estimate_with_the_same_interval() -> None:
-    assert SPEEDUP == 1.25 and SPEEDUP == 1.25 and hash(SPEEDUP) == hash(1.25) and {SPEEDUP: "x"}[1.25] == "x"
+    assert SPEEDUP == 1.25 and hash(SPEEDUP) == hash(1.25) and {SPEEDUP: "x"}[1.25] == "x"
     assert SPEEDUP != 1.3 and SPEEDUP != "1.25" and SPEEDUP == 1.25
     assert Estimate(1.25, 1.1, 1.4) == SPEEDUP and Estimate(1.25, 0.0, 9.0) != SPEEDUP
 
