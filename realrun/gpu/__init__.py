@@ -1,0 +1,1 @@
+"""`realrun gpu`: a lent GPU used whole, in stages."""
