@@ -323,7 +323,7 @@ class StaticLlama(LlamaLM):
         return self._fed(tokens, lengths, None)[0]
 
     @torch.inference_mode()
-    def states(self, tokens: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    def step_states(self, tokens: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         """Do the same as `step` without the head: states [B, n, d] after the final norm, for `logits_of`."""
         return self._fed(tokens, lengths, STATES)[1].view(*tokens.shape, -1)
 

@@ -82,7 +82,7 @@ def free() -> None:
 
 
 def _static(target: PreTrainedModel, prompts: Sequence[Tokens], new_tokens: int) -> Follow:
-    """Decode over a static cache, whose batch may be larger: its last rows then repeat padding at slot 0."""
+    """Decode over a static cache. If it has more rows than prompts, the last rows stay empty."""
     batch, longest = len(prompts), max(map(len, prompts))
     lm = _with_room(target, batch, longest + new_tokens)
     padded = np.zeros((lm.batch, min(_rounded(longest, PIECE), lm.capacity)), np.int64)
@@ -115,7 +115,7 @@ def _last_states(lm: StaticLlama, padded: torch.Tensor, lengths: torch.Tensor) -
     last, start = lm.embedding.new_zeros(len(padded), lm.embedding.shape[1]), 0
     for piece in padded.split(PIECE, dim=1):
         n = piece.shape[1]
-        states = lm.states(piece, torch.full_like(lengths, start))
+        states = lm.step_states(piece, torch.full_like(lengths, start))
         place = lengths - 1 - start  # of the last token in this piece
         here = (place >= 0) & (place < n)
         last = torch.where(here[:, None], states[every, place.clamp(0, n - 1)], last)
@@ -133,9 +133,8 @@ def _with_room(target: PreTrainedModel, batch: int, length: int) -> StaticLlama:
         free()
         most = int(target.config.max_position_embeddings)
         capacity = max(length, min(_rounded(length, CAPACITY_STEP), most))
-        kept = StaticLlama(
-            target, capacity=capacity, batch=batch, compiled=False
-        )  # to compile takes longer than it saves
+        # Compiled operations would take longer to compile than they save.
+        kept = StaticLlama(target, capacity=capacity, batch=batch, compiled=False)
         _kept.append(kept)
     return kept
 
@@ -148,9 +147,7 @@ def _dynamic(target: PreTrainedModel, padded: Ints, lengths: Ints) -> Follow:
     """Decode through the library's cache. padded : int64 [B, P], prompts behind their padding; lengths : [B]"""
     cache = DynamicCache(config=target.config)
     padding = padded.shape[1] - lengths
-    first = (
-        torch.from_numpy(padding).to(target.device)[:, None] if padding.any() else None
-    )  # slot of a row's first token
+    first = torch.from_numpy(padding).to(target.device)[:, None] if padding.any() else None  # slots of first tokens
 
     def follow(feed: torch.Tensor | None, ended: torch.Tensor) -> torch.Tensor:
         fed = torch.from_numpy(padded).to(target.device) if feed is None else feed[:, None]

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+import realrun.lm.static.llama
 from realrun.pairs.library_text import SourceFile
 from realrun.pairs.prompts import Prompt, around_question
 from realrun.pairs.training_tasks import training_questions
@@ -30,6 +31,7 @@ from realrun.train.common.distill import (
 from realrun.train.common.generate import free, generate
 from specsim.io.errors import InputError
 from specsim.io.examples import TASKS
+from tests.support.llama_models import Recorder, with_garbage
 from tests.support.small_targets import ARCHITECTURES, alone, quiet, small_target, text_folder
 from tests.support.tiny import tiny_tokenizer
 
@@ -150,7 +152,14 @@ def test_prompts_of_any_length_are_continued_as_alone() -> None:
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_static_cache_changes_no_token(architecture: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prompts of less and more than a piece; sequences that end early; a batch in the buffers of a larger one."""
+    """Prompts of less and more than a piece; sequences that end early; a batch in the buffers of a larger one.
+
+    Slots that nothing may read hold NaN, and each pass overwrites the result of the last, as with a graph.
+    """
+    make = generating.StaticLlama
+    monkeypatch.setattr(generating, "StaticLlama", lambda model, **how: with_garbage(make(model, graphs=True, **how)))
+    if device == "cpu":
+        monkeypatch.setattr(realrun.lm.static.llama, "Graphs", Recorder)
     target = small_target(architecture).to(device)
     target.config.known_tokens, ends = 60, tuple(range(3, 60, 12))
     prompts = [np.arange(1, 1 + length, dtype=np.int32) for length in (1, 16, 17, 40, 5, 33)]
@@ -168,6 +177,7 @@ def test_a_static_cache_changes_no_token(architecture: str, device: str, monkeyp
         batches.append(generating._kept[0])
     assert all(len(each) > 1 for each in lengths)
     assert batches[0] is batches[1] is not batches[2] and batches[2].batch == 6  # the third batch is longer
+    assert len(batches[0].recorded.replays) == 2  # pieces of the prompts, and single tokens
     free()
 
 
@@ -297,7 +307,7 @@ def test_writing_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: pytes
     pair = alone(small_target())
     whole = written_text(pair, CORPUS, 250, SETTINGS, tmp_path / "a", quiet)
     calls: list[int] = []
-    real = distill.generate
+    real = generate
 
     def count(*arguments: Any) -> torch.Tensor:
         calls.append(1)
