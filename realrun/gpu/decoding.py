@@ -72,7 +72,7 @@ class DecodeSizes:
     sweeps: int = 1
     enough: int = 6
     record_s: float = 60.0
-    tune_s: float = 45.0
+    tune_s: float = 75.0  # where no policy has been compiled before
     end_s: float = 20.0
     typical_prompts: int = 6
     epsilons: tuple[float, ...] = (0.05, 0.1, 0.2)

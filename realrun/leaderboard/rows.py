@@ -69,7 +69,8 @@ LOOPS = 0.5  # share of distinct trigrams up to which a text repeats itself
 class CostSettings:
     """How much of costs is measured: slices of each drafter, at least where time is short and normally.
 
-    sweeps : of a slice; tree_tokens : largest tree; enough : samples of each part among the arms' rounds, None for the usual number
+    sweeps : of a slice; tree_tokens : largest tree
+    enough : samples of each part beside the arms' rounds, None for the usual number
     one_prober : whether all measurements of a drafter run on the same caches, which saves recording their graphs anew
     """
 
