@@ -214,9 +214,12 @@ def _typical(
         return {"reason": reason_of(error)}
 
 
-def pack(out: Path, path: Path, most_bytes: int = MOST_BYTES) -> list[str]:
-    """Zip what a board left, finished or not, traces last and the smallest first; return what was left out."""
-    files = [file for file in out.rglob("*") if file.is_file() and ".partial" not in str(file) and file.name[0] != "."]
+def pack(out: Path, path: Path, most_bytes: int = MOST_BYTES, which: str = "**/*") -> list[str]:
+    """Zip what a board left, finished or not, traces last and the smallest first; return what was left out.
+
+    which : files, such as "decoded/*" or "*/trace/*"
+    """
+    files = [file for file in out.glob(which) if file.is_file() and ".partial" not in str(file) and file.name[0] != "."]
     files.sort(key=lambda file: (file.suffix == ".parquet", file.stat().st_size))
     left_out, room = [], most_bytes
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
