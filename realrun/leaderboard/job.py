@@ -12,10 +12,10 @@ import dataclasses
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, Protocol, TypedDict
 
 from realrun.experiment.budget import Plan
 from realrun.experiment.document import errors_of
@@ -40,11 +40,11 @@ from realrun.leaderboard.rows import (
     ADAPTIVE,
     ANEW,
     FIXED,
-    LOOPS,
     PAPER,
     PLAIN,
     TREE,
     Board,
+    CostSettings,
     Entry,
     SlicedCosts,
     about,
@@ -53,12 +53,11 @@ from realrun.leaderboard.rows import (
     models,
     role_of,
     rows,
-    trigram_shares,
 )
 from realrun.lm.variants import expansion_of
-from realrun.measure.profile import TREE_TOKENS
-from realrun.measure.record import RecordSettings
+from realrun.measure.record import RecordSettings, has_recorded
 from realrun.measure.reuse import check_job, recorded_trace
+from realrun.measure.sweeps import Prober
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_digest, prompt_facts
 from specsim.cost.profile import ProfileCost
@@ -90,12 +89,33 @@ RESERVED = (PLAIN, DECODED)  # names of folders that no drafter can have
 class BoardSettings(ExperimentSettings):
     """How to record, tune and decode for a leaderboard.
 
-    Depth and trees are cut to what each drafter can do. repeats : 0 to predict only
+    Depth and trees are cut to what each drafter can do.
+
+    repeats : 0 to predict only; 1 on a machine that nothing interrupts, where more prompts tell more
+    rows : most rows of a drafter, its paper's policy and those of `also` first; 0: one for each role
+    also : policies that are among a drafter's rows whatever is faster, by the drafter's name
+    costs : how much of costs is measured, None for the usual amount
+    decode_until : time.monotonic() at which decoding ends; held-out prompts that do not fit are left out
     """
 
+    rows: int = 0
+    also: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    costs: CostSettings | None = None
+    decode_until: float = math.inf
+
     def __post_init__(self) -> None:
-        if self.repeats:
+        if self.repeats > 1:
             check_repeats(self.repeats)
+
+
+class Ahead(Protocol):
+    """Does parts of a board in other processes, before the board finds them done in its folder."""
+
+    def record(self, prompts: Sequence[Prompt], sequences: Ints) -> Mapping[str, str]:
+        """Record these prompts with all drafters; return the reason of every drafter that failed."""
+
+    def tune(self, prompts: Sequence[Prompt], sequences: Ints, settings: BoardSettings) -> None:
+        """Tune the policies of all drafters on these prompts, under the profiles in the folder."""
 
 
 def run_leaderboard(
@@ -107,11 +127,13 @@ def run_leaderboard(
     progress: Progress,
     *,
     overwrite: bool = False,
+    ahead: Ahead | None = None,
 ) -> dict[str, Any]:
     """Record, measure, tune, rank and decode; return the document of leaderboard.json.
 
     pairs : by the name that the drafter has in the leaderboard; plain : the target with a drafter that leaves its pass
     alone. What is in the folder already, made with the same settings, is used; more repeats may be asked for.
+    ahead : does what times nothing in other processes; drafters that fail there are left out
     """
     if settings.record.sampler.mode == "rejection":
         raise InputError("the leaderboard replays exactly, in greedy and Gumbel mode; choose one of them")
@@ -123,6 +145,16 @@ def run_leaderboard(
     plan = Plan(out / PLAN, settings, lambda: decoding_step_s(probed(plain, given, settings, None, progress)))
     prompts = plan.to_record(prompts, recorded_before)
     tuning, held = check_job(out, prompts, tuning_share=settings.tuning_share, seed=settings.seed)
+    sealed = not any(has_recorded(out / name / "trace", held.tolist()) for name in pairs)
+    chosen, skipped = dict[str, list[Candidate]](), list[dict[str, str]]()
+
+    def record_ahead(sequences: Ints) -> None:
+        nonlocal pairs
+        failed = {} if ahead is None else ahead.record(prompts, sequences)
+        skipped.extend({"drafter": name, "policy": "all", "reason": reason} for name, reason in failed.items())
+        pairs = {name: pair for name, pair in pairs.items() if name not in failed}
+        if not pairs:
+            raise InputError(f"no drafter could be recorded ({'; '.join(failed.values())}); give others")
 
     def recorded(sequences: Ints | None = None) -> dict[str, Trace]:
         what = "record" if sequences is None else "record tuning prompts"
@@ -130,7 +162,7 @@ def run_leaderboard(
             name: recorded_trace(
                 pair,
                 prompts,
-                _within(pair, settings.record),
+                within(pair, settings.record),
                 out / name / "trace",
                 lambda done, total, name=name: progress(f"{name}: {what}", done, total),  # type: ignore[misc]
                 sequences=sequences,
@@ -138,17 +170,23 @@ def run_leaderboard(
             for name, pair in pairs.items()
         }
 
+    record_ahead(tuning)
     trains = recorded(tuning)
-    profiles = _tuning_profiles(pairs, plain, prompts, settings, out, progress)
-    costs, chosen, skipped = models(profiles), dict[str, list[Candidate]](), list[dict[str, str]]()
+    sliced = _sliced_costs(pairs, plain, prompts, settings, out)
+    most_s = limit_s(math.inf, PROFILE_SHARE, settings.minutes)
+    profiles = sliced.measure(lambda done, total: progress("costs", done, total), most_s)
+    costs = models(profiles)
+    if ahead is not None:
+        ahead.tune(prompts, tuning, settings)
     for name, train in trains.items():
-        tuned, left_out = _tuned(name, train, costs[name], settings, out, progress)
-        chosen[name] = best_of_roles(tuned, pairs[name].drafter.paper_policy)
+        tuned, left_out = tune(name, train, costs[name], settings, out, progress)
+        paper = pairs[name].drafter.paper_policy
+        chosen[name] = best_of_roles(tuned, paper, settings.also.get(name, ()), settings.rows)
         skipped += [{"drafter": name, "policy": policy, "reason": reason} for policy, reason in left_out]
     everyone, texts = [*chain.from_iterable(chosen.values())], [prompts[number] for number in held]
     _, decoded = plan.to_decode(everyone, texts, time.monotonic() - begun_s, least_policies=len(everyone))
     held = held[decoded]
-    forecasts = _forecast(chosen, trains, profiles, len(held), settings, sealed=recorded_before is None)
+    forecasts = _forecast(chosen, trains, profiles, len(held), settings, sealed=sealed)
     forecasts = sealed_forecast(out, forecasts)
     speedups = iter(forecasts["rows"])
     entries = [
@@ -156,10 +194,14 @@ def run_leaderboard(
         for name, candidates_ in chosen.items()
         for candidate in candidates_
     ]
+    record_ahead(held)
+    entries = [entry for entry in entries if entry.drafter in pairs]
     holdouts = {name: trace.select(held) for name, trace in recorded().items()}
+    trains, costs = {name: trains[name] for name in pairs}, {name: costs[name] for name in pairs}
+    profiles = {name: profiles[name] for name in pairs}
     board = Board(pairs, plain, entries, trains, holdouts, costs, profiles, None, settings.seed)
     if settings.repeats:
-        board = measured(board, [prompts[number] for number in held], settings, out, progress)
+        board = measured(board, [prompts[number] for number in held], settings, out, progress, sliced.probers)
     table = rows(board)
     document = {
         "kind": "specsim-drafter-leaderboard",
@@ -168,8 +210,8 @@ def run_leaderboard(
         **measured_facts(board),
         "block_expansion": expansion_of(plain.target),
         "prompts": prompt_facts(prompts, settings.record.prompts_source),
-        "sequences": {"tuning": len(tuning), "holdout": len(held)},
-        "looping_prompts": sum(share <= LOOPS for share in trigram_shares(next(iter(holdouts.values())))),
+        "sequences": {"tuning": len(tuning), "holdout": len(board.looping)},
+        "looping_prompts": int(board.looping.sum()),
         "rows": table,
         "skipped": skipped,
         "median_abs_error_percent": median_error(table),
@@ -209,23 +251,27 @@ def _forecast(
     return {**made, "drafter": [*chosen], "deploy": deploy}
 
 
-def _tuning_profiles(
-    pairs: Mapping[str, Pair],
-    plain: Pair,
+def _sliced_costs(
+    pairs: Mapping[str, Pair], plain: Pair, prompts: Sequence[Prompt], settings: BoardSettings, out: Path
+) -> SlicedCosts:
+    """Make every drafter's costs, to measure before any of them decodes, at the contexts that prompts may meet."""
+    contexts = contexts_of(prompts, settings.record.max_new_tokens)
+    record, seed, how = settings.record, settings.seed, settings.costs
+    return SlicedCosts(pairs, plain, out, contexts=contexts, record=record, seed=seed, how=how)
+
+
+def measured(
+    board: Board,
     prompts: Sequence[Prompt],
     settings: BoardSettings,
     out: Path,
     progress: Progress,
-) -> dict[str, dict[str, Any]]:
-    """Measure every drafter's costs before any of them decodes, in turns, at the contexts that the prompts may meet."""
-    contexts = contexts_of(prompts, settings.record.max_new_tokens)
-    costs = SlicedCosts(pairs, plain, out, contexts=contexts, record=settings.record, seed=settings.seed)
-    most_s = limit_s(math.inf, PROFILE_SHARE, settings.minutes)
-    return costs.measure(lambda done, total: progress("costs", done, total), most_s)
+    probers: Mapping[int, Prober] | None = None,
+) -> Board:
+    """Decode the held-out prompts with every entry and two baselines; the board with that and the rounds' costs.
 
-
-def measured(board: Board, prompts: Sequence[Prompt], settings: BoardSettings, out: Path, progress: Progress) -> Board:
-    """Decode the held-out prompts with every entry and two baselines; the board with that and the rounds' costs."""
+    probers : those that the costs were measured on, by their pair's id; by default others
+    """
     contenders = [
         (PLAIN, PLAIN, None),
         *((entry.key, entry.drafter, entry.policy) for entry in board.entries),
@@ -233,17 +279,20 @@ def measured(board: Board, prompts: Sequence[Prompt], settings: BoardSettings, o
     ]
     pairs = {PLAIN: board.plain, **board.pairs}
     sampler, trees = settings.record.sampler, settings.record.tree is not None
+    how = settings.costs or CostSettings()
     costs = {
         name: Costs(
             MeasuredCosts(
                 pair,
                 board.holdouts[name],
-                tree_tokens=TREE_TOKENS if pair.drafter.trees and trees else 0,
+                tree_tokens=how.tree_tokens if pair.drafter.trees and trees else 0,
                 sampler=sampler,
                 seed=settings.seed,
                 texts=math.ceil(settings.repeats * len(prompts) / len(board.pairs)),
                 own_baseline=False,
                 beside=board.trains[name],
+                prober=(probers or {}).get(id(pair)),
+                enough=how.enough,
             ),
             [arm for arm, (_, drafter, _) in enumerate(contenders) if drafter == name],
         )
@@ -258,7 +307,10 @@ def measured(board: Board, prompts: Sequence[Prompt], settings: BoardSettings, o
         repeats=settings.repeats,
         seed=settings.seed,
         progress=lambda done, total: progress("decode", done, total),
+        limit_s=settings.decode_until - time.monotonic(),
     )
+    done = measurement.sequences
+    holdouts = {name: trace.select(done) for name, trace in board.holdouts.items()}
     baselines = [0, len(contenders) - 1]
     profiles = {
         name: cost.measured.document(measurement.runs([*baselines, *cost.arms]), settings.repeats)
@@ -266,10 +318,10 @@ def measured(board: Board, prompts: Sequence[Prompt], settings: BoardSettings, o
     }
     for name, profile in profiles.items():
         write_json(profile, out / name / "profile.json")
-    return dataclasses.replace(board, measurement=measurement, profiles=profiles)
+    return dataclasses.replace(board, measurement=measurement, profiles=profiles, holdouts=holdouts)
 
 
-def _within(pair: Pair, settings: RecordSettings) -> RecordSettings:
+def within(pair: Pair, settings: RecordSettings) -> RecordSettings:
     """Select the sampling settings that this drafter can be recorded with."""
     return settings if pair.drafter.trees else dataclasses.replace(settings, tree_nodes=0)
 
@@ -303,11 +355,17 @@ def _claim(out: Path, identity: dict[str, Any], names: Sequence[str], *, overwri
     claim(path, identity, f"{out} was made", OTHER, Identity)
 
 
-def _tuned(
-    name: str, train: Trace, cost: ProfileCost, settings: BoardSettings, out: Path, progress: Progress
+def tune(
+    name: str,
+    train: Trace,
+    cost: ProfileCost,
+    settings: BoardSettings,
+    out: Path,
+    progress: Progress,
+    jobs: int | None = None,
 ) -> tuple[list[Candidate], list[tuple[str, str]]]:
-    """Tune all policies of a drafter, best first, with (policy, reason) of those left out."""
-    search = SearchSettings(trials=settings.trials, seed=settings.seed)
+    """Tune all policies of a drafter, best first, with (policy, reason) of those left out. jobs : threads"""
+    search = SearchSettings(trials=settings.trials, seed=settings.seed, jobs=jobs)
     tuned, left_out = candidates(
         train,
         cost,
@@ -326,19 +384,25 @@ def _tuned(
     return sorted(kept, key=lambda candidate: -(candidate.train_speedup or 0.0)), left_out
 
 
-def best_of_roles(tuned: Sequence[Candidate], paper_policy: str | None) -> list[Candidate]:
-    """Choose the best policy of each role, and the policy of the drafter's paper if it is none of these.
+def best_of_roles(
+    tuned: Sequence[Candidate], paper_policy: str | None, also: Sequence[str] = (), rows: int = 0
+) -> list[Candidate]:
+    """Choose the best policy of each role, that of the drafter's paper, and the best of each policy in `also`.
 
-    tuned : best first; those that are returned have the role that they are compared as
+    tuned : best first; those that are returned have the role that they are compared as, and none is there twice
+    rows : most that are chosen, 0 for all: the paper's and those of `also`, then the fastest
     """
     best = dict[str, Candidate]()
     for candidate in tuned:
-        kind = type(candidate.policy)
-        for role in (role_of(kind), *([PAPER] if kind.name == paper_policy else [])):
+        name = type(candidate.policy).name
+        roles = (role_of(type(candidate.policy)), PAPER * (name == paper_policy), name * (name in also))
+        for role in filter(None, roles):
             best.setdefault(role, dataclasses.replace(candidate, role=role))
-    chosen = [best[role] for role in (FIXED, ADAPTIVE, TREE) if role in best]
-    paper = best.get(PAPER)
-    return chosen if paper is None or paper.policy in [other.policy for other in chosen] else [*chosen, paper]
+    every = [best[role] for role in (FIXED, ADAPTIVE, TREE, PAPER, *also) if role in best]
+    chosen = [one for at, one in enumerate(every) if one.policy not in [other.policy for other in every[:at]]]
+    wanted = [best[role].policy for role in (PAPER, *also) if role in best]
+    first = sorted(chosen, key=lambda one: (one.policy not in wanted, -(one.train_speedup or 0.0)))
+    return [one for one in chosen if not rows or one in first[:rows]]
 
 
 def named(drafters: str | None, target: str) -> dict[str, str]:

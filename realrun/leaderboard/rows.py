@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypedDict
@@ -29,6 +29,7 @@ from realrun.kept_files import read_own
 from realrun.measure.profile import TREE_TOKENS, profile_slice
 from realrun.measure.record import RecordSettings
 from realrun.measure.stream import STATISTICS, Samples, Stream
+from realrun.measure.sweeps import Prober
 from realrun.pairs.drafter_files import weights_digest
 from realrun.pairs.pair import Pair
 from specsim.acceptance.formulas import distinct_trigrams
@@ -64,6 +65,23 @@ MEASURED = (
 LOOPS = 0.5  # share of distinct trigrams up to which a text repeats itself
 
 
+@dataclass(frozen=True)
+class CostSettings:
+    """How much of costs is measured: slices of each drafter, at least where time is short and normally.
+
+    sweeps : of a slice; tree_tokens : largest tree
+    enough : samples of each part beside the arms' rounds, None for the usual number
+    one_prober : whether all measurements of a drafter run on the same caches, which saves recording their graphs anew
+    """
+
+    least_slices: int = field(default_factory=lambda: LEAST_SLICES)  # read when made
+    slices: int = field(default_factory=lambda: SLICES)
+    sweeps: int = SLICE_SWEEPS
+    tree_tokens: int = field(default_factory=lambda: TREE_TOKENS)
+    enough: int | None = None
+    one_prober: bool = False
+
+
 class Slices(TypedDict):
     """Slices so far, the samples of their sweeps, and the profile that follows."""
 
@@ -79,6 +97,8 @@ class SlicedCosts:
     plain : the plain target with a drafter that leaves its pass alone
     contexts : at which costs are measured
     record : what is recorded of the drafters, and how tokens are chosen
+    how : how much is measured
+    probers : those that are kept, by their pair's id; None if none are
     """
 
     def __init__(
@@ -90,8 +110,11 @@ class SlicedCosts:
         contexts: Sequence[int],
         record: RecordSettings,
         seed: int,
+        how: CostSettings | None = None,
     ):
+        how = how or CostSettings()
         self.pairs, self.drafters = {**pairs, PLAIN: plain}, list(pairs)
+        self.how, self.probers = how, dict[int, Prober]() if how.one_prober else None
         self.folder, self.contexts, self.record, self.seed = folder, contexts, record, seed
         self.slices: dict[str, int] = dict.fromkeys(self.pairs, 0)
         self.sweeps: dict[str, list[Stream]] = {name: [] for name in self.pairs}
@@ -109,7 +132,7 @@ class SlicedCosts:
 
         Raises InputError where even the most slices give costs that cannot be.
         """
-        wanted, end = SLICES, time.monotonic() + limit_s
+        wanted, end = self.how.slices, time.monotonic() + limit_s
         while True:
             self._take_turns(wanted, progress, end)
             documents = {name: by_medians(self.profiles[name], self.profiles[PLAIN]) for name in self.drafters}
@@ -119,7 +142,7 @@ class SlicedCosts:
             except InputError:
                 if wanted >= MOST_SLICES:
                     raise
-                wanted += SLICES
+                wanted += self.how.slices
             else:
                 break
         for name, document in documents.items():
@@ -129,7 +152,7 @@ class SlicedCosts:
     def _take_turns(self, wanted: int, progress: Counter, end: float) -> None:
         names = list(self.pairs)
         while (number := min(self.slices.values())) < wanted:
-            if wanted == SLICES and number >= LEAST_SLICES and time.monotonic() > end:
+            if wanted == self.how.slices and number >= self.how.least_slices and time.monotonic() > end:
                 return
             for at in np.random.default_rng((self.seed, number)).permutation(len(names)).tolist():
                 if self.slices[names[at]] == number:
@@ -139,20 +162,22 @@ class SlicedCosts:
     def _slice(self, name: str) -> None:
         """Measure another slice."""
         alone = name == PLAIN
+        kept: dict[str, Any] = {} if self.probers is None else {"probers": self.probers}
         self.profiles[name] = profile_slice(
             self.pairs[name],
             self.sweeps[name],
-            SLICE_SWEEPS,
+            self.how.sweeps,
             contexts=self.contexts,
             depth=1 if alone else self.record.max_draft_tokens,
             sampler=self.record.sampler,
             seed=self.seed,
-            tree_tokens=TREE_TOKENS if self.record.tree is not None and not alone else 0,
+            tree_tokens=self.how.tree_tokens if self.record.tree is not None and not alone else 0,
+            **kept,
         )
         self.slices[name] += 1
         sweeps = [samples.as_dict() for samples in self.sweeps[name]]
-        kept = {"slices": self.slices[name], "sweeps": sweeps, "profile": self.profiles[name]}
-        write_json(kept, self.folder / name / SAMPLES)
+        document = {"slices": self.slices[name], "sweeps": sweeps, "profile": self.profiles[name]}
+        write_json(document, self.folder / name / SAMPLES)
 
 
 def by_medians(document: Mapping[str, Any], plain: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,7 +35,7 @@ from specsim.io.progress import Counter
 from specsim.trace.trace import Trace
 from specsim.trace.tree_record import MAX_NODES, record_from_nodes
 
-IDENTITY = "recording.json"
+IDENTITY, SEQUENCE = "recording.json", "{:06d}.npz"  # in the folder of an unfinished trace
 MAX_WIDTH = 256  # children recorded of a node
 
 
@@ -47,6 +47,11 @@ def partial_of(trace: Path) -> Path:
 def partial_identity(trace: Path) -> dict[str, Any] | None:
     """Read what the sequences beside a trace depend on; None if there are no sequences."""
     return read_kept(partial_of(trace) / IDENTITY)
+
+
+def has_recorded(trace: Path, sequences: Iterable[int]) -> bool:
+    """Check whether any of these prompts was recorded for a trace, which may be unfinished."""
+    return trace.exists() or any((partial_of(trace) / SEQUENCE.format(number)).is_file() for number in sequences)
 
 
 class Recorded(NamedTuple):
@@ -106,7 +111,7 @@ class Partial:
         remove_folder(self.folder)
 
     def _path(self, number: int) -> Path:
-        return self.folder / f"{number:06d}.npz"
+        return self.folder / SEQUENCE.format(number)
 
 
 @dataclass(frozen=True)
@@ -172,6 +177,7 @@ def record(
     progress: Counter | None = None,
     partial: Partial | None = None,
     sequences: Sequence[int] | None = None,
+    texts: Mapping[int, Sequence[int]] | None = None,
 ) -> Trace:
     """Decode every prompt with the target alone, and record what the drafter proposes at every output position.
 
@@ -189,6 +195,8 @@ def record(
         Folder that keeps finished sequences; sequences in it are not recorded again.
     sequences : sequence of int, optional
         Numbers of the prompts to record, increasing; by default all. A sequence does not depend on the others.
+    texts : mapping, optional
+        Outputs by the prompts' numbers, where the same target has decoded them before with these settings.
 
     Returns
     -------
@@ -220,7 +228,7 @@ def record(
         sequence = None if partial is None else partial.get(number)
         if sequence is None:
             with planless_attention(pair.device):
-                sequence = recording.sequence(number, prompts[number].tokens)
+                sequence = recording.sequence(number, prompts[number].tokens, (texts or {}).get(number))
             if partial is not None:
                 partial.put(number, sequence)
         recorded.append(sequence)
@@ -252,11 +260,13 @@ class _Recording:
                 "shorten them"
             )
 
-    def sequence(self, number: int, prompt: Sequence[int]) -> Recorded:
-        """Decode a prompt, then record the drafter at every output position."""
+    def sequence(self, number: int, prompt: Sequence[int], text: Sequence[int] | None = None) -> Recorded:
+        """Decode a prompt unless its text is known, then record the drafter at every output position."""
         sampler, decoder = self.settings.sampler, self.decoder
         start = decoder.clock()
-        tokens = decoder.decode(prompt, self.settings.max_new_tokens, None, sequence=number).tokens
+        if text is None:
+            text = decoder.decode(prompt, self.settings.max_new_tokens, None, sequence=number).tokens
+        tokens = list(text)
         generated = decoder.clock()
         scorer = None
         if self.predictor is not None:

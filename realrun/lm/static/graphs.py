@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-WARM_UP_RUNS = 2  # before the recording: libraries load and kernels compile
+WARM_UP_RUNS = 1  # before the recording: libraries load and kernels compile
 Results = tuple[torch.Tensor, ...]
 
 
