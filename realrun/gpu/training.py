@@ -8,7 +8,6 @@ others go on meanwhile to the end.
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import signal
@@ -84,22 +83,22 @@ def needs(recipe: Sequence[str]) -> list[str]:
 def spans(recipes: Mapping[str, Sequence[str]], at_once: int) -> dict[str, Span]:
     """Divide the time among trainings, given in order of worth, of which `at_once` run at once.
 
-    Trainings that need others run in the last part of the time. The others are started in waves of equal length, which
-    share the part before; of the last wave, those that none needs go on to the end where there is room.
+    Trainings that need others run in the last part of the time. The others are started in waves, which have the part before
+    by their numbers of trainings; of the last wave, those that none needs go on to the end where there is room.
     """
     last = [name for name, recipe in recipes.items() if any(need in recipes for need in needs(recipe))]
     first = [name for name in recipes if name not in last]
     needed = {need for name in last for need in needs(recipes[name])}
     part = NEEDED_SHARE if last else 1.0
-    waves = math.ceil(len(first) / at_once)
     divided = dict.fromkeys(last, Span(part, 1.0))
     room = at_once - len(last)
-    for number, name in enumerate(first):
-        wave = number // at_once
-        divided[name] = Span(part * wave / waves, part * (wave + 1) / waves)
-        if wave == waves - 1 and name not in needed and room > 0:
-            divided[name] = Span(part * wave / waves, 1.0)
-            room -= 1
+    for begin in range(0, len(first), at_once):
+        wave = first[begin : begin + at_once]
+        span = Span(part * begin / len(first), part * (begin + len(wave)) / len(first))
+        for name in wave:
+            divided[name] = span
+            if span.end == part and name not in needed and room > 0:
+                divided[name], room = Span(span.begin, 1.0), room - 1
     return divided
 
 
@@ -211,7 +210,11 @@ def _start(command: Sequence[str], folder: Path, end: float) -> _Running:
     folder.mkdir(parents=True, exist_ok=True)
     paths = [str(REPOSITORY), str(REPOSITORY / "kernels"), *filter(None, [os.environ.get("PYTHONPATH")])]
     # Blocks of many sizes come and go in a training, and a dozen processes share the card's memory.
-    variables = {"PYTHONPATH": os.pathsep.join(paths), "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    variables = {
+        "PYTHONPATH": os.pathsep.join(paths),
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+        "TORCH_CUDNN_SDPA_DEPRIORITIZED": "1",  # cuDNN plans anew for every shape, tens of milliseconds each
+    }
     with (folder / PRINTED).open("wb") as printed, (folder / ERRORS).open("ab") as errors:
         process = subprocess.Popen(
             command,
