@@ -83,8 +83,8 @@ def needs(recipe: Sequence[str]) -> list[str]:
 def spans(recipes: Mapping[str, Sequence[str]], at_once: int) -> dict[str, Span]:
     """Divide the time among trainings, given in order of worth, of which `at_once` run at once.
 
-    Trainings that need others run in the last part of the time. The others are started in waves, which have the part before
-    by their numbers of trainings; of the last wave, those that none needs go on to the end where there is room.
+    Trainings that need others run in the last part of the time. The others are started in waves, which have the part
+    before by their numbers of trainings; of the last wave, those that none needs go on to the end where there is room.
     """
     last = [name for name, recipe in recipes.items() if any(need in recipes for need in needs(recipe))]
     first = [name for name in recipes if name not in last]
