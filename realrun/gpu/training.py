@@ -62,7 +62,7 @@ RECIPES: dict[str, tuple[str, ...]] = {
         "--temperatures 0,0.8",
         "draft-6-predictor": "predictor --draft-model {draft-6} --num-prompts 48 --max-new-tokens 64 "
         "--max-draft-tokens 8 --temperatures 0,0.8",
-        "Self-SD": "self-sd --trials 40 --num-prompts 6 --max-new-tokens 48",
+        "Self-SD": "self-sd --trials 40 --num-prompts 6 --max-new-tokens 48 --max-draft-tokens 6 --cost-repeats 5",
     }.items()
 }
 _NEED = re.compile(r"\{(.+)\}")
@@ -218,7 +218,6 @@ def _start(command: Sequence[str], folder: Path, end: float) -> _Running:
     with (folder / PRINTED).open("wb") as printed, (folder / ERRORS).open("ab") as errors:
         process = subprocess.Popen(
             command,
-            cwd=REPOSITORY,
             env=os.environ | variables,
             stdout=printed,
             stderr=errors,
