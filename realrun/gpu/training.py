@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -215,13 +216,15 @@ def _start(command: Sequence[str], folder: Path, end: float) -> _Running:
         "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
         "TORCH_CUDNN_SDPA_DEPRIORITIZED": "1",  # cuDNN plans anew for every shape, tens of milliseconds each
     }
+    # A session of its own makes a group, to be killed with its children; it has to end with this process all the same.
+    dying = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
     with (folder / PRINTED).open("wb") as printed, (folder / ERRORS).open("ab") as errors:
         process = subprocess.Popen(
-            command,
+            [*dying, *command],
             env=os.environ | variables,
             stdout=printed,
             stderr=errors,
-            start_new_session=True,  # a group of its own, to be killed with its children
+            start_new_session=True,
         )
     return _Running(process, end)
 

@@ -18,7 +18,7 @@ from tests.support.trainings import word_text
 SMALL = ("--batch", "2", "--window", "32")
 RECIPES_HERE: Mapping[str, tuple[str, ...]] = {
     "EESD": ("eesd", "--tokens", "0.002", "--draft-vocabulary", "64"),
-    "EAGLE": ("eagle", "--tokens", "0.05"),
+    "EAGLE": ("eagle", "--tokens", "0.02"),
     "predictor": ("predictor", "--drafter", "{EESD}", "--num-prompts", "10", "--max-new-tokens", "4"),
     "broken": ("eesd", "--layers", "99"),
     "after it": ("predictor", "--drafter", "{broken}"),
@@ -71,7 +71,7 @@ def test_a_second_start_repeats_nothing_and_goes_on_with_what_was_cut_off(tmp_pa
     first = json.loads((out / "EESD" / RESULT).read_text())
     results = start(4)
     assert results["EESD"] == first and first["tokens"] == first["curve"][-1][0] == 31 * 64
-    assert results["EAGLE"]["tokens"] == 781 * 64
+    assert results["EAGLE"]["tokens"] == 312 * 64
     assert "early exit after 99" in results["broken"]["error"] and "broken failed" in results["after it"]["error"]
     assert results["predictor"]["samples"] > 0
     pair = load_pair("lab", drafter=str(out / "EESD"), predictor=str(out / "predictor"))
