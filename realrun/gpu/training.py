@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -59,9 +59,9 @@ RECIPES: dict[str, tuple[str, ...]] = {
         "--micro 4",
         "SPACE": f"space --rank 16 {_BARE} --micro 4",
         "draft-12": f"draft --layers 12 {_BARE}",
-        "EESD-predictor": "predictor --drafter {EESD} --num-prompts 48 --max-new-tokens 64 --max-draft-tokens 8 "
+        "EESD-predictor": "predictor --drafter {EESD} --num-prompts 32 --max-new-tokens 48 --max-draft-tokens 8 "
         "--temperatures 0,0.8",
-        "draft-6-predictor": "predictor --draft-model {draft-6} --num-prompts 48 --max-new-tokens 64 "
+        "draft-6-predictor": "predictor --draft-model {draft-6} --num-prompts 32 --max-new-tokens 48 "
         "--max-draft-tokens 8 --temperatures 0,0.8",
         "Self-SD": "self-sd --trials 40 --num-prompts 6 --max-new-tokens 48 --max-draft-tokens 6 --cost-repeats 5",
     }.items()
@@ -177,8 +177,7 @@ def train_all(
 
     commands = dict[str, list[str]]()
     results: dict[str, dict[str, Any]] = dict(done)
-    with ExitStack() as at_exit:
-        at_exit.callback(lambda: [training.kill() for training in running.values()])
+    try:
         while len(results) < len(names):
             for name in [name for name in left if name not in results and name not in running]:
                 lacking = [need for need in needs(left[name]) if need in results and "error" in results[need]]
@@ -204,6 +203,9 @@ def train_all(
                 print(f"{name}: {results[name].get('error', 'done')} after {seconds:.0f} s", flush=True)
             progress("train", len(results), len(names))
             time.sleep(POLL_S if running else 0)
+    finally:
+        for training in running.values():
+            training.kill()
     return {name: results[name] for name in names}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
+from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
@@ -16,7 +17,7 @@ from specsim.io.files import replacing
 
 def save_text(text: TrainingText, path: Path) -> None:
     """Write token arrays, their shares and the facts to a .npz file, atomically."""
-    arrays = {f"source_{number}": tokens for number, (tokens, _) in enumerate(text.sources)}
+    arrays: dict[str, Any] = {f"source_{number}": tokens for number, (tokens, _) in enumerate(text.sources)}
     shares = np.array([share for _, share in text.sources])
     content = io.BytesIO()  # written to a file itself, numpy would not say why a write fails
     np.savez(content, shares=shares, held_out=text.held_out, facts=np.array(json.dumps(text.facts)), **arrays)
