@@ -163,7 +163,6 @@ def train_all(
     plan, begun = spans(left, at_once), time.monotonic()
     total_s, running = 60 * minutes, dict[str, _Running]()
     questions = out / "questions.jsonl"
-    write_text(questions, "\n".join(json.dumps({"prompt": question}) for question in training_questions(QUESTIONS)))
 
     def command(name: str, end: float) -> list[str]:
         method, *options = (_NEED.sub(lambda need: str(out / need[1]), option) for option in left[name])
@@ -172,6 +171,9 @@ def train_all(
             seconds = max(1.0, end - time.monotonic() - min(START_S, 0.5 * total_s))
             options += [*common, "--text", str(text.resolve()), "--minutes", f"{seconds / 60:.3f}"]
         elif not is_lab(target):
+            if not questions.exists():  # takes seconds, in which the trainings on text run already
+                rows = [json.dumps({"prompt": question}) for question in training_questions(QUESTIONS)]
+                write_text(questions, "\n".join(rows))
             options += ["--prompts", str(questions)]
         return [sys.executable, "-m", "realrun", "train", method, *options]
 
