@@ -55,8 +55,8 @@ class DecodeSizes:
     typical_prompts : prompts that MEDUSA decodes with typical acceptance, 0 for none; epsilons : its thresholds
     """
 
-    prompts: int = 36
-    tuning_share: float = 1 / 3
+    prompts: int = 30
+    tuning_share: float = 0.4
     new_tokens: int = 256
     depth: int = 8
     tree_nodes: int = 24
@@ -68,7 +68,7 @@ class DecodeSizes:
         *("fixed_k", "max_confidence", "adaedl", "beta_ts", "cali_ts", "renewal_stop", "space_k"),
         *("vct", "pct", "eagle2", "sparse_tree"),
     )
-    slices: int = 2
+    slices: int = 1
     sweeps: int = 1
     enough: int = 6
     record_s: float = 60.0

@@ -34,6 +34,8 @@ WEIGHTS = "weights"  # folder beside the results, with a folder for each trained
 TEXT_FILE = "text.npz"
 ASKED_SHARE = 0.6  # of the text, whose questions a chat model makes up
 AT_ONCE = 12  # trainings on a card
+LATER = ("draft-12", "Self-SD")  # trainings that are begun when all else is done
+SAMPLED = ("EAGLE", "EESD", "MEDUSA-1", "SPACE", "draft-6")  # drafters that also decode at a temperature
 SHAPES = ("llama-3.1-8b", "llama-3.2-1b")
 CONTEXT = 1024  # tokens before every prompt of these shapes
 SCRIPT = "example:lab-model"  # trace that says which of their drafted tokens are accepted
@@ -113,13 +115,13 @@ def text(job: Job) -> dict[str, Any]:
     return {"target": pair.target_name, **facts}
 
 
-def train(job: Job) -> dict[str, Any]:
-    """Train the papers' drafters on that text, several at once."""
+def train(job: Job, later: bool) -> dict[str, Any]:
+    """Train the papers' drafters on that text, several at once. later : those of least worth, or the others"""
     from realrun.gpu.training import RECIPES, REDUCED, train_all
 
     recipes = RECIPES if job.full else REDUCED
     trained = train_all(
-        [*recipes],
+        [name for name in recipes if (name in LATER) == later],
         recipes=recipes,
         target=job.target,
         text=job.home / "text" / TEXT_FILE,
@@ -139,8 +141,11 @@ def decode(job: Job, temperature: float) -> dict[str, Any]:
     from realrun.gpu.decoding import decode
 
     sampler = Sampler("gumbel", temperature, job.seed) if temperature else Sampler()
+    drafters = trained_drafters(job.home / WEIGHTS, job.target)
+    if temperature:
+        drafters = {name: source for name, source in drafters.items() if name in SAMPLED}
     board = decode(
-        trained_drafters(job.home / WEIGHTS, job.target),
+        drafters,
         job.target,
         sampler,
         job.work,
@@ -155,6 +160,7 @@ def decode(job: Job, temperature: float) -> dict[str, Any]:
 
 def trained_drafters(weights: Path, target: str) -> dict[str, str]:
     """Find the drafters to decode with, by name: what needs no training, what ships, and what was trained."""
+    from realrun.decode.acceptance_predictor import FILE
     from realrun.gpu.training import RECIPES
     from realrun.pairs.pair import LOOKUP
 
@@ -162,7 +168,9 @@ def trained_drafters(weights: Path, target: str) -> dict[str, str]:
     if target == TARGET:
         found["EAGLE as shipped"] = "eagle"
     for name in RECIPES:
-        folder = weights / name
+        folder, predictor = weights / name, weights / f"{name}-predictor" / FILE
+        if predictor.is_file() and not (folder / FILE).is_file():
+            shutil.copy(predictor, folder)
         if (folder / "drafter.safetensors").is_file():
             found[name] = str(folder)
         elif (folder / "model.safetensors").is_file():
@@ -229,14 +237,15 @@ class Stage(NamedTuple):
 
 STAGES = (  # by worth
     Stage("check", check, 90),
-    Stage("text", text, 120),
-    Stage("train", train, 240),
-    Stage("decode-greedy", partial(decode, temperature=0.0), 200),
+    Stage("text", text, 90),
+    Stage("train", partial(train, later=False), 240),
+    Stage("decode-greedy", partial(decode, temperature=0.0), 330),
     Stage("decode-sampled", partial(decode, temperature=0.8), 200),
     Stage("kernels", kernels, 120),
     Stage("memcheck", partial(sanitizer, tool="memcheck"), 120),
     Stage("racecheck", partial(sanitizer, tool="racecheck"), 120),
     Stage("transfer", transfer, 240),
+    Stage("train-more", partial(train, later=True), 240),
     Stage("tests", tests, 300),
 )
 

@@ -66,6 +66,16 @@ RECIPES: dict[str, tuple[str, ...]] = {
         "Self-SD": "self-sd --trials 40 --num-prompts 6 --max-new-tokens 48 --max-draft-tokens 6 --cost-repeats 5",
     }.items()
 }
+_SMALL = "--batch 4 --window 32 --tokens 0.01"
+REDUCED: dict[str, tuple[str, ...]] = {  # for a tiny target on a CPU
+    name: tuple(recipe.split())
+    for name, recipe in {
+        "EAGLE": f"eagle {_SMALL}",
+        "EESD": f"eesd --layers 2 {_SMALL}",
+        "draft-2": f"draft --layers 2 {_SMALL}",
+        "EESD-predictor": "predictor --drafter {EESD} --num-prompts 12 --max-new-tokens 8 --max-draft-tokens 4",
+    }.items()
+}
 _NEED = re.compile(r"\{(.+)\}")
 
 
@@ -202,7 +212,9 @@ def train_all(
                 facts = {"command": commands[name], "process_seconds": round(seconds, 1)}
                 results[name] = facts | _result(out / name, training.process.returncode, late)
                 write_json(results[name], out / name / RESULT)
-                print(f"{name}: {results[name].get('error', 'done')} after {seconds:.0f} s", flush=True)
+                print(
+                    f"{name}: {results[name].get('error', 'done')} after {seconds:.0f} s", file=sys.stderr, flush=True
+                )
             progress("train", len(results), len(names))
             time.sleep(POLL_S if running else 0)
     finally:
@@ -237,7 +249,7 @@ def _report(name: str, folder: Path, known: int) -> int:
     """Print the held-out agreement of new rows; return the number of rows with one."""
     points = curve(folder)
     for tokens, agreement in points[known:]:
-        print(f"{name}: {tokens / 1e6:.2f} M tokens, agreement {100 * agreement:.1f} %", flush=True)
+        print(f"{name}: {tokens / 1e6:.2f} M tokens, agreement {100 * agreement:.1f} %", file=sys.stderr, flush=True)
     return max(known, len(points))
 
 
