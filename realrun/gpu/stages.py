@@ -238,7 +238,7 @@ class Stage(NamedTuple):
 STAGES = (  # by worth
     Stage("check", check, 90),
     Stage("text", text, 90),
-    Stage("train", partial(train, later=False), 240),
+    Stage("train", partial(train, later=False), 250),
     Stage("decode-greedy", partial(decode, temperature=0.0), 330),
     Stage("decode-sampled", partial(decode, temperature=0.8), 200),
     Stage("kernels", kernels, 120),
