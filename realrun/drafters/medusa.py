@@ -51,7 +51,7 @@ class MedusaHeads(torch.nn.Module):
         head = target.get_output_embeddings().weight.detach()
         self.float32_logits = gives_float32(target)
         self.config = copy.deepcopy(target.config)
-        self.tokens, self.out_features = tokens if shared else None, len(head)
+        self.tokens, self.out_features = tokens.to(head.device) if shared and tokens is not None else None, len(head)
         self.residual = torch.nn.Parameter(head.new_zeros(heads, head.shape[1], head.shape[1]))
         if shared:
             self.register_buffer("vocabulary", (head if tokens is None else head[tokens])[None], persistent=False)
@@ -83,7 +83,7 @@ class MedusaHeads(torch.nn.Module):
 
     def _product(self, states: torch.Tensor, vocabulary: torch.Tensor) -> torch.Tensor:
         logits = (float32_product if self.float32_logits else torch.matmul)(states, vocabulary)
-        return logits if self.tokens is None else spread(logits, self.tokens.to(logits.device), self.out_features)
+        return logits if self.tokens is None else spread(logits, self.tokens, self.out_features)
 
 
 class MedusaLM(ParallelRowsLM):
