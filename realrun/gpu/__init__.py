@@ -1,0 +1,1 @@
+"""What `realrun gpu` does in the minutes that a GPU is there."""

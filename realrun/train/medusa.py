@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -31,10 +31,12 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 
+from realrun.drafters.kind import DRAFT_TOKENS
 from realrun.drafters.medusa import MedusaHeads, MedusaKind
 from realrun.pairs.drafter_files import describe_target, load_drafter, training_recipe, weights_digest
 from realrun.pairs.pair import Pair
 from realrun.train.common.folder import Tensors, refuse_another
+from realrun.train.common.loop import Tokens
 from realrun.train.common.lora import Adapter, AdapterSettings, check_adaptable
 from realrun.train.common.on_text import (
     OWN_OR_TARGETS_HEAD,
@@ -216,6 +218,11 @@ class JointTraining(TunedTargetJob):
     ):
         self.target, self.settings, self.steps, self.stored = target, settings, steps, stored
         self.heads = copy.deepcopy(heads)
+        self.drafted = heads.tokens
+        if self.drafted is not None:  # the losses are over all tokens
+            whole = MedusaHeads(target, len(heads), shared=True)
+            whole.residual = self.heads.residual
+            self.heads = whole
         if self.heads.residual.dtype.itemsize < 4:
             self.heads.float()
         self.heads.requires_grad_(True)
@@ -246,6 +253,10 @@ class JointTraining(TunedTargetJob):
     def state(self) -> Tensors:
         """Collect the trained tensors by their names in a drafter's file."""
         return dict(self.heads.named_parameters()) | self.adapter.tensors()
+
+    def chosen(self, text: Sequence[tuple[Tokens, float]]) -> Tensors:
+        """Return the tokens that the heads drafted at the start."""
+        return {} if self.drafted is None else {DRAFT_TOKENS: self.drafted.to(torch.int32)}
 
     def close(self) -> None:
         self.adapter.remove()
@@ -326,6 +337,7 @@ class MedusaCommand(MedusaSettings):
         above=0,
         doc="With --joint: peak learning rate of the adapter; 4 times that for heads (default: 1e-4; 5e-4 with text).",
     )
+    rank: int = setting(AdapterSettings().rank, low=1, doc="With --joint: rank of the adapter.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -354,7 +366,10 @@ class MedusaCommand(MedusaSettings):
     @property
     def second(self) -> Medusa2Settings:
         schedule: Literal["constant", "sine"] = "sine" if self.one_stage else "constant"
-        return Medusa2Settings(self.backbone_loss, self.lambda_0, schedule, self.backbone_lr, decay=self.decay)
+        adapter = AdapterSettings(self.rank)
+        return Medusa2Settings(
+            self.backbone_loss, self.lambda_0, schedule, self.backbone_lr, decay=self.decay, adapter=adapter
+        )
 
 
 def train_either(pair: Pair, settings: MedusaCommand, run: TextRun) -> dict[str, Any]:

@@ -23,9 +23,10 @@ from realrun.pairs.prompts import (
     spread,
     training_prompts,
 )
-from realrun.train.common.distill import DistillSettings, TextSettings
+from realrun.train.common.distill import DistillSettings, TextSettings, TrainingText
 from realrun.train.common.loop import LoopSettings
 from realrun.train.common.on_text import TextRun
+from realrun.train.common.ready_text import read_text
 from specsim.io.errors import InputError
 from specsim.io.progress import Progress
 from specsim.io.settings import Settings, setting
@@ -127,9 +128,12 @@ class TextOptions(SharedOptions):
         elif self.text is None and not is_lab(pair.target_name):
             questions = training_prompts(pair.tokenizer, QUESTIONS, self.distill.seed)
             asked_share = ASKED_SHARE if pair.tokenizer.chat_template else 0.0
-        text = TextSettings(
-            self.text, self.generated_share, round(self.generated * 1e6), self.distill, questions, asked_share
-        )
+        text: TextSettings | TrainingText
+        if self.text is not None and self.text.is_file():
+            text = read_text(self.text)
+        else:
+            tokens = round(self.generated * 1e6)
+            text = TextSettings(self.text, self.generated_share, tokens, self.distill, questions, asked_share)
         loop = LoopSettings(
             1, self.batch, self.window, self.warmup, self.seed, self.device, self.dtype, self.micro, log_every=None
         )
