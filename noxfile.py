@@ -74,11 +74,11 @@ def slow(session: nox.Session) -> None:
 
 @nox.session(python="3.12")
 def image(session: nox.Session) -> None:
-    """The versions that images of GPU machines have: tests of kernels and real run, and the campaign."""
+    """The versions that images of GPU machines have: tests of kernels and real run, and `realrun gpu`."""
     session.install("-e", ".[real,dev]", *IMAGE)
-    session.run("python", "-c", "import specsim, realrun.campaign, speckernels")
+    session.run("python", "-c", "import specsim, realrun.gpu.stages, speckernels")
     session.run("pytest", *PROCESSES, "tests/kernels", "tests/realrun", *session.posargs, env=ENVIRONMENT)
-    session.run("realrun", "campaign", "--out", "results/image", "--minutes", "10", "--overwrite", env=ENVIRONMENT)
+    session.run("realrun", "gpu", "--out", "results/image", "--minutes", "10", "--overwrite", env=ENVIRONMENT)
 
 
 @nox.session(reuse_venv=False)

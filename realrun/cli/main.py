@@ -8,10 +8,10 @@ from typing import Any
 import typer
 
 from realrun.cli.board import board
-from realrun.cli.campaign import campaign
 from realrun.cli.compare import compare
 from realrun.cli.convert import convert
 from realrun.cli.engine import engine
+from realrun.cli.gpu import gpu
 from realrun.cli.profile import batch_profile, probe, profile
 from realrun.cli.record import record
 from realrun.cli.shapes import cost_grid, scripted, shapes
@@ -33,7 +33,7 @@ app.callback()(options_of_all)
 
 MEASURE, VALIDATE, TRAIN = "Record and measure", "Validate and compare", "Train and convert"
 COMMANDS: dict[str, tuple[Callable[..., Any], ...]] = {
-    MEASURE: (record, profile, probe, batch_profile, cost_grid, shapes, campaign),
+    MEASURE: (record, profile, probe, batch_profile, cost_grid, shapes, gpu),
     VALIDATE: (validate, board, compare, scripted, typical),
     TRAIN: (convert,),
 }

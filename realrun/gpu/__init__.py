@@ -1,1 +1,1 @@
-"""What `realrun gpu` does in the minutes that a GPU is there."""
+"""`realrun gpu`: a lent GPU used whole, in stages."""

@@ -24,7 +24,7 @@ OVERWRITE_FILE_HELP = "Replace an existing file."
 TRIALS_HELP = "Configurations to try per policy."
 LEARNING_SHARE_HELP = "Share of the sequences that a policy which learns from data learns from."
 JOBS_HELP = "Number of threads (default: one per core). Does not change the result."
-DRAFT_COST_HELP = "The drafter's cost grid; FILE:MODEL picks one from a result of `realrun campaign`."
+DRAFT_COST_HELP = "The drafter's cost grid; FILE:MODEL picks one from a result of `realrun gpu`."
 TRACE_HELP = "Trace folder, made by `realrun record`, or a name of `specsim example --list`."
 
 

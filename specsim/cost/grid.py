@@ -182,7 +182,7 @@ class GridPairCost(CostModel):
 
 
 def read_grid(path: Path | str) -> GridCost:
-    """Read a model's grid, made by `realrun cost-grid`, or FILE:MODEL of a result of `realrun campaign`.
+    """Read a model's grid, made by `realrun cost-grid`, or FILE:MODEL of a result of `realrun gpu`.
 
     InputError says what is wrong with it.
     """

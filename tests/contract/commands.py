@@ -678,8 +678,8 @@ def target_grid(work: Workplace) -> Path:
 
 @_input
 def grids(work: Workplace) -> Path:
-    campaign = {"target": grid_of("target", 1.0), "drafter": grid_of("drafter", 0.12)}
-    return text_json(work.folder / "grids.json", {"grids": campaign})
+    grids = {"target": grid_of("target", 1.0), "drafter": grid_of("drafter", 0.12)}
+    return text_json(work.folder / "grids.json", {"grids": grids})
 
 
 @_input

@@ -17,7 +17,7 @@ from tests.support import ROOT
 PACKAGES = ("specsim", "realrun", "kernels/speckernels")
 MOST_LINES = 800  # lines of a file that is no test
 MOST_MIB = 64  # of a checkout
-KERNELS_MIB = 16  # that a campaign's part of it leaves for compiled kernels
+KERNELS_MIB = 16  # that the part for a GPU leaves for compiled kernels
 CARRIED = ("specsim", "realrun", "kernels", "tests", "pyproject.toml")  # to a GPU, as docs/howto/profile_gpu.md says
 
 

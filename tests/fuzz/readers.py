@@ -160,7 +160,7 @@ GRID = {
     "provenance": {"device": "a device", "dtype": "bfloat16", "date": "2026-01-01"},
 }  # fmt: skip
 STAGE = {
-    "kind": "specsim-campaign", "version": 1, "stage": "profile", "reduced": True, "complete": True, "seconds": 3.5,
+    "kind": "specsim-gpu-stage", "version": 1, "stage": "profile", "reduced": True, "complete": True, "seconds": 3.5,
     "provenance": {"device": "a device", "date": "2026-01-01"}, "grids": {"m": GRID},
 }  # fmt: skip
 PLAN = {"kind": "eagle", "target": "t", "settings": {"steps": 5, "rate": 1e-3}}
@@ -246,7 +246,7 @@ def use_plan(path: Path) -> None:
 
 
 def use_stage(path: Path) -> None:
-    from realrun.campaign import Result
+    from realrun.gpu.stages import Result
     from realrun.kept_files import read_kept
 
     found = read_kept(path, Result)
@@ -394,7 +394,7 @@ READERS: dict[str, Reader] = {
     "acceptance by position": Reader(
         JSON, lambda path: save_model(PerPosition((0.8, 0.6, 0.5)), path), use_model, mutate.of_json
     ),
-    "campaign stage": Reader(JSON, json_file(STAGE), use_stage, mutate.of_json),
+    "GPU stage": Reader(JSON, json_file(STAGE), use_stage, mutate.of_json),
     "trace meta": Reader(JSON, write_with_trees, use_meta, mutate.of_json, files=(META,), covered=True),
     "trace meta, vouched for": Reader(JSON, write_with_trees, use_meta, mutate.of_json, files=(META,), mend=sign_meta),
     "joined trace": Reader(JSON, write_joined, use_trace, mutate.of_json, files=(JOINED_FILE,)),

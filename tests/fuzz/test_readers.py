@@ -39,7 +39,7 @@ TEXTS = [*CORPUS["every JSON"], "[" * 100_000, '{"a":' * 100_000, "[" * 60 + "]"
 WHOLE = [  # readers of a document a file, which refuse each of these
     name
     for name, reader in READERS.items()
-    if reader.family == JSON and name not in ("campaign stage", "prompts", "text rows", "drafter", "predictor")
+    if reader.family == JSON and name not in ("GPU stage", "prompts", "text rows", "drafter", "predictor")
 ]
 
 

@@ -26,6 +26,7 @@ from specsim.io.errors import InputError
 PATH_STEP = 16  # nodes; a path's length is filled up to a multiple
 PIECE_TOKENS = 256  # of a prompt that continues a cache; bounds the mask's memory
 MAX_STEP_TOKENS = 256  # new tokens of a step, or nodes of a tree; more go through the library's fused attention
+STATES = "states"  # variant of a pass that leaves out the head
 FIRST_CAPACITY = 4096  # cached tokens per sequence, unless the model has fewer positions
 
 
@@ -319,6 +320,14 @@ class StaticLlama(LlamaLM):
         stay on the device and are not checked. With graphs the result lies at a fixed address:
         the next step of the same n overwrites it.
         """
+        return self._fed(tokens, lengths, None)[0]
+
+    @torch.inference_mode()
+    def step_states(self, tokens: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        """Do the same as `step` without the head: states [B, n, d] after the final norm, for `logits_of`."""
+        return self._fed(tokens, lengths, STATES)[1].view(*tokens.shape, -1)
+
+    def _fed(self, tokens: torch.Tensor, lengths: torch.Tensor, variant: Hashable) -> tuple[torch.Tensor, ...]:
         if tokens.dim() != 2 or len(tokens) != self.batch or not 1 <= tokens.shape[1] <= MAX_STEP_TOKENS:
             raise InputError(
                 f"tokens are {list(tokens.shape)}; give [{self.batch}, n] with 1 to {MAX_STEP_TOKENS} new tokens"
@@ -326,7 +335,7 @@ class StaticLlama(LlamaLM):
         size = self._chain(tokens.shape[1])
         size.packed.tensor[:, :-1].copy_(tokens)
         size.packed.tensor[:, -1].copy_(lengths)
-        return self._run(size, None)[0]
+        return self._run(size, variant)
 
     def _forward(self, tokens: Sequence[int], keep: int) -> torch.Tensor:
         assert self.batch == 1, "the interface of CachedLM serves a single sequence; call step"
@@ -441,7 +450,7 @@ class StaticLlama(LlamaLM):
         """Compute logits [B, n, V] and states [B * n, d]. Nothing is copied to the host, so it can be recorded."""
         x = self._input(rows, variant)
         _, hidden = self.stack.run(x, rows, self.norm_out, self.own_layers, self.skips)
-        return self._of_states(hidden, rows), hidden
+        return hidden if variant == STATES else self._of_states(hidden, rows), hidden
 
     def _of_states(self, hidden: torch.Tensor, rows: Rows) -> torch.Tensor:
         return self.logits_of(hidden).view(*rows.tokens.shape, -1)

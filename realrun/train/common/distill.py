@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 import numpy as np
-import torch
-from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from realrun.pairs.drafter_files import weights_digest
 from realrun.pairs.library_text import library_files
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, around_question, prompt_digest
+from realrun.train.common.generate import free, generate
 from realrun.train.common.loop import Tokens, text_digest
 from specsim.io.errors import InputError
 from specsim.io.files import digest, replacing
@@ -326,14 +326,17 @@ def _written(
     folder = cache / f"{kind}-{digest(repr(decisive))}"
     parts: list[Tokens] = []
     written = 0
-    while written < tokens:
-        path = folder / f"{len(parts):06d}.npy"
-        if not path.exists():
-            rng = np.random.default_rng((settings.seed, len(parts)))
-            save_tokens(_shard(pair, prompts(len(parts), rng), settings, len(parts), rng), path)
-        parts.append(read_tokens(path))
-        written += len(parts[-1])
-        progress(f"self-distillation, {kind}", min(written, tokens), tokens)
+    try:
+        while written < tokens:
+            path = folder / f"{len(parts):06d}.npy"
+            if not path.exists():
+                rng = np.random.default_rng((settings.seed, len(parts)))
+                save_tokens(_shard(pair, prompts(len(parts), rng), settings, len(parts), rng), path)
+            parts.append(read_tokens(path))
+            written += len(parts[-1])
+            progress(f"self-distillation, {kind}", min(written, tokens), tokens)
+    finally:
+        free()
     return np.concatenate(parts)
 
 
@@ -349,48 +352,3 @@ def _shard(
         ends = np.flatnonzero(np.isin(row[longest:], pair.eos_token_ids))
         parts.append(row[longest - len(prompt) : longest + ends[0] + 1 if len(ends) else None])
     return np.concatenate(parts).astype(np.int32)
-
-
-@torch.inference_mode()
-def generate(
-    target: PreTrainedModel,
-    prompts: Sequence[Tokens],
-    new_tokens: int,
-    eos_token_ids: Sequence[int] = (),
-    temperature: float = 1.0,
-    seed: int | None = None,
-) -> torch.Tensor:
-    """Continue B prompts, the longest of P tokens: int64 [B, P + n] on the CPU, a shorter prompt behind padding.
-
-    n = new_tokens, less if all sequences end earlier.
-
-    seed : of the sampling; None is greedy.
-    Tokens of a row after its end of text are meaningless.
-    """
-    device = target.device
-    generator = None if seed is None else torch.Generator(device).manual_seed(seed)
-    cache = DynamicCache(config=target.config)
-    eos = torch.tensor(list(eos_token_ids), dtype=torch.long, device=device)
-    ended = torch.zeros(len(prompts), dtype=torch.bool, device=device)
-    padding = max(map(len, prompts)) - np.array([*map(len, prompts)])
-    padded = np.stack([np.pad(prompt, (count, 0)) for prompt, count in zip(prompts, padding, strict=True)])
-    feed = torch.from_numpy(padded.astype(np.int64)).to(device)
-    rows = [feed]
-    first = torch.from_numpy(padding).to(device)[:, None] if padding.any() else None  # position of a row's first token
-    for _ in range(new_tokens):
-        places = {}
-        if first is not None:
-            at = torch.arange(padded.shape[1] + len(rows) - 1, device=device)
-            positions = (at[-feed.shape[1] :] - first).clamp(min=0)
-            places = {"attention_mask": (at >= first).long(), "position_ids": positions}
-        output = target(input_ids=feed, past_key_values=cache, use_cache=True, logits_to_keep=1, **places)
-        logits = output.logits[:, -1].float()
-        if generator is None:
-            feed = logits.argmax(-1, keepdim=True)
-        else:
-            feed = torch.multinomial(torch.softmax(logits / temperature, -1), 1, generator=generator)
-        rows.append(feed)
-        ended |= torch.isin(feed[:, 0], eos)
-        if bool(ended.all()):
-            break
-    return torch.cat(rows, dim=1).cpu()

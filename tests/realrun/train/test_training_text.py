@@ -13,22 +13,25 @@ import numpy as np
 import pytest
 import torch
 
+import realrun.lm.static.llama
 from realrun.pairs.library_text import SourceFile
 from realrun.pairs.prompts import Prompt, around_question
 from realrun.pairs.training_tasks import training_questions
 from realrun.train.common import distill
+from realrun.train.common import generate as generating
 from realrun.train.common.distill import (
     Corpus,
     DistillSettings,
     TextSettings,
-    generate,
     load_corpus,
     made_up,
     training_text,
     written_text,
 )
+from realrun.train.common.generate import free, generate
 from specsim.io.errors import InputError
 from specsim.io.examples import TASKS
+from tests.support.llama_models import Recorder, with_garbage
 from tests.support.small_targets import ARCHITECTURES, alone, quiet, small_target, text_folder
 from tests.support.tiny import tiny_tokenizer
 
@@ -144,6 +147,38 @@ def test_prompts_of_any_length_are_continued_as_alone() -> None:
     assert rows.shape == (3, 16)
     for prompt, row in zip(prompts, rows, strict=True):
         assert row[7 - len(prompt) :].tolist() == generate(target, [prompt], 9)[0].tolist()
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_static_cache_changes_no_token(architecture: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts of less and more than a piece; sequences that end early; a batch in the buffers of a larger one.
+
+    Slots that nothing may read hold NaN, and each pass overwrites the result of the last, as with a graph.
+    """
+    make = generating.StaticLlama
+    monkeypatch.setattr(generating, "StaticLlama", lambda model, **how: with_garbage(make(model, graphs=True, **how)))
+    if device == "cpu":
+        monkeypatch.setattr(realrun.lm.static.llama, "Graphs", Recorder)
+    target = small_target(architecture).to(device)
+    target.config.known_tokens, ends = 60, tuple(range(3, 60, 12))
+    prompts = [np.arange(1, 1 + length, dtype=np.int32) for length in (1, 16, 17, 40, 5, 33)]
+    free()
+    batches, lengths = [], list[set[int]]()
+    for some, new_tokens, seed in ((prompts, 40, None), (prompts[:4], 30, 1), (prompts[::-1], 120, 2)):
+        rows = []
+        for static in (False, True, True):
+            monkeypatch.setattr(generating, "static_serves", lambda _, static=static: static)
+            out = generate(target, some, new_tokens, ends, 1.5, seed)[:, max(map(len, some)) :].numpy()
+            last = [[*np.flatnonzero(np.isin(row, ends)), new_tokens][0] for row in out]
+            rows.append([row[: end + 1].tolist() for row, end in zip(out, last, strict=True)])
+        assert rows[0] == rows[1] == rows[2] and max(max(row) for row in rows[0]) < 60
+        lengths.append({len(row) for row in rows[0]})
+        batches.append(generating._kept[0])
+    assert all(len(each) > 1 for each in lengths)
+    assert batches[0] is batches[1] is not batches[2] and batches[2].batch == 6  # the third batch is longer
+    assert len(batches[0].recorded.replays) == 2  # pieces of the prompts, and single tokens
+    free()
 
 
 def test_questions_are_trained_on_with_the_targets_answers(tmp_path: Path) -> None:
@@ -272,7 +307,7 @@ def test_writing_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: pytes
     pair = alone(small_target())
     whole = written_text(pair, CORPUS, 250, SETTINGS, tmp_path / "a", quiet)
     calls: list[int] = []
-    real = distill.generate
+    real = generate
 
     def count(*arguments: Any) -> torch.Tensor:
         calls.append(1)

@@ -199,9 +199,9 @@ def test_a_point_without_time_or_reason_is_called_not_measured() -> None:
         cost_grid.pass_s(1, 1, 0)
 
 
-def test_a_campaigns_profile_holds_many(tmp_path: Path) -> None:
+def test_the_result_of_a_stage_holds_many_grids(tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
-    path.write_text(json.dumps({"kind": "specsim-campaign", "grids": {"a-7b": document("a-7b"), "b": document("b")}}))
+    path.write_text(json.dumps({"kind": "specsim-gpu-stage", "grids": {"a-7b": document("a-7b"), "b": document("b")}}))
     assert read_grid(f"{path}:a-7b").model == "a-7b"
     for asked in (path, f"{path}:c"):
         with pytest.raises(InputError, match=r"holds the grids of a-7b, b; name a model, as .*profile\.json:MODEL"):

@@ -1,4 +1,4 @@
-"""The campaign: stages inside their time, results that can be read, failures that stop nothing."""
+"""`realrun gpu`: stages inside their time, results that can be read, failures that stop nothing."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-import realrun.campaign as campaign
-from realrun.campaign import STAGES, Job, OutOfTime, Stage, run_campaign
-from realrun.cli.campaign import state_in_words
+import realrun.gpu.job as gpu_job
+import realrun.gpu.stages as gpu
+from realrun.cli.gpu import state_in_words
 from realrun.cli.main import app
+from realrun.gpu.job import Job, OutOfTime
+from realrun.gpu.stages import STAGES, Stage, run_stages
 from specsim.cost.grid import read_grid
 from specsim.io.errors import InputError
 from tests.contract.test_house import CARRIED
@@ -45,12 +47,12 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> Jobs:
         return Stage(name, stage, {"first": 60.0}.get(name, 1e9))
 
     runs = {"first": lambda job: {"rows": 3}, "broken": fails, "last": lambda job: {}}
-    monkeypatch.setattr(campaign, "STAGES", tuple(noting(name, run) for name, run in runs.items()))
+    monkeypatch.setattr(gpu, "STAGES", tuple(noting(name, run) for name, run in runs.items()))
     return given
 
 
 def test_a_failed_stage_leaves_its_reason_and_the_next_one_runs(tmp_path: Path, jobs: Jobs) -> None:
-    results = run_campaign(tmp_path / "out", minutes=1)
+    results = run_stages(tmp_path / "out", minutes=1)
     assert [r["stage"] for r in results] == ["first", "broken", "last"]
     assert results[0]["rows"] == 3 and [r["complete"] for r in results] == [True, False, True]
     assert results[1]["error"] == "ValueError: no luck" and "in fails" in results[1]["traceback"]
@@ -60,26 +62,26 @@ def test_a_failed_stage_leaves_its_reason_and_the_next_one_runs(tmp_path: Path, 
 
 
 def test_complete_stages_are_kept_and_others_run_again(tmp_path: Path, jobs: Jobs) -> None:
-    run_campaign(tmp_path / "out", minutes=1)
+    run_stages(tmp_path / "out", minutes=1)
     (jobs["first"][0].work / "scratch").touch()
-    run_campaign(tmp_path / "out", minutes=1)
+    run_stages(tmp_path / "out", minutes=1)
     assert [len(given) for given in jobs.values()] == [1, 2, 1]
-    (tmp_path / "out" / "last.json").write_text('{"kind": "specsim-camp')  # killed while it was written
-    run_campaign(tmp_path / "out", minutes=1, stages=["last"])
+    (tmp_path / "out" / "last.json").write_text('{"kind": "specsim-gpu')  # killed while it was written
+    run_stages(tmp_path / "out", minutes=1, stages=["last"])
     assert [len(given) for given in jobs.values()] == [1, 2, 2] and (jobs["first"][0].work / "scratch").exists()
-    run_campaign(tmp_path / "out", minutes=1, overwrite=True)
+    run_stages(tmp_path / "out", minutes=1, overwrite=True)
     assert [len(given) for given in jobs.values()] == [2, 3, 3] and not (jobs["first"][0].work / "scratch").exists()
 
 
 def test_a_stage_has_its_own_time_within_that_of_all(
     tmp_path: Path, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(campaign, "time", SimpleNamespace(monotonic=lambda: 1000.0))  # no stage takes any time
-    run_campaign(tmp_path / "out", minutes=4)
+    monkeypatch.setattr(gpu, "time", SimpleNamespace(monotonic=lambda: 1000.0))  # no stage takes any time
+    run_stages(tmp_path / "out", minutes=4)
     assert [given[0].deadline - 1000 for given in jobs.values()] == [60, 240, 240]
-    run_campaign(tmp_path / "out", minutes=4, overwrite=True, begun=800.0)  # the minutes began before
+    run_stages(tmp_path / "out", minutes=4, overwrite=True, begun=800.0)  # the minutes began before
     assert [given[1].deadline - 1000 for given in jobs.values()] == [40, 40, 40]
-    late = run_campaign(tmp_path / "late", minutes=4, begun=0.0)
+    late = run_stages(tmp_path / "late", minutes=4, begun=0.0)
     assert [state_in_words(result) for result in late] == [
         "out of time (the minutes were over): run again to go on"
     ] * 3
@@ -98,15 +100,16 @@ def test_a_stage_is_ended_at_its_deadline(tmp_path: Path, monkeypatch: pytest.Mo
                 continue
         return {}
 
-    monkeypatch.setattr(campaign, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(campaign, "STAGES", (Stage("slow", slow, 60), Stage("last", lambda job: {}, 60)))
-    ended, last = run_campaign(tmp_path / "out", minutes=2)
+    for module in (gpu, gpu_job):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(gpu, "STAGES", (Stage("slow", slow, 60), Stage("last", lambda job: {}, 60)))
+    ended, last = run_stages(tmp_path / "out", minutes=2)
     assert (ended["left"], ended["complete"], ended["seconds"]) == ("decode: 6 of 100 done", False, 70)
     assert last["complete"]
 
 
 def test_commands_of_a_stage_end_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = Job(tmp_path, 0.0, torch.device("cpu"), 0, lambda what, done, total: None)
+    job = Job(tmp_path, tmp_path, 0.0, torch.device("cpu"), "lab", 0, lambda what, done, total: None)
     monkeypatch.setattr(Job, "seconds", 60.0)
     with pytest.raises(RuntimeError, match="exit code 3: a / b"):
         job.run(sys.executable, "-c", "print('a\\nb'); raise SystemExit(3)")
@@ -116,35 +119,36 @@ def test_commands_of_a_stage_end_with_it(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_unknown_stage_and_no_time_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="stage 'kernel' is unknown; known: smoke, validate, board, cost-grid-llama"):
-        run_campaign(tmp_path, minutes=1, stages=["kernel"])
+    with pytest.raises(InputError, match="stage 'kernel' is unknown; known: check, text, train, decode-greedy"):
+        run_stages(tmp_path, minutes=1, stages=["kernel"])
     with pytest.raises(InputError, match="minutes=0"):
-        run_campaign(tmp_path, minutes=0)
+        run_stages(tmp_path, minutes=0)
 
 
 def test_the_stage_of_kernels_needs_neither_numba_nor_transformers() -> None:
     """Versions that do not go together on a machine then cost the other stages, not this one."""
     code = (
         "import sys; sys.modules |= dict.fromkeys(('numba', 'transformers')); "
-        "import realrun.cli.main, realrun.campaign as campaign; campaign.Job.run = lambda *a, **v: 'passed'\n"
-        "from pathlib import Path; (stage,) = campaign.chosen_stages(['kernels'])\n"
-        "stage.run(campaign.Job(Path(), 1e9, None, 0, None))"
+        "import realrun.cli.main, realrun.gpu.stages as gpu; gpu.Job.run = lambda *a, **v: 'passed'\n"
+        "from pathlib import Path; (stage,) = gpu.chosen_stages(['kernels'])\n"
+        "stage.run(gpu.Job(*(Path(),) * 2, 1e9, None, '', 0, None))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
 def test_the_command_fails_when_a_stage_does(tmp_path: Path, jobs: Jobs) -> None:
-    done = CliRunner().invoke(app, ["campaign", "--out", str(tmp_path / "out"), "--minutes", "1", "--json"])
+    done = CliRunner().invoke(app, ["gpu", "--out", str(tmp_path / "out"), "--minutes", "1", "--json"])
     assert done.exit_code == 1
     assert [s["stage"] for s in json.loads(done.stdout)["stages"]] == ["first", "broken", "last"]
 
 
-def test_a_reduced_cost_grid_is_complete_and_read(tmp_path: Path) -> None:
+def test_passes_of_true_shapes_can_be_read_as_costs(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    (result,) = run_campaign(out, minutes=2, stages=["cost-grid-qwen3-0.6b"], device="cpu")
+    (result,) = run_stages(out, minutes=2, stages=["transfer"], device="cpu")
     assert result["complete"] and "error" not in result, result
-    assert read_grid(f"{out / 'cost-grid-qwen3-0.6b.json'}:qwen3-0.6b").pass_s(1, 2, 64) > 0
+    assert read_grid(f"{out / 'transfer.json'}:llama-3.2-1b").pass_s(1, 2, 64) > 0
+    assert all(row["rounds_identical_percent"] > 99 for row in result["scripted"]["rows"])
 
 
 @pytest.fixture
@@ -158,15 +162,15 @@ def _own_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_reduced_stage_gives_a_result(tmp_path: Path) -> None:
     """From end to end without a GPU; what was interrupted in the first run is gone on with in the second."""
     out = tmp_path / "out"
-    run_campaign(out, minutes=0.3, device="cpu")
-    results = {r["stage"]: r for r in run_campaign(out, minutes=20, device="cpu")}
+    run_stages(out, minutes=0.3, device="cpu")
+    results = {r["stage"]: r for r in run_stages(out, minutes=20, device="cpu")}
     assert list(results) == [stage.name for stage in STAGES]
     assert all(r["complete"] and "error" not in r for r in results.values()), results
     assert sum(path.stat().st_size for path in out.iterdir()) < 16 * 2**20
     for name in ("validate", "scripted-1"):
         (document,) = (results[name][key] for key in ("validation", "scripted") if key in results[name])
         assert all(row["rounds_identical_percent"] > 99 for row in document["rows"])
-    assert results["board"]["board"]["rows"] and "passed" in results["smoke"]["tests"]
+    assert results["board"]["board"]["rows"] and "passed" in results["check"]["tests"]
     assert results["kernels"]["benchmark"]["benchmarks"]
 
 
@@ -179,8 +183,8 @@ def test_a_part_of_a_checkout_is_enough(tmp_path: Path) -> None:
             shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("*.pyc", ".*"))
         else:
             shutil.copy(ROOT / name, tmp_path)
-    stages = ("smoke", "kernels")
-    command = [sys.executable, "-m", "realrun", "campaign", "--out", "results", "--minutes", "4"]
+    stages = ("check", "kernels")
+    command = [sys.executable, "-m", "realrun", "gpu", "--out", "results", "--minutes", "4"]
     command += [word for stage in stages for word in ("--stage", stage)]
     paths = {"PYTHONPATH": f".{os.pathsep}kernels"}
     done = subprocess.run(command, cwd=tmp_path, env=os.environ | paths, capture_output=True, text=True)

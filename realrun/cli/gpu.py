@@ -1,4 +1,4 @@
-"""The command `realrun campaign`."""
+"""The command `realrun gpu`."""
 
 from __future__ import annotations
 
@@ -17,37 +17,42 @@ from specsim.io.settings import setting
 
 
 @dataclass(frozen=True, kw_only=True)
-class CampaignOptions(SeedSettings):
+class GpuOptions(SeedSettings):
     """Which stages run, where, and for how long."""
 
-    out: Path = setting(..., "Folder of result files; a second run continues there. Scratch: OUT-work.")
-    minutes: float = setting(30, "Time for all stages together.", low=0.1)
+    out: Path = setting(..., "Folder of result files; a second run continues there. Weights and scratch: OUT-work.")
+    minutes: float = setting(8, "Time for all stages together.", low=0.1)
     stage: list[str] = setting([], "Stage to run, by name; repeat for several. Default: all.")
+    target: str | None = setting(None, "Model whose drafters are trained. Default: smollm2; without a GPU lab.")
     device: str | None = setting(None, "cuda, cpu, ... Default: cuda if available.")
     overwrite: bool = setting(False, "Run stages again whose results are complete.", flag="--overwrite/--no-overwrite")
 
 
-def campaign(options: CampaignOptions) -> Answer:
-    """Run everything that needs a GPU, in stages.
+def gpu(options: GpuOptions) -> Answer:
+    """Use a lent GPU whole, in stages.
 
-    smoke: each kernel against its reference, clocks, free memory. validate, board: the bundled target and its drafters.
-    cost-grid-SHAPE: passes at true model shapes. scripted-1 to -3: predicted against measured speedup at 7B and 8B.
-    kernels: their benchmark. tests, memcheck, racecheck: the tests for a GPU, and compute-sanitizer.
+    check: each kernel against its reference, clocks, free memory. text: the target answers questions. train: the
+    papers' drafters on that text, several at once. decode-greedy, decode-sampled: their speedups, forecast and then
+    measured. kernels: their benchmark. memcheck, racecheck: compute-sanitizer. transfer: passes and speedups at 8B, for
+    another card's forecast. tests: those that need a GPU.
 
     Every stage writes one result file, ends within its own limit, and is not run again once it is complete. A stage
     that fails leaves its error, and the next one runs. Without a GPU the stages run at reduced sizes.
+
+    Example: realrun gpu --out results --minutes 8
     """
     begun = time.monotonic()  # on a busy machine what follows takes many seconds
 
     silence_libraries()
-    from realrun.campaign import run_campaign
+    from realrun.gpu.stages import run_stages
     from specsim.io.files import working_in
 
     with working_in(options.out), progress_bar() as report:
-        results = run_campaign(
+        results = run_stages(
             options.out,
             minutes=options.minutes,
             stages=options.stage,
+            target=options.target,
             device=options.device,
             overwrite=options.overwrite,
             seed=options.seed,
@@ -55,7 +60,7 @@ def campaign(options: CampaignOptions) -> Answer:
             begun=begun,
         )
     rows = [[result["stage"], f"{result['seconds']:.0f}", state_in_words(result)] for result in results]
-    show = partial(print_table, f"campaign in {options.out}", ["stage", "seconds", "state"], rows)
+    show = partial(print_table, f"stages in {options.out}", ["stage", "seconds", "state"], rows)
     return Answer({"out": str(options.out), "stages": results}, show, not any("error" in result for result in results))
 
 
