@@ -24,7 +24,7 @@ from realrun.machine_load import Load, Ticks, load_from, watch
 from realrun.measure.interleaving import TURN_ROUNDS
 from realrun.measure.profile import contexts_between
 from realrun.measure.stream import Samples, Stream
-from realrun.measure.sweeps import ENOUGH, ProbedText, Prober, profile_document
+from realrun.measure.sweeps import ProbedText, Prober, profile_document
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
 from specsim.cost.table import context_range
@@ -67,7 +67,7 @@ class MeasuredCosts:
         own_baseline: bool = True,
         beside: Trace | None = None,
         prober: Prober | None = None,
-        enough: int = ENOUGH,
+        enough: int | None = None,
     ):
         self.own_baseline, self.enough = own_baseline, enough
         self.trace, self.seed, self.texts_left = trace, seed, texts

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import multiprocessing
 import time
+import zipfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -39,6 +41,7 @@ from specsim.policy.registry import find_policies, make_policy
 MODEL = "model:"  # before a draft model's folder, in a drafter's source
 ALSO = ("adaedl", "beta_ts")  # policies of every draft model's rows; other drafters have their paper's
 MEDUSA = "medusa"
+MOST_BYTES, ENTRY_BYTES = 14 * 2**20, 256  # of an archive that comes back, and what a file's entry takes beyond it
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ class DecodeSizes:
     sweeps: int = 1
     enough: int = 6
     record_s: float = 60.0
-    tune_s: float = 45.0
+    tune_s: float = 75.0  # where no policy has been compiled before
     end_s: float = 20.0
     typical_prompts: int = 6
     epsilons: tuple[float, ...] = (0.05, 0.1, 0.2)
@@ -133,7 +136,7 @@ def decode(
     sizes = full if isinstance(full, DecodeSizes) else FULL if full else REDUCED
     clock = Stopwatch(progress)
     end = time.monotonic() + 60 * minutes
-    machine = {"device": device, "dtype": dtype, "threads": 1}
+    machine: dict[str, Any] = {"device": device, "dtype": dtype, "threads": 1}
     settings = sizes.board(sampler, prompts_source(target, None), seed)
     settings = replace(settings, decode_until=end - sizes.end_s)
     with started(drafters, target, machine, settings, out) as processes:
@@ -147,6 +150,7 @@ def decode(
         clock.lap("load")
         ahead = Ahead(processes, plain, settings, sizes, out, clock)
         document = run_leaderboard(pairs, plain, prompts, settings, out, clock, ahead=ahead)
+        clock.lap("report")
     late = {row["drafter"]: row["reason"] for row in document["skipped"] if row["policy"] == "all"}
     typical = {}
     if sampler.mode != "greedy" and sizes.typical_prompts:
@@ -155,7 +159,6 @@ def decode(
             if pair.drafter.name == MEDUSA and name not in late:
                 typical[name] = _typical(pair, prompts[: sizes.typical_prompts], document, name, rules)
         clock.lap("typical")
-    clock.lap("rest")
     return {**document, "left_out": {**left_out, **late}, "typical": typical, "seconds": clock.seconds}
 
 
@@ -209,6 +212,26 @@ def _typical(
         return compare_typical(pair, prompts, make_policy("sparse_tree", rows[0]["params"]), settings)
     except (InputError, IndexError, RuntimeError) as error:
         return {"reason": reason_of(error)}
+
+
+def pack(out: Path, path: Path, most_bytes: int = MOST_BYTES, which: str = "**/*") -> list[str]:
+    """Zip what a board left, finished or not, traces last and the smallest first; return what was left out.
+
+    which : files, such as "decoded/*" or "*/trace/*"
+    """
+    files = [file for file in out.glob(which) if file.is_file() and ".partial" not in str(file) and file.name[0] != "."]
+    files.sort(key=lambda file: (file.suffix == ".parquet", file.stat().st_size))
+    left_out, room = [], most_bytes
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in files:
+            name, content = file.relative_to(out).as_posix(), file.read_bytes()
+            size = len(zlib.compress(content)) + ENTRY_BYTES + 2 * len(name)
+            if size > room:
+                left_out.append(name)
+            else:
+                archive.writestr(name, content)
+                room -= size
+    return left_out
 
 
 class Stopwatch:
@@ -347,8 +370,7 @@ class Ahead:
             with suppress(BrokenPipeError):  # told below
                 connection.send((function, arguments))
         while waiting and (ready := wait([*waiting], max(0.0, end - time.monotonic()))):
-            for connection in ready:
-                assert isinstance(connection, Connection)
+            for connection in [one for one in waiting if one in ready]:
                 name = waiting.pop(connection)
                 try:
                     reason = connection.recv()

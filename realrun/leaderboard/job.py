@@ -94,13 +94,13 @@ class BoardSettings(ExperimentSettings):
     repeats : 0 to predict only; 1 on a machine that nothing interrupts, where more prompts tell more
     rows : most rows of a drafter, its paper's policy and those of `also` first; 0: one for each role
     also : policies that are among a drafter's rows whatever is faster, by the drafter's name
-    costs : how much of costs is measured
+    costs : how much of costs is measured, None for the usual amount
     decode_until : time.monotonic() at which decoding ends; held-out prompts that do not fit are left out
     """
 
     rows: int = 0
     also: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    costs: CostSettings = CostSettings()
+    costs: CostSettings | None = None
     decode_until: float = math.inf
 
     def __post_init__(self) -> None:
@@ -197,7 +197,8 @@ def run_leaderboard(
     record_ahead(held)
     entries = [entry for entry in entries if entry.drafter in pairs]
     holdouts = {name: trace.select(held) for name, trace in recorded().items()}
-    trains, costs, profiles = ({name: part[name] for name in pairs} for part in (trains, costs, profiles))
+    trains, costs = {name: trains[name] for name in pairs}, {name: costs[name] for name in pairs}
+    profiles = {name: profiles[name] for name in pairs}
     board = Board(pairs, plain, entries, trains, holdouts, costs, profiles, None, settings.seed)
     if settings.repeats:
         board = measured(board, [prompts[number] for number in held], settings, out, progress, sliced.probers)
@@ -278,19 +279,20 @@ def measured(
     ]
     pairs = {PLAIN: board.plain, **board.pairs}
     sampler, trees = settings.record.sampler, settings.record.tree is not None
+    how = settings.costs or CostSettings()
     costs = {
         name: Costs(
             MeasuredCosts(
                 pair,
                 board.holdouts[name],
-                tree_tokens=settings.costs.tree_tokens if pair.drafter.trees and trees else 0,
+                tree_tokens=how.tree_tokens if pair.drafter.trees and trees else 0,
                 sampler=sampler,
                 seed=settings.seed,
                 texts=math.ceil(settings.repeats * len(prompts) / len(board.pairs)),
                 own_baseline=False,
                 beside=board.trains[name],
                 prober=(probers or {}).get(id(pair)),
-                enough=settings.costs.enough,
+                enough=how.enough,
             ),
             [arm for arm, (_, drafter, _) in enumerate(contenders) if drafter == name],
         )

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypedDict
@@ -29,7 +29,7 @@ from realrun.kept_files import read_own
 from realrun.measure.profile import TREE_TOKENS, profile_slice
 from realrun.measure.record import RecordSettings
 from realrun.measure.stream import STATISTICS, Samples, Stream
-from realrun.measure.sweeps import ENOUGH, Prober
+from realrun.measure.sweeps import Prober
 from realrun.pairs.drafter_files import weights_digest
 from realrun.pairs.pair import Pair
 from specsim.acceptance.formulas import distinct_trigrams
@@ -69,15 +69,16 @@ LOOPS = 0.5  # share of distinct trigrams up to which a text repeats itself
 class CostSettings:
     """How much of costs is measured: slices of each drafter, at least where time is short and normally.
 
-    sweeps : of a slice; tree_tokens : largest tree; enough : samples of each part among the arms' rounds
+    sweeps : of a slice; tree_tokens : largest tree
+    enough : samples of each part beside the arms' rounds, None for the usual number
     one_prober : whether all measurements of a drafter run on the same caches, which saves recording their graphs anew
     """
 
-    least_slices: int = LEAST_SLICES
-    slices: int = SLICES
+    least_slices: int = field(default_factory=lambda: LEAST_SLICES)  # read when made
+    slices: int = field(default_factory=lambda: SLICES)
     sweeps: int = SLICE_SWEEPS
-    tree_tokens: int = TREE_TOKENS
-    enough: int = ENOUGH
+    tree_tokens: int = field(default_factory=lambda: TREE_TOKENS)
+    enough: int | None = None
     one_prober: bool = False
 
 
@@ -109,8 +110,9 @@ class SlicedCosts:
         contexts: Sequence[int],
         record: RecordSettings,
         seed: int,
-        how: CostSettings = CostSettings(),
+        how: CostSettings | None = None,
     ):
+        how = how or CostSettings()
         self.pairs, self.drafters = {**pairs, PLAIN: plain}, list(pairs)
         self.how, self.probers = how, dict[int, Prober]() if how.one_prober else None
         self.folder, self.contexts, self.record, self.seed = folder, contexts, record, seed

@@ -199,11 +199,11 @@ class ProbedText:
         prompt: Sequence[int],
         output: Sequence[int],
         texts_left: int,
-        enough: int = ENOUGH,
+        enough: int | None = None,
     ):
         text = prober.pair.drafter.profiling_text([*prompt, *output])
         self.prober, self.met, self.probed, self.output = prober, met, probed, text[len(prompt) :]
-        self.samples, self.enough = Stream(), enough
+        self.samples, self.enough = Stream(), ENOUGH if enough is None else enough
         self.position, self.behind = 0, 0
         self.lacking = self._lacking()
         self.owed = math.ceil(sum(self.lacking.values()) / texts_left)

@@ -27,8 +27,9 @@ from realrun.decode.rounds import Round
 from realrun.decode.sampling import Sampler
 from realrun.drafters.lookup import LookupKind
 from realrun.drafters.registry import DRAFTERS
-from realrun.leaderboard.job import BoardSettings, named, run_leaderboard
-from realrun.leaderboard.rows import LOOPS, trigram_shares
+from realrun.experiment.settings import Candidate
+from realrun.leaderboard.job import BoardSettings, best_of_roles, named, run_leaderboard
+from realrun.leaderboard.rows import ADAPTIVE, FIXED, LOOPS, PAPER, TREE, trigram_shares
 from realrun.lm.variants import expand
 from realrun.measure.record import RecordSettings
 from realrun.measure.stream import Stream
@@ -39,7 +40,7 @@ from realrun.pairs.prompts import Prompt
 from specsim.cost.files import read_cost
 from specsim.io.errors import InputError
 from specsim.policy.base import build_policy
-from specsim.policy.registry import POLICIES
+from specsim.policy.registry import POLICIES, make_policy
 from specsim.replaying.intervals import NO_SPECULATION, paired_difference
 from specsim.replaying.replay import replay
 from specsim.replaying.simultaneous import simultaneous
@@ -104,7 +105,6 @@ def quick() -> Any:
     """Short slices of the costs, over small trees, and few probes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(costs_module, "TREE_TOKENS", 7)
-        patch.setattr(job_module, "TREE_TOKENS", 7)
         patch.setattr(probes_module, "ENOUGH", 3)
         patch.setattr(costs_module, "SLICES", 1)
         yield
@@ -597,6 +597,20 @@ def test_a_text_that_repeats_itself_has_few_trigrams() -> None:
     )
     long_enough = [at for at, n in enumerate(counts) if n > 8]
     assert long_enough and all((shares[at] > LOOPS) == bool(at % 2) for at in long_enough)
+
+
+def test_rows_that_are_asked_for_come_before_the_fastest() -> None:
+    speeds = {"fixed_k": 3.0, "max_confidence": 2.0, "eagle2": 1.5, "adaedl": 1.2, "sparse_tree": 1.1}
+    tuned = [Candidate(make_policy(name, {}), "tuned", speed, name) for name, speed in speeds.items()]
+
+    def rows_of(*how: Any) -> list[tuple[str, str]]:
+        return [(chosen.variant, chosen.role) for chosen in best_of_roles(tuned, *how)]
+
+    roles = [("fixed_k", FIXED), ("max_confidence", ADAPTIVE), ("eagle2", TREE), ("sparse_tree", PAPER)]
+    assert rows_of("sparse_tree") == roles and rows_of("eagle2") == roles[:3]
+    assert rows_of("sparse_tree", ("adaedl",)) == [*roles, ("adaedl", "adaedl")]
+    assert rows_of("sparse_tree", ("adaedl",), 3) == [roles[0], roles[3], ("adaedl", "adaedl")]
+    assert rows_of("eagle2", (), 2) == [roles[0], roles[2]]
 
 
 def test_papers_policies_exist() -> None:
