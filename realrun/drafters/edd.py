@@ -25,7 +25,7 @@ from realrun.drafters.state_drafter import STATE_ROWS, StateDrafterLM, StatePass
 from realrun.lm.cached import CachedLM
 from realrun.lm.head import partial_head, tokens_of_head
 from realrun.lm.layer_stack import model_parts
-from realrun.lm.number_type import in_number_type, number_type
+from realrun.lm.number_type import cast_like, in_number_type, number_type
 from realrun.lm.split_target import SplitTarget
 from realrun.lm.static.llama import StaticLlama
 from realrun.lm.static.sizes import Rows
@@ -52,7 +52,7 @@ def one_layer_model(target: Any, seed: int = 0) -> PreTrainedModel:
     with torch.random.fork_rng([]):
         torch.manual_seed(seed)
         model: Any = type(target)(config)
-    model = in_number_type(model.to(target.device, target.dtype), number_type(target))
+    model = in_number_type(cast_like(model, target), number_type(target))
     own = model.state_dict()
     with torch.no_grad():
         for name, value in target.state_dict().items():

@@ -8,15 +8,15 @@ others go on meanwhile to the end.
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -59,11 +59,11 @@ RECIPES: dict[str, tuple[str, ...]] = {
         "--micro 4",
         "SPACE": f"space --rank 16 {_BARE} --micro 4",
         "draft-12": f"draft --layers 12 {_BARE}",
-        "EESD-predictor": "predictor --drafter {EESD} --num-prompts 48 --max-new-tokens 64 --max-draft-tokens 8 "
+        "EESD-predictor": "predictor --drafter {EESD} --num-prompts 32 --max-new-tokens 48 --max-draft-tokens 8 "
         "--temperatures 0,0.8",
-        "draft-6-predictor": "predictor --draft-model {draft-6} --num-prompts 48 --max-new-tokens 64 "
+        "draft-6-predictor": "predictor --draft-model {draft-6} --num-prompts 32 --max-new-tokens 48 "
         "--max-draft-tokens 8 --temperatures 0,0.8",
-        "Self-SD": "self-sd --trials 40 --num-prompts 6 --max-new-tokens 48",
+        "Self-SD": "self-sd --trials 40 --num-prompts 6 --max-new-tokens 48 --max-draft-tokens 6 --cost-repeats 5",
     }.items()
 }
 _NEED = re.compile(r"\{(.+)\}")
@@ -84,22 +84,22 @@ def needs(recipe: Sequence[str]) -> list[str]:
 def spans(recipes: Mapping[str, Sequence[str]], at_once: int) -> dict[str, Span]:
     """Divide the time among trainings, given in order of worth, of which `at_once` run at once.
 
-    Trainings that need others run in the last part of the time. The others are started in waves of equal length, which
-    share the part before; of the last wave, those that none needs go on to the end where there is room.
+    Trainings that need others run in the last part of the time. The others are started in waves, which have the part
+    before by their numbers of trainings; of the last wave, those that none needs go on to the end where there is room.
     """
     last = [name for name, recipe in recipes.items() if any(need in recipes for need in needs(recipe))]
     first = [name for name in recipes if name not in last]
     needed = {need for name in last for need in needs(recipes[name])}
     part = NEEDED_SHARE if last else 1.0
-    waves = math.ceil(len(first) / at_once)
     divided = dict.fromkeys(last, Span(part, 1.0))
     room = at_once - len(last)
-    for number, name in enumerate(first):
-        wave = number // at_once
-        divided[name] = Span(part * wave / waves, part * (wave + 1) / waves)
-        if wave == waves - 1 and name not in needed and room > 0:
-            divided[name] = Span(part * wave / waves, 1.0)
-            room -= 1
+    for begin in range(0, len(first), at_once):
+        wave = first[begin : begin + at_once]
+        span = Span(part * begin / len(first), part * (begin + len(wave)) / len(first))
+        for name in wave:
+            divided[name] = span
+            if span.end == part and name not in needed and room > 0:
+                divided[name], room = Span(span.begin, 1.0), room - 1
     return divided
 
 
@@ -163,7 +163,6 @@ def train_all(
     plan, begun = spans(left, at_once), time.monotonic()
     total_s, running = 60 * minutes, dict[str, _Running]()
     questions = out / "questions.jsonl"
-    write_text(questions, "\n".join(json.dumps({"prompt": question}) for question in training_questions(QUESTIONS)))
 
     def command(name: str, end: float) -> list[str]:
         method, *options = (_NEED.sub(lambda need: str(out / need[1]), option) for option in left[name])
@@ -172,13 +171,15 @@ def train_all(
             seconds = max(1.0, end - time.monotonic() - min(START_S, 0.5 * total_s))
             options += [*common, "--text", str(text.resolve()), "--minutes", f"{seconds / 60:.3f}"]
         elif not is_lab(target):
+            if not questions.exists():  # takes seconds, in which the trainings on text run already
+                rows = [json.dumps({"prompt": question}) for question in training_questions(QUESTIONS)]
+                write_text(questions, "\n".join(rows))
             options += ["--prompts", str(questions)]
         return [sys.executable, "-m", "realrun", "train", method, *options]
 
     commands = dict[str, list[str]]()
     results: dict[str, dict[str, Any]] = dict(done)
-    with ExitStack() as at_exit:
-        at_exit.callback(lambda: [training.kill() for training in running.values()])
+    try:
         while len(results) < len(names):
             for name in [name for name in left if name not in results and name not in running]:
                 lacking = [need for need in needs(left[name]) if need in results and "error" in results[need]]
@@ -204,6 +205,9 @@ def train_all(
                 print(f"{name}: {results[name].get('error', 'done')} after {seconds:.0f} s", flush=True)
             progress("train", len(results), len(names))
             time.sleep(POLL_S if running else 0)
+    finally:
+        for training in running.values():
+            training.kill()
     return {name: results[name] for name in names}
 
 
@@ -211,15 +215,20 @@ def _start(command: Sequence[str], folder: Path, end: float) -> _Running:
     folder.mkdir(parents=True, exist_ok=True)
     paths = [str(REPOSITORY), str(REPOSITORY / "kernels"), *filter(None, [os.environ.get("PYTHONPATH")])]
     # Blocks of many sizes come and go in a training, and a dozen processes share the card's memory.
-    variables = {"PYTHONPATH": os.pathsep.join(paths), "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    variables = {
+        "PYTHONPATH": os.pathsep.join(paths),
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+        "TORCH_CUDNN_SDPA_DEPRIORITIZED": "1",  # cuDNN plans anew for every shape, tens of milliseconds each
+    }
+    # A session of its own makes a group, to be killed with its children; it has to end with this process all the same.
+    dying = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
     with (folder / PRINTED).open("wb") as printed, (folder / ERRORS).open("ab") as errors:
         process = subprocess.Popen(
-            command,
-            cwd=REPOSITORY,
+            [*dying, *command],
             env=os.environ | variables,
             stdout=printed,
             stderr=errors,
-            start_new_session=True,  # a group of its own, to be killed with its children
+            start_new_session=True,
         )
     return _Running(process, end)
 

@@ -43,6 +43,19 @@ def in_number_type(model: Any, name: str) -> Any:
     return with_float32_logits(model) if name.endswith(FLOAT32_LOGITS) else model
 
 
+def cast_like(model: Any, target: Any) -> Any:
+    """Give a new model of the target's kind the target's device and type; buffers that both have are the target's.
+
+    The frequencies of rotary positions are such a buffer, float32 in a loaded model of any type.
+    """
+    model = model.to(target.device, target.dtype)
+    buffers = dict(target.named_buffers())
+    for name in [name for name, _ in model.named_buffers() if name in buffers]:
+        owner, _, own = name.rpartition(".")
+        setattr(model.get_submodule(owner), own, buffers[name].clone())
+    return model
+
+
 def number_type(model: Any) -> str:
     """Name the number type that a model is in."""
     weights = str(model.dtype).removeprefix("torch.")

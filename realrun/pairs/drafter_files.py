@@ -235,7 +235,8 @@ def has_lab_drafter(name: str) -> bool:
 def shipped_drafter(target: str, name: str) -> Path | None:
     """Find the folder of a drafter that the package ships for this target, if the target is not the lab's."""
     folder = SHIPPED / target / name
-    return folder if target in PACKAGES and (folder / FILE).is_file() else None
+    is_name = Path(name).name == name  # and no path, which may lead anywhere
+    return folder if is_name and target in PACKAGES and (folder / FILE).is_file() else None
 
 
 def lab_drafter(name: str) -> Path:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from realrun.lm.number_type import cast_like
 from realrun.pairs.pair import Pair
 from realrun.train.common.folder import Tensors
 from realrun.train.common.on_text import Method, ModuleJob, TextRun, kl_nats, tensors_from_text
@@ -44,7 +45,7 @@ def with_fewer_layers(target: Any, layers: int) -> Any:
     config.num_hidden_layers = layers
     if getattr(config, "layer_types", None):
         config.layer_types = [config.layer_types[number] for number in chosen]
-    model = type(target)(config).to(device=target.device, dtype=target.dtype)
+    model = cast_like(type(target)(config), target)
     places = {str(number): str(place) for place, number in enumerate(chosen)}
     state = {
         name if match is None else LAYER.sub(places[match[0]], name, count=1): tensor

@@ -79,7 +79,7 @@ class SelfSDSettings(Settings):
     )
     temperature: float = setting(0.0, low=0, below=100, doc="Temperature of the calibration text; 0 is greedy.")
     keep_ends: int = setting(0, low=0, doc="Layers at either end that skip nothing.")
-    cost_repeats: int = setting(40, low=2, smoke=8)  # timed rounds of every draft length
+    cost_repeats: int = setting(40, low=2, smoke=8, doc="Timed rounds of every draft length.")
     seed: int = setting(0)
 
     @property

@@ -41,6 +41,7 @@ def test_other_targets_drafters_go_by_the_names_of_both() -> None:
     for target, name in found:
         folder = shipped_drafter(target, name)
         assert target in PACKAGES and folder is not None and folder != lab_drafter(name)
+        assert shipped_drafter(target, str(folder)) is None  # a path is no name
         file = read_drafter(folder)
         assert file.kind == name and file.facts["target"]["name"] == target
         assert len(file.tensors["draft_tokens"]) == file.facts["draft_vocabulary"]

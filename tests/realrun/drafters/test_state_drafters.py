@@ -112,6 +112,14 @@ def test_a_decoder_starts_with_the_targets_embedding_norm_and_head(name: str) ->
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def test_a_decoder_in_16_bits_has_the_targets_rotary_frequencies() -> None:
+    target = copy.deepcopy(target_of("llama"))
+    for parameter in target.parameters():  # as in a model that is loaded in bfloat16
+        parameter.data = parameter.data.bfloat16()
+    frequencies = one_layer_model(target).model.rotary_emb.inv_freq
+    assert torch.equal(frequencies, target.model.rotary_emb.inv_freq)
+
+
 # --- Keys and values alone ------------------------------------------------------------------------
 
 

@@ -90,6 +90,19 @@ def test_the_loss_is_the_papers_combination() -> None:
     assert float(total.detach()) == pytest.approx(expected, abs=1e-12)
 
 
+def test_heads_of_a_draft_vocabulary_learn_from_all_tokens_and_draft_theirs(tmp_path: Path) -> None:
+    model, some = target(), torch.arange(0, 80, 2)
+    facts = train(tmp_path, model, heads=MedusaHeads(model, 3, True, some), loop=replace(LOOP, steps=4))
+    assert facts["held_out"]["start"]["head_1"] == pytest.approx(
+        JointTraining(target(), MedusaHeads(target(), 3), FAST, 4).held_out(
+            windows([(word_text().held_out, 1.0)], HELD_OUT_WINDOWS, LOOP.window_tokens, (LOOP.seed, 1, 0))
+        )["head_1"],
+        rel=1e-3,  # of a head that is not shared, the file rounds W_2
+    )
+    _, kind = load_drafter(tmp_path, target())
+    assert kind.heads.tokens.tolist() == some.tolist() and kind.heads.vocabulary.shape[:2] == (1, 40)
+
+
 def test_distillation_starts_at_zero_and_is_the_divergence_from_the_original() -> None:
     batch = tokens(length=12)
     job = job_on(target(), Medusa2Settings("distill", adapter=FAST.adapter), dropout=0.05)
