@@ -18,7 +18,8 @@ from studies.report import Report, load_line, machine_line
 TEXT, TRAIN = "text", "train"  # stages
 DECODED = {"decode-greedy": "greedy", "decode-sampled": "temperature 0.8"}  # what they are called here
 SHOWN = 8
-LETTERS = 110  # of a reason
+KNOWN = ("forecast", "text_known", "costs_known", "decomposition")  # errors of a board
+LETTERS = 80  # of a reason
 POLICIES = {kind.name: kind.paper_policy for kind in DRAFTERS.values()} | {"model": "adaedl"}  # papers', by drafter
 OWN_TARGET = "their text is not the baseline's, and speedups are for equally many tokens"
 
@@ -65,8 +66,7 @@ def report(config: Config, results: Mapping[str, Document]) -> Report:
             level=1.0,
         ),
         figure_name="drafters",
-        caption="Positions of held-out text whose first drafted token is the target's, by tokens of training; "
-        "speedups of each drafter's best policy on the tuning prompts, forecast and measured",
+        caption="Held-out agreement by tokens of training, and speedups of each drafter's best policy",
         columns=columns,
         shown=[
             {
@@ -81,18 +81,18 @@ def report(config: Config, results: Mapping[str, Document]) -> Report:
         ],
         table=table(trainings, boards, rows, facts, curves),
         trust=[
-            *prompts(boards),
+            prompts(boards),
             machine_line(config, boards[first]),
             load_line(boards),
             "Noise floor (A/A test, the baseline run twice): "
             + ", ".join(f"{board['noise_floor_percent']:.1f} % ({run})" for run, board in boards.items())
             + ". Intervals (95 %) are over held-out prompts, of each row alone.",
-            *(f"Median error, {run}: {known(board['errors'])}." for run, board in boards.items()),
+            median_errors(boards),
             identical(rows),
             f"The policy of the drafter's paper was the best on the tuning prompts for "
             f"{sum(row['policy'] == best[first][name]['policy'] for name, row in own.items())} of {len(own)} drafters "
             f"({first}).",
-            *about_training(results),
+            about_training(results),
             *beside(best, trainings),
             *tuned_targets(rows[first]),
             "The papers' figures are the lowest and highest over tasks, with models of 7 billion parameters (EESD and "
@@ -154,11 +154,11 @@ def paying(best: Mapping[str, Mapping[str, Row]], trainings: Row, board: Row) ->
         faster = [name for name in ranked if measured[name]["low"] > 1]
         which = ", ".join(f"{name} {measured[name]['estimate']:.2f}" for name in faster or ranked[:1])
         where = "in greedy decoding" if run == "greedy" else f"at {run}"
-        parts.append(f"{len(faster) or 'none'} of {len(ranked)} {where} ({'' if faster else 'at best '}{which})")
-    return (
-        f"Of the drafters trained on one {board['environment']['device']}, significantly faster there than no "
-        f"speculation are {' and '.join(parts)}."
-    )
+        drafters = f" drafters trained on one {board['environment']['device']}" * (not parts)
+        verb = " are significantly faster than no speculation" * (not parts)
+        count = f"{len(faster)} of {len(ranked)}{drafters}{verb}"
+        parts.append(f"{count} {where} ({'' if faster else 'at best '}{which})")
+    return f"{', and '.join(parts)}."
 
 
 def forecast_errors(rows: Mapping[str, Sequence[Row]], boards: Mapping[str, Row]) -> str:
@@ -176,30 +176,30 @@ def forecast_errors(rows: Mapping[str, Sequence[Row]], boards: Mapping[str, Row]
     )
 
 
-def prompts(boards: Mapping[str, Row]) -> list[str]:
-    """Return which prompts were decoded, a line for each run."""
-    lines = []
+def prompts(boards: Mapping[str, Row]) -> str:
+    """Return which prompts were decoded."""
+    texts = []
     for run, board in boards.items():
         done, planned = board["sequences"]["holdout"], board["forecast"]["sequences"]["holdout"]
         repeats = "once" if board["options"]["repeats"] == 1 else f"{board['options']['repeats']} times"
-        missing = f" of {planned}, for which there was time," if done < planned else ""
-        lines.append(
-            f"Prompts, {run}: {board['prompts']['count']} of specsim's tasks, {board['sequences']['tuning']} for "
-            f"tuning and {done}{missing} held out, of {board['output_tokens'] / done:.0f} tokens on average, decoded "
-            f"{repeats} by each of {len(board['rows'])} policies. A baseline token took "
-            f"{board['baseline']['ms_per_token']:.2f} ms."
+        texts.append(
+            f"{done} of {planned} held out, {board['output_tokens'] / done:.0f} tokens each, {repeats} by each of "
+            f"{len(board['rows'])} policies, {board['baseline']['ms_per_token']:.2f} ms a baseline token ({run})"
         )
-    return lines
+    first = next(iter(boards.values()))
+    tuning = f"{first['prompts']['count']} of specsim's tasks, {first['sequences']['tuning']} for tuning"
+    return f"Prompts: {tuning}. Decoded in time: {'; '.join(texts)}."
 
 
-def known(errors: Row) -> str:
-    """Return the median error of the forecast, and of replays that know more."""
-    names = {
-        "forecast": "forecast", "text_known": "if the text is known", "costs_known": "if the run's costs are known",
-        "decomposition": "if both are",
-    }  # fmt: skip
-    return ", ".join(
-        f"{errors[key]['median_abs_percent']:.1f} % {name}" for key, name in names.items() if key in errors
+def median_errors(boards: Mapping[str, Row]) -> str:
+    """Return the median errors of the forecasts, and of replays that know more."""
+    texts = []
+    for run, board in boards.items():
+        known = [board["errors"].get(key, {}).get("median_abs_percent") for key in KNOWN]
+        texts.append(f"{', '.join('n.a.' if error is None else f'{error:.1f}' for error in known)} % ({run})")
+    return (
+        "Median error of the forecast, then with the text known, with the run's costs known, and with both: "
+        f"{'; '.join(texts)}."
     )
 
 
@@ -215,15 +215,15 @@ def identical(rows: Mapping[str, Sequence[Row]]) -> str:
     )
 
 
-def about_training(results: Mapping[str, Row]) -> list[str]:
+def about_training(results: Mapping[str, Row]) -> str:
     """Return the text and the time of the trainings."""
-    text, lines = results.get(TEXT, {}), []
-    if "tokens" in text:
-        lines.append(
-            f"Training text: {text['tokens'] / 1e6:.2f} M tokens, written by the target on this machine at "
-            f"{text['tokens_per_second']:,.0f} tokens/s. It holds the questions too."
-        )
-    return [*lines, f"All trainings together took {results[TRAIN]['seconds']:.0f} s."]
+    text, together = results.get(TEXT, {}), f"All trainings together took {results[TRAIN]['seconds']:.0f} s"
+    if "tokens" not in text:
+        return f"{together}."
+    return (
+        f"{together}, on {text['tokens'] / 1e6:.2f} M tokens that the target wrote there at "
+        f"{text['tokens_per_second']:,.0f} tokens/s. Held-out text is of the same kind, questions and answers."
+    )
 
 
 def beside(best: Mapping[str, Mapping[str, Row]], trainings: Row) -> list[str]:
@@ -251,7 +251,11 @@ def left_out(results: Mapping[str, Row]) -> list[str]:
         board = results.get(stage, {}).get("board", {})
         reasons |= {f"{name}, {run}": reason for name, reason in board.get("left_out", {}).items()}
         reasons |= {f"{name}, typical acceptance": one.get("reason") for name, one in board.get("typical", {}).items()}
-    texts = [f"{name} ({reason[:LETTERS].rstrip('.')})" for name, reason in reasons.items() if reason]
+    names: dict[str, dict[str, None]] = {}
+    for name, reason in reasons.items():
+        if reason:
+            names.setdefault(reason[:LETTERS].rstrip(". "), {})[name] = None
+    texts = [f"{', '.join(of_reason)} ({reason})" for reason, of_reason in names.items()]
     return [f"Failed or left out: {'; '.join(texts)}."] if texts else []
 
 
