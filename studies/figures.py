@@ -97,7 +97,8 @@ def lines_over_dots(
     axes = above.subplots()
     _draw_lines(axes, lines, {})
     axes.set(title=title, xlabel=axes_labels[0], ylabel=axes_labels[1])
-    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    if lines:
+        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
     for axes, (panel, rows) in zip(below.subplots(1, len(panels), squeeze=False).flat, panels.items(), strict=True):
         _draw_dots(axes, rows, axis_label, level)
         axes.set_title(panel)

@@ -49,7 +49,7 @@ def report(config: Config, results: Mapping[str, Document]) -> Report:
     ]
     return Report(
         question="Do the papers' drafters, trained for minutes on one GPU, pay there, and was it forecast?",
-        answer=f"{paying(best, trainings, boards[first])} {forecast_errors(rows, boards)}",
+        answer=f"{paying(best, config['table'], boards[first])} {forecast_errors(rows, boards)}",
         figure=lines_over_dots(
             "held-out text",
             {n: ([tokens / 1e6 for tokens, _ in c], [point(100 * value) for _, value in c]) for n, c in curves.items()},
@@ -93,7 +93,7 @@ def report(config: Config, results: Mapping[str, Document]) -> Report:
             f"{sum(row['policy'] == best[first][name]['policy'] for name, row in own.items())} of {len(own)} drafters "
             f"({first}).",
             about_training(results),
-            *beside(best, trainings),
+            *beside(best, config["table"]),
             *tuned_targets(rows[first]),
             "The papers' figures are the lowest and highest over tasks, with models of 7 billion parameters (EESD and "
             "Self-SD: 13 billion). For draft models they are AdaEDL's.",
@@ -145,11 +145,11 @@ def speeds(row: Row) -> str:
     return f"{row['forecast']['estimate']:.2f}, {measured['estimate']:.2f} {interval}"
 
 
-def paying(best: Mapping[str, Mapping[str, Row]], trainings: Row, board: Row) -> str:
+def paying(best: Mapping[str, Mapping[str, Row]], trained_here: Sequence[str], board: Row) -> str:
     """Return which of the drafters that were trained pay, in a sentence."""
     parts = []
     for run, of_run in best.items():
-        measured = {name: row["measured"] for name, row in of_run.items() if name in trainings}
+        measured = {name: row["measured"] for name, row in of_run.items() if name in trained_here}
         ranked = sorted(measured, key=lambda name: -measured[name]["estimate"])
         faster = [name for name in ranked if measured[name]["low"] > 1]
         which = ", ".join(f"{name} {measured[name]['estimate']:.2f}" for name in faster or ranked[:1])
@@ -226,13 +226,13 @@ def about_training(results: Mapping[str, Row]) -> str:
     )
 
 
-def beside(best: Mapping[str, Mapping[str, Row]], trainings: Row) -> list[str]:
+def beside(best: Mapping[str, Mapping[str, Row]], trained_here: Sequence[str]) -> list[str]:
     """Return the speedups of drafters that were not trained here."""
     others = [
         f"{name} {row['measured']['estimate']:.2f} ({run})"
         for run, of_run in best.items()
         for name, row in of_run.items()
-        if name not in trainings
+        if name not in trained_here
     ]
     return [f"Not trained here: {', '.join(others)}."] if others else []
 
