@@ -20,27 +20,46 @@ PERCENT = plain(lambda value: f"{100 * value:.0f}")
 SPEEDS = ("forecast", "measured", "tau", "v_d", "rounds_identical_percent")  # of the board's rows
 EDD_TASKS = {"conversation": "mt_bench", "arithmetic": "gsm8k", "summary": "cnn_dm", "code": "humaneval"}
 SPACE_TASKS = {"summary": "xsum", "code": "humaneval_x"}
+ADAEDL_TASKS = {"summary": "cnn_dm", "question": "dolly_15k", "translation": "wmt_19"}
 EESD_TABLES = {"conversation": 13, "arithmetic": 10, "summary": 11, "code": 12}
 
 Row = Mapping[str, Any]
 
 
-def papers_tau(drafter: str) -> dict[str, float]:
-    """Return the tau that a paper prints for a drafter with Llama 2, by kind of task; empty if none does.
+def published(drafter: str, thompson: str = "Beta-TS") -> dict[str, dict[str, float]]:
+    """Return tau and speedup that a paper prints for a drafter with Llama 2, by kind of task; empty if none does.
 
     EDD's table 1 (7B, chains of five), SPACE's table 1 (7B, k = 5), and EESD's tables 10 to 13 (13B, adaptive
-    lengths), which print the share r_d of tokens that were drafted: tau = 1 / (1 - r_d).
+    lengths), which print the share r_d of tokens that were drafted: tau = 1 / (1 - r_d). MEDUSA-2's are of Vicuna-7B
+    (MEDUSA's tables 1 and 2), and AdaEDL's table 1 has speeds of a draft model with Llama 2 7B (7 tokens at most).
+
+    thompson : EESD's sampling
     """
     if drafter in ("VDM", "MEDUSA-1", "EAGLE", "EDD"):
         table = read_table("edd_1")
-        return {kind: table.row("LLaMA2-Chat-7B", drafter, name).number("tau") for kind, name in EDD_TASKS.items()}
+        rows = {kind: table.row("LLaMA2-Chat-7B", drafter, name) for kind, name in EDD_TASKS.items()}
+        return {kind: {"tau": row.number("tau"), "speedup": row.number("speedup")} for kind, row in rows.items()}
     if drafter == SPACE:
         table = read_table("space_1")
-        return {kind: table.row("LLaMA-2-7B", name).number("tokens_per_step") for kind, name in SPACE_TASKS.items()}
-    if drafter == "EESD":
-        rows = {kind: read_table(f"eesd_{n}").row("LLaMA-2-13B", "EESD (+Beta-TS)") for kind, n in EESD_TABLES.items()}
-        return {kind: 1 / (1 - row.number("r_d")) for kind, row in rows.items()}
+        rows = {kind: table.row("LLaMA-2-7B", name) for kind, name in SPACE_TASKS.items()}
+        return {k: {"tau": row.number("tokens_per_step"), "speedup": row.number("speedup")} for k, row in rows.items()}
+    if drafter in ("EESD", "Self-SD"):
+        method = f"EESD (+{thompson})" if drafter == "EESD" else "Self SD"
+        rows = {kind: read_table(f"eesd_{n}").row("LLaMA-2-13B", method) for kind, n in EESD_TABLES.items()}
+        return {k: {"tau": 1 / (1 - row.number("r_d")), "speedup": row.number("speedup")} for k, row in rows.items()}
+    if drafter == "MEDUSA-2":
+        tau = read_table("medusa_1").row("Vicuna-7B").number("acceleration_rate")
+        return {"conversation": {"tau": tau, "speedup": read_table("medusa_2").row("MEDUSA-2").number("speedup")}}
+    if drafter.startswith("draft"):
+        plain, adaedl = (read_table("adaedl_1").row("7", method) for method in ("Autoregressive", "AdaEDL"))
+        return {kind: {"speedup": adaedl.number(c) / plain.number(c)} for kind, c in ADAEDL_TASKS.items()}
     return {}
+
+
+def span(values: Sequence[float]) -> str:
+    """Return the lowest and highest value; empty if there is none."""
+    ends = [f"{value:.2f}" for value in (min(values), max(values))] if values else [""]
+    return " to ".join(dict.fromkeys(ends))
 
 
 def still_rising(curve: Sequence[Sequence[float]]) -> bool:
@@ -101,7 +120,7 @@ def report(
         shown=shown,
         table=[
             *(
-                {"drafter": name, "task": kind, **figures, "papers_tau": papers_tau(name).get(kind)}
+                {"drafter": name, "task": kind, **figures, "papers_tau": published(name).get(kind, {}).get("tau")}
                 for name, kinds in tasks.items()
                 for kind, figures in kinds.items()
             ),
@@ -143,12 +162,11 @@ def with_own_interval(row: Row, board: Document) -> Row:
 
 def shown_row(name: str, best: Row, training: Document, acceptance: Document) -> Row:
     """Return a drafter's row of the short table. best : its policy that was best on the tuning prompts"""
-    taus = papers_tau(name).values()
     return {
         "drafter": name,
         "tokens_trained": training.get("tokens"),
         **acceptance,
-        "papers": f"{min(taus):.2f} to {max(taus):.2f}" if taus else "",
+        "papers": span([figures["tau"] for figures in published(name).values()]),
         "policy": best.get("form", best["label"]),
         "measured": best["measured"],
     }
