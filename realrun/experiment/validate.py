@@ -323,22 +323,44 @@ def compared(
 ) -> dict[str, Any]:
     """Compare an arm of an exact trace with its replay, as JSON. predicted : its speedup by replay"""
     runs = measurement.last_runs(arm)
+    same = same_text_rounds_identical(trace, replayed, runs)
     return {
         "measured": measured.as_dict(),
         **measurement.wall_clock(arm, measured),
         "error_percent": (predicted / measured.estimate - 1) * 100,
         "rounds_identical_percent": 100 * rounds_identical(replayed, runs),
         "output_identical_percent": 100 * output_identical(trace, runs),
+        "same_text_rounds_identical_percent": None if same is None else 100 * same,
     }
 
 
 def rounds_identical(replayed: Replay, runs: Sequence[Decoded]) -> float:
     """Compute the share of replayed rounds that the real run has too, by t, tokens, last token and drafter."""
+    real, wanted = _rounds_of(replayed, runs)
+    return len(real.intersection(wanted)) / len(wanted)
+
+
+def same_text_rounds_identical(trace: Trace, replayed: Replay, runs: Sequence[Decoded]) -> float | None:
+    """Compute that share of the rounds before the first token that the run and the recording do not share.
+
+    In low precision a numerical tie may change a token, and what follows is another text. None without such rounds.
+    """
+    same_until = []
+    for index, run in enumerate(runs):
+        text = trace.token[trace.offsets[index] : trace.offsets[index + 1]].tolist()
+        differing = (t for t, (token, other) in enumerate(zip(text, run.tokens, strict=False)) if token != other)
+        same_until.append(next(differing, len(text)))
+    real, wanted = _rounds_of(replayed, runs)
+    wanted = [row for row in wanted if row[1] + row[3] + 1 <= same_until[row[0]]]  # t, accepted tokens, and one more
+    return len(real.intersection(wanted)) / len(wanted) if wanted else None
+
+
+def _rounds_of(replayed: Replay, runs: Sequence[Decoded]) -> tuple[set[tuple[int, ...]], list[tuple[int, ...]]]:
+    """List real and replayed rounds, each the number of the sequence and what `Decoded.full_log` gives."""
     assert replayed.rounds is not None
     real = {(index, *row) for index, run in enumerate(runs) for row in run.full_log()}
     log = replayed.rounds
-    wanted = [(*row, drafter) for row, drafter in zip(log.rows(), log.drafter.tolist(), strict=True)]
-    return len(real.intersection(wanted)) / len(log)
+    return real, [(*row, drafter) for row, drafter in zip(log.rows(), log.drafter.tolist(), strict=True)]
 
 
 def output_identical(trace: Trace, runs: Sequence[Decoded]) -> float:

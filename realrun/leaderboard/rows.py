@@ -60,6 +60,7 @@ ANEW = "delete it to measure it again, or give another --out"
 FIXED, ADAPTIVE, TREE, PAPER = "fixed K", "adaptive chain", "tree", "its paper's"
 MEASURED = (
     *("measured", "error_percent", "rounds_identical_percent", "output_identical_percent"),
+    "same_text_rounds_identical_percent",
     "measured_sequence_seconds",
 )  # of a row, where something was decoded
 LOOPS = 0.5  # share of distinct trigrams up to which a text repeats itself

@@ -19,6 +19,7 @@ TEXT, TRAIN = "text", "train"  # stages
 DECODED = {"decode-greedy": "greedy", "decode-sampled": "temperature 0.8"}  # what they are called here
 SHOWN = 8
 KNOWN = ("forecast", "text_known", "costs_known", "decomposition")  # errors of a board
+SAME_TEXT = "same_text_rounds_identical_percent"
 LETTERS = 80  # of a reason
 POLICIES = {kind.name: kind.paper_policy for kind in DRAFTERS.values()} | {"model": "adaedl"}  # papers', by drafter
 OWN_TARGET = "their text is not the baseline's, and speedups are for equally many tokens"
@@ -209,9 +210,15 @@ def identical(rows: Mapping[str, Sequence[Row]]) -> str:
     full = sum(row["rounds_identical_percent"] == 100 for row in found)
     least = min(found, key=lambda row: float(row["rounds_identical_percent"]))
     fewest = f"; the fewest are {least['rounds_identical_percent']:.1f} % ({least['drafter']}, {least['policy']})"
+    same = [float(row[SAME_TEXT]) for row in found if row.get(SAME_TEXT) is not None]
+    before = (
+        f" Before the first token that differs, {np.median(same):.1f} % are (median of {len(same)} policies; lowest "
+        f"{min(same):.1f} %): numbers of low precision round differently in passes of different lengths, and where two "
+        "tokens are nearly as likely, another one is chosen."
+    )
     return (
         f"All rounds are identical in replay and real run for {full} of {len(found)} policies"
-        f"{fewest if full < len(found) else ''}."
+        f"{fewest if full < len(found) else ''}.{before if same and full < len(found) else ''}"
     )
 
 
@@ -268,12 +275,12 @@ def table(
 ) -> list[Row]:
     """Return all rows: policies, drafters, MEDUSA's typical acceptance, papers' figures and trainings."""
     names = ("drafter", "policy", "settings", "tau", "v_d", "forecast", "text_known", "costs_known", "measured",
-             "rounds_identical_percent", "output_identical_percent")  # fmt: skip
+             "rounds_identical_percent", SAME_TEXT, "output_identical_percent")  # fmt: skip
     return [
         *(
             {
                 "run": run,
-                **{name: row[name] for name in names},
+                **{name: row.get(name) for name in names},
                 "error_percent": 100 * (row["forecast"]["estimate"] / row["measured"]["estimate"] - 1),
                 "papers_policy": int(row is papers_row(row["drafter"], boards[run], of_run)),
             }

@@ -33,7 +33,7 @@ READ = {  # by what a stage's result holds it in, beside ALL; "" for the result 
               "typical"),
     "rows": ("drafter", "role", "policy", "form", "settings", "own_target", "train_speedup", "forecast", "tau", "v_d",
              "measured", "text_known", "costs_known", "rounds_identical_percent", "output_identical_percent",
-             "measured_sequence_seconds"),
+             "same_text_rounds_identical_percent", "measured_sequence_seconds"),
 }  # fmt: skip
 
 

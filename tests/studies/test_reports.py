@@ -26,11 +26,10 @@ from studies.report import Report, csv_text, error_line, load_line, markdown_tab
 from tests.support.tree_traces import tree_trace
 
 WRITTEN = ("report.md", "table.csv")
-RECORDED = [name for name in command.STUDIES if name != "gpu_drafters"]  # not run on a GPU yet
 ESTIMATE = {"estimate": 1.23456789, "low": 1.1, "high": 1.5}
 
 
-@pytest.mark.parametrize("name", RECORDED)
+@pytest.mark.parametrize("name", command.STUDIES)
 def test_a_shipped_report_is_written_again_from_what_was_recorded(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -45,7 +44,7 @@ def test_a_shipped_report_is_written_again_from_what_was_recorded(
     assert {file: (home / file).read_text() for file in WRITTEN} == shipped
 
 
-@pytest.mark.parametrize("name", RECORDED)
+@pytest.mark.parametrize("name", command.STUDIES)
 def test_a_report_has_one_figure_one_short_table_and_a_link_to_all_rows(name: str) -> None:
     text = (command.HOME / name / "report.md").read_text()
     assert len(text.split()) < 700
