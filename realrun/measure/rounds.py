@@ -173,6 +173,7 @@ def scripted_tree_round(
     if drafter.lm.reads_target_states:
         fall_behind(decoder, context, levels, rng)
     rounds: list[Round] = []
+    decoder.clock()  # a round begins with an idle device
     decoder.round(list(tokens), RoundContext(decoder.sampler, 0, 0, levels), policy, (0.0,), rounds)
     decoder.target.truncate(context)
     drafter.commit(context)
@@ -245,6 +246,7 @@ def scripted_round(
     policy = make_policy("adaedl", {"lambda0": -10.0, "max_draft_tokens": size}) if size else None
     state = step_functions(policy).initial_state(policy.params) if policy else None
     rounds: list[Round] = []
+    decoder.clock()  # a round begins with an idle device, or it would wait for what was prepared
     decoder.round(list(tokens), RoundContext(decoder.sampler, 0, 0, size), policy, state, rounds)
     if size:
         drafter.commit(context)

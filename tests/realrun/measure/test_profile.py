@@ -37,7 +37,7 @@ from realrun.measure.rounds import (
     tree_sizes,
 )
 from realrun.measure.stream import Stream
-from realrun.measure.sweeps import Prober, Sweeps
+from realrun.measure.sweeps import Probe, Prober, Sweeps
 from realrun.pairs.pair import Pair
 from specsim.cost.files import read_cost
 from specsim.cost.probe import changes, with_probe
@@ -388,6 +388,18 @@ def test_a_measured_round_leaves_both_caches_as_they_were(sampler: Sampler, kind
             assert round_.level_nodes == (1, *[level_nodes] * (passes(level_nodes) - 1))
             assert len(round_.step_s) == len(round_.level_nodes) and round_.verified == size - 1
             assert round_.asked > 0 and round_.policy_s > 0 and round_.fed == 1
+
+
+def test_a_measured_round_begins_with_an_idle_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, what was prepared for it would otherwise be waited for, and counted, in its first draft step."""
+    prober = Prober(tiny_pair(), depth=3, tree_tokens=0, sampler=Sampler(), seed=0)
+    prober.begin([*range(1, 20)])
+    events: list[str] = []
+    for owner, name in ((prober.drafter, "commit"), (prober.decoder, "clock"), (prober.decoder, "round")):
+        real = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *a, real=real, name=name: (events.append(name), real(*a))[1])
+    prober.run(Probe(2), Stream())
+    assert [events[at - 2 : at] for at, name in enumerate(events) if name == "round"] == [["commit", "clock"]] * 2
 
 
 def test_the_scripted_verifier_works_and_accepts_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
