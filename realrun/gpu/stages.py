@@ -117,21 +117,29 @@ def text(job: Job) -> dict[str, Any]:
 
 def train(job: Job, later: bool) -> dict[str, Any]:
     """Train the papers' drafters on that text, several at once. later : those of least worth, or the others"""
-    from realrun.gpu.training import RECIPES, REDUCED, train_all
+    from realrun.gpu.training import KILLED, NO_TIME, RECIPES, REDUCED, results_in, train_all
 
     recipes = RECIPES if job.full else REDUCED
-    trained = train_all(
-        [name for name in recipes if (name in LATER) == later],
-        recipes=recipes,
-        target=job.target,
-        text=job.home / "text" / TEXT_FILE,
-        out=job.home / WEIGHTS,
-        minutes=job.seconds / 60,
-        device=str(job.device),
-        dtype=job.dtype,
-        at_once=AT_ONCE if job.full else 2,
-        progress=job.report,
-    )
+    names, out = [name for name in recipes if (name in LATER) == later], job.home / WEIGHTS
+    if not names:
+        return {"skipped": "no such training at reduced sizes"}
+    try:
+        trained = train_all(
+            names,
+            recipes=recipes,
+            target=job.target,
+            text=job.home / "text" / TEXT_FILE,
+            out=out,
+            minutes=job.seconds / 60,
+            device=str(job.device),
+            dtype=job.dtype,
+            at_once=AT_ONCE if job.full else 2,
+            progress=job.report,
+        )
+    except OutOfTime as late:
+        return {"complete": False, "left": str(late), "trainings": results_in(out, names)}
+    if left := [name for name, result in trained.items() if result.get("error") in (KILLED, NO_TIME)]:
+        return {"complete": False, "left": f"train {', '.join(left)}", "trainings": trained}
     return {"trainings": trained}
 
 
@@ -144,6 +152,8 @@ def decode(job: Job, temperature: float) -> dict[str, Any]:
     drafters = trained_drafters(job.home / WEIGHTS, job.target)
     if temperature:
         drafters = {name: source for name, source in drafters.items() if name in SAMPLED}
+    if not drafters:
+        raise InputError(f"none of {', '.join(SAMPLED)} is trained; run the stage train before")
     board = decode(
         drafters,
         job.target,

@@ -38,6 +38,7 @@ NEEDED_SHARE = 0.7  # of the time, for trainings that others need; these have th
 START_S = 25.0  # taken from a training's minutes: its process loads torch and the target, and writes its file
 GRACE_S = 20.0  # after which a training that should have ended is killed
 POLL_S = 0.5
+KILLED, NO_TIME = "killed: it did not end in time", "no time left"  # errors of what another run goes on with
 
 _TEXT = "--batch 8 --window 512 --tokens 100 --draft-vocabulary 8192"
 _BARE = "--batch 8 --window 512 --tokens 100"
@@ -168,7 +169,7 @@ def train_all(
         [tokens, agreement], if it was trained on text; "error" if it failed. Skipped ones have only "error".
     """
     out = out.resolve()
-    done = {name: result for name in names if (result := read_kept(out / name / RESULT)) and "error" not in result}
+    done = {name: result for name, result in results_in(out, names).items() if "error" not in result}
     left = {name: recipes[name] for name in names if name not in done}
     plan, begun = spans(left, at_once), time.monotonic()
     total_s, running = 60 * minutes, dict[str, _Running]()
@@ -196,7 +197,7 @@ def train_all(
                 waits = [need for need in needs(left[name]) if need in left and need not in results]
                 end = begun + total_s * plan[name].end
                 if lacking or end - time.monotonic() < min(START_S, 0.5 * total_s):
-                    results[name] = {"error": f"{lacking[0]} failed" if lacking else "no time left"}
+                    results[name] = {"error": f"{lacking[0]} failed" if lacking else NO_TIME}
                 elif not waits and len(running) < at_once:
                     commands[name] = command(name, end)
                     running[name] = _start(commands[name], out / name, end)
@@ -221,6 +222,11 @@ def train_all(
         for training in running.values():
             training.kill()
     return {name: results[name] for name in names}
+
+
+def results_in(out: Path, names: Sequence[str]) -> dict[str, Any]:
+    """Read the results of those of these trainings that have ended; see `train_all`."""
+    return {name: result for name in names if (result := read_kept(out / name / RESULT))}
 
 
 def _start(command: Sequence[str], folder: Path, end: float) -> _Running:
@@ -272,7 +278,7 @@ def _result(folder: Path, code: int, late: bool) -> dict[str, Any]:
     if points := curve(folder):
         result["curve"] = points
     if late:
-        result["error"] = "killed: it did not end in time"
+        result["error"] = KILLED
     elif code:
         result["error"] = f"exit code {code}: {log_end((folder / ERRORS).read_text(errors='replace'))}"
     else:

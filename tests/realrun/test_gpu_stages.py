@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from realrun.cli.gpu import state_in_words
 from realrun.cli.main import app
 from realrun.gpu.job import Job, OutOfTime
 from realrun.gpu.stages import STAGES, Stage, run_stages
+from realrun.gpu.training import NO_TIME, REDUCED, RESULT
 from specsim.cost.grid import read_grid
 from specsim.io.errors import InputError
 from tests.contract.test_house import CARRIED
@@ -118,6 +120,25 @@ def test_commands_of_a_stage_end_with_it(tmp_path: Path, monkeypatch: pytest.Mon
         job.run("sleep", "60")
 
 
+@pytest.mark.parametrize("late", [True, False])
+def test_trainings_that_ended_are_in_the_result_of_a_stage_that_did_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    ended = {"tokens": 5}
+
+    def train_all(names: Any, *, out: Path, **others: Any) -> dict[str, Any]:
+        if not late:
+            return {name: {"error": NO_TIME} for name in names} | {"EAGLE": ended}
+        (out / "EAGLE").mkdir(parents=True)
+        (out / "EAGLE" / RESULT).write_text(json.dumps(ended))
+        raise OutOfTime("train: 1 of 4 done")
+
+    monkeypatch.setattr("realrun.gpu.training.train_all", train_all)
+    (result,) = run_stages(tmp_path / "out", minutes=1, stages=["train"], device="cpu")
+    assert not result["complete"] and result["trainings"]["EAGLE"] == ended
+    assert result["left"] == ("train: 1 of 4 done" if late else "train EESD, draft-2, EESD-predictor")
+
+
 def test_unknown_stage_and_no_time_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="stage 'kernel' is unknown; known: check, text, train, decode-greedy"):
         run_stages(tmp_path, minutes=1, stages=["kernel"])
@@ -151,31 +172,48 @@ def test_passes_of_true_shapes_can_be_read_as_costs(tmp_path: Path) -> None:
     assert all(row["rounds_identical_percent"] > 99 for row in result["scripted"]["rows"])
 
 
-@pytest.fixture
-def _own_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stages start pytest, whose benchmarks refuse to run in a worker of pytest-xdist."""
-    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+def command_in(folder: Path, minutes: float, *stages: str) -> Any:
+    """Start the command in a source tree there; its output goes to a file."""
+    command = [sys.executable, "-m", "realrun", "gpu", "--out", "results", "--device", "cpu", "--minutes", str(minutes)]
+    paths = {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'kernels'}"}
+    if (folder / "realrun").exists():
+        paths = {"PYTHONPATH": f".{os.pathsep}kernels"}
+    # The benchmarks that a stage starts refuse to run in a worker of pytest-xdist.
+    variables = {key: value for key, value in os.environ.items() if key != "PYTEST_XDIST_WORKER"} | paths
+    with (folder / "printed").open("ab") as printed:
+        words = [word for stage in stages for word in ("--stage", stage)]
+        return subprocess.Popen([*command, *words], cwd=folder, env=variables, stdout=printed, stderr=printed)
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("_own_pytest")
-def test_every_reduced_stage_gives_a_result(tmp_path: Path) -> None:
-    """From end to end without a GPU; what was interrupted in the first run is gone on with in the second."""
-    out = tmp_path / "out"
-    run_stages(out, minutes=0.3, device="cpu")
-    results = {r["stage"]: r for r in run_stages(out, minutes=20, device="cpu")}
-    assert list(results) == [stage.name for stage in STAGES]
-    assert all(r["complete"] and "error" not in r for r in results.values()), results
-    assert sum(path.stat().st_size for path in out.iterdir()) < 16 * 2**20
-    for name in ("validate", "scripted-1"):
-        (document,) = (results[name][key] for key in ("validation", "scripted") if key in results[name])
-        assert all(row["rounds_identical_percent"] > 99 for row in document["rows"])
-    assert results["board"]["board"]["rows"] and "passed" in results["check"]["tests"]
-    assert results["kernels"]["benchmark"]["benchmarks"]
+def test_all_stages_end_in_ten_minutes_and_go_on_after_a_kill(tmp_path: Path) -> None:
+    """From end to end without a GPU; a run that was killed in the middle is gone on with."""
+    out, weights = tmp_path / "results", tmp_path / "results-work" / "weights"
+    killed = command_in(tmp_path, 9)
+    while not (weights / "EESD" / RESULT).exists():
+        assert killed.poll() is None, (tmp_path / "printed").read_text()
+        time.sleep(0.1)
+    killed.kill()
+    killed.wait()
+    kept = [out / "check.json", out / "text.json", weights / "EESD" / RESULT]
+    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in kept}
+    assert not (out / "train.json").exists()
+    assert command_in(tmp_path, 9).wait(600) == 0, (tmp_path / "printed").read_text()
+    assert {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in kept} == before
+    results = {stage.name: json.loads((out / f"{stage.name}.json").read_text()) for stage in STAGES}
+    assert all(result["complete"] and "error" not in result for result in results.values()), results
+    assert sum(result["seconds"] for result in results.values()) < 600
+    skipped = [name for name, result in results.items() if "skipped" in result]
+    assert skipped == ["memcheck", "racecheck", "train-more", "tests"]
+    trained = results["train"]["trainings"]
+    assert list(trained) == list(REDUCED) and not any("error" in result for result in trained.values())
+    for mode, drafters in (("greedy", {"prompt-lookup", "EAGLE", "EESD", "draft-2"}), ("sampled", {"EAGLE", "EESD"})):
+        board = results[f"decode-{mode}"]["board"]
+        assert {row["drafter"] for row in board["rows"] if row.get("measured")} == drafters and not board["left_out"]
+    assert "passed" in results["check"]["tests"] and results["kernels"]["benchmark"]["benchmarks"]
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("_own_pytest")
 def test_a_part_of_a_checkout_is_enough(tmp_path: Path) -> None:
     """The one that docs/howto/profile_gpu.md carries to a machine without a network."""
     for name in CARRIED:
@@ -184,10 +222,6 @@ def test_a_part_of_a_checkout_is_enough(tmp_path: Path) -> None:
         else:
             shutil.copy(ROOT / name, tmp_path)
     stages = ("check", "kernels")
-    command = [sys.executable, "-m", "realrun", "gpu", "--out", "results", "--minutes", "4"]
-    command += [word for stage in stages for word in ("--stage", stage)]
-    paths = {"PYTHONPATH": f".{os.pathsep}kernels"}
-    done = subprocess.run(command, cwd=tmp_path, env=os.environ | paths, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    assert command_in(tmp_path, 4, *stages).wait(300) == 0, (tmp_path / "printed").read_text()
     results = [json.loads((tmp_path / "results" / f"{name}.json").read_text()) for name in stages]
     assert all(result["complete"] and "passed" in result["tests"] for result in results)
