@@ -298,6 +298,7 @@ def run_stages(
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     model = target or (TARGET if where.type == "cuda" else REDUCED_TARGET)
     end = (time.monotonic() if begun is None else begun) + 60 * minutes
+    out = out.resolve()  # commands of stages run in the source tree
     results, home = [], out.with_name(f"{out.name}-work")
     for stage in chosen:
         path, work = out / f"{stage.name}.json", home / stage.name
