@@ -13,7 +13,6 @@ rule gives, whatever came before. A sampler that errs without changing the mean 
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -124,7 +123,7 @@ def chances_of_model(
     kept = torch.minimum(p, q) if sampled else p * torch.nn.functional.one_hot(q.argmax(-1), width)
     both = torch.stack([kept.sum(-1) - kept[:, [*ends]].sum(-1), kept.sum(-1)]).clamp(0, 1).numpy()
     chances = np.zeros((*both.shape, depth))
-    for d in range(depth):
+    for d in range(min(depth, both.shape[1])):
         chances[:, : both.shape[1] - d, d] = both[:, d:]
     return chances
 
@@ -136,7 +135,7 @@ def chances_of_lookup(
     n = len(output)
     tokens = lookup_trace([TokenText([*prompt], [*output], "all", n)], rule, depth).draft_token
     chances = np.zeros((2, n, depth))
-    for d in range(depth):
+    for d in range(min(depth, n)):
         at = np.flatnonzero(tokens[: n - d, d] != NO_TOKEN)
         drafted = tokens[at, d].astype(np.int64)
         chances[1, at, d] = target[torch.tensor(at + d), torch.tensor(drafted)].exp().numpy()
@@ -202,9 +201,10 @@ def check_lossless(
 
 
 def _row(pair: Pair, engine: Engine, job: Job, setting: Setting, run: EngineRun) -> dict[str, Any]:
-    texts, drafts = zip(*_terms(pair, engine, job, setting, run), strict=True)
-    if not sum(len(text.value) for text in texts):
+    terms = list(_terms(pair, engine, job, setting, run))
+    if not terms:
         raise InputError(f"{engine.name} put out nothing, {setting}; give other prompts, or more --max-new-tokens")
+    texts, drafts = zip(*terms, strict=True)
     scores = {"text": score(texts), "acceptance": score(drafts) if any(len(each.value) for each in drafts) else None}
     return {
         "setting": str(setting),
@@ -245,10 +245,12 @@ def _verdict(document: dict[str, Any]) -> str:
     def worst(name: str) -> str:
         rows = [row for row in document["settings"] if not row[name]["passed"]]
         row = max(rows, key=lambda row: abs(row[name]["z"]))
-        return f"{row[name]['measured']:.3f} where {row[name]['expected']:.3f} is expected, z = {row[name]['z']:.1f}, {row['setting']}"
+        found = row[name]
+        return f"{found['measured']:.3f} where {found['expected']:.3f} is expected (z = {found['z']:.1f}, {row['setting']})"
 
     if not document["lossless"]:
         return f"not lossless: {who} puts out tokens of mean log-probability {worst('text')}"
     if not document["passed"]:
-        return f"lossless, but {who} accepts a share of {worst('acceptance')}, so that it does not follow the rule {document['rule']}"
+        rule = f"the rule {document['rule']} is not followed"
+        return f"lossless, but {rule}: {who} accepts a share of {worst('acceptance')}"
     return f"lossless: {who}, every |z| is below {LIMIT:g}"

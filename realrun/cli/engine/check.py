@@ -73,6 +73,8 @@ def check(ctx: typer.Context, options: CheckOptions, models: DrafterSettings) ->
     from specsim.io.errors import InputError
     from specsim.serving.draft_length import as_schedule
 
+    if options.temperature is not None:
+        refuse_beside(ctx, "temperature", ("trace", "p_min", "schedule", "drafts"))
     if options.schedule is not None:
         refuse_beside(ctx, "schedule", ("k", "p_min"))
     engine, lookup, tokens = find_engine(options.engine), options.lookup, options.max_new_tokens
@@ -83,7 +85,6 @@ def check(ctx: typer.Context, options: CheckOptions, models: DrafterSettings) ->
     else:
         settings = [scheduled(engine, as_schedule(options.schedule).lengths, options.batch)]
     if options.temperature is not None:
-        refuse_beside(ctx, "temperature", ("trace", "p_min", "schedule", "drafts"))
         if models != DrafterSettings(target=models.target, draft_model=models.draft_model):
             raise InputError("--temperature checks draft models and prompt lookup; remove --drafter")
         document = _checked_sampling(options, models, engine, settings, options.temperature)
