@@ -46,7 +46,8 @@ class Terms(NamedTuple):
     variance: Array
 
 
-class Score(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Score:
     """The mean of what was observed beside its expectation; z: their distance in standard errors."""
 
     count: int
@@ -160,11 +161,15 @@ def check_lossless(
     *,
     lookup: bool = False,
     seed: int = 0,
+    source: str = "",
     progress: Progress = lambda what, done, total: None,
 ) -> dict[str, Any]:
     """Sample with an engine's drafts, and compare text and acceptance with what the target's distribution gives.
 
-    Top-k and top-p are off. Every setting samples with seeds of its own.
+    source : where the prompts are from
+    seed : of the first prompt in the first setting; all others have seeds of their own
+
+    Top-k and top-p are off.
 
     Returns what `realrun engine check --temperature --json` prints; "lossless" is whether every text passes, "passed"
     whether acceptance does, too.
@@ -191,7 +196,7 @@ def check_lossless(
         "drafter": "prompt lookup" if lookup else pair.draft_name,
         "temperature": temperature,
         "rule": engine.rule_of(lookup=lookup),
-        "prompts": prompt_facts(prompts, "the trace's"),
+        "prompts": prompt_facts(prompts, source),
         "max_new_tokens": max_new_tokens,
         "settings": rows,
         "lossless": all(row["text"]["passed"] for row in rows),
@@ -213,7 +218,7 @@ def _row(pair: Pair, engine: Engine, job: Job, setting: Setting, run: EngineRun)
         "drafted": sum(drafted for rounds in run.rounds for drafted, _ in rounds),
         "accepted": sum(accepted for rounds in run.rounds for _, accepted in rounds),
         **{
-            name: {"count": 0, "passed": True} if each is None else {**each._asdict(), "passed": each.passed}
+            name: {"count": 0, "passed": True} if each is None else {**dataclasses.asdict(each), "passed": each.passed}
             for name, each in scores.items()
         },
     }
@@ -246,7 +251,8 @@ def _verdict(document: dict[str, Any]) -> str:
         rows = [row for row in document["settings"] if not row[name]["passed"]]
         row = max(rows, key=lambda row: abs(row[name]["z"]))
         found = row[name]
-        return f"{found['measured']:.3f} where {found['expected']:.3f} is expected (z = {found['z']:.1f}, {row['setting']})"
+        means = f"{found['measured']:.3f} where {found['expected']:.3f} is expected"
+        return f"{means} (z = {found['z']:.1f}, {row['setting']})"
 
     if not document["lossless"]:
         return f"not lossless: {who} puts out tokens of mean log-probability {worst('text')}"

@@ -128,13 +128,21 @@ def _checked_sampling(
     from realrun.measure.record import longest_prompt
     from realrun.pairs.prompts import prompts_source
 
-    prompts_source(models.target, options.prompts)
+    source = prompts_source(models.target, options.prompts)
     depth, tokens = max(setting.k for setting in settings), options.max_new_tokens
     with progress_bar() as report:
         pair = models.load(MachineSettings())
         prompts = options.load(pair, longest_prompt(pair, tokens + depth, depth))
         return check_lossless(
-            pair, prompts, engine, settings, tokens, temperature, lookup=options.lookup, progress=report
+            pair,
+            prompts,
+            engine,
+            settings,
+            tokens,
+            temperature,
+            lookup=options.lookup,
+            source=source,
+            progress=report,
         )
 
 
