@@ -13,6 +13,7 @@ rule gives, whatever came before. A sampler that errs without changing the mean 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import tempfile
 from collections.abc import Iterator, Sequence
