@@ -89,6 +89,29 @@ def engine_checks() -> str:
     return _table("engine | drafts by | settings | prompts | rounds | identical in the replay", rows)
 
 
+def lossless_checks() -> str:
+    """Compare the samples of engines that really ran with the target's distribution, by the recorded checks."""
+    rows = []
+    for path in sorted((HOME / "recorded" / "lossless").glob("*.json")):
+        document = json.loads(path.read_text())
+        for row in document["settings"]:
+            text, drafts = row["text"], row["acceptance"]
+            cells = [
+                f"{document['engine']} {document['version']}",
+                "prompt lookup" if document["drafter"] == "prompt lookup" else "draft model",
+                f"{document['temperature']:g}",
+                row["setting"],
+                f"{text['count']:,}",
+                f"{text['z']:+.1f}",
+                f"{drafts['measured']:.1%}".replace("%", " %"),
+                f"{drafts['expected']:.1%}".replace("%", " %"),
+                f"{drafts['z']:+.1f}",
+            ]
+            rows.append(" | ".join(cells))
+    columns = "engine | drafts by | temperature | setting | tokens | z | accepted | expected | z of acceptance"
+    return _table(columns, rows)
+
+
 def drafter_check() -> str:
     """Compare an EAGLE drafter's proposals in several runs of vLLM, by the recorded check."""
     document = json.loads((HOME / "recorded" / "drafter_check.json").read_text())
@@ -155,6 +178,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "policies": policies,
     "drafters": drafters,
     "engine checks": engine_checks,
+    "lossless checks": lossless_checks,
     "drafter check": drafter_check,
     "import formats": import_formats,
     "llama-3.1-8b with eagle3": llama_eagle3,

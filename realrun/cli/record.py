@@ -49,6 +49,7 @@ def record(
     from realrun.engines.registry import find_engine
     from realrun.measure.record import longest_prompt, partial_of, summary
     from realrun.measure.reuse import clear_finished, recorded_trace
+    from specsim.engines.lossless import check_known
     from specsim.io.files import working_in
     from specsim.trace.files import check_free, write_trace
 
@@ -62,6 +63,8 @@ def record(
         refuse_beside(ctx, "engine", DECIDED)
         engine = find_engine(folder.engine)
         engine.check_dense(settings.sampler)
+        if settings.sampler.mode != "greedy":
+            check_known(engine.name, engine.version(), "cpu")
     elif folder.batch > 1:
         raise InputError("--batch is for recordings inside vLLM; give --engine vllm, or remove it")
     with working_in(partial_of(out)), machine.in_use(), progress_bar() as report:

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from realrun.decode.sampling import Sampler
 from realrun.kept_files import log_end
@@ -25,6 +25,7 @@ from specsim.serving.draft_length import ScheduledK, fixed_length
 
 INSTALL = "pip install -c constraints.txt '.[engines]'"
 PROCESSES = Path(__file__).parent / "processes"
+DraftRule = Literal["greedy-draft", "sampled-draft"]
 DONE = "done "  # how a process says on a line of its own how many turns it has done
 
 
@@ -109,13 +110,20 @@ class Turn(NamedTuple):
 
 
 class Job(NamedTuple):
-    """Prompts to decode greedily, up to this limit on output tokens, in a folder with the converted pair."""
+    """Prompts to decode, up to this limit on output tokens, in a folder with the converted pair.
+
+    lookup : draft by prompt lookup, not by the draft model
+    temperature : at which all tokens are sampled from, without top-k and top-p; 0: greedy
+    seed : of the first prompt's noise; each prompt has the next one
+    """
 
     folder: Path
     prompts: Sequence[Sequence[int]]
     max_new_tokens: int
     eos_token_ids: Sequence[int]
-    lookup: bool = False  # draft by prompt lookup, not by the draft model
+    lookup: bool = False
+    temperature: float = 0.0
+    seed: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         return {**self._asdict(), "folder": str(self.folder), "eos_token_ids": list(self.eos_token_ids)}
@@ -129,6 +137,8 @@ class Engine(ABC):
     takes_p_min : whether a draft can end where the drafter is not sure
     takes_batches : whether it is run with several sequences at once, and a draft length by how many
     lookup_rule : its prompt lookup, where that is known
+    draft_rule : which tokens of a draft model it drafts at a temperature, and keeps with which probability: the
+        likeliest, with the target's probability of it; or a sample of q, with min(1, p / q)
     """
 
     name: ClassVar[str]
@@ -136,10 +146,15 @@ class Engine(ABC):
     takes_p_min: ClassVar[bool] = False
     takes_batches: ClassVar[bool] = False
     lookup_rule: ClassVar[NgramRule | None] = None
+    draft_rule: ClassVar[DraftRule] = "greedy-draft"
 
     @property
     def conventions(self) -> Conventions:
         return find_conventions(self.name)
+
+    def rule_of(self, *, lookup: bool) -> DraftRule:
+        """Return the rule of acceptance; what lookup drafts has no probability, so that it is always the target's."""
+        return "greedy-draft" if lookup else self.draft_rule
 
     def check_installed(self) -> None:
         """Raise InputError if a package is missing."""

@@ -37,6 +37,13 @@ class CheckOptions(EnginePrompts):
         "several sequences run at once. Takes --drafter, too.",
         flag="--drafts",
     )
+    temperature: float | None = setting(
+        None,
+        "Sample at this temperature, and check whether the output is lossless and drafts are accepted as the engine's "
+        "rule says. Default: compare greedy rounds.",
+        above=0,
+        below=100,
+    )
 
 
 def check(ctx: typer.Context, options: CheckOptions, models: DrafterSettings) -> Answer:
@@ -50,9 +57,15 @@ def check(ctx: typer.Context, options: CheckOptions, models: DrafterSettings) ->
     acceptance, but not the output, so that no metric of the engine shows the defect. vLLM needs an
     environment of its own: `nox -s vllm` makes it in this folder, or SPECSIM_VLLM_PYTHON names its interpreter.
 
+    With --temperature, the engine draws noise of its own, so that its rounds are no replay's. Instead, the mean
+    log-probability of its output under the target is compared with its expectation, and so is acceptance. z is the
+    distance in standard errors. Exits with 1 where |z| reaches 4.
+
     Example: realrun engine check --engine llamacpp --target MODEL --draft-model SMALL_MODEL --k 1,3,5 --p-min 0.5
 
     Example: realrun engine check --engine vllm --drafts --target MODEL --drafter EAGLE3_FOLDER --k 3 --num-prompts 12
+
+    Example: realrun engine check --engine llamacpp --temperature 0.8 --num-prompts 10 --k 1,3,5
     """
     from realrun.engines.check import check as run_check
     from realrun.engines.check import scheduled, settings_of
@@ -60,6 +73,8 @@ def check(ctx: typer.Context, options: CheckOptions, models: DrafterSettings) ->
     from specsim.io.errors import InputError
     from specsim.serving.draft_length import as_schedule
 
+    if options.temperature is not None:
+        refuse_beside(ctx, "temperature", ("trace", "p_min", "schedule", "drafts"))
     if options.schedule is not None:
         refuse_beside(ctx, "schedule", ("k", "p_min"))
     engine, lookup, tokens = find_engine(options.engine), options.lookup, options.max_new_tokens
@@ -69,6 +84,11 @@ def check(ctx: typer.Context, options: CheckOptions, models: DrafterSettings) ->
         settings = settings_of(engine, list(options.k), list(options.p_min or ()), options.batch)
     else:
         settings = [scheduled(engine, as_schedule(options.schedule).lengths, options.batch)]
+    if options.temperature is not None:
+        if models != DrafterSettings(target=models.target, draft_model=models.draft_model):
+            raise InputError("--temperature checks draft models and prompt lookup; remove --drafter")
+        document = _checked_sampling(options, models, engine, settings, options.temperature)
+        return Answer(document, partial(_print_lossless, document), document["passed"])
     if options.drafts:
         refuse_beside(ctx, "drafts", ("trace",))
         document = _checked_drafts(options, models, engine, settings)
@@ -99,6 +119,31 @@ def _checked_drafts(
         pair = models.load(MachineSettings(), **({"drafter": "prompt-lookup"} if options.lookup else {}))
         prompts = options.load(pair, longest_prompt(pair, recorded_tokens(engine, depth, tokens) + depth, depth))
         return check_drafts(pair, prompts, engine, settings, tokens, progress=report)
+
+
+def _checked_sampling(
+    options: CheckOptions, models: DrafterSettings, engine: Engine, settings: Sequence[Setting], temperature: float
+) -> dict[str, Any]:
+    from realrun.engines.lossless import check_lossless
+    from realrun.measure.record import longest_prompt
+    from realrun.pairs.prompts import prompts_source
+
+    source = prompts_source(models.target, options.prompts)
+    depth, tokens = max(setting.k for setting in settings), options.max_new_tokens
+    with progress_bar() as report:
+        pair = models.load(MachineSettings())
+        prompts = options.load(pair, longest_prompt(pair, tokens + depth, depth))
+        return check_lossless(
+            pair,
+            prompts,
+            engine,
+            settings,
+            tokens,
+            temperature,
+            lookup=options.lookup,
+            source=source,
+            progress=report,
+        )
 
 
 COLUMNS = [
@@ -146,6 +191,38 @@ def _print_check(document: dict[str, Any]) -> None:
     )
     for row in document.get("checks", ()):
         print(f"{row['check']}: {_drafts_text(row)}")
+
+
+SAMPLED_COLUMNS = [
+    "setting",
+    "tokens",
+    "mean log-probability",
+    "expected",
+    "z",
+    "judged drafts",
+    "accepted",
+    "expected",
+    "z",
+]
+
+
+def _print_lossless(document: dict[str, Any]) -> None:
+    def cells(score: dict[str, Any]) -> list[str]:
+        if not score["count"]:
+            return ["0", "", "", ""]
+        return [
+            f"{score['count']:,}",
+            f"{score['measured']:.3f}",
+            f"{score['expected']:.3f}",
+            f"{score['z']:+.1f}",
+        ]
+
+    rows = [[row["setting"], *cells(row["text"]), *cells(row["acceptance"])] for row in document["settings"]]
+    title = f"{document['engine']} {document['version']}, {document['target']} with {document['drafter']}, temperature "
+    title += f"{document['temperature']:g}, rule {document['rule']}"
+    size = f"{document['prompts']['count']} prompts, up to {document['max_new_tokens']} tokens"
+    print_table(f"{title}: {size}", SAMPLED_COLUMNS, rows)
+    print(document["verdict"])
 
 
 def _drafts_text(row: dict[str, Any]) -> str:

@@ -86,6 +86,13 @@ def record(job: dict[str, Any]) -> dict[str, Any]:
     return {"outputs": outputs, "drafts": drafts, "step_tokens": alone.n_batch, **seconds}
 
 
+def sampling(job: dict[str, Any], prompt: int) -> dict[str, Any]:
+    """Ask for the likeliest tokens, or for samples of all tokens at the job's temperature."""
+    if not job["temperature"]:
+        return {"temperature": 0.0, "top_k": 1}
+    return {"temperature": job["temperature"], "samplers": ["temperature"], "seed": job["seed"] + prompt}
+
+
 def main(given: str, made: str) -> None:
     job = json.loads(Path(given).read_text())
     if "depth" in job:
@@ -97,8 +104,7 @@ def main(given: str, made: str) -> None:
         asked = {
             "prompt": job["prompts"][prompt],
             "n_predict": job["max_new_tokens"],
-            "temperature": 0.0,
-            "top_k": 1,
+            **sampling(job, prompt),
             "cache_prompt": False,  # or a prompt that was met before would take no time
         }
         answer = servers[arm].handle_completions(asked)

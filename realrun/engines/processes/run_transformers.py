@@ -59,16 +59,21 @@ def main(given: str, made: str) -> None:
         config.num_assistant_tokens, config.num_assistant_tokens_schedule = k, "constant"
         config.assistant_confidence_threshold = 0.0
         how = {"assistant_model": draft}
+    temperature = job["temperature"]
+    sampling: dict[str, Any] = {"do_sample": bool(temperature)}
+    if temperature:
+        sampling |= {"temperature": temperature, "top_k": 0, "top_p": 1.0}
     watched = Watched(target)
     outputs, rounds = [], []
-    for prompt in job["prompts"]:
+    for number, prompt in enumerate(job["prompts"]):
+        torch.manual_seed(job["seed"] + number)
         watched.rounds, watched.limit = [], len(prompt) + job["max_new_tokens"]
         ids = torch.tensor([prompt])
         found = target.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=job["max_new_tokens"],
-            do_sample=False,
+            **sampling,
             eos_token_id=job["eos_token_ids"] or None,
             pad_token_id=0,
             **how,

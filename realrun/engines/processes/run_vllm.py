@@ -17,6 +17,12 @@ from vllm import LLM, SamplingParams
 LEAST_TOKENS = 2048  # of a step, so that whole prompts fit in
 
 
+def plain(job: dict[str, Any], prompt: int) -> dict[str, Any]:
+    """Ask for the likeliest tokens, or for samples of all tokens at the job's temperature."""
+    seed = job["seed"] + prompt if job["temperature"] else None
+    return {"temperature": job["temperature"], "seed": seed}
+
+
 def main(given: str, made: str) -> None:
     job = json.loads(Path(given).read_text())
     recorder: Any = None
@@ -44,7 +50,7 @@ def main(given: str, made: str) -> None:
             stop_token_ids=job["eos_token_ids"] or None,
             ignore_eos=not job["eos_token_ids"],
         )
-        for how in job.get("sampling") or [{"temperature": 0.0}] * len(job["prompts"])
+        for how in job.get("sampling") or [plain(job, number) for number in range(len(job["prompts"]))]
     ]
     prompts = [{"prompt_token_ids": tokens} for tokens in job["prompts"]]
     start = time.monotonic()

@@ -1,0 +1,203 @@
+"""Whether an engine's samples are the target's: samplers written here pass, and their faults are found."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+
+from realrun.drafters.independent import IndependentKind
+from realrun.engines.engine import DraftRule, Engine, EngineRun, Job, Setting
+from realrun.engines.hugging_face import HuggingFaceEngine
+from realrun.engines.llamacpp import LlamaCppEngine
+from realrun.engines.lossless import check_lossless, score, text_terms
+from realrun.pairs.pair import Pair
+from realrun.pairs.prompts import Prompt
+from specsim.engines.lossless import check_known, find_fault
+from specsim.io.arrays import Array
+from specsim.io.errors import InputError
+from specsim.policy.chain.base import ChainPolicy
+from specsim.policy.chain.fixed_k import FixedK
+from tests.realrun.engines.test_engines import needs_llamacpp
+from tests.support.commands import assert_refused, call
+from tests.support.tiny import tiny_model, tiny_pair
+
+VOCAB, TEMPERATURE, LIMIT = 12, 0.8, 60
+END = 3
+
+
+def test_z_of_exact_samples_is_standard_normal() -> None:
+    """Drawn by torch.multinomial from a tiny model; most texts end early, by either of two ends of text."""
+    torch.manual_seed(1)
+    model, texts, length, ends = tiny_model(2, seed=1), 4096, 8, [5, 9]
+    ending = 2 * torch.isin(torch.arange(97), torch.tensor(ends))
+    ids = torch.full((texts, 1), 7)
+    with torch.inference_mode():
+        for _ in range(length):
+            logits = 2 * model(ids).logits[:, -1] + ending
+            ids = torch.cat([ids, torch.multinomial(logits.softmax(-1), 1)], 1)
+        logprobs = (2 * model(ids).logits[:, :-1] + ending).log_softmax(-1)
+    terms = []
+    for row, output in zip(logprobs, ids[:, 1:].tolist(), strict=True):
+        stop = next((i + 1 for i, token in enumerate(output) if token in ends), length)
+        terms.append(text_terms(row[:stop], output[:stop], ends))
+    assert sum(len(each.value) < length for each in terms) > texts / 4
+    z = np.array([score(terms[at : at + 8]).z for at in range(0, texts, 8)])
+    assert abs(z.mean()) < 4 / np.sqrt(len(z)) and abs(z.var() - 1) < 4 * np.sqrt(2 / len(z))
+
+
+class Bigrams:
+    """A model whose next token depends on the last one alone."""
+
+    def __init__(self, logits: Array):
+        self.logits = torch.tensor(logits)
+
+    def __call__(self, input_ids: torch.Tensor, **rest: Any) -> Any:
+        return SimpleNamespace(logits=self.logits[input_ids])
+
+
+def bigrams() -> tuple[Array, Array]:
+    rng = np.random.default_rng(4)
+    target = 1.5 * rng.standard_normal((VOCAB, VOCAB))
+    target[:, END] = -1.5
+    return target, target + 0.8 * rng.standard_normal((VOCAB, VOCAB))
+
+
+def softmax(logits: Array) -> Array:
+    weights = np.exp(logits - logits.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True)
+
+
+class Sampling(Engine):
+    """Samples by bigrams with drafts, rightly or with a fault; counts rounds as vLLM does."""
+
+    name = "vllm"
+
+    def __init__(self, how: Literal["right", "ratio", "warm"], drafts: DraftRule, seed: int, says: DraftRule | None):
+        self.how, self.drafts, self.seed = how, drafts, seed
+        self.draft_rule = says or drafts  # type: ignore[misc]
+
+    def version(self) -> str:
+        return "of a test"
+
+    def convert(self, pair: Pair, folder: Path) -> None:
+        pass
+
+    def policy(self, setting: Setting) -> ChainPolicy:
+        return FixedK(setting.k)
+
+    def run(self, job: Job, setting: Setting) -> EngineRun:
+        target, draft = (softmax(logits / job.temperature) for logits in bigrams())
+        warm = softmax(bigrams()[0])  # temperature 1, at drafted tokens alone
+        rng = np.random.default_rng((self.seed, job.seed))
+
+        def drawn(probs: Array) -> int:
+            return int(rng.choice(VOCAB, p=probs / probs.sum()))
+
+        def judged(last: int, x: int) -> int:
+            """The token that is put out where x was drafted; x itself if it is accepted."""
+            p, q = (warm if self.how == "warm" else target)[last], draft[last]
+            if self.how == "ratio":
+                y = drawn(p)
+                return x if rng.random() < q[x] / p[y] else y
+            if self.drafts == "greedy-draft":
+                return drawn(p)
+            return x if rng.random() < p[x] / q[x] else drawn(np.maximum(p - q, 0))
+
+        outputs, all_rounds = [], []
+        for prompt in job.prompts:
+            output, rounds = [drawn(target[prompt[-1]])], []
+            while len(output) < job.max_new_tokens and END not in output:
+                accepted = 0
+                while accepted < setting.k:
+                    q = draft[output[-1]]
+                    x = drawn(q) if self.drafts == "sampled-draft" else int(q.argmax())
+                    output.append(judged(output[-1], x))
+                    if output[-1] != x:
+                        break
+                    accepted += 1
+                else:
+                    output.append(drawn(target[output[-1]]))
+                rounds.append((setting.k, accepted))
+            stop = output.index(END) if END in output else len(output)
+            outputs.append(output[: min(stop + 1, job.max_new_tokens)])
+            all_rounds.append(rounds)
+        return EngineRun(outputs, all_rounds)
+
+
+def checked(engine: Engine) -> dict[str, Any]:
+    target, draft = bigrams()
+    pair = replace(tiny_pair((END,)), target=Bigrams(target), drafter=IndependentKind(Bigrams(draft)))  # type: ignore[arg-type]
+    prompts = [Prompt("all", [1 + number % 2, 4 + number % 8]) for number in range(60)]
+    return check_lossless(pair, prompts, engine, [Setting(1), Setting(4)], LIMIT, TEMPERATURE)
+
+
+@pytest.mark.parametrize("drafts", ["greedy-draft", "sampled-draft"])
+def test_a_right_sampler_passes_ten_times_of_ten(drafts: DraftRule) -> None:
+    documents = [checked(Sampling("right", drafts, seed, None)) for seed in range(10)]
+    assert all(document["passed"] and document["lossless"] for document in documents)
+    assert documents[0]["verdict"] == "lossless: vllm of a test at temperature 0.8, every |z| is below 4"
+    assert json.loads(json.dumps(documents[0])) == documents[0]
+    for row in documents[0]["settings"]:
+        assert row["text"]["count"] > 1500 and row["acceptance"]["count"] > 500
+
+
+@pytest.mark.parametrize(
+    ("how", "drafts"),
+    [("ratio", "sampled-draft"), ("warm", "greedy-draft"), ("warm", "sampled-draft")],
+    ids=["judges the draft model beside another token", "wrong temperature", "wrong temperature, sampled drafts"],
+)
+def test_faults_are_found(how: Literal["ratio", "warm"], drafts: DraftRule) -> None:
+    for seed in range(3):
+        document = checked(Sampling(how, drafts, seed, None))
+        assert not document["lossless"] and not document["passed"]
+        assert document["verdict"].startswith("not lossless: vllm of a test at temperature 0.8 puts out tokens of mean")
+
+
+def test_another_rule_than_said_is_told_from_a_fault() -> None:
+    document = checked(Sampling("right", "sampled-draft", 1, "greedy-draft"))
+    assert document["lossless"] and not document["passed"]
+    assert document["verdict"].startswith("lossless, but the rule greedy-draft is not followed: vllm of a test at")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("--temperature 0", "temperature"),
+        ("--temperature 0.8 --p-min 0.5", "--temperature already decides --p-min"),
+        ("--temperature 0.8 --drafts", "--temperature already decides --drafts"),
+        ("--temperature 0.8 --drafter somewhere", "--temperature checks draft models and prompt lookup"),
+    ],
+)
+def test_what_is_not_checked_at_a_temperature(options: str, says: str) -> None:
+    assert_refused(call("realrun", "engine", "check", "--engine", "transformers", *options.split()), says)
+
+
+def test_recording_in_an_engine_known_to_fail_is_refused(interpreter: Path) -> None:
+    refused = call("realrun", "record", str(interpreter / "out"), *["--engine", "vllm", "--mode", "rejection"])
+    assert_refused(refused, "vllm 0.32.0 is not lossless at a temperature on this device (cpu): the temperatures")
+    with pytest.raises(InputError, match=r"vllm 0.33.0\+cpu is not lossless"):
+        check_known("vllm", "0.33.0+cpu", "cpu")
+    check_known("vllm", "0.33.0", "cuda")
+    assert find_fault("openvino", "2026.4.1", "cpu")
+
+
+@pytest.mark.slow
+@needs_llamacpp
+def test_llamacpp_is_lossless(prompts: list[Prompt], lab_pair32: Pair) -> None:
+    document = check_lossless(lab_pair32, prompts[:10], LlamaCppEngine(), [Setting(1), Setting(3)], 64, TEMPERATURE)
+    assert document["passed"] and all(row["acceptance"]["count"] > 250 for row in document["settings"]), document
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lookup", [False, True], ids=["draft model", "prompt lookup"])
+def test_transformers_is_lossless(prompts: list[Prompt], lab_pair32: Pair, lookup: bool) -> None:
+    engine = HuggingFaceEngine()
+    document = check_lossless(lab_pair32, prompts[:6], engine, [Setting(3)], 48, TEMPERATURE, lookup=lookup)
+    assert document["passed"] and document["settings"][0]["acceptance"]["count"] > 20, document
