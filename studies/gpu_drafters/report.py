@@ -19,6 +19,7 @@ TEXT, TRAIN = "text", "train"  # stages
 DECODED = {"decode-greedy": "greedy", "decode-sampled": "temperature 0.8"}  # what they are called here
 SHOWN = 8
 KNOWN = ("forecast", "text_known", "costs_known", "decomposition")  # errors of a board
+FLOAT32 = "float32"  # a board of some of these drafters on a CPU
 SAME_TEXT = "same_text_rounds_identical_percent"
 LETTERS = 80  # of a reason
 POLICIES = {kind.name: kind.paper_policy for kind in DRAFTERS.values()} | {"model": "adaedl"}  # papers', by drafter
@@ -90,6 +91,7 @@ def report(config: Config, results: Mapping[str, Document]) -> Report:
             + ". Intervals (95 %) are over held-out prompts, of each row alone.",
             median_errors(boards),
             identical(rows),
+            *in_float32(results.get(FLOAT32)),
             f"The policy of the drafter's paper was the best on the tuning prompts for "
             f"{sum(row['policy'] == best[first][name]['policy'] for name, row in own.items())} of {len(own)} drafters "
             f"({first}).",
@@ -220,6 +222,22 @@ def identical(rows: Mapping[str, Sequence[Row]]) -> str:
         f"All rounds are identical in replay and real run for {full} of {len(found)} policies"
         f"{fewest if full < len(found) else ''}.{before if same and full < len(found) else ''}"
     )
+
+
+def in_float32(board: Row | None) -> list[str]:
+    """Return how many of a board's policies repeated the replay's rounds on a CPU, and which drafters paid there."""
+    if board is None:
+        return []
+    same = [float(row["rounds_identical_percent"]) for row in board["rows"]]
+    best: dict[str, float] = {}
+    for row in board["rows"]:
+        best[row["drafter"]] = max(best.get(row["drafter"], 0.0), row["measured"])
+    speeds = ", ".join(f"{name} {value:.2f}" for name, value in sorted(best.items(), key=lambda item: -item[1]))
+    return [
+        f"With the same weights in float32 on a CPU, all rounds are identical for {sum(one == 100 for one in same)} of "
+        f"{len(same)} policies (least {min(same):.1f} %). Best policy of each drafter there, "
+        f"{board['sequences']['holdout']} prompts beside other work ({board['load']['others_percent']:.0f} % of the CPUs' time): {speeds}."
+    ]
 
 
 def about_training(results: Mapping[str, Row]) -> str:

@@ -1,7 +1,8 @@
 """The papers' drafters trained and decoding on one GPU: `python -m studies gpu_drafters`.
 
-The real run is four stages of `realrun gpu`. Results of that command in OUT/gpu_drafters/gpu are used as they are, on
-any machine, and kept without what the report does not read.
+The real run is four stages of `realrun gpu`, and `realrun board` in float32 on a CPU with the weights that came back.
+Results of these commands in OUT/gpu_drafters/gpu are used as they are, on any machine, and kept without what the report
+does not read.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from specsim.cli.console import progress_bar
 from specsim.io.errors import InputError
 from specsim.io.files import write_json
 from studies.common import Config, Document
-from studies.gpu_drafters.report import DECODED, TEXT, TRAIN, report
+from studies.gpu_drafters.report import DECODED, FLOAT32, TEXT, TRAIN, report
 
 STAGES = (TEXT, TRAIN, *DECODED)
-RECORDED = tuple(f"{stage}.json" for stage in STAGES)
+RECORDED = tuple(f"{name}.json" for name in (*STAGES, FLOAT32))
 POINTS = 24  # of a training's curve
 GPU = "gpu"  # folder of the stages' whole results
 ALL = ("complete", "left", "error", "reduced", "provenance", "seconds")
@@ -48,6 +49,8 @@ def read_of(document: Mapping[str, Any], what: str) -> Document:
 
 def kept(result: Document) -> Document:
     """Return what the report reads of a stage's result."""
+    if "stage" not in result:
+        return result
     document = {key: result[key] for key in ALL if key in result} | read_of(result, "")
     if "trainings" in result:
         document["trainings"] = {
@@ -71,8 +74,7 @@ def main(out: Path, config: Config) -> None:
     for path in [out / GPU / name for name in RECORDED]:
         if path.is_file():
             write_json(kept(json.loads(path.read_text())), out / path.name)
-    results = {stage: json.loads((out / f"{stage}.json").read_text()) for stage in STAGES
-               if (out / f"{stage}.json").is_file()}  # fmt: skip
+    results = {Path(name).stem: json.loads((out / name).read_text()) for name in RECORDED if (out / name).is_file()}
     if TRAIN not in results or not any("board" in results.get(stage, {}) for stage in DECODED):
         raise InputError(
             f"the study gpu_drafters trains and decodes on a GPU, and {out / GPU} has no results of `realrun gpu`; "
