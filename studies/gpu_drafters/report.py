@@ -236,7 +236,8 @@ def in_float32(board: Row | None) -> list[str]:
     return [
         f"With the same weights in float32 on a CPU, all rounds are identical for {sum(one == 100 for one in same)} of "
         f"{len(same)} policies (least {min(same):.1f} %). Best policy of each drafter there, "
-        f"{board['sequences']['holdout']} prompts beside other work ({board['load']['others_percent']:.0f} % of the CPUs' time): {speeds}."
+        f"{board['sequences']['holdout']} prompts beside other work ({board['load']['others_percent']:.0f} % of the "
+        f"CPUs' time): {speeds}."
     ]
 
 
