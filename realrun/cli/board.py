@@ -81,6 +81,7 @@ def board(
 
     Example: realrun board --out board --drafters model,medusa-1,prompt-lookup --mode greedy
     """
+    from realrun.experiment.timing import check_repeats
     from realrun.leaderboard.job import BoardSettings, named, run_leaderboard
     from realrun.measure.record import longest_prompt
     from realrun.pairs.pair import LOOKUP
@@ -88,6 +89,8 @@ def board(
     from specsim.policy.tree.base import TreePolicy
 
     machine.check()
+    if tune.measure:
+        check_repeats(tune.repeats)
     search = {**tune.search, "repeats": tune.repeats if tune.measure else 0}
     kinds, recording = tune.kinds([*POLICIES]), record.settings(models.target, tune.seed)
     if not any(issubclass(kind, TreePolicy) for kind in kinds):

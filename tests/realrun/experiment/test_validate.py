@@ -185,7 +185,7 @@ def test_the_forecast_is_written_before_a_held_out_prompt_is_decoded(
     monkeypatch.setattr(
         record_module._Recording,
         "sequence",
-        lambda self, number, prompt: recorded.append(number) or sequence(self, number, prompt),
+        lambda self, number, *rest: recorded.append(number) or sequence(self, number, *rest),
     )
     monkeypatch.setattr(costs_module, "tuning_profile", lambda *args: GIVEN_COSTS)
     record = replace(SETTINGS.record, max_draft_tokens=DEPTH)

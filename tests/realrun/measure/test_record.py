@@ -279,7 +279,7 @@ def test_an_old_trace_stays_until_the_new_one_is_whole(interrupted: Path) -> Non
 
 def test_the_command_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ["record", tmp_path / "trace", "--drafter", "prompt-lookup", "--num-prompts", 3, "--max-new-tokens", 6]
-    monkeypatch.setattr(reuse, "record", lambda *given: record(*given[:3], stop_after(1), *given[4:]))
+    monkeypatch.setattr(reuse, "record", lambda *given, **named: record(*given[:3], stop_after(1), *given[4:], **named))
     result = call("realrun", *arguments)
     assert result.code == 130 and result.out == ""
     partial = tmp_path / "trace.partial"
