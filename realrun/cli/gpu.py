@@ -29,12 +29,12 @@ class GpuOptions(SeedSettings):
 
 
 def gpu(options: GpuOptions) -> Answer:
-    """Use a lent GPU whole, in stages.
+    """Do all that needs a GPU, in stages.
 
     check: each kernel against its reference, clocks, free memory. text: the target answers questions. train: the
     papers' drafters on that text, several at once. decode-greedy, decode-sampled: their speedups, forecast and then
     measured. kernels: their benchmark. memcheck, racecheck: compute-sanitizer. transfer: passes and speedups at 8B, for
-    another card's forecast. tests: those that need a GPU.
+    another card's forecast. train-more: drafters of less worth. tests: those that need a GPU.
 
     Every stage writes one result file, ends within its own limit, and is not run again once it is complete. A stage
     that fails leaves its error, and the next one runs. Without a GPU the stages run at reduced sizes.

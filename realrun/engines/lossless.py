@@ -146,7 +146,7 @@ def chances_of_lookup(
 
 
 def logprobs_of(model: Any, prompt: Sequence[int], output: Sequence[int], temperature: float) -> torch.Tensor:
-    """Compute a model's log-probabilities [n, V] before each of n output tokens, by a plain pass."""
+    """Compute a model's log-probabilities [n, V] of the token at each of n output positions, in a single pass."""
     with torch.inference_mode():
         logits = model(input_ids=torch.tensor([[*prompt, *output[:-1]]]), use_cache=False).logits[0, len(prompt) - 1 :]
         return (logits.double() / temperature).log_softmax(-1)

@@ -341,7 +341,7 @@ def rounds_identical(replayed: Replay, runs: Sequence[Decoded]) -> float:
 
 
 def same_text_rounds_identical(trace: Trace, replayed: Replay, runs: Sequence[Decoded]) -> float | None:
-    """Compute that share of the rounds before the first token that the run and the recording do not share.
+    """Compute that share of the rounds that end before the first token that differs between run and recording.
 
     In low precision a numerical tie may change a token, and what follows is another text. None without such rounds.
     """

@@ -1,1 +1,1 @@
-"""`realrun gpu`: a lent GPU used whole, in stages."""
+"""`realrun gpu`: stages for a GPU that is there for minutes only."""

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import multiprocessing
 import time
-import zipfile
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -41,7 +39,6 @@ from specsim.policy.registry import find_policies, make_policy
 MODEL = "model:"  # before a draft model's folder, in a drafter's source
 ALSO = ("adaedl", "beta_ts")  # policies of every draft model's rows; other drafters have their paper's
 MEDUSA = "medusa"
-MOST_BYTES, ENTRY_BYTES = 14 * 2**20, 256  # of an archive that comes back, and what a file's entry takes beyond it
 
 
 @dataclass(frozen=True)
@@ -119,7 +116,7 @@ def decode(
     out: Path,
     *,
     minutes: float,
-    full: bool | DecodeSizes = True,
+    sizes: DecodeSizes = FULL,
     device: str = "cuda",
     dtype: str = "bfloat16",
     seed: int = 0,
@@ -131,9 +128,7 @@ def decode(
     "seconds", where the time went, and "typical", MEDUSA's typical acceptance where tokens are sampled.
 
     drafters : sources by name, as `load_pair` takes them, or "model:FOLDER" of a draft model
-    full : whether sizes are true, or the sizes
     """
-    sizes = full if isinstance(full, DecodeSizes) else FULL if full else REDUCED
     clock = Stopwatch(progress)
     end = time.monotonic() + 60 * minutes
     machine: dict[str, Any] = {"device": device, "dtype": dtype, "threads": 1}
@@ -163,7 +158,7 @@ def decode(
 
 
 def chosen_prompts(target: str, plain: Pair, pairs: Mapping[str, Pair], sizes: DecodeSizes) -> list[Prompt]:
-    """Choose prompts that fit all pairs, by turns of every domain, so that the first of them are of all kinds."""
+    """Choose prompts that fit all pairs; their domains alternate, so that the first of them are of all kinds."""
     if is_lab(target):
         prompts = lab_prompts(plain.tokenizer, sizes.prompts)
     else:
@@ -214,26 +209,6 @@ def _typical(
         return {"reason": reason_of(error)}
 
 
-def pack(out: Path, path: Path, most_bytes: int = MOST_BYTES, which: str = "**/*") -> list[str]:
-    """Zip what a board left, finished or not, traces last and the smallest first; return what was left out.
-
-    which : files, such as "decoded/*" or "*/trace/*"
-    """
-    files = [file for file in out.glob(which) if file.is_file() and ".partial" not in str(file) and file.name[0] != "."]
-    files.sort(key=lambda file: (file.suffix == ".parquet", file.stat().st_size))
-    left_out, room = [], most_bytes
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for file in files:
-            name, content = file.relative_to(out).as_posix(), file.read_bytes()
-            size = len(zlib.compress(content)) + ENTRY_BYTES + 2 * len(name)
-            if size > room:
-                left_out.append(name)
-            else:
-                archive.writestr(name, content)
-                room -= size
-    return left_out
-
-
 class Stopwatch:
     """Progress that adds up where the time went. seconds : by what was done, for all drafters"""
 
@@ -281,7 +256,7 @@ def started(
 
 
 def serve(connection: Connection, name: str, what: tuple[Any, ...], settings: BoardSettings, out: Path) -> None:
-    """Do what is asked for with a drafter; answer with the reason if it fails, else with nothing."""
+    """Load a drafter, then call each function that is received; send the reason if one fails, else an empty text."""
     logging.disable_progress_bar()
     pair, reason = None, ""
     try:
@@ -326,7 +301,7 @@ def tune_one(
 
 
 class Ahead:
-    """What the processes do of a board; see `realrun.leaderboard.job.Ahead`."""
+    """Has the processes record and tune for a board; see `realrun.leaderboard.job.Ahead`."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Use a lent GPU whole: a list of stages that each end in time, leave a result file, and are not done twice.
+"""Use a GPU that is there for minutes: stages that end in time, leave a result file, and are not done twice.
 
 Without a GPU the stages run at reduced sizes. What a stage needs is imported when its turn comes, so that the others
 run on a machine that lacks it.
@@ -116,17 +116,16 @@ def text(job: Job) -> dict[str, Any]:
 
 
 def train(job: Job, later: bool) -> dict[str, Any]:
-    """Train the papers' drafters on that text, several at once. later : those of least worth, or the others"""
+    """Train the papers' drafters on that text, several at once. later : those in LATER, or the others"""
     from realrun.gpu.training import KILLED, NO_TIME, RECIPES, REDUCED, results_in, train_all
 
-    recipes = RECIPES if job.full else REDUCED
-    names, out = [name for name in recipes if (name in LATER) == later], job.home / WEIGHTS
-    if not names:
+    every, out = RECIPES if job.full else REDUCED, job.home / WEIGHTS
+    recipes = {name: recipe for name, recipe in every.items() if (name in LATER) == later}
+    if not recipes:
         return {"skipped": "no such training at reduced sizes"}
     try:
         trained = train_all(
-            names,
-            recipes=recipes,
+            recipes,
             target=job.target,
             text=job.home / "text" / TEXT_FILE,
             out=out,
@@ -137,7 +136,7 @@ def train(job: Job, later: bool) -> dict[str, Any]:
             progress=job.report,
         )
     except OutOfTime as late:
-        return {"complete": False, "left": str(late), "trainings": results_in(out, names)}
+        return {"complete": False, "left": str(late), "trainings": results_in(out, recipes)}
     if left := [name for name, result in trained.items() if result.get("error") in (KILLED, NO_TIME)]:
         return {"complete": False, "left": f"train {', '.join(left)}", "trainings": trained}
     return {"trainings": trained}
@@ -146,7 +145,7 @@ def train(job: Job, later: bool) -> dict[str, Any]:
 def decode(job: Job, temperature: float) -> dict[str, Any]:
     """Forecast and measure the drafters' speedups on this card, each under its paper's policy among others."""
     from realrun.decode.sampling import Sampler
-    from realrun.gpu.decoding import decode
+    from realrun.gpu.decoding import FULL, REDUCED, decode
 
     sampler = Sampler("gumbel", temperature, job.seed) if temperature else Sampler()
     drafters = trained_drafters(job.home / WEIGHTS, job.target)
@@ -160,7 +159,7 @@ def decode(job: Job, temperature: float) -> dict[str, Any]:
         sampler,
         job.work,
         minutes=job.seconds / 60,
-        full=job.full,
+        sizes=FULL if job.full else REDUCED,
         seed=job.seed,
         progress=job.report,
         **job.machine,

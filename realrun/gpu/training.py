@@ -15,12 +15,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from realrun.gpu.job import environment
 from realrun.kept_files import log_end, read_kept
 from realrun.pairs.pair import is_lab
 from realrun.pairs.training_tasks import training_questions
@@ -28,7 +29,6 @@ from realrun.train.common.folder import CHECKPOINT, LOG, PLAN
 from specsim.io.files import write_json, write_text
 from specsim.io.progress import Progress
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 RESULT, PRINTED, ERRORS = "training.json", "printed.json", "train.log"
 # Held-out agreement of the first drafted token, in the log: the first that is there. MEDUSA-2's "agreement" is another.
 AGREEMENT = ("head_1_agreement", "mask_1_agreement", "agreement_1", "agreement")
@@ -95,8 +95,8 @@ def needs(recipe: Sequence[str]) -> list[str]:
 def spans(recipes: Mapping[str, Sequence[str]], at_once: int) -> dict[str, Span]:
     """Divide the time among trainings, given in order of worth, of which `at_once` run at once.
 
-    Trainings that need others run in the last part of the time. The others are started in waves, which have the part
-    before by their numbers of trainings; of the last wave, those that none needs go on to the end where there is room.
+    Trainings that need others run in the last part of the time. Before that the others run in waves, each as long as
+    its share of them. Trainings of the last wave that no other needs go on to the end, as many as there is room for.
     """
     last = [name for name, recipe in recipes.items() if any(need in recipes for need in needs(recipe))]
     first = [name for name in recipes if name not in last]
@@ -130,7 +130,7 @@ class _Running:
 
 
 def train_all(
-    names: Sequence[str],
+    recipes: Mapping[str, Sequence[str]],
     *,
     target: str,
     text: Path,
@@ -138,17 +138,15 @@ def train_all(
     minutes: float,
     device: str,
     at_once: int,
-    common: Sequence[str] = (),
     progress: Progress,
     dtype: str = "bfloat16",
-    recipes: Mapping[str, Sequence[str]] = RECIPES,
 ) -> dict[str, Any]:
     """Train these drafters, and print their held-out agreement as it comes; a second call goes on.
 
     Parameters
     ----------
-    names : sequence of str
-        Names of recipes, in order of worth.
+    recipes : mapping
+        Options of `realrun train` by the training's name, in order of worth, as in RECIPES.
     text : Path
         File that `realrun.train.common.ready_text.save_text` wrote.
     out : Path
@@ -157,8 +155,6 @@ def train_all(
         For all trainings together; one that does not end within GRACE_S after its share is killed.
     at_once : int
         Number of trainings at once.
-    common : sequence of str
-        Options of all trainings on text, which win over those of the recipes.
     progress : Progress
         Called with (stage, done, total). If it raises, all processes are ended.
 
@@ -169,8 +165,8 @@ def train_all(
         [tokens, agreement], if it was trained on text; "error" if it failed. Skipped ones have only "error".
     """
     out = out.resolve()
-    done = {name: result for name, result in results_in(out, names).items() if "error" not in result}
-    left = {name: recipes[name] for name in names if name not in done}
+    done = {name: result for name, result in results_in(out, recipes).items() if "error" not in result}
+    left = {name: recipes[name] for name in recipes if name not in done}
     plan, begun = spans(left, at_once), time.monotonic()
     total_s, running = 60 * minutes, dict[str, _Running]()
     questions = out / "questions.jsonl"
@@ -180,7 +176,7 @@ def train_all(
         options += ["--target", target, "--device", device, "--dtype", dtype, "--out", str(out / name), "--json"]
         if method not in ON_PROMPTS:
             seconds = max(1.0, end - time.monotonic() - min(START_S, 0.5 * total_s))
-            options += [*common, "--text", str(text.resolve()), "--minutes", f"{seconds / 60:.3f}"]
+            options += ["--text", str(text.resolve()), "--minutes", f"{seconds / 60:.3f}"]
         elif not is_lab(target):
             if not questions.exists():  # takes seconds, in which the trainings on text run already
                 rows = [json.dumps({"prompt": question}) for question in training_questions(QUESTIONS)]
@@ -191,7 +187,7 @@ def train_all(
     commands = dict[str, list[str]]()
     results: dict[str, dict[str, Any]] = dict(done)
     try:
-        while len(results) < len(names):
+        while len(results) < len(recipes):
             for name in [name for name in left if name not in results and name not in running]:
                 lacking = [need for need in needs(left[name]) if need in results and "error" in results[need]]
                 waits = [need for need in needs(left[name]) if need in left and need not in results]
@@ -216,25 +212,23 @@ def train_all(
                 print(
                     f"{name}: {results[name].get('error', 'done')} after {seconds:.0f} s", file=sys.stderr, flush=True
                 )
-            progress("train", len(results), len(names))
+            progress("train", len(results), len(recipes))
             time.sleep(POLL_S if running else 0)
     finally:
         for training in running.values():
             training.kill()
-    return {name: results[name] for name in names}
+    return {name: results[name] for name in recipes}
 
 
-def results_in(out: Path, names: Sequence[str]) -> dict[str, Any]:
+def results_in(out: Path, names: Iterable[str]) -> dict[str, Any]:
     """Read the results of those of these trainings that have ended; see `train_all`."""
     return {name: result for name in names if (result := read_kept(out / name / RESULT))}
 
 
 def _start(command: Sequence[str], folder: Path, end: float) -> _Running:
     folder.mkdir(parents=True, exist_ok=True)
-    paths = [str(REPOSITORY), str(REPOSITORY / "kernels"), *filter(None, [os.environ.get("PYTHONPATH")])]
     # Blocks of many sizes come and go in a training, and a dozen processes share the card's memory.
     variables = {
-        "PYTHONPATH": os.pathsep.join(paths),
         "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
         "TORCH_CUDNN_SDPA_DEPRIORITIZED": "1",  # cuDNN plans anew for every shape, tens of milliseconds each
     }
@@ -243,7 +237,7 @@ def _start(command: Sequence[str], folder: Path, end: float) -> _Running:
     with (folder / PRINTED).open("wb") as printed, (folder / ERRORS).open("ab") as errors:
         process = subprocess.Popen(
             [*dying, *command],
-            env=os.environ | variables,
+            env=environment(**variables),
             stdout=printed,
             stderr=errors,
             start_new_session=True,

@@ -109,13 +109,13 @@ class BoardSettings(ExperimentSettings):
 
 
 class Ahead(Protocol):
-    """Does parts of a board in other processes, before the board finds them done in its folder."""
+    """Records and tunes in other processes; the board then reads the results from its folder."""
 
     def record(self, prompts: Sequence[Prompt], sequences: Ints) -> Mapping[str, str]:
         """Record these prompts with all drafters; return the reason of every drafter that failed."""
 
     def tune(self, prompts: Sequence[Prompt], sequences: Ints, settings: BoardSettings) -> None:
-        """Tune the policies of all drafters on these prompts, under the profiles in the folder."""
+        """Tune the policies of all drafters on these prompts, at the costs of the profiles in the folder."""
 
 
 def run_leaderboard(
@@ -133,7 +133,7 @@ def run_leaderboard(
 
     pairs : by the name that the drafter has in the leaderboard; plain : the target with a drafter that leaves its pass
     alone. What is in the folder already, made with the same settings, is used; more repeats may be asked for.
-    ahead : does what times nothing in other processes; drafters that fail there are left out
+    ahead : records and tunes in other processes; drafters that fail there are left out
     """
     if settings.record.sampler.mode == "rejection":
         raise InputError("the leaderboard replays exactly, in greedy and Gumbel mode; choose one of them")

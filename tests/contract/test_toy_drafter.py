@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from realrun.drafters.kind import DrafterKind, Origin
 from realrun.drafters.registry import DRAFTERS
 from realrun.experiment.run import validate
 from realrun.experiment.settings import ValidationSettings
-from realrun.experiment.validate import output_identical, rounds_identical
+from realrun.experiment.validate import output_identical, rounds_identical, same_text_rounds_identical
 from realrun.lm.cached import CachedLM
 from realrun.lm.choice import make_lm
 from realrun.measure.profile import profile
@@ -116,6 +117,14 @@ def test_it_is_recorded_profiled_and_replayed(pair: Pair, sampler: Sampler) -> N
     decoder = Decoder(*pair.make_drafter(), pair.eos_token_ids, sampler)
     runs = [decoder.decode(prompt.tokens, 40, policy, sequence=index) for index, prompt in enumerate(prompts)]
     assert output_identical(trace, runs) == rounds_identical(replayed, runs) == 1.0
+    # Another token ends the third round of the first text, and what follows it is drafted otherwise.
+    first = runs[0]
+    first.tokens[first.rounds[3].t - 1] += 1
+    first.rounds[3:] = [dataclasses.replace(round_, drafted=0) for round_ in first.rounds[3:]]
+    assert rounds_identical(replayed, runs) < same_text_rounds_identical(trace, replayed, runs) == 1.0
+    first.rounds[1] = dataclasses.replace(first.rounds[1], drafted=0)  # where the text is still the same
+    before = 2 + sum(len(run.rounds) for run in runs[1:])
+    assert same_text_rounds_identical(trace, replayed, runs) == pytest.approx(1 - 1 / before)
 
 
 def test_every_round_of_a_validation_is_foretold(pair: Pair, tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from tests.support.trainings import word_text
 
 SMALL = ("--batch", "2", "--window", "32")
 RECIPES_HERE: Mapping[str, tuple[str, ...]] = {
-    "EESD": ("eesd", "--tokens", "0.002", "--draft-vocabulary", "64"),
-    "EAGLE": ("eagle", "--tokens", "0.02"),
+    "EESD": ("eesd", *SMALL, "--tokens", "0.002", "--draft-vocabulary", "64"),
+    "EAGLE": ("eagle", *SMALL, "--tokens", "0.02"),
     "predictor": ("predictor", "--drafter", "{EESD}", "--num-prompts", "10", "--max-new-tokens", "4"),
     "broken": ("eesd", "--layers", "99"),
     "after it": ("predictor", "--drafter", "{broken}"),
@@ -57,10 +57,7 @@ def test_a_second_start_repeats_nothing_and_goes_on_with_what_was_cut_off(tmp_pa
     def start(minutes: float, stop: Any = lambda *a: None) -> dict[str, Any]:
         machine = {"device": "cpu", "dtype": "float32", "at_once": 2, "target": "lab"}
         text = tmp_path / "text.npz"
-        return train_all(
-            list(RECIPES_HERE), text=text, out=out, minutes=minutes, common=SMALL, progress=stop, recipes=RECIPES_HERE,
-            **machine,
-        )  # fmt: skip
+        return train_all(RECIPES_HERE, text=text, out=out, minutes=minutes, progress=stop, **machine)
 
     def no_time(stage: str, done: int, total: int) -> None:
         if (out / "EESD" / RESULT).exists():

@@ -74,7 +74,7 @@ def generate(
 
 
 def free() -> None:
-    """Give back the memory that `generate` keeps on a GPU for its next batch."""
+    """Free the GPU memory that `generate` keeps for its next batch."""
     if _kept:
         _kept.clear()
         gc.collect()  # layers and their model refer to each other

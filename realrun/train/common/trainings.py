@@ -78,8 +78,8 @@ class TextOptions(SharedOptions):
 
     text: Path | None = setting(
         None,
-        doc='Folder of *.txt, *.md, *.py, or *.jsonl with {"text"} per line; every tenth document is held out '
-        "(default for the lab's target: its training text).",
+        doc='Folder of *.txt, *.md, *.py, or *.jsonl with {"text"} per line; every tenth document is held out; '
+        "or the text file of `realrun gpu` (default for the lab's target: its training text).",
     )
     prompts: Path | None = setting(
         None,
