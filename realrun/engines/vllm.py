@@ -150,7 +150,7 @@ def sampling_of(sampler: Sampler, number: int) -> dict[str, Any]:
         return {"temperature": 0.0}
     if sampler.mode != "greedy-draft":
         raise InputError(
-            f"vLLM drafts the likeliest tokens, which --mode {sampler.mode} does not; give --mode greedy or greedy-draft"
+            f"vLLM drafts the likeliest tokens, unlike --mode {sampler.mode}; give --mode greedy or greedy-draft"
         )
     limits = {"top_p": sampler.top_p, "top_k": sampler.top_k}
     return {"temperature": sampler.temperature, "seed": sampler.seed + number, **limits}

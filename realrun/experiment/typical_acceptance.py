@@ -7,7 +7,7 @@ quality; here the target itself is asked, which favours dull text: greedy decodi
 share of distinct trigrams shows where likelihood was won by repetition.
 
 The tree holds the drafter's most probable tokens, as in the paper, without noise. Loss-free greedy
-decoding and loss-free sampling stand beside the rule; sampling is by Gumbel noise, which the drafter shares.
+decoding and loss-free sampling stand beside the rule, with the same greedy drafts.
 """
 
 from __future__ import annotations
