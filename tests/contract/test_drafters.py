@@ -83,7 +83,7 @@ kinds = pytest.mark.parametrize("kind", DRAFTERS)
 MODES = {
     "greedy": Sampler(),
     "gumbel": Sampler("gumbel", 0.8, seed=4),
-    "greedy-draft": Sampler("greedy-draft", 0.5, seed=4),  # which accepts less than shared noise
+    "greedy-draft": Sampler("greedy-draft", 0.3, seed=4),  # calm, because it accepts less than shared noise
 }
 # Calmer: a lookup needs texts that repeat themselves, a tiny early exit a target that is sure of its choice.
 CALM = {"prompt-lookup": 0.25, "eesd": 0.3}
@@ -112,6 +112,11 @@ def sampler_of(case: Case, mode: str) -> Sampler:
     return replace(sampler, temperature=CALM.get(case.kind, sampler.temperature)) if mode != "greedy" else sampler
 
 
+def modes_of(case: Case) -> list[str]:
+    """Greedy drafts on one target a kind: the other tiny pairs seldom agree by them."""
+    return [mode for mode in MODES if mode != "greedy-draft" or case == Case(case.kind)]
+
+
 def policies_of(case: Case) -> list[Policy]:
     drafter = case_pair(case).drafter
     scored = [*OF_TEN, *SCORED] if drafter.has_states else []
@@ -122,15 +127,15 @@ def policies_of(case: Case) -> list[Policy]:
 
 def share_of(case: Case, mode: str) -> list[Policy]:
     """Of the quick cases of a kind, in all modes, each policy is tried in a single case."""
-    together = [(quick, mode) for quick in QUICK if quick.kind == case.kind for mode in MODES]
+    together = [(quick, mode) for quick in QUICK if quick.kind == case.kind for mode in modes_of(quick)]
     return policies_of(case)[together.index((case, mode)) :: len(together)]
 
 
 def covering(*, all_policies: bool = False) -> Any:
     """Quick cases in all modes, ending early in some of them; all else, and all policies, are slow."""
-    pairs = [(case, mode) for case in QUICK for mode in MODES]
-    chosen = [(case, mode, (number // len(MODES) + number) % 2 == 1) for number, (case, mode) in enumerate(pairs)]
-    every = [(case, mode, ends) for case in (*QUICK, *SLOW) for mode in MODES for ends in (False, True)]
+    pairs = [(case, mode) for case in QUICK for mode in modes_of(case)]
+    chosen = [(case, mode, (number // 2 + number) % 2 == 1) for number, (case, mode) in enumerate(pairs)]
+    every = [(case, mode, ends) for case in (*QUICK, *SLOW) for mode in modes_of(case) for ends in (False, True)]
     rest = every if all_policies else [values for values in every if values not in chosen]
     quick = [pytest.param(*values, *([False] if all_policies else [])) for values in chosen]
     slow = [pytest.param(*values, *([True] if all_policies else []), marks=pytest.mark.slow) for values in rest]
@@ -156,7 +161,9 @@ def test_every_drafter_is_here() -> None:
     assert {case.kind for case in QUICK} == DRAFTERS.keys()
     assert FILES.keys() == {name for name, kind in DRAFTERS.items() if kind.origin == "file"}
     for kind in DRAFTERS:
-        tried = [policy for case in QUICK if case.kind == kind for mode in MODES for policy in share_of(case, mode)]
+        tried = [
+            policy for case in QUICK if case.kind == kind for mode in modes_of(case) for policy in share_of(case, mode)
+        ]
         assert len(tried) == len(policies_of(Case(kind))) and all(policy in tried for policy in policies_of(Case(kind)))
 
 
