@@ -40,8 +40,10 @@ class BoardRecordOptions(RecordOptions):
     tree_nodes: int = setting(
         64, "Nodes of every recorded tree; 0, or --policy without a tree policy, compares chain policies alone.", low=0
     )
-    mode: Literal["greedy", "gumbel"] = setting(
-        "gumbel", "Greedy decoding, or sampling with Gumbel noise; both replay exactly."
+    mode: Literal["greedy", "greedy-draft", "gumbel"] = setting(
+        "greedy-draft",
+        "greedy: no sampling. Otherwise the target samples, and the drafter proposes: greedy-draft, its likeliest "
+        "tokens, as engines do by default; gumbel, what it chooses by the target's noise. All replay exactly.",
     )
 
 

@@ -189,10 +189,11 @@ class SamplingSettings(Settings):
     """How the target chooses tokens."""
 
     panel = "Sampling"
-    mode: Literal["greedy", "gumbel", "rejection"] = setting(
-        "gumbel",
-        "How the target chooses tokens: greedy; gumbel (sampling with Gumbel noise, replayed exactly); or rejection "
-        "(classical rejection sampling, replayed approximately).",
+    mode: Literal["greedy", "greedy-draft", "gumbel", "rejection"] = setting(
+        "greedy-draft",
+        "greedy: no sampling. Otherwise the target samples, and the drafter proposes: greedy-draft, its likeliest "
+        "tokens (default of vLLM, SGLang, TensorRT-LLM and llama.cpp); gumbel, what it chooses by the target's noise; "
+        "rejection, samples, accepted with p/q (transformers; replayed approximately).",
     )
     temperature: float = setting(0.8, "Sampling temperature; greedy ignores it.")
     top_p: float = setting(1.0, "Sample from the most probable tokens with this total probability.")
@@ -221,7 +222,7 @@ class RecordOptions(SamplingSettings, DepthSettings, PromptSettings):
     tree_nodes: int = setting(
         0,
         "Nodes of the draft tree to record at every position; 0: no trees. Tree policies replay exactly up to this "
-        "size. 128 nodes take about five times as long as decoding. Not in rejection mode.",
+        "size. 128 nodes take about five times as long as decoding. Not with --mode rejection.",
         low=0,
     )
     tree_width: int = setting(10, "Maximum children per tree node to record.", low=1)

@@ -283,7 +283,7 @@ def kept_nodes(parent, keep, count, kept):  # type: ignore[no-untyped-def]
 
 
 class StepDescription:
-    """Statistics [c] of a chain's draft step in greedy and Gumbel mode, a `realrun.lm.cached.Describe`.
+    """Statistics [c] of a chain's draft step, except in rejection mode, a `realrun.lm.cached.Describe`.
 
     Token, its probability, the largest probability, entropy in nats; then the predictor's score and the top-10
     confidence, if requested. Everything that changes from step to step and from round to round is read at fixed
@@ -296,7 +296,7 @@ class StepDescription:
         self.sampler, self.room, self.predictor, self.weighing_top10 = sampler, room, predictor, weighing_top10
         self._vocab, self._type = int(lm.model.config.vocab_size), compared_in(lm.model.dtype)
         self._device, self._sequence = lm.device, -1
-        rows = room if sampler.mode == "gumbel" else 0
+        rows = room if sampler.noisy_drafter else 0
         self._noise = torch.empty(rows, self._vocab, dtype=self._type, device=lm.device)
         # The place in the text of output position 0, and of the first token that the round drafts.
         self._places, self._known = Mirrored([2], torch.int64, lm.device), (0, 0)
@@ -328,7 +328,7 @@ class StepDescription:
     def __call__(self, logits: torch.Tensor, position: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         first, start = self._places.tensor
         noise = None
-        if self.sampler.mode == "gumbel":
+        if self.sampler.noisy_drafter:
             noise = self._noise[(position + 1 - first).clamp(0, self.room - 1)]
         parts = [self.sampler.statistics_with(logits, noise)[0]]
         if self.predictor is not None:

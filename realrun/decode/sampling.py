@@ -1,15 +1,20 @@
-"""How a token is chosen from logits: greedy, by Gumbel noise, or by rejection sampling.
+"""How a token is chosen from logits: greedily, by Gumbel noise, or by rejection sampling.
 
 argmax(log p + g) with Gumbel noise g is an exact sample of p. Because g depends only on (seed, sequence, output
 position, token), the target's choice at a position does not depend on the draft, which makes replay exact at
-temperature > 0. The drafter uses the same noise, so that it often agrees with the target.
+temperature > 0. Two modes choose the target's tokens in this way, and differ in what the drafter proposes:
 
-Rejection sampling (Leviathan et al. 2023; Chen et al. 2023) accepts somewhat more often: the drafter samples its own
-tokens, and `realrun.decode.verify` accepts them with probability p/q. Each draw is a uniform keyed by its purpose,
-sequence, round and depth. Noise and uniforms are the same on every device, in replay and in real runs.
+- "greedy-draft": its likeliest token x, which is kept with probability p(x). Engines do so by default (vLLM, SGLang,
+  TensorRT-LLM, llama.cpp): accepting x with p(x), else drawing from p without x, is drawing from p and comparing.
+- "gumbel": the token that it chooses by the same noise (Daliri et al. 2024), which agrees with the target more often.
+
+Rejection sampling (Leviathan et al. 2023; Chen et al. 2023) accepts most often: the drafter samples its own tokens,
+and `realrun.decode.verify` accepts them with probability p/q. Each draw is a uniform keyed by its purpose, sequence,
+round and depth. Noise and uniforms are the same on every device, in replay and in real runs.
 
 Temperature, then top-k, then top-p turn the logits of both target and drafter into the distribution that is sampled
-from, in the order of Hugging Face and vLLM. Features (probability, confidence, entropy) are those of that distribution.
+from, in the order of Hugging Face and vLLM. Features (probability, confidence, entropy) are those of that distribution,
+in greedy-draft mode as well; none of the three changes which token is likeliest.
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -33,7 +38,7 @@ _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 BLOCK = 64  # positions per generated block of noise
-Mode = Literal["greedy", "gumbel", "rejection"]
+Mode = Literal["greedy", "greedy-draft", "gumbel", "rejection"]
 Stream = Literal["draft", "judge", "last", "couple"]  # purpose of a uniform in rejection sampling
 _STREAMS: tuple[Stream, ...] = ("draft", "judge", "last", "couple")
 
@@ -104,11 +109,12 @@ def _stream_seed(seed: int, stream: Stream) -> int:
 
 @dataclass(frozen=True)
 class Sampler:
-    """Greedy decoding, or sampling at a temperature, by Gumbel noise or rejection sampling.
+    """Greedy decoding, or sampling at a temperature with greedy drafts, shared Gumbel noise or rejection sampling.
 
     Attributes
     ----------
-    mode : "greedy", "gumbel" or "rejection"
+    mode : "greedy"; or the target samples, and the drafter proposes its likeliest token ("greedy-draft"), the token
+        that it chooses by the target's noise ("gumbel"), or a sample of its own ("rejection")
     temperature : divisor of the logits, in (0, 100)
     seed : of the noise
     top_p : sample from the nucleus, the smallest set of most probable tokens whose mass
@@ -129,8 +135,8 @@ class Sampler:
     top_k: int = 0
 
     def __post_init__(self) -> None:
-        if self.mode not in ("greedy", "gumbel", "rejection"):
-            raise InputError(f"decoding mode {self.mode!r} is unknown; known: greedy, gumbel, rejection")
+        if self.mode not in get_args(Mode):
+            raise InputError(f"decoding mode {self.mode!r} is unknown; known: {', '.join(get_args(Mode))}")
         if self.mode != "greedy" and not 0 < self.temperature < 100:
             raise InputError(f"temperature={self.temperature} is outside (0, 100); use greedy for 0")
         if not 0 < self.top_p <= 1:
@@ -138,23 +144,33 @@ class Sampler:
         if self.top_k < 0:
             raise InputError(f"top_k={self.top_k} is below 0; 0 keeps every token")
 
+    @property
+    def noisy_target(self) -> bool:
+        """Whether the target samples by Gumbel noise."""
+        return self.mode in ("greedy-draft", "gumbel")
+
+    @property
+    def noisy_drafter(self) -> bool:
+        """Whether the drafter chooses by the target's noise."""
+        return self.mode == "gumbel"
+
     def prepare(self, sequence: int, positions: int, vocab: int, device: torch.device, dtype: torch.dtype) -> None:
         """Draw a sequence's noise before timing starts, for logits [n, vocab] of this device and type."""
-        if self.mode == "gumbel":
+        if self.noisy_target:
             for start in range(0, positions, BLOCK):
                 gumbel_noise(self.seed, sequence, start, 1, vocab, device, compared_in(dtype))
         elif self.mode == "rejection":
             self.uniform("last", sequence, 0, 0)  # the first call in a process compiles it
 
     def statistics(self, logits: torch.Tensor, sequence: int, position: int) -> torch.Tensor:
-        """Choose the token after each row of logits [n, V]; with its statistics, [n, 4].
+        """Choose the token that is drafted after each row of logits [n, V]; with its statistics, [n, 4].
 
         Rows belong to output positions position, position + 1, ... Columns: token, its probability, the largest
         probability, entropy in nats; all of the distribution that is sampled from, in at least float32. They are in a
-        single tensor so that a single copy brings them to the host. Greedy and Gumbel only; rejection sampling draws
-        in `draft`.
+        single tensor so that a single copy brings them to the host. Not in rejection mode, which draws in `draft`.
         """
-        return self.statistics_with(logits, self._noise(logits, sequence, range(position, position + len(logits))))
+        assert self.mode != "rejection", "rejection sampling needs the depth in the draft as well"
+        return self.statistics_with(logits, self.draft_noise(logits, sequence, range(position, position + len(logits))))
 
     def statistics_with(self, logits: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor:
         """Compute `statistics` with the rows' noise [n, V], or without noise."""
@@ -169,12 +185,13 @@ class Sampler:
         return best.softmax(-1)[:, 0]
 
     def tokens(self, logits: torch.Tensor, sequence: int, position: int) -> torch.Tensor:
-        """Choose the tokens of `statistics`, int64 [n]."""
+        """Choose the target's tokens from its logits [n, V] at output positions position and on, int64 [n]."""
         return self.tokens_at(logits, sequence, range(position, position + len(logits)))
 
     def tokens_at(self, logits: torch.Tensor, sequence: int, positions: Sequence[int]) -> torch.Tensor:
-        """Choose the token after each row of logits [n, V], int64 [n]; row i is for output position positions[i]."""
-        noise = self._noise(logits, sequence, positions)
+        """Choose the target's token after each row of logits [n, V], int64 [n]; row i is for positions[i]."""
+        assert self.mode != "rejection", "rejection sampling needs the draft as well"
+        noise = self._noise(logits, sequence, positions) if self.noisy_target else None
         if plain_calls(logits):
             return _argmax(self.warped(logits), noise)
         logits, temperature = self._truncated(logits), self._temperature
@@ -192,7 +209,7 @@ class Sampler:
         sibling, which q does not.
         """
         scores = self.warped(logits)
-        noise = self._noise(logits, sequence, positions) if self.mode == "gumbel" else None
+        noise = self.draft_noise(logits, sequence, positions)
         return top_tokens(scores if noise is None else scores + noise, width)
 
     def draft(
@@ -233,11 +250,12 @@ class Sampler:
     def _temperature(self) -> float:
         return 1.0 if self.mode == "greedy" else self.temperature
 
-    def _noise(self, logits: torch.Tensor, sequence: int, positions: Sequence[int]) -> torch.Tensor | None:
-        """Draw the noise [n, V] of the rows' positions; None in greedy mode."""
-        assert self.mode != "rejection", "rejection sampling needs the depth in the draft as well"
-        if self.mode == "greedy":
-            return None
+    def draft_noise(self, logits: torch.Tensor, sequence: int, positions: Sequence[int]) -> torch.Tensor | None:
+        """Draw the noise [n, V] by which the drafter chooses at the rows' positions; None if it uses none."""
+        return self._noise(logits, sequence, positions) if self.noisy_drafter else None
+
+    def _noise(self, logits: torch.Tensor, sequence: int, positions: Sequence[int]) -> torch.Tensor:
+        """Draw the noise [n, V] of the rows' positions."""
         vocab, dtype = logits.shape[1], compared_in(logits.dtype)
 
         def noise(start: int, count: int) -> torch.Tensor:

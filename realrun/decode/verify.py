@@ -97,7 +97,7 @@ class Verifier(Protocol):
 
 
 def match_verifier(logits: torch.Tensor, draft: Draft, context: RoundContext) -> list[int]:
-    """Accept the leading tokens that equal the target's own choices; lossless in greedy and Gumbel mode."""
+    """Accept the leading tokens that equal the target's own choices; lossless except in rejection mode."""
     chosen: list[int] = context.sampler.tokens(logits, context.sequence, context.position).tolist()
     drafted = draft.tokens
     accepted = 0
@@ -124,7 +124,7 @@ class TreeVerifier(Protocol):
 
 @dataclass(frozen=True)
 class MatchTree:
-    """Accept each node that is the target's own choice after its accepted parent; lossless in greedy and Gumbel mode.
+    """Accept each node that is the target's own choice after its accepted parent; lossless except in rejection mode.
 
     If siblings have the same token, several accepted nodes may be deepest; that of lowest index ends the path.
     """

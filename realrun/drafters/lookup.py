@@ -142,7 +142,9 @@ class LookupKind(DrafterKind):
 
     def make_recorder(self, target: Any, sampler: Sampler) -> Recorder:
         if sampler.mode == "rejection":
-            raise InputError("prompt lookup is recorded in greedy and Gumbel mode only; choose one of them")
+            raise InputError(
+                "prompt lookup is not recorded in rejection mode; --mode greedy-draft accepts the same drafts"
+            )
         return partial(_columns, int(target.config.vocab_size))
 
     @property

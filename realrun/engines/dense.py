@@ -43,8 +43,7 @@ def record_with_engine(
         In float32, in which engines run here.
     prompts : sequence of Prompt
     settings : RecordSettings
-        Greedy, or in rejection mode, in which the drafts are still the drafter's likeliest tokens, with probabilities
-        at temperature 1. Without trees.
+        Greedy, or with greedy drafts, whose probabilities are those at temperature 1. Without trees.
     engine : Engine
     batch : int
         Sequences at once, at most.

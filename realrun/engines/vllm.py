@@ -145,11 +145,13 @@ def asked(job: Job, setting: Setting, rule: NgramRule) -> dict[str, Any]:
 
 
 def sampling_of(sampler: Sampler, number: int) -> dict[str, Any]:
-    """Describe to vLLM how tokens of a prompt are chosen; InputError for Gumbel noise, which is not vLLM's."""
-    if sampler.mode == "gumbel":
-        raise InputError("vLLM does not sample by the noise of --mode gumbel; give --mode greedy or --mode rejection")
+    """Describe to vLLM how tokens of a prompt are chosen; InputError for drafts that are not its default."""
     if sampler.mode == "greedy":
         return {"temperature": 0.0}
+    if sampler.mode != "greedy-draft":
+        raise InputError(
+            f"vLLM drafts the likeliest tokens, unlike --mode {sampler.mode}; give --mode greedy or greedy-draft"
+        )
     limits = {"top_p": sampler.top_p, "top_k": sampler.top_k}
     return {"temperature": sampler.temperature, "seed": sampler.seed + number, **limits}
 

@@ -7,7 +7,7 @@ quality; here the target itself is asked, which favours dull text: greedy decodi
 share of distinct trigrams shows where likelihood was won by repetition.
 
 The tree holds the drafter's most probable tokens, as in the paper, without noise. Loss-free greedy
-decoding and loss-free sampling stand beside the rule; sampling is by Gumbel noise, which the drafter shares.
+decoding and loss-free sampling stand beside the rule, with the same greedy drafts.
 """
 
 from __future__ import annotations
@@ -59,17 +59,15 @@ class TypicalSettings:
             raise InputError("typical acceptance has no thresholds to compare; give at least one epsilon")
         for epsilon in self.epsilons:  # these refuse bad values
             TypicalAcceptance(epsilon, self.delta)
-        Sampler("gumbel", self.temperature, self.seed)
+        Sampler("greedy-draft", self.temperature, self.seed)
 
     @property
     def arms(self) -> list[tuple[str, Sampler, TreeVerifier]]:
         """Name, sampler and verifier of everything that is compared."""
-        sampling = Sampler("gumbel", self.temperature, self.seed)
-        # Rejection sampling's choice drafts the most probable tokens; the rule itself draws nothing.
-        plain = Sampler("rejection", self.temperature, self.seed)
+        sampling = Sampler("greedy-draft", self.temperature, self.seed)
         rules = [TypicalAcceptance(epsilon, self.delta) for epsilon in self.epsilons]
         loss_free = [("greedy", Sampler(), match_tree), ("sampling", sampling, match_tree)]
-        return [*loss_free, *(("typical", plain, rule) for rule in rules)]
+        return [*loss_free, *(("typical", sampling, rule) for rule in rules)]  # the same drafts; the rule draws nothing
 
 
 def compare_typical(

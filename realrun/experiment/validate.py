@@ -488,24 +488,29 @@ class _Again:
         for depth, (token, other) in enumerate(zip(draft.tokens, recorded[:drafted], strict=False)):
             if token != other:
                 logits = of_draft[depth][-1] if len(of_draft) == len(draft.tokens) else None
-                return Divergence(self.index, t, "draft", self._gap(logits, token, other, t + depth))
+                gap = self._gap(logits, token, other, t + depth, noisy=self.decoder.sampler.noisy_drafter)
+                return Divergence(self.index, t, "draft", gap)
         if len(draft.tokens) != drafted:
             return Divergence(self.index, t, "policy", self._signal_gap(draft.steps, row, of_draft))
         emitted = self.decoding.tokens[self.decoding.prompt_tokens + t :]
         for place, (token, other) in enumerate(zip(emitted, text[t:], strict=False)):
             if token != other:
                 logits = of_target[-1][place] if of_target else None
-                return Divergence(self.index, t, "text", self._gap(logits, token, other, t + place))
+                gap = self._gap(logits, token, other, t + place, noisy=self.decoder.sampler.noisy_target)
+                return Divergence(self.index, t, "text", gap)
         return Divergence(self.index, t, "policy", None)
 
-    def _gap(self, logits: torch.Tensor | None, token: int, other: int, position: int) -> float | None:
-        """Compute the gap between the scores of the token chosen here and the recorded token, in ulps of a logit."""
+    def _gap(self, logits: torch.Tensor | None, token: int, other: int, position: int, noisy: bool) -> float | None:
+        """Compute the gap between the scores of the token chosen here and the recorded token, in ulps of a logit.
+
+        noisy : whether they were chosen by the noise of this output position
+        """
         sampler: Sampler = self.decoder.sampler
         if logits is None or sampler.mode == "rejection":
             return None
         pair = logits[[token, other]].double()
         gap = float(pair[0] - pair[1])
-        if sampler.mode == "gumbel":
+        if noisy:
             noise = gumbel_noise(
                 sampler.seed, self.number, position, 1, len(logits), logits.device, torch.float64
             ).flatten()

@@ -147,7 +147,7 @@ def decode(job: Job, temperature: float) -> dict[str, Any]:
     from realrun.decode.sampling import Sampler
     from realrun.gpu.decoding import FULL, REDUCED, decode
 
-    sampler = Sampler("gumbel", temperature, job.seed) if temperature else Sampler()
+    sampler = Sampler("greedy-draft", temperature, job.seed) if temperature else Sampler()
     drafters = trained_drafters(job.home / WEIGHTS, job.target)
     if temperature:
         drafters = {name: source for name, source in drafters.items() if name in SAMPLED}

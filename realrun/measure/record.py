@@ -153,8 +153,8 @@ class RecordSettings:
             raise InputError(f"tree_width={self.tree_width} is outside [1, {MAX_WIDTH}]; choose a width inside")
         if self.tree_nodes and self.sampler.mode == "rejection":
             raise InputError(
-                f"tree_nodes={self.tree_nodes} with rejection sampling: trees are recorded in greedy and Gumbel "
-                "mode only; choose such a mode, or 0 for no trees"
+                f"tree_nodes={self.tree_nodes} with rejection sampling, in which trees are not recorded; "
+                "choose --mode greedy-draft, or 0 for no trees"
             )
 
     @property

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from realrun.decode.rounds import RoundContext
-from realrun.decode.sampling import Sampler, describe, draw, gumbel_noise
+from realrun.decode.sampling import Sampler, describe, draw
 from realrun.lm.cached import CachedLM
 from realrun.lm.number_type import check_drafted
 from realrun.proposals.recorder import Columns, RecordRequest
@@ -144,9 +144,9 @@ def true_ranks(logits: torch.Tensor, output: Sequence[int], sampler: Sampler, se
     position : output position of the first
     """
     scores = sampler.warped(logits)
-    if sampler.mode == "gumbel":
-        total, vocabulary = scores.shape
-        scores = scores + gumbel_noise(sampler.seed, sequence, position, total, vocabulary, scores.device, scores.dtype)
+    noise = sampler.draft_noise(logits, sequence, range(position, position + len(logits)))
+    if noise is not None:
+        scores = scores + noise
     truth = torch.tensor(output, device=scores.device)[:, None]
     true_scores = scores.gather(-1, truth)
     index = torch.arange(scores.shape[1], device=scores.device)

@@ -121,7 +121,7 @@ def collect_all(
 ) -> list[Tensors]:
     """Run `collect` on every prompt, or read its file; a file holds SHARD_PROMPTS prompts."""
     decoder = Decoder(*pair.make_drafter(), pair.eos_token_ids, Sampler())
-    recorder = pair.make_recorder(Sampler())  # greedy and Gumbel mode have the same pass
+    recorder = pair.make_recorder(Sampler())  # all modes but rejection have the same pass
     folder.mkdir(parents=True, exist_ok=True)
     sequences: list[Tensors] = []
     for begin in range(0, len(prompts), SHARD_PROMPTS):

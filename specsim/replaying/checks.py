@@ -31,7 +31,7 @@ def unsupported_reason(trace: Trace, kind: type[Policy]) -> str | None:
     if issubclass(kind, TreePolicy) and drafter == SPACE:
         return "the drafter of this trace drafts chains only"
     if issubclass(kind, TreePolicy) and trace.sampled_by_rejection:
-        return "trees are replayed on greedy and Gumbel traces only; this trace was recorded with rejection sampling"
+        return "trees are not replayed on a trace of rejection sampling; record with --mode greedy-draft"
     if not trace.informed and SIGNALS.intersection(kind.features):
         model = trace.meta.get("synthetic", {}).get("model")
         whose = f"this trace's acceptance model, {model}," if model else "this trace"

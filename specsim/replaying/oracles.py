@@ -178,9 +178,7 @@ def tree_oracle_seconds(trace: Trace, table: CostTable, width: int | None = None
     trace's depth and contexts.
     """
     if trace.sampled_by_rejection:
-        raise InputError(
-            "trees are replayed on greedy and Gumbel traces only; this trace was recorded with rejection sampling"
-        )
+        raise InputError("trees are not replayed on a trace of rejection sampling; record with --mode greedy-draft")
     reach = reachable_depth(trace, width)
     if table.tree is None:
         raise InputError("the tree oracle needs costs of trees; profile with `realrun profile --tree-nodes`")

@@ -121,7 +121,7 @@ def compile_kernel(kind: type[Policy]) -> None:
 
 
 def replay(trace: Trace, policy: Policy, table: CostTable, *, seed: int = 0, log: bool = False) -> Replay:
-    """Replay a trace under a policy. Exact where the trace is (greedy or Gumbel-coupled).
+    """Replay a trace under a policy. Exact unless the trace is of rejection sampling.
 
     On a trace of rejection sampling, the result sums over DRAWS outcomes of every sequence, but the log holds the
     rounds of the first; a policy's state starts anew with each outcome (`specsim.trace.outcomes`).

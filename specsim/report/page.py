@@ -300,16 +300,23 @@ def machine_text(document: Mapping[str, Any]) -> str:
     return f"{load_text(document['load'])}; {document['baseline']['ms_per_token']:.2f} ms per baseline token{clock}"
 
 
+SAMPLING = {
+    "greedy-draft": "Sampling with greedy drafts",
+    "gumbel": "Sampling with shared Gumbel noise",
+    "rejection": "Rejection sampling",
+}
+
+
 def decoding_text(decoding: Mapping[str, Any] | str) -> str:
     """Say how a trace was decoded. decoding : mode and temperature, or the mode alone."""
     if isinstance(decoding, str):
-        return f"{decoding} decoding"
+        return SAMPLING.get(decoding, f"{decoding} decoding")
     mode = decoding["mode"]
     if mode == "greedy":  # at no temperature
         return "greedy decoding"
     temperature, top_p, top_k = decoding["temperature"], decoding.get("top_p", 1.0), decoding.get("top_k", 0)
     cuts = [f"top-k {top_k}"] * bool(top_k) + [f"top-p {top_p:g}"] * (top_p < 1)
-    return f"{mode.capitalize()} sampling at {' and '.join([f'temperature {temperature:g}', *cuts])}"
+    return f"{SAMPLING.get(mode, mode)} at {' and '.join([f'temperature {temperature:g}', *cuts])}"
 
 
 def percent(value: float | None) -> str:

@@ -222,8 +222,8 @@ TABLE: dict[tuple[str, tuple[float, str]], str] = {
     """,
     ("with_columns", NETWORK): """
         record, greedy: realrun record {out} {PAIR} {SHORT} --mode greedy
-        record, gumbel with trees: realrun record {out} {PAIR} {SHORT} {TREES}
-        record, gumbel, top-p and a seed: realrun record {out} {PAIR} {SHORT} --temperature 1.2 --top-p 0.8 --seed 3
+        record, gumbel with trees: realrun record {out} {PAIR} {SHORT} {TREES} --mode gumbel
+        record, gumbel, top-p and a seed: realrun record {out} {PAIR} {SHORT} --mode gumbel --temperature 1.2 --top-p 0.8 --seed 3
         record, rejection sampling: realrun record {out} {PAIR} {SHORT} --mode rejection --top-p 0.9
         record with scores: realrun record {out} {PAIR} {SHORT} --predictor {predictor}
         record eesd: realrun record {out} {INSIDE} --drafter {eesd} {SHORT} {TREES} --mode greedy
@@ -232,8 +232,8 @@ TABLE: dict[tuple[str, tuple[float, str]], str] = {
         record edd: realrun record {out} {INSIDE} --drafter {edd} {SHORT} {TREES} --mode greedy
         record eagle: realrun record {out} {INSIDE} --drafter {eagle} {SHORT} {TREES} --mode greedy
         record space: realrun record {out} {INSIDE} --drafter {space} {SHORT} --mode greedy
-        record eesd, gumbel without trees: realrun record {out} {INSIDE} --drafter {eesd} {SHORT}
-        record medusa, gumbel without trees: realrun record {out} {INSIDE} --drafter {medusa} {SHORT}
+        record eesd, gumbel without trees: realrun record {out} {INSIDE} --drafter {eesd} {SHORT} --mode gumbel
+        record medusa, gumbel without trees: realrun record {out} {INSIDE} --drafter {medusa} {SHORT} --mode gumbel
         record eesd, rejection sampling: realrun record {out} {INSIDE} --drafter {eesd} {SHORT} --mode rejection
         record prompt-lookup, greedy: realrun record {out} {LOOKUP} --mode greedy
         record prompt-lookup, gumbel: realrun record {out} {LOOKUP} --mode gumbel

@@ -175,7 +175,7 @@ def counted_read(device: Device, read: Callable[..., Any]) -> Callable[..., Any]
 
 K = 4
 LIMIT = {"max_draft_tokens": K}
-MODES = {"greedy": Sampler(), "gumbel": Sampler("gumbel", 0.8, seed=4)}
+MODES = {mode: Sampler(mode, 0.8, seed=4) for mode in ("greedy", "gumbel", "greedy-draft")}
 FIXED = make_policy("fixed_k", {"k": K})
 CHAINS = [FIXED, make_policy("adaedl", {"lambda0": 0.2, **LIMIT})]
 OF_STATES = [make_policy("cali_ts", LIMIT), make_policy("llama_cpp", {"p_min": 0.3, **LIMIT})]

@@ -37,8 +37,8 @@ SPARE_TOKENS = 2  # positions left free for rounds whose costs are measured
 
 
 def sampler_at(temperature: float, seed: int) -> Sampler:
-    """Choose how training text is decoded: greedily at 0, else with Gumbel noise, whose acceptance is exact."""
-    return Sampler("gumbel", temperature, seed) if temperature else Sampler()
+    """Choose how training text is decoded: greedily at 0, else as the commands sample by default."""
+    return Sampler("greedy-draft", temperature, seed) if temperature else Sampler()
 
 
 class Summary(NamedTuple):

@@ -207,7 +207,7 @@ def _budget(text: _Text) -> int:
 def _decoding(requests: Sequence[Request]) -> str:
     if any(request["forced_tokens"] is not None for request in requests):
         return "unknown"
-    return "rejection" if any(request["temperature"] for request in requests) else "greedy"
+    return "greedy-draft" if any(request["temperature"] for request in requests) else "greedy"
 
 
 def _notes(facts: Facts, requests: Sequence[Request], *, blind: bool) -> tuple[str, ...]:

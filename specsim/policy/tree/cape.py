@@ -44,7 +44,7 @@ class Cape(TreePolicy):
     """Expand the top-1 node of every level; verify as many of its children as the confidence of the level asks for.
 
     The confidence is the probability of the first child, as every tree policy sees it: the largest of
-    the draft's, and with Gumbel noise shared with the target, the probability given the noise. Only the first
+    the draft's, and, where the drafter shares the target's noise, the probability given the noise. Only the first
     children are drafted on, so the tree is a chain with leaves beside it. A pass drafts
     the largest width, for more tokens of the same distribution cost nothing; those beyond the
     level's width are not verified. Which nodes are kept depends on the chain alone.

@@ -50,7 +50,7 @@ from tests.support.tree_policies import CoinTree
 
 DEPTH, TOKENS = 8, 30
 TREE_DEPTH, NODES, WIDTH = 5, 300, 6
-CHOICES = {"greedy": Sampler(), "gumbel": Sampler("gumbel", 0.8, seed=4)}
+CHOICES = {mode: Sampler(mode, 0.8, seed=4) for mode in ("greedy", "gumbel", "greedy-draft")}
 SETTINGS = {  # every policy, with settings that stop drafting here and there on this pair
     "fixed_k": [{"k": 1}, {"k": 5}],
     "max_confidence": [

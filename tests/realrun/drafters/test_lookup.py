@@ -113,7 +113,7 @@ def test_it_refuses_what_it_cannot_do() -> None:
     pair, prompts, _ = recorded("greedy")
     with pytest.raises(InputError, match="chains only; record it with --tree-nodes 0"):
         record(pair, prompts, RecordSettings(DEPTH, TOKENS, tree_nodes=8))
-    with pytest.raises(InputError, match="greedy and Gumbel mode only"):
+    with pytest.raises(InputError, match="not recorded in rejection mode"):
         record(pair, prompts, RecordSettings(DEPTH, TOKENS, Sampler("rejection")))
     decoder = Decoder(*pair.make_drafter(), (), Sampler())
     with pytest.raises(InputError, match="prompt lookup chains only"):

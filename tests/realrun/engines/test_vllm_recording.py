@@ -376,11 +376,11 @@ def test_a_recording_is_imported_as_a_trace(trace: Trace, interpreter: Path) -> 
 def test_a_sampled_recording_asks_for_the_sampler(trace: Trace, interpreter: Path) -> None:
     outputs = outputs_of(trace)
     tell(interpreter, "dense", rows_like(trace, [len(output) for output in outputs]), outputs)
-    settings = RecordSettings(DEPTH, TOKENS, Sampler("rejection", 0.7, seed=5, top_p=0.9))
+    settings = RecordSettings(DEPTH, TOKENS, Sampler("greedy-draft", 0.7, seed=5, top_p=0.9))
     made = record_with_engine(tiny_pair((EOS,)), tiny_prompts(6), settings, VllmEngine())
     sampling = json.loads((interpreter / "asked.json").read_text())["sampling"]
     assert sampling[2] == {"temperature": 0.7, "seed": 7, "top_p": 0.9, "top_k": 0} and len(sampling) == 6
-    assert made.sampled_by_rejection and not made.approximate
+    assert not made.approximate
 
 
 def test_an_output_of_one_token_has_no_draft() -> None:
@@ -420,7 +420,7 @@ def test_what_is_imported_of_forced_sampled_and_incomplete_requests(trace: Trace
     assert made.budget_tokens[0] == 7 and made.meta["decoding"] == "unknown"
     assert "the texts of 1 of 6 requests were given, not chosen by vLLM" in imported.notes
     write_rows(tmp_path / "sampled", rows, 6, temperature=0.7)
-    assert read_format("vllm-dense", [tmp_path / "sampled"]).source.sampled_by_rejection  # type: ignore[union-attr]
+    assert read_format("vllm-dense", [tmp_path / "sampled"]).source.meta["decoding"] == "greedy-draft"  # type: ignore[union-attr]
     gap = ~((rows["request"] == 3) & (rows["position"] == 5))
     for name in vllm_recorder.STATISTICS:
         rows[name] = 0
@@ -474,7 +474,10 @@ def test_what_cannot_be_recorded_is_refused(interpreter: Path, tmp_path: Path) -
     greedy = (*inside, "--mode", "greedy")
     check = ("realrun", "engine", "check", "--engine")
     for command, says in (
-        (inside, "vLLM does not sample by the noise of --mode gumbel; give --mode greedy or --mode rejection"),
+        (
+            (*inside, "--mode", "gumbel"),
+            "vLLM drafts the likeliest tokens, unlike --mode gumbel; give --mode greedy or greedy-draft",
+        ),
         ((*greedy, "--dtype", "float64"), "--engine already decides --dtype; remove one of them"),
         ((*greedy, "--tree-nodes", 32), "--engine already decides --tree-nodes; remove one of them"),
         ((*greedy, "--drafter", "eagle", "--num-prompts", 2), "train one by `realrun train eagle --for-vllm`"),
@@ -656,7 +659,7 @@ def test_vllm_records_its_lookups(vllm: VllmEngine, prompts: list[Prompt], lab_p
 @pytest.mark.slow
 def test_vllm_records_a_sampled_text(vllm: VllmEngine, prompts: list[Prompt], lab_pair32: Pair, tmp_path: Path) -> None:
     """The text is the one of a run without speculation, and the drafts are the draft model's likeliest tokens."""
-    count, settings = 16, RecordSettings(3, 16, Sampler("rejection", 1.0, seed=1))
+    count, settings = 16, RecordSettings(3, 16, Sampler("greedy-draft", 1.0, seed=1))
     made = record_with_engine(lab_pair32, prompts[:3], settings, vllm, batch=3)
     vllm.convert(lab_pair32, tmp_path)
     job = job_of(lab_pair32, prompts[:3], count, tmp_path)

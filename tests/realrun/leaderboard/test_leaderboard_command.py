@@ -533,7 +533,7 @@ def test_it_refuses_what_does_not_fit(job: Job, tmp_path: Path) -> None:
     deeper = {name: replace(pair, target=expand(pair.target, 9)) for name, pair in pairs.items()}
     with pytest.raises(InputError, match="layers=.*asked for 9"):  # though of the same fingerprint
         run_leaderboard(deeper, plain, prompts_of(), SETTINGS, out, lambda *step: None)
-    with pytest.raises(InputError, match="greedy and Gumbel"):
+    with pytest.raises(InputError, match="choose --mode greedy-draft"):
         start(tmp_path / "out", replace(SETTINGS, record=RecordSettings(4, 20, Sampler("rejection"))))
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "mine.txt").write_text("keep")

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from transformers import LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import realrun.measure.reuse as reuse
 import realrun.proposals.chain
@@ -24,12 +24,14 @@ from realrun.decode.decoder import Decoder, Decoding
 from realrun.decode.draft_model import DraftModel
 from realrun.decode.rounds import RoundContext
 from realrun.decode.sampling import Sampler
+from realrun.drafters.independent import IndependentKind
 from realrun.experiment.run import validate
 from realrun.experiment.settings import ValidationSettings
 from realrun.lm.cached import CachedLM
 from realrun.measure.profile import profile
 from realrun.measure.record import RecordSettings, elapsed_ratio, record
 from realrun.measure.reuse import recorded_trace
+from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
 from realrun.proposals.chain import branch_columns, drafted_with, rejection_columns, true_ranks
 from realrun.proposals.recorder import Columns, RecordRequest
@@ -44,9 +46,9 @@ from specsim.trace.outcomes import as_recorded
 from specsim.trace.trace import Trace
 from tests.support.commands import call
 from tests.support.dense_records import output_of
-from tests.support.tiny import random_prompts, tiny_pair, tiny_prompts
+from tests.support.tiny import POSITIONS, random_prompts, tiny_pair, tiny_prompts, tiny_tokenizer
 
-CHOICES = {"greedy": Sampler(), "gumbel": Sampler("gumbel", 0.8, seed=4)}
+CHOICES = {mode: Sampler(mode, 0.8, seed=4) for mode in ("greedy", "gumbel", "greedy-draft")}
 mode = pytest.mark.parametrize("sampler", CHOICES.values(), ids=CHOICES.keys())
 
 
@@ -469,6 +471,56 @@ def test_replay_of_recorded_outcomes_follows_real_runs() -> None:
         ]
         difference = replayed - np.array(real)
         assert 0 < abs(difference.mean()) < 2 * difference.std(ddof=1) / np.sqrt(len(prompts))
+
+
+def markov_model(logits: np.ndarray) -> LlamaForCausalLM:
+    """Make a model of 3 tokens whose logits [3, 3] depend on the last token alone: its only block adds nothing."""
+    sizes = {"vocab_size": 3, "hidden_size": 4, "intermediate_size": 4, "num_hidden_layers": 1}
+    config = LlamaConfig(**sizes, num_attention_heads=1, max_position_embeddings=POSITIONS, rms_norm_eps=1e-12)
+    model = LlamaForCausalLM(config).double().eval()
+    with torch.no_grad():
+        for parameter in (block := model.model.layers[0]).self_attn.o_proj.weight, block.mlp.down_proj.weight:
+            parameter.zero_()
+        model.model.embed_tokens.weight.copy_(torch.eye(3, 4))
+        # The norm doubles a unit vector of 4 numbers.
+        model.lm_head.weight.copy_(torch.nn.functional.pad(torch.tensor(logits.T) / 2, (0, 1)))
+    return model
+
+
+def expected_rounds(p: np.ndarray, draft: np.ndarray, k: int, budget: int) -> np.ndarray:
+    """Enumerate the mean number of rounds after each token [3], where an engine keeps a draft x with p(x).
+
+    A rejected x is replaced by a draw of p without x. p : [3, 3]; draft : [3], the drafter's choice after each token
+    """
+    rounds = np.zeros((budget + 1, 3))
+    for left in range(1, budget + 1):
+        for start in range(3):
+            rounds[left, start], last, reached = 1.0, start, 1.0
+            for emitted in range(1, min(k, left - 1) + 1):
+                x = draft[last]
+                without = np.where(np.arange(3) == x, 0.0, p[last])
+                replaced = (1 - p[last, x]) * without / without.sum()
+                rounds[left, start] += reached * replaced @ rounds[left - emitted]
+                last, reached = x, reached * p[last, x]
+            rounds[left, start] += reached * p[last] @ rounds[left - min(k, left - 1) - 1]
+    return rounds[budget]
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_greedy_drafts_are_kept_as_engines_keep_them(temperature: float) -> None:
+    target = np.array([[1.6, 0.0, -0.5], [0.3, 0.8, 0.0], [-1.0, 0.4, 0.9]])
+    drafter = target + np.array([[0.0, 0.2, 0.1], [0.9, -0.4, 0.0], [0.2, 0.1, 0.3]])
+    models, budget, count = (markov_model(target), markov_model(drafter)), 100, 60
+    pair = Pair(models[0], IndependentKind(models[1]), tiny_tokenizer(), "markov", "markov", ())
+    prompts = [Prompt("all", [1, number % 3]) for number in range(count)]
+    trace = record(pair, prompts, RecordSettings(6, budget, Sampler("greedy-draft", temperature, seed=1)))
+    assert not trace.approximate and trace.meta["decoding"]["mode"] == "greedy-draft"
+    p = np.exp(target / temperature)
+    p /= p.sum(axis=1, keepdims=True)
+    for k in (1, 3, 6):
+        rounds = replay(trace, make_policy("fixed_k", {"k": k}), cost_table(trace, ConstantCost(1e-3, 1e-2))).num_rounds
+        difference = rounds - expected_rounds(p, drafter.argmax(axis=1), k, budget)[np.arange(count) % 3]
+        assert abs(difference.mean()) < 4 * difference.std(ddof=1) / np.sqrt(count), k
 
 
 def test_other_modes_record_no_probabilities() -> None:
