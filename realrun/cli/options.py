@@ -192,7 +192,7 @@ class SamplingSettings(Settings):
     mode: Literal["greedy", "gumbel", "rejection"] = setting(
         "gumbel",
         "How the target chooses tokens: greedy; gumbel (sampling with Gumbel noise, replayed exactly); or rejection "
-        "(classical rejection sampling, replayed approximately).",
+        "(sampled drafts, kept with min(1, p/q); a real run draws another text than the recorded one).",
     )
     temperature: float = setting(0.8, "Sampling temperature; greedy ignores it.")
     top_p: float = setting(1.0, "Sample from the most probable tokens with this total probability.")
