@@ -180,7 +180,7 @@ def test_what_is_not_checked_at_a_temperature(options: str, says: str) -> None:
 
 
 def test_recording_in_an_engine_known_to_fail_is_refused(interpreter: Path) -> None:
-    refused = call("realrun", "record", str(interpreter / "out"), *["--engine", "vllm", "--mode", "rejection"])
+    refused = call("realrun", "record", str(interpreter / "out"), *["--engine", "vllm", "--mode", "greedy-draft"])
     assert_refused(refused, "vllm 0.32.0 is not lossless at a temperature on this device (cpu): the temperatures")
     with pytest.raises(InputError, match=r"vllm 0.33.0\+cpu is not lossless"):
         check_known("vllm", "0.33.0+cpu", "cpu")

@@ -80,7 +80,7 @@ def assert_equal(first: Trace, second: Trace) -> None:
 
 OPTIONAL = {
     "true_rank": np.arange(612, dtype=np.int16).reshape(102, 6),
-    "accept_prob": np.linspace(0, 1, 612, dtype=np.float32).reshape(102, 6),
+    "text_accept": np.linspace(0, 1, 612, dtype=np.float32).reshape(102, 6),
     "score": np.linspace(1, 0, 612, dtype=np.float32).reshape(102, 6),
     "top10_confidence": np.linspace(1, 0.1, 612, dtype=np.float32).reshape(102, 6),
 }
