@@ -55,9 +55,8 @@ def replay(options: ReplayOptions, costs: CostSettings) -> Answer:
     from specsim.learn.predict import fitted_part, predict_fitted
     from specsim.replaying.prediction import oracle_name
     from specsim.replaying.priced import PricedTrace
-    from specsim.trace.files import read_trace
 
-    engine, trace, cut_off = options.as_, read_trace(options.trace), 0
+    engine, trace, cut_off = options.as_, options.read(options.trace, options.as_), 0
     if options.max_output_tokens is not None and engine is None:
         raise InputError("--max-output-tokens is an engine's limit; name the engine with --as")
     if engine is not None:  # the engines' modules are not loaded otherwise

@@ -34,8 +34,11 @@ Rule = Literal["greedy-draft", "sampled-draft", "equal-samples"]
 RECORDED: dict[str, Rule] = {"greedy-draft": "greedy-draft", "rejection": "sampled-draft"}  # by the decoding's mode
 
 
-def recorded_rule(trace: Trace) -> Rule | None:
-    """The rule by which a trace's drafts were verified; None in greedy decoding, and where drafts shared the noise."""
+def rule_of(trace: Trace) -> Rule | None:
+    """The rule by which a trace's drafts are accepted; None in greedy decoding, and where drafts shared the noise."""
+    if "accepted_by" in trace.meta:
+        rule: Rule = trace.meta["accepted_by"]
+        return rule
     decoding = trace.meta.get("decoding")
     return RECORDED.get(decoding.get("mode", "") if isinstance(decoding, dict) else str(decoding))
 
@@ -77,7 +80,7 @@ def accepted_by(trace: Trace, rule: Rule, *, seed: int = 0) -> Trace:
     """
     decoding = trace.meta.get("decoding")
     mode = decoding.get("mode") if isinstance(decoding, dict) else decoding
-    if mode not in ("greedy-draft", "gumbel", "rejection") or RECORDED.get(mode) == rule:
+    if mode not in ("greedy-draft", "gumbel", "rejection") or rule_of(trace) == rule:
         return trace
     if trace.meta.get("drafter_kind") in (LOOKUP, SUFFIX):
         return trace

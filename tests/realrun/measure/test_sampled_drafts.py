@@ -30,7 +30,7 @@ from specsim.replaying.checks import check_replayable
 from specsim.replaying.kernel import step_functions
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
-from specsim.trace.accepted import Rule, accepted_by, recorded_rule
+from specsim.trace.accepted import Rule, accepted_by, rule_of
 from specsim.trace.trace import Trace
 from tests.support.reference import build_trace
 
@@ -172,7 +172,7 @@ def test_a_replay_follows_the_law_of_its_mode(policy: ChainPolicy, mode: str, te
     ours, real = replayed(policy, trace), simulated(policy, mode, temperature, TEXTS)
     (ratio, error), (real_ratio, real_error) = per_round(ours), per_round(real)
     assert (np.abs(ratio - real_ratio) <= 4 * np.hypot(error, real_error)).all()
-    rule = recorded_rule(trace)
+    rule = rule_of(trace)
     if isinstance(policy, FixedK) and rule is not None:
         assert [abs(z_of(counts, enumerated(policy.k, rule, temperature))) < 4 for counts in (ours, real)] == [True] * 2
 
@@ -203,6 +203,6 @@ def test_a_greedy_draft_is_kept_alike_whatever_was_recorded() -> None:
 
 def test_what_an_old_recording_lacks_is_said() -> None:
     trace = replace(recorded("greedy-draft", 1.0), text_prob=None, text_accept=None)
-    assert recorded_rule(trace) == "greedy-draft" and accepted_by(trace, "greedy-draft") is trace
+    assert rule_of(trace) == "greedy-draft" and accepted_by(trace, "greedy-draft") is trace
     with pytest.raises(InputError, match="probabilities along the text, which this trace lacks; record it again"):
         accepted_by(trace, "sampled-draft")
