@@ -193,7 +193,7 @@ class SamplingSettings(Settings):
         "greedy-draft",
         "greedy: no sampling. Otherwise the target samples, and the drafter proposes: greedy-draft, its likeliest "
         "tokens (default of vLLM, SGLang, TensorRT-LLM and llama.cpp); gumbel, what it chooses by the target's noise; "
-        "rejection, samples, accepted with p/q (transformers; replayed approximately).",
+        "rejection, samples, kept with min(1, p/q) (transformers; every run draws its own text).",
     )
     temperature: float = setting(0.8, "Sampling temperature; greedy ignores it.")
     top_p: float = setting(1.0, "Sample from the most probable tokens with this total probability.")

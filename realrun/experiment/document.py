@@ -90,7 +90,7 @@ def error_parts(priced: PricedTrace, replayed: Replay, rounds: Sequence[Sequence
     """
     done = [round_ for sequence in rounds for round_ in sequence]
     measured_s = np.array([[getattr(round_, f"{part}_s") for part in PARTS] for round_ in done]).sum(axis=0)
-    predicted_s = replayed.seconds.sum(axis=0) / replayed.draws
+    predicted_s = replayed.seconds.sum(axis=0)
     whole_s = measured_s.sum()
     parts = dict(zip(PARTS, (100 * (predicted_s - measured_s) / whole_s).tolist(), strict=True))
     table = priced.table(replayed.policy)
@@ -143,7 +143,6 @@ def as_document(validation: Validation) -> dict[str, Any]:
         "device": validation.environment["device"],
         "dtype": validation.environment["dtype"],
         "decoding": holdout.meta["decoding"],
-        "approximate": holdout.approximate,
         "environment": validation.environment,
         "sequences": validation.forecast["sequences"],
         "forecast": {key: value for key, value in validation.forecast.items() if key != "rows"},

@@ -89,8 +89,8 @@ def validate_joined(
         raise InputError("switching policies draft chains; validate several drafters with --tree-nodes 0")
     if settings.record.sampler.mode == "rejection":
         raise InputError(
-            "under rejection sampling the output depends on the drafter, so that several cannot be joined; choose "
-            "--mode greedy or gumbel"
+            "a validation of several drafters compares outputs and rounds with the replay, but under rejection "
+            "sampling every run draws its own text; choose --mode greedy-draft"
         )
     settings = replace(settings, kinds=tuple(settings.kinds or SWITCH_POLICIES.values()))
     tuning, held = check_job(out, prompts, tuning_share=settings.tuning_share, seed=settings.seed)
@@ -257,7 +257,7 @@ def _compared(
     """
     trace = priced.trace
     assert isinstance(trace, JoinedTrace)
-    oracle_s = oracle_seconds(priced, [OneDrafter], seed=seed)
+    oracle_s = oracle_seconds(priced, [OneDrafter])
     replays = [priced.replay(candidate.policy, seed=seed, log=True) for candidate in chosen]
     rows = [
         {

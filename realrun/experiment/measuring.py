@@ -246,7 +246,7 @@ def measure_in_turns(
         costs[name].measured.resume(samples, texts=0)
     for repeat in range(repeats):
         order, states, resuming = np.random.default_rng((seed, repeat)), [None] * len(arms), True
-        if trace.approximate:  # replay averages over outcomes, of which a single text shows few
+        if trace.sampled_by_rejection:  # every run draws a text; several show the mean better than one
             for arm, sampler in zip(arms, samplers, strict=True):
                 arm.decoder.sampler = replace(sampler, seed=sampler.seed + repeat)
         for index, prompt in enumerate(prompts):

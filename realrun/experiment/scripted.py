@@ -44,7 +44,6 @@ from specsim.replaying.kernel import step_functions
 from specsim.replaying.oracles import chain_oracle_seconds
 from specsim.replaying.prediction import summarise
 from specsim.replaying.priced import PricedTrace
-from specsim.trace.outcomes import as_recorded
 from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
 
@@ -228,7 +227,7 @@ def scripted_validation(
     deadline = np.inf if settings.minutes is None else begun + 60 * settings.minutes
     seed, repeats = settings.seed, settings.repeats
     vocabulary(pair)
-    trace = as_recorded(with_prefix(trace, settings.context))  # runs take what was accepted from the trace
+    trace = with_prefix(trace, settings.context)  # runs take what was accepted from the trace
     for policy in settings.policies or ():
         check_replayable(trace, policy)
         if policy.carries_state:  # sequences are run in random order, and not always all of them

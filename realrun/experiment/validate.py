@@ -228,7 +228,7 @@ def measure(
     partly_known = {"text_known": PricedTrace(holdout, costs.cost), "costs_known": PricedTrace(train, just_measured)}
     if costs.unprobed is not None:
         partly_known["text_known_without_probe"] = PricedTrace(holdout, costs.unprobed)
-    oracle_s = oracle_seconds(priced, [type(candidate.policy) for candidate in chosen], seed=settings.seed)
+    oracle_s = oracle_seconds(priced, [type(candidate.policy) for candidate in chosen])
     rows = [
         replace(
             _row(measurement, arm, candidate, priced, oracle_s, settings.seed),
@@ -267,7 +267,7 @@ def _row(
 ) -> Row:
     """Compare an arm's runs with its replay at the costs of this run."""
     replayed = priced.replay(candidate.policy, seed=seed, log=True)
-    runs, exact = measurement.last_runs(arm), not priced.trace.approximate
+    runs, exact = measurement.last_runs(arm), not priced.trace.sampled_by_rejection
     measured = ratio_interval(measurement.seconds[0], measurement.seconds[arm])
     same_rounds = rounds_identical(replayed, runs) if exact else None
     same_output = output_identical(priced.trace, runs) if exact else None

@@ -136,7 +136,10 @@ def run_leaderboard(
     ahead : records and tunes in other processes; drafters that fail there are left out
     """
     if settings.record.sampler.mode == "rejection":
-        raise InputError("the leaderboard only compares what replays exactly; choose --mode greedy-draft")
+        raise InputError(
+            "the leaderboard compares real runs with replays round by round, but under rejection sampling every run "
+            "draws its own text; choose --mode greedy-draft"
+        )
     begun_s = time.monotonic()
     check_job(out, prompts, tuning_share=settings.tuning_share, seed=settings.seed)
     _claim(out, _identity(pairs, prompts, settings), list(pairs), overwrite=overwrite)

@@ -261,7 +261,7 @@ def _replay_columns(subject: ReplaySubject, run: Replay, replays: int, part: Pri
         from specsim.replaying.prediction import oracle_seconds, oracle_width
 
         width = oracle_width(run.policy)
-        least_s = replays * oracle_seconds(part, [type(run.policy)], width=width, seed=subject.seed)
+        least_s = replays * oracle_seconds(part, [type(run.policy)], width=width)
         return run.speculative_s - least_s, least_s
     if quantity not in RATIOS:
         known = ", ".join([*RATIOS, "oracle_regret", IDENTITY])

@@ -266,8 +266,7 @@ def _print_comparison(document: dict[str, Any]) -> None:
         f"sequences, predicted on {parts['holdout']} held-out ones"
     )
     notes = dict.fromkeys(note for row in document["rows"] for note in row["cost_notes"])
-    approximate = ["approximate: rejection sampling"] if document["approximate"] else []
-    print_table("; ".join([title, *approximate, *notes]), *as_text(COLUMNS, document["rows"]))
+    print_table("; ".join([title, *notes]), *as_text(COLUMNS, document["rows"]))
     for gpu in document["skipped"]:
         print(f"left out, {gpu['gpu']}: {gpu['reason']}")
 

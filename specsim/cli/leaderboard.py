@@ -161,8 +161,6 @@ def print_board(board: Mapping[str, Any]) -> None:
         f"{board['trace']}: drafts up to {board['max_draft']}, tuned on {board['sequences']['tuning']} sequences, "
         f"ranked on {board['sequences']['holdout']} held-out ones"
     )
-    if board["approximate"]:
-        title += " (approximate: rejection sampling)"
     print_table(title, *as_text(BOARD_COLUMNS, board_rows(board)))
     print(speculation_text(board["rows"][0]["label"], board["rows"][0]["speedup"]))
     for line in recommendation_text(board):

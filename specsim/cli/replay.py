@@ -76,7 +76,6 @@ def replay(options: ReplayOptions, costs: CostSettings) -> Answer:
         "learned_on": prediction.learned_on,
         "sequences": prediction.sequences,
         "oracle_of": oracle,
-        "approximate": trace.approximate,
     }
     if engine is not None:
         document["engine"] = {

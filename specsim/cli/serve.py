@@ -136,8 +136,7 @@ def _print_serving(result: ServerResult) -> None:
     off, on = result.baseline, result.speculation
     rows = [[name, text(off), text(on)] for name, text in QUANTITIES if text(on)]
     left_out = f", {result.left_out} without output left out" if result.left_out else ""
-    approximate = "; approximate: rejection sampling" if result.approximate else ""
-    title = f"{on.label}, {on.requests} requests ({result.arrivals}){left_out}{approximate}"
+    title = f"{on.label}, {on.requests} requests ({result.arrivals}){left_out}"
     print_table(title, ["quantity", "off", "on"], rows)
     print_notes(result.cost_notes)
 
@@ -215,16 +214,15 @@ def schedule(source: BatchCostSettings, options: ScheduleOptions) -> Answer:
         )
 
     def show() -> None:
-        note = "; approximate: rejection sampling" if schedule.approximate else ""
         for number in range(len(schedule.contexts)):
-            _print_context(schedule, number, note)
+            _print_context(schedule, number)
         print_notes(schedule.cost_notes)
 
     at_first_batch = with_batch(costs, options.batch[0])
     return Answer({**schedule.as_dict(), **source.cost_facts(source.cost, at_first_batch)}, show)
 
 
-def _print_context(schedule: DraftSchedule, number: int, note: str) -> None:
+def _print_context(schedule: DraftSchedule, number: int) -> None:
     """Print the table of a context, its schedule, and where speculation stops paying."""
     context, even = schedule.contexts[number], schedule.break_even[number]
     others = [label for label in schedule.cells[0].speedup if label not in schedule.lengths]
@@ -237,7 +235,7 @@ def _print_context(schedule: DraftSchedule, number: int, note: str) -> None:
             rows.append([*row, f"{cell.baseline_tokens_per_s:,.0f}"])
     where = "the trace's contexts" if context is None else f"context {context:,}"
     columns = ["batch", "K", "speedup [95 %]", *(re.split(r"[ (]", label)[0] for label in others), "tok/s off"]
-    print_table(f"Best K in full batches, {where}{note}", columns, rows)
+    print_table(f"Best K in full batches, {where}", columns, rows)
     lengths = ",".join(f"{batch}:{k}" for batch, k in schedule.schedule(context).items())
     print(f"schedule {lengths}")
     if even.batch is None:

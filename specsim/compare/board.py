@@ -108,7 +108,6 @@ class Board(Result):
     trace: str
     max_draft: int
     meta: Mapping[str, Any]
-    approximate: bool
     tuning: int
     holdout: int
     output_tokens: int
@@ -191,7 +190,6 @@ class Board(Result):
         return {
             "trace": self.trace,
             "max_draft": self.max_draft,
-            "approximate": self.approximate,
             "recorded": {
                 **{key: self.meta.get(key) for key in keys},
                 "date": (self.meta.get("provenance") or {}).get("date"),

@@ -102,7 +102,6 @@ class Comparison:
             "kind": KIND,
             "version": VERSION,
             "recorded": {key: meta.get(key) for key in ("target", "drafter", "decoding")},
-            "approximate": self.trace.approximate,
             "sequences": {"tuning": self.tuning, "holdout": self.holdout},
             "contexts": CONTEXTS.tolist(),
             "share": self.share,

@@ -39,7 +39,6 @@ from specsim.replaying.replay import compile_kernel
 from specsim.replaying.simultaneous import simultaneous
 from specsim.trace.files import TraceLike
 from specsim.trace.joined import JoinedTrace
-from specsim.trace.outcomes import DRAWS
 from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
 
@@ -179,7 +178,7 @@ def _board(
     tuning, rest = split_sequences(trace, tuning_share=settings.tuning_share, seed=settings.search.seed)
     train, holdout = whole.select(tuning), whole.select(rest)
     entries, skipped = applicable_variants(trace, kinds, whole.cost)
-    oracle_s = _oracle(holdout, kinds_of(entries), seeds)
+    oracle_s = oracle_seconds(holdout, kinds_of(entries))
     for kind in kinds:
         compile_kernel(kind)  # once, ahead of the threads
     contest = _Contest(train, holdout, oracle_s, settings)
@@ -193,7 +192,6 @@ def _board(
         trace=name,
         max_draft=trace.depth,
         meta=trace.meta,
-        approximate=trace.approximate,
         tuning=len(tuning),
         holdout=len(rest),
         output_tokens=int(holdout.trace.output_tokens.sum()),
@@ -280,9 +278,8 @@ class _Contest:
         train_speedup = self.train.replay(policy, seed=self.settings.search.seed).speedup
         replays = replay_seeds(self.holdout, policy, self.settings.seeds)
         total = together(replays)
-        times = len(replays) * replays[0].draws  # outcomes that `total` sums over
         verified = np.concatenate([rounds_of(replay).verified for replay in replays])
-        prediction = summarise(total, self.oracle_s * times)
+        prediction = summarise(total, self.oracle_s * len(replays))
         return Row(
             label=name,
             policy=policy,
@@ -306,14 +303,6 @@ class _Contest:
 def kinds_of(entries: Sequence[Form]) -> list[type[Policy]]:
     """List the kinds of these variants; FixedK if there are no variants."""
     return [kind for kind, _ in entries] or [FixedK]
-
-
-def _oracle(priced: PricedTrace, kinds: Sequence[type[Policy]], seeds: Sequence[int]) -> Floats:
-    """Average the oracle's seconds per sequence [S] over the outcomes that policies replay."""
-    if not priced.trace.approximate:
-        return oracle_seconds(priced, kinds)
-    total: Floats = np.sum([oracle_seconds(priced, kinds, seed=seed) for seed in seeds], axis=0)
-    return total / (DRAWS * len(seeds))
 
 
 def learned_rule(train: PricedTrace, settings: SearchSettings) -> Policy | None:

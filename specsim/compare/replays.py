@@ -31,8 +31,8 @@ def together(replays: Sequence[Replay]) -> Replay:
 
 
 def mean_seconds(replays: Sequence[Replay]) -> Floats:
-    """Seconds per sequence [S], mean over replays and outcomes."""
-    return np.asarray(together(replays).speculative_s / (len(replays) * replays[0].draws))
+    """Seconds per sequence [S], mean over replays."""
+    return np.asarray(together(replays).speculative_s / len(replays))
 
 
 def rounds_of(replay: Replay) -> RoundLog:

@@ -17,7 +17,6 @@ from specsim.io.arrays import Bools, Floats, IntArray
 from specsim.learn.calibration import Calibration, Method, calibrate_features
 from specsim.policy.estimates.token_probability import FEATURES, features, run_after, with_one_more
 from specsim.replaying.rounds import RoundLog
-from specsim.trace.outcomes import outcomes
 from specsim.trace.trace import Trace
 
 Signal = Literal["confidence", "entropy", "both", "all"]
@@ -57,9 +56,7 @@ def drafted_tokens(trace: Trace, rounds: RoundLog | None = None) -> Tokens:
     """Collect the tokens, up to the recorded depth, of a replay's rounds, or of rounds from every position.
 
     Rounds of a replay have the run of accepted tokens since the last rejection; in others it is 0.
-    For a trace of rejection sampling, use the first outcome, as a replay's rounds do.
     """
-    match_len, _ = next(outcomes(trace, 0))
     if rounds is None:
         rows: IntArray = np.arange(len(trace.token))
         run = np.zeros(len(rows))
@@ -67,7 +64,7 @@ def drafted_tokens(trace: Trace, rounds: RoundLog | None = None) -> Tokens:
         rows = trace.offsets[rounds.sequence] + rounds.t
         run = runs_before(rounds.arrays)
     depth = np.arange(trace.depth)[None]
-    match, limit = match_len[rows, None].astype(np.int64), trace.draft_limit[rows, None]
+    match, limit = trace.match_len[rows, None].astype(np.int64), trace.draft_limit[rows, None]
     in_range = depth < limit
     return Tokens(
         features=feature_table(trace.confidence[rows], trace.entropy_nats[rows], trace.prob[rows], run),

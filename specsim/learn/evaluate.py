@@ -25,7 +25,6 @@ from specsim.replaying.checks import check_covered, check_replayable
 from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import bind_kernel
 from specsim.replaying.rounds import RoundLog, Sums
-from specsim.trace.outcomes import outcomes
 from specsim.trace.trace import Trace
 
 Result = TypeVar("Result")
@@ -78,13 +77,13 @@ class Evaluator:
         self.kind, self.priced, self.trace = kind, priced, priced.trace
         self.fixed, self.train = dict(fixed or {}), train or priced
         self.jobs: int = jobs or cpu_count()
-        self.outcomes = list(outcomes(self.trace, seed))
+        self.seed = seed
         priced.table()  # before threads ask for it; says where the costs do not cover the trace
 
     @cached_property
     def baseline_s(self) -> Floats:
-        """Autoregressive seconds per sequence [S], as often as the trace has outcomes."""
-        return len(self.outcomes) * self.priced.baseline_s
+        """Autoregressive seconds per sequence [S]."""
+        return self.priced.baseline_s
 
     def build(self, points: Sequence[Mapping[str, Any]]) -> list[Policy | InputError]:
         """Build the policy of each point, or the error why trace or costs do not support it."""
@@ -152,7 +151,7 @@ class Evaluator:
     def _compile(self, policy: Policy) -> None:
         """Compile, or load, ahead of the threads; this replays nothing."""
         nothing = np.zeros(0, dtype=np.int64), Sums.zeros(0), RoundLog.zeros(0)
-        bind_kernel(policy)(self.trace, self.priced.table(), self.outcomes[0], *nothing)
+        bind_kernel(policy)(self.trace, self.priced.table(), self.seed, *nothing)
 
     def _replay_all(self, policies: Sequence[Policy], which: Ints, result: Floats, rounds: Ints) -> None:
         rows = np.cumsum(self.trace.output_tokens[which])
@@ -161,13 +160,12 @@ class Evaluator:
         sums = Sums.zeros(len(policies), len(which))
         runs = [(bind_kernel(policy), self.priced.table(policy), policy.carries_state) for policy in policies]
         no_log = RoundLog.zeros(0)
-        for outcome in self.outcomes:
-            for a, b in pairwise(blocks):
-                for i, (run, table, carries_state) in enumerate(runs):
-                    if not carries_state:
-                        run(self.trace, table, outcome, which[a:b], sums.at(np.s_[i, a:b]), no_log)
-                    elif a == 0:  # its sequences belong together
-                        run(self.trace, table, outcome, which, sums.at(i), no_log)
+        for a, b in pairwise(blocks):
+            for i, (run, table, carries_state) in enumerate(runs):
+                if not carries_state:
+                    run(self.trace, table, self.seed, which[a:b], sums.at(np.s_[i, a:b]), no_log)
+                elif a == 0:  # its sequences belong together
+                    run(self.trace, table, self.seed, which, sums.at(i), no_log)
         sums.seconds.sum(axis=2, out=result)
         rounds[:] = np.stack([sums.num_rounds, sums.truncated], axis=2)
 

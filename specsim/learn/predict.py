@@ -155,7 +155,7 @@ def predict_fitted(
         prediction = predict_policy(part, chosen, seed=seed)
     elif isinstance(chosen, ChainPolicy):
         result = expected_replay(part.trace, chosen, part.table(chosen))
-        prediction = summarise(result, oracle_seconds(part, [type(chosen)], seed=seed))
+        prediction = summarise(result, oracle_seconds(part, [type(chosen)]))
     else:
         raise InputError(f"policy {chosen.name} is of trees, which have no exact expectation; leave out --expected")
     sequences = part.trace.sequences

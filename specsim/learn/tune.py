@@ -250,7 +250,7 @@ class HeldOutReplays:
 def replay_with_oracle(priced: PricedTrace, policy: Policy, kind: type[Policy], seed: int) -> tuple[Replay, Floats]:
     """Replay a policy; also give the seconds per sequence [S] of the oracle of this kind and of chains."""
     replay = priced.replay(policy, seed=seed)  # first, because it says what trace or costs cannot serve
-    return replay, oracle_seconds(priced, [kind, FixedK], width=oracle_width(policy), seed=seed)
+    return replay, oracle_seconds(priced, [kind, FixedK], width=oracle_width(policy))
 
 
 def _joined(parts: Sequence[tuple[Replay, Floats]]) -> tuple[Replay, Floats]:

@@ -17,7 +17,6 @@ from specsim.policy.chain.base import ChainPolicy, Step
 from specsim.policy.chain.fixed_k import initial_state, keep_drafting, update
 from specsim.replaying.kernel import select_fields, specialise
 from specsim.replaying.rounds import RoundLog, Sums
-from specsim.trace.outcomes import Outcome
 from specsim.trace.trace import Trace
 
 
@@ -153,10 +152,9 @@ def bind_chain(policy: ChainPolicy) -> Callable[..., int]:
     kernel = chain_kernel(type(policy))  # type: ignore[arg-type]  # a class hashes well
     rule = select_fields(ChainRule, policy)
 
-    def run(trace: Trace, table: CostTable, outcome: Outcome, which: Ints, sums: Sums, log: RoundLog) -> int:
-        match_len, seed = outcome
+    def run(trace: Trace, table: CostTable, seed: int, which: Ints, sums: Sums, log: RoundLog) -> int:
         optional = {name: or_unread(trace, getattr(trace, name)) for name in ("score", "top10_confidence")}
         recorded = select_fields(ChainTrace, trace, **optional)
-        return kernel(rule, seed, which, match_len, recorded, select_fields(ChainCosts, table), sums, log.arrays)
+        return kernel(rule, seed, which, trace.match_len, recorded, select_fields(ChainCosts, table), sums, log.arrays)
 
     return run

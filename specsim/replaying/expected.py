@@ -1,4 +1,4 @@
-"""The exact expectation of a replay: over a policy's draws, and over acceptance where it is drawn.
+"""The exact expectation of a replay over a policy's draws.
 
 Beside the sampled `specsim.replaying.replay.replay`, whose mean over many seeds this is. It is made in two
 parts: how likely a round starts at a position and drafts at least j tokens (a forward
@@ -22,7 +22,6 @@ from specsim.policy.chain.base import ChainPolicy, Step
 from specsim.replaying.chain import or_unread
 from specsim.replaying.checks import check_covered, check_replayable
 from specsim.replaying.replay import Replay, replay
-from specsim.trace.outcomes import DRAWS
 from specsim.trace.trace import Trace
 
 MAX_CELLS = 2**26  # of the programme's table, 8 bytes each
@@ -32,43 +31,21 @@ NEGLIGIBLE = 1e-20  # a chance left out; a billion of them still leave a sequenc
 def expected_replay(trace: Trace, policy: ChainPolicy, table: CostTable) -> Replay:
     """What `replay` returns in the mean over all seeds, with counts as floats.
 
-    Exact up to rounding for policies that draw nothing, on exact traces and, if they do not adapt
-    either, on traces of rejection sampling, where acceptance is averaged and all figures sum over
-    DRAWS outcomes as `replay`'s do; and for policies with `keep_probability` (see
-    `specsim.policy.estimates.counts`) whose state starts anew with every sequence. For those, memory
-    grows with the square of a sequence's length and time somewhat faster. Raises InputError
+    Exact up to rounding for policies that draw nothing, whose replay it is, and for policies with
+    `keep_probability` (see `specsim.policy.estimates.counts`) whose state starts anew with every sequence. For those,
+    memory grows with the square of a sequence's length and time somewhat faster. Raises InputError
     where the expectation is not to be had.
     """
     check_replayable(trace, policy)
     check_covered(trace, policy, table)
-    random = draws_uniforms(type(policy))
-    if not random and not trace.approximate:
+    if not draws_uniforms(type(policy)):
         result = replay(trace, policy, table)
         counts = {name: getattr(result, name).astype(np.float64) for name in _COUNTS}
         return dataclasses.replace(result, **counts)
     if policy.drops_refused:
         raise InputError(f"policy {policy} drops drafted tokens, which is not averaged over what is drawn; replay it")
-    match = _match_chances(trace, policy.max_draft_tokens)
-    if random:
-        reached = _reached_by_counts(trace, policy, match)
-    elif policy.adapts:
-        raise InputError(
-            f"policy {policy} adapts to accepted tokens that are drawn on this trace, "
-            "so its expectation is out of reach; replay it"
-        )
-    else:
-        reached = np.zeros((len(trace.token), policy.max_draft_tokens + 2))
-        _reach_fixed(
-            policy.initial_state,
-            policy.keep_drafting,
-            policy.params,
-            trace.offsets,
-            trace.draft_limit,
-            match,
-            _columns(trace),
-            reached,
-        )
-    return _expected_costs(trace, policy, table, match, reached)
+    match = (trace.match_len[:, None] >= np.arange(policy.max_draft_tokens + 1)).astype(np.float64)
+    return _expected_costs(trace, policy, table, match, _reached_by_counts(trace, policy, match))
 
 
 _COUNTS = ("num_rounds", "drafted", "accepted", "policy_steps", "verified")
@@ -80,16 +57,6 @@ def draws_uniforms(kind: type[ChainPolicy]) -> bool:
     name = code.co_varnames[code.co_argcount - 1]
     named = (i.argval if isinstance(i.argval, tuple) else (i.argval,) for i in dis.get_instructions(code))
     return any(name in names for names in named)
-
-
-def _match_chances(trace: Trace, longest: int) -> Floats:
-    """[N, longest + 1], probability that the first j drafted tokens are all accepted if all are verified."""
-    if not trace.approximate:
-        certain: Floats = (trace.match_len[:, None] >= np.arange(longest + 1)).astype(np.float64)
-        return certain
-    assert trace.accept_prob is not None
-    each = trace.accept_prob[:, :longest].astype(np.float64)
-    return np.concatenate([np.ones((len(each), 1)), np.cumprod(each, axis=1)], axis=1)
 
 
 def _columns(trace: Trace) -> tuple[Any, ...]:
@@ -108,32 +75,6 @@ def _step(columns, row, depth):  # type: ignore[no-untyped-def]
         np.float64(score[row, depth - 1]),
         np.float64(top10_confidence[row, depth - 1]),
     )
-
-
-@nb.njit(nogil=True)
-def _reach_fixed(  # type: ignore[no-untyped-def]
-    initial_state, keep_drafting, params, offsets, draft_limit, match, columns, reached
-):
-    """Fill `reached` for a policy whose draft depends on the position alone."""
-    for s in range(len(offsets) - 1):
-        end = offsets[s + 1]
-        if offsets[s] < end:
-            reached[offsets[s], 0] = 1.0
-        for row in range(offsets[s], end):
-            prob = reached[row, 0]
-            limit = min(match.shape[1] - 1, np.int64(draft_limit[row]))
-            state = initial_state(params)
-            drafted = min(limit, 1)
-            while 0 < drafted < limit:
-                step = _step(columns, row, drafted)
-                proceed, state = keep_drafting(state, params, step, drafted, 0.5)
-                if not proceed:
-                    break
-                drafted += 1
-            reached[row, 1 : drafted + 1] = prob
-            for accepted in range(min(drafted + 1, end - row - 1)):
-                stays = match[row, accepted + 1] if accepted < drafted else 0.0
-                reached[row + accepted + 1, 0] += prob * (match[row, accepted] - stays)
 
 
 def _reached_by_counts(trace: Trace, policy: ChainPolicy, match: Floats) -> Floats:
@@ -255,17 +196,16 @@ def _reach_by_counts(  # type: ignore[no-untyped-def]
 def _expected_costs(trace: Trace, policy: ChainPolicy, table: CostTable, match: Floats, reached: Floats) -> Replay:
     """The replay of these probabilities.
 
-    match : [N, K + 1], probability that j tokens match
+    match : [N, K + 1], 1 where at least j tokens match, else 0
     reached : [N, K + 2], probability that a round starts at a row and drafts at least j tokens
     """
     longest = match.shape[1] - 1
     sequence = np.repeat(np.arange(trace.sequences), trace.output_tokens)
     position = trace.position
     bucket = (trace.prompt_tokens[sequence] - 1 + position) >> table.bucket_bits
-    draws = DRAWS if trace.approximate else 1
 
     def total(values: Floats) -> Floats:
-        return draws * np.bincount(sequence, weights=values, minlength=trace.sequences).astype(np.float64)
+        return np.bincount(sequence, weights=values, minlength=trace.sequences).astype(np.float64)
 
     at_least, exactly = reached[:, 1:-1], reached[:, :-1] - reached[:, 1:]
     drafted = at_least.sum(axis=1)
@@ -296,11 +236,10 @@ def _expected_costs(trace: Trace, policy: ChainPolicy, table: CostTable, match: 
     }
     return Replay(
         policy=policy,
-        output_tokens=draws * trace.output_tokens.astype(np.int64),
+        output_tokens=trace.output_tokens.astype(np.int64),
         seconds=np.stack(seconds, axis=1),
-        autoregressive_s=draws * autoregressive_seconds(trace, table),
+        autoregressive_s=autoregressive_seconds(trace, table),
         rounds=None,
-        draws=draws,
         cost_notes=table.notes,
         **expected,
     )

@@ -34,7 +34,6 @@ from specsim.io.errors import InputError
 from specsim.replaying.kernel import select_fields
 from specsim.replaying.switch import switch_costs, switch_trace
 from specsim.trace.joined import JoinedTrace
-from specsim.trace.outcomes import outcomes
 from specsim.trace.trace import Trace
 
 
@@ -89,7 +88,11 @@ def _chain_seconds(  # type: ignore[no-untyped-def]
         seconds[s] = remaining[0, 0]
 
 
-def _solve(trace: Trace, match_len: IntArray, table: CostTable) -> Floats:
+def chain_oracle_seconds(trace: Trace, table: CostTable) -> Floats:
+    """Compute the least seconds per sequence [S] of any chain policy on this trace.
+
+    Raises InputError if the table does not cover the trace's depth and contexts.
+    """
     sizes, columns = table.verify_s.shape
     longest = context_range(trace)[1]
     if sizes < trace.depth + 2 or columns <= longest >> table.bucket_bits:
@@ -99,18 +102,8 @@ def _solve(trace: Trace, match_len: IntArray, table: CostTable) -> Floats:
             "compile it for this trace"
         )
     seconds = np.zeros(trace.sequences)
-    _chain_seconds(select_fields(OracleTrace, trace), match_len, select_fields(OracleCosts, table), seconds)
+    _chain_seconds(select_fields(OracleTrace, trace), trace.match_len, select_fields(OracleCosts, table), seconds)
     return seconds
-
-
-def chain_oracle_seconds(trace: Trace, table: CostTable, *, seed: int = 0) -> Floats:
-    """Compute the least seconds per sequence [S] of any chain policy on this trace.
-
-    On a trace of rejection sampling this is the sum over the outcomes that a replay with the
-    same seed sums over. Raises InputError if the table does not cover the trace's depth and
-    contexts.
-    """
-    return np.sum([_solve(trace, match_len, table) for match_len, _ in outcomes(trace, seed)], axis=0)
 
 
 def reachable_depth(trace: Trace, width: int | None = None) -> IntArray:

@@ -45,8 +45,7 @@ def interval_columns(speedup: Estimate) -> dict[str, float]:
 class Prediction:
     """Predicted speedup, rates and counts of a policy on a trace under a cost model.
 
-    Counts and seconds are those of all sequences, once; where a replay summed over several
-    outcomes of each (approximate), their means, counts to the nearest whole number.
+    Counts and seconds are those of all sequences; expected counts are given to the nearest whole number.
 
     verified : drafted tokens that the target verified; all of them in a chain, unless its policy drops some
     truncated_rounds : rounds in which a tree policy asked for nodes that the trace does not hold; None of a chain
@@ -71,7 +70,6 @@ class Prediction:
     seconds: float
     ar_seconds: float
     oracle_regret: float | None = None
-    approximate: bool = False
     cost_notes: tuple[str, ...] = ()
 
     @property
@@ -82,9 +80,8 @@ class Prediction:
     @property
     def notes(self) -> list[str]:
         """Caveats of these numbers, in words."""
-        approximate = ["approximate: rejection sampling"] if self.approximate else []
         asked = f"{self.truncated_rounds} of {self.rounds} rounds asked for more than the recorded trees hold"
-        return [*approximate, *([asked] if self.truncated_rounds else []), *self.cost_notes]
+        return [*([asked] if self.truncated_rounds else []), *self.cost_notes]
 
     def __repr__(self) -> str:
         rates = f"v_d {self.v_d:.3f}, r_d {self.r_d:.3f}, tau {self.tau:.2f} tokens per round"
@@ -114,8 +111,8 @@ def summarise(result: Replay, oracle_s: Floats | None = None) -> Prediction:
 
     oracle_s : the oracle's seconds per sequence [S] on the same trace, for the regret
     """
-    drafted, accepted = int(result.drafted.sum()), int(result.accepted.sum())
-    output, rounds = int(result.output_tokens.sum()), int(result.num_rounds.sum())
+    drafted, accepted = float(result.drafted.sum()), float(result.accepted.sum())
+    output, rounds = float(result.output_tokens.sum()), float(result.num_rounds.sum())
     v_d = float(metrics.draft_precision(accepted, drafted))
     r_d = float(metrics.draft_recall(accepted, output))
     return Prediction(
@@ -125,23 +122,20 @@ def summarise(result: Replay, oracle_s: Floats | None = None) -> Prediction:
         r_d=r_d,
         hm=float(metrics.harmonic_mean(v_d, r_d)),
         tau=float(metrics.tokens_per_round(output, rounds)),
-        rounds=round(rounds / result.draws),
-        drafted=round(drafted / result.draws),
-        accepted=round(accepted / result.draws),
-        output_tokens=round(output / result.draws),
-        seconds=float(result.seconds.sum() / result.draws),
-        ar_seconds=float(result.autoregressive_s.sum() / result.draws),
-        verified=round(int(result.verified.sum()) / result.draws),
+        rounds=round(rounds),
+        drafted=round(drafted),
+        accepted=round(accepted),
+        output_tokens=round(output),
+        seconds=float(result.seconds.sum()),
+        ar_seconds=float(result.autoregressive_s.sum()),
+        verified=round(float(result.verified.sum())),
         truncated_rounds=None if result.truncated is None else int(result.truncated.sum()),
         oracle_regret=None if oracle_s is None else float(result.seconds.sum() / oracle_s.sum() - 1),
-        approximate=result.approximate,
         cost_notes=result.cost_notes,
     )
 
 
-def oracle_seconds(
-    priced: PricedTrace, kinds: Iterable[type[Policy]], *, width: int = STATIC_WIDTH, seed: int = 0
-) -> Floats:
+def oracle_seconds(priced: PricedTrace, kinds: Iterable[type[Policy]], *, width: int = STATIC_WIDTH) -> Floats:
     """Compute the oracle's seconds per sequence [S] among chains, trees, or both, as the kinds are.
 
     width : most children of a node of a tree; at least those recorded, and static trees may have more
@@ -156,7 +150,7 @@ def oracle_seconds(
         recorded = 0 if trace.tree is None else trace.tree.width
         found.append(tree_oracle_seconds(trace, table, max(width, recorded)))
     if not all(trees):
-        found.append(chain_oracle_seconds(trace, table, seed=seed))
+        found.append(chain_oracle_seconds(trace, table))
     least: Floats = np.minimum.reduce(found)
     return least
 
@@ -178,7 +172,7 @@ def oracle_width(policy: Policy) -> int:
 def predict_policy(priced: PricedTrace, policy: Policy, *, seed: int = 0) -> Prediction:
     """Replay a policy under its own cost of a round, and compare it with the oracle under the cost model."""
     replayed = priced.replay(policy, seed=seed)  # first, because it checks trace and costs
-    return summarise(replayed, oracle_seconds(priced, [type(policy)], width=oracle_width(policy), seed=seed))
+    return summarise(replayed, oracle_seconds(priced, [type(policy)], width=oracle_width(policy)))
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ from specsim.replaying.checks import check_covered, check_replayable
 from specsim.replaying.rounds import PARTS, RoundLog, Sums
 from specsim.replaying.switch import bind_switch, switch_kernel
 from specsim.replaying.tree import bind_tree, tree_kernel
-from specsim.trace.outcomes import outcomes
 from specsim.trace.trace import Trace
 
 if TYPE_CHECKING:
@@ -38,8 +37,7 @@ class Replay:
         have been verified; the replay goes on as if they had not been drafted; None of a chain
     seconds : float64 [S, 4], in `PARTS`
     autoregressive_s : float64 [S], the baseline on the same sequences
-    rounds : every round of the first outcome; None without `log`
-    draws : outcomes of every sequence that all but the rounds sum over; 1 on an exact trace
+    rounds : every round; None without `log`
     cost_notes : notes of the cost model on its seconds
     """
 
@@ -54,13 +52,7 @@ class Replay:
     rounds: RoundLog | None
     verified: Ints
     truncated: Ints | None = None
-    draws: int = 1
     cost_notes: tuple[str, ...] = ()
-
-    @property
-    def approximate(self) -> bool:
-        """Whether acceptance was drawn, so that rounds chain approximately."""
-        return self.draws > 1
 
     @property
     def speculative_s(self) -> Floats:
@@ -107,7 +99,7 @@ def _loop(kind: type[Policy]) -> Loop:
 
 
 def bind_kernel(policy: Policy) -> Callable[..., int]:
-    """Bind the kernel to a policy: `run(trace, table, outcome, which, sums, log)`.
+    """Bind the kernel to a policy: `run(trace, table, seed, which, sums, log)`.
 
     `which` holds sequence indices [M] in the order to replay them; the sums [M] grow by what each took.
     Nothing is checked: see `check_replayable`, `check_covered`. Safe in threads that write to different arrays.
@@ -121,20 +113,16 @@ def compile_kernel(kind: type[Policy]) -> None:
 
 
 def replay(trace: Trace, policy: Policy, table: CostTable, *, seed: int = 0, log: bool = False) -> Replay:
-    """Replay a trace under a policy. Exact unless the trace is of rejection sampling.
+    """Replay a trace under a policy: the rounds of a real run.
 
-    On a trace of rejection sampling, the result sums over DRAWS outcomes of every sequence, but the log holds the
-    rounds of the first; a policy's state starts anew with each outcome (`specsim.trace.outcomes`).
+    Drafts, acceptance and output of a trace of rejection sampling are one draw from a real run's distribution, so
+    the replay is unbiased there; a real run draws others.
     """
     check_replayable(trace, policy)
     check_covered(trace, policy, table)
     sums = Sums.zeros(trace.sequences)
     rounds = RoundLog.zeros(len(trace.token) if log else 0)
-    run, which = bind_kernel(policy), np.arange(trace.sequences)
-    draws, written = 0, 0
-    for draws, outcome in enumerate(outcomes(trace, seed), start=1):
-        logged = run(trace, table, outcome, which, sums, rounds if draws == 1 else rounds[:0])
-        written = written or logged
+    written = bind_kernel(policy)(trace, table, seed, np.arange(trace.sequences), sums, rounds)
     if log:
         rounds = rounds[:written]
         context = trace.prompt_tokens[rounds.sequence] - 1 + rounds.t
@@ -146,12 +134,11 @@ def replay(trace: Trace, policy: Policy, table: CostTable, *, seed: int = 0, log
         drafted=sums.drafted,
         accepted=sums.accepted,
         policy_steps=sums.policy_steps,
-        output_tokens=draws * trace.output_tokens.astype(np.int64),
+        output_tokens=trace.output_tokens.astype(np.int64),
         seconds=sums.seconds,
-        autoregressive_s=draws * autoregressive_seconds(trace, table),
+        autoregressive_s=autoregressive_seconds(trace, table),
         rounds=rounds if log else None,
         verified=sums.verified,
         truncated=sums.truncated if isinstance(policy, TreePolicy) else None,
-        draws=draws,
         cost_notes=table.notes,
     )

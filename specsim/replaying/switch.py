@@ -19,7 +19,6 @@ from specsim.policy.switch.one_drafter import OneDrafter, choose
 from specsim.replaying.kernel import specialise
 from specsim.replaying.rounds import RoundLog, Sums
 from specsim.trace.joined import JoinedTrace
-from specsim.trace.outcomes import Outcome
 from specsim.trace.trace import Trace
 
 initial_state, keep_drafting, update = OneDrafter.initial_state, OneDrafter.keep_drafting, OneDrafter.update
@@ -133,7 +132,7 @@ def bind_switch(policy: SwitchPolicy) -> Callable[..., int]:
     """Bind the kernel to a policy; see `specsim.replaying.replay.bind_kernel`. Trace and table are joined ones."""
     kernel, own = switch_kernel(type(policy)), (policy.params, policy.carries_state)  # type: ignore[arg-type]
 
-    def run(trace: Trace, table: CostTable, outcome: Outcome, which: IntArray, sums: Sums, log: RoundLog) -> int:
+    def run(trace: Trace, table: CostTable, seed: int, which: IntArray, sums: Sums, log: RoundLog) -> int:
         assert isinstance(trace, JoinedTrace) and isinstance(table, JoinedTable)
         return kernel(*own, which, switch_trace(trace), switch_costs(table), sums, log.arrays)
 

@@ -23,7 +23,6 @@ from specsim.policy.tree.base import MAX_DRAFTED, UNKNOWN, Tree, TreePolicy, clo
 from specsim.policy.tree.static import StaticTree, expand, expanded_per_level, initial_state, select, update
 from specsim.replaying.kernel import select_fields, specialise
 from specsim.replaying.rounds import RoundLog, Sums
-from specsim.trace.outcomes import Outcome
 from specsim.trace.trace import Trace
 
 
@@ -326,7 +325,7 @@ def bind_tree(policy: TreePolicy) -> Callable[..., int]:
     kernel = tree_kernel(type(policy))  # type: ignore[arg-type]  # a class hashes well
     rule = select_fields(TreeRule, policy)
 
-    def run(trace: Trace, table: CostTable, outcome: Outcome, which: Ints, sums: Sums, log: RoundLog) -> int:
+    def run(trace: Trace, table: CostTable, seed: int, which: Ints, sums: Sums, log: RoundLog) -> int:
         assert table.tree is not None and trace.true_rank is not None
         costs = select_fields(TreeCosts, table, table.tree)
         if isinstance(policy, StaticTree):
@@ -335,6 +334,6 @@ def bind_tree(policy: TreePolicy) -> Callable[..., int]:
         assert trace.tree is not None
         score = np.zeros((0, 0), np.float32) if trace.score is None else trace.score
         recorded = select_fields(TreeTrace, trace, trace.tree, score=score)
-        return kernel(rule, outcome[1], which, recorded, costs, _room(), sums, log.arrays)
+        return kernel(rule, seed, which, recorded, costs, _room(), sums, log.arrays)
 
     return run

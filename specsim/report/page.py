@@ -26,7 +26,7 @@ WALL_CLOCK = (
     "round's repeats instead."
 )
 NOTES = {"warnings": "", "cost_notes": "costs: "}  # keys of a document's remarks, and what their text begins with
-APPROXIMATE = "approximate: the trace is of rejection sampling, and rounds chain over drawn acceptances"
+APPROXIMATE = "biased: made by an old version, which drew the acceptance of sampled drafts anew; run the command again"
 
 
 class Result(NamedTuple):
@@ -75,7 +75,7 @@ def joined(results: Sequence[Result]) -> Result:
 
 
 def notes_of(document: Any) -> list[str]:
-    """Every warning and cost note in a document, wherever it stands, each once; also what makes it approximate."""
+    """Every warning and cost note in a document, wherever it stands, each once."""
     notes: dict[str, None] = {}
     truncated: list[Mapping[str, Any]] = []
     parts = [document]

@@ -45,8 +45,8 @@ SPEEDUP = Format(_speedup, _speedup_html)  # with its interval, if any
 DIFFERENCE = Format(lambda value: f"{value['estimate']:.3f}", with_interval)  # of two speedups
 ERROR = Format(lambda value: f"{value:+.1f}", signed_percent)  # percent
 SHARE = plain(lambda value: f"{100 * value:.1f} %")
-# Of rounds or outputs, percent; None where a replay draws its own acceptance.
-IDENTICAL = Format(lambda value: "approximate" if value is None else f"{value:.2f}", percent)
+# Of rounds or outputs, percent; None where a real run draws its own text.
+IDENTICAL = Format(lambda value: "n.a." if value is None else f"{value:.2f}", percent)
 
 
 class Colored(NamedTuple):

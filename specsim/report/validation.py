@@ -211,10 +211,10 @@ def _lead(document: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
     )
     if document.get("block_expansion"):
         text += f" {DEEPENED}"
-    if document.get("approximate"):
+    if document["decoding"]["mode"] == "rejection":
         text += (
-            " Real runs of rejection sampling draw anew what is accepted, so rounds cannot be compared individually, "
-            "and predictions are approximate."
+            " Under rejection sampling every real run draws its own text, so forecast and run agree in distribution, "
+            "and their rounds cannot be compared one by one."
         )
     identical = [row["rounds_identical_percent"] for row in rows if row["rounds_identical_percent"] is not None]
     boxes = (
@@ -228,7 +228,7 @@ def _lead(document: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
         (f"{document['noise_floor_percent']:.1f} %", "noise floor (A/A test of the baseline)"),
         (percent(min(identical)), "rounds as replayed, in the worst policy")
         if identical
-        else ("approximate", "replay, as always with rejection sampling"),
+        else ("n.a.", "rounds as replayed: every run of rejection sampling draws its own text"),
     )
     told = [
         *_recommended(rows),

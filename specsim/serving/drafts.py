@@ -24,7 +24,6 @@ from specsim.replaying.table import cost_table
 from specsim.replaying.tree import Links, links
 from specsim.serving.costs import draft_levels
 from specsim.serving.draft_length import DraftLengthRule, DraftRounds, Running, State, fixed_length
-from specsim.trace.outcomes import outcomes
 from specsim.trace.trace import Trace
 
 
@@ -154,9 +153,9 @@ def _of_policy(trace: Trace, policy: Policy, seed: int) -> Drafts:
     run, table = bind_kernel(policy), cost_table(trace, ConstantCost(1.0, 1.0))  # decisions do not see these costs
     check_covered(trace, policy, table)
     log, count = RoundLog.zeros(len(trace.token)), 0
-    outcome, sequences = next(iter(outcomes(trace, seed))), np.arange(trace.sequences)
+    sequences = np.arange(trace.sequences)
     for which in sequences[:, None] if policy.carries_state else [sequences]:
-        count += run(trace, table, outcome, which, Sums.zeros(len(which)), log[count:])
+        count += run(trace, table, seed, which, Sums.zeros(len(which)), log[count:])
     log = log[:count]
     rows = trace.offsets[log.sequence] + log.t
     limit, match = np.zeros((2, len(trace.token)), dtype=np.int64)
@@ -179,5 +178,5 @@ def _of_rule(trace: Trace, rule: DraftLengthRule, seed: int) -> Drafts:
         )
     if trace.meta.get("drafter_kind") == SPACE:
         raise InputError(f"{rule.label}: batches are of chains that a drafter drafts; SPACE drafts as it verifies")
-    match, limit = next(iter(outcomes(trace, seed)))[0].astype(np.int64), trace.draft_limit.astype(np.int64)
+    match, limit = trace.match_len.astype(np.int64), trace.draft_limit.astype(np.int64)
     return Drafts(trace, rule.label, rule, limit, match, survival=rule.survival(trace))

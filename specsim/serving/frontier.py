@@ -235,7 +235,7 @@ def serve_frontier(
         for load in loads
         for arm in arms
     ]
-    about: dict[str, Any] = {"learned_on": learned_on, "sequences": part.sequences, "approximate": part.approximate}
+    about: dict[str, Any] = {"learned_on": learned_on, "sequences": part.sequences}
     notes = cost_notes(model, part, longest, max(loads))
     del whole, part  # where workers read the trace themselves, its memory is free for them
     summaries: dict[int, ServingSummary] = {}

@@ -41,20 +41,17 @@ class Served(Result):
 
     learned_on : sequences that policies learned from, none of which they are reported on
     sequences : those reported on
-    approximate : whether acceptance was drawn, on a trace of rejection sampling
     cost_notes : what the costs say of their own seconds
     """
 
     learned_on: int
     sequences: int
-    approximate: bool
     cost_notes: tuple[str, ...]
 
     @property
     def conditions(self) -> list[str]:
         """Conditions of these numbers, in words."""
-        learned = [f"learned on {self.learned_on} others"] if self.learned_on else []
-        return [*learned, *(["approximate: rejection sampling"] if self.approximate else [])]
+        return [f"learned on {self.learned_on} others"] if self.learned_on else []
 
     @property
     def notes(self) -> list[str]:
@@ -383,7 +380,6 @@ def serve_schedule(
         **vars(speedups),
         learned_on=learned_on,
         sequences=part.sequences,
-        approximate=part.approximate,
         cost_notes=cost_notes(model, part, longest, sizes[-1], [context for context in at if context is not None]),
     )
 
@@ -402,7 +398,7 @@ def _one_policy(
     priced = batch_cost(model, pad)  # refuses costs of batch size 1 only
     whole = read_plain_trace(trace)
     part, (ready,), learned_on = fit_policies(whole, priced, [(policy, settings)], tuning_share=share, seed=seed)
-    about = {"learned_on": learned_on, "sequences": part.sequences, "approximate": part.approximate}
+    about = {"learned_on": learned_on, "sequences": part.sequences}
     return model, part, ready, about
 
 

@@ -1,7 +1,8 @@
 """Traces of the same outputs with several drafters, joined, so that every round may draft with another drafter.
 
 Under lossless decoding the output is the target's, and so is the noise of Gumbel-coupled sampling: whichever drafter
-a round drafts with, the next round starts after the same prefix. So the drafters can be recorded separately.
+a round drafts with, the next round starts after the same prefix. So the drafters can be recorded separately. Under
+rejection sampling the output is the target's own sample too, and each drafter's drafts are drawn together with it.
 """
 
 from __future__ import annotations
@@ -84,11 +85,6 @@ def join_traces(traces: Mapping[str, Trace]) -> JoinedTrace:
             raise InputError(
                 f"{name} cannot be joined: its drafter is of kind {trace.meta['drafter_kind']}; "
                 "give traces of plain drafters"
-            )
-        if trace.sampled_by_rejection:
-            raise InputError(
-                f"{name} cannot be joined: under rejection sampling the output depends on the drafter; record greedily "
-                "or by `realrun record --mode gumbel`"
             )
     recorded = [(name, trace) for name, trace in traces.items() if trace.meta["decoding"] != UNKNOWN]
     (first_name, first), *others = recorded or traces.items()

@@ -36,7 +36,7 @@ STEP_LISTS = {  # column -> dtype of its lists over depth 1..D
 }
 OPTIONAL_LISTS = {
     "true_rank": np.int16,  # rank of y[t+i-1] among the drafter's candidates after y[:t+i-1]; -1 beyond the output
-    "accept_prob": np.float32,  # acceptance probability under the drafted prefix
+    "accept_prob": np.float32,  # acceptance probability under the drafted prefix; a replay takes match_len
     "score": np.float32,  # acceptance predictor's output
     "top10_confidence": np.float32,  # largest of the ten largest draft probabilities, scaled to sum to 1
 }
@@ -147,25 +147,19 @@ class Trace:
         return np.minimum(np.minimum(limit, first_end), proposed).astype(np.uint8)
 
     @property
-    def approximate(self) -> bool:
-        """Whether a replay draws acceptance from accept_prob, so that rounds chain approximately."""
-        return self.sampled_by_rejection and self.accept_prob is not None
-
-    @property
     def informed(self) -> bool:
         """Whether the drafter reported its confidence; without a report the confidence columns hold constants."""
         return bool(self.meta.get("informed", self.meta.get("synthetic", {}).get("informed", True)))
 
     @property
     def sampled_by_rejection(self) -> bool:
-        """Whether the output was decoded by rejection sampling."""
+        """Whether drafts were sampled and verified by rejection sampling.
+
+        Drafts, match_len and output are then drawn together as in a real run (`realrun.proposals.chain`), so a replay
+        of the recorded outcome follows a real run's distribution. A real run draws another text.
+        """
         decoding = self.meta.get("decoding")
         return (decoding.get("mode") if isinstance(decoding, dict) else decoding) == "rejection"
-
-    @cached_property
-    def drawn(self) -> dict[tuple[int, int], IntArray]:
-        """Match lengths that `specsim.trace.outcomes` has drawn so far, by (seed, draw)."""
-        return {}
 
     @property
     def eos_token_ids(self) -> list[int]:

@@ -13,7 +13,6 @@ from specsim.acceptance.formulas import adaedl_score
 from specsim.replaying.intervals import Comparison, paired_difference, ratio_interval
 from specsim.report.drawing import DOT, INK, MUTED, styled, svg
 from specsim.report.table import Column
-from specsim.trace.outcomes import DRAWS
 from studies.adaedl.bound import Signals, bounding_gamma, correlations, paper_ratio, violated
 from studies.common import Config, Document, about_prompts, about_smollm2_costs
 from studies.comparisons import difference_text
@@ -111,7 +110,7 @@ def report(config: Config, document: Document, cells: Sequence[Cell]) -> Report:
             f"paired for differences. EAGLE drafts from {document['draft_vocabulary']:,} tokens, so the distance holds "
             "what the target gives to others.",
             machine_line(config, document),
-            f"{about_smollm2_costs(document['load'])} Policies are replayed over {DRAWS} outcomes drawn from recorded "
+            f"{about_smollm2_costs(document['load'])} Policies are replayed over 16 outcomes drawn from recorded "
             "acceptance probabilities; replays go on with the recorded text after an accepted draft, so those of "
             "rejection sampling are approximate.",
             f"With gamma = {gammas} the score is below the acceptance probability at "

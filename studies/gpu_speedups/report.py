@@ -17,7 +17,6 @@ from specsim.cost.roofline.hardware import find_hardware
 from specsim.policy.registry import make_policy
 from specsim.replaying.priced import PricedTrace
 from specsim.report.table import ERROR, SPEEDUP, THREE, Column
-from specsim.trace.outcomes import as_recorded
 from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
 from studies.common import Config, Document
@@ -99,7 +98,7 @@ def named(row: Document) -> str:
 
 def sequences_run(trace: Trace, document: Document, config: Config) -> Trace:
     """Return the held-out sequences that the real run decoded before its time was over."""
-    whole = as_recorded(with_prefix(trace, config["context"]))
+    whole = with_prefix(trace, config["context"])
     held = whole.select(split_sequences(whole, seed=config["seed"])[1])
     order = np.random.default_rng(config["seed"]).permutation(held.sequences)  # as the run draws it
     run = held.select(np.sort(order[: document["sequences"]["run"]]))

@@ -129,6 +129,7 @@ FIRST_TREE = list(POLICIES).index("vct")
 WORDS = {  # that many commands share
     "PAIR": "--target {target} --draft-model {draft} --dtype float64 --threads 1",
     "INSIDE": "--target {target} --dtype float64 --threads 1",
+    "GUMBEL": "--mode gumbel --temperature 1.2",
     "SHORT": "--prompts {prompts} --num-prompts 4 --max-new-tokens 16 --max-draft-tokens 4",
     "TREES": "--tree-nodes 12 --tree-width 3",
     "FEW": "--contexts 8,16 --max-draft-tokens 3 --minutes 0",
@@ -223,7 +224,7 @@ TABLE: dict[tuple[str, tuple[float, str]], str] = {
     ("with_columns", NETWORK): """
         record, greedy: realrun record {out} {PAIR} {SHORT} --mode greedy
         record, gumbel with trees: realrun record {out} {PAIR} {SHORT} {TREES} --mode gumbel
-        record, gumbel, top-p and a seed: realrun record {out} {PAIR} {SHORT} --mode gumbel --temperature 1.2 --top-p 0.8 --seed 3
+        record, gumbel, top-p and a seed: realrun record {out} {PAIR} {SHORT} {GUMBEL} --top-p 0.8 --seed 3
         record, rejection sampling: realrun record {out} {PAIR} {SHORT} --mode rejection --top-p 0.9
         record with scores: realrun record {out} {PAIR} {SHORT} --predictor {predictor}
         record eesd: realrun record {out} {INSIDE} --drafter {eesd} {SHORT} {TREES} --mode greedy

@@ -42,7 +42,6 @@ from specsim.policy.registry import make_policy
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
 from specsim.trace.files import read_trace, write_trace
-from specsim.trace.outcomes import as_recorded
 from specsim.trace.trace import Trace
 from tests.support.commands import call
 from tests.support.dense_records import output_of
@@ -450,7 +449,7 @@ def tiny_trace() -> Trace:
 def test_a_recorded_trace_is_valid_and_says_what_it_is(tmp_path: Path) -> None:
     write_trace(tiny_trace(), tmp_path / "t")
     trace = read_trace(tmp_path / "t")
-    assert trace.approximate and trace.accept_prob is not None
+    assert trace.sampled_by_rejection and trace.accept_prob is not None
     assert trace.meta["decoding"] == {"mode": "rejection", "temperature": 0.8, "seed": 3}
     assert 0.4 < trace.meta["first_token_accepted_share"] < 0.9
     first = trace.accept_prob[:, 0]
@@ -461,7 +460,7 @@ def test_a_recorded_trace_is_valid_and_says_what_it_is(tmp_path: Path) -> None:
 
 def test_replay_of_recorded_outcomes_follows_real_runs() -> None:
     """Rounds of every prompt: real runs with other seeds differ by sampling alone."""
-    trace, prompts, sampler = as_recorded(tiny_trace()), tiny_prompts(40, seed=1), Sampler("rejection", 0.8)
+    trace, prompts, sampler = tiny_trace(), tiny_prompts(40, seed=1), Sampler("rejection", 0.8)
     decoders = [Decoder(*tiny_pair().make_drafter(), (), replace(sampler, seed=seed)) for seed in (101, 102)]
     for policy in POLICIES:
         replayed = replay(trace, policy, cost_table(trace, ConstantCost(1e-3, 1e-2))).num_rounds
@@ -514,7 +513,6 @@ def test_greedy_drafts_are_kept_as_engines_keep_them(temperature: float) -> None
     pair = Pair(models[0], IndependentKind(models[1]), tiny_tokenizer(), "markov", "markov", ())
     prompts = [Prompt("all", [1, number % 3]) for number in range(count)]
     trace = record(pair, prompts, RecordSettings(6, budget, Sampler("greedy-draft", temperature, seed=1)))
-    assert not trace.approximate and trace.meta["decoding"]["mode"] == "greedy-draft"
     p = np.exp(target / temperature)
     p /= p.sum(axis=1, keepdims=True)
     for k in (1, 3, 6):
@@ -525,7 +523,7 @@ def test_greedy_drafts_are_kept_as_engines_keep_them(temperature: float) -> None
 
 def test_other_modes_record_no_probabilities() -> None:
     trace = record(tiny_pair(), tiny_prompts(1), RecordSettings(2, 6, Sampler("gumbel", 0.8)))
-    assert trace.accept_prob is None and not trace.approximate
+    assert trace.accept_prob is None
 
 
 def test_an_end_of_text_ends_what_is_accepted() -> None:
@@ -551,7 +549,7 @@ def test_a_profile_does_the_rejection_verifiers_work() -> None:
     assert np.isfinite(document["median_s"]["verify"]).all()
 
 
-def test_a_validation_in_rejection_mode_is_approximate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_real_runs_in_rejection_mode_draw_their_own_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("realrun.experiment.validate.POLICIES", {"fixed_k": POLICY_KINDS["fixed_k"]})
     prompts = tiny_prompts(6)
     settings = ValidationSettings(RecordSettings(3, 16, CHOICE), trials=2)
@@ -565,9 +563,8 @@ def test_a_validation_in_rejection_mode_is_approximate(tmp_path: Path, monkeypat
     document = validate(tiny_pair(), prompts, settings, tmp_path / "out")
     first = read_trace(tmp_path / "out" / "trace").meta["decoding"]["seed"]
     assert set(seeds) == {first, first + 1, first + 2}  # each repeat decodes a text of its own
-    assert document["approximate"] is True
     for row in document["rows"]:
         assert row["rounds_identical_percent"] is None and row["output_identical_percent"] is None
         assert np.isfinite(row["error_percent"])
     page = (tmp_path / "out" / "report.html").read_text()
-    assert "predictions are approximate" in page and "top-p 0.9" in page and "n.a." in page
+    assert "agree in distribution" in page and "top-p 0.9" in page and "n.a." in page

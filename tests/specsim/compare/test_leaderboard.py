@@ -236,25 +236,6 @@ def test_several_traces_are_combined_by_geometric_mean_and_rank(trace: Trace) ->
     assert alone[0].as_dict() == boards[1].as_dict()
 
 
-def test_rejection_sampling_is_marked_and_averaged() -> None:
-    rng = np.random.default_rng(3)
-    exact = honest_trace(3, sequences=8, depth=4)
-    meta = {**exact.meta, "decoding": {"mode": "rejection", "temperature": 1.0}}
-    trace = dataclasses.replace(exact, meta=meta, accept_prob=rng.random(exact.prob.shape).astype(np.float32))
-    board = leaderboards({"r": trace}, [COST], kinds=KINDS[:1], trials=4, replays=2, sensitivity=False)[0]
-    _, holdout = parts(trace)
-    assert board.approximate and board.output_tokens == holdout.output_tokens.sum()
-    table = cost_table(holdout, COST)
-    for row in board.rows:
-        replays = [replay(holdout, row.policy, table, seed=seed) for seed in (0, 1)]
-        spent = sum(r.speculative_s for r in replays) / sum(r.draws for r in replays)
-        np.testing.assert_allclose(row.speculative_s, spent)
-        assert row.replays == 2
-        assert row.prediction.oracle_regret == pytest.approx(
-            board.oracle.estimate / row.prediction.speedup.estimate - 1
-        )
-
-
 def test_nothing_to_rank_and_bad_arguments_are_refused(trace: Trace) -> None:
     with pytest.raises(InputError, match="serves none of the policies .*space_k: meant for"):
         leaderboards({"a": trace}, [COST], kinds=[POLICIES["space_k"]])

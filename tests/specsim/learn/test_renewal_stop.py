@@ -257,19 +257,6 @@ def test_traces_with_one_outcome_can_be_fitted(lookahead: bool, signal: str, rat
     assert set(whole.drafted.tolist()) == ({1} if rate == 0 else {5})
 
 
-def test_a_trace_of_rejection_sampling_can_be_fitted() -> None:
-    """Probabilities are recorded instead of outcomes; the speedup is that of the exact trace."""
-    exact = world(STEADY, 6, sequences=5)
-    accept_probs = {"accept_prob": exact.confidence, "meta": {**exact.meta, "decoding": {"mode": "rejection"}}}
-    drawn = replace(exact, **accept_probs)
-    assert drawn.approximate
-    table = cost_table(drawn, COST)
-    speedup, exact_speedup = (
-        replay(drawn, fit(RenewalStop, {"max_draft_tokens": 6}, t, table), table).speedup for t in (drawn, exact)
-    )
-    assert speedup == pytest.approx(exact_speedup, rel=0.02)
-
-
 def test_a_draft_of_one_token_leaves_nothing_to_decide() -> None:
     trace = small_trace()
     table = cost_table(trace, RampCost())

@@ -22,7 +22,7 @@ from specsim.policy.chain.cali_ts import CaliTS
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.chain.hugging_face import HuggingFace
 from specsim.policy.chain.max_confidence import MaxConfidence
-from specsim.policy.chain.p_min import LlamaCpp, PMin
+from specsim.policy.chain.p_min import PMin
 from specsim.policy.chain.time_gain import TimeGain
 from specsim.replaying.expected import MAX_CELLS, draws_uniforms, expected_replay
 from specsim.replaying.replay import Replay, replay
@@ -34,17 +34,16 @@ from tests.support.reference import Decoder, FixedLength, RampCost, build_trace,
 
 COST = RampCost()
 COUNTS = ("num_rounds", "drafted", "accepted", "policy_steps")
-REJECTION = {"mode": "rejection", "temperature": 1.0}
 
 
 @st.composite
 def traces(draw: st.DrawFn) -> Trace:
-    """Short, of depth at most 4; ended by budget or EOS; of rejection sampling or exact."""
+    """Short, of depth at most 4; ended by budget or EOS."""
     count = draw(st.integers(1, 3))
     lengths = draw(st.lists(st.integers(1, 14), min_size=count, max_size=count))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     shape = (sum(lengths), draw(st.integers(1, 4)))
-    trace = build_trace(
+    return build_trace(
         rng,
         rng.random(shape) < draw(st.sampled_from([0.0, 0.5, 0.8, 1.0])),
         lengths,
@@ -53,21 +52,6 @@ def traces(draw: st.DrawFn) -> Trace:
         ends_by_eos=draw(st.lists(st.booleans(), min_size=count, max_size=count)),
         vocabulary=draw(st.sampled_from([4, 100])),
         score=rng.random(shape).astype(np.float32),
-    )
-    return as_rejection(trace, rng) if draw(st.booleans()) else trace
-
-
-def as_rejection(trace: Trace, rng: np.random.Generator) -> Trace:
-    """The trace with chances of acceptance, some of them 0 or 1; nothing beyond its end is accepted."""
-    shape = trace.prob.shape
-    chance = rng.choice([0.0, 1.0, 0.3, 0.6, 0.9], shape)
-    left = np.repeat(trace.offsets[1:], trace.output_tokens) - np.arange(shape[0])
-    chance[np.arange(shape[1]) >= left[:, None]] = 0.0
-    return replace(
-        trace,
-        meta={**trace.meta, "decoding": REJECTION},
-        accept_prob=chance.astype(np.float32),
-        match_len=trace.match_len,
     )
 
 
@@ -117,10 +101,7 @@ class Expectation:
 
     def accepts(self, row: int, accepted: int, drafted: int) -> float:
         """Chance that just `accepted` of `drafted` tokens are accepted."""
-        if not self.trace.approximate:
-            return float(min(drafted, int(self.trace.match_len[row])) == accepted)
-        each = self.trace.accept_prob[row].astype(float)
-        return float(np.prod(each[:accepted]) * (1 if accepted == drafted else 1 - each[accepted]))
+        return float(min(drafted, int(self.trace.match_len[row])) == accepted)
 
     def keep(self, row: int, depth: int, r: int, n: int, m: int) -> float:
         policy = self.policy
@@ -140,7 +121,7 @@ class Expectation:
 
     def matches(self, result: Replay) -> bool:
         """To 1e-11: what is left out as negligible, and sums of some hundred terms."""
-        wanted = result.draws * np.array([self.sequence(s) for s in range(self.trace.sequences)])
+        wanted = np.array([self.sequence(s) for s in range(self.trace.sequences)])
         columns = np.column_stack([getattr(result, name) for name in COUNTS] + [result.seconds])
         return np.allclose(columns, wanted, rtol=1e-11, atol=1e-13)
 
@@ -171,13 +152,11 @@ def test_expectation_is_the_recursions(name: str, trace: Trace, data: st.DataObj
     result = expected_replay(trace, policy, cost_table(trace, COST))
     assert Expectation(trace, policy).matches(result)
     assert result.policy == policy and result.rounds is None
-    assert result.output_tokens.tolist() == (result.draws * trace.output_tokens).tolist()
+    assert result.output_tokens.tolist() == trace.output_tokens.tolist()
 
 
-@pytest.mark.parametrize("approximate", [False, True])
-def test_the_comparison_catches_wrong_counts_and_draws(approximate: bool) -> None:
+def test_the_comparison_catches_wrong_counts_and_draws() -> None:
     trace = build_trace(np.random.default_rng(0), np.random.default_rng(1).random((12, 4)) < 0.7, [12])
-    trace = as_rejection(trace, np.random.default_rng(2)) if approximate else trace
     for counting, theta in product(("exact", "printed"), ("per_token", "per_round")):
         policy = BetaTS(counting=counting, theta=theta, max_draft_tokens=4)
         result = expected_replay(trace, policy, cost_table(trace, COST))
@@ -189,12 +168,11 @@ def test_the_comparison_catches_wrong_counts_and_draws(approximate: bool) -> Non
             assert Expectation(trace, replace(policy, **other)).matches(result) == same
 
 
-def one_sequence(length: int, approximate: bool = False) -> Trace:
+def one_sequence(length: int) -> Trace:
     rng = np.random.default_rng(5)
     shape = (length, 8)
     score = rng.uniform(0.3, 1.2, shape).clip(0, 1).astype(np.float32)
-    trace = build_trace(rng, rng.random(shape) < 0.75, [length], score=score, top10_confidence=score)
-    return as_rejection(trace, rng) if approximate else trace
+    return build_trace(rng, rng.random(shape) < 0.75, [length], score=score, top10_confidence=score)
 
 
 SAMPLED = [
@@ -215,14 +193,12 @@ def far_off(sampled: np.ndarray, expected: float) -> bool:
 
 
 @pytest.mark.parametrize("policy", SAMPLED, ids=str)
-@pytest.mark.parametrize("approximate", [False, True], ids=["exact", "rejection"])
-def test_sampled_replays_agree_in_the_mean(policy: ChainPolicy, approximate: bool) -> None:
+def test_sampled_replays_agree_in_the_mean(policy: ChainPolicy) -> None:
     """20,000 draws of 60 tokens; counts, and seconds by part."""
-    trace = one_sequence(60, approximate)
+    trace = one_sequence(60)
     expected = expected_replay(trace, policy, cost_table(trace, COST))
-    many = copies(trace, 20_000 // expected.draws)
+    many = copies(trace, 20_000)
     sampled = replay(many, policy, cost_table(many, COST), seed=11)
-    assert sampled.draws == expected.draws and sampled.approximate == expected.approximate == approximate
     for name in COUNTS:
         assert not far_off(getattr(sampled, name), getattr(expected, name)[0]), name
     for part in range(4):
@@ -253,49 +229,22 @@ def test_what_is_certain_is_the_replay(policy: ChainPolicy) -> None:
     assert all(getattr(expected, name).dtype == np.float64 for name in COUNTS)
 
 
-def test_both_programmes_give_the_replay_where_all_is_certain() -> None:
-    """Chances of 0 and 1: acceptance that repeats match_len, and priors that never or always draft on."""
-    trace = small_trace()
-    chance = (np.arange(6) < trace.match_len[:, None]).astype(np.float32)
-    certain = replace(trace, meta={**trace.meta, "decoding": REJECTION}, accept_prob=chance)
-    table = cost_table(trace, COST)
-    always, never = (
-        BetaTS(alpha0=1e9, beta0=1e-6, max_draft_tokens=5),
-        BetaTS(alpha0=1e-6, beta0=1e9, max_draft_tokens=5),
-    )
-    for policy, k in ((FixedK(k=5), 5), (always, 5), (never, 1)):
-        plain = replay(trace, FixedK(k=k), table)
-        expected = expected_replay(certain, policy, table)
-        near = 1e-12 if isinstance(policy, FixedK) else 1e-6
-        for name in ("num_rounds", "drafted", "accepted"):
-            np.testing.assert_allclose(getattr(expected, name), expected.draws * getattr(plain, name), rtol=near)
-        np.testing.assert_allclose(
-            expected.seconds[:, [0, 2, 3]], expected.draws * plain.seconds[:, [0, 2, 3]], rtol=near
-        )
-
-
 def test_who_draws() -> None:
     assert [draws_uniforms(kind) for kind in (BetaTS, CaliTS, Coin)] == [True] * 3
     assert not any(draws_uniforms(kind) for kind in (FixedK, AdaEDL, MaxConfidence, TimeGain, HuggingFace, PMin))
 
 
-REFUSED: dict[str, tuple[ChainPolicy, bool, str]] = {
-    "state carried": (BetaTS(carry=True, max_draft_tokens=6), False, "keeps its state from sequence to sequence"),
-    "theta shared by a round": (CaliTS(theta="per_round", max_draft_tokens=6), False, "no keep_probability"),
-    "no chances given": (Coin(), False, "no keep_probability"),
-    "adaptive threshold on drawn acceptance": (
-        AdaEDL(max_draft_tokens=6),
-        True,
-        "adapts to accepted tokens that are drawn",
-    ),
-    "tokens dropped on drawn acceptance": (LlamaCpp(max_draft_tokens=6), True, "drops drafted tokens"),
-    "drafts too deep": (BetaTS(max_draft_tokens=9), False, "recorded to depth 8"),
+REFUSED: dict[str, tuple[ChainPolicy, str]] = {
+    "state carried": (BetaTS(carry=True, max_draft_tokens=6), "keeps its state from sequence to sequence"),
+    "theta shared by a round": (CaliTS(theta="per_round", max_draft_tokens=6), "no keep_probability"),
+    "no chances given": (Coin(), "no keep_probability"),
+    "drafts too deep": (BetaTS(max_draft_tokens=9), "recorded to depth 8"),
 }
 
 
-@pytest.mark.parametrize(("policy", "approximate", "reason"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_averaged_is_refused(policy: ChainPolicy, approximate: bool, reason: str) -> None:
-    trace = one_sequence(20, approximate)
+@pytest.mark.parametrize(("policy", "reason"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_averaged_is_refused(policy: ChainPolicy, reason: str) -> None:
+    trace = one_sequence(20)
     with pytest.raises(InputError, match=reason) as caught:
         expected_replay(trace, policy, cost_table(trace, COST))
     assert "\n" not in str(caught.value) and policy.name in str(caught.value)

@@ -136,22 +136,6 @@ def test_a_table_compiled_for_another_trace_is_refused() -> None:
         chain_oracle_seconds(trace, short)
 
 
-def test_a_trace_of_rejection_sampling_sums_over_its_outcomes() -> None:
-    """As many outcomes as a replay with this seed sums over, and a bound on it."""
-    rng = np.random.default_rng(5)
-    exact = small_trace(5)
-    chances = rng.random((len(exact.token), exact.depth)).astype(np.float32)
-    drawn = replace(exact, accept_prob=chances, meta={**exact.meta, "decoding": {"mode": "rejection"}})
-    assert drawn.approximate
-    table = cost_table(drawn, RampCost())
-    bound = chain_oracle_seconds(drawn, table, seed=3)
-    for k in (1, 3, 6):
-        result = replay(drawn, FixedK(k=k), table, seed=3)
-        assert (bound <= result.speculative_s * (1 + 1e-12)).all()
-        assert bound.sum() > 0.2 * result.speculative_s.sum()  # of as many outcomes
-    assert chain_oracle_seconds(drawn, table, seed=4).tolist() != bound.tolist()
-
-
 class DyadicTreeCost(DyadicCost):
     """Of trees, where more may cost less."""
 

@@ -498,7 +498,7 @@ def test_a_page_shows_every_remark_of_its_document(number: int) -> None:
     inner |= {"label": "cape", "approximate": True, "truncated_rounds": 3, "truncated_share": 0.25, "rounds": 12}
     text = shown(document)
     assert "Note: a warning<" in text and "costs: &lt;b&gt;not calibrated&lt;/b&gt;<" in text
-    assert "Note: approximate: " in text and "recorded trees hold: cape: 25.00 %" in text
+    assert "Note: biased: " in text and "recorded trees hold: cape: 25.00 %" in text
     assert text.index('class="note"') < text.index("<svg")
 
 

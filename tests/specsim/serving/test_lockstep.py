@@ -144,19 +144,6 @@ def test_a_rule_of_one_k_does_what_the_policy_does(batch: int, refill: bool) -> 
         assert known.total_s == pytest.approx(followed.total_s, rel=1e-12)
 
 
-def test_of_a_trace_of_rejection_sampling_a_seed_chooses_the_outcome() -> None:
-    trace = small_trace(5)
-    accept_prob = np.random.default_rng(1).random(trace.prob.shape).astype(np.float32)
-    drawn = dataclasses.replace(trace, meta={**trace.meta, "decoding": {"mode": "rejection"}}, accept_prob=accept_prob)
-
-    def accepted(arm: Arm, seed: int) -> list[int]:
-        return lockstep(drafts_of(drawn, arm, seed=seed), COST, 3).rounds.accepted.tolist()
-
-    assert accepted(FixedK(k=4), 1) == accepted(fixed_length(4), 1) != accepted(fixed_length(4), 2)
-    log = replay(drawn, FixedK(k=4), cost_table(drawn, COST), seed=1, log=True).rounds
-    assert accepted(FixedK(k=4), 1) == log.accepted.tolist()
-
-
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
 @pytest.mark.parametrize("cost", [COST, H100], ids=["all terms", "H100"])
 def test_a_batch_of_one_takes_as_long_as_the_replay(cost: LinearCost, policy: Policy) -> None:

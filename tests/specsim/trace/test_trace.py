@@ -442,10 +442,6 @@ REFUSED: dict[str, tuple[Callable[[], Trace], str]] = {
         f"output token 5 of sequence 2 differs, {OTHER.token[OTHER.offsets[2] + 5]} and ",
     ),
     "lengths": (lambda: cut(OTHER, 1), "output token 19 of sequence 1 differs, . and none"),
-    "rejection": (
-        lambda: with_meta(OTHER, decoding={"mode": "rejection", "temperature": 1.0, "seed": 0}),
-        "b/ cannot be joined: under rejection sampling",
-    ),
     "space": (lambda: with_meta(OTHER, drafter_kind="space"), "b/ cannot be joined: its drafter is of kind space"),
     "joined": (joined_trace, "b/ cannot be joined: its drafter is of kind joined"),
 }
