@@ -11,11 +11,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from realrun.decode.sampling import Sampler
 from realrun.kept_files import log_end
 from realrun.pairs.pair import Pair
+from specsim.engines.acceptance_rules import Rule, find_rule
 from specsim.engines.conventions import Conventions, find_conventions
 from specsim.io.arrays import Array
 from specsim.io.errors import InputError
@@ -25,7 +26,6 @@ from specsim.serving.draft_length import ScheduledK, fixed_length
 
 INSTALL = "pip install -c constraints.txt '.[engines]'"
 PROCESSES = Path(__file__).parent / "processes"
-DraftRule = Literal["greedy-draft", "sampled-draft"]
 DONE = "done "  # how a process says on a line of its own how many turns it has done
 
 
@@ -137,8 +137,6 @@ class Engine(ABC):
     takes_p_min : whether a draft can end where the drafter is not sure
     takes_batches : whether it is run with several sequences at once, and a draft length by how many
     lookup_rule : its prompt lookup, where that is known
-    draft_rule : which tokens of a draft model it drafts at a temperature, and keeps with which probability: the
-        likeliest, with the target's probability of it; or a sample of q, with min(1, p / q)
     """
 
     name: ClassVar[str]
@@ -146,13 +144,17 @@ class Engine(ABC):
     takes_p_min: ClassVar[bool] = False
     takes_batches: ClassVar[bool] = False
     lookup_rule: ClassVar[NgramRule | None] = None
-    draft_rule: ClassVar[DraftRule] = "greedy-draft"
 
     @property
     def conventions(self) -> Conventions:
         return find_conventions(self.name)
 
-    def rule_of(self, *, lookup: bool) -> DraftRule:
+    @property
+    def draft_rule(self) -> Rule:
+        """The rule by which it accepts a draft model's tokens at a temperature."""
+        return find_rule(self.name)
+
+    def rule_of(self, *, lookup: bool) -> Rule:
         """Return the rule of acceptance; what lookup drafts has no probability, so that it is always the target's."""
         return "greedy-draft" if lookup else self.draft_rule
 

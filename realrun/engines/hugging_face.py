@@ -19,7 +19,6 @@ class HuggingFaceEngine(Engine):
 
     name = "transformers"
     lookup_rule = RULES["transformers"]
-    draft_rule = "sampled-draft"
 
     def version(self) -> str:
         return importlib.metadata.version("transformers")

@@ -28,6 +28,7 @@ from realrun.engines.check import without_ends
 from realrun.engines.engine import Engine, EngineRun, Job, Setting
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_facts
+from specsim.engines.acceptance_rules import Rule
 from specsim.engines.conventions import Conventions
 from specsim.io.arrays import Array
 from specsim.io.errors import InputError
@@ -112,17 +113,18 @@ def acceptance_terms(
     return Terms(value, mean, mean * (1 - mean))
 
 
-def chances_of_model(
-    target: torch.Tensor, draft: torch.Tensor, ends: Sequence[int], depth: int, *, sampled: bool
-) -> Array:
+def chances_of_model(target: torch.Tensor, draft: torch.Tensor, ends: Sequence[int], depth: int, rule: Rule) -> Array:
     """Compute `chances` of `acceptance_terms` for a draft model.
 
     target, draft : [n, V] log-probabilities at the temperature, before each output token
-    sampled : the draft is a sample of q, kept with min(1, p / q); else the likeliest token, kept with p
     """
     width = min(target.shape[1], draft.shape[1])
     p, q = target[:, :width].exp(), draft[:, :width].exp()
-    kept = torch.minimum(p, q) if sampled else p * torch.nn.functional.one_hot(q.argmax(-1), width)
+    kept = {
+        "greedy-draft": p * torch.nn.functional.one_hot(q.argmax(-1), width),
+        "sampled-draft": torch.minimum(p, q),
+        "equal-samples": p * q,
+    }[rule]
     both = torch.stack([kept.sum(-1) - kept[:, [*ends]].sum(-1), kept.sum(-1)]).clamp(0, 1).numpy()
     chances = np.zeros((*both.shape, depth))
     for d in range(min(depth, both.shape[1])):
@@ -227,7 +229,7 @@ def _row(pair: Pair, engine: Engine, job: Job, setting: Setting, run: EngineRun)
 
 def _terms(pair: Pair, engine: Engine, job: Job, setting: Setting, run: EngineRun) -> Iterator[tuple[Terms, Terms]]:
     """Yield the terms of each prompt's text and of its drafts."""
-    ends, sampled = [*job.eos_token_ids], engine.rule_of(lookup=job.lookup) == "sampled-draft"
+    ends = [*job.eos_token_ids]
     assert job.lookup or isinstance(pair.drafter, IndependentKind)
     outputs = without_ends(run, set(ends)).outputs
     for prompt, tokens, rounds in zip(job.prompts, outputs, run.rounds, strict=True):
@@ -241,7 +243,7 @@ def _terms(pair: Pair, engine: Engine, job: Job, setting: Setting, run: EngineRu
             chances, empty = chances_of_lookup(target, prompt, output, ends, setting.k, engine.lookup_rule)
         else:
             draft = logprobs_of(pair.drafter.weights(pair.target)[0], prompt, output, job.temperature)
-            chances = chances_of_model(target, draft, ends, setting.k, sampled=sampled)
+            chances = chances_of_model(target, draft, ends, setting.k, engine.draft_rule)
         yield text_terms(target, output, ends), acceptance_terms(chances, rounds, engine.conventions, empty)
 
 

@@ -6,19 +6,20 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pytest
 import torch
 
 from realrun.drafters.independent import IndependentKind
-from realrun.engines.engine import DraftRule, Engine, EngineRun, Job, Setting
+from realrun.engines.engine import Engine, EngineRun, Job, Setting
 from realrun.engines.hugging_face import HuggingFaceEngine
 from realrun.engines.llamacpp import LlamaCppEngine
 from realrun.engines.lossless import check_lossless, score, text_terms
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
+from specsim.engines.acceptance_rules import Rule
 from specsim.engines.lossless import check_known, find_fault
 from specsim.io.arrays import Array
 from specsim.io.errors import InputError
@@ -79,9 +80,12 @@ class Sampling(Engine):
 
     name = "vllm"
 
-    def __init__(self, how: Literal["right", "ratio", "warm"], drafts: DraftRule, seed: int, says: DraftRule | None):
-        self.how, self.drafts, self.seed = how, drafts, seed
-        self.draft_rule = says or drafts  # type: ignore[misc]
+    def __init__(self, how: Literal["right", "ratio", "warm"], drafts: Rule, seed: int, says: Rule | None):
+        self.how, self.drafts, self.seed, self.says = how, drafts, seed, says or drafts
+
+    @property
+    def draft_rule(self) -> Rule:
+        return self.says
 
     def version(self) -> str:
         return "of a test"
@@ -106,7 +110,7 @@ class Sampling(Engine):
             if self.how == "ratio":
                 y = drawn(p)
                 return x if rng.random() < q[x] / p[y] else y
-            if self.drafts == "greedy-draft":
+            if self.drafts != "sampled-draft":
                 return drawn(p)
             return x if rng.random() < p[x] / q[x] else drawn(np.maximum(p - q, 0))
 
@@ -117,7 +121,7 @@ class Sampling(Engine):
                 accepted = 0
                 while accepted < setting.k:
                     q = draft[output[-1]]
-                    x = drawn(q) if self.drafts == "sampled-draft" else int(q.argmax())
+                    x = int(q.argmax()) if self.drafts == "greedy-draft" else drawn(q)
                     output.append(judged(output[-1], x))
                     if output[-1] != x:
                         break
@@ -138,8 +142,8 @@ def checked(engine: Engine) -> dict[str, Any]:
     return check_lossless(pair, prompts, engine, [Setting(1), Setting(4)], LIMIT, TEMPERATURE)
 
 
-@pytest.mark.parametrize("drafts", ["greedy-draft", "sampled-draft"])
-def test_a_right_sampler_passes_ten_times_of_ten(drafts: DraftRule) -> None:
+@pytest.mark.parametrize("drafts", get_args(Rule))
+def test_a_right_sampler_passes_ten_times_of_ten(drafts: Rule) -> None:
     documents = [checked(Sampling("right", drafts, seed, None)) for seed in range(10)]
     assert all(document["passed"] and document["lossless"] for document in documents)
     assert documents[0]["verdict"] == "lossless: vllm of a test at temperature 0.8, every |z| is below 4"
@@ -153,7 +157,7 @@ def test_a_right_sampler_passes_ten_times_of_ten(drafts: DraftRule) -> None:
     [("ratio", "sampled-draft"), ("warm", "greedy-draft"), ("warm", "sampled-draft")],
     ids=["judges the draft model beside another token", "wrong temperature", "wrong temperature, sampled drafts"],
 )
-def test_faults_are_found(how: Literal["ratio", "warm"], drafts: DraftRule) -> None:
+def test_faults_are_found(how: Literal["ratio", "warm"], drafts: Rule) -> None:
     for seed in range(3):
         document = checked(Sampling(how, drafts, seed, None))
         assert not document["lossless"] and not document["passed"]
