@@ -149,8 +149,12 @@ def _explain_accept(engine: str | None) -> Answer:
 
     if engine is not None and engine not in RULES:
         find_rule(engine)  # raises the error that names the choices
-    shown = [row for row in RULES.values() if engine is None or row.name.partition("-")[0] == engine or row.name == engine]
-    rows = [[row.name, row.version, row.setting or "default", row.rule or f"none: {row.reason}", row.source] for row in shown]
+    named = {row.name: row.name.partition("-")[0] for row in RULES.values()}
+    shown = [row for row in RULES.values() if engine in (None, row.name, named[row.name])]
+    rows = [
+        [row.name, row.version, row.setting or "default", row.rule or f"none: {row.reason}", row.source]
+        for row in shown
+    ]
     columns = ["engine", "version", "setting", "accepts by", "source"]
     show = partial(print_table, "Which drafts engines accept at a temperature", columns, rows, labels=5)
     return Answer({"accept": [asdict(row) for row in shown]}, show)

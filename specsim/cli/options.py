@@ -67,17 +67,17 @@ class AcceptSettings(Settings):
         metavar="ENGINE",
     )
 
-    def read(self, trace: Path, accept: str | None = None) -> Trace:
+    def read(self, trace: Path) -> Trace:
         """Read a trace, under the rule if one is named; InputError if the trace cannot be had under it."""
         from specsim.trace.files import read_trace
 
-        read, name = read_trace(trace), self.accept or accept
-        if name is None:
-            return read
+        if self.accept is None:
+            return read_trace(trace)
         from specsim.engines.acceptance_rules import find_rule
         from specsim.trace.accepted import accepted_by
 
-        return accepted_by(read, find_rule(name))
+        rule = find_rule(self.accept)  # refused before the trace is read
+        return accepted_by(read_trace(trace), rule)
 
 
 @dataclass(frozen=True, kw_only=True)
