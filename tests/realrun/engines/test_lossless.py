@@ -19,12 +19,12 @@ from realrun.engines.llamacpp import LlamaCppEngine
 from realrun.engines.lossless import check_lossless, score, text_terms
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
-from specsim.engines.acceptance_rules import Rule
 from specsim.engines.lossless import check_known, find_fault
 from specsim.io.arrays import Array
 from specsim.io.errors import InputError
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.chain.fixed_k import FixedK
+from specsim.trace.accepted import Rule
 from tests.realrun.engines.test_engines import needs_llamacpp
 from tests.support.commands import assert_refused, call
 from tests.support.tiny import tiny_model, tiny_pair
