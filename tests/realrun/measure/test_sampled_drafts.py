@@ -95,7 +95,8 @@ def simulated(policy: ChainPolicy, mode: str, temperature: float) -> np.ndarray:
     """Rounds, their tokens and drafted tokens of real runs [TEXTS, 3], of rounds that no end of text shortens."""
     counts, functions, mode_number = np.zeros((TEXTS, 3)), step_functions(policy), MODES.index(mode)
     own = functions.initial_state, functions.keep_drafting, functions.update
-    _simulate(
+    rng = np.random.default_rng(2)
+    _simulate(*own, policy.params, policy.max_draft_tokens, *at(temperature), mode_number, counts, rng)
         *own, policy.params, policy.max_draft_tokens, *at(temperature), mode_number, counts, np.random.default_rng(2)
     )
     return counts
