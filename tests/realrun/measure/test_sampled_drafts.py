@@ -97,8 +97,6 @@ def simulated(policy: ChainPolicy, mode: str, temperature: float) -> np.ndarray:
     own = functions.initial_state, functions.keep_drafting, functions.update
     rng = np.random.default_rng(2)
     _simulate(*own, policy.params, policy.max_draft_tokens, *at(temperature), mode_number, counts, rng)
-        *own, policy.params, policy.max_draft_tokens, *at(temperature), mode_number, counts, np.random.default_rng(2)
-    )
     return counts
 
 
