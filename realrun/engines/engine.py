@@ -16,13 +16,14 @@ from typing import Any, ClassVar, NamedTuple
 from realrun.decode.sampling import Sampler
 from realrun.kept_files import log_end
 from realrun.pairs.pair import Pair
-from specsim.engines.acceptance_rules import Rule, find_rule
+from specsim.engines.acceptance_rules import find_rule
 from specsim.engines.conventions import Conventions, find_conventions
 from specsim.io.arrays import Array
 from specsim.io.errors import InputError
 from specsim.lookup.ngram import NgramRule
 from specsim.policy.chain.base import ChainPolicy
 from specsim.serving.draft_length import ScheduledK, fixed_length
+from specsim.trace.accepted import Rule
 
 INSTALL = "pip install -c constraints.txt '.[engines]'"
 PROCESSES = Path(__file__).parent / "processes"

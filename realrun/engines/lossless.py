@@ -28,13 +28,13 @@ from realrun.engines.check import without_ends
 from realrun.engines.engine import Engine, EngineRun, Job, Setting
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_facts
-from specsim.engines.acceptance_rules import Rule
 from specsim.engines.conventions import Conventions
 from specsim.io.arrays import Array
 from specsim.io.errors import InputError
 from specsim.io.progress import Progress
 from specsim.lookup.from_text import TokenText, lookup_trace
 from specsim.lookup.ngram import NgramRule
+from specsim.trace.accepted import Rule
 from specsim.trace.trace import NO_TOKEN
 
 LIMIT = 4.0  # of |z|: a healthy engine passes it once in some 16,000 checks

@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from realrun.decode.acceptance_predictor import pending_token_states
 from realrun.decode.decoder import Decoder
 from realrun.decode.sampling import Sampler
 from realrun.kept_files import read_kept
+from realrun.lm.cached import CachedLM
 from realrun.lm.kernels import planless_attention
 from realrun.lm.number_type import NotFinite, check_columns, refuse_logits
 from realrun.pairs.pair import Pair
@@ -28,7 +30,7 @@ from realrun.proposals.trees import Trees, TreeSize
 from realrun.provenance import provenance
 from speckernels import backend_for
 from specsim.acceptance.formulas import distinct_trigrams
-from specsim.io.arrays import Ints
+from specsim.io.arrays import Floats, Ints
 from specsim.io.errors import InputError
 from specsim.io.files import remove_folder, replacing, write_text
 from specsim.io.progress import Counter
@@ -273,11 +275,23 @@ class _Recording:
             scorer = self.predictor.after(pending_token_states(self.pair.target, prompt, tokens))
         try:
             tree = self.settings.tree
-            columns = self.recorder(RecordRequest(prompt, tokens, self.depth, sampler, number, scorer, tree))
+            chances = self.target_prob(prompt, tokens)
+            columns = self.recorder(RecordRequest(prompt, tokens, self.depth, sampler, number, scorer, tree, chances))
             check_columns(columns)
         except NotFinite:
             raise refuse_logits(self.drafter.lm, [*prompt, *tokens], "drafter") from None
         return Recorded(np.asarray(tokens), columns, generated - start, decoder.clock() - generated)
+
+    @torch.inference_mode()
+    def target_prob(self, prompt: Sequence[int], output: Sequence[int]) -> Floats | None:
+        """Compute the target's probability of each output token at the temperature, [T]; None in greedy decoding."""
+        sampler = self.settings.sampler
+        if sampler.mode == "greedy":
+            return None
+        logits = CachedLM(self.pair.target).forward([*prompt, *output[:-1]])[len(prompt) - 1 :]
+        truth = torch.tensor([*output], device=logits.device)[:, None]
+        found: Floats = sampler.probs(logits).gather(-1, truth)[:, 0].double().cpu().numpy()
+        return found
 
 
 def trace_of(

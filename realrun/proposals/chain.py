@@ -13,13 +13,14 @@ drafted token follows q, whatever comes later, and drafts, acceptance (match_len
 y's, as in every trace) and output together follow a real run's distribution. Rounds from different positions draw
 independently.
 
-accept_prob is min(1, p/q) of every drafted token under its drafted prefix, from the target run over the same branches;
-0 beyond the recorded end.
+In every mode the drafter's distribution along the text itself is recorded, too: the rank of the output's token and, at
+a temperature, its probability (`text_columns`). Other rules of acceptance follow from them (`specsim.trace.accepted`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -51,7 +52,7 @@ def branch_columns(lm: CachedLM, request: RecordRequest) -> Columns:
     lm.reset()
     lm.keep_hidden = request.scorer is not None
     logits = lm.forward([*request.prompt, *output[:-1]])[first - 1 :]
-    rank = true_ranks(logits, output, request.sampler, request.sequence)
+    along = along_text(logits, output, request.sampler, request.sequence)
     tokens = proposals.take(logits, lm.hidden, 0, 0)
     prefix = lm.length
     for begin in range(0, len(output), CHUNK):
@@ -61,7 +62,7 @@ def branch_columns(lm: CachedLM, request: RecordRequest) -> Columns:
             logits = branch_pass(lm, branch, rows + first, prefix, step)
             branch = proposals.take(logits, lm.hidden, begin, step)
         lm.drop_rows((depth - 1) * len(rows))
-    return proposals.columns(rank) | proposals.grown_tree_columns(lm)
+    return proposals.columns() | repeated_columns(along, request) | proposals.grown_tree_columns(lm)
 
 
 class Proposals:
@@ -100,9 +101,9 @@ class Proposals:
         if self.request.scorer is not None and hidden is not None:
             self.scores[begin : begin + len(hidden), step] = self.request.scorer(hidden, step + 1, begin).cpu()
 
-    def columns(self, rank: Ints) -> Columns:
-        """Make the trace's columns; rank : see `columns_of`."""
-        columns = columns_of(self.statistics.numpy(), rank, np.asarray(self.request.output), self.request.depth)
+    def columns(self) -> Columns:
+        """Make the trace's columns but for those of `text_columns`."""
+        columns = columns_of(self.statistics.numpy(), np.asarray(self.request.output), self.request.depth)
         if self.request.scorer is not None:
             columns["score"] = self.scores.numpy().astype(np.float32)
         return columns
@@ -137,22 +138,54 @@ def with_top10(statistics: torch.Tensor, sampler: Sampler, logits: torch.Tensor)
     return torch.cat([statistics, sampler.top10_confidence(logits)[:, None]], dim=-1)
 
 
-def true_ranks(logits: torch.Tensor, output: Sequence[int], sampler: Sampler, sequence: int, position: int = 0) -> Ints:
-    """Rank each output token, [T], among the siblings that `Sampler.candidates` orders, from logits [T, V].
+class AlongText(NamedTuple):
+    """The output's own tokens in the drafter's distributions along the text: arrays of one shape.
 
-    The rank counts the tokens of a larger score, and those of the same score and a lower index.
-    position : output position of the first
+    rank : among the siblings that `Sampler.candidates` orders; the tokens of a larger score, and those of the same
+        score and a lower index, come before it
+    prob : of the distribution that is sampled from
     """
-    scores = sampler.warped(logits)
+
+    rank: Ints
+    prob: Floats
+
+
+def along_text(
+    logits: torch.Tensor, output: Sequence[int], sampler: Sampler, sequence: int, position: int = 0
+) -> AlongText:
+    """Find the output's tokens, [T], in the drafter's logits [T, V]; the first is at output position `position`."""
+    warped = sampler.warped(logits)
     noise = sampler.draft_noise(logits, sequence, range(position, position + len(logits)))
-    if noise is not None:
-        scores = scores + noise
+    scores = warped if noise is None else warped + noise
     truth = torch.tensor(output, device=scores.device)[:, None]
     true_scores = scores.gather(-1, truth)
     index = torch.arange(scores.shape[1], device=scores.device)
     before = (scores > true_scores) | ((scores == true_scores) & (index < truth))
-    ranks: Ints = before.sum(-1).cpu().numpy()
-    return ranks
+    prob = warped.softmax(-1).gather(-1, truth)[:, 0]
+    return AlongText(before.sum(-1).cpu().numpy(), prob.double().cpu().numpy())
+
+
+def text_columns(along: AlongText, request: RecordRequest) -> Columns:
+    """Make the columns true_rank and, at a temperature, text_prob and text_accept; along : of [T, depth]."""
+    position = np.add.outer(np.arange(len(request.output)), np.arange(request.depth))
+    inside = position < len(request.output)
+    columns: Columns = {"true_rank": np.where(inside, np.minimum(along.rank, MAX_RANK), NO_RANK).astype(np.int16)}
+    if request.target_prob is not None:
+        prob = np.where(inside, along.prob, 0.0)
+        target = request.target_prob[np.minimum(position, len(request.output) - 1)]
+        columns["text_prob"] = prob.astype(np.float32)
+        columns["text_accept"] = np.minimum(prob / np.maximum(target, np.finfo(float).tiny), 1.0).astype(np.float32)
+    return columns
+
+
+def repeated_columns(along: AlongText, request: RecordRequest) -> Columns:
+    """Make `text_columns` from [T] numbers of a drafter that sees only tokens.
+
+    Along the text, its distribution at depth i is its first distribution i - 1 positions later.
+    """
+    position = np.add.outer(np.arange(len(request.output)), np.arange(request.depth))
+    later = np.minimum(position, len(request.output) - 1)
+    return text_columns(AlongText(along.rank[later], along.prob[later]), request)
 
 
 def branch_mask(visible: torch.Tensor, prefix: int, steps: int, dtype: torch.dtype) -> torch.Tensor:
@@ -167,11 +200,10 @@ def branch_mask(visible: torch.Tensor, prefix: int, steps: int, dtype: torch.dty
 
 def columns_of(
     statistics: Floats,
-    rank: Ints,
     output: Ints,
     depth: int,
 ) -> Columns:
-    """Make columns of a trace from statistics [T, depth, STATISTICS] of the branches; rank [T] of the true token."""
+    """Make columns of a trace from statistics [T, depth, STATISTICS] of the branches."""
     total = len(output)
     draft_token = statistics[:, :, 0].astype(np.int32)
     position = np.arange(total)[:, None] + np.arange(depth)[None]  # output position of each drafted token
@@ -186,60 +218,50 @@ def columns_of(
         "confidence": statistics[:, :, 2].astype(np.float32),
         "entropy_nats": statistics[:, :, 3].astype(np.float32),
         "top10_confidence": statistics[:, :, 4].astype(np.float32),
-        # An independent draft model sees only tokens: on the true path its distribution at depth i is its first
-        # distribution i - 1 positions later.
-        "true_rank": np.where(inside, np.minimum(rank, MAX_RANK)[position], NO_RANK).astype(np.int16),
     }
 
 
 @torch.inference_mode()
 def rejection_columns(drafter: CachedLM, target: CachedLM, request: RecordRequest) -> Columns:
-    """Record what a draft model proposes at every position, with accept_prob; a `Recorder` once the models are given.
+    """Record what a draft model proposes at every position; a `Recorder` once the models are given.
 
-    Trees are not recorded in this mode. Both models run over the output once and then, step by step, over a
-    branch per position.
+    Trees are not recorded in this mode. Both models run over the output once, and the drafter then, step by step, over
+    a branch per position. While a branch is accepted it is the output, so that the target's pass over that will do.
     """
     assert request.tree is None, "RecordSettings refuses it"
     output, sampler, sequence, depth = request.output, request.sampler, request.sequence, request.depth
     total, first = len(output), len(request.prompt)
     proposals = Proposals(request, int(drafter.model.config.vocab_size))
-    accept_prob = torch.zeros(total, depth, dtype=torch.float64)
-    lms = (drafter, target)
-    for lm in lms:
-        lm.reset()
+    drafter.reset()
+    target.reset()
     drafter.keep_hidden = request.scorer is not None
-    on_path = [lm.forward([*request.prompt, *output[:-1]])[first - 1 :] for lm in lms]
+    on_path, judged = (lm.forward([*request.prompt, *output[:-1]])[first - 1 :] for lm in (drafter, target))
     hidden = None if drafter.hidden is None else drafter.hidden[first - 1 :]
-    truth = torch.tensor(output, device=on_path[0].device)
-    rank = true_ranks(on_path[0], output, sampler, sequence)
+    truth = torch.tensor(output, device=on_path.device)
+    along = along_text(on_path, output, sampler, sequence)
     prefix = drafter.length
     for begin in range(0, total, CHUNK):
         end = min(begin + CHUNK, total)
         rows = torch.arange(begin, end, device=truth.device)
-        logits = [part[begin:end] for part in on_path]
+        logits = on_path[begin:end]
         states = None if hidden is None else hidden[begin:end]
         following = torch.ones(end - begin, dtype=torch.bool, device=truth.device)
         for step in range(depth):
-            draft_probs, target_probs = (sampler.probs(part) for part in logits)
-            true_token = truth[(rows + step).clamp(max=total - 1)]
+            at = (rows + step).clamp(max=total - 1)
+            draft_probs, target_probs, true_token = sampler.probs(logits), sampler.probs(judged[at]), truth[at]
             following &= rows + step < total
             place = RoundContext(sampler, sequence, begin)
             tokens = drafted_with(draft_probs, target_probs, true_token, following, place, step + 1)
-            described = with_top10(describe(draft_probs, tokens), sampler, logits[0])
+            described = with_top10(describe(draft_probs, tokens), sampler, logits)
             proposals.statistics[begin:end, step] = described.cpu()
-            drawn_from, judged_by = (probs.gather(-1, tokens[:, None])[:, 0] for probs in (draft_probs, target_probs))
-            inside = min(end, total - step) - begin  # rows whose token lies before the recorded end
-            if inside > 0:
-                accept_prob[begin : begin + inside, step] = (judged_by / drawn_from).clamp(max=1)[:inside].cpu()
             proposals.take_scores(states, begin, step)
             if step + 1 == depth:
                 break
             following &= tokens == true_token
-            logits = [branch_pass(lm, tokens, rows + first, prefix, step + 1) for lm in lms]
+            logits = branch_pass(drafter, tokens, rows + first, prefix, step + 1)
             states = drafter.hidden
-        for lm in lms:
-            lm.drop_rows((depth - 1) * len(rows))
-    return proposals.columns(rank) | {"accept_prob": accept_prob.numpy().astype(np.float32)}
+        drafter.drop_rows((depth - 1) * len(rows))
+    return proposals.columns() | repeated_columns(along, request)
 
 
 def drafted_with(
@@ -252,7 +274,7 @@ def drafted_with(
 ) -> torch.Tensor:
     """Draw token `depth` of the drafts of consecutive rounds, int64 [n], together with the output.
 
-    draft_probs, target_probs : [n, V], under the drafted prefixes
+    draft_probs, target_probs : [n, V], under the drafted prefixes; the target's are read where these are the text
     true_token : int64 [n], the output's token there
     following : bool [n], whether all earlier tokens of the draft were accepted
     first_round : the first of these rounds

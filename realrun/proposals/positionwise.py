@@ -15,9 +15,8 @@ import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel
 
-from realrun.decode.sampling import Sampler
 from realrun.lm.cached import CachedLM
-from realrun.proposals.chain import MAX_RANK, NO_RANK, Proposals, rejection_columns, tree_columns, true_ranks
+from realrun.proposals.chain import AlongText, Proposals, along_text, rejection_columns, text_columns, tree_columns
 from realrun.proposals.recorder import Columns, RecordRequest
 from realrun.proposals.trees import CHUNK_NODES, Trees, best_trees, joined_trees
 from specsim.io.arrays import Array
@@ -43,29 +42,22 @@ def positionwise_columns(target: PreTrainedModel, proposed: Positionwise, reques
     """
     output, sampler, depth = request.output, request.sampler, request.depth
     proposals = Proposals(request, int(target.config.vocab_size))
-    rank = np.empty((len(output), depth), dtype=np.int16)
+    along = AlongText(np.zeros((len(output), depth), np.int64), np.zeros((len(output), depth)))
     for step in range(depth):
         hidden = proposed.states(step)
         logits = proposed.logits(step, hidden)
-        rank[:, step] = ranks_at(logits, output, sampler, request.sequence, step)
+        if step < len(output):
+            ahead = along_text(logits[: len(output) - step], output[step:], sampler, request.sequence, step)
+            along.rank[: len(ahead.rank), step], along.prob[: len(ahead.prob), step] = ahead
         if sampler.mode != "rejection":
             proposals.take(logits, hidden, 0, step)
     if sampler.mode == "rejection":
         drafter = BesideTarget(target, proposed, len(request.prompt) - 1)
-        return rejection_columns(drafter, CachedLM(target), request) | {"true_rank": rank}
-    columns = proposals.columns(np.zeros(len(output), np.int64)) | {"true_rank": rank}
+        return rejection_columns(drafter, CachedLM(target), request) | text_columns(along, request)
+    columns = proposals.columns() | text_columns(along, request)
     if request.tree is None:
         return columns
     return columns | tree_columns(level_trees(proposals.siblings, proposals.sibling_probs, request.tree.nodes))
-
-
-def ranks_at(logits: torch.Tensor, output: Sequence[int], sampler: Sampler, sequence: int, step: int) -> Array:
-    """Rank output[t + step], int16 [T], by row t of logits [T, V]; NO_RANK beyond the output."""
-    ranks = np.full(len(output), NO_RANK, dtype=np.int16)
-    inside = max(len(output) - step, 0)
-    if inside:
-        ranks[:inside] = np.minimum(true_ranks(logits[:inside], output[step:], sampler, sequence, step), MAX_RANK)
-    return ranks
 
 
 def level_trees(tokens: Array, probs: Array, nodes: int) -> Trees:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from realrun.decode.acceptance_predictor import Scorer
 from realrun.decode.sampling import Sampler
 from realrun.proposals.trees import TreeSize
+from specsim.io.arrays import Floats
 
 Columns = dict[str, npt.NDArray[Any]]  # of a trace, [T] or [T, depth]
 
@@ -25,6 +26,8 @@ class RecordRequest:
     sequence : the sequence's number, which keys its noise
     scorer : the predictor's scorer of T rounds; adds the column "score"
     tree : adds the trees, the fields of `realrun.proposals.trees.Trees`, as columns "tree_parent", ...
+    target_prob : the target's probability of each output token, [T], at the temperature; adds the columns "text_prob"
+        and "text_accept"
     """
 
     prompt: Sequence[int]
@@ -34,6 +37,7 @@ class RecordRequest:
     sequence: int = 0
     scorer: Scorer | None = None
     tree: TreeSize | None = None
+    target_prob: Floats | None = None
 
 
 Recorder = Callable[[RecordRequest], Columns]  # columns as in `specsim.trace.trace`

@@ -15,14 +15,13 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
 from realrun.decode.sampling import Sampler
 from realrun.lm.cached import CachedLM
 from realrun.lm.split_target import SplitTarget
-from realrun.proposals.chain import CHUNK, MAX_RANK, NO_RANK, Proposals, rejection_columns, true_ranks
+from realrun.proposals.chain import CHUNK, AlongText, Proposals, along_text, rejection_columns, text_columns
 from realrun.proposals.recorder import Columns, Recorder, RecordRequest
 from realrun.proposals.trees import CHUNK_NODES
 from specsim.io.arrays import Ints
@@ -41,7 +40,7 @@ def target_cache_columns(target: SplitTarget, lm: CachedLM, request: RecordReque
     It runs a pass of the target, a pass of the drafter for each depth, in which every position's branch grows by a
     token, and a pass over the true tokens after every position.
 
-    ranks : whether true_rank, which only trees need, is among the columns
+    ranks : whether the columns of `text_columns`, which take a pass of their own, are among them
     """
     prompt, output = request.prompt, request.output
     total, first = len(output), len(prompt)
@@ -60,16 +59,15 @@ def target_cache_columns(target: SplitTarget, lm: CachedLM, request: RecordReque
             logits = lm.append_rows(branch.tolist(), (first - 1 + at + step).tolist(), seen)
             branch = proposals.take(logits, lm.hidden, begin, step).cpu().numpy()
         lm.truncate(lm.length)
-    columns = proposals.columns(np.zeros(total, np.int64)) | proposals.grown_tree_columns(lm, pending)
-    del columns["true_rank"]
-    return columns | {"true_rank": true_path_ranks(lm, request)} if ranks else columns
+    columns = proposals.columns() | proposals.grown_tree_columns(lm, pending)
+    return columns | true_path_columns(lm, request) if ranks else columns
 
 
 @torch.inference_mode()
 def target_cache_rejection_columns(target: SplitTarget, lm: CachedLM, request: RecordRequest) -> Columns:
-    """Record what the drafter proposes at every position, with accept_prob; see `target_cache_columns`."""
+    """Record what the drafter proposes at every position in rejection mode; see `target_cache_columns`."""
     columns = rejection_columns(BranchesOverTarget(target, lm, request), CachedLM(target.model), request)
-    return columns | {"true_rank": true_path_ranks(lm, request)}
+    return columns | true_path_columns(lm, request)
 
 
 class BranchesOverTarget(CachedLM):
@@ -111,15 +109,15 @@ class BranchesOverTarget(CachedLM):
         return logits
 
 
-def true_path_ranks(lm: CachedLM, request: RecordRequest) -> npt.NDArray[np.int16]:
-    """Rank output[t + i], [T, D], where the drafter has fed the pending token and output[t : t + i]; -1 beyond T.
+def true_path_columns(lm: CachedLM, request: RecordRequest) -> Columns:
+    """Make `text_columns`, where the drafter has fed the pending token and output[t : t + i].
 
     lm : over a target that has fed the text but for its last token
     """
     prompt, output, depth = request.prompt, request.output, request.depth
     total, before = len(output), len(prompt) - 1
     text = np.array([*prompt, *output])
-    rank = np.full((total, depth), NO_RANK)
+    along = AlongText(np.zeros((total, depth), np.int64), np.zeros((total, depth)))
     size = max(CHUNK_NODES // depth, 1)
     for begin in range(0, total, size):
         # By depth, then by position; a branch ends with the output.
@@ -134,7 +132,8 @@ def true_path_ranks(lm: CachedLM, request: RecordRequest) -> npt.NDArray[np.int1
             place = begin + step
             if counts[step]:
                 truth = output[place : place + counts[step]]
-                ranks = true_ranks(part, truth, request.sampler, request.sequence, place)
-                rank[begin : begin + counts[step], step] = ranks
+                rows = slice(begin, begin + counts[step])
+                found = along_text(part, truth, request.sampler, request.sequence, place)
+                along.rank[rows, step], along.prob[rows, step] = found
         lm.truncate(lm.length)
-    return np.minimum(rank, MAX_RANK).astype(np.int16)
+    return text_columns(along, request)

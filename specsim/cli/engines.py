@@ -97,14 +97,15 @@ def _print_lengths(advice: Advice) -> None:
 class ExplainOptions(Settings):
     """The number to explain, and the engine."""
 
-    quantity: str = argument("acceptance-length, acceptance-rate, position-rate, or rounds.")
+    quantity: str = argument("acceptance-length, acceptance-rate, position-rate, rounds, or accept.")
     engine: str | None = setting(None, "Only this engine, beside specsim's own definition (default: all).")
 
 
 def explain(options: ExplainOptions) -> Answer:
     """Explain an engine's acceptance numbers.
 
-    Shows what an engine means by its acceptance length or rate, or how it runs and counts rounds.
+    Shows what an engine means by its acceptance length or rate, how it runs and counts rounds, or which drafts it
+    accepts at a temperature.
 
     Example: specsim explain acceptance-rate --engine sglang
     """
@@ -112,6 +113,8 @@ def explain(options: ExplainOptions) -> Answer:
 
     if options.quantity == "rounds":
         return _explain_rounds(options.engine)
+    if options.quantity == "accept":
+        return _explain_accept(options.engine)
     definitions = find_definitions(options.quantity, options.engine)
     if options.engine not in (None, "specsim"):
         definitions = [*find_definitions(options.quantity, "specsim"), *definitions]
@@ -139,6 +142,22 @@ def _explain_rounds(engine: str | None) -> Answer:
     columns += ["drafts in the previous step", "a draft after an end of text", "source"]
     show = partial(print_table, "How engines run and count rounds", columns, rows, labels=7)
     return Answer({"rounds": [asdict(each) for each in conventions]}, show)
+
+
+def _explain_accept(engine: str | None) -> Answer:
+    from specsim.engines.acceptance_rules import RULES, find_rule
+
+    if engine is not None and engine not in RULES:
+        find_rule(engine)  # raises the error that names the choices
+    named = {row.name: row.name.partition("-")[0] for row in RULES.values()}
+    shown = [row for row in RULES.values() if engine in (None, row.name, named[row.name])]
+    rows = [
+        [row.name, row.version, row.setting or "default", row.rule or f"none: {row.reason}", row.source]
+        for row in shown
+    ]
+    columns = ["engine", "version", "setting", "accepts by", "source"]
+    show = partial(print_table, "Which drafts engines accept at a temperature", columns, rows, labels=5)
+    return Answer({"accept": [asdict(row) for row in shown]}, show)
 
 
 @dataclass(frozen=True, kw_only=True)

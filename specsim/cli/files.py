@@ -162,15 +162,17 @@ def info(options: TraceSettings) -> Answer:
     """
     import numpy as np
 
-    from specsim.trace.files import read_trace
+    from specsim.trace.accepted import rule_of
 
-    trace = read_trace(options.trace)
+    trace = options.read(options.trace)
+    rule = rule_of(trace)
     document = {
         **{key: value for key, value in trace.meta.items() if key not in ("checksums", "provenance")},
         "sequences": trace.sequences,
         "output_tokens": int(trace.output_tokens.sum()),
         "domains": {str(domain): int((trace.domain == domain).sum()) for domain in np.unique(trace.domain)},
         "mean_match_len": float(trace.match_len.mean()),
+        **({"accepted_by": rule} if rule else {}),
     }
     return Answer(document, partial(print_facts, f"trace {options.trace}", document))
 

@@ -14,6 +14,7 @@ from specsim.cli.options import (
     DRAFT_COST_HELP,
     JOBS_HELP,
     POLICY_FILE_HELP,
+    AcceptSettings,
     BatchSettings,
     GpuSettings,
     SplitSettings,
@@ -29,7 +30,7 @@ from specsim.report.table import as_text
 
 
 @dataclass(frozen=True, kw_only=True)
-class BoardOptions(SplitSettings, BatchSettings, GpuSettings):
+class BoardOptions(SplitSettings, BatchSettings, GpuSettings, AcceptSettings):
     """Which policies are ranked, on which traces and at which costs."""
 
     traces: list[Path] = argument(
@@ -92,7 +93,6 @@ def leaderboard(options: BoardOptions) -> Answer:
     from specsim.compare.leaderboard import leaderboards as run
     from specsim.io.files import working_in, write_text
     from specsim.policy.registry import find_policies
-    from specsim.trace.files import read_trace
 
     out, table = options.out, options.out is not None and options.out.suffix in TABLES
     if table and out is not None:
@@ -100,7 +100,7 @@ def leaderboard(options: BoardOptions) -> Answer:
     files = [options.costs(path) for path in options.cost] or [options.costs(None)]
     costs = [read_costs(file, options.draft_cost, options.batch) for file in files]
     find_policies([*options.policy, *options.policy_file])  # rejects a bad policy before any trace is read
-    traces = dict(zip(trace_names(options.traces), map(read_trace, options.traces), strict=True))
+    traces = dict(zip(trace_names(options.traces), map(options.read, options.traces), strict=True))
     kinds = find_policies([*(options.policy or default_policies(traces.values())), *options.policy_file])
     with nullcontext() if out is None or table else working_in(out, None):
         with progress_bar() as report:

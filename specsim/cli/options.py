@@ -13,6 +13,7 @@ from specsim.io.settings import Settings, argument, setting
 if TYPE_CHECKING:
     from specsim.cost.model import CostModel
     from specsim.io.workers import Workers
+    from specsim.trace.trace import Trace
 
 T = TypeVar("T")
 
@@ -55,7 +56,32 @@ class WorkerSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TraceSettings(Settings):
+class AcceptSettings(Settings):
+    """The rule by which drafts are accepted."""
+
+    panel = "Acceptance at a temperature"
+    accept: str | None = setting(
+        None,
+        "Accept drafts as this engine does, such as vllm, or by the rule greedy-draft, sampled-draft or equal-samples; "
+        "see `specsim explain accept` (default: as recorded).",
+        metavar="ENGINE",
+    )
+
+    def read(self, trace: Path) -> Trace:
+        """Read a trace, under the rule if one is named; InputError if the trace cannot be had under it."""
+        from specsim.trace.files import read_trace
+
+        if self.accept is None:
+            return read_trace(trace)
+        from specsim.engines.acceptance_rules import find_rule
+        from specsim.trace.accepted import accepted_by
+
+        rule = find_rule(self.accept)  # refused before the trace is read
+        return accepted_by(read_trace(trace), rule)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceSettings(AcceptSettings):
     """The recorded trace that a command reads."""
 
     trace: Path = argument(TRACE_HELP)
@@ -174,6 +200,11 @@ class BatchCostSettings(TraceSettings, GpuSettings):
         "Batch-aware cost model: a linear or roofline cost file, a batch profile, or a name of `specsim cost list`.",
         metavar="COST",
     )
+
+    @property
+    def served(self) -> Trace | Path:
+        """The trace, or its folder if it is taken as recorded, so that other processes can read it themselves."""
+        return self.trace if self.accept is None else self.read(self.trace)
 
 
 @dataclass(frozen=True, kw_only=True)

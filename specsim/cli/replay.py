@@ -55,17 +55,20 @@ def replay(options: ReplayOptions, costs: CostSettings) -> Answer:
     from specsim.learn.predict import fitted_part, predict_fitted
     from specsim.replaying.prediction import oracle_name
     from specsim.replaying.priced import PricedTrace
-    from specsim.trace.files import read_trace
 
-    engine, trace, cut_off = options.as_, read_trace(options.trace), 0
+    engine, trace, cut_off = options.as_, options.read(options.trace), 0
     if options.max_output_tokens is not None and engine is None:
         raise InputError("--max-output-tokens is an engine's limit; name the engine with --as")
     if engine is not None:  # the engines' modules are not loaded otherwise
+        from specsim.engines.acceptance_rules import RULES, find_rule
         from specsim.engines.as_engine import as_engine
         from specsim.engines.conventions import find_conventions
         from specsim.engines.definitions import engine_counts
+        from specsim.trace.accepted import accepted_by
 
         conventions = find_conventions(engine)
+        if options.accept is None and engine in RULES:
+            trace = accepted_by(trace, find_rule(engine))
         trace, cut_off = as_engine(trace, conventions, max_output_tokens=options.max_output_tokens)
     priced = PricedTrace(trace, costs.read())
     part, chosen, learned_on = fitted_part(priced, options.policy, options.settings, options.tuning_share, options.seed)

@@ -103,11 +103,11 @@ def simulate(source: BatchCostSettings, options: SimulateOptions, server: Server
     shared |= parse_settings(options.set_)
     if not options.arrivals:
         batches = serve_batches(
-            source.trace, source.costs(source.cost), policy, batches=options.batch or BATCHES, **shared
+            source.served, source.costs(source.cost), policy, batches=options.batch or BATCHES, **shared
         )
         return Answer(batches.as_dict(), partial(_print_batches, batches))
     served = serve(
-        source.trace, source.costs(source.cost), policy, arrivals=options.arrivals, **server.set_options, **shared
+        source.served, source.costs(source.cost), policy, arrivals=options.arrivals, **server.set_options, **shared
     )
     return Answer(served.as_dict(), partial(_print_serving, served))
 
@@ -202,7 +202,7 @@ def schedule(source: BatchCostSettings, options: ScheduleOptions) -> Answer:
     costs = as_cost(source.costs(source.cost))
     with progress_bar() as bar:
         schedule = serve_schedule(
-            source.trace,
+            source.served,
             costs,
             batches=options.batch,
             contexts=options.context,
@@ -298,7 +298,7 @@ def frontier(source: BatchCostSettings, options: FrontierOptions) -> Answer:
         settings.setdefault(rule, {})[key] = value
     with progress_bar() as bar:
         compared = serve_frontier(
-            source.trace,
+            source.served,
             source.costs(source.cost),
             options.rule,
             users=options.users,

@@ -142,7 +142,7 @@ def best(options: BestOptions, costs: CostSettings) -> Answer:
     from specsim.replaying.priced import PricedTrace
     from specsim.trace.files import read_plain_trace
 
-    trace = read_plain_trace(options.trace)
+    trace = read_plain_trace(options.read(options.trace))
     rates, round_costs = rates_of(trace), tree_round_cost(PricedTrace(trace, costs.read()).table(), trace)
     trees = optimal_trees(rates, round_costs, max_nodes=options.max_nodes, max_depth=options.max_depth)
     fastest = max(trees, key=lambda tree: tree.tokens_per_s)

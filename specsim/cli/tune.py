@@ -58,10 +58,9 @@ def tune(options: TuneOptions, costs: CostSettings) -> Answer:
     from specsim.learn.tune import cross_validate_with, tune_on, tune_with
     from specsim.policy.registry import find_policy
     from specsim.replaying.priced import PricedTrace
-    from specsim.trace.files import read_trace
     from specsim.trace.split import fold_sequences
 
-    whole, folds, seed = PricedTrace(read_trace(options.trace), costs.read()), options.folds, options.seed
+    whole, folds, seed = PricedTrace(options.read(options.trace), costs.read()), options.folds, options.seed
     described = costs.cost_facts(costs.cost, whole.cost)
     search = SearchSettings(options.search, options.trials, seed, options.jobs, options.storage, options.settings)
     if folds is None:

@@ -1,23 +1,16 @@
 """With which probability inference engines keep a drafted token at a temperature, and how that is known.
 
-p is the target's distribution and q the drafter's, after the same tokens. A recording at a temperature can be replayed
-under three rules:
-
-- "greedy-draft": the drafter's likeliest token x, kept with p(x). In a tree, with the sum of p over the siblings.
-- "sampled-draft": a sample x of q, kept with min(1, p(x) / q(x)); the sum of min(p, q).
-- "equal-samples": a sample of q, kept if the target's own independent sample equals it; the sum of p q.
-
-What is drafted by lookup has no q, and every engine below that is lossless keeps it with p(x).
+Recordings are replayed under the rules of `specsim.trace.accepted`. A tree of greedy drafts keeps a level with the sum
+of the siblings' p. What is drafted by lookup has no q, and every engine below that is lossless keeps it with p(x).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 from specsim.io.errors import InputError
-
-Rule = Literal["greedy-draft", "sampled-draft", "equal-samples"]
+from specsim.trace.accepted import Rule
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ NEEDED = {"tree": "recorded trees (`realrun record --tree-nodes`)"}
 
 def check_replayable(trace: Trace, policy: Policy) -> None:
     """Raise InputError if the policy needs more than the trace records."""
-    if isinstance(trace, JoinedTrace) or isinstance(policy, SwitchPolicy):
+    if isinstance(trace, JoinedTrace) or isinstance(policy, SwitchPolicy) or "accepted_by" in trace.meta:
         reason = unsupported_reason(trace, type(policy))
         if reason:
             raise InputError(f"policy {policy.name}: {reason}")

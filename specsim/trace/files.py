@@ -316,9 +316,10 @@ def _check(trace: Trace, folder: Path, step_sequence_id: IntArray, step_t: IntAr
     proposed = trace.draft_token != NO_TOKEN
     if (proposed[:, 1:] & ~proposed[:, :-1]).any() or (trace.match_len > proposed.sum(axis=1)).any():
         raise InputError(f"{folder / STEPS}: draft_token has a gap, or match_len goes beyond it; record it again")
-    prob = trace.accept_prob
-    if prob is not None and not ((prob >= 0) & (prob <= 1)).all():
-        raise InputError(f"{folder / STEPS}: accept_prob leaves [0, 1]; record it again")
+    for name in ("text_prob", "text_accept"):
+        prob = getattr(trace, name)
+        if prob is not None and not ((prob >= 0) & (prob <= 1)).all():
+            raise InputError(f"{folder / STEPS}: {name} leaves [0, 1]; record it again")
 
 
 def _read_trees(path: Path, meta: dict[str, Any], rows: tuple[IntArray, IntArray]) -> TreeRecord:

@@ -36,7 +36,8 @@ STEP_LISTS = {  # column -> dtype of its lists over depth 1..D
 }
 OPTIONAL_LISTS = {
     "true_rank": np.int16,  # rank of y[t+i-1] among the drafter's candidates after y[:t+i-1]; -1 beyond the output
-    "accept_prob": np.float32,  # acceptance probability under the drafted prefix; a replay takes match_len
+    "text_prob": np.float32,  # drafter's probability of y[t+i-1] after y[:t+i-1]; 0 beyond the output
+    "text_accept": np.float32,  # min(1, text_prob / target's probability of the same); 0 beyond the output
     "score": np.float32,  # acceptance predictor's output
     "top10_confidence": np.float32,  # largest of the ten largest draft probabilities, scaled to sum to 1
 }
@@ -59,7 +60,7 @@ class Trace:
     token, match_len : int32, uint8 [N]
     draft_token, prob, confidence, entropy_nats : [N, D]. Beyond what a drafter proposes, which
         may be nothing at all, draft_token is NO_TOKEN, and the others mean nothing
-    true_rank, accept_prob, score, top10_confidence : [N, D] or None where not recorded
+    true_rank, text_prob, text_accept, score, top10_confidence : [N, D] or None where not recorded
     tree : the drafter's expansion at every position, or None
 
     Examples
@@ -83,7 +84,8 @@ class Trace:
     confidence: FloatArray
     entropy_nats: FloatArray
     true_rank: IntArray | None = None
-    accept_prob: FloatArray | None = None
+    text_prob: FloatArray | None = None
+    text_accept: FloatArray | None = None
     score: FloatArray | None = None
     top10_confidence: FloatArray | None = None
     tree: TreeRecord | None = None

@@ -501,7 +501,7 @@ def chain_trace(sequences: int = 16, tokens: int = 70, **changes: Any) -> Trace:
     wrong = np.where(wrong == truth, (truth + 1) % 500, wrong)
     match = hits & inside
     score = rounded(np.clip(confidence + 0.1 * rng.normal(size=hits.shape), 0.01, 0.99))
-    optional: dict[str, Any] = {"accept_prob": confidence} if changes.get("decoding") else {}
+    optional: dict[str, Any] = {"text_prob": confidence, "text_accept": confidence} if changes.get("decoding") else {}
     return Trace(
         meta=meta_of(**changes),
         sequence_id=np.arange(10, 10 + sequences, dtype=np.int64),

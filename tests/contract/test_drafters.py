@@ -354,7 +354,7 @@ def test_rejection_sampling_is_recorded_or_refused_in_one_line(kind: str) -> Non
     pair = case_pair(Case(kind))
     if kind != "prompt-lookup":
         trace = record(pair, prompts_of(kind), RecordSettings(DEPTH, 6, Sampler("rejection", 0.8, seed=2)))
-        assert trace.sampled_by_rejection and (trace.accept_prob > 0).any()
+        assert trace.sampled_by_rejection and (trace.text_accept > 0).any()
         return
     with pytest.raises(
         InputError, match="is not recorded in rejection mode; --mode greedy-draft accepts the same drafts$"

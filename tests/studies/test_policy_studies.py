@@ -107,7 +107,7 @@ def test_acceptance_is_one_less_the_distance_of_the_targets_and_the_drafters_dis
 
 def test_drafted_tokens_are_accepted_with_that_probability_in_the_mean(recorded: tuple[Any, Any, Any]) -> None:
     pair, prompts, trace = recorded
-    signals, drafted = run.signals_of(pair, trace, prompts), trace.accept_prob[:, 0]
+    signals, drafted = run.signals_of(pair, trace, prompts), trace.text_accept[:, 0]
     assert abs((drafted - signals.acceptance).mean()) < 4 * drafted.std() / np.sqrt(len(drafted))
 
 

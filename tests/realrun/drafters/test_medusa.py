@@ -234,15 +234,15 @@ def test_more_depth_than_heads_is_cut_by_the_recorder_and_refused_by_the_pass() 
 
 @torch.inference_mode()
 def test_rejection_traces_hold_the_heads_distributions_and_the_targets_verdict() -> None:
-    """The share `accept_prob`, by one pass of the target over every drafted prefix."""
+    """Along the text, by one pass of the target over every prefix of it."""
     pair, prompts = scored(medusa_pair()), tiny_prompts(2)
     trace = record(pair, prompts, RecordSettings(16, 12, REJECTION))
-    assert trace.depth == HEADS and trace.accept_prob is not None and trace.score is not None
+    assert trace.depth == HEADS and trace.text_accept is not None and trace.score is not None
     for row in range(len(trace.token)):
         number = int(np.searchsorted(trace.offsets, row, side="right")) - 1
         t = int(row - trace.offsets[number])
         before = [*prompts[number].tokens, *trace.token[trace.offsets[number] : row].tolist()]
-        states = last_states(pair.target, [*before, *trace.draft_token[row].tolist()])
+        states = last_states(pair.target, [*before, *trace.token[row : row + HEADS].tolist()])
         hidden = at(states, len(before))[None]
         judged = REJECTION.probs(pair.target.get_output_embeddings()(states[len(before) - 1 :]))
         for i in range(HEADS):
@@ -253,8 +253,11 @@ def test_rejection_traces_hold_the_heads_distributions_and_the_targets_verdict()
             score = pair.predictor.after(hidden)(pair.drafter.heads.states(hidden)[i], i + 1)
             assert trace.score[row, i] == pytest.approx(float(score), rel=1e-5)
             if t + i < 12:
-                accept = min(1.0, float(judged[i, drafted] / offered[drafted]))
-                assert trace.accept_prob[row, i] == pytest.approx(accept, rel=1e-5)
+                own = int(trace.token[row + i])
+                assert trace.text_prob[row, i] == pytest.approx(float(offered[own]), rel=1e-5)
+                assert trace.text_accept[row, i] == pytest.approx(
+                    min(1.0, float(offered[own] / judged[i, own])), rel=1e-5
+                )
                 rank = int((offered > offered[trace.token[row + i]]).sum())
                 assert trace.true_rank[row, i] == rank
 

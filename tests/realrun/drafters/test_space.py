@@ -316,14 +316,15 @@ def test_every_position_holds_what_the_masks_before_its_pending_token_say(mode: 
                     assert trace.confidence[row, i] == pytest.approx(described[2], rel=1e-6)
                     assert trace.entropy_nats[row, i] == pytest.approx(described[3], rel=1e-5, abs=1e-9)
                 elif t + i < end - start:
-                    offered = sampler.probs(logits[i : i + 1])[0]
+                    offered, own = sampler.probs(logits[i : i + 1])[0], text[first + t + i]
                     with torch.inference_mode():
-                        ids = torch.tensor([[*text[: first + t], *drafted[:i]]])
+                        ids = torch.tensor([text[: first + t + i]])
                         judged = sampler.probs(pair.target(input_ids=ids).logits[0, -1:])[0]
                     assert trace.prob[row, i] == pytest.approx(float(offered[drafted[i]]), rel=1e-5)
-                    accept = min(1.0, float(judged[drafted[i]] / offered[drafted[i]]))
-                    assert trace.accept_prob is not None
-                    assert trace.accept_prob[row, i] == pytest.approx(accept, rel=1e-5)
+                    assert trace.text_prob is not None and trace.text_accept is not None
+                    assert trace.text_prob[row, i] == pytest.approx(float(offered[own]), rel=1e-5)
+                    accept = min(1.0, float(offered[own] / judged[own]))
+                    assert trace.text_accept[row, i] == pytest.approx(accept, rel=1e-5)
 
 
 # Rejection sampling

@@ -24,7 +24,6 @@ from realrun.engines.lossless import check_lossless, score, text_terms
 from realrun.measure.record import RecordSettings, record
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
-from specsim.engines.acceptance_rules import Rule
 from specsim.engines.as_engine import as_engine, rounds_of
 from specsim.engines.lossless import check_known, find_fault
 from specsim.io.arrays import Array, Floats
@@ -32,6 +31,7 @@ from specsim.io.errors import InputError
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.replaying.priced import PricedTrace
+from specsim.trace.accepted import Rule
 from specsim.trace.trace import Trace
 from tests.realrun.engines.test_engines import needs_llamacpp
 from tests.support.commands import assert_refused, call
@@ -263,9 +263,6 @@ def test_an_engine_is_lossless_and_accepts_what_a_replay_under_its_rule_gives(
         own = np.array([(sum(accepted for _, accepted in rounds), len(rounds)) for rounds in found.rounds])
         theirs = own.reshape(TEXTS, len(few), 2).sum(0).T.astype(float)
         z = {by: z_of_ratios(theirs, accepted_and_rounds(traces[by], engine, k)) for by in traces}
-        print(
-            engine.name, k, theirs.sum(1), {by: accepted_and_rounds(traces[by], engine, k).sum(1) for by in traces}, z
-        )
         assert abs(z.pop(mode)) < 4
         assert k > 1 or all(abs(other) > 4 for other in z.values())
 

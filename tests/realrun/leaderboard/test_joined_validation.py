@@ -101,7 +101,7 @@ def test_a_finished_trace_is_used_again_and_another_refused(document: tuple[dict
 def test_what_cannot_be_joined_is_refused_before_any_work(tmp_path: Path) -> None:
     for record, message in (
         (replace(RECORD, tree_nodes=4), "draft chains"),
-        (replace(RECORD, sampler=Sampler("rejection")), "depends on the drafter"),
+        (replace(RECORD, sampler=Sampler("rejection")), "draws its own text"),
     ):
         with pytest.raises(InputError, match=message):
             validate_joined(tiny_pairs(), tiny_texts(), ValidationSettings(record), tmp_path / "out")

@@ -33,7 +33,7 @@ from realrun.measure.record import RecordSettings, elapsed_ratio, record
 from realrun.measure.reuse import recorded_trace
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
-from realrun.proposals.chain import branch_columns, drafted_with, rejection_columns, true_ranks
+from realrun.proposals.chain import along_text, branch_columns, drafted_with, rejection_columns
 from realrun.proposals.recorder import Columns, RecordRequest
 from specsim.cost.model import ConstantCost
 from specsim.io.errors import InputError, Interrupted
@@ -131,9 +131,9 @@ def test_the_true_rank_is_the_place_in_the_order_in_which_siblings_are_drafted(s
 
 def test_of_equal_tokens_the_one_of_lowest_index_stands_first() -> None:
     logits = torch.tensor([[1.0, 2.0, 2.0, 0.0, 2.0]] * 5)
-    assert true_ranks(logits, range(5), Sampler(), 0).tolist() == [3, 0, 1, 4, 2]
+    assert along_text(logits, range(5), Sampler(), 0).rank.tolist() == [3, 0, 1, 4, 2]
     # 3 and 0 are outside the nucleus: neither can be drawn.
-    assert true_ranks(logits, range(5), Sampler("gumbel", 1.0, top_p=0.8), 0)[[0, 3]].tolist() == [3, 4]
+    assert along_text(logits, range(5), Sampler("gumbel", 1.0, top_p=0.8), 0).rank[[0, 3]].tolist() == [3, 4]
 
 
 @pytest.fixture(scope="module")
@@ -340,7 +340,9 @@ DEPTH = 4
 
 def columns_for(prompt: list[int], count: int, depth: int, sequence: int = 0, sampler: Sampler = CHOICE) -> Columns:
     pair = tiny_pair()
-    request = RecordRequest(prompt, output_of(pair, prompt, count, sampler, sequence), depth, sampler, sequence)
+    output = output_of(pair, prompt, count, sampler, sequence)
+    chances = [plain_probs(pair.target, [*prompt, *output[:t]], sampler)[token] for t, token in enumerate(output)]
+    request = RecordRequest(prompt, output, depth, sampler, sequence, target_prob=np.array(chances))
     return rejection_columns(CachedLM(pair.drafter.model), CachedLM(pair.target), request)
 
 
@@ -367,11 +369,15 @@ def test_features_and_acceptance_equal_plain_passes_over_every_branch(sampler: S
         branch = columns["draft_token"][t].tolist()
         context, token = [*prompt, *output[:t], *branch[:i]], branch[i]
         q = plain_probs(pair.drafter.model, context, sampler)
-        p = plain_probs(pair.target, context, sampler)
         assert q[token] > 0
-        expected = min(1.0, p[token] / q[token]) if t + i < count else 0.0
-        certain += expected == 1.0
-        assert columns["accept_prob"][t, i] == pytest.approx(expected, rel=1e-5)
+        own = kept = 0.0
+        if t + i < count:
+            text, y = [*prompt, *output[: t + i]], output[t + i]
+            own = plain_probs(pair.drafter.model, text, sampler)[y]
+            kept = min(1.0, own / plain_probs(pair.target, text, sampler)[y])
+        certain += kept == 1.0
+        assert columns["text_prob"][t, i] == pytest.approx(own, rel=1e-5)
+        assert columns["text_accept"][t, i] == pytest.approx(kept, rel=1e-5)
         assert columns["prob"][t, i] == pytest.approx(q[token], rel=1e-5)
         assert columns["confidence"][t, i] == pytest.approx(q.max(), rel=1e-5)
         entropy = -(q[q > 0] * np.log(q[q > 0])).sum()
@@ -391,8 +397,8 @@ def test_the_match_is_what_equals_the_output() -> None:
         while match < DEPTH and t + match < 30 and row[match] == output[t + match]:
             match += 1
         assert columns["match_len"][t] == match
-        # A token that the target would always reject was never accepted.
-        assert (columns["accept_prob"][t, :match] > 0).all()
+        # A token that the drafter never drafts was never accepted.
+        assert (columns["text_prob"][t, :match] > 0).all()
     assert 0 < columns["match_len"].mean() < DEPTH
 
 
@@ -449,10 +455,10 @@ def tiny_trace() -> Trace:
 def test_a_recorded_trace_is_valid_and_says_what_it_is(tmp_path: Path) -> None:
     write_trace(tiny_trace(), tmp_path / "t")
     trace = read_trace(tmp_path / "t")
-    assert trace.sampled_by_rejection and trace.accept_prob is not None
+    assert trace.sampled_by_rejection and trace.text_accept is not None
     assert trace.meta["decoding"] == {"mode": "rejection", "temperature": 0.8, "seed": 3}
     assert 0.4 < trace.meta["first_token_accepted_share"] < 0.9
-    first = trace.accept_prob[:, 0]
+    first = trace.text_accept[:, 0]
     # The share of first tokens that were accepted, against what their probabilities say.
     sd = np.sqrt((first * (1 - first)).sum()) / len(first)
     assert abs((trace.match_len > 0).mean() - first.mean()) < 4 * sd
@@ -521,9 +527,9 @@ def test_greedy_drafts_are_kept_as_engines_keep_them(temperature: float) -> None
         assert abs(difference.mean()) < 4 * difference.std(ddof=1) / np.sqrt(count), k
 
 
-def test_other_modes_record_no_probabilities() -> None:
-    trace = record(tiny_pair(), tiny_prompts(1), RecordSettings(2, 6, Sampler("gumbel", 0.8)))
-    assert trace.accept_prob is None
+def test_greedy_decoding_records_no_probabilities() -> None:
+    trace = record(tiny_pair(), tiny_prompts(1), RecordSettings(2, 6))
+    assert trace.text_prob is None and trace.text_accept is None
 
 
 def test_an_end_of_text_ends_what_is_accepted() -> None:
@@ -532,12 +538,12 @@ def test_an_end_of_text_ends_what_is_accepted() -> None:
     eos = int(plain["token"][8])
     pair, prompts = tiny_pair((eos,)), tiny_prompts(6, seed=9)
     trace = record(pair, prompts, RecordSettings(5, 30, CHOICE))
-    assert trace.accept_prob is not None
+    assert trace.text_accept is not None
     ended = trace.output_tokens < trace.budget_tokens
     assert ended.any()
     left = np.repeat(trace.offsets[1:], trace.output_tokens) - np.arange(len(trace.token))
     beyond = np.arange(5) >= left[:, None]
-    assert (trace.accept_prob[beyond] == 0).all()
+    assert (trace.text_accept[beyond] == 0).all()
     result = replay(trace, POLICIES[1], cost_table(trace, ConstantCost(1e-3, 1e-2)))
     assert (result.accepted + result.num_rounds >= result.output_tokens).all()
     assert (result.accepted <= result.output_tokens).all()

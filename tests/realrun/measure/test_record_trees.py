@@ -394,14 +394,21 @@ def test_columns_and_ranks_are_what_the_library_says(
 def test_rejection_traces_hold_the_drafters_distributions_and_the_targets_verdict(
     kind: str, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The share `accept_prob`, by a pass of the library over every drafted prefix."""
+    """By a pass of the library over every drafted prefix, and over the text."""
     monkeypatch.setattr(realrun.proposals.chain, "CHUNK", 3)
     sampler, depth, count = Sampler("rejection", 0.8, seed=4, top_p=0.9), 3, 7
     pair, reference = pair_and_reference(kind, target)
     split, drafter = pair.make_drafter()
+
+    def p_of(tokens: list[int]) -> torch.Tensor:
+        return sampler.probs(pair.target(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1:])[0]
+
     for sequence, prompt in [(0, random_prompts(1)[0]), (5, [3])]:
         output = output_of(pair, prompt, count, sampler, sequence)
-        request = RecordRequest(prompt, output, depth, sampler, sequence, lambda hidden, *_: hidden.sum(-1))
+        chances = np.array([float(p_of([*prompt, *output[:t]])[output[t]]) for t in range(count)])
+        request = RecordRequest(
+            prompt, output, depth, sampler, sequence, lambda hidden, *_: hidden.sum(-1), target_prob=chances
+        )
         dense = target_cache_recorder(split, drafter.lm, sampler)(request)
         greedy = target_cache_columns(split, drafter.lm, replace(request, sampler=Sampler()), ranks=False)
         np.testing.assert_allclose(dense["score"][:, 0], greedy["score"][:, 0], rtol=1e-6)
@@ -410,10 +417,12 @@ def test_rejection_traces_hold_the_drafters_distributions_and_the_targets_verdic
         for t, i in itertools.product(range(count), range(depth)):
             branch, context = dense["draft_token"][t].tolist(), [*prompt, *output[:t]]
             q = sampler.probs(reference(context, branch[:i]))[0]
-            text = torch.tensor([[*context, *branch[:i]]])
-            p = sampler.probs(pair.target(input_ids=text, use_cache=False).logits[0, -1:])[0]
-            accept = min(1.0, float(p[branch[i]] / q[branch[i]])) if t + i < count else 0.0
-            assert dense["accept_prob"][t, i] == pytest.approx(accept, rel=1e-5)
+            kept = own = 0.0
+            if t + i < count:
+                along, y = sampler.probs(reference(context, output[t : t + i]))[0], output[t + i]
+                own, kept = float(along[y]), min(1.0, float(along[y] / p_of([*prompt, *output[: t + i]])[y]))
+            assert dense["text_prob"][t, i] == pytest.approx(own, rel=1e-5)
+            assert dense["text_accept"][t, i] == pytest.approx(kept, rel=1e-5)
             assert dense["prob"][t, i] == pytest.approx(float(q[branch[i]]), rel=1e-5)
             assert dense["confidence"][t, i] == pytest.approx(float(q.max()), rel=1e-5)
             entropy = float(torch.special.entr(q).sum())

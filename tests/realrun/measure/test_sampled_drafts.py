@@ -1,44 +1,50 @@
-"""Replays of sampled drafts against the law of rejection sampling, on a Markov pair of three tokens.
+"""Replays at a temperature against the law of every rule of acceptance, on a Markov pair of three tokens.
 
-The law is enumerated for fixed K, and simulated for other policies, by Leviathan et al. 2023, Algorithm 1: drafts from
-q, kept with min(1, p/q), replaced from (p - q)+. A round's start depends on what was accepted before it, because tokens
-after which the pair disagrees follow one another.
+The law is enumerated for fixed K, and simulated for other policies, from the rules' definitions. A round's start
+depends on what was accepted before it, because tokens after which the pair disagrees follow one another.
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
+import numba as nb
 import numpy as np
 import pytest
 import torch
 
-from realrun.decode.sampling import Sampler
-from realrun.proposals.chain import rejection_columns
+from realrun.decode.sampling import Sampler, gumbel_noise
+from realrun.proposals.chain import branch_columns, rejection_columns
 from realrun.proposals.recorder import RecordRequest
 from specsim.cost.model import ConstantCost
+from specsim.io.errors import InputError
 from specsim.policy.chain.adaedl import AdaEDL
 from specsim.policy.chain.base import ChainPolicy, Step
 from specsim.policy.chain.beta_ts import BetaTS
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.chain.max_confidence import MaxConfidence
+from specsim.replaying.checks import check_replayable
 from specsim.replaying.kernel import step_functions
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
+from specsim.trace.accepted import Rule, accepted_by, rule_of
 from specsim.trace.trace import Trace
 from tests.support.reference import build_trace
 
 STICKY = np.array(
     [[[0.8, 0.1, 0.1], [0.1, 0.8, 0.1], [0.1, 0.1, 0.8]], [[0.85, 0.1, 0.05], [0.7, 0.2, 0.1], [0.7, 0.1, 0.2]]]
 )
-DEPTH, TEXTS, LENGTH = 6, 60, 300
+DEPTH, TEXTS, LENGTH, SEED = 6, int(os.environ.get("TEXTS", "60")), 300, 7
+SKIPPED = 30  # first positions of a text, where rounds do not start as they do in the long run
+MODES = ("greedy-draft", "gumbel", "rejection")
 POLICIES = [
     *(FixedK(k=k) for k in (1, 3, 6)),
-    AdaEDL(dynamic=False, lambda0=0.4, gamma=0.2, max_draft_tokens=DEPTH),
-    MaxConfidence(dynamic=False, lambda0=0.75, max_draft_tokens=DEPTH),
+    AdaEDL(dynamic=False, lambda0=0.7, gamma=0.2, max_draft_tokens=DEPTH),
+    MaxConfidence(dynamic=False, lambda0=0.83, max_draft_tokens=DEPTH),
     BetaTS(max_draft_tokens=DEPTH),
 ]
 
@@ -60,64 +66,91 @@ def markov_lm(probs: np.ndarray) -> Any:
 
 
 @cache
-def recorded(temperature: float) -> Trace:
-    """Texts drawn from the target with numpy, and what the recorder drafts along them."""
+def recorded(mode: str, temperature: float) -> Trace:
+    """Texts drawn from the target with the noise of shared drafts, and what the recorder drafts along them."""
     rng, target = np.random.default_rng(1), at(temperature)[0]
-    lms = [markov_lm(probs) for probs in STICKY]
-    columns = []
+    target_lm, draft_lm = (markov_lm(probs) for probs in STICKY)
+    sampler, columns = Sampler(mode, temperature, seed=SEED), []  # type: ignore[arg-type]
     for sequence in range(TEXTS):
+        noise = gumbel_noise(SEED, sequence, 0, LENGTH, 3, torch.device("cpu")).numpy()
         text = [0]
-        while len(text) <= LENGTH:
-            text.append(int(rng.choice(3, p=target[text[-1]])))
-        request = RecordRequest(text[:1], text[1:], DEPTH, Sampler("rejection", temperature, seed=7), sequence)
-        columns.append(rejection_columns(lms[1], lms[0], request))
+        for row in noise:
+            text.append(int((np.log(target[text[-1]]) + row).argmax()))
+        chances = target[text[:-1], text[1:]]
+        request = RecordRequest(text[:1], text[1:], DEPTH, sampler, sequence, target_prob=chances)
+        columns.append(
+            rejection_columns(draft_lm, target_lm, request)
+            if mode == "rejection"
+            else branch_columns(draft_lm, request)
+        )
     blank = build_trace(rng, np.zeros((TEXTS * LENGTH, DEPTH), dtype=bool), [LENGTH] * TEXTS, prompts=[1] * TEXTS)
-    decoding = {"mode": "rejection", "temperature": temperature, "seed": 7}
     return replace(
         blank,
-        meta={**blank.meta, "eos_token_id": None, "decoding": decoding},
+        meta={**blank.meta, "eos_token_id": None, "decoding": sampler.as_dict()},
         **{name: np.concatenate([part[name] for part in columns]) for name in columns[0]},
     )
 
 
-def simulated(policy: ChainPolicy, temperature: float, texts: int) -> np.ndarray:
-    """Tokens and drafted tokens per round of real runs [texts, 2], of the rounds that no end of text shortens."""
-    rng, (p, q), functions = np.random.default_rng(2), at(temperature), step_functions(policy)
-    entropies, counts = -(q * np.log(q)).sum(-1), np.zeros((texts, 2))
-    cumulative = q.cumsum(-1)
-    for number in range(texts):
-        last, t, rounds, state = 0, 0, 0, functions.initial_state(policy.params)
-        while t < LENGTH - DEPTH:
-            draft: list[int] = []
-            while len(draft) < policy.max_draft_tokens:
-                before = draft[-1] if draft else last
-                draft.append(int(np.searchsorted(cumulative[before], rng.random())))
-                if len(draft) == policy.max_draft_tokens:
-                    break
-                step = Step(q[before, draft[-1]], q[before].max(), entropies[before], 0.0, 0.0)
-                proceed, state = functions.keep_drafting(state, policy.params, step, len(draft), rng.random())
-                if not proceed:
-                    break
-            accepted = 0
-            for token in draft:
-                if rng.random() * q[last, token] >= p[last, token]:
-                    break
-                last, accepted = token, accepted + 1
-            rest = p[last] if accepted == len(draft) else (p[last] - q[last]).clip(0)
-            last = int(rng.choice(3, p=rest / rest.sum()))
-            state = functions.update(state, policy.params, len(draft), accepted)
-            t, rounds = t + accepted + 1, rounds + 1
-            counts[number] += accepted + 1, len(draft)
-        counts[number] /= rounds
+def simulated(policy: ChainPolicy, mode: str, temperature: float) -> np.ndarray:
+    """Rounds, their tokens and drafted tokens of real runs [TEXTS, 3], of rounds that no end of text shortens."""
+    counts, functions, mode_number = np.zeros((TEXTS, 3)), step_functions(policy), MODES.index(mode)
+    own = functions.initial_state, functions.keep_drafting, functions.update
+    rng = np.random.default_rng(2)
+    _simulate(*own, policy.params, policy.max_draft_tokens, *at(temperature), mode_number, counts, rng)
     return counts
 
 
-def enumerated(k: int, temperature: float) -> float:
+@nb.njit
+def _simulate(initial_state, keep_drafting, update, params, longest, p, q, mode, counts, rng):  # type: ignore[no-untyped-def]
+    draft = np.zeros(longest, np.int64)
+    for number in range(len(counts)):
+        last, t, state = 0, 0, initial_state(params)
+        noise = -np.log(-np.log(rng.random((LENGTH, 3))))  # of a position, whichever round comes to it
+        while t < LENGTH - DEPTH:
+            drafted, before = 0, last
+            while drafted < longest:
+                if MODES[mode] == "rejection":
+                    reached = q[before].cumsum()
+                    token = int(np.searchsorted(reached, rng.random() * reached[2]))
+                else:
+                    shared = noise[t + drafted] if MODES[mode] == "gumbel" else np.zeros(3)
+                    token = int((np.log(q[before]) + shared).argmax())
+                entropy = -(q[before] * np.log(q[before])).sum()
+                step = Step(q[before, token], q[before].max(), entropy, 0.0, 0.0)
+                draft[drafted] = before = token
+                drafted += 1
+                if drafted < longest:
+                    goes_on, state = keep_drafting(state, params, step, drafted, rng.random())
+                    if not goes_on:
+                        break
+            accepted, rejected = 0, False
+            while accepted < drafted and not rejected:
+                token = draft[accepted]
+                rest = np.maximum(p[last] - q[last], 0.0)
+                if MODES[mode] != "rejection":
+                    last = int((np.log(p[last]) + noise[t + accepted]).argmax())
+                    rejected = last != token
+                elif rng.random() * q[last, token] < p[last, token]:
+                    last = token
+                else:
+                    last = int(np.searchsorted(rest.cumsum(), rng.random() * rest.sum()))
+                    rejected = True
+                accepted += not rejected
+            if not rejected:  # the target adds a token
+                last = int((np.log(p[last]) + noise[t + accepted]).argmax())
+            state = update(state, params, drafted, accepted)
+            if t >= SKIPPED:
+                counts[number] += np.array([1.0, accepted + 1.0, drafted])
+            t += accepted + 1
+
+
+def enumerated(k: int, rule: Rule, temperature: float) -> float:
     """Tokens per round of fixed K in the long run."""
     p, q = at(temperature)
-    kept, replaced = np.minimum(p, q), np.maximum(p - q, 0.0)
+    likeliest = np.eye(3)[q.argmax(-1)]
+    kept = {"greedy-draft": p * likeliest, "sampled-draft": np.minimum(p, q), "equal-samples": p * q}[rule]
     paths = [np.linalg.matrix_power(kept, accepted) for accepted in range(k + 1)]
-    ends = [*(path @ replaced for path in paths[:-1]), paths[-1] @ p]  # [from, last token emitted] by tokens accepted
+    ends = [*(path @ (p - kept) for path in paths[:-1]), paths[-1] @ p]  # [from, last token emitted] by accepted tokens
     start = np.linalg.matrix_power(sum(ends), 200)[0]
     return float(sum((accepted + 1) * (start @ end).sum() for accepted, end in enumerate(ends)))
 
@@ -126,18 +159,63 @@ def replayed(policy: ChainPolicy, trace: Trace) -> np.ndarray:
     """As `simulated`, of the trace."""
     rounds = replay(trace, policy, cost_table(trace, ConstantCost(1e-3, 1e-2)), seed=3, log=True).rounds
     assert rounds is not None
-    whole = rounds[rounds.t < LENGTH - DEPTH]
-    values = (np.bincount(whole.sequence, weights) for weights in (whole.accepted + 1, whole.drafted))
-    return np.column_stack([*values]) / np.bincount(whole.sequence)[:, None]
+    whole = rounds[(rounds.t >= SKIPPED) & (rounds.t < LENGTH - DEPTH)]
+    weights = (np.ones(len(whole)), whole.accepted + 1, whole.drafted)
+    return np.column_stack([np.bincount(whole.sequence, each, TEXTS) for each in weights])
+
+
+def per_round(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens and drafted tokens per round, and the standard errors of these ratios over texts."""
+    ratio = counts[:, 1:].sum(axis=0) / counts[:, 0].sum()
+    errors = counts[:, 1:] - ratio * counts[:, :1]
+    return ratio, np.sqrt((errors**2).sum(axis=0)) / counts[:, 0].sum()
+
+
+def z_of(counts: np.ndarray, law: float) -> float:
+    """Distance of the tokens per round from the law, in standard errors."""
+    ratio, error = per_round(counts)
+    return float((ratio[0] - law) / error[0])
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
-def test_a_replay_follows_the_law_of_rejection_sampling(policy: ChainPolicy, temperature: float) -> None:
-    ours, real = replayed(policy, recorded(temperature)), simulated(policy, temperature, TEXTS)
-    error = np.sqrt((ours.var(axis=0) + real.var(axis=0)) / TEXTS)
-    assert (np.abs(ours.mean(axis=0) - real.mean(axis=0)) <= 4 * error).all()
-    if isinstance(policy, FixedK):
-        for counts in (ours, real):
-            tokens = counts[:, 0]
-            assert abs(tokens.mean() - enumerated(policy.k, temperature)) < 4 * tokens.std() / np.sqrt(TEXTS)
+@pytest.mark.parametrize("mode", MODES)
+def test_a_replay_follows_the_law_of_its_mode(policy: ChainPolicy, mode: str, temperature: float) -> None:
+    trace = recorded(mode, temperature)
+    ours, real = replayed(policy, trace), simulated(policy, mode, temperature)
+    (ratio, error), (real_ratio, real_error) = per_round(ours), per_round(real)
+    assert (np.abs(ratio - real_ratio) <= 4 * np.hypot(error, real_error)).all()
+    rule = rule_of(trace)
+    if isinstance(policy, FixedK) and rule is not None:
+        assert [abs(z_of(counts, enumerated(policy.k, rule, temperature))) < 4 for counts in (ours, real)] == [True] * 2
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+@pytest.mark.parametrize("rule", ["greedy-draft", "sampled-draft", "equal-samples"])
+def test_one_recording_is_replayed_under_every_rule(rule: Rule, temperature: float) -> None:
+    laws = [enumerated(k, rule, temperature) for k in (1, 3, 6)]
+    for mode in MODES:
+        trace = recorded(mode, temperature)
+        if mode == "gumbel" and rule == "greedy-draft":
+            with pytest.raises(InputError, match="needs ranks without noise, which this trace lacks; record it again"):
+                accepted_by(trace, rule)
+            continue
+        other = accepted_by(trace, rule, seed=5)
+        for k, law in zip((1, 3, 6), laws, strict=True):
+            assert abs(z_of(replayed(FixedK(k=k), other), law)) < 4, (mode, k)
+        if other is not trace:
+            with pytest.raises(InputError, match="drafter's confidence, which this trace lacks"):
+                check_replayable(other, AdaEDL(max_draft_tokens=DEPTH))
+
+
+def test_a_greedy_draft_is_kept_alike_whatever_was_recorded() -> None:
+    """Along one text, the ranks of a recording of sampled drafts say what greedy drafts would have matched."""
+    from_ranks = accepted_by(recorded("rejection", 1.0), "greedy-draft")
+    np.testing.assert_array_equal(from_ranks.match_len, recorded("greedy-draft", 1.0).match_len)
+
+
+def test_what_an_old_recording_lacks_is_said() -> None:
+    trace = replace(recorded("greedy-draft", 1.0), text_prob=None, text_accept=None)
+    assert rule_of(trace) == "greedy-draft" and accepted_by(trace, "greedy-draft") is trace
+    with pytest.raises(InputError, match="probabilities along the text, which this trace lacks; record it again"):
+        accepted_by(trace, "sampled-draft")

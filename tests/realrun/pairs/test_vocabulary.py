@@ -84,7 +84,7 @@ def test_padding_is_never_said_nor_drafted_nor_counted(folders: dict[str, str], 
     plain, with_padding = (load(folders, f"{kind}target", f"{kind}draft") for kind in ("", "padded "))
     traces = [record(pair, tiny_prompts(3), settings) for pair in (plain, with_padding)]
     assert traces[1].meta["vocabulary"] == {"tokens": VOCAB, "of": "the target's tokenizer"}
-    for name in ("token", "draft_token", "prob", "confidence", "entropy_nats", "true_rank", "accept_prob"):
+    for name in ("token", "draft_token", "prob", "confidence", "entropy_nats", "true_rank", "text_accept"):
         own, other = (getattr(trace, name) for trace in traces)
         assert (own is None) == (other is None)
         if own is not None:
