@@ -14,7 +14,7 @@ import numpy as np
 from specsim.cost.model import SPACE, ConstantCost
 from specsim.io.arrays import Bools, FloatArray, Ints
 from specsim.io.errors import InputError
-from specsim.policy.base import Policy
+from specsim.policy.base import BIASED, Policy
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.tree.static import StaticTree
 from specsim.replaying.checks import check_covered, check_replayable
@@ -24,6 +24,7 @@ from specsim.replaying.table import cost_table
 from specsim.replaying.tree import Links, links
 from specsim.serving.costs import draft_levels
 from specsim.serving.draft_length import DraftLengthRule, DraftRounds, Running, State, fixed_length
+from specsim.trace.accepted import rule_of
 from specsim.trace.trace import Trace
 
 
@@ -178,5 +179,8 @@ def _of_rule(trace: Trace, rule: DraftLengthRule, seed: int) -> Drafts:
         )
     if trace.meta.get("drafter_kind") == SPACE:
         raise InputError(f"{rule.label}: batches are of chains that a drafter drafts; SPACE drafts as it verifies")
+    survival = rule.survival(trace)
+    if survival is not None and rule.biases_sampled_drafts and rule_of(trace) == "sampled-draft":
+        raise InputError(f"rule {rule.label}: {BIASED}")
     match, limit = trace.match_len.astype(np.int64), trace.draft_limit.astype(np.int64)
-    return Drafts(trace, rule.label, rule, limit, match, survival=rule.survival(trace))
+    return Drafts(trace, rule.label, rule, limit, match, survival=survival)
