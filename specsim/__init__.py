@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from specsim.serving.frontier import serve_frontier
     from specsim.serving.rules.registry import rules
     from specsim.serving.serve import serve, serve_batches, serve_schedule
+    from specsim.trace.accepted import accepted_by
     from specsim.trace.files import join_traces, read_trace, write_trace
     from specsim.trace.trace import Trace
 
@@ -44,6 +45,7 @@ _HOMES = {  # public name -> module that defines it
     "JoinedCost": "specsim.cost.joined",
     "Trace": "specsim.trace.trace",
     "TreePolicy": "specsim.policy.tree.base",
+    "accepted_by": "specsim.trace.accepted",
     "advise": "specsim.engines.advise",
     "bench": "specsim.servers.bench",
     "calibrate": "specsim.cost.calibrate",
@@ -79,6 +81,7 @@ __all__ = [
     "JoinedCost",
     "Trace",
     "TreePolicy",
+    "accepted_by",
     "advise",
     "bench",
     "calibrate",

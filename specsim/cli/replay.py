@@ -64,10 +64,11 @@ def replay(options: ReplayOptions, costs: CostSettings) -> Answer:
         from specsim.engines.as_engine import as_engine
         from specsim.engines.conventions import find_conventions
         from specsim.engines.definitions import engine_counts
-        from specsim.trace.accepted import accepted_by
+        from specsim.trace.accepted import accepted_by, shares_noise
 
         conventions = find_conventions(engine)
-        if options.accept is None and engine in RULES:
+        shared = shares_noise(trace)
+        if options.accept is None and engine in RULES and not shared:
             trace = accepted_by(trace, find_rule(engine))
         trace, cut_off = as_engine(trace, conventions, max_output_tokens=options.max_output_tokens)
     priced = PricedTrace(trace, costs.read())
@@ -84,6 +85,7 @@ def replay(options: ReplayOptions, costs: CostSettings) -> Answer:
         document["engine"] = {
             **engine_counts(part, chosen, conventions, seed=options.seed),
             "sequences_cut_off": cut_off,
+            "shares_noise": shared,
         }
 
     def show() -> None:
@@ -113,11 +115,13 @@ def _print_counts(engine: str, counts: dict[str, Any]) -> None:
             f"; the last round of {counts['sequences_cut_off']} sequences may accept more than was recorded: record "
             "more tokens and give --max-output-tokens"
         )
+    if counts["shares_noise"]:
+        title += "; drafts share the target's noise, as no engine's do: record with --mode greedy-draft or rejection"
     print_table(title, ["counter", "value"], list(_counter_rows(counts)))
 
 
 def _counter_rows(counts: dict[str, Any]) -> Iterator[list[str]]:
     for name, value in {**counts, **counts["printed"]}.items():
-        if name not in ("engine", "printed", "sequences_cut_off"):
+        if name not in ("engine", "printed", "sequences_cut_off", "shares_noise"):
             values = value if isinstance(value, list) else [value]
             yield [name, ", ".join(f"{v:.3f}" if isinstance(v, float) else f"{v:,}" for v in values)]
