@@ -553,11 +553,11 @@ def test_a_wider_tree_wins_where_verification_is_free_and_loses_where_it_is_dear
     assert chosen["free"].settings["nodes"] > chosen["dear"].settings["nodes"]
 
 
-def test_points_that_the_record_is_too_small_for_are_refused() -> None:
+def test_trees_that_the_record_is_too_small_for_are_tried_smaller_or_refused() -> None:
     """Left in, they would look fast: what is not recorded cannot be paid for in full."""
     small = tree_trace(5, sequences=12, tokens=50, depth=6, width=10, nodes=12, vocabulary=20, easiness=2.5)
     search_result = find_best(POLICIES["eagle2"], PricedTrace(small, COST), SearchSettings(trials=40))
-    assert 0 < search_result.refused < search_result.trials
+    assert search_result.refused == 0 < search_result.smaller < search_result.trials == 40
     result = replay(small, search_result.best, cost_table(small, COST, search_result.best))
     assert result.truncated.sum() <= MAX_TRUNCATED_SHARE * result.num_rounds.sum()
     with pytest.raises(InputError, match="all 1 points ask for more.*tree-nodes"):
