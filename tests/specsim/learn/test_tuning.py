@@ -585,7 +585,7 @@ def test_ranges_are_lowered_to_the_recorded_width_and_nodes_and_to_what_costs_co
     for cost, nodes in ((COST, 40), (Covering(1.0, 9.0), 20)):
         axes = {
             (name, axis.name): axis
-            for name in ("eagle2", "pct", "beta_ts_tree", "cape")
+            for name in ("eagle2", "pct", "beta_ts_tree", "cali_ts_tree", "cape")
             for axis in search_space(POLICIES[name], {}, recorded_limits(PricedTrace(narrow, cost))).axes
         }
         for key in (("eagle2", "top_k"), ("pct", "width"), ("beta_ts_tree", "width"), ("cape", "width_30")):
