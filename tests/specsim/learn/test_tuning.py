@@ -588,9 +588,9 @@ def test_ranges_are_lowered_to_the_recorded_width_and_nodes_and_to_what_costs_co
             for name in ("eagle2", "pct", "beta_ts_tree", "cali_ts_tree", "cape")
             for axis in search_space(POLICIES[name], {}, recorded_limits(PricedTrace(narrow, cost))).axes
         }
-        for key in (("eagle2", "top_k"), ("pct", "width"), ("beta_ts_tree", "width"), ("cape", "width_30")):
+        for key in (("eagle2", "top_k"), ("pct", "width"), ("cali_ts_tree", "width"), ("cape", "width_30")):
             assert axes[key].high == 4, key
-        assert axes["eagle2", "nodes"].high == axes["beta_ts_tree", "nodes"].high == nodes
+        assert axes["eagle2", "nodes"].high == axes["cali_ts_tree", "nodes"].high == nodes
         for name in ("eagle2", "pct"):
             priced = PricedTrace(narrow, cost)
             tuned = find_best(POLICIES[name], priced, SearchSettings(trials=20, jobs=1))
