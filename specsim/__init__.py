@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from specsim.acceptance import formulas
     from specsim.acceptance.generate import generate
     from specsim.compare.leaderboard import leaderboard
     from specsim.cost.calibrate import calibrate
@@ -53,6 +54,7 @@ _HOMES = {  # public name -> module that defines it
     "diagnose": "specsim.engines.diagnose",
     "doctor": "specsim.servers.doctor",
     "export_flags": "specsim.engines.export",
+    "formulas": "specsim.acceptance.formulas",
     "generate": "specsim.acceptance.generate",
     "import_records": "specsim.engines.import_records",
     "join_traces": "specsim.trace.files",
@@ -89,6 +91,7 @@ __all__ = [
     "diagnose",
     "doctor",
     "export_flags",
+    "formulas",
     "generate",
     "import_records",
     "join_traces",
@@ -113,7 +116,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'specsim' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    home = import_module(_HOMES[name])
+    return home if name == "formulas" else getattr(home, name)  # which is a module
 
 
 def __dir__() -> list[str]:

@@ -222,7 +222,8 @@ class RecordOptions(SamplingSettings, DepthSettings, PromptSettings):
     tree_nodes: int = setting(
         0,
         "Nodes of the draft tree to record at every position; 0: no trees. Tree policies replay exactly up to this "
-        "size. 128 nodes take about five times as long as decoding. Not with --mode rejection.",
+        "size; a search tries smaller trees where larger ones are not recorded, and says which to record. 128 nodes "
+        "take about five times as long as decoding. Not with --mode rejection.",
         low=0,
     )
     tree_width: int = setting(10, "Maximum children per tree node to record.", low=1)

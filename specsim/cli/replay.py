@@ -48,7 +48,8 @@ def replay(options: ReplayOptions, costs: CostSettings) -> Answer:
 
     Replays the trace under the policy. A policy that learns from data or costs what --set does not give (renewal_stop,
     time_gain) learns on one part of the sequences and is reported on the other. "Gap to oracle" is how much slower the
-    policy is than an oracle that knows what will be accepted.
+    policy is than an oracle that knows what will be accepted. "By Eq. 14" is the speedup by EESD's formula, from v_d,
+    r_d and the costs' T_d / T_t alone; there is none for trees and SPACE.
 
     Example: specsim replay TRACE --policy adaedl --set gamma=0.2 --cost profile.json
     """
@@ -98,6 +99,9 @@ def replay(options: ReplayOptions, costs: CostSettings) -> Answer:
 
 def _print_prediction(prediction: PolicyPrediction, document: dict[str, Any]) -> None:
     rows = [["speedup [95 % interval]", str(prediction.speedup)]]
+    if prediction.eq14 is not None:
+        by = f"by Eq. 14 with T_d / T_t = {prediction.cost_ratio:.3g} of these costs"
+        rows.append([by, f"{prediction.eq14:.3f}"])
     for key, quantity in RATES.items():
         rows.append([quantity, f"{document[key]:.3f}"])
     trees = ["verified", "truncated_rounds"] if prediction.truncated_rounds is not None else []

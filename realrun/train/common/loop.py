@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import resource
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -322,6 +323,13 @@ def optimizer_facts(job: Job) -> dict[str, Any]:
     }
 
 
+def peak_memory() -> int:
+    """Most bytes that this process has held: of the GPU where it used one, else of the machine."""
+    if torch.cuda.is_available() and (most := torch.cuda.max_memory_allocated()):
+        return most
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # which Linux counts in KiB
+
+
 def run_facts(settings: LoopSettings, history: Sequence[Row], folder: Path) -> dict[str, Any]:
     """Describe the finished run in this folder for a drafter's file."""
     seconds = training_seconds(folder)
@@ -331,6 +339,7 @@ def run_facts(settings: LoopSettings, history: Sequence[Row], folder: Path) -> d
         "tokens": tokens,
         "seconds": round(seconds, 1),
         "tokens_per_second": round(tokens / seconds),
+        "peak_memory_bytes": peak_memory(),
         "held_out": {"start": history[0]["held_out"], "end": history[-1]["held_out"]},
     }
 

@@ -35,7 +35,7 @@ from tests.support.small_targets import alone, small_target
 from tests.support.tiny import random_prompts, tiny_pair, tiny_prompts
 from tests.support.trainings import CASES, LOOP, Case, made_up_costs, word_text
 
-UNTIMED = ("seconds", "tokens_per_second", "provenance", "drafter", "predictor")
+UNTIMED = ("seconds", "tokens_per_second", "peak_memory_bytes", "provenance", "drafter", "predictor")
 ON_TEXT = [name for name, case in CASES.items() if case.on_text]
 FROZEN = ("eesd", "medusa", "edd", "vdm", "eagle", "eagle3")
 slow = pytest.mark.slow

@@ -48,7 +48,7 @@ def estimate(value: float) -> dict[str, float]:
 
 
 def row(policy: str, label: str, role: str, predicted: float, measured: float, **params: Any) -> dict[str, Any]:
-    ladder = {"eq14": 1.2 * measured, "constant": 1.1 * measured, "profile": predicted, "measured": measured}
+    ladder = {"eq14": 1.2 * measured, "profile": predicted, "measured": measured}
     return {
         "policy": policy,
         "label": label,
