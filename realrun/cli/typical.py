@@ -42,6 +42,7 @@ class TypicalOptions(PromptSettings, SeedSettings):
     overwrite: bool = setting(False, OVERWRITE_FILE_HELP, flag="--overwrite")
 
 
+REPLAYED = "replayed_acceleration_rate"
 FROM_TRACE = "prompts", "num_prompts", "max_new_tokens", "temperature"  # by --trace
 
 
@@ -95,12 +96,12 @@ def typical(
 def _print_arms(document: dict[str, Any], policy: str, temperature: float) -> None:
     from specsim.replaying.intervals import interval_text
 
-    replayed = any("replayed_acceleration_rate" in arm for arm in document["arms"])
+    replayed = [arm[REPLAYED] for arm in document["arms"] if REPLAYED in arm]
     rows = [
         [
             f"{arm['arm']}, epsilon {arm['epsilon']:g}, delta {arm['delta']:.3g}" if "epsilon" in arm else arm["arm"],
             interval_text(arm["acceleration_rate"]),
-            *([_replayed_text(arm)] if replayed else []),
+            *([f"{arm[REPLAYED]['estimate']:.3f}" if REPLAYED in arm else ""] if replayed else []),
             interval_text(arm["log_likelihood_nats"]),
             interval_text(arm["log_likelihood_at_temperature_nats"]),
             f"{arm['distinct_trigram_share']:.3f}",
@@ -112,11 +113,6 @@ def _print_arms(document: dict[str, Any], policy: str, temperature: float) -> No
     columns = ["acceptance", "tokens per target pass", *by_replay, "nats per token", at_temperature]
     columns.append("distinct trigrams")
     title = f"{document['drafter']}, {policy}, {document['prompts']['count']} prompts, 95 % intervals"
+    if lacking := max((rate["truncated_rounds"] for rate in replayed), default=0):
+        title += f"; in up to {lacking} rounds the trace lacks nodes: record a larger tree"
     print_table(title, columns, rows)
-
-
-def _replayed_text(arm: dict[str, Any]) -> str:
-    if (rate := arm.get("replayed_acceleration_rate")) is None:
-        return ""
-    lacking = f" ({rate['truncated_rounds']} rounds of it ask for more than is recorded)"
-    return f"{rate['estimate']:.3f}{lacking if rate['truncated_rounds'] else ''}"
