@@ -131,6 +131,16 @@ def import_formats() -> str:
     return _table("kind | what it reads | tested on", rows)
 
 
+def acceptance_rules() -> str:
+    """The rule by which each engine accepts drafts at a temperature."""
+    from specsim.engines.acceptance_rules import RULES
+
+    rows = [
+        f"`{row.name}` | {row.version} | {row.setting or 'default'} | {row.rule or 'none'}" for row in RULES.values()
+    ]
+    return _table("`--accept` | seen in | setting | rule", rows)
+
+
 def llama_eagle3() -> str:
     """Published speedups of Llama-3.1-8B with EAGLE-3 on an H100, and what costs from data sheets predict of them."""
     from specsim.cost.calibrate import data_sheet_document
@@ -181,6 +191,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "lossless checks": lossless_checks,
     "drafter check": drafter_check,
     "import formats": import_formats,
+    "acceptance rules": acceptance_rules,
     "llama-3.1-8b with eagle3": llama_eagle3,
     "smollm2": smollm2,
     "printed errors": printed_errors,

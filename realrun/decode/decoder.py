@@ -18,7 +18,7 @@ from realrun.lm.choice import make_lm
 from realrun.lm.clock import device_clock, now
 from realrun.lm.number_type import TargetPeaks
 from specsim.io.errors import InputError
-from specsim.policy.base import Policy
+from specsim.policy.base import BIASED, Policy
 from specsim.policy.chain.base import ChainPolicy, Step
 from specsim.policy.switch.base import SwitchPolicy
 from specsim.policy.tree.base import TreePolicy
@@ -266,6 +266,8 @@ class Decoder:
                 raise InputError(
                     f"policy {policy.name} needs {needed}, which this decoder has not; choose another policy"
                 )
+            if self.sampler.mode == "rejection" and policy.biases_sampled_drafts():
+                raise InputError(f"policy {policy.name}: {BIASED}")
             self.drafter.prepare(length, self.sampler, sequence, positions, policy.features)
         if isinstance(policy, TreePolicy):
             if not isinstance(self.drafter, TreeDrafter):

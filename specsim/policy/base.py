@@ -20,7 +20,7 @@ from __future__ import annotations
 import dataclasses
 import numbers
 from collections import namedtuple
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
@@ -35,6 +35,24 @@ if TYPE_CHECKING:
     from specsim.trace.trace import Trace
 
 Kind = TypeVar("Kind", bound="Policy")
+Reads = Literal["nothing", "distribution", "drawn token"]
+DRAWN = frozenset({"prob", "tree"})  # trace columns of the drafted tokens' own probabilities
+DISTRIBUTION = frozenset({"confidence", "entropy_nats", "top10_confidence", "score"})  # known before a token is drawn
+BIASED = (
+    "drops drafted tokens by what was drawn, which changes the output's distribution if drafts are sampled; "
+    "use --mode greedy-draft"
+)
+
+
+def reads_of(features: Iterable[str]) -> Reads:
+    """Which part of a drafter these trace columns are: its distributions, or the tokens drawn from them as well.
+
+    Greedy drafts follow from the distributions. A sampled draft is kept with min(1, p / q), which gives a sample of p
+    only if the decision to verify it was made without it (Leviathan et al. 2023). So whatever is read may decide when
+    to stop drafting, but only the distribution may decide that a drafted token is not verified.
+    """
+    seen = frozenset(features)
+    return "drawn token" if seen & DRAWN else "distribution" if seen & DISTRIBUTION else "nothing"
 
 
 def setting(
@@ -122,7 +140,7 @@ class Policy:
 
     name: ClassVar[str]
     source: ClassVar[str]  # paper and equation
-    features: ClassVar[tuple[str, ...]] = ()  # trace columns that the policy reads
+    features: ClassVar[tuple[str, ...]] = ()  # trace columns that the policy reads; see `reads_of`
     drafter_kinds: ClassVar[tuple[str, ...]] = ()  # kinds of drafter that it suits; empty: all
     variants: ClassVar[tuple[Variant, ...]] = (Variant("tuned"),)  # in leaderboards and validations
     functions: ClassVar[tuple[str, ...]]  # names of the compiled functions
@@ -162,6 +180,11 @@ class Policy:
     def adapts(self) -> bool:
         """Whether rounds change later decisions: whether `update` does anything."""
         return True
+
+    @classmethod
+    def biases_sampled_drafts(cls) -> bool:
+        """Whether the output is no sample of the target where drafts are sampled; see `reads_of`."""
+        return False
 
     @property
     def params(self) -> Any:

@@ -123,6 +123,9 @@ def _check(where: str, kind: type[Policy]) -> None:
 def _try_chain(where: str, kind: type[ChainPolicy]) -> None:
     """Call the functions once as the replay does, which also compiles them."""
     policy = kind()  # InputError where a default is out of range
+    unstated = "prob" in kind.keep_drafting.py_func.__code__.co_names and "prob" not in kind.features  # type: ignore[attr-defined]
+    if kind.drops_refused and unstated:
+        raise InputError(f'{where} drops tokens by step.prob; name it, as in features = ("prob",)')
     try:
         longest = policy.max_draft_tokens
     except NotImplementedError:

@@ -10,10 +10,11 @@ from typing import Any
 from specsim.cost.model import SPACE
 from specsim.cost.table import CostTable, context_range
 from specsim.io.errors import InputError
-from specsim.policy.base import Policy
+from specsim.policy.base import BIASED, Policy
 from specsim.policy.chain.base import ChainPolicy, Step
 from specsim.policy.switch.base import SwitchPolicy
 from specsim.policy.tree.base import TreePolicy
+from specsim.trace.accepted import rule_of
 from specsim.trace.joined import JoinedTrace
 from specsim.trace.trace import Trace
 
@@ -32,6 +33,8 @@ def unsupported_reason(trace: Trace, kind: type[Policy]) -> str | None:
         return "the drafter of this trace drafts chains only"
     if issubclass(kind, TreePolicy) and trace.sampled_by_rejection:
         return "trees are not replayed on a trace of rejection sampling; record with --mode greedy-draft"
+    if kind.biases_sampled_drafts() and rule_of(trace) == "sampled-draft":
+        return BIASED
     if not trace.informed and SIGNALS.intersection(kind.features):
         model = trace.meta.get("synthetic", {}).get("model")
         whose = f"this trace's acceptance model, {model}," if model else "this trace"
@@ -71,6 +74,8 @@ def check_replayable(trace: Trace, policy: Policy) -> None:
                 "wider (`realrun record --tree-width`)"
             )
         return
+    if policy.biases_sampled_drafts() and rule_of(trace) == "sampled-draft":
+        raise InputError(f"policy {policy.name}: {BIASED}")
     for name in policy.features:
         if getattr(trace, name) is None:
             raise InputError(f"policy {policy.name} needs the column {name!r}, which this trace lacks; record it")

@@ -19,7 +19,7 @@ from specsim.acceptance.formulas import mean_tokens_per_round
 from specsim.cost.batches import BatchCost, BatchTokens
 from specsim.io.arrays import Bools, FloatArray, Ints, Seconds
 from specsim.io.errors import InputError
-from specsim.policy.base import check_setting, parse_settings, setting
+from specsim.policy.base import check_setting, parse_settings, reads_of, setting
 from specsim.trace.trace import Trace
 
 State = Any  # of a rule: what it has seen so far
@@ -94,6 +94,7 @@ class DraftLengthRule:
     name: ClassVar[str]
     source: ClassVar[str]  # paper or engine
     learns: ClassVar[bool] = False  # whether `fit` learns from the trace, so that it needs sequences of its own
+    features: ClassVar[tuple[str, ...]] = ()  # trace columns that `survival` reads; see `specsim.policy.base.reads_of`
     foresees: ClassVar[bool] = False  # whether it knows what will be accepted: a bound, not a rule of an engine
 
     def __post_init__(self) -> None:
@@ -119,6 +120,17 @@ class DraftLengthRule:
     @property
     def max_draft_tokens(self) -> int:
         raise NotImplementedError
+
+    @property
+    def looks_behind(self) -> bool:
+        """Whether `verify` may decide about a token by the distributions behind it, which depend on that token."""
+        return False
+
+    @property
+    def biases_sampled_drafts(self) -> bool:
+        """Whether the output is no sample of the target where drafts are sampled."""
+        drops = type(self).verify is not DraftLengthRule.verify
+        return drops and (self.looks_behind or reads_of(self.features) != "distribution")
 
     def initial_state(self) -> State:
         return None

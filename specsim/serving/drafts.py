@@ -14,7 +14,7 @@ import numpy as np
 from specsim.cost.model import SPACE, ConstantCost
 from specsim.io.arrays import Bools, FloatArray, Ints
 from specsim.io.errors import InputError
-from specsim.policy.base import Policy
+from specsim.policy.base import BIASED, Policy
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.chain.space_k import SpaceK
 from specsim.policy.tree.static import StaticTree
@@ -25,6 +25,7 @@ from specsim.replaying.table import cost_table
 from specsim.replaying.tree import Links, links
 from specsim.serving.costs import draft_levels
 from specsim.serving.draft_length import DraftLengthRule, DraftRounds, Running, State, fixed_length
+from specsim.trace.accepted import rule_of
 from specsim.trace.trace import Trace
 
 
@@ -189,5 +190,8 @@ def _of_rule(trace: Trace, rule: DraftLengthRule, seed: int) -> Drafts:
             f"{rule.label}: SPACE drafts as it verifies, so that the next draft cannot follow the load; choose a "
             "policy, such as space_k"
         )
+    survival = rule.survival(trace)
+    if survival is not None and rule.biases_sampled_drafts and rule_of(trace) == "sampled-draft":
+        raise InputError(f"rule {rule.label}: {BIASED}")
     match, limit = trace.match_len.astype(np.int64), trace.draft_limit.astype(np.int64)
-    return Drafts(trace, rule.label, rule, limit, match, survival=rule.survival(trace))
+    return Drafts(trace, rule.label, rule, limit, match, survival=survival)

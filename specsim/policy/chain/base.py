@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-from specsim.policy.base import Policy
+from specsim.policy.base import Policy, reads_of
 
 
 class Step(NamedTuple):
@@ -35,12 +35,10 @@ class ChainPolicy(Policy):
 
     functions: ClassVar[tuple[str, ...]] = ("initial_state", "keep_drafting", "update")
     keep_drafting: ClassVar[Callable[..., Any]]
+    # Whether the token after which the policy stops is dropped: drafted, but not verified. Such a policy is asked about
+    # every token, including the last token of a draft, and `update` gets the number of verified tokens, maybe 0.
+    drops_refused: ClassVar[bool] = False
 
-    @property
-    def drops_refused(self) -> bool:
-        """Whether the token after which the policy stops is dropped: drafted, but not verified.
-
-        Such a policy is asked about every token, including the last token of a draft, and `update` gets the number of
-        verified tokens, which may be 0.
-        """
-        return False
+    @classmethod
+    def biases_sampled_drafts(cls) -> bool:
+        return cls.drops_refused and reads_of(cls.features) == "drawn token"

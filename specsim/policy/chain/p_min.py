@@ -69,13 +69,10 @@ class LlamaCpp(ChainPolicy):
     name = "llama_cpp"
     source = "llama.cpp, common/speculative.cpp"
     features = ("top10_confidence",)
+    drops_refused = True
     initial_state = staticmethod(initial_state)
     keep_drafting = staticmethod(keep_drafting_by_top10)
     update = staticmethod(update)
-
-    @property
-    def drops_refused(self) -> bool:
-        return True
 
     @property
     def adapts(self) -> bool:

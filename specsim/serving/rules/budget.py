@@ -57,10 +57,15 @@ class Budget(ValuedRule):
     name = "budget"
     source = "greedy by survival: TETRIS, arXiv:2502.15197, and DSpark, arXiv:2607.05147; value by renewal reward"
     learns = True
+    features = ("prob", "confidence", "entropy_nats")
 
     @classmethod
     def fit(cls, settings: Mapping[str, Any], train: Trace, cost: BatchCost) -> Self:
         return cls(cost, fit_survival(train), **parse_settings(cls, settings))
+
+    @property
+    def looks_behind(self) -> bool:
+        return not self.budget  # as many as pay, of whole drafts
 
     def initial_state(self) -> Learned:
         return Learned(Achieved.nothing(), 0.0, 0.0, 0)

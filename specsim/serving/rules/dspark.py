@@ -47,10 +47,15 @@ class DSpark(PricedRule):
     name = "dspark"
     source = "DSpark, arXiv:2607.05147; SGLang 0.5.23, dspark_planner.py; TensorRT-LLM, dspark_planner.py"
     learns = True
+    features = ("confidence",)
 
     @classmethod
     def fit(cls, settings: Mapping[str, Any], train: Trace, cost: BatchCost) -> Self:
         return cls(cost, fit_survival(train, "confidence"), **parse_settings(cls, settings))
+
+    @property
+    def looks_behind(self) -> bool:
+        return not self.lag  # then the budget is of whole drafts of this step
 
     def initial_state(self) -> Seen:
         return Seen(np.empty(0, dtype=np.int64), np.empty((0, self.max_draft_tokens)))

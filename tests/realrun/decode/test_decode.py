@@ -155,12 +155,9 @@ class DroppingCoin(Coin):
     """A coin that drops the token it stops at, the likelier the more tokens were verified before."""
 
     name = "dropping_coin"
+    drops_refused = True
     keep_drafting = staticmethod(flip_after)
     update = staticmethod(verified_tokens)
-
-    @property
-    def drops_refused(self) -> bool:
-        return True
 
 
 mode = pytest.mark.parametrize("sampler", CHOICES.values(), ids=CHOICES.keys())
@@ -264,6 +261,22 @@ def test_the_output_is_the_targets_own_and_replay_repeats_every_round(
         state = decoded.state
     assert replayed.rounds is not None and replayed.rounds.rows() == log
     assert replayed.truncated is None or not replayed.truncated.any()
+
+
+@dataclass(frozen=True)
+class DrawnDroppingCoin(DroppingCoin):
+    """It says that it reads the drawn token."""
+
+    name = "drawn_dropping_coin"
+    features = ("prob",)
+
+
+def test_sampled_drafts_are_not_dropped_by_the_drawn_token() -> None:
+    for policy in (DroppingCoin(), DrawnDroppingCoin()):
+        decoder(Sampler("greedy-draft")).decode([1, 2, 3], 4, policy)
+    decoder(Sampler("rejection")).decode([1, 2, 3], 4, DroppingCoin())
+    with pytest.raises(InputError, match="drawn_dropping_coin: drops drafted tokens by what was drawn"):
+        decoder(Sampler("rejection")).decode([1, 2, 3], 4, DrawnDroppingCoin())
 
 
 def test_state_starts_anew_with_every_sequence() -> None:

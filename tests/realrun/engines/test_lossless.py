@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,26 +12,34 @@ from typing import Any, Literal, get_args
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
+from realrun.decode.sampling import Mode, Sampler
 from realrun.drafters.independent import IndependentKind
+from realrun.engines.compare import ANY_COST
 from realrun.engines.engine import Engine, EngineRun, Job, Setting
 from realrun.engines.hugging_face import HuggingFaceEngine
 from realrun.engines.llamacpp import LlamaCppEngine
 from realrun.engines.lossless import check_lossless, score, text_terms
+from realrun.measure.record import RecordSettings, record
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
+from specsim.engines.as_engine import as_engine, rounds_of
 from specsim.engines.lossless import check_known, find_fault
-from specsim.io.arrays import Array
+from specsim.io.arrays import Array, Floats
 from specsim.io.errors import InputError
 from specsim.policy.chain.base import ChainPolicy
 from specsim.policy.chain.fixed_k import FixedK
+from specsim.replaying.priced import PricedTrace
 from specsim.trace.accepted import Rule
+from specsim.trace.trace import Trace
 from tests.realrun.engines.test_engines import needs_llamacpp
 from tests.support.commands import assert_refused, call
 from tests.support.tiny import tiny_model, tiny_pair
 
 VOCAB, TEMPERATURE, LIMIT = 12, 0.8, 60
 END = 3
+TEXTS = 4  # of every prompt
 
 
 def test_z_of_exact_samples_is_standard_normal() -> None:
@@ -192,16 +201,74 @@ def test_recording_in_an_engine_known_to_fail_is_refused(interpreter: Path) -> N
     assert find_fault("openvino", "2026.4.1", "cpu")
 
 
+@pytest.fixture(scope="module")
+def traces(prompts: list[Prompt], lab_pair32: Pair) -> dict[str, list[Trace]]:
+    """By how drafts are made."""
+    modes: tuple[Mode, ...] = ("greedy-draft", "rejection")
+    return {
+        mode: [
+            record(lab_pair32, prompts[:10], RecordSettings(5, LIMIT, Sampler(mode, TEMPERATURE, seed)))
+            for seed in range(TEXTS)
+        ]
+        for mode in modes
+    }
+
+
+def accepted_and_rounds(traces: Sequence[Trace], engine: Engine, k: int) -> Floats:
+    """Accepted tokens and rounds of every prompt, [2, n], in replays of all traces."""
+    total: Floats = np.zeros((2, traces[0].sequences))
+    for trace in traces:
+        played = as_engine(trace, engine.conventions, max_output_tokens=LIMIT).trace
+        log = PricedTrace(played, ANY_COST).replay(engine.policy(Setting(k)), log=True).rounds
+        assert log is not None
+        rounds = rounds_of(log, played, engine.conventions)
+        assert rounds.sequence_id is not None
+        for row, weights in zip(total, (rounds.accepted, None), strict=True):
+            row += np.bincount(rounds.sequence_id, weights, len(row))
+    return total
+
+
+def z_of_ratios(a: Floats, b: Floats) -> float:
+    """Difference of two ratios of sums [2, n] over the same prompts, in standard errors that both have a part in."""
+    ratios = [x[0].sum() / x[1].sum() for x in (a, b)]
+    apart = [(x[0] - ratio * x[1]) / x[1].mean() for x, ratio in zip((a, b), ratios, strict=True)]
+    return float((ratios[0] - ratios[1]) / stats.sem(apart[0] - apart[1]))
+
+
 @pytest.mark.slow
-@needs_llamacpp
-def test_llamacpp_is_lossless(prompts: list[Prompt], lab_pair32: Pair) -> None:
-    document = check_lossless(lab_pair32, prompts[:10], LlamaCppEngine(), [Setting(1), Setting(3)], 64, TEMPERATURE)
+@pytest.mark.parametrize(
+    ("engine", "mode"),
+    [pytest.param(LlamaCppEngine(), "greedy-draft", marks=needs_llamacpp), (HuggingFaceEngine(), "rejection")],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_an_engine_is_lossless_and_accepts_what_a_replay_under_its_rule_gives(
+    engine: Engine,
+    mode: str,
+    prompts: list[Prompt],
+    lab_pair32: Pair,
+    traces: dict[str, list[Trace]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Both draw texts of their own, four for every prompt. Under the other rule a replay gives something else."""
+    few, runs, run = prompts[:10], {}, engine.run
+
+    def noted(job: Job, setting: Setting) -> EngineRun:
+        runs[setting.k] = run(job, setting)
+        return runs[setting.k]
+
+    monkeypatch.setattr(engine, "run", noted)
+    document = check_lossless(lab_pair32, few * TEXTS, engine, [Setting(k) for k in (1, 3, 5)], LIMIT, TEMPERATURE)
     assert document["passed"] and all(row["acceptance"]["count"] > 250 for row in document["settings"]), document
+    for k, found in runs.items():
+        own = np.array([(sum(accepted for _, accepted in rounds), len(rounds)) for rounds in found.rounds])
+        theirs = own.reshape(TEXTS, len(few), 2).sum(0).T.astype(float)
+        z = {by: z_of_ratios(theirs, accepted_and_rounds(traces[by], engine, k)) for by in traces}
+        assert abs(z.pop(mode)) < 4
+        assert k > 1 or all(abs(other) > 4 for other in z.values())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lookup", [False, True], ids=["draft model", "prompt lookup"])
-def test_transformers_is_lossless(prompts: list[Prompt], lab_pair32: Pair, lookup: bool) -> None:
+def test_transformers_is_lossless_with_prompt_lookup(prompts: list[Prompt], lab_pair32: Pair) -> None:
     engine = HuggingFaceEngine()
-    document = check_lossless(lab_pair32, prompts[:6], engine, [Setting(3)], 48, TEMPERATURE, lookup=lookup)
+    document = check_lossless(lab_pair32, prompts[:6], engine, [Setting(3)], 48, TEMPERATURE, lookup=True)
     assert document["passed"] and document["settings"][0]["acceptance"]["count"] > 20, document

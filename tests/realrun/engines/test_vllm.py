@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 from realrun.decode.sampling import Sampler
 from realrun.engines.check import as_lookups, check, check_recording, recording, scheduled, settings_of
@@ -30,6 +33,7 @@ from tests.support.commands import assert_refused, call
 from tests.support.tiny import tiny_pair, tiny_prompts
 
 TOKENS, DEPTH = 20, 4
+SAMPLERS = Path(__file__).parents[2] / "support" / "vllm_sampler.py"
 EOS = 92  # a token of half of the tiny target's outputs, of one within an accepted draft
 REQUESTS = Path(__file__).parents[2] / "specsim" / "engines" / "fixtures" / "vllm_requests_k3.json"
 NAMES = "num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos"
@@ -245,3 +249,25 @@ def test_vllms_batches_are_the_simulated_servers(vllm: VllmEngine, prompts: list
     assert document["identical"], document
     (row,) = document["settings"]
     assert row["rounds_identical"] == row["rounds"] > 20 and row["counters_equal"]
+
+
+@pytest.mark.slow
+def test_its_samplers_accept_by_the_rule(vllm: VllmEngine, tmp_path: Path) -> None:
+    """Those of both model runners, in Triton's interpreter; block verification of greedy drafts has the same rule."""
+    result = tmp_path / "result.json"
+    subprocess.run([vllm.python, str(SAMPLERS), "3000", str(result)], check=True)
+    found = json.loads(result.read_text())
+    target, draft = (np.array(found[name]) / np.sum(found[name], 1, keepdims=True) for name in ("target", "draft"))
+    for name, rounds in found["rounds"].items():
+        drafted, emitted = np.array(rounds["drafted"]), np.array(rounds["emitted"])
+        before, judged = np.zeros(len(drafted), int), np.full(len(drafted), True)
+        for x, y in zip(drafted.T, emitted.T, strict=False):
+            p, q = target[before, x][judged], draft[before, x][judged]
+            chance = p if name.endswith("greedy") else np.minimum(1, p / q)
+            z = ((x == y)[judged] - chance).sum() / np.sqrt((chance * (1 - chance)).sum())
+            assert abs(z) < 4 or name == "block probabilistic", (name, z)
+            for last in {*before[judged]}:
+                counts = np.bincount(y[judged & (before == last)], minlength=len(target))
+                if counts.sum() > 300:
+                    assert stats.chisquare(counts, target[last] * counts.sum()).pvalue > 1e-4, (name, last)
+            before, judged = x, judged & (x == y)

@@ -12,6 +12,7 @@ from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
+import numba as nb
 import numpy as np
 import pytest
 import torch
@@ -90,45 +91,57 @@ def recorded(mode: str, temperature: float) -> Trace:
     )
 
 
-def simulated(policy: ChainPolicy, mode: str, temperature: float, texts: int) -> np.ndarray:
-    """Rounds, their tokens and drafted tokens of real runs [texts, 3], whose rounds no end of text shortens."""
-    rng, (p, q), functions = np.random.default_rng(2), at(temperature), step_functions(policy)
-    entropies, counts, cumulative = -(q * np.log(q)).sum(-1), np.zeros((texts, 3)), q.cumsum(-1)
-    for number in range(texts):
-        last, t, state = 0, 0, functions.initial_state(policy.params)
-        noise = rng.gumbel(size=(LENGTH, 3))  # of a position, whichever round comes to it
+def simulated(policy: ChainPolicy, mode: str, temperature: float) -> np.ndarray:
+    """Rounds, their tokens and drafted tokens of real runs [TEXTS, 3], of rounds that no end of text shortens."""
+    counts, functions, mode_number = np.zeros((TEXTS, 3)), step_functions(policy), MODES.index(mode)
+    own = functions.initial_state, functions.keep_drafting, functions.update
+    rng = np.random.default_rng(2)
+    _simulate(*own, policy.params, policy.max_draft_tokens, *at(temperature), mode_number, counts, rng)
+    return counts
+
+
+@nb.njit
+def _simulate(initial_state, keep_drafting, update, params, longest, p, q, mode, counts, rng):  # type: ignore[no-untyped-def]
+    draft = np.zeros(longest, np.int64)
+    for number in range(len(counts)):
+        last, t, state = 0, 0, initial_state(params)
+        noise = -np.log(-np.log(rng.random((LENGTH, 3))))  # of a position, whichever round comes to it
         while t < LENGTH - DEPTH:
-            draft: list[int] = []
-            while len(draft) < policy.max_draft_tokens:
-                before = draft[-1] if draft else last
-                if mode == "rejection":
-                    draft.append(int(np.searchsorted(cumulative[before], rng.random())))
+            drafted, before = 0, last
+            while drafted < longest:
+                if MODES[mode] == "rejection":
+                    reached = q[before].cumsum()
+                    token = int(np.searchsorted(reached, rng.random() * reached[2]))
                 else:
-                    shared = noise[t + len(draft)] if mode == "gumbel" else 0.0
-                    draft.append(int((np.log(q[before]) + shared).argmax()))
-                if len(draft) == policy.max_draft_tokens:
-                    break
-                step = Step(q[before, draft[-1]], q[before].max(), entropies[before], 0.0, 0.0)
-                proceed, state = functions.keep_drafting(state, policy.params, step, len(draft), rng.random())
-                if not proceed:
-                    break
-            accepted = 0
-            for depth, token in enumerate([*draft, -1]):  # -1: after the draft, the target adds a token
-                if mode != "rejection":
-                    last = int((np.log(p[last]) + noise[t + depth]).argmax())
-                    if last != token:
+                    shared = noise[t + drafted] if MODES[mode] == "gumbel" else np.zeros(3)
+                    token = int((np.log(q[before]) + shared).argmax())
+                entropy = -(q[before] * np.log(q[before])).sum()
+                step = Step(q[before, token], q[before].max(), entropy, 0.0, 0.0)
+                draft[drafted] = before = token
+                drafted += 1
+                if drafted < longest:
+                    goes_on, state = keep_drafting(state, params, step, drafted, rng.random())
+                    if not goes_on:
                         break
-                elif token >= 0 and rng.random() * q[last, token] < p[last, token]:
+            accepted, rejected = 0, False
+            while accepted < drafted and not rejected:
+                token = draft[accepted]
+                rest = np.maximum(p[last] - q[last], 0.0)
+                if MODES[mode] != "rejection":
+                    last = int((np.log(p[last]) + noise[t + accepted]).argmax())
+                    rejected = last != token
+                elif rng.random() * q[last, token] < p[last, token]:
                     last = token
                 else:
-                    rest = p[last] if token < 0 else (p[last] - q[last]).clip(0)
-                    last = int(rng.choice(3, p=rest / rest.sum()))
-                    break
-                accepted += 1
-            state = functions.update(state, policy.params, len(draft), accepted)
-            counts[number] += (t >= SKIPPED) * np.array([1, accepted + 1, len(draft)])
+                    last = int(np.searchsorted(rest.cumsum(), rng.random() * rest.sum()))
+                    rejected = True
+                accepted += not rejected
+            if not rejected:  # the target adds a token
+                last = int((np.log(p[last]) + noise[t + accepted]).argmax())
+            state = update(state, params, drafted, accepted)
+            if t >= SKIPPED:
+                counts[number] += np.array([1.0, accepted + 1.0, drafted])
             t += accepted + 1
-    return counts
 
 
 def enumerated(k: int, rule: Rule, temperature: float) -> float:
@@ -169,7 +182,7 @@ def z_of(counts: np.ndarray, law: float) -> float:
 @pytest.mark.parametrize("mode", MODES)
 def test_a_replay_follows_the_law_of_its_mode(policy: ChainPolicy, mode: str, temperature: float) -> None:
     trace = recorded(mode, temperature)
-    ours, real = replayed(policy, trace), simulated(policy, mode, temperature, TEXTS)
+    ours, real = replayed(policy, trace), simulated(policy, mode, temperature)
     (ratio, error), (real_ratio, real_error) = per_round(ours), per_round(real)
     assert (np.abs(ratio - real_ratio) <= 4 * np.hypot(error, real_error)).all()
     rule = rule_of(trace)

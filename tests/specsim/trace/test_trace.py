@@ -23,6 +23,7 @@ import pytest
 from specsim.io import files
 from specsim.io.errors import InputError
 from specsim.io.files import file_digest
+from specsim.trace.accepted import accepted_by, rule_of
 from specsim.trace.files import pack_trace, read_trace, write_trace
 from specsim.trace.joined import JoinedTrace, foretold, join_traces
 from specsim.trace.trace import NO_TOKEN, Trace
@@ -535,3 +536,14 @@ def test_a_damaged_folder_is_refused(tmp_path: Path) -> None:
     write_trace(guessing_part(texts(seed=1), 0.5, 2), folder / "2")
     with pytest.raises(InputError, match="cannot be joined: .* of sequence 0 differs"):
         read_trace(folder)
+
+
+def test_a_recording_of_sampled_drafts_from_before_is_read_and_says_its_rule() -> None:
+    """Recorded when traces held acceptance by drafted prefix, which is no longer read."""
+    trace = read_trace(Path(__file__).with_name("sampled_drafts_v3.zip"))
+    assert rule_of(trace) == "sampled-draft" and trace.text_prob is None
+    with pytest.raises(InputError, match="which this trace lacks; record it again"):
+        accepted_by(trace, "equal-samples")
+    # A greedy draft is kept as far as the output's tokens are the drafter's likeliest.
+    leading = [next(depth for depth, rank in enumerate([*row, 1]) if rank) for row in trace.true_rank.tolist()]
+    assert accepted_by(trace, "greedy-draft").match_len.tolist() == leading and 0 < sum(leading) < 4 * len(leading)
