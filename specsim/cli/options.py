@@ -63,7 +63,7 @@ class AcceptSettings(Settings):
     accept: str | None = setting(
         None,
         "Accept drafts as this engine does, such as vllm, or by the rule greedy-draft, sampled-draft, equal-samples or "
-        "typical:EPSILON:DELTA; see `specsim explain accept` (default: as recorded).",
+        "typical:EPSILON:DELTA (lossy); see `specsim explain accept` (default: as recorded).",
         metavar="ENGINE",
     )
 

@@ -102,6 +102,10 @@ def write_trace(trace: Trace | str | PathLike[str], folder: str | PathLike[str],
     """
     folder, trace = Path(folder), as_trace(trace)
     check_free(folder, overwrite=overwrite)
+    if trace.tree is not None and trace.tree.plausible is not None:
+        raise InputError(
+            "files hold no trace under typical acceptance; write the recording, and accept when reading it"
+        )
     with replacing_folder(folder) as work:
         if not isinstance(trace, JoinedTrace):
             _write(trace, work)

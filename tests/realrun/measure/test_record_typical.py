@@ -134,6 +134,7 @@ def test_what_the_rule_cannot_judge_is_refused() -> None:
         lambda: typically_accepted(bare),
         "record it with `realrun record --mode greedy-draft --tree-nodes NODES --typical`",
     )
+    refusal(lambda: write_trace(typically_accepted(trace), "judged"), "write the recording")
     refusal(lambda: typically_accepted(trace, -0.1), "epsilon=-0.1 of typical acceptance is out of range")
     refusal(lambda: typical_thresholds("typical:high"), "unknown rule of acceptance 'typical:high'; give typical")
     refusal(lambda: RecordSettings(typical=True, sampler=SAMPLER), "judges trees at a temperature")
