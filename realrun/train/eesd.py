@@ -19,7 +19,9 @@ from realrun.train.common.on_text import (
     Method,
     ModuleJob,
     TextRun,
+    agreement,
     cross_entropy_nats,
+    predicted,
     train_on_text,
 )
 from realrun.train.common.trainings import Training
@@ -46,18 +48,20 @@ class EarlyExitTraining(ModuleJob):
         super().__init__(target, early_exit, settings.lr)
         self.model, self.draft_vocabulary = as_model(target, self.module), settings.draft_vocabulary
 
-    def loss(self, batch: torch.Tensor, step: int) -> tuple[torch.Tensor, dict[str, float]]:
+    def loss(
+        self, batch: torch.Tensor, step: int, answers: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, dict[str, float]]:
         """Compute the cross-entropy with the next token of a batch [B, T + 1], in nats per token."""
         logits = self.model(input_ids=batch[:, :-1], use_cache=False).logits
-        return cross_entropy_nats(logits, batch[:, 1:]), {}
+        return cross_entropy_nats(logits, batch[:, 1:], predicted(answers)), {}
 
     @torch.no_grad()
-    def held_out(self, batch: torch.Tensor) -> dict[str, float]:
+    def held_out(self, batch: torch.Tensor, answers: torch.Tensor | None = None) -> dict[str, float]:
         """nats : the loss; agreement : how often the exit and the target prefer the same token after a text's."""
         logits, theirs = (model(input_ids=batch[:, :-1], use_cache=False).logits for model in (self.model, self.target))
         return {
-            "nats": float(cross_entropy_nats(logits, batch[:, 1:])),
-            "agreement": float((logits.argmax(-1) == theirs.argmax(-1)).double().mean()),
+            "nats": float(cross_entropy_nats(logits, batch[:, 1:], predicted(answers))),
+            "agreement": float(agreement(logits, theirs, predicted(answers))),
         }
 
 

@@ -43,7 +43,7 @@ CHECKPOINT_SHARE = 0.05  # of the time, at most, goes into checkpoints
 DIVERGED_FACTOR, DIVERGED_NATS = 2.0, 1.0  # training diverged if loss > factor x first loss + nats
 ADAMW: dict[str, Any] = {"betas": (0.9, 0.95), "weight_decay": 0.0}
 
-Tokens = npt.NDArray[np.int32]
+Tokens = npt.NDArray[np.int32]  # [n], or [n, 2] as `marked` makes them
 Text = Tokens | Sequence[tuple[Tokens, float]]  # token arrays with the share of windows that each gives
 Row = dict[str, Any]
 
@@ -125,8 +125,13 @@ class Job(Protocol):
     def parameter_groups(self) -> list[dict[str, Any]]:
         """List AdamW's groups, each with "params" and its peak "lr"."""
 
-    def loss(self, batch: torch.Tensor, step: int) -> tuple[torch.Tensor, dict[str, float]]:
-        """Compute the loss of a batch int64 [B, T + 1], a scalar in nats, and its parts for the log."""
+    def loss(
+        self, batch: torch.Tensor, step: int, answers: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, dict[str, float]]:
+        """Compute the loss of a batch int64 [B, T + 1], a scalar in nats, and its parts for the log.
+
+        answers : bool [B, T + 1], the tokens whose prediction counts; None for all
+        """
 
     def state(self) -> Tensors:
         """Collect the trained tensors."""
@@ -134,8 +139,8 @@ class Job(Protocol):
     def load_state(self, tensors: Tensors) -> None:
         """Restore what `state` collected."""
 
-    def held_out(self, batch: torch.Tensor) -> dict[str, float]:
-        """Compute figures of held-out windows int64 [B, T + 1]."""
+    def held_out(self, batch: torch.Tensor, answers: torch.Tensor | None = None) -> dict[str, float]:
+        """Compute figures of held-out windows int64 [B, T + 1]. answers : as for the loss"""
 
     def chosen(self, text: Sequence[tuple[Tokens, float]]) -> Tensors:
         """Choose, by the training text, tensors that are not trained but belong into the file."""
@@ -246,9 +251,10 @@ class _Run:
         torch.manual_seed(int(np.random.SeedSequence((settings.seed, 2, step)).generate_state(1)[0]))
         means: dict[str, float] = {}
         for piece in batch.split(settings.micro_windows or len(batch)):
+            tokens, answers = split_marks(piece.to(settings.device))
             with settings.compute():
-                loss, parts = self.job.loss(piece.to(settings.device), step)
-            weight = len(piece) / len(batch)
+                loss, parts = self.job.loss(tokens, step, answers)
+            weight = share_of(piece, batch)
             (loss * weight).backward()
             for name, value in {"loss": float(loss.detach()), **parts}.items():
                 means[name] = means.get(name, 0.0) + weight * value
@@ -289,8 +295,9 @@ class _Run:
         means: dict[str, float] = {}
         with torch.no_grad(), self.settings.compute():
             for piece in pieces:
-                for name, value in self.job.held_out(piece.to(self.settings.device)).items():
-                    means[name] = means.get(name, 0.0) + len(piece) / len(self.held) * value
+                tokens, answers = split_marks(piece.to(self.settings.device))
+                for name, value in self.job.held_out(tokens, answers).items():
+                    means[name] = means.get(name, 0.0) + share_of(piece, self.held) * value
         return means
 
     def _checkpoint(self) -> None:
@@ -336,7 +343,10 @@ def run_facts(settings: LoopSettings, history: Sequence[Row], folder: Path) -> d
 
 
 def windows(sources: Sequence[tuple[Tokens, float]], count: int, length: int, seed: tuple[int, ...]) -> torch.Tensor:
-    """Draw random windows, int64 [count, length + 1], from a counter-based seed; each from a source, by its share."""
+    """Draw random windows, int64 [count, length + 1], from a counter-based seed; each from a source, by its share.
+
+    If a source says which tokens are answers, windows are [count, length + 1, 2], as `marked` has them.
+    """
     rng = np.random.default_rng(seed)
     shares = np.array([share for _, share in sources])
     chosen = rng.choice(len(sources), size=count, p=shares / shares.sum())
@@ -346,7 +356,29 @@ def windows(sources: Sequence[tuple[Tokens, float]], count: int, length: int, se
         tokens = sources[source][0]
         start = int(at * (len(tokens) - length))
         rows.append(tokens[start : start + length + 1])
+    if any(tokens.ndim == 2 for tokens, _ in sources):
+        rows = [marked(row) for row in rows]
     return torch.from_numpy(np.stack(rows).astype(np.int64))
+
+
+def marked(tokens: Tokens, answer: bool = True) -> Tokens:
+    """Put beside tokens [n], as a second column, 1 if they are an answer and 0 if they carry no loss: int32 [n, 2].
+
+    Tokens that are marked stay as they are. Text without marks is an answer as a whole.
+    """
+    return tokens if tokens.ndim == 2 else np.stack([tokens, np.full_like(tokens, answer)], axis=1)
+
+
+def split_marks(batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Separate windows from their marks: int64 [B, T + 1] and bool [B, T + 1], None for text without marks."""
+    return (batch, None) if batch.dim() == 2 else (batch[..., 0], batch[..., 1].bool())
+
+
+def share_of(piece: torch.Tensor, batch: torch.Tensor) -> float:
+    """Compute the share of a batch's predicted tokens that a piece of its windows has; of answers if marked."""
+    if batch.dim() == 2:
+        return len(piece) / len(batch)
+    return int(piece[:, 1:, 1].sum()) / max(1, int(batch[:, 1:, 1].sum()))
 
 
 def digests_of(sources: Sequence[tuple[Tokens, float]], held_tokens: Tokens) -> list[list[Any]]:

@@ -19,6 +19,7 @@ from realrun.pairs.prompts import (
     check_training_prompts,
     lab_prompts,
     leave_out_long,
+    read_conversations,
     read_prompts,
     spread,
     training_prompts,
@@ -83,9 +84,18 @@ class TextOptions(SharedOptions):
     )
     prompts: Path | None = setting(
         None,
-        doc='JSON Lines of {"prompt": ...} or {"messages": [...]} in place of --text: trains on ten or more questions '
-        "and the target's answers alone, whatever --generated-share (default for targets other than the lab's: "
+        doc="JSON Lines of questions or conversations (messages, ShareGPT, Alpaca) in place of --text: ten or more, "
+        "with the target's answers, whatever --generated-share (default for targets other than the lab's: "
         f"{QUESTIONS:,} of specsim's own, and others that a chat model makes up).",
+    )
+    own_answers: float = setting(
+        1.0,
+        low=0,
+        high=1,
+        doc="With --prompts: share of the text whose answers are the target's; the rest are the file's own answers.",
+    )
+    loss_on: Literal["answers", "all"] = setting(
+        "answers", doc="Take the loss on answers alone, or on questions too (all); plain text counts as a whole."
     )
     tokens: float = setting(2.0, low=0, smoke=0.02, doc="Million tokens to train on; windows of the text repeat.")
     minutes: float = setting(
@@ -118,13 +128,15 @@ class TextOptions(SharedOptions):
             raise InputError("--text and --prompts are both text to train on; give one of them")
         if self.prompts is not None:
             check_prompts_file(self.prompts)
+        elif self.own_answers < 1:
+            raise InputError("--own-answers takes the rest of the answers from --prompts FILE; give it")
 
     def start(self, run: Callable[..., Any], pair: Pair, settings: Any, out: Path, progress: Progress) -> Any:
         """Call run(pair, settings, text_run)."""
         questions: Sequence[Prompt] = ()
         asked_share = 0.0
         if self.prompts is not None:
-            questions = read_prompts(self.prompts, pair.tokenizer)
+            questions = read_conversations(self.prompts, pair.tokenizer, pair.eos_token_ids)
         elif self.text is None and not is_lab(pair.target_name):
             questions = training_prompts(pair.tokenizer, QUESTIONS, self.distill.seed)
             asked_share = ASKED_SHARE if pair.tokenizer.chat_template else 0.0
@@ -133,7 +145,16 @@ class TextOptions(SharedOptions):
             text = read_text(self.text)
         else:
             tokens = round(self.generated * 1e6)
-            text = TextSettings(self.text, self.generated_share, tokens, self.distill, questions, asked_share)
+            text = TextSettings(
+                self.text,
+                self.generated_share,
+                tokens,
+                self.distill,
+                questions,
+                asked_share,
+                self.own_answers,
+                self.loss_on,
+            )
         loop = LoopSettings(
             1, self.batch, self.window, self.warmup, self.seed, self.device, self.dtype, self.micro, log_every=None
         )
