@@ -42,6 +42,8 @@ from realrun.train.common.trainings import Training
 from specsim.io.errors import InputError
 from specsim.io.settings import Settings, setting
 
+# Appendix B, "during the training of the draft model"; no window is printed.
+PRINTED: dict[str, Any] = {"lr": 1e-4, "batch": 8, "epochs": 1.0, "shortest_block": 5, "longest_block": 10}
 OBJECTIVES = {"kl": "KL(target || drafter) at every token", "text": "cross-entropy with the text's next token"}
 PLACES = 5  # places of a draft whose agreement is reported
 
@@ -226,6 +228,7 @@ EDD = Training(
 
     Example: realrun train edd --out edd --tokens 2
     """,
+    printed=lambda _: PRINTED,
 )
 VDM = Training(
     "vdm",
@@ -240,4 +243,5 @@ VDM = Training(
 
     Example: realrun train vdm --out vdm --tokens 2
     """,
+    printed=lambda _: {name: PRINTED[name] for name in ("lr", "batch", "epochs")},
 )

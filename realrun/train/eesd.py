@@ -27,6 +27,7 @@ from realrun.train.common.on_text import (
 from realrun.train.common.trainings import Training
 from specsim.io.settings import Settings, setting
 
+PRINTED = {"lr": 1e-3, "batch": 64, "window": 2048, "epochs": 4.0}  # for 13B, table 9 (70B: 4096 tokens, 6 epochs)
 OBJECTIVE = "cross-entropy with the text's next token"
 
 
@@ -84,4 +85,5 @@ EESD = Training(
 
     Example: realrun train eesd --out exit2 --layers 2 --tokens 2
     """,
+    printed=lambda _: PRINTED,
 )

@@ -408,6 +408,17 @@ def train_either(pair: Pair, settings: MedusaCommand, run: TextRun) -> dict[str,
     return train_medusa2(pair, heads, settings.second, replace(run, loop=loop), first_stage)
 
 
+def printed(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Give the options that the paper prints: 4.1.1 for heads and for MEDUSA-2 on a text, 4.2.1 on the target's own."""
+    of_all = {"heads": 5, "decay": 0.8, "lr": 2e-3}
+    adapter = {"rank": 32} if given.get("joint") else {}
+    if given.get("joint") and given.get("backbone_loss") == "distill":
+        own = {"lambda_0": 0.01, "backbone_lr": 1e-4, "warmup": 20, "batch": 128, "window": 2048}
+        return of_all | adapter | own
+    joint = {"lambda_0": 0.2, "backbone_lr": 5e-4} if given.get("joint") else {}
+    return of_all | adapter | joint | {"warmup": 40, "batch": 64, "window": 4096, "epochs": 2.0}
+
+
 MEDUSA = Training(
     "medusa",
     MedusaCommand,
@@ -420,4 +431,5 @@ MEDUSA = Training(
     Example: realrun train medusa --out heads5 --heads 5 --tokens 1
     """,
     defaults={"tokens": 1.0},
+    printed=printed,
 )

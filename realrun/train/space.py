@@ -42,6 +42,18 @@ from realrun.train.common.on_text import (
 from realrun.train.common.trainings import Training
 from specsim.io.settings import Settings, setting
 
+# Table 2 and section 4.1. The batch is 4 sequences on each of 8 GPUs (appendix A.1; no accumulation is printed), the
+# window the longest source and the longest target.
+PRINTED = {
+    "full": True,
+    "lr": 5e-5,
+    "betas": (0.9, 0.999),
+    "batch": 4 * 8,
+    "window": 2048 + 2048,
+    "epochs": 2.0,
+    "masks": 5,
+    "p_ar": 0.5,
+}
 OBJECTIVE = "cross-entropy with the text: of real tokens with probability p_ar, else of real tokens and masks"
 CUTS = 16  # positions of a held-out window at which masks are evaluated
 
@@ -270,4 +282,5 @@ SPACE = Training(
 
     Example: realrun train space --out space5 --masks 5 --tokens 2
     """,
+    printed=lambda _: PRINTED,
 )

@@ -41,7 +41,7 @@ ROWS_PER_HELD_OUT = 10  # held-out figures are in every tenth row of the log, th
 MAX_GRADIENT_NORM = 1.0
 CHECKPOINT_SHARE = 0.05  # of the time, at most, goes into checkpoints
 DIVERGED_FACTOR, DIVERGED_NATS = 2.0, 1.0  # training diverged if loss > factor x first loss + nats
-ADAMW: dict[str, Any] = {"betas": (0.9, 0.95), "weight_decay": 0.0}
+WEIGHT_DECAY = 0.0
 
 Tokens = npt.NDArray[np.int32]  # [n], or [n, 2] as `marked` makes them
 Text = Tokens | Sequence[tuple[Tokens, float]]  # token arrays with the share of windows that each gives
@@ -61,6 +61,7 @@ class LoopSettings(Settings):
     dtype : "bfloat16" computes under torch.autocast: frozen parts in the target's type, trained parts in float32
     micro_windows : windows that pass through the model at once, for memory; 0 for all of a step's
     log_every : steps between two rows of the log, which hold means; None for 10, or a tenth of a short training
+    betas : AdamW's decay rates of the means of the gradient and of its square
     checkpoint_s : least seconds between two checkpoints, 0 for one after every step; does not change the result
     """
 
@@ -74,6 +75,12 @@ class LoopSettings(Settings):
     micro_windows: int = setting(0, low=0)
     log_every: int | None = setting(10, low=1)
     checkpoint_s: float = setting(60.0)
+    betas: tuple[float, ...] = setting((0.9, 0.95))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise InputError(f"betas {self.betas}; give two numbers from 0 to below 1, for example 0.9,0.95")
 
     @property
     def warmup(self) -> int:
@@ -203,7 +210,7 @@ class _Run:
     ):
         self.job, self.settings, self.sources, self.folder, self.progress = job, settings, sources, folder, progress
         self.held = windows([(held_tokens, 1.0)], HELD_OUT_WINDOWS, settings.window_tokens, (settings.seed, 1, 0))
-        self.optimizer = torch.optim.AdamW(job.parameter_groups(), **ADAMW)
+        self.optimizer = torch.optim.AdamW(job.parameter_groups(), betas=settings.betas, weight_decay=WEIGHT_DECAY)
         self.peaks = [group["lr"] for group in self.optimizer.param_groups]
         self.step, self.seconds = 0, 0.0
         self.planned = settings.steps  # fewer where a time limit allows no more
@@ -320,10 +327,11 @@ def training_seconds(folder: Path) -> float:
     return float(read_facts(folder / CHECKPOINT)["run"]["seconds"])
 
 
-def optimizer_facts(job: Job) -> dict[str, Any]:
-    """Describe optimizer and schedule for a drafter's file; they are the same for every training by `run_loop`."""
+def optimizer_facts(job: Job, settings: LoopSettings) -> dict[str, Any]:
+    """Describe optimizer and schedule of a training by `run_loop` for a drafter's file."""
+    adamw = {"betas": settings.betas, "weight_decay": WEIGHT_DECAY}
     return {
-        "optimizer": {"name": "AdamW", **ADAMW, "max_gradient_norm": MAX_GRADIENT_NORM},
+        "optimizer": {"name": "AdamW", **adamw, "max_gradient_norm": MAX_GRADIENT_NORM},
         "schedule": "learning rate: linear warm-up, then a cosine to 0",
         "learning_rates": [group["lr"] for group in job.parameter_groups()],
     }

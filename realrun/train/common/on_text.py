@@ -238,7 +238,7 @@ def tensors_from_text(
         tensors = {name: value.detach().to(run.stored, copy=True) for name, value in job.state().items()}
         tensors |= chosen
         trained = [parameter for group in job.parameter_groups() for parameter in group["params"]]
-        optimizer = optimizer_facts(job)
+        optimizer = optimizer_facts(job, run.loop)
     finally:
         job.close()
     facts = {
