@@ -164,24 +164,21 @@ def smollm2() -> str:
 
 
 def recipes() -> str:
-    """What the papers print for their trainings, beside the defaults and what the study of drafters took for SmolLM2."""
+    """What the papers print for their trainings, beside the defaults and the study of drafters on SmolLM2."""
     from realrun.train.registry import TRAININGS
 
     study = tomllib.loads((STUDIES / "drafters" / "config.toml").read_text())
     shared = shlex.split(study["train"]["shared"])
-    trained = {
-        line[0]: [*line[1:], *shared]
-        for line in (shlex.split(row.get("train", "-")) for row in study["drafters"].values())
-    }
+    lines = [shlex.split(drafter["train"]) for drafter in study["drafters"].values() if "train" in drafter]
+    trained = {name: [*options, *shared] for name, *options in lines}
     rows = []
     for training in TRAININGS:
         for title, chosen in VARIANTS.get(training.name, {training.name: {}}).items():
             if training.printed is None:
                 continue
             default = _values(training, chosen)
-            smollm2 = (
-                _values(training, chosen, trained[training.name]) if training.name in trained and not chosen else {}
-            )
+            studied = training.name in trained and not chosen
+            smollm2 = _values(training, chosen, trained[training.name]) if studied else {}
             for name, printed in training.printed(chosen).items():
                 cells = [_cell(name, values) for values in ({name: printed}, default, smollm2)]
                 rows.append(f"{title} | `{name}` | {' | '.join(cells)}")

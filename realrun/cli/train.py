@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 
 RECIPE_HELP = (
-    "Values of options that are not given: this project's (default), or those that the paper prints, for larger targets "
-    "and more text (paper): learning rate, batch, window, epochs and others; docs/errata.md lists them."
+    "Values of options that are not given: this project's (default), or those that the paper prints for larger targets "
+    "and more text (paper), as docs/errata.md lists them."
 )
 
 
