@@ -230,11 +230,12 @@ def _messages(row: Any) -> list[dict[str, Any]]:
     """
     if not isinstance(row, dict):
         return []
+    messages: list[dict[str, Any]]
     if isinstance(turns := row.get("turns"), list):
         asked = [[{"role": "user", "content": turn}, {"role": "assistant", "content": None}] for turn in turns]
         messages = [message for pair in asked for message in pair][:-1]
-    elif isinstance(messages := row.get("messages"), list):
-        pass
+    elif isinstance(row.get("messages"), list):
+        messages = row["messages"]
     elif isinstance(turns := row.get("conversations"), list):
         names = {**dict.fromkeys(USERS, "user"), **dict.fromkeys(ASSISTANTS, "assistant"), "system": "system"}
         turns = [turn if isinstance(turn, dict) else {} for turn in turns]
@@ -243,7 +244,7 @@ def _messages(row: Any) -> list[dict[str, Any]]:
             messages = messages[1:]
     else:
         question = next((form for form in ANSWERED if form in row), None)
-        answer = next((row[key] for key in ANSWERED.get(question, ()) if isinstance(row.get(key), str)), None)
+        answer = next((row[key] for key in ANSWERED.get(question or "", ()) if isinstance(row.get(key), str)), None)
         if question is None or answer is None:
             return []
         value = _first_question(question, row, "a question")

@@ -299,8 +299,9 @@ def answered(
     follows the target's own answer. Returns tokens [n, 2] that are marked as answers or not.
     """
     check_length(pair.target, max(len(q.tokens) for q in questions) + settings.new_tokens, "question and answer")
-    decisive = [weights_digest(pair.target), pair.number_type, prompt_digest(questions), asdict(settings)]
-    decisive += [[[list(turn) for turn in q.followed] for q in questions]] if any(q.followed for q in questions) else []
+    decisive: list[Any] = [weights_digest(pair.target), pair.number_type, prompt_digest(questions), asdict(settings)]
+    if any(question.followed for question in questions):
+        decisive.append([list(question.followed) for question in questions])
     turns = ([np.array(turn, dtype=np.int32) for turn in (q.tokens, *q.followed)] for q in questions)
     by_length = sorted(turns, key=lambda asked: len(asked[0]))
     batches = [by_length[begin : begin + settings.batch] for begin in range(0, len(by_length), settings.batch)]

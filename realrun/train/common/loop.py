@@ -210,7 +210,8 @@ class _Run:
     ):
         self.job, self.settings, self.sources, self.folder, self.progress = job, settings, sources, folder, progress
         self.held = windows([(held_tokens, 1.0)], HELD_OUT_WINDOWS, settings.window_tokens, (settings.seed, 1, 0))
-        self.optimizer = torch.optim.AdamW(job.parameter_groups(), betas=settings.betas, weight_decay=WEIGHT_DECAY)
+        first, second = settings.betas
+        self.optimizer = torch.optim.AdamW(job.parameter_groups(), betas=(first, second), weight_decay=WEIGHT_DECAY)
         self.peaks = [group["lr"] for group in self.optimizer.param_groups]
         self.step, self.seconds = 0, 0.0
         self.planned = settings.steps  # fewer where a time limit allows no more
