@@ -191,7 +191,7 @@ def _first_question(form: str, row: dict[str, Any], place: str) -> str:
 
 def _conversation(row: Any, place: str, tokenizer: PreTrainedTokenizerBase, ends: Sequence[int]) -> Prompt:
     """Read a row as a conversation; one without answers and of a single turn is a prompt as any."""
-    messages = _messages(row)
+    messages = _messages(row, place)
     last = max((number for number, message in enumerate(messages) if message["role"] == "user"), default=-1)
     if last < 0 or (last == 0 == len(messages) - 1):
         return _prompt(row, place, tokenizer)
@@ -212,18 +212,20 @@ def _conversation(row: Any, place: str, tokenizer: PreTrainedTokenizerBase, ends
         question = tokenizer(before[len(end) :], add_special_tokens=not begun)["input_ids"]
         answer = tokenizer(after[len(before) :], add_special_tokens=False)["input_ids"]
         asked.append([*tail, *question])
-        stop = next((place for place, token in enumerate(answer) if token in ends), None)
+        stop = next((at for at, token in enumerate(answer) if token in ends), None)
         answer, tail = (answer, []) if stop is None else (answer[: stop + 1], answer[stop + 1 :])
-        if given[number : number + 1] == [True]:
+        if given[number : number + 1] == [True] and len(answers) == len(asked) - 1:  # all before are given
             answers.append(answer if stop is not None else [*answer, *ends[:1]])
         end = after
+    if not asked[0]:
+        raise InputError(f"{place}: the first question is empty; give some text")
     domain = checked(row.get("domain", row.get("category", "all")), f"{place}: domain", str, invalid="correct the line")
     return Prompt(
         domain, asked[0], place=place, chat=bool(tokenizer.chat_template), followed=asked[1:], answers=answers
     )
 
 
-def _messages(row: Any) -> list[dict[str, Any]]:
+def _messages(row: Any, place: str) -> list[dict[str, Any]]:
     """List a row's turns as {"role", "content"}, where the content of an answer that is not given is None.
 
     What is no conversation gives none.
@@ -239,7 +241,7 @@ def _messages(row: Any) -> list[dict[str, Any]]:
     elif isinstance(turns := row.get("conversations"), list):
         names = {**dict.fromkeys(USERS, "user"), **dict.fromkeys(ASSISTANTS, "assistant"), "system": "system"}
         turns = [turn if isinstance(turn, dict) else {} for turn in turns]
-        messages = [{"role": names.get(turn.get("from")), "content": turn.get("value")} for turn in turns]
+        messages = [{"role": names.get(str(turn.get("from"))), "content": turn.get("value")} for turn in turns]
         while messages and messages[0]["role"] == "assistant":  # a piece of a longer conversation
             messages = messages[1:]
     else:
@@ -247,7 +249,7 @@ def _messages(row: Any) -> list[dict[str, Any]]:
         answer = next((row[key] for key in ANSWERED.get(question or "", ()) if isinstance(row.get(key), str)), None)
         if question is None or answer is None:
             return []
-        value = _first_question(question, row, "a question")
+        value = _first_question(question, row, place)
         messages = [{"role": "user", "content": value}, {"role": "assistant", "content": answer}]
     known = all(
         isinstance(message, dict)
