@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from specsim.acceptance import formulas
     from specsim.acceptance.generate import generate
     from specsim.compare.leaderboard import leaderboard
     from specsim.cost.calibrate import calibrate
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from specsim.serving.frontier import serve_frontier
     from specsim.serving.rules.registry import rules
     from specsim.serving.serve import serve, serve_batches, serve_schedule
+    from specsim.trace.accepted import accepted_by
     from specsim.trace.files import join_traces, read_trace, write_trace
     from specsim.trace.trace import Trace
 
@@ -44,6 +46,7 @@ _HOMES = {  # public name -> module that defines it
     "JoinedCost": "specsim.cost.joined",
     "Trace": "specsim.trace.trace",
     "TreePolicy": "specsim.policy.tree.base",
+    "accepted_by": "specsim.trace.accepted",
     "advise": "specsim.engines.advise",
     "bench": "specsim.servers.bench",
     "calibrate": "specsim.cost.calibrate",
@@ -51,6 +54,7 @@ _HOMES = {  # public name -> module that defines it
     "diagnose": "specsim.engines.diagnose",
     "doctor": "specsim.servers.doctor",
     "export_flags": "specsim.engines.export",
+    "formulas": "specsim.acceptance.formulas",
     "generate": "specsim.acceptance.generate",
     "import_records": "specsim.engines.import_records",
     "join_traces": "specsim.trace.files",
@@ -79,6 +83,7 @@ __all__ = [
     "JoinedCost",
     "Trace",
     "TreePolicy",
+    "accepted_by",
     "advise",
     "bench",
     "calibrate",
@@ -86,6 +91,7 @@ __all__ = [
     "diagnose",
     "doctor",
     "export_flags",
+    "formulas",
     "generate",
     "import_records",
     "join_traces",
@@ -110,7 +116,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'specsim' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    home = import_module(_HOMES[name])
+    return home if name == "formulas" else getattr(home, name)  # which is a module
 
 
 def __dir__() -> list[str]:

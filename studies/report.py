@@ -20,7 +20,7 @@ from studies.common import Config, about_machine, about_prompts
 
 Row = Mapping[str, Any]
 
-RUNGS = {"eq14": "Eq. 14", "constant": "constant costs", "profile": "measured costs"}  # of a row's prediction ladder
+RUNGS = {"eq14": "Eq. 14", "profile": "measured costs"}  # of a row's prediction ladder
 DIGITS = 6  # of numbers in table.csv
 TENTH = plain(lambda value: f"{value:.1f}")  # a column's numbers
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,12 @@ class TraceFolder(SeedSettings):
     overwrite: bool = setting(False, OVERWRITE_HELP, flag="--overwrite/--no-overwrite")
     engine: str | None = setting(
         None, "Record inside this engine, in float32 on the CPU: vllm or llamacpp. Default: transformers."
+    )
+    typical: bool = setting(
+        False,
+        "Record the target's probability of every tree node as well, for replays of typical acceptance "
+        "(`specsim replay --accept typical`).",
+        flag="--typical/--no-typical",
     )
     batch: int = setting(1, "Maximum batch size (vLLM).", low=1)
 
@@ -57,7 +64,7 @@ def record(
     depth, tokens = options.max_draft_tokens, options.max_new_tokens
     clear_finished(out)
     check_free(out, overwrite=overwrite)
-    settings = options.settings(pair.target, folder.seed)
+    settings = dataclasses.replace(options.settings(pair.target, folder.seed), typical=folder.typical)
     engine = None
     if folder.engine is not None:
         refuse_beside(ctx, "engine", DECIDED)

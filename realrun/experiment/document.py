@@ -16,14 +16,14 @@ import pyarrow as pa
 from realrun.decode.rounds import Round
 from realrun.experiment.validate import Row, Validation
 from specsim.acceptance import formulas as metrics
-from specsim.cost.profile import ProfileCost, profile_from_json
+from specsim.cost.profile import profile_from_json
 from specsim.io.arrays import Floats
 from specsim.learn.chain_calibration import verified_tokens
 from specsim.policy.registry import make_policy
 from specsim.policy.tree.base import TreePolicy
 from specsim.replaying.forecast import error_summary
 from specsim.replaying.intervals import NO_SPECULATION, beyond_floor
-from specsim.replaying.prediction import ladder, predict_policy
+from specsim.replaying.prediction import predict_policy
 from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import Replay
 from specsim.replaying.rounds import PARTS
@@ -127,7 +127,7 @@ def as_document(validation: Validation) -> dict[str, Any]:
     errors = [abs(row.error_percent) for row in rows]
     documents = [
         {
-            **row_document(row, validation.seed),
+            **row_document(row),
             **rate_of(row.speculative_s, measurement.baseline_tokens),
             "resolved": None if row is best else validation.resolved(row, best),
         }
@@ -235,11 +235,9 @@ def rate_of(seconds: Floats, tokens: int) -> dict[str, float]:
     return {"tokens_per_s": tokens / float(seconds.sum()), "ms_per_token": 1e3 * float(seconds.sum()) / tokens}
 
 
-def row_document(row: Row, seed: int) -> dict[str, Any]:
-    """Return the JSON form of a row. seed : of the policy's uniforms"""
+def row_document(row: Row) -> dict[str, Any]:
+    """Return the JSON form of a row."""
     predicted, priced, policy = row.predicted, row.priced, row.candidate.policy
-    assert isinstance(priced.cost, ProfileCost)
-    steps = ladder(priced.trace, policy, priced.cost, seed=seed)
     return {
         "policy": policy.name,
         "label": str(policy),
@@ -253,9 +251,8 @@ def row_document(row: Row, seed: int) -> dict[str, Any]:
         "truncated_share": predicted.truncated_share,
         "rounds_identical_percent": None if row.rounds_identical is None else 100 * row.rounds_identical,
         "ladder": {
-            "eq14": steps.eq14,
-            "constant": steps.constant,
-            "profile": steps.profile,
+            "eq14": predicted.eq14,
+            "profile": predicted.speedup.estimate,
             "measured": row.measured.estimate,
         },
         **row.forecasts,

@@ -281,7 +281,7 @@ def scripted_validation(
             "sequence_runs_asked": repeats * holdout.sequences,
         },
         "autoregressive_sequence_seconds": autoregressive_s.tolist(),
-        "rows": sorted((row_document(row, seed) for row in rows), key=lambda r: -r["measured"]["estimate"]),
+        "rows": sorted((row_document(row) for row in rows), key=lambda r: -r["measured"]["estimate"]),
         "median_abs_error_percent": float(np.median([abs(row.error_percent) for row in rows])),
         "choice": choice_of(forecasts, autoregressive_s, 0.0) if forecasts else None,
         "profile": slices.document,

@@ -6,6 +6,9 @@ acceptance rate stands beside how likely the target finds the text. The paper as
 quality; here the target itself is asked, which favours dull text: greedy decoding is the likeliest of all. The
 share of distinct trigrams shows where likelihood was won by repetition.
 
+A replay knows the rates along a recorded text (`specsim.trace.typical`), and this run's are those along the texts that
+the rule writes itself: given a trace, both stand side by side, and the difference is the text's drift.
+
 The tree holds the drafter's most probable tokens, as in the paper, without noise. Loss-free greedy
 decoding and loss-free sampling stand beside the rule, with the same greedy drafts.
 """
@@ -30,11 +33,16 @@ from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_facts
 from realrun.provenance import provenance
 from specsim.acceptance.formulas import distinct_trigrams
+from specsim.cost.model import ConstantCost
 from specsim.io.errors import InputError
 from specsim.io.progress import Counter
 from specsim.policy.base import Policy
 from specsim.policy.tree.base import TreePolicy
 from specsim.replaying.intervals import ratio_interval
+from specsim.replaying.replay import replay
+from specsim.replaying.table import cost_table
+from specsim.trace.trace import Trace
+from specsim.trace.typical import typically_accepted
 
 EPSILONS = tuple(percent / 100 for percent in range(1, 26))  # the paper's
 
@@ -76,12 +84,15 @@ def compare_typical(
     policy: Policy,
     settings: TypicalSettings | None = None,
     progress: Counter | None = None,
+    trace: Trace | None = None,
 ) -> dict[str, Any]:
     """Acceleration rate and likelihood of every arm, as a JSON document.
 
     Of each arm: tokens per target pass (acceleration_rate), and the mean log-likelihood in nats
     per token of its output under the target, at temperature 1 and at the sampling temperature; 95 % intervals over
-    prompts. policy : says what is drafted. Raises InputError unless it drafts trees, no deeper than the drafter can.
+    prompts. policy : says what is drafted. trace : of these prompts at this temperature, with the columns of typical
+    acceptance; adds replayed_acceleration_rate, what its replays say of the arms that sample. Raises InputError unless
+    the policy drafts trees, no deeper than the drafter can.
 
     References: Cai et al. 2024, arXiv:2401.10774, sections 3.3.1 and 4.3.2.
     """
@@ -115,6 +126,8 @@ def compare_typical(
             if progress:
                 progress(number * len(prompts) + sequence + 1, len(arms) * len(prompts))
         rows.append(arm_row(name, verifier, pair, prompts, runs, settings.temperature))
+        if trace is not None and sampler.mode != "greedy":
+            rows[-1]["replayed_acceleration_rate"] = replayed_rate(trace, policy, verifier, settings.seed)
     return {
         "kind": "specsim-typical",
         "target": pair.target_name,
@@ -162,6 +175,15 @@ def arm_row(
         "log_likelihood_at_temperature_nats": ratio_interval(likelihood[:, 1], tokens).as_dict(),
         "distinct_trigram_share": distinct_trigrams([np.asarray(run.tokens) for run in runs]),
     }
+
+
+def replayed_rate(trace: Trace, policy: Policy, verifier: TreeVerifier, seed: int) -> dict[str, Any]:
+    """Tokens per target pass of an arm by the replay of a trace, and how many rounds asked for more than it holds."""
+    if isinstance(verifier, TypicalAcceptance):
+        trace = typically_accepted(trace, verifier.epsilon, verifier.delta)
+    result = replay(trace, policy, cost_table(trace, ConstantCost(1.0, 1.0), policy), seed=seed)
+    truncated = 0 if result.truncated is None else int(result.truncated.sum())
+    return {**ratio_interval(result.output_tokens, result.num_rounds).as_dict(), "truncated_rounds": truncated}
 
 
 @torch.inference_mode()

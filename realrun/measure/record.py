@@ -25,8 +25,9 @@ from realrun.lm.kernels import planless_attention
 from realrun.lm.number_type import NotFinite, check_columns, refuse_logits
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_facts
+from realrun.proposals.judged_trees import judged_columns
 from realrun.proposals.recorder import Columns, RecordRequest
-from realrun.proposals.trees import Trees, TreeSize
+from realrun.proposals.trees import TreeSize
 from realrun.provenance import provenance
 from speckernels import backend_for
 from specsim.acceptance.formulas import distinct_trigrams
@@ -128,6 +129,7 @@ class RecordSettings:
     tree_nodes : nodes of every position's tree, at most; 0 records no trees
     tree_width : children of a node that a tree may hold, at most
     prompts_source : source of the prompts for the trace's metadata, a description or a file name
+    typical : record the target's probability of every tree node and its entropy there, for typical acceptance
 
     Examples
     --------
@@ -142,6 +144,7 @@ class RecordSettings:
     tree_nodes: int = 0
     tree_width: int = 10
     prompts_source: str = ""
+    typical: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_draft_tokens <= 64:
@@ -157,6 +160,12 @@ class RecordSettings:
             raise InputError(
                 f"tree_nodes={self.tree_nodes} with rejection sampling, in which trees are not recorded; "
                 "choose --mode greedy-draft, or 0 for no trees"
+            )
+
+        if self.typical and (not self.tree_nodes or self.sampler.mode == "greedy"):
+            raise InputError(
+                "typical acceptance judges trees at a temperature; record with --mode greedy-draft and --tree-nodes, "
+                "or without --typical"
             )
 
     @property
@@ -277,6 +286,8 @@ class _Recording:
             tree = self.settings.tree
             chances = self.target_prob(prompt, tokens)
             columns = self.recorder(RecordRequest(prompt, tokens, self.depth, sampler, number, scorer, tree, chances))
+            if self.settings.typical:
+                columns |= judged_columns(CachedLM(self.pair.target), prompt, tokens, columns, sampler)
             check_columns(columns)
         except NotFinite:
             raise refuse_logits(self.drafter.lm, [*prompt, *tokens], "drafter") from None
@@ -307,8 +318,8 @@ def trace_of(
     names, outputs = sequences[0].columns, [sequence.tokens for sequence in sequences]
     arrays: dict[str, Any] = {name: np.concatenate([part.columns[name] for part in sequences]) for name in names}
     if settings.tree is not None:
-        trees = Trees(*(arrays.pop(f"tree_{name}") for name in Trees._fields))
-        arrays["tree"] = record_from_nodes(**trees._asdict(), width=settings.tree.width)
+        trees = {name.removeprefix("tree_"): arrays.pop(name) for name in names if name.startswith("tree_")}
+        arrays["tree"] = record_from_nodes(**trees, width=settings.tree.width)
     meta = {
         "target": pair.target_name,
         "drafter": pair.draft_name,
@@ -319,6 +330,7 @@ def trace_of(
         "decoding": settings.sampler.as_dict(),
         "depth": depth,
         "tree": None if settings.tree is None else settings.tree._asdict(),
+        **({"typical": True} if settings.typical else {}),
         "vocabulary": {"tokens": int(pair.target.config.vocab_size), "of": "the target's tokenizer"},
         "prompts": prompt_facts(prompts, settings.prompts_source),
         "eos_token_id": list(pair.eos_token_ids),

@@ -153,6 +153,7 @@ def recording_identity(pair: Pair, prompts: Sequence[Prompt], settings: RecordSe
         "dtype": pair.number_type,
         "prompts": prompt_digest(prompts),
         "predictor": None if pair.predictor is None else pair.predictor.digest,
+        **({"typical": True} if settings.typical else {}),  # a trace that holds more serves as well
     }
 
 

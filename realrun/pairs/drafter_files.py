@@ -168,7 +168,7 @@ def _is_published(path: Path) -> bool:
 
 
 RESULTS = (  # facts that did not influence the training
-    "target", "held_out", "parameters", "tokens", "seconds", "tokens_per_second", "provenance",
+    "target", "held_out", "parameters", "tokens", "seconds", "tokens_per_second", "peak_memory_bytes", "provenance",
     "k", "first_token_accepted_share", "predicted_speedup", "prediction", "costs", "warnings",
 )  # fmt: skip
 

@@ -62,8 +62,8 @@ class AcceptSettings(Settings):
     panel = "Acceptance at a temperature"
     accept: str | None = setting(
         None,
-        "Accept drafts as this engine does, such as vllm, or by the rule greedy-draft, sampled-draft or equal-samples; "
-        "see `specsim explain accept` (default: as recorded).",
+        "Accept drafts as this engine does, such as vllm, or by the rule greedy-draft, sampled-draft, equal-samples or "
+        "typical:EPSILON:DELTA (lossy); see `specsim explain accept` (default: as recorded).",
         metavar="ENGINE",
     )
 
@@ -75,7 +75,11 @@ class AcceptSettings(Settings):
             return read_trace(trace)
         from specsim.engines.acceptance_rules import find_rule
         from specsim.trace.accepted import accepted_by
+        from specsim.trace.typical import typical_thresholds, typically_accepted
 
+        thresholds = typical_thresholds(self.accept)
+        if thresholds is not None:
+            return typically_accepted(read_trace(trace), *thresholds)
         rule = find_rule(self.accept)  # refused before the trace is read
         return accepted_by(read_trace(trace), rule)
 

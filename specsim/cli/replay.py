@@ -48,7 +48,8 @@ def replay(options: ReplayOptions, costs: CostSettings) -> Answer:
 
     Replays the trace under the policy. A policy that learns from data or costs what --set does not give (renewal_stop,
     time_gain) learns on one part of the sequences and is reported on the other. "Gap to oracle" is how much slower the
-    policy is than an oracle that knows what will be accepted.
+    policy is than an oracle that knows what will be accepted. "By Eq. 14" is the speedup by EESD's formula, from v_d,
+    r_d and the costs' T_d / T_t alone; there is none for trees and SPACE.
 
     Example: specsim replay TRACE --policy adaedl --set gamma=0.2 --cost profile.json
     """
@@ -64,10 +65,11 @@ def replay(options: ReplayOptions, costs: CostSettings) -> Answer:
         from specsim.engines.as_engine import as_engine
         from specsim.engines.conventions import find_conventions
         from specsim.engines.definitions import engine_counts
-        from specsim.trace.accepted import accepted_by
+        from specsim.trace.accepted import accepted_by, shares_noise
 
         conventions = find_conventions(engine)
-        if options.accept is None and engine in RULES:
+        shared = shares_noise(trace)
+        if options.accept is None and engine in RULES and not shared:
             trace = accepted_by(trace, find_rule(engine))
         trace, cut_off = as_engine(trace, conventions, max_output_tokens=options.max_output_tokens)
     priced = PricedTrace(trace, costs.read())
@@ -84,6 +86,7 @@ def replay(options: ReplayOptions, costs: CostSettings) -> Answer:
         document["engine"] = {
             **engine_counts(part, chosen, conventions, seed=options.seed),
             "sequences_cut_off": cut_off,
+            "shares_noise": shared,
         }
 
     def show() -> None:
@@ -96,6 +99,9 @@ def replay(options: ReplayOptions, costs: CostSettings) -> Answer:
 
 def _print_prediction(prediction: PolicyPrediction, document: dict[str, Any]) -> None:
     rows = [["speedup [95 % interval]", str(prediction.speedup)]]
+    if prediction.eq14 is not None:
+        by = f"by Eq. 14 with T_d / T_t = {prediction.cost_ratio:.3g} of these costs"
+        rows.append([by, f"{prediction.eq14:.3f}"])
     for key, quantity in RATES.items():
         rows.append([quantity, f"{document[key]:.3f}"])
     trees = ["verified", "truncated_rounds"] if prediction.truncated_rounds is not None else []
@@ -113,11 +119,13 @@ def _print_counts(engine: str, counts: dict[str, Any]) -> None:
             f"; the last round of {counts['sequences_cut_off']} sequences may accept more than was recorded: record "
             "more tokens and give --max-output-tokens"
         )
+    if counts["shares_noise"]:
+        title += "; drafts share the target's noise, as no engine's do: record with --mode greedy-draft or rejection"
     print_table(title, ["counter", "value"], list(_counter_rows(counts)))
 
 
 def _counter_rows(counts: dict[str, Any]) -> Iterator[list[str]]:
     for name, value in {**counts, **counts["printed"]}.items():
-        if name not in ("engine", "printed", "sequences_cut_off"):
+        if name not in ("engine", "printed", "sequences_cut_off", "shares_noise"):
             values = value if isinstance(value, list) else [value]
             yield [name, ", ".join(f"{v:.3f}" if isinstance(v, float) else f"{v:,}" for v in values)]

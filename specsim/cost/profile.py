@@ -9,7 +9,7 @@ from typing import Any, NotRequired, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from specsim.cost.model import FALL, ConstantCost, CostModel, check_rounds, checked_axis, checked_table, disturbances
+from specsim.cost.model import FALL, CostModel, check_rounds, checked_axis, checked_table, disturbances
 from specsim.io.arrays import Ints, Seconds
 from specsim.io.errors import InputError
 from specsim.io.json import checked
@@ -217,11 +217,6 @@ class ProfileCost(CostModel):
         if self.tree is None:
             raise InputError("cost profile has no trees; profile again with `realrun profile --tree-nodes`")
         return self.tree
-
-    def constant(self, context: float) -> ConstantCost:
-        """The papers' two numbers at a context: s_d, the mean draft step, and s_t."""
-        mean_s = self._along_context(self.draft_step_s.mean(axis=0), context)
-        return ConstantCost(s_d=float(mean_s), s_t=float(self.autoregressive_step(context)))
 
 
 def with_scores(model: CostModel) -> CostModel:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from specsim.cost.model import MAX_TREE_TOKENS, CostModel
+from specsim.cost.model import MAX_TREE_TOKENS, CostModel, SpaceCost
 from specsim.io.arrays import Floats, IntArray, Seconds
 from specsim.trace.trace import Trace
 
@@ -37,6 +37,7 @@ class CostTable:
     autoregressive_s : [B]
     tree : what trees cost, where the model can tell
     notes : what results must say of these costs
+    masks : whether drafts ride in the target's pass, as SPACE's do
     """
 
     bucket_bits: int
@@ -48,6 +49,7 @@ class CostTable:
     round_overhead_s: float
     tree: TreeTable | None = None
     notes: tuple[str, ...] = ()
+    masks: bool = False
 
     @property
     def step_ratio(self) -> float:
@@ -92,6 +94,7 @@ def compile_table(
         round_overhead_s=model.round_overhead(),
         tree=tree,
         notes=tuple(model.notes(max_draft_tokens, contexts)),
+        masks=isinstance(model, SpaceCost),
     )
 
 

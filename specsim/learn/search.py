@@ -15,7 +15,17 @@ from specsim.io.errors import InputError
 from specsim.io.progress import Counter, no_progress
 from specsim.learn.evaluate import BATCH, MAX_TRUNCATED_SHARE, Evaluator, evaluate_many
 from specsim.learn.settings import DEFAULT_SEARCH, SearchSettings
-from specsim.learn.space import Axis, Limits, Settings, Space, bounded, recorded_limits, search_space, tuned_fields
+from specsim.learn.space import (
+    Axis,
+    Limits,
+    Settings,
+    Space,
+    bounded,
+    recorded_limits,
+    search_space,
+    smaller_trees,
+    tuned_fields,
+)
 from specsim.learn.storage import describe_job, job_name, open_study
 from specsim.policy.base import Policy, build_policy
 from specsim.policy.chain.base import ChainPolicy
@@ -29,6 +39,7 @@ if TYPE_CHECKING:
     from optuna.study import Study
     from optuna.trial import FrozenTrial
 
+SMALLER = "smaller"  # attribute of a trial whose trees were made smaller than proposed
 ASKED = 8  # points that Optuna proposes together, whatever the threads, so that the answer does not depend on them
 Propose = Callable[["Sequence[FrozenTrial]", int], list[Settings]]
 
@@ -40,6 +51,7 @@ class SearchResult:
     runner_up : the next best policy that differs clearly from the best; None if there is none
     trials, refused : points tried, and those of them that trace or costs cannot serve
     truncated : refused points that the recorded trees are too small for, whose speedup is unknown
+    smaller : points tried with smaller trees than were proposed, the largest that are recorded
     interrupted : the search was stopped; these are the best so far
     default : the policy with its default settings; None if trace or costs cannot serve it
     fixed : settings that were not searched
@@ -54,6 +66,7 @@ class SearchResult:
     refused: int
     interrupted: bool
     truncated: int = 0
+    smaller: int = 0
 
 
 def find_best(
@@ -107,6 +120,7 @@ def find_best(
         refused=len(refused),
         truncated=sum(isinstance(policy, Policy) for policy in evaluator.build(refused)),
         interrupted=interrupted,
+        smaller=sum(SMALLER in trial.user_attrs for trial in tried),
     )
 
 
@@ -143,12 +157,36 @@ def _replay_points(
     while len(tried := study.get_trials(deepcopy=False)) < count:
         start = len(tried) // batch_size * batch_size
         points = propose(tried[:start], min(batch_size, count - start))[len(tried) - start :]
-        for point, seconds in zip(points, evaluator.total_seconds(points)[1].tolist(), strict=True):
+        for point, seconds, smaller in _recorded_trees(evaluator, space, points):
             served = math.isfinite(seconds)
             outcome = TrialState.COMPLETE if served else TrialState.PRUNED  # which is worse than all others
-            value = seconds if served else None
-            study.add_trial(create_trial(params=point, distributions=distributions, value=value, state=outcome))
+            value, notes = seconds if served else None, {SMALLER: True} if smaller else {}
+            study.add_trial(
+                create_trial(params=point, distributions=distributions, value=value, state=outcome, user_attrs=notes)
+            )
         progress(len(tried) + len(points), count)
+
+
+def _recorded_trees(
+    evaluator: Evaluator, space: Space, points: Sequence[Settings]
+) -> list[tuple[Settings, float, bool]]:
+    """Replay points; those that ask for more than the recorded trees hold, with the largest smaller trees that they do.
+
+    A tree's size alone does not say whether a recording holds it: where all drafted nodes are verified it asks for
+    unlikely ones, which a larger draft of as many verified nodes leaves out. Returns each point, its seconds and
+    whether its trees were made smaller; points that no smaller trees serve are unchanged and take for ever.
+    """
+    times = evaluator.total_seconds(points)[1].tolist()
+    series = [
+        [] if math.isfinite(time_s) else smaller_trees(evaluator.kind, space, point)
+        for point, time_s in zip(points, times, strict=True)
+    ]
+    smaller_times = iter(evaluator.total_seconds([smaller for each in series for smaller in each])[1].tolist())
+    replayed = []
+    for point, time_s, each in zip(points, times, series, strict=True):
+        served = [(smaller, own_s, True) for smaller in each if math.isfinite(own_s := next(smaller_times))]
+        replayed.append(served[0] if served else (point, time_s, False))
+    return replayed
 
 
 def _ask_optuna(space: Space, seed: int, tried: Sequence[FrozenTrial], size: int) -> list[Settings]:

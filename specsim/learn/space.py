@@ -155,6 +155,21 @@ def bounded(kind: type[Any], limits: Limits) -> dict[str, int]:
     return {name: limits[bound] for name, bound in bounds.items() if bound in limits}
 
 
+def smaller_trees(kind: type[Policy], space: Space, point: Settings) -> list[Settings]:
+    """Return the point with ever smaller trees, each a half of the one before.
+
+    First of ever fewer nodes, then of fewer children of a node as well, down to the ends of the ranges.
+    """
+    low = {axis.name: int(axis.low) for axis in space.axes if isinstance(axis.values, range)}
+    smaller = []
+    for bound in ("nodes", "width"):
+        names = [name for name in bounded(kind, {bound: 0}) if name in low]
+        while any(point[name] > low[name] for name in names):
+            point = {**point, **{name: max(low[name], point[name] // 2) for name in names}}
+            smaller.append(point)
+    return smaller
+
+
 def _axis(kind: type[Policy], field: dataclasses.Field[Any], fixed: Mapping[str, Any], limits: Limits) -> Axis:
     name, default, log = field.name, field.default, bool(field.metadata["log"])
     if isinstance(default, bool):

@@ -17,6 +17,7 @@ from specsim.learn.evaluate import truncated_reason
 from specsim.learn.predict import priced
 from specsim.learn.search import SearchResult, best_fixed_k, find_best
 from specsim.learn.settings import DEFAULT_SEARCH, Search, SearchSettings
+from specsim.learn.space import tuned_fields
 from specsim.policy.base import Policy
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.registry import PolicyName, find_policy
@@ -28,6 +29,8 @@ from specsim.replaying.result import Result
 from specsim.replaying.simultaneous import simultaneous
 from specsim.trace.files import TraceLike
 from specsim.trace.split import fold_sequences, split_sequences
+from specsim.trace.trace import Trace
+from specsim.trace.tree_record import MAX_NODES
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -385,7 +388,7 @@ def tune_on(
         train=summarise(*replay_with_oracle(train, search_result.best, kind, settings.seed)),
         tuned_on=train.trace.sequences,
         reported_on=holdout.trace.sequences,
-        **{**report, "warnings": (*_unjudged(search_result), *report["warnings"])},
+        **{**report, "warnings": (*_unjudged(search_result, train.trace), *report["warnings"])},
         **{name: getattr(search_result, name) for name in ("trials", "refused", "search", "interrupted")},
     )
 
@@ -401,13 +404,21 @@ def _policies(train: PricedTrace, search_result: SearchResult, settings: SearchS
     return {name: policy for name, policy in policies.items() if policy is not None}
 
 
-def _unjudged(search_result: SearchResult) -> tuple[str, ...]:
-    """Warn that the recorded trees were too small for part of the search."""
-    if not search_result.truncated:
+def _unjudged(search_result: SearchResult, trace: Trace) -> tuple[str, ...]:
+    """Warn that the recorded trees were too small for part of the search, and say which to record."""
+    told = {
+        "could not be judged": search_result.truncated,
+        "were tried with smaller trees than proposed": search_result.smaller,
+    }
+    found = [f"{count} of {search_result.trials} settings {what}" for what, count in told.items() if count]
+    if not found or trace.tree is None:
         return ()
+    kind = type(search_result.best)
+    ends = [field.metadata["tune"][1] for field in tuned_fields(kind) if field.metadata["bounds"] == "width"]
+    width, nodes = max([trace.tree.width, *ends]), min(2 * trace.tree.nodes, MAX_NODES)
     return (
-        f"{search_result.truncated} of {search_result.trials} settings could not be judged: they ask for more than the "
-        "recorded trees hold; record larger ones with `realrun record --tree-nodes --tree-width`",
+        f"{', '.join(found)}: they ask for more than the recorded trees hold, or the costs cover; record larger ones, "
+        f"with `realrun record --tree-nodes {nodes} --tree-width {width}`",
     )
 
 

@@ -21,7 +21,7 @@ from specsim.io.errors import InputError
 from specsim.policy.chain.base import ChainPolicy, Step
 from specsim.replaying.chain import or_unread
 from specsim.replaying.checks import check_covered, check_replayable
-from specsim.replaying.replay import Replay, replay
+from specsim.replaying.replay import Replay, eq14_ratio, replay
 from specsim.trace.trace import Trace
 
 MAX_CELLS = 2**26  # of the programme's table, 8 bytes each
@@ -241,5 +241,6 @@ def _expected_costs(trace: Trace, policy: ChainPolicy, table: CostTable, match: 
         autoregressive_s=autoregressive_seconds(trace, table),
         rounds=None,
         cost_notes=table.notes,
+        cost_ratio=eq14_ratio(policy, table),
         **expected,
     )

@@ -35,6 +35,7 @@ from specsim.replaying.kernel import select_fields
 from specsim.replaying.switch import switch_costs, switch_trace
 from specsim.trace.joined import JoinedTrace
 from specsim.trace.trace import Trace
+from specsim.trace.tree_record import longest_plausible
 
 
 class OracleTrace(NamedTuple):
@@ -109,8 +110,11 @@ def chain_oracle_seconds(trace: Trace, table: CostTable) -> Floats:
 def reachable_depth(trace: Trace, width: int | None = None) -> IntArray:
     """Return the depth [N] to which all ranks of the true path are below a width (default: the recorded trees').
 
-    Without recorded trees and a width, any rank will do. Raises InputError where the trace holds no ranks.
+    Without recorded trees and a width, any rank will do. Under typical acceptance it is the depth of the longest path
+    of accepted nodes. Raises InputError where the trace holds no ranks.
     """
+    if trace.tree is not None and trace.tree.plausible is not None:
+        return longest_plausible(trace.tree)
     if trace.true_rank is None:
         raise InputError("the tree oracle needs the column 'true_rank', which this trace lacks; record it")
     if width is None:

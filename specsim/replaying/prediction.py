@@ -1,4 +1,4 @@
-"""Predictions from replays: speedup with its interval, and the ladder of cost-model simplifications."""
+"""Predictions from replays: speedup with its interval, rates and counts."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ import numpy as np
 
 from specsim.acceptance import formulas as metrics
 from specsim.cost.joined import JoinedTable
-from specsim.cost.model import ConstantCost
-from specsim.cost.profile import ProfileCost
 from specsim.io.arrays import Floats
 from specsim.policy.base import Policy
 from specsim.policy.switch.base import SwitchPolicy
@@ -22,7 +20,6 @@ from specsim.replaying.oracles import chain_oracle_seconds, switch_oracle_second
 from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import Replay
 from specsim.trace.joined import JoinedTrace
-from specsim.trace.trace import Trace
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,7 +29,7 @@ STATIC_WIDTH = 10  # children of a node that searches of static trees go to
 
 COLUMNS = (  # of a prediction's table, beside policy and speedup
     "v_d", "r_d", "hm", "tau", "rounds", "drafted", "accepted", "verified", "output_tokens", "seconds", "ar_seconds",
-    "oracle_regret",
+    "oracle_regret", "eq14",
 )  # fmt: skip
 
 
@@ -53,6 +50,8 @@ class Prediction:
         together, under the cost model as it is; None where no oracle was asked. Below 0 only
         for a policy that reshapes the cost of a round.
     cost_notes : notes of the cost model on its seconds, such as that they are extrapolated
+    cost_ratio : T_d / T_t, time of a draft step over that of a target pass, by these costs; None of trees, of SPACE and
+        of several drafters
     """
 
     policy: Policy
@@ -71,6 +70,15 @@ class Prediction:
     ar_seconds: float
     oracle_regret: float | None = None
     cost_notes: tuple[str, ...] = ()
+    cost_ratio: float | None = None
+
+    @property
+    def eq14(self) -> float | None:
+        """The speedup by EESD's Eq. 14 (arXiv:2406.03853), from v_d, r_d and `cost_ratio` alone; None without a ratio.
+
+        It leaves out whatever is not a draft step or a target pass of a single token.
+        """
+        return None if self.cost_ratio is None else float(metrics.eq14_speedup(self.v_d, self.r_d, self.cost_ratio))
 
     @property
     def truncated_share(self) -> float:
@@ -103,6 +111,7 @@ class Prediction:
             "speedup": self.speedup.as_dict(),
             **{field.name: getattr(self, field.name) for field in dataclasses.fields(Prediction)[2:]},
             "cost_notes": list(self.cost_notes),
+            "eq14": self.eq14,
         }
 
 
@@ -132,6 +141,7 @@ def summarise(result: Replay, oracle_s: Floats | None = None) -> Prediction:
         truncated_rounds=None if result.truncated is None else int(result.truncated.sum()),
         oracle_regret=None if oracle_s is None else float(result.seconds.sum() / oracle_s.sum() - 1),
         cost_notes=result.cost_notes,
+        cost_ratio=result.cost_ratio,
     )
 
 
@@ -173,29 +183,3 @@ def predict_policy(priced: PricedTrace, policy: Policy, *, seed: int = 0) -> Pre
     """Replay a policy under its own cost of a round, and compare it with the oracle under the cost model."""
     replayed = priced.replay(policy, seed=seed)  # first, because it checks trace and costs
     return summarise(replayed, oracle_seconds(priced, [type(policy)], width=oracle_width(policy)))
-
-
-@dataclass(frozen=True)
-class Ladder:
-    """Speedups of a policy predicted with ever fewer simplifications.
-
-    eq14: v_d, r_d and alpha_c = s_d/s_t only; None for a tree, whose draft passes the formula does not cover.
-    constant: s_d per draft step and s_t per round. profile: the measured grid.
-    """
-
-    eq14: float | None
-    constant: float
-    profile: float
-
-
-def ladder(trace: Trace, policy: Policy, profile: ProfileCost, *, seed: int = 0) -> Ladder:
-    """Predict a policy on each rung. s_d and s_t are taken at the trace's middle context."""
-    middle = float(np.mean(trace.prompt_tokens + trace.output_tokens / 2))
-    constant: ConstantCost = profile.constant(middle)
-    measured = predict_policy(PricedTrace(trace, profile), policy, seed=seed)
-    eq14 = float(metrics.eq14_speedup(measured.v_d, measured.r_d, constant.s_d / constant.s_t))
-    return Ladder(
-        eq14=None if isinstance(policy, TreePolicy) else eq14,
-        constant=predict_policy(PricedTrace(trace, constant), policy, seed=seed).speedup.estimate,
-        profile=measured.speedup.estimate,
-    )

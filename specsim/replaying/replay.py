@@ -39,6 +39,7 @@ class Replay:
     autoregressive_s : float64 [S], the baseline on the same sequences
     rounds : every round; None without `log`
     cost_notes : notes of the cost model on its seconds
+    cost_ratio : T_d / T_t of the costs, where `eq14_speedup` takes it; see `eq14_ratio`
     """
 
     policy: Policy
@@ -53,6 +54,7 @@ class Replay:
     verified: Ints
     truncated: Ints | None = None
     cost_notes: tuple[str, ...] = ()
+    cost_ratio: float | None = None
 
     @property
     def speculative_s(self) -> Floats:
@@ -141,4 +143,13 @@ def replay(trace: Trace, policy: Policy, table: CostTable, *, seed: int = 0, log
         verified=sums.verified,
         truncated=sums.truncated if isinstance(policy, TreePolicy) else None,
         cost_notes=table.notes,
+        cost_ratio=eq14_ratio(policy, table),
     )
+
+
+def eq14_ratio(policy: Policy, table: CostTable) -> float | None:
+    """Return T_d / T_t of these costs for EESD's Eq. 14.
+
+    None where drafted tokens do not take a draft pass each, in trees and in SPACE, or there are several drafters.
+    """
+    return table.step_ratio if isinstance(policy, ChainPolicy) and not table.masks else None

@@ -2,6 +2,8 @@
 
 The accepted path follows from `true_rank` alone: at every depth, the rank of the true token
 among the children of the node before. So a static tree replays without recorded nodes (`_replay_static`).
+Under typical acceptance (`specsim.trace.typical`) the recorded nodes say which of them are accepted, and every tree is
+replayed as one that grows.
 """
 
 from __future__ import annotations
@@ -147,6 +149,7 @@ class TreeTrace(NamedTuple):
     first_child: IntArray
     horizon: Array
     score: Array  # [0, 0] where the trace has none
+    plausible: Bools  # [0, 0] where the true path decides
 
 
 class TreeRule(NamedTuple):
@@ -164,6 +167,7 @@ class Room(NamedTuple):
 
     recorded : number of each node in the record, -1 if it is not there
     child : first child of each node
+    reached : whether a lossy verifier accepts a node and all before it
     """
 
     tree: Tree
@@ -171,11 +175,35 @@ class Room(NamedTuple):
     child: IntArray
     widths: IntArray
     keep: Bools
+    reached: Bools
 
 
 def _room() -> Room:
     recorded, child, widths = np.zeros((3, MAX_DRAFTED + 1), np.int32)
-    return Room(new_tree(), recorded, child, widths, np.zeros(MAX_DRAFTED + 1, np.bool_))
+    keep, reached = np.zeros((2, MAX_DRAFTED + 1), np.bool_)
+    return Room(new_tree(), recorded, child, widths, keep, reached)
+
+
+@nb.njit
+def _longest_plausible(tree, count, keep, recorded, plausible, most, reached):  # type: ignore[no-untyped-def]
+    """Find the end of the longest accepted path, no deeper than `most`: (its last node, whether the record decides).
+
+    As `realrun.decode.verify.longest_path`: of paths that are as long, that to the node of lowest index.
+
+    plausible : bool [M], of the recorded nodes
+    """
+    last_node, decided = np.int64(0), True
+    reached[0] = True
+    for node in range(1, count):
+        reached[node] = False
+        if keep[node] and reached[tree.parent[node]]:
+            decided &= recorded[node] >= 0
+            reached[node] = recorded[node] >= 0 and plausible[recorded[node] - 1]
+            if reached[node] and tree.depth[node] > tree.depth[last_node]:
+                last_node = np.int64(node)
+    while tree.depth[last_node] > most:
+        last_node = np.int64(tree.parent[last_node])
+    return last_node, decided
 
 
 def _replay(  # type: ignore[no-untyped-def]
@@ -189,10 +217,10 @@ def _replay(  # type: ignore[no-untyped-def]
     """
     params, carries_state, max_draft_tokens, max_verified_nodes, max_expanded = rule
     offsets, true_rank, horizon = trace.offsets, trace.true_rank, trace.horizon
-    prob, first_child, score = trace.prob, trace.first_child, trace.score
+    prob, first_child, score, plausible = trace.prob, trace.first_child, trace.score, trace.plausible
     bucket_bits, draft_s, catch_up_s = costs.bucket_bits, costs.draft_s, costs.catch_up_s
     wider_s, verify_s = costs.wider_s, costs.verify_s
-    tree, recorded, child, widths, keep = room
+    tree, recorded, child, widths, keep, reached = room
     log_row = 0
     logging = len(log.t) > 0
     state = initial_state(params)
@@ -259,7 +287,7 @@ def _replay(  # type: ignore[no-untyped-def]
                         tree.score[level - 1] = tree.score[level - 2]
                         chain = np.int64(-1)
                 first = last
-            verified = accepted = last_node = 0
+            verified = accepted = last_node = np.int64(0)
             if count > 1:
                 keep[:count] = False
                 keep[0] = True
@@ -267,9 +295,14 @@ def _replay(  # type: ignore[no-untyped-def]
                 verified, depth = close_kept(tree, count, keep)
                 if verified > max_verified_nodes:
                     raise InputError("a tree policy verifies more nodes than its max_nodes; correct it")
-                if unknown and horizon[t] >= floor:
+                decided = not (unknown and horizon[t] >= floor)
+                if len(plausible) > 0:
+                    last_node, among = _longest_plausible(tree, count, keep, recorded, plausible[t], end - t, reached)
+                    accepted = np.int64(tree.depth[last_node])
+                    decided &= among
+                if not decided:
                     truncated += 1
-                while accepted < level:
+                while accepted < level and len(plausible) == 0:
                     true = np.int64(true_rank[t, accepted])
                     if true < 0 or true >= widths[last_node] or not keep[child[last_node] + true]:
                         break
@@ -315,25 +348,33 @@ def _replay(  # type: ignore[no-untyped-def]
 
 
 @cache
+def _grown_kernel(kind: type[TreePolicy]) -> Callable[..., int]:
+    """Compile the kernel of trees whose nodes are read from the record."""
+    return specialise(_replay, globals(), kind)
+
+
 def tree_kernel(kind: type[TreePolicy]) -> Callable[..., int]:
     """Compile the kernel with a policy's functions inside; that of static policies needs none."""
-    return _replay_static if issubclass(kind, StaticTree) else specialise(_replay, globals(), kind)
+    return _replay_static if issubclass(kind, StaticTree) else _grown_kernel(kind)  # type: ignore[arg-type]  # a class hashes well
 
 
 def bind_tree(policy: TreePolicy) -> Callable[..., int]:
     """Bind the kernel to a policy; see `specsim.replaying.replay.bind_kernel`."""
-    kernel = tree_kernel(type(policy))  # type: ignore[arg-type]  # a class hashes well
+    kernel = tree_kernel(type(policy))
     rule = select_fields(TreeRule, policy)
 
     def run(trace: Trace, table: CostTable, seed: int, which: Ints, sums: Sums, log: RoundLog) -> int:
         assert table.tree is not None and trace.true_rank is not None
         costs = select_fields(TreeCosts, table, table.tree)
-        if isinstance(policy, StaticTree):
+        lossy = trace.tree is not None and trace.tree.plausible is not None
+        if isinstance(policy, StaticTree) and not lossy:
             ranks = select_fields(StaticTrace, trace)
             return kernel(links(policy.shape), which, ranks, costs, sums, log.arrays)
         assert trace.tree is not None
         score = np.zeros((0, 0), np.float32) if trace.score is None else trace.score
-        recorded = select_fields(TreeTrace, trace, trace.tree, score=score)
-        return kernel(rule, seed, which, recorded, costs, _room(), sums, log.arrays)
+        plausible = trace.tree.plausible if lossy else np.zeros((0, 0), np.bool_)
+        recorded = select_fields(TreeTrace, trace, trace.tree, score=score, plausible=plausible)
+        grown = _grown_kernel(type(policy))  # type: ignore[arg-type]  # a class hashes well
+        return grown(rule, seed, which, recorded, costs, _room(), sums, log.arrays)
 
     return run

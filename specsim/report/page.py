@@ -301,9 +301,9 @@ def machine_text(document: Mapping[str, Any]) -> str:
 
 
 SAMPLING = {
-    "greedy-draft": "Sampling with greedy drafts",
-    "gumbel": "Sampling with shared Gumbel noise",
-    "rejection": "Rejection sampling",
+    "greedy-draft": "sampling with greedy drafts",
+    "gumbel": "sampling with shared Gumbel noise",
+    "rejection": "rejection sampling",
 }
 
 

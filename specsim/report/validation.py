@@ -110,8 +110,7 @@ DEFINITIONS = {
     "Gap to oracle": "Gap to the oracle: predicted time beyond that of the fastest policy, one that knows what will be "
     "accepted.",
     "Ladder": "A policy predicted with fewer simplifications from rung to rung. Eq. 14 knows v_d, r_d and "
-    "a single ratio s_d / s_t; the next rung charges s_d per draft step and s_t per target pass, round by round; "
-    "the cost profile charges what was measured at each context and draft length.",
+    "a single ratio s_d / s_t; the cost profile charges what was measured at each context and draft length.",
     "ECE": "Expected calibration error: mean distance between confidence and acceptance over the bins, "
     "weighted by their token counts.",
 }

@@ -36,7 +36,7 @@ from specsim.report.drawing import (
 
 Row = Mapping[str, Any]
 
-EQ14, CONSTANT = "#7a6fac", "#56b4e9"
+EQ14 = "#7a6fac"
 ACCEPTABLE_ERROR = 0.05  # half-width of the band around perfect prediction
 HALF_PAGE = (6.0, 4.5)  # inches
 TITLE_CHARACTERS = 60  # a line of a title over half a page
@@ -46,7 +46,6 @@ COUNT_LABELS_UP_TO = 13  # more bars than this leave no room for a number on eac
 RUNGS = (  # key, legend, marker, color
     ("measured", "measured", "D", MEASURED),
     ("eq14", "Eq. 14", "s", EQ14),
-    ("constant", "constant s_d, s_t", "^", CONSTANT),
     ("profile", "cost profile", "o", PREDICTED),
 )
 SCATTER_GROUPS = (  # role, legend, line, face

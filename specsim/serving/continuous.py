@@ -288,7 +288,7 @@ class _Server:
             turn = self.drafts.decode(self.state, known, sequence, self.row[now], self.reshaped[now])
         else:
             turn = DraftRounds(now, now, now, now, now, now, speculates=False)
-        chunks = self._chunks(int((turn.verified + 1).sum()))
+        chunks = self._chunks(int((turn.verified + 1).sum()) * (1 + self.drafts.masks))
         self.last_sequences = len(now) + len(chunks[0])
         step = np.full_like(now, len(self.ends_s))
         self.rounds.append((step, now, turn.drafted, turn.verified, turn.accepted, turn.emitted, behind, cached))
@@ -341,6 +341,7 @@ class _Server:
         step, _, drafted, verified, _, _, behind, cached = _columns(self.rounds[steps])
         read_in, new, before = _columns(self.prompts[steps])
         first = len(self.rounds) - 1 if steps.start == -1 else 0
+        drafter = self.rule.max_draft_tokens > 0 and not self.drafts.masks
         return round_seconds(
             self.cost,
             step - first,
@@ -350,7 +351,8 @@ class _Server:
             np.array(self.speculates[steps])[step - first],
             self.drafts.tree,
             verified,
-            Prompts(read_in - first, new, before, self.rule.max_draft_tokens > 0) if len(read_in) else None,
+            Prompts(read_in - first, new, before, drafter) if len(read_in) else None,
+            self.drafts.masks,
         ).total_s
 
     def result(self) -> ServingRun:

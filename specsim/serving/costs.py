@@ -71,6 +71,7 @@ def round_seconds(
     tree: Links | None = None,
     verified: Ints | None = None,
     prompts: Prompts | None = None,
+    masks: int = 0,
 ) -> RoundSeconds:
     """Seconds of rounds of a batch, without the time of the policy's decisions.
 
@@ -85,10 +86,13 @@ def round_seconds(
     tree : that all drafts are of, each cut at some depth; chains otherwise
     verified : int [R], drafted tokens that are verified; default: all
     prompts : read in the same passes, or in steps in which no sequence decodes
+    masks : of SPACE, behind the pending token and each verified token. These make the drafts, so that no drafter runs;
+        a sequence's pass is a tree, or a chain of as many tokens if the costs price no trees, as in `SpaceCost`
 
     Raises InputError where costs do not price such trees.
     """
-    if tree is not None and cost.max_tree_tokens < (most := int(drafted.max(initial=0)) + 1):
+    most = (int(drafted.max(initial=0)) + 1) * (masks + 1)
+    if (tree is not None or (masks and cost.max_tree_tokens)) and cost.max_tree_tokens < most:
         priced = f"of up to {cost.max_tree_tokens} tokens" if cost.max_tree_tokens else "of chains alone"
         raise InputError(f"costs are {priced}, a tree has {most}; give linear or roofline costs")
     last = -1 if prompts is None else int(prompts.batch_round.max(initial=-1))
@@ -102,8 +106,8 @@ def round_seconds(
     checked = drafted if verified is None else verified
     if cost.pads_to_longest:
         drafted, checked = (_longest(tokens, batch_round, count) for tokens in (drafted, checked))
-    tokens = held(checked + 1, cached)
-    levels = draft_levels(drafted, tree)
+    tokens = held((checked + 1) * (masks + 1), cached)
+    levels = np.zeros_like(drafted) if masks else draft_levels(drafted, tree)
     draft_s = np.zeros(count)
     read_by_drafter = read if prompts is not None and prompts.drafter else None
     for step in range(max(int(levels.max(initial=0)), int(read_by_drafter is not None))):
@@ -117,7 +121,7 @@ def round_seconds(
             wide, narrow = (held(np.full_like(cached, n), cached, drafting) for n in (tree.expanded[step], 1))
             draft_s[active] += cost.batch_wider(wide.select(active), narrow.select(active))
     verify_s = cost.batch_verify(tokens.plus(read))
-    if tree is not None:
+    if tree is not None or (masks and cost.max_tree_tokens):
         decoding = tokens.sequences > 0
         trees = tokens.select(decoding)
         verify_s[decoding] += cost.batch_tree_verify(trees) - cost.batch_verify(trees)

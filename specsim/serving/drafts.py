@@ -16,6 +16,7 @@ from specsim.io.arrays import Bools, FloatArray, Ints
 from specsim.io.errors import InputError
 from specsim.policy.base import BIASED, Policy
 from specsim.policy.chain.base import ChainPolicy
+from specsim.policy.chain.space_k import SpaceK
 from specsim.policy.tree.static import StaticTree
 from specsim.replaying.checks import check_covered, check_replayable
 from specsim.replaying.replay import bind_kernel
@@ -38,6 +39,7 @@ class Drafts:
     tree : that every draft is of, cut where the budget ends; None for chains
     leaf : bool [N], whether the accepted path of the tree ends at a leaf
     survival : [N, D], of the tokens of a draft, as the rule reads it; None where it reads no confidence
+    masks : of SPACE, in a pass behind the pending token and each verified token; 0 for other drafters
     """
 
     trace: Trace
@@ -49,6 +51,7 @@ class Drafts:
     tree: Links | None = None
     leaf: Bools | None = None
     survival: FloatArray | None = None
+    masks: int = 0
 
     def draft(self, k: int | Ints, sequence: Ints, row: Ints) -> tuple[Ints, Ints]:
         """Drafted tokens of the rounds at these rows, and how many of them would be accepted."""
@@ -59,8 +62,10 @@ class Drafts:
         """Tokens besides the pending token that the drafter has yet to take in after these rounds.
 
         A round without speculation adds its token to them. A round that drafts leaves the last token of a draft that
-        is accepted whole, or of a tree's path that ends at a leaf.
+        is accepted whole, or of a tree's path that ends at a leaf. SPACE has no drafter that could be behind.
         """
+        if self.masks:
+            return np.zeros_like(behind)
         whole = (drafted > 0) & (draft_levels(drafted, self.tree) == accepted)
         if self.leaf is not None:
             whole |= (accepted > 0) & self.leaf[row]
@@ -139,13 +144,15 @@ def _of_policy(trace: Trace, policy: Policy, seed: int) -> Drafts:
     """Drafts of a policy whose state starts anew in each sequence.
 
     Raises InputError where the length of a draft does not tell its passes: for trees that grow by what the drafter
-    says, for policies that drop drafted tokens, and for drafters that draft in the verification pass.
+    says, and for policies that drop drafted tokens. SPACE's passes follow from the policy's longest draft k: a group of
+    k masks behind the pending token and each verified token.
     """
-    if not isinstance(policy, ChainPolicy | StaticTree) or trace.meta.get("drafter_kind") == SPACE:
+    if not isinstance(policy, ChainPolicy | StaticTree):
         raise InputError(
-            f"policy {policy.name}: batches support chain policies and static trees only, neither trees that grow by "
-            "confidence nor SPACE's drafts, which ride in the verification pass; choose another policy"
+            f"policy {policy.name}: batches support chain policies and static trees only, not trees that grow by "
+            "confidence; choose another policy"
         )
+    rides = isinstance(policy, SpaceK) or trace.meta.get("drafter_kind") == SPACE
     if isinstance(policy, ChainPolicy) and policy.drops_refused:
         raise InputError(
             f"policy {policy.name}: batches support only chains that are verified whole; choose another policy"
@@ -167,7 +174,8 @@ def _of_policy(trace: Trace, policy: Policy, seed: int) -> Drafts:
         leaf = np.zeros(len(trace.token), dtype=np.bool_)
         leaf[rows] = tree.children[log.last] == 0
     always = fixed_length(max(1, int(limit.max(initial=0))))
-    return Drafts(trace, str(policy), always, limit, match, rows, tree, leaf)
+    masks = policy.max_draft_tokens if rides else 0
+    return Drafts(trace, str(policy), always, limit, match, rows, tree, leaf, masks=masks)
 
 
 def _of_rule(trace: Trace, rule: DraftLengthRule, seed: int) -> Drafts:
@@ -178,7 +186,10 @@ def _of_rule(trace: Trace, rule: DraftLengthRule, seed: int) -> Drafts:
             "lower the limit or record deeper"
         )
     if trace.meta.get("drafter_kind") == SPACE:
-        raise InputError(f"{rule.label}: batches are of chains that a drafter drafts; SPACE drafts as it verifies")
+        raise InputError(
+            f"{rule.label}: SPACE drafts as it verifies, so that the next draft cannot follow the load; choose a "
+            "policy, such as space_k"
+        )
     survival = rule.survival(trace)
     if survival is not None and rule.biases_sampled_drafts and rule_of(trace) == "sampled-draft":
         raise InputError(f"rule {rule.label}: {BIASED}")

@@ -138,7 +138,15 @@ def lockstep(
         rounds = _known_ahead(drafts, drafts.rows, taken, batch, refill)
     cached = cached_tokens(drafts.trace, rounds.sequence, rounds.t, context)
     seconds = round_seconds(
-        cost, rounds.batch_round, rounds.drafted, rounds.behind, cached, rounds.speculates, drafts.tree, rounds.verified
+        cost,
+        rounds.batch_round,
+        rounds.drafted,
+        rounds.behind,
+        cached,
+        rounds.speculates,
+        drafts.tree,
+        rounds.verified,
+        masks=drafts.masks,
     )
     return Lockstep(drafts.label, batch, rounds, cached, seconds, drafts.trace.sequences)
 

@@ -34,13 +34,23 @@ Rule = Literal["greedy-draft", "sampled-draft", "equal-samples"]
 RECORDED: dict[str, Rule] = {"greedy-draft": "greedy-draft", "rejection": "sampled-draft"}  # by the decoding's mode
 
 
+def shares_noise(trace: Trace) -> bool:
+    """Whether the recorded drafter chose by the target's noise, which is nobody's rule."""
+    drafts_text = trace.meta.get("drafter_kind") in (LOOKUP, SUFFIX)  # whatever the noise is
+    return _mode(trace) == "gumbel" and "accepted_by" not in trace.meta and not drafts_text
+
+
+def _mode(trace: Trace) -> str:
+    decoding = trace.meta.get("decoding")
+    return str(decoding.get("mode") if isinstance(decoding, dict) else decoding)
+
+
 def rule_of(trace: Trace) -> Rule | None:
     """The rule by which a trace's drafts are accepted; None in greedy decoding, and where drafts shared the noise."""
     if "accepted_by" in trace.meta:
         rule: Rule = trace.meta["accepted_by"]
         return rule
-    decoding = trace.meta.get("decoding")
-    return RECORDED.get(decoding.get("mode", "") if isinstance(decoding, dict) else str(decoding))
+    return RECORDED.get(_mode(trace))
 
 
 def accepted_by(trace: Trace, rule: Rule, *, seed: int = 0) -> Trace:
@@ -73,13 +83,12 @@ def accepted_by(trace: Trace, rule: Rule, *, seed: int = 0) -> Trace:
     Examples
     --------
     >>> import specsim
-    >>> from specsim.trace.accepted import accepted_by
-    >>> trace = specsim.read_trace("example:lab-model")  # decoded greedily
-    >>> accepted_by(trace, "sampled-draft") is trace
-    True
+    >>> trace = specsim.read_trace("example:lab-model-t1")  # recorded with greedy drafts at temperature 1
+    >>> sampled = specsim.accepted_by(trace, "sampled-draft")
+    >>> [f"{(each.match_len > 0).mean():.2f}" for each in (trace, sampled)]
+    ['0.35', '0.58']
     """
-    decoding = trace.meta.get("decoding")
-    mode = decoding.get("mode") if isinstance(decoding, dict) else decoding
+    mode = _mode(trace)
     if mode not in ("greedy-draft", "gumbel", "rejection") or rule_of(trace) == rule:
         return trace
     if trace.meta.get("drafter_kind") in (LOOKUP, SUFFIX):

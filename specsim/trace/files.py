@@ -54,6 +54,7 @@ PROMPT = "prompt"  # column of the sequences
 MOST_TOKENS = 2**31 - 1  # of a sequence, and its number, at most
 STEP_COLUMNS = {"token": np.int32, "match_len": np.uint8, "sequence_id": np.int64, "t": np.int64}
 TREE_COLUMNS = {"parent": INTEGER_LISTS, "token": INTEGER_LISTS, "prob": FLOAT_LISTS}
+JUDGED_COLUMNS = ("target_prob", "target_entropy_nats")  # of nodes, where recorded for typical acceptance
 JOINED_KIND = "specsim-joined-trace"
 JOIN_AGAIN = "join the traces again"
 INSTALL = "pip install -c constraints.txt '.[dask]' brings fsspec; a kind of store may need a package of its own"
@@ -101,6 +102,10 @@ def write_trace(trace: Trace | str | PathLike[str], folder: str | PathLike[str],
     """
     folder, trace = Path(folder), as_trace(trace)
     check_free(folder, overwrite=overwrite)
+    if trace.tree is not None and trace.tree.plausible is not None:
+        raise InputError(
+            "files hold no trace under typical acceptance; write the recording, and accept when reading it"
+        )
     with replacing_folder(folder) as work:
         if not isinstance(trace, JoinedTrace):
             _write(trace, work)
@@ -326,13 +331,15 @@ def _read_trees(path: Path, meta: dict[str, Any], rows: tuple[IntArray, IntArray
     """Read the recorded trees; `rows` are sequence id and t of every position."""
     most, width = tree_limits(meta)
     columns = {"sequence_id": INTEGERS, "t": INTEGERS, "horizon": FLOATS, **TREE_COLUMNS}
-    table = read_table(path, columns, invalid=AGAIN)
+    columns |= dict.fromkeys(JUDGED_COLUMNS, FLOAT_LISTS)
+    table = read_table(path, columns, JUDGED_COLUMNS, invalid=AGAIN)
     own = [_column(table, name, np.int64, path) for name in ("sequence_id", "t")]
     if not all(map(np.array_equal, own, rows)):
         raise InputError(f"{path} does not have the rows of {STEPS}; record it again")
     nodes: dict[str, Array] = {}
     counts: IntArray | None = None
-    for name, dtype, absent in (("parent", np.int16, -1), ("token", np.int32, -1), ("prob", np.float32, 0.0)):
+    judged = [(name, np.float32, 0.0) for name in JUDGED_COLUMNS if name in table.column_names]
+    for name, dtype, absent in (("parent", np.int16, -1), ("token", np.int32, -1), ("prob", np.float32, 0.0), *judged):
         if not pa.types.is_list(table.column(name).type):
             raise InputError(f"{path}: column {name!r} holds lists of a fixed length; record it again")
         column = table.column(name).combine_chunks()
@@ -348,9 +355,13 @@ def _read_trees(path: Path, meta: dict[str, Any], rows: tuple[IntArray, IntArray
     if not np.array_equal((nodes["parent"] >= 0).sum(axis=1), counts):
         raise InputError(f"{path}: column 'parent' has a negative value; record it again")
     horizon = _column(table, "horizon", np.float32, path)
-    for name, values in (("prob", nodes["prob"]), ("horizon", horizon)):
-        if not ((values >= 0) & (values <= 1)).all():
-            raise InputError(f"{path}: column {name!r} leaves [0, 1]; record it again")
+    for name, values in (
+        *((name, nodes[name]) for name in ("prob", *JUDGED_COLUMNS) if name in nodes),
+        ("horizon", horizon),
+    ):
+        most_value = np.inf if name == "target_entropy_nats" else 1
+        if not ((values >= 0) & (values <= most_value)).all():
+            raise InputError(f"{path}: column {name!r} leaves [0, {most_value}]; record it again")
     try:
         return record_from_nodes(**nodes, horizon=horizon, width=width)
     except InputError as error:
@@ -368,6 +379,7 @@ def _tree_table(trace: Trace, tree: TreeRecord) -> pa.Table:
         "prob": tree.prob,
         "on_path": tree.on_path(trace.token, trace.offsets),
     }
+    columns |= {name: values for name in JUDGED_COLUMNS if (values := getattr(tree, name)) is not None}
     return pa.table(
         {
             "sequence_id": pa.array(np.repeat(trace.sequence_id, trace.output_tokens), pa.int32()),

@@ -161,7 +161,8 @@ class Trace:
         of the recorded outcome follows a real run's distribution. A real run draws another text.
         """
         decoding = self.meta.get("decoding")
-        return (decoding.get("mode") if isinstance(decoding, dict) else decoding) == "rejection"
+        mode = decoding.get("mode") if isinstance(decoding, dict) else decoding
+        return mode == "rejection" and self.meta.get("accepted_by") != "greedy-draft"
 
     @property
     def eos_token_ids(self) -> list[int]:

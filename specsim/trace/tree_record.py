@@ -9,8 +9,10 @@ was recorded, and when that made no difference.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +35,10 @@ class TreeRecord:
     horizon : float32 [N], largest path probability that an unrecorded node of a rank below
         `width` and within the trace's depth can have
     width : ranks recorded of a node's children, at most
+    target_prob : float32 [N, M], the target's probability of the node's token, given its parent; None if not recorded
+    target_entropy_nats : float32 [N, M], entropy of the target's distribution at the node's parent; None likewise
+    plausible : bool [N, M], nodes that a lossy verifier accepts once their parent is accepted; None where the true path
+        decides. Not in files: see `specsim.trace.typical`
     """
 
     prob: npt.NDArray[np.float32]
@@ -40,6 +46,9 @@ class TreeRecord:
     first_child: IntArray
     horizon: npt.NDArray[np.float32]
     width: int
+    target_prob: npt.NDArray[np.float32] | None = None
+    target_entropy_nats: npt.NDArray[np.float32] | None = None
+    plausible: Bools | None = None
 
     def __repr__(self) -> str:
         return f"TreeRecord: {len(self.prob):,} positions, up to {self.nodes} nodes, {self.width} children a node"
@@ -107,11 +116,21 @@ class TreeRecord:
 
     def select(self, rows: IntArray) -> TreeRecord:
         """The record of these positions."""
-        return TreeRecord(self.prob[rows], self.token[rows], self.first_child[rows], self.horizon[rows], self.width)
+        columns = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        arrays: dict[str, Any] = {
+            name: values[rows] for name, values in columns.items() if isinstance(values, np.ndarray)
+        }
+        return dataclasses.replace(self, **arrays)
 
 
 def record_from_nodes(
-    parent: IntArray, token: IntArray, prob: npt.NDArray[np.float32], horizon: npt.NDArray[np.float32], width: int
+    parent: IntArray,
+    token: IntArray,
+    prob: npt.NDArray[np.float32],
+    horizon: npt.NDArray[np.float32],
+    width: int,
+    target_prob: npt.NDArray[np.float32] | None = None,
+    target_entropy_nats: npt.NDArray[np.float32] | None = None,
 ) -> TreeRecord:
     """A record from parents [N, M] (-1 beyond the last node) of nodes in level order.
 
@@ -135,4 +154,18 @@ def record_from_nodes(
         first_child=first.astype(np.uint16),
         horizon=np.asarray(horizon, dtype=np.float32),
         width=width,
+        target_prob=target_prob,
+        target_entropy_nats=target_entropy_nats,
     )
+
+
+def longest_plausible(tree: TreeRecord) -> IntArray:
+    """Depth [N] of the longest path of nodes that are all `plausible`."""
+    assert tree.plausible is not None
+    reached = np.zeros((len(tree.prob), tree.nodes + 1), dtype=bool)
+    reached[:, 0] = True
+    rows = np.arange(len(reached))
+    for node in range(1, tree.nodes + 1):
+        parent = tree.parent[:, node - 1]
+        reached[:, node] = (parent >= 0) & tree.plausible[:, node - 1] & reached[rows, np.maximum(parent, 0)]
+    return np.where(reached[:, 1:], tree.depth, 0).max(axis=1).astype(np.int64)

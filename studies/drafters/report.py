@@ -125,7 +125,7 @@ def report(
                 for kind, figures in kinds.items()
             ),
             *({name: row[name] for name in ("drafter", "policy", "role", "settings", *SPEEDS)} for row in rows),
-            *table_rows("greedy", space["rows"], drafter=SPACE),
+            *table_rows("greedy", [{**row, "ladder": {"eq14": None}} for row in space["rows"]], drafter=SPACE),
             *(
                 {"drafter": name, "tokens_trained": tokens, "held_out_agreement": value}
                 for name, curve in curves.items()

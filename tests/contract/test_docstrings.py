@@ -20,7 +20,14 @@ WITH_EXAMPLES = ("specsim", "realrun")  # speckernels' calls need tensors of man
 def public() -> Iterator[tuple[str, Any]]:
     for package in PACKAGES:
         module = import_module(package)
-        yield from ((f"{package}.{name}", getattr(module, name)) for name in module.__all__ if not name.isupper())
+        for name in module.__all__:
+            documented = getattr(module, name)
+            if inspect.ismodule(documented):  # of functions
+                functions = [it for it in vars(documented).values() if inspect.isfunction(it)]
+                own = [it for it in functions if it.__module__ == documented.__name__]
+                yield from ((f"{package}.{name}.{it.__name__}", it) for it in own)
+            elif not name.isupper():
+                yield f"{package}.{name}", documented
 
 
 NAMES = dict(public())

@@ -263,8 +263,9 @@ class _Tokenizer:
 
 
 def use_prompts(path: Path) -> None:
-    from realrun.pairs.prompts import prompt_digest, read_prompts, spread
+    from realrun.pairs.prompts import prompt_digest, read_conversations, read_prompts, spread
 
+    prompt_digest(read_conversations(path, _Tokenizer(), (0,)))  # type: ignore[arg-type]
     prompt_digest(spread(read_prompts(path, _Tokenizer()), 1))  # type: ignore[arg-type]
 
 
@@ -371,7 +372,10 @@ def write_plan(path: Path) -> None:
 ARRIVALS = '{"timestamp": 27, "input_length": 374, "output_length": 4, "hash_ids": [4]}\n' * 3
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:47.9,396,109\n"
 BURST_GPT = "Timestamp,Model,Request tokens,Response tokens\n5,ChatGPT,472,18\n45,ChatGPT,1087,230\n"
-PROMPTS = '{"text": "import os", "domain": "code"}\n{"prompt": "once", "domain": "prose"}\n'
+PROMPTS = """{"text": "import os", "domain": "code"}
+{"prompt": "once", "domain": "prose"}
+{"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}
+"""
 
 
 READERS: dict[str, Reader] = {

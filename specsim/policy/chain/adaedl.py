@@ -9,7 +9,7 @@ import numba as nb
 
 from specsim.policy.base import Variant, setting
 from specsim.policy.chain.base import ChainPolicy
-from specsim.policy.chain.dynamic_threshold import update_threshold
+from specsim.policy.chain.dynamic_threshold import RATE_DECAY, THRESHOLD_DECAY, update_threshold
 
 
 @nb.njit
@@ -26,7 +26,8 @@ def keep_drafting(state, params, step, depth, u):  # type: ignore[no-untyped-def
 def update(state, params, drafted, accepted):  # type: ignore[no-untyped-def]
     if params.dynamic == 0.0:
         return state
-    return update_threshold(state, drafted, accepted, params.max_draft_tokens, params.target_rate, params.epsilon)
+    goal = params.max_draft_tokens, params.target_rate, params.epsilon
+    return update_threshold(state, drafted, accepted, *goal, params.rate_decay, params.threshold_decay)
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,8 @@ class AdaEDL(ChainPolicy):
     dynamic: bool = setting(True, 0, 1, doc="update lambda by Algorithm 1")
     target_rate: float = setting(0.9, 0.0, 1.0, doc="alpha, target acceptance rate of Algorithm 1")
     epsilon: float = setting(0.01, 0.0, 1.0, doc="step of lambda in Algorithm 1")
+    rate_decay: float = setting(RATE_DECAY, 0.0, 1.0, doc="beta_1, weight of the past acceptance rate in Algorithm 1")
+    threshold_decay: float = setting(THRESHOLD_DECAY, 0.0, 1.0, doc="beta_2, weight of the past lambda in Algorithm 1")
     max_draft_tokens: int = setting(16, 1, 256, bounds="depth", doc="L, longest draft in tokens")
 
     name = "adaedl"

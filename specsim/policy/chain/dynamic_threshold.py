@@ -16,20 +16,29 @@ from __future__ import annotations
 
 import numba as nb
 
-AR_DECAY = 0.5  # beta_1, AdaEDL section 4.4
+RATE_DECAY = 0.5  # beta_1, AdaEDL section 4.4
 THRESHOLD_DECAY = 0.9  # beta_2
 
 
 @nb.njit
-def update_threshold(state, drafted, accepted, max_draft_tokens, target_rate, epsilon):  # type: ignore[no-untyped-def]
+def update_threshold(  # type: ignore[no-untyped-def]
+    state,
+    drafted,
+    accepted,
+    max_draft_tokens,
+    target_rate,
+    epsilon,
+    rate_decay=RATE_DECAY,
+    threshold_decay=THRESHOLD_DECAY,
+):
     """(lambda, averaged acceptance rate) after a round."""
     threshold, average = state
-    average = AR_DECAY * average + (1.0 - AR_DECAY) * accepted / drafted
+    average = rate_decay * average + (1.0 - rate_decay) * accepted / drafted
     if average < target_rate:
         goal = threshold + epsilon
     elif drafted != max_draft_tokens:
         goal = threshold - epsilon
     else:
         goal = threshold
-    threshold = THRESHOLD_DECAY * threshold + (1.0 - THRESHOLD_DECAY) * goal
+    threshold = threshold_decay * threshold + (1.0 - threshold_decay) * goal
     return (min(threshold, 1.0), average)

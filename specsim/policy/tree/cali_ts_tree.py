@@ -51,8 +51,8 @@ class CaliTSTree(BeamTree):
     theta: str = setting("per_token", choices=THETA, doc="how often theta is drawn; for every level, per_token")
     carry: bool = setting(False, 0, 1, doc="keep the counts from sequence to sequence")
     beam: int = setting(2, 1, 31, tune=(1, 8), doc="nodes of a level that are expanded")
-    width: int = setting(3, 1, 31, tune=(1, 8), doc="children of an expanded node")
-    nodes: int = setting(64, 1, MAX_DRAFTED, tune=(4, 64), doc="drafted nodes that are verified, at most")
+    width: int = setting(3, 1, 31, tune=(1, 8), bounds="width", doc="children of an expanded node")
+    nodes: int = setting(64, 1, MAX_DRAFTED, tune=(4, 64), bounds="nodes", doc="drafted nodes verified, at most")
     max_depth: int = setting(10, 1, 64, tune=(1, 16), bounds="depth", doc="most levels of the tree")
 
     name = "cali_ts_tree"

@@ -76,7 +76,9 @@ class PCT(TreePolicy):
     )
     width: int = setting(5, 1, 32, tune=(1, 8), bounds="width", doc="children of an expanded node")
     max_depth: int = setting(10, 1, 64, tune=(1, 16), bounds="depth", doc="most levels of the tree")
-    max_nodes: int = setting(64, 1, 255, bounds="nodes", doc="most nodes verified, and expanded of a level")
+    max_nodes: int = setting(
+        64, 1, 255, tune=(4, 64), bounds="nodes", doc="most nodes verified, and expanded of a level"
+    )
     test: str = setting("node", choices=TESTS, doc="expand single nodes, or all likely ones of a level or none")
 
     name = "pct"

@@ -50,7 +50,11 @@ from tests.support.tree_policies import CoinTree
 
 DEPTH, TOKENS = 8, 30
 TREE_DEPTH, NODES, WIDTH = 5, 300, 6
-CHOICES = {mode: Sampler(mode, 0.8, seed=4) for mode in ("greedy", "gumbel", "greedy-draft")}
+CHOICES = {
+    "greedy": Sampler(),
+    "gumbel": Sampler("gumbel", 0.8, seed=4),
+    "greedy-draft": Sampler("greedy-draft", 0.1, seed=4),  # at which this pair's likeliest tokens are accepted at times
+}
 SETTINGS = {  # every policy, with settings that stop drafting here and there on this pair
     "fixed_k": [{"k": 1}, {"k": 5}],
     "max_confidence": [

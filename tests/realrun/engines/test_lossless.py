@@ -263,9 +263,6 @@ def test_an_engine_is_lossless_and_accepts_what_a_replay_under_its_rule_gives(
         own = np.array([(sum(accepted for _, accepted in rounds), len(rounds)) for rounds in found.rounds])
         theirs = own.reshape(TEXTS, len(few), 2).sum(0).T.astype(float)
         z = {by: z_of_ratios(theirs, accepted_and_rounds(traces[by], engine, k)) for by in traces}
-        print(
-            engine.name, k, theirs.sum(1), {by: accepted_and_rounds(traces[by], engine, k).sum(1) for by in traces}, z
-        )
         assert abs(z.pop(mode)) < 4
         assert k > 1 or all(abs(other) > 4 for other in z.values())
 

@@ -149,5 +149,18 @@ def test_the_command_prints_and_writes_the_comparison(tmp_path: Path) -> None:
     result = runner.invoke(app, [*base, "--epsilons", "0.2", "--policy", "vct", "--set", "width=2"])
     assert result.exit_code == 0, result.output
     assert "vct, 2 prompts" in result.output and "typical, epsilon 0.2, delta 0.447" in result.output
+    texts = ["record", str(tmp_path / "trace"), *base[1:], "--temperature", "0.7", "--tree-nodes", "40"]
+    result = runner.invoke(app, [*texts, "--typical", "--tree-width", "2", "--max-draft-tokens", "4"])
+    assert result.exit_code == 0, result.output
+    read = ["typical", *base[1:5], "--trace", str(tmp_path / "trace"), "--policy", "vct"]
+    read += ["--set", "width=2", "--set", "depth=4", "--epsilons", "0.05"]
+    result = runner.invoke(app, [*read, "--json"])
+    assert result.exit_code == 0, result.output
+    greedy, sampling, typical = json.loads(result.output)["arms"]
+    assert sampling["replayed_acceleration_rate"] == {**sampling["acceleration_rate"], "truncated_rounds": 0}
+    assert "replayed_acceleration_rate" not in greedy and typical["replayed_acceleration_rate"]["estimate"] >= 1
+    assert "by replay" in runner.invoke(app, read).output
+    with pytest.raises(InputError, match="--trace already decides --temperature"):
+        runner.invoke(app, [*read, "--temperature", "0.7"], catch_exceptions=False)
     with pytest.raises(InputError, match="--epsilons 'high' is not a list of numbers"):
         runner.invoke(app, [*base, "--epsilons", "high"], catch_exceptions=False)

@@ -35,7 +35,7 @@ from tests.support.small_targets import alone, small_target
 from tests.support.tiny import random_prompts, tiny_pair, tiny_prompts
 from tests.support.trainings import CASES, LOOP, Case, made_up_costs, word_text
 
-UNTIMED = ("seconds", "tokens_per_second", "provenance", "drafter", "predictor")
+UNTIMED = ("seconds", "tokens_per_second", "peak_memory_bytes", "provenance", "drafter", "predictor")
 ON_TEXT = [name for name, case in CASES.items() if case.on_text]
 FROZEN = ("eesd", "medusa", "edd", "vdm", "eagle", "eagle3")
 slow = pytest.mark.slow
@@ -310,7 +310,7 @@ def test_the_default_of_edds_states_is_no_other_training(tmp_path: Path) -> None
 SHORT = replace(LOOP, steps=2)
 OTHER_LOOP: dict[str, Any] = {
     "steps": 3, "batch_windows": 2, "window_tokens": 20, "warmup_steps": 2, "seed": 1, "dtype": "float32",
-    "micro_windows": 2, "log_every": 1,
+    "micro_windows": 2, "log_every": 1, "betas": (0.8, 0.999),
 }  # fmt: skip
 
 

@@ -120,7 +120,6 @@ def test_a_profile_is_exact_on_its_grid_and_linear_between() -> None:
     np.testing.assert_array_equal(model.verify(1, [40, 160]), [15, 30])
     np.testing.assert_array_equal(model.autoregressive_step([16, 28, 256]), [9, 11.25, 36])
     np.testing.assert_array_equal(model.verify(2, CONTEXTS), [12, 19, 44])  # 19 after 20: an even number of rows
-    assert model.constant(40) == ConstantCost(s_d=1.75, s_t=13.5)
 
 
 positive = st.floats(1e-6, 1.0)

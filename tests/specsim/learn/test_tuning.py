@@ -23,7 +23,7 @@ from specsim.compare.board import Board
 from specsim.compare.document import as_document
 from specsim.compare.leaderboard import leaderboards
 from specsim.cost.model import ConstantCost, CostModel
-from specsim.cost.profile import ProfileCost, TreeProfile
+from specsim.cost.profile import ProfileCost
 from specsim.io.errors import InputError
 from specsim.learn import evaluate
 from specsim.learn.evaluate import MAX_TRUNCATED_SHARE, Evaluator, evaluate_many
@@ -43,7 +43,7 @@ from specsim.policy.chain.time_gain import TimeGain
 from specsim.policy.registry import POLICIES, TREE_POLICIES
 from specsim.replaying.intervals import ratio_interval
 from specsim.replaying.oracles import chain_oracle_seconds, tree_oracle_seconds
-from specsim.replaying.prediction import ladder, predict_policy
+from specsim.replaying.prediction import predict_policy
 from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
@@ -477,16 +477,8 @@ def test_searches_killed_at_random_moments_end_with_the_same_answer(tmp_path: Pa
 
 
 COST = LeafyCost()
-PROFILE = ProfileCost(
-    contexts=np.array([0, 200]),
-    draft_step_s=np.full((4, 2), 1e-3),
-    catch_up_s=np.zeros(2),
-    verify_s=np.full((5, 2), 1e-2),
-    autoregressive_s=np.full(2, 1e-2),
-    policy_step_s=0.0,
-    round_overhead_s=0.0,
-    tree=TreeProfile(np.array([1, 400]), np.zeros((2, 2)), np.full((2, 2), 1e-2), 0.0, 0.0),
-)
+
+
 TREES = ("vct", "cartesian", "sparse_tree", "cape", "eagle2", "pct")
 
 
@@ -561,11 +553,11 @@ def test_a_wider_tree_wins_where_verification_is_free_and_loses_where_it_is_dear
     assert chosen["free"].settings["nodes"] > chosen["dear"].settings["nodes"]
 
 
-def test_points_that_the_record_is_too_small_for_are_refused() -> None:
+def test_trees_that_the_record_is_too_small_for_are_tried_smaller_or_refused() -> None:
     """Left in, they would look fast: what is not recorded cannot be paid for in full."""
     small = tree_trace(5, sequences=12, tokens=50, depth=6, width=10, nodes=12, vocabulary=20, easiness=2.5)
     search_result = find_best(POLICIES["eagle2"], PricedTrace(small, COST), SearchSettings(trials=40))
-    assert 0 < search_result.refused < search_result.trials
+    assert search_result.refused == 0 < search_result.smaller < search_result.trials == 40
     result = replay(small, search_result.best, cost_table(small, COST, search_result.best))
     assert result.truncated.sum() <= MAX_TRUNCATED_SHARE * result.num_rounds.sum()
     with pytest.raises(InputError, match="all 1 points ask for more.*tree-nodes"):
@@ -578,7 +570,7 @@ def test_the_oracle_bounds_static_trees_wider_than_the_record() -> None:
     trace = tree_trace(1, sequences=6, tokens=40, depth=4, width=2, nodes=20, vocabulary=14)
     prediction = predict_policy(PricedTrace(trace, COST), POLICIES["cartesian"](s1=12, s2=12))
     assert prediction.oracle_regret > 0
-    assert ladder(trace, prediction.policy, PROFILE).eq14 is None
+    assert prediction.eq14 is None
 
 
 def test_ranges_are_lowered_to_the_recorded_width_and_nodes_and_to_what_costs_cover() -> None:
@@ -593,12 +585,12 @@ def test_ranges_are_lowered_to_the_recorded_width_and_nodes_and_to_what_costs_co
     for cost, nodes in ((COST, 40), (Covering(1.0, 9.0), 20)):
         axes = {
             (name, axis.name): axis
-            for name in ("eagle2", "pct", "beta_ts_tree", "cape")
+            for name in ("eagle2", "pct", "beta_ts_tree", "cali_ts_tree", "cape")
             for axis in search_space(POLICIES[name], {}, recorded_limits(PricedTrace(narrow, cost))).axes
         }
-        for key in (("eagle2", "top_k"), ("pct", "width"), ("beta_ts_tree", "width"), ("cape", "width_30")):
+        for key in (("eagle2", "top_k"), ("pct", "width"), ("cali_ts_tree", "width"), ("cape", "width_30")):
             assert axes[key].high == 4, key
-        assert axes["eagle2", "nodes"].high == axes["beta_ts_tree", "nodes"].high == nodes
+        assert axes["eagle2", "nodes"].high == axes["cali_ts_tree", "nodes"].high == nodes
         for name in ("eagle2", "pct"):
             priced = PricedTrace(narrow, cost)
             tuned = find_best(POLICIES[name], priced, SearchSettings(trials=20, jobs=1))

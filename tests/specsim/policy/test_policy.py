@@ -345,6 +345,13 @@ def test_algorithm_1(before: tuple[float, float], drafted: int, accepted: int, a
     assert update_threshold(before, drafted, accepted, 16.0, 0.9, 0.01) == pytest.approx(after, rel=1e-14)
 
 
+@pytest.mark.parametrize("name", ["adaedl", "max_confidence"])
+def test_both_decays_of_algorithm_1_are_settings(name: str) -> None:
+    """3 of 6 accepted: 0.2 x 0.1 + 0.8 x 0.5 = 0.42 is below 0.9; then 0.4 + (1 - 0.7) x 0.01 = 0.403."""
+    policy = make_policy(name, {"rate_decay": 0.2, "threshold_decay": 0.7})
+    assert policy.update((0.4, 0.1), policy.params, 6, 3) == pytest.approx((0.403, 0.42), rel=1e-14)
+
+
 def test_static_thresholds_never_move() -> None:
     for name in ("adaedl", "max_confidence"):
         policy = make_policy(name, {"dynamic": False, "lambda0": 0.4})

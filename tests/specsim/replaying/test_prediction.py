@@ -1,9 +1,10 @@
-"""From counts to a prediction, and the rungs of the ladder."""
+"""From counts to a prediction, and Eq. 14 beside it."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,10 +15,13 @@ from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.chain.space_k import SpaceK
 from specsim.replaying.intervals import ratio_interval
 from specsim.replaying.oracles import chain_oracle_seconds
-from specsim.replaying.prediction import ladder, predict_policy, summarise
+from specsim.replaying.prediction import predict_policy, summarise
 from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
+from specsim.trace.files import write_trace
+from studies.papers.tables import read_table
+from tests.support.commands import call, json_of
 from tests.support.reference import RampCost, build_trace, small_trace
 
 POLICY = AdaEDL(lambda0=0.1, max_draft_tokens=6)
@@ -84,21 +88,59 @@ def test_regret_compares_a_reshaped_round_with_the_oracle_of_the_unshaped_one() 
     assert predict_policy(PricedTrace(trace, cost), FixedK(k=2)).seconds > plain_s
 
 
-def test_the_rungs_agree_where_nothing_was_simplified_away() -> None:
+def test_eq14_is_the_prediction_where_nothing_was_simplified_away_and_hides_the_rest() -> None:
     """Outputs ended by their budget, a time per draft step and a time per round."""
     rng = np.random.default_rng(3)
     trace = build_trace(rng, rng.random((80, 6)) < 0.8, [40, 25, 15])
-    rungs = ladder(trace, POLICY, flat_profile())
-    assert rungs.constant == rungs.profile
-    assert rungs.eq14 == pytest.approx(rungs.constant, rel=1e-12)
     prediction = predict_policy(PricedTrace(trace, flat_profile()), POLICY)
+    assert prediction.cost_ratio == pytest.approx(0.1, rel=1e-12)
+    assert prediction.eq14 == pytest.approx(prediction.speedup.estimate, rel=1e-12)
     eq13_s = prediction.drafted * 1e-3 + prediction.rounds * 1e-2
     assert prediction.seconds == pytest.approx(eq13_s, rel=1e-12)
+    dearer = predict_policy(PricedTrace(trace, flat_profile(step=1e-4)), POLICY)
+    assert dearer.eq14 == prediction.eq14 and dearer.speedup.estimate < prediction.speedup.estimate
 
 
-def test_a_rung_shows_what_its_simplification_hides() -> None:
-    rng = np.random.default_rng(3)
-    trace = build_trace(rng, rng.random((80, 6)) < 0.8, [40, 25, 15])
-    rungs, exact = ladder(trace, POLICY, flat_profile(step=1e-4)), ladder(trace, POLICY, flat_profile())
-    assert rungs.profile < rungs.constant == exact.constant
-    assert rungs.eq14 == exact.eq14
+def test_eq14_is_not_said_of_space() -> None:
+    """Its masks take no draft pass each, whether the policy says so or the trace is of such a drafter."""
+    space = small_trace()
+    space = replace(space, meta={**space.meta, "drafter_kind": "space"})
+    cost = replace(flat_profile(), verify_s=np.full((80, 2), 1e-2))
+    for trace, policy in ((small_trace(), SpaceK(k=2)), (space, SpaceK(k=2)), (space, FixedK(k=2))):
+        prediction = predict_policy(PricedTrace(trace, cost), policy)
+        assert prediction.eq14 is None and prediction.as_dict()["eq14"] is None
+
+
+def test_a_replay_of_eesd_s_row_has_the_printed_speedup_and_eq14_of_it_by_hand(tmp_path: Path) -> None:
+    """LLaMA-2-13B, Beta-TS, XSum: v_d 0.48 and r_d 0.66 of table 11, the seconds of 512 tokens of table 8."""
+    row = read_table("eesd_11").row("LLaMA-2-13B", "EESD (+Beta-TS)")
+    parts = read_table("eesd_8").row("LLaMA-2-13B", "EESD (+Beta-TS)")
+    plain_s, v_d, r_d = 22.46, row.number("v_d"), row.number("r_d")
+    tokens, rounds, accepted, drafted = 200, 68, 132, 275  # 132 / 275 = 0.48, 132 / 200 = 0.66
+    assert (accepted / drafted, accepted / tokens) == (v_d, r_d)
+    lengths = [5] * 3 + [4] * 65  # of the drafts; ends where the drafter is not sure
+    hits, confidence, at = np.zeros((tokens, 5), dtype=bool), np.full((tokens, 5), 0.9), 0
+    for number, length in enumerate(lengths):
+        right = 2 if number < rounds - 4 else 1  # 64 x 2 + 4 x 1
+        hits[at, :right], confidence[at, length - 1] = True, 0.1
+        at += right + 1
+    assert at == tokens and sum(lengths) == drafted
+    open_end = {"spare_budget": [9], "ends_by_eos": [True]}  # so that no draft is cut short
+    trace = build_trace(np.random.default_rng(0), hits, [tokens], confidence=confidence, **open_end)
+    write_trace(trace, tmp_path / "trace")
+    each = 512 / tokens
+    header = {"kind": "specsim-cost", "version": 1, "form": "constant", "source": "table 8", "date": "2024"}
+    costs = {
+        **header,
+        "s_d": parts.number("drafting_s") / (drafted * each),
+        "s_t": plain_s / 512,
+        "round_s": (row.number("time_s") - parts.number("drafting_s")) / (rounds * each) - plain_s / 512,
+    }
+    (tmp_path / "cost.json").write_text(json.dumps(costs))
+    options = ["--policy", "max_confidence", "--set", "lambda0=0.5", "--cost", str(tmp_path / "cost.json")]
+    document = json_of(call("specsim", "replay", tmp_path / "trace", *options, "--json"))
+    assert (document["v_d"], document["r_d"]) == (v_d, r_d)
+    assert document["speedup"]["estimate"] == pytest.approx(row.number("speedup"), abs=0.005)
+    by_hand = 0.48 / ((document["cost_ratio"] - 0.48) * 0.66 + 0.48)
+    assert document["eq14"] == pytest.approx(by_hand, rel=1e-12)
+    assert document["eq14"] == pytest.approx(plain_s / (parts.number("drafting_s") + 0.34 * plain_s), rel=1e-9)

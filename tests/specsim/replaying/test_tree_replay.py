@@ -19,11 +19,13 @@ from specsim.policy.base import build_policy, setting
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.tree.base import TreePolicy
 from specsim.policy.tree.cape import Cape
+from specsim.policy.tree.cartesian import Cartesian
 from specsim.policy.tree.eagle2 import Eagle2
 from specsim.policy.tree.sparse_tree import SparseTree
 from specsim.policy.tree.static import StaticTree, check_shape
 from specsim.policy.tree.vct import VCT
 from specsim.replaying.checks import check_covered, check_replayable, unsupported_reason
+from specsim.replaying.oracles import reachable_depth
 from specsim.replaying.replay import Replay, replay
 from specsim.replaying.table import cost_table
 from specsim.trace.trace import Trace
@@ -311,6 +313,18 @@ def test_a_static_tree_replays_as_it_decodes(seed: int, nodes: int) -> None:
     whole = tree_trace(seed, sequences=3, tokens=25, depth=5, width=4, nodes=1364, vocabulary=9)
     compare(result, PlainTrees(whole, COST, StaticRule(policy), policy.max_draft_tokens).run())
     assert policy.max_draft_tokens == max(depth) and policy.max_verified_nodes == nodes
+
+
+@pytest.mark.parametrize("policy", [Whim(3, 0.15, 0.04, 4), Cartesian(s1=3, s2=2, s3=2)], ids=["growing", "static"])
+def test_nodes_that_are_accepted_because_they_are_the_text_give_the_lossless_replay(policy: TreePolicy) -> None:
+    trace = tree_trace(5, sequences=6, tokens=30, depth=4, width=4, nodes=341, vocabulary=7)
+    plausible = trace.tree.on_path(trace.token, trace.offsets)
+    judged = replace(trace, tree=replace(trace.tree, plausible=plausible))
+    table = cost_table(trace, COST, policy)
+    lossless, result = (replay(each, policy, table, log=True) for each in (trace, judged))
+    assert result.rounds.rows() == lossless.rounds.rows() and not result.truncated.any()
+    np.testing.assert_allclose(result.seconds, lossless.seconds, rtol=1e-12)
+    np.testing.assert_array_equal(reachable_depth(judged), reachable_depth(trace))
 
 
 @pytest.mark.parametrize("nodes", [6, 12, 24, 48])

@@ -16,6 +16,7 @@ from specsim.acceptance.generate import generate
 from specsim.acceptance.models import IID
 from specsim.cost.linear import LinearCost, LinearPass
 from specsim.policy.chain.fixed_k import FixedK
+from specsim.policy.chain.space_k import SpaceK
 from specsim.policy.tree.cartesian import Cartesian
 from specsim.policy.tree.static import StaticTree
 from specsim.policy.tree.vct import VCT
@@ -43,10 +44,10 @@ def in_order(trace: Trace, order: list[int], arrival_s: list[float] | None = Non
     return Requests(times, trace.prompt_tokens[which], np.diff(trace.offsets)[which], which)
 
 
-ARMS = [FixedK(k=4), ScheduledK({1: 5, 3: 2}), None, VCT(width=2, depth=3), Cartesian(s1=3, s2=2, s3=1)]
+ARMS = [FixedK(k=4), ScheduledK({1: 5, 3: 2}), None, VCT(width=2, depth=3), Cartesian(s1=3, s2=2, s3=1), SpaceK(k=3)]
 
 
-@pytest.mark.parametrize("arm", ARMS, ids=["chain", "schedule", "plain", "vct", "cartesian"])
+@pytest.mark.parametrize("arm", ARMS, ids=["chain", "schedule", "plain", "vct", "cartesian", "space"])
 @pytest.mark.parametrize(("slots", "users"), [(1, 5), (2, 5), (4, 5), (3, 3)])
 def test_a_closed_loop_without_prefill_is_lockstep_with_refill(slots: int, users: int, arm: Arm) -> None:
     trace = tree_trace(4, sequences=5, tokens=25) if isinstance(arm, StaticTree) else small_trace(4)

@@ -28,6 +28,7 @@ from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.chain.hugging_face import HuggingFace
 from specsim.policy.chain.max_confidence import MaxConfidence
 from specsim.policy.chain.p_min import LlamaCpp, PMin
+from specsim.policy.chain.space_k import SpaceK
 from specsim.policy.tree.cartesian import Cartesian
 from specsim.policy.tree.eagle2 import Eagle2
 from specsim.policy.tree.sparse_tree import SparseTree
@@ -196,6 +197,31 @@ def test_ragged_batches_take_what_they_take_token_by_token(batch: int, refill: b
         assert run.total_s == pytest.approx(seconds, rel=1e-12)
 
 
+@pytest.mark.parametrize("k", [1, 2, 5])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_space_feeds_every_sequence_a_group_of_masks_behind_every_token(batch: int, k: int) -> None:
+    """SPACE's pass over m candidates has (m + 1) (k + 1) tokens (Yi et al. 2024, Eqs. 5-7), and no drafter runs."""
+    trace = small_trace(2)
+    seconds = 0.0
+    for first in range(0, trace.sequences, batch):
+        rows = {s: int(trace.offsets[s]) for s in range(first, min(first + batch, trace.sequences))}
+        while rows:
+            tokens = cached = 0
+            for s, row in [*rows.items()]:
+                candidates = min(k, int(trace.draft_limit[row]))
+                tokens += (candidates + 1) * (k + 1)
+                cached += int(trace.prompt_tokens[s]) - 1 + row - int(trace.offsets[s])
+                rows[s] += min(candidates, int(trace.match_len[row])) + 1
+                if rows[s] >= trace.offsets[s + 1]:
+                    del rows[s]
+            seconds += COST.target.fixed_s + tokens * COST.target.token_s + cached * COST.target.cached_token_s
+            seconds += COST.step_s + COST.round_s
+    space = dataclasses.replace(trace, meta={**trace.meta, "drafter_kind": "space"})
+    for run in (decoded(trace, SpaceK(k=k), batch), decoded(space, FixedK(k=k), batch)):
+        assert run.total_s == pytest.approx(seconds, rel=1e-12) and run.seconds.draft_s.sum() == 0
+    assert decoded(space, None, batch).total_s == decoded(trace, None, batch).total_s
+
+
 def of_8b(drafter: Any = "eagle", hardware: str = "h100", **other: Any) -> RooflineCost:
     target = Roofline(find_architecture("llama-3.1-8b"), find_hardware(hardware))
     return RooflineCost(target, find_drafter(drafter, target.model), **other)
@@ -288,7 +314,6 @@ def test_what_cannot_be_batched_is_refused() -> None:
     refusal(lambda: decoded(trace, fixed_length(7), 2), "depth 6", "record deeper")
     refusal(lambda: batch_cost(ConstantCost(0.001, 0.01)), "this cost model is for batch size 1 alone")
     space = dataclasses.replace(trace, meta={**trace.meta, "drafter_kind": "space"})
-    refusal(lambda: decoded(space, FixedK(k=3), 2), "chain")
     refusal(lambda: decoded(space, fixed_length(3), 2), "SPACE")
 
 
@@ -379,7 +404,7 @@ def test_trees_that_cannot_be_batched_are_refused() -> None:
     measured = BatchProfileCost(*axes, np.ones((2, 2, 2)), np.ones((2, 2, 1)), np.ones((2, 2)))
     refusal(lambda: lockstep(drafts_of(trace, SPARSE), measured, 2), "of chains alone, a tree has 8")
     space = dataclasses.replace(trace, meta={**trace.meta, "drafter_kind": "space"})
-    refusal(lambda: drafts_of(space, SPARSE), "sparse_tree", "verification pass")
+    refusal(lambda: drafts_of(space, SPARSE), "sparse_tree", "drafts chains only")
 
 
 def test_commands_take_trees(tmp_path: Any) -> None:
