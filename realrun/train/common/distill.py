@@ -243,13 +243,15 @@ def training_text(pair: Pair, settings: TextSettings, cache: Path, progress: Pro
                 apart = replace(settings.distill, seed=settings.distill.seed + number)  # held-out text is another
                 parts.append((made_up(pair, round(tokens * asked), apart, cache, progress), asked))
             texts.append([(part[:, 0] if settings.loss_on == "all" else part, share) for part, share in parts])
+        given = len(given_answers(train)) if asked < 1 and own < 1 else 0
         about = {
             "questions": len(settings.questions),
             "asked_share": asked,
             "own_answers": own,
             "loss_on": settings.loss_on,
             "share_of_answers": round(float(np.concatenate([marked(part) for part, _ in texts[0]])[:, 1].mean()), 3),
-            "generated_tokens": sum(len(part) for part, _ in texts[0]),
+            "generated_tokens": sum(len(part) for part, _ in texts[0]) - given,
+            "given_tokens": given,
             "distill": asdict(settings.distill),
         }
         return TrainingText(texts[0], np.concatenate([part for part, _ in texts[1]]), about)
