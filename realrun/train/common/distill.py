@@ -8,7 +8,7 @@ questions, or makes up questions and answers them (Xu et al. 2024, "Magpie", arX
 sampled in turn because drafters here must serve both ways of decoding. EESD asks for such a hybrid without describing
 it; the work that it cites (LLM-QAT) decodes the first few tokens of a text greedily and samples the rest.
 
-The loss is taken on answers alone unless `loss_on` says otherwise: text of questions and answers is an array [n, 2],
+With `loss_on` "answers", the loss is taken on answers alone: text of questions and answers is then an array [n, 2],
 tokens beside 1 where they are an answer's and 0 where a question's or the chat template's. In a conversation of several
 turns the target answers each question after its own answers. A data set's answers can take a share of the text.
 """
@@ -184,7 +184,7 @@ class TextSettings(Settings):
     questions: Sequence[Prompt] = setting(())  # whose answers by the target are the text, in place of a folder
     asked_share: float = setting(0.0, low=0, high=1)  # beside questions: of the text, where the target asks as well
     own_answers: float = setting(1.0, low=0, high=1)  # of the answers to questions, the target's; the rest, as given
-    loss_on: Literal["answers", "all"] = setting("answers")  # tokens of questions and answers that have a loss
+    loss_on: Literal["answers", "all"] = setting("all")  # tokens of questions and answers that have a loss
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -243,13 +243,15 @@ def training_text(pair: Pair, settings: TextSettings, cache: Path, progress: Pro
                 apart = replace(settings.distill, seed=settings.distill.seed + number)  # held-out text is another
                 parts.append((made_up(pair, round(tokens * asked), apart, cache, progress), asked))
             texts.append([(part[:, 0] if settings.loss_on == "all" else part, share) for part, share in parts])
+        given = len(given_answers(train)) if asked < 1 and own < 1 else 0
         about = {
             "questions": len(settings.questions),
             "asked_share": asked,
             "own_answers": own,
             "loss_on": settings.loss_on,
             "share_of_answers": round(float(np.concatenate([marked(part) for part, _ in texts[0]])[:, 1].mean()), 3),
-            "generated_tokens": sum(len(part) for part, _ in texts[0]),
+            "generated_tokens": sum(len(part) for part, _ in texts[0]) - given,
+            "given_tokens": given,
             "distill": asdict(settings.distill),
         }
         return TrainingText(texts[0], np.concatenate([part for part, _ in texts[1]]), about)

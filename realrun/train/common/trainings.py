@@ -95,7 +95,7 @@ class TextOptions(SharedOptions):
         doc="With --prompts: share of the text whose answers are the target's; the rest are the file's own answers.",
     )
     loss_on: Literal["answers", "all"] = setting(
-        "answers", doc="Take the loss on answers alone, or on questions too (all); plain text counts as a whole."
+        "all", doc="Take the loss on answers alone, or on questions too (all); plain text counts as a whole."
     )
     tokens: float = setting(2.0, low=0, smoke=0.02, doc="Million tokens to train on; windows of the text repeat.")
     epochs: float | None = setting(

@@ -218,7 +218,9 @@ def test_the_target_answers_each_turn_after_its_own_answers(tmp_path: Path) -> N
 @pytest.mark.parametrize("own", [0.0, 0.25, 1.0])
 def test_own_and_given_answers_are_mixed_by_share(own: float, tmp_path: Path) -> None:
     questions = [Prompt("all", [5, n + 1], followed=[[6]], answers=[[90, 91], [92]][: n % 2 + 1]) for n in range(20)]
-    settings = TextSettings(generated_tokens=400, distill=SETTINGS, questions=questions, own_answers=own)
+    settings = TextSettings(
+        generated_tokens=400, distill=SETTINGS, questions=questions, own_answers=own, loss_on="answers"
+    )
     text = training_text(alone(small_target()), settings, tmp_path, quiet)
     assert [share for _, share in text.sources] == [share for share in (own, 1 - own) if share]
     if own < 1:

@@ -186,7 +186,8 @@ def test_questions_are_trained_on_with_the_targets_answers(tmp_path: Path) -> No
     target = small_target()
     ends = int(generate(target, [np.array([7, 8], dtype=np.int32)], 4)[0, 4])
     questions = [Prompt("all", [7 + number % 3] * (1 + number % 4) + [8 + number]) for number in range(24)]
-    settings = TextSettings(generated_tokens=400, distill=replace(SETTINGS, greedy_share=1.0), questions=questions)
+    distill_ = replace(SETTINGS, greedy_share=1.0)
+    settings = TextSettings(generated_tokens=400, distill=distill_, questions=questions, loss_on="answers")
     text = training_text(alone(target, (ends,)), settings, tmp_path, quiet)
     assert [share for _, share in text.sources] == [1.0] and text.facts["questions"] == 24
     found: set[int] = set()
