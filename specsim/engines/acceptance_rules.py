@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from specsim.io.errors import InputError
-from specsim.io.names import find_name, nearest_names
+from specsim.io.names import find_name
 from specsim.trace.accepted import Rule
 
 
@@ -253,7 +253,7 @@ def find_rule(name: str) -> Rule:
     name = find_name("engine", name, {**known, **RULES}) or name
     if name in known:
         return known[name]
-    choices = nearest_names(name, [*known])
+    choices = f"choose one of {', '.join(rules)}, or an engine such as vllm"
     if name in RULES:
         raise InputError(f"acceptance of {name!r} cannot be replayed: {RULES[name].reason}; {choices}")
     raise InputError(f"unknown rule of acceptance {name!r}; {choices}")

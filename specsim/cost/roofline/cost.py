@@ -37,6 +37,7 @@ SIZES = ("vocabulary", "hidden_size", "intermediate_size")
 SIZED = {"eagle": SIZES[:1], "eagle3": SIZES, "block": SIZES}  # may have sizes of their own
 EAGLE3_VOCABULARY = 32000  # tokens that released EAGLE-3 drafters can draft
 BLOCK_LAYERS = 5  # of published DFlash, DSpark and Domino drafters
+OWN_NAMES = ("dflash", "dspark", "p-eagle", "suffix")  # methods of engines beside their kind's usual one
 LOOKUPS = ("suffix", "ngram-gpu", "ngram-simple", "ngram-mod", "ngram-map-k", "ngram-map-k4v", "ngram-cache")
 DRAFT_MODELS = ("model", "draftmodel", "draft", "draftsimple", "standalone")  # names that do not say which
 LARGEST_NUMBER = 64  # of MEDUSA's heads, and of a block drafter's layers
@@ -103,6 +104,7 @@ def find_drafter(drafter: str | Mapping[str, Any], target: Architecture) -> Draf
     method = ""
     if isinstance(drafter, str):
         keys, method = _named_drafter(drafter)
+        method = method if method in OWN_NAMES else ""
     else:
         keys = drafter
     if "model_type" in keys or "architectures" in keys:
@@ -200,7 +202,7 @@ def _drafter_of_config(config: Mapping[str, Any], name: str, target: Architectur
         return Drafter("eagle3", replace(head, projected_width=3 * target.hidden_size, attended_states=2))
     if own.method == "eagle":
         return Drafter("eagle", replace(head, projected_width=2 * target.hidden_size))
-    return Drafter("block", head, method=own.method, block=own.block)
+    return Drafter("block", head, method=own.method if own.method in OWN_NAMES else "", block=own.block)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ def find_format(name: str) -> str:
     >>> find_format("fp8"), find_format("AWQ"), find_format("Q4_K_M")
     ('float8', 'int4', 'q4_k_m')
     """
-    return known_name("weight format", name, list(BITS))
+    return known_name("weight format", name, list(BITS), other="give one with --weights")
 
 
 def read_weights(text: str) -> Weights:
