@@ -159,8 +159,8 @@ class GpuSettings(Settings):
 
         if self.gpu is None or self.target is None or self.drafter is None:
             return None
-        engine = self.engine
-        if engine is not None and self.engine_alone and find_name("engine", engine, FLAGS) not in engine_preset().engines:
+        engine: str | None = self.engine
+        if self.engine_alone and find_name("engine", engine or "", FLAGS) not in engine_preset().engines:
             engine = None  # has flags, but its overhead is not known
         return data_sheet_document(self.gpu, self.target, self.drafter, self.weights, self.tp, engine, self.dtype)
 

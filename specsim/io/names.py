@@ -91,5 +91,6 @@ def known_name(kind: Kind, name: str, known: Sequence[str], *, where: str = "", 
     """
     found = find_name(kind, name, known)
     if found is None:
-        raise InputError(f"unknown {kind} {name!r}{where and ' '}{where}; {nearest_names(name, known)}{other and '; '}{other}")
+        what = " ".join(filter(None, (f"unknown {kind} {name!r}", where)))
+        raise InputError("; ".join(filter(None, (what, nearest_names(name, known), other))))
     return found

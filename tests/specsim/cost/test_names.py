@@ -115,7 +115,8 @@ def test_formats_are_found_as_people_write_them() -> None:
     names = ["float8", "float8", "int4", "int4", "bfloat16", "nvfp4", "q4_k_m", "q8_0", "iq4_xs"]
     assert [find_format(name) for name in written] == names
     assert read_weights("experts=MXFP4,attention=fp8") == {"experts": "mxfp4", "attention": "float8"}
-    refusal(lambda: find_format("q4_k_xl"), "unknown weight format 'q4_k_xl'; nearest: q3_k_l, q4_k_s, q4_k_m; give one with --weights")
+    nearest = "nearest: q3_k_l, q4_k_s, q4_k_m; give one with --weights"
+    refusal(lambda: find_format("q4_k_xl"), f"unknown weight format 'q4_k_xl'; {nearest}")
 
 
 def priced(target: str, drafter: str = "eagle3", **other: Any) -> RooflineCost:
