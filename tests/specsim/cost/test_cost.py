@@ -204,6 +204,9 @@ def test_read_cost_reads_both_kinds(tmp_path: Path) -> None:
     assert (model.policy_step(), model.round_overhead()) == (0.25, 0.5)
     path.write_text('{"s_d": 0.001, "s_t": 0.02, "note": "by hand"}')
     assert read_cost(str(path)) == ConstantCost(0.001, 0.02)
+    path.write_text('{"s_d": 0.001, "s_t": 0.02, "round_s": 0.003}')
+    assert read_cost(path).round_seconds(4, 100) == pytest.approx(4 * 0.001 + 0.02 + 0.003)
+    refusal(lambda: read_cost({"s_d": 0.001, "s_t": 0.02, "rounds_s": 0.003}), "rounds_s")
 
 
 @pytest.mark.parametrize(
