@@ -198,7 +198,9 @@ def speedup_map(
         raise InputError(f"batches {list(batches)}: give increasing ones from 1 on, such as 1,2,4,8")
     plain, drafts = drafts_of(trace, None), [drafts_of(trace, arm, seed=seed) for arm in arms]
     lengths = {str(arm): arm.k for arm in arms if isinstance(arm, FixedK)}
-    cells, break_evens, left_out = [], [], []
+    cells: list[Cell] = []
+    break_evens: list[BreakEven] = []
+    left_out: list[str] = []
     for context in contexts:
         columns = []  # [B, 1 + A, 2, S]: of the baseline and each arm, tokens and seconds
         for batch in batches:
