@@ -254,6 +254,10 @@ class EngineOptions(Settings):
     engine: str = argument("vllm, sglang, llamacpp, llamacpp-2025 (older option names), tensorrt-llm or transformers.")
     k: int | None = setting(None, "Draft tokens per round; 0: no speculation.", low=0, high=255)
     schedule: str | None = setting(None, "K by batch size instead of --k, such as 1:5,4:3,16:0.", metavar="BATCH:K,...")
+    drafter: str | None = setting(
+        None, "Kind of drafter, with --k or --schedule: eagle, eagle3, mtp, medusa, model, ... (default: eagle)."
+    )
+    model: str | None = setting(None, "Folder or hub id of the drafter, for the flags of vllm and sglang.")
     policy: str | None = setting(None, "In place of --k: fixed_k, llama_cpp (llamacpp) or a tree of eagle2 (sglang).")
     set_: list[str] = setting([], SET_HELP, metavar="NAME=VALUE")
     largest_batch: int = setting(512, "Largest batch size of a schedule (vLLM).", low=1, high=4096)
@@ -284,7 +288,7 @@ class ExportFile(Settings):
 def export(options: EngineOptions, file: ExportFile) -> Answer:
     """Print engine flags, write its config file.
 
-    Example: specsim export vllm --schedule 1:5,4:3,16:0
+    Example: specsim export vllm --schedule 1:5,4:3,16:0 --drafter eagle3 --model yuhuili/EAGLE3-LLaMA3.1-Instruct-8B
     """
     from specsim.engines.export import export_flags
     from specsim.io.files import write_text

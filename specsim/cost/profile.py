@@ -115,7 +115,7 @@ class ProfileCost(CostModel):
     draft_step_s : [D, C], the first, second, ... draft step of a round; catch_up_s : [C]
     catch_up_tokens, catch_up_many_s : int [M], increasing from more than 1, and [M, C]: the same for so many tokens,
         linear in between and beyond; if absent, n tokens take n times as long as a single token
-    speedup_error : standard deviation of the logarithm of a speedup by the intervals of the measured times; None if
+    times_error : standard deviation of the logarithm of a speedup by the intervals of the measured times; None if
         the profile states none
     verify_s : [n_max, C] for n_tokens 1..n_max; autoregressive_s : [C]
     """
@@ -131,14 +131,19 @@ class ProfileCost(CostModel):
     tree: TreeProfile | None = None
     catch_up_tokens: Ints | None = None
     catch_up_many_s: Seconds | None = None
-    speedup_error: float | None = None
+    times_error: float | None = None
 
     @property
     def error_band(self) -> tuple[float, float] | None:
-        if self.speedup_error is None:
+        if self.times_error is None:
             return None
-        ratio = math.exp(BAND * self.speedup_error)
+        ratio = math.exp(BAND * self.times_error)
         return 1 / ratio, ratio
+
+    @property
+    def speedup_error(self) -> tuple[float, float]:
+        """Mean and standard deviation of log(measured / predicted speedup), by the errors of the measured times."""
+        return 0.0, self.times_error or 0.0
 
     def check(self, name: str) -> None:
         """Raise InputError for impossible rounds; not called while a profile is still being measured."""
@@ -238,7 +243,7 @@ def with_scores(model: CostModel) -> CostModel:
     return replace(model, draft_step_s=model.draft_step_s + model.score_step_s, score_step_s=0.0)
 
 
-def _speedup_error(document: ProfileDocument, seconds: ProfileSeconds, name: str) -> float | None:
+def _times_error(document: ProfileDocument, seconds: ProfileSeconds, name: str) -> float | None:
     """Standard deviation of the logarithm of the least certain speedup, if the errors of all times are independent.
 
     None if the profile states no errors. A speedup is proportional to the ratio of a baseline step to a round of K
@@ -327,5 +332,5 @@ def profile_from_json(data: Mapping[str, Any], where: str) -> ProfileCost:
         tree,
         catch_up_tokens,
         catch_up_many_s,
-        _speedup_error(document, seconds, name),
+        _times_error(document, seconds, name),
     )
