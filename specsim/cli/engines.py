@@ -48,7 +48,9 @@ def advise(options: CountsSettings, costs: AdviseCosts, requests: RequestSetting
     from specsim.cost.files import as_cost
     from specsim.cost.roofline.cost import RooflineCost
     from specsim.engines.advise import advise as find_advice
+    from specsim.engines.by_load import speedups_by_load
     from specsim.engines.flags import draft_length_flags
+    from specsim.report.advice import KIND, VERSION
 
     engine, cost = costs.engine, as_cost(costs.read())
     kind = cost.drafter.kind if isinstance(cost, RooflineCost) else None
@@ -72,7 +74,23 @@ def advise(options: CountsSettings, costs: AdviseCosts, requests: RequestSetting
         if flags is not None:
             print(f"{engine}: {flags}")
 
-    return Answer({**advice.as_dict(), "flags": flags}, show)
+    speedups = [float(length.speedup) for length in advice.lengths]
+    about = {"kind": KIND, "version": VERSION, "asked": _asked(options, costs, requests)}
+    by_load = speedups_by_load(speedups, cost, options.context)
+    return Answer({**about, **advice.as_dict(), "flags": flags, "by_load": by_load}, show)
+
+
+def _asked(options: CountsSettings, costs: AdviseCosts, requests: RequestSettings) -> dict[str, Any]:
+    """What was asked, as the document states it."""
+    of_costs = ("gpu", "target", "drafter", "weights", "dtype", "tp", "engine", "batch")
+    of_gpu = {name: getattr(costs, name) for name in of_costs}
+    asked = {
+        "source": str(options.source),
+        "cost": costs.cost and str(costs.cost),
+        **of_gpu,
+        "context": options.context,
+    }
+    return {**asked, "policy": options.policy, **vars(requests)}
 
 
 def _print_lengths(advice: Advice) -> None:

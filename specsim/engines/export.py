@@ -114,8 +114,8 @@ def export_flags(
     >>> tree = specsim.make_policy("eagle2", nodes=7, depth=5, top_k=4)
     >>> specsim.export_flags("sglang", policy=tree).flags
     '--speculative-num-steps 5 --speculative-eagle-topk 4 --speculative-num-draft-tokens 8'
-    >>> specsim.export_flags("vllm", 2, drafter="medusa", model="my/heads").flags
-    '--speculative-config \'{"method": "medusa", "model": "my/heads", "num_speculative_tokens": 2}\''
+    >>> print(specsim.export_flags("vllm", 2, drafter="medusa", model="my/heads").flags)
+    --speculative-config '{"method": "medusa", "model": "my/heads", "num_speculative_tokens": 2}'
     """
     if model is not None and engine not in NAMES:
         raise InputError(f"{engine} takes no drafter's model in these flags; give it as the engine's own option")
