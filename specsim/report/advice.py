@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specsim.report import figures
@@ -48,7 +48,7 @@ def advice_result(document: Mapping[str, Any]) -> Result:
     return Result("Draft length from a server's counts", "Which K?", verdict, body, [*flags, *document["notes"]])
 
 
-def _verdict(k: int | None, lengths: list[Row]) -> str:
+def _verdict(k: int | None, lengths: Sequence[Row]) -> str:
     drafting = [length for length in lengths if length["k"]] if not k else [lengths[k]]
     best = max(drafting, key=lambda length: float(length["speedup"]["estimate"]))
     value = best["speedup"]
