@@ -45,10 +45,18 @@ class Rounds:
 
 @dataclass(frozen=True)
 class Counters:
-    """Rounds that drafted an i-th token, and rounds that accepted it, by draft depth i = 1..D, int64 [D]."""
+    """Rounds that drafted an i-th token, and rounds that accepted it, by draft depth i = 1..D, int64 [D].
+
+    plain_steps : decoding steps that drafted nothing; None if unknown
+    output_tokens : of all steps; None if unknown
+    windows : the same counts by interval of a log, in order; empty if they were not counted apart
+    """
 
     drafted: Ints
     accepted: Ints
+    plain_steps: int | None = None
+    output_tokens: int | None = None
+    windows: tuple[Counters, ...] = ()
 
 
 Source = Trace | Rounds | Counters
@@ -212,7 +220,10 @@ def read_counters(path: str | PathLike[str] | Mapping[str, Any]) -> Counters:
     if drafted[0] == 0:
         raise InputError(f"{name}: no token was drafted; export the counters after some requests")
     used = drafted > 0
-    return Counters(drafted[used], accepted[used])
+    windows = tuple(read_counters(window) for window in document.get("windows", []))
+    return Counters(
+        drafted[used], accepted[used], document.get("plain_steps"), document.get("output_tokens"), windows
+    )
 
 
 class _Counts(TypedDict):
@@ -227,6 +238,9 @@ class _Counts(TypedDict):
     clips_draft: NotRequired[bool | None]
     counts_empty: NotRequired[bool | None]
     requests: NotRequired[int | None]
+    plain_steps: NotRequired[int | None]
+    output_tokens: NotRequired[int | None]
+    windows: NotRequired[list[dict[str, list[int]]]]
     notes: NotRequired[list[str]]
     skipped: NotRequired[dict[str, int]]
 

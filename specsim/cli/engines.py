@@ -35,23 +35,23 @@ class AdviseCosts(CostSettings):
 def advise(options: CountsSettings, costs: AdviseCosts, requests: RequestSettings) -> Answer:
     """Recommend a draft length K from counters.
 
-    For every K up to the longest draft counted: tokens per round, the speedup over decoding without speculation with
-    a 95 % interval, and how likely it is the best, or within 1 % of the best. Where the counts do not decide, the
-    output says how many rounds would settle it. The last lines are the answer and the flag. With --isl and --osl, the
-    speedup is that of the time per output token on a server with --batch such requests, whose prompts are read in the
-    same steps.
+    For every K up to the longest draft counted: tokens per step, the speedup over decoding without speculation with
+    a 95 % interval of counts and costs, and how likely it is the best, or within 1 % of the best. Where they do not
+    decide, the output says what to measure. The last lines are the answer and the server's command. Signs of a fault
+    stand before them, each with what to check. With --isl and --osl, the speedup is that of the time per output token
+    on a server with --batch such requests, whose prompts are read in the same steps.
 
     Example: specsim advise counters.json --cost vllm-llama3.1-8b-eagle-h100 --engine vllm
 
     Example: specsim advise vllm.log --gpu h100 --target llama-3.1-8b --drafter eagle3 --engine vllm
     """
     from specsim.cost.files import as_cost
-    from specsim.cost.roofline.cost import RooflineCost
     from specsim.engines.advise import advise as find_advice
+    from specsim.engines.advise import drafter_kind
     from specsim.engines.flags import draft_length_flags
 
     engine, cost = costs.engine, as_cost(costs.read())
-    kind = cost.drafter.kind if isinstance(cost, RooflineCost) else None
+    kind = drafter_kind(cost)
     if engine is not None:
         draft_length_flags(engine, 1, kind)  # rejects what has no flags before any work
     advice = find_advice(
@@ -63,16 +63,34 @@ def advise(options: CountsSettings, costs: AdviseCosts, requests: RequestSetting
         isl=requests.isl,
         osl=requests.osl,
     )
-    flags = None if engine is None else advice.flags(engine, kind)
+    flags = None if engine is None or advice.k is None else advice.flags(engine, kind)
+    commands = [] if engine is None else _server_commands(advice, engine, costs, kind)
 
     def show() -> None:
         _print_lengths(advice)
-        print_notes(advice.notes)
+        print_notes([*advice.notes, *map(str, advice.signatures)])
         print(advice)
-        if flags is not None:
-            print(f"{engine}: {flags}")
+        for command in commands:
+            print(command)
 
-    return Answer({**advice.as_dict(), "flags": flags}, show)
+    return Answer({**advice.as_dict(), "flags": flags, "commands": commands}, show)
+
+
+def _server_commands(advice: Advice, engine: str, costs: AdviseCosts, kind: str | None) -> list[str]:
+    """The server's command with the user's own ids; where nothing is decided, those of the two servers to measure."""
+    from specsim.engines.flags import PLACEHOLDER, server_command
+
+    if advice.upper_bound or any(sign.in_time for sign in advice.signatures):
+        return []
+    target, drafter = costs.target or "target", costs.drafter or ""
+    own = "/" in drafter or Path(drafter).exists()  # a name of a shape is not a model to load
+    ids = {
+        "target": target if "/" in target or Path(target).exists() else f"<{target}>",
+        "drafter": kind,
+        "model": drafter if own and kind == "model" else PLACEHOLDER,
+    }
+    lengths = (0, advice.candidate) if advice.k is None else (advice.k,)
+    return [server_command(engine, k, **ids) for k in lengths]
 
 
 def _print_lengths(advice: Advice) -> None:
@@ -88,7 +106,7 @@ def _print_lengths(advice: Advice) -> None:
         ]
         for length in advice.lengths
     ]
-    columns = ["K", "tokens per round", "speedup [95 %]", "best", f"within {NEAR_PERCENT:g} %"]
+    columns = ["K", "tokens per step", "speedup [95 %]", "best", f"within {NEAR_PERCENT:g} %"]
     title = f"speedup by draft length; how likely a K is the best, or within {NEAR_PERCENT:g} % of the best"
     print_table(title, columns, rows)
 

@@ -19,7 +19,7 @@ from specsim.engines.flags import (
     sglang_tree,
     speculative_config,
     tensorrt_llm,
-    vllm_method,
+    vllm_drafter,
 )
 from specsim.engines.import_records import SourceLike, as_counts
 from specsim.io.errors import InputError
@@ -200,8 +200,8 @@ def schedule_setting(
         raise InputError(f"a schedule to batch {max(lengths)} exceeds {largest_batch}; give a larger --largest-batch")
     if engine == "vllm":
         by_batch = {"num_speculative_tokens_per_batch_size": schedule_ranges(lengths, largest_batch)}
-        method = {"method": vllm_method(drafter)} if drafter else {}
-        return Setting(speculative_config(**{**DRAFTER, **method, "num_speculative_tokens": longest, **by_batch}))
+        method = vllm_drafter(drafter) if drafter else DRAFTER
+        return Setting(speculative_config(**method, num_speculative_tokens=longest, **by_batch))
     if engine == "sglang":
         steps = {str(batch): {"candidate_steps": [k]} for batch, k in lengths.items()}
         flags = f"{draft_length_flags(engine, longest, drafter)} --speculative-adaptive"

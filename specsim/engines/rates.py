@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -99,6 +100,9 @@ def sum_of_parts(parts: Sequence[Part], instead: str) -> tuple[Counters, list[st
     ]
     rounds, drafted = sum(part.rounds for part in parts), sum(part.drafted for part in parts)
     counted, notes = counters(rounds, drafted, accepted, instead)
+    if len(parts) > 1:
+        windows = (Counters(np.full(len(p.counted.accepted), p.rounds), p.counted.accepted) for p in parts)
+        counted = replace(counted, windows=tuple(windows))
     tokens_off_by, rounds_off_by = sum(part.counted.off_by for part in parts), sum(part.rounds_off_by for part in parts)
     if tokens_off_by or rounds_off_by:
         notes.append(

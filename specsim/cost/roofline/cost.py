@@ -13,7 +13,7 @@ from specsim.cost.batches import BatchCost, BatchTokens
 from specsim.cost.model import MAX_SECONDS, MAX_TREE_TOKENS
 from specsim.cost.roofline.architecture import MAX_SIZE, Architecture, find_architecture
 from specsim.cost.roofline.passes import Operation, Roofline
-from specsim.cost.roofline.published import DRAFTERS, class_error, error_note
+from specsim.cost.roofline.published import DRAFTERS, calibrated_error, class_error, error_note, log_error
 from specsim.io.arrays import Floats, Seconds
 from specsim.io.errors import InputError
 
@@ -311,6 +311,13 @@ class RooflineCost(BatchCost):
             return None
         error = class_error("speedup", experts=self.target.model.experts is not None, batch=self.batch)
         return None if error is None else (error.low, error.high)
+
+    @property
+    def speedup_error(self) -> tuple[float, float]:
+        experts = self.target.model.experts is not None
+        if self.covered is not None:
+            return 0.0, calibrated_error(experts=experts, batch=self.batch)
+        return log_error(experts=experts, batch=self.batch, known=bool(self.engine) and self.published_kind)
 
     def notes(self, max_draft_tokens: int, contexts: tuple[int, int]) -> list[str]:
         covered, joined = self.covered, self.target.hardware.link_devices
