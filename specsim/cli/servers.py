@@ -263,8 +263,6 @@ def _print_diagnosis(diagnosis: Diagnosis) -> None:
     print(f"tokens per step [95 % interval]: {diagnosis.tokens_per_round}")
     if diagnosis.parts:
         print_facts("a step, in normal decode steps", diagnosis.parts, number=".3f")
+    print_notes([*map(str, diagnosis.signatures)])
     for assumed, advice in diagnosis.advice:
-        best = advice.lengths[advice.k].speedup
-        with_k = f"K = {advice.k}, {best:.2f}x [{best.low:.2f}, {best.high:.2f}]"
-        choice = with_k if advice.k else "turn speculation off"
-        print(f"{assumed}: {choice}{'' if advice.sure else ' (uncertain: collect more rounds)'}")
+        print(f"{assumed}: {advice}")

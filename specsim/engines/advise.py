@@ -13,7 +13,7 @@ from specsim.cost.files import CostLike, as_cost, with_batch
 from specsim.cost.model import CostModel
 from specsim.cost.roofline.cost import RooflineCost
 from specsim.cost.roofline.serving import prompts_s as others_prompts_s
-from specsim.engines.counted import MAY_ABSTAIN, PRIOR_PHI, Counted, counted
+from specsim.engines.counted import MAY_ABSTAIN, UNKNOWN_PHI, Counted, counted
 from specsim.engines.flags import draft_length_flags
 from specsim.engines.import_records import SourceLike, as_counts
 from specsim.engines.signatures import Signature, find_signatures
@@ -289,7 +289,7 @@ def _notes(counts: Counted, error: tuple[float, float]) -> Iterator[str]:
     if len(counts.unit_rounds) < 2:
         yield (
             "requests are not told apart in these counts: they are taken to differ as usual, with "
-            f"{PRIOR_PHI:g} times the variance of equal requests"
+            f"{UNKNOWN_PHI:g} times the variance of equal requests"
         )
     bias = 100 * math.expm1(error[0])
     if bias:
