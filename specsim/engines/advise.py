@@ -189,12 +189,11 @@ def advise(
 
 
 def counts_by_depth(source: Source) -> tuple[Floats, Floats]:
-    """Accepted and verified tokens [D] per depth, up to the deepest verified; InputError if nothing was drafted."""
+    """Accepted and verified tokens [D] per depth, up to the deepest drafted; InputError if nothing was drafted."""
     accepted, verified = verified_by_depth(source)
     if not len(verified) or verified[0] < 1:
         raise InputError("nothing was drafted; give counts of rounds with drafts")
-    depth = int(np.flatnonzero(verified > 0)[-1]) + 1
-    return accepted[:depth], verified[:depth]
+    return accepted, verified
 
 
 def _rounds(source: Source, verified: Floats) -> int:
