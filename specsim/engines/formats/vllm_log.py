@@ -1,4 +1,4 @@
-"""The lines about speculation that vLLM logs at intervals, and the end of `vllm bench serve`.
+"""The lines about speculation that vLLM logs at intervals.
 
 Each line counts its own interval, so they are summed. Rates are printed with three decimals; the number of rounds
 follows from them.
@@ -231,35 +231,3 @@ def _with_counters(parts: Sequence[rates.Part], imported: ImportedRecords) -> Im
     depths = rates.depths_of(parts)
     setup = imported.setup if len(depths) > 1 else replace(imported.setup, draft_tokens=depths[0])
     return replace(imported, source=counters, notes=tuple(notes), instead="", setup=setup)
-
-
-BENCH = {
-    "drafts": re.compile(r"^Drafts:\s+(\d+)\s*$"),
-    "drafted": re.compile(r"^Draft tokens:\s+(\d+)\s*$"),
-    "accepted": re.compile(r"^Accepted tokens:\s+(\d+)\s*$"),
-}
-BENCH_POSITION = re.compile(r"^\s+Position (\d+):\s+(\d+\.\d+)\s*$")
-
-
-def read_vllm_bench(paths: Sequence[Path]) -> ImportedRecords:
-    """Read what `vllm bench serve` prints at the end of a run."""
-    sums: dict[str, int] = {}
-    shares: list[rates.Printed] = []
-    skipped = Skipped()
-    for line in log_lines(paths, skipped):
-        for name, pattern in BENCH.items():
-            if match := pattern.match(line):
-                if name in sums:
-                    raise InputError(f"{paths[0]} holds several benchmarks; give a single benchmark")
-                sums[name] = count(match[1], name)
-        if match := BENCH_POSITION.match(line):
-            if count(match[1], "position") != len(shares):
-                raise InputError(f"{paths[0]} holds several benchmarks, or a part of one; give a single benchmark")
-            shares.append(rates.Printed(float(match[2]) / 100, 0.5e-4))
-    if len(sums) < len(BENCH) or not shares:
-        raise InputError(f"{paths[0]} lacks the part 'Speculative Decoding' of vllm bench serve; give its whole output")
-    counted = rates.counts_of_rates(shares, sums["drafts"], sums["accepted"])
-    if counted is None:
-        raise InputError(f"acceptance by position does not fit {sums['accepted']:,} accepted tokens; {ONE_SERVER}")
-    part = rates.Part(sums["drafts"], sums["drafted"], counted, 0)
-    return _with_counters([part], ImportedRecords(None, "vllm", skipped=skipped, instead=DETAILED))
