@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from specsim.io.settings import Settings, argument, setting
 
 if TYPE_CHECKING:
     from specsim.engines.advise import Advice
-    from specsim.engines.formats.records import ImportedRecords
+    from specsim.engines.formats.records import ImportedRecords, Setup
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +30,17 @@ class AdviseCosts(CostSettings):
         "costs on a GPU.",
     )
     engine_alone = True
+
+    def of_setup(self, setup: Setup) -> AdviseCosts:
+        """These costs at the load that a file tells, unless --batch is given or the costs know no batches."""
+        if self.batch is not None or not setup.running:
+            return self
+        loaded = replace(self, batch=max(1, round(setup.running)))
+        try:
+            loaded.read()
+        except InputError:
+            return self
+        return loaded
 
 
 def advise(options: CountsSettings, costs: AdviseCosts, requests: RequestSettings) -> Answer:
@@ -50,15 +61,16 @@ def advise(options: CountsSettings, costs: AdviseCosts, requests: RequestSetting
     from specsim.engines.advise import drafter_kind
     from specsim.engines.flags import draft_length_flags
 
+    reading = options.read()
+    costs = costs.of_setup(reading.setup)
     engine, cost = costs.engine, as_cost(costs.read())
     kind = drafter_kind(cost)
     if engine is not None:
         draft_length_flags(engine, 1, kind)  # rejects what has no flags before any work
     advice = find_advice(
-        options.source,
+        reading.source,
         cost,
         context=options.context,
-        policy=options.policy,
         seed=options.seed,
         isl=requests.isl,
         osl=requests.osl,
@@ -67,13 +79,14 @@ def advise(options: CountsSettings, costs: AdviseCosts, requests: RequestSetting
     commands = [] if engine is None else _server_commands(advice, engine, costs, kind)
 
     def show() -> None:
+        print(reading)
         _print_lengths(advice)
-        print_notes([*advice.notes, *map(str, advice.signatures)])
+        print_notes((*reading.notes, *advice.notes, *map(str, advice.signatures)))
         print(advice)
         for command in commands:
             print(command)
 
-    return Answer({**advice.as_dict(), "flags": flags, "commands": commands}, show)
+    return Answer({**advice.as_dict(), "flags": flags, "commands": commands, "read_as": reading.as_dict()}, show)
 
 
 def _server_commands(advice: Advice, engine: str, costs: AdviseCosts, kind: str | None) -> list[str]:
@@ -107,6 +120,12 @@ def _print_lengths(advice: Advice) -> None:
         for length in advice.lengths
     ]
     columns = ["K", "tokens per step", "speedup [95 %]", "best", f"within {NEAR_PERCENT:g} %"]
+    if advice.upper_bound:
+        rows = [
+            [row[0], row[1], f"{float(length.speedup):.2f}"] for row, length in zip(rows, advice.lengths, strict=True)
+        ]
+        print_table("if every step drafted", ["K", "tokens per step, at most", "speedup, at most"], rows)
+        return
     title = f"speedup by draft length; how likely a K is the best, or within {NEAR_PERCENT:g} % of the best"
     print_table(title, columns, rows)
 
@@ -182,8 +201,8 @@ def _explain_accept(engine: str | None) -> Answer:
 class ImportOptions(Settings):
     """Which files are read, and what is written."""
 
-    kind: str = argument("What the files are, of the kinds above.")
-    files: list[Path] = argument("Files of this kind, in order.")
+    kind: str = argument("What the files are, of the kinds above; left out, the first file tells it.")
+    files: list[Path] = argument("Files of this kind, in order.", default=[])
     out: Path | None = setting(
         None,
         "Where to write what the table says the files hold: a trace folder, rounds as .parquet, counters as .json; "
@@ -193,18 +212,23 @@ class ImportOptions(Settings):
 
 
 def import_(options: ImportOptions) -> Answer:
+    from specsim.engines.formats.registry import FORMATS, read_any
     from specsim.engines.import_records import import_records
 
-    kind, out = options.kind, options.out
+    kind, files, out = options.kind, options.files, options.out
     if out is not None:
         check_new(out, overwrite=options.overwrite)
-    imported = import_records(kind, options.files)
+    if kind not in FORMATS and (not files or Path(kind).exists()):
+        files = [Path(kind), *files]
+        kind, imported = read_any(files)
+    else:
+        imported = import_records(kind, files)
     if out is not None:
         imported.write(out, overwrite=options.overwrite)
     document = {"kind": kind, "holds": imported.holds, "out": None if out is None else str(out), **imported.as_dict()}
 
     def show() -> None:
-        title = f"{', '.join(map(str, options.files))}: {imported}"
+        title = f"{', '.join(map(str, files))}, read as {kind}: {imported}"
         print_table(title, ["", "value"], list(_sizes(document)))
         rows = [
             [line["quantity"], line["engine"], line["printed"], _text(line["value"]), line["formula"]]
@@ -255,6 +279,10 @@ _SUGGESTED = {"dense trace": "trace", "rounds": "rounds.parquet", "counters": "c
 def _sizes(document: dict[str, Any]) -> Iterator[list[str]]:
     for name in ("requests", "rounds", "drafted", "accepted", "output_tokens"):
         yield [name.replace("_", " "), "not reported" if document[name] is None else f"{document[name]:,}"]
+    if document["plain_steps"]:
+        yield ["steps without a draft", f"{document['plain_steps']:,}"]
+    setup = document["setup"]
+    yield from ([name.replace("_", " "), f"{value}"] for name, value in setup.items() if value)
     for name, value in document["averages"].items():
         yield [name, f"{value:.4g}"]
     for reason, number in document["skipped"].items():

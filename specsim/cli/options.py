@@ -12,6 +12,7 @@ from specsim.io.settings import Settings, argument, setting
 
 if TYPE_CHECKING:
     from specsim.cost.model import CostModel
+    from specsim.engines.import_records import Reading
     from specsim.io.workers import Workers
     from specsim.trace.trace import Trace
 
@@ -247,10 +248,32 @@ class RoundsSettings(Settings):
 class CountsSettings(RoundsSettings, SeedSettings):
     """Counts of accepted tokens from an engine."""
 
-    source: Path = argument(
-        'Accepted drafts: counters by depth as .json, {"drafted": [...], "accepted": [...]}, a rounds.parquet, a '
-        "trace, or a log of vLLM or llama.cpp (.log, .txt)."
+    source: str | None = argument(
+        "What an engine or a benchmark wrote about drafts, told by its content: a log, a scrape of /metrics, a "
+        "benchmark's text or JSON, responses, a table of a sweep; a server's address; or a trace, a rounds.parquet or "
+        'counters by depth as .json, {"drafted": [...], "accepted": [...]}.',
+        default=None,
     )
+    accept_length: float | None = setting(
+        None, "In place of a file: the mean acceptance length, the target's own token included; with --k.", low=1
+    )
+    k: int | None = setting(None, "Draft length of --accept-length, or of a file that does not tell it.", low=1)
+
+    def read(self) -> Reading:
+        """Read the counts, and what they were taken for."""
+        from specsim.engines.import_records import read_counts, read_length
+
+        if (self.source is None) == (self.accept_length is None):
+            raise InputError("give a file of an engine, or --accept-length 2.6 --k 3")
+        if self.accept_length is not None:
+            if self.k is None:
+                raise InputError("--accept-length needs the draft length; add --k")
+            return read_length(self.accept_length, self.k)
+        if str(self.source).startswith(("http://", "https://")):
+            from specsim.servers.client import read_server
+
+            return read_server(str(self.source), k=self.k)
+        return read_counts(str(self.source), policy=self.policy, k=self.k)
 
 
 def read_costs(cost: Path | dict[str, Any], draft_cost: Path | None, batch: int | None) -> CostModel:

@@ -35,6 +35,7 @@ MOST_TIMES = 2**14  # largest multiple of the counted rounds that is suggested
 NORMAL = 1.96  # standard errors in half of a 95 % interval
 BATCHES = (*range(1, 16), *range(16, 64, 4), *range(64, 256, 16), *range(256, 1025, 64))
 MOST_BEYOND = 4  # draft tokens beyond the longest counted, for which acceptance is extrapolated
+BLOCK = ("block", "dflash", "dspark", "medusa", "p-eagle")  # draft all tokens at once: acceptance depends on K
 # Requests to measure: their speedups have this standard deviation, and no difference below this is looked for.
 REQUEST_SD, LEAST_DIFFERENCE, MOST_REQUESTS = 0.25, 0.02, 1000
 
@@ -137,11 +138,16 @@ class Advice(Result):
         """Whether longer drafts than those counted may be faster, and the run that would tell."""
         better = [length for length in self.beyond if length.speedup.high > 1.01 * self.lengths[-1].speedup]
         if not better:
-            return "longer drafts were not counted and may be faster" if not self.beyond else "longer drafts gain nothing"
+            return (
+                "longer drafts were not counted and may be faster"
+                if not self.beyond
+                else "longer drafts gain nothing if acceptance goes on falling"
+            )
         best = max(better, key=lambda length: length.speedup.estimate)
+        low, high = f"{best.speedup.low:.2f}", f"{best.speedup.high:.2f}"
         return (
-            f"longer drafts were not counted and may be faster: K = {best.k} about {best.speedup.low:.2f} to "
-            f"{best.speedup.high:.2f} times (extrapolated); serve with K = {self.beyond[-1].k} to know"
+            f"longer drafts were not counted and may be faster: K = {best.k} about {low}{f' to {high}' * (low != high)} "
+            f"times (extrapolated); serve with K = {self.beyond[-1].k} to know"
         )
 
     def flags(self, engine: str, drafter: str | None = None) -> str:
@@ -242,7 +248,8 @@ def advise(
     depth = len(counts.verified)
     kind = drafter if drafter is not None else drafter_kind(cost)
     upper_bound = counts.plain_steps is None and kind is not None and kind.lower() in MAY_ABSTAIN
-    beyond = 0 if upper_bound or not counts.accepted[-1] else MOST_BEYOND
+    block = kind in BLOCK
+    beyond = 0 if upper_bound or block or not counts.accepted[-1] else MOST_BEYOND
     prompts_s = np.zeros(depth + beyond + 1)
     if isl is not None and osl is not None:
         context = round(isl + osl / 2)
@@ -267,7 +274,7 @@ def advise(
     even = off_above(cost, counts, candidate, context) if k and isl is None else None
     return Advice(
         tuple(lengths), k, candidate.k, sure, times, int(counts.rounds),
-        (*cost.notes(depth, (context, context)), *_notes(counts, error)), signatures, cost.error_band,
+        (*cost.notes(depth, (context, context)), *_notes(counts, error, block=block)), signatures, cost.error_band,
         tuple(_beyond(counts, seconds, error, beyond)), upper_bound, even,
     )  # fmt: skip
 
@@ -282,8 +289,13 @@ def _decided(k: int, speedup: Estimate) -> int | None:
     return k if speedup.low > 1 else 0 if speedup.high < 1 else None
 
 
-def _notes(counts: Counted, error: tuple[float, float]) -> Iterator[str]:
+def _notes(counts: Counted, error: tuple[float, float], *, block: bool) -> Iterator[str]:
     """What the interval is of, and what was taken out of the estimate."""
+    if block:
+        yield (
+            f"counted at K = {len(counts.rates)}: a drafter of blocks predicts otherwise at another K, and worse above the "
+            "block that it was trained for; measure the K that you choose"
+        )
     if counts.share_drafting < 1 - LEAST_DIFFERENCE:
         yield f"{100 * counts.share_drafting:.0f} % of the steps draft; the others yield one token each"
     if len(counts.unit_rounds) < 2:
@@ -334,7 +346,9 @@ def _beyond(counts: Counted, seconds: RoundSeconds, error: tuple[float, float], 
     falls = min(1.0, float((rates[-1] / rates[0]) ** (1 / (len(rates) - 1)))) if len(rates) > 1 else 0.9
     factors = np.array([falls**2, falls, 1.0])[:, None]  # falls faster, alike, not at all
     further = rates[-1] * factors ** np.arange(1, more + 1)
-    tokens, speedups = _speedups(np.concatenate([np.tile(rates, (3, 1)), further], axis=1), seconds, counts.share_drafting)
+    tokens, speedups = _speedups(
+        np.concatenate([np.tile(rates, (3, 1)), further], axis=1), seconds, counts.share_drafting
+    )
     speedups *= math.exp(error[0])
     return [
         DraftLengthAdvice(k, float(tokens[1, k]), Estimate(*(float(speedups[row, k]) for row in (1, 0, 2))), 0.0, 0.0)

@@ -170,7 +170,9 @@ def diagnose(
 def _round_steps(cost: CostModel, k: int, context: int) -> tuple[float, float]:
     """Drafting, and verification beyond a decode step, in decode steps."""
     step_s = float(cost.autoregressive_step(context))
-    return float(cost.draft(k, context)) / step_s, (float(cost.verify(k + 1, context)) + cost.round_overhead()) / step_s - 1
+    return float(cost.draft(k, context)) / step_s, (
+        float(cost.verify(k + 1, context)) + cost.round_overhead()
+    ) / step_s - 1
 
 
 def _linear(draft_step: float, drafted_token: float, round_: float) -> LinearCost:

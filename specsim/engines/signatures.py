@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from specsim.acceptance.sources import Counters, Source
-from specsim.engines.counted import Counted
+from specsim.engines.counted import UNKNOWN_PHI, Counted
 
 FEWEST = 30  # rounds, or tokens of a position, that can show anything
 USUAL, CLIFF = 0.3, 0.3  # a usual first position, and the part of the rate before that a cliff falls below
@@ -99,30 +99,33 @@ def _by_position(counts: Counted, drafter: str | None, round_tokens: float | Non
 
 def _fall(windows: tuple[Counters, ...]) -> tuple[Signature, ...]:
     """The point in time at which acceptance fell, if intervals before and after differ by more than they do inside."""
-    if len(windows) < 4:
+    if len(windows) < 2:
         return ()
-    drafted = np.array([float(window.drafted.sum()) for window in windows])
-    accepted = np.array([float(window.accepted.sum()) for window in windows])
-    found: tuple[float, int, float, float] | None = None
-    for at in range(2, len(windows) - 1):
+    drafted, accepted = (
+        np.array([float(getattr(window, name).sum()) for window in windows]) for name in ("drafted", "accepted")
+    )
+    found: list[tuple[float, int, float, float]] = []
+    for at in range(1, len(windows)):
         parts = [slice(0, at), slice(at, None)]
-        means = [accepted[part].sum() / drafted[part].sum() for part in parts]
-        # Residuals of both sides; a sum of tokens that are alike varies by no less than a token in every interval.
-        spread = [
-            float(((accepted[part] - mean * drafted[part]) ** 2).sum()) + mean * (1 - mean) * drafted[part].sum()
+        means = [float(accepted[part].sum() / drafted[part].sum()) for part in parts]
+        # Of both sides, what intervals differ by inside, and no less than what requests usually differ by.
+        variances = [
+            (
+                ((accepted[part] - mean * drafted[part]) ** 2).sum()
+                + UNKNOWN_PHI * mean * (1 - mean) * drafted[part].sum()
+            )
+            / drafted[part].sum() ** 2
             for part, mean in zip(parts, means, strict=True)
         ]
-        error = np.sqrt(sum(own / drafted[part].sum() ** 2 for own, part in zip(spread, parts, strict=True)))
-        errors = abs(means[0] - means[1]) / max(float(error), 1e-12)
-        if found is None or errors > found[0]:
-            found = errors, at, *means
-    if found is None or found[0] < ERRORS or found[3] > FALL * found[2]:
+        errors = (means[0] - means[1]) / max(float(np.sqrt(sum(variances))), 1e-12)
+        found.append((errors, at, means[0], means[1]))
+    errors, at, before, after = max(found)
+    if errors < ERRORS or after > FALL * before:
         return ()
-    _, at, before, after = found
     return (
         Signature(
             "acceptance fell while it was counted",
-            f"{before:.2f} of the drafted tokens to interval {at}, {after:.2f} from interval {at + 1} of {len(windows)}",
+            f"from {before:.2f} of the drafted tokens to {after:.2f} at line {at + 1} of {len(windows)}",
             "what changed then: a restart, other prompts, an evicted prefix cache, memory pressure; advice on the sum of "
             "both would hold for neither",
             in_time=True,
