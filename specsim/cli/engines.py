@@ -97,13 +97,10 @@ def _server_commands(advice: Advice, engine: str, costs: AdviseCosts, kind: str 
         return []
     target, drafter = costs.target or "target", costs.drafter or ""
     own = "/" in drafter or Path(drafter).exists()  # a name of a shape is not a model to load
-    ids = {
-        "target": target if "/" in target or Path(target).exists() else f"<{target}>",
-        "drafter": kind,
-        "model": drafter if own and kind == "model" else PLACEHOLDER,
-    }
+    target = target if "/" in target or Path(target).exists() else f"<{target}>"
+    model = drafter if own else PLACEHOLDER
     lengths = (0, advice.candidate) if advice.k is None else (advice.k,)
-    return [server_command(engine, k, **ids) for k in lengths]
+    return [server_command(engine, k, target=target, drafter=kind, model=model) for k in lengths]
 
 
 def _print_lengths(advice: Advice) -> None:

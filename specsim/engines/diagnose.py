@@ -53,8 +53,8 @@ class Diagnosis(Result):
         link = "and" if self.speedup > 1 else "but"
         if self.upper_bound:
             return (
-                f"{self.speedup:.2f}x ({change}): each step yields at most {self.tokens_per_round:.2f} tokens and costs at "
-                f"most {self.round_tokens:.2f} normal decode steps, because steps without a draft were not counted; give "
+                f"{self.speedup:.2f}x ({change}): each step yields at most {self.tokens_per_round:.2f} tokens and "
+                f"costs at most {self.round_tokens:.2f} normal decode steps: steps without a draft were not counted; give "
                 "generated tokens beside the counts"
             )
         return (

@@ -28,7 +28,10 @@ LLAMACPP_TYPES = {
 NAMES = {"vllm": VLLM_METHODS, "sglang": SGLANG_ALGORITHMS}
 WITHOUT_MODEL = ("mtp", "prompt-lookup", "suffix")  # the target's own weights, or none
 # What a method takes beside its model and K. Of vLLM's n-grams the lengths are its own default.
-VLLM_KEYS = {"prompt-lookup": {"prompt_lookup_min": 5, "prompt_lookup_max": 5}, "p-eagle": {"parallel_drafting": True}}
+VLLM_KEYS: dict[str, dict[str, Any]] = {
+    "prompt-lookup": {"prompt_lookup_min": 5, "prompt_lookup_max": 5},
+    "p-eagle": {"parallel_drafting": True},
+}
 PLACEHOLDER = "<drafter>"
 
 
@@ -94,7 +97,7 @@ def vllm_method(drafter: str) -> str:
 def vllm_drafter(drafter: str, model: str = PLACEHOLDER) -> dict[str, Any]:
     """vLLM's method, and the model if the method takes one, as keys of the speculative configuration."""
     kind = kind_of(drafter)
-    named = {} if kind in WITHOUT_MODEL else {"model": model}
+    named: dict[str, Any] = {} if kind in WITHOUT_MODEL else {"model": model}
     return {"method": vllm_method(drafter), **named, **VLLM_KEYS.get(kind, {})}
 
 
