@@ -17,7 +17,8 @@ from specsim.io.settings import Settings, argument, setting
 
 if TYPE_CHECKING:
     from specsim.engines.advise import Advice
-    from specsim.engines.formats.records import ImportedRecords, Setup
+    from specsim.engines.formats.records import ImportedRecords
+    from specsim.engines.import_records import Reading
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,17 +31,23 @@ class AdviseCosts(CostSettings):
         "costs on a GPU.",
     )
     engine_alone = True
+    names_later = True
 
-    def of_setup(self, setup: Setup) -> AdviseCosts:
-        """These costs at the load that a file tells, unless --batch is given or the costs know no batches."""
+    def of_reading(self, reading: Reading) -> tuple[AdviseCosts, list[str]]:
+        """These costs with the models and the load that a file tells, where no option gives them; notes on the load."""
+        setup, costs = reading.setup, self
+        if self.gpu is not None:
+            costs = replace(self, target=self.target or setup.model or None, drafter=self.drafter or setup.kind or None)
+        costs.check_names()
         if self.batch is not None or not setup.running:
-            return self
-        loaded = replace(self, batch=max(1, round(setup.running)))
+            return costs, []
+        batch = max(1, round(setup.running))
+        loaded = replace(costs, batch=batch)
         try:
             loaded.read()
-        except InputError:
-            return self
-        return loaded
+        except InputError as error:
+            return costs, [f"the file tells of {batch} requests at once, but this is for {costs.batch or 1}: {error}"]
+        return loaded, []
 
 
 def advise(options: CountsSettings, costs: AdviseCosts, requests: RequestSettings) -> Answer:
@@ -62,7 +69,7 @@ def advise(options: CountsSettings, costs: AdviseCosts, requests: RequestSetting
     from specsim.engines.flags import draft_length_flags
 
     reading = options.read()
-    costs = costs.of_setup(reading.setup)
+    costs, load = costs.of_reading(reading)
     engine, cost = costs.engine, as_cost(costs.read())
     kind = drafter_kind(cost)
     if engine is not None:
@@ -81,7 +88,7 @@ def advise(options: CountsSettings, costs: AdviseCosts, requests: RequestSetting
     def show() -> None:
         print(reading)
         _print_lengths(advice)
-        print_notes((*reading.notes, *advice.notes, *map(str, advice.signatures)))
+        print_notes((*reading.notes, *load, *advice.notes, *map(str, advice.signatures)))
         print(advice)
         for command in commands:
             print(command)

@@ -122,17 +122,23 @@ class GpuSettings(Settings):
     dtype: str = setting("bfloat16", "Data type of activations, KV cache and other matrices on that GPU.")
     tp: int = setting(1, "GPUs that share every layer (tensor parallelism).", low=1)
     engine_alone: ClassVar[bool] = False  # whether --engine has a meaning without --gpu
+    names_later: ClassVar[bool] = False  # whether a file may give the target and the drafter
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        names = self.gpu, self.target, self.drafter
-        if any(names) and not all(names):
-            raise InputError("--gpu, --target and --drafter go together; give all three")
+        if self.gpu is None or not self.names_later:
+            self.check_names()
         about = self.weights, self.tp != 1, self.dtype != "bfloat16", not self.engine_alone and self.engine
         if self.gpu is None and any(about):
             raise InputError(
                 "--engine, --weights, --dtype and --tp describe costs on a GPU; give --gpu, --target and --drafter"
             )
+
+    def check_names(self) -> None:
+        """InputError unless all of GPU, target and drafter are named, or none."""
+        names = self.gpu, self.target, self.drafter
+        if any(names) and not all(names):
+            raise InputError("--gpu, --target and --drafter go together; give all three")
 
     @property
     def gpu_text(self) -> str:

@@ -9,8 +9,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from specsim.acceptance.sources import Counters, Rounds, Source, as_source, describe
-from specsim.engines.as_engine import counters_of
 from specsim.engines.formats.records import ImportedRecords, Setup
 from specsim.engines.formats.registry import FORMATS, read_any, read_format
 from specsim.engines.rates import ASSUMED_ROUNDS, counters_of_length
@@ -84,7 +85,7 @@ class Reading(NamedTuple):
             parts.append(f"{self.source.plain_steps:,} steps without a draft")
         setup = self.setup
         parts += [f"K = {setup.draft_tokens}"] if setup.draft_tokens else []
-        parts += [f"{setup.running:g} requests at once"] if setup.running else []
+        parts += [f"{setup.running:.3g} request{'s' * (setup.running != 1)} at once"] if setup.running else []
         parts += [" with ".join(filter(None, (setup.model, setup.method or setup.drafter)))]
         return f"{self.name + ' ' if self.name else ''}read as {', '.join(filter(None, parts))}"
 
@@ -155,12 +156,21 @@ def _reading(imported: ImportedRecords, kind: str, name: str, k: int | None) -> 
         source, assumed = _of_sums(imported, k)
         setup, notes = dataclasses.replace(setup, draft_tokens=len(source.drafted)), (*notes, *assumed)
     elif isinstance(source, Rounds) and source.t is None and imported.plain_steps:
-        source = dataclasses.replace(counters_of(source), plain_steps=imported.plain_steps)
+        source = _with_empty_rounds(source, imported.plain_steps)
     return Reading(source, kind, name, setup, notes)
+
+
+def _with_empty_rounds(rounds: Rounds, empty: int) -> Rounds:
+    """Rounds beside as many that drafted nothing, whose requests and places are unknown."""
+    drafted, accepted = (np.pad(column, (0, empty)) for column in (rounds.drafted, rounds.accepted))
+    sequence = None if rounds.sequence_id is None else np.pad(rounds.sequence_id, (0, empty))
+    return Rounds(drafted, accepted, None, sequence)
 
 
 def _of_sums(imported: ImportedRecords, k: int | None) -> tuple[Counters, list[str]]:
     """Counters of sums or averages: the acceptance length is known, and acceptance falls alike by position."""
+    if imported.trees:
+        raise InputError(f"sums of draft trees do not give acceptance by position; {imported.instead}")
     rounds, drafted, accepted = imported.sums
     output = None if imported.output_tokens is None else sum(imported.output_tokens)
     first = imported.requests or 0

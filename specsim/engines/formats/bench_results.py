@@ -202,8 +202,6 @@ def _of_specforge(documents: Sequence[Mapping[str, Any]], path: Path, skipped: S
         if key[1] and base:
             ratio = float(np.mean(values) / np.mean(base))
             notes.append(f"batch {key[0]}, K = {key[1]}: measured {ratio:.2f} times as fast as without speculation")
-    if trees:
-        notes.append("of draft trees: a chain of the same drafter accepts less")
     return ImportedRecords(
         None,
         SGLANG,
@@ -211,6 +209,7 @@ def _of_specforge(documents: Sequence[Mapping[str, Any]], path: Path, skipped: S
         notes=tuple(notes),
         skipped=skipped,
         instead=SGLANG_INSTEAD,
+        trees=trees,
         setup=Setup(drafter=str(documents[0].get("model", "")), draft_tokens=k or None, running=float(batch)),
     )
 

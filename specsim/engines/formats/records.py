@@ -45,6 +45,14 @@ class Setup:
     draft_tokens: int | None = None
     running: float | None = None
 
+    @property
+    def kind(self) -> str:
+        """The drafter as costs name it: a draft model's own name, or the kind of drafter; "" if unknown."""
+        method = self.method.lower().removeprefix("draft-").replace("_", "-")
+        if method in ("", "draft-model", "model", "standalone", "simple"):
+            return self.drafter
+        return "prompt-lookup" if method.startswith("ngram") else method
+
 
 @dataclass(frozen=True, repr=False)
 class ImportedRecords(Result):
@@ -65,6 +73,7 @@ class ImportedRecords(Result):
     plain_steps : steps of the target beside the rounds, which drafted nothing; where the files do not count them and
         output tokens are known, they follow from these; None if unknown
     setup : the server or run
+    trees : whether drafts were trees, of which no draft length follows from sums
     """
 
     source: Source | None
@@ -80,6 +89,7 @@ class ImportedRecords(Result):
     instead: str = ""
     plain_steps: int | None = None
     setup: Setup = Setup()
+    trees: bool = False
 
     def __post_init__(self) -> None:
         if not self.definition:

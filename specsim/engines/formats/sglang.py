@@ -80,6 +80,7 @@ def read_responses(paths: Sequence[Path]) -> ImportedRecords:
             imported,
             notes=(f"{drafted:,} drafts in {passes:,} passes of at most {depth} steps: these are nodes of trees",),
             instead="run SGLang with --speculative-eagle-topk 1",
+            trees=True,
         )
     times = np.zeros(depth + 1, dtype=np.int64)
     for request in requests:

@@ -196,7 +196,7 @@ def test_logs_of_engines_are_read(tmp_path: Path) -> None:
         assert advise(path, COST) == advise(import_records(kind, [path]), COST)
     log = tmp_path / "server.log"
     log.write_text("started\n")
-    with pytest.raises(InputError, match="server.log is not a log of vllm-log, llamacpp-log, sglang-log"):
+    with pytest.raises(InputError, match="server.log holds nothing that an engine or a benchmark writes about drafts"):
         advise(log, COST)
 
 
