@@ -157,7 +157,7 @@ def explain(options: ExplainOptions) -> Answer:
     if options.quantity == "accept":
         return _explain_accept(options.engine)
     definitions = find_definitions(options.quantity, options.engine)
-    if options.engine not in (None, "specsim"):
+    if options.engine is not None and definitions[0].engine != "specsim":
         definitions = [*find_definitions(options.quantity, "specsim"), *definitions]
     rows = [[each.engine, each.printed, each.formula, each.note] for each in definitions]
     lines = [dict(zip(("engine", "printed", "formula", "note"), row, strict=True)) for row in rows]
@@ -187,10 +187,11 @@ def _explain_rounds(engine: str | None) -> Answer:
 
 def _explain_accept(engine: str | None) -> Answer:
     from specsim.engines.acceptance_rules import RULES, find_rule
+    from specsim.io.names import find_name
 
-    if engine is not None and engine not in RULES:
-        find_rule(engine)  # raises the error that names the choices
     named = {row.name: row.name.partition("-")[0] for row in RULES.values()}
+    if engine is not None:
+        engine = find_name("engine", engine, [*RULES, *named.values()]) or find_rule(engine)  # which names the choices
     shown = [row for row in RULES.values() if engine in (None, row.name, named[row.name])]
     rows = [
         [row.name, row.version, row.setting or "default", row.rule or f"none: {row.reason}", row.source]

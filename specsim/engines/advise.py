@@ -282,7 +282,7 @@ def advise(
 
 def drafter_kind(cost: CostModel) -> str | None:
     """The kind of drafter that costs on a GPU are of; None if costs do not tell."""
-    return cost.drafter.kind if isinstance(cost, RooflineCost) else None
+    return cost.drafter.method or cost.drafter.kind if isinstance(cost, RooflineCost) else None
 
 
 def _decided(k: int, speedup: Estimate) -> int | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from specsim.cost.roofline.cost import KINDS
 from specsim.io.errors import InputError
+from specsim.io.names import known_name
 
 OFF = "turn speculation off"
 DRAFTER = {"method": "eagle", "model": "<drafter>"}  # to be replaced
@@ -107,8 +108,7 @@ def draft_length_flags(engine: str, k: int, drafter: str | None = None, model: s
     drafter : its kind in costs on a GPU, such as "eagle3", or a draft model's name, for flags of vLLM and SGLang
     model : where the drafter's weights are, for a method that takes them
     """
-    if engine not in FLAGS:
-        raise InputError(f"unknown engine {engine!r}; choose one of {', '.join(FLAGS)}")
+    engine = known_name("engine", engine, [*FLAGS])
     names = NAMES.get(engine)
     kind = None if drafter is None else kind_of(drafter)
     if kind is not None and names is not None and kind not in names:
