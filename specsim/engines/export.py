@@ -12,6 +12,7 @@ import numpy as np
 from specsim.acceptance.sources import Source, verified_by_depth
 from specsim.engines.flags import (
     DRAFTER,
+    FLAGS,
     NAMES,
     OFF,
     as_arguments,
@@ -21,10 +22,11 @@ from specsim.engines.flags import (
     sglang_tree,
     speculative_config,
     tensorrt_llm,
-    vllm_method,
+    vllm_drafter,
 )
 from specsim.engines.import_records import SourceLike, as_counts
 from specsim.io.errors import InputError
+from specsim.io.names import known_name
 from specsim.lookup.ngram import RULES
 from specsim.policy.base import Policy
 from specsim.policy.chain.fixed_k import FixedK
@@ -117,6 +119,7 @@ def export_flags(
     >>> print(specsim.export_flags("vllm", 2, drafter="medusa", model="my/heads").flags)
     --speculative-config '{"method": "medusa", "model": "my/heads", "num_speculative_tokens": 2}'
     """
+    engine = known_name("engine", engine, [*FLAGS, LLAMACPP_2025])
     if model is not None and engine not in NAMES:
         raise InputError(f"{engine} takes no drafter's model in these flags; give it as the engine's own option")
     if drafter is not None and (policy is not None or acceptance is not None or min_ngram or max_ngram):
@@ -229,8 +232,8 @@ def schedule_setting(
         raise InputError(f"a schedule to batch {max(lengths)} exceeds {largest_batch}; give a larger --largest-batch")
     if engine == "vllm":
         by_batch = {"num_speculative_tokens_per_batch_size": schedule_ranges(lengths, largest_batch)}
-        method = {"method": vllm_method(drafter)} if drafter else {}
-        return Setting(speculative_config(**{**DRAFTER, **method, "num_speculative_tokens": longest, **by_batch}))
+        method = vllm_drafter(drafter) if drafter else DRAFTER
+        return Setting(speculative_config(**method, num_speculative_tokens=longest, **by_batch))
     if engine == "sglang":
         steps = {str(batch): {"candidate_steps": [k]} for batch, k in lengths.items()}
         flags = f"{draft_length_flags(engine, longest, drafter)} --speculative-adaptive"
