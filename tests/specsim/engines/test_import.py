@@ -254,12 +254,18 @@ def test_a_real_line_of_vllm_gives_its_counts(tmp_path: Path) -> None:
         assert imported.skipped == {"lines that were cut off or have another form": 1}
     several = read("vllm-log", "vllm_log.txt")
     assert sums(several)[:3] == (338 + 247 + 228, 1014 + 1235 + 908, 430 + 376 + 469)
-    assert [note[:19] for note in several.notes if note.startswith("K =")] == ["K = 3: 338 rounds, ", "K = 4: 228 rounds, ", "K = 5: 247 rounds, "]
+    assert [note[:19] for note in several.notes if note.startswith("K =")] == [
+        "K = 3: 338 rounds, ",
+        "K = 4: 228 rounds, ",
+        "K = 5: 247 rounds, ",
+    ]
 
 
 def test_counters_under_a_schedule_are_not_divided_by_drafts() -> None:
     """The rounds say that 17 of 526 drafted a third token; as its share of 526 its 11 would be 2 %, not 65 %."""
-    scrape, pmin = (read("prometheus", f"{name}.prom") for name in ("vllm_metrics_schedule", "llamacpp_metrics_k7_pmin"))
+    scrape, pmin = (
+        read("prometheus", f"{name}.prom") for name in ("vllm_metrics_schedule", "llamacpp_metrics_k7_pmin")
+    )
     assert re.search(r"differ in length \(1,103 tokens in 526 drafts of up to 5\).*cut at K.*detailed", scrape.notes[0])
     assert re.search(r"differ in length \(607 tokens in 293 drafts of up to 7\).*LLAMA_TRACE", pmin.notes[0])
     assert sums(scrape) == (526, 1103, 626, [349, 252, 11, 8, 6])  # as all engines' numbers, but no rate of specsim's
@@ -440,7 +446,9 @@ def test_two_positions_of_drafts_of_any_length_are_exact() -> None:
 def test_from_a_log_to_a_model(tmp_path: Path) -> None:
     out, model = tmp_path / "rounds.parquet", tmp_path / "model.json"
     text = call("specsim", "import", "llamacpp-log", FIXTURES / "llamacpp_log_k3.txt", "--out", out).out
-    assert f"specsim acceptance fit {out}" in text and "mean len" in text and "2.387" in text and "2.395" in text  # 1,152 / 481
+    assert (
+        f"specsim acceptance fit {out}" in text and "mean len" in text and "2.387" in text and "2.395" in text
+    )  # 1,152 / 481
     assert len(read_rounds(out).drafted) == 475 and read_rounds(out).t is not None
     fitted = json_of(call("specsim", "acceptance", "fit", out, "--model", "per_position", "--out", model, "--json"))
     assert fitted["parameters"]["alpha"] == pytest.approx([308 / 475, 207 / 308, 144 / 203])
