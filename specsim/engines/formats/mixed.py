@@ -1,4 +1,4 @@
-"""What a file mixes: several models, servers or engines, and lines that stand twice. Sums hold for none of them alone."""
+"""What a file mixes: several models, processes or engines, and lines that stand twice."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def mixed_sources(path: Path) -> list[str]:
         "engines": {match[1] or match[2] for match in ENGINE.finditer(text)},
     }
     notes = [
-        f"{len(names)} {what} are summed ({', '.join(sorted(names)[:4])}): give the file of a single one to tell them apart"
+        f"{len(names)} {what} are summed ({', '.join(sorted(names)[:4])}): give a file of one to tell them apart"
         for what, names in several.items()
         if len(names) > 1
     ]
