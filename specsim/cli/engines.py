@@ -83,7 +83,7 @@ def advise(options: CountsSettings, costs: AdviseCosts, requests: RequestSetting
         osl=requests.osl,
     )
     flags = None if engine is None or advice.k is None else advice.flags(engine, kind)
-    commands = [] if engine is None else _server_commands(advice, engine, costs, kind)
+    commands = _server_commands(advice, costs, kind, reading)
 
     def show() -> None:
         print(reading)
@@ -96,21 +96,21 @@ def advise(options: CountsSettings, costs: AdviseCosts, requests: RequestSetting
     return Answer({**advice.as_dict(), "flags": flags, "commands": commands, "read_as": reading.as_dict()}, show)
 
 
-def _server_commands(advice: Advice, engine: str, costs: AdviseCosts, kind: str | None) -> list[str]:
+def _server_commands(advice: Advice, costs: AdviseCosts, kind: str | None, reading: Reading) -> list[str]:
     """The server's command with the user's own ids; where nothing is decided, those of the two servers to measure."""
-    from specsim.engines.flags import PLACEHOLDER, server_command
+    from specsim.engines.flags import FLAGS, PLACEHOLDER, server_command
 
-    if advice.upper_bound or any(sign.in_time for sign in advice.signatures):
+    engine = costs.engine or next((name for name in FLAGS if reading.kind.startswith(name)), None)
+    if engine is None or advice.upper_bound or any(sign.in_time for sign in advice.signatures):
         return []
-    target, drafter = costs.target or "target", costs.drafter or ""
-    own = "/" in drafter or Path(drafter).exists()  # a name of a shape is not a model to load
-    ids = {
-        "target": target if "/" in target or Path(target).exists() else f"<{target}>",
-        "drafter": kind,
-        "model": drafter if own and kind == "model" else PLACEHOLDER,
-    }
+    # Of a name of a shape, such as llama-3.1-8b, there is nothing to load.
+    target, model = (
+        next((name for name in names if name and ("/" in name or Path(name).exists())), None)
+        for names in ((costs.target, reading.setup.model), (costs.drafter, reading.setup.drafter))
+    )
+    target = target or f"<{costs.target or 'target'}>"
     lengths = (0, advice.candidate) if advice.k is None else (advice.k,)
-    return [server_command(engine, k, **ids) for k in lengths]
+    return [server_command(engine, k, target=target, drafter=kind, model=model or PLACEHOLDER) for k in lengths]
 
 
 def _print_lengths(advice: Advice) -> None:
@@ -160,7 +160,7 @@ def explain(options: ExplainOptions) -> Answer:
     if options.quantity == "accept":
         return _explain_accept(options.engine)
     definitions = find_definitions(options.quantity, options.engine)
-    if options.engine not in (None, "specsim"):
+    if options.engine is not None and definitions[0].engine != "specsim":
         definitions = [*find_definitions(options.quantity, "specsim"), *definitions]
     rows = [[each.engine, each.printed, each.formula, each.note] for each in definitions]
     lines = [dict(zip(("engine", "printed", "formula", "note"), row, strict=True)) for row in rows]
@@ -190,10 +190,11 @@ def _explain_rounds(engine: str | None) -> Answer:
 
 def _explain_accept(engine: str | None) -> Answer:
     from specsim.engines.acceptance_rules import RULES, find_rule
+    from specsim.io.names import find_name
 
-    if engine is not None and engine not in RULES:
-        find_rule(engine)  # raises the error that names the choices
     named = {row.name: row.name.partition("-")[0] for row in RULES.values()}
+    if engine is not None:
+        engine = find_name("engine", engine, [*RULES, *named.values()]) or find_rule(engine)  # which names the choices
     shown = [row for row in RULES.values() if engine in (None, row.name, named[row.name])]
     rows = [
         [row.name, row.version, row.setting or "default", row.rule or f"none: {row.reason}", row.source]

@@ -26,6 +26,10 @@ OVERWRITE_FILE_HELP = "Replace an existing file."
 TRIALS_HELP = "Configurations to try per policy."
 LEARNING_SHARE_HELP = "Share of the sequences that a policy which learns from data learns from."
 JOBS_HELP = "Number of threads (default: one per core). Does not change the result."
+WEIGHTS_HELP = (
+    "Weight format of the layers: int4, int8, float8, mxfp4, nvfp4, q4_k_m, ..., or of parts: experts=mxfp4 (default: "
+    "as the target is stored)."
+)
 DRAFT_COST_HELP = "The drafter's cost grid; FILE:MODEL picks one from a result of `realrun gpu`."
 TRACE_HELP = "Trace folder, made by `realrun record`, or a name of `specsim example --list`."
 
@@ -105,20 +109,24 @@ class GpuSettings(Settings):
     """Costs by a GPU's data sheet, in place of a cost file."""
 
     panel = "Costs on a GPU"
-    gpu: str | None = setting(None, "GPU whose data sheet gives the costs, such as h100. Needs --target and --drafter.")
-    target: str | None = setting(None, "Target on that GPU: a public shape such as llama-3.1-8b, or a config.json.")
+    gpu: str | None = setting(
+        None,
+        "GPU whose data sheet gives the costs, such as h100, also as nvidia-smi prints it. Needs --target and "
+        "--drafter.",
+    )
+    target: str | None = setting(
+        None, "Target on that GPU: a model such as llama-3.1-8b or Qwen/Qwen3-32B-FP8, or its config.json."
+    )
     drafter: str | None = setting(
         None,
-        "Drafter on that GPU: a draft model, as --target; or eagle, eagle3, mtp, edd, vdm, space, prompt-lookup, "
-        "block:LAYERS, eesd:LAYERS, self-sd:LAYERS, medusa:HEADS.",
+        "Drafter on that GPU: a draft model, as --target; the drafter's config.json; or eagle, eagle3, mtp, edd, vdm, "
+        "space, prompt-lookup, block:LAYERS, eesd:LAYERS, self-sd:LAYERS, medusa:HEADS, or an engine's name for it.",
     )
     engine: str | None = setting(
         None,
         "Add this engine's overhead to the costs on that GPU: vllm, sglang or tensorrt-llm.",
     )
-    weights: str | None = setting(
-        None, "Weight format of the layers: int4, int8, float8, mxfp4 or nvfp4 (default: bfloat16)."
-    )
+    weights: str | None = setting(None, WEIGHTS_HELP, metavar="FORMAT")
     dtype: str = setting("bfloat16", "Data type of activations, KV cache and other matrices on that GPU.")
     tp: int = setting(1, "GPUs that share every layer (tensor parallelism).", low=1)
     engine_alone: ClassVar[bool] = False  # whether --engine has a meaning without --gpu
@@ -153,10 +161,16 @@ class GpuSettings(Settings):
     def roofline(self) -> dict[str, Any] | None:
         """The document of the costs on the GPU that the options name."""
         from specsim.cost.calibrate import data_sheet_document
+        from specsim.cost.roofline.document import engine_preset
+        from specsim.engines.flags import FLAGS
+        from specsim.io.names import find_name
 
         if self.gpu is None or self.target is None or self.drafter is None:
             return None
-        return data_sheet_document(self.gpu, self.target, self.drafter, self.weights, self.tp, self.engine, self.dtype)
+        engine: str | None = self.engine
+        if self.engine_alone and find_name("engine", engine or "", FLAGS) not in engine_preset().engines:
+            engine = None  # has flags, but its overhead is not known
+        return data_sheet_document(self.gpu, self.target, self.drafter, self.weights, self.tp, engine, self.dtype)
 
     def costs(self, cost: T | None) -> T | dict[str, Any]:
         """Return the cost file, or the costs on the GPU; InputError for none or both."""

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from specsim.cost.files import CostLike, as_cost, with_batch
+from specsim.cost.linear import LinearCost
 from specsim.cost.model import CostModel
 from specsim.cost.roofline.cost import RooflineCost
 from specsim.cost.roofline.serving import prompts_s as others_prompts_s
 from specsim.engines.counted import MAY_ABSTAIN, UNKNOWN_PHI, Counted, counted
-from specsim.engines.flags import draft_length_flags
+from specsim.engines.flags import draft_length_flags, kind_of
 from specsim.engines.import_records import SourceLike, as_counts
 from specsim.engines.signatures import Signature, find_signatures
 from specsim.io.arrays import Floats, Seconds
@@ -109,7 +110,7 @@ class Advice(Result):
         chosen = self.lengths[self.candidate]
         if self.upper_bound:
             most = max(float(length.speedup) for length in self.lengths)
-            yield f"at most {most:.2f} times as fast: steps without a draft were not counted, and nothing is recommended"
+            yield f"at most {most:.2f} times as fast: steps without a draft were not counted, and none is recommended"
             yield "give generated tokens beside the counts, as in a scrape or in a log with throughput lines"
             return
         if self.k is None:
@@ -144,10 +145,10 @@ class Advice(Result):
                 else "longer drafts gain nothing if acceptance goes on falling"
             )
         best = max(better, key=lambda length: length.speedup.estimate)
-        low, high = f"{best.speedup.low:.2f}", f"{best.speedup.high:.2f}"
+        ends = dict.fromkeys(f"{end:.2f}" for end in (best.speedup.low, best.speedup.high))
         return (
-            f"longer drafts were not counted and may be faster: K = {best.k} about {low}{f' to {high}' * (low != high)} "
-            f"times (extrapolated); serve with K = {self.beyond[-1].k} to know"
+            f"longer drafts were not counted and may be faster: K = {best.k} about {' to '.join(ends)} times "
+            f"(extrapolated); serve with K = {self.beyond[-1].k} to know"
         )
 
     def flags(self, engine: str, drafter: str | None = None) -> str:
@@ -171,9 +172,9 @@ class Advice(Result):
             [{**vars(length), "speedup": length.speedup.as_dict()} for length in lengths]
             for lengths in (self.lengths, self.beyond)
         )
-        known = {"signatures": [sign._asdict() for sign in self.signatures], "lengths": rows, "beyond": beyond}
-        known["off_above"] = None if self.off_above is None else self.off_above._asdict()
-        return {**vars(self), "longest": self.longest, **known}
+        parts = {"lengths": rows, "beyond": beyond, "signatures": [sign._asdict() for sign in self.signatures]}
+        even = None if self.off_above is None else self.off_above._asdict()
+        return {**vars(self), "longest": self.longest, **parts, "off_above": even}
 
 
 def advise(
@@ -246,8 +247,8 @@ def advise(
     source, cost = as_counts(source, policy=policy), as_cost(cost)
     counts = counted(source)
     depth = len(counts.verified)
-    kind = drafter if drafter is not None else drafter_kind(cost)
-    upper_bound = counts.plain_steps is None and kind is not None and kind.lower() in MAY_ABSTAIN
+    kind = drafter_kind(cost) if drafter is None else kind_of(drafter)
+    upper_bound = counts.plain_steps is None and kind in MAY_ABSTAIN
     block = kind in BLOCK
     beyond = 0 if upper_bound or block or not counts.accepted[-1] else MOST_BEYOND
     prompts_s = np.zeros(depth + beyond + 1)
@@ -281,7 +282,7 @@ def advise(
 
 def drafter_kind(cost: CostModel) -> str | None:
     """The kind of drafter that costs on a GPU are of; None if costs do not tell."""
-    return cost.drafter.kind if isinstance(cost, RooflineCost) else None
+    return cost.drafter.method or cost.drafter.kind if isinstance(cost, RooflineCost) else None
 
 
 def _decided(k: int, speedup: Estimate) -> int | None:
@@ -293,8 +294,8 @@ def _notes(counts: Counted, error: tuple[float, float], *, block: bool) -> Itera
     """What the interval is of, and what was taken out of the estimate."""
     if block:
         yield (
-            f"counted at K = {len(counts.rates)}: a drafter of blocks predicts otherwise at another K, and worse above the "
-            "block that it was trained for; measure the K that you choose"
+            f"counted at K = {len(counts.rates)}: a drafter of blocks predicts otherwise at another K, and worse above "
+            "the block that it was trained for; measure the K that you choose"
         )
     if counts.share_drafting < 1 - LEAST_DIFFERENCE:
         yield f"{100 * counts.share_drafting:.0f} % of the steps draft; the others yield one token each"
@@ -361,7 +362,8 @@ def _speedups(rates: Floats, seconds: RoundSeconds, share: float) -> tuple[Float
 
     share : of the steps that draft; the others take a step without a draft, and yield a token
     """
-    rounds_s, catch_up_s, prompts_s = (part if np.isscalar(part) else part[: rates.shape[1] + 1] for part in seconds)
+    rounds_s, catch_up_s, prompts_s = seconds
+    rounds_s, prompts_s = (part[: rates.shape[1] + 1] for part in (rounds_s, prompts_s))
     whole = np.concatenate([np.zeros((len(rates), 1)), np.cumprod(rates, axis=1)], axis=1)  # P(all K accepted)
     tokens = 1 + share * np.cumsum(whole, axis=1)
     steps_s = rounds_s[0] + share * (rounds_s - rounds_s[0] + whole * catch_up_s)
@@ -389,13 +391,17 @@ class BreakEven(NamedTuple):
 def off_above(cost: CostModel, counts: Counted, candidate: DraftLengthAdvice, context: int) -> BreakEven | None:
     """Find the largest number of requests at once at which some K up to the counted ones is faster.
 
-    None for costs without batches. The interval is of costs and counts; acceptance is taken not to depend on load.
+    None for costs of unknown batches. The interval is of costs and counts; acceptance is taken not to depend on load.
     """
     speedup = candidate.speedup
     sd_here = math.log(speedup.high / speedup.low) / (2 * NORMAL) if speedup.high > speedup.low else 0.0
     counts_variance = max(sd_here**2 - cost.speedup_error[1] ** 2, 0.0)
+    if isinstance(cost, LinearCost) and cost.fitted is None:
+        return None
     values = []
     for batch in BATCHES:
+        if isinstance(cost, LinearCost) and cost.fitted is not None and batch > cost.fitted.batches[1]:
+            break
         try:
             at_batch = with_batch(cost, batch)
             seconds = (*_seconds(at_batch, len(counts.accepted), context), np.zeros(len(counts.accepted) + 1))
@@ -406,9 +412,10 @@ def off_above(cost: CostModel, counts: Counted, candidate: DraftLengthAdvice, co
         values.append((math.log(best) + bias, NORMAL * math.sqrt(sd**2 + counts_variance)))
     if len(values) < 2:
         return None
-    last: list[int | None] = []
-    for side in (0, -1, 1):
-        faster = [value + side * reach > 0 for value, reach in values]
-        lost = next((n for n in range(len(faster)) if not any(faster[n:])), None)
-        last.append(None if lost is None else BATCHES[lost - 1] if lost else 1)
-    return BreakEven(*last, BATCHES[len(values) - 1])
+
+    def last_faster(side: int) -> int | None:
+        """The largest batch that is faster, at an end of the interval; None if even the largest that was tried is."""
+        faster = [batch for batch, (value, reach) in zip(BATCHES, values, strict=False) if value + side * reach > 0]
+        return None if BATCHES[len(values) - 1] in faster else max(faster, default=0)
+
+    return BreakEven(last_faster(0), last_faster(-1), last_faster(1), BATCHES[len(values) - 1])

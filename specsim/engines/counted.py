@@ -21,7 +21,7 @@ UNKNOWN_PHI = 10.0
 # What is believed of phi before requests are compared: it weighs as much as this many requests.
 PRIOR_PHI, PRIOR_UNITS = 5.0, 2
 # Kinds of drafters that propose nothing where nothing fits; engines do not count such steps as rounds.
-MAY_ABSTAIN = ("prompt-lookup", "ngram", "suffix")
+MAY_ABSTAIN = ("prompt-lookup", "suffix")
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,9 @@ class Counted:
             freedom = PRIOR_UNITS + units - 1
             phi = (PRIOR_UNITS * PRIOR_PHI + (units - 1) * self.phi) / rng.chisquare(freedom, size=(draws, 1))
             phi = np.maximum(phi, 1.0)
-        passed, failed = times * self.accepted / phi, times * (self.verified - self.accepted) / phi
-        return rng.beta(passed + 0.5, failed + 0.5, size=(draws, len(self.accepted)))
+        # Jeffreys' prior is divided by phi, too, so that the mean does not depend on it.
+        passed, failed = times * self.accepted + 0.5, times * (self.verified - self.accepted) + 0.5
+        return rng.beta(passed / phi, failed / phi, size=(draws, len(self.accepted)))
 
 
 def counted(source: Source) -> Counted:

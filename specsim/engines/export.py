@@ -12,6 +12,7 @@ import numpy as np
 from specsim.acceptance.sources import Source, verified_by_depth
 from specsim.engines.flags import (
     DRAFTER,
+    FLAGS,
     as_arguments,
     draft_length_flags,
     generation_config,
@@ -23,6 +24,7 @@ from specsim.engines.flags import (
 )
 from specsim.engines.import_records import SourceLike, as_counts
 from specsim.io.errors import InputError
+from specsim.io.names import known_name
 from specsim.lookup.ngram import RULES
 from specsim.policy.base import Policy
 from specsim.policy.chain.fixed_k import FixedK
@@ -109,6 +111,7 @@ def export_flags(
     """
     if sum(value is not None for value in (k, schedule, policy)) != 1:
         raise InputError("give either --k, --schedule or --policy")
+    engine = known_name("engine", engine, [*FLAGS, LLAMACPP_2025])
     ngram = min_ngram if max_ngram is None else max_ngram
     special = {"--p-min": p_min, "--max-ngram": ngram, "--acceptance": acceptance}
     chosen = [name for name, value in special.items() if value is not None]

@@ -8,6 +8,7 @@ from typing import Any
 
 from specsim.cost.roofline.cost import KINDS
 from specsim.io.errors import InputError
+from specsim.io.names import find_name, known_name
 
 OFF = "turn speculation off"
 DRAFTER = {"method": "eagle", "model": "<drafter>"}  # to be replaced
@@ -28,7 +29,10 @@ LLAMACPP_TYPES = {
 NAMES = {"vllm": VLLM_METHODS, "sglang": SGLANG_ALGORITHMS}
 WITHOUT_MODEL = ("mtp", "prompt-lookup", "suffix")  # the target's own weights, or none
 # What a method takes beside its model and K. Of vLLM's n-grams the lengths are its own default.
-VLLM_KEYS = {"prompt-lookup": {"prompt_lookup_min": 5, "prompt_lookup_max": 5}, "p-eagle": {"parallel_drafting": True}}
+VLLM_KEYS: dict[str, dict[str, Any]] = {
+    "prompt-lookup": {"prompt_lookup_min": 5, "prompt_lookup_max": 5},
+    "p-eagle": {"parallel_drafting": True},
+}
 PLACEHOLDER = "<drafter>"
 
 
@@ -82,8 +86,8 @@ FLAGS: dict[str, Callable[[int], str]] = {
 
 def kind_of(drafter: str) -> str:
     """The kind of a drafter: an engine's word, a kind of costs on a GPU, or "model" for a model's name."""
-    kind = drafter.lower().partition(":")[0]
-    return kind if kind in KINDS or any(kind in names for names in (*NAMES.values(), LLAMACPP_TYPES)) else "model"
+    kinds = dict.fromkeys((*KINDS, *VLLM_METHODS, *SGLANG_ALGORITHMS, *LLAMACPP_TYPES))
+    return find_name("drafter", drafter.partition(":")[0], kinds) or "model"
 
 
 def vllm_method(drafter: str) -> str:
@@ -94,7 +98,7 @@ def vllm_method(drafter: str) -> str:
 def vllm_drafter(drafter: str, model: str = PLACEHOLDER) -> dict[str, Any]:
     """vLLM's method, and the model if the method takes one, as keys of the speculative configuration."""
     kind = kind_of(drafter)
-    named = {} if kind in WITHOUT_MODEL else {"model": model}
+    named: dict[str, Any] = {} if kind in WITHOUT_MODEL else {"model": model}
     return {"method": vllm_method(drafter), **named, **VLLM_KEYS.get(kind, {})}
 
 
@@ -104,8 +108,7 @@ def draft_length_flags(engine: str, k: int, drafter: str | None = None, model: s
     drafter : its kind in costs on a GPU, such as "eagle3", or a draft model's name, for flags of vLLM and SGLang
     model : where the drafter's weights are, for a method that takes them
     """
-    if engine not in FLAGS:
-        raise InputError(f"unknown engine {engine!r}; choose one of {', '.join(FLAGS)}")
+    engine = known_name("engine", engine, [*FLAGS])
     names = NAMES.get(engine)
     kind = None if drafter is None else kind_of(drafter)
     if kind is not None and names is not None and kind not in names:
@@ -132,6 +135,7 @@ def server_command(
     >>> server_command("vllm", 2, target="Qwen/Qwen3.5-27B", drafter="mtp")
     'vllm serve Qwen/Qwen3.5-27B --speculative-config \'{"method": "mtp", "num_speculative_tokens": 2}\''
     """
+    engine = known_name("engine", engine, [*FLAGS])
     flags = draft_length_flags(engine, k, drafter, model)
     start = {"vllm": f"vllm serve {target}", "sglang": f"sglang serve --model-path {target}",
              "llamacpp": f"llama-server -m {target}"}.get(engine)  # fmt: skip

@@ -46,7 +46,7 @@ def find_signatures(
     """
     windows = source.windows if isinstance(source, Counters) else ()
     fall = _fall(windows)
-    return (*fall, *_by_position(counts, drafter, round_tokens)) if not fall else fall
+    return fall or tuple(_by_position(counts, drafter, round_tokens))
 
 
 def _by_position(counts: Counted, drafter: str | None, round_tokens: float | None) -> Iterator[Signature]:
@@ -58,9 +58,9 @@ def _by_position(counts: Counted, drafter: str | None, round_tokens: float | Non
         yield Signature(
             "no draft was ever accepted",
             f"0 in {rounds:,} rounds",
-            "that the drafter belongs to this target (vocabulary, revision, chat template) and its weights were loaded; "
-            "with separate prefill servers or a prefix cache, whether the drafter gets the prompt's states; "
-            "whether K exceeds what the engine captured in CUDA graphs",
+            "that the drafter belongs to this target (vocabulary, revision, chat template) and has its weights; with "
+            "separate prefill servers or a prefix cache, whether the drafter gets the prompt's states; whether K "
+            "exceeds what the engine captured in CUDA graphs",
         )
         return
     if (counts.accepted >= counts.verified).all():
@@ -126,8 +126,8 @@ def _fall(windows: tuple[Counters, ...]) -> tuple[Signature, ...]:
         Signature(
             "acceptance fell while it was counted",
             f"from {before:.2f} of the drafted tokens to {after:.2f} at line {at + 1} of {len(windows)}",
-            "what changed then: a restart, other prompts, an evicted prefix cache, memory pressure; advice on the sum of "
-            "both would hold for neither",
+            "what changed then: a restart, other prompts, an evicted prefix cache, memory pressure; advice on the sum "
+            "of both would hold for neither",
             in_time=True,
         ),
     )
