@@ -15,7 +15,7 @@ from specsim.cost.model import CostModel
 from specsim.cost.roofline.cost import RooflineCost
 from specsim.cost.roofline.serving import prompts_s as others_prompts_s
 from specsim.engines.counted import MAY_ABSTAIN, UNKNOWN_PHI, Counted, counted
-from specsim.engines.flags import draft_length_flags
+from specsim.engines.flags import draft_length_flags, kind_of
 from specsim.engines.import_records import SourceLike, as_counts
 from specsim.engines.signatures import Signature, find_signatures
 from specsim.io.arrays import Floats, Seconds
@@ -247,8 +247,8 @@ def advise(
     source, cost = as_counts(source, policy=policy), as_cost(cost)
     counts = counted(source)
     depth = len(counts.verified)
-    kind = drafter if drafter is not None else drafter_kind(cost)
-    upper_bound = counts.plain_steps is None and kind is not None and kind.lower() in MAY_ABSTAIN
+    kind = drafter_kind(cost) if drafter is None else kind_of(drafter)
+    upper_bound = counts.plain_steps is None and kind in MAY_ABSTAIN
     block = kind in BLOCK
     beyond = 0 if upper_bound or block or not counts.accepted[-1] else MOST_BEYOND
     prompts_s = np.zeros(depth + beyond + 1)
