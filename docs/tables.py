@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+import shlex
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from docs import pages, values
 from docs.pages import HOME, ROOT
+from specsim.io.settings import fields_of, from_options
 from studies.comparisons import first_best
 from studies.drafters.report import with_own_interval
 from studies.papers.findings import audit
@@ -211,6 +214,60 @@ def smollm2() -> str:
     return _table("drafter | policy chosen by the forecast | held-out prompts | forecast | measured", rows)
 
 
+def recipes() -> str:
+    """What the papers print for their trainings, beside the defaults and the study of drafters on SmolLM2."""
+    from realrun.train.registry import TRAININGS
+
+    study = tomllib.loads((STUDIES / "drafters" / "config.toml").read_text())
+    shared = shlex.split(study["train"]["shared"])
+    lines = [shlex.split(drafter["train"]) for drafter in study["drafters"].values() if "train" in drafter]
+    trained = {name: [*options, *shared] for name, *options in lines}
+    rows = []
+    for training in TRAININGS:
+        for title, chosen in VARIANTS.get(training.name, {training.name: {}}).items():
+            if training.printed is None:
+                continue
+            default = _values(training, chosen)
+            studied = training.name in trained and not chosen
+            smollm2 = _values(training, chosen, trained[training.name]) if studied else {}
+            for name, printed in training.printed(chosen).items():
+                cells = [_cell(name, values) for values in ({name: printed}, default, smollm2)]
+                rows.append(f"{title} | `{name}` | {' | '.join(cells)}")
+    return _table("training | setting | printed | default | SmolLM2", rows)
+
+
+VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    "medusa": {
+        "medusa": {},
+        "medusa --joint --backbone-loss text": {"joint": True, "backbone_loss": "text"},
+        "medusa --joint": {"joint": True, "backbone_loss": "distill"},
+    }
+}
+
+
+def _values(training: Any, chosen: Mapping[str, Any], line: Sequence[str] = ()) -> dict[str, Any]:
+    """All settings of a training by name, with these options and those of a command line."""
+    words = {flag[2:].replace("-", "_"): text for flag, text in zip(line[::2], line[1::2], strict=True)}
+    named = {option.name: option for kind in (training.settings, training.shared) for option in fields_of(kind)}
+    given = {name: named[name].kind(text) for name, text in words.items() if name in named}
+    values: dict[str, Any] = {}
+    for kind in (training.shared, training.settings):
+        values |= vars(from_options(kind, {**training.defaults, **chosen, **given}))
+    return values | (vars(from_options(training.settings, chosen).second) if chosen else {}) | chosen
+
+
+def _cell(name: str, values: Mapping[str, Any]) -> str:
+    """A setting as it is typed; passes over the text that nobody asked for are told in tokens."""
+    value = values.get(name, "-")
+    if name == "epochs" and value is None:
+        return f"{values['tokens']:g} million tokens"
+    if name == "warmup" and value is None:
+        return "a tenth of the steps, 10 to 40"
+    if isinstance(value, tuple):
+        return ", ".join(f"{number:g}" for number in value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def printed_errors() -> str:
     """List the papers' printed figures that contradict others, by case of the errata and cell."""
     texts: dict[tuple[int, str], list[str]] = {}
@@ -238,6 +295,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "llama-3.1-8b with eagle3": llama_eagle3,
     "smollm2": smollm2,
     "printed errors": printed_errors,
+    "recipes": recipes,
 }
 
 

@@ -45,6 +45,7 @@ Document = dict[str, Any]
 
 REPLAYED = "replayed.json"  # the document that `validation` makes, and reads where it is
 VALIDATED = (REPLAYED, "profile.json", "rounds.parquet", "trace/*")  # what reports are made of
+DRAFTS = {"greedy-draft": "greedy", "rejection": "sampled"}  # modes at a temperature, by how the drafter drafts
 MOST_TRUNCATED = 0.05  # share of a row's rounds; a row with more is not compared
 
 
@@ -89,10 +90,22 @@ def prompts_of(pair: Pair, config: Config) -> list[Prompt]:
     return read_prompts(TASKS, pair.tokenizer, config["prompts"])
 
 
-def recorded(trace: Path, pair: Pair, run: Config, config: Config, report: Progress, *, trees: bool = False) -> Trace:
-    """The study's prompts, decoded in this way and recorded into this folder; read where it is there."""
-    prompts = prompts_of(pair, config)
-    return recorded_trace(pair, prompts, record_settings(run, config, trees=trees), trace, partial(report, "record"))
+def recorded(folder: Path, pair: Pair, run: Config, config: Config, report: Progress) -> dict[str, Trace]:
+    """Record the study's prompts at a temperature with each kind of drafts for the same output; by mode.
+
+    Finished sequences are kept in this folder, and read where they are there.
+    """
+    traces: dict[str, Trace] = {}
+    texts: dict[int, list[int]] = {}
+    prompts, numbers = prompts_of(pair, config), np.arange(0, config["prompts"], config["every"])
+    for mode, drafts in DRAFTS.items():
+        settings = record_settings({**run, "mode": mode}, config)
+        count = partial(named(report, f"T = {run['temperature']:g}, {drafts} drafts"), "record")
+        where = folder / mode / "trace"
+        traces[mode] = recorded_trace(pair, prompts, settings, where, count, sequences=numbers, texts=texts)
+        outputs = np.split(traces[mode].token, traces[mode].offsets[1:-1])
+        texts = {number: tokens.tolist() for number, tokens in zip(numbers.tolist(), outputs, strict=True)}
+    return traces
 
 
 def gpu_costs(gpu: Config) -> CostModel:
@@ -202,10 +215,10 @@ def run_title(run: Config) -> str:
 
 def about_prompts(config: Config, document: Config) -> str:
     """Return which prompts a study used."""
-    sequences = document["sequences"]
+    tuning, held = (document["sequences"][part] for part in ("tuning", "holdout"))
     return (
-        f"{config['prompts']} of specsim's tasks of six kinds, at most {config['max_new_tokens']} tokens each, "
-        f"{sequences['tuning']} for tuning and {sequences['holdout']} held out"
+        f"{tuning + held} of specsim's tasks of six kinds, at most {config['max_new_tokens']} tokens each, {tuning} "
+        f"for tuning and {held} held out"
     )
 
 

@@ -283,12 +283,17 @@ SMOKE_TEST_HELP = "Toy sizes, to check within seconds that everything runs; igno
 OVERWRITE_HELP = "Start anew and replace what is there."
 
 
+def typed(ctx: typer.Context, name: str) -> bool:
+    """Tell whether an option, by its parameter's name, is given on the command line."""
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
 def refuse_beside(ctx: typer.Context, decider: str, decided: Sequence[str]) -> None:
     """Raise InputError where an option is given that another one decides; both by their parameters' names."""
     flags = {parameter.name: parameter.opts[0] for parameter in ctx.command.params}
     for name in decided:
-        source = ctx.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
+        if typed(ctx, name):
             raise InputError(f"{flags[decider]} already decides {flags[name]}; remove one of them")
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import StrEnum
 from functools import cached_property
+from inspect import Parameter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +17,7 @@ from realrun.cli.options import (
     MachineSettings,
     TargetSettings,
     load_alone,
+    typed,
 )
 from specsim.cli.command import (
     Answer,
@@ -31,6 +34,19 @@ from specsim.io.settings import OUTPUT, from_options
 
 if TYPE_CHECKING:
     from realrun.train.common.trainings import Training
+
+
+RECIPE_HELP = (
+    "Values of options that are not given: this project's (default), or those that the paper prints for larger targets "
+    "and more text (paper), as docs/errata.md lists them."
+)
+
+
+class Recipe(StrEnum):
+    """Where the values of options that are not given come from."""
+
+    default = "default"
+    paper = "paper"
 
 
 class Trainings(PanelGroup):
@@ -67,8 +83,15 @@ def command_of(training: Training) -> Callable[..., None]:
 
     models: type[TargetSettings] = DrafterSettings if training.beside_draft else TargetSettings
 
-    def command(out: Path, json: bool, **given: Any) -> None:
+    def command(ctx: typer.Context, out: Path, json: bool, **given: Any) -> None:
         smoke_test = given.get("smoke_test", False)
+        if training.printed is not None and given["recipe"] == "paper":
+            named = {"epochs": "tokens"}  # what decides an option beside itself
+            given |= {
+                name: value
+                for name, value in training.printed(given).items()
+                if not typed(ctx, name) and not typed(ctx, named.get(name, name))
+            }
         settings = from_options(training.settings, given, smoke_test=smoke_test)
         shared = from_options(training.shared, given, smoke_test=smoke_test)
         shared.check(given["target"])
@@ -88,13 +111,18 @@ def command_of(training: Training) -> Callable[..., None]:
 
     out_help = f"Folder for the {training.trains}; an interrupted run resumes from it."
     out_option = typer.Option("--out", "-o", help=out_help, rich_help_panel=OUTPUT)
-    options: dict[str, tuple[Any, Any]] = {"out": (Annotated[Path, out_option], ...)}
+    options: dict[str, tuple[Any, Any]] = {
+        "ctx": (typer.Context, Parameter.empty),
+        "out": (Annotated[Path, out_option], ...),
+    }
     for kind in (models, training.settings, training.shared, SeedSettings, MachineSettings):
         options |= {name: option for name, option in parameters_of(kind).items() if name not in options}
     for name, default in training.defaults.items():
         options[name] = options[name][0], default
     if training.smoke_test:
         options["smoke_test"] = Annotated[bool, typer.Option("--smoke-test", help=SMOKE_TEST_HELP)], False
+    if training.printed is not None:
+        options["recipe"] = Annotated[Recipe, typer.Option("--recipe", help=RECIPE_HELP)], Recipe.default
     options["json"] = JsonOption, False
     command.__doc__ = training.help
     return with_signature(command, options)

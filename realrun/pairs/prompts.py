@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,11 @@ NAMED_PROMPTS = 5  # prompts that a message names at most
 QUESTIONS = ("prompt", "turns", "conversations", "question", "instruction")
 FORMS = ("text", "messages", *QUESTIONS)
 USERS = ("human", "user")  # names of the user in ShareGPT
+ASSISTANTS = ("gpt", "assistant", "chatgpt", "model")  # and of the model
+ROLES = ("system", "user", "assistant")
+# Keys of a question with those of its answer.
+ANSWERED = {"instruction": ("output",), "question": ("answer",), "prompt": ("completion", "response")}
+NO_ANSWER = "ANSWER"  # stands where the target's answer will, to learn what the template writes behind it
 LAB_PROMPTS = "the lab's held-out prompts"
 TASK_PROMPTS = "specsim's tasks"
 
@@ -35,6 +40,8 @@ class Prompt:
     source : file that it was cut from, "" for a complete text
     place : file and line that it was read from, "" if not from a file
     chat : whether it is in the tokenizer's chat template
+    followed : tokens between an answer and the next one, of a conversation of several turns
+    answers : the data set's own answers, each with its end of text; none if it has none
     """
 
     domain: str
@@ -42,6 +49,8 @@ class Prompt:
     source: str = ""
     place: str = field(default="", compare=False)
     chat: bool = field(default=False, compare=False)
+    followed: Sequence[list[int]] = ()
+    answers: Sequence[list[int]] = ()
 
 
 def read_prompts(path: Path, tokenizer: PreTrainedTokenizerBase, limit: int | None = None) -> list[Prompt]:
@@ -83,19 +92,35 @@ def read_prompts(path: Path, tokenizer: PreTrainedTokenizerBase, limit: int | No
     >>> prompts[0].domain
     'code'
     """
+    prompts = [_prompt(row, place, tokenizer) for row, place in _rows(path)]
+    return prompts if limit is None else spread(prompts, limit)
+
+
+def read_conversations(path: Path, tokenizer: PreTrainedTokenizerBase, eos_token_ids: Sequence[int]) -> list[Prompt]:
+    """Read conversations to train on from JSON Lines: each turn's question, and the data set's answers.
+
+    A row is {"messages": [{"role", "content"}, ...]}, {"conversations": [{"from", "value"}, ...]} of ShareGPT,
+    {"turns": [...]}, the user's alone, or a question with its answer: {"instruction", "input", "output"} of Alpaca,
+    {"question", "answer"} of GSM8K, {"prompt", "completion"}. All that `read_prompts` reads is read as well.
+
+    eos_token_ids : of the target, which end an answer
+    """
+    return [_conversation(row, place, tokenizer, eos_token_ids) for row, place in _rows(path)]
+
+
+def _rows(path: Path) -> Iterator[tuple[Any, str]]:
+    """Yield the objects of a file of JSON Lines with their places; InputError if there is none."""
     check_prompts_file(path)
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")  # JSON text may hold other line separators
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not UTF-8 text ({error}); save it as UTF-8") from None
-    prompts = []
+    if not any(line.strip() for line in lines):
+        raise InputError(f"{path} holds no prompt; add one JSON object per line")
     for number, line in enumerate(lines, start=1):
         if line.strip():
             place = f"{path}:{number}"
-            prompts.append(_prompt(parse_json(line, place, invalid="correct the line"), place, tokenizer))
-    if not prompts:
-        raise InputError(f"{path} holds no prompt; add one JSON object per line")
-    return prompts if limit is None else spread(prompts, limit)
+            yield parse_json(line, place, invalid="correct the line"), place
 
 
 def check_prompts_file(path: Path) -> None:
@@ -164,8 +189,86 @@ def _first_question(form: str, row: dict[str, Any], place: str) -> str:
     return value
 
 
-def _chat_text(messages: Any, place: str, tokenizer: PreTrainedTokenizerBase) -> str:
-    """Format a chat by the tokenizer's template, up to where the assistant's answer begins."""
+def _conversation(row: Any, place: str, tokenizer: PreTrainedTokenizerBase, ends: Sequence[int]) -> Prompt:
+    """Read a row as a conversation; one without answers and of a single turn is a prompt as any."""
+    messages = _messages(row, place)
+    last = max((number for number, message in enumerate(messages) if message["role"] == "user"), default=-1)
+    if last < 0 or (last == 0 == len(messages) - 1):
+        return _prompt(row, place, tokenizer)
+    given = [message["role"] == "assistant" and message["content"] is not None for message in messages]
+    if messages[-1]["role"] != "assistant":
+        messages = [*messages, {"role": "assistant", "content": None}]
+    texts = [
+        {**message, "content": NO_ANSWER if message["content"] is None else message["content"]} for message in messages
+    ]
+    asked, answers, end, tail = list[list[int]](), list[list[int]](), "", list[int]()
+    for number, message in enumerate(texts):
+        if message["role"] != "assistant":
+            continue
+        before, after = (_chat(texts[:count], place, tokenizer, count == number) for count in (number, number + 1))
+        if not (before.startswith(end) and after.startswith(before)):
+            raise InputError(f"{place}: the tokenizer's chat template changes earlier turns; give single questions")
+        begun = bool(asked or tokenizer.chat_template)  # a template writes its own first token
+        question = tokenizer(before[len(end) :], add_special_tokens=not begun)["input_ids"]
+        answer = tokenizer(after[len(before) :], add_special_tokens=False)["input_ids"]
+        asked.append([*tail, *question])
+        stop = next((at for at, token in enumerate(answer) if token in ends), None)
+        answer, tail = (answer, []) if stop is None else (answer[: stop + 1], answer[stop + 1 :])
+        if given[number : number + 1] == [True] and len(answers) == len(asked) - 1:  # all before are given
+            answers.append(answer if stop is not None else [*answer, *ends[:1]])
+        end = after
+    if not asked[0]:
+        raise InputError(f"{place}: the first question is empty; give some text")
+    domain = checked(row.get("domain", row.get("category", "all")), f"{place}: domain", str, invalid="correct the line")
+    return Prompt(
+        domain, asked[0], place=place, chat=bool(tokenizer.chat_template), followed=asked[1:], answers=answers
+    )
+
+
+def _messages(row: Any, place: str) -> list[dict[str, Any]]:
+    """List a row's turns as {"role", "content"}, where the content of an answer that is not given is None.
+
+    What is no conversation gives none.
+    """
+    if not isinstance(row, dict):
+        return []
+    messages: list[dict[str, Any]]
+    if isinstance(turns := row.get("turns"), list):
+        asked = [[{"role": "user", "content": turn}, {"role": "assistant", "content": None}] for turn in turns]
+        messages = [message for pair in asked for message in pair][:-1]
+    elif isinstance(row.get("messages"), list):
+        messages = row["messages"]
+    elif isinstance(turns := row.get("conversations"), list):
+        names = {**dict.fromkeys(USERS, "user"), **dict.fromkeys(ASSISTANTS, "assistant"), "system": "system"}
+        turns = [turn if isinstance(turn, dict) else {} for turn in turns]
+        messages = [{"role": names.get(str(turn.get("from"))), "content": turn.get("value")} for turn in turns]
+        while messages and messages[0]["role"] == "assistant":  # a piece of a longer conversation
+            messages = messages[1:]
+    else:
+        question = next((form for form in ANSWERED if form in row), None)
+        answer = next((row[key] for key in ANSWERED.get(question or "", ()) if isinstance(row.get(key), str)), None)
+        if question is None or answer is None:
+            return []
+        value = _first_question(question, row, place)
+        messages = [{"role": "user", "content": value}, {"role": "assistant", "content": answer}]
+    known = all(
+        isinstance(message, dict)
+        and message.get("role") in ROLES
+        and isinstance(message.get("content"), (str, type(None)) if message["role"] == "assistant" else str)
+        for message in messages
+    )
+    return messages if known else []
+
+
+def _chat(messages: Sequence[dict[str, str]], place: str, tokenizer: PreTrainedTokenizerBase, asks: bool) -> str:
+    """Format a chat by the tokenizer's template, a line a message if it has none. asks : for the next answer"""
+    if tokenizer.chat_template:
+        return _chat_text(messages, place, tokenizer, asks)
+    return "\n".join(message["content"] for message in messages) + "\n" * asks
+
+
+def _chat_text(messages: Any, place: str, tokenizer: PreTrainedTokenizerBase, asks: bool = True) -> str:
+    """Format a chat by the tokenizer's template, up to where an answer begins, or to its end if not `asks`."""
     whole = isinstance(messages, list) and messages
     if not whole or not all(
         isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content"))
@@ -175,7 +278,7 @@ def _chat_text(messages: Any, place: str, tokenizer: PreTrainedTokenizerBase) ->
     if not tokenizer.chat_template:
         raise InputError(f'{place}: the tokenizer has no chat template for "messages"; give the whole text as "text"')
     try:
-        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=asks))
     except (TemplateError, TypeError, ValueError) as error:
         raise InputError(f"{place}: the tokenizer's chat template refuses it: {error}; correct the messages") from None
 

@@ -18,7 +18,17 @@ from realrun.drafters.eagle import Eagle, EagleKind
 from realrun.lm.layer_stack import capped, layer_pass
 from realrun.pairs.pair import Pair
 from realrun.train.common.loop import wide
-from realrun.train.common.on_text import DRAFT_VOCABULARY, Method, ModuleJob, TextRun, kl_nats, train_on_text
+from realrun.train.common.on_text import (
+    DRAFT_VOCABULARY,
+    Method,
+    ModuleJob,
+    TextRun,
+    agreement,
+    kl_nats,
+    mean_over,
+    predicted,
+    train_on_text,
+)
 from realrun.train.common.trainings import Training
 from specsim.io.settings import Settings, setting
 
@@ -75,31 +85,36 @@ class EagleTraining(ModuleJob):
         super().__init__(target, Eagle(target, seed, for_vllm=settings.for_vllm), settings.lr)
         self.eagle, self.settings, self.draft_vocabulary = self.module, settings, settings.draft_vocabulary
 
-    def loss(self, batch: torch.Tensor, step: int) -> tuple[torch.Tensor, dict[str, float]]:
+    def loss(
+        self, batch: torch.Tensor, step: int, answers: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, dict[str, float]]:
         """Compute L of a batch [B, T + 1], and its parts "regression" and "classification", the latter in nats."""
-        features = self._features(batch)
+        features, counted = self._features(batch), predicted(answers)
         noise = (torch.rand_like(features) * 2 - 1) * self.settings.noise
         ours = feature_pass(self.eagle, self.target, batch[:, :-1], features + noise)
-        regression = F.smooth_l1_loss(wide(ours), wide(features))
+        regression = mean_over(F.smooth_l1_loss(wide(ours), wide(features), reduction="none").mean(-1), counted)
         drafted, theirs = wide(self._head(ours)), wide(self._head(features))
-        classification = F.cross_entropy(drafted.flatten(0, 1), theirs.softmax(-1).flatten(0, 1))
+        nats = F.cross_entropy(drafted.flatten(0, 1), theirs.softmax(-1).flatten(0, 1), reduction="none")
+        classification = mean_over(nats, None if counted is None else counted.flatten())
         parts = {"regression": float(regression.detach()), "classification": float(classification.detach())}
         return regression + self.settings.class_weight * classification, parts
 
     @torch.no_grad()
-    def held_out(self, batch: torch.Tensor) -> dict[str, float]:
+    def held_out(self, batch: torch.Tensor, answers: torch.Tensor | None = None) -> dict[str, float]:
         """Compute figures of first drafted tokens, whose preceding features are all the target's.
 
         divergence : KL(target || drafter) in nats; agreement : how often both prefer the same token;
         regression : the loss of features
         """
-        features = self._features(batch)
+        features, counted = self._features(batch), predicted(answers)
         ours = feature_pass(self.eagle, self.target, batch[:, :-1], features)
         theirs, drafted = self._head(features), self._head(ours)
         return {
-            "divergence": float(kl_nats(theirs, drafted)),
-            "agreement": float((theirs.argmax(-1) == drafted.argmax(-1)).double().mean()),
-            "regression": float(F.smooth_l1_loss(wide(ours), wide(features))),
+            "divergence": float(kl_nats(theirs, drafted, counted)),
+            "agreement": float(agreement(theirs, drafted, counted)),
+            "regression": float(
+                mean_over(F.smooth_l1_loss(wide(ours), wide(features), reduction="none").mean(-1), counted)
+            ),
         }
 
     def _head(self, features: torch.Tensor) -> torch.Tensor:

@@ -23,7 +23,16 @@ from realrun.drafters.kind import DRAFT_TOKENS
 from realrun.pairs.pair import Pair
 from realrun.train.common.folder import Tensors
 from realrun.train.common.loop import Tokens, wide
-from realrun.train.common.on_text import DRAFT_VOCABULARY, Method, ModuleJob, TextRun, kl_nats, train_on_text
+from realrun.train.common.on_text import (
+    DRAFT_VOCABULARY,
+    Method,
+    ModuleJob,
+    TextRun,
+    kl_nats,
+    mean_over,
+    predicted,
+    train_on_text,
+)
 from realrun.train.common.trainings import Training
 from realrun.train.eagle import LEARNING_RATE, usual_lr
 from realrun.train.edd import states_and_logits
@@ -62,28 +71,32 @@ class Eagle3Training(ModuleJob):
         self.module.draft_only(self.target, tokens)
         return vocabulary_tables(tokens, int(self.target.config.vocab_size))
 
-    def loss(self, batch: torch.Tensor, step: int) -> tuple[torch.Tensor, dict[str, float]]:
+    def loss(
+        self, batch: torch.Tensor, step: int, answers: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, dict[str, float]]:
         """Compute the loss of a batch [B, T + 1] in nats, and "first", that of first drafted tokens."""
         losses = []
-        for theirs, ours, prefers_drafted in self._steps(batch):
+        for k, (theirs, ours, prefers_drafted) in enumerate(self._steps(batch)):
+            counted = prefers_drafted if answers is None else prefers_drafted & answers[:, 2 + k :]
             nats = F.cross_entropy(ours.flatten(0, 1), theirs.softmax(-1).flatten(0, 1), reduction="none")
-            losses.append((nats * prefers_drafted.flatten()).sum() / prefers_drafted.sum().clamp(min=1))
+            losses.append(mean_over(nats, counted.flatten()))
         weights = [DECAY**k for k in range(len(losses))]
         loss = torch.stack([weight * nats for weight, nats in zip(weights, losses, strict=True)]).sum() / sum(weights)
         return loss, {"first": float(losses[0].detach())}
 
     @torch.no_grad()
-    def held_out(self, batch: torch.Tensor) -> dict[str, float]:
+    def held_out(self, batch: torch.Tensor, answers: torch.Tensor | None = None) -> dict[str, float]:
         """divergence : KL(target || drafter) over the draft vocabulary, in nats, at first drafted tokens
 
         agreement : how often both prefer the same token there; agreement_i : at the i-th token of drafts of true text
         """
         figures = {}
         for depth, (theirs, ours, prefers_drafted) in enumerate(self._steps(batch)):
+            counted = predicted(answers, 2 + depth)
             if depth == 0:
-                figures["divergence"] = float(kl_nats(theirs, ours))
+                figures["divergence"] = float(kl_nats(theirs, ours, counted))
             same = (ours.argmax(-1) == theirs.argmax(-1)) & prefers_drafted
-            figures[f"agreement_{depth + 1}" if depth else "agreement"] = float(same.double().mean())
+            figures[f"agreement_{depth + 1}" if depth else "agreement"] = float(mean_over(same.double(), counted))
         return figures
 
     def _steps(self, batch: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:

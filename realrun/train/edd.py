@@ -35,12 +35,15 @@ from realrun.train.common.on_text import (
     TextRun,
     cross_entropy_nats,
     kl_nats,
+    mean_over,
     train_on_text,
 )
 from realrun.train.common.trainings import Training
 from specsim.io.errors import InputError
 from specsim.io.settings import Settings, setting
 
+# Appendix B, "during the training of the draft model"; no window is printed.
+PRINTED: dict[str, Any] = {"lr": 1e-4, "batch": 8, "epochs": 1.0, "shortest_block": 5, "longest_block": 10}
 OBJECTIVES = {"kl": "KL(target || drafter) at every token", "text": "cross-entropy with the text's next token"}
 PLACES = 5  # places of a draft whose agreement is reported
 
@@ -94,7 +97,9 @@ class DecoderTraining(ModuleJob):
             trained = torch.nn.ModuleList([self.decoder.model.layers, self.decoder.model.norm])
         super().__init__(target, trained, settings.lr)
 
-    def loss(self, batch: torch.Tensor, step: int) -> tuple[torch.Tensor, dict[str, float]]:
+    def loss(
+        self, batch: torch.Tensor, step: int, answers: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, dict[str, float]]:
         """Compute the loss of a batch [B, T + 1] in nats per token, and "block", the block length in tokens."""
         settings = self.settings
         rng = np.random.default_rng((self.seed, 3, step))
@@ -102,10 +107,11 @@ class DecoderTraining(ModuleJob):
         ours, theirs = self._logits(batch, block)
         count = ours.shape[1]
         chosen = self._drafted(count, block)
+        counted = None if answers is None else answers[:, 1:][:, chosen]
         if settings.loss == "text":
-            loss = cross_entropy_nats(ours[:, chosen], batch[:, 1:][:, chosen])
+            loss = cross_entropy_nats(ours[:, chosen], batch[:, 1:][:, chosen], counted)
         else:
-            loss = kl_nats(theirs[:, chosen], ours[:, chosen])
+            loss = kl_nats(theirs[:, chosen], ours[:, chosen], counted)
         return loss, {"block": float(block)} if self.split else {}
 
     def state(self) -> Tensors:
@@ -115,7 +121,7 @@ class DecoderTraining(ModuleJob):
         load_own_state(self.decoder, tensors, self.target)
 
     @torch.no_grad()
-    def held_out(self, batch: torch.Tensor) -> dict[str, float]:
+    def held_out(self, batch: torch.Tensor, answers: torch.Tensor | None = None) -> dict[str, float]:
         """divergence : KL(target || decoder) in nats at drafted tokens, in the longest blocks
 
         agreement, agreement_i : how often both prefer the same token, at all of these and at the i-th of a draft
@@ -124,12 +130,16 @@ class DecoderTraining(ModuleJob):
         ours, theirs = self._logits(batch, block)
         same = (ours.argmax(-1) == theirs.argmax(-1)).double()
         chosen = self._drafted(ours.shape[1], block)
+        counts = torch.ones_like(same, dtype=torch.bool) if answers is None else answers[:, 1:]
         figures = {
-            "divergence": float(kl_nats(theirs[:, chosen], ours[:, chosen])),
-            "agreement": float(same[:, chosen].mean()),
+            "divergence": float(kl_nats(theirs[:, chosen], ours[:, chosen], counts[:, chosen])),
+            "agreement": float(mean_over(same[:, chosen], counts[:, chosen])),
         }
         if self.split:
-            figures |= {f"agreement_{i + 1}": float(same[:, i::block].mean()) for i in range(min(PLACES, block - 1))}
+            figures |= {
+                f"agreement_{i + 1}": float(mean_over(same[:, i::block], counts[:, i::block]))
+                for i in range(min(PLACES, block - 1))
+            }
         return figures
 
     def _logits(self, batch: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -218,6 +228,7 @@ EDD = Training(
 
     Example: realrun train edd --out edd --tokens 2
     """,
+    printed=lambda _: PRINTED,
 )
 VDM = Training(
     "vdm",
@@ -232,4 +243,5 @@ VDM = Training(
 
     Example: realrun train vdm --out vdm --tokens 2
     """,
+    printed=lambda _: {name: PRINTED[name] for name in ("lr", "batch", "epochs")},
 )

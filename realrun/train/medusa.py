@@ -44,8 +44,11 @@ from realrun.train.common.on_text import (
     ModuleJob,
     TextRun,
     TunedTargetJob,
+    agreement,
     cross_entropy_nats,
     kl_nats,
+    mean_over,
+    predicted,
     train_on_text,
 )
 from realrun.train.common.trainings import Training
@@ -78,22 +81,25 @@ class HeadsTraining(ModuleJob):
         super().__init__(target, MedusaHeads(target, settings.heads, shared), settings.lr)
         self.heads, self.settings, self.draft_vocabulary = self.module, settings, settings.draft_vocabulary
 
-    def loss(self, batch: torch.Tensor, step: int) -> tuple[torch.Tensor, dict[str, float]]:
+    def loss(
+        self, batch: torch.Tensor, step: int, answers: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, dict[str, float]]:
         """Compute L of a batch [B, T + 1], and "head_1" to "head_K", in nats per token."""
-        losses = head_losses(self.heads, self._states(batch), batch)
+        losses = head_losses(self.heads, self._states(batch), batch, answers)
         total = torch.stack([self.settings.decay**k * loss for k, loss in enumerate(losses, start=1)]).sum()
         return total, {f"head_{k}": float(loss.detach()) for k, loss in enumerate(losses, start=1)}
 
     @torch.no_grad()
-    def held_out(self, batch: torch.Tensor) -> dict[str, float]:
+    def held_out(self, batch: torch.Tensor, answers: torch.Tensor | None = None) -> dict[str, float]:
         """head_k, its loss in nats; head_k_agreement, how often it prefers what the target itself prefers k later."""
         hidden = self._states(batch)
         preferred = self.target.get_output_embeddings()(hidden).argmax(-1)
         figures = {}
         for k, logits in enumerate(head_logits(self.heads, hidden), start=1):
-            labels = batch[:, k + 1 :]
-            figures[f"head_{k}"] = float(cross_entropy_nats(logits, labels))
-            figures[f"head_{k}_agreement"] = float((logits.argmax(-1) == preferred[:, k:]).double().mean())
+            labels, counted = batch[:, k + 1 :], predicted(answers, k + 1)
+            figures[f"head_{k}"] = float(cross_entropy_nats(logits, labels, counted))
+            same = (logits.argmax(-1) == preferred[:, k:]).double()
+            figures[f"head_{k}_agreement"] = float(mean_over(same, counted))
         return figures
 
     @torch.no_grad()
@@ -111,10 +117,13 @@ def head_logits(heads: MedusaHeads, hidden: torch.Tensor) -> Iterator[torch.Tens
         yield F.linear(F.silu(F.linear(source, residual)) + source, vocabulary)
 
 
-def head_losses(heads: MedusaHeads, hidden: torch.Tensor, batch: torch.Tensor) -> list[torch.Tensor]:
+def head_losses(
+    heads: MedusaHeads, hidden: torch.Tensor, batch: torch.Tensor, answers: torch.Tensor | None = None
+) -> list[torch.Tensor]:
     """Compute L_k of head k = 1 .. K, means in nats, at the states [B, T, d] of a batch [B, T + 1]."""
     return [
-        cross_entropy_nats(logits, batch[:, k + 1 :]) for k, logits in enumerate(head_logits(heads, hidden), start=1)
+        cross_entropy_nats(logits, batch[:, k + 1 :], predicted(answers, k + 1))
+        for k, logits in enumerate(head_logits(heads, hidden), start=1)
     ]
 
 
@@ -236,15 +245,17 @@ class JointTraining(TunedTargetJob):
             {"params": list(self.heads.parameters()), "lr": lr * self.settings.heads_lr_factor},
         ]
 
-    def loss(self, batch: torch.Tensor, step: int) -> tuple[torch.Tensor, dict[str, float]]:
+    def loss(
+        self, batch: torch.Tensor, step: int, answers: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, dict[str, float]]:
         """Compute L of a batch [B, T + 1], and "backbone" and "head_1" to "head_K", in nats per token."""
         with self.adapter.dropping():
             logits, hidden = self._pass(batch[:, :-1])
         if self.settings.loss == "distill":
-            backbone = kl_nats(self._original(batch[:, :-1]), logits)
+            backbone = kl_nats(self._original(batch[:, :-1]), logits, predicted(answers))
         else:
-            backbone = cross_entropy_nats(logits, batch[:, 1:])
-        heads = head_losses(self.heads, hidden.to(self.heads.residual.dtype), batch)
+            backbone = cross_entropy_nats(logits, batch[:, 1:], predicted(answers))
+        heads = head_losses(self.heads, hidden.to(self.heads.residual.dtype), batch, answers)
         joint = torch.stack([self.settings.decay**k * loss for k, loss in enumerate(heads, start=1)]).sum()
         parts = {"backbone": backbone, **{f"head_{k}": loss for k, loss in enumerate(heads, start=1)}}
         total = backbone + self.settings.heads_weight(step, self.steps) * joint
@@ -262,7 +273,7 @@ class JointTraining(TunedTargetJob):
         self.adapter.remove()
 
     @torch.no_grad()
-    def held_out(self, batch: torch.Tensor) -> dict[str, float]:
+    def held_out(self, batch: torch.Tensor, answers: torch.Tensor | None = None) -> dict[str, float]:
         """Compute figures of the drafter with its weights rounded as in the file.
 
         original, backbone : cross-entropy with the text in nats, adapter off and on
@@ -275,16 +286,16 @@ class JointTraining(TunedTargetJob):
             original = self._original(batch[:, :-1])
             preferred = logits.argmax(-1)
             figures = {
-                "original": cross_entropy_nats(original, batch[:, 1:]),
-                "backbone": cross_entropy_nats(logits, batch[:, 1:]),
-                "divergence": kl_nats(original, logits),
-                "agreement": (preferred == original.argmax(-1)).double().mean(),
+                "original": cross_entropy_nats(original, batch[:, 1:], predicted(answers)),
+                "backbone": cross_entropy_nats(logits, batch[:, 1:], predicted(answers)),
+                "divergence": kl_nats(original, logits, predicted(answers)),
+                "agreement": agreement(logits, original, predicted(answers)),
             }
             for k, head in enumerate(head_logits(self.heads, hidden.to(self.heads.residual.dtype)), start=1):
-                guess, labels = head.argmax(-1), batch[:, k + 1 :]
-                figures[f"head_{k}"] = cross_entropy_nats(head, labels)
-                figures[f"head_{k}_text"] = (guess == labels).double().mean()
-                figures[f"head_{k}_agreement"] = (guess == preferred[:, k:]).double().mean()
+                guess, labels, counted = head.argmax(-1), batch[:, k + 1 :], predicted(answers, k + 1)
+                figures[f"head_{k}"] = cross_entropy_nats(head, labels, counted)
+                figures[f"head_{k}_text"] = mean_over((guess == labels).double(), counted)
+                figures[f"head_{k}_agreement"] = mean_over((guess == preferred[:, k:]).double(), counted)
         return {name: float(value) for name, value in figures.items()}
 
     def _pass(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -397,6 +408,17 @@ def train_either(pair: Pair, settings: MedusaCommand, run: TextRun) -> dict[str,
     return train_medusa2(pair, heads, settings.second, replace(run, loop=loop), first_stage)
 
 
+def printed(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Give the options that the paper prints: 4.1.1 for heads and for MEDUSA-2 on a text, 4.2.1 on the target's own."""
+    of_all = {"heads": 5, "decay": 0.8, "lr": 2e-3}
+    adapter = {"rank": 32} if given.get("joint") else {}
+    if given.get("joint") and given.get("backbone_loss") == "distill":
+        own = {"lambda_0": 0.01, "backbone_lr": 1e-4, "warmup": 20, "batch": 128, "window": 2048}
+        return of_all | adapter | own
+    joint = {"lambda_0": 0.2, "backbone_lr": 5e-4} if given.get("joint") else {}
+    return of_all | adapter | joint | {"warmup": 40, "batch": 64, "window": 4096, "epochs": 2.0}
+
+
 MEDUSA = Training(
     "medusa",
     MedusaCommand,
@@ -409,4 +431,5 @@ MEDUSA = Training(
     Example: realrun train medusa --out heads5 --heads 5 --tokens 1
     """,
     defaults={"tokens": 1.0},
+    printed=printed,
 )

@@ -4,8 +4,8 @@
     L_SAR = - sum_{t=1}^{m} log p(y_t | y_<t, X) - sum_{j=1}^{k} log p(y_{m+j} | y_<m, j masks, X)
 
 An example has the first loss with probability p_ar, otherwise the second, for m drawn from 1 .. N - k (per example,
-C5). The last real token, y_{m-1}, predicts y_m and mask j predicts y_{m+j} (errata C3, C4). Here a window of text is an
-answer, whose first token takes the place of X.
+C5). The last real token, y_{m-1}, predicts y_m and mask j predicts y_{m+j} (errata C3, C4). X is a question and Y its
+answer in text that says which tokens are answers; in plain text, a window is an answer whose first token stands for X.
 
 A window serves `examples` examples at once: its tokens pass through the model once, causally, followed by a group of k
 masks for each m, which sees only y_<m and itself. This equals the separate examples because no real token sees a mask.
@@ -30,10 +30,30 @@ from realrun.pairs.pair import Pair
 from realrun.train.common.folder import Tensors
 from realrun.train.common.loop import wide
 from realrun.train.common.lora import Adapter, AdapterSettings, check_adaptable
-from realrun.train.common.on_text import Method, TextRun, TunedTargetJob, cross_entropy_nats, train_on_text
+from realrun.train.common.on_text import (
+    Method,
+    TextRun,
+    TunedTargetJob,
+    cross_entropy_nats,
+    mean_over,
+    predicted,
+    train_on_text,
+)
 from realrun.train.common.trainings import Training
 from specsim.io.settings import Settings, setting
 
+# Table 2 and section 4.1. The batch is 4 sequences on each of 8 GPUs (appendix A.1; no accumulation is printed), the
+# window the longest source and the longest target.
+PRINTED = {
+    "full": True,
+    "lr": 5e-5,
+    "betas": (0.9, 0.999),
+    "batch": 4 * 8,
+    "window": 2048 + 2048,
+    "epochs": 2.0,
+    "masks": 5,
+    "p_ar": 0.5,
+}
 OBJECTIVE = "cross-entropy with the text: of real tokens with probability p_ar, else of real tokens and masks"
 CUTS = 16  # positions of a held-out window at which masks are evaluated
 
@@ -122,18 +142,23 @@ class MaskTraining(TunedTargetJob):
             return {"mask": self.mask, **self.adapter.tensors()}
         return {"mask": self.mask, **{f"{TUNED}{name}": value for name, value in self.model.named_parameters()}}
 
-    def loss(self, batch: torch.Tensor, step: int) -> tuple[torch.Tensor, dict[str, float]]:
+    def loss(
+        self, batch: torch.Tensor, step: int, answers: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, dict[str, float]]:
         """Compute the loss of a batch [B, T + 1]; "text" and "masks", means in nats per predicted token."""
         total = batch.shape[1] - 1
-        cuts = self._draw(len(batch), total).to(batch.device)
+        cuts = self._draw(len(batch), total, answers).to(batch.device)
         with self.adapter.dropping() if self.adapter is not None else nullcontext():
             logits, masked = self._pass(batch[:, :-1], cuts)  # [B, T, V], [B, E, k, V]
         # Of a real token: how many of its window's examples have it among what they predict.
         last = torch.where(cuts > 0, cuts, total)  # [B, E]
         counts = (torch.arange(total, device=batch.device) < last[..., None]).sum(1)  # [B, T]
+        predictions = len(batch) * total
+        if answers is not None:
+            counts, predictions = counts * answers[:, 1:], max(1, int(answers[:, 1:].sum()))
         text = F.cross_entropy(wide(logits).flatten(0, 1), batch[:, 1:].flatten(), reduction="none")
         nats = (text * counts.flatten()).sum()
-        parts = {"text": float(nats.detach() / counts.sum())}
+        parts = {"text": float(nats.detach() / counts.sum().clamp(min=1))}
         if self.settings.p_ar < 1:
             parts["masks"] = 0.0  # where a batch happens to have none
         if masked is not None:
@@ -142,10 +167,10 @@ class MaskTraining(TunedTargetJob):
             drawn = (cuts > 0)[..., None].expand(labels.shape).flatten()
             parts["masks"] = float((mask_nats.detach() * drawn).sum() / drawn.sum())
             nats = nats + (mask_nats * drawn).sum()
-        return nats / cuts.numel() / total, parts
+        return nats / cuts.shape[1] / predictions, parts
 
     @torch.no_grad()
-    def held_out(self, batch: torch.Tensor) -> dict[str, float]:
+    def held_out(self, batch: torch.Tensor, answers: torch.Tensor | None = None) -> dict[str, float]:
         """Compute figures of the target with its weights rounded as in the file.
 
         original, tuned : cross-entropy with the text in nats, before and after
@@ -155,28 +180,38 @@ class MaskTraining(TunedTargetJob):
         total, masks = batch.shape[1] - 1, self.settings.masks
         places = torch.linspace(1, total - masks, CUTS).round().long().unique()
         cuts = places.expand(len(batch), -1).to(batch.device)
+        # Of a mask, as of its label: whether the example's y_m .. y_{m+k} are an answer's, bool [B, E].
+        inside = None if answers is None else answer_cuts(answers, masks).gather(1, cuts)
         with self._untuned():
             original = self.original(input_ids=batch[:, :-1], use_cache=False).logits
         with self.as_stored():
             logits, masked = self._pass(batch[:, :-1], cuts)
         assert masked is not None
         figures = {
-            "original": cross_entropy_nats(original, batch[:, 1:]),
-            "tuned": cross_entropy_nats(logits, batch[:, 1:]),
+            "original": cross_entropy_nats(original, batch[:, 1:], predicted(answers)),
+            "tuned": cross_entropy_nats(logits, batch[:, 1:], predicted(answers)),
         }
         guess, labels = masked.argmax(-1), mask_labels(batch, cuts, masks)
         preferred = mask_labels(F.pad(logits.argmax(-1), (1, 0)), cuts, masks)
         for j in range(masks):
-            figures[f"mask_{j + 1}"] = cross_entropy_nats(masked[:, :, j], labels[:, :, j])
-            figures[f"mask_{j + 1}_text"] = (guess == labels)[:, :, j].double().mean()
-            figures[f"mask_{j + 1}_agreement"] = (guess == preferred)[:, :, j].double().mean()
+            figures[f"mask_{j + 1}"] = cross_entropy_nats(masked[:, :, j], labels[:, :, j], inside)
+            figures[f"mask_{j + 1}_text"] = mean_over((guess == labels)[:, :, j].double(), inside)
+            figures[f"mask_{j + 1}_agreement"] = mean_over((guess == preferred)[:, :, j].double(), inside)
         return {name: float(value) for name, value in figures.items()}
 
-    def _draw(self, windows: int, total: int) -> torch.Tensor:
-        """Draw m [windows, examples], int64, from 1 .. total - k; 0 for examples with the autoregressive loss."""
+    def _draw(self, windows: int, total: int, answers: torch.Tensor | None = None) -> torch.Tensor:
+        """Draw m [windows, examples], int64, from 1 .. total - k; 0 for examples with the autoregressive loss.
+
+        answers : bool [windows, total + 1]; y_m .. y_{m+k} are then tokens of an answer. Windows without such have 0
+        """
         shape, settings = (windows, self.settings.examples), self.settings
         autoregressive = torch.rand(shape) < settings.p_ar
-        return torch.randint(1, total - settings.masks + 1, shape).masked_fill(autoregressive, 0)
+        if answers is None:
+            return torch.randint(1, total - settings.masks + 1, shape).masked_fill(autoregressive, 0)
+        possible = answer_cuts(answers.cpu(), settings.masks)
+        none = ~possible.any(1, keepdim=True)
+        drawn = torch.multinomial((possible | none).double(), settings.examples, replacement=True)
+        return drawn.masked_fill(autoregressive | none, 0)
 
     def _pass(self, tokens: torch.Tensor, cuts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Compute logits [B, T, V] of tokens [B, T], and [B, E, k, V] of the masks in place of y_m and on, m = cuts.
@@ -204,6 +239,13 @@ class MaskTraining(TunedTargetJob):
 
     def _untuned(self) -> AbstractContextManager[None]:
         return nullcontext() if self.adapter is None else self.adapter.off()
+
+
+def answer_cuts(answers: torch.Tensor, masks: int) -> torch.Tensor:
+    """Mark each m, bool [B, T + 1 - k], for which y_m .. y_{m+k} are tokens of an answer [B, T + 1]; never m = 0."""
+    whole = answers.unfold(1, masks + 1, 1).all(-1)
+    whole[:, 0] = False
+    return whole
 
 
 def group_mask(cuts: torch.Tensor, masks: int, total: int, dtype: torch.dtype) -> torch.Tensor:
@@ -240,4 +282,5 @@ SPACE = Training(
 
     Example: realrun train space --out space5 --masks 5 --tokens 2
     """,
+    printed=lambda _: PRINTED,
 )

@@ -13,7 +13,7 @@ import typer
 
 from specsim.cli.command import Answer, command
 from specsim.cli.console import claim_file, print_table, progress_bar
-from specsim.cli.options import OVERWRITE_FILE_HELP, TUNED, GpuSettings, RequestSettings, SplitSettings
+from specsim.cli.options import OVERWRITE_FILE_HELP, TUNED, WEIGHTS_HELP, GpuSettings, RequestSettings, SplitSettings
 from specsim.io.errors import InputError
 from specsim.io.settings import argument, setting
 
@@ -173,9 +173,7 @@ class CompareOptions(SplitSettings):
     )
     gpus: str = setting("a100,h100,h200,l40s", "GPUs to compare, by name.")
     batch: tuple[int, ...] = setting((1,), "Batch sizes; a list such as 1,8.")
-    weights: str | None = setting(
-        None, "Weight format of the layers: int4, int8, float8, mxfp4 or nvfp4 (default: bfloat16)."
-    )
+    weights: str | None = setting(None, WEIGHTS_HELP, metavar="FORMAT")
     engine: str | None = setting(None, "Inference engine whose overhead counts: vllm, sglang, tensorrt-llm, ...")
     tp: int = setting(1, "GPUs that share every layer (tensor parallelism).", low=1)
     policy: list[str] = setting(TUNED, "Policy to tune, by name or FILE.py; repeat for more. The best counts.")
@@ -194,6 +192,7 @@ def compare(options: CompareOptions) -> Answer:
     Example: specsim cost compare --trace TRACE --target llama-3.1-8b --drafter eagle --weights int4
     """
     from specsim.compare.hardware import compare_devices
+    from specsim.cost.roofline.formats import weights_text
     from specsim.io.files import working_in, write_json, write_text
     from specsim.learn.settings import SearchSettings
     from specsim.policy.registry import find_policies
@@ -212,7 +211,7 @@ def compare(options: CompareOptions) -> Answer:
         described = {
             "trace": options.trace.name,
             **{name: getattr(options, name) for name in ("target", "drafter", "engine", "tp", "trials", "seed")},
-            "weights": options.weights or "bfloat16",
+            "weights": weights_text(costs[0].target.weights or "bfloat16"),
         }
         document = {**comparison.as_dict(), "options": described, "skipped": skipped}
         if out is not None:

@@ -69,8 +69,8 @@ def replay(options: ReplayOptions, costs: CostSettings) -> Answer:
 
         conventions = find_conventions(engine)
         shared = shares_noise(trace)
-        if options.accept is None and engine in RULES and not shared:
-            trace = accepted_by(trace, find_rule(engine))
+        if options.accept is None and conventions.engine in RULES and not shared:
+            trace = accepted_by(trace, find_rule(conventions.engine))
         trace, cut_off = as_engine(trace, conventions, max_output_tokens=options.max_output_tokens)
     priced = PricedTrace(trace, costs.read())
     part, chosen, learned_on = fitted_part(priced, options.policy, options.settings, options.tuning_share, options.seed)

@@ -14,6 +14,7 @@ from specsim.cost.profile import PROFILE_KIND, ProfileCost
 from specsim.cost.roofline.calibration import calibrate as fit
 from specsim.cost.roofline.cost import RooflineCost
 from specsim.cost.roofline.document import calibration_document
+from specsim.cost.roofline.formats import find_format, read_weights, stored_weights
 from specsim.cost.roofline.hardware import find_hardware
 from specsim.cost.roofline.point_calibration import Fitted, Point, calibrated_on_points
 from specsim.io.errors import InputError
@@ -118,9 +119,14 @@ def data_sheet_document(
 ) -> dict[str, Any]:
     """Write down the roofline of a GPU's data sheet, and what an engine adds, as a cost file has it.
 
+    weights : a format, or "experts=mxfp4,..."; default: the format in which the target is stored, see `stored_weights`
+
     Matrices in float8 and nvfp4 are multiplied in float8 and float4 where the GPU can, as engines do.
     """
-    sheet, products = find_hardware(hardware), PRODUCTS_OF.get(weights or "")
+    sheet, chosen, stored = find_hardware(hardware), None if weights is None else read_weights(weights), ""
+    if chosen is None and (found := stored_weights(target)):
+        chosen, stored = found
+    products = PRODUCTS_OF.get(chosen) if isinstance(chosen, str) else None
     return {
         "kind": KIND,
         "version": VERSION,
@@ -129,12 +135,13 @@ def data_sheet_document(
         "date": sheet.date,
         "target": target,
         "drafter": drafter,
-        "hardware": hardware,
-        "dtype": dtype,
-        "weights": weights,
+        "hardware": sheet.name,
+        "dtype": find_format(dtype),
+        "weights": chosen,
         "activations": products if products in sheet.flops else None,
         "tensor_parallel": tensor_parallel,
         "engine": engine,
+        **({"stored": stored} if stored else {}),
     }
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from specsim.io.errors import InputError
+from specsim.io.names import find_name
 from specsim.trace.accepted import Rule
 
 
@@ -249,9 +250,10 @@ def find_rule(name: str) -> Rule:
     """
     rules: tuple[Rule, ...] = get_args(Rule)
     known = {rule: rule for rule in rules} | {row.name: row.rule for row in RULES.values() if row.rule}
+    name = find_name("engine", name, {**known, **RULES}) or name
     if name in known:
         return known[name]
-    choices = f"choose one of {', '.join(known)}"
+    choices = f"choose one of {', '.join(rules)}, or an engine such as vllm"
     if name in RULES:
         raise InputError(f"acceptance of {name!r} cannot be replayed: {RULES[name].reason}; {choices}")
     raise InputError(f"unknown rule of acceptance {name!r}; {choices}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from specsim.io.errors import InputError
+from specsim.io.names import known_name
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,4 @@ CONVENTIONS = {
 
 def find_conventions(engine: str) -> Conventions:
     """The conventions of an engine; InputError for an unknown engine."""
-    if engine not in CONVENTIONS:
-        raise InputError(f"unknown engine {engine!r}; choose one of {', '.join(CONVENTIONS)}")
-    return CONVENTIONS[engine]
+    return CONVENTIONS[known_name("engine", engine, [*CONVENTIONS])]

@@ -12,6 +12,7 @@ from specsim.acceptance.sources import Counters, Rounds, verified_by_depth
 from specsim.engines.as_engine import counters_of, rounds_of
 from specsim.engines.conventions import Conventions
 from specsim.io.errors import InputError
+from specsim.io.names import known_name
 from specsim.policy.base import Policy
 from specsim.policy.chain.base import ChainPolicy
 from specsim.replaying.priced import PricedTrace
@@ -27,6 +28,7 @@ class Totals:
 
     rounds, drafted, accepted : rounds that the engine counts, tokens drafted and tokens accepted in them
     output_tokens : tokens that were output, the first included; NaN if unknown
+    plain_steps : steps that drafted nothing, beside the rounds
     by_depth : rounds that drafted an i-th token, and rounds that accepted it
     """
 
@@ -35,6 +37,7 @@ class Totals:
     accepted: int
     output_tokens: float
     by_depth: Counters
+    plain_steps: int = 0
 
     @staticmethod
     def of(rounds: Rounds, output_tokens: float) -> Totals:
@@ -94,8 +97,8 @@ OF_ALL = "rounds that accepted the i-th token / all rounds with a draft"
 SCHEDULE = "where drafts differ in length, its denominator counts rounds that never drafted so far"
 DEFINITIONS = (
     Definition(
-        "specsim", LENGTH, "tau", "output tokens / rounds",
-        lambda totals: totals.output_tokens / totals.rounds,
+        "specsim", LENGTH, "tau", "output tokens / (rounds + steps without a draft)",
+        lambda totals: totals.output_tokens / (totals.rounds + totals.plain_steps),
     ),
     Definition("specsim", RATE, "v_d", SHARE, _accepted_share),
     Definition(
@@ -141,11 +144,9 @@ def find_definitions(quantity: str, engine: str | None = None) -> list[Definitio
     """Definitions of a quantity, of an engine or of all."""
     if quantity not in QUANTITIES:
         raise InputError(f"unknown quantity {quantity!r}; choose one of {', '.join(QUANTITIES)}")
-    matching = [number for number in DEFINITIONS if number.quantity == quantity and engine in (None, number.engine)]
-    if not matching:
-        known = ", ".join(number.engine for number in DEFINITIONS if number.quantity == quantity)
-        raise InputError(f"unknown definition of {quantity} in {engine!r}; choose one of {known}")
-    return matching
+    known = [*dict.fromkeys(number.engine for number in DEFINITIONS if number.quantity == quantity)]
+    engine = engine and known_name("engine", engine, known, where=f"for {quantity}")
+    return [number for number in DEFINITIONS if number.quantity == quantity and engine in (None, number.engine)]
 
 
 def engine_counts(priced: PricedTrace, policy: Policy, conventions: Conventions, *, seed: int = 0) -> dict[str, Any]:

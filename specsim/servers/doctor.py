@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from specsim.acceptance.sources import Counters
-from specsim.engines.advise import counts_by_depth
+from specsim.engines.counted import counted
 from specsim.engines.export import LARGEST_BATCH, schedule_setting
 from specsim.engines.flags import draft_length_flags
 from specsim.engines.formats.llamacpp import DRAFTING
@@ -215,9 +215,15 @@ def _rates(benches: Sequence[Bench], longest: int, seed: int) -> Floats:
         )
     columns = [[getattr(arm, name) for arm in arms] for name in ("drafted", "accepted")]
     drafted, accepted = (np.array([sum(row) for row in zip_longest(*lists, fillvalue=0)]) for lists in columns)
-    passed, verified = counts_by_depth(Counters(drafted, accepted))
-    rates = np.random.default_rng(seed).beta(passed + 0.5, verified - passed + 0.5, size=(DRAWS, len(passed)))
-    return np.concatenate([rates, np.repeat(rates[:, -1:], longest - len(passed), axis=1)], axis=1)
+    counts = counted(Counters(drafted, accepted))
+    requests = [request for arm in arms for request in arm.requests if request.rounds and request.accepted is not None]
+    if len({len(arm.drafted or []) for arm in arms}) == 1 and requests:  # of one K, so that they can be compared
+        own = np.array([[request.rounds, request.accepted] for request in requests], dtype=np.float64)
+        counts = replace(counts, unit="requests", unit_rounds=own[:, 0], unit_accepted=own[:, 1])
+    rates = counts.draw_rates(DRAWS, np.random.default_rng(seed))
+    reached = int(np.flatnonzero(counts.verified > 0)[-1]) + 1  # deeper tokens were never verified
+    beyond = np.repeat(rates[:, reached - 1 : reached], longest - reached, axis=1)
+    return np.concatenate([rates[:, :reached], beyond], axis=1)
 
 
 def _running(arm: Arm) -> float:

@@ -19,7 +19,7 @@ class Signals:
 
     sequence : int, the prompt's index
     entropy_nats, confidence : of the distribution of the first drafted token
-    acceptance : 1 - TVD(draft, target), how likely rejection sampling accepts that token
+    acceptance : how likely that token is accepted; 1 - TVD(draft, target) where the drafter samples it
     """
 
     sequence: IntArray

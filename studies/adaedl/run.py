@@ -1,6 +1,6 @@
-"""AdaEDL under rejection sampling: `python -m studies adaedl`.
+"""AdaEDL at temperatures, with greedy and with sampled drafts: `python -m studies adaedl`.
 
-Records EAGLE by rejection sampling at each temperature of config.toml, compares AdaEDL's score with the acceptance
+Records EAGLE at each temperature of config.toml in both modes of drafting, compares AdaEDL's score with the acceptance
 probability that it should bound, and replays the paper's policies on held-out prompts. A second start goes on with what
 is there.
 """
@@ -33,42 +33,46 @@ from specsim.trace.trace import Trace
 from studies.adaedl.bound import Signals, paper_ratio
 from studies.adaedl.report import ADAEDL, CONFIDENT, FIXED, LONGEST, MEASURED, PAPER, TUNED, Cell, report
 from studies.common import (
+    DRAFTS,
     Config,
     Document,
     cached,
     claim,
     load,
-    named,
     parts,
     prompts_of,
     recorded,
-    run_title,
     smollm2_costs,
 )
 
 FOUND, SIGNALS = "found.json", "signals.npz"
-RECORDED = ("config.json", FOUND, f"*/{SIGNALS}")
+RECORDED = ("config.json", FOUND, f"*/*/{SIGNALS}")
 
 
 @torch.inference_mode()
-def signals_of(pair: Pair, trace: Trace, prompts: Sequence[Prompt]) -> Signals:
-    """Return the signals of EAGLE's first drafted token, as recorded, and its acceptance probability by plain passes.
+def signals_of(pair: Pair, trace: Trace, prompts: Sequence[Prompt]) -> dict[str, Signals]:
+    """Return the signals of EAGLE's first drafted token, as recorded, and its acceptance by plain passes; by mode.
 
-    For every position of the recorded outputs.
+    For every position of the recorded outputs. Of the target's p and EAGLE's q, a sampled draft is accepted with the
+    sum of min(p, q), which is 1 - TVD, and a greedy one with p of q's likeliest token.
     """
     sampler, target = Sampler(**trace.meta["decoding"]), pair.target
     assert isinstance(pair.drafter, EagleKind)
-    eagle, head, acceptance = pair.drafter.eagle, target.get_output_embeddings(), []
-    for prompt, begin, end in zip(prompts, trace.offsets[:-1], trace.offsets[1:], strict=True):
+    eagle, head = pair.drafter.eagle, target.get_output_embeddings()
+    acceptance: dict[str, list[torch.Tensor]] = {mode: [] for mode in DRAFTS}
+    for number, begin, end in zip(trace.sequence_id, trace.offsets[:-1], trace.offsets[1:], strict=True):
+        prompt = prompts[number]
         text = torch.tensor([[*prompt.tokens, *trace.token[begin : end - 1].tolist()]])
         features = target.model(input_ids=text, use_cache=False).last_hidden_state
         wanted, drafted = (
             sampler.probs(own(states[0, len(prompt.tokens) - 1 :])).double()
             for own, states in ((head, features), (eagle.head(head), feature_pass(eagle, target, text, features)))
         )
-        acceptance.append(torch.minimum(wanted, drafted).sum(-1).float())
+        acceptance["greedy-draft"].append(wanted.gather(-1, drafted.argmax(-1, keepdim=True))[:, 0])
+        acceptance["rejection"].append(torch.minimum(wanted, drafted).sum(-1))
     sequence = np.repeat(np.arange(trace.sequences, dtype=np.int16), trace.output_tokens)
-    return Signals(sequence, trace.entropy_nats[:, 0], trace.confidence[:, 0], torch.cat(acceptance).numpy())
+    seen = (sequence, trace.entropy_nats[:, 0], trace.confidence[:, 0])
+    return {mode: Signals(*seen, torch.cat(values).float().numpy()) for mode, values in acceptance.items()}
 
 
 def save_signals(done: Path, signals: Signals) -> None:
@@ -104,7 +108,14 @@ def speedups(trace: Trace, cost: CostModel, config: Config) -> Document:
     rows = []
     for label, policy in policies(train, config):
         played = held.replay(policy, seed=config["seed"])
-        rows.append({"label": label, "settings": policy.settings, "seconds": played.speculative_s.tolist()})
+        rows.append(
+            {
+                "label": label,
+                "settings": policy.settings,
+                "seconds": played.speculative_s.tolist(),
+                "tau": float(played.output_tokens.sum() / played.num_rounds.sum()),
+            }
+        )
     return {"rows": rows, "baseline_s": played.autoregressive_s.tolist()}
 
 
@@ -114,19 +125,25 @@ def find(out: Path, config: Config) -> Document:
     ratio, _ = paper_ratio(**config["table1"])
     measured, source = smollm2_costs()
     costs: dict[str, CostModel] = {MEASURED: measured, PAPER: ConstantCost(ratio * 1e-2, 1e-2)}
-    rows = {}
+    rows = []
     with progress_bar() as progress:
         for run in config["runs"]:
-            folder = out / run["name"]
-            trace = recorded(folder / "trace", pair, run, config, named(progress, run_title(run)))
-            save_signals(folder / SIGNALS, signals_of(pair, trace, prompts_of(pair, config)))
-            tuning, held = split_sequences(trace, tuning_share=config["tuning_share"], seed=config["seed"])
-            rows[run["name"]] = {
-                "temperature": run["temperature"],
-                "tuning": tuning.tolist(),
-                "holdout": held.tolist(),
-                "boards": {name: speedups(trace, cost, config) for name, cost in costs.items()},
-            }
+            traces = recorded(out / run["name"], pair, run, config, progress)
+            signals = signals_of(pair, next(iter(traces.values())), prompts_of(pair, config))
+            for mode, trace in traces.items():
+                name = f"{run['name']}/{mode}"
+                save_signals(out / name / SIGNALS, signals[mode])
+                tuning, held = split_sequences(trace, tuning_share=config["tuning_share"], seed=config["seed"])
+                rows.append(
+                    {
+                        "name": name,
+                        "temperature": run["temperature"],
+                        "mode": mode,
+                        "tuning": tuning.tolist(),
+                        "holdout": held.tolist(),
+                        "boards": {label: speedups(trace, cost, config) for label, cost in costs.items()},
+                    }
+                )
     meta = trace.meta
     return {
         "environment": meta["provenance"],
@@ -142,8 +159,8 @@ def main(out: Path, config: Config) -> None:
     claim(out, config)
     document = cached(out / FOUND, lambda: find(out, config))
     cells = []
-    for run, row in document["rows"].items():
-        signals = read_signals(out / run / SIGNALS)
+    for row in document["rows"]:
+        signals = read_signals(out / row["name"] / SIGNALS)
         tuning, held = (signals.of(np.array(row[part])) for part in ("tuning", "holdout"))
-        cells.append(Cell(row["temperature"], tuning, held, row["boards"]))
+        cells.append(Cell(row["temperature"], row["mode"], tuning, held, row["boards"]))
     report(config, document, cells).write(out)

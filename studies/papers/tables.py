@@ -78,6 +78,14 @@ def _descriptions() -> dict[str, dict[str, Any]]:
     return tomllib.loads((DATA / "tables.toml").read_text(encoding="utf-8"))
 
 
+@cache
+def hyperparameters(paper: str) -> dict[tuple[str, str], str]:
+    """Read what a paper states of its settings: printed values, as text, by system and name; no unstated ones."""
+    with (DATA / "hyperparameters.csv").open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["paper"] == paper and row["stated"] == "yes"]
+    return {(row["system"], row["name"]): row["value"] for row in rows}
+
+
 def table_names() -> tuple[str, ...]:
     """Names of all tables, in the order of the papers."""
     return tuple(_descriptions())

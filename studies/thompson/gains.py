@@ -127,9 +127,10 @@ def times(train: PricedTrace, held: PricedTrace, config: Config) -> tuple[dict[s
 def comparison(train: PricedTrace, held: PricedTrace, config: Config) -> Document:
     """Compare all ways to choose draft lengths with the best fixed K, on prompts that nothing was chosen on."""
     taken, best_k = times(train, held, config)
-    shares = accepted_shares(held.trace)
+    shares, played = accepted_shares(held.trace), held.replay(FixedK(best_k))
     return {
         "k": best_k,
+        "tau": float(played.output_tokens.sum() / played.num_rounds.sum()),
         "speedup": ratio_interval(held.baseline_s, taken[FIXED]).as_dict(),
         "gains": {label: gain(taken[FIXED], own).as_dict() for label, own in taken.items() if label != FIXED},
         "acceptance": {"mean": float(shares.mean()), "spread": float(shares.std())},

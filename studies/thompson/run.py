@@ -1,8 +1,8 @@
 """Thompson sampling of draft lengths against a fixed K: `python -m studies thompson`.
 
-Records the drafter of config.toml, and replays fixed, geometric and learned draft lengths on the recorded prompts and
-on synthetic prompts of growing spread, at a CPU's measured costs and at a GPU's. A second start goes on with what is
-there.
+Records the drafter of config.toml with greedy and with sampled drafts, and replays fixed, geometric and learned draft
+lengths on the recorded prompts, and on synthetic prompts of growing spread that accept as greedy drafts do in the mean,
+at a CPU's measured costs and at a GPU's. A second start goes on with what is there.
 """
 
 from __future__ import annotations
@@ -34,12 +34,15 @@ def find(out: Path, config: Config) -> Document:
     measured, source = smollm2_costs()
     costs = {CPU: measured, GPU: gpu_costs(config["gpu"])}
     with progress_bar() as progress:
-        trace = recorded(out / "trace", load(config, config["drafter"]), config, config, progress)
+        traces = recorded(out, load(config, config["drafter"]), config, config, progress)
+        trace = next(iter(traces.values()))
         mean, spreads = PerPrompt.fit(trace).mean, config["synthetic"]["spreads"]
         found: Document = {"recorded": {}, "synthetic": {}}
         for name, cost in costs.items():
-            train, held = (PricedTrace(part, cost) for part in parts(trace, config))
-            found["recorded"][name] = comparison(train, held, config)
+            found["recorded"][name] = {
+                mode: comparison(*(PricedTrace(part, cost) for part in parts(drafted, config)), config)
+                for mode, drafted in traces.items()
+            }
             of_spreads = found["synthetic"].setdefault(name, {})
             for done, spread in enumerate(spreads, start=1):
                 of_spreads[f"{spread:g}"] = synthetic(mean, spread, cost, config)

@@ -40,6 +40,7 @@ from tests.support.reference import small_trace
 from tests.support.tree_traces import tree_trace
 
 FIXTURES = ROOT / "tests" / "specsim" / "engines" / "fixtures"
+INPUTS = FIXTURES.parent / "inputs"
 
 
 def use_import(kind: str) -> Callable[[Path], None]:
@@ -73,6 +74,11 @@ def lines_importer(kind: str, *records: object) -> Reader:
 def importer_of(kind: str, content: str, family: str = OTHER) -> Reader:
     of = mutate.of_log if family == OTHER else mutate.of_json_lines
     return Reader(family, lambda path: path.write_text(content), use_import(kind), of)
+
+
+def input_importer(kind: str, name: str, family: str = OTHER) -> Reader:
+    """Make a reader of a file as people have it."""
+    return importer_of(kind, (INPUTS / name).read_text(), family)
 
 
 META_INFO = {
@@ -123,6 +129,16 @@ IMPORTERS = {
     ),
     "sglang-log": importer_of("sglang-log", SGLANG),
     "tensorrt-llm": lines_importer("tensorrt-llm", *({"iter": i, "specDecodingStats": ITERATION} for i in range(3))),
+    "vllm-log, wrapped": input_importer("vllm-log", "wrapped_log.txt"),
+    "vllm-log, of n-grams": input_importer("vllm-log", "vllm_ngram_log.txt"),
+    "vllm-bench, JSON": input_importer("vllm-bench", "vllm_bench.json", JSON),
+    "vllm-requests, stream": input_importer("vllm-requests", "stream.txt"),
+    "llamacpp-log, chain": input_importer("llamacpp-log", "router_chained_log.txt"),
+    "llamacpp-responses, by depth": input_importer("llamacpp-responses", "draft_by_depth.jsonl", JSON),
+    "sglang-bench": input_importer("sglang-bench", "sglang_bench.txt"),
+    "sglang-bench, JSON": input_importer("sglang-bench", "sglang_bench.jsonl"),
+    "acceptance-csv": input_importer("acceptance-csv", "acceptance.csv"),
+    "sweep": importer_of("sweep", "K,batch,tok/s,accept length\n0,1,50,\n1,1,75,1.7\n3,1,90,2.3\n"),
     "accept-lengths": lines_importer("accept-lengths", *[{"choices": [{"accept_lengths": [1, 4, 2]}]}] * 2),
     "accept-lengths, of EAGLE": lines_importer("accept-lengths", *EAGLE),
     "aiperf": lines_importer("aiperf", NEUTRAL, {"spec_decode_acceptance": NEUTRAL}),
@@ -263,8 +279,9 @@ class _Tokenizer:
 
 
 def use_prompts(path: Path) -> None:
-    from realrun.pairs.prompts import prompt_digest, read_prompts, spread
+    from realrun.pairs.prompts import prompt_digest, read_conversations, read_prompts, spread
 
+    prompt_digest(read_conversations(path, _Tokenizer(), (0,)))  # type: ignore[arg-type]
     prompt_digest(spread(read_prompts(path, _Tokenizer()), 1))  # type: ignore[arg-type]
 
 
@@ -371,7 +388,10 @@ def write_plan(path: Path) -> None:
 ARRIVALS = '{"timestamp": 27, "input_length": 374, "output_length": 4, "hash_ids": [4]}\n' * 3
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:47.9,396,109\n"
 BURST_GPT = "Timestamp,Model,Request tokens,Response tokens\n5,ChatGPT,472,18\n45,ChatGPT,1087,230\n"
-PROMPTS = '{"text": "import os", "domain": "code"}\n{"prompt": "once", "domain": "prose"}\n'
+PROMPTS = """{"text": "import os", "domain": "code"}
+{"prompt": "once", "domain": "prose"}
+{"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}
+"""
 
 
 READERS: dict[str, Reader] = {

@@ -88,12 +88,12 @@ def recorded() -> tuple[Any, Any, Any]:
 
 
 @torch.inference_mode()
-def test_acceptance_is_one_less_the_distance_of_the_targets_and_the_drafters_distributions(
+def test_acceptance_is_one_less_the_distance_of_the_distributions_or_p_of_the_likeliest_token(
     recorded: tuple[Any, Any, Any],
 ) -> None:
-    """Of the drafter that decodes, after the text of one position, in float64 by numpy."""
+    """Of sampled and of greedy drafts of the drafter that decodes, after a position's text, in float64 by numpy."""
     pair, prompts, trace = recorded
-    signals = run.signals_of(pair, trace, prompts)
+    sampled, greedy = (run.signals_of(pair, trace, prompts)[mode] for mode in ("rejection", "greedy-draft"))
     for sequence, t in ((0, 0), (1, 7), (2, 20)):
         row = trace.offsets[sequence] + t
         text = [*prompts[sequence].tokens, *trace.token[trace.offsets[sequence] : row].tolist()]
@@ -102,15 +102,17 @@ def test_acceptance_is_one_less_the_distance_of_the_targets_and_the_drafters_dis
         drafted = drafter.lm.forward(text)[-1]
         wanted = pair.target(input_ids=torch.tensor([text]), use_cache=False).logits[0, -1]
         q, p = (scipy.special.softmax(logits.double().numpy() / 1.3) for logits in (drafted, wanted))
-        assert signals.acceptance[row] == pytest.approx(1 - np.abs(p - q).sum() / 2, abs=1e-4)
-        assert signals.confidence[row] == pytest.approx(q.max(), abs=1e-4)
-        assert signals.entropy_nats[row] == pytest.approx(-(q * np.log(q)).sum(), abs=1e-3)
+        assert sampled.acceptance[row] == pytest.approx(1 - np.abs(p - q).sum() / 2, abs=1e-4)
+        assert greedy.acceptance[row] == pytest.approx(p[q.argmax()], abs=1e-4)
+        assert sampled.confidence[row] == pytest.approx(q.max(), abs=1e-4)
+        assert sampled.entropy_nats[row] == pytest.approx(-(q * np.log(q)).sum(), abs=1e-3)
 
 
 def test_drafted_tokens_are_accepted_with_that_probability_in_the_mean(recorded: tuple[Any, Any, Any]) -> None:
     pair, prompts, trace = recorded
-    signals, drafted = run.signals_of(pair, trace, prompts), trace.text_accept[:, 0]
-    assert abs((drafted - signals.acceptance).mean()) < 4 * drafted.std() / np.sqrt(len(drafted))
+    signals = run.signals_of(pair, trace, prompts)
+    for mode, drafted in (("rejection", trace.text_accept[:, 0]), ("greedy-draft", trace.true_rank[:, 0] == 0)):
+        assert abs((drafted - signals[mode].acceptance).mean()) < 4 * drafted.std() / np.sqrt(len(drafted))
 
 
 def test_signals_read_again_are_the_same(tmp_path: Path) -> None:

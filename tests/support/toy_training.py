@@ -28,14 +28,16 @@ class Toy(ModuleJob):
         super().__init__(target, EarlyExit(target, settings.below, 0), settings.slope or 1e-2)
         self.model = as_model(target, self.module)
 
-    def loss(self, batch: torch.Tensor, step: int) -> tuple[torch.Tensor, dict[str, float]]:
+    def loss(
+        self, batch: torch.Tensor, step: int, answers: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, dict[str, float]]:
         tokens = batch[:, :-1]
         with torch.no_grad():
             theirs = self.target(input_ids=tokens, use_cache=False).logits
         return kl_nats(theirs, self.model(input_ids=tokens, use_cache=False).logits), {}
 
     @torch.no_grad()
-    def held_out(self, batch: torch.Tensor) -> dict[str, float]:
+    def held_out(self, batch: torch.Tensor, answers: torch.Tensor | None = None) -> dict[str, float]:
         return {"divergence": float(self.loss(batch, 0)[0])}
 
 

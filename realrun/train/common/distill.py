@@ -7,6 +7,10 @@ In self-distillation (EESD 3.2, MEDUSA 3.3.2) the target goes on with pieces of 
 questions, or makes up questions and answers them (Xu et al. 2024, "Magpie", arXiv:2406.08464). Batches are greedy and
 sampled in turn because drafters here must serve both ways of decoding. EESD asks for such a hybrid without describing
 it; the work that it cites (LLM-QAT) decodes the first few tokens of a text greedily and samples the rest.
+
+With `loss_on` "answers", the loss is taken on answers alone: text of questions and answers is then an array [n, 2],
+tokens beside 1 where they are an answer's and 0 where a question's or the chat template's. In a conversation of several
+turns the target answers each question after its own answers. A data set's answers can take a share of the text.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -26,7 +30,7 @@ from realrun.pairs.library_text import library_files
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, around_question, prompt_digest
 from realrun.train.common.generate import free, generate
-from realrun.train.common.loop import Tokens, text_digest
+from realrun.train.common.loop import Tokens, marked, text_digest
 from specsim.io.errors import InputError
 from specsim.io.files import digest, replacing
 from specsim.io.json import parse_json
@@ -36,6 +40,7 @@ from specsim.io.settings import Settings, setting
 SUFFIXES = (".txt", ".md", ".py", ".jsonl")
 HELD_OUT_EVERY = 10  # every tenth document is held out
 BATCH_DOCUMENTS = 64
+Turns = Sequence[Tokens]  # of a conversation: the tokens before each of the target's answers
 LONGEST_QUESTION = 160  # tokens of a question that the target makes up; longer ones are left out
 
 
@@ -100,7 +105,9 @@ def _rows(path: Path, text: str) -> Iterator[str]:
     for number, line in enumerate(text.split("\n"), start=1):  # JSON text may hold other line separators
         if not line.strip():
             continue
-        yield parse_json(line, f"{path}:{number}", Row, invalid='correct the line: {"text": ...}')["text"]
+        yield parse_json(
+            line, f"{path}:{number}", Row, invalid='correct the line: {"text": ...}; give conversations by --prompts'
+        )["text"]
 
 
 def _encoded(
@@ -176,6 +183,8 @@ class TextSettings(Settings):
     distill: DistillSettings = setting(DistillSettings)
     questions: Sequence[Prompt] = setting(())  # whose answers by the target are the text, in place of a folder
     asked_share: float = setting(0.0, low=0, high=1)  # beside questions: of the text, where the target asks as well
+    own_answers: float = setting(1.0, low=0, high=1)  # of the answers to questions, the target's; the rest, as given
+    loss_on: Literal["answers", "all"] = setting("all")  # tokens of questions and answers that have a loss
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -186,6 +195,16 @@ class TextSettings(Settings):
                 f"{len(self.questions)} questions and {self.generated_tokens} tokens; a tenth is held out, so give at "
                 f"least {HELD_OUT_EVERY} of each"
             )
+        if self.own_answers < 1 and not all(any(q.answers for q in part) for part in self.parted_questions()):
+            raise InputError(
+                f"{sum(bool(q.answers) for q in self.questions)} of {len(self.questions)} questions have an answer in "
+                "the file; give conversations with answers, or --own-answers 1"
+            )
+
+    def parted_questions(self) -> tuple[list[Prompt], list[Prompt]]:
+        """Divide the questions into those to train on and every tenth, which is held out."""
+        held = list(self.questions[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY])
+        return [question for number, question in enumerate(self.questions, 1) if number % HELD_OUT_EVERY], held
 
 
 @dataclass(frozen=True)
@@ -208,24 +227,31 @@ def training_text(pair: Pair, settings: TextSettings, cache: Path, progress: Pro
     Of questions, every tenth is held out with its answer.
     """
     if settings.questions:
-        held = list(settings.questions[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY])
-        train = [question for number, question in enumerate(settings.questions, 1) if number % HELD_OUT_EVERY]
-        asked = settings.asked_share
+        train, held = settings.parted_questions()
+        asked, own = settings.asked_share, settings.own_answers
         texts: list[list[tuple[Tokens, float]]] = []
         for number, (questions, part_of) in enumerate(((train, 1), (held, HELD_OUT_EVERY))):
             tokens = settings.generated_tokens // part_of
             parts: list[tuple[Tokens, float]] = []
-            if asked < 1:
-                count = round(tokens * (1 - asked))
-                parts.append((answered(pair, questions, count, settings.distill, cache, progress), 1 - asked))
+            if asked < 1 and own:
+                share = (1 - asked) * own
+                count = round(tokens * share)
+                parts.append((answered(pair, questions, count, settings.distill, cache, progress), share))
+            if asked < 1 and own < 1:
+                parts.append((given_answers(questions), (1 - asked) * (1 - own)))
             if asked:
                 apart = replace(settings.distill, seed=settings.distill.seed + number)  # held-out text is another
                 parts.append((made_up(pair, round(tokens * asked), apart, cache, progress), asked))
-            texts.append(parts)
+            texts.append([(part[:, 0] if settings.loss_on == "all" else part, share) for part, share in parts])
+        given = len(given_answers(train)) if asked < 1 and own < 1 else 0
         about = {
             "questions": len(settings.questions),
             "asked_share": asked,
-            "generated_tokens": sum(len(part) for part, _ in texts[0]),
+            "own_answers": own,
+            "loss_on": settings.loss_on,
+            "share_of_answers": round(float(np.concatenate([marked(part) for part, _ in texts[0]])[:, 1].mean()), 3),
+            "generated_tokens": sum(len(part) for part, _ in texts[0]) - given,
+            "given_tokens": given,
             "distill": asdict(settings.distill),
         }
         return TrainingText(texts[0], np.concatenate([part for part, _ in texts[1]]), about)
@@ -259,11 +285,11 @@ def written_text(
     check_length(pair.target, settings.prompt_tokens + settings.new_tokens, "prompt and new text")
     decisive = [weights_digest(pair.target), pair.number_type, text_digest(corpus.train), asdict(settings)]
 
-    def prompts(shard: int, rng: np.random.Generator) -> list[Tokens]:
+    def prompts(shard: int, rng: np.random.Generator) -> list[Turns]:
         starts = rng.integers(0, len(corpus.train) - settings.prompt_tokens, size=settings.batch)
-        return [corpus.train[start : start + settings.prompt_tokens] for start in starts]
+        return [[corpus.train[start : start + settings.prompt_tokens]] for start in starts]
 
-    return _written(pair, prompts, tokens, settings, cache, "generated", decisive, progress)
+    return _written(pair, prompts, tokens, settings, cache, "generated", decisive, progress)[:, 0]
 
 
 def answered(
@@ -271,30 +297,44 @@ def answered(
 ) -> Tokens:
     """Let the target answer questions, again and again, until questions and answers have `tokens` tokens.
 
-    A batch has questions of about the same length, since shorter ones are padded.
+    A batch has questions of about the same length, since shorter ones are padded. Of a conversation, the next question
+    follows the target's own answer. Returns tokens [n, 2] that are marked as answers or not.
     """
     check_length(pair.target, max(len(q.tokens) for q in questions) + settings.new_tokens, "question and answer")
-    decisive = [weights_digest(pair.target), pair.number_type, prompt_digest(questions), asdict(settings)]
-    by_length = sorted((np.array(q.tokens, dtype=np.int32) for q in questions), key=len)
+    decisive: list[Any] = [weights_digest(pair.target), pair.number_type, prompt_digest(questions), asdict(settings)]
+    if any(question.followed for question in questions):
+        decisive.append([list(question.followed) for question in questions])
+    turns = ([np.array(turn, dtype=np.int32) for turn in (q.tokens, *q.followed)] for q in questions)
+    by_length = sorted(turns, key=lambda asked: len(asked[0]))
     batches = [by_length[begin : begin + settings.batch] for begin in range(0, len(by_length), settings.batch)]
 
-    def prompts(shard: int, rng: np.random.Generator) -> list[Tokens]:
+    def prompts(shard: int, rng: np.random.Generator) -> list[Turns]:
         order = np.random.default_rng((settings.seed, shard // len(batches))).permutation(len(batches))
         return batches[order[shard % len(batches)]]
 
     return _written(pair, prompts, tokens, settings, cache, "answers", decisive, progress)
 
 
+def given_answers(questions: Sequence[Prompt]) -> Tokens:
+    """Write the conversations that have answers as they are, int32 [n, 2], marked as answers or not."""
+    parts = []
+    for question in questions:
+        for asked, answer in zip((question.tokens, *question.followed), question.answers, strict=False):
+            parts += [marked(np.array(asked, np.int32), False), marked(np.array(answer, np.int32))]
+    return np.concatenate(parts)
+
+
 def made_up(pair: Pair, tokens: int, settings: DistillSettings, cache: Path, progress: Progress) -> Tokens:
     """Let the target make up questions and answer them, until both have `tokens` tokens.
 
-    Questions are sampled at temperature 1 behind the chat template's beginning of a user's turn.
+    Questions are sampled at temperature 1 behind the chat template's beginning of a user's turn. Returns what
+    `answered` returns.
     """
     before, after = around_question(pair.tokenizer)
     check_length(pair.target, len(before) + LONGEST_QUESTION + len(after) + settings.new_tokens, "question and answer")
     decisive = [weights_digest(pair.target), pair.number_type, before, after, LONGEST_QUESTION, asdict(settings)]
 
-    def prompts(shard: int, rng: np.random.Generator) -> list[Tokens]:
+    def prompts(shard: int, rng: np.random.Generator) -> list[Turns]:
         begun = [np.array(before, dtype=np.int32)] * settings.batch
         seed = int(rng.integers(2**62))
         rows = generate(pair.target, begun, LONGEST_QUESTION, pair.eos_token_ids, 1.0, seed).numpy()
@@ -304,14 +344,14 @@ def made_up(pair: Pair, tokens: int, settings: DistillSettings, cache: Path, pro
             raise InputError(f"{pair.target_name} makes up no questions; give --prompts, or text to train on by --text")
         rows = rows[whole].astype(np.int32)
         lengths = len(before) + ends[whole].argmax(axis=1)
-        return [np.append(row[:length], np.array(after, np.int32)) for row, length in zip(rows, lengths, strict=True)]
+        return [[np.append(row[:length], np.array(after, np.int32))] for row, length in zip(rows, lengths, strict=True)]
 
     return _written(pair, prompts, tokens, settings, cache, "made-up", decisive, progress)
 
 
 def _written(
     pair: Pair,
-    prompts: Callable[[int, np.random.Generator], Sequence[Tokens]],
+    prompts: Callable[[int, np.random.Generator], Sequence[Turns]],
     tokens: int,
     settings: DistillSettings,
     cache: Path,
@@ -323,7 +363,7 @@ def _written(
 
     kind : of text; with what decides it, the name of its folder in the cache
     """
-    folder = cache / f"{kind}-{digest(repr(decisive))}"
+    folder = cache / f"marked-{kind}-{digest(repr(decisive))}"
     parts: list[Tokens] = []
     written = 0
     try:
@@ -341,14 +381,37 @@ def _written(
 
 
 def _shard(
-    pair: Pair, prompts: Sequence[Tokens], settings: DistillSettings, shard: int, rng: np.random.Generator
+    pair: Pair, prompts: Sequence[Turns], settings: DistillSettings, shard: int, rng: np.random.Generator
 ) -> Tokens:
-    """Write a batch of sequences, concatenated; a sequence ends with its end of text."""
+    """Write a batch of conversations, concatenated, int32 [n, 2]; an answer ends with its end of text.
+
+    A turn that does not fit into the target's positions, and those after it, are left out.
+    """
     seed = None if settings.greedy(shard) else int(rng.integers(2**62))
-    longest = max(map(len, prompts))
-    rows = generate(pair.target, prompts, settings.new_tokens, pair.eos_token_ids, settings.temperature, seed).numpy()
-    parts = []
-    for prompt, row in zip(prompts, rows, strict=True):
-        ends = np.flatnonzero(np.isin(row[longest:], pair.eos_token_ids))
-        parts.append(row[longest - len(prompt) : longest + ends[0] + 1 if len(ends) else None])
-    return np.concatenate(parts).astype(np.int32)
+    limit = getattr(pair.target.config, "max_position_embeddings", None) or np.inf
+    texts: list[Tokens] = [np.zeros((0, 2), np.int32)] * len(prompts)
+    for turn in range(max(map(len, prompts))):
+        asked = {
+            number: np.concatenate([texts[number], _ended(texts[number], pair), marked(turns[turn], False)])
+            for number, turns in enumerate(prompts)
+            if turn < len(turns)
+        }
+        asked = {number: text for number, text in asked.items() if not turn or len(text) + settings.new_tokens <= limit}
+        if not asked:
+            break
+        longest = max(map(len, asked.values()))
+        read = [text[:, 0] for text in asked.values()]
+        again = None if seed is None else seed + turn
+        rows = generate(pair.target, read, settings.new_tokens, pair.eos_token_ids, settings.temperature, again).numpy()
+        for (number, text), row in zip(asked.items(), rows, strict=True):
+            ends = np.flatnonzero(np.isin(row[longest:], pair.eos_token_ids))
+            answer = row[longest : longest + ends[0] + 1 if len(ends) else None].astype(np.int32)
+            texts[number] = np.concatenate([text, marked(answer)])
+        prompts = [turns if number in asked else turns[:turn] for number, turns in enumerate(prompts)]
+    return np.concatenate(texts)
+
+
+def _ended(text: Tokens, pair: Pair) -> Tokens:
+    """Give the end of text, int32 [0 or 1, 2], that an answer cut short lacks before the next question."""
+    cut = len(text) and pair.eos_token_ids and text[-1, 0] not in pair.eos_token_ids
+    return np.array([[pair.eos_token_ids[0], 0]] if cut else np.zeros((0, 2)), np.int32)

@@ -42,9 +42,9 @@ ROWS_PER_HELD_OUT = 10  # held-out figures are in every tenth row of the log, th
 MAX_GRADIENT_NORM = 1.0
 CHECKPOINT_SHARE = 0.05  # of the time, at most, goes into checkpoints
 DIVERGED_FACTOR, DIVERGED_NATS = 2.0, 1.0  # training diverged if loss > factor x first loss + nats
-ADAMW: dict[str, Any] = {"betas": (0.9, 0.95), "weight_decay": 0.0}
+WEIGHT_DECAY = 0.0
 
-Tokens = npt.NDArray[np.int32]
+Tokens = npt.NDArray[np.int32]  # [n], or [n, 2] as `marked` makes them
 Text = Tokens | Sequence[tuple[Tokens, float]]  # token arrays with the share of windows that each gives
 Row = dict[str, Any]
 
@@ -62,6 +62,7 @@ class LoopSettings(Settings):
     dtype : "bfloat16" computes under torch.autocast: frozen parts in the target's type, trained parts in float32
     micro_windows : windows that pass through the model at once, for memory; 0 for all of a step's
     log_every : steps between two rows of the log, which hold means; None for 10, or a tenth of a short training
+    betas : AdamW's decay rates of the means of the gradient and of its square
     checkpoint_s : least seconds between two checkpoints, 0 for one after every step; does not change the result
     """
 
@@ -75,6 +76,12 @@ class LoopSettings(Settings):
     micro_windows: int = setting(0, low=0)
     log_every: int | None = setting(10, low=1)
     checkpoint_s: float = setting(60.0)
+    betas: tuple[float, ...] = setting((0.9, 0.95))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise InputError(f"betas {self.betas}; give two numbers from 0 to below 1, for example 0.9,0.95")
 
     @property
     def warmup(self) -> int:
@@ -126,8 +133,13 @@ class Job(Protocol):
     def parameter_groups(self) -> list[dict[str, Any]]:
         """List AdamW's groups, each with "params" and its peak "lr"."""
 
-    def loss(self, batch: torch.Tensor, step: int) -> tuple[torch.Tensor, dict[str, float]]:
-        """Compute the loss of a batch int64 [B, T + 1], a scalar in nats, and its parts for the log."""
+    def loss(
+        self, batch: torch.Tensor, step: int, answers: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, dict[str, float]]:
+        """Compute the loss of a batch int64 [B, T + 1], a scalar in nats, and its parts for the log.
+
+        answers : bool [B, T + 1], the tokens whose prediction counts; None for all
+        """
 
     def state(self) -> Tensors:
         """Collect the trained tensors."""
@@ -135,8 +147,8 @@ class Job(Protocol):
     def load_state(self, tensors: Tensors) -> None:
         """Restore what `state` collected."""
 
-    def held_out(self, batch: torch.Tensor) -> dict[str, float]:
-        """Compute figures of held-out windows int64 [B, T + 1]."""
+    def held_out(self, batch: torch.Tensor, answers: torch.Tensor | None = None) -> dict[str, float]:
+        """Compute figures of held-out windows int64 [B, T + 1]. answers : as for the loss"""
 
     def chosen(self, text: Sequence[tuple[Tokens, float]]) -> Tensors:
         """Choose, by the training text, tensors that are not trained but belong into the file."""
@@ -199,7 +211,8 @@ class _Run:
     ):
         self.job, self.settings, self.sources, self.folder, self.progress = job, settings, sources, folder, progress
         self.held = windows([(held_tokens, 1.0)], HELD_OUT_WINDOWS, settings.window_tokens, (settings.seed, 1, 0))
-        self.optimizer = torch.optim.AdamW(job.parameter_groups(), **ADAMW)
+        first, second = settings.betas
+        self.optimizer = torch.optim.AdamW(job.parameter_groups(), betas=(first, second), weight_decay=WEIGHT_DECAY)
         self.peaks = [group["lr"] for group in self.optimizer.param_groups]
         self.step, self.seconds = 0, 0.0
         self.planned = settings.steps  # fewer where a time limit allows no more
@@ -247,9 +260,10 @@ class _Run:
         torch.manual_seed(int(np.random.SeedSequence((settings.seed, 2, step)).generate_state(1)[0]))
         means: dict[str, float] = {}
         for piece in batch.split(settings.micro_windows or len(batch)):
+            tokens, answers = split_marks(piece.to(settings.device))
             with settings.compute():
-                loss, parts = self.job.loss(piece.to(settings.device), step)
-            weight = len(piece) / len(batch)
+                loss, parts = self.job.loss(tokens, step, answers)
+            weight = share_of(piece, batch)
             (loss * weight).backward()
             for name, value in {"loss": float(loss.detach()), **parts}.items():
                 means[name] = means.get(name, 0.0) + weight * value
@@ -290,8 +304,9 @@ class _Run:
         means: dict[str, float] = {}
         with torch.no_grad(), self.settings.compute():
             for piece in pieces:
-                for name, value in self.job.held_out(piece.to(self.settings.device)).items():
-                    means[name] = means.get(name, 0.0) + len(piece) / len(self.held) * value
+                tokens, answers = split_marks(piece.to(self.settings.device))
+                for name, value in self.job.held_out(tokens, answers).items():
+                    means[name] = means.get(name, 0.0) + share_of(piece, self.held) * value
         return means
 
     def _checkpoint(self) -> None:
@@ -314,10 +329,11 @@ def training_seconds(folder: Path) -> float:
     return float(read_facts(folder / CHECKPOINT)["run"]["seconds"])
 
 
-def optimizer_facts(job: Job) -> dict[str, Any]:
-    """Describe optimizer and schedule for a drafter's file; they are the same for every training by `run_loop`."""
+def optimizer_facts(job: Job, settings: LoopSettings) -> dict[str, Any]:
+    """Describe optimizer and schedule of a training by `run_loop` for a drafter's file."""
+    adamw = {"betas": settings.betas, "weight_decay": WEIGHT_DECAY}
     return {
-        "optimizer": {"name": "AdamW", **ADAMW, "max_gradient_norm": MAX_GRADIENT_NORM},
+        "optimizer": {"name": "AdamW", **adamw, "max_gradient_norm": MAX_GRADIENT_NORM},
         "schedule": "learning rate: linear warm-up, then a cosine to 0",
         "learning_rates": [group["lr"] for group in job.parameter_groups()],
     }
@@ -345,7 +361,10 @@ def run_facts(settings: LoopSettings, history: Sequence[Row], folder: Path) -> d
 
 
 def windows(sources: Sequence[tuple[Tokens, float]], count: int, length: int, seed: tuple[int, ...]) -> torch.Tensor:
-    """Draw random windows, int64 [count, length + 1], from a counter-based seed; each from a source, by its share."""
+    """Draw random windows, int64 [count, length + 1], from a counter-based seed; each from a source, by its share.
+
+    If a source says which tokens are answers, windows are [count, length + 1, 2], as `marked` has them.
+    """
     rng = np.random.default_rng(seed)
     shares = np.array([share for _, share in sources])
     chosen = rng.choice(len(sources), size=count, p=shares / shares.sum())
@@ -355,7 +374,29 @@ def windows(sources: Sequence[tuple[Tokens, float]], count: int, length: int, se
         tokens = sources[source][0]
         start = int(at * (len(tokens) - length))
         rows.append(tokens[start : start + length + 1])
+    if any(tokens.ndim == 2 for tokens, _ in sources):
+        rows = [marked(row) for row in rows]
     return torch.from_numpy(np.stack(rows).astype(np.int64))
+
+
+def marked(tokens: Tokens, answer: bool = True) -> Tokens:
+    """Put beside tokens [n], as a second column, 1 if they are an answer and 0 if they carry no loss: int32 [n, 2].
+
+    Tokens that are marked stay as they are. Text without marks is an answer as a whole.
+    """
+    return tokens if tokens.ndim == 2 else np.stack([tokens, np.full_like(tokens, answer)], axis=1)
+
+
+def split_marks(batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Separate windows from their marks: int64 [B, T + 1] and bool [B, T + 1], None for text without marks."""
+    return (batch, None) if batch.dim() == 2 else (batch[..., 0], batch[..., 1].bool())
+
+
+def share_of(piece: torch.Tensor, batch: torch.Tensor) -> float:
+    """Compute the share of a batch's predicted tokens that a piece of its windows has; of answers if marked."""
+    if batch.dim() == 2:
+        return len(piece) / len(batch)
+    return int(piece[:, 1:, 1].sum()) / max(1, int(batch[:, 1:, 1].sum()))
 
 
 def digests_of(sources: Sequence[tuple[Tokens, float]], held_tokens: Tokens) -> list[list[Any]]:

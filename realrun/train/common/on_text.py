@@ -19,7 +19,17 @@ from realrun.pairs.pair import Pair
 from realrun.provenance import provenance
 from realrun.train.common.distill import TextSettings, TrainingText, check_length, training_text
 from realrun.train.common.folder import Tensors, refuse_another
-from realrun.train.common.loop import Job, LoopSettings, Tokens, digests_of, optimizer_facts, run_facts, run_loop, wide
+from realrun.train.common.loop import (
+    Job,
+    LoopSettings,
+    Tokens,
+    digests_of,
+    marked,
+    optimizer_facts,
+    run_facts,
+    run_loop,
+    wide,
+)
 from specsim.io.errors import InputError
 from specsim.io.progress import Progress
 
@@ -60,7 +70,8 @@ class ModuleJob(Job):
         """Choose the tokens to draft, in ascending order."""
         if self.draft_vocabulary is None:
             return {}
-        counts = sum(np.bincount(tokens, minlength=self.target.config.vocab_size) for tokens, _ in text)
+        size = self.target.config.vocab_size
+        counts = sum(np.bincount(rows[:, 0], rows[:, 1], size) for rows in (marked(tokens) for tokens, _ in text))
         most = np.argsort(-np.asarray(counts), kind="stable")[: self.draft_vocabulary]
         return {DRAFT_TOKENS: torch.from_numpy(np.sort(most).astype(np.int32))}
 
@@ -92,15 +103,41 @@ class TunedTargetJob(Job):
             self.load_state(exact)
 
 
-def cross_entropy_nats(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Compute the mean cross-entropy of logits [..., V] with tokens [...], in nats."""
-    return F.cross_entropy(wide(logits).flatten(0, -2), labels.flatten())
+def cross_entropy_nats(logits: torch.Tensor, labels: torch.Tensor, counted: torch.Tensor | None = None) -> torch.Tensor:
+    """Compute the mean cross-entropy of logits [..., V] with tokens [...], in nats.
+
+    counted : bool [...], the rows that the mean is over; None for all
+    """
+    if counted is None:
+        return F.cross_entropy(wide(logits).flatten(0, -2), labels.flatten())
+    nats = F.cross_entropy(wide(logits).flatten(0, -2), labels.flatten(), reduction="none")
+    return mean_over(nats, counted.flatten())
 
 
-def kl_nats(theirs: torch.Tensor, ours: torch.Tensor) -> torch.Tensor:
-    """Compute the mean over rows of KL(theirs || ours), in nats, of two sets of logits [..., V]."""
+def kl_nats(theirs: torch.Tensor, ours: torch.Tensor, counted: torch.Tensor | None = None) -> torch.Tensor:
+    """Compute the mean over rows of KL(theirs || ours), in nats, of two sets of logits [..., V].
+
+    counted : bool [...], the rows that the mean is over; None for all
+    """
     p, q = (F.log_softmax(wide(x), dim=-1).flatten(0, -2) for x in (theirs, ours))
-    return F.kl_div(q, p, reduction="batchmean", log_target=True)
+    if counted is None:
+        return F.kl_div(q, p, reduction="batchmean", log_target=True)
+    return mean_over(F.kl_div(q, p, reduction="none", log_target=True).sum(-1), counted.flatten())
+
+
+def agreement(ours: torch.Tensor, theirs: torch.Tensor, counted: torch.Tensor | None = None) -> torch.Tensor:
+    """Compute how often two sets of logits [..., V] prefer the same token, over the counted rows."""
+    return mean_over((ours.argmax(-1) == theirs.argmax(-1)).double(), counted)
+
+
+def mean_over(values: torch.Tensor, counted: torch.Tensor | None) -> torch.Tensor:
+    """Compute the mean of values [...] over the counted ones, bool [...]; None for all. Of none it is 0."""
+    return values.mean() if counted is None else (values * counted).sum() / counted.sum().clamp(min=1)
+
+
+def predicted(answers: torch.Tensor | None, ahead: int = 1) -> torch.Tensor | None:
+    """Mark the rows, bool [B, T + 1 - ahead], whose token `ahead` later counts. answers : bool [B, T + 1], or None"""
+    return None if answers is None else answers[:, ahead:]
 
 
 def silent(stage: str, done: int, total: int) -> None:
@@ -201,7 +238,7 @@ def tensors_from_text(
         tensors = {name: value.detach().to(run.stored, copy=True) for name, value in job.state().items()}
         tensors |= chosen
         trained = [parameter for group in job.parameter_groups() for parameter in group["params"]]
-        optimizer = optimizer_facts(job)
+        optimizer = optimizer_facts(job, run.loop)
     finally:
         job.close()
     facts = {

@@ -19,11 +19,12 @@ from realrun.pairs.prompts import (
     check_training_prompts,
     lab_prompts,
     leave_out_long,
+    read_conversations,
     read_prompts,
     spread,
     training_prompts,
 )
-from realrun.train.common.distill import DistillSettings, TextSettings, TrainingText
+from realrun.train.common.distill import DistillSettings, TextSettings, TrainingText, training_text
 from realrun.train.common.loop import LoopSettings
 from realrun.train.common.on_text import TextRun
 from realrun.train.common.ready_text import read_text
@@ -83,11 +84,23 @@ class TextOptions(SharedOptions):
     )
     prompts: Path | None = setting(
         None,
-        doc='JSON Lines of {"prompt": ...} or {"messages": [...]} in place of --text: trains on ten or more questions '
-        "and the target's answers alone, whatever --generated-share (default for targets other than the lab's: "
+        doc="JSON Lines of questions or conversations (messages, ShareGPT, Alpaca) in place of --text: ten or more, "
+        "with the target's answers, whatever --generated-share (default for targets other than the lab's: "
         f"{QUESTIONS:,} of specsim's own, and others that a chat model makes up).",
     )
+    own_answers: float = setting(
+        1.0,
+        low=0,
+        high=1,
+        doc="With --prompts: share of the text whose answers are the target's; the rest are the file's own answers.",
+    )
+    loss_on: Literal["answers", "all"] = setting(
+        "all", doc="Take the loss on answers alone, or on questions too (all); plain text counts as a whole."
+    )
     tokens: float = setting(2.0, low=0, smoke=0.02, doc="Million tokens to train on; windows of the text repeat.")
+    epochs: float | None = setting(
+        None, above=0, smoke=None, doc="Passes over the text, in place of --tokens: its windows are drawn at random."
+    )
     minutes: float = setting(
         0.0, low=0, doc="End after this time, without that of making the text, if --tokens take longer; 0: no limit."
     )
@@ -102,6 +115,7 @@ class TextOptions(SharedOptions):
     window: int = setting(256, low=2, smoke=64, doc="Tokens per window.")
     micro: int = setting(0, low=0, doc="Windows per forward pass, to save memory; 0 for all of a step.")
     warmup: int | None = setting(None, low=0, doc="Warm-up steps (default: a tenth of the steps, from 10 to 40).")
+    betas: tuple[float, ...] = setting((0.9, 0.95), doc="AdamW's beta_1 and beta_2.")
     cache: Path | None = setting(
         None,
         doc="Folder for encoded and generated text, which several trainings can share (default: --out).",
@@ -118,13 +132,15 @@ class TextOptions(SharedOptions):
             raise InputError("--text and --prompts are both text to train on; give one of them")
         if self.prompts is not None:
             check_prompts_file(self.prompts)
+        elif self.own_answers < 1:
+            raise InputError("--own-answers takes the rest of the answers from --prompts FILE; give it")
 
     def start(self, run: Callable[..., Any], pair: Pair, settings: Any, out: Path, progress: Progress) -> Any:
         """Call run(pair, settings, text_run)."""
         questions: Sequence[Prompt] = ()
         asked_share = 0.0
         if self.prompts is not None:
-            questions = read_prompts(self.prompts, pair.tokenizer)
+            questions = read_conversations(self.prompts, pair.tokenizer, pair.eos_token_ids)
         elif self.text is None and not is_lab(pair.target_name):
             questions = training_prompts(pair.tokenizer, QUESTIONS, self.distill.seed)
             asked_share = ASKED_SHARE if pair.tokenizer.chat_template else 0.0
@@ -133,13 +149,36 @@ class TextOptions(SharedOptions):
             text = read_text(self.text)
         else:
             tokens = round(self.generated * 1e6)
-            text = TextSettings(self.text, self.generated_share, tokens, self.distill, questions, asked_share)
+            text = TextSettings(
+                self.text,
+                self.generated_share,
+                tokens,
+                self.distill,
+                questions,
+                asked_share,
+                self.own_answers,
+                self.loss_on,
+            )
         loop = LoopSettings(
-            1, self.batch, self.window, self.warmup, self.seed, self.device, self.dtype, self.micro, log_every=None
+            1,
+            self.batch,
+            self.window,
+            self.warmup,
+            self.seed,
+            self.device,
+            self.dtype,
+            self.micro,
+            log_every=None,
+            betas=self.betas,
         )
+        count = self.tokens * 1e6
+        if self.epochs is not None:
+            if not isinstance(text, TrainingText):
+                text = training_text(pair, text, self.cache or out, progress)
+            count = self.epochs * sum(len(tokens) for tokens, _ in text.sources)
         stored = torch.float32 if self.float32 else torch.bfloat16
         limit_s = 60 * self.minutes or math.inf
-        text_run = TextRun(text, loop.lasting(self.tokens * 1e6), out, self.cache, stored, progress, limit_s)
+        text_run = TextRun(text, loop.lasting(count), out, self.cache, stored, progress, limit_s)
         return run(pair, settings, text_run)
 
 
@@ -196,6 +235,8 @@ class Training:
     trains : "drafter" or "predictor"; the document has its path under this name
     beside_draft : whether the training needs a pair, not a target alone
     smoke_test : whether --smoke-test is offered; the settings need `smoke` values then
+    printed : gives, for the options of a command by name, those that the paper prints, for `--recipe paper`; None where
+        no paper does
     """
 
     name: str
@@ -208,3 +249,4 @@ class Training:
     trains: str = "drafter"
     beside_draft: bool = False
     smoke_test: bool = True
+    printed: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from specsim.cost.roofline.drafters import drafter_config
 from specsim.io.arrays import Floats
 from specsim.io.errors import InputError
 from specsim.io.json import checked, read_json
+from specsim.io.names import find_name, known_name, nearest_names
 
 
 @dataclass(frozen=True)
@@ -346,10 +349,85 @@ def public_shapes() -> dict[str, dict[str, Any]]:
     return {**shapes, **{name: shapes[other] for name, other in document["same_shape"].items()}}
 
 
+@cache
+def released_weights() -> dict[str, str | dict[str, str]]:
+    """The formats of the weights of models that were released in fewer than 16 bits, by name."""
+    released: dict[str, str | dict[str, str]] = json.loads(SHAPES.read_text())["released"]
+    return released
+
+
+class NamedModel(NamedTuple):
+    """What a model's name says.
+
+    shape : a name of `public_shapes`
+    weights : the format of its weights, as it is written at the end of the name; else empty
+    """
+
+    shape: str
+    weights: str = ""
+
+
+OTHER_MODEL = "give one of the same shape, or the model's config.json"
+OWNERS = ("meta", "qwen", "openai", "google", "nvidia", "mistralai")  # as copies' names begin: Qwen_Qwen3-8B
+ENDINGS = re.compile(
+    "instruct|chat|base|it|hf|thinking|preview|exp|terminus|gguf|mlx|dynamic|block|ud|unsloth|bnb|quantized|"
+    r"v\d+(\.\d+)?|\d{4}"
+)  # of a name, which do not change the shape
+STORED = re.compile(
+    r"(mx|nv)?fp[48](a16)?|fp16|bf16|f16|awq|gptq|nf4|w4a16|w8a16|w8a8|int[48]|[48]-?bit|q\d_[a-z0-9_]+|iq\d_[a-z_]+",
+    re.IGNORECASE,
+)  # a format in a model's name
+
+
+def config_path(model: str) -> Path:
+    """The config.json at a path, or in the folder there."""
+    return Path(model) / "config.json" if Path(model).is_dir() else Path(model)
+
+
+def find_model(name: str) -> NamedModel | None:
+    """What a model's name says: one of `public_shapes`, a hub id, a GGUF file; None for others.
+
+    >>> find_model("Qwen/Qwen3-32B-FP8"), find_model("unsloth/Qwen3-8B-GGUF:Q4_K_M")
+    (NamedModel(shape='qwen3-32b', weights='fp8'), NamedModel(shape='qwen3-8b', weights='q4_k_m'))
+    """
+    known, weights = [*public_shapes()], ""
+    if name in known:
+        return NamedModel(name)
+    if config_path(name).is_file() and not name.endswith(".gguf"):
+        return None
+    text = re.sub(r"(-\d+-of-\d+)?\.gguf$", "", name.replace("\\", "/").rpartition("/")[2].lower())
+    tokens = re.split(r"[-:/ .](?=[a-z])|[-:/ ]|(?<!q\d)_(?=i?q\d_|[a-z]{3,})", text)
+    while tokens:
+        if len(tokens) > 1 and tokens[0] in OWNERS and (shape := find_name("model", " ".join(tokens[1:]), known)):
+            return NamedModel(shape, weights)
+        if shape := find_name("model", " ".join(tokens), known):
+            return NamedModel(shape, weights)
+        last = tokens.pop()
+        if STORED.fullmatch(last):
+            weights = weights or last
+        elif not ENDINGS.fullmatch(last):
+            return None
+    return None
+
+
+def model_config(model: str | Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config.json of a model, as `find_architecture` takes it."""
+    if isinstance(model, Mapping):
+        return model
+    if named := find_model(model):
+        return public_shapes()[named.shape]
+    path, known = config_path(model), [*public_shapes()]
+    if not path.is_file() and path.suffix != ".json":
+        return public_shapes()[known_name("model", model, known, other=OTHER_MODEL)]
+    config = read_json(path, f"architecture {path}", missing=INVALID, invalid=INVALID)
+    return dict(checked(config, f"architecture {model}", dict[str, Any], invalid=INVALID))
+
+
 def find_architecture(model: str | Mapping[str, Any], name: str = "") -> Architecture:
     """The shape of a model.
 
-    model : a name of `public_shapes`, a path to a config.json or its folder, or its content
+    model : a name of `public_shapes`, also as a hub id such as "Qwen/Qwen3-32B-FP8"; a path to a config.json or its
+        folder, or its content
     name : name of the model; default: as in `model`
 
     Raises InputError for a model that is not known, or of a kind whose passes are not.
@@ -358,16 +436,14 @@ def find_architecture(model: str | Mapping[str, Any], name: str = "") -> Archite
     >>> find_architecture("mixtral-8x7b").experts.per_token
     2
     """
+    config = model_config(model)
+    if drafter := drafter_config(config):
+        shown = name or ("config.json" if isinstance(model, Mapping) else model)
+        raise InputError(f"{shown} is a drafter's ({drafter.method}), not a model's; give it as --drafter")
     if isinstance(model, Mapping):
-        return architecture_from_config(model, name or "inline")
-    if model in public_shapes():
-        return architecture_from_config(public_shapes()[model], name or model)
-    path = Path(model) / "config.json" if Path(model).is_dir() else Path(model)
-    if not path.is_file():
-        known = ", ".join(public_shapes())
-        raise InputError(f"architecture {model!r} is neither a config.json nor a known shape; choose one of {known}")
-    config = read_json(path, f"architecture {path}", missing=INVALID, invalid=INVALID)
-    return architecture_from_config(config, name or str(model))
+        return architecture_from_config(config, name or "inline")
+    named = find_model(model)
+    return architecture_from_config(config, name or (named.shape if named else model))
 
 
 def architecture_from_config(config: Any, name: str) -> Architecture:
@@ -379,8 +455,8 @@ def architecture_from_config(config: Any, name: str) -> Architecture:
         config = outer | checked(config["text_config"], f"{where}: text_config", dict[str, Any], invalid=INVALID)
     kind = config.get("model_type")
     if kind not in (*GATED, *MIXTURES):
-        known = ", ".join((*GATED, *MIXTURES))
-        raise InputError(f"{where} has model_type {kind!r}, whose passes are not known; known: {known}")
+        nearest = nearest_names(str(kind), [*GATED, *MIXTURES])
+        raise InputError(f"{where} has model_type {kind!r}, whose passes are not known; {nearest}")
 
     def size(*keys: str, default: int | None = None) -> int:
         value = next((config[key] for key in keys if config.get(key) is not None), default)

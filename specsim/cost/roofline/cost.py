@@ -9,13 +9,26 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specsim.cost.batches import BatchCost, BatchTokens
+from specsim.cost.batches import BatchCost, BatchTokens, DoesNotFit
 from specsim.cost.model import MAX_SECONDS, MAX_TREE_TOKENS
-from specsim.cost.roofline.architecture import MAX_SIZE, Architecture, find_architecture
+from specsim.cost.roofline.architecture import (
+    MAX_SIZE,
+    OTHER_MODEL,
+    Architecture,
+    architecture_from_config,
+    config_path,
+    find_architecture,
+    find_model,
+    model_config,
+    public_shapes,
+)
+from specsim.cost.roofline.drafters import CLASSES, ONE_PASS, drafter_config
+from specsim.cost.roofline.hardware import GGUF_BITS
 from specsim.cost.roofline.passes import Operation, Roofline
-from specsim.cost.roofline.published import DRAFTERS, class_error, error_note
+from specsim.cost.roofline.published import DRAFTERS, calibrated_error, class_error, error_note, log_error
 from specsim.io.arrays import Floats, Seconds
 from specsim.io.errors import InputError
+from specsim.io.names import find_name, known_name, plain
 
 PLAIN = ("eagle", "eagle3", "mtp", "edd", "vdm", "space", "prompt-lookup")  # without a number
 NUMBERED = {"eesd": "layers", "self-sd": "layers", "medusa": "heads", "block": "layers"}  # with this number
@@ -23,6 +36,10 @@ KINDS = ("model", *PLAIN, *NUMBERED)
 SIZES = ("vocabulary", "hidden_size", "intermediate_size")
 SIZED = {"eagle": SIZES[:1], "eagle3": SIZES, "block": SIZES}  # may have sizes of their own
 EAGLE3_VOCABULARY = 32000  # tokens that released EAGLE-3 drafters can draft
+BLOCK_LAYERS = 5  # of published DFlash, DSpark and Domino drafters
+OWN_NAMES = ("dflash", "dspark", "p-eagle", "suffix")  # methods of engines beside their kind's usual one
+LOOKUPS = ("suffix", "ngram-gpu", "ngram-simple", "ngram-mod", "ngram-map-k", "ngram-map-k4v", "ngram-cache")
+DRAFT_MODELS = ("model", "draftmodel", "draft", "draftsimple", "standalone")  # names that do not say which
 LARGEST_NUMBER = 64  # of MEDUSA's heads, and of a block drafter's layers
 
 
@@ -33,11 +50,15 @@ class Drafter:
     kind : "model", or a kind of `find_drafter`
     model : whose passes draft; None where no pass does
     shared_layers : first layers of the target that drafting has run already where the target verifies, EESD's
+    method : the drafter's own name in engines, where several are of its kind, such as "dflash" or "suffix"; else empty
+    block : longest draft that it was trained for; 0: not known
     """
 
     kind: str
     model: Architecture | None = None
     shared_layers: int = 0
+    method: str = ""
+    block: int = 0
 
     @property
     def at_once(self) -> bool:
@@ -69,7 +90,9 @@ def find_drafter(drafter: str | Mapping[str, Any], target: Architecture) -> Draf
         ``{"kind": "self-sd", "layers": N}`` : N of the target's layers
         "space", "prompt-lookup" : no pass makes the drafts
 
-        In short "block:N", "medusa:K", "eesd:N", "self-sd:N".
+        In short "block:N", "medusa:K", "eesd:N", "self-sd:N". Engines' names stand for these kinds: "ngram", "suffix",
+        "deepseek_mtp", "NEXTN", "dflash:N"; "dflash" alone has the 5 layers of the published ones. A drafter's own
+        config.json, or its folder, gives its kind and sizes.
 
     Raises InputError for a kind that is not known, or a number that does not fit the target.
 
@@ -78,15 +101,17 @@ def find_drafter(drafter: str | Mapping[str, Any], target: Architecture) -> Draf
     >>> find_drafter("eagle", find_architecture("llama-2-7b")).model.parameters
     498085888
     """
-    keys: Mapping[str, Any] = {"kind": drafter} if isinstance(drafter, str) else drafter
+    method = ""
     if isinstance(drafter, str):
-        short, colon, text = drafter.partition(":")
-        if colon and short in NUMBERED:
-            keys = {"kind": short, NUMBERED[short]: int(text) if text.isdecimal() else text}
-        elif drafter not in KINDS:
-            return Drafter("model", find_architecture(drafter))
-    if "model_type" in keys:
-        return Drafter("model", find_architecture(keys))
+        keys, method = _named_drafter(drafter)
+        method = method if method in OWN_NAMES else ""
+    else:
+        keys = drafter
+    if "model_type" in keys or "architectures" in keys:
+        name = drafter if isinstance(drafter, str) else "inline"
+        return _drafter_of_config(keys, name, target)
+    if "model" in keys:
+        return Drafter("model", find_architecture(str(keys["model"])))
     kind = str(keys.get("kind"))
     number, sized = NUMBERED.get(kind, ""), SIZED.get(kind, ())
     if kind not in KINDS[1:] or set(keys) - {"kind", number, *sized}:
@@ -116,14 +141,68 @@ def find_drafter(drafter: str | Mapping[str, Any], target: Architecture) -> Draf
         case "mtp":
             return Drafter(kind, replace(layer, projected_width=2 * target.hidden_size))
         case "block":
-            return Drafter(kind, replace(dense, num_layers=value))
+            return Drafter(kind, replace(dense, num_layers=value), method=method)
         case "eesd":
             return Drafter(kind, target.first(value + 1, name), shared_layers=value)
         case "self-sd":
             return Drafter(kind, target.first(value, name))
         case "medusa":
             return Drafter(kind, replace(target.first(0, name), medusa_heads=value))
-    return Drafter(kind)
+    return Drafter(kind, method=method)
+
+
+def _named_drafter(name: str) -> tuple[Mapping[str, Any], str]:
+    """The object that a drafter's name stands for: a kind, a config, or {"model": name}; and its name in engines."""
+    if find_model(name) is None and config_path(name).is_file():
+        return model_config(name), ""
+    short, colon, number = name.partition(":")
+    written = plain(short)
+    if written in DRAFT_MODELS:
+        raise InputError(f"drafter {name!r}: which model drafts? Give its name or config.json, such as qwen3-0.6b")
+    method = next((each for each in (*ONE_PASS, *LOOKUPS) if plain(each) == written), "")
+    if method in LOOKUPS:
+        return {"kind": "prompt-lookup"}, method
+    if method:
+        return {"kind": "block", "layers": _whole(number) if colon else BLOCK_LAYERS}, method
+    kind = find_name("drafter", short, KINDS[1:])
+    if kind is None and not find_model(name) and ("/" in name or written.endswith("mtp")):
+        # A hub id such as z-lab/Qwen3-8B-DFlash-b16 names its kind, as deepseek_mtp does.
+        kind = next((method for word, method in CLASSES.items() if word in plain(name)), None)
+        if kind in ONE_PASS:
+            return {"kind": "block", "layers": BLOCK_LAYERS}, kind
+    if kind in NUMBERED:
+        return {"kind": kind, **({NUMBERED[kind]: _whole(number)} if colon else {})}, ""
+    if kind is not None and not colon:
+        return {"kind": kind}, ""
+    if not find_model(name):
+        known_name("drafter", name, [*KINDS[1:], *public_shapes()], other=OTHER_MODEL)
+    return {"model": name}, ""
+
+
+def _whole(text: str) -> int | str:
+    return int(text) if text.isdecimal() else text
+
+
+def _drafter_of_config(config: Mapping[str, Any], name: str, target: Architecture) -> Drafter:
+    """The drafter of a config.json: a published drafter, or a model that drafts."""
+    own = drafter_config(config)
+    if own is None:
+        model = architecture_from_config(config, name)
+        if model.num_layers == 1 and model.hidden_size == target.hidden_size:
+            # EAGLE's published heads call themselves LlamaForCausalLM, and no model has one layer of a target's width.
+            return Drafter("eagle", replace(model, projected_width=2 * target.hidden_size))
+        return Drafter("model", model)
+    if own.method == "mtp":
+        return find_drafter("mtp", target)
+    if own.method == "medusa":
+        return find_drafter({"kind": "medusa", "heads": own.heads}, target)
+    head = architecture_from_config(own.sizes, name)
+    head = replace(head, vocab_size=own.vocabulary or target.vocab_size, tied=False)
+    if own.method == "eagle3":
+        return Drafter("eagle3", replace(head, projected_width=3 * target.hidden_size, attended_states=2))
+    if own.method == "eagle":
+        return Drafter("eagle", replace(head, projected_width=2 * target.hidden_size))
+    return Drafter("block", head, method=own.method if own.method in OWN_NAMES else "", block=own.block)
 
 
 @dataclass(frozen=True)
@@ -182,6 +261,7 @@ class RooflineCost(BatchCost):
     overheads : overhead of a round besides its passes
     covered : ranges of the calibration; `notes` names requests beyond them
     engine : name of the inference engine whose overheads these are
+    stored : why the weights have their format, where nobody chose it
 
     Raises InputError for a batch below 1.
 
@@ -202,6 +282,7 @@ class RooflineCost(BatchCost):
     overheads: Overheads = field(default_factory=Overheads)
     covered: Covered | None = None
     engine: str = ""
+    stored: str = ""
 
     def __post_init__(self) -> None:
         if self.batch < 1:
@@ -269,10 +350,10 @@ class RooflineCost(BatchCost):
         return np.maximum(need_bytes - (memory_bytes or np.inf), 0.0)
 
     def check_memory(self, tokens: BatchTokens) -> None:
-        """Raise InputError where weights and caches of such passes do not fit."""
+        """Raise DoesNotFit where weights and caches of such passes need more memory than there is."""
         missing_bytes = self.missing_bytes(tokens)
         if missing_bytes.any():
-            raise InputError(
+            raise DoesNotFit(
                 f"roofline: weights and caches of {self.target.model.name} at batch {np.max(tokens.sequences):g} and "
                 f"up to {np.max(tokens.cached / tokens.sequences):,.0f} cached tokens need "
                 f"{missing_bytes.max() / 1e9:.1f} GB more than {self.target.hardware.name} has; choose a smaller batch "
@@ -303,7 +384,8 @@ class RooflineCost(BatchCost):
     def published_kind(self) -> bool:
         """Whether speedups with such a drafter and such weights are published."""
         formats = self.target.weights.values() if isinstance(self.target.weights, Mapping) else [self.target.weights]
-        return self.drafter.kind in DRAFTERS and not any(str(name).startswith("int") for name in formats)
+        unlike = any(str(name).startswith("int") or name in GGUF_BITS for name in formats)
+        return self.drafter.kind in DRAFTERS and not unlike
 
     @property
     def error_band(self) -> tuple[float, float] | None:
@@ -312,12 +394,23 @@ class RooflineCost(BatchCost):
         error = class_error("speedup", experts=self.target.model.experts is not None, batch=self.batch)
         return None if error is None else (error.low, error.high)
 
+    @property
+    def speedup_error(self) -> tuple[float, float]:
+        experts = self.target.model.experts is not None
+        if self.covered is not None:
+            return 0.0, calibrated_error(experts=experts, batch=self.batch)
+        return log_error(experts=experts, batch=self.batch, known=bool(self.engine) and self.published_kind)
+
     def notes(self, max_draft_tokens: int, contexts: tuple[int, int]) -> list[str]:
         covered, joined = self.covered, self.target.hardware.link_devices
         slow = [
             f"{self.target.tensor_parallel} GPUs share a layer, but fast links join {joined}: all-reduces take longer"
         ]
         slow = slow if self.target.tensor_parallel > joined else []
+        if self.stored:
+            slow.append(f"{self.target.formats.removeprefix(', ')} ({self.stored}; --weights changes it)")
+        if 0 < self.drafter.block < max_draft_tokens:
+            slow.append(f"this drafter was trained for blocks of {self.drafter.block}: it accepts fewer tokens beyond")
         if covered is None:
             if not self.engine:
                 return ["roofline, not calibrated", *slow]

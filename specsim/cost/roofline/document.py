@@ -5,7 +5,9 @@
 ``hardware`` : a name of `known_hardware`, or ``{"memory_bytes_s": ..., "flops": {dtype: ...}, ...}``
 ``dtype`` (default bfloat16) : of states, and of all else that is not named
 ``weights`` : a format of the layers' matrices, or of some parts: ``{"attention": ..., "mlp": ..., "experts": ...,
-    "head": ...}``; int4, int4-g32, int8, float8, mxfp4, nvfp4, or a dtype
+    "head": ...}``; int4, int4-g32, int8, float8, mxfp4, nvfp4, a type of llama.cpp such as q4_k_m, or a dtype; default:
+    the format in which the target is stored, by its name or config.json or as it was released; else dtype
+``stored`` : why the weights have their format, where nobody chose it
 ``activations`` : float8 or float4, for products in that type; default: weights are unpacked as they are read
 ``cache`` : format of keys and values
 ``batch``, ``tensor_parallel``
@@ -26,10 +28,12 @@ from typing import Any
 
 from specsim.cost.roofline.architecture import find_architecture
 from specsim.cost.roofline.cost import Covered, Overheads, RooflineCost, find_drafter
+from specsim.cost.roofline.formats import find_format, stored_weights
 from specsim.cost.roofline.hardware import Derating, find_hardware
 from specsim.cost.roofline.passes import Roofline
 from specsim.io.errors import InputError
 from specsim.io.json import from_keys
+from specsim.io.names import known_name
 
 PRESET = Path(__file__).parent / "engines.json"
 INVALID, REMAKE = "correct it, or calibrate again", "write it anew with `python -m studies published`"
@@ -50,19 +54,25 @@ class RooflineForm:
     cache: str | None = None
     engine: str | None = None
     calibration: dict[str, Any] = field(default_factory=dict)
+    stored: str = ""
 
     def cost(self, name: str) -> RooflineCost:
         """The cost model; InputError for unknown names."""
+        weights, stored = self.weights, self.stored
+        if weights is None and (found := stored_weights(self.target)):
+            weights, stored = found
+        elif isinstance(weights, str):
+            weights = find_format(weights)
         target = Roofline(
             find_architecture(self.target),
             find_hardware(self.hardware),
-            dtype=self.dtype,
-            weights=self.weights,
+            dtype=find_format(self.dtype),
+            weights=weights,
             tensor_parallel=self.tensor_parallel,
             activations=self.activations,
             cache=self.cache,
         )
-        cost = RooflineCost(target, find_drafter(self.drafter, target.model), batch=self.batch)
+        cost = RooflineCost(target, find_drafter(self.drafter, target.model), batch=self.batch, stored=stored)
         if self.engine is not None:
             cost = in_engine(cost, self.engine)
         return from_keys(self.calibration, Calibration, f"{name}: calibration", INVALID).applied(cost)
@@ -161,9 +171,7 @@ def engine_preset() -> Preset:
 def in_engine(cost: RooflineCost, engine: str) -> RooflineCost:
     """Return the costs of the same models on the same hardware in an inference engine; InputError if it is unknown."""
     preset = engine_preset()
-    if engine not in preset.engines:
-        known = ", ".join(preset.engines)
-        raise InputError(f"unknown engine {engine!r} for costs on a GPU; known: {known}")
+    engine = known_name("engine", engine, [*preset.engines], where="for costs on a GPU")
     overheads = preset.overheads
     if cost.draft_passes is None or cost.drafter.at_once:  # a step is not launched for every token
         once_s = overheads.round_s + overheads.draft_step_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
@@ -11,13 +12,26 @@ from typing import Any
 
 from specsim.io.errors import InputError
 from specsim.io.json import check_keys, from_keys
+from specsim.io.names import find_name, known_name
 
 DATASHEETS = Path(__file__).parent / "hardware.json"
 LARGEST_CEILING = 1e24
+SEVERAL = re.compile(r"(?P<count>\d+)\s*[x\u00d7*]\s*(?P<name>.+)", re.IGNORECASE)  # such as 8xH100
+OTHER_GPU = 'of another GPU give the data sheet in a cost file: "hardware": {"memory_bytes_s": ..., "flops": {...}}'
 INVALID = "give memory_bytes_s and flops, or a name"
+GGUF_BITS = {
+    "q4_0": 4.5, "q4_1": 5.0, "q5_0": 5.5, "q5_1": 6.0, "q8_0": 8.5,
+    "q2_k_s": 2.9697, "q2_k": 3.1593, "q3_k_s": 3.6429, "q3_k_m": 4.0, "q3_k_l": 4.2979, "q4_k_s": 4.6672,
+    "q4_k_m": 4.8944, "q5_k_s": 5.5704, "q5_k_m": 5.7036, "q6_k": 6.5633,
+    "iq1_s": 2.0042, "iq1_m": 2.1460, "iq2_xxs": 2.3824, "iq2_xs": 2.5882, "iq2_s": 2.7403, "iq2_m": 2.9294,
+    "iq3_xxs": 3.2548, "iq3_xs": 3.4977, "iq3_s": 3.6606, "iq3_m": 3.7628, "iq4_xs": 4.4597, "iq4_nl": 4.6818,
+}  # fmt: skip
+"""Bits per weight of llama.cpp's types, the head's included. Types that mix others: those of Llama-3.1-8B, as
+tools/quantize/README.md of llama.cpp prints them; q3_k_m by its 3.74 GiB in quantize.cpp. Others: those of a block."""
 BITS = {
     "float32": 32.0, "bfloat16": 16.0, "float16": 16.0, "float8": 8.0, "int8": 8.0,
     "int4": 4.0 + 16 / 128, "int4-g32": 4.0 + 16 / 32, "mxfp4": 4.0 + 8 / 32, "nvfp4": 4.0 + 8 / 16,
+    **GGUF_BITS,
 }  # fmt: skip
 """Bits per weight, scales included: int4 has a 16-bit scale per 128 weights (int4-g32: per 32), MXFP4 an 8-bit scale
 per 32, NVFP4 per 16. Scales per channel, or per block of 128 x 128 in float8, are not counted: less than 0.1 %."""
@@ -128,11 +142,17 @@ def known_hardware() -> dict[str, Hardware]:
 
 
 def find_hardware(hardware: str | Mapping[str, Any]) -> Hardware:
-    """Find a device by its name, or read its ceilings."""
+    """Find a device by its name, also as nvidia-smi prints it, or read its ceilings.
+
+    >>> find_hardware("NVIDIA GeForce RTX 4090").name
+    'rtx-4090'
+    """
     if isinstance(hardware, str):
-        if hardware not in known_hardware():
-            raise InputError(f"hardware {hardware!r} is unknown; known: {', '.join(known_hardware())}")
-        return known_hardware()[hardware]
+        known, several = [*known_hardware()], SEVERAL.fullmatch(hardware.strip())
+        if several and find_name("GPU", several["name"], known):
+            name, count = find_name("GPU", several["name"], known), several["count"]
+            raise InputError(f"{hardware!r} is {count} GPUs; if all share every layer, give --gpu {name} --tp {count}")
+        return known_hardware()[known_name("GPU", hardware, known, other=OTHER_GPU)]
     keys = {"name": hardware.get("title") or "inline", **hardware} if isinstance(hardware, Mapping) else hardware
     if "name" in hardware:
         check_keys(hardware, {field.name for field in fields(Hardware)} - {"name"}, "hardware")

@@ -15,6 +15,7 @@ from specsim.cost.roofline.architecture import Architecture, LatentAttention, Li
 from specsim.cost.roofline.hardware import BITS, PRODUCTS, Derating, Hardware, usual_derating
 from specsim.io.arrays import Floats, Seconds
 from specsim.io.errors import InputError
+from specsim.io.names import nearest_names
 
 STATE_BYTES = 4  # of a number of linear attention's state, in float32
 
@@ -89,9 +90,9 @@ class Roofline:
             raise InputError(f"roofline: weights of {part!r} are unknown; give a format for some of {known}")
         for name in parts.values() if parts else [self.weights]:
             if name is not None and name not in BITS:
-                raise InputError(f"roofline: weights in {name!r} are unknown; known: {', '.join(BITS)}")
+                raise InputError(f"roofline: weights in {name!r} are unknown; {nearest_names(str(name), [*BITS])}")
         if self.cache is not None and self.cache not in BITS:
-            raise InputError(f"roofline: a cache in {self.cache!r} is unknown; known: {', '.join(BITS)}")
+            raise InputError(f"roofline: a cache in {self.cache!r} is unknown; {nearest_names(self.cache, [*BITS])}")
         if self.tensor_parallel < 1 or self.model.num_heads % self.tensor_parallel:
             raise InputError(
                 f"roofline: {self.tensor_parallel} devices cannot share the {self.model.num_heads} heads of "

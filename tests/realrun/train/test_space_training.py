@@ -60,7 +60,7 @@ def test_one_pass_is_the_sum_of_separate_examples(full: bool) -> None:
     settings, batch = replace(EXACT, full=full), tokens(rows=2, length=11)
     job = job_on(target(), settings)
     cuts = torch.tensor([[1, 7, 0, 4], [0, 7, 7, 2]])
-    job._draw = lambda windows, total: cuts  # type: ignore[method-assign]
+    job._draw = lambda *_: cuts  # type: ignore[method-assign]
     total, parts = job.loss(batch, 0)
     state = {name: value for name, value in job.state().items() if value.requires_grad}
     ours = torch.autograd.grad(total, list(state.values()))

@@ -44,7 +44,9 @@ class Noisy(Job):
     def parameter_groups(self) -> list[dict[str, Any]]:
         return [{"params": [self.weight], "lr": 0.1}]
 
-    def loss(self, batch: torch.Tensor, step: int) -> tuple[torch.Tensor, dict[str, float]]:
+    def loss(
+        self, batch: torch.Tensor, step: int, answers: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, dict[str, float]]:
         self.seen.append(batch)
         factor = batch.double().mean() / VOCAB
         loss = ((self.weight * factor + torch.randn(4, dtype=torch.float64)) ** 2).mean()
@@ -57,7 +59,7 @@ class Noisy(Job):
         with torch.no_grad():
             self.weight.copy_(tensors["weight"])
 
-    def held_out(self, batch: torch.Tensor) -> dict[str, float]:
+    def held_out(self, batch: torch.Tensor, answers: torch.Tensor | None = None) -> dict[str, float]:
         torch.rand(3)  # disturbs nothing
         return {"mean": float(batch.double().mean())}
 
@@ -188,7 +190,9 @@ def test_left_out_lengths_follow_from_the_steps() -> None:
 
 
 class Diverging(Noisy):
-    def loss(self, batch: torch.Tensor, step: int) -> tuple[torch.Tensor, dict[str, float]]:
+    def loss(
+        self, batch: torch.Tensor, step: int, answers: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, dict[str, float]]:
         return self.weight.sum() * (float("nan") if step == 5 else 1.0), {}
 
 
@@ -215,7 +219,9 @@ class Quadratic(Noisy):
     def parameter_groups(self) -> list[dict[str, Any]]:
         return [{"params": [self.weight], "lr": self.lr}]
 
-    def loss(self, batch: torch.Tensor, step: int) -> tuple[torch.Tensor, dict[str, float]]:
+    def loss(
+        self, batch: torch.Tensor, step: int, answers: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, dict[str, float]]:
         return (self.weight**2).mean(), {}
 
 
@@ -246,7 +252,9 @@ class Interrupting(Noisy):
         super().__init__()
         self.step, self.times = step, times
 
-    def loss(self, batch: torch.Tensor, step: int) -> tuple[torch.Tensor, dict[str, float]]:
+    def loss(
+        self, batch: torch.Tensor, step: int, answers: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, dict[str, float]]:
         if step == self.step:
             for _ in range(self.times):
                 signal.raise_signal(signal.SIGINT)

@@ -186,11 +186,13 @@ def test_questions_are_trained_on_with_the_targets_answers(tmp_path: Path) -> No
     target = small_target()
     ends = int(generate(target, [np.array([7, 8], dtype=np.int32)], 4)[0, 4])
     questions = [Prompt("all", [7 + number % 3] * (1 + number % 4) + [8 + number]) for number in range(24)]
-    settings = TextSettings(generated_tokens=400, distill=replace(SETTINGS, greedy_share=1.0), questions=questions)
+    distill_ = replace(SETTINGS, greedy_share=1.0)
+    settings = TextSettings(generated_tokens=400, distill=distill_, questions=questions, loss_on="answers")
     text = training_text(alone(target, (ends,)), settings, tmp_path, quiet)
     assert [share for _, share in text.sources] == [1.0] and text.facts["questions"] == 24
     found: set[int] = set()
-    for written, allowed in ((text.sources[0][0], range(24)), (text.held_out, (9, 19))):
+    for marks, allowed in ((text.sources[0][0], range(24)), (text.held_out, (9, 19))):
+        written = marks[:, 0]
         at, numbers = 0, set[int]()
         while at < len(written):
             (number,) = (
@@ -214,7 +216,7 @@ def test_a_chat_model_makes_up_questions_and_answers_them(tmp_path: Path, monkey
     before, after = around_question(tokenizer)
     assert [before, after] == tokenizer(["Q:", "#A:"])["input_ids"]
     settings = replace(SETTINGS, greedy_share=1.0, batch=16)
-    written = made_up(pair, 300, settings, tmp_path, quiet).tolist()
+    written = made_up(pair, 300, settings, tmp_path, quiet)[:, 0].tolist()
     questions, at = set(), 0
     while at < len(written):
         assert written[at : at + 2] == before
@@ -227,7 +229,7 @@ def test_a_chat_model_makes_up_questions_and_answers_them(tmp_path: Path, monkey
         at += len(answer)
     assert len(written) >= 300 and len(questions) > 5
     monkeypatch.delattr(distill, "generate")  # what the folder holds is not written again
-    assert made_up(pair, 300, settings, tmp_path, quiet).tolist() == written
+    assert made_up(pair, 300, settings, tmp_path, quiet)[:, 0].tolist() == written
 
 
 def test_a_model_that_ends_no_question_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,7 +250,7 @@ def test_questions_that_the_target_makes_up_come_beside_those_given(
         def write(pair: Any, *args: Any) -> Any:
             *_, tokens, settings, _, _ = args
             calls.append((name, tokens, settings.seed))
-            return np.full(tokens, len(calls), np.int32)
+            return np.full((tokens, 2), len(calls), np.int32)
 
         return write
 

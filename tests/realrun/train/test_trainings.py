@@ -310,7 +310,7 @@ def test_the_default_of_edds_states_is_no_other_training(tmp_path: Path) -> None
 SHORT = replace(LOOP, steps=2)
 OTHER_LOOP: dict[str, Any] = {
     "steps": 3, "batch_windows": 2, "window_tokens": 20, "warmup_steps": 2, "seed": 1, "dtype": "float32",
-    "micro_windows": 2, "log_every": 1,
+    "micro_windows": 2, "log_every": 1, "betas": (0.8, 0.999),
 }  # fmt: skip
 
 

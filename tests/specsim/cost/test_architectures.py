@@ -240,7 +240,7 @@ def test_first_layers_are_dense_and_a_shared_expert_sees_every_token() -> None:
 
 
 def test_a_kind_that_is_not_priced_is_refused_with_what_it_lacks() -> None:
-    refusal(lambda: find_architecture({"model_type": "mamba2"}), "model_type 'mamba2'", "known: llama, ")
+    refusal(lambda: find_architecture({"model_type": "mamba2"}), "model_type 'mamba2'", "nearest: ")
     lacking = {key: value for key, value in public_shapes()["deepseek-v3"].items() if key != "kv_lora_rank"}
     refusal(lambda: find_architecture(lacking, "mine"), "architecture mine has no kv_lora_rank")
     longer = {**public_shapes()["qwen3.5-27b"], "layer_types": ["linear_attention"] * 65}

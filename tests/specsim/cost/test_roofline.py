@@ -183,14 +183,14 @@ def test_every_device_has_its_source_and_no_ceiling_that_is_not_printed() -> Non
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: find_hardware("tpu"), "hardware 'tpu' is unknown; known: a100, "),
-        (lambda: find_architecture("gpt-9"), "neither a config.json nor a known shape; choose one of llama-68m"),
-        (lambda: find_architecture({"model_type": "mamba"}), "model_type 'mamba', whose passes are not known; known"),
+        (lambda: find_hardware("tpu"), "unknown GPU 'tpu'; nearest: "),
+        (lambda: find_architecture("gpt-9"), "unknown model 'gpt-9'; nearest: "),
+        (lambda: find_architecture({"model_type": "mamba"}), "model_type 'mamba', whose passes are not known; near"),
         (lambda: find_architecture({"text_config": 3}), "text_config is malformed"),
         (lambda: find_architecture({**public_shapes()["qwen3-30b-a3b"], "mlp_only_layers": 7}), "only_layers is mal"),
         (lambda: find_architecture({"model_type": "llama"}), "has no hidden_size that is a whole number"),
         (lambda: Roofline(find_architecture("llama-2-70b"), find_hardware("a100")), "take 138 GB a device, a100 has"),
-        (lambda: llama_7b_layer(weights="int3"), "weights in 'int3' are unknown; known"),
+        (lambda: llama_7b_layer(weights="int3"), "weights in 'int3' are unknown; nearest: int"),
         (lambda: llama_7b_layer(tensor_parallel=3), "3 devices cannot share the 32 heads"),
         (lambda: Experts(4, 2, 8, probs=(0.5, 0.5, 0.5, 0.1)), "sum to 1.6, a token goes to 2 experts"),
         (lambda: Experts(4, 5, 8), "5 experts a token of 4"),
@@ -423,7 +423,7 @@ def test_every_public_shape_has_these_drafters(name: str) -> None:
         ({"kind": "eagle3", "vocabulary": 10**6}, ("eagle3 has vocabulary=1000000; give 1 to 128256",)),
         ({"kind": "eagle3", "hidden_size": "4096"}, ("hidden_size='4096'",)),
         ({"kind": "mtp", "vocabulary": 32000}, ("is unknown; give a model, eagle, eagle3, mtp", "block")),
-        ("dflash:5", ("architecture 'dflash:5' is neither",)),
+        ("dflush:5", ("unknown drafter 'dflush:5'; nearest: ",)),
     ],
 )
 def test_drafters_that_cannot_be_are_refused(drafter: Any, words: tuple[str, ...]) -> None:

@@ -247,7 +247,7 @@ def test_a_config_and_hardware_may_be_written_out(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"target": 7}, "got `int` - at `$.target`"),
-        ({"hardware": "abacus"}, "hardware 'abacus' is unknown"),
+        ({"hardware": "abacus"}, "unknown GPU 'abacus'"),
         ({"gpu": "h100"}, "unknown key 'gpu'"),
         ({"calibration": {"target": {"memoy": 0.5}}}, "calibration: target has an unknown key 'memoy'"),
         ({"calibration": {"targets": {}}}, "calibration has an unknown key 'targets'"),

@@ -285,7 +285,7 @@ def test_explain_says_it_in_words(quantity: str) -> None:
 
 
 def test_what_is_not_known_is_refused() -> None:
-    with pytest.raises(InputError, match="unknown definition of position-rate in 'transformers'; choose one of"):
+    with pytest.raises(InputError, match="unknown engine 'transformers' for position-rate; choose one of"):
         find_definitions(POSITIONS, "transformers")
     with pytest.raises(InputError, match="unknown quantity 'tau'; choose one of acceptance-length"):
         find_definitions("tau")

@@ -1,0 +1,62 @@
+"""Published drafters, told from models by the architectures in their config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+# What a drafter's class has in its name, and the drafter's name in engines; the first that fits counts.
+CLASSES = {
+    "dflash": "dflash", "dspark": "dspark", "domino": "domino", "peagle": "p-eagle", "eagle3": "eagle3",
+    "medusa": "medusa", "mtp": "mtp", "eagle": "eagle",
+}  # fmt: skip
+ONE_PASS = ("dflash", "dspark", "domino", "p-eagle", "pard")  # draft all tokens in a single pass
+"""Drafters of kind block, by the names that engines and papers give them."""
+LAYERS = "transformer_layer_config"  # where speculators has the sizes of a head's layers
+
+
+@dataclass(frozen=True)
+class DrafterConfig:
+    """A published drafter's config.json.
+
+    method : its name in engines, of `CLASSES`
+    sizes : the keys of its layers' shape, as a dense decoder's config.json has them
+    vocabulary : tokens that it can draft; 0: not stated
+    block : longest draft that it was trained for; 0: not stated
+    heads : of MEDUSA; 0: not stated
+    """
+
+    method: str
+    sizes: dict[str, Any]
+    vocabulary: int = 0
+    block: int = 0
+    heads: int = 0
+
+
+def drafter_config(config: Mapping[str, Any]) -> DrafterConfig | None:
+    """What a drafter's config.json says; None for a model's.
+
+    >>> drafter_config({"architectures": ["DFlashDraftModel"], "block_size": 16}).block
+    16
+    """
+    architectures = config.get("architectures")
+    classes = [*architectures] if isinstance(architectures, list) else []
+    classes += [config.get("speculators_model_type"), config.get("model_type")]
+    written = " ".join(str(name) for name in classes).lower().replace("_", "").replace("-", "")
+    method = next((method for word, method in CLASSES.items() if word in written), None)
+    if method is None:
+        return None
+    if method in ("eagle", "eagle3") and config.get("parallel_drafting"):
+        method = "p-eagle"
+    inner = config.get(LAYERS)
+    layers = {**config, **inner} if isinstance(inner, Mapping) else dict(config)
+    # A head's layers are dense, whatever the class is called; windows change little at the contexts that are drafted.
+    sizes = {key: value for key, value in layers.items() if key not in ("text_config", "sliding_window", "layer_types")}
+    numbers = {
+        "vocabulary": config.get("draft_vocab_size") or layers.get("vocab_size"),
+        "block": config.get("block_size"),
+        "heads": config.get("medusa_num_heads") or config.get("num_heads"),
+    }
+    whole = {key: value for key, value in numbers.items() if type(value) is int and value > 0}
+    return DrafterConfig(method, {**sizes, "model_type": "llama"}, **whole)

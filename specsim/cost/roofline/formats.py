@@ -1,0 +1,136 @@
+"""Formats of weights: by name, in a model's name, as a model was released, and in a config.json."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from specsim.cost.roofline.architecture import Part, find_model, model_config, released_weights
+from specsim.cost.roofline.hardware import BITS
+from specsim.io.errors import InputError
+from specsim.io.names import known_name
+
+Weights = str | dict[str, str]
+HINT = "pass the format with --weights, such as --weights int4"
+
+
+class Stored(NamedTuple):
+    """The format in which a checkpoint stores its weights, and where it is written."""
+
+    weights: Weights
+    source: str
+
+
+def find_format(name: str) -> str:
+    """The name in `BITS` of a format as people write it: fp8, AWQ, Q4_K_M; InputError for an unknown one.
+
+    >>> find_format("fp8"), find_format("AWQ"), find_format("Q4_K_M")
+    ('float8', 'int4', 'q4_k_m')
+    """
+    return known_name("weight format", name, list(BITS), other="give one with --weights")
+
+
+def read_weights(text: str) -> Weights:
+    """A format, or a format by part of the model.
+
+    >>> read_weights("experts=mxfp4,attention=fp8")
+    {'experts': 'mxfp4', 'attention': 'float8'}
+    """
+    if "=" not in text:
+        return find_format(text)
+    pairs = (pair.partition("=") for pair in text.split(","))
+    return {part.strip(): find_format(name.strip()) for part, _, name in pairs}
+
+
+def weights_text(weights: str | Mapping[str, str]) -> str:
+    """Formats in words."""
+    if isinstance(weights, str):
+        return weights
+    return ", ".join(f"{part} {name}" for part, name in weights.items())
+
+
+def stored_weights(model: str | Mapping[str, Any]) -> Stored | None:
+    """The format in which a model is stored, if that is not a 16-bit type.
+
+    model : as `find_architecture` takes it. A model's name says it where it ends in a format, such as -FP8 or
+        :Q4_K_M; else the format in which it was released counts. A config.json says it under quantization_config.
+
+    Raises InputError for a quantization_config that is not known.
+
+    >>> stored_weights("openai/gpt-oss-20b")
+    Stored(weights={'experts': 'mxfp4'}, source='as gpt-oss-20b was released')
+    >>> stored_weights("Qwen/Qwen3-32B-FP8").weights
+    'float8'
+    """
+    named = None if isinstance(model, Mapping) else find_model(model)
+    if named is not None:
+        if named.weights:
+            return Stored(find_format(named.weights), f"by the name {model}")
+        released = released_weights().get(named.shape)
+        return None if released is None else Stored(released, f"as {named.shape} was released")
+    where = "config.json" if isinstance(model, Mapping) else str(model)
+    config = model_config(model)
+    inner = config.get("text_config")
+    found = config.get("quantization_config") or (
+        inner.get("quantization_config") if isinstance(inner, Mapping) else None
+    )
+    if not found:
+        return None
+    if not isinstance(found, Mapping):
+        raise InputError(f"{where}: quantization_config is not an object; {HINT}")
+    return Stored(_stored(found, where), f"by quantization_config of {where}")
+
+
+def _stored(config: Mapping[str, Any], where: str) -> Weights:
+    """The format that a quantization_config names."""
+    method = str(config.get("quant_method", config.get("quant_algo", ""))).lower()
+    if method == "mxfp4":  # gpt-oss; its modules_to_not_convert name all but the experts
+        return {"experts": "mxfp4"}
+    name = ""
+    if method in ("awq", "gptq", "auto-round", "autoround"):
+        name = _integers(config.get("bits"), config.get("group_size"))
+    elif method in ("fp8", "fbgemm_fp8"):
+        name = "float8"
+    elif method == "bitsandbytes":
+        name = "int4" if config.get("load_in_4bit") else "int8"
+    elif method.startswith("modelopt") or "quant_algo" in config:
+        algorithm = str(config.get("quant_algo", "")).lower()
+        name = next((name for word, name in (("nvfp4", "nvfp4"), ("fp8", "float8")) if word in algorithm), "")
+    elif method == "compressed-tensors":
+        name = _compressed(config)
+    if name not in BITS:
+        bits = f" {config['bits']} bits" if "bits" in config else ""
+        raise InputError(f"{where} stores its weights in {method or 'an unknown format'}{bits}; {HINT}")
+    return _parts(name, config)
+
+
+def _integers(bits: object, group: object) -> str:
+    """Packed integers of so many bits, with a scale per group."""
+    return "int4-g32" if bits == 4 and group == 32 else f"int{bits}"
+
+
+def _compressed(config: Mapping[str, Any]) -> str:
+    """The format of the first group of compressed-tensors."""
+    groups = config.get("config_groups")
+    first: Any = next(iter(groups.values()), {}) if isinstance(groups, Mapping) else {}
+    weights = first.get("weights") if isinstance(first, Mapping) else None
+    if not isinstance(weights, Mapping):
+        return ""
+    bits, group = weights.get("num_bits"), weights.get("group_size")
+    if weights.get("type") == "float":
+        return {8: "float8", 4: "mxfp4" if group == 32 else "nvfp4"}.get(bits, "") if isinstance(bits, int) else ""
+    return _integers(bits, group)
+
+
+def _parts(name: str, config: Mapping[str, Any]) -> Weights:
+    """The format of the parts that are not left out of quantisation in all layers."""
+    skipped = config.get("ignore") or config.get("modules_to_not_convert") or config.get("exclude_modules") or []
+    patterns = [str(pattern) for pattern in skipped if not re.search(r"layers\.\d", str(pattern))]
+    words: dict[Part, str] = {
+        "attention": "self_attn|attention",
+        "mlp": r"shared_experts?(?!_gate)|mlp\W*(gate\||gate_up|gate_proj|up_proj|down_proj)",  # not a router, mlp.gate
+    }
+    kept = {part for part, word in words.items() if any(re.search(word, pattern) for pattern in patterns)}
+    parts: tuple[Part, ...] = ("attention", "mlp", "experts")
+    return {part: name for part in parts if part not in kept} if kept else name
