@@ -66,7 +66,9 @@ def advise(options: CountsSettings, costs: AdviseCosts, requests: RequestSetting
     from specsim.cost.files import as_cost
     from specsim.engines.advise import advise as find_advice
     from specsim.engines.advise import drafter_kind
+    from specsim.engines.by_load import speedups_by_load
     from specsim.engines.flags import draft_length_flags
+    from specsim.report.advice import KIND, VERSION
 
     reading = options.read()
     costs, load = costs.of_reading(reading)
@@ -93,7 +95,26 @@ def advise(options: CountsSettings, costs: AdviseCosts, requests: RequestSetting
         for command in commands:
             print(command)
 
-    return Answer({**advice.as_dict(), "flags": flags, "commands": commands, "read_as": reading.as_dict()}, show)
+    speedups = [float(length.speedup) for length in advice.lengths]
+    about = {"kind": KIND, "version": VERSION, "asked": _asked(options, costs, requests)}
+    by_load = None if advice.upper_bound else speedups_by_load(speedups, cost, options.context)
+    printed = {"flags": flags, "commands": commands, "read_as": reading.as_dict(), "by_load": by_load}
+    return Answer({**about, **advice.as_dict(), **printed}, show)
+
+
+def _asked(options: CountsSettings, costs: AdviseCosts, requests: RequestSettings) -> dict[str, Any]:
+    """What was asked, as the document states it."""
+    of_costs = ("gpu", "target", "drafter", "weights", "dtype", "tp", "engine", "batch")
+    of_gpu = {name: getattr(costs, name) for name in of_costs}
+    asked = {
+        "source": options.source,
+        "accept_length": options.accept_length,
+        "k": options.k,
+        "cost": costs.cost and str(costs.cost),
+        **of_gpu,
+        "context": options.context,
+    }
+    return {**asked, "policy": options.policy, **vars(requests)}
 
 
 def _server_commands(advice: Advice, costs: AdviseCosts, kind: str | None, reading: Reading) -> list[str]:
@@ -308,6 +329,10 @@ class EngineOptions(Settings):
     engine: str = argument("vllm, sglang, llamacpp, llamacpp-2025 (older option names), tensorrt-llm or transformers.")
     k: int | None = setting(None, "Draft tokens per round; 0: no speculation.", low=0, high=255)
     schedule: str | None = setting(None, "K by batch size instead of --k, such as 1:5,4:3,16:0.", metavar="BATCH:K,...")
+    drafter: str | None = setting(
+        None, "Kind of drafter, with --k or --schedule: eagle, eagle3, mtp, medusa, model, ... (default: eagle)."
+    )
+    model: str | None = setting(None, "Folder or hub id of the drafter, for the flags of vllm and sglang.")
     policy: str | None = setting(None, "In place of --k: fixed_k, llama_cpp (llamacpp) or a tree of eagle2 (sglang).")
     set_: list[str] = setting([], SET_HELP, metavar="NAME=VALUE")
     largest_batch: int = setting(512, "Largest batch size of a schedule (vLLM).", low=1, high=4096)
@@ -338,7 +363,7 @@ class ExportFile(Settings):
 def export(options: EngineOptions, file: ExportFile) -> Answer:
     """Print engine flags, write its config file.
 
-    Example: specsim export vllm --schedule 1:5,4:3,16:0
+    Example: specsim export vllm --schedule 1:5,4:3,16:0 --drafter eagle3 --model yuhuili/EAGLE3-LLaMA3.1-Instruct-8B
     """
     from specsim.engines.export import export_flags
     from specsim.io.files import write_text

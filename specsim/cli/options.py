@@ -31,6 +31,7 @@ WEIGHTS_HELP = (
     "as the target is stored)."
 )
 DRAFT_COST_HELP = "The drafter's cost grid; FILE:MODEL picks one from a result of `realrun gpu`."
+COUNTS_CONTEXT = 1000  # prompt tokens of sequences that are generated from counts, as `advise` assumes
 TRACE_HELP = "Trace folder, made by `realrun record`, or a name of `specsim example --list`."
 
 
@@ -216,10 +217,11 @@ class CostSettings(BatchSettings, GpuSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchCostSettings(TraceSettings, GpuSettings):
-    """A trace, and batch-aware costs."""
+class BatchCostSettings(AcceptSettings, GpuSettings):
+    """A trace or counts, and batch-aware costs."""
 
     panel = "Costs"
+    trace: Path = argument(f"{TRACE_HELP} Or counts that `specsim advise` takes, such as a server's log.")
     cost: Path | None = setting(
         None,
         "Batch-aware cost model: a linear or roofline cost file, a batch profile, or a name of `specsim cost list`.",
@@ -227,9 +229,29 @@ class BatchCostSettings(TraceSettings, GpuSettings):
     )
 
     @property
+    def holds_counts(self) -> bool:
+        """Whether the file holds counts, from which a trace is generated."""
+        return self.trace.is_file() and self.trace.suffix != ".zip"
+
+    @property
     def served(self) -> Trace | Path:
         """The trace, or its folder if it is taken as recorded, so that other processes can read it themselves."""
-        return self.trace if self.accept is None else self.read(self.trace)
+        if self.accept is not None:
+            return self.read(self.trace)
+        if not self.holds_counts:
+            return self.trace
+        from specsim.acceptance.generate import generate_alike
+        from specsim.engines.import_records import as_counts
+
+        return generate_alike(as_counts(self.trace), prompt_tokens=COUNTS_CONTEXT)
+
+    @property
+    def counts_notes(self) -> list[str]:
+        """How a trace was made of counts, in words."""
+        made = (
+            f"generated sequences that accept as {self.trace} does at every position, behind {COUNTS_CONTEXT:,} tokens"
+        )
+        return [made] if self.holds_counts else []
 
 
 @dataclass(frozen=True, kw_only=True)

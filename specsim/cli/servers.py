@@ -64,7 +64,7 @@ def bench(files: BenchFiles, options: BenchSettings) -> Answer:
 
     Sends prompts to a running server and, in turns, to the same server without speculation. Shows time per output
     token, time to the first token, acceptance, and the speedup with its interval over prompts and the noise floor.
-    Needs `pip install 'specsim[servers]'`. Talks to these servers alone.
+    Needs `pip install -c constraints.txt '.[servers]'`. Talks to these servers alone.
 
     Example: specsim bench http://localhost:8000 --baseline http://localhost:8001 --concurrency 1,8 --out bench.json
     """

@@ -20,7 +20,7 @@ from specsim.servers.prompts import Prompt
 if TYPE_CHECKING:
     import httpx2
 
-INSTALL = "benchmarks of servers need httpx2: pip install 'specsim[servers]'"
+INSTALL = "benchmarks of servers need httpx2: pip install -c constraints.txt '.[servers]'"
 TIMEOUT_S = 600.0  # without any byte of a response
 
 

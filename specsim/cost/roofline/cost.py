@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specsim.cost.batches import BatchCost, BatchTokens
+from specsim.cost.batches import BatchCost, BatchTokens, DoesNotFit
 from specsim.cost.model import MAX_SECONDS, MAX_TREE_TOKENS
 from specsim.cost.roofline.architecture import (
     MAX_SIZE,
@@ -350,10 +350,10 @@ class RooflineCost(BatchCost):
         return np.maximum(need_bytes - (memory_bytes or np.inf), 0.0)
 
     def check_memory(self, tokens: BatchTokens) -> None:
-        """Raise InputError where weights and caches of such passes do not fit."""
+        """Raise DoesNotFit where weights and caches of such passes need more memory than there is."""
         missing_bytes = self.missing_bytes(tokens)
         if missing_bytes.any():
-            raise InputError(
+            raise DoesNotFit(
                 f"roofline: weights and caches of {self.target.model.name} at batch {np.max(tokens.sequences):g} and "
                 f"up to {np.max(tokens.cached / tokens.sequences):,.0f} cached tokens need "
                 f"{missing_bytes.max() / 1e9:.1f} GB more than {self.target.hardware.name} has; choose a smaller batch "

@@ -353,6 +353,18 @@ def test_accept_lengths_with_and_without_the_bonus(tmp_path: Path) -> None:
         read_lines("accept-lengths", path, {"choices": [{"accept_lengths": [1, 1]}]})
 
 
+@pytest.mark.parametrize("last", [1, 0])
+def test_spec_bench_says_whether_lengths_include_the_bonus(tmp_path: Path, last: int) -> None:
+    """A last round that the limit cut to nothing leaves the meaning of all others: 3 rounds accept 3, 0 and 0."""
+    path = tmp_path / "a.jsonl"
+    choice = {"decoding_steps": [3], "new_tokens": [5 + last], "accept_lengths": [4, 1, last]}
+    imported = read_lines("accept-lengths", path, {"choices": [choice]})
+    assert rounds_of(imported).accepted.tolist() == [3, 0, 0]
+    assert imported.output_tokens == (5 + last,)
+    without = {"decoding_steps": [2], "new_tokens": [7], "accept_lengths": [4, 1]}  # never 0, and without the bonus
+    assert rounds_of(read_lines("accept-lengths", path, {"choices": [without]})).accepted.tolist() == [4, 1]
+
+
 def test_what_is_written_is_what_other_commands_read(tmp_path: Path) -> None:
     path, out = lines(tmp_path / "a.jsonl", META), tmp_path / "counters.json"
     assert "acceptance fit" in call("specsim", "import", "sglang-responses", path, "--out", out).out
