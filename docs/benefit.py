@@ -68,7 +68,7 @@ def benefit() -> str:
         axes.set_xlabel(label)
     figure.axes[0].set_ylabel("speedup (without speculation = 1)")
     figure.axes[0].set_ylim(0.9)
-    figure.axes[0].legend(loc="lower left")
+    figure.axes[1].legend(loc="upper right")
     text = svg(figure, "benefit", "Speedup of Llama-3.1-8B with EAGLE-3 on an H100 by draft length and by load")
     return text.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1) if "xmlns=" not in text else text
 
