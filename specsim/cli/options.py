@@ -109,7 +109,8 @@ class GpuSettings(Settings):
 
     panel = "Costs on a GPU"
     gpu: str | None = setting(
-        None, "GPU whose data sheet gives the costs, such as h100, also as nvidia-smi prints it. Needs --target and "
+        None,
+        "GPU whose data sheet gives the costs, such as h100, also as nvidia-smi prints it. Needs --target and "
         "--drafter.",
     )
     target: str | None = setting(
