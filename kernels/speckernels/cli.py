@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import version as version_of
 from typing import Annotated, Any
 
 import typer
@@ -27,6 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+VERSION = "0.1.0"  # of the distribution, which this package does not import
 BAD_INPUT = 2
 USAGE_ERROR: Any = typer.BadParameter.__base__
 _ENTRY = re.compile(r"Compiling entry function '([^']+)' for 'sm_(\w+)'")
@@ -90,7 +90,7 @@ def build_source(source: str, architectures: Sequence[str]) -> Built:
 
 def _show_version(requested: bool) -> None:
     if requested:
-        print(f"specsim {version_of('specsim')}")
+        print(f"specsim {VERSION}")
         raise typer.Exit
 
 

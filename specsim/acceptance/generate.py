@@ -12,8 +12,12 @@ import numpy.typing as npt
 
 from specsim.acceptance.files import load_model
 from specsim.acceptance.models import EOS, IID, MAX_SEED, VOCABULARY, AcceptanceModel, PerPosition, parameters_of
+from specsim.acceptance.sources import Source, describe
 from specsim.io.errors import InputError
 from specsim.trace.trace import MAX_DEPTH, Trace
+
+ALIKE_TOKENS = 128  # output tokens of a sequence that is generated from counts
+LEAST_SEQUENCES, MOST_SEQUENCES = 8, 200  # of these, so that intervals are as wide as the counts' and answers are quick
 
 
 def generate(
@@ -109,6 +113,20 @@ def generate(
         confidence=drafts.confidence,
         entropy_nats=drafts.entropy_nats,
     )
+
+
+def generate_alike(source: Source, *, prompt_tokens: int = 64, seed: int = 0) -> Trace:
+    """Generate a trace that accepts as these counts do, by position; of about as many rounds, up to `MOST_SEQUENCES`.
+
+    source : a trace is returned as it is
+    """
+    if isinstance(source, Trace):
+        return source
+    model = PerPosition.fit(source)
+    rounds = int(describe(source)["rounds"])
+    tokens = rounds * (1 + float(np.cumprod(model.alpha).sum()))
+    sequences = int(np.clip(tokens / ALIKE_TOKENS, LEAST_SEQUENCES, MOST_SEQUENCES))
+    return generate(model.alpha, sequences, ALIKE_TOKENS, len(model.alpha), seed, prompt_tokens=prompt_tokens)
 
 
 def _as_model(acceptance: object) -> Any:

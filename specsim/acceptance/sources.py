@@ -45,10 +45,22 @@ class Rounds:
 
 @dataclass(frozen=True)
 class Counters:
-    """Rounds that drafted an i-th token, and rounds that accepted it, by draft depth i = 1..D, int64 [D]."""
+    """Rounds that drafted an i-th token, and rounds that accepted it, by draft depth i = 1..D, int64 [D].
+
+    plain_steps : steps of the target beside these rounds, which drafted nothing; None if unknown
+    output_tokens : tokens that the rounds and the plain steps put out; None if unknown
+    drafted_tokens : where drafts differ in length, and it is unknown which rounds drafted an i-th token: all their
+        tokens. `drafted` then counts all rounds at every depth, so that accepted / drafted is the share of all rounds,
+        and a K stands for the server's own drafts cut at K. None if `drafted` holds by depth
+    windows : the same counts by interval of a log, in order; empty if they were not counted apart
+    """
 
     drafted: Ints
     accepted: Ints
+    plain_steps: int | None = None
+    output_tokens: int | None = None
+    drafted_tokens: int | None = None
+    windows: tuple[Counters, ...] = ()
 
 
 Source = Trace | Rounds | Counters
@@ -211,8 +223,12 @@ def read_counters(path: str | PathLike[str] | Mapping[str, Any]) -> Counters:
         )
     if drafted[0] == 0:
         raise InputError(f"{name}: no token was drafted; export the counters after some requests")
+    more = {key: document.get(key) for key in TOTALS}
+    if not all(value is None or 0 <= value <= MOST_COUNT for value in more.values()):
+        raise InputError(f"{name}: {', '.join(TOTALS)} are not counts up to {MOST_COUNT}; {write}")
     used = drafted > 0
-    return Counters(drafted[used], accepted[used])
+    windows = tuple(read_counters(window) for window in document.get("windows", []))
+    return Counters(drafted[used], accepted[used], **more, windows=windows)
 
 
 class _Counts(TypedDict):
@@ -227,10 +243,15 @@ class _Counts(TypedDict):
     clips_draft: NotRequired[bool | None]
     counts_empty: NotRequired[bool | None]
     requests: NotRequired[int | None]
+    windows: NotRequired[list[dict[str, list[int]]]]
     notes: NotRequired[list[str]]
     skipped: NotRequired[dict[str, int]]
+    plain_steps: NotRequired[int | None]
+    output_tokens: NotRequired[int | None]
+    drafted_tokens: NotRequired[int | None]
 
 
+TOTALS = ("plain_steps", "output_tokens", "drafted_tokens")  # optional keys of counters
 _EXAMPLE = '{"drafted": [900, 900], "accepted": [700, 560]}'
 
 

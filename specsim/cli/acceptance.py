@@ -12,6 +12,7 @@ import typer
 from specsim.cli.command import Answer, command
 from specsim.cli.console import check_new, fact_text, print_facts, print_table, progress_bar
 from specsim.cli.options import SeedSettings
+from specsim.io.errors import InputError
 from specsim.io.settings import Settings, argument, setting
 
 acceptance = typer.Typer(
@@ -52,10 +53,15 @@ def fit(options: FitOptions) -> Answer:
     """
     from specsim.acceptance.files import MODELS, as_document, save_model
     from specsim.acceptance.models import parameters_of
-    from specsim.acceptance.sources import describe, read_source, verified_by_depth
+    from specsim.acceptance.sources import Counters, describe, read_source, verified_by_depth
 
     check_new(options.out, overwrite=options.overwrite)
     data = read_source(options.source, policy=options.policy)
+    if isinstance(data, Counters) and data.drafted_tokens is not None:
+        raise InputError(
+            f"{options.source} is of drafts of several lengths, so that the rate of an i-th token that was drafted is "
+            "unknown; give rounds, or counters of a fixed K"
+        )
     fitted, description = MODELS[options.model].fit(data), describe(data)
     save_model(fitted, options.out, description)
 

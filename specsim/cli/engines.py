@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from specsim.io.settings import Settings, argument, setting
 if TYPE_CHECKING:
     from specsim.engines.advise import Advice
     from specsim.engines.formats.records import ImportedRecords
+    from specsim.engines.import_records import Reading
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,49 +31,107 @@ class AdviseCosts(CostSettings):
         "costs on a GPU.",
     )
     engine_alone = True
+    names_later = True
+
+    def of_reading(self, reading: Reading) -> tuple[AdviseCosts, list[str]]:
+        """These costs with the models and the load that a file tells, where no option gives them; notes on the load."""
+        setup, costs = reading.setup, self
+        if self.gpu is not None:
+            costs = replace(self, target=self.target or setup.model or None, drafter=self.drafter or setup.kind or None)
+        costs.check_names()
+        if self.batch is not None or not setup.running:
+            return costs, []
+        batch = max(1, round(setup.running))
+        loaded = replace(costs, batch=batch)
+        try:
+            loaded.read()
+        except InputError as error:
+            return costs, [f"the file tells of {batch} requests at once, but this is for {costs.batch or 1}: {error}"]
+        return loaded, []
 
 
 def advise(options: CountsSettings, costs: AdviseCosts, requests: RequestSettings) -> Answer:
     """Recommend a draft length K from counters.
 
-    For every K up to the longest draft counted: tokens per round, the speedup over decoding without speculation with
-    a 95 % interval, and how likely it is the best, or within 1 % of the best. Where the counts do not decide, the
-    output says how many rounds would settle it. The last lines are the answer and the flag. With --isl and --osl, the
-    speedup is that of the time per output token on a server with --batch such requests, whose prompts are read in the
-    same steps.
+    For every K up to the longest draft counted: tokens per step, the speedup over decoding without speculation with
+    a 95 % interval of counts and costs, and how likely it is the best, or within 1 % of the best. Where they do not
+    decide, the output says what to measure. The last lines are the answer and the server's command. Signs of a fault
+    stand before them, each with what to check. With --isl and --osl, the speedup is that of the time per output token
+    on a server with --batch such requests, whose prompts are read in the same steps.
 
     Example: specsim advise counters.json --cost vllm-llama3.1-8b-eagle-h100 --engine vllm
 
     Example: specsim advise vllm.log --gpu h100 --target llama-3.1-8b --drafter eagle3 --engine vllm
     """
     from specsim.cost.files import as_cost
-    from specsim.cost.roofline.cost import RooflineCost
     from specsim.engines.advise import advise as find_advice
+    from specsim.engines.advise import drafter_kind
+    from specsim.engines.by_load import speedups_by_load
     from specsim.engines.flags import draft_length_flags
+    from specsim.report.advice import KIND, VERSION
 
+    reading = options.read()
+    costs, load = costs.of_reading(reading)
     engine, cost = costs.engine, as_cost(costs.read())
-    kind = cost.drafter.method or cost.drafter.kind if isinstance(cost, RooflineCost) else None
+    kind = drafter_kind(cost)
     if engine is not None:
         draft_length_flags(engine, 1, kind)  # rejects what has no flags before any work
     advice = find_advice(
-        options.source,
+        reading.source,
         cost,
         context=options.context,
-        policy=options.policy,
         seed=options.seed,
         isl=requests.isl,
         osl=requests.osl,
     )
-    flags = None if engine is None else advice.flags(engine, kind)
+    flags = None if engine is None or advice.k is None else advice.flags(engine, kind)
+    commands = _server_commands(advice, costs, kind, reading)
 
     def show() -> None:
+        print(reading)
         _print_lengths(advice)
-        print_notes(advice.notes)
+        print_notes((*reading.notes, *load, *advice.notes, *map(str, advice.signatures)))
         print(advice)
-        if flags is not None:
-            print(f"{engine}: {flags}")
+        for command in commands:
+            print(command)
 
-    return Answer({**advice.as_dict(), "flags": flags}, show)
+    speedups = [float(length.speedup) for length in advice.lengths]
+    about = {"kind": KIND, "version": VERSION, "asked": _asked(options, costs, requests)}
+    by_load = None if advice.upper_bound else speedups_by_load(speedups, cost, options.context)
+    printed = {"flags": flags, "commands": commands, "read_as": reading.as_dict(), "by_load": by_load}
+    return Answer({**about, **advice.as_dict(), **printed}, show)
+
+
+def _asked(options: CountsSettings, costs: AdviseCosts, requests: RequestSettings) -> dict[str, Any]:
+    """What was asked, as the document states it."""
+    of_costs = ("gpu", "target", "drafter", "weights", "dtype", "tp", "engine", "batch")
+    of_gpu = {name: getattr(costs, name) for name in of_costs}
+    asked = {
+        "source": options.source,
+        "accept_length": options.accept_length,
+        "k": options.k,
+        "cost": costs.cost and str(costs.cost),
+        **of_gpu,
+        "context": options.context,
+    }
+    return {**asked, "policy": options.policy, **vars(requests)}
+
+
+def _server_commands(advice: Advice, costs: AdviseCosts, kind: str | None, reading: Reading) -> list[str]:
+    """The server's command with the user's own ids; where nothing is decided, those of the two servers to measure."""
+    from specsim.engines.flags import FLAGS, PLACEHOLDER, server_command
+
+    engine = costs.engine or next((name for name in FLAGS if reading.kind.startswith(name)), None)
+    if engine is None or advice.upper_bound or any(sign.in_time for sign in advice.signatures):
+        return []
+    # Of a name of a shape, such as llama-3.1-8b, there is nothing to load.
+    target, model = (
+        next((name for name in names if name and ("/" in name or Path(name).exists())), None)
+        for names in ((costs.target, reading.setup.model), (costs.drafter, reading.setup.drafter))
+    )
+    target = target or f"<{costs.target or 'target'}>"
+    lengths = (0, advice.candidate) if advice.k is None else (advice.k,)
+    return [server_command(engine, k, target=target, drafter=kind, model=model or PLACEHOLDER) for k in lengths]
 
 
 def _print_lengths(advice: Advice) -> None:
@@ -88,7 +147,13 @@ def _print_lengths(advice: Advice) -> None:
         ]
         for length in advice.lengths
     ]
-    columns = ["K", "tokens per round", "speedup [95 %]", "best", f"within {NEAR_PERCENT:g} %"]
+    columns = ["K", "tokens per step", "speedup [95 %]", "best", f"within {NEAR_PERCENT:g} %"]
+    if advice.upper_bound:
+        rows = [
+            [row[0], row[1], f"{float(length.speedup):.2f}"] for row, length in zip(rows, advice.lengths, strict=True)
+        ]
+        print_table("if every step drafted", ["K", "tokens per step, at most", "speedup, at most"], rows)
+        return
     title = f"speedup by draft length; how likely a K is the best, or within {NEAR_PERCENT:g} % of the best"
     print_table(title, columns, rows)
 
@@ -165,8 +230,8 @@ def _explain_accept(engine: str | None) -> Answer:
 class ImportOptions(Settings):
     """Which files are read, and what is written."""
 
-    kind: str = argument("What the files are, of the kinds above.")
-    files: list[Path] = argument("Files of this kind, in order.")
+    kind: str = argument("What the files are, of the kinds above; left out, the first file tells it.")
+    files: list[Path] = argument("Files of this kind, in order.", default=[])
     out: Path | None = setting(
         None,
         "Where to write what the table says the files hold: a trace folder, rounds as .parquet, counters as .json; "
@@ -176,18 +241,23 @@ class ImportOptions(Settings):
 
 
 def import_(options: ImportOptions) -> Answer:
+    from specsim.engines.formats.registry import FORMATS, read_any
     from specsim.engines.import_records import import_records
 
-    kind, out = options.kind, options.out
+    kind, files, out = options.kind, options.files, options.out
     if out is not None:
         check_new(out, overwrite=options.overwrite)
-    imported = import_records(kind, options.files)
+    if kind not in FORMATS and (not files or Path(kind).exists()):
+        files = [Path(kind), *files]
+        kind, imported = read_any(files)
+    else:
+        imported = import_records(kind, files)
     if out is not None:
         imported.write(out, overwrite=options.overwrite)
     document = {"kind": kind, "holds": imported.holds, "out": None if out is None else str(out), **imported.as_dict()}
 
     def show() -> None:
-        title = f"{', '.join(map(str, options.files))}: {imported}"
+        title = f"{', '.join(map(str, files))}, read as {kind}: {imported}"
         print_table(title, ["", "value"], list(_sizes(document)))
         rows = [
             [line["quantity"], line["engine"], line["printed"], _text(line["value"]), line["formula"]]
@@ -238,6 +308,10 @@ _SUGGESTED = {"dense trace": "trace", "rounds": "rounds.parquet", "counters": "c
 def _sizes(document: dict[str, Any]) -> Iterator[list[str]]:
     for name in ("requests", "rounds", "drafted", "accepted", "output_tokens"):
         yield [name.replace("_", " "), "not reported" if document[name] is None else f"{document[name]:,}"]
+    if document["plain_steps"]:
+        yield ["steps without a draft", f"{document['plain_steps']:,}"]
+    setup = document["setup"]
+    yield from ([name.replace("_", " "), f"{value}"] for name, value in setup.items() if value)
     for name, value in document["averages"].items():
         yield [name, f"{value:.4g}"]
     for reason, number in document["skipped"].items():
@@ -255,6 +329,10 @@ class EngineOptions(Settings):
     engine: str = argument("vllm, sglang, llamacpp, llamacpp-2025 (older option names), tensorrt-llm or transformers.")
     k: int | None = setting(None, "Draft tokens per round; 0: no speculation.", low=0, high=255)
     schedule: str | None = setting(None, "K by batch size instead of --k, such as 1:5,4:3,16:0.", metavar="BATCH:K,...")
+    drafter: str | None = setting(
+        None, "Kind of drafter, with --k or --schedule: eagle, eagle3, mtp, medusa, model, ... (default: eagle)."
+    )
+    model: str | None = setting(None, "Folder or hub id of the drafter, for the flags of vllm and sglang.")
     policy: str | None = setting(None, "In place of --k: fixed_k, llama_cpp (llamacpp) or a tree of eagle2 (sglang).")
     set_: list[str] = setting([], SET_HELP, metavar="NAME=VALUE")
     largest_batch: int = setting(512, "Largest batch size of a schedule (vLLM).", low=1, high=4096)
@@ -285,7 +363,7 @@ class ExportFile(Settings):
 def export(options: EngineOptions, file: ExportFile) -> Answer:
     """Print engine flags, write its config file.
 
-    Example: specsim export vllm --schedule 1:5,4:3,16:0
+    Example: specsim export vllm --schedule 1:5,4:3,16:0 --drafter eagle3 --model yuhuili/EAGLE3-LLaMA3.1-Instruct-8B
     """
     from specsim.engines.export import export_flags
     from specsim.io.files import write_text

@@ -189,8 +189,11 @@ class ReportOptions(Settings):
 def report(options: ReportOptions) -> Answer:
     """Show results as one HTML page.
 
-    Takes validations, leaderboards, tunings, claims, batches and hardware comparisons. Each begins with its verdict.
-    The page is one file that needs no network: click a column to sort a table, hover a figure to see values.
+    Takes advice, validations, leaderboards, tunings, claims, batches and hardware comparisons. Each begins with its
+    verdict. The page is one file that needs no network: click a column to sort a table, hover a figure to see values.
+
+    Example: specsim advise vllm.log --gpu h100 --target llama-3.1-8b --drafter eagle3 --json > advice.json; specsim
+    report advice.json
 
     Example: specsim tune TRACE --policy adaedl --cost COST --json > tuned.json; specsim report tuned.json validation/
     """

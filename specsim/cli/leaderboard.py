@@ -25,7 +25,7 @@ from specsim.io.settings import argument, setting
 from specsim.policy.base import Policy
 from specsim.policy.chain.fixed_k import FixedK
 from specsim.report.documents import BOARD_COLUMNS, EFFECT_COLUMNS, board_rows, effect_rows
-from specsim.report.page import recommendation_text, speculation_text, truncated_text
+from specsim.report.page import recommendation_text, speculation_text, spread_text, truncated_text
 from specsim.report.table import as_text
 
 
@@ -119,7 +119,8 @@ def leaderboard(options: BoardOptions) -> Answer:
             )
         document = as_document(boards, options.described)
         for board, shown in zip(boards, document["boards"], strict=True):
-            shown["recommended"]["flags"] = _flags(board.recommended.policy, str(board.meta.get("drafter_kind")))
+            if (recommended := board.recommended) is not None:
+                shown["recommended"]["flags"] = _flags(recommended.policy, str(board.meta.get("drafter_kind")))
         if out is not None and table:
             write_text(out, table_text(document, out.suffix))
         elif out is not None:
@@ -163,6 +164,8 @@ def print_board(board: Mapping[str, Any]) -> None:
     )
     print_table(title, *as_text(BOARD_COLUMNS, board_rows(board)))
     print(speculation_text(board["rows"][0]["label"], board["rows"][0]["speedup"]))
+    if board["cost_band"]:
+        print(f"The leader's speedup: {spread_text(board['rows'][0]['speedup'], board)}.")
     for line in recommendation_text(board):
         print(line)
     for line in truncated_text(board["rows"]):

@@ -12,6 +12,7 @@ from specsim.io.settings import Settings, argument, setting
 
 if TYPE_CHECKING:
     from specsim.cost.model import CostModel
+    from specsim.engines.import_records import Reading
     from specsim.io.workers import Workers
     from specsim.trace.trace import Trace
 
@@ -30,6 +31,7 @@ WEIGHTS_HELP = (
     "as the target is stored)."
 )
 DRAFT_COST_HELP = "The drafter's cost grid; FILE:MODEL picks one from a result of `realrun gpu`."
+COUNTS_CONTEXT = 1000  # prompt tokens of sequences that are generated from counts, as `advise` assumes
 TRACE_HELP = "Trace folder, made by `realrun record`, or a name of `specsim example --list`."
 
 
@@ -129,17 +131,23 @@ class GpuSettings(Settings):
     dtype: str = setting("bfloat16", "Data type of activations, KV cache and other matrices on that GPU.")
     tp: int = setting(1, "GPUs that share every layer (tensor parallelism).", low=1)
     engine_alone: ClassVar[bool] = False  # whether --engine has a meaning without --gpu
+    names_later: ClassVar[bool] = False  # whether a file may give the target and the drafter
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        names = self.gpu, self.target, self.drafter
-        if any(names) and not all(names):
-            raise InputError("--gpu, --target and --drafter go together; give all three")
+        if self.gpu is None or not self.names_later:
+            self.check_names()
         about = self.weights, self.tp != 1, self.dtype != "bfloat16", not self.engine_alone and self.engine
         if self.gpu is None and any(about):
             raise InputError(
                 "--engine, --weights, --dtype and --tp describe costs on a GPU; give --gpu, --target and --drafter"
             )
+
+    def check_names(self) -> None:
+        """InputError unless all of GPU, target and drafter are named, or none."""
+        names = self.gpu, self.target, self.drafter
+        if any(names) and not all(names):
+            raise InputError("--gpu, --target and --drafter go together; give all three")
 
     @property
     def gpu_text(self) -> str:
@@ -203,10 +211,11 @@ class CostSettings(BatchSettings, GpuSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchCostSettings(TraceSettings, GpuSettings):
-    """A trace, and batch-aware costs."""
+class BatchCostSettings(AcceptSettings, GpuSettings):
+    """A trace or counts, and batch-aware costs."""
 
     panel = "Costs"
+    trace: Path = argument(f"{TRACE_HELP} Or counts that `specsim advise` takes, such as a server's log.")
     cost: Path | None = setting(
         None,
         "Batch-aware cost model: a linear or roofline cost file, a batch profile, or a name of `specsim cost list`.",
@@ -214,9 +223,29 @@ class BatchCostSettings(TraceSettings, GpuSettings):
     )
 
     @property
+    def holds_counts(self) -> bool:
+        """Whether the file holds counts, from which a trace is generated."""
+        return self.trace.is_file() and self.trace.suffix != ".zip"
+
+    @property
     def served(self) -> Trace | Path:
         """The trace, or its folder if it is taken as recorded, so that other processes can read it themselves."""
-        return self.trace if self.accept is None else self.read(self.trace)
+        if self.accept is not None:
+            return self.read(self.trace)
+        if not self.holds_counts:
+            return self.trace
+        from specsim.acceptance.generate import generate_alike
+        from specsim.engines.import_records import as_counts
+
+        return generate_alike(as_counts(self.trace), prompt_tokens=COUNTS_CONTEXT)
+
+    @property
+    def counts_notes(self) -> list[str]:
+        """How a trace was made of counts, in words."""
+        made = (
+            f"generated sequences that accept as {self.trace} does at every position, behind {COUNTS_CONTEXT:,} tokens"
+        )
+        return [made] if self.holds_counts else []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,10 +284,32 @@ class RoundsSettings(Settings):
 class CountsSettings(RoundsSettings, SeedSettings):
     """Counts of accepted tokens from an engine."""
 
-    source: Path = argument(
-        'Accepted drafts: counters by depth as .json, {"drafted": [...], "accepted": [...]}, a rounds.parquet, a '
-        "trace, or a log of vLLM or llama.cpp (.log, .txt)."
+    source: str | None = argument(
+        "What an engine or a benchmark wrote about drafts, told by its content: a log, a scrape of /metrics, a "
+        "benchmark's text or JSON, responses, a table of a sweep; a server's address; or a trace, a rounds.parquet or "
+        'counters by depth as .json, {"drafted": [...], "accepted": [...]}.',
+        default=None,
     )
+    accept_length: float | None = setting(
+        None, "In place of a file: the mean acceptance length, the target's own token included; with --k.", low=1
+    )
+    k: int | None = setting(None, "Draft length of --accept-length, or of a file that does not tell it.", low=1)
+
+    def read(self) -> Reading:
+        """Read the counts, and what they were taken for."""
+        from specsim.engines.import_records import read_counts, read_length
+
+        if (self.source is None) == (self.accept_length is None):
+            raise InputError("give a file of an engine, or --accept-length 2.6 --k 3")
+        if self.accept_length is not None:
+            if self.k is None:
+                raise InputError("--accept-length needs the draft length; add --k")
+            return read_length(self.accept_length, self.k)
+        if str(self.source).startswith(("http://", "https://")):
+            from specsim.servers.client import read_server
+
+            return read_server(str(self.source), k=self.k)
+        return read_counts(str(self.source), policy=self.policy, k=self.k)
 
 
 def read_costs(cost: Path | dict[str, Any], draft_cost: Path | None, batch: int | None) -> CostModel:

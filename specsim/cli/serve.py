@@ -189,12 +189,14 @@ def schedule(source: BatchCostSettings, options: ScheduleOptions) -> Answer:
     """Find the best draft length per batch size.
 
     Finds the best K for each batch size and context, and the batch size beyond which speculation loses. Batches are
-    full: a finished sequence makes room for the next. Every K up to --max-draft-tokens is compared, and TurboSpec,
-    which chooses K in every round by the load and a moving estimate of acceptance. Intervals (95 %) are over
-    sequences. The schedule is printed as `specsim serve simulate --schedule` takes it; --json also has vLLM's ranges
-    [first batch, last batch, K].
+    full: a finished sequence makes room for the next. The table ends before the first batch that does not fit into the
+    GPU's memory. Every K up to --max-draft-tokens is compared, and TurboSpec, which chooses K in every round by the
+    load and a moving estimate of acceptance. Intervals (95 %) are over sequences. The schedule is printed as `specsim
+    serve simulate --schedule` takes it; --json also has vLLM's ranges [first batch, last batch, K].
 
     Example: specsim serve schedule TRACE --cost specdecode-bench-llama3.1-8b-eagle-h100 --context 1024
+
+    Example: specsim serve schedule vllm.log --gpu h100 --target llama-3.1-8b --drafter eagle3 --engine vllm
     """
     from specsim.cost.files import as_cost, with_batch
     from specsim.serving.serve import serve_schedule
@@ -213,17 +215,22 @@ def schedule(source: BatchCostSettings, options: ScheduleOptions) -> Answer:
             progress=partial(bar, "cells"),
         )
 
+    bands = {cell.batch: with_batch(costs, cell.batch).error_band for cell in schedule.cells}
+
     def show() -> None:
         for number in range(len(schedule.contexts)):
-            _print_context(schedule, number)
-        print_notes(schedule.cost_notes)
+            _print_context(schedule, number, bands)
+        print_notes([*source.counts_notes, *schedule.cost_notes])
 
     at_first_batch = with_batch(costs, options.batch[0])
     return Answer({**schedule.as_dict(), **source.cost_facts(source.cost, at_first_batch)}, show)
 
 
-def _print_context(schedule: DraftSchedule, number: int) -> None:
-    """Print the table of a context, its schedule, and where speculation stops paying."""
+def _print_context(schedule: DraftSchedule, number: int, bands: dict[int, tuple[float, float] | None]) -> None:
+    """Print the table of a context, its schedule, and where speculation stops paying.
+
+    bands : by batch, how far off speedups with such costs were, see `CostModel.error_band`
+    """
     context, even = schedule.contexts[number], schedule.break_even[number]
     others = [label for label in schedule.cells[0].speedup if label not in schedule.lengths]
     rows = []
@@ -242,6 +249,10 @@ def _print_context(schedule: DraftSchedule, number: int) -> None:
         print(f"fixed K still gains at a batch of {even.largest_batch}")
     else:
         print(f"fixed K loses beyond a batch of {even}" if even.batch else "fixed K loses at every batch")
+    known = {batch: band for batch, band in bands.items() if band is not None}
+    if len(known) == len(bands):
+        ends = schedule.break_even_by(known, context)
+        print(f"where fixed K stops gaining if these costs are as far off as in published runs: {ends}")
 
 
 ENGINES = ("vllm", "sglang")  # that take a K by batch size, whatever it is

@@ -64,7 +64,7 @@ def bench(files: BenchFiles, options: BenchSettings) -> Answer:
 
     Sends prompts to a running server and, in turns, to the same server without speculation. Shows time per output
     token, time to the first token, acceptance, and the speedup with its interval over prompts and the noise floor.
-    Needs `pip install 'specsim[servers]'`. Talks to these servers alone.
+    Needs `pip install -c constraints.txt '.[servers]'`. Talks to these servers alone.
 
     Example: specsim bench http://localhost:8000 --baseline http://localhost:8001 --concurrency 1,8 --out bench.json
     """
@@ -134,7 +134,9 @@ class DoctorOptions(Settings):
         None, "Your result without speculation, which --benchmark is compared to."
     )
     log: Path | None = setting(None, "Log of llama-server, which tells how long drafts take.")
-    drafter: str | None = setting(None, "Kind of drafter for the flags: model, eagle, eagle3, mtp or prompt-lookup.")
+    drafter: str | None = setting(
+        None, "Kind of drafter, such as eagle3, mtp or prompt-lookup: for the flags, and for signs of a fault."
+    )
     out: Path | None = setting(None, "Where to write the page, HTML.")
     cost_out: Path | None = setting(None, "Where to write the costs, JSON, for `specsim advise` and `replay`.")
     overwrite: bool = setting(False, OVERWRITE_FILE_HELP, flag="--overwrite")
@@ -181,9 +183,11 @@ def doctor(options: DoctorOptions, counters: CountersOptions, settings: BenchSet
     from specsim.servers.document import read_bench
 
     if options.source is not None and "://" not in options.source:
-        if options != DoctorOptions(source=options.source) or settings != BenchSettings(seed=settings.seed):
+        if options != DoctorOptions(source=options.source, drafter=options.drafter) or settings != BenchSettings(
+            seed=settings.seed
+        ):
             raise InputError(f"{options.source}: options of servers, benchmarks and pages do not go with counters")
-        return _doctor_of_counters(options.source, counters, settings.seed)
+        return _doctor_of_counters(options.source, counters, settings.seed, options.drafter)
     if counters != CountersOptions():
         raise InputError("tokens per second, --cost, --batch, --context and --policy go with counters; give a file")
     if options.cost_out is not None and options.source is not None and settings.baseline is None:
@@ -236,7 +240,7 @@ def _print_checkup(checkup: Checkup, document: dict[str, Any]) -> None:
     print(repr(checkup))
 
 
-def _doctor_of_counters(source: str, options: CountersOptions, seed: int) -> Answer:
+def _doctor_of_counters(source: str, options: CountersOptions, seed: int, drafter: str | None) -> Answer:
     from specsim.cost.files import read_cost
     from specsim.engines.diagnose import diagnose
 
@@ -254,6 +258,7 @@ def _doctor_of_counters(source: str, options: CountersOptions, seed: int) -> Ans
         context=options.context,
         policy=options.policy,
         seed=seed,
+        drafter=drafter,
     )
     return Answer(diagnosis.as_dict(), lambda: _print_diagnosis(diagnosis))
 
@@ -263,8 +268,6 @@ def _print_diagnosis(diagnosis: Diagnosis) -> None:
     print(f"tokens per step [95 % interval]: {diagnosis.tokens_per_round}")
     if diagnosis.parts:
         print_facts("a step, in normal decode steps", diagnosis.parts, number=".3f")
+    print_notes([*map(str, diagnosis.signatures)])
     for assumed, advice in diagnosis.advice:
-        best = advice.lengths[advice.k].speedup
-        with_k = f"K = {advice.k}, {best:.2f}x [{best.low:.2f}, {best.high:.2f}]"
-        choice = with_k if advice.k else "turn speculation off"
-        print(f"{assumed}: {choice}{'' if advice.sure else ' (uncertain: collect more rounds)'}")
+        print(f"{assumed}: {advice}")

@@ -12,7 +12,7 @@ from specsim.compare.sensitivity import Sweep
 from specsim.io.arrays import Floats, Ints, Strings
 from specsim.learn.evaluate import TRUNCATED
 from specsim.policy.base import Policy
-from specsim.replaying.intervals import Comparison, Estimate
+from specsim.replaying.intervals import Comparison, Estimate, against_baseline
 from specsim.replaying.prediction import Prediction
 from specsim.replaying.result import Result
 from specsim.replaying.rounds import PARTS
@@ -158,8 +158,10 @@ class Board(Result):
         }
 
     @property
-    def recommended(self) -> Row:
-        """The row with the fewest settings of those within `NEAR_PERCENT` of the best speedup."""
+    def recommended(self) -> Row | None:
+        """The row with the fewest settings of those within `NEAR_PERCENT` of the best; None if none surely gains."""
+        if against_baseline(self.rows[0].speedup.as_dict()) != "faster":
+            return None
         return self.rows[simplest((row.speedup, len(fields(row.policy))) for row in self.rows)]
 
     @property
@@ -187,6 +189,7 @@ class Board(Result):
 
     def as_dict(self) -> dict[str, Any]:
         keys = ("target", "drafter", "decoding", "device", "dtype")
+        recommended = self.recommended
         return {
             "trace": self.trace,
             "max_draft": self.max_draft,
@@ -202,7 +205,7 @@ class Board(Result):
             "learned_rule": str(self.rule) if self.rule else None,
             "learned_rule_speedup": self.rule_speedup.as_dict() if self.rule_speedup else None,
             "rows": [{**row.as_dict(), "domain_speedups": self.domain_speedups(row)} for row in self.rows],
-            "recommended": {"label": self.recommended.label, "within_percent": NEAR_PERCENT},
+            "recommended": recommended and {"label": recommended.label, "within_percent": NEAR_PERCENT},
             "cost_band": None if self.cost_band is None else list(self.cost_band),
             "unjudged": self.unjudged,
             "skipped": [{"policy": name, "reason": reason} for name, reason in self.skipped],

@@ -114,27 +114,51 @@ def results_csv(document: Mapping[str, Any]) -> str:
 
 
 def paper_table(document: Mapping[str, Any]) -> pd.DataFrame:
-    """Tabulate the rows of every board as Spec-Bench does: speedup by task, mean accepted tokens, overall speedup."""
+    """Tabulate the rows of every board as Spec-Bench does: speedup by task, mean accepted tokens, overall speedup.
+
+    The overall speedup has its 95 % interval. The first row of a board is the baseline, the last the oracle.
+    """
     import pandas as pd  # slow to import, and a leaderboard without such a table does not need it
 
     boards = document["boards"]
-    several = {"Trace": [board["trace"] for board in boards for _ in board["rows"]]} if len(boards) > 1 else {}
-    rows = [
-        {"Method": row["label"], **row["domain_speedups"], "#MAT": row["tau"], "Overall": row["speedup"]["estimate"]}
-        for board in boards
-        for row in board["rows"]
-    ]
+    rows: list[dict[str, Any]] = []
+    for board in boards:
+        named = {"Trace": board["trace"]} if len(boards) > 1 else {}
+        tasks = dict.fromkeys(board["rows"][0]["domain_speedups"], 1.0)
+        rows.append({**named, "Method": "autoregressive", **tasks, "#MAT": 1.0, "Overall": 1.0})
+        rows += [
+            {**named, "Method": row["label"], **row["domain_speedups"], "#MAT": row["tau"], **_overall(row["speedup"])}
+            for row in board["rows"]
+        ]
+        rows.append({**named, "Method": f"oracle of {board['oracle_of']}", **_overall(board["oracle"])})
     table = pd.DataFrame(rows)
-    last = ["#MAT", "Overall"]
-    table = table[[*table.columns.difference(last, sort=False), *last]]  # tasks of later boards before the last two
-    return pd.concat([pd.DataFrame(several), table], axis=1)
+    last = ["#MAT", "Overall", "Low", "High"]
+    return table[[*table.columns.difference(last, sort=False), *last]]  # tasks of later boards before the last ones
+
+
+def _overall(speedup: Mapping[str, float]) -> dict[str, float]:
+    return {"Overall": speedup["estimate"], "Low": speedup["low"], "High": speedup["high"]}
 
 
 def table_text(document: Mapping[str, Any], ending: str) -> str:
-    """Write `paper_table` as LaTeX (booktabs, largest values bold) or CSV; ending : one of `TABLES`."""
+    """Write `paper_table` as LaTeX (booktabs) or CSV; ending : one of `TABLES`.
+
+    In LaTeX, bold are the leader of each board and the policies that are not significantly slower.
+    """
     table = paper_table(document)
     if ending == ".csv":
         return str(table.to_csv(index=False, float_format="%.4f"))
-    style = table.style.hide(axis="index").format(precision=2, escape="latex").format_index(axis=1, escape="latex")
-    numbers = table.select_dtypes("number").columns
-    return str(style.highlight_max(subset=numbers, props="textbf:--rwrap;").to_latex(hrules=True))
+    shown = table.drop(columns=["Low", "High"]).astype({"Overall": object})
+    for at, (speedup, low, high) in enumerate(table[["Overall", "Low", "High"]].itertuples(index=False)):
+        shown.loc[at, "Overall"] = f"{speedup:.2f}" if low != low else f"{speedup:.2f} [{low:.2f}, {high:.2f}]"
+    bold = []
+    for board in document["boards"]:
+        bold += [False, *(at == 0 or row["tied_with_leader"] for at, row in enumerate(board["rows"])), False]
+    style = shown.style.hide(axis="index").format(precision=2, escape="latex", na_rep="--")
+    style = style.format_index(axis=1, escape="latex")
+    style = style.apply(lambda column: ["textbf:--rwrap;" if each else "" for each in bold], subset=["Overall"])
+    caption = (
+        "Predicted speedup over decoding without speculation, with 95\\,\\% intervals over sequences, simultaneous for "
+        "all policies. Bold: not significantly slower than the fastest."
+    )
+    return f"% \\usepackage{{booktabs}}\n{style.to_latex(hrules=True, caption=caption)}"

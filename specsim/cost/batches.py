@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from specsim.cost.model import CostModel
 from specsim.io.arrays import Bools, Floats, Ints, Seconds
+from specsim.io.errors import InputError
 
 Pad = Literal["none", "longest", "graphs"]
 GRAPH_SIZES = np.array([1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)])  # tokens, vLLM's default CUDA graphs
@@ -48,6 +49,10 @@ class BatchTokens(NamedTuple):
     def select(self, passes: Bools) -> BatchTokens:
         """Some of the passes."""
         return BatchTokens(*(each[passes] for each in self))
+
+
+class DoesNotFit(InputError):
+    """Weights and caches of such a batch need more memory than the device has."""
 
 
 class BatchCost(CostModel):

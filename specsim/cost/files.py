@@ -10,7 +10,8 @@ linear : ``target`` and ``drafter``, each with ``fixed_s``, ``token_s``, ``cache
     largest, without ``draft_tokens`` if unknown
 roofline : ``target``, ``drafter``, ``hardware``, ..., see `specsim.cost.roofline.document`
 
-All in seconds; missing numbers are 0. ``{"s_d": ..., "s_t": ...}`` alone is read, too.
+All in seconds; missing numbers are 0. The constant form is read without the first keys, too: ``{"s_d": ..., "s_t":
+...}``, with ``round_s`` and ``token_s`` if known, and a ``note``.
 """
 
 from __future__ import annotations
@@ -162,13 +163,6 @@ class JoinedDocument(TypedDict):
     costs: list[Any]
 
 
-class Constants(TypedDict):
-    """A file with the papers' two numbers alone."""
-
-    s_d: float
-    s_t: float
-
-
 def read_cost(cost: str | PathLike[str] | Mapping[str, Any], *, batch: int | None = None) -> CostModel:
     """Read the costs of a machine.
 
@@ -278,11 +272,13 @@ def _cost_of(data: Any, path: str) -> CostModel:
         batches.check(f"batch profile {path}", data.get("noise_floor") or 0.0)
         return batches
     if isinstance(data, dict) and set(data) >= {"s_d", "s_t"}:
-        checked(data, name, Constants, invalid="give s_d and s_t in seconds")
+        remarks = {"note", *Header.__dataclass_fields__}
+        keys = {key: value for key, value in data.items() if key not in remarks}
+        in_seconds = "give s_d and s_t in seconds, and round_s and token_s if known"
         try:
-            return ConstantCost(float(data["s_d"]), float(data["s_t"]))
+            return from_keys(keys, ConstantForm, name, in_seconds).cost(name)
         except InputError as error:
-            raise InputError(f"{name}: {error}; give s_d and s_t in seconds") from None
+            raise InputError(str(error) if str(error).startswith(name) else f"{name}: {error}; {in_seconds}") from None
     if kind == PROBE_KIND:
         raise InputError(f"{name} is a probe; rescale a profile with `specsim cost calibrate PROFILE PROBE --out FILE`")
     if kind == GRID_KIND:

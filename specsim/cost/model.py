@@ -128,6 +128,11 @@ class CostModel:
         """5th and 95th percentile of measured over predicted speedup with such costs; None if unknown."""
         return None
 
+    @property
+    def speedup_error(self) -> tuple[float, float]:
+        """Mean and standard deviation of log(measured / predicted speedup) with such costs; 0, 0 for measured costs."""
+        return 0.0, 0.0
+
     def draft(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
         """Draft n_tokens in sequence; the first step ingests a single token."""
         raise NotImplementedError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NotRequired, TypedDict
@@ -10,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specsim.cost.model import FALL, CostModel, check_rounds, checked_axis, checked_table, disturbances
-from specsim.io.arrays import Ints, Seconds
+from specsim.io.arrays import Floats, Ints, Seconds
 from specsim.io.errors import InputError
 from specsim.io.json import checked
 
@@ -18,6 +19,7 @@ PROFILE_KIND = "specsim-profile"
 PROFILE_VERSION = 2
 GRID_KIND = "specsim-cost-grid"
 AGAIN = "profile again"
+BAND = 1.6448536269514722  # from the 5th to the 95th percentile, in standard errors on either side
 NORMAL = 1.959963984540054  # half-width of a 95 % interval in standard errors
 LEAST_CONTEXT = 2  # cached tokens: below, rounds cost the same
 
@@ -113,6 +115,8 @@ class ProfileCost(CostModel):
     draft_step_s : [D, C], the first, second, ... draft step of a round; catch_up_s : [C]
     catch_up_tokens, catch_up_many_s : int [M], increasing from more than 1, and [M, C]: the same for so many tokens,
         linear in between and beyond; if absent, n tokens take n times as long as a single token
+    times_error : standard deviation of the logarithm of a speedup by the intervals of the measured times; None if
+        the profile states none
     verify_s : [n_max, C] for n_tokens 1..n_max; autoregressive_s : [C]
     """
 
@@ -127,6 +131,19 @@ class ProfileCost(CostModel):
     tree: TreeProfile | None = None
     catch_up_tokens: Ints | None = None
     catch_up_many_s: Seconds | None = None
+    times_error: float | None = None
+
+    @property
+    def error_band(self) -> tuple[float, float] | None:
+        if self.times_error is None:
+            return None
+        ratio = math.exp(BAND * self.times_error)
+        return 1 / ratio, ratio
+
+    @property
+    def speedup_error(self) -> tuple[float, float]:
+        """Mean and standard deviation of log(measured / predicted speedup), by the errors of the measured times."""
+        return 0.0, self.times_error or 0.0
 
     def check(self, name: str) -> None:
         """Raise InputError for impossible rounds; not called while a profile is still being measured."""
@@ -226,6 +243,35 @@ def with_scores(model: CostModel) -> CostModel:
     return replace(model, draft_step_s=model.draft_step_s + model.score_step_s, score_step_s=0.0)
 
 
+def _times_error(document: ProfileDocument, seconds: ProfileSeconds, name: str) -> float | None:
+    """Standard deviation of the logarithm of the least certain speedup, if the errors of all times are independent.
+
+    None if the profile states no errors. A speedup is proportional to the ratio of a baseline step to a round of K
+    drafts, both as means over contexts.
+    """
+
+    widths = document.get("relative_half_width")
+    if widths is None:
+        return None
+
+    def sums(rows: Any, half_widths: Any) -> tuple[Floats, Floats]:
+        """Sum and variance over contexts of every row of times."""
+        times = np.atleast_2d(np.array(rows, dtype=np.float64))
+        known = np.nan_to_num(np.atleast_2d(np.array(half_widths, dtype=np.float64)), nan=1.0, posinf=1.0)
+        error = known.clip(max=1.0) / NORMAL  # more than 100 % counts as 100 %, as in `noisy_profile`
+        if error.shape != times.shape:
+            raise InputError(f"{name} is malformed (relative_half_width does not fit the times); {AGAIN}")
+        return times.sum(axis=1), ((times * error) ** 2).sum(axis=1)
+
+    plain_s, plain_var = sums(seconds["autoregressive"], widths["autoregressive"])
+    draft_s, draft_var = sums(seconds["draft_step"], widths["draft_step"])
+    verify_s, verify_var = sums(seconds["verify"], widths["verify"])
+    longest = min(len(draft_s), len(verify_s) - 1)
+    rounds_s = draft_s[:longest].cumsum() + verify_s[1 : longest + 1]
+    rounds_var = draft_var[:longest].cumsum() + verify_var[1 : longest + 1]
+    return float(np.sqrt(plain_var / plain_s**2 + (rounds_var / rounds_s**2).max(initial=0.0)).item())
+
+
 def noisy_profile(document: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
     """Draw a profile within the stated errors of a measured profile.
 
@@ -286,4 +332,5 @@ def profile_from_json(data: Mapping[str, Any], where: str) -> ProfileCost:
         tree,
         catch_up_tokens,
         catch_up_many_s,
+        _times_error(document, seconds, name),
     )

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from specsim.acceptance.sources import Source, describe, verified_by_depth
-from specsim.cost.files import CostLike, as_cost
+from specsim.cost.files import CostLike, as_cost, with_batch
+from specsim.cost.linear import LinearCost
 from specsim.cost.model import CostModel
+from specsim.cost.roofline.cost import RooflineCost
 from specsim.cost.roofline.serving import prompts_s as others_prompts_s
-from specsim.engines.flags import draft_length_flags
+from specsim.engines.counted import MAY_ABSTAIN, UNKNOWN_PHI, Counted, counted
+from specsim.engines.flags import draft_length_flags, kind_of
 from specsim.engines.import_records import SourceLike, as_counts
+from specsim.engines.signatures import Signature, find_signatures
 from specsim.io.arrays import Floats, Seconds
 from specsim.io.errors import InputError
 from specsim.replaying.intervals import Estimate
@@ -28,14 +33,20 @@ SURE = 0.95  # posterior probability of being that close from which on a K is re
 RoundSeconds = tuple[Seconds, float, Seconds]
 DRAWS = 4000  # of acceptance rates
 MOST_TIMES = 2**14  # largest multiple of the counted rounds that is suggested
+NORMAL = 1.96  # standard errors in half of a 95 % interval
+BATCHES = (*range(1, 8), *(part * 2**power for power in range(1, 8) for part in (4, 5, 6, 7)), 1024)  # at once
+MOST_BEYOND = 4  # draft tokens beyond the longest counted, for which acceptance is extrapolated
+BLOCK = ("block", "dflash", "dspark", "medusa", "p-eagle")  # draft all tokens at once: acceptance depends on K
+# Requests to measure: their speedups have this standard deviation, and no difference below this is looked for.
+REQUEST_SD, LEAST_DIFFERENCE, MOST_REQUESTS = 0.25, 0.02, 1000
 
 
 @dataclass(frozen=True)
 class DraftLengthAdvice:
     """The value of a draft length of `k` tokens; 0 is decoding without speculation.
 
-    tokens_per_round : expected, the target's own token included
-    speedup : over decoding without speculation, with a 95 % credible interval
+    tokens_per_round : expected of a decoding step, the target's own token included
+    speedup : over decoding without speculation, with a 95 % credible interval of counts and costs
     best, near : posterior probabilities that it is the best, and within `NEAR_PERCENT` of the best
     """
 
@@ -51,47 +62,102 @@ class Advice(Result):
     """The recommended draft length, and the value of every length that the counts cover.
 
     lengths : for K = 0, 1, ..., up to the longest counted draft
-    k : recommended draft length: the K with the largest expected speed
-    sure : whether it is within `NEAR_PERCENT` of the best with a posterior probability of `SURE`
+    k : recommended draft length, 0 for none: the K with the largest expected speed; None if the interval of its speedup
+        holds 1, and for an upper bound
+    candidate : the draft length with the largest expected speed, at least 1
+    sure : whether k is within `NEAR_PERCENT` of the best with a posterior probability of `SURE`
     times_rounds : if not sure: the multiple of the counted rounds that would settle it at the same rates; None if sure,
         or if no number of rounds would
     rounds : counted rounds
-    notes : notes of the cost model, such as extrapolation
+    notes : what the numbers assume, such as extrapolation
+    signatures : signs of a fault, each with what to check
     cost_band : 5th and 95th percentile of measured over predicted speedup with such costs; None if unknown
+    beyond : lengths beyond the longest counted, if acceptance goes on falling as it does
+    upper_bound : whether the steps without a draft are unknown, so that speedups are upper bounds
+    off_above : number of requests at once above which speculation is slower, and its 95 % interval; None if unknown
     """
 
     lengths: tuple[DraftLengthAdvice, ...]
-    k: int
+    k: int | None
+    candidate: int
     sure: bool
     times_rounds: int | None
     rounds: int
     notes: tuple[str, ...] = ()
+    signatures: tuple[Signature, ...] = ()
     cost_band: tuple[float, float] | None = None
+    beyond: tuple[DraftLengthAdvice, ...] = ()
+    upper_bound: bool = False
+    off_above: BreakEven | None = None
 
     @property
     def longest(self) -> bool:
-        """Whether the recommended draft is the longest counted, so that longer drafts may be faster."""
-        return self.k == self.lengths[-1].k
+        """Whether the candidate is the longest counted, so that longer drafts may be faster."""
+        return self.candidate == self.lengths[-1].k
+
+    @property
+    def requests_to_measure(self) -> int:
+        """Requests that tell K = 0 from `candidate`, in pairs, if their speedups differ as usual."""
+        difference = max(abs(math.log(self.lengths[self.candidate].speedup)), LEAST_DIFFERENCE)
+        requests = min((NORMAL * REQUEST_SD / difference) ** 2, MOST_REQUESTS)
+        return 10 * math.ceil(max(requests, 20) / 10)
 
     def __repr__(self) -> str:
-        chosen = self.lengths[self.k]
-        parts = ["turn speculation off: no draft length is faster"]
-        if self.k:
-            parts = [f"K = {self.k}, {chosen.speedup} times as fast as without speculation"]
-            if self.cost_band is not None:
-                ends = (chosen.speedup.low, chosen.speedup.high)
-                low, high = (end * ratio for end, ratio in zip(ends, self.cost_band, strict=True))
-                parts[0] += f" ([{low:.2f}, {high:.2f}] with the error of uncalibrated costs)"
-        if not self.sure:
-            parts.append(f"{100 * chosen.near:.0f} % likely to be within {NEAR_PERCENT:g} % of the best")
+        return "; ".join(self._parts())
+
+    def _parts(self) -> Iterator[str]:
+        """The answer, then what it depends on."""
+        chosen = self.lengths[self.candidate]
+        if self.upper_bound:
+            most = max(float(length.speedup) for length in self.lengths)
+            yield f"at most {most:.2f} times as fast: steps without a draft were not counted, and none is recommended"
+            yield "give generated tokens beside the counts, as in a scrape or in a log with throughput lines"
+            return
+        if self.k is None:
+            if any(sign.in_time for sign in self.signatures):
+                yield "nothing is recommended: acceptance changed while it was counted"
+                return
+            yield (
+                f"not decidable: K = {chosen.k} is {chosen.speedup} times as fast as without speculation; "
+                f"measure K = 0 and K = {chosen.k} for about {self.requests_to_measure} requests"
+            )
+            return
+        if not self.k:
+            yield f"turn speculation off: no draft length is faster (K = {chosen.k}: {chosen.speedup})"
+        else:
+            yield f"K = {self.k}, {chosen.speedup} times as fast as without speculation"
+            if self.off_above is not None:
+                yield str(self.off_above)
+        if not self.sure and self.k:
+            yield f"{100 * chosen.near:.0f} % likely to be within {NEAR_PERCENT:g} % of the best"
         if self.times_rounds:
-            parts.append(f"collect about {self.times_rounds * self.rounds:,} rounds to be sure (have {self.rounds:,})")
-        if self.longest:
-            parts.append("longer drafts were not counted and may be faster")
-        return "; ".join(parts)
+            yield f"collect about {self.times_rounds * self.rounds:,} rounds to be sure (have {self.rounds:,})"
+        if self.k and self.longest:
+            yield self._longer()
+
+    def _longer(self) -> str:
+        """Whether longer drafts than those counted may be faster, and the run that would tell."""
+        better = [length for length in self.beyond if length.speedup.high > 1.01 * self.lengths[-1].speedup]
+        if not better:
+            return (
+                "longer drafts were not counted and may be faster"
+                if not self.beyond
+                else "longer drafts gain nothing if acceptance goes on falling"
+            )
+        best = max(better, key=lambda length: length.speedup.estimate)
+        ends = dict.fromkeys(f"{end:.2f}" for end in (best.speedup.low, best.speedup.high))
+        return (
+            f"longer drafts were not counted and may be faster: K = {best.k} about {' to '.join(ends)} times "
+            f"(extrapolated); serve with K = {self.beyond[-1].k} to know"
+        )
 
     def flags(self, engine: str, drafter: str | None = None) -> str:
-        """The flags that make this engine draft K tokens; drafter : its kind, such as "eagle3"."""
+        """The flags that make this engine draft K tokens; drafter : its kind, such as "eagle3".
+
+        InputError if nothing is recommended.
+        """
+        if self.k is None:
+            raise InputError(f"nothing is recommended: {self}")
         return draft_length_flags(engine, self.k, drafter)
 
     def to_frame(self) -> pd.DataFrame:
@@ -102,8 +168,13 @@ class Advice(Result):
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON form."""
-        rows = [{**vars(length), "speedup": length.speedup.as_dict()} for length in self.lengths]
-        return {**vars(self), "longest": self.longest, "lengths": rows}
+        rows, beyond = (
+            [{**vars(length), "speedup": length.speedup.as_dict()} for length in lengths]
+            for lengths in (self.lengths, self.beyond)
+        )
+        parts = {"lengths": rows, "beyond": beyond, "signatures": [sign._asdict() for sign in self.signatures]}
+        even = None if self.off_above is None else self.off_above._asdict()
+        return {**vars(self), "longest": self.longest, **parts, "off_above": even}
 
 
 def advise(
@@ -115,12 +186,14 @@ def advise(
     seed: int = 0,
     isl: int | None = None,
     osl: int | None = None,
+    drafter: str | None = None,
 ) -> Advice:
     """Recommend a draft length from counts of accepted drafts.
 
-    The rate at which the i-th token is accepted, if all before it were, has Jeffreys' prior and the counts'
-    likelihood. Speeds follow from the rates, for rounds of K tokens each. This assumes independent rounds, and rates
-    that do not depend on K, although rounds of another K begin at other places of the text.
+    The rate at which the i-th token is accepted, if all before it were, is that of the counts. Its interval takes
+    requests, or intervals of a log, as the independent units, and holds the error of the costs, too. Speeds follow from
+    the rates, for rounds of K tokens each. This assumes rates that do not depend on K, although rounds of another K
+    begin at other places of the text, and drafters that fill a block see another one.
 
     Parameters
     ----------
@@ -139,6 +212,9 @@ def advise(
         Input and output length of the requests of a server whose batch is that of the costs: their prompts, read in
         the steps of the others, are part of a token's time, and contexts follow from them. For costs of shapes and
         hardware.
+    drafter : str, optional
+        Kind of drafter, such as "eagle3"; default: that of the costs. One that may abstain (prompt-lookup, suffix) is
+        advised only where the steps without a draft are known.
 
     Returns
     -------
@@ -169,36 +245,69 @@ def advise(
     if (isl is None) != (osl is None):
         raise InputError("isl and osl go together; give both lengths of a request")
     source, cost = as_counts(source, policy=policy), as_cost(cost)
-    accepted, verified = counts_by_depth(source)
-    prompts_s = np.zeros(len(verified) + 1)
+    counts = counted(source)
+    depth = len(counts.verified)
+    kind = drafter_kind(cost) if drafter is None else kind_of(drafter)
+    upper_bound = counts.plain_steps is None and kind in MAY_ABSTAIN
+    block = kind in BLOCK
+    beyond = 0 if upper_bound or block or not counts.accepted[-1] else MOST_BEYOND
+    prompts_s = np.zeros(depth + beyond + 1)
     if isl is not None and osl is not None:
         context = round(isl + osl / 2)
-        prompts_s = np.array([others_prompts_s(cost, isl, osl, k) for k in range(len(verified) + 1)])
-    seconds = (*_seconds(cost, len(verified), context), prompts_s)
-    lengths = _lengths(accepted, verified, seconds, seed)
-    chosen = max(lengths, key=lambda length: length.speedup.estimate)
-    sure, times = chosen.near >= SURE, None
-    if not sure:
+        prompts_s = np.array([others_prompts_s(cost, isl, osl, k) for k in range(depth + beyond + 1)])
+    seconds = (*_seconds(cost, depth + beyond, context), prompts_s)
+    error = cost.speedup_error
+    lengths = _lengths(counts, seconds, error, seed)
+    candidate = max(lengths[1:], key=lambda length: length.speedup.estimate)
+    signatures = find_signatures(counts, source, kind)
+    k = _decided(candidate.k, candidate.speedup)
+    if upper_bound or any(sign.in_time for sign in signatures):
+        k = None
+    chosen = candidate if k is None else lengths[k]
+    sure, times = k is not None and chosen.near >= SURE, None
+    if not sure and not upper_bound:
         factor = 2
         while factor <= MOST_TIMES and times is None:
-            more = _lengths(factor * accepted, factor * verified, seconds, seed)
-            times = factor if more[chosen.k].near >= SURE else None
+            more = _lengths(counts, seconds, error, seed, times=factor)
+            settled = _decided(candidate.k, more[candidate.k].speedup)
+            times = factor if settled is not None and more[settled].near >= SURE else None
             factor *= 2
-    notes = tuple(cost.notes(len(verified), (context, context)))
-    return Advice(tuple(lengths), chosen.k, sure, times, _rounds(source, verified), notes, cost.error_band)
+    even = off_above(cost, counts, candidate, context) if isl is None and not upper_bound else None
+    return Advice(
+        tuple(lengths), k, candidate.k, sure, times, int(counts.rounds),
+        (*cost.notes(depth, (context, context)), *_notes(counts, error, block=block)), signatures, cost.error_band,
+        tuple(_beyond(counts, seconds, error, beyond)), upper_bound, even,
+    )  # fmt: skip
 
 
-def counts_by_depth(source: Source) -> tuple[Floats, Floats]:
-    """Accepted and verified tokens [D] per depth, up to the deepest verified; InputError if nothing was drafted."""
-    accepted, verified = verified_by_depth(source)
-    if not len(verified) or verified[0] < 1:
-        raise InputError("nothing was drafted; give counts of rounds with drafts")
-    depth = int(np.flatnonzero(verified > 0)[-1]) + 1
-    return accepted[:depth], verified[:depth]
+def drafter_kind(cost: CostModel) -> str | None:
+    """The kind of drafter that costs on a GPU are of; None if costs do not tell."""
+    return cost.drafter.method or cost.drafter.kind if isinstance(cost, RooflineCost) else None
 
 
-def _rounds(source: Source, verified: Floats) -> int:
-    return int(describe(source).get("rounds", verified[0]))
+def _decided(k: int, speedup: Estimate) -> int | None:
+    """K if it is faster than no speculation, 0 if slower, None if its interval holds 1."""
+    return k if speedup.low > 1 else 0 if speedup.high < 1 else None
+
+
+def _notes(counts: Counted, error: tuple[float, float], *, block: bool) -> Iterator[str]:
+    """What the interval is of, and what was taken out of the estimate."""
+    if block:
+        yield (
+            f"counted at K = {len(counts.rates)}: a drafter of blocks predicts otherwise at another K, and worse above "
+            "the block that it was trained for; measure the K that you choose"
+        )
+    if counts.share_drafting < 1 - LEAST_DIFFERENCE:
+        yield f"{100 * counts.share_drafting:.0f} % of the steps draft; the others yield one token each"
+    if len(counts.unit_rounds) < 2:
+        yield (
+            "requests are not told apart in these counts: they are taken to differ as usual, with "
+            f"{UNKNOWN_PHI:g} times the variance of equal requests"
+        )
+    bias = 100 * math.expm1(error[0])
+    if bias:
+        direction = "low" if bias > 0 else "high"
+        yield f"such costs are known to predict too {direction}: speedups are multiplied by {math.exp(error[0]):.2f}"
 
 
 def _seconds(cost: CostModel, longest: int, context: int) -> tuple[Seconds, float]:
@@ -206,29 +315,109 @@ def _seconds(cost: CostModel, longest: int, context: int) -> tuple[Seconds, floa
     return np.array([cost.round_seconds(k, context) for k in range(longest + 1)]), float(cost.catch_up(context))
 
 
-def _lengths(accepted: Floats, verified: Floats, seconds: RoundSeconds, seed: int) -> list[DraftLengthAdvice]:
-    """The value of every K under the posterior of the rates."""
+def _lengths(
+    counts: Counted, seconds: RoundSeconds, error: tuple[float, float], seed: int, *, times: int = 1
+) -> list[DraftLengthAdvice]:
+    """The value of every K: at the counted rates, with intervals of the rates and of the costs."""
     rng = np.random.default_rng(seed)
-    rates = rng.beta(accepted + 0.5, verified - accepted + 0.5, size=(DRAWS, len(accepted)))
-    tokens, speedups = _speedups(rates, seconds)
+    share = counts.share_drafting
+    tokens, found = _speedups(counts.rates[None], seconds, share)
+    _, speedups = _speedups(counts.draw_rates(DRAWS, rng, times), seconds, share)
+    bias, sd = error
+    found[:, 1:] *= math.exp(bias)
+    speedups[:, 1:] *= np.exp(bias + sd * rng.standard_normal((DRAWS, 1)))  # costs of all K err alike
     best = speedups.max(axis=1, keepdims=True)
     near, first = speedups >= (1 - NEAR_PERCENT / 100) * best, speedups.argmax(axis=1)
     low, high = np.quantile(speedups, (0.025, 0.975), axis=0)
     return [
         DraftLengthAdvice(
             k,
-            float(tokens[:, k].mean()),
-            Estimate(float(speedups[:, k].mean()), float(low[k]), float(high[k])),
+            float(tokens[0, k]),
+            Estimate(value := float(found[0, k]), min(float(low[k]), value), max(float(high[k]), value)),
             float((first == k).mean()),
             float(near[:, k].mean()),
         )
-        for k in range(len(accepted) + 1)
+        for k in range(len(counts.accepted) + 1)
     ]
 
 
-def _speedups(rates: Floats, seconds: RoundSeconds) -> tuple[Floats, Floats]:
-    """Tokens per round and speedups [R, D + 1] of K = 0, 1, ..., D, by rates [R, D] of the i-th token."""
+def _beyond(counts: Counted, seconds: RoundSeconds, error: tuple[float, float], more: int) -> list[DraftLengthAdvice]:
+    """Longer drafts: rates that go on falling by the same factor, and at most stay as the last."""
+    rates = counts.rates
+    if not more:
+        return []
+    falls = min(1.0, float((rates[-1] / rates[0]) ** (1 / (len(rates) - 1)))) if len(rates) > 1 else 0.9
+    factors = np.array([falls**2, falls, 1.0])[:, None]  # falls faster, alike, not at all
+    further = rates[-1] * factors ** np.arange(1, more + 1)
+    tokens, speedups = _speedups(
+        np.concatenate([np.tile(rates, (3, 1)), further], axis=1), seconds, counts.share_drafting
+    )
+    speedups *= math.exp(error[0])
+    return [
+        DraftLengthAdvice(k, float(tokens[1, k]), Estimate(*(float(speedups[row, k]) for row in (1, 0, 2))), 0.0, 0.0)
+        for k in range(len(rates) + 1, len(rates) + more + 1)
+    ]
+
+
+def _speedups(rates: Floats, seconds: RoundSeconds, share: float) -> tuple[Floats, Floats]:
+    """Tokens per step and speedups [R, D + 1] of K = 0, 1, ..., D, by rates [R, D] of the i-th token.
+
+    share : of the steps that draft; the others take a step without a draft, and yield a token
+    """
     rounds_s, catch_up_s, prompts_s = seconds
+    rounds_s, prompts_s = (part[: rates.shape[1] + 1] for part in (rounds_s, prompts_s))
     whole = np.concatenate([np.zeros((len(rates), 1)), np.cumprod(rates, axis=1)], axis=1)  # P(all K accepted)
-    tokens = 1 + np.cumsum(whole, axis=1)
-    return tokens, tokens * (rounds_s[0] + prompts_s[0]) / (rounds_s + whole * catch_up_s + tokens * prompts_s)
+    tokens = 1 + share * np.cumsum(whole, axis=1)
+    steps_s = rounds_s[0] + share * (rounds_s - rounds_s[0] + whole * catch_up_s)
+    return tokens, tokens * (rounds_s[0] + prompts_s[0]) / (steps_s + tokens * prompts_s)
+
+
+class BreakEven(NamedTuple):
+    """Requests at once above which speculation is slower: estimate, and a 95 % interval; None: beyond `most`.
+
+    most : largest number that was tried, because more do not fit or are no use
+    """
+
+    requests: int | None
+    low: int | None
+    high: int | None
+    most: int
+
+    def __str__(self) -> str:
+        if self.requests is None:
+            return f"on for all numbers of requests at once up to {self.most}"
+        high = "more" if self.high is None else f"{self.high}"
+        return f"off above {self.requests} requests at once ({self.low} to {high})"
+
+
+def off_above(cost: CostModel, counts: Counted, candidate: DraftLengthAdvice, context: int) -> BreakEven | None:
+    """Find the largest number of requests at once at which some K up to the counted ones is faster.
+
+    None for costs of unknown batches. The interval is of costs and counts; acceptance is taken not to depend on load.
+    """
+    speedup = candidate.speedup
+    sd_here = math.log(speedup.high / speedup.low) / (2 * NORMAL) if speedup.high > speedup.low else 0.0
+    counts_variance = max(sd_here**2 - cost.speedup_error[1] ** 2, 0.0)
+    if isinstance(cost, LinearCost) and cost.fitted is None:
+        return None
+    values = []
+    for batch in BATCHES:
+        if isinstance(cost, LinearCost) and cost.fitted is not None and batch > cost.fitted.batches[1]:
+            break
+        try:
+            at_batch = with_batch(cost, batch)
+            seconds = (*_seconds(at_batch, len(counts.accepted), context), np.zeros(len(counts.accepted) + 1))
+        except InputError:
+            break
+        best = float(_speedups(counts.rates[None], seconds, counts.share_drafting)[1][0, 1:].max())
+        bias, sd = at_batch.speedup_error
+        values.append((math.log(best) + bias, NORMAL * math.sqrt(sd**2 + counts_variance)))
+    if len(values) < 2:
+        return None
+
+    def last_faster(side: int) -> int | None:
+        """The largest batch that is faster, at an end of the interval; None if even the largest that was tried is."""
+        faster = [batch for batch, (value, reach) in zip(BATCHES, values, strict=False) if value + side * reach > 0]
+        return None if BATCHES[len(values) - 1] in faster else max(faster, default=0)
+
+    return BreakEven(last_faster(0), last_faster(-1), last_faster(1), BATCHES[len(values) - 1])

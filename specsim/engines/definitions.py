@@ -28,6 +28,7 @@ class Totals:
 
     rounds, drafted, accepted : rounds that the engine counts, tokens drafted and tokens accepted in them
     output_tokens : tokens that were output, the first included; NaN if unknown
+    plain_steps : steps that drafted nothing, beside the rounds
     by_depth : rounds that drafted an i-th token, and rounds that accepted it
     """
 
@@ -36,6 +37,7 @@ class Totals:
     accepted: int
     output_tokens: float
     by_depth: Counters
+    plain_steps: int = 0
 
     @staticmethod
     def of(rounds: Rounds, output_tokens: float) -> Totals:
@@ -95,8 +97,8 @@ OF_ALL = "rounds that accepted the i-th token / all rounds with a draft"
 SCHEDULE = "where drafts differ in length, its denominator counts rounds that never drafted so far"
 DEFINITIONS = (
     Definition(
-        "specsim", LENGTH, "tau", "output tokens / rounds",
-        lambda totals: totals.output_tokens / totals.rounds,
+        "specsim", LENGTH, "tau", "output tokens / (rounds + steps without a draft)",
+        lambda totals: totals.output_tokens / (totals.rounds + totals.plain_steps),
     ),
     Definition("specsim", RATE, "v_d", SHARE, _accepted_share),
     Definition(

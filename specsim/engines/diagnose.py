@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any
 from specsim.cost.files import CostLike, as_cost
 from specsim.cost.linear import LinearCost, LinearPass
 from specsim.cost.model import ConstantCost, CostModel
-from specsim.engines.advise import Advice, advise, counts_by_depth
+from specsim.engines.advise import Advice, advise
+from specsim.engines.counted import counted
+from specsim.engines.flags import kind_of
 from specsim.engines.import_records import SourceLike, as_counts
+from specsim.engines.signatures import Signature, find_signatures
 from specsim.io.errors import InputError
 from specsim.replaying.intervals import Estimate
 from specsim.replaying.prediction import interval_columns
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 KIND = "specsim-diagnosis"
-LEAST_S = 1e-9  # seconds of a draft step that costs nothing
+LEAST = 1e-9  # decode steps of a draft step that costs nothing
 
 
 @dataclass(frozen=True, repr=False)
@@ -28,11 +31,13 @@ class Diagnosis(Result):
     """The causes of a gain or loss by speculation.
 
     speedup : tokens per second with speculation over those without
-    draft_tokens : K, drafted in every round
-    tokens_per_round : output tokens per round, the target's own included, with a 95 % credible interval
-    round_tokens : duration of a round in baseline decode steps; speculation pays if a round yields more tokens
-    parts : parts of a round's time, in baseline decode steps; empty without costs
-    advice : the best K under each assumption about a round's cost
+    draft_tokens : K, drafted in every step that drafts
+    tokens_per_round : output tokens per step, the target's own included, with a 95 % credible interval
+    round_tokens : duration of a step in baseline decode steps; speculation pays if a step yields more tokens
+    parts : parts of a step's time, in baseline decode steps; empty without costs
+    advice : the best K under each assumption about a step's cost; empty for an upper bound
+    signatures : signs of a fault, each with what to check
+    upper_bound : whether the steps without a draft are unknown, so that tokens and duration are at most these
     """
 
     speedup: float
@@ -41,10 +46,18 @@ class Diagnosis(Result):
     round_tokens: float
     parts: dict[str, float]
     advice: tuple[tuple[str, Advice], ...]
+    signatures: tuple[Signature, ...] = ()
+    upper_bound: bool = False
 
     def __repr__(self) -> str:
         change = f"{100 * abs(self.speedup - 1):.0f} % {'faster' if self.speedup > 1 else 'slower'}"
         link = "and" if self.speedup > 1 else "but"
+        if self.upper_bound:
+            return (
+                f"{self.speedup:.2f}x ({change}): each step yields at most {self.tokens_per_round:.2f} tokens and "
+                f"costs at most {self.round_tokens:.2f} normal decode steps: steps without a draft were not counted; "
+                "give generated tokens beside the counts"
+            )
         return (
             f"{self.speedup:.2f}x ({change}): each step yields {self.tokens_per_round:.2f} tokens {link} costs as much "
             f"as {self.round_tokens:.2f} normal decode steps"
@@ -54,13 +67,14 @@ class Diagnosis(Result):
         """A row for each assumption about a round's cost: the best K, and its speedup."""
         import pandas as pd  # slow to import, and the diagnosis does not need it
 
-        best = [(assumed, advice.k, advice.lengths[advice.k].speedup) for assumed, advice in self.advice]
+        best = [(assumed, advice.k, advice.lengths[advice.candidate].speedup) for assumed, advice in self.advice]
         return pd.DataFrame([{"assumed": name, "k": k, **interval_columns(speedup)} for name, k, speedup in best])
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON form."""
         advice = [{"assumed": assumption, **advice.as_dict()} for assumption, advice in self.advice]
-        return {"kind": KIND, **dataclasses.asdict(self), "advice": advice}
+        signatures = [sign._asdict() for sign in self.signatures]
+        return {"kind": KIND, **dataclasses.asdict(self), "advice": advice, "signatures": signatures}
 
 
 def diagnose(
@@ -72,10 +86,11 @@ def diagnose(
     context: int = 1000,
     policy: str | None = None,
     seed: int = 0,
+    drafter: str | None = None,
 ) -> Diagnosis:
     """Split the gain or loss by speculation into the tokens that drafts add and the time that a round costs.
 
-    A round that yields E tokens takes E / (tokens per second). Without a cost model it is unknown how much of that time
+    A step that yields E tokens takes E / (tokens per second). Without a cost model it is unknown how much of that time
     shorter drafts would save, so the best K is found for both extremes: all overhead is per drafted token, or all of it
     is fixed per round. A cost model gives the time of drafting and of the wider target pass, scaled to the measured
     baseline; the rest is the engine's own overhead.
@@ -94,6 +109,8 @@ def diagnose(
         Use only rounds recorded under this policy.
     seed : int
         Seed of the draws from the posterior.
+    drafter : str, optional
+        Kind of drafter, such as "eagle3", as `advise` takes it.
 
     Returns
     -------
@@ -116,47 +133,50 @@ def diagnose(
     for name, rate in (("without", baseline_tokens_per_s), ("with", tokens_per_s)):
         if not 1e-6 <= rate <= 1e9:
             raise InputError(f"{rate} tokens per second {name} speculation; give a positive rate")
-    longest = len(counts_by_depth(source)[1])
-    token_s = 1 / baseline_tokens_per_s
-    free = advise(source, ConstantCost(LEAST_S * token_s, token_s), context=context, seed=seed)
-    emitted = free.lengths[longest].speedup  # with free drafts, the speedup is the tokens per round
-    round_tokens = emitted.estimate * baseline_tokens_per_s / tokens_per_s
-    overhead_s = (round_tokens - 1) * token_s
-    if overhead_s <= 0:
+    counts = counted(source)
+    longest, share, speedup = len(counts.verified), counts.share_drafting, tokens_per_s / baseline_tokens_per_s
+    # All times are in baseline decode steps, whatever the rates are of: one request, or all of a server.
+    free = advise(source, ConstantCost(LEAST, 1.0), context=context, seed=seed, drafter=drafter)
+    emitted = free.lengths[longest].speedup  # with free drafts, the speedup is the tokens per step
+    step_tokens = emitted.estimate / speedup
+    if free.upper_bound:
+        return Diagnosis(speedup, longest, emitted, step_tokens, {}, (), free.signatures, upper_bound=True)
+    overhead = (step_tokens - 1) / share  # of a step that drafts
+    if overhead <= 0:
         raise InputError(
-            f"a round that yields {emitted.estimate:.2f} tokens would be faster than a normal decode step, at "
+            f"a step that yields {emitted.estimate:.2f} tokens would be faster than a normal decode step, at "
             f"{tokens_per_s:g} tokens per second for {baseline_tokens_per_s:g}; give rates at the same load"
         )
     parts: dict[str, float] = {}
     if cost is None:
-        per_token = ConstantCost(overhead_s / longest, token_s)
         assumed: dict[str, CostModel] = {
-            "best case for short drafts (all overhead is per drafted token)": per_token,
-            "worst case (all overhead is fixed per round)": _linear(token_s, 0.0, 0.0, overhead_s),
+            "best case for short drafts (all overhead is per drafted token)": ConstantCost(overhead / longest, 1.0),
+            "worst case (all overhead is fixed per round)": _linear(0.0, 0.0, overhead),
         }
     else:
-        draft_s, wider_s = _round_seconds(as_cost(cost), longest, context, token_s)
-        own_s = overhead_s - draft_s - wider_s
+        drafting, wider = _round_steps(as_cost(cost), longest, context)
+        own = overhead - drafting - wider
         parts = {
             "a normal decode step": 1.0,
-            f"drafting {longest} tokens": draft_s / token_s,
-            f"verifying {longest + 1} tokens instead of one": wider_s / token_s,
-            "the engine, beyond these costs": own_s / token_s,
+            f"drafting {longest} tokens": share * drafting,
+            f"verifying {longest + 1} tokens instead of one": share * wider,
+            "the engine, beyond these costs": share * own,
         }
-        assumed = {"at these costs": _linear(token_s, draft_s / longest, max(wider_s, 0.0) / longest, max(own_s, 0.0))}
+        assumed = {"at these costs": _linear(drafting / longest, max(wider, 0.0) / longest, max(own, 0.0))}
     advice = tuple((name, advise(source, model, context=context, seed=seed)) for name, model in assumed.items())
-    return Diagnosis(tokens_per_s / baseline_tokens_per_s, longest, emitted, round_tokens, parts, advice)
+    signatures = find_signatures(counts, source, drafter and kind_of(drafter), round_tokens=1 + overhead)
+    return Diagnosis(speedup, longest, emitted, step_tokens, parts, advice, signatures)
 
 
-def _round_seconds(cost: CostModel, k: int, context: int, token_s: float) -> tuple[float, float]:
-    """Seconds of drafting, and of verification beyond a baseline decode step, scaled to the measured baseline."""
+def _round_steps(cost: CostModel, k: int, context: int) -> tuple[float, float]:
+    """Drafting, and verification beyond a decode step, in decode steps."""
     step_s = float(cost.autoregressive_step(context))
-    scale = token_s / step_s
-    draft_s = scale * float(cost.draft(k, context))
-    return draft_s, scale * (float(cost.verify(k + 1, context)) + cost.round_overhead() - step_s)
+    return float(cost.draft(k, context)) / step_s, (
+        float(cost.verify(k + 1, context)) + cost.round_overhead()
+    ) / step_s - 1
 
 
-def _linear(token_s: float, draft_step_s: float, drafted_token_s: float, round_s: float) -> LinearCost:
-    """Costs of a pass, a draft step, a further token in a pass, and the overhead of a round."""
-    target = LinearPass(token_s - drafted_token_s, drafted_token_s)
-    return LinearCost(target=target, drafter=LinearPass(max(draft_step_s, LEAST_S * token_s)), round_s=round_s)
+def _linear(draft_step: float, drafted_token: float, round_: float) -> LinearCost:
+    """Costs of a draft step, a further token in a pass, and the overhead of a round, in decode steps."""
+    target = LinearPass(1.0 - drafted_token, drafted_token)
+    return LinearCost(target=target, drafter=LinearPass(max(draft_step, LEAST)), round_s=round_)

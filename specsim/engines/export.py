@@ -13,6 +13,8 @@ from specsim.acceptance.sources import Source, verified_by_depth
 from specsim.engines.flags import (
     DRAFTER,
     FLAGS,
+    NAMES,
+    OFF,
     as_arguments,
     draft_length_flags,
     generation_config,
@@ -20,7 +22,7 @@ from specsim.engines.flags import (
     sglang_tree,
     speculative_config,
     tensorrt_llm,
-    vllm_method,
+    vllm_drafter,
 )
 from specsim.engines.import_records import SourceLike, as_counts
 from specsim.io.errors import InputError
@@ -65,6 +67,8 @@ def export_flags(
     min_ngram: int | None = None,
     max_ngram: int | None = None,
     acceptance: SourceLike | None = None,
+    drafter: str | None = None,
+    model: str | None = None,
     path: str | None = None,
 ) -> Setting:
     """Write the flags with which to start an engine, and its configuration file if it needs any.
@@ -87,6 +91,10 @@ def export_flags(
         N-gram lengths of prompt lookup, in tokens.
     acceptance : path, mapping, Counters, Rounds, Trace or ImportedRecords, optional
         Make the engine accept as often as this source, without a trained drafter.
+    drafter : str, optional
+        Kind of drafter, such as "eagle3" or "mtp", with `k` or `schedule`; default: EAGLE in vLLM.
+    model : str, optional
+        The drafter's folder or hub id, in place of "<drafter>" in vLLM's and SGLang's flags.
     path : str, optional
         Name of the file in the flags.
 
@@ -108,10 +116,16 @@ def export_flags(
     >>> tree = specsim.make_policy("eagle2", nodes=7, depth=5, top_k=4)
     >>> specsim.export_flags("sglang", policy=tree).flags
     '--speculative-num-steps 5 --speculative-eagle-topk 4 --speculative-num-draft-tokens 8'
+    >>> print(specsim.export_flags("vllm", 2, drafter="medusa", model="my/heads").flags)
+    --speculative-config '{"method": "medusa", "model": "my/heads", "num_speculative_tokens": 2}'
     """
+    engine = known_name("engine", engine, [*FLAGS, LLAMACPP_2025])
+    if model is not None and engine not in NAMES:
+        raise InputError(f"{engine} takes no drafter's model in these flags; give it as the engine's own option")
+    if drafter is not None and (policy is not None or acceptance is not None or min_ngram or max_ngram):
+        raise InputError("a drafter belongs to --k or --schedule alone; leave out --policy, --acceptance and n-grams")
     if sum(value is not None for value in (k, schedule, policy)) != 1:
         raise InputError("give either --k, --schedule or --policy")
-    engine = known_name("engine", engine, [*FLAGS, LLAMACPP_2025])
     ngram = min_ngram if max_ngram is None else max_ngram
     special = {"--p-min": p_min, "--max-ngram": ngram, "--acceptance": acceptance}
     chosen = [name for name, value in special.items() if value is not None]
@@ -121,15 +135,25 @@ def export_flags(
         raise InputError(f"{chosen[0]} needs drafts of a fixed length; give --k of 1 or more")
     named = {} if path is None else {"path": path}
     if schedule is not None:
-        return schedule_setting(engine, as_schedule(schedule), largest_batch, **named)
+        setting = schedule_setting(engine, as_schedule(schedule), largest_batch, drafter=drafter, **named)
+        return _of_model(engine, setting, model)
     if policy is not None:
-        return policy_setting(engine, make_policy(policy), **named)
+        return _of_model(engine, policy_setting(engine, make_policy(policy), **named), model)
     assert k is not None
     if acceptance is not None:
-        return scripted(engine, acceptance_by_depth(as_counts(acceptance), k))
+        return _of_model(engine, scripted(engine, acceptance_by_depth(as_counts(acceptance), k)), model)
     if ngram is not None:
         return lookup(engine, k, min_ngram=min_ngram, max_ngram=max_ngram, **named)
-    return draft_length(engine, k, p_min=p_min or 0.0, **named)
+    return _of_model(engine, draft_length(engine, k, p_min=p_min or 0.0, drafter=drafter, **named), model)
+
+
+def _of_model(engine: str, setting: Setting, model: str | None) -> Setting:
+    """The setting with the drafter's model in its flags; as it is where the method takes none, such as MTP."""
+    if model is None or setting.flags == OFF:
+        return setting
+    if engine == "sglang":
+        return setting._replace(flags=f"--speculative-draft-model-path {model} {setting.flags}")
+    return setting._replace(flags=setting.flags.replace(json.dumps(DRAFTER["model"]), json.dumps(model)))
 
 
 def _require(engine: str, engines: tuple[str, ...], problem: str) -> None:
@@ -138,13 +162,18 @@ def _require(engine: str, engines: tuple[str, ...], problem: str) -> None:
         raise InputError(f"{engine} {problem}; choose one of {', '.join(engines)}")
 
 
-def draft_length(engine: str, k: int, *, p_min: float = 0.0, path: str = GENERATION_CONFIG) -> Setting:
-    """Drafts of K tokens, which end earlier at a token to which the draft model gives less than p_min."""
+def draft_length(
+    engine: str, k: int, *, p_min: float = 0.0, drafter: str | None = None, path: str = GENERATION_CONFIG
+) -> Setting:
+    """Drafts of K tokens, which end earlier at a token to which the draft model gives less than p_min.
+
+    drafter : its kind, as `draft_length_flags` takes it
+    """
     if p_min:
         _require(engine, STOPS, "has no rule for --p-min")
     if engine == LLAMACPP_2025 and k:
         return Setting(f"--draft-max {k} --draft-p-min {p_min:g}")
-    flags = draft_length_flags("llamacpp" if engine == LLAMACPP_2025 else engine, k)
+    flags = draft_length_flags("llamacpp" if engine == LLAMACPP_2025 else engine, k, drafter)
     if engine == "llamacpp" and k and p_min:
         return Setting(llamacpp(f"--spec-draft-n-max {k} --spec-draft-p-min {p_min:g}"))
     if engine == "transformers" and k:
@@ -203,8 +232,8 @@ def schedule_setting(
         raise InputError(f"a schedule to batch {max(lengths)} exceeds {largest_batch}; give a larger --largest-batch")
     if engine == "vllm":
         by_batch = {"num_speculative_tokens_per_batch_size": schedule_ranges(lengths, largest_batch)}
-        method = {"method": vllm_method(drafter)} if drafter else {}
-        return Setting(speculative_config(**{**DRAFTER, **method, "num_speculative_tokens": longest, **by_batch}))
+        method = vllm_drafter(drafter) if drafter else DRAFTER
+        return Setting(speculative_config(**method, num_speculative_tokens=longest, **by_batch))
     if engine == "sglang":
         steps = {str(batch): {"candidate_steps": [k]} for batch, k in lengths.items()}
         flags = f"{draft_length_flags(engine, longest, drafter)} --speculative-adaptive"

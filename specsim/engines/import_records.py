@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from collections.abc import Iterable, Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from specsim.acceptance.sources import Source, as_source
-from specsim.engines.formats.records import ImportedRecords
-from specsim.engines.formats.registry import FORMATS, read_format
+import numpy as np
+
+from specsim.acceptance.sources import Counters, Rounds, Source, as_source, describe
+from specsim.engines.formats.mixed import mixed_sources
+from specsim.engines.formats.records import ImportedRecords, Setup
+from specsim.engines.formats.registry import FORMATS, read_any, read_format
+from specsim.engines.rates import ASSUMED_ROUNDS, counters_of_length
 from specsim.io.errors import InputError
+from specsim.io.examples import is_example
 
 SourceLike = Source | ImportedRecords | str | PathLike[str] | Mapping[str, Any]  # as functions take what was accepted
-LOG_MARKS = {"SpecDecoding metrics:": "vllm-log", "draft acceptance": "llamacpp-log", "Decode batch": "sglang-log"}
 
 
-def import_records(kind: str, files: str | PathLike[str] | Iterable[str | PathLike[str]]) -> ImportedRecords:
+def import_records(kind: str | None, files: str | PathLike[str] | Iterable[str | PathLike[str]]) -> ImportedRecords:
     """Read acceptance counts from an engine's logs or exports.
 
     Parameters
     ----------
-    kind : str
+    kind : str or None
         Format of the files, such as "vllm-log", "llamacpp-log" or "prometheus"; `specsim import --help` lists all.
+        None: the format that the first file tells itself.
     files : str, Path, or several
         Files of this format, in their order.
 
@@ -50,23 +57,165 @@ def import_records(kind: str, files: str | PathLike[str] | Iterable[str | PathLi
     >>> records.to_dict()["averages"]["accepted / drafted"]
     0.625
     """
-    paths = [files] if isinstance(files, str | PathLike) else list(files)
-    return read_format(kind, [Path(path) for path in paths])
+    paths = [Path(path) for path in ([files] if isinstance(files, str | PathLike) else files)]
+    return read_any(paths)[1] if kind is None else read_format(kind, paths)
+
+
+class Reading(NamedTuple):
+    """Counts, and what they were taken for.
+
+    source : trace, rounds or counters
+    kind : a name of `FORMATS`, or "trace", "rounds" or "counters"
+    name : of the file, "" if none
+    setup : the server or run, as far as the file tells
+    notes : assumptions, and what the file does not tell
+    """
+
+    source: Source
+    kind: str
+    name: str = ""
+    setup: Setup = Setup()
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        form = FORMATS.get(self.kind)
+        parts = [f"{self.kind} ({form.doc})" if form else self.kind]
+        counted = describe(self.source)
+        parts += [f"{counted['rounds']:,} rounds"] if "rounds" in counted else []
+        if isinstance(self.source, Counters) and self.source.plain_steps:
+            parts.append(f"{self.source.plain_steps:,} steps without a draft")
+        setup = self.setup
+        parts += [f"K = {setup.draft_tokens}"] if setup.draft_tokens else []
+        parts += [f"{setup.running:.3g} request{'s' * (setup.running != 1)} at once"] if setup.running else []
+        parts += [" with ".join(filter(None, (setup.model, setup.method or setup.drafter)))]
+        return f"{self.name + ' ' if self.name else ''}read as {', '.join(filter(None, parts))}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form, without the counts."""
+        return {"kind": self.kind, "name": self.name, **dataclasses.asdict(self.setup), "notes": [*self.notes]}
+
+
+def read_counts(source: SourceLike, *, policy: str | None = None, k: int | None = None) -> Reading:
+    """Read counts of accepted drafts from anything that holds them.
+
+    Parameters
+    ----------
+    source : path, mapping, Counters, Rounds, Trace or ImportedRecords
+        As `as_source` takes it, or a file of any format of `specsim import`, which its content tells.
+    policy : str, optional
+        Use only this policy's rounds of a file.
+    k : int, optional
+        Draft length, for files with sums or averages that do not tell it.
+
+    Returns
+    -------
+    Reading
+        `source`, what it was taken for, and the server.
+
+    Raises
+    ------
+    InputError
+        For a file that holds nothing about drafts, and for sums or averages without a draft length.
+    """
+    if isinstance(source, ImportedRecords):
+        return _reading(source, source.engine, "", k)
+    if not isinstance(source, str | PathLike):
+        return Reading(read := as_source(source, policy=policy), _kind_of(read))
+    path = Path(source)
+    if not path.exists() and not is_example(path):
+        raise InputError(f"{path} does not exist; give a trace, counters, or a log, a scrape or a result of an engine")
+    if path.suffix == ".parquet" or not path.is_file() or _holds_trace_or_counters(path):
+        read = as_source(source, policy=policy)
+        return Reading(read, _kind_of(read), str(path))
+    kind, imported = read_any([path])
+    if policy is not None:
+        raise InputError(f"{path} is a log, which names no policies; leave out --policy")
+    imported = dataclasses.replace(imported, notes=(*imported.notes, *mixed_sources(path)))
+    try:
+        return _reading(imported, kind, str(path), k)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
 
 
 def as_counts(source: SourceLike, *, policy: str | None = None) -> Source:
-    """Read counts as `as_source` does, also from imported records and an engine's log; InputError for sums alone."""
-    if isinstance(source, ImportedRecords):
-        if source.source is None:
-            raise InputError(f"sums and averages do not give acceptance by position; {source.instead}")
-        return source.source
-    if isinstance(source, str | PathLike) and (path := Path(source)).is_file() and path.suffix in (".log", ".txt"):
-        with path.open(encoding="utf-8", errors="replace") as file:
-            text = file.read(2**20)
-        kind = next((kind for mark, kind in LOG_MARKS.items() if mark in text), None)
-        if kind is None:
-            raise InputError(f"{path} is not a log of {', '.join(LOG_MARKS.values())}; see `specsim import --help`")
-        if policy is not None:
-            raise InputError(f"{path} is a log, which names no policies; leave out --policy")
-        return as_counts(FORMATS[kind].read([path]))
-    return as_source(source, policy=policy)
+    """The source that `read_counts` reads."""
+    return read_counts(source, policy=policy).source
+
+
+def _holds_trace_or_counters(path: Path) -> bool:
+    with path.open("rb") as file:
+        head = file.read(2**16)
+    return head[:2] == b"PK" or all(re.search(rb'"%s"\s*:\s*\[' % key, head) for key in (b"drafted", b"accepted"))
+
+
+def _kind_of(source: Source) -> str:
+    return str(describe(source)["source"])
+
+
+def _reading(imported: ImportedRecords, kind: str, name: str, k: int | None) -> Reading:
+    source, setup, notes = imported.source, imported.setup, imported.notes
+    if source is None:
+        source, assumed = _of_sums(imported, k)
+        setup, notes = dataclasses.replace(setup, draft_tokens=len(source.drafted)), (*notes, *assumed)
+    elif isinstance(source, Rounds) and source.t is None and imported.plain_steps:
+        source = _with_empty_rounds(source, imported.plain_steps)
+    return Reading(source, kind, name, setup, notes)
+
+
+def _with_empty_rounds(rounds: Rounds, empty: int) -> Rounds:
+    """Rounds beside as many that drafted nothing, whose requests and places are unknown."""
+    drafted, accepted = (np.pad(column, (0, empty)) for column in (rounds.drafted, rounds.accepted))
+    sequence = None if rounds.sequence_id is None else np.pad(rounds.sequence_id, (0, empty))
+    return Rounds(drafted, accepted, None, sequence)
+
+
+def _of_sums(imported: ImportedRecords, k: int | None) -> tuple[Counters, list[str]]:
+    """Counters of sums or averages: the acceptance length is known, and acceptance falls alike by position."""
+    if imported.trees:
+        raise InputError(f"sums of draft trees do not give acceptance by position; {imported.instead}")
+    rounds, drafted, accepted = imported.sums
+    output = None if imported.output_tokens is None else sum(imported.output_tokens)
+    first = imported.requests or 0
+    notes = ["acceptance by position is not told: every token is taken to be accepted as often, if those before it are"]
+    k = k or imported.setup.draft_tokens
+    if k is None and drafted and rounds:
+        k = -(-drafted // rounds)
+    if k is None and drafted and accepted is not None and output:
+        steps = output - first - accepted
+        if drafted >= steps > 0:
+            k = round(drafted / steps)
+            notes.append(
+                f"K = {k} is taken, as {drafted:,} tokens in {steps:,} steps are if all draft; --k gives another"
+            )
+    if k is None:
+        raise InputError(f"the draft length is not told; add --k (for acceptance by position, {imported.instead})")
+    if rounds is None and drafted:
+        rounds = -(-drafted // k)
+    length = imported.averages.get("accept len")
+    if rounds and accepted is not None:
+        length = 1 + accepted / rounds
+    elif rounds and output:
+        length = output / rounds
+    elif output and length:
+        rounds = round(output / length)
+    if length is None:
+        raise InputError(f"the number of rounds is not told; {imported.instead}")
+    if rounds is None:
+        notes.append(f"the number of rounds is not told: intervals are those of {ASSUMED_ROUNDS:,} rounds")
+    counters = counters_of_length(length, k, rounds)
+    plain = imported.plain_steps
+    if plain is None and output and rounds and accepted is not None:
+        plain = max(output - first - accepted - rounds, 0)
+    unequal = drafted if drafted and rounds and drafted != rounds * k else None
+    return dataclasses.replace(counters, plain_steps=plain, output_tokens=output, drafted_tokens=unequal), notes
+
+
+def read_length(length: float, k: int) -> Reading:
+    """Counts of two numbers off a screen: acceptance length, with the target's own token, and draft length."""
+    notes = (
+        "acceptance by position is not told: every token is taken to be accepted as often, if those before it are",
+        f"the number of rounds is not told: intervals are those of {ASSUMED_ROUNDS:,} rounds",
+    )
+    return Reading(
+        counters_of_length(length, k, None), f"acceptance length {length:g}", "", Setup(draft_tokens=k), notes
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -92,20 +93,44 @@ def part_of(mean_length: Printed, rates: Sequence[Printed], drafted: int, accept
 
 
 def sum_of_parts(parts: Sequence[Part], instead: str) -> tuple[Counters, list[str]]:
-    """Counters of consecutive lines, and notes on them."""
-    depth = max(len(part.counted.accepted) for part in parts)
-    accepted = [
-        sum(int(part.counted.accepted[i]) for part in parts if i < len(part.counted.accepted)) for i in range(depth)
-    ]
-    rounds, drafted = sum(part.rounds for part in parts), sum(part.drafted for part in parts)
-    counted, notes = counters(rounds, drafted, accepted, instead)
+    """Counters of consecutive lines, which may be of several draft lengths, and notes on them."""
+    by_depth = {depth: [part for part in parts if len(part.counted.accepted) == depth] for depth in depths_of(parts)}
+    notes: list[str] = []
+    summed: list[Counters] = []
+    for depth, same in by_depth.items():
+        rounds, drafted = sum(part.rounds for part in same), sum(part.drafted for part in same)
+        accepted = np.sum([part.counted.accepted for part in same], axis=0)
+        counted, own = counters(rounds, drafted, accepted.tolist(), instead)
+        summed.append(counted)
+        if len(by_depth) > 1:
+            notes.append(f"K = {depth}: {rounds:,} rounds, acceptance length {1 + accepted.sum() / rounds:.2f}")
+        notes += own
     tokens_off_by, rounds_off_by = sum(part.counted.off_by for part in parts), sum(part.rounds_off_by for part in parts)
     if tokens_off_by or rounds_off_by:
         notes.append(
             f"counts follow from rounded rates: rounds within {rounds_off_by:,}, tokens of a position within "
             f"{tokens_off_by:,}"
         )
-    return counted, notes
+    windows = (Counters(np.full(len(part.counted.accepted), part.rounds), part.counted.accepted) for part in parts)
+    return replace(_added(summed), windows=tuple(windows) if len(by_depth) == 1 < len(parts) else ()), notes
+
+
+def depths_of(parts: Sequence[Part]) -> list[int]:
+    """The draft lengths that lines have, ascending."""
+    return sorted({len(part.counted.accepted) for part in parts})
+
+
+def _added(summed: Sequence[Counters]) -> Counters:
+    """Counters of drafts of several lengths: a position counts the rounds that drafted it."""
+    depth = max(len(counted.drafted) for counted in summed)
+    columns = np.zeros((2, depth), dtype=np.int64)
+    for counted in summed:
+        columns[:, : len(counted.drafted)] += counted.drafted, counted.accepted
+    tokens = [counted.drafted_tokens for counted in summed]
+    if all(each is None for each in tokens):
+        return Counters(columns[0], columns[1])
+    total = sum(int(each.drafted.sum()) if each.drafted_tokens is None else each.drafted_tokens for each in summed)
+    return Counters(np.full(depth, columns[0, 0]), columns[1], drafted_tokens=total)
 
 
 def counters_of_histogram(times: Ints, drafted: int, instead: str) -> tuple[Counters, list[str]]:
@@ -120,10 +145,10 @@ def counters(
     """Counters by position from the total of drafted tokens, and notes on them.
 
     If drafts differ in length, it is unknown which rounds drafted an i-th token. A few drafts that end early, at the
-    limit on output tokens, change little; InputError where the rates could be wrong by more than `most_off`, as under a
-    schedule of K.
+    limit on output tokens, change little. Where rates by position could be wrong by more than `most_off`, as for
+    n-grams and under a schedule of K, counters are of all rounds: see `Counters.drafted_tokens`.
 
-    instead : what to import then
+    instead : what to import for the rates of the rounds that drafted so far
     """
     if not 0 < rounds <= drafted <= MOST_COUNT or sum(accepted) > drafted:
         raise InputError(f"{drafted} tokens in {rounds} drafts, {sum(accepted)} accepted, are impossible; export again")
@@ -132,19 +157,20 @@ def counters(
         raise InputError(f"drafts of {depth} tokens are impossible; export again")
     passed = np.zeros(depth, dtype=np.int64)
     passed[: len(accepted)] = accepted
+    if (np.diff(passed) > 0).any() or passed[0] > rounds or passed[-1] < 0:
+        raise InputError("counts by position grow with the position, or exceed the drafts; export them together")
     short = rounds * depth - drafted
     off = short * max(1 - 2 / depth, 0.0) / rounds  # were all of it missing from the last position; of two it is
-    if off > most_off or (short and depth == 1):
-        raise InputError(
-            f"drafts differ in length ({drafted:,} tokens in {rounds:,} drafts of up to {depth}), so counts by "
-            f"position cannot be divided by drafts; {instead}"
+    if off > most_off:
+        note = (
+            f"drafts differ in length ({drafted:,} tokens in {rounds:,} drafts of up to {depth}): a K stands for these "
+            f"drafts cut at K, of which more may be accepted if all reach K; to tell them apart, {instead}"
         )
+        return Counters(np.full(depth, rounds), passed, drafted_tokens=drafted), [note]
     weight = np.arange(depth, dtype=np.int64)
     missing = short * weight // max(int(weight.sum()), 1)
     missing[-1] += short - int(missing.sum())
     counted = np.maximum(rounds - missing, passed)
-    if (np.diff(passed) > 0).any() or passed[0] > rounds or passed[-1] < 0:
-        raise InputError("counts by position grow with the position, or exceed the drafts; export them together")
     notes = []
     if off:
         notes.append(
@@ -152,3 +178,30 @@ def counters(
             f"more often the deeper; a rate by position is off by {100 * off:.1f} % of itself at most"
         )
     return Counters(counted, passed), notes
+
+
+ASSUMED_ROUNDS = 1000  # of an acceptance length without a number of rounds
+
+
+def counters_of_length(length: float, k: int, rounds: int | None) -> Counters:
+    """Counters of drafts of K tokens whose mean acceptance length is known, but not their acceptance by position.
+
+    Every token is taken to be accepted at the same rate a, if those before it were: 1 + a + a^2 + ... + a^K = length.
+
+    length : output tokens of a round, the target's own included
+    rounds : that it is a mean of; None for `ASSUMED_ROUNDS`
+    """
+    if not 1 <= k <= MOST_DRAFTED:
+        raise InputError(f"drafts of K = {k} tokens are impossible; give K from 1 on")
+    if not 1 <= length <= k + 1:
+        raise InputError(
+            f"an acceptance length of {length:g} is impossible with K = {k}: it lies between 1 and K + 1 = {k + 1}, "
+            "the target's own token included"
+        )
+    count = rounds or ASSUMED_ROUNDS
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if sum(middle**i for i in range(k + 1)) < length else (low, middle)
+    accepted = np.rint(count * high ** np.arange(1, k + 1)).astype(np.int64)
+    return Counters(np.full(k, count), accepted)

@@ -37,7 +37,7 @@ def batches_result(document: Mapping[str, Any]) -> Result:
         rows = [
             {
                 "batch": str(cell["batch"]),
-                "best": cell["best"],
+                "best": cell["best"] if cell["speedup"][cell["best"]]["estimate"] > 1 else "no speculation",
                 "speedup": cell["speedup"][cell["best"]],
                 "baseline": cell["baseline_tokens_per_s"],
             }

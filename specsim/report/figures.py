@@ -28,6 +28,7 @@ from specsim.report.drawing import (
     interval_tooltip,
     margin_notes,
     rows_figure,
+    spans,
     styled,
     svg,
 )
@@ -99,6 +100,26 @@ def shares(labels: Sequence[str], counts: Mapping[str, Sequence[int]], colors: M
     axes.set_xlabel("number")
     figure.legend(loc="outside upper right", ncols=len(counts), handlelength=1.2, columnspacing=1.4)
     return svg(figure, name, "How many are of which kind")
+
+
+@styled()
+def by_length(lengths: Sequence[int], speedups: Sequence[Mapping[str, float]]) -> str:
+    """Speedup over the draft length, with intervals; the best in green."""
+    figure = Figure(figsize=(WIDE, 3.6), layout="constrained")
+    axes = figure.subplots()
+    axes.axhline(1, **DASHED)
+    mid, low, high = estimates(speedups)
+    axes.plot(lengths, mid, color=PREDICTED, linewidth=1.4)
+    for k, value, *ends in zip(lengths, mid, low, high, strict=True):
+        color = ADAPTIVE if value == mid.max() else PREDICTED
+        marks = axes.errorbar(
+            [k], [value], yerr=spans(value, *ends)[:, None], fmt="o", color=color, elinewidth=1.6, **DOT
+        )
+        add_tooltips(marks[0], [interval_tooltip(f"K = {k}", value, *ends)])
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("draft tokens K")
+    axes.set_ylabel("speedup (ratio, without speculation = 1)")
+    return svg(figure, "advice-lengths", "Speedup over the draft length")
 
 
 @styled()

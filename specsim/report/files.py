@@ -8,6 +8,8 @@ from typing import Any
 
 from specsim.io.errors import InputError
 from specsim.io.json import read_json
+from specsim.report.advice import KIND as ADVICE
+from specsim.report.advice import advice_result
 from specsim.report.batches import batches_result
 from specsim.report.claims import claims_result
 from specsim.report.doctor import KIND as DOCTOR
@@ -29,6 +31,7 @@ KINDS: dict[str, Render] = {
     LEADERBOARD: leaderboard_result,
     DRAFTERS: drafters_result,
     DOCTOR: doctor_result,
+    ADVICE: advice_result,
     "specsim-claims": claims_result,
     "specsim-cost-comparison": comparison_result,
 }
@@ -37,8 +40,8 @@ BY_KEY: dict[str, Render] = {  # of documents that name no kind: a key that no o
     "break_even": batches_result,
 }
 MAKE = (
-    "give what `realrun validate`, a leaderboard or `specsim cost compare` wrote, or what `specsim tune`, "
-    "`doctor` of a server, `claims check` or `serve schedule` print with --json"
+    "give what `realrun validate`, a leaderboard or `specsim cost compare` wrote, or what `specsim advise`, "
+    "`tune`, `doctor` of a server, `claims check` or `serve schedule` print with --json"
 )
 
 

@@ -121,7 +121,12 @@ def _lead_of_board(board: Mapping[str, Any]) -> tuple[str, str, str]:
         (f"{speedup['estimate']:.2f}", f"predicted held-out speedup, {top['label']}: {spread_text(speedup, board)}"),
         (f"{1 / token_s(top):,.1f} tok/s", f"{1e3 * token_s(top):.2f} ms per token of a request, predicted"),
         (f"{1 / baseline_s:,.1f} tok/s", f"{1e3 * baseline_s:.2f} ms per token, predicted, without speculation"),
-        (f"{ties + 1} of {len(board['rows'])}", "policies may be the fastest: differences not significant"),
+        (
+            f"{ties + 1} of {len(board['rows'])}",
+            "policies may be the fastest: differences not significant"
+            if ties
+            else "policies is the fastest: all differences are significant",
+        ),
         (f"{oracle['estimate']:.2f}", f"the oracle's speedup; the leader is {100 * top['oracle_regret']:.0f} % slower"),
     )
     recommended = map(lead, recommendation_text(board))

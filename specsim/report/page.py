@@ -210,9 +210,11 @@ def simplest(rows: Iterable[tuple[float, int]]) -> int:
 
 
 def recommendation_text(board: Mapping[str, Any]) -> list[str]:
-    """Say which row of a leaderboard to use, and the engines' flags; nothing if none is faster."""
+    """Say which row of a leaderboard to use, and the engines' flags; nothing if none is significantly faster."""
+    from specsim.replaying.intervals import against_baseline  # numpy, which pages do without
+
     recommended = board["recommended"]
-    if board["rows"][0]["speedup"]["estimate"] <= 1:
+    if not recommended or against_baseline(board["rows"][0]["speedup"]) != "faster":
         return []
     (row,) = [row for row in board["rows"] if row["label"] == recommended["label"]]
     near = f"the simplest policy within {recommended['within_percent']:g} % of the best"

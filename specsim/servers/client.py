@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from specsim.engines.import_records import Reading, read_counts
 from specsim.io.errors import InputError
 from specsim.servers.adapters import ADAPTERS, Adapter
 from specsim.servers.document import Request, ServerFacts
@@ -16,7 +20,7 @@ from specsim.servers.prompts import Prompt
 if TYPE_CHECKING:
     import httpx2
 
-INSTALL = "benchmarks of servers need httpx2: pip install 'specsim[servers]'"
+INSTALL = "benchmarks of servers need httpx2: pip install -c constraints.txt '.[servers]'"
 TIMEOUT_S = 600.0  # without any byte of a response
 
 
@@ -92,6 +96,35 @@ class Server:
         """The text of /metrics; "" where the server has none."""
         response = await self.client.get("/metrics")
         return response.text if response.status_code == 200 else ""
+
+
+def read_server(url: str, *, k: int | None = None) -> Reading:
+    """Read a running server's counts since its start from its /metrics; InputError where it has none."""
+    try:
+        import httpx2
+    except ModuleNotFoundError:
+        raise InputError(INSTALL) from None
+
+    async def ask() -> str:
+        async with connect(url.rstrip("/").removesuffix("/metrics")) as client:
+            response = await client.get("/metrics")
+            return response.text if response.status_code == 200 else ""
+
+    try:
+        text = asyncio.run(ask())
+    except httpx2.HTTPError as error:
+        raise InputError(
+            f"{url} does not answer ({type(error).__name__}: {error}); check the address and start the server"
+        ) from None
+    if not text:
+        raise InputError(f"{url} has no /metrics; start llama-server or SGLang with metrics, or give the server's log")
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "metrics")
+        path.write_text(text)
+        try:
+            return read_counts(path, k=k)._replace(name=url)
+        except InputError as error:
+            raise InputError(str(error).replace(str(path), url)) from None
 
 
 TEXTS = ("content", "reasoning_content", "reasoning")

@@ -70,7 +70,7 @@ class DraftSchedule(Served, SpeedupMap):
 
     def __repr__(self) -> str:
         lengths = ",".join(f"{batch}:{k}" for batch, k in self.schedule(self.contexts[0]).items())
-        return f"schedule {lengths} of batches up to {self.batches[-1]}"
+        return f"schedule {lengths} of batches up to {self.largest_batch(self.contexts[0])}"
 
     def to_frame(self) -> pd.DataFrame:
         """Tabulate batches and contexts: tokens per second without speculation, then every speedup."""
@@ -337,7 +337,7 @@ def serve_schedule(
     trace, cost, tuning_share, seed
         As in `serve`.
     batches : int or iterable of int
-        Increasing.
+        Increasing. The table ends before the first that does not fit into memory; `left_out` says so.
     contexts : int or iterable of int, optional
         Cached tokens of every sequence; default: those of the trace.
     max_draft_tokens : int, optional
@@ -376,11 +376,10 @@ def serve_schedule(
     named += [(TurboSpec.name, {"max_draft_tokens": longest}), *((policy, {}) for policy in others)]
     part, arms, learned_on = fit_policies(whole, model, named, tuning_share=tuning_share, seed=seed)
     speedups = speedup_map(part, priced, arms, sizes, contexts=at, seed=seed, progress=progress)
+    largest = max(cell.batch for cell in speedups.cells)
+    notes = cost_notes(model, part, longest, largest, [context for context in at if context is not None])
     return DraftSchedule(
-        **vars(speedups),
-        learned_on=learned_on,
-        sequences=part.sequences,
-        cost_notes=cost_notes(model, part, longest, sizes[-1], [context for context in at if context is not None]),
+        **vars(speedups), learned_on=learned_on, sequences=part.sequences, cost_notes=(*speedups.left_out, *notes)
     )
 
 

@@ -7,14 +7,14 @@ are left out.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from specsim.cost.batches import BatchCost
+from specsim.cost.batches import BatchCost, DoesNotFit
 from specsim.io.arrays import Array, Floats, Ints
 from specsim.io.errors import InputError
 from specsim.io.progress import Counter, no_progress
@@ -29,6 +29,7 @@ from specsim.trace.trace import Trace
 
 TURNS = 4  # sequences that each place of a batch decodes, at least
 REPEATS = 1000  # resamples of the sequences
+SLACK = 1e-6  # batches by which interpolation may miss a whole number
 
 
 @dataclass(frozen=True)
@@ -79,11 +80,23 @@ class BreakEven:
         return asdict(self)
 
 
+class BreakEvenRange(NamedTuple):
+    """Ends of a range of batches; infinite beyond the largest batch compared, 0 before the first."""
+
+    low: float
+    high: float
+    largest_batch: int
+
+    def __str__(self) -> str:
+        return " to ".join(f"{end:.0f}" if math.isfinite(end) else f"over {self.largest_batch}" for end in self[:2])
+
+
 @dataclass(frozen=True)
 class SpeedupMap:
     """Speedups by batch and context.
 
-    cells : by context, then batch, in the order given
+    cells : by context, then batch, in the order given, up to the largest batch that fits into memory
+    left_out : what of the batches does not fit, in words
     break_even : of the fixed draft lengths, each context's
     lengths : K of the fixed draft lengths, by label
     """
@@ -93,9 +106,13 @@ class SpeedupMap:
     cells: tuple[Cell, ...]
     break_even: tuple[BreakEven, ...]
     lengths: dict[str, int]
+    left_out: tuple[str, ...] = ()
 
     def schedule(self, context: int | None = None) -> dict[int, int]:
-        """The best fixed K from each batch on where it changes, 0 where all lose; as `ScheduledK` takes it."""
+        """The best fixed K from each batch on where it changes, 0 where all lose; as `ScheduledK` takes it.
+
+        Speculation ends at the batch beyond which it loses, which may lie between those of the table.
+        """
         lengths: dict[int, int] = {}
         for cell in self.cells:
             if cell.context == context:
@@ -105,17 +122,37 @@ class SpeedupMap:
                         k, most = length, cell.speedup[label].estimate
                 if not lengths or lengths[max(lengths)] != k:
                     lengths[cell.batch if lengths else 1] = k
+        for even in self.break_even:
+            if even.context == context and even.batch and lengths[max(lengths)] == 0:
+                lengths.pop(max(lengths))
+                lengths[math.floor(even.batch + SLACK) + 1] = 0
         return lengths
+
+    def largest_batch(self, context: int | None = None) -> int:
+        """The largest batch of the table at a context."""
+        return max(cell.batch for cell in self.cells if cell.context == context)
+
+    def break_even_by(self, bands: Mapping[int, tuple[float, float]], context: int | None = None) -> BreakEvenRange:
+        """The batches beyond which speculation loses if costs are off as much as such costs were.
+
+        bands : by batch, lowest and highest measured over predicted speedup with such costs, as `error_band` gives
+        """
+        cells = [cell for cell in self.cells if cell.context == context]
+        batches = [cell.batch for cell in cells]
+        speedups = np.array([max(cell.speedup[label].estimate for label in self.lengths) for cell in cells])
+        low, high = (_crossing(batches, speedups * [bands[batch][end] for batch in batches]) for end in (0, 1))
+        return BreakEvenRange(low, high, batches[-1])
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON form."""
         return {
             "batches": list(self.batches),
             "contexts": list(self.contexts),
+            "left_out": list(self.left_out),
             "cells": [cell.as_dict() for cell in self.cells],
             "break_even": [even.as_dict() for even in self.break_even],
             "schedules": [
-                {"context": context, "ranges": schedule_ranges(self.schedule(context), self.batches[-1])}
+                {"context": context, "ranges": schedule_ranges(self.schedule(context), self.largest_batch(context))}
                 for context in self.contexts
             ]
             if self.lengths
@@ -152,26 +189,39 @@ def speedup_map(
 
     Intervals are over sequences: each round's seconds are shared evenly by the sequences in it.
 
-    Raises InputError for batches that do not increase from 1 or more, or policies that cannot be batched.
+    A context's table ends before the first batch that does not fit into memory.
+
+    Raises InputError for batches that do not increase from 1 or more, policies that cannot be batched, and a context at
+    which not even the first batch fits.
     """
     if not arms or not batches or batches[0] < 1 or any(a >= b for a, b in pairwise(batches)):
         raise InputError(f"batches {list(batches)}: give increasing ones from 1 on, such as 1,2,4,8")
     plain, drafts = drafts_of(trace, None), [drafts_of(trace, arm, seed=seed) for arm in arms]
     lengths = {str(arm): arm.k for arm in arms if isinstance(arm, FixedK)}
-    cells, break_evens = [], []
+    cells: list[Cell] = []
+    break_evens: list[BreakEven] = []
+    left_out: list[str] = []
     for context in contexts:
         columns = []  # [B, 1 + A, 2, S]: of the baseline and each arm, tokens and seconds
         for batch in batches:
             order = _order(trace.sequences, batch, seed)
-            columns.append(np.array([_full_batch(arm, cost, batch, order, context) for arm in (plain, *drafts)]))
+            try:
+                columns.append(np.array([_full_batch(arm, cost, batch, order, context) for arm in (plain, *drafts)]))
+            except DoesNotFit as error:
+                if not columns:
+                    raise
+                left_out.append(f"ends at batch {cells[-1].batch}: {str(error).partition(';')[0]}")
+                break
             cells.append(_cell(batch, context, [arm.label for arm in drafts], columns[-1]))
             progress(len(cells), len(contexts) * len(batches))
         fixed = [i for i, arm in enumerate(arms) if isinstance(arm, FixedK)]
         if fixed:
             break_evens.append(
-                break_even(batches, np.array(columns)[:, [0, *(i + 1 for i in fixed)]], context, list(lengths))
+                break_even(
+                    batches[: len(columns)], np.array(columns)[:, [0, *(i + 1 for i in fixed)]], context, list(lengths)
+                )
             )
-    return SpeedupMap(tuple(batches), tuple(contexts), tuple(cells), tuple(break_evens), lengths)
+    return SpeedupMap(tuple(batches), tuple(contexts), tuple(cells), tuple(break_evens), lengths, tuple(left_out))
 
 
 def _order(sequences: int, batch: int, seed: int) -> Ints:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specsim.cost.batches import BatchCost, BatchTokens
+from specsim.cost.batches import BatchCost, BatchTokens, DoesNotFit
 from specsim.cost.model import MAX_SECONDS, MAX_TREE_TOKENS
 from specsim.cost.roofline.architecture import (
     MAX_SIZE,
@@ -25,7 +25,7 @@ from specsim.cost.roofline.architecture import (
 from specsim.cost.roofline.drafters import CLASSES, ONE_PASS, drafter_config
 from specsim.cost.roofline.hardware import GGUF_BITS
 from specsim.cost.roofline.passes import Operation, Roofline
-from specsim.cost.roofline.published import DRAFTERS, class_error, error_note
+from specsim.cost.roofline.published import DRAFTERS, calibrated_error, class_error, error_note, log_error
 from specsim.io.arrays import Floats, Seconds
 from specsim.io.errors import InputError
 from specsim.io.names import find_name, known_name, plain
@@ -350,10 +350,10 @@ class RooflineCost(BatchCost):
         return np.maximum(need_bytes - (memory_bytes or np.inf), 0.0)
 
     def check_memory(self, tokens: BatchTokens) -> None:
-        """Raise InputError where weights and caches of such passes do not fit."""
+        """Raise DoesNotFit where weights and caches of such passes need more memory than there is."""
         missing_bytes = self.missing_bytes(tokens)
         if missing_bytes.any():
-            raise InputError(
+            raise DoesNotFit(
                 f"roofline: weights and caches of {self.target.model.name} at batch {np.max(tokens.sequences):g} and "
                 f"up to {np.max(tokens.cached / tokens.sequences):,.0f} cached tokens need "
                 f"{missing_bytes.max() / 1e9:.1f} GB more than {self.target.hardware.name} has; choose a smaller batch "
@@ -393,6 +393,13 @@ class RooflineCost(BatchCost):
             return None
         error = class_error("speedup", experts=self.target.model.experts is not None, batch=self.batch)
         return None if error is None else (error.low, error.high)
+
+    @property
+    def speedup_error(self) -> tuple[float, float]:
+        experts = self.target.model.experts is not None
+        if self.covered is not None:
+            return 0.0, calibrated_error(experts=experts, batch=self.batch)
+        return log_error(experts=experts, batch=self.batch, known=bool(self.engine) and self.published_kind)
 
     def notes(self, max_draft_tokens: int, contexts: tuple[int, int]) -> list[str]:
         covered, joined = self.covered, self.target.hardware.link_devices

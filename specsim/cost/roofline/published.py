@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -10,6 +11,12 @@ from typing import NamedTuple
 ERRORS = Path(__file__).parent / "published_errors.json"
 SMALL = 8  # largest batch of the class between one sequence and many
 WIDE_PERCENT = 40.0  # 90th percentile from which on a prediction is not to be relied on
+FEW_SYSTEMS = 3  # as many systems as a class is believed to be unbiased, and as varied as all classes
+# Median errors of speedups of deployments between two that costs were calibrated on, by experts and batch: "How far to
+# trust this" of `python -m studies published`.
+CALIBRATED_PERCENT = {(False, True): 0.5, (False, False): 7.2, (True, True): 5.6, (True, False): 5.6}
+NORMAL_MEDIAN = 0.6745  # of the absolute value of a standard normal
+NORMAL_90 = 1.645  # from the 5th percentile of a standard normal to its median
 DRAFTERS = ("eagle", "eagle3", "block")  # kinds of which speedups and acceptance lengths are published
 
 
@@ -76,3 +83,34 @@ def error_note(what: str, *, experts: bool, batch: int, known: bool = True) -> s
         f"uncalibrated: the {what} of {error.runs} published runs ({name}; {error.systems} systems) was predicted with "
         f"a median error of {error.median_percent:.0f} % (90th percentile {error.p90_percent:.0f} %){wide}"
     )
+
+
+def log_error(*, experts: bool, batch: int, known: bool) -> tuple[float, float]:
+    """Mean and standard deviation of log(measured / predicted) of uncalibrated speedups.
+
+    A class is of few systems, so its bias is drawn to 0 and its variance to that of all classes, as if FEW_SYSTEMS more
+    had been measured. An unknown class has no bias and the variance of all.
+
+    known : whether there are published runs of the drafter's kind and of the weights' format
+
+    >>> [round(value, 2) for value in log_error(experts=False, batch=4, known=True)]
+    [-0.04, 0.13]
+    """
+    classes = [error for error in published_errors() if error.what == "speedup"]
+    systems = sum(error.systems for error in classes)
+    pooled = sum(error.systems * _log_sd(error) ** 2 for error in classes) / systems
+    error = class_error("speedup", experts=experts, batch=batch) if known else None
+    if error is None:
+        return 0.0, math.sqrt(pooled)
+    weight = error.systems / (error.systems + FEW_SYSTEMS)
+    bias = -math.log1p(error.bias_percent / 100)  # of predictions
+    return weight * bias, math.sqrt(weight * _log_sd(error) ** 2 + (1 - weight) * pooled)
+
+
+def _log_sd(error: ClassError) -> float:
+    return math.log(error.high / error.low) / (2 * NORMAL_90)
+
+
+def calibrated_error(*, experts: bool, batch: int) -> float:
+    """Standard deviation of log(measured / predicted speedup) of calibrated costs, at another deployment."""
+    return math.log1p(CALIBRATED_PERCENT[experts, batch == 1] / 100) / NORMAL_MEDIAN

@@ -11,6 +11,7 @@ import numpy as np
 from specsim.acceptance.sources import MOST_DRAFTED, Rounds
 from specsim.engines.formats.reading import count, json_records
 from specsim.engines.formats.records import ImportedRecords, Skipped
+from specsim.io.arrays import Ints
 from specsim.io.errors import InputError
 from specsim.io.json import checked
 
@@ -18,7 +19,10 @@ ANSWERS = "give Spec-Bench's answers, with choices[].accept_lengths, or EAGLE's,
 
 
 class Choice(TypedDict):
-    """An answer: the rounds of all turns in a list, or EAGLE's last round (from 0) of each turn."""
+    """An answer: the rounds of all turns in a list, or EAGLE's last round (from 0) of each turn.
+
+    new_tokens : output tokens of each turn
+    """
 
     accept_lengths: NotRequired[list[int]]
     idxs: NotRequired[list[int]]
@@ -35,6 +39,7 @@ def read_accept_lengths(paths: Sequence[Path]) -> ImportedRecords:
     """Read rounds; the deepest accepted draft is taken for the depth, on which acceptance does not depend."""
     skipped = Skipped()
     lists: list[list[int]] = []
+    outputs: list[int | None] = []  # tokens of each of the lists
     turns: list[tuple[int, int]] = []
     for name, record in json_records(paths, skipped, invalid=ANSWERS, noun="answer"):
         if "choices" not in record:
@@ -48,6 +53,8 @@ def read_accept_lengths(paths: Sequence[Path]) -> ImportedRecords:
                 raise InputError(f"{name}: accept_lengths are impossible; {ANSWERS}")
             elif lengths:
                 lists.append(lengths)
+                new = choice.get("new_tokens")
+                outputs.append(None if new is None else sum(count(tokens, f"{name}: new_tokens") for tokens in new))
     if turns and not lists:
         return _of_turns(turns, skipped)
     if not any(map(any, lists)):
@@ -56,30 +63,53 @@ def read_accept_lengths(paths: Sequence[Path]) -> ImportedRecords:
         raise InputError(
             f"every round of {paths[0]} has length 1, as without drafts; give the speculative run's answers"
         )
-    return _of_lengths(lists, skipped)
+    return _of_lengths(lists, outputs, skipped)
 
 
-def _of_lengths(lists: Sequence[Sequence[int]], skipped: Skipped) -> ImportedRecords:
+def _of_lengths(lists: Sequence[Sequence[int]], outputs: Sequence[int | None], skipped: Skipped) -> ImportedRecords:
     """Rounds of answers by their lengths, which may include the bonus token."""
     lengths = np.array([length for answer in lists for length in answer], dtype=np.int64)
-    bonus = int(lengths.min() > 0)
-    accepted = lengths - bonus
+    output = tuple(tokens for tokens in outputs if tokens is not None)
+    bonus, why = _includes_bonus(lengths, sum(output) if len(output) == len(lists) else None)
+    accepted = np.maximum(lengths - bonus, 0)  # a last round can be cut at the limit to none of its tokens
     depth = int(accepted.max())
     sequence = np.repeat(np.arange(len(lists)), list(map(len, lists)))
     notes = (
-        "lengths are never 0: taken to include the token that the target adds" if bonus
-        else "some lengths are 0: taken to leave out the token that the target adds",
+        why,
         f"drafts are taken to be {depth} deep, as the longest accepted; their real length is unknown",
         "of draft trees these are paths accepted among the branches, which a chain of the same drafter does not reach",
         "the positions of rounds are unknown: no column t",
-    )  # fmt: skip
+    )
     return ImportedRecords(
         Rounds(np.full(len(accepted), depth), accepted, None, sequence),
         "benchmark",
         f"accept_lengths = {'tokens that a round added' if bonus else 'accepted tokens of a round'}",
         requests=len(lists),
+        output_tokens=output if len(output) == len(lists) else None,
         notes=notes,
         skipped=skipped,
+    )
+
+
+def _includes_bonus(lengths: Ints, output: int | None) -> tuple[bool, str]:
+    """Whether lengths include the token that the target adds, and how that is known.
+
+    output : sum of new_tokens; None if the file lacks them
+    """
+    # The nearer sum decides: some evaluations count the prompt's first token beside the rounds, or cut the last round.
+    with_bonus, without = int(lengths.sum()), int(lengths.sum()) + len(lengths)
+    if output is None:
+        if lengths.min() > 0:
+            return True, "lengths are never 0: taken to include the token that the target adds"
+        return False, "some lengths are 0: taken to leave out the token that the target adds"
+    if abs(output - with_bonus) <= abs(output - without):
+        return (
+            True,
+            f"lengths sum to {with_bonus:,}, new_tokens to {output:,}: they include the token that the target adds",
+        )
+    return (
+        False,
+        f"lengths sum to {with_bonus:,}, new_tokens to {output:,}: they leave out the token that the target adds",
     )
 
 

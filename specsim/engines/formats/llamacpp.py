@@ -12,6 +12,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
+import numpy as np
+
+from specsim.acceptance.sources import Counters
 from specsim.engines import rates
 from specsim.engines.formats.reading import (
     Request,
@@ -22,22 +25,27 @@ from specsim.engines.formats.reading import (
     rounds_of_requests,
     single_version,
 )
-from specsim.engines.formats.records import ImportedRecords, Skipped
+from specsim.engines.formats.records import ImportedRecords, Setup, Skipped, check_output
 from specsim.io.errors import InputError
 from specsim.io.json import checked
 
 ENGINE = "llamacpp"
 OTHER_LOG = "give a log that no other program wrote into"
-INSTEAD = "set LLAMA_TRACE=1 for llama-server and import its log (llamacpp-log), which has every round"
+INSTEAD = (
+    "set LLAMA_TRACE=1 for llama-server (of summer 2026 on) and import its log (llamacpp-log), which has every round"
+)
+NO_POSITIONS = "`specsim advise` takes acceptance to fall alike from position to position"
 
 ROUND = re.compile(r"task (\d+) \| accepted\s+(\d+)/\s*(\d+) draft tokens(, new n_tokens = \d+)?\s*$")
-LENGTH = re.compile(r"task (\d+) \|\s+eval time =[^|/]*/\s*(\d+) tokens")
+TIMINGS = re.compile(r"print_timings?: .*task (\d+) \|")  # of a request, whose numbers may follow in lines of their own
+LENGTH = re.compile(r"(?:task (\d+) \||^[^|/=]{0,40}?)\s*(?<!prompt )eval time =[^|/]*/\s*(\d+) tokens")
 SUMMARY = re.compile(
-    r"task (\d+) \| draft acceptance(?: rate)? = [\d.]+ \(\s*(\d+) accepted /\s*(\d+) generated\)"
+    r"(?:task (\d+) \| )?draft acceptance(?: rate)? = [\d.]+ \(\s*(\d+) accepted /\s*(\d+) generated\)"
     r"(?:, mean (?:acceptance length|len) =\s*([\d.]+))?(?:, acceptance rate per position = \(([\d., ]+)\))?"
 )
 PER_POSITION = re.compile(r"task (\d+) \|\s+acc per pos = \(([\d., ]+)\)")
 STATISTICS = re.compile(r"statistics\s+(\S+?):? #calls")
+CALLS = re.compile(r"#calls(?:\(b,g,a\) =\s*\d+\s+(\d+)| =\s*(\d+))")  # steps that asked the drafter
 COUNTS = re.compile(r"#(gen drafts|gen tokens|acc tokens) =\s*(\d+)")
 RATES = re.compile(r"#acc rate/pos = \(([\d., ]*)\)")
 DRAFTING = re.compile(r"dur\(b,g,a\) = [\d.]+, ([\d.]+), [\d.]+ ms")  # of drafts, since a server's start
@@ -63,12 +71,13 @@ class Task:
 
 
 class Statistics(NamedTuple):
-    """Counts of a drafter since the server's start, and its printed rates by position."""
+    """Counts of a drafter since the server's start, its printed rates by position, and how often it was asked."""
 
     drafts: int
     drafted: int
     accepted: int
     rates: str | None
+    calls: int | None
 
 
 class Log:
@@ -81,27 +90,30 @@ class Log:
         self.statistics: dict[str, list[Statistics]] = {}
         self.builds: list[str] = []
         self.unread = 0
+        self.timed: str | None = None
 
     def take(self, line: str) -> None:
         """Read a line into the log."""
+        if match := TIMINGS.search(line):
+            self.timed = match[1]
         if match := ROUND.search(line):
             task = self._task(match[1])
             rounds = task.repeated if match[4] else task.rounds
             accepted = count(match[2], "accepted")
             rounds.append((count(match[3], "drafted"), accepted))
-        elif match := LENGTH.search(line):
-            if "prompt eval" not in line:
-                self._task(match[1]).output_tokens = count(match[2], "tokens")
-        elif match := SUMMARY.search(line):
-            ended = self.running.pop(match[1], None) or self._new()
+        elif "eval time" in line:
+            if (match := LENGTH.search(line)) and (name := match[1] or self.timed):
+                self._task(name).output_tokens = count(match[2], "tokens")
+        elif (match := SUMMARY.search(line)) and (name := match[1] or self.timed):
+            ended = self.running.pop(name, None) or self._new()
             ended.summary = count(match[3], "generated"), count(match[2], "accepted")
             ended.mean_length, ended.rates = match[4], match[5]
-            self.ended[match[1]] = ended
+            self.ended[name] = ended
         elif match := PER_POSITION.search(line):
             if match[1] in self.ended:
                 self.ended[match[1]].rates = match[2]
         elif (match := STATISTICS.search(line)) and len(counts := dict(COUNTS.findall(line))) == len(COUNTED):
-            self.statistics.setdefault(match[1], []).append(_statistics(match[1], counts, RATES.search(line)))
+            self.statistics.setdefault(match[1], []).append(_statistics(match[1], counts, line))
         elif match := BUILD.search(line):
             self.builds.append(match[1])
         elif any(mark in line for mark in MARKS) and "restore checkpoint" not in line:
@@ -117,14 +129,16 @@ class Log:
         return self.tasks[-1]
 
 
-def _statistics(drafter: str, counts: dict[str, str], by_position: re.Match[str] | None) -> Statistics:
+def _statistics(drafter: str, counts: dict[str, str], line: str) -> Statistics:
     drafts, drafted, accepted = (count(counts[name], f"#{name}") for name in COUNTED)
     if accepted > drafted or bool(drafts) != bool(drafted):
         raise InputError(
             f"statistics of {drafter}: {accepted:,} of {drafted:,} tokens accepted in {drafts:,} drafts are "
             f"impossible; {OTHER_LOG}"
         )
-    return Statistics(drafts, drafted, accepted, by_position[1] if by_position else None)
+    by_position, calls = RATES.search(line), CALLS.search(line)
+    asked = None if calls is None else count(calls[1] or calls[2], "#calls")
+    return Statistics(drafts, drafted, accepted, by_position[1] if by_position else None, asked)
 
 
 def read_log(paths: Sequence[Path]) -> ImportedRecords:
@@ -171,21 +185,43 @@ def _of_rounds(log: Log, version: str, skipped: Skipped) -> ImportedRecords:
 
 
 def _of_statistics(log: Log, sums_only: ImportedRecords) -> ImportedRecords:
-    """The last line of each process, which counts everything since its start."""
-    used = {name: lines for name, lines in log.statistics.items() if any(line.drafted for line in lines)}
+    """The last line of each process, which counts everything since its start; drafters of a chain are added."""
+    last = {
+        name: [line for line, following in zip(lines, [*lines[1:], None], strict=True) if _is_last(line, following)]
+        for name, lines in log.statistics.items()
+    }
+    lines = [line for own in last.values() for line in own if line.drafted]
+    drafts, drafted, accepted = (sum(column) for column in zip(*(line[:3] for line in lines), strict=True))
+    used = {name: own for name, own in last.items() if any(line.drafted for line in own)}
+    notes = []
     if len(used) > 1:
-        raise InputError(f"the log has statistics of several drafters ({', '.join(sorted(used))}); run them separately")
-    (lines,) = used.values()
-    following = [*(line.drafts for line in lines[1:]), 0]
-    last = [line for line, next_drafts in zip(lines, following, strict=True) if next_drafts < line.drafts]
-    if any(not line.rates for line in last):
-        drafts, drafted, accepted = (sum(column) for column in zip(*(line[:3] for line in last), strict=True))
-        return replace(sums_only, sums=(drafts, drafted, accepted))
-    return _with_counters([_part(line) for line in last], sums_only)
+        for name, own in used.items():
+            sums = [sum(column) for column in zip(*(line[:3] for line in own), strict=True)]
+            notes.append(f"{name}: {sums[0]:,} drafts, {sums[1]:,} tokens drafted, {sums[2]:,} accepted")
+        notes.append("drafters of a chain are added; a K stands for all of them")
+    asked = [sum(line.calls or 0 for line in own) for own in last.values() if all(line.calls for line in own)]
+    told = [task.summary[1] for task in log.tasks if task.summary is not None]
+    known = replace(
+        sums_only,
+        sums=(drafts, drafted, accepted),
+        plain_steps=max(max(asked) - drafts, 0) if asked else None,  # the first drafter of a chain is asked in all
+        output_tokens=sums_only.output_tokens if sum(told) == accepted else None,  # else of other requests, too
+        notes=tuple(notes),
+        setup=Setup(method="+".join(sorted(used))),
+    )
+    if any(not line.rates for line in lines):
+        return known
+    return _with_counters([_part(line) for line in lines], known)
+
+
+def _is_last(line: Statistics, following: Statistics | None) -> bool:
+    """Whether a process ended after this line, as counts begin anew."""
+    return following is None or following.drafts < line.drafts
 
 
 def _with_counters(parts: Sequence[rates.Part], sums_only: ImportedRecords) -> ImportedRecords:
     counters, notes = rates.sum_of_parts(parts, INSTEAD)
+    notes = [*sums_only.notes, *notes]
     return replace(sums_only, source=counters, notes=tuple(notes), instead="")
 
 
@@ -219,7 +255,7 @@ def _of_requests(ended: Sequence[Task], sums_only: ImportedRecords) -> ImportedR
             continue
         if task.mean_length is None or not task.rates:
             drafted, accepted = (sum(other.summary[i] for other in ended if other.summary) for i in (0, 1))
-            return replace(sums_only, sums=(None, drafted, accepted))
+            return replace(sums_only, sums=(_rounds_of_means(ended), drafted, accepted))
         (mean_length,) = _numbers(task.mean_length)
         part = rates.part_of(mean_length, _numbers(task.rates), drafted, accepted)
         if part is None:
@@ -233,12 +269,36 @@ def _of_requests(ended: Sequence[Task], sums_only: ImportedRecords) -> ImportedR
     return _with_counters(parts, sums_only)
 
 
+def _rounds_of_means(ended: Sequence[Task]) -> int | None:
+    """Rounds by every request's mean length, which is 1 + accepted / rounds; None where one is not told."""
+    rounds = 0
+    for task in ended:
+        if task.summary is None or not task.summary[0]:
+            continue
+        longer = float(task.mean_length or 1) - 1
+        if longer <= 0 or not task.summary[1]:
+            return None
+        rounds += round(task.summary[1] / longer)
+    return rounds
+
+
+class Depth(TypedDict):
+    """Tokens drafted at a depth, from 1; of ik_llama.cpp."""
+
+    depth: int
+    draft_n: int
+    draft_n_accepted: int
+
+
 class Timings(TypedDict):
     """Timings of a response; the draft counts are missing where nothing was drafted."""
 
     predicted_n: int
     draft_n: NotRequired[int]
     draft_n_accepted: NotRequired[int]
+    draft_by_depth: NotRequired[list[Depth]]  # ik_llama.cpp
+    draft_rounds: NotRequired[int]  # mlx-vlm
+    draft_kind: NotRequired[str]
 
 
 class Response(TypedDict):
@@ -252,6 +312,9 @@ def read_responses(paths: Sequence[Path]) -> ImportedRecords:
     invalid = "give responses of llama-server, as JSON Lines or a list"
     skipped = Skipped()
     rows: list[tuple[int, int, int]] = []
+    rounds: list[int | None] = []
+    depths: list[list[tuple[int, int]]] = []
+    kinds = set()
     for name, record in json_records(paths, skipped, invalid=invalid, noun="response"):
         timings: Any = checked(record, name, Response, invalid=invalid)["timings"]
         if "draft_n" not in timings:
@@ -259,11 +322,53 @@ def read_responses(paths: Sequence[Path]) -> ImportedRecords:
             continue
         length = count(timings["predicted_n"], f"{name}: predicted_n")
         drafted = count(timings["draft_n"], f"{name}: draft_n")
-        rows.append((length, drafted, count(timings.get("draft_n_accepted", 0), f"{name}: draft_n_accepted", drafted)))
+        accepted = count(timings.get("draft_n_accepted", 0), f"{name}: draft_n_accepted", drafted)
+        rows.append((length, drafted, accepted))
+        own = timings.get("draft_rounds")
+        rounds.append(None if own is None else count(own, f"{name}: draft_rounds"))
+        if "draft_kind" in timings:
+            kinds.add(timings["draft_kind"])
+        depths.append(_by_depth(timings.get("draft_by_depth", []), drafted, accepted, name))
+        check_output(rounds[-1] or 0, accepted, length, 1, 1, name)
     if not rows:
         raise InputError(f"{paths[0]} holds no response with drafts (timings.draft_n); {invalid}")
     lengths, drafted_sums, accepted_sums = zip(*rows, strict=True)
-    sums = None, sum(drafted_sums), sum(accepted_sums)
-    return ImportedRecords(
-        None, ENGINE, requests=len(rows), output_tokens=lengths, sums=sums, skipped=skipped, instead=INSTEAD
+    known = None if None in rounds else sum(number or 0 for number in rounds)
+    imported = ImportedRecords(
+        None,
+        ENGINE if known is None else "mlx-vlm",
+        requests=len(rows),
+        output_tokens=lengths,
+        sums=(known, sum(drafted_sums), sum(accepted_sums)),
+        skipped=skipped,
+        instead=INSTEAD if known is None else NO_POSITIONS,
+        setup=Setup(method="+".join(sorted(kinds))),
     )
+    if not all(depths):
+        return imported
+    columns = np.zeros((2, max(map(len, depths))), dtype=np.int64)
+    for by_depth in depths:
+        columns[:, : len(by_depth)] += np.array(by_depth).T
+    if not columns[0].any():
+        return imported
+    counters = Counters(columns[0][columns[0] > 0], columns[1][columns[0] > 0])
+    return replace(imported, source=counters, sums=(None, None, None), plain_steps=None, instead="")
+
+
+def _by_depth(depths: Sequence[Depth], drafted: int, accepted: int, name: str) -> list[tuple[int, int]]:
+    """Drafted and accepted tokens by depth; InputError where they contradict the sums."""
+    rows = [
+        (count(row["draft_n"], f"{name}: draft_n"), count(row["draft_n_accepted"], f"{name}: draft_n_accepted"))
+        for row in depths
+    ]
+    if not rows:
+        return []
+    columns = np.array(rows)
+    if (
+        [row["depth"] for row in depths] != [*range(1, len(depths) + 1)]
+        or columns.sum(axis=0).tolist() != [drafted, accepted]
+        or (np.diff(columns, axis=0) > 0).any()
+        or (columns[:, 1] > columns[:, 0]).any()
+    ):
+        raise InputError(f"{name}: draft_by_depth does not add up to {accepted} of {drafted} tokens; export again")
+    return rows

@@ -2,13 +2,14 @@
 
 vLLM and llama.cpp count accepted tokens by position, but drafts and drafted tokens only in sum; TensorRT-LLM
 counts drafted tokens by position too, so that its counters hold under any schedule. SGLang has gauges of its latest
-interval, which cannot be summed.
+interval, of which the last is read.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from specsim.acceptance.sources import MOST_COUNT, MOST_DRAFTED, Counters
 from specsim.engines import rates
 from specsim.engines.formats import llamacpp, requests
 from specsim.engines.formats.reading import log_lines
-from specsim.engines.formats.records import ImportedRecords, Skipped
+from specsim.engines.formats.records import ImportedRecords, Setup, Skipped
 from specsim.io.errors import InputError
 
 SAMPLE = re.compile(r"([A-Za-z_:][\w:]*)(?:\{(.*)\})? ([^\s{}]+)(?: -?[\d.]+)?\s*$")
@@ -34,6 +35,10 @@ BY_POSITION = "spec_decode_num_accepted_tokens_per_pos"
 EMITTED = "spec_decode_num_emitted_tokens"  # of vLLM before 0.8
 TRT_DRAFTED, TRT_ACCEPTED = "spec_decode_drafted_tokens", "spec_decode_accepted_tokens"
 OUTPUT = {"vllm": "generation_tokens", "llamacpp": "tokens_predicted"}
+REQUESTS = "request_success"  # of vLLM: requests that ended
+RUNNING = {"num_requests_running", "requests_processing", "num_running_reqs"}
+SGLANG_LENGTH = "spec_accept_length"
+PASTED = re.compile(r"^[\s>+-]+")  # of quotes, and of differences of two scrapes
 GAUGES = ("_rate", "_efficiency", "_length", "_overhead")
 LABELS = ("position", "token_position")
 INSTEAD = {
@@ -51,6 +56,9 @@ def read_prometheus(paths: Sequence[Path]) -> ImportedRecords:
     engine, *others = [scraped.engine for scraped in scrapes]
     if others not in ([], [engine]):
         raise InputError(f"scrapes of {engine} and {others[0]} differ; give two scrapes of the same server")
+    setup = Setup(model=scrapes[-1].model, running=scrapes[-1].gauges.get("running") or None)
+    if engine == "sglang":
+        return _of_gauges(scrapes[-1], setup)
     counts = scrapes[0].counts if len(paths) == 1 else difference(scrapes[0].counts, scrapes[1].counts, paths)
     source, sums, notes = _counters(engine, counts, paths[-1])
     if len(paths) == 1:
@@ -59,20 +67,41 @@ def read_prometheus(paths: Sequence[Path]) -> ImportedRecords:
     return ImportedRecords(
         source,
         engine,
+        requests=counts.get((REQUESTS, None)),
         output_tokens=None if output is None else (output,),
         sums=sums,
         notes=tuple(notes),
         skipped=sum((scraped.skipped for scraped in scrapes), Skipped()),
         instead="" if source else INSTEAD.get(engine, "scrape a version that counts by position"),
+        setup=replace(setup, draft_tokens=len(source.drafted)) if source else setup,
+    )
+
+
+def _of_gauges(scraped: Scrape, setup: Setup) -> ImportedRecords:
+    """SGLang's averages of its latest interval."""
+    return ImportedRecords(
+        None,
+        "sglang",
+        averages={"accept len": scraped.gauges["length"]},
+        notes=("the gauge is of the latest interval; its log has all of them (sglang-log)",),
+        skipped=scraped.skipped,
+        instead="import the meta_info of its responses (sglang-responses), whose histogram counts by position",
+        setup=setup,
     )
 
 
 class Scrape(NamedTuple):
-    """The engine, its counters of speculation by name and position, and the lines that could not be read."""
+    """The engine, its counters of speculation by name and position, and the lines that could not be read.
+
+    model : that is served, "" if unknown
+    gauges : running requests, and SGLang's acceptance length ("running", "length")
+    """
 
     engine: str
     counts: Counts
     skipped: Skipped
+    model: str = ""
+    gauges: Mapping[str, float] = {}
 
 
 def scrape(path: Path) -> Scrape:
@@ -80,7 +109,9 @@ def scrape(path: Path) -> Scrape:
     counts: dict[tuple[str, int | None], int] = {}
     engines, models = set(), set()
     skipped = Skipped()
+    gauges: dict[str, float] = {}
     for line in log_lines([path], skipped):
+        line = PASTED.sub("", line)
         if line.startswith("#") or not line.strip():
             continue
         sample = SAMPLE.match(line)
@@ -92,7 +123,10 @@ def scrape(path: Path) -> Scrape:
         if prefix is None or name.endswith("_created"):
             continue
         short = name.removeprefix(prefix).removesuffix("_total")
-        if not short.startswith("spec_") and short not in OUTPUT.values():
+        if short in RUNNING or (short == SGLANG_LENGTH and prefix == "sglang:"):
+            kind = "running" if short in RUNNING else "length"
+            gauges[kind] = gauges.get(kind, 0.0) * (kind == "running") + _number(sample[3])
+        if not short.startswith("spec_") and short not in (*OUTPUT.values(), REQUESTS):
             continue
         engines.add(PREFIXES[prefix])
         models.add(labels.get("model_name"))
@@ -101,16 +135,21 @@ def scrape(path: Path) -> Scrape:
         if PREFIXES[prefix] != "sglang" and not short.endswith(GAUGES):
             counts[key] = counts.get(key, 0) + _whole(sample[3], f"{path}: {name}", MOST_COUNT)
     if not engines or not any(name.startswith("spec_") for name, _ in counts):
-        if "sglang" in engines:
-            raise InputError(
-                f"{path}: SGLang exports gauges of its latest interval, no counts by position; import the meta_info of "
-                "its responses (sglang-responses)"
-            )
+        if engines == {"sglang"} and gauges.get("length", 0.0) >= 1:
+            return Scrape("sglang", counts, skipped, "".join(filter(None, models)), gauges)
         raise InputError(f"{path} has no counters of speculation; scrape /metrics of a server that speculates")
     if len(engines) > 1 or len(models) > 1:
         several = sorted(engines) if len(engines) > 1 else sorted(map(str, models))
         raise InputError(f"{path} is of {' and '.join(several)}; give the metrics of a single server and model")
-    return Scrape(engines.pop(), counts, skipped)
+    return Scrape(engines.pop(), counts, skipped, models.pop() or "", gauges)
+
+
+def _number(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        return 0.0
+    return number if 0 <= number <= MOST_COUNT else 0.0
 
 
 def _whole(text: str, name: str, most: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ import numpy as np
 from specsim.acceptance.sources import MOST_COUNT, MOST_DRAFTED, Rounds
 from specsim.engines.formats.records import ImportedRecords, Skipped
 from specsim.io.errors import InputError
-from specsim.io.json import bounded_lines, parse_json, read_json
+from specsim.io.json import bounded_lines, parse_json
 
 MOST_BYTES = 2**31  # of a log
 LONGEST_LINE = 2**16  # characters of a line of a log; engines print their settings in 10,000 or so
@@ -102,14 +103,17 @@ def json_records(
 ) -> list[tuple[str, dict[str, Any]]]:
     """Objects of JSON Lines, or of documents that are an object or a list of objects, each with its name for errors.
 
-    A line cut off at a file's end is skipped.
+    A line cut off at a file's end is skipped. Of a captured stream of server-sent events, the chunks of a response are
+    one object, in which later chunks replace what earlier ones say.
     """
     records: list[tuple[str, dict[str, Any]]] = []
     for path in paths:
         _check_size(path, invalid, "give a part of it")
         entries = _lines_of_json(path, invalid, skipped)
+        if entries == []:
+            entries = _responses_of_stream(path, invalid, skipped)
         if entries is None:
-            document = read_json(path, str(path), missing=invalid, invalid=invalid)
+            document = parse_json(_finite(path.read_bytes()), str(path), invalid=invalid)
             entries = document if isinstance(document, list) else [document]
         for number, entry in enumerate(entries, start=1):
             if not isinstance(entry, dict):
@@ -118,15 +122,55 @@ def json_records(
     return records
 
 
+INFINITE = re.compile(rb":\s*-?(?:Infinity|NaN)\b")
+
+
+def _finite(text: bytes) -> bytes:
+    """JSON as Python's default writer leaves it, such as SGLang's request rate: what is not finite becomes null."""
+    return INFINITE.sub(b": null", text)
+
+
+STREAM = (b"data:", b"event:", b"id:", b"retry:", b":")  # what lines of server-sent events begin with
+
+
+def _responses_of_stream(path: Path, invalid: str, skipped: Skipped) -> list[Any]:
+    """The responses of a captured stream, each with what its chunks said last."""
+    responses: list[dict[str, Any]] = []
+    name: object = None
+    with path.open("rb") as file:
+        for number, line in enumerate(bounded_lines(file), start=1):
+            content = line.removeprefix(b"data:").strip()
+            if not line.startswith(b"data:") or content == b"[DONE]":
+                name = None if content == b"[DONE]" else name
+                continue
+            try:
+                chunk = parse_json(_finite(content), f"{path}, line {number}", invalid=invalid)
+            except InputError:
+                if file.read(1):
+                    raise
+                skipped["lines cut off at the end of a file"] += 1
+                break
+            if not isinstance(chunk, dict):
+                raise InputError(f"{path}, line {number}: the stream's chunk is not an object; {invalid}")
+            identity = chunk.get("id", "the only one")
+            if identity != name:
+                responses.append({})
+            responses[-1].update({key: value for key, value in chunk.items() if value is not None})
+            name = None if chunk.get("stop") is True else identity  # of llama-server's own stream, the last chunk
+    return responses
+
+
 def _lines_of_json(path: Path, invalid: str, skipped: Skipped) -> list[Any] | None:
-    """Documents of JSON Lines; None if the first line is not an object."""
+    """Documents of JSON Lines; None if the first line is not an object, [] for a stream of server-sent events."""
     entries: list[Any] = []
     with path.open("rb") as file:
         for number, line in enumerate(bounded_lines(file), start=1):
             if not line.strip():
                 continue
+            if not entries and line.startswith(STREAM):
+                return []
             try:
-                entries.append(parse_json(line, f"{path}, line {number}", invalid=invalid))
+                entries.append(parse_json(_finite(line), f"{path}, line {number}", invalid=invalid))
             except InputError:
                 if not entries:
                     return None

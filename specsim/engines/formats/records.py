@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from specsim.acceptance.sources import Counters, Rounds, Source, describe, longest_rounds, verified_by_depth
+from specsim.acceptance.sources import TOTALS, Counters, Rounds, Source, describe, longest_rounds, verified_by_depth
 from specsim.engines.conventions import CONVENTIONS, Conventions
 from specsim.engines.definitions import DEFINITIONS, POSITIONS, Totals
 from specsim.io.errors import InputError
@@ -27,6 +27,31 @@ if TYPE_CHECKING:
 
 METADATA = b"specsim.import"
 Skipped = Counter[str]  # lines, records or requests that were left out, by reason
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The server or run that the numbers are of, as far as its files tell.
+
+    model, drafter : as the engine was given them, such as hub ids; "" if unknown
+    method : the engine's word for the kind of drafter, such as "eagle3"; "" if unknown
+    draft_tokens : K; None if unknown
+    running : requests that ran at once, on average; None if unknown
+    """
+
+    model: str = ""
+    drafter: str = ""
+    method: str = ""
+    draft_tokens: int | None = None
+    running: float | None = None
+
+    @property
+    def kind(self) -> str:
+        """The drafter as costs name it: a draft model's own name, or the kind of drafter; "" if unknown."""
+        method = self.method.lower().removeprefix("draft-").replace("_", "-")
+        if method in ("", "draft-model", "model", "standalone", "simple"):
+            return self.drafter
+        return "prompt-lookup" if method.startswith("ngram") else method
 
 
 @dataclass(frozen=True, repr=False)
@@ -45,6 +70,10 @@ class ImportedRecords(Result):
     notes : assumptions, and fields missing from the files
     skipped : number of lines or requests left out, by reason
     instead : what to import instead, where there is no source
+    plain_steps : steps of the target beside the rounds, which drafted nothing; where the files do not count them and
+        output tokens are known, they follow from these; None if unknown
+    setup : the server or run
+    trees : whether drafts were trees, of which no draft length follows from sums
     """
 
     source: Source | None
@@ -58,10 +87,43 @@ class ImportedRecords(Result):
     notes: tuple[str, ...] = ()
     skipped: Mapping[str, int] = field(default_factory=dict)
     instead: str = ""
+    plain_steps: int | None = None
+    setup: Setup = Setup()
+    trees: bool = False
 
     def __post_init__(self) -> None:
         if not self.definition:
             object.__setattr__(self, "definition", definition_of(self.engine))
+        if isinstance(self.source, Trace):
+            return
+        rounds, drafted, accepted = self.counted
+        output = None if self.output_tokens is None else sum(self.output_tokens)
+        if rounds is None or accepted is None:
+            return
+        k = -(-drafted // rounds) if drafted and rounds else 0
+        if isinstance(self.source, Counters):
+            k = len(self.source.drafted)
+        plain = self.plain_steps
+        if output is not None:
+            first = self.requests or 0  # tokens that came from the prompts' steps
+            check_output(rounds, accepted, output, k, self.requests)
+            if plain is None:
+                plain = max(output - first - accepted - rounds, 0)
+            elif output - first > 1.1 * (rounds + plain) * (k + 1) and k:
+                raise InputError(
+                    f"{output:,} output tokens in {rounds + plain:,} steps are more than the K + 1 = {k + 1} that a "
+                    "step yields at most; the counts are of different runs: export them together"
+                )
+            object.__setattr__(self, "plain_steps", plain)
+        if isinstance(self.source, Counters):
+            source = dataclasses.replace(self.source, plain_steps=plain, output_tokens=output)
+            object.__setattr__(self, "source", source)
+
+    @property
+    def counted(self) -> tuple[int | None, int | None, int | None]:
+        """Rounds, drafted and accepted tokens; None for those that the files do not tell."""
+        totals = self.totals
+        return self.sums if totals is None else (totals.rounds, totals.drafted, totals.accepted)
 
     @property
     def conventions(self) -> Conventions | None:
@@ -73,11 +135,15 @@ class ImportedRecords(Result):
         """Totals of the rounds that the engine counts; None if only sums are known."""
         output = np.nan if self.output_tokens is None else float(sum(self.output_tokens))
         if isinstance(self.source, Counters):
-            drafted, accepted = self.source.drafted, self.source.accepted
-            return Totals(int(drafted[0]), int(drafted.sum()), int(accepted.sum()), output, self.source)
+            drafted, tokens = self.source.drafted, self.source.drafted_tokens
+            total = int(drafted.sum()) if tokens is None else tokens
+            return Totals(
+                int(drafted[0]), total, int(self.source.accepted.sum()), output, self.source, self.plain_steps or 0
+            )
         if self.source is None:
             return None
-        return Totals.of(longest_rounds(self.source) if isinstance(self.source, Trace) else self.source, output)
+        totals = Totals.of(longest_rounds(self.source) if isinstance(self.source, Trace) else self.source, output)
+        return dataclasses.replace(totals, plain_steps=self.plain_steps or 0)
 
     @property
     def holds(self) -> str:
@@ -103,6 +169,24 @@ class ImportedRecords(Result):
         if path.exists() and not overwrite:
             raise InputError(f"{path} exists; choose another name or overwrite it")
         write_imported(self, path, overwrite=overwrite)
+
+
+SLACK = 0.1  # of the output: what engines count of drafts beyond the end of a text, where requests are not counted
+
+
+def check_output(rounds: int, accepted: int, output: int, k: int, requests: int | None, name: str = "") -> None:
+    """InputError if these rounds emit more than was output.
+
+    A round emits its accepted tokens and one of the target. The last round of a request may be cut, by K tokens at
+    most, which engines count all the same.
+    """
+    slack = SLACK * output + k + 1 if requests is None else requests * max(k, 1)
+    if rounds + accepted > output + slack:
+        where = f"{name}: " if name else ""
+        raise InputError(
+            f"{where}{rounds:,} rounds with {accepted:,} accepted tokens emit {rounds + accepted:,}, more than the "
+            f"{output:,} output tokens; the counts are of different runs: export them together"
+        )
 
 
 def definition_of(engine: str) -> str:
@@ -143,7 +227,12 @@ def write_imported(imported: ImportedRecords, path: Path, *, overwrite: bool = F
     else:
         _check_suffix(path, ".json", "counters")
         counts = {"drafted": source.drafted.tolist(), "accepted": source.accepted.tolist()}
-        write_json(counts | origin(imported), path)
+        totals: dict[str, Any] = {key: value for key in TOTALS if (value := getattr(source, key)) is not None}
+        if source.windows:
+            totals["windows"] = [
+                {"drafted": own.drafted.tolist(), "accepted": own.accepted.tolist()} for own in source.windows
+            ]
+        write_json(counts | totals | origin(imported), path)
 
 
 def _check_suffix(path: Path, suffix: str, content: str) -> None:
@@ -190,9 +279,7 @@ def aiperf_records(imported: ImportedRecords) -> list[dict[str, Any]]:
 def summary(imported: ImportedRecords) -> dict[str, Any]:
     """Sums, averages, and the engine's numbers beside specsim's."""
     totals = imported.totals
-    rounds, drafted, accepted = imported.sums
-    if totals is not None:
-        rounds, drafted, accepted = totals.rounds, totals.drafted, totals.accepted
+    rounds, drafted, accepted = imported.counted
     averages = dict(imported.averages)
     if totals is None and rounds and accepted is not None:
         averages["1 + accepted / rounds"] = 1 + accepted / rounds
@@ -203,7 +290,9 @@ def summary(imported: ImportedRecords) -> dict[str, Any]:
         "rounds": rounds,
         "drafted": drafted,
         "accepted": accepted,
+        "plain_steps": imported.plain_steps,
         "output_tokens": None if imported.output_tokens is None else sum(imported.output_tokens),
+        "setup": dataclasses.asdict(imported.setup),
         "averages": averages,
         "printed": _printed(imported),
     }
@@ -220,6 +309,8 @@ def _printed(imported: ImportedRecords) -> list[dict[str, Any]]:
             continue
         value = number.value(totals)
         if (number.engine, number.quantity) == ("specsim", POSITIONS):
+            if isinstance(source, Counters) and source.drafted_tokens is not None:
+                continue  # shares of all rounds, see `Counters`
             accepted, verified = verified_by_depth(source)  # rounds tell more than their counters
             value = (accepted / np.maximum(verified, 1)).tolist()
         if np.isfinite(value).all():

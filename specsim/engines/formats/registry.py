@@ -1,11 +1,13 @@
-"""The formats that can be imported, by name, and the real files on which each reader was tested.
+"""The formats that can be read, by name: what tells them, and the real files on which each reader was tested.
 
-Help and documentation are written from this table. Readers are loaded when they are used.
+Help and documentation are written from this table. Readers are loaded when they are used. A file is told by its
+content: of the formats whose `mark` it has, the first that can read it.
 """
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -26,11 +28,13 @@ class Format(NamedTuple):
     reader : module of this folder, and its function
     doc : content of the files
     tested : output of the real program on which the reader was tested; "" for none
+    mark : expression that files of this kind hold
     """
 
     reader: str
     doc: str
     tested: str
+    mark: str = "$^"  # matches nothing
 
     def read(self, paths: Sequence[Path]) -> ImportedRecords:
         module, _, name = self.reader.partition(".")
@@ -43,47 +47,121 @@ FORMATS = {
         "llamacpp.read_log",
         "log of llama-server; with LLAMA_TRACE=1 every round",
         "logs of llama.cpp 2026.10; lines of 2025 and June 2026",
+        mark=r"draft acceptance|statistics\s{1,20}\S{1,60}:? #calls|\| accepted\s{1,20}\d{1,9}/",
     ),
     "llamacpp-responses": Format(
-        "llamacpp.read_responses", "llama-server's responses (timings): sums", "responses of llama.cpp 2026.10 and 2025"
+        "llamacpp.read_responses",
+        "llama-server's responses (timings): sums",
+        "responses of llama.cpp 2026.10 and 2025",
+        mark=r'"timings"\s*:',
     ),
     "vllm-requests": Format(
         "requests.read_vllm",
         "responses with --per-request-spec-decode-metrics",
         "responses of vLLM 0.32",
+        mark=r'"(?:num_spec_steps|speculative_decoding|spec_decode_metrics)"\s*:',
     ),
     "vllm-log": Format(
-        "vllm_log.read_vllm_log", "vLLM's log; its lines are summed", "logs of vLLM 0.32; lines of 0.5, 0.8 and 0.10"
+        "vllm_log.read_vllm_log",
+        "vLLM's log; its lines are summed",
+        "logs of vLLM 0.32; lines of 0.5, 0.8 and 0.10",
+        mark=r"SpecDecoding\s{1,20}metrics:|Speculative metrics:",
     ),
     "vllm-dense": Format(
         "vllm_dense.read_dense",
         "folder that the plugin recorded inside vLLM: a trace",
         "folders that vLLM 0.32 wrote, served and offline",
     ),
-    "vllm-bench": Format("vllm_log.read_vllm_bench", "what `vllm bench serve` prints", "four printed results of 2026"),
+    "vllm-bench": Format(
+        "bench_results.read_vllm",
+        "what `vllm bench serve` prints, or its --save-result",
+        "four printed results of 2026",
+        mark=r'(?m)^Drafts:\s|"spec_decode_\w+"\s*:',
+    ),
+    "sglang-bench": Format(
+        "bench_results.read_sglang",
+        "SGLang's bench_serving, z-lab's, SpecForge's: averages",
+        "",
+        mark=r'(?m)^ {0,20}(?:Average )?Accept length:|"accept_length"\s*:',
+    ),
+    "acceptance-csv": Format(
+        "bench_results.read_acceptance_csv",
+        "speculators' acceptance.csv",
+        "",
+        mark=r"num_drafts,.{0,400}acceptance_at_pos_0",
+    ),
+    "sweep": Format("sweep.read_sweep", "your own table: K, batch, tok/s or TPOT, accept length", "tables by hand"),
     "prometheus": Format(
         "prometheus.read_prometheus",
-        "scrapes of vLLM, llama.cpp or TensorRT-LLM",
+        "scrapes of vLLM, SGLang, llama.cpp or TensorRT-LLM",
         "scrapes of vLLM 0.32 and llama.cpp 2026.10; none of TensorRT-LLM",
+        mark=r"(?m)^[ >+-]{0,20}(?:# (?:HELP|TYPE) )?(?:vllm:|llamacpp:|trtllm_|sglang:)\w+",
     ),
     "sglang-responses": Format(
         "sglang.read_responses",
         "SGLang's responses with meta_info or sglext",
         "responses of November 2025 and August 2026",
+        mark=r'"spec_verify_ct"\s*:',
     ),
-    "sglang-log": Format("sglang.read_log", "SGLang's log: averages", "lines of May, October and December 2025"),
-    "tensorrt-llm": Format("tensorrt_llm.read_iterations", "TensorRT-LLM's iteration statistics: sums", ""),
+    "sglang-log": Format(
+        "sglang.read_log",
+        "SGLang's log: averages",
+        "lines of May, October and December 2025",
+        mark=r"Decode batch[.,].{0,400}accept len",
+    ),
+    "tensorrt-llm": Format(
+        "tensorrt_llm.read_iterations",
+        "TensorRT-LLM's iteration statistics: sums",
+        "",
+        mark=r'"specDecodingStats"\s*:',
+    ),
     "accept-lengths": Format(
         "benchmarks.read_accept_lengths",
         "answers of Spec-Bench (rounds) or EAGLE (sums)",
         "EAGLE's published answers; none of Spec-Bench",
+        mark=r'"(?:accept_lengths|idxs)"\s*:',
     ),
     "aiperf": Format(
         "requests.read_aiperf",
         "AIPerf's SpecDecodeAcceptanceRecord, of any engine",
         "a record that its own model wrote (0.13)",
+        mark=r'"spec_decode_acceptance"\s*:|"acceptance_histogram"\s*:\s*\{',
     ),
 }
+
+
+HEAD = 2**24  # characters of a file in which a mark is looked for
+NOTHING = "give a log, a scrape, a benchmark's result or responses; `specsim import --help` lists what is read"
+
+
+def recognise(path: Path) -> list[str]:
+    """The formats whose mark a file has; InputError for a file with none."""
+    if not path.exists():
+        raise InputError(f"{path} does not exist; {NOTHING}")
+    if path.is_dir():
+        raise InputError(f"{path} is a folder; {NOTHING}")
+    with path.open(encoding="utf-8", errors="replace") as file:
+        text = file.read(HEAD)
+    kinds = [kind for kind, form in FORMATS.items() if re.search(form.mark, text)]
+    if not kinds:
+        from specsim.engines.formats.sweep import is_header
+
+        kinds = ["sweep"] if any(map(is_header, text[: 2**16].splitlines()[:20])) else []
+    if not kinds:
+        raise InputError(f"{path} holds nothing that an engine or a benchmark writes about drafts; {NOTHING}")
+    return kinds
+
+
+def read_any(paths: Sequence[Path]) -> tuple[str, ImportedRecords]:
+    """Read files of a kind that they tell themselves: the kind and what they hold."""
+    refused = None
+    for kind in recognise(paths[0]):
+        try:
+            return kind, read_format(kind, paths)
+        except InputError as error:
+            refused = refused or error
+    assert refused is not None
+    raise refused
 
 
 def read_format(kind: str, paths: Sequence[Path]) -> ImportedRecords:

@@ -17,7 +17,7 @@ import numpy as np
 from specsim.acceptance.sources import MOST_DRAFTED
 from specsim.engines import rates
 from specsim.engines.formats.reading import count, json_records, log_lines
-from specsim.engines.formats.records import ImportedRecords, Skipped
+from specsim.engines.formats.records import ImportedRecords, Setup, Skipped
 from specsim.io.errors import InputError
 from specsim.io.json import checked
 
@@ -80,6 +80,7 @@ def read_responses(paths: Sequence[Path]) -> ImportedRecords:
             imported,
             notes=(f"{drafted:,} drafts in {passes:,} passes of at most {depth} steps: these are nodes of trees",),
             instead="run SGLang with --speculative-eagle-topk 1",
+            trees=True,
         )
     times = np.zeros(depth + 1, dtype=np.int64)
     for request in requests:
@@ -132,6 +133,12 @@ def _verified(meta: Meta, name: str) -> Verified:
 
 DECODE = re.compile(r"Decode batch[.,]")
 RUNNING = re.compile(r"#running-req: (\d+)")
+SETTINGS = {
+    "model": re.compile(r"\bmodel_path='([^']{1,200})'"),
+    "drafter": re.compile(r"speculative_draft_model_path='([^']{1,200})'"),
+    "method": re.compile(r"speculative_algorithm='([\w-]{1,40})'"),
+    "steps": re.compile(r"speculative_num_steps=(\d{1,3})\b"),
+}
 LENGTH = re.compile(r"accept len: (\d+\.\d+),")
 RATE = re.compile(r"accept rate: (\d+\.\d+),")
 
@@ -145,7 +152,10 @@ def read_log(paths: Sequence[Path]) -> ImportedRecords:
     shares: list[rates.Printed] = []  # with an accept rate in every line, as many as lengths
     weights = []
     skipped = Skipped()
+    settings: dict[str, str] = {}
     for line in log_lines(paths, skipped):
+        if "ServerArgs(" in line or "server_args=" in line:
+            settings |= {key: match[1] for key, pattern in SETTINGS.items() if (match := pattern.search(line))}
         decode = RUNNING.search(line) if DECODE.search(line) else None
         if decode is None:
             continue
@@ -159,18 +169,24 @@ def read_log(paths: Sequence[Path]) -> ImportedRecords:
             shares += [rates.Printed.of(rate[1])] if rate else []
     if not lengths:
         raise InputError(f"{paths[0]} holds no line 'Decode batch' with accept len; give a speculative run's log")
+    steps = settings.pop("steps", None)
+    tokens: int | None = None
     averages = {"accept len": float(np.average([length.value for length in lengths], weights=weights))}
     notes = [f"averages of {len(lengths):,} lines, each weighted by its running requests, as no counts are printed"]
     if len(shares) == len(lengths):
         averages["accept rate"] = float(np.average([share.value for share in shares], weights=weights))
-        notes.append(_definition_of_rate(lengths, shares))
+        definition, tokens = _definition_of_rate(lengths, shares)
+        notes.append(definition)
     else:
         notes.append(f"{len(lengths) - len(shares):,} lines have no accept rate, as of older versions")
-    return ImportedRecords(None, ENGINE, averages=averages, notes=tuple(notes), skipped=skipped, instead=INSTEAD)
+    setup = Setup(**settings, draft_tokens=int(steps) if steps else tokens, running=float(np.mean(weights)))
+    return ImportedRecords(
+        None, ENGINE, averages=averages, notes=tuple(notes), skipped=skipped, instead=INSTEAD, setup=setup
+    )
 
 
-def _definition_of_rate(lengths: Sequence[rates.Printed], shares: Sequence[rates.Printed]) -> str:
-    """Which definition of the rate, and how many draft tokens, explain every line."""
+def _definition_of_rate(lengths: Sequence[rates.Printed], shares: Sequence[rates.Printed]) -> tuple[str, int | None]:
+    """Which definition of the rate explains every line, and the number of draft tokens if one does."""
     pairs = list(zip(lengths, shares, strict=True))
 
     def explains(tokens: int, bonus: int) -> bool:
@@ -181,11 +197,11 @@ def _definition_of_rate(lengths: Sequence[rates.Printed], shares: Sequence[rates
 
     fits = [(tokens, bonus) for bonus in (1, 0) for tokens in range(1, 65) if explains(tokens, bonus)]
     if len(fits) != 1:
-        return "the lines do not tell which definition of accept rate they have"
+        return "the lines do not tell which definition of accept rate they have", None
     tokens, bonus = fits[0]
     if bonus:
-        return f"accept rate = (accept len - 1) / {tokens}: {tokens} draft tokens beside the root"
+        return f"accept rate = (accept len - 1) / {tokens}: {tokens} draft tokens beside the root", tokens
     return (
         f"accept rate = accept len / {tokens}, with bonus and root, as before pull request 13212: today's would be "
         f"(accept len - 1) / {tokens - 1}"
-    )
+    ), tokens - 1

@@ -1,4 +1,4 @@
-"""The lines about speculation that vLLM logs at intervals, and the end of `vllm bench serve`.
+"""The lines about speculation that vLLM logs at intervals.
 
 Each line counts its own interval, so they are summed. Rates are printed with three decimals; the number of rounds
 follows from them.
@@ -10,10 +10,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
 
 from specsim.engines import rates
 from specsim.engines.formats.reading import count, log_lines, single_version
-from specsim.engines.formats.records import ImportedRecords, Skipped
+from specsim.engines.formats.records import SLACK, ImportedRecords, Setup, Skipped
 from specsim.engines.formats.requests import DETAILED
 from specsim.io.errors import InputError
 
@@ -23,6 +26,7 @@ FIELDS = {
     "drafted": re.compile(r"Drafted: (\d+) tokens"),
     "rates": re.compile(r"Per-position acceptance rate: (\d\.\d+(?:, \d\.\d+)*)(?=, [A-Z]|\s*$)"),
 }
+WORDS = {"accepted": "Accepted", "drafted": "Drafted", "rates": "Per-position acceptance rate"}
 LAST = re.compile(r"Draft acceptance rate: \d+\.\d+%")  # of vLLM's line, which a cut line lacks
 OLD = re.compile(r"Draft acceptance rate: \d+\.\d+%?, Accepted: (\d+) tokens, Drafted: (\d+) tokens")
 OLDER = re.compile(r"Draft acceptance rate: \d+\.\d+, Number of accepted tokens: (\d+), Number of draft tokens: (\d+),")
@@ -31,36 +35,150 @@ OLDEST = re.compile(  # accepted counts tokens behind a rejected token, too, but
     r"Number of emitted tokens: (\d+)"
 )
 MARKS = ("SpecDecoding metrics:", "Speculative metrics:")
+MARK = re.compile(r"SpecDecoding\s*(?:metrics:|$)|Speculative metrics:")
 VERSION = re.compile(r"(?:vLLM API server version|LLM engine \(v)\s*(\d[\w.+]*)")
 NOTHING = "Drafted: 0 tokens"
 ONE_SERVER = "give the log of a single server"
+DRAFTING = re.compile(r"Drafted throughput: (\d+\.\d+) tokens/s")
+ENGINE = re.compile(r"Engine (\d+): ")
+GENERATING = re.compile(r"Avg generation throughput: (\d+(?:\.\d+)?) tokens/s, Running: (\d+) reqs")
+NEW_LINE = re.compile(
+    r"^\W*(?:INFO|WARNING|ERROR|DEBUG|\w+ pid=|\d{4}-\d\d|\d\d[-:]\d\d)"
+)  # of a log, not a part of one
+QUOTE = re.compile(r"^\s*(?:>\s*)+")
+MOST_WRAPPED = 12  # lines that a terminal or a chat makes of one
+SETTINGS = {
+    "model": re.compile(r"(?:config: model=|'model': )'([^']{1,200})'"),
+    "method": re.compile(r"SpeculativeConfig\(method='([\w-]+)'|'method': '([\w-]+)'"),
+    "drafter": re.compile(r"SpeculativeConfig\(method='[\w-]+', model='([^']{1,200})'"),
+}
+
+
+class Interval(NamedTuple):
+    """What was generated in an interval, by the line before: tokens a second, running requests."""
+
+    tokens_per_s: float
+    running: int
 
 
 class Lines:
-    """Counts in a log's lines, by the versions that print them."""
+    """Counts in a log's lines, by the versions that print them.
+
+    wrapped : the pieces of a line that a terminal or a chat has wrapped, as far as they are read
+    generating : of the line about throughput that was read last
+    windows : seconds of every line about drafts, where it tells them, and what was generated in it
+    idle : intervals that generated without a draft
+    """
 
     def __init__(self) -> None:
         self.parts: list[rates.Part] = []
         self.old: list[tuple[int, int]] = []
         self.oldest: tuple[int, int, int] | None = None
         self.versions: list[str] = []
+        self.settings: dict[str, str] = {}
+        self.wrapped: list[str] = []
+        self.lacking: str = ""
+        self.generating: Interval | None = None
+        self.windows: list[tuple[float, Interval] | None] = []
+        self.idle: list[Interval] = []
+        self.engines: set[str] = set()
+        self.number = self.began = 0
 
     def take(self, line: str, skipped: Skipped) -> None:
+        """Read a line."""
+        self.number += 1
         if match := VERSION.search(line):
             self.versions.append(match[1])
-        if not any(mark in line for mark in MARKS):
+        if "'" in line:
+            for name, pattern in SETTINGS.items():
+                if match := pattern.search(line):
+                    self.settings.setdefault(name, next(filter(None, match.groups())))
+        marked = MARK.search(line) is not None
+        match = GENERATING.search(line)
+        if self.wrapped and (marked or match or NEW_LINE.search(line) or len(self.wrapped) > MOST_WRAPPED):
+            self.end(skipped)
+        if match:
+            self._flush()
+            if engine := ENGINE.search(line):
+                self.engines.add(engine[1])
+            self.generating = Interval(float(match[1]), count(match[2], "Running"))
+        if not marked and not self.wrapped:
             return
+        if not self.wrapped:
+            self.began = self.number
+        self.wrapped.append(QUOTE.sub("", line) if self.wrapped else line)
+        for between in (" ", ""):  # wrapped between words, or in the midst of one
+            if self._read(between.join(map(str.strip, self.wrapped)), skipped):
+                self.wrapped = []
+                return
+
+    def _read(self, line: str, skipped: Skipped) -> bool:
+        """Read a whole line about drafts; False if it is not whole."""
         fields = {name: match[1] for name, pattern in FIELDS.items() if (match := pattern.search(line))}
         if NOTHING in line:
             skipped["intervals without a draft"] += 1
+            self._flush()
         elif len(fields) == len(FIELDS) and LAST.search(line):
-            self.parts.append(_part(fields))
+            part = _part(fields)
+            self.parts.append(part)
+            drafting = DRAFTING.search(line)
+            seconds = part.drafted / float(drafting[1]) if drafting and float(drafting[1]) else 0.0
+            self.windows.append((seconds, self.generating) if seconds and self.generating else None)
+            self.generating = None
         elif "mean" not in fields and (match := OLD.search(line) or OLDER.search(line)):
             self.old.append((count(match[1], "Accepted"), count(match[2], "Drafted")))
         elif match := OLDEST.search(line):
             self.oldest = count(match[1], "speculative"), count(match[3], "drafted"), count(match[4], "emitted")
         else:
-            skipped["lines that were cut off or have another form"] += 1
+            return False
+        return True
+
+    def _flush(self) -> None:
+        """The interval read last had no line about drafts."""
+        if self.generating is not None:
+            self.idle.append(self.generating)
+        self.generating = None
+
+    def end(self, skipped: Skipped) -> None:
+        """Leave a line that is not whole."""
+        if not self.wrapped:
+            return
+        text, self.wrapped = " ".join(map(str.strip, self.wrapped)), []
+        missing = [word for name, word in WORDS.items() if not FIELDS[name].search(text)]
+        if missing and not self.lacking and (mean := FIELDS["mean"].search(text)):
+            k = len(match[1].split(",")) if (match := FIELDS["rates"].search(text)) else "K"
+            self.lacking = (
+                f"line {self.began} lacks {' and '.join(missing)}; give it as "
+                f"vLLM wrote it, or `specsim advise --accept-length {mean[1]} --k {k}`"
+            )
+        skipped["lines that were cut off or have another form"] += 1
+
+    def plain(self) -> tuple[int | None, int | None, list[str]]:
+        """Output tokens and steps without a draft by the throughput of generation; None where it is not told."""
+        windows = [window for window in self.windows if window is not None]
+        if not windows or len(windows) < len(self.windows) or (self.idle and len(self.engines) > 1):
+            return None, None, []
+        seconds = float(np.median([seconds for seconds, _ in windows]))
+        output = sum(length * interval.tokens_per_s for length, interval in windows)
+        output += sum(seconds * interval.tokens_per_s for interval in self.idle)
+        emitted = sum(part.rounds + int(part.counted.accepted.sum()) for part in self.parts)
+        if emitted > (1 + SLACK) * output:
+            note = (
+                f"generation throughput says {output:,.0f} tokens, but rounds emitted {emitted:,}: it is not of the "
+                "same requests, so that steps without a draft are unknown"
+            )
+            return None, None, [note]
+        plain = max(round(output - emitted), 0)
+        note = "output tokens by the throughput of generation: those beyond the rounds' are steps without a draft"
+        return round(output), plain, [note] if plain else []
+
+    @property
+    def running(self) -> float | None:
+        """Requests that ran at once, on average over intervals that generated."""
+        busy = [window[1].running for window in self.windows if window is not None] or [
+            interval.running for interval in self.idle if interval.running
+        ]
+        return float(np.mean(busy)) if busy else None
 
 
 def read_vllm_log(paths: Sequence[Path]) -> ImportedRecords:
@@ -68,12 +186,18 @@ def read_vllm_log(paths: Sequence[Path]) -> ImportedRecords:
     lines, skipped = Lines(), Skipped()
     for line in log_lines(paths, skipped):
         lines.take(line, skipped)
+    lines.end(skipped)
     if sum(map(bool, (lines.parts, lines.old, lines.oldest))) > 1:
         raise InputError(f"the log has lines of several versions of vllm; {ONE_SERVER}")
     version = single_version(lines.versions)
-    imported = ImportedRecords(None, "vllm", version=version, skipped=skipped, instead=DETAILED)
+    model, drafter, method = (lines.settings.get(name, "") for name in ("model", "drafter", "method"))
+    setup = Setup(model, drafter, method, running=lines.running)
+    imported = ImportedRecords(None, "vllm", version=version, skipped=skipped, instead=DETAILED, setup=setup)
     if lines.parts:
-        return _with_counters(lines.parts, imported)
+        output, plain, notes = lines.plain()
+        told = replace(imported, output_tokens=None if output is None else (output,), plain_steps=plain)
+        imported = _with_counters(lines.parts, told)
+        return replace(imported, notes=(*imported.notes, *notes))
     if lines.old:
         accepted, drafted = (sum(column) for column in zip(*lines.old, strict=True))
         sums: tuple[int | None, int, int] = None, drafted, accepted
@@ -85,6 +209,8 @@ def read_vllm_log(paths: Sequence[Path]) -> ImportedRecords:
         accepted = emitted - rounds
         sums = rounds, drafted, accepted
     else:
+        if lines.lacking:
+            raise InputError(f"{paths[0]}: {lines.lacking}")
         raise InputError(f"{paths[0]} holds no line with {' or '.join(MARKS)} give the log of a speculative run")
     if accepted > drafted:
         raise InputError(f"{accepted} of {drafted} drafted tokens accepted is impossible; {ONE_SERVER}")
@@ -104,40 +230,7 @@ def _part(fields: dict[str, str]) -> rates.Part:
 
 
 def _with_counters(parts: Sequence[rates.Part], imported: ImportedRecords) -> ImportedRecords:
-    depths = sorted({len(part.counted.accepted) for part in parts})
-    if len(depths) > 1:
-        raise InputError(f"the log has lines of several draft lengths ({', '.join(map(str, depths))}); {ONE_SERVER}")
     counters, notes = rates.sum_of_parts(parts, DETAILED)
-    return replace(imported, source=counters, notes=tuple(notes), instead="")
-
-
-BENCH = {
-    "drafts": re.compile(r"^Drafts:\s+(\d+)\s*$"),
-    "drafted": re.compile(r"^Draft tokens:\s+(\d+)\s*$"),
-    "accepted": re.compile(r"^Accepted tokens:\s+(\d+)\s*$"),
-}
-BENCH_POSITION = re.compile(r"^\s+Position (\d+):\s+(\d+\.\d+)\s*$")
-
-
-def read_vllm_bench(paths: Sequence[Path]) -> ImportedRecords:
-    """Read what `vllm bench serve` prints at the end of a run."""
-    sums: dict[str, int] = {}
-    shares: list[rates.Printed] = []
-    skipped = Skipped()
-    for line in log_lines(paths, skipped):
-        for name, pattern in BENCH.items():
-            if match := pattern.match(line):
-                if name in sums:
-                    raise InputError(f"{paths[0]} holds several benchmarks; give a single benchmark")
-                sums[name] = count(match[1], name)
-        if match := BENCH_POSITION.match(line):
-            if count(match[1], "position") != len(shares):
-                raise InputError(f"{paths[0]} holds several benchmarks, or a part of one; give a single benchmark")
-            shares.append(rates.Printed(float(match[2]) / 100, 0.5e-4))
-    if len(sums) < len(BENCH) or not shares:
-        raise InputError(f"{paths[0]} lacks the part 'Speculative Decoding' of vllm bench serve; give its whole output")
-    counted = rates.counts_of_rates(shares, sums["drafts"], sums["accepted"])
-    if counted is None:
-        raise InputError(f"acceptance by position does not fit {sums['accepted']:,} accepted tokens; {ONE_SERVER}")
-    part = rates.Part(sums["drafts"], sums["drafted"], counted, 0)
-    return _with_counters([part], ImportedRecords(None, "vllm", skipped=skipped, instead=DETAILED))
+    depths = rates.depths_of(parts)
+    setup = imported.setup if len(depths) > 1 else replace(imported.setup, draft_tokens=depths[0])
+    return replace(imported, source=counters, notes=tuple(notes), instead="", setup=setup)

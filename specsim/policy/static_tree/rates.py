@@ -12,6 +12,7 @@ from specsim.io.errors import InputError
 from specsim.trace.trace import Trace
 
 RANKS = 10  # candidates per depth that rates are counted for
+CURE = "ranks exclude each other, so give the differences: top1, top2 - top1, ..."
 
 
 SUM_SLACK = 1e-9  # by which the sum of the rates of a depth may exceed 1
@@ -70,6 +71,9 @@ def read_rates(path: Path) -> Floats:
                 raise InputError(f"{path}, line {number}: {cell!r} is not a number; give a rate from 0 to 1")
     rates = np.array([[float(cell) for cell in line] for _, line in lines])
     check_rates(rates, str(path))
+    # A list of ranks by probability falls along every row; top-k accuracies as trainers log them rise.
+    if rates.shape[1] > 1 and (np.diff(rates, axis=1) >= 0).all() and (np.diff(rates, axis=1) > 0).any():
+        raise InputError(f"{path}: rates rise from rank to rank in every line, as cumulative top-k accuracies; {CURE}")
     return rates
 
 
@@ -81,7 +85,9 @@ def check_rates(rates: Floats, where: str) -> None:
         if not ((row >= 0) & (row <= 1)).all():  # also catches NaN
             raise InputError(f"{where}: a rate at depth {depth} is outside [0, 1]; give shares, not percent")
         if row.sum() > 1 + SUM_SLACK:
-            raise InputError(f"{where}: the rates at depth {depth} sum to {row.sum():.6g}; ranks exclude each other")
+            raise InputError(
+                f"{where}: the rates at depth {depth} sum to {row.sum():.6g}, as cumulative top-k accuracies; {CURE}"
+            )
 
 
 def _is_number(text: str) -> bool:

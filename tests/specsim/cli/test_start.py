@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -125,6 +127,18 @@ assert "scipy.linalg" not in sys.modules
 @pytest.mark.parametrize("command", ["specsim", "realrun"])
 def test_a_command_knows_its_version(command: str) -> None:
     assert call(command, "--version") == (0, f"specsim {specsim.__version__}\n", "")
+
+
+def test_the_distribution_has_one_version_and_a_name_that_nobody_else_has() -> None:
+    """The package index has another `specsim`, so no page and no message tells to install that."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["name"] != "specsim"
+    kernels = (ROOT / "kernels" / "speckernels" / "cli.py").read_text()
+    assert project["version"] == specsim.__version__ and f'VERSION = "{project["version"]}"' in kernels
+    folders = ("docs", "kernels", "realrun", "specsim", "studies")
+    texts = [*ROOT.glob("*.*"), *(path for name in folders for path in (ROOT / name).rglob("*.[mp][dy]"))]
+    wrong = re.compile(r"pip install [^`\n]*['\" ]specsim(\[|['\" `]|$)", re.MULTILINE)
+    assert not [path for path in texts if path.is_file() and wrong.search(path.read_text())]
 
 
 ENTRIES = {

@@ -107,15 +107,23 @@ def test_a_papers_table_has_the_speedup_of_every_task(trace: Trace) -> None:
     board = leaderboards({"honest": dataclasses.replace(trace, domain=domains)}, [COST], kinds=KINDS[:2], trials=3)[0]
     document = as_document([board], {})
     rows = list(csv.DictReader(io.StringIO(table_text(document, ".csv"))))
-    assert list(rows[0]) == ["Method", "chat", "math & code", "#MAT", "Overall"]
+    assert list(rows[0]) == ["Method", "chat", "math & code", "#MAT", "Overall", "Low", "High"]
+    baseline, *rows, oracle = rows
+    assert (baseline["Overall"], baseline["chat"]) == ("1.0000", "1.0000")
+    assert float(oracle["Overall"]) == pytest.approx(board.oracle.estimate, abs=1e-4)
     _, held = split_sequences(dataclasses.replace(trace, domain=domains))
     for row, printed in zip(board.rows, rows, strict=True):
         for name in ("chat", "math & code"):
             part = PricedTrace(trace.select([s for s in held if domains[s] == name]), COST)
             assert float(printed[name]) == pytest.approx(float(part.replay(row.policy).speedup), abs=1e-4)
         assert float(printed["Overall"]) == pytest.approx(row.speedup.estimate, abs=1e-4)
+        assert float(printed["Low"]) == pytest.approx(row.speedup.low, abs=1e-4)
     latex = table_text(document, ".tex")
-    assert latex.count(r"\\") == 1 + len(board.rows) and r"math \& code & \#MAT & Overall" in latex
+    assert latex.count(r"\\") == 3 + len(board.rows) and r"math \& code & \#MAT & Overall" in latex
+    top = board.rows[0].speedup
+    assert f"\\textbf{{{top.estimate:.2f} [{top.low:.2f}, {top.high:.2f}]}}" in latex
+    assert latex.count("textbf") == 1 + sum(row.tied for row in board.rows)
+    assert "Predicted speedup" in latex
 
 
 def test_the_simplest_policy_within_a_percent_is_recommended(board: Board) -> None:
@@ -128,13 +136,20 @@ def test_the_simplest_policy_within_a_percent_is_recommended(board: Board) -> No
     assert dataclasses.replace(board, rows=[at(others[0], 2.0), at(fixed, 1.97)]).recommended.policy == others[0].policy
 
 
+def test_none_is_recommended_where_none_is_significantly_faster(board: Board) -> None:
+    unsure = [dataclasses.replace(row, speedup=Estimate(1.05, 0.98, 1.12)) for row in board.rows]
+    document = as_document([dataclasses.replace(board, rows=unsure)], {})
+    assert document["boards"][0]["recommended"] is None
+    assert "Recommended" not in render_leaderboard(document)
+
+
 def test_the_page_says_that_it_predicts_with_which_error_and_what_to_use(board: Board) -> None:
     document = as_document([dataclasses.replace(board, cost_band=(0.5, 2.0))], {"cost": "h100.json", "batch": 8})
     page = " ".join(Page(render_leaderboard(document)).words)
     top, speedup = board.rows[0], board.rows[0].speedup
     assert f"{speedup.low / 2:.2f} to {2 * speedup.high:.2f} with the error of such costs" in page
     assert "costs: h100.json \u00b7 batch 8" in page and "Predicted. " in page
-    assert f"Recommended: {board.recommended.label} (" in page
+    assert board.recommended is not None and f"Recommended: {board.recommended.label} (" in page
     assert f"{1 / sum(top.token_s):,.1f} tok/s" in page
 
 

@@ -87,6 +87,19 @@ def test_prompt_lookup_by_an_engines_own_rule() -> None:
         lookup("llamacpp", 4, min_ngram=None, max_ngram=3)
 
 
+def test_flags_name_the_drafter_and_its_model() -> None:
+    """As vLLM's SpeculativeConfig and SGLang's server arguments have them."""
+    config = vllm_config(export_flags("vllm", schedule="1:3,8:0", drafter="eagle3", model="own/head").flags)
+    assert (config["method"], config["model"]) == ("eagle3", "own/head")
+    assert vllm_config(export_flags("vllm", 2, drafter="medusa", model="own/heads").flags) == {
+        "method": "medusa", "model": "own/heads", "num_speculative_tokens": 2,
+    }  # fmt: skip
+    sglang = export_flags("sglang", 2, drafter="eagle3", model="own/head").flags
+    assert sglang.startswith("--speculative-draft-model-path own/head --speculative-algorithm EAGLE3 ")
+    with pytest.raises(InputError, match="leave out --policy"):
+        export_flags("sglang", policy="fixed_k", drafter="eagle3")
+
+
 def test_what_an_engine_does_not_have_is_refused() -> None:
     with pytest.raises(
         InputError, match=f"has no draft length by batch size, only --k; choose one of {', '.join(PER_BATCH)}"

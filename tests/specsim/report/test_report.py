@@ -577,6 +577,28 @@ def test_a_headline_has_its_costs_and_their_error_beside_it(given: tuple[Any, ..
     assert low < float(tile[1]) < high
 
 
+def test_advice_is_drawn_by_draft_length_and_by_load(tmp_path: Path) -> None:
+    counts = tmp_path / "counts.json"
+    counts.write_text('{"drafted": [9000, 9000, 9000], "accepted": [7200, 5000, 2000]}')
+    args = ("advise", counts, "--gpu", "h100", "--target", "llama-3.1-8b", "--drafter", "eagle3", "--json")
+    document = json_of(call("specsim", *args))
+    assert (document["kind"], document["version"], document["asked"]["gpu"]) == ("specsim-advice", 1, "h100")
+    at_16 = document["by_load"]["batches"].index(16)
+    for length in json_of(call("specsim", *args, "--batch", 16))["lengths"]:
+        assert document["by_load"]["speedups"][str(length["k"])][at_16] == pytest.approx(
+            length["speedup"]["estimate"], rel=0.05
+        )
+    (tmp_path / "advice.json").write_text(json.dumps(document))
+    assert call("specsim", "report", tmp_path / "advice.json", "--out", tmp_path / "a.html").code == 0
+    text = (tmp_path / "a.html").read_text()
+    page = Page(text)
+    assert page.names.count("svg") == 2 and f"K = {document['k']}" in " ".join(page.words)
+    document["k"] = None  # not decidable
+    (tmp_path / "advice.json").write_text(json.dumps(document))
+    assert call("specsim", "report", tmp_path / "advice.json", "--out", tmp_path / "b.html").code == 0
+    assert "Not decidable" in (tmp_path / "b.html").read_text()
+
+
 def test_results_are_joined_with_a_list_of_verdicts_and_ids_of_their_own(
     results: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -100,7 +100,7 @@ def test_the_tasks_are_chats_unless_asked_for_as_texts(replaying: Replaying) -> 
 
 def test_without_httpx2_the_error_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "httpx2", None)
-    assert_refused(call("specsim", "bench", "http://127.0.0.1:9"), "pip install 'specsim[servers]'")
+    assert_refused(call("specsim", "bench", "http://127.0.0.1:9"), "pip install -c constraints.txt '.[servers]'")
 
 
 def test_what_is_refused(tmp_path: Path, replaying: Replaying) -> None:

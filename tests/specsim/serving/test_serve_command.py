@@ -97,6 +97,43 @@ def test_contexts_have_a_table_each(trace: Path) -> None:
     assert max(map(len, tables.splitlines())) <= 80 and "max_confidence" in tables
 
 
+ROOFLINE = ("--gpu", "h100", "--target", "llama-3.1-8b", "--drafter", "eagle3", "--engine", "vllm")
+
+
+def test_a_table_ends_before_the_first_batch_that_does_not_fit(trace: Path) -> None:
+    # A token's keys and values: 32 layers x 8 heads x 128 x 2 in 2 bytes, 131,072 bytes. 64 x 8,192 of them and 16 GB
+    # of weights are 84.8 GB, of 80 that an H100 has; 32 fit, and at a context of 64 tokens all do.
+    args = ("serve", "schedule", trace, *ROOFLINE, "--batch", "1,32,64", "--max-draft-tokens", 1)
+    document = json_of(call("specsim", *args, "--context", "64,8192", "--json"))
+    assert [(cell["context"], cell["batch"]) for cell in document["cells"]] == [
+        (64, 1), (64, 32), (64, 64), (8192, 1), (8192, 32),
+    ]  # fmt: skip
+    assert "ends at batch 32" in document["left_out"][0] and document["schedules"][1]["ranges"][-1][1] == 32
+    assert "note: ends at batch 32" in call("specsim", *args, "--context", "8192").out
+    assert_refused(call("specsim", *args[:-4], "--batch", "64", "--context", "8192"), "batch 64")
+
+
+LOG = """INFO 11-22 08:26:54 [metrics.py:100] Engine 000: Running: 64 reqs, Waiting: 0 reqs
+INFO 11-22 08:26:54 [metrics.py:120] SpecDecoding metrics: Mean acceptance length: 2.60, Accepted throughput: 160.00 \
+tokens/s, Drafted throughput: 300.00 tokens/s, Accepted: 1600 tokens, Drafted: 3000 tokens, Per-position acceptance \
+rate: 0.700, 0.530, 0.370, Avg Draft acceptance rate: 53.3%
+""".replace("\\\n", "")
+
+
+def test_a_servers_log_is_scheduled(tmp_path: Path) -> None:
+    log = tmp_path / "vllm.log"
+    log.write_text(LOG)
+    shown = call("specsim", "serve", "schedule", log, *ROOFLINE, "--batch", "1,256")
+    assert shown.code == 0 and "generated sequences that accept as" in shown.out and "schedule 1:3," in shown.out
+    (loses,) = [line for line in shown.out.splitlines() if line.startswith("fixed K loses beyond")]
+    beyond = int(loses.split()[7])
+    assert f"{beyond + 1}:0" in shown.out  # the flag stops where the sentence says
+    document = json_of(call("specsim", "serve", "schedule", log, *COST, "--batch", "1", "--json"))
+    k3 = document["cells"][0]["speedup"]["fixed_k(k=3)"]
+    advised = json_of(call("specsim", "advise", log, *COST, "--batch", 1, "--json"))["lengths"][3]["speedup"]["estimate"]
+    assert k3["low"] < advised < k3["high"]
+
+
 def test_a_roofline_prices_batches_and_says_that_nothing_was_measured(trace: Path, tmp_path: Path) -> None:
     file = tmp_path / "roofline.json"
     about = {"kind": "specsim-cost", "version": 1, "form": "roofline", "source": "datasheet", "date": "2026-11"}

@@ -282,7 +282,8 @@ def test_rates_are_read_with_and_without_header(csv_file: Path, text: str) -> No
         ("0.5,nan\n", "depth 1 is outside"),
         ("0.4,0.2\n50,20\n", "depth 2 is outside"),
         ("0.9,-0.1\n", "depth 1 is outside"),
-        ("0.9,0.2\n", "depth 1 sum to 1.1"),
+        ("0.9,0.2\n", "depth 1 sum to 1.1, as cumulative"),
+        ("0.30,0.33,0.35\n0.20,0.24,0.26\n", "rates rise .* give the differences"),
     ],
 )
 def test_malformed_rates_are_refused(csv_file: Path, text: str, complaint: str) -> None:

@@ -1,0 +1,256 @@
+"""Results of benchmarks of servers: vLLM's and SGLang's, as text and as JSON, SpecForge's, speculators' and z-lab's."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NotRequired, TypedDict
+
+import numpy as np
+
+from specsim.acceptance.sources import MOST_COUNT
+from specsim.engines import rates
+from specsim.engines.formats.reading import count, json_records, log_lines
+from specsim.engines.formats.records import ImportedRecords, Setup, Skipped
+from specsim.engines.formats.requests import DETAILED
+from specsim.io.errors import InputError
+from specsim.io.json import checked
+
+ONE_BENCHMARK = "give a single benchmark"
+CLIENTS_ERROR = 0.05  # of the output: tokens that a client counts by itself, and every request's first token
+SGLANG = "sglang"
+SGLANG_INSTEAD = "import the meta_info of its responses (sglang-responses), whose histogram counts by position"
+LENGTH = "accept len"  # name of the average that `advise` takes
+
+
+class VllmResult(TypedDict):
+    """Keys of `vllm bench serve --save-result`; without speculation it lacks those of drafts."""
+
+    spec_decode_num_drafts: int
+    spec_decode_draft_tokens: int
+    spec_decode_accepted_tokens: int
+    spec_decode_per_position_acceptance_rates: list[float]
+    completed: NotRequired[int]
+    total_output_tokens: NotRequired[int]
+    max_concurrency: NotRequired[int | None]
+    model_id: NotRequired[str]
+
+
+VLLM_TEXT = {
+    "spec_decode_num_drafts": re.compile(r"^Drafts:\s+(\d+)\s*$"),
+    "spec_decode_draft_tokens": re.compile(r"^Draft tokens:\s+(\d+)\s*$"),
+    "spec_decode_accepted_tokens": re.compile(r"^Accepted tokens:\s+(\d+)\s*$"),
+    "completed": re.compile(r"^Successful requests:\s+(\d+)\s*$"),
+    "total_output_tokens": re.compile(r"^Total generated tokens:\s+(\d+)\s*$"),
+    "max_concurrency": re.compile(r"^Maximum request concurrency:\s+(\d+)\s*$"),
+}
+VLLM_POSITION = re.compile(r"^\s+Position (\d+):\s+(\d+\.\d+)\s*$")
+VLLM_INVALID = "give what `vllm bench serve` prints, or its --save-result"
+
+
+def read_vllm(paths: Sequence[Path]) -> ImportedRecords:
+    """Read what `vllm bench serve` prints at the end of a run, or its JSON."""
+    skipped = Skipped()
+    if _is_json(paths[0]):
+        records = json_records(paths, skipped, invalid=VLLM_INVALID)
+        if len(records) != 1:
+            raise InputError(f"{paths[0]} holds {len(records)} benchmarks; {ONE_BENCHMARK}")
+        name, record = records[0]
+        if "spec_decode_num_drafts" not in record:
+            raise InputError(f"{name} is of a server without speculation, or of before it was counted; {VLLM_INVALID}")
+        result: Any = checked(record, name, VllmResult, invalid=VLLM_INVALID)
+        shares = [rates.Printed(rate, 1e-9) for rate in result["spec_decode_per_position_acceptance_rates"]]
+        return _of_vllm(result, shares, skipped)
+    numbers: dict[str, int] = {}
+    shares = []
+    for line in log_lines(paths, skipped):
+        for key, pattern in VLLM_TEXT.items():
+            if match := pattern.match(line):
+                if key in numbers and key.startswith("spec_"):
+                    raise InputError(f"{paths[0]} holds several benchmarks; {ONE_BENCHMARK}")
+                numbers[key] = count(match[1], key)
+        if match := VLLM_POSITION.match(line):
+            if count(match[1], "position") != len(shares):
+                raise InputError(f"{paths[0]} holds several benchmarks, or a part of one; {ONE_BENCHMARK}")
+            shares.append(rates.Printed(float(match[2]) / 100, 0.5e-4))
+    if sum(key.startswith("spec_") for key in numbers) < 3 or not shares:
+        raise InputError(f"{paths[0]} lacks the part 'Speculative Decoding' of vllm bench serve; give its whole output")
+    return _of_vllm(numbers, shares, skipped)
+
+
+def _of_vllm(result: Mapping[str, Any], shares: Sequence[rates.Printed], skipped: Skipped) -> ImportedRecords:
+    keys = ("num_drafts", "draft_tokens", "accepted_tokens")
+    rounds, drafted, accepted = (count(result[f"spec_decode_{key}"], key) for key in keys)
+    counted = rates.counts_of_rates(shares, rounds, accepted)
+    if counted is None:
+        raise InputError(f"acceptance by position does not fit {accepted:,} accepted tokens; {ONE_BENCHMARK}")
+    counters, notes = rates.sum_of_parts([rates.Part(rounds, drafted, counted, 0)], DETAILED)
+    requests, output = result.get("completed"), result.get("total_output_tokens")
+    setup = Setup(
+        model=result.get("model_id", ""),
+        draft_tokens=len(shares),
+        running=min(result.get("max_concurrency") or 0, requests or MOST_COUNT) or None,
+    )
+    plain = None
+    if output:
+        beyond = output - (requests or 0) - rounds - accepted
+        plain = beyond if beyond > CLIENTS_ERROR * output else 0
+    return ImportedRecords(
+        counters,
+        "vllm",
+        requests=requests,
+        output_tokens=(output,) if output else None,
+        notes=tuple(notes),
+        skipped=skipped,
+        plain_steps=plain,
+        setup=setup,
+    )
+
+
+SGLANG_TEXT = {
+    "accept_length": re.compile(r"^\s*(?:Average )?Accept length:\s+(\d+(?:\.\d+)?)\s*$"),
+    "passes": re.compile(r"^Spec verify ct:\s+(\d+)\s*$"),
+    "total_output_tokens": re.compile(r"^(?:Total generated tokens|Output tokens):\s+(\d+)\s*$"),
+    "completed": re.compile(r"^(?:Successful requests|Num prompts|Number of questions):\s+(\d+)\s*$"),
+    "concurrency": re.compile(r"^Concurrency:\s+(\d+(?:\.\d+)?)\s*$"),
+}
+SGLANG_INVALID = "give what SGLang's bench_serving prints or writes, with 'Accept length'"
+
+
+def read_sglang(paths: Sequence[Path]) -> ImportedRecords:
+    """Read SGLang's bench_serving as text or JSON Lines, and scripts around it (z-lab's, SpecForge's)."""
+    skipped = Skipped()
+    if _is_json(paths[0]):
+        records = json_records(paths, skipped, invalid=SGLANG_INVALID)
+        if any("accept_length" not in record for _, record in records):
+            return _of_specforge([record for _, record in records], paths[0], skipped)
+        rows = [record for _, record in records if record.get("accept_length")]
+    else:
+        rows = [{}]
+        for line in log_lines(paths, skipped):
+            for key, pattern in SGLANG_TEXT.items():
+                if match := pattern.match(line):
+                    if key == "accept_length" and key in rows[-1]:
+                        rows.append({})
+                    rows[-1][key] = float(match[1])
+    if not rows or "accept_length" not in rows[0]:
+        raise InputError(f"{paths[0]} has no 'Accept length' of a speculative run; {SGLANG_INVALID}")
+    if len(rows) > 1:
+        raise InputError(f"{paths[0]} holds {len(rows)} benchmarks; {ONE_BENCHMARK}")
+    row = rows[0]
+    length: float = checked(row["accept_length"], f"{paths[0]}: accept_length", float, invalid=SGLANG_INVALID)
+    output, requests, running = (
+        None if row.get(key) is None else checked(row[key], f"{paths[0]}: {key}", float, invalid=SGLANG_INVALID)
+        for key in ("total_output_tokens", "completed", "concurrency")
+    )
+    passes = None if row.get("passes") is None else count(row["passes"], "Spec verify ct")
+    if output and passes and passes > output:
+        raise InputError(f"{paths[0]}: {passes:,} passes put out {output:,.0f} tokens; {ONE_BENCHMARK}")
+    return ImportedRecords(
+        None,
+        SGLANG,
+        requests=None if requests is None else count(requests, "requests"),
+        output_tokens=None if not output else (count(output, "output tokens"),),
+        sums=(passes, None, None),
+        averages={LENGTH: length},
+        skipped=skipped,
+        instead=SGLANG_INSTEAD,
+        setup=Setup(running=running),
+    )
+
+
+class Metrics(TypedDict):
+    """A run of SpecForge's benchmark."""
+
+    output_throughput: float
+    accept_length: float
+
+
+class Config(TypedDict):
+    """SpecForge's runs of a benchmark with a setting of the server; steps are 0 without speculation."""
+
+    batch_size: int
+    steps: int | None
+    topk: int | None
+    metrics: list[Metrics]
+
+
+def _of_specforge(documents: Sequence[Mapping[str, Any]], path: Path, skipped: Skipped) -> ImportedRecords:
+    """SpecForge's results: configurations of every benchmark, usually the first without speculation."""
+    invalid = f"{SGLANG_INVALID}, or SpecForge's results"
+    lengths: dict[tuple[int, int], list[float]] = {}
+    speeds: dict[tuple[int, int], list[float]] = {}
+    trees = False
+    for document in documents:
+        for name, configs in document.items():
+            if not isinstance(configs, list):
+                continue
+            for config in checked(configs, f"{path}: {name}", list[Config], invalid=invalid):
+                key = config["batch_size"], config["steps"] or 0
+                trees |= (config["topk"] or 0) > 1
+                for metrics in config["metrics"]:
+                    speeds.setdefault(key, []).append(metrics["output_throughput"])
+                    lengths.setdefault(key, []).append(metrics["accept_length"])
+    drafting = {key: float(np.mean(values)) for key, values in lengths.items() if key[1] or min(values) > 1}
+    if not drafting:
+        raise InputError(f"{path} has no run with speculation; {invalid}")
+    batch, k = max(drafting, key=lambda key: key[1])
+    notes = [f"batch {b}, K = {steps}: acceptance length {length:.2f}" for (b, steps), length in drafting.items()]
+    for key, values in speeds.items():
+        base = speeds.get((key[0], 0))
+        if key[1] and base:
+            ratio = float(np.mean(values) / np.mean(base))
+            notes.append(f"batch {key[0]}, K = {key[1]}: measured {ratio:.2f} times as fast as without speculation")
+    return ImportedRecords(
+        None,
+        SGLANG,
+        averages={LENGTH: drafting[batch, k]},
+        notes=tuple(notes),
+        skipped=skipped,
+        instead=SGLANG_INSTEAD,
+        trees=trees,
+        setup=Setup(drafter=str(documents[0].get("model", "")), draft_tokens=k or None, running=float(batch)),
+    )
+
+
+POSITION = re.compile(r"acceptance_at_pos_(\d+)")
+
+
+def read_acceptance_csv(paths: Sequence[Path]) -> ImportedRecords:
+    """Read speculators' acceptance.csv: drafts and rates by position of every subset, which are added."""
+    invalid = "give speculators' acceptance.csv, with num_drafts and acceptance_at_pos_0"
+    skipped = Skipped()
+    parts = []
+    for path in paths:
+        lines = [line for line in log_lines([path], skipped) if line.strip()]
+        for number, row in enumerate(csv.DictReader(lines), start=2):
+            try:
+                rounds, drafted, accepted = (
+                    count(float(row[key]), f"{path}, line {number}: {key}")
+                    for key in ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
+                )
+                given = {int(match[1]): row[key] for key in row if key and (match := POSITION.fullmatch(key))}
+                shares = [float(given[i]) for i in range(len(given)) if given[i] not in (None, "")]
+            except (KeyError, TypeError, ValueError, OverflowError):
+                raise InputError(f"{path}, line {number} is not of that file; {invalid}") from None
+            if not rounds:
+                skipped["subsets without a draft"] += 1
+                continue
+            counted = rates.counts_of_rates([rates.Printed(share, 0.5e-3) for share in shares], rounds, accepted)
+            if counted is None:
+                raise InputError(f"{path}, line {number}: its rates do not fit {accepted:,} accepted tokens; {invalid}")
+            parts.append(rates.Part(rounds, drafted, counted, 0))
+    if not parts:
+        raise InputError(f"{paths[0]} holds no row with drafts; {invalid}")
+    counters, notes = rates.sum_of_parts(parts, DETAILED)
+    return ImportedRecords(counters, "vllm", notes=tuple(notes), skipped=skipped)
+
+
+def _is_json(path: Path) -> bool:
+    """Whether a file begins like JSON."""
+    if not path.is_file():
+        raise InputError(f"{path} does not exist; give the result of a benchmark")
+    with path.open("rb") as file:
+        return file.read(2**16).lstrip()[:1] in (b"{", b"[")

@@ -1,0 +1,249 @@
+"""Files as people have them: what `specsim advise` takes them for, and right values worked out by hand.
+
+`inputs/` has files of the forms that engines and benchmarks write, with round numbers. Accepted counts are the printed
+rates times the rounds; steps without a draft are the output tokens less those of the rounds.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from specsim.acceptance.sources import Counters, read_counters
+from specsim.engines.counted import counted
+from specsim.engines.formats.registry import read_any
+from specsim.engines.import_records import read_counts, read_length
+from specsim.io.errors import InputError
+from tests.support.commands import assert_refused, call, json_of
+
+INPUTS = Path(__file__).parent / "inputs"
+H100 = ("--gpu", "h100", "--target", "llama-3.1-8b", "--drafter", "eagle3", "--engine", "vllm")
+
+
+class Right(NamedTuple):
+    """Kind; rounds, drafted and accepted tokens; those by position; steps without a draft; requests at once."""
+
+    kind: str
+    sums: tuple[int | None, int | None, int | None]
+    accepted: list[int] | None = None
+    plain: int | None = None
+    running: float | None = None
+
+
+RIGHT = {
+    "acceptance.csv": Right("acceptance-csv", (1500, 4500, 1750), [950, 500, 300]),
+    "draft_by_depth.jsonl": Right("llamacpp-responses", (80, 240, 119), [60, 37, 22], 0),
+    "draft_rounds.jsonl": Right("llamacpp-responses", (40, 120, 60), None, 0),
+    "four_lines_log.txt": Right("llamacpp-log", (None, 360, 180)),
+    "mean_len_log.txt": Right("llamacpp-log", (200, 1000, 600), None, 901 - 1 - 600 - 200),
+    "mtp_p_min_log.txt": Right("llamacpp-log", (100, 220, 185), [90, 60, 35], 50),
+    "llamacpp_ngram_one_in_thirty_log.txt": Right(
+        "llamacpp-log", (20, 240, 120), [18, 16, 14, 12, 11, 10, 9, 8, 7, 6, 5, 4], 580
+    ),
+    "router_chained_log.txt": Right("llamacpp-log", (73, 160, 120), None, 79 - 73),
+    "vllm_ngram_log.txt": Right("vllm-log", (200, 600, 400), [160, 140, 100], 1400, 1),
+    "vllm_ngram_drafts.prom": Right("prometheus", (1000, 3000, 2000), [800, 700, 500], 7000),
+    "vllm_ngram.prom": Right("prometheus", (200, 800, 480), [160, 130, 105, 85], 7210 - 480 - 200),
+    "lengths_log.txt": Right("vllm-log", (300, 1000, 300), [120, 75, 51, 33, 21]),
+    "schedule_log.txt": Right("vllm-log", (200, 800, 360), [140, 100, 70, 30, 20]),
+    "wrapped_log.txt": Right("vllm-log", (1000, 3000, 1600), [750, 500, 350]),
+    "drift_log.txt": Right("vllm-log", (6000, 18000, 4800), [2250, 1500, 1050]),
+    "load64_log.txt": Right("vllm-log", (16000, 80000, 24000), [9600, 6400, 4000, 2400, 1600], 0, 64),
+    "vllm_bench.json": Right("vllm-bench", (15000, 45000, 24000), [11250, 7500, 5250], 0, 16),
+    "sglang_bench.txt": Right("sglang-bench", (None, None, None), running=15.2),
+    "sglang_bench.jsonl": Right("sglang-bench", (None, None, None), running=15.2),
+    "dflash_bench.txt": Right("sglang-bench", (10000, None, None), running=1),
+    "stream.txt": Right("vllm-requests", (43, 129, 10), [4, 3, 3], 0),
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_file_tells_its_kind_and_its_counts(name: str) -> None:
+    right = RIGHT[name]
+    kind, imported = read_any([INPUTS / name])
+    assert kind == right.kind
+    assert imported.counted == right.sums
+    assert imported.plain_steps == right.plain
+    assert imported.setup.running == right.running
+    assert (imported.source is None) == (right.accepted is None)
+    if right.accepted is not None:
+        assert isinstance(imported.source, Counters)
+        assert imported.source.accepted == pytest.approx(right.accepted, abs=20 if right.sums[0] > 10_000 else 0)
+        assert imported.source.plain_steps == right.plain
+
+
+@pytest.mark.parametrize("name", ["lengths_log.txt", "schedule_log.txt", "mtp_p_min_log.txt"])
+def test_a_draft_cut_at_k_emits_the_printed_rates(name: str, tmp_path: Path) -> None:
+    """Whatever the lengths were: one token and the rates of the first K positions; also from the file of `import`."""
+    rates = {
+        "lengths_log.txt": [0.40, 0.25, 0.17, 0.11, 0.07],
+        "schedule_log.txt": [0.70, 0.50, 0.35, 0.15, 0.10],
+        "mtp_p_min_log.txt": [0.90, 0.60, 0.35],
+    }[name]
+    out = tmp_path / "counters.json"
+    call("specsim", "import", INPUTS / name, "--out", out)
+    for source in (read_counts(INPUTS / name).source, read_counters(out)):
+        assert np.cumprod(counted(source).rates) == pytest.approx(rates)
+    assert_refused(
+        call("specsim", "acceptance", "fit", out, "--model", "per_position", "--out", tmp_path / "m.json"),
+        "drafts of several lengths",
+    )
+
+
+def test_positions_that_accept_nothing_stay() -> None:
+    assert counted(read_counts(INPUTS / "zero_tail.json").source).accepted.tolist() == [500, 0, 0, 0, 0]
+
+
+def test_tokens_of_a_step_are_a_mixture_of_both_kinds(tmp_path: Path) -> None:
+    """tau = output tokens / all steps: 721 / 600, and 10,000 / 8,000, where rounds alone would give 36 and 10."""
+    for name, tau in (("llamacpp_ngram_one_in_thirty_log.txt", 721 / 600), ("vllm_ngram_drafts.prom", 1.25)):
+        document = json_of(call("specsim", "import", INPUTS / name, "--json"))
+        (printed,) = [row["value"] for row in document["printed"] if row["printed"] == "tau"]
+        assert printed == pytest.approx(tau)
+    out = tmp_path / "c.json"
+    call("specsim", "import", INPUTS / "vllm_ngram_drafts.prom", "--out", out)
+    assert (read_counters(out).plain_steps, read_counters(out).output_tokens) == (7000, 10_000)
+
+
+def test_the_load_of_the_file_is_that_of_the_answer() -> None:
+    own = json_of(call("specsim", "advise", INPUTS / "load64_log.txt", *H100, "--json"))
+    at64 = json_of(call("specsim", "advise", INPUTS / "load64_log.txt", *H100, "--batch", 64, "--json"))
+    at1 = json_of(call("specsim", "advise", INPUTS / "load64_log.txt", *H100, "--batch", 1, "--json"))
+    assert own["lengths"] == at64["lengths"] != at1["lengths"]
+    assert own["read_as"]["running"] == 64
+
+
+@pytest.mark.parametrize(("name", "k", "length"), [
+    ("sglang_bench.txt", 3, 2.6), ("sglang_bench.jsonl", 3, 2.6), ("dflash_bench.txt", 7, 4.0),
+    ("four_lines_log.txt", None, 2.5), ("mean_len_log.txt", None, 4.0), ("draft_rounds.jsonl", None, 2.5),
+])  # fmt: skip
+def test_sums_and_averages_give_their_length(name: str, k: int | None, length: float) -> None:
+    source = read_counts(INPUTS / name, k=k).source
+    assert isinstance(source, Counters)
+    assert 1 + source.accepted.sum() / source.drafted[0] == pytest.approx(length, rel=0.01)
+    if k is not None:
+        with pytest.raises(InputError, match="the draft length is not told; add --k"):
+            read_counts(INPUTS / name)
+
+
+def test_two_numbers_off_a_screen() -> None:
+    """With K = 2 the rate a solves 1 + a + a^2 = 1.75: a = 0.5."""
+    source = read_length(1.75, 2).source
+    assert isinstance(source, Counters)
+    assert (source.accepted / source.drafted).tolist() == pytest.approx([0.5, 0.25], abs=1e-3)
+    assert "read as acceptance length 2.6" in call("specsim", "advise", "--accept-length", 2.6, "--k", 3, *H100).out
+    assert_refused(call("specsim", "advise", "--accept-length", 4.1, "--k", 3, *H100), "lies between 1 and K + 1 = 4")
+    assert_refused(call("specsim", "advise", "--accept-length", 2.6, *H100), "add --k")
+    assert_refused(call("specsim", "advise", *H100), "give a file of an engine, or --accept-length 2.6 --k 3")
+
+
+def test_a_shortened_line_is_there_and_lacks_its_counts() -> None:
+    with pytest.raises(InputError, match=r"line 1 lacks Accepted and Drafted.*--accept-length 2.60 --k 3"):
+        read_counts(INPUTS / "shortened_log.txt")
+
+
+def test_more_output_than_there_was_is_refused(tmp_path: Path) -> None:
+    """43 rounds put out 43 tokens at least."""
+    text = (INPUTS / "stream.txt").read_text().replace('"completion_tokens":53', '"completion_tokens":35')
+    (tmp_path / "stream.txt").write_text(text)
+    with pytest.raises(InputError, match="43 rounds with 10 accepted tokens emit 53, more than the 35 output tokens"):
+        read_counts(tmp_path / "stream.txt")
+
+
+def test_two_settings_in_a_log_are_a_row_each(tmp_path: Path) -> None:
+    """Rounds of K = 3 and of K = 5: the first three positions are of both."""
+    log = tmp_path / "sweep.txt"
+    five = (INPUTS / "load64_log.txt").read_text()
+    log.write_text((INPUTS / "wrapped_log.txt").read_text() + five)
+    reading = read_counts(log)
+    assert isinstance(reading.source, Counters)
+    assert reading.source.drafted.tolist() == [17_000, 17_000, 17_000, 16_000, 16_000]
+    assert reading.source.accepted[0] == pytest.approx(9600 + 750, abs=20)
+    assert [note for note in reading.notes if note.startswith("K = ")] == [
+        "K = 3: 1,000 rounds, acceptance length 2.60",
+        "K = 5: 16,000 rounds, acceptance length 2.50",
+    ]
+
+
+@pytest.mark.parametrize("wrap", [40, 77, 100, 131])
+def test_a_line_wrapped_at_any_width(wrap: int, tmp_path: Path) -> None:
+    """Hard, in the midst of words, and quoted as in a chat; other lines go on behind."""
+    whole = " ".join((INPUTS / "wrapped_log.txt").read_text().split())
+    pieces = [whole[i : i + wrap] for i in range(0, len(whole), wrap)]
+    log = tmp_path / "log.txt"
+    for quote in ("", "> "):
+        log.write_text("".join(f"{quote}{piece}\n" for piece in pieces) + "INFO 08-01 10:00:00 [x.py:1] ready\n")
+        _, imported = read_any([log])
+        assert imported.counted == (1000, 3000, 1600)
+        assert not imported.skipped
+
+
+def test_the_models_of_a_log_are_taken(tmp_path: Path) -> None:
+    log = tmp_path / "vllm.txt"
+    start = (
+        "INFO 08-01 10:00:00 [core.py:77] Initializing a V1 LLM engine (v0.11.0) with config: model='org/target-8b', "
+        "speculative_config=SpeculativeConfig(method='eagle3', model='org/head', num_spec_tokens=5), tokenizer='x'\n"
+    )
+    log.write_text(start + (INPUTS / "load64_log.txt").read_text())
+    setup = read_any([log])[1].setup
+    assert (setup.model, setup.drafter, setup.method, setup.kind) == ("org/target-8b", "org/head", "eagle3", "eagle3")
+    reading = str(read_counts(log))
+    assert reading.endswith("16,000 rounds, K = 5, 64 requests at once, org/target-8b with eagle3")
+    log.write_text(start.replace("org/target-8b", "llama-3.1-8b") + (INPUTS / "load64_log.txt").read_text())
+    answer = call("specsim", "advise", log, "--gpu", "h100", "--engine", "vllm")
+    assert answer.code == 0 and "llama-3.1-8b with eagle3" in answer.out
+
+
+TABLE = """K,batch,tok/s,accept length
+0,1,50,
+1,1,75,1.70
+3,1,90,2.30
+0,16,400,
+1,16,440,1.70
+3,16,380,2.30
+"""
+
+
+@pytest.mark.parametrize("form", ["csv", "markdown", "tpot"])
+def test_a_table_of_a_sweep(form: str, tmp_path: Path) -> None:
+    """Accepted at position 1: 0.70; at 2 and 3: 0.30 each."""
+    table = TABLE
+    if form == "markdown":
+        head, *rows = [f"| {' | '.join(line.split(','))} |" for line in TABLE.splitlines()]
+        table = "\n".join(["My sweep", "", head, "|---|---|---|---|", *rows])
+    elif form == "tpot":
+        rows = [line.split(",") for line in TABLE.splitlines()[1:]]
+        lines = [f"{k};{batch};{1000 / float(speed):.4f};{length}" for k, batch, speed, length in rows]
+        table = "\n".join(["num_speculative_tokens;concurrency;TPOT (ms);Accept length", *lines])
+    (tmp_path / "sweep.txt").write_text(table)
+    reading = read_counts(tmp_path / "sweep.txt")
+    assert isinstance(reading.source, Counters)
+    assert reading.kind == "sweep" and reading.source.accepted.tolist() == [700, 300, 300]
+    assert reading.notes[:2] == (
+        "batch 1: K = 3 was measured the fastest, 1.80 times K = 0",
+        "batch 16: K = 1 was measured the fastest, 1.10 times K = 0",
+    )
+
+
+def test_specforges_results(tmp_path: Path) -> None:
+    def config(steps: int, length: float, speed: float) -> dict[str, object]:
+        metrics = {"latency": 1.0, "output_throughput": speed, "accept_length": length}
+        return {"batch_size": 4, "steps": steps, "topk": int(steps > 0), "num_draft_tokens": 4, "metrics": [metrics]}
+
+    path = tmp_path / "results.jsonl"
+    path.write_text(json.dumps({"model": "org/head", "mtbench": [config(0, 1.0, 100), config(3, 2.5, 180)]}, indent=4))
+    reading = read_counts(path)
+    assert isinstance(reading.source, Counters)
+    assert reading.setup.draft_tokens == 3 and reading.setup.running == 4 and reading.setup.drafter == "org/head"
+    assert "batch 4, K = 3: measured 1.80 times as fast as without speculation" in reading.notes
+    assert 1 + reading.source.accepted.sum() / reading.source.drafted[0] == pytest.approx(2.5, abs=2e-3)
+
+
+def test_a_file_of_nothing_is_refused_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("started\n")
+    assert_refused(call("specsim", "advise", tmp_path / "notes.txt", *H100), "holds nothing that an engine")
+    assert_refused(call("specsim", "advise", tmp_path / "none.log", *H100), "none.log does not exist; give a trace,")
