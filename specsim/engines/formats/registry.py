@@ -76,13 +76,13 @@ FORMATS = {
         "bench_results.read_vllm",
         "what `vllm bench serve` prints, or its --save-result",
         "four printed results of 2026",
-        mark=r'(?m)^Drafts:\s|"spec_decode_\w+"\s*:',
+        mark=r'(?m)^(?:Drafts|num_drafts):\s|"spec_decode_\w+"\s*:',
     ),
     "sglang-bench": Format(
         "bench_results.read_sglang",
         "SGLang's bench_serving, z-lab's, SpecForge's: averages",
         "",
-        mark=r'(?m)^ {0,20}(?:Average )?Accept length:|"accept_length"\s*:',
+        mark=r'(?m)^ {0,20}(?:Average )?Accept length:|"(?:avg_spec_)?accept_length"\s*:',
     ),
     "acceptance-csv": Format(
         "bench_results.read_acceptance_csv",

@@ -14,9 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from specsim.acceptance.sources import SLACK
 from specsim.engines import rates
 from specsim.engines.formats.reading import count, log_lines, single_version
-from specsim.engines.formats.records import SLACK, ImportedRecords, Setup, Skipped
+from specsim.engines.formats.records import ImportedRecords, Setup, Skipped
 from specsim.engines.formats.requests import DETAILED
 from specsim.io.errors import InputError
 

@@ -243,6 +243,53 @@ def test_specforges_results(tmp_path: Path) -> None:
     assert 1 + reading.source.accepted.sum() / reading.source.drafted[0] == pytest.approx(2.5, abs=2e-3)
 
 
+SPEC_DECODE = """--------------------------------------------------
+total_num_output_tokens: 2000
+num_drafts: 1000
+num_draft_tokens: 2000
+num_accepted_tokens: 950
+mean acceptance length: 1.95
+--------------------------------------------------
+acceptance at token 0: 0.60
+acceptance at token 1: 0.35
+"""
+
+
+def test_what_vllms_example_prints(tmp_path: Path) -> None:
+    (tmp_path / "out.txt").write_text(SPEC_DECODE)
+    kind, imported = read_any([tmp_path / "out.txt"])
+    assert kind == "vllm-bench" and imported.counted == (1000, 2000, 950)
+    assert isinstance(imported.source, Counters) and imported.source.accepted.tolist() == [600, 350]
+
+
+def test_sglangs_server_info(tmp_path: Path) -> None:
+    info = {
+        "model_path": "org/target",
+        "speculative_algorithm": "EAGLE3",
+        "speculative_num_steps": 3,
+        "speculative_eagle_topk": 1,
+        "internal_states": [{"avg_spec_accept_length": 2.5, "last_gen_throughput": 300.0}],
+    }
+    path = tmp_path / "server_info.json"
+    path.write_text(json.dumps(info))
+    reading = read_counts(path)
+    assert isinstance(reading.source, Counters)
+    assert 1 + reading.source.accepted.sum() / reading.source.drafted[0] == pytest.approx(2.5, abs=2e-3)
+    assert (reading.setup.model, reading.setup.kind, reading.setup.draft_tokens) == ("org/target", "eagle3", 3)
+    path.write_text(json.dumps({**info, "speculative_eagle_topk": 4}))
+    with pytest.raises(InputError, match="sums of draft trees"):
+        read_counts(path)
+
+
+@pytest.mark.parametrize("totals", [{"output_tokens": 1000}, {"output_tokens": 9000, "plain_steps": 10}])
+def test_counters_whose_tokens_contradict_them_are_refused(totals: dict[str, int]) -> None:
+    """1,000 rounds of K = 3 that accept 1,180 tokens put out 2,180."""
+    document = json.loads((INPUTS / "counters3.json").read_text())
+    assert read_counters({**document, "output_tokens": 2180, "plain_steps": 0}).output_tokens == 2180
+    with pytest.raises(InputError, match=r"output tokens are not of 1,000 rounds with 1,180 accepted"):
+        read_counters({**document, **totals})
+
+
 def test_a_file_of_nothing_is_refused_in_a_line(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("started\n")
     assert_refused(call("specsim", "advise", tmp_path / "notes.txt", *H100), "holds nothing that an engine")
