@@ -18,7 +18,7 @@ from docs.commands import command_list, command_pages
 from specsim import __version__
 
 ROOT = Path(__file__).parents[1]
-ROOT_PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
+ROOT_PAGES = {"README.md": "readme.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 STUDIES = tuple(sorted(path.parent.name for path in ROOT.glob("studies/*/report.md")))
 PACKAGES = {"specsim": ROOT, "realrun": ROOT, "speckernels": ROOT / "kernels"}
 TOY_DRAFTER = "tests/contract/test_toy_drafter.py"  # an example that a page offers
@@ -58,8 +58,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             content = path.read_text().replace("](docs/", "](")
             for name, page in ROOT_PAGES.items():
                 content = content.replace(f"]({name}", f"]({page}")
-            if place == "README.md":
-                content = f"---\nhide: [navigation]\n---\n{content}"
             files.append(File.generated(config, ROOT_PAGES[place], content=content))
         else:
             files.append(File.generated(config, place, abs_src_path=str(path)))

@@ -10,12 +10,12 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from docs import pages, tables, values
-from docs.idea import FIGURE, idea
+from docs import benefit, idea, pages, tables, values
 from docs.notebook import NOTEBOOK, PAGE
 from realrun.measure.interleaving import TURN_ROUNDS
 from studies.papers.findings import audit
@@ -123,9 +123,10 @@ def test_values_are_written_anew() -> None:
         values.written("<!-- value: nobody.knows:.0f -->1<!-- -->")
 
 
-def test_the_picture_of_the_idea_is_what_its_script_draws() -> None:
-    labels = re.compile(r"<text[^>]*>([^<]*)</text>")
-    assert labels.findall(FIGURE.read_text()) == labels.findall(idea())
+@pytest.mark.parametrize(("figure", "draw"), [(idea.FIGURE, idea.idea), (benefit.FIGURE, benefit.benefit)])
+def test_a_picture_is_what_its_script_draws(figure: Path, draw: Callable[[], str]) -> None:
+    labels = re.compile(r"<text[^>]*>([^<]*)</text>|<path[^>]* d=\"([^\"]*)\"")
+    assert labels.findall(figure.read_text()) == labels.findall(draw())
 
 
 EXAMPLE = """\
