@@ -194,8 +194,9 @@ def test_the_models_of_a_log_are_taken(tmp_path: Path) -> None:
     reading = str(read_counts(log))
     assert reading.endswith("16,000 rounds, K = 5, 64 requests at once, org/target-8b with eagle3")
     log.write_text(start.replace("org/target-8b", "llama-3.1-8b") + (INPUTS / "load64_log.txt").read_text())
-    answer = call("specsim", "advise", log, "--gpu", "h100", "--engine", "vllm")
+    answer = call("specsim", "advise", log, "--gpu", "h100")  # the engine is told, too, and its overhead counts
     assert answer.code == 0 and "llama-3.1-8b with eagle3" in answer.out
+    assert answer.out == call("specsim", "advise", log, *H100, "--batch", 64).out
 
 
 TABLE = """K,batch,tok/s,accept length
