@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specsim.acceptance.sources import Counters, Rounds, Source, as_source, describe
-from specsim.engines.formats.mixed import mixed_sources
 from specsim.engines.flags import FLAGS
+from specsim.engines.formats.mixed import mixed_sources
 from specsim.engines.formats.records import ImportedRecords, Setup
 from specsim.engines.formats.registry import FORMATS, read_any, read_format
 from specsim.engines.rates import ASSUMED_ROUNDS, counters_of_length
