@@ -263,6 +263,21 @@ def test_what_vllms_example_prints(tmp_path: Path) -> None:
     assert isinstance(imported.source, Counters) and imported.source.accepted.tolist() == [600, 350]
 
 
+@pytest.mark.parametrize(("text", "kind", "rounds", "accepted"), [
+    ("n_draft   = 5\nn_predict = 261\nn_drafted = 260\nn_accept  = 208\naccept    = 80.000%\n", "log", 52, 208),
+    ("  code  pred= 101 draft= 120 acc=  60 rate=0.500 tok/s=30.1\n", "log", 40, 60),
+    ('{"results": [{"name": "a", "predicted_n": 101, "draft_n": 120, "draft_n_accepted": 60}]}', "responses", 40, 60),
+])  # fmt: skip
+def test_what_programs_beside_llama_server_print(
+    text: str, kind: str, rounds: int, accepted: int, tmp_path: Path
+) -> None:
+    """260 tokens in drafts of 5; 120 in the 40 steps that 101 tokens with 60 accepted leave."""
+    (tmp_path / "out.txt").write_text(text)
+    reading = read_counts(tmp_path / "out.txt")
+    assert isinstance(reading.source, Counters) and reading.kind == f"llamacpp-{kind}"
+    assert reading.source.drafted[0] == rounds and reading.source.accepted.sum() == pytest.approx(accepted, abs=2)
+
+
 def test_sglangs_server_info(tmp_path: Path) -> None:
     info = {
         "model_path": "org/target",
