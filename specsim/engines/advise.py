@@ -36,6 +36,7 @@ MOST_TIMES = 2**14  # largest multiple of the counted rounds that is suggested
 NORMAL = 1.96  # standard errors in half of a 95 % interval
 BATCHES = (*range(1, 8), *(part * 2**power for power in range(1, 8) for part in (4, 5, 6, 7)), 1024)  # at once
 MOST_BEYOND = 4  # draft tokens beyond the longest counted, for which acceptance is extrapolated
+FASTER = 0.8  # at most, of the last rate is the next one at the low end of what is extrapolated
 BLOCK = ("block", "dflash", "dspark", "medusa", "p-eagle")  # draft all tokens at once: acceptance depends on K
 # Requests to measure: their speedups have this standard deviation, and no difference below this is looked for.
 REQUEST_SD, LEAST_DIFFERENCE, MOST_REQUESTS = 0.25, 0.02, 1000
@@ -347,7 +348,7 @@ def _beyond(counts: Counted, seconds: RoundSeconds, error: tuple[float, float], 
     if not more:
         return []
     falls = min(1.0, float((rates[-1] / rates[0]) ** (1 / (len(rates) - 1)))) if len(rates) > 1 else 0.9
-    factors = np.array([falls**2, falls, 1.0])[:, None]  # falls faster, alike, not at all
+    factors = np.array([min(falls**2, FASTER), falls, 1.0])[:, None]  # falls faster, alike, not at all
     further = rates[-1] * factors ** np.arange(1, more + 1)
     tokens, speedups = _speedups(
         np.concatenate([np.tile(rates, (3, 1)), further], axis=1), seconds, counts.share_drafting
