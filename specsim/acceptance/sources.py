@@ -19,6 +19,7 @@ from specsim.trace.trace import Trace
 
 MOST_COUNT = 2**53  # of rounds or tokens; larger integers are not exact in float64
 MOST_DRAFTED = 2**16  # tokens of a round
+SLACK = 0.1  # of the output: what engines count of drafts beyond the end of a text, and first tokens of requests
 
 
 @dataclass(frozen=True)
@@ -226,6 +227,15 @@ def read_counters(path: str | PathLike[str] | Mapping[str, Any]) -> Counters:
     more = {key: document.get(key) for key in TOTALS}
     if not all(value is None or 0 <= value <= MOST_COUNT for value in more.values()):
         raise InputError(f"{name}: {', '.join(TOTALS)} are not counts up to {MOST_COUNT}; {write}")
+    output, rounds = more["output_tokens"], int(drafted[0])
+    steps, k = rounds + (more["plain_steps"] or 0), len(drafted)
+    if output is not None and not rounds + int(accepted.sum()) - SLACK * output - k <= output <= (
+        (1 + SLACK) * steps * (k + 1) if more["plain_steps"] is not None else MOST_COUNT
+    ):
+        raise InputError(
+            f"{name}: {output:,} output tokens are not of {rounds:,} rounds with {int(accepted.sum()):,} accepted "
+            f"tokens and {steps - rounds:,} other steps; export them together"
+        )
     used = drafted > 0
     windows = tuple(read_counters(window) for window in document.get("windows", []))
     return Counters(drafted[used], accepted[used], **more, windows=windows)

@@ -32,8 +32,8 @@ class FitOptions(Settings):
     """Acceptance model to fit, and the data."""
 
     source: Path = argument(
-        "A trace (folder or .zip), rounds of real runs (.parquet, as `realrun validate` writes them), or counters per "
-        'draft position (.json, {"drafted": [...], "accepted": [...]}).'
+        "A trace (folder or .zip), rounds of real runs (.parquet, as `realrun validate` writes them), counters per "
+        'draft position (.json, {"drafted": [...], "accepted": [...]}), or what an engine wrote about drafts.'
     )
     model: Literal["iid", "per_position", "difficulty"] = setting(..., "Acceptance model to fit.")
     out: Path = setting(..., "Where to write the model, as JSON.")
@@ -53,10 +53,11 @@ def fit(options: FitOptions) -> Answer:
     """
     from specsim.acceptance.files import MODELS, as_document, save_model
     from specsim.acceptance.models import parameters_of
-    from specsim.acceptance.sources import Counters, describe, read_source, verified_by_depth
+    from specsim.acceptance.sources import Counters, describe, verified_by_depth
+    from specsim.engines.import_records import as_counts
 
     check_new(options.out, overwrite=options.overwrite)
-    data = read_source(options.source, policy=options.policy)
+    data = as_counts(options.source, policy=options.policy)
     if isinstance(data, Counters) and data.drafted_tokens is not None:
         raise InputError(
             f"{options.source} is of drafts of several lengths, so that the rate of an i-th token that was drafted is "

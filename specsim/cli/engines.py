@@ -34,20 +34,29 @@ class AdviseCosts(CostSettings):
     names_later = True
 
     def of_reading(self, reading: Reading) -> tuple[AdviseCosts, list[str]]:
-        """These costs with the models and the load that a file tells, where no option gives them; notes on the load."""
+        """These costs with the models, engine and load that a file tells, where no option does; notes on the load."""
         setup, costs = reading.setup, self
         if self.gpu is not None:
             costs = replace(self, target=self.target or setup.model or None, drafter=self.drafter or setup.kind or None)
         costs.check_names()
+        if self.engine is None and (engine := reading.engine):
+            costs = costs.if_read(engine=engine)[0]
         if self.batch is not None or not setup.running:
             return costs, []
         batch = max(1, round(setup.running))
-        loaded = replace(costs, batch=batch)
+        loaded, error = costs.if_read(batch=batch)
+        if not error:
+            return loaded, []
+        return costs, [f"the file tells of {batch} requests at once, but this is for {costs.batch or 1}: {error}"]
+
+    def if_read(self, **changes: Any) -> tuple[AdviseCosts, str]:
+        """These costs with changes if they can be read, else without; the error."""
+        changed = replace(self, **changes)
         try:
-            loaded.read()
+            changed.read()
         except InputError as error:
-            return costs, [f"the file tells of {batch} requests at once, but this is for {costs.batch or 1}: {error}"]
-        return loaded, []
+            return self, str(error)
+        return changed, ""
 
 
 def advise(options: CountsSettings, costs: AdviseCosts, requests: RequestSettings) -> Answer:
@@ -119,9 +128,9 @@ def _asked(options: CountsSettings, costs: AdviseCosts, requests: RequestSetting
 
 def _server_commands(advice: Advice, costs: AdviseCosts, kind: str | None, reading: Reading) -> list[str]:
     """The server's command with the user's own ids; where nothing is decided, those of the two servers to measure."""
-    from specsim.engines.flags import FLAGS, PLACEHOLDER, server_command
+    from specsim.engines.flags import PLACEHOLDER, server_command
 
-    engine = costs.engine or next((name for name in FLAGS if reading.kind.startswith(name)), None)
+    engine = costs.engine or reading.engine
     if engine is None or advice.upper_bound or any(sign.in_time for sign in advice.signatures):
         return []
     # Of a name of a shape, such as llama-3.1-8b, there is nothing to load.

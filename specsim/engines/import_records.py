@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specsim.acceptance.sources import Counters, Rounds, Source, as_source, describe
+from specsim.engines.flags import FLAGS
 from specsim.engines.formats.mixed import mixed_sources
 from specsim.engines.formats.records import ImportedRecords, Setup
 from specsim.engines.formats.registry import FORMATS, read_any, read_format
@@ -69,6 +70,7 @@ class Reading(NamedTuple):
     name : of the file, "" if none
     setup : the server or run, as far as the file tells
     notes : assumptions, and what the file does not tell
+    engine : that wrote the numbers, of those whose flags are known; None for others
     """
 
     source: Source
@@ -76,6 +78,7 @@ class Reading(NamedTuple):
     name: str = ""
     setup: Setup = Setup()
     notes: tuple[str, ...] = ()
+    engine: str | None = None
 
     def __str__(self) -> str:
         form = FORMATS.get(self.kind)
@@ -159,7 +162,8 @@ def _reading(imported: ImportedRecords, kind: str, name: str, k: int | None) -> 
         setup, notes = dataclasses.replace(setup, draft_tokens=len(source.drafted)), (*notes, *assumed)
     elif isinstance(source, Rounds) and source.t is None and imported.plain_steps:
         source = _with_empty_rounds(source, imported.plain_steps)
-    return Reading(source, kind, name, setup, notes)
+    engine = imported.engine if imported.engine in FLAGS else None
+    return Reading(source, kind, name, setup, notes, engine)
 
 
 def _with_empty_rounds(rounds: Rounds, empty: int) -> Rounds:

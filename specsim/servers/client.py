@@ -99,7 +99,7 @@ class Server:
 
 
 def read_server(url: str, *, k: int | None = None) -> Reading:
-    """Read a running server's counts since its start from its /metrics; InputError where it has none."""
+    """Read a running server's counts since its start, of /metrics or SGLang's /server_info; InputError without them."""
     try:
         import httpx2
     except ModuleNotFoundError:
@@ -107,8 +107,11 @@ def read_server(url: str, *, k: int | None = None) -> Reading:
 
     async def ask() -> str:
         async with connect(url.rstrip("/").removesuffix("/metrics")) as client:
-            response = await client.get("/metrics")
-            return response.text if response.status_code == 200 else ""
+            for page in ("/metrics", "/server_info"):
+                response = await client.get(page)
+                if response.status_code == 200:
+                    return response.text
+            return ""
 
     try:
         text = asyncio.run(ask())

@@ -38,16 +38,16 @@ class VllmResult(TypedDict):
     model_id: NotRequired[str]
 
 
-VLLM_TEXT = {
-    "spec_decode_num_drafts": re.compile(r"^Drafts:\s+(\d+)\s*$"),
-    "spec_decode_draft_tokens": re.compile(r"^Draft tokens:\s+(\d+)\s*$"),
-    "spec_decode_accepted_tokens": re.compile(r"^Accepted tokens:\s+(\d+)\s*$"),
+VLLM_TEXT = {  # of `vllm bench serve`, and of vLLM's example spec_decode.py
+    "spec_decode_num_drafts": re.compile(r"^(?:Drafts|num_drafts):\s+(\d+)\s*$"),
+    "spec_decode_draft_tokens": re.compile(r"^(?:Draft tokens|num_draft_tokens):\s+(\d+)\s*$"),
+    "spec_decode_accepted_tokens": re.compile(r"^(?:Accepted tokens|num_accepted_tokens):\s+(\d+)\s*$"),
     "completed": re.compile(r"^Successful requests:\s+(\d+)\s*$"),
-    "total_output_tokens": re.compile(r"^Total generated tokens:\s+(\d+)\s*$"),
+    "total_output_tokens": re.compile(r"^(?:Total generated tokens|total_num_output_tokens):\s+(\d+)\s*$"),
     "max_concurrency": re.compile(r"^Maximum request concurrency:\s+(\d+)\s*$"),
 }
-VLLM_POSITION = re.compile(r"^\s+Position (\d+):\s+(\d+\.\d+)\s*$")
-VLLM_INVALID = "give what `vllm bench serve` prints, or its --save-result"
+VLLM_POSITION = re.compile(r"^\s*(?:Position|acceptance at token) (\d+):\s+(\d+\.\d+)\s*$")
+VLLM_INVALID = "give what `vllm bench serve` or spec_decode.py prints, or the former's --save-result"
 
 
 def read_vllm(paths: Sequence[Path]) -> ImportedRecords:
@@ -74,7 +74,8 @@ def read_vllm(paths: Sequence[Path]) -> ImportedRecords:
         if match := VLLM_POSITION.match(line):
             if count(match[1], "position") != len(shares):
                 raise InputError(f"{paths[0]} holds several benchmarks, or a part of one; {ONE_BENCHMARK}")
-            shares.append(rates.Printed(float(match[2]) / 100, 0.5e-4))
+            printed, scale = rates.Printed.of(match[2]), 100 if "Position" in line else 1
+            shares.append(rates.Printed(printed.value / scale, printed.half / scale))
     if sum(key.startswith("spec_") for key in numbers) < 3 or not shares:
         raise InputError(f"{paths[0]} lacks the part 'Speculative Decoding' of vllm bench serve; give its whole output")
     return _of_vllm(numbers, shares, skipped)
@@ -124,6 +125,8 @@ def read_sglang(paths: Sequence[Path]) -> ImportedRecords:
     skipped = Skipped()
     if _is_json(paths[0]):
         records = json_records(paths, skipped, invalid=SGLANG_INVALID)
+        if any("internal_states" in record for _, record in records):
+            return _of_server_info(records[0][1], paths[0], skipped)
         if any("accept_length" not in record for _, record in records):
             return _of_specforge([record for _, record in records], paths[0], skipped)
         rows = [record for _, record in records if record.get("accept_length")]
@@ -158,6 +161,47 @@ def read_sglang(paths: Sequence[Path]) -> ImportedRecords:
         skipped=skipped,
         instead=SGLANG_INSTEAD,
         setup=Setup(running=running),
+    )
+
+
+class State(TypedDict):
+    """A scheduler of SGLang's server; since its start."""
+
+    avg_spec_accept_length: NotRequired[float | None]
+
+
+class ServerInfo(TypedDict):
+    """SGLang's /server_info, as far as it is read."""
+
+    internal_states: list[State]
+    model_path: NotRequired[str | None]
+    speculative_draft_model_path: NotRequired[str | None]
+    speculative_algorithm: NotRequired[str | None]
+    speculative_num_steps: NotRequired[int | None]
+    speculative_eagle_topk: NotRequired[int | None]
+
+
+def _of_server_info(record: Mapping[str, Any], path: Path, skipped: Skipped) -> ImportedRecords:
+    """SGLang's average since the server's start, and its settings."""
+    info: ServerInfo = checked(record, str(path), ServerInfo, invalid="give SGLang's /server_info")
+    lengths = [length for state in info["internal_states"] if (length := state.get("avg_spec_accept_length"))]
+    if not lengths:
+        raise InputError(
+            f"{path}: the server has no avg_spec_accept_length; send requests to a speculative server first"
+        )
+    return ImportedRecords(
+        None,
+        SGLANG,
+        averages={LENGTH: float(np.mean(lengths))},
+        skipped=skipped,
+        instead=SGLANG_INSTEAD,
+        trees=(info.get("speculative_eagle_topk") or 1) > 1,
+        setup=Setup(
+            info.get("model_path") or "",
+            info.get("speculative_draft_model_path") or "",
+            info.get("speculative_algorithm") or "",
+            info.get("speculative_num_steps"),
+        ),
     )
 
 

@@ -7,7 +7,7 @@ of every request. The rounds of a request are used only if their sums equal the 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, NotRequired, TypedDict
@@ -50,6 +50,8 @@ COUNTS = re.compile(r"#(gen drafts|gen tokens|acc tokens) =\s*(\d+)")
 RATES = re.compile(r"#acc rate/pos = \(([\d., ]*)\)")
 DRAFTING = re.compile(r"dur\(b,g,a\) = [\d.]+, ([\d.]+), [\d.]+ ms")  # of drafts, since a server's start
 COUNTED = ("gen drafts", "gen tokens", "acc tokens")
+BENCH = re.compile(r"\bpred=\s{0,9}(\d+)\s{1,9}draft=\s{0,9}(\d+)\s{1,9}acc=\s{0,9}(\d+)")  # of mtp-bench.py
+EXAMPLE = re.compile(r"^\s{0,9}n_(draft|predict|drafted|accept) {0,9}= (\d+)\s*$")  # of llama-speculative
 BUILD = re.compile(r"build: (\d+ \([0-9a-f]+\))")
 MARKS = ("| accepted ", "draft acceptance", "#gen drafts")
 
@@ -91,6 +93,8 @@ class Log:
         self.builds: list[str] = []
         self.unread = 0
         self.timed: str | None = None
+        self.example: dict[str, int] = {}
+        self.draft_tokens: int | None = None
 
     def take(self, line: str) -> None:
         """Read a line into the log."""
@@ -114,10 +118,21 @@ class Log:
                 self.ended[match[1]].rates = match[2]
         elif (match := STATISTICS.search(line)) and len(counts := dict(COUNTS.findall(line))) == len(COUNTED):
             self.statistics.setdefault(match[1], []).append(_statistics(match[1], counts, line))
+        elif match := BENCH.search(line):
+            self._add(*(count(text, "tokens") for text in match.groups()))
+        elif match := EXAMPLE.match(line):
+            self.example[match[1]] = count(match[2], f"n_{match[1]}")
+            if len(self.example) == 4:
+                self.draft_tokens = self.example["draft"]
+                self._add(*(self.example.pop(key) for key in ("predict", "drafted", "accept")))
         elif match := BUILD.search(line):
             self.builds.append(match[1])
         elif any(mark in line for mark in MARKS) and "restore checkpoint" not in line:
             self.unread += 1
+
+    def _add(self, output: int, drafted: int, accepted: int) -> None:
+        task = self._new()
+        task.output_tokens, task.summary = output, (drafted, accepted)
 
     def _task(self, name: str) -> Task:
         if name not in self.running:
@@ -154,7 +169,15 @@ def read_log(paths: Sequence[Path]) -> ImportedRecords:
     ended = [task for task in log.tasks if task.summary is not None]
     lengths = lengths_of([task.request() for task in ended])
     sums_only = ImportedRecords(
-        None, ENGINE, "", version, len(ended) or None, lengths, skipped=skipped, instead=INSTEAD
+        None,
+        ENGINE,
+        "",
+        version,
+        len(ended) or None,
+        lengths,
+        skipped=skipped,
+        instead=INSTEAD,
+        setup=Setup(draft_tokens=log.draft_tokens),
     )
     if any(line.drafted for lines in log.statistics.values() for line in lines):
         return _of_statistics(log, sums_only)
@@ -315,7 +338,8 @@ def read_responses(paths: Sequence[Path]) -> ImportedRecords:
     rounds: list[int | None] = []
     depths: list[list[tuple[int, int]]] = []
     kinds = set()
-    for name, record in json_records(paths, skipped, invalid=invalid, noun="response"):
+    records = json_records(paths, skipped, invalid=invalid, noun="response")
+    for name, record in [*_of_mtp_bench(records)]:
         timings: Any = checked(record, name, Response, invalid=invalid)["timings"]
         if "draft_n" not in timings:
             skipped["responses without a draft"] += 1
@@ -353,6 +377,16 @@ def read_responses(paths: Sequence[Path]) -> ImportedRecords:
         return imported
     counters = Counters(columns[0][columns[0] > 0], columns[1][columns[0] > 0])
     return replace(imported, source=counters, sums=(None, None, None), plain_steps=None, instead="")
+
+
+def _of_mtp_bench(records: Sequence[tuple[str, dict[str, Any]]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Responses; mtp-bench.py's file has those of its prompts in a list."""
+    for name, record in records:
+        results = record.get("results")
+        if "timings" in record or not isinstance(results, list):
+            yield name, record
+        else:
+            yield from ((f"{name}, result {i}", {"timings": each}) for i, each in enumerate(results, start=1))
 
 
 def _by_depth(depths: Sequence[Depth], drafted: int, accepted: int, name: str) -> list[tuple[int, int]]:

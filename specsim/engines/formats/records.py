@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from specsim.acceptance.sources import TOTALS, Counters, Rounds, Source, describe, longest_rounds, verified_by_depth
+from specsim.acceptance.sources import (
+    SLACK,
+    TOTALS,
+    Counters,
+    Rounds,
+    Source,
+    describe,
+    longest_rounds,
+    verified_by_depth,
+)
 from specsim.engines.conventions import CONVENTIONS, Conventions
 from specsim.engines.definitions import DEFINITIONS, POSITIONS, Totals
 from specsim.io.errors import InputError
@@ -169,9 +178,6 @@ class ImportedRecords(Result):
         if path.exists() and not overwrite:
             raise InputError(f"{path} exists; choose another name or overwrite it")
         write_imported(self, path, overwrite=overwrite)
-
-
-SLACK = 0.1  # of the output: what engines count of drafts beyond the end of a text, where requests are not counted
 
 
 def check_output(rounds: int, accepted: int, output: int, k: int, requests: int | None, name: str = "") -> None:

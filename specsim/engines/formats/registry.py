@@ -47,13 +47,14 @@ FORMATS = {
         "llamacpp.read_log",
         "log of llama-server; with LLAMA_TRACE=1 every round",
         "logs of llama.cpp 2026.10; lines of 2025 and June 2026",
-        mark=r"draft acceptance|statistics\s{1,20}\S{1,60}:? #calls|\| accepted\s{1,20}\d{1,9}/",
+        mark=r"draft acceptance|statistics\s{1,20}\S{1,60}:? #calls|\| accepted\s{1,20}\d{1,9}/|"
+        r"\bpred=\s{0,9}\d+\s{1,9}draft=|n_drafted {0,9}= \d",
     ),
     "llamacpp-responses": Format(
         "llamacpp.read_responses",
         "llama-server's responses (timings): sums",
         "responses of llama.cpp 2026.10 and 2025",
-        mark=r'"timings"\s*:',
+        mark=r'"(?:timings|draft_n)"\s*:',
     ),
     "vllm-requests": Format(
         "requests.read_vllm",
@@ -76,13 +77,13 @@ FORMATS = {
         "bench_results.read_vllm",
         "what `vllm bench serve` prints, or its --save-result",
         "four printed results of 2026",
-        mark=r'(?m)^Drafts:\s|"spec_decode_\w+"\s*:',
+        mark=r'(?m)^(?:Drafts|num_drafts):\s|"spec_decode_\w+"\s*:',
     ),
     "sglang-bench": Format(
         "bench_results.read_sglang",
         "SGLang's bench_serving, z-lab's, SpecForge's: averages",
         "",
-        mark=r'(?m)^ {0,20}(?:Average )?Accept length:|"accept_length"\s*:',
+        mark=r'(?m)^ {0,20}(?:Average )?Accept length:|"(?:avg_spec_)?accept_length"\s*:',
     ),
     "acceptance-csv": Format(
         "bench_results.read_acceptance_csv",

@@ -14,9 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from specsim.acceptance.sources import SLACK
 from specsim.engines import rates
 from specsim.engines.formats.reading import count, log_lines, single_version
-from specsim.engines.formats.records import SLACK, ImportedRecords, Setup, Skipped
+from specsim.engines.formats.records import ImportedRecords, Setup, Skipped
 from specsim.engines.formats.requests import DETAILED
 from specsim.io.errors import InputError
 
@@ -48,9 +49,12 @@ NEW_LINE = re.compile(
 QUOTE = re.compile(r"^\s*(?:>\s*)+")
 MOST_WRAPPED = 12  # lines that a terminal or a chat makes of one
 SETTINGS = {
-    "model": re.compile(r"(?:config: model=|'model': )'([^']{1,200})'"),
+    "model": re.compile(r"(?:config: model=|'model(?:_tag)?': )'([^']{1,200})'"),
     "method": re.compile(r"SpeculativeConfig\(method='([\w-]+)'|'method': '([\w-]+)'"),
-    "drafter": re.compile(r"SpeculativeConfig\(method='[\w-]+', model='([^']{1,200})'"),
+    "drafter": re.compile(
+        r"SpeculativeConfig\(method='[\w-]+', model='([^']{1,200})'|"
+        r"'speculative_config': \{[^{}]{0,300}?'model': '([^']{1,200})'"
+    ),
 }
 
 
@@ -93,8 +97,8 @@ class Lines:
             for name, pattern in SETTINGS.items():
                 if match := pattern.search(line):
                     self.settings.setdefault(name, next(filter(None, match.groups())))
-        marked = MARK.search(line) is not None
-        match = GENERATING.search(line)
+        marked = "Spec" in line and MARK.search(line) is not None
+        match = GENERATING.search(line) if "throughput" in line else None
         if self.wrapped and (marked or match or NEW_LINE.search(line) or len(self.wrapped) > MOST_WRAPPED):
             self.end(skipped)
         if match:

@@ -194,8 +194,9 @@ def test_the_models_of_a_log_are_taken(tmp_path: Path) -> None:
     reading = str(read_counts(log))
     assert reading.endswith("16,000 rounds, K = 5, 64 requests at once, org/target-8b with eagle3")
     log.write_text(start.replace("org/target-8b", "llama-3.1-8b") + (INPUTS / "load64_log.txt").read_text())
-    answer = call("specsim", "advise", log, "--gpu", "h100", "--engine", "vllm")
+    answer = call("specsim", "advise", log, "--gpu", "h100")  # the engine is told, too, and its overhead counts
     assert answer.code == 0 and "llama-3.1-8b with eagle3" in answer.out
+    assert answer.out == call("specsim", "advise", log, *H100, "--batch", 64).out
 
 
 TABLE = """K,batch,tok/s,accept length
@@ -241,6 +242,68 @@ def test_specforges_results(tmp_path: Path) -> None:
     assert reading.setup.draft_tokens == 3 and reading.setup.running == 4 and reading.setup.drafter == "org/head"
     assert "batch 4, K = 3: measured 1.80 times as fast as without speculation" in reading.notes
     assert 1 + reading.source.accepted.sum() / reading.source.drafted[0] == pytest.approx(2.5, abs=2e-3)
+
+
+SPEC_DECODE = """--------------------------------------------------
+total_num_output_tokens: 2000
+num_drafts: 1000
+num_draft_tokens: 2000
+num_accepted_tokens: 950
+mean acceptance length: 1.95
+--------------------------------------------------
+acceptance at token 0: 0.60
+acceptance at token 1: 0.35
+"""
+
+
+def test_what_vllms_example_prints(tmp_path: Path) -> None:
+    (tmp_path / "out.txt").write_text(SPEC_DECODE)
+    kind, imported = read_any([tmp_path / "out.txt"])
+    assert kind == "vllm-bench" and imported.counted == (1000, 2000, 950)
+    assert isinstance(imported.source, Counters) and imported.source.accepted.tolist() == [600, 350]
+
+
+@pytest.mark.parametrize(("text", "kind", "rounds", "accepted"), [
+    ("n_draft   = 5\nn_predict = 261\nn_drafted = 260\nn_accept  = 208\naccept    = 80.000%\n", "log", 52, 208),
+    ("  code  pred= 101 draft= 120 acc=  60 rate=0.500 tok/s=30.1\n", "log", 40, 60),
+    ('{"results": [{"name": "a", "predicted_n": 101, "draft_n": 120, "draft_n_accepted": 60}]}', "responses", 40, 60),
+])  # fmt: skip
+def test_what_programs_beside_llama_server_print(
+    text: str, kind: str, rounds: int, accepted: int, tmp_path: Path
+) -> None:
+    """260 tokens in drafts of 5; 120 in the 40 steps that 101 tokens with 60 accepted leave."""
+    (tmp_path / "out.txt").write_text(text)
+    reading = read_counts(tmp_path / "out.txt")
+    assert isinstance(reading.source, Counters) and reading.kind == f"llamacpp-{kind}"
+    assert reading.source.drafted[0] == rounds and reading.source.accepted.sum() == pytest.approx(accepted, abs=2)
+
+
+def test_sglangs_server_info(tmp_path: Path) -> None:
+    info = {
+        "model_path": "org/target",
+        "speculative_algorithm": "EAGLE3",
+        "speculative_num_steps": 3,
+        "speculative_eagle_topk": 1,
+        "internal_states": [{"avg_spec_accept_length": 2.5, "last_gen_throughput": 300.0}],
+    }
+    path = tmp_path / "server_info.json"
+    path.write_text(json.dumps(info))
+    reading = read_counts(path)
+    assert isinstance(reading.source, Counters)
+    assert 1 + reading.source.accepted.sum() / reading.source.drafted[0] == pytest.approx(2.5, abs=2e-3)
+    assert (reading.setup.model, reading.setup.kind, reading.setup.draft_tokens) == ("org/target", "eagle3", 3)
+    path.write_text(json.dumps({**info, "speculative_eagle_topk": 4}))
+    with pytest.raises(InputError, match="sums of draft trees"):
+        read_counts(path)
+
+
+@pytest.mark.parametrize("totals", [{"output_tokens": 1000}, {"output_tokens": 9000, "plain_steps": 10}])
+def test_counters_whose_tokens_contradict_them_are_refused(totals: dict[str, int]) -> None:
+    """1,000 rounds of K = 3 that accept 1,180 tokens put out 2,180."""
+    document = json.loads((INPUTS / "counters3.json").read_text())
+    assert read_counters({**document, "output_tokens": 2180, "plain_steps": 0}).output_tokens == 2180
+    with pytest.raises(InputError, match=r"output tokens are not of 1,000 rounds with 1,180 accepted"):
+        read_counters({**document, **totals})
 
 
 def test_a_file_of_nothing_is_refused_in_a_line(tmp_path: Path) -> None:

@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
+from specsim.acceptance.sources import Counters
 from specsim.io.errors import InputError
 from specsim.io.examples import TASKS
 from specsim.servers.bench import bench
 from specsim.servers.benchmark_files import read_benchmark
+from specsim.servers.client import read_server
 from specsim.servers.document import SPECULATIVE, read_bench
 from specsim.servers.prompts import read_prompts
 from tests.support.commands import assert_refused, call, json_of
@@ -96,6 +98,19 @@ def test_the_tasks_are_chats_unless_asked_for_as_texts(replaying: Replaying) -> 
         bench(url, requests=1, completions=completions)
         contents = [body[key][0]["content"] if key == "messages" else body[key] for body in asked]
         assert len(set(contents)) == len(contents) == 6 and set(contents) < set(questions)
+
+
+@pytest.mark.parametrize(("engine", "counts"), [("vllm", (1633, [1034, 659, 479])), ("llamacpp", (84, [58, 46, 38]))])
+def test_advise_asks_a_running_server(engine: str, counts: tuple[int, list[int]], replaying: Replaying) -> None:
+    """The counts of its first recorded scrape."""
+    url, _ = replaying(engine)
+    reading = read_server(url)
+    assert isinstance(reading.source, Counters) and reading.name == url and reading.kind == "prometheus"
+    rounds, accepted = counts
+    assert reading.source.drafted[0] == rounds and reading.source.accepted[:3].tolist() == accepted
+    cost = ("--cost", "vllm-llama3.1-8b-eagle-h100")
+    assert f"{url} read as prometheus" in call("specsim", "advise", url, *cost).out
+    assert_refused(call("specsim", "advise", "http://127.0.0.1:9", *cost), "http://127.0.0.1:9 does not answer")
 
 
 def test_without_httpx2_the_error_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
