@@ -130,7 +130,9 @@ def test_a_servers_log_is_scheduled(tmp_path: Path) -> None:
     assert f"{beyond + 1}:0" in shown.out  # the flag stops where the sentence says
     document = json_of(call("specsim", "serve", "schedule", log, *COST, "--batch", "1", "--json"))
     k3 = document["cells"][0]["speedup"]["fixed_k(k=3)"]
-    advised = json_of(call("specsim", "advise", log, *COST, "--batch", 1, "--json"))["lengths"][3]["speedup"]["estimate"]
+    advised = json_of(call("specsim", "advise", log, *COST, "--batch", 1, "--json"))["lengths"][3]["speedup"][
+        "estimate"
+    ]
     assert k3["low"] < advised < k3["high"]
 
 
