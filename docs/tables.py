@@ -19,6 +19,7 @@ from specsim.io.settings import fields_of, from_options
 from studies.comparisons import first_best
 from studies.drafters.report import with_own_interval
 from studies.papers.findings import audit
+from studies.papers.tables import read_table
 
 STUDIES = ROOT / "studies"
 PLACE = re.compile(r"<!-- table: (?P<name>[^\n]+?) -->.*?<!-- end of table -->", re.DOTALL)
@@ -52,6 +53,45 @@ def policies() -> str:
         for row in best_forms(document["rows"], "policy")
     ]
     return _table("policy | from the run's own rounds | measured", best)
+
+
+def stop_signals() -> str:
+    """Share of the gap between the best fixed K and the oracle that every stop signal closes, by drafter."""
+    cells: dict[str, dict[str, str]] = {}
+    for row in _read("policies/recorded/signals.json")["rows"]:
+        low, share, high = (100 * row["gap_to_oracle_closed"][key] for key in ("low", "estimate", "high"))
+        closed = f"{share:.0f} % [{low:.0f}, {high:.0f}]"
+        drafter = row["run"].removeprefix("stop signals: ")
+        if row["decision_us"]:
+            cells.setdefault(row["form"], {"us": f"{row['decision_us']:.0f}"})[drafter] = closed
+        else:  # the best fixed K and the oracle, whose shares are 0 and 100 %
+            cells.setdefault(f"speedup, {row['form']}", {})[drafter] = _interval(row["predicted"])
+    drafters = list(next(iter(cells.values())))
+    rows = [" | ".join([form, *(cell.get(key, "") for key in [*drafters, "us"])]) for form, cell in cells.items()]
+    return _table(f"signal: rule | {' | '.join(drafters)} | decision, \u00b5s", rows)
+
+
+def folded_predictor() -> str:
+    """EESD's table 8, and what Cali-TS would take with its predictor folded.
+
+    What its sampling takes beyond Beta-TS's is the predictor's, and is charged by the numbers that it reads.
+    """
+    from realrun.decode.acceptance_predictor import MAX_MATRICES
+
+    widths = {"LLaMA-2-70B": 8192, "LLaMA-2-13B": 5120}
+    rows = []
+    for target, width in widths.items():
+        beta, cali = (
+            {unit: row.number(unit) for unit in row.table.units}
+            for row in (read_table("eesd_8").row(target, f"EESD (+{name}-TS)") for name in ("Beta", "Cali"))
+        )
+        read = (MAX_MATRICES * width + width + MAX_MATRICES) / (MAX_MATRICES * width**2)
+        folded = cali | {"sampling_s": beta["sampling_s"] + (cali["sampling_s"] - beta["sampling_s"]) * read}
+        for name, parts in {"Beta-TS": beta, "Cali-TS": cali, "Cali-TS, folded": folded}.items():
+            total_s = sum(parts.values())
+            gain = sum(beta.values()) / total_s
+            rows.append(f"{target} | {name} | {parts['sampling_s']:.3f} | {total_s:.3f} | {gain:.3f}")
+    return _table("target | control | sampling, s | all, s | speed, Beta-TS = 1", rows)
 
 
 def drafters() -> str:
@@ -243,6 +283,8 @@ def printed_errors() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "policies": policies,
+    "stop signals": stop_signals,
+    "folded predictor": folded_predictor,
     "drafters": drafters,
     "engine checks": engine_checks,
     "lossless checks": lossless_checks,

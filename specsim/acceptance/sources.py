@@ -49,9 +49,9 @@ class Counters:
 
     plain_steps : steps of the target beside these rounds, which drafted nothing; None if unknown
     output_tokens : tokens that the rounds and the plain steps put out; None if unknown
-    drafted_tokens : where drafts differ in length, and it is unknown which rounds drafted an i-th token: their tokens in
-        sum. `drafted` then counts all rounds at every depth, so that accepted / drafted is the share of all rounds, and
-        a K stands for the server's own drafts cut at K. None if `drafted` holds by depth
+    drafted_tokens : where drafts differ in length, and it is unknown which rounds drafted an i-th token: all their
+        tokens. `drafted` then counts all rounds at every depth, so that accepted / drafted is the share of all rounds,
+        and a K stands for the server's own drafts cut at K. None if `drafted` holds by depth
     windows : the same counts by interval of a log, in order; empty if they were not counted apart
     """
 

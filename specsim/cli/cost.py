@@ -192,6 +192,7 @@ def compare(options: CompareOptions) -> Answer:
     Example: specsim cost compare --trace TRACE --target llama-3.1-8b --drafter eagle --weights int4
     """
     from specsim.compare.hardware import compare_devices
+    from specsim.cost.roofline.formats import weights_text
     from specsim.io.files import working_in, write_json, write_text
     from specsim.learn.settings import SearchSettings
     from specsim.policy.registry import find_policies
@@ -210,7 +211,7 @@ def compare(options: CompareOptions) -> Answer:
         described = {
             "trace": options.trace.name,
             **{name: getattr(options, name) for name in ("target", "drafter", "engine", "tp", "trials", "seed")},
-            "weights": costs[0].target.weights or "bfloat16",
+            "weights": weights_text(costs[0].target.weights or "bfloat16"),
         }
         document = {**comparison.as_dict(), "options": described, "skipped": skipped}
         if out is not None:

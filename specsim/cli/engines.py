@@ -85,7 +85,7 @@ def advise(options: CountsSettings, costs: AdviseCosts, requests: RequestSetting
         osl=requests.osl,
     )
     flags = None if engine is None or advice.k is None else advice.flags(engine, kind)
-    commands = [] if engine is None else _server_commands(advice, engine, costs, kind)
+    commands = _server_commands(advice, costs, kind, reading)
 
     def show() -> None:
         print(reading)
@@ -117,18 +117,21 @@ def _asked(options: CountsSettings, costs: AdviseCosts, requests: RequestSetting
     return {**asked, "policy": options.policy, **vars(requests)}
 
 
-def _server_commands(advice: Advice, engine: str, costs: AdviseCosts, kind: str | None) -> list[str]:
+def _server_commands(advice: Advice, costs: AdviseCosts, kind: str | None, reading: Reading) -> list[str]:
     """The server's command with the user's own ids; where nothing is decided, those of the two servers to measure."""
-    from specsim.engines.flags import PLACEHOLDER, server_command
+    from specsim.engines.flags import FLAGS, PLACEHOLDER, server_command
 
-    if advice.upper_bound or any(sign.in_time for sign in advice.signatures):
+    engine = costs.engine or next((name for name in FLAGS if reading.kind.startswith(name)), None)
+    if engine is None or advice.upper_bound or any(sign.in_time for sign in advice.signatures):
         return []
-    target, drafter = costs.target or "target", costs.drafter or ""
-    own = "/" in drafter or Path(drafter).exists()  # a name of a shape is not a model to load
-    target = target if "/" in target or Path(target).exists() else f"<{target}>"
-    model = drafter if own else PLACEHOLDER
+    # Of a name of a shape, such as llama-3.1-8b, there is nothing to load.
+    target, model = (
+        next((name for name in names if name and ("/" in name or Path(name).exists())), None)
+        for names in ((costs.target, reading.setup.model), (costs.drafter, reading.setup.drafter))
+    )
+    target = target or f"<{costs.target or 'target'}>"
     lengths = (0, advice.candidate) if advice.k is None else (advice.k,)
-    return [server_command(engine, k, target=target, drafter=kind, model=model) for k in lengths]
+    return [server_command(engine, k, target=target, drafter=kind, model=model or PLACEHOLDER) for k in lengths]
 
 
 def _print_lengths(advice: Advice) -> None:

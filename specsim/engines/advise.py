@@ -15,7 +15,7 @@ from specsim.cost.model import CostModel
 from specsim.cost.roofline.cost import RooflineCost
 from specsim.cost.roofline.serving import prompts_s as others_prompts_s
 from specsim.engines.counted import MAY_ABSTAIN, UNKNOWN_PHI, Counted, counted
-from specsim.engines.flags import draft_length_flags
+from specsim.engines.flags import draft_length_flags, kind_of
 from specsim.engines.import_records import SourceLike, as_counts
 from specsim.engines.signatures import Signature, find_signatures
 from specsim.io.arrays import Floats, Seconds
@@ -34,7 +34,7 @@ RoundSeconds = tuple[Seconds, float, Seconds]
 DRAWS = 4000  # of acceptance rates
 MOST_TIMES = 2**14  # largest multiple of the counted rounds that is suggested
 NORMAL = 1.96  # standard errors in half of a 95 % interval
-BATCHES = (*range(1, 16), *range(16, 64, 4), *range(64, 256, 16), *range(256, 1025, 64))
+BATCHES = (*range(1, 8), *(part * 2**power for power in range(1, 8) for part in (4, 5, 6, 7)), 1024)  # at once
 MOST_BEYOND = 4  # draft tokens beyond the longest counted, for which acceptance is extrapolated
 BLOCK = ("block", "dflash", "dspark", "medusa", "p-eagle")  # draft all tokens at once: acceptance depends on K
 # Requests to measure: their speedups have this standard deviation, and no difference below this is looked for.
@@ -247,8 +247,8 @@ def advise(
     source, cost = as_counts(source, policy=policy), as_cost(cost)
     counts = counted(source)
     depth = len(counts.verified)
-    kind = drafter if drafter is not None else drafter_kind(cost)
-    upper_bound = counts.plain_steps is None and kind is not None and kind.lower() in MAY_ABSTAIN
+    kind = drafter_kind(cost) if drafter is None else kind_of(drafter)
+    upper_bound = counts.plain_steps is None and kind in MAY_ABSTAIN
     block = kind in BLOCK
     beyond = 0 if upper_bound or block or not counts.accepted[-1] else MOST_BEYOND
     prompts_s = np.zeros(depth + beyond + 1)
@@ -272,7 +272,7 @@ def advise(
             settled = _decided(candidate.k, more[candidate.k].speedup)
             times = factor if settled is not None and more[settled].near >= SURE else None
             factor *= 2
-    even = off_above(cost, counts, candidate, context) if k and isl is None else None
+    even = off_above(cost, counts, candidate, context) if isl is None and not upper_bound else None
     return Advice(
         tuple(lengths), k, candidate.k, sure, times, int(counts.rounds),
         (*cost.notes(depth, (context, context)), *_notes(counts, error, block=block)), signatures, cost.error_band,
@@ -344,6 +344,8 @@ def _lengths(
 def _beyond(counts: Counted, seconds: RoundSeconds, error: tuple[float, float], more: int) -> list[DraftLengthAdvice]:
     """Longer drafts: rates that go on falling by the same factor, and at most stay as the last."""
     rates = counts.rates
+    if not more:
+        return []
     falls = min(1.0, float((rates[-1] / rates[0]) ** (1 / (len(rates) - 1)))) if len(rates) > 1 else 0.9
     factors = np.array([falls**2, falls, 1.0])[:, None]  # falls faster, alike, not at all
     further = rates[-1] * factors ** np.arange(1, more + 1)

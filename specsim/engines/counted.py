@@ -21,7 +21,7 @@ UNKNOWN_PHI = 10.0
 # What is believed of phi before requests are compared: it weighs as much as this many requests.
 PRIOR_PHI, PRIOR_UNITS = 5.0, 2
 # Kinds of drafters that propose nothing where nothing fits; engines do not count such steps as rounds.
-MAY_ABSTAIN = ("prompt-lookup", "ngram", "suffix")
+MAY_ABSTAIN = ("prompt-lookup", "suffix")
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from specsim.cost.linear import LinearCost, LinearPass
 from specsim.cost.model import ConstantCost, CostModel
 from specsim.engines.advise import Advice, advise
 from specsim.engines.counted import counted
+from specsim.engines.flags import kind_of
 from specsim.engines.import_records import SourceLike, as_counts
 from specsim.engines.signatures import Signature, find_signatures
 from specsim.io.errors import InputError
@@ -54,8 +55,8 @@ class Diagnosis(Result):
         if self.upper_bound:
             return (
                 f"{self.speedup:.2f}x ({change}): each step yields at most {self.tokens_per_round:.2f} tokens and "
-                f"costs at most {self.round_tokens:.2f} normal decode steps: steps without a draft were not counted; give "
-                "generated tokens beside the counts"
+                f"costs at most {self.round_tokens:.2f} normal decode steps: steps without a draft were not counted; "
+                "give generated tokens beside the counts"
             )
         return (
             f"{self.speedup:.2f}x ({change}): each step yields {self.tokens_per_round:.2f} tokens {link} costs as much "
@@ -163,7 +164,7 @@ def diagnose(
         }
         assumed = {"at these costs": _linear(drafting / longest, max(wider, 0.0) / longest, max(own, 0.0))}
     advice = tuple((name, advise(source, model, context=context, seed=seed)) for name, model in assumed.items())
-    signatures = find_signatures(counts, source, drafter, round_tokens=1 + overhead)
+    signatures = find_signatures(counts, source, drafter and kind_of(drafter), round_tokens=1 + overhead)
     return Diagnosis(speedup, longest, emitted, step_tokens, parts, advice, signatures)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from specsim.cost.roofline.cost import KINDS
 from specsim.io.errors import InputError
-from specsim.io.names import known_name
+from specsim.io.names import find_name, known_name
 
 OFF = "turn speculation off"
 DRAFTER = {"method": "eagle", "model": "<drafter>"}  # to be replaced
@@ -86,8 +86,8 @@ FLAGS: dict[str, Callable[[int], str]] = {
 
 def kind_of(drafter: str) -> str:
     """The kind of a drafter: an engine's word, a kind of costs on a GPU, or "model" for a model's name."""
-    kind = drafter.lower().partition(":")[0]
-    return kind if kind in KINDS or any(kind in names for names in (*NAMES.values(), LLAMACPP_TYPES)) else "model"
+    kinds = dict.fromkeys((*KINDS, *VLLM_METHODS, *SGLANG_ALGORITHMS, *LLAMACPP_TYPES))
+    return find_name("drafter", drafter.partition(":")[0], kinds) or "model"
 
 
 def vllm_method(drafter: str) -> str:
@@ -135,6 +135,7 @@ def server_command(
     >>> server_command("vllm", 2, target="Qwen/Qwen3.5-27B", drafter="mtp")
     'vllm serve Qwen/Qwen3.5-27B --speculative-config \'{"method": "mtp", "num_speculative_tokens": 2}\''
     """
+    engine = known_name("engine", engine, [*FLAGS])
     flags = draft_length_flags(engine, k, drafter, model)
     start = {"vllm": f"vllm serve {target}", "sglang": f"sglang serve --model-path {target}",
              "llamacpp": f"llama-server -m {target}"}.get(engine)  # fmt: skip

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specsim.acceptance.sources import Counters, Rounds, Source, as_source, describe
+from specsim.engines.formats.mixed import mixed_sources
 from specsim.engines.formats.records import ImportedRecords, Setup
 from specsim.engines.formats.registry import FORMATS, read_any, read_format
 from specsim.engines.rates import ASSUMED_ROUNDS, counters_of_length
@@ -129,6 +130,7 @@ def read_counts(source: SourceLike, *, policy: str | None = None, k: int | None 
     kind, imported = read_any([path])
     if policy is not None:
         raise InputError(f"{path} is a log, which names no policies; leave out --policy")
+    imported = dataclasses.replace(imported, notes=(*imported.notes, *mixed_sources(path)))
     try:
         return _reading(imported, kind, str(path), k)
     except InputError as error:

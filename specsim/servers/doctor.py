@@ -16,8 +16,9 @@ import numpy as np
 from specsim.acceptance.sources import Counters
 from specsim.engines.counted import counted
 from specsim.engines.export import LARGEST_BATCH, schedule_setting
-from specsim.engines.flags import draft_length_flags
+from specsim.engines.flags import draft_length_flags, kind_of
 from specsim.engines.formats.llamacpp import DRAFTING
+from specsim.engines.signatures import find_signatures
 from specsim.io.arrays import Floats, Ints
 from specsim.io.errors import InputError
 from specsim.replaying.intervals import Estimate
@@ -159,6 +160,7 @@ def doctor(
     for clients in main.concurrencies:
         own = find_traps(_arm(main, SPECULATIVE, clients), main.arm(BASELINE, clients), main.null(clients))
         traps += [trap for trap in own if trap.name not in {other.name for other in traps}]
+    traps += _faults(read, drafter)
     notes = [note for each in read for note in each.notes]
     measured = max(len(arm.drafted or []) for each in read for arm in each.arms)
     k = main.speculative.draft_tokens or measured
@@ -205,8 +207,8 @@ def _arm(bench: Bench, name: str, clients: int) -> Arm:
     return arm
 
 
-def _rates(benches: Sequence[Bench], longest: int, seed: int) -> Floats:
-    """Draws [R, D] of the acceptance of the i-th token, if all before it were; beyond what was met as the last."""
+def _counts(benches: Sequence[Bench]) -> tuple[list[Arm], Counters]:
+    """The arms that count drafts by position, and their sum; InputError if none does."""
     arms = [arm for bench in benches for arm in bench.arms if arm.drafted and arm.accepted]
     if not arms:
         raise InputError(
@@ -215,7 +217,20 @@ def _rates(benches: Sequence[Bench], longest: int, seed: int) -> Floats:
         )
     columns = [[getattr(arm, name) for arm in arms] for name in ("drafted", "accepted")]
     drafted, accepted = (np.array([sum(row) for row in zip_longest(*lists, fillvalue=0)]) for lists in columns)
-    counts = counted(Counters(drafted, accepted))
+    return arms, Counters(drafted, accepted)
+
+
+def _faults(benches: Sequence[Bench], drafter: str | None) -> list[Trap]:
+    """Signs of a fault in the server's counts, as remarks."""
+    counters = _counts(benches)[1]
+    signs = find_signatures(counted(counters), counters, drafter and kind_of(drafter))
+    return [Trap(sign.name, sign.evidence, f"check {sign.check}", invalid=False) for sign in signs]
+
+
+def _rates(benches: Sequence[Bench], longest: int, seed: int) -> Floats:
+    """Draws [R, D] of the acceptance of the i-th token, if all before it were; beyond what was met as the last."""
+    arms, counters = _counts(benches)
+    counts = counted(counters)
     requests = [request for arm in arms for request in arm.requests if request.rounds and request.accepted is not None]
     if len({len(arm.drafted or []) for arm in arms}) == 1 and requests:  # of one K, so that they can be compared
         own = np.array([[request.rounds, request.accepted] for request in requests], dtype=np.float64)

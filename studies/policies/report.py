@@ -10,6 +10,7 @@ from specsim.report.table import SPEEDUP, TWO, Column
 from studies.common import Config, Document
 from studies.comparisons import best_by, board_rows, differ_measured, first_best, form, measured_gap, table_rows
 from studies.figures import dots, point
+from studies.policies.signals import ORACLE, RUN
 from studies.report import Report, trust_lines
 
 CPU, GPU = "this CPU", "GPU"
@@ -19,8 +20,11 @@ UNKNOWN = point(float("nan"))  # draws nothing
 Row = Mapping[str, Any]
 
 
-def report(config: Config, runs: Mapping[str, Document], boards: Mapping[str, Document]) -> Report:
-    """Return the report. runs : validations by way of decoding; boards : by the same, leaderboards by cost"""
+def report(config: Config, runs: Mapping[str, Document], boards: Mapping[str, Document], signals: Document) -> Report:
+    """Return the report.
+
+    runs : validations by way of decoding; boards : by the same, leaderboards by cost; signals : that stop a draft
+    """
     first, document = next(iter(runs.items()))
     best = {cost: best_by(rows, "policy") for cost, rows in boards[first].items()}
     rows = policy_rows(document, best[GPU])
@@ -67,10 +71,13 @@ def report(config: Config, runs: Mapping[str, Document], boards: Mapping[str, Do
                 for costs, ranked in result.items()
                 for row in board_rows(run, {"rows": ranked}, costs=f"{costs}, replayed only")
             ),
+            *signals["rows"],
         ],
         trust=[
             *trust_lines(config, runs),
             "Each policy is shown with the settings that were best on the tuning prompts, for each machine anew.",
+            "Stop signals, replayed: of the gap between the best fixed K and the oracle, the rules that close most are "
+            f"{best_signals(signals['rows'])}; the table's last rows have all.",
             f"No GPU was measured: the costs of {name} are of its data sheet and of published runs; acceptance is "
             "SmolLM2's. The column shows how costs alone change the ranking.",
             f"{config['tree_nodes']} nodes were recorded per position, {config['tree_width']} children wide and "
@@ -114,3 +121,14 @@ def leader_text(ranked: Sequence[Row]) -> str:
         f"{leader['policy']} first at {leader['speedup']['estimate']:.2f} ({tied} of {len(others)} others are not "
         "significantly slower)"
     )
+
+
+def best_signals(rows: Sequence[Row]) -> str:
+    """Write which rule closes most of the gap between the best fixed K and the oracle, by drafter."""
+    texts = []
+    for run in dict.fromkeys(row["run"] for row in rows):
+        rules = [row for row in rows if row["run"] == run and row["form"] != ORACLE]
+        best = max(rules, key=lambda row: float(row["gap_to_oracle_closed"]["estimate"]))
+        low, share, high = (100 * best["gap_to_oracle_closed"][key] for key in ("low", "estimate", "high"))
+        texts.append(f"{best['form']} {share:.0f} % [{low:.0f}, {high:.0f}] ({run.removeprefix(RUN)})")
+    return ", ".join(texts)

@@ -1,7 +1,8 @@
 """Policies on SmolLM2 with EAGLE, on this machine and at the costs of a GPU: `python -m studies policies`.
 
 For each run of config.toml: record the tuning prompts with draft trees, tune every policy, decode the held-out prompts,
-then rank all policies under this machine's costs and the GPU's. A second start goes on with what is there.
+then rank all policies under this machine's costs and the GPU's, and judge the signals that stop a draft. A second start
+goes on with what is there.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from specsim.io.progress import Progress
 from specsim.policy.registry import POLICIES
 from specsim.trace.files import read_trace
 from studies.common import MOST_TRUNCATED, VALIDATED, Config, cached, claim, gpu_costs, run_title, validation
+from studies.policies import signals
 from studies.policies.report import CPU, GPU, report
 
 FOUND = "found.json"  # leaderboards by cost
-RECORDED = ("config.json", f"*/{FOUND}", *(f"*/{name}" for name in VALIDATED))
+SIGNALS = "signals.json"
+RECORDED = ("config.json", SIGNALS, f"*/{FOUND}", *(f"*/{name}" for name in VALIDATED))
 KEPT = ("label", "policy", "params", "speedup", "tau", "v_d", "train_speedup", "truncated_share", "tied_with_leader")
 
 
@@ -54,4 +57,6 @@ def main(out: Path, config: Config) -> None:
         with progress_bar() as progress:
             runs[name] = validation(folder, config["drafter"], kinds, run, config, progress, trees=True)
             boards[name] = cached(folder / FOUND, partial(boards_of, folder, config, progress))
-    report(config, runs, boards).write(out)
+    with progress_bar() as progress:
+        judged = cached(out / SIGNALS, partial(signals.find, out / "signals", config["signals"], progress))
+    report(config, runs, boards, judged).write(out)

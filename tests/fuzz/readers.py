@@ -40,6 +40,7 @@ from tests.support.reference import small_trace
 from tests.support.tree_traces import tree_trace
 
 FIXTURES = ROOT / "tests" / "specsim" / "engines" / "fixtures"
+INPUTS = FIXTURES.parent / "inputs"
 
 
 def use_import(kind: str) -> Callable[[Path], None]:
@@ -73,6 +74,11 @@ def lines_importer(kind: str, *records: object) -> Reader:
 def importer_of(kind: str, content: str, family: str = OTHER) -> Reader:
     of = mutate.of_log if family == OTHER else mutate.of_json_lines
     return Reader(family, lambda path: path.write_text(content), use_import(kind), of)
+
+
+def input_importer(kind: str, name: str, family: str = OTHER) -> Reader:
+    """Make a reader of a file as people have it."""
+    return importer_of(kind, (INPUTS / name).read_text(), family)
 
 
 META_INFO = {
@@ -123,6 +129,16 @@ IMPORTERS = {
     ),
     "sglang-log": importer_of("sglang-log", SGLANG),
     "tensorrt-llm": lines_importer("tensorrt-llm", *({"iter": i, "specDecodingStats": ITERATION} for i in range(3))),
+    "vllm-log, wrapped": input_importer("vllm-log", "wrapped_log.txt"),
+    "vllm-log, of n-grams": input_importer("vllm-log", "vllm_ngram_log.txt"),
+    "vllm-bench, JSON": input_importer("vllm-bench", "vllm_bench.json", JSON),
+    "vllm-requests, stream": input_importer("vllm-requests", "stream.txt"),
+    "llamacpp-log, chain": input_importer("llamacpp-log", "router_chained_log.txt"),
+    "llamacpp-responses, by depth": input_importer("llamacpp-responses", "draft_by_depth.jsonl", JSON),
+    "sglang-bench": input_importer("sglang-bench", "sglang_bench.txt"),
+    "sglang-bench, JSON": input_importer("sglang-bench", "sglang_bench.jsonl"),
+    "acceptance-csv": input_importer("acceptance-csv", "acceptance.csv"),
+    "sweep": importer_of("sweep", "K,batch,tok/s,accept length\n0,1,50,\n1,1,75,1.7\n3,1,90,2.3\n"),
     "accept-lengths": lines_importer("accept-lengths", *[{"choices": [{"accept_lengths": [1, 4, 2]}]}] * 2),
     "accept-lengths, of EAGLE": lines_importer("accept-lengths", *EAGLE),
     "aiperf": lines_importer("aiperf", NEUTRAL, {"spec_decode_acceptance": NEUTRAL}),

@@ -193,7 +193,7 @@ def test_a_trace_says_what_it_is_in_one_line(name: str) -> None:
     text = repr(trace)
     assert "\n" not in text and len(text) < 160
     tokens = int(trace.output_tokens.sum())
-    of = ("target smollm2", "greedy") if "smollm2" in name else ("target lab", "gumbel")
+    of = ("target smollm2", "greedy") if "smollm2" in name else ("target lab", " at temperature ")
     for part in (f"{trace.sequences} sequences", f"{tokens:,} tokens", "depth 8", *of, "drafter "):
         assert part in text
     assert repr(trace.select([0, 1])).startswith("Trace: 2 sequences")

@@ -1,7 +1,8 @@
-"""Studies of AdaEDL and Thompson sampling: bounds and signals by hand, and against what a recording holds."""
+"""Studies of AdaEDL, Thompson sampling and stop signals: figures by hand, and against what a recording holds."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from specsim.replaying.priced import PricedTrace
 from studies.adaedl import bound, run
 from studies.adaedl.bound import Signals
 from studies.common import smollm2_costs
+from studies.policies import signals as stop_signals
 from studies.thompson import gains
 from studies.thompson.gains import PerPrompt
 
@@ -185,3 +187,35 @@ def test_contexts_beyond_the_measured_ones_take_the_times_of_the_nearest() -> No
     asked = np.array([1, low, high, 10 * high])
     for times in (cost.verify(3, asked), cost.draft(2, asked), cost.autoregressive_step(asked)):
         assert times[0] == times[1] != times[2] == times[3]
+
+
+def test_the_share_of_the_gap_is_of_speedups() -> None:
+    """A baseline of 12 s in 4, 3 and 2 s is 3, 4 and 6 times as fast: (4 - 3) / (6 - 3)."""
+    fixed_s, rule_s, oracle_s = (np.full(15, seconds) for seconds in (4.0, 3.0, 2.0))
+    share = stop_signals.gap_closed(rule_s, fixed_s, oracle_s)
+    assert (share.estimate, share.low, share.high) == pytest.approx((1 / 3,) * 3)
+    assert stop_signals.gap_closed(fixed_s, fixed_s, oracle_s).estimate == 0
+    assert stop_signals.gap_closed(oracle_s, fixed_s, oracle_s).estimate == 1
+    spread = stop_signals.gap_closed(rule_s + np.linspace(-0.5, 0.5, 15), fixed_s, oracle_s)
+    assert spread.low < 1 / 3 < spread.high
+
+
+@pytest.mark.parametrize(("kind", "column"), [("ScoreThreshold", "score"), ("Top10Threshold", "top10_confidence")])
+def test_a_threshold_stops_after_the_first_token_below_it(kind: str, column: str) -> None:
+    """A signal that is 0.9 for accepted tokens and 0.1 for others drafts one token too many in every round."""
+    trace = generate(IID(0.7), 12, 80, 6)
+    signal = np.where(np.arange(6) < trace.match_len[:, None], 0.9, 0.1).astype(np.float32)
+    trace = replace(trace, **{column: signal})
+    drafted = np.zeros(12, int)
+    for sequence, (t, end) in enumerate(zip(trace.offsets[:-1], trace.offsets[1:], strict=True)):
+        while t < end:
+            drafted[sequence] += min(trace.match_len[t] + 1, trace.draft_limit[t])
+            t += trace.match_len[t] + 1
+    policy = getattr(stop_signals, kind)(p_min=0.5, max_draft_tokens=6)
+    assert (PricedTrace(trace, ConstantCost(1.0, 20.0)).replay(policy).drafted == drafted).all()
+
+
+def test_every_rule_has_the_time_of_a_decision_in_which_more_signals_take_longer() -> None:
+    times = stop_signals.decision_us({"seed": 0, "vocabulary": 1000, "width": 8, "depth": 8})
+    assert list(times) == [rule.label for rule in stop_signals.rules(8)] and min(times.values()) > 0
+    assert times["posterior: Beta-TS"] < times["confidence: threshold"] < times["entropy: threshold"]

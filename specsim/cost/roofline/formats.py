@@ -43,7 +43,7 @@ def read_weights(text: str) -> Weights:
     return {part.strip(): find_format(name.strip()) for part, _, name in pairs}
 
 
-def weights_text(weights: Weights) -> str:
+def weights_text(weights: str | Mapping[str, str]) -> str:
     """Formats in words."""
     if isinstance(weights, str):
         return weights

@@ -55,8 +55,8 @@ def read_vllm(paths: Sequence[Path]) -> ImportedRecords:
     skipped = Skipped()
     if _is_json(paths[0]):
         records = json_records(paths, skipped, invalid=VLLM_INVALID)
-        if len(records) > 1:
-            raise InputError(f"{paths[0]} holds several benchmarks; {ONE_BENCHMARK}")
+        if len(records) != 1:
+            raise InputError(f"{paths[0]} holds {len(records)} benchmarks; {ONE_BENCHMARK}")
         name, record = records[0]
         if "spec_decode_num_drafts" not in record:
             raise InputError(f"{name} is of a server without speculation, or of before it was counted; {VLLM_INVALID}")
@@ -140,6 +140,7 @@ def read_sglang(paths: Sequence[Path]) -> ImportedRecords:
     if len(rows) > 1:
         raise InputError(f"{paths[0]} holds {len(rows)} benchmarks; {ONE_BENCHMARK}")
     row = rows[0]
+    length: float
     length, output, requests, running = (
         None if row.get(key) is None else checked(row[key], f"{paths[0]}: {key}", float, invalid=SGLANG_INVALID)
         for key in ("accept_length", "total_output_tokens", "completed", "concurrency")

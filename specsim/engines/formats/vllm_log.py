@@ -190,7 +190,8 @@ def read_vllm_log(paths: Sequence[Path]) -> ImportedRecords:
     if sum(map(bool, (lines.parts, lines.old, lines.oldest))) > 1:
         raise InputError(f"the log has lines of several versions of vllm; {ONE_SERVER}")
     version = single_version(lines.versions)
-    setup = Setup(**lines.settings, running=lines.running)
+    model, drafter, method = (lines.settings.get(name, "") for name in ("model", "drafter", "method"))
+    setup = Setup(model, drafter, method, running=lines.running)
     imported = ImportedRecords(None, "vllm", version=version, skipped=skipped, instead=DETAILED, setup=setup)
     if lines.parts:
         output, plain, notes = lines.plain()

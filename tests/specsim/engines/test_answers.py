@@ -1,0 +1,239 @@
+"""What advice promises: intervals where requests differ, steps without a draft, commands, signs of a fault."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import specsim
+from specsim.acceptance.sources import Rounds
+from specsim.cost.calibrate import data_sheet_document
+from specsim.cost.files import read_cost
+from specsim.cost.model import ConstantCost
+from specsim.cost.roofline.published import CALIBRATED_PERCENT, calibrated_error
+from specsim.engines.advise import BATCHES, Advice, advise
+from specsim.engines.diagnose import diagnose
+from specsim.engines.flags import server_command
+from specsim.engines.formats.mixed import mixed_sources
+from specsim.engines.import_records import read_counts
+from specsim.io.arrays import Ints
+from specsim.io.errors import InputError
+from tests.support.commands import call, json_of
+
+INPUTS = Path(__file__).parent / "inputs"
+COST = ConstantCost(s_d=0.001, s_t=0.010)
+NGRAM = {"drafted": [200] * 3, "accepted": [160, 140, 100], "plain_steps": 1400}  # 200 of 1,600 steps draft
+
+
+def covers(advice: Advice, k: int, truth: float) -> bool:
+    speedup = advice.lengths[k].speedup
+    return speedup.low <= truth <= speedup.high
+
+
+@pytest.mark.parametrize("sd", [0.0, 0.1, 0.18])
+@pytest.mark.parametrize("told_apart", [True, False])
+def test_intervals_cover_where_requests_differ(sd: float, *, told_apart: bool) -> None:
+    """Prompts of 40 rounds with an acceptance of their own, told apart or taken to differ."""
+    k, rounds, rng = 3, 40, np.random.default_rng(5)
+    many = np.clip(np.random.default_rng(9).normal(0.65, sd, 400_000), 0.02, 0.98)
+    truth = float(np.mean(1 + many + many**2 + many**3)) * 0.010 / 0.013
+    covered = []
+    for seed in range(40):
+        for prompts in (12, 60, 200):
+            rates = np.clip(rng.normal(0.65, sd, prompts), 0.02, 0.98)
+            accepted = np.cumprod(rng.random((prompts, rounds, k)) < rates[:, None, None], axis=2).sum(axis=2).ravel()
+            sequence = np.repeat(np.arange(prompts), rounds) if told_apart else None
+            source = Rounds(np.full(accepted.size, k), accepted, None, sequence)
+            covered.append(covers(advise(source, COST, seed=seed), k, truth))
+    assert np.mean(covered) >= 0.9
+
+
+@pytest.mark.parametrize("name", ["smollm2-eagle", "lab-model", "lab-eagle", "lab-lookup"])
+def test_intervals_cover_prompts_of_recorded_traces(name: str) -> None:
+    """12 or 40 prompts, drawn again from a trace's; the truth is the speedup of all of them."""
+    k, rng = 4, np.random.default_rng(2)
+    log = specsim.replay(specsim.read_trace(f"example:{name}"), COST, "fixed_k", k=k).rounds
+    drafted, accepted = (np.asarray(column, dtype=np.int64) for column in (log.drafted, log.accepted))
+    rows = [np.flatnonzero(log.sequence == sequence) for sequence in np.unique(log.sequence)]
+
+    def counted(prompts: Ints) -> Rounds:
+        own = np.concatenate([rows[prompt] for prompt in prompts])
+        sequence = np.repeat(np.arange(len(prompts)), [len(rows[prompt]) for prompt in prompts])
+        return Rounds(drafted[own], accepted[own], None, sequence)
+
+    truth = advise(counted(np.arange(len(rows))), COST).lengths[k].speedup.estimate
+    draws = [rng.integers(0, len(rows), prompts) for prompts in (12, 40) for _ in range(50)]
+    assert np.mean([covers(advise(counted(draw), COST), k, truth) for draw in draws]) >= 0.9
+
+
+def test_steps_without_a_draft_yield_a_token_each() -> None:
+    """By hand: 200 rounds emit 600 tokens and 1,400 steps one each, so 2,000 in 1,600 steps."""
+    advice = advise(NGRAM, ConstantCost(1e-9, 1.0))
+    assert advice.lengths[3].tokens_per_round == pytest.approx(1.25)
+    assert advice.lengths[3].speedup.estimate == pytest.approx(1.25, rel=1e-6)  # drafts and verification are free
+    assert any("12 % of the steps draft" in note for note in advice.notes)
+    diagnosis = diagnose(NGRAM, baseline_tokens_per_s=90, tokens_per_s=100)
+    assert (diagnosis.tokens_per_round.estimate, diagnosis.round_tokens) == pytest.approx((1.25, 1.125), rel=1e-6)
+    free = diagnosis.advice[0][1].lengths
+    assert free[3].speedup.estimate == pytest.approx(100 / 90, rel=1e-6)  # at the measured K, what was measured
+
+
+def test_where_steps_without_a_draft_are_unknown_nothing_is_promised() -> None:
+    unknown = {key: NGRAM[key] for key in ("drafted", "accepted")}
+    advice = advise(unknown, COST, drafter="ngram")
+    assert advice.upper_bound and advice.k is None and not advice.sure and "at most" in repr(advice)
+    with pytest.raises(InputError, match="nothing is recommended: at most"):
+        advice.flags("vllm")
+    diagnosis = diagnose(unknown, baseline_tokens_per_s=90, tokens_per_s=100, drafter="suffix")
+    assert "at most 3.00 tokens" in repr(diagnosis) and diagnosis.advice == ()
+    assert advise(unknown, COST, drafter="eagle3").k == 3  # which drafts in every step
+
+
+def test_throughput_may_be_of_one_request_or_of_a_whole_server() -> None:
+    counters = json.loads((INPUTS / "counters3.json").read_text())
+    for scale in (1e-3, 1.0, 10.01, 1e5):
+        found = diagnose(counters, baseline_tokens_per_s=100 * scale, tokens_per_s=90 * scale)
+        assert repr(found).startswith("0.90x (10 % slower)") and found.round_tokens == pytest.approx(2.18 / 0.9)
+        # 1.42 decode steps over 3 drafts: 1.6 tokens in 1 + 1.422 / 3 at K = 1
+        assert found.advice[0][1].lengths[1].speedup.estimate == pytest.approx(1.6 / (1 + (2.18 / 0.9 - 1) / 3))
+
+
+@pytest.mark.parametrize("tail", [[0, 0, 0, 0], [4, 3, 2, 1]])
+def test_the_k_that_runs_is_in_the_table_whatever_is_accepted(tail: list[int]) -> None:
+    counters = {"drafted": [1000] * 5, "accepted": [500, *tail]}
+    assert [length.k for length in advise(counters, COST).lengths] == [0, 1, 2, 3, 4, 5]
+    best = diagnose(counters, baseline_tokens_per_s=60, tokens_per_s=40).advice[0][1]
+    assert best.k == 1 and best.lengths[1].speedup.estimate == pytest.approx(1.2, abs=0.01)
+
+
+@pytest.mark.parametrize("target", ["llama-3.1-8b", "qwen3-30b-a3b"])
+@pytest.mark.parametrize("batch", [1, 2, 8, 15])
+def test_the_interval_holds_the_error_of_costs_and_its_estimate(target: str, batch: int) -> None:
+    cost = read_cost(data_sheet_document("h100", target, "eagle3", engine="vllm"), batch=batch)
+    advice = advise({"drafted": [10**7] * 3, "accepted": [6 * 10**6, 4 * 10**6, 25 * 10**5]}, cost)
+    for length in advice.lengths[1:]:
+        speedup = length.speedup
+        assert speedup.low < speedup.estimate < speedup.high
+        assert speedup.high / speedup.low > 1.3  # although the counts are exact
+        plain = length.tokens_per_round * cost.round_seconds(0, 1000) / cost.round_seconds(length.k, 1000)
+        known = [note for note in advice.notes if "known to predict too" in note]
+        direction = "low" if speedup.estimate > plain else "high"
+        assert all(f"too {direction}" in note for note in known) and bool(known) == (cost.speedup_error[0] != 0)
+    chosen = advice.lengths[advice.candidate].speedup
+    assert (advice.k is None) == (chosen.low <= 1 <= chosen.high)
+    if advice.k is None:
+        assert not advice.sure and "not decidable" in repr(advice) and "measure K = 0 and K = " in repr(advice)
+
+
+def test_the_error_of_calibrated_costs_stays() -> None:
+    """Its median without sign is the one that was found; half of a normal variable's values are that near."""
+    for (experts, single), percent in CALIBRATED_PERCENT.items():
+        sd = calibrated_error(experts=experts, batch=1 if single else 8)
+        draws = np.abs(np.expm1(sd * np.random.default_rng(0).standard_normal(200_000)))
+        assert 100 * np.median(draws) == pytest.approx(percent, rel=0.05)
+
+
+def test_speculation_is_off_above_the_batch_at_which_it_loses() -> None:
+    document = data_sheet_document("h100", "llama-3.1-8b", "eagle3", engine="vllm")
+    source = {"drafted": [10**6] * 3, "accepted": [6 * 10**5, 36 * 10**4, 22 * 10**4]}
+    even = advise(source, read_cost(document, batch=9)).off_above
+    assert even is not None and even.requests and even.low is not None
+    best = [
+        max(length.speedup.estimate for length in advise(source, read_cost(document, batch=batch)).lengths[1:])
+        for batch in (even.requests, BATCHES[BATCHES.index(even.requests) + 1])
+    ]
+    assert best[0] > 1 > best[1] and even.low < even.requests
+
+
+def test_longer_drafts_than_counted_are_extrapolated_and_marked() -> None:
+    """Rates that stay at 0.8: a third token is accepted in 0.512 of the rounds."""
+    advice = advise({"drafted": [10_000] * 2, "accepted": [8000, 6400]}, COST)
+    assert advice.k == 2 and advice.beyond[0].tokens_per_round == pytest.approx(1 + 0.8 + 0.64 + 0.512)
+    assert "(extrapolated); serve with K = 6 to know" in repr(advice)
+    blocks = advise({"drafted": [10_000] * 2, "accepted": [8000, 6400]}, COST, drafter="dflash")
+    assert not blocks.beyond and "drafter of blocks predicts otherwise at another K" in " ".join(blocks.notes)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "keys"),
+    [
+        ("eagle3", {"method": "eagle3", "model": "b/d"}),
+        ("block:5", {"method": "dflash", "model": "b/d"}),
+        ("DSpark", {"method": "dspark", "model": "b/d"}),
+        ("p-eagle", {"method": "eagle3", "model": "b/d", "parallel_drafting": True}),
+        ("mtp", {"method": "mtp"}),
+        ("suffix", {"method": "suffix"}),
+        ("ngram", {"method": "ngram", "prompt_lookup_min": 5, "prompt_lookup_max": 5}),
+    ],
+)
+def test_vllms_command_names_what_the_method_needs_and_nothing_else(drafter: str, keys: dict[str, Any]) -> None:
+    start, flag = server_command("vLLM", 3, target="a/t", drafter=drafter, model="b/d").split(" --speculative-config ")
+    assert start == "vllm serve a/t" and json.loads(flag.strip("'")) == {**keys, "num_speculative_tokens": 3}
+    assert server_command("vllm", 0, target="a/t", drafter=drafter) == start
+
+
+def test_commands_of_other_engines() -> None:
+    chain = "--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4"
+    sglang, llama = (partial(server_command, engine, 3, target="a/t", model="b/d") for engine in ("sglang", "llamacpp"))
+    start, model = "sglang serve --model-path a/t", "--speculative-draft-model-path b/d"
+    assert sglang(drafter="EAGLE3") == f"{start} {model} --speculative-algorithm EAGLE3 {chain}"
+    assert sglang(drafter="mtp") == f"{start} --speculative-algorithm NEXTN {chain}"
+    start = "llama-server -m a/t --spec-type"
+    assert llama(drafter="qwen3-0.6b") == f"{start} draft-simple --spec-draft-model b/d --spec-draft-n-max 3"
+    assert llama(drafter="mtp") == f"{start} draft-mtp --spec-draft-n-max 3"
+    with pytest.raises(InputError, match="llamacpp has no drafters of kind medusa"):
+        llama(drafter="medusa")
+
+
+def signs(accepted: list[int], drafter: str | None = None, rounds: int = 1000) -> list[str]:
+    advice = advise({"drafted": [rounds] * len(accepted), "accepted": accepted}, COST, drafter=drafter)
+    return [sign.name for sign in advice.signatures]
+
+
+def test_signs_of_a_fault_are_told_from_the_drafter() -> None:
+    assert signs([0, 0, 0]) == ["no draft was ever accepted"]
+    assert signs([1000, 1000]) == ["every draft was accepted"]
+    assert signs([580, 400, 300, 220, 160, 9, 0]) == ["acceptance breaks off"]  # a block of 5 run at 7
+    assert signs([200, 80], "eagle3") == ["the first token is accepted far below what such drafters have"]
+    assert signs([200, 80]) == signs([200, 80], "model") == signs([0, 0], rounds=20) == []
+    assert signs([700, 450, 260], "eagle3") == signs([850, 700], "mtp") == []
+    slow = diagnose({"drafted": [1000], "accepted": [880]}, baseline_tokens_per_s=465, tokens_per_s=260)
+    assert [sign.name for sign in slow.signatures] == ["good acceptance, slow rounds"]  # 3.4 decode steps
+    assert not diagnose({"drafted": [1000], "accepted": [880]}, baseline_tokens_per_s=60, tokens_per_s=92).signatures
+
+
+def test_acceptance_that_fell_is_not_summed() -> None:
+    advice = advise(INPUTS / "drift_log.txt", COST)
+    (sign,) = advice.signatures
+    assert "from 0.53 of the drafted tokens to 0.00 at line 4 of 6" in sign.evidence
+    assert advice.k is None and repr(advice) == "nothing is recommended: acceptance changed while it was counted"
+    steady = {"drafted": [1000], "accepted": [500]}
+    rng = np.random.default_rng(0)
+    windows = [{"drafted": [100], "accepted": [int(rng.binomial(100, rate))]} for rate in rng.uniform(0.3, 0.7, 10)]
+    total = sum(window["accepted"][0] for window in windows)
+    assert not advise({**steady, "accepted": [total], "windows": windows}, COST).signatures  # they differ, all along
+
+
+def test_what_a_file_mixes_is_named(tmp_path: Path) -> None:
+    counts = (INPUTS / "drift_log.txt").read_text().partition("[metrics.py")[2].splitlines()[0]
+    line = "(APIServer pid={}) INFO 08-01 10:00:{:02} [metrics.py" + counts + "\n"
+    log = tmp_path / "vllm.log"
+    log.write_text("".join(line.format(pid, 10) for pid in (1, 2)) + line.format(1, 10))
+    notes = " ".join(read_counts(log).notes)
+    assert "2 processes are summed (1, 2)" in notes and "1 lines stand more than once" in notes
+    log.write_text(line.format(1, 10) + line.format(1, 20))
+    assert mixed_sources(log) == []
+
+
+def test_ids_are_the_users_own(tmp_path: Path) -> None:
+    counters = tmp_path / "counters.json"
+    counters.write_text(json.dumps({"drafted": [10**6] * 3, "accepted": [8 * 10**5, 6 * 10**5, 5 * 10**5]}))
+    target, drafter = "meta-llama/Llama-3.1-8B-Instruct", "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"
+    asked: Any = ("advise", counters, "--gpu", "h100", "--target", target, "--drafter", drafter, "--engine", "vllm")
+    (command,) = json_of(call("specsim", *asked, "--json"))["commands"]
+    assert command.startswith(f"vllm serve {target} --speculative-config ") and f'"model": "{drafter}"' in command
