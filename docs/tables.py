@@ -60,7 +60,8 @@ def stop_signals() -> str:
     cells: dict[str, dict[str, str]] = {}
     for row in _read("policies/recorded/signals.json")["rows"]:
         low, share, high = (100 * row["gap_to_oracle_closed"][key] for key in ("low", "estimate", "high"))
-        closed = f"{share:.0f} % [{low:.0f}, {high:.0f}]"
+        area = f"; {row['roc_area']:.2f}" if "roc_area" in row else ""
+        closed = f"{share:.0f} % [{low:.0f}, {high:.0f}]{area}"
         drafter = row["run"].removeprefix("stop signals: ")
         if row["decision_us"]:
             cells.setdefault(row["form"], {"us": f"{row['decision_us']:.0f}"})[drafter] = closed

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numba as nb
 import numpy as np
 import torch
+from sklearn.metrics import roc_auc_score
 
 from realrun.decode.acceptance_predictor import score_of
 from realrun.decode.sampling import Sampler
@@ -31,6 +32,7 @@ from specsim.cost.model import CostModel
 from specsim.cost.profile import with_scores
 from specsim.io.arrays import Floats
 from specsim.io.progress import Progress
+from specsim.learn.chain_calibration import drafted_tokens
 from specsim.learn.search import best_policy
 from specsim.learn.settings import SearchSettings
 from specsim.policy.base import Policy
@@ -51,7 +53,8 @@ from studies.common import Config, Document, parts, smollm2_costs
 from studies.thompson.gains import seconds
 
 CONFIDENT, ENTROPY, TOP10, SCORE, POSTERIOR = "confidence", "entropy", "top-10", "predictor", "posterior"
-FIXED, ORACLE, RUN = "best fixed K", "oracle", "stop signals: "
+COLUMNS = {CONFIDENT: "confidence", ENTROPY: "entropy_nats", TOP10: "top10_confidence", SCORE: "score"}  # of a trace
+FIXED, ORACLE, THRESHOLD, RUN = "best fixed K", "oracle", "threshold", "stop signals: "
 CALLS, TURNS = 20, 200  # of a decision that is timed
 
 
@@ -99,11 +102,11 @@ def rules(depth: int) -> list[Rule]:
     """List the rules for drafts of up to `depth` tokens."""
     learned = "learned, with depth and past rounds"
     return [
-        Rule((CONFIDENT,), "threshold", MaxConfidence, {"dynamic": False}),
-        Rule((ENTROPY,), "threshold", AdaEDL, {"dynamic": False}),
-        Rule((TOP10,), "threshold", Top10Threshold, {}),
+        Rule((CONFIDENT,), THRESHOLD, MaxConfidence, {"dynamic": False}),
+        Rule((ENTROPY,), THRESHOLD, AdaEDL, {"dynamic": False}),
+        Rule((TOP10,), THRESHOLD, Top10Threshold, {}),
         Rule((TOP10,), "as llama.cpp, drops the token", LlamaCpp, {"max_draft_tokens": depth}),
-        Rule((SCORE,), "threshold", ScoreThreshold, {}),
+        Rule((SCORE,), THRESHOLD, ScoreThreshold, {}),
         Rule((POSTERIOR,), "Beta-TS", BetaTS, {}),
         Rule((SCORE, POSTERIOR), "Cali-TS", CaliTS, {}),
         Rule((CONFIDENT,), learned, RenewalStop, {"signal": "confidence"}),
@@ -125,6 +128,13 @@ def gap_closed(rule_s: Floats, fixed_s: Floats, oracle_s: Floats) -> Estimate:
 
     low, high = np.quantile(share(resample(len(rule_s))), tails(len(rule_s), CONFIDENCE))
     return Estimate(float(share(np.arange(len(rule_s)))), float(low), float(high))
+
+
+def ranking(trace: Trace, signal: str) -> float:
+    """Area under the ROC curve by which a signal tells accepted tokens from rejected ones, behind accepted drafts."""
+    tokens = drafted_tokens(trace)
+    values = getattr(trace, COLUMNS[signal])[tokens.verified] * (-1 if signal == ENTROPY else 1)
+    return float(roc_auc_score(tokens.accepted[tokens.verified], values))
 
 
 def train(folder: Path, config: Config) -> tuple[str, str]:
@@ -175,7 +185,8 @@ def judged(trace: Trace, cost: CostModel, config: Config) -> Iterator[Document]:
             # which says no more than the confidence: greedy drafts are the likeliest tokens
             pair = tuple(PricedTrace(replace(part.trace, prob=part.trace.score), with_scores(cost)) for part in pair)
         policy = best_policy(rule.kind, pair[0], replace(search, fixed=rule.fixed))
-        yield row(rule.label, str(policy), seconds(pair[1], policy, config))
+        area = {"roc_area": ranking(held.trace, rule.signals[0])} if rule.name == THRESHOLD else {}
+        yield row(rule.label, str(policy), seconds(pair[1], policy, config)) | area
 
 
 def decision_us(config: Config) -> dict[str, float]:

@@ -213,6 +213,7 @@ def test_a_threshold_stops_after_the_first_token_below_it(kind: str, column: str
             t += trace.match_len[t] + 1
     policy = getattr(stop_signals, kind)(p_min=0.5, max_draft_tokens=6)
     assert (PricedTrace(trace, ConstantCost(1.0, 20.0)).replay(policy).drafted == drafted).all()
+    assert stop_signals.ranking(trace, {"score": "predictor"}.get(column, "top-10")) == 1  # which tells all apart
 
 
 def test_every_rule_has_the_time_of_a_decision_in_which_more_signals_take_longer() -> None:

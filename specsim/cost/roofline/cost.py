@@ -110,7 +110,7 @@ def find_drafter(drafter: str | Mapping[str, Any], target: Architecture) -> Draf
     if "model_type" in keys or "architectures" in keys:
         name = drafter if isinstance(drafter, str) else "inline"
         return _drafter_of_config(keys, name, target)
-    if "model" in keys:
+    if set(keys) == {"model"}:
         return Drafter("model", find_architecture(str(keys["model"])))
     kind = str(keys.get("kind"))
     number, sized = NUMBERED.get(kind, ""), SIZED.get(kind, ())

@@ -104,7 +104,7 @@ class Roofline:
             raise InputError(
                 f"roofline: the weights of {self.model.name} take {self.weight_bytes / self.tensor_parallel / 1e9:.0f} "
                 f"GB a device, {self.hardware.name} has {self.hardware.memory_bytes / 1e9:.0f}; choose larger "
-                "hardware, fewer bits or more devices"
+                "hardware, fewer bits (--weights) or more devices (--tp)"
             )
 
     @property

@@ -140,10 +140,10 @@ def read_sglang(paths: Sequence[Path]) -> ImportedRecords:
     if len(rows) > 1:
         raise InputError(f"{paths[0]} holds {len(rows)} benchmarks; {ONE_BENCHMARK}")
     row = rows[0]
-    length: float
-    length, output, requests, running = (
+    length: float = checked(row["accept_length"], f"{paths[0]}: accept_length", float, invalid=SGLANG_INVALID)
+    output, requests, running = (
         None if row.get(key) is None else checked(row[key], f"{paths[0]}: {key}", float, invalid=SGLANG_INVALID)
-        for key in ("accept_length", "total_output_tokens", "completed", "concurrency")
+        for key in ("total_output_tokens", "completed", "concurrency")
     )
     passes = None if row.get("passes") is None else count(row["passes"], "Spec verify ct")
     if output and passes and passes > output:

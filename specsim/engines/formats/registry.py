@@ -80,7 +80,7 @@ FORMATS = {
     ),
     "sglang-bench": Format(
         "bench_results.read_sglang",
-        "SGLang's bench_serving, text or JSON, and z-lab's and SpecForge's: averages",
+        "SGLang's bench_serving, z-lab's, SpecForge's: averages",
         "",
         mark=r'(?m)^ {0,20}(?:Average )?Accept length:|"accept_length"\s*:',
     ),
@@ -90,12 +90,10 @@ FORMATS = {
         "",
         mark=r"num_drafts,.{0,400}acceptance_at_pos_0",
     ),
-    "sweep": Format(
-        "sweep.read_sweep", "a table of your own: K, batch, tok/s or TPOT, accept length", "tables by hand"
-    ),
+    "sweep": Format("sweep.read_sweep", "your own table: K, batch, tok/s or TPOT, accept length", "tables by hand"),
     "prometheus": Format(
         "prometheus.read_prometheus",
-        "scrapes of vLLM, llama.cpp or TensorRT-LLM",
+        "scrapes of vLLM, SGLang, llama.cpp or TensorRT-LLM",
         "scrapes of vLLM 0.32 and llama.cpp 2026.10; none of TensorRT-LLM",
         mark=r"(?m)^[ >+-]{0,20}(?:# (?:HELP|TYPE) )?(?:vllm:|llamacpp:|trtllm_|sglang:)\w+",
     ),

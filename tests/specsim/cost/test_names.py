@@ -13,12 +13,12 @@ import pytest
 from specsim.cost.calibrate import data_sheet_document
 from specsim.cost.files import read_cost
 from specsim.cost.roofline.architecture import find_architecture, find_model, public_shapes
-from specsim.cost.roofline.cost import RooflineCost, find_drafter
+from specsim.cost.roofline.cost import KINDS, RooflineCost, find_drafter
 from specsim.cost.roofline.formats import find_format, read_weights, stored_weights
-from specsim.cost.roofline.hardware import find_hardware
-from specsim.engines.flags import FLAGS
+from specsim.cost.roofline.hardware import BITS, find_hardware, known_hardware
+from specsim.engines.flags import FLAGS, VLLM_METHODS
 from specsim.io.errors import InputError
-from specsim.io.names import known_name
+from specsim.io.names import ALIASES, known_name, plain
 from tests.support.checks import refusal
 
 CHECKPOINTS = Path(__file__).parent / "checkpoints"
@@ -71,6 +71,7 @@ def test_a_listed_name_is_found_or_refused_with_few_others(kind: str, name: str)
         ("llama3.1:8b-instruct-q8_0", "llama-3.1-8b", "q8_0"),
         ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "llama-4-scout", None),
         ("Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3-30b-a3b", None),
+        ("amd/Llama-3.1-70B-Instruct-FP8-KV", "llama-3.1-70b", "float8"),
         ("gpt-oss:20b", "gpt-oss-20b", {"experts": "mxfp4"}),
         ("unsloth/gpt-oss-20b-BF16", "gpt-oss-20b", "bfloat16"),
         ("deepseek-ai/DeepSeek-V3-0324", "deepseek-v3", "float8"),
@@ -104,6 +105,15 @@ def test_a_gpu_is_found_as_it_names_itself_and_no_other(name: str, device: str |
         refusal(lambda: find_hardware(name), f"unknown GPU {name!r}", "nearest: ", "memory_bytes_s")
     else:
         assert find_hardware(name).name == device
+
+
+def test_no_two_names_are_alike_and_every_alias_names_something() -> None:
+    drafters = (*KINDS[1:], *VLLM_METHODS)
+    tables = {"model": public_shapes(), "GPU": known_hardware(), "drafter": drafters, "engine": FLAGS}
+    for kind, table in {**tables, "weight format": BITS}.items():
+        names = {plain(name) for name in table}
+        assert len(names) == len({*table})
+        assert {*map(plain, ALIASES[kind].values())} <= names and not names & {*ALIASES[kind]}  # type: ignore[index]
 
 
 def test_several_gpus_are_given_by_their_number() -> None:
