@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from specsim.replaying.intervals import ratio_interval
@@ -132,6 +132,12 @@ def counted(paper: str, rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
+def between(values: Iterable[float]) -> str:
+    """Return the lowest and the highest of these."""
+    ends = sorted(values)
+    return " to ".join(dict.fromkeys(f"{end:.3g}" for end in (ends[0], ends[-1])))
+
+
 def report(config: Config, runs: Runs, trainings: Mapping[str, Document]) -> Report:
     """Return the report. runs : of config.toml that were done; trainings : by drafter"""
     rows = [ablation(runs, line) for line in config["ablations"]["rows"]]
@@ -152,10 +158,10 @@ def report(config: Config, runs: Runs, trainings: Mapping[str, Document]) -> Rep
     first = next(iter(measured.values()))
     return Report(
         question="Do the papers' ablations have the same sign on a small target?",
-        answer=f"Of {len(rows) - counts[NOT_RUN]} ablations that were run, {counts[AGREES]} agree in sign, "
-        f"{counts[DISAGREES]} disagree and {counts[UNDECIDED]} are not significant. Of {len(done)} systems under the "
-        f"policy of their paper, the fastest is {fastest['system']} at {fastest['speedup']['estimate']:.2f} times the "
-        "baseline.",
+        answer=f"Of {len(rows)} ablations {len(rows) - counts[NOT_RUN]} were run here: {counts[AGREES]} agree in sign, "
+        f"{counts[DISAGREES]} disagree and {counts[UNDECIDED]} are not significant. Of {len(done)} systems that were "
+        f"run under their papers' policies, the fastest is {fastest['system']} at "
+        f"{fastest['speedup']['estimate']:.2f} times the baseline.",
         figure=dots(
             [
                 (f"{row['paper']}: {row['ablation']}", {"ours": row["ours_percent"], "paper": paper_point(row)})
@@ -177,8 +183,9 @@ def report(config: Config, runs: Runs, trainings: Mapping[str, Document]) -> Rep
         shown=shown,
         table=[*systems, *rows],
         trust=[
-            f"Prompts: {config['prompts']} of the target's held-out prompts, at most {config['max_new_tokens']} tokens "
-            f"each, {first['sequences']['tuning']} for tuning and {first['sequences']['holdout']} held out.",
+            f"Prompts: {between(run['sequences']['holdout'] for run in measured.values())} of the target's held-out "
+            f"prompts a run (column prompts), at most {config['max_new_tokens']} tokens each; few, so small "
+            "effects are not significant.",
             machine_line(config | {"target": config["decoded"]}, first),
             load_line(measured)
             + (
@@ -187,8 +194,7 @@ def report(config: Config, runs: Runs, trainings: Mapping[str, Document]) -> Rep
                 else ""
             ),
             "Noise floor (A/A test, the baseline run twice): "
-            f"{min(run['noise_floor_percent'] for run in measured.values()):.1f} to "
-            f"{max(run['noise_floor_percent'] for run in measured.values()):.1f} %. Intervals (95 %) are over held-out "
+            f"{between(run['noise_floor_percent'] for run in measured.values())} %. Intervals (95 %) are over held-out "
             "prompts; where two runs are compared, each speedup is over its own run's baseline.",
             f"Rounds: identical in replay and real run for {sum(value == 100 for value in exact)} of {len(exact)} "
             f"policies that replay exactly ({sum(row['rounds_identical_percent'] == 100 for row in whole)} of "

@@ -30,9 +30,10 @@ from specsim.policy.registry import POLICIES
 from studies.ablations.report import report
 from studies.ablations.sure_tree import SureTree
 from studies.ablations.training import DONE, train_drafter, train_predictor
-from studies.common import Config, Document, cached, named, prompts_of, record_settings
+from studies.common import Config, Document, cached, claim, named, prompts_of, record_settings
 
-RECORDED = ("runs/*.json", f"drafters/*/{DONE}", f"predictors/*/{DONE}")
+LINES = ("drafters", "runs", "later", "systems", "ablations")  # which may be added
+RECORDED = ("config.json", "runs/*.json", f"drafters/*/{DONE}", f"predictors/*/{DONE}")
 KINDS = {**POLICIES, SureTree.name: SureTree}
 KEPT = ("predicted", "forecast", "measured", "error_percent", "rounds_identical_percent", "truncated_share", "params")
 OF_RUN = ("environment", "dtype", "sequences", "load", "noise_floor_percent", "skipped", "decoding")
@@ -118,6 +119,7 @@ def typical(out: Path, run: Config, config: Config, progress: Progress) -> Docum
 
 def main(out: Path, config: Config) -> None:
     """Run what is not there yet and write the report."""
+    claim(out, {key: value for key, value in config.items() if key not in LINES})
     runs = {}
     with progress_bar() as progress, use_clock(config["clock"]):
         for name, run in config["runs"].items():

@@ -70,6 +70,8 @@ def test_every_line_compares_rows_that_some_run_has() -> None:
     made = {f"{name}: {policy}" for name, one in CONFIG["runs"].items() for policy in one.get("policies", [])}
     made |= {f"typical: {arm}" for arm in ("sampling", "epsilon = 0.01", "epsilon = 0.09", "epsilon = 0.25")}
     asked = {line[place] for line in rows() for place in (2, 3)} | {one["row"] for one in CONFIG["systems"].values()}
+    sizes = {name: [one.get(key) for key in ("prompts", "max_new_tokens")] for name, one in CONFIG["runs"].items()}
+    assert all(sizes[line[2].partition(": ")[0]] == sizes[line[3].partition(": ")[0]] for line in rows())
     assert asked <= made and set(CONFIG["later"]) <= set(CONFIG["runs"])
     for one in CONFIG["runs"].values():
         assert sum(len(kind.variants) for kind in policies(one.get("policies", []))) == len(one.get("policies", []))
