@@ -83,11 +83,9 @@ def decoded(out: Path, name: str, run: Config, config: Config, progress: Progres
     options = {key: config[key] for key in ("trials", "repeats", "tuning_share", "seed")}
     settings = ValidationSettings(record=record, kinds=tuple(policies(run["policies"])), **options)
     folder = out / "validations" / name
-    document = (
-        json.loads((folder / "validation.json").read_text())
-        if (folder / "validation.json").is_file()
-        else validate(pair, prompts, settings, folder, named(progress, name))
-    )
+    if not (folder / "validation.json").is_file():
+        validate(pair, prompts, settings, folder, named(progress, name))
+    document = json.loads((folder / "validation.json").read_text())
     rounds = pd.read_parquet(folder / "rounds.parquet").groupby(["policy", "sequence_id"], sort=True).size()
     rows = {}
     for label, tuned in json.loads((folder / "tuned.json").read_text()).items():
