@@ -136,6 +136,8 @@ def server_command(
     'vllm serve Qwen/Qwen3.5-27B --speculative-config \'{"method": "mtp", "num_speculative_tokens": 2}\''
     """
     engine = known_name("engine", engine, [*FLAGS])
+    if drafter is None and engine == "sglang":
+        drafter = DRAFTER["method"]  # which vLLM's flags have, too
     flags = draft_length_flags(engine, k, drafter, model)
     start = {"vllm": f"vllm serve {target}", "sglang": f"sglang serve --model-path {target}",
              "llamacpp": f"llama-server -m {target}"}.get(engine)  # fmt: skip

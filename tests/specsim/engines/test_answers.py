@@ -194,6 +194,7 @@ def test_commands_of_other_engines() -> None:
     start, model = "sglang serve --model-path a/t", "--speculative-draft-model-path b/d"
     assert sglang(drafter="EAGLE3") == f"{start} {model} --speculative-algorithm EAGLE3 {chain}"
     assert sglang(drafter="mtp") == f"{start} --speculative-algorithm NEXTN {chain}"
+    assert sglang() == f"{start} {model} --speculative-algorithm EAGLE {chain}"  # as vLLM's, where it is not known
     start = "llama-server -m a/t --spec-type"
     assert llama(drafter="qwen3-0.6b") == f"{start} draft-simple --spec-draft-model b/d --spec-draft-n-max 3"
     assert llama(drafter="mtp") == f"{start} draft-mtp --spec-draft-n-max 3"
