@@ -306,6 +306,11 @@ def test_counters_whose_tokens_contradict_them_are_refused(totals: dict[str, int
         read_counters({**document, **totals})
 
 
+def test_without_costs_the_question_is_which_gpu(tmp_path: Path) -> None:
+    asked = call("specsim", "advise", INPUTS / "wrapped_log.txt")
+    assert_refused(asked, "1,000 rounds, K = 3; which GPU is it? Add --gpu, such as --gpu h100 --target ... --drafter")
+
+
 def test_a_file_of_nothing_is_refused_in_a_line(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("started\n")
     assert_refused(call("specsim", "advise", tmp_path / "notes.txt", *H100), "holds nothing that an engine")
