@@ -162,16 +162,10 @@ class GpuSettings(Settings):
     def roofline(self) -> dict[str, Any] | None:
         """The document of the costs on the GPU that the options name."""
         from specsim.cost.calibrate import data_sheet_document
-        from specsim.cost.roofline.document import engine_preset
-        from specsim.engines.flags import FLAGS
-        from specsim.io.names import find_name
 
         if self.gpu is None or self.target is None or self.drafter is None:
             return None
-        engine: str | None = self.engine
-        if self.engine_alone and find_name("engine", engine or "", FLAGS) not in engine_preset().engines:
-            engine = None  # has flags, but its overhead is not known
-        return data_sheet_document(self.gpu, self.target, self.drafter, self.weights, self.tp, engine, self.dtype)
+        return data_sheet_document(self.gpu, self.target, self.drafter, self.weights, self.tp, self.engine, self.dtype)
 
     def costs(self, cost: T | None) -> T | dict[str, Any]:
         """Return the cost file, or the costs on the GPU; InputError for none or both."""

@@ -43,6 +43,7 @@ KIND, VERSION = "specsim-cost", 1
 SHIPPED = Path(__file__).parent / "shipped"
 INVALID = "correct it, or see `specsim cost list` for files to start from"
 MAKE = "make a profile with `realrun profile`, or choose one of `specsim cost list` or `specsim example --list`"
+MAPPING = "(a mapping)"
 CostLike = CostModel | str | PathLike[str] | Mapping[str, Any]  # as every function takes costs
 
 
@@ -150,7 +151,9 @@ def cost_of_document(document: Mapping[str, Any], where: str) -> CostModel:
     try:
         return from_keys(keys, FORMS[header.form], name, INVALID).cost(name)
     except InputError as error:
-        raise InputError(str(error) if str(error).startswith(name) else f"{name}: {error}") from None
+        # Of a mapping there is no file to name: a command's options may have made it.
+        plain = where == MAPPING or str(error).startswith(name)
+        raise InputError(str(error) if plain else f"{name}: {error}") from None
 
 
 class JoinedDocument(TypedDict):
@@ -199,7 +202,7 @@ def read_cost(cost: str | PathLike[str] | Mapping[str, Any], *, batch: int | Non
     0.006
     """
     if isinstance(cost, Mapping):
-        where, document = "(a mapping)", plain_json(cost, "cost file (a mapping)", invalid=MAKE)
+        where, document = MAPPING, plain_json(cost, "cost file (a mapping)", invalid=MAKE)
     elif isinstance(cost, str | PathLike):
         where = str(cost_path(cost))
         document = read_cost_document(Path(where))

@@ -308,7 +308,8 @@ def _notes(counts: Counted, error: tuple[float, float], *, block: bool) -> Itera
     bias = 100 * math.expm1(error[0])
     if bias:
         direction = "low" if bias > 0 else "high"
-        yield f"such costs are known to predict too {direction}: speedups are multiplied by {math.exp(error[0]):.2f}"
+        factor = math.exp(error[0])
+        yield f"published runs of this class were predicted too {direction}: speedups are multiplied by {factor:.2f}"
 
 
 def _seconds(cost: CostModel, longest: int, context: int) -> tuple[Seconds, float]:

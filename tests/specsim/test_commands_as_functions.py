@@ -43,7 +43,8 @@ def counters(tmp_path: Path) -> Path:
 def test_advise_takes_counters_as_they_come_and_says_what_its_command_says(counters: Path) -> None:
     advice = specsim.advise(COUNTERS, CONSTANT)
     document = printed("advise", counters, "--cost", counters.parent / "cost.json", "--engine", "vllm")
-    assert document == {**plain(advice.to_dict()), "flags": advice.flags("vllm")}
+    same = {**plain(advice.to_dict()), "flags": advice.flags("vllm")}
+    assert {key: document[key] for key in same} == same  # beside what was asked, and read
     from specsim.acceptance.sources import read_counters
 
     for same in (counters, str(counters), read_counters(counters)):
@@ -74,7 +75,7 @@ def test_diagnose_takes_the_same_and_says_what_its_command_says(counters: Path) 
     assert diagnosis.speedup == pytest.approx(41 / 52)
     ((assumed, advice),) = diagnosis.advice
     assert table["assumed"].tolist() == [assumed] and table["k"].tolist() == [advice.k]
-    assert table["speedup"].tolist() == [advice.lengths[advice.k].speedup]
+    assert table["speedup"].tolist() == [advice.lengths[advice.candidate].speedup]
     assert repr(diagnosis).startswith("0.79x (21 % slower)")
 
 
@@ -84,8 +85,8 @@ def test_an_engine_s_records_are_read_and_go_on_as_they_are(tmp_path: Path) -> N
     document = printed("import", "llamacpp-responses", tmp_path / "responses.jsonl")
     assert {**plain(records.to_dict()), "kind": "llamacpp-responses", "out": None} == document
     assert records.to_dict()["averages"]["accepted / drafted"] == pytest.approx(30 / 50)
-    with pytest.raises(specsim.InputError, match="do not give acceptance by position"):
-        specsim.advise(records, CONSTANT)
+    advice = specsim.advise(records, CONSTANT)  # 45 tokens less 2 of the prompts' steps and 30 accepted ones
+    assert advice.rounds == 13 and advice.k is None and "measure K = 0 and K = 4" in repr(advice)
 
 
 @pytest.mark.parametrize(

@@ -122,9 +122,9 @@ def find_drafter(drafter: str | Mapping[str, Any], target: Architecture) -> Draf
     layers = target.num_layers - 1 if kind in ("eesd", "self-sd") else LARGEST_NUMBER
     most = {number: layers, **dict.fromkeys(sized, MAX_SIZE - 1), "vocabulary": target.vocab_size}
     for key in sorted({number, *keys} - {"", "kind"}):
-        value = keys.get(key, 0)
+        value, short = keys.get(key, 0), f", such as {kind}:4" if key == number else ""
         if type(value) is not int or not 1 <= value <= most[key]:
-            raise InputError(f"roofline: drafter {kind} has {key}={value!r}; give 1 to {most[key]}")
+            raise InputError(f"roofline: drafter {kind} has {key}={value!r}; give 1 to {most[key]}{short}")
     value, name = keys.get(number, 0), f"{kind} of {target.name}"
     drafted = min(EAGLE3_VOCABULARY, target.vocab_size) if kind == "eagle3" else target.vocab_size
     layer = replace(target, name=name, vocab_size=keys.get("vocabulary", drafted), num_layers=1, dense_layers=0,
@@ -261,7 +261,7 @@ class RooflineCost(BatchCost):
     overheads : overhead of a round besides its passes
     covered : ranges of the calibration; `notes` names requests beyond them
     engine : name of the inference engine whose overheads these are
-    stored : why the weights have their format, where nobody chose it
+    remarks : what `notes` say of the costs beside their error
 
     Raises InputError for a batch below 1.
 
@@ -282,7 +282,7 @@ class RooflineCost(BatchCost):
     overheads: Overheads = field(default_factory=Overheads)
     covered: Covered | None = None
     engine: str = ""
-    stored: str = ""
+    remarks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.batch < 1:
@@ -407,8 +407,7 @@ class RooflineCost(BatchCost):
             f"{self.target.tensor_parallel} GPUs share a layer, but fast links join {joined}: all-reduces take longer"
         ]
         slow = slow if self.target.tensor_parallel > joined else []
-        if self.stored:
-            slow.append(f"{self.target.formats.removeprefix(', ')} ({self.stored}; --weights changes it)")
+        slow += self.remarks
         if 0 < self.drafter.block < max_draft_tokens:
             slow.append(f"this drafter was trained for blocks of {self.drafter.block}: it accepts fewer tokens beyond")
         if covered is None:

@@ -36,6 +36,7 @@ from specsim.io.json import from_keys
 from specsim.io.names import known_name
 
 PRESET = Path(__file__).parent / "engines.json"
+WITHOUT_PRESET = ("llamacpp", "transformers")  # engines whose overhead nobody has measured here
 INVALID, REMAKE = "correct it, or calibrate again", "write it anew with `python -m studies published`"
 
 
@@ -72,7 +73,10 @@ class RooflineForm:
             activations=self.activations,
             cache=self.cache,
         )
-        cost = RooflineCost(target, find_drafter(self.drafter, target.model), batch=self.batch, stored=stored)
+        cost = RooflineCost(target, find_drafter(self.drafter, target.model), batch=self.batch)
+        if stored:
+            text = f"{target.formats.removeprefix(', ')} ({stored}; --weights changes it)"
+            cost = replace(cost, remarks=(text,))
         if self.engine is not None:
             cost = in_engine(cost, self.engine)
         return from_keys(self.calibration, Calibration, f"{name}: calibration", INVALID).applied(cost)
@@ -169,9 +173,14 @@ def engine_preset() -> Preset:
 
 
 def in_engine(cost: RooflineCost, engine: str) -> RooflineCost:
-    """Return the costs of the same models on the same hardware in an inference engine; InputError if it is unknown."""
+    """Return the costs of the same models on the same hardware in an inference engine; InputError if it is unknown.
+
+    An engine whose overhead is not known adds none, and a remark says so.
+    """
     preset = engine_preset()
-    engine = known_name("engine", engine, [*preset.engines], where="for costs on a GPU")
+    engine = known_name("engine", engine, [*preset.engines, *WITHOUT_PRESET], where="for costs on a GPU")
+    if engine in WITHOUT_PRESET:
+        return replace(cost, remarks=(*cost.remarks, f"without the overhead of {engine}, which is not known"))
     overheads = preset.overheads
     if cost.draft_passes is None or cost.drafter.at_once:  # a step is not launched for every token
         once_s = overheads.round_s + overheads.draft_step_s

@@ -263,3 +263,9 @@ def test_a_one_layer_llama_of_the_targets_width_is_eagles_head() -> None:
     config = {**CONFIG, "num_hidden_layers": 1}
     assert find_drafter(config, find_architecture("llama-3.1-8b")).kind == "eagle"
     assert find_drafter(config, find_architecture("llama-3.1-70b")).kind == "model"
+
+
+def test_an_engine_of_unknown_overhead_adds_none_and_says_so() -> None:
+    bare, engine = (priced("llama-3.1-8b", engine=name) for name in (None, "llama.cpp"))
+    assert bare.round_seconds(3, 1000) == engine.round_seconds(3, 1000)
+    assert "without the overhead of llamacpp, which is not known" in engine.notes(3, (1000, 1000))

@@ -121,7 +121,7 @@ def test_the_interval_holds_the_error_of_costs_and_its_estimate(target: str, bat
         assert speedup.low < speedup.estimate < speedup.high
         assert speedup.high / speedup.low > 1.3  # although the counts are exact
         plain = length.tokens_per_round * cost.round_seconds(0, 1000) / cost.round_seconds(length.k, 1000)
-        known = [note for note in advice.notes if "known to predict too" in note]
+        known = [note for note in advice.notes if "were predicted too" in note]
         direction = "low" if speedup.estimate > plain else "high"
         assert all(f"too {direction}" in note for note in known) and bool(known) == (cost.speedup_error[0] != 0)
     chosen = advice.lengths[advice.candidate].speedup
