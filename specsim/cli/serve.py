@@ -191,8 +191,8 @@ def schedule(source: BatchCostSettings, options: ScheduleOptions) -> Answer:
     Finds the best K for each batch size and context, and the batch size beyond which speculation loses. Batches are
     full: a finished sequence makes room for the next. The table ends before the first batch that does not fit into the
     GPU's memory. Every K up to --max-draft-tokens is compared, and TurboSpec, which chooses K in every round by the
-    load and a moving estimate of acceptance. Intervals (95 %) are over sequences. The schedule is printed as `specsim
-    serve simulate --schedule` takes it; --json also has vLLM's ranges [first batch, last batch, K].
+    load and a moving estimate of acceptance. Intervals (95 %) are over sequences. The schedule is printed as
+    `specsim serve simulate --schedule` takes it; --json also has vLLM's ranges [first batch, last batch, K].
 
     Example: specsim serve schedule TRACE --cost specdecode-bench-llama3.1-8b-eagle-h100 --context 1024
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -41,6 +42,25 @@ def test_all_outputs_agree(claim_file: ClaimFile, tmp_path: Path) -> None:
     for name, verdict in verdicts.items():
         assert any(name in line and verdict.upper() in line for line in result.out.splitlines())
     assert not document["passed"] and document["verdicts"]["not decidable"] == 1
+
+
+@pytest.mark.parametrize(("text", "code"), [(CLAIMS, 0), (CLAIMS.replace("2.33", "2.5"), 1)])
+def test_the_github_action_checks_claims(text: str, code: int, claim_file: ClaimFile, tmp_path: Path) -> None:
+    """Its last step, with the inputs that GitHub would put into its environment."""
+    action = ROOT / ".github" / "actions" / "claims" / "action.yml"
+    install, check_step = re.findall(r"^ +run: (.*)$", action.read_text(), re.MULTILINE)
+    for path in re.findall(r"\$GITHUB_ACTION_PATH(/[./a-z]*)", install):
+        assert (Path(f"{action.parent}{path}") / ("" if path.endswith("txt") else "pyproject.toml")).is_file()
+    written = {"JUNIT": tmp_path / "claims.xml", "BENCHMARK_JSON": tmp_path / "speed.json"}
+    inputs = {"CLAIMS": claim_file(text), **written}
+    specsim = f'specsim() {{ "{sys.executable}" -m specsim "$@"; }}'
+    environment = os.environ | {name: str(value) for name, value in inputs.items()} | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(["bash", "-c", f"{specsim}\n{check_step}"], env=environment, capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+    assert all(path.is_file() for path in written.values())
+    assert set(re.findall(r"inputs\.([a-z-]+)", action.read_text())) == set(
+        re.findall(r"^  ([a-z-]+):$", action.read_text().partition("runs:")[0], re.MULTILINE)
+    )
 
 
 def test_nothing_is_written_where_a_claim_cannot_be_evaluated(claim_file: ClaimFile, tmp_path: Path) -> None:
