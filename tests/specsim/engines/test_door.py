@@ -327,6 +327,7 @@ def test_without_costs_the_question_is_which_gpu(tmp_path: Path) -> None:
 
 
 def test_a_file_of_nothing_is_refused_in_a_line(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("started\n")
-    assert_refused(call("specsim", "advise", tmp_path / "notes.txt", *H100), "holds nothing that an engine")
+    for text in ("started\n", ""):
+        (tmp_path / "notes.txt").write_text(text)
+        assert_refused(call("specsim", "advise", tmp_path / "notes.txt", *H100), "holds nothing that an engine")
     assert_refused(call("specsim", "advise", tmp_path / "none.log", *H100), "none.log does not exist; give a trace,")
