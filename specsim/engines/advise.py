@@ -70,6 +70,7 @@ class Advice(Result):
     times_rounds : if not sure: the multiple of the counted rounds that would settle it at the same rates; None if sure,
         or if no number of rounds would
     rounds : counted rounds
+    requests : counted requests; None where they are not told apart
     notes : what the numbers assume, such as extrapolation
     signatures : signs of a fault, each with what to check
     cost_band : 5th and 95th percentile of measured over predicted speedup with such costs; None if unknown
@@ -90,6 +91,7 @@ class Advice(Result):
     beyond: tuple[DraftLengthAdvice, ...] = ()
     upper_bound: bool = False
     off_above: BreakEven | None = None
+    requests: int | None = None
 
     @property
     def longest(self) -> bool:
@@ -132,7 +134,8 @@ class Advice(Result):
         if not self.sure and self.k:
             yield f"{100 * chosen.near:.0f} % likely to be within {NEAR_PERCENT:g} % of the best"
         if self.times_rounds:
-            yield f"collect about {self.times_rounds * self.rounds:,} rounds to be sure (have {self.rounds:,})"
+            have, what = (self.rounds, "rounds") if self.requests is None else (self.requests, "requests")
+            yield f"collect about {self.times_rounds * have:,} {what} to be sure (have {have:,})"
         if self.k and self.longest:
             yield self._longer()
 
@@ -278,6 +281,7 @@ def advise(
         tuple(lengths), k, candidate.k, sure, times, int(counts.rounds),
         (*cost.notes(depth, (context, context)), *_notes(counts, error, block=block)), signatures, cost.error_band,
         tuple(_beyond(counts, seconds, error, beyond)), upper_bound, even,
+        len(counts.unit_rounds) if counts.unit == "requests" else None,
     )  # fmt: skip
 
 

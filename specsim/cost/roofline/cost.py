@@ -397,9 +397,11 @@ class RooflineCost(BatchCost):
     @property
     def speedup_error(self) -> tuple[float, float]:
         experts = self.target.model.experts is not None
-        if self.covered is not None:
-            return 0.0, calibrated_error(experts=experts, batch=self.batch)
-        return log_error(experts=experts, batch=self.batch, known=bool(self.engine) and self.published_kind)
+        bias, sd = log_error(experts=experts, batch=self.batch, known=bool(self.engine) and self.published_kind)
+        if self.covered is None:
+            return bias, sd
+        between = min(self.covered.batches) <= self.batch <= max(self.covered.batches)
+        return 0.0, calibrated_error(experts=experts, batch=self.batch) if between else sd
 
     def notes(self, max_draft_tokens: int, contexts: tuple[int, int]) -> list[str]:
         covered, joined = self.covered, self.target.hardware.link_devices

@@ -95,6 +95,7 @@ def test_few_rounds_cannot_tell_and_say_how_many_would() -> None:
     rates = np.array([0.75, 0.74, 0.73, 0.72, 0.71, 0.7])
     few = advise(counted(rates, 40, np.random.default_rng(3)), COST, context=100)
     assert not few.sure and few.times_rounds >= 2 and few.rounds == 40
+    assert f"collect about {20 * few.times_rounds:,} requests to be sure (have 20)" in repr(few)
     assert advise(counted(rates, 100_000, np.random.default_rng(3)), COST, context=100).sure
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from specsim.acceptance.sources import Rounds
 from specsim.cost.calibrate import data_sheet_document
 from specsim.cost.files import read_cost
 from specsim.cost.model import ConstantCost
+from specsim.cost.roofline.cost import Covered, RooflineCost
 from specsim.cost.roofline.published import CALIBRATED_PERCENT, calibrated_error
 from specsim.engines.advise import BATCHES, Advice, advise
 from specsim.engines.diagnose import diagnose
@@ -136,6 +138,15 @@ def test_the_error_of_calibrated_costs_stays() -> None:
         sd = calibrated_error(experts=experts, batch=1 if single else 8)
         draws = np.abs(np.expm1(sd * np.random.default_rng(0).standard_normal(200_000)))
         assert 100 * np.median(draws) == pytest.approx(percent, rel=0.05)
+
+
+def test_costs_are_less_known_beyond_the_batch_that_they_were_calibrated_at() -> None:
+    cost = read_cost(data_sheet_document("h100", "llama-3.1-8b", "eagle3", engine="vllm"), batch=16)
+    assert isinstance(cost, RooflineCost)
+    cost = replace(cost, covered=Covered(cost.subject, (1, 3), (1, 4), (500, 500), (16,)))
+    counts = {"drafted": [10**7] * 2, "accepted": [6 * 10**6, 4 * 10**6]}
+    at, beyond = (advise(counts, replace(cost, batch=batch)).lengths[2].speedup for batch in (16, 64))
+    assert 1.3 < at.high / at.low < beyond.high / beyond.low
 
 
 def test_speculation_is_off_above_the_batch_at_which_it_loses() -> None:
