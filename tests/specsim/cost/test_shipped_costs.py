@@ -341,4 +341,6 @@ def test_the_counters_of_a_real_server_speak_for_three_to_five_tokens(tmp_path: 
     counters.write_text(json.dumps({"drafted": [247] * 5, "accepted": [142, 89, 60, 48, 37]}))
     advised = json_of(call("specsim", "advise", counters, "--cost", VLLM["EAGLE-1"], "--json"))
     assert advised["k"] == 4 and advised["lengths"][4]["speedup"]["estimate"] == pytest.approx(1.58, abs=0.01)
-    assert not any("extrapolated" in note for note in advised["notes"])  # five tokens are among the lengths that were measured
+    assert not any(
+        "extrapolated" in note for note in advised["notes"]
+    )  # five tokens are among the lengths that were measured
