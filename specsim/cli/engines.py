@@ -36,6 +36,13 @@ class AdviseCosts(CostSettings):
     def of_reading(self, reading: Reading) -> tuple[AdviseCosts, list[str]]:
         """These costs with the models, engine and load that a file tells, where no option does; notes on the load."""
         setup, costs = reading.setup, self
+        if self.gpu is None and self.cost is None:
+            missing = [flag for flag, name in (("--target", setup.model), ("--drafter", setup.kind)) if not name]
+            raise InputError(
+                f"{reading}; which GPU is it? Add --gpu, such as --gpu h100"
+                f"{''.join(f' {flag} ...' for flag in missing)}, or measured costs with --cost; `specsim cost list` "
+                "names those that ship"
+            )
         if self.gpu is not None:
             costs = replace(self, target=self.target or setup.model or None, drafter=self.drafter or setup.kind or None)
         costs.check_names()

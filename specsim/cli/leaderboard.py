@@ -120,7 +120,11 @@ def leaderboard(options: BoardOptions) -> Answer:
         document = as_document(boards, options.described)
         for board, shown in zip(boards, document["boards"], strict=True):
             if (recommended := board.recommended) is not None:
-                shown["recommended"]["flags"] = _flags(recommended.policy, str(board.meta.get("drafter_kind")))
+                kind = str(board.meta.get("drafter_kind"))
+                shown["recommended"]["flags"] = _flags(recommended.policy, kind)
+                fixed = next((row for row in board.rows if isinstance(row.policy, FixedK)), None)
+                if fixed is not None and not shown["recommended"]["flags"] and (own := _flags(fixed.policy, kind)):
+                    shown["recommended"]["for_engines"] = {"label": fixed.label, "flags": own}
         if out is not None and table:
             write_text(out, table_text(document, out.suffix))
         elif out is not None:

@@ -34,6 +34,14 @@ def seconds_left(start: Start, now_s: float, done: int, total: int) -> float | N
     return (now_s - start.at_s) * (total - done) / gained if gained else None
 
 
+def started(starts: dict[str, Start], latest: dict[str, int], part: str, now_s: float, done: int) -> Start:
+    """Note a report of a part, and return the first one; a part of which less is done than before has begun anew."""
+    if part not in starts or done < latest[part]:
+        starts[part] = Start(now_s, done)
+    latest[part] = done
+    return starts[part]
+
+
 class ProgressReports:
     """A `Progress` for programs: a JSON object per line, at most every second, and at the end of each part.
 
@@ -46,11 +54,12 @@ class ProgressReports:
     def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic):
         self.say, self.clock = say, clock
         self.starts: dict[str, Start] = {}
+        self.done: dict[str, int] = {}
         self.reported_s: dict[str, float] = {}
 
     def __call__(self, part: str, done: int, total: int) -> None:
         now_s = self.clock()
-        start = self.starts.setdefault(part, Start(now_s, done))
+        start = started(self.starts, self.done, part, now_s, done)
         if done < total and now_s - self.reported_s.get(part, -REPORT_EVERY_S) < REPORT_EVERY_S:
             return
         self.reported_s[part] = now_s
@@ -75,12 +84,13 @@ class ProgressLines:
     ):
         self.say, self.interval_s, self.clock = say, interval_s, clock
         self.starts: dict[str, Start] = {}
+        self.done: dict[str, int] = {}
         self.latest: tuple[str, int, int] | None = None
         self.latest_s = 0.0
         self.ended = Event()
 
     def __call__(self, part: str, done: int, total: int) -> None:
-        self.starts.setdefault(part, Start(self.clock(), done))
+        started(self.starts, self.done, part, self.clock(), done)
         self.latest, self.latest_s = (part, done, total), self.clock()
 
     def line(self) -> str | None:

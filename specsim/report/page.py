@@ -211,15 +211,22 @@ def simplest(rows: Iterable[tuple[float, int]]) -> int:
 
 def recommendation_text(board: Mapping[str, Any]) -> list[str]:
     """Say which row of a leaderboard to use, and the engines' flags; nothing if none is significantly faster."""
-    from specsim.replaying.intervals import against_baseline  # numpy, which pages do without
+    from specsim.replaying.intervals import against_baseline, interval_text  # numpy, which pages do without
 
     recommended = board["recommended"]
     if not recommended or against_baseline(board["rows"][0]["speedup"]) != "faster":
         return []
     (row,) = [row for row in board["rows"] if row["label"] == recommended["label"]]
     near = f"the simplest policy within {recommended['within_percent']:g} % of the best"
-    flags = [f"{engine}: {flag}" for engine, flag in recommended.get("flags", {}).items()]
-    return [f"Recommended: {row['label']} ({row['settings']}), {near}.", *flags]
+    lines = [f"Recommended: {row['label']} ({row['settings']}), {near}."]
+    flags = recommended.get("flags", {})
+    if engines := recommended.get("for_engines"):
+        (fixed,) = [row for row in board["rows"] if row["label"] == engines["label"]]
+        reached = interval_text(fixed["speedup"])
+        flags = engines["flags"]
+        best = f"{fixed['label']} ({fixed['settings']}), {reached}"
+        lines.append(f"{' and '.join(flags)} do not have this rule; their best: {best}.")
+    return [*lines, *(f"{engine}: {flag}" for engine, flag in flags.items())]
 
 
 def choice_text(choice: Mapping[str, Any]) -> str:

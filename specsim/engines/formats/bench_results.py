@@ -135,32 +135,38 @@ def read_sglang(paths: Sequence[Path]) -> ImportedRecords:
         for line in log_lines(paths, skipped):
             for key, pattern in SGLANG_TEXT.items():
                 if match := pattern.match(line):
-                    if key == "accept_length" and key in rows[-1]:
+                    if key in rows[-1]:  # the next benchmark begins
                         rows.append({})
                     rows[-1][key] = float(match[1])
-    if not rows or "accept_length" not in rows[0]:
+        rows = [row for row in rows if "accept_length" in row]
+    if not rows:
         raise InputError(f"{paths[0]} has no 'Accept length' of a speculative run; {SGLANG_INVALID}")
-    if len(rows) > 1:
-        raise InputError(f"{paths[0]} holds {len(rows)} benchmarks; {ONE_BENCHMARK}")
-    row = rows[0]
-    length: float = checked(row["accept_length"], f"{paths[0]}: accept_length", float, invalid=SGLANG_INVALID)
-    output, requests, running = (
-        None if row.get(key) is None else checked(row[key], f"{paths[0]}: {key}", float, invalid=SGLANG_INVALID)
-        for key in ("total_output_tokens", "completed", "concurrency")
-    )
-    passes = None if row.get("passes") is None else count(row["passes"], "Spec verify ct")
-    if output and passes and passes > output:
-        raise InputError(f"{paths[0]}: {passes:,} passes put out {output:,.0f} tokens; {ONE_BENCHMARK}")
+    passes, output, requests, lengths, running = [], [], [], [], []
+    for row in rows:
+        numbers = {
+            key: checked(row[key], f"{paths[0]}: {key}", float, invalid=SGLANG_INVALID)
+            for key in SGLANG_TEXT
+            if row.get(key) is not None
+        }
+        lengths.append(numbers["accept_length"])
+        running.append(numbers.get("concurrency"))
+        passes.append(count(numbers.get("passes", 0), "Spec verify ct"))
+        output.append(count(numbers.get("total_output_tokens", 0), "output tokens"))
+        requests.append(count(numbers.get("completed", 0), "requests"))
+    if sum(passes) > sum(output) > 0:
+        raise InputError(f"{paths[0]}: {sum(passes):,} passes put out {sum(output):,} tokens; {ONE_BENCHMARK}")
+    notes = [f"benchmark {i}: acceptance length {length:.2f}" for i, length in enumerate(lengths, start=1)]
     return ImportedRecords(
         None,
         SGLANG,
-        requests=None if requests is None else count(requests, "requests"),
-        output_tokens=None if not output else (count(output, "output tokens"),),
-        sums=(passes, None, None),
-        averages={LENGTH: length},
+        requests=sum(requests) if all(requests) else None,
+        output_tokens=(sum(output),) if all(output) else None,
+        sums=(sum(passes) if all(passes) else None, None, None),
+        averages={LENGTH: float(np.average(lengths, weights=output if all(output) else None))},
+        notes=tuple(notes) if len(rows) > 1 else (),
         skipped=skipped,
         instead=SGLANG_INSTEAD,
-        setup=Setup(running=running),
+        setup=Setup(running=running[0] if len(set(running)) == 1 else None),
     )
 
 

@@ -44,7 +44,7 @@ from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
 from specsim.report.leaderboard import render_leaderboard
-from specsim.report.page import range_text, value_text
+from specsim.report.page import range_text, recommendation_text, value_text
 from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
 from tests.specsim.report.test_report import Page
@@ -134,6 +134,19 @@ def test_the_simplest_policy_within_a_percent_is_recommended(board: Board) -> No
 
     assert dataclasses.replace(board, rows=[at(others[0], 2.0), at(fixed, 1.99)]).recommended.policy == fixed.policy
     assert dataclasses.replace(board, rows=[at(others[0], 2.0), at(fixed, 1.97)]).recommended.policy == others[0].policy
+
+
+def test_a_rule_that_engines_lack_stands_beside_their_best(board: Board) -> None:
+    (document,) = as_document([board], {})["boards"]
+    fixed = next(row for row in document["rows"] if row["policy"] == "fixed_k")
+    other = next(row for row in document["rows"] if row["policy"] != "fixed_k")
+    flags = {"vllm": "--flag"}
+    document["rows"][0]["speedup"]["low"] = 1.5
+    document["recommended"] = {"label": other["label"], "within_percent": 1.0, "flags": {}}
+    document["recommended"]["for_engines"] = {"label": fixed["label"], "flags": flags}
+    own, engines, flag = recommendation_text(document)
+    assert own.startswith(f"Recommended: {other['label']} (") and f"their best: {fixed['label']} (" in engines
+    assert flag == "vllm: --flag"
 
 
 def test_none_is_recommended_where_none_is_significantly_faster(board: Board) -> None:

@@ -130,6 +130,21 @@ def test_sums_and_averages_give_their_length(name: str, k: int | None, length: f
             read_counts(INPUTS / name)
 
 
+def test_several_benchmarks_of_a_server_are_averaged(tmp_path: Path) -> None:
+    """40,000 tokens at 2.6 and 20,000 at 2.0: 2.4; the load differs, so that none is taken."""
+    one = json.loads((INPUTS / "sglang_bench.jsonl").read_text())
+    other = {**one, "accept_length": 2.0, "total_output_tokens": 20_000, "concurrency": 1.0}
+    text = (INPUTS / "sglang_bench.txt").read_text()
+    changed = text.replace("40000", "20000").replace("2.60", "2.00").replace("15.20", "1.00")
+    (tmp_path / "runs.jsonl").write_text(f"{json.dumps(one)}\n{json.dumps(other)}\n")
+    (tmp_path / "runs.txt").write_text(text + changed)
+    for name in ("runs.jsonl", "runs.txt"):
+        reading = read_counts(tmp_path / name, k=3)
+        assert isinstance(reading.source, Counters) and reading.setup.running is None
+        assert 1 + reading.source.accepted.sum() / reading.source.drafted[0] == pytest.approx(2.4, abs=1e-3)
+        assert reading.notes[:2] == ("benchmark 1: acceptance length 2.60", "benchmark 2: acceptance length 2.00")
+
+
 def test_two_numbers_off_a_screen() -> None:
     """With K = 2 the rate a solves 1 + a + a^2 = 1.75: a = 0.5."""
     source = read_length(1.75, 2).source
@@ -306,7 +321,13 @@ def test_counters_whose_tokens_contradict_them_are_refused(totals: dict[str, int
         read_counters({**document, **totals})
 
 
+def test_without_costs_the_question_is_which_gpu(tmp_path: Path) -> None:
+    asked = call("specsim", "advise", INPUTS / "wrapped_log.txt")
+    assert_refused(asked, "1,000 rounds, K = 3; which GPU is it? Add --gpu, such as --gpu h100 --target ... --drafter")
+
+
 def test_a_file_of_nothing_is_refused_in_a_line(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("started\n")
-    assert_refused(call("specsim", "advise", tmp_path / "notes.txt", *H100), "holds nothing that an engine")
+    for text in ("started\n", ""):
+        (tmp_path / "notes.txt").write_text(text)
+        assert_refused(call("specsim", "advise", tmp_path / "notes.txt", *H100), "holds nothing that an engine")
     assert_refused(call("specsim", "advise", tmp_path / "none.log", *H100), "none.log does not exist; give a trace,")

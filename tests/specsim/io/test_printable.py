@@ -145,6 +145,18 @@ def test_parts_have_times_of_their_own() -> None:
     assert lines.line() == "tune: 2 of 10, about 80 s left"
 
 
+def test_a_part_that_begins_anew_is_timed_anew() -> None:
+    clock = Clock()
+    lines = lines_at(clock)
+    for done in (1, 15):
+        lines("probe", done, 15)
+        clock.now += 1000
+    lines("probe", 1, 15)
+    clock.now += 10
+    lines("probe", 6, 15)
+    assert lines.line() == "probe: 6 of 15, about 18 s left"
+
+
 def test_lines_come_while_nothing_is_reported_and_end_with_the_work() -> None:
     came, printed = Event(), list[str]()
 
