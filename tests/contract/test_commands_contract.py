@@ -357,7 +357,8 @@ def test_a_profile_that_does_not_cover_the_trace_is_refused(
 ) -> None:
     document = json.loads(files.profile.read_text())
     document["contexts"] = [int(c) for c in contexts.split(",")]
-    document["mean_s"]["verify"] = document["mean_s"]["verify"][: depth + 1]
+    for times in ("mean_s", "relative_half_width"):
+        document[times]["verify"] = document[times]["verify"][: depth + 1]
     (tmp_path / "profile.json").write_text(json.dumps(document))
     args = [files.trace, "--policy", "fixed_k", "--cost", tmp_path / "profile.json"]
     assert_refused(call("specsim", "replay", *args), says)

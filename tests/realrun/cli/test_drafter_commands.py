@@ -393,6 +393,7 @@ def test_help_has_every_setting_with_its_default(name: str) -> None:
     expected = {f"--{option}" for option in ("out", "target", "seed", "device", "dtype", "threads", "json", "help")}
     expected |= {"--draft-model", "--drafter", "--allow-tokenizer-difference"} if training.beside_draft else set()
     expected |= {"--smoke-test"} if training.smoke_test else set()
+    expected |= {"--recipe"} if training.printed is not None else set()
     for option in (*options_of(training.settings), *options_of(training.shared)):
         expected.add(f"--{option.name.replace('_', '-')}")
         assert "".join(option.doc.split()) in "".join(printed.split())  # lines also end at hyphens

@@ -394,6 +394,12 @@ def documents() -> list[dict[str, Any]]:
         given = ["cost", "compare", "--trace", Path(folder, "trace"), "--target", "llama-3.1-8b", "--drafter", "eagle"]
         given += ["--gpus", "h100", "--batch", 1, "--policy", "fixed_k", "--trials", 2, "--json"]
         compared = call("specsim", *given)
+        (counters := Path(folder, "counters.json")).write_text(
+            json.dumps({"drafted": [400] * 3, "accepted": [260, 150, 90]})
+        )
+        advised = call(
+            "specsim", "advise", counters, "--gpu", "h100", "--target", "llama-3.1-8b", "--drafter", "eagle", "--json"
+        )
     claim = {"name": "c", "claimed": "at least 1", "recomputed": None, "order": None, "verdict": "holds",
              "passed": True, "source": "paper"}  # fmt: skip
     return [
@@ -404,6 +410,7 @@ def documents() -> list[dict[str, Any]]:
         {"kind": "specsim-claims", "claims": [claim], "verdicts": {"holds": 1}},
         recorded(STUDIES / "drafters/recorded/board.json"),
         validation_document(),
+        json.loads(advised.out),
         doctor(
             STUDIES.parent / "docs/recorded/bench/k12.json", STUDIES.parent / "docs/recorded/bench/k3.json"
         ).as_dict(),
@@ -460,7 +467,7 @@ def test_every_kind_of_page_is_swept() -> None:
     assert set(KINDS) <= kinds and all(any(key in document for document in documents()) for key in BY_KEY)
 
 
-@pytest.mark.parametrize("number", range(7))
+@pytest.mark.parametrize("number", range(9))
 @pytest.mark.filterwarnings("ignore")  # of figures without anything in them
 def test_no_text_of_a_document_becomes_html(number: int) -> None:
     """All at once, figures too."""
@@ -468,7 +475,7 @@ def test_no_text_of_a_document_becomes_html(number: int) -> None:
     assert number_of_tags(shown(with_hostile_text(document))) == number_of_tags(shown(document))
 
 
-@pytest.mark.parametrize("number", range(7))
+@pytest.mark.parametrize("number", range(9))
 @pytest.mark.usefixtures("_no_figures")
 def test_no_text_becomes_html_where_another_value_belongs(number: int) -> None:
     """Values singly, numbers and truths too; in a list a single place."""
