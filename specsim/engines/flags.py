@@ -122,6 +122,12 @@ def draft_length_flags(engine: str, k: int, drafter: str | None = None, model: s
     return f"--speculative-algorithm {names[kind]} {FLAGS[engine](k)}"
 
 
+def of_hub(name: str) -> bool:
+    """Whether llama.cpp downloads a model of this name, OWNER/NAME or OWNER/NAME:TYPE, rather than opens a file."""
+    owner, slash, rest = name.partition("/")
+    return bool(slash and owner.strip(".~") and rest) and "/" not in rest and not rest.endswith(".gguf")
+
+
 def server_command(
     engine: str, k: int, *, target: str = "<target>", drafter: str | None = None, model: str = PLACEHOLDER
 ) -> str:
@@ -140,7 +146,7 @@ def server_command(
         drafter = DRAFTER["method"]  # which vLLM's flags have, too
     flags = draft_length_flags(engine, k, drafter, model)
     start = {"vllm": f"vllm serve {target}", "sglang": f"sglang serve --model-path {target}",
-             "llamacpp": f"llama-server -m {target}"}.get(engine)  # fmt: skip
+             "llamacpp": f"llama-server {'-hf' if of_hub(target) else '-m'} {target}"}.get(engine)  # fmt: skip
     if start is None:
         return flags
     if not k:
@@ -153,6 +159,6 @@ def server_command(
     if engine == "llamacpp":
         if kind not in LLAMACPP_TYPES:
             raise InputError(f"llamacpp has no drafters of kind {kind}; choose another engine")
-        path = "" if own else f"--spec-draft-model {model} "
+        path = "" if own else f"--spec-draft-{'hf' if of_hub(model) else 'model'} {model} "
         return f"{start} --spec-type {LLAMACPP_TYPES[kind]} {path}--spec-draft-n-max {k}"
     return f"{start} {flags}"

@@ -195,8 +195,10 @@ def test_commands_of_other_engines() -> None:
     assert sglang(drafter="EAGLE3") == f"{start} {model} --speculative-algorithm EAGLE3 {chain}"
     assert sglang(drafter="mtp") == f"{start} --speculative-algorithm NEXTN {chain}"
     assert sglang() == f"{start} {model} --speculative-algorithm EAGLE {chain}"  # as vLLM's, where it is not known
-    start = "llama-server -m a/t --spec-type"
-    assert llama(drafter="qwen3-0.6b") == f"{start} draft-simple --spec-draft-model b/d --spec-draft-n-max 3"
+    start = "llama-server -hf a/t --spec-type"
+    assert llama(drafter="qwen3-0.6b") == f"{start} draft-simple --spec-draft-hf b/d --spec-draft-n-max 3"
+    files = server_command("llamacpp", 3, target="/a/t", model="b/d.gguf")
+    assert files == "llama-server -m /a/t --spec-type draft-simple --spec-draft-model b/d.gguf --spec-draft-n-max 3"
     assert llama(drafter="mtp") == f"{start} draft-mtp --spec-draft-n-max 3"
     with pytest.raises(InputError, match="llamacpp has no drafters of kind medusa"):
         llama(drafter="medusa")
