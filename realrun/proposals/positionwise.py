@@ -37,8 +37,8 @@ def positionwise_columns(target: PreTrainedModel, proposed: Positionwise, reques
     """Record what such a drafter proposes at every position; a `Recorder` once target and proposals are given.
 
     Columns at (t, i) have the noise of output position t + i - 1. The ranks of the true token do not repeat along
-    diagonals, as those of an independent model do. In rejection mode the target verifies the drafts as well
-    (`realrun.proposals.chain`), and there are no trees.
+    diagonals, as those of an independent model do. In rejection mode drafts are drawn together with the
+    output (`realrun.proposals.chain`), and there are no trees.
     """
     output, sampler, depth = request.output, request.sampler, request.depth
     proposals = Proposals(request, int(target.config.vocab_size))

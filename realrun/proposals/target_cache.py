@@ -4,8 +4,8 @@ At output position t, Self-SD's drafter sees the target's own keys and values of
 those of EDD and EAGLE are made of the target's states. All compute those of the pending token and of drafted tokens by
 themselves. So the target feeds the whole text once, and every position has a branch behind it, whose first node is the
 pending token. The branch's keys and values depend on where it starts, and so do the ranks of the true tokens: unlike
-an independent model's they are not equal along a diagonal, and they take a separate pass. In rejection mode a pass of
-its own verifies the drafts (`realrun.proposals.chain`).
+an independent model's they are not equal along a diagonal, and they take a separate pass. In rejection mode drafts are
+drawn together with the output (`realrun.proposals.chain`).
 """
 
 from __future__ import annotations

@@ -227,8 +227,8 @@ class JoinOptions(Settings):
 def join(options: JoinOptions) -> Answer:
     """Join traces of several drafters.
 
-    On a joined trace, policies choose the drafter of every round. Except with rejection sampling, outputs are the
-    target's, whichever drafter was recorded with them, so that rounds of several drafters replay exactly on one output.
+    On a joined trace, policies choose the drafter of every round. Outputs are the target's, whichever drafter was
+    recorded with them, so that rounds of several drafters replay exactly on one output.
     Traces that differ in target, decoding, prompts, outputs or end-of-text tokens are rejected with the first
     difference. Chains only: recorded trees are left out. Put lookups first: switch_match drafts with the first drafter
     that is sure enough before it drafts, else with the last.

@@ -27,7 +27,7 @@ import numpy as np
 from specsim.io.arrays import Ints
 from specsim.io.errors import InputError
 from specsim.io.rng import uniform
-from specsim.trace.joined import LOOKUP, SUFFIX
+from specsim.trace.joined import LOOKUP, SUFFIX, JoinedTrace
 from specsim.trace.trace import NO_TOKEN, Trace
 
 Rule = Literal["greedy-draft", "sampled-draft", "equal-samples"]
@@ -37,12 +37,7 @@ RECORDED: dict[str, Rule] = {"greedy-draft": "greedy-draft", "rejection": "sampl
 def shares_noise(trace: Trace) -> bool:
     """Whether the recorded drafter chose by the target's noise, which is nobody's rule."""
     drafts_text = trace.meta.get("drafter_kind") in (LOOKUP, SUFFIX)  # whatever the noise is
-    return _mode(trace) == "gumbel" and "accepted_by" not in trace.meta and not drafts_text
-
-
-def _mode(trace: Trace) -> str:
-    decoding = trace.meta.get("decoding")
-    return str(decoding.get("mode") if isinstance(decoding, dict) else decoding)
+    return trace.mode == "gumbel" and "accepted_by" not in trace.meta and not drafts_text
 
 
 def rule_of(trace: Trace) -> Rule | None:
@@ -50,7 +45,7 @@ def rule_of(trace: Trace) -> Rule | None:
     if "accepted_by" in trace.meta:
         rule: Rule = trace.meta["accepted_by"]
         return rule
-    return RECORDED.get(_mode(trace))
+    return RECORDED.get(trace.mode)
 
 
 def accepted_by(trace: Trace, rule: Rule, *, seed: int = 0) -> Trace:
@@ -88,11 +83,15 @@ def accepted_by(trace: Trace, rule: Rule, *, seed: int = 0) -> Trace:
     >>> [f"{(each.match_len > 0).mean():.2f}" for each in (trace, sampled)]
     ['0.35', '0.58']
     """
-    mode = _mode(trace)
+    mode = trace.mode
     if mode not in ("greedy-draft", "gumbel", "rejection") or rule_of(trace) == rule:
         return trace
     if trace.meta.get("drafter_kind") in (LOOKUP, SUFFIX):
         return trace
+    if isinstance(trace, JoinedTrace):
+        raise InputError(
+            "a joined trace is replayed as recorded; give one of its parts to accept drafts by another rule"
+        )
     if rule == "greedy-draft":
         if mode == "gumbel" or trace.true_rank is None:
             raise InputError(f"rule {rule} needs ranks without noise, which this trace lacks; {AGAIN}")

@@ -94,8 +94,7 @@ class Trace:
 
     def __repr__(self) -> str:
         """One line: sizes, both models, and how the output was sampled."""
-        decoding = self.meta.get("decoding", "unknown")
-        sampling = decoding if isinstance(decoding, str) else decoding.get("mode", "unknown")
+        decoding, sampling = self.meta.get("decoding"), self.mode
         if temperature := decoding.get("temperature") if isinstance(decoding, dict) else None:
             sampling += f" at temperature {temperature:g}"
         sizes = f"{self.sequences:,} sequences, {len(self.token):,} tokens, depth {self.depth}"
@@ -154,15 +153,19 @@ class Trace:
         return bool(self.meta.get("informed", self.meta.get("synthetic", {}).get("informed", True)))
 
     @property
+    def mode(self) -> str:
+        """How tokens were chosen: greedy, greedy-draft, gumbel or rejection; "unknown" where not recorded."""
+        decoding = self.meta.get("decoding", "unknown")
+        return decoding if isinstance(decoding, str) else str(decoding.get("mode", "unknown"))
+
+    @property
     def sampled_by_rejection(self) -> bool:
         """Whether drafts were sampled and verified by rejection sampling.
 
         Drafts, match_len and output are then drawn together as in a real run (`realrun.proposals.chain`), so a replay
         of the recorded outcome follows a real run's distribution. A real run draws another text.
         """
-        decoding = self.meta.get("decoding")
-        mode = decoding.get("mode") if isinstance(decoding, dict) else decoding
-        return mode == "rejection" and self.meta.get("accepted_by") != "greedy-draft"
+        return self.mode == "rejection" and self.meta.get("accepted_by") != "greedy-draft"
 
     @property
     def eos_token_ids(self) -> list[int]:
