@@ -281,7 +281,7 @@ def _summary(number: int, task: _Task) -> tuple[int, ServingSummary]:
 
     trace = _part(task.source) if isinstance(task.source, _Source) else task.source
     sent = requests_of_trace(trace, task.requests, seed=task.seed)
-    drafts = drafts_of(trace, task.arm, seed=task.seed)
+    drafts = drafts_of(trace, task.arm, seed=task.seed, served=True)
     run = run_server(drafts, task.cost, sent, slots=task.users, users=task.users, kv_tokens=task.kv_tokens)
     own_bounds_s = np.resize(task.bounds_s, len(sent)) if task.bounds_s else None
     return number, summarise_run(run, tpot_bound_s=own_bounds_s)

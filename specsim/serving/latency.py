@@ -90,7 +90,7 @@ def summarise_run(
     begin_s = float(done[cold - 1]) if cold else 0.0
     end_s = float(run.submitted_s.max())
     measured = (run.submitted_s >= begin_s) & (run.submitted_s <= end_s)
-    end, rounds = run.steps["end_s"], run.steps["output_tokens"] > 0
+    end, rounds = run.steps["end_s"], run.steps["sequences"] > 0
     inside = (end > begin_s) & (end <= end_s)
     decoding = inside & rounds
     if not decoding.any():
@@ -100,7 +100,8 @@ def summarise_run(
         )
     seconds = end_s - begin_s
     took, sequences = run.steps["seconds"][decoding], run.steps["sequences"][decoding]
-    tokens = run.steps["output_tokens"][decoding]
+    tokens = run.steps["output_tokens"][inside]
+    round_tokens = tokens.sum() - run.steps["prefill_output"][inside].sum()
     output = run.requests.output_tokens
     with np.errstate(invalid="ignore"):
         tpot_s = np.where(output > 1, (run.finished_s - run.first_token_s) / np.maximum(output - 1, 1), np.nan)
@@ -117,7 +118,7 @@ def summarise_run(
         tokens_per_s=float(tokens.sum() / seconds),
         requests_per_s=requests_per_s,
         mean_batch=float(np.average(sequences, weights=took)),
-        tokens_per_round=float(tokens.sum() / sequences.sum()),
+        tokens_per_round=float(round_tokens / sequences.sum()),
         mean_drafted=float(run.steps["drafted"][decoding].sum() / sequences.sum()),
         tpot_s=_latency(tpot_s[measured]),
         ttft_s=_latency(ttft_s[measured]),

@@ -254,7 +254,7 @@ def serve(
     from specsim.serving.continuous import run_server  # SimPy is not needed otherwise
 
     off, on = (
-        summarise_run(run_server(drafts_of(part, each, seed=seed), batch_cost(model, pad), asked, **limits), **bounds)
+        summarise_run(run_server(drafts_of(part, each, seed=seed, served=True), batch_cost(model, pad), asked, **limits), **bounds)
         for each in (None, arm)
     )
     return ServerResult(

@@ -1,17 +1,29 @@
-"""The reference server against steps worked out by hand.
+"""A server against steps worked out by hand, and against a reference that simulates it request by request.
 
-A step takes 1 s, and 1 s for each token: one of each decoding request, each verified one, each read one.
+By hand, a step takes 1 s, and 1 s for each token: one of each decoding request, each verified one, each read one.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import random
+from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import pytest
 
+from specsim.acceptance.generate import generate
+from specsim.acceptance.models import IID
+from specsim.cost.batches import BatchTokens
+from specsim.cost.linear import LinearCost, LinearPass
+from specsim.serving.arrivals import Requests
+from specsim.serving.continuous import ServingRun, run_server
+from specsim.serving.draft_length import ScheduledK
+from specsim.serving.drafts import Drafts
+from specsim.serving.presets import find_server
 from tests.support.event_loop import Asked, Chunk, Decoded, Engine, Rule, serve
+from tests.support.serving_costs import COST
 
-SERVERS = [serve]
 VLLM, LLAMA_CPP, SGLANG = (True, True), (True, False), (False, False)  # mixes, cuts
 
 
@@ -78,7 +90,7 @@ CASES = {
     "rounds, and k by those that decode": Case(
         requests=[asked(4, 12, match={3: 3, 9: 1}, limit={7: 2, 8: 0}), asked(2, 3)],
         engine=engine(VLLM),
-        k=lambda sequences: {1: 3, 2: 0}[sequences],
+        k=lambda sequences: {1: 3, 2: 0}.get(sequences, 0),
         steps=[
             (0, {}, {0: (4, 0), 1: (2, 0)}),
             (7, {0: (0, 0, 4, 0), 1: (0, 0, 2, 0)}, {}),
@@ -112,7 +124,7 @@ CASES = {
     "decoding whole, whatever the budget": Case(
         requests=[asked(1, 5, match={1: 3}), asked(1, 6, match={2: 2}), asked(6, 1), asked(1, 1)],
         engine=engine(LLAMA_CPP, step=5),
-        k=lambda sequences: {1: 2, 2: 3}[sequences],
+        k=lambda sequences: {1: 2, 2: 3}.get(sequences, 0),
         steps=[
             (0, {}, {0: (1, 0), 1: (1, 0), 2: (3, 0)}),
             (6, {0: (3, 3, 1, 0), 1: (3, 3, 1, 0)}, {}),
@@ -178,11 +190,11 @@ CASES = {
         preempted=1,
     ),
     # 4 blocks of 2. 6 s: 0 keeps 2, for 2 + 1 + 1 tokens; 1 needs 3, for 3 + 1 + 1, and goes itself, because it was
-    # admitted last. So one decodes: k = 1. 9 s: 1 cannot be admitted, so that 0 decodes. 11 s: 1 reads 3 + 1 tokens.
+    # admitted last. 9 s: 1 cannot be admitted, so that 0 decodes. 11 s: 1 reads 3 + 1 tokens.
     "a request that makes room by going": Case(
         requests=[asked(2, 4, match={1: 1}), asked(3, 3)],
         engine=engine(SGLANG, kv=8, block=2),
-        k=lambda sequences: {1: 1, 2: 0}[sequences],
+        k=lambda sequences: 1,
         longest_k=1,
         steps=[
             (0, {}, {0: (2, 0), 1: (3, 0)}),
@@ -220,12 +232,98 @@ def seconds(decoding: list[Decoded], reading: list[Chunk]) -> float:
     return 1.0 + sum(1 + verified for _, verified, _, _ in decoding) + sum(new for new, _ in reading)
 
 
-@pytest.mark.parametrize("server", SERVERS)
+class ByTokens(LinearCost):
+    """The same seconds, as the product asks for them."""
+
+    def batch_draft(self, place: Any, tokens: BatchTokens) -> Any:
+        return np.zeros(np.shape(tokens.new))
+
+
+TOKENS = ByTokens(LinearPass(1.0, 1.0), LinearPass(1.0))
+
+
+def product(
+    requests: list[Asked], engine: Engine, k: Rule, cost: LinearCost, users: int | None, longest_k: int, kind: type[ScheduledK] = ScheduledK,
+) -> ServingRun:  # fmt: skip
+    """Serve the same by the product. A rule that goes by batches is a schedule."""
+    outputs = [each.output_tokens for each in requests]
+    drawn = generate(IID(0.5), sequences=len(requests), output_tokens=outputs, depth=9)
+    # What may be drafted never reaches beyond the output.
+    limit = [min(m, each.output_tokens - i - 1) for each in requests for i, m in enumerate(each.limit)]
+    match = [m for each in requests for m in each.match]
+    lengths = {size: k(size) for size in range(1, engine.slots + 1)}
+    rule = kind({**lengths, engine.slots + 1: longest_k})
+    drafts = Drafts(drawn, "reference", rule, np.array(limit, dtype=np.uint8), np.array(match, dtype=np.uint8))
+    order = sorted(range(len(requests)), key=lambda r: 0 if users else requests[r].arrival_s)
+    sent = Requests(
+        np.array([requests[r].arrival_s for r in order]), np.array([requests[r].prompt_tokens for r in order]),
+        np.array([requests[r].output_tokens for r in order]), np.array(order),
+    )  # fmt: skip
+    rules = replace(find_server("vllm"), mixes=engine.mixes, cuts=engine.cuts, drafts_ahead=engine.drafts_ahead)
+    return run_server(
+        drafts, cost, sent, slots=engine.slots, server=rules, kv_tokens=engine.kv_tokens, users=users,
+        step_tokens=engine.step_tokens or 10**6, block_tokens=engine.block_tokens,
+    )  # fmt: skip
+
+
+class OneByOne(ScheduledK):
+    """A schedule whose rounds are taken one by one, as those of any rule are."""
+
+
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_steps_and_times_are_those_worked_out_by_hand(server, case: Case) -> None:  # type: ignore[no-untyped-def]
-    served = server(case.requests, case.engine, case.k, seconds, case.users, case.longest_k)
+def test_steps_and_times_are_those_worked_out_by_hand(case: Case) -> None:
+    served = serve(case.requests, case.engine, case.k, seconds, case.users, case.longest_k)
     assert [(step.begin_s, step.decoding, step.reading) for step in served.steps] == case.steps
     assert (served.first_s, served.finish_s, served.preempted) == (case.first_s, case.finish_s, case.preempted)
+    run = product(case.requests, case.engine, case.k, TOKENS, case.users, case.longest_k)
+    assert (run.first_token_s.tolist(), run.finished_s.tolist()) == (case.first_s, case.finish_s)
+    assert (run.steps["end_s"] - run.steps["seconds"]).tolist() == [begin for begin, *_ in case.steps]
+    assert run.steps["prompts"].tolist() == [len(reading) for *_, reading in case.steps]
+    decoded: list[dict[int, tuple[int, int]]] = [{} for _ in case.steps]
+    columns = ("step", "request", "drafted", "verified")
+    for step, request, drafted, verified in zip(*(run.rounds[name].tolist() for name in columns), strict=True):
+        decoded[step][request] = drafted, verified
+    assert decoded == [{r: facts[:2] for r, facts in decoding.items()} for _, decoding, _ in case.steps]
+    assert run.preemptions == case.preempted
+
+
+def linear(decoding: list[Decoded], reading: list[Chunk]) -> float:
+    """Seconds of a step by `COST`: each pass has a fixed time, one of each new and one of each cached token."""
+    tokens = sum(1 + verified for _, verified, *_ in decoding) + sum(new for new, _ in reading)
+    cached = sum(cached for *_, cached, _ in decoding) + sum(before for _, before in reading)
+    taken = 0.01 + 3e-4 * tokens + 2e-6 * cached + 0.001 + 0.0005 * bool(decoding)  # K is at least 1
+    for place in range(max([drafted for drafted, *_ in decoding] + [int(bool(reading))], default=0)):
+        own = [(1 + behind * (place == 0), cached + place) for d, _, cached, behind in decoding if d > place]
+        own += reading if place == 0 else []
+        taken += 0.002 + sum(1e-4 * new + 5e-7 * before for new, before in own)
+    return taken
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_random_load_ends_when_the_reference_says(seed: int) -> None:
+    rng = random.Random(seed)
+    block, longest = rng.choice([None, 1, 3, 4]), rng.randint(1, 4)
+    requests = []
+    for _ in range(rng.randint(1, 8)):
+        output = rng.randint(1, 9)
+        match = [min(rng.randint(0, 4), max(0, output - i - 1)) for i in range(output)]
+        asked = Asked(rng.choice([0.0, 0.03, rng.random() / 5]), rng.randint(1, 9), output, match, [])
+        asked.limit = [rng.randint(1, 5) for _ in range(output)]
+        requests.append(asked)
+    need = max(each.prompt_tokens + each.output_tokens + longest for each in requests) + 3
+    mixes, cuts = rng.choice([VLLM, LLAMA_CPP, SGLANG])
+    ahead = (mixes, cuts) == VLLM  # of the others a single K: they choose before they make room
+    budget, memory = rng.choice([None, 1, 3, 5, 9]), rng.choice([None, need, need * 2])
+    here = Engine(rng.randint(1, 5), budget, memory, block, mixes, cuts, ahead)
+    lengths = [rng.randint(1, longest) if ahead else longest for _ in range(20)]
+    users = rng.choice([None, 1, 3])
+    expected = serve(requests, here, lambda size: lengths[size], linear, users, longest)
+    kind = rng.choice([ScheduledK, OneByOne])
+    run = product(requests, here, lambda size: lengths[size], COST, users, longest, kind)
+    order = run.requests.sequence
+    assert run.finished_s == pytest.approx(np.array(expected.finish_s)[order], rel=1e-9)
+    assert run.first_token_s == pytest.approx(np.array(expected.first_s)[order], rel=1e-9)
+    assert (len(run.steps["seconds"]), run.preemptions) == (len(expected.steps), expected.preempted)
 
 
 def test_a_request_that_can_never_be_served_is_refused() -> None:
