@@ -127,10 +127,11 @@ def run_server(
         )
     budget = rules.step_tokens if step_tokens is None else step_tokens
     whole, width = drafts.rows is not None, 1 + drafts.masks
-    if whole and rules.cuts and (most := (1 + int(drafts.limit.max(initial=0))) * width) > budget:
+    kept = rules.keeps.get(str(drafts.trace.meta.get("drafter_kind")), 0) if longest else 0
+    least = kept + ((1 + int(drafts.limit.max(initial=0))) * width if whole and rules.cuts else 1)
+    if least > budget:
         raise InputError(
-            f"step_tokens={budget}: {drafts.label} verifies up to {most} tokens of a request, which are not cut; give "
-            "at least as many"
+            f"step_tokens={budget}: {drafts.label} needs {least} tokens for a request; give at least as many"
         )
     limits = compiled.Limits(
         slots=slots,
@@ -140,6 +141,7 @@ def run_server(
         cuts=rules.cuts,
         ahead=rules.drafts_ahead,
         longest=longest,
+        kept=kept,
         width=width,
         whole=whole,
         closed=users is not None,
@@ -328,7 +330,7 @@ class _Server:
 
 
 FIELDS = {"step": "step", "request": "request", "drafted": "drafted", "verified": "checked", "accepted": "accepted"}
-OF_STEP = {"speculates": np.bool_, "seen": np.int32}  # columns of the log by step; others by round or part of a prompt
+OF_STEP = {"speculates": np.bool_}  # a column of the log by step; others are by round or by part of a prompt
 
 
 def _initial_state(drafts: Drafts, requests: Requests, limits: Any, blocks: int) -> Any:

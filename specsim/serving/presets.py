@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from specsim.cost.batches import Pad
 from specsim.io.names import known_name
@@ -20,6 +21,7 @@ class ServerRules:
     drafts_ahead : whether a round's draft is made at the end of the step before, so that a schedule of K by batch goes
         by the requests of that step, prompts included
     step_tokens : the budget by default
+    keeps : tokens of the budget that it keeps free for each request, by kind of drafter
     pad : what a pass is padded to by default
     source : of these rules
 
@@ -37,6 +39,7 @@ class ServerRules:
     step_tokens: int
     pad: Pad
     source: str
+    keeps: Mapping[str, int] = field(default_factory=dict)
 
 
 SERVERS = {
@@ -49,6 +52,7 @@ SERVERS = {
             drafts_ahead=True,
             step_tokens=8192,
             pad="graphs",
+            keeps={"model": 1},
             source="vLLM 0.32, vllm/v1/core/sched/scheduler.py, schedule(); max_num_batched_tokens of its API server "
             "on an H100; steps of runs on a CPU are equal",
         ),

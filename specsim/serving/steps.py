@@ -17,11 +17,11 @@ from specsim.io.arrays import Bools, Ints
 ACTIVE, HEAD, WAITING, FREE, LEFT, SEEN, NEXT, STEP, PREEMPTED, ROUNDS, CHUNKS = range(11)  # places in `count`
 NEVER = -1
 
-# By request: tokens of its prompt and of its output; the row of the trace behind its text, and the one at which the text
-# begins anew if the output is longer; tokens emitted and read; the row of its next round; tokens that
-# the drafter has yet to take in; verified and accepted drafts; blocks held; whether its prompt is being read; whether
-# its text ends elsewhere than recorded; and times. `active`: admitted requests in the order of admission; `waiting`: a
-# ring of those that are not; `count`: single numbers, see above.
+# By request: tokens of its prompt and of its output; the row of the trace behind its text, and the one at which the
+# text begins anew if the output is longer; tokens emitted and read; the row of its next round; tokens that the drafter
+# has yet to take in; verified and accepted drafts; blocks held; whether its prompt is being read; whether its text ends
+# elsewhere than recorded; and times. `active`: admitted requests in the order of admission; `waiting`: a ring of those
+# that are not; `count`: single numbers, see above.
 ServerState = namedtuple(
     "ServerState",
     "prompt output end again emitted read row behind verified accepted held reading reshaped submitted started "
@@ -31,13 +31,16 @@ ServerState = namedtuple(
 # What was decoded and read, a row a round and a row a part of a prompt, in order; and by step whether it speculates.
 StepLog = namedtuple(
     "StepLog",
-    "step request drafted checked accepted emitted behind cached read_step read_request new before put_out "
-    "speculates seen",
+    "step request drafted checked accepted emitted behind cached read_step read_request new before put_out speculates",
 )
 
-# slots; step_tokens and block_tokens, 0 for none; mixes, cuts: see `ServerRules`; longest: draft in tokens; width: tokens
-# of a pass for each pending or verified token; whole: whether drafts cannot be cut; level_end: of a tree, else empty
-Limits = namedtuple("Limits", "slots step_tokens block_tokens mixes cuts ahead longest width whole closed level_end")
+# slots; step_tokens and block_tokens, 0 for none; mixes, cuts, ahead: see `ServerRules`; longest: draft in tokens;
+# kept: tokens of the budget that each request leaves free; width: tokens of a pass for each pending or verified token;
+# whole: whether drafts cannot be cut; closed: whether a request is asked as soon as another is answered; level_end: of
+# a tree, else empty
+Limits = namedtuple(
+    "Limits", "slots step_tokens block_tokens mixes cuts ahead longest kept width whole closed level_end"
+)
 
 compiled: Any = nb.njit(cache=True, nogil=True, error_model="numpy")
 
@@ -119,16 +122,16 @@ def decoding(state: Any, limits: Any) -> Ints:
 
 
 @compiled
-def _read(state: Any, log: Any, request: int, room: int) -> int:
+def _read(state: Any, log: Any, request: int, room: int, kept: int) -> int:
     """Let the step read more of a request's prompt, and return the room that is left."""
     whole = state.prompt[request] + state.emitted[request]  # after a preemption, what it has put out as well
-    new = min(whole - state.read[request], room)
+    new = min(whole - state.read[request], room - kept)
     at = state.count[CHUNKS]
     log.read_step[at], log.read_request[at] = state.count[STEP], request
     log.new[at], log.before[at] = new, state.read[request]
     state.count[CHUNKS] += 1
     state.read[request] += new
-    return room - new
+    return room - new - kept
 
 
 @compiled
@@ -152,20 +155,20 @@ def fill(state: Any, limits: Any, log: Any, now: Ints, verified: Ints) -> Bools:
             part[i] = True
             room -= (1 + verified[i]) * limits.width * limits.mixes
     i = at = 0
-    while i < count[ACTIVE] and room > 0:
+    while i < count[ACTIVE] and room > limits.kept:
         request = state.active[i]
         i += 1
         if state.reading[request]:
-            room = _read(state, log, request, room)
+            room = _read(state, log, request, room, limits.kept)
         elif limits.cuts:
-            most = room // limits.width - 1
+            most = (room - limits.kept) // limits.width - 1
             if most < 0 or (limits.whole and most < verified[at]) or not _make_room(state, limits, request):
                 break
             verified[at], part[at] = min(verified[at], most), True
-            room -= (1 + verified[at]) * limits.width
+            room -= (1 + verified[at]) * limits.width + limits.kept
             at += 1
     if both and count[PREEMPTED] == preempted:
-        while room > 0 and _fits(state, limits):
+        while room > limits.kept and _fits(state, limits):
             request = state.waiting[count[HEAD]]
             _hold(state, limits, request, _needed(state, limits, request))
             count[HEAD] = (count[HEAD] + 1) % len(state.waiting)
@@ -175,7 +178,7 @@ def fill(state: Any, limits: Any, log: Any, now: Ints, verified: Ints) -> Bools:
             state.reading[request] = True
             if state.started[request] == NEVER:
                 state.started[request] = count[STEP]
-            room = _read(state, log, request, room)
+            room = _read(state, log, request, room, limits.kept)
     count[SEEN] = part.sum() + count[CHUNKS] - chunks
     return part
 
@@ -213,7 +216,6 @@ def finish(
     """
     count = state.count
     step = count[STEP]
-    log.seen[step] = count[SEEN]
     speculates = False
     for i in range(len(now)):
         if not part[i]:

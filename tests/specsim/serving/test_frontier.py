@@ -50,7 +50,7 @@ def test_points_are_the_servers_own(compared: ServingFrontier) -> None:
         (1, 0, False), (1, 1, False), (1, 2, False), (1, 3, False), (1, None, False), (1, None, False), (1, None, True)
     ]  # fmt: skip
     sent = requests_of_trace(small(), 200)
-    run = run_server(drafts_of(small(), ScheduledK({1: 2})), COST, sent, slots=4, users=4)
+    run = run_server(drafts_of(small(), ScheduledK({1: 2}), served=True), COST, sent, slots=4, users=4)
     point = next(p for p in compared.points if (p.users, p.k) == (4, 2))
     assert point.summary == summarise_run(run, tpot_bound_s=0.009)
     oracle = next(p for p in compared.points if p.users == 4 and p.oracle)
