@@ -260,9 +260,7 @@ class _Server:
         read = slice(*np.searchsorted(log.read_step[: self.count[compiled.CHUNKS]], [first, last]))
         names = ("step", "drafted", "checked", "behind", "cached")
         step, drafted, checked, behind, cached = (getattr(log, name)[own].astype(np.int64) for name in names)
-        read_step, new, before = (
-            getattr(log, name)[read].astype(np.int64) for name in ("read_step", "new", "before")
-        )
+        read_step, new, before = (getattr(log, name)[read].astype(np.int64) for name in ("read_step", "new", "before"))
         drafter = self.rule.max_draft_tokens > 0 and not self.drafts.masks
         return round_seconds(
             self.cost,
@@ -359,9 +357,7 @@ def _initial_state(drafts: Drafts, requests: Requests, limits: Any, blocks: int)
 def _empty_log(requests: Requests, limits: Any) -> Any:
     """Return a log with room for all rounds; memory that nothing is written to is not taken."""
     rows = int(requests.output_tokens.sum()) + limits.slots + 1
-    return compiled.StepLog(
-        *(np.empty(rows, dtype=OF_STEP.get(name, np.int32)) for name in compiled.StepLog._fields)
-    )
+    return compiled.StepLog(*(np.empty(rows, dtype=OF_STEP.get(name, np.int32)) for name in compiled.StepLog._fields))
 
 
 def _longer(log: Any) -> Any:

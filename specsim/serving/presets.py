@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from specsim.cost.batches import Pad
 from specsim.io.names import known_name
+
+ServerName = Literal["vllm", "sglang", "llamacpp"]
 
 
 @dataclass(frozen=True)

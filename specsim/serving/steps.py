@@ -241,10 +241,10 @@ def finish(
         _emit(state, request, emitted)
     log.speculates[step] = speculates
     count[STEP] += 1
-    at = count[CHUNKS]
-    while at > 0 and log.read_step[at - 1] == step:
-        at -= 1
-    for at in range(at, count[CHUNKS]):
+    first = count[CHUNKS]
+    while first > 0 and log.read_step[first - 1] == step:
+        first -= 1
+    for at in range(first, count[CHUNKS]):
         request = log.read_request[at]
         log.put_out[at] = 0
         if state.reading[request] and state.read[request] == state.prompt[request] + state.emitted[request]:

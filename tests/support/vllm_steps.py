@@ -21,11 +21,12 @@ REQUESTS = 16
 
 def record(folder: Path) -> dict[str, Any]:
     """Save the lab's models and record what would be accepted at every position of every prompt's text."""
+    from dataclasses import replace
+
     from realrun.engines.engine import save_models
     from realrun.measure.record import RecordSettings, record
     from realrun.pairs.pair import load_pair
     from realrun.pairs.prompts import lab_prompts
-    from dataclasses import replace
 
     pair = load_pair("lab", dtype="float32", threads=1)
     prompts = [replace(p, tokens=p.tokens[: 64 - 5 * i]) for i, p in enumerate(lab_prompts(pair.tokenizer, 10))]
@@ -84,9 +85,9 @@ def serve(given: str) -> None:
 def main() -> None:
     if sys.argv[1] == "serve":
         return serve(sys.argv[2])
-    from realrun.engines.vllm import ENVIRONMENT
-
     import os
+
+    from realrun.engines.vllm import ENVIRONMENT
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -96,7 +97,9 @@ def main() -> None:
             job = folder / f"{users}-{budget}.json"
             job.write_text(json.dumps({**recorded, "folder": name, "users": users, "budget": budget}))
             subprocess.run(
-                [sys.argv[1], __file__, "serve", str(job)], check=True, env={**os.environ, **ENVIRONMENT, "PYTHONPATH": ""}
+                [sys.argv[1], __file__, "serve", str(job)],
+                check=True,
+                env={**os.environ, **ENVIRONMENT, "PYTHONPATH": ""},
             )
             runs[f"{users} users, {budget} tokens"] = json.loads(Path(f"{job}.out").read_text())
     prompt_tokens = [len(tokens) for tokens in recorded["prompts"]]

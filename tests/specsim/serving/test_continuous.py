@@ -223,7 +223,8 @@ def made_run() -> ServingRun:
     first, finished = np.array([1.0, 2.0, 4.0, 5.0]), np.array([3.0, 4.0, 8.0, 7.0])
     requests = Requests(np.array([0.0, 1.0, 2.0, 4.0]), np.full(4, 5), np.full(4, 3), np.arange(4))
     steps = [
-        Step(end, 1.0, size, 0, 3 * size, 9, size, 0, 2 * size, 2 * size, 0) for end, size in enumerate([1, 2, 2, 2, 2, 1, 1, 1], start=1)
+        Step(end, 1.0, size, 0, 3 * size, 9, size, 0, 2 * size, 2 * size, 0)
+        for end, size in enumerate([1, 2, 2, 2, 2, 1, 1, 1], start=1)
     ]
     columns = {
         name: np.array(column, dtype=float) for name, column in zip(Step._fields, zip(*steps, strict=True), strict=True)

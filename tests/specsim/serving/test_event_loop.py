@@ -243,7 +243,8 @@ TOKENS = ByTokens(LinearPass(1.0, 1.0), LinearPass(1.0))
 
 
 def product(
-    requests: list[Asked], engine: Engine, k: Rule, cost: LinearCost, users: int | None, longest_k: int, kind: type[ScheduledK] = ScheduledK,
+    requests: list[Asked], engine: Engine, k: Rule, cost: LinearCost, users: int | None, longest_k: int,
+    kind: type[ScheduledK] = ScheduledK,
 ) -> ServingRun:  # fmt: skip
     """Serve the same by the product. A rule that goes by batches is a schedule."""
     outputs = [each.output_tokens for each in requests]

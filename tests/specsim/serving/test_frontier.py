@@ -42,7 +42,7 @@ def small(depth: int = 3) -> Trace:
 
 @pytest.fixture(scope="module")
 def compared() -> ServingFrontier:
-    return serve_frontier(small(), COST, ["turbospec", "sglang_adaptive"], users=[1, 4], tpot_ms=9.0)
+    return serve_frontier(small(), COST, ["turbospec", "sglang_adaptive"], users=[1, 4], tpot_ms=9.0, pad="none")
 
 
 def test_points_are_the_servers_own(compared: ServingFrontier) -> None:
