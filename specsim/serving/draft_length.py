@@ -52,9 +52,9 @@ class Running(NamedTuple):
 
     def select(self, requests: Bools) -> Running:
         """Some of the requests [R]."""
-        facts = (None if fact is None else fact[requests] for fact in (*self[:6], self.match))
-        *own, match = facts
-        return Running(*own, self.sequences, match)  # type: ignore[arg-type]  # none of the first is None
+        match = None if self.match is None else self.match[requests]
+        own = {name: getattr(self, name)[requests] for name in self._fields[:6]}
+        return Running(**own, sequences=self.sequences, match=match)
 
     @property
     def context_bucket(self) -> int:
@@ -307,8 +307,8 @@ class StepTables:
             late, up = (BatchTokens.alike(sequences, 1 + more, context) for more in (behind, 0))
             return float(cost.batch_draft(0, late) - cost.batch_draft(0, up))
 
-        kept = (lru_cache(TABLES)(function) for function in (verify, draft, whole, catch_up))
-        self.verify, self.draft, self.round, self.catch_up = kept
+        self.verify, self.draft = lru_cache(TABLES)(verify), lru_cache(TABLES)(draft)
+        self.round, self.catch_up = lru_cache(TABLES)(whole), lru_cache(TABLES)(catch_up)
 
 
 @dataclass(frozen=True)
