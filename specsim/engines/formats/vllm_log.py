@@ -55,6 +55,12 @@ SETTINGS = {
         r"SpeculativeConfig\(method='[\w-]+', model='([^']{1,200})'|"
         r"'speculative_config': \{[^{}]{0,300}?'model': '([^']{1,200})'"
     ),
+    "verification": re.compile(r"'rejection_sample_method': '(\w+)'"),
+}
+VERIFICATION = {  # that is not token by token, and what follows from it
+    "block": "block verification accepts a draft as a whole: a draft cut at K is accepted otherwise than a draft of K; "
+    "measure the K that you choose",
+    "synthetic": "acceptance was scripted (rejection_sample_method synthetic): it is not the drafter's",
 }
 
 
@@ -194,13 +200,14 @@ def read_vllm_log(paths: Sequence[Path]) -> ImportedRecords:
     if sum(map(bool, (lines.parts, lines.old, lines.oldest))) > 1:
         raise InputError(f"the log has lines of several versions of vllm; {ONE_SERVER}")
     version = single_version(lines.versions)
-    model, drafter, method = (lines.settings.get(name, "") for name in ("model", "drafter", "method"))
+    model, drafter, method, rule = (lines.settings.get(name, "") for name in ("model", "drafter", "method", "verification"))
     setup = Setup(model, drafter, method, running=lines.running)
     imported = ImportedRecords(None, "vllm", version=version, skipped=skipped, instead=DETAILED, setup=setup)
     if lines.parts:
         output, plain, notes = lines.plain()
         told = replace(imported, output_tokens=None if output is None else (output,), plain_steps=plain)
         imported = _with_counters(lines.parts, told)
+        notes += [VERIFICATION[rule]] if rule in VERIFICATION else []
         return replace(imported, notes=(*imported.notes, *notes))
     if lines.old:
         accepted, drafted = (sum(column) for column in zip(*lines.old, strict=True))
