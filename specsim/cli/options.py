@@ -297,19 +297,26 @@ class CountsSettings(RoundsSettings, SeedSettings):
 
     def read(self) -> Reading:
         """Read the counts, and what they were taken for."""
-        from specsim.engines.import_records import read_counts, read_length
-
-        if (self.source is None) == (self.accept_length is None):
-            raise InputError("give a file of an engine, or --accept-length 2.6 --k 3")
-        if self.accept_length is not None:
-            if self.k is None:
-                raise InputError("--accept-length needs the draft length; add --k")
-            return read_length(self.accept_length, self.k)
-        if str(self.source).startswith(("http://", "https://")):
+        if str(self.source).startswith(("http://", "https://")) and self.accept_length is None:
             from specsim.servers.client import read_server
 
             return read_server(str(self.source), k=self.k)
-        return read_counts(str(self.source), policy=self.policy, k=self.k)
+        return read_counts_or_length(self.source, self.accept_length, self.k, self.policy)
+
+
+def read_counts_or_length(
+    source: str | None, accept_length: float | None, k: int | None, policy: str | None
+) -> Reading:
+    """Read the counts of a file, or those of an acceptance length."""
+    from specsim.engines.import_records import read_counts, read_length
+
+    if (source is None) == (accept_length is None):
+        raise InputError("give a file of an engine, or --accept-length 2.6 --k 3")
+    if accept_length is not None:
+        if k is None:
+            raise InputError("--accept-length needs the draft length; add --k")
+        return read_length(accept_length, k)
+    return read_counts(str(source), policy=policy, k=k)
 
 
 def read_costs(cost: Path | dict[str, Any], draft_cost: Path | None, batch: int | None) -> CostModel:

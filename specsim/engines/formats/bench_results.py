@@ -36,6 +36,7 @@ class VllmResult(TypedDict):
     total_output_tokens: NotRequired[int]
     max_concurrency: NotRequired[int | None]
     model_id: NotRequired[str]
+    output_throughput: NotRequired[float]
 
 
 VLLM_TEXT = {  # of `vllm bench serve`, and of vLLM's example spec_decode.py
@@ -46,6 +47,7 @@ VLLM_TEXT = {  # of `vllm bench serve`, and of vLLM's example spec_decode.py
     "total_output_tokens": re.compile(r"^(?:Total generated tokens|total_num_output_tokens):\s+(\d+)\s*$"),
     "max_concurrency": re.compile(r"^Maximum request concurrency:\s+(\d+)\s*$"),
 }
+THROUGHPUT = re.compile(r"(?m)^Output token throughput \(tok/s\):\s+(\d+(?:\.\d+)?)\s*$")  # SGLang's line, too
 VLLM_POSITION = re.compile(r"^\s*(?:Position|acceptance at token) (\d+):\s+(\d+\.\d+)\s*$")
 VLLM_INVALID = "give what `vllm bench serve` or spec_decode.py prints, or the former's --save-result"
 
@@ -63,9 +65,11 @@ def read_vllm(paths: Sequence[Path]) -> ImportedRecords:
         result: Any = checked(record, name, VllmResult, invalid=VLLM_INVALID)
         shares = [rates.Printed(rate, 1e-9) for rate in result["spec_decode_per_position_acceptance_rates"]]
         return _of_vllm(result, shares, skipped)
-    numbers: dict[str, int] = {}
+    numbers: dict[str, Any] = {}
     shares = []
     for line in log_lines(paths, skipped):
+        if match := THROUGHPUT.match(line):
+            numbers["output_throughput"] = float(match[1])
         for key, pattern in VLLM_TEXT.items():
             if match := pattern.match(line):
                 if key in numbers and key.startswith("spec_"):
@@ -93,6 +97,7 @@ def _of_vllm(result: Mapping[str, Any], shares: Sequence[rates.Printed], skipped
         model=result.get("model_id", ""),
         draft_tokens=len(shares),
         running=min(result.get("max_concurrency") or 0, requests or MOST_COUNT) or None,
+        tokens_per_s=result.get("output_throughput") or None,
     )
     plain = None
     if output:
@@ -116,6 +121,7 @@ SGLANG_TEXT = {
     "total_output_tokens": re.compile(r"^(?:Total generated tokens|Output tokens):\s+(\d+)\s*$"),
     "completed": re.compile(r"^(?:Successful requests|Num prompts|Number of questions):\s+(\d+)\s*$"),
     "concurrency": re.compile(r"^Concurrency:\s+(\d+(?:\.\d+)?)\s*$"),
+    "output_throughput": THROUGHPUT,
 }
 SGLANG_INVALID = "give what SGLang's bench_serving prints or writes, with 'Accept length'"
 
@@ -141,7 +147,7 @@ def read_sglang(paths: Sequence[Path]) -> ImportedRecords:
         rows = [row for row in rows if "accept_length" in row]
     if not rows:
         raise InputError(f"{paths[0]} has no 'Accept length' of a speculative run; {SGLANG_INVALID}")
-    passes, output, requests, lengths, running = [], [], [], [], []
+    passes, output, requests, lengths, running, speeds = [], [], [], [], [], []
     for row in rows:
         numbers = {
             key: checked(row[key], f"{paths[0]}: {key}", float, invalid=SGLANG_INVALID)
@@ -150,6 +156,7 @@ def read_sglang(paths: Sequence[Path]) -> ImportedRecords:
         }
         lengths.append(numbers["accept_length"])
         running.append(numbers.get("concurrency"))
+        speeds.append(numbers.get("output_throughput"))
         passes.append(count(numbers.get("passes", 0), "Spec verify ct"))
         output.append(count(numbers.get("total_output_tokens", 0), "output tokens"))
         requests.append(count(numbers.get("completed", 0), "requests"))
@@ -166,7 +173,10 @@ def read_sglang(paths: Sequence[Path]) -> ImportedRecords:
         notes=tuple(notes) if len(rows) > 1 else (),
         skipped=skipped,
         instead=SGLANG_INSTEAD,
-        setup=Setup(running=running[0] if len(set(running)) == 1 else None),
+        setup=Setup(
+            running=running[0] if len(set(running)) == 1 else None,
+            tokens_per_s=speeds[0] if len(speeds) == 1 else None,
+        ),
     )
 
 
@@ -296,6 +306,30 @@ def read_acceptance_csv(paths: Sequence[Path]) -> ImportedRecords:
         raise InputError(f"{paths[0]} holds no row with drafts; {invalid}")
     counters, notes = rates.sum_of_parts(parts, DETAILED)
     return ImportedRecords(counters, "vllm", notes=tuple(notes), skipped=skipped)
+
+
+def read_throughput(path: Path) -> float:
+    """Output tokens a second of a benchmark with or without speculation: vLLM's, SGLang's, GuideLLM's."""
+    invalid = "give the result of a single benchmark of vLLM, SGLang or GuideLLM, or --baseline-tokens-per-second"
+    skipped = Skipped()
+    if _is_json(path):
+        records = [record for _, record in json_records([path], skipped, invalid=invalid)]
+        runs = records[0].get("benchmarks") if len(records) == 1 else None
+        speeds = [record.get("output_throughput") for record in records]
+        if isinstance(runs, list):
+            speeds = [_at(run, "metrics", "output_tokens_per_second", "successful", "mean") for run in runs]
+    else:
+        speeds = [float(match[1]) for line in log_lines([path], skipped) if (match := THROUGHPUT.match(line))]
+    if len(speeds) != 1 or not isinstance(speeds[0], int | float) or not 0 < speeds[0] < np.inf:
+        raise InputError(f"{path} tells no throughput of output, or several; {invalid}")
+    return float(speeds[0])
+
+
+def _at(document: Any, *keys: str) -> Any:
+    """A value inside objects of JSON; None where there is none."""
+    for key in keys:
+        document = document.get(key) if isinstance(document, dict) else None
+    return document
 
 
 def _is_json(path: Path) -> bool:
