@@ -142,12 +142,20 @@ def _server_commands(advice: Advice, costs: AdviseCosts, kind: str | None, readi
         return []
     # Of a name of a shape, such as llama-3.1-8b, there is nothing to load.
     target, model = (
-        next((name for name in names if name and ("/" in name or Path(name).exists())), None)
+        next((served for name in names if name and (served := _served(name))), None)
         for names in ((costs.target, reading.setup.model), (costs.drafter, reading.setup.drafter))
     )
     target = target or f"<{costs.target or 'target'}>"
     lengths = (0, advice.candidate) if advice.k is None else (advice.k,)
     return [server_command(engine, k, target=target, drafter=kind, model=model or PLACEHOLDER) for k in lengths]
+
+
+def _served(name: str) -> str | None:
+    """What an engine loads: a hub id or a path, of a config.json its folder; None for a name of a shape."""
+    path = Path(name)
+    if path.suffix == ".json":
+        return str(path.parent) if path.name == "config.json" and path.parent.name else None
+    return name if "/" in name or path.exists() else None
 
 
 def _print_lengths(advice: Advice) -> None:
