@@ -109,7 +109,9 @@ def _row(cells: Mapping[str, str], where: str) -> Row:
         raise InputError(f"{where}: K is {cells.get('k')!r:.30}, batch {cells.get('batch')!r:.30}; {INVALID}")
     percent = "%" in cells.get("rate", "") + cells.get("either", "")
     if either == 1 and k and not percent:
-        raise InputError(f"{where}: an acceptance of 1 may be a length or a rate; call the column accept length or rate")
+        raise InputError(
+            f"{where}: an acceptance of 1 may be a length or a rate; call the column accept length or rate"
+        )
     if either is not None and k:
         length, rate = (either, rate) if 1 <= either <= k + 1 and not percent else (length, either)
     if length is None and rate is not None and k:

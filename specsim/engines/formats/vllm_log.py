@@ -211,7 +211,9 @@ def read_vllm_log(paths: Sequence[Path]) -> ImportedRecords:
     if sum(map(bool, (lines.parts, lines.old, lines.oldest))) > 1:
         raise InputError(f"the log has lines of several versions of vllm; {ONE_SERVER}")
     version = single_version(lines.versions)
-    model, drafter, method, rule = (lines.settings.get(name, "") for name in ("model", "drafter", "method", "verification"))
+    model, drafter, method, rule = (
+        lines.settings.get(name, "") for name in ("model", "drafter", "method", "verification")
+    )
     setup = Setup(model, drafter, method, running=lines.running, tokens_per_s=lines.tokens_per_s)
     engine = "lmdeploy" if lines.lmdeploy else "vllm"
     imported = ImportedRecords(None, engine, version=version, skipped=skipped, instead=DETAILED, setup=setup)

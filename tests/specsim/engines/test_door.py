@@ -336,7 +336,7 @@ def test_lmdeploys_line_is_vllms_but_for_its_requests(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("rule", "note"), [("block", "accepts a draft as a whole"), ("synthetic", "was scripted")])
 def test_acceptance_that_is_not_token_by_token_is_named(rule: str, note: str, tmp_path: Path) -> None:
-    start = "non-default args: {'speculative_config': {'method': 'eagle3', 'rejection_sample_method': '%s'}}\n" % rule
+    start = f"non-default args: {{'speculative_config': {{'method': 'mtp', 'rejection_sample_method': '{rule}'}}}}\n"
     (tmp_path / "log.txt").write_text(start + (INPUTS / "wrapped_log.txt").read_text())
     assert note in " ".join(read_counts(tmp_path / "log.txt").notes)
 
