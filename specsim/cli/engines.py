@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from specsim.engines.import_records import Reading
 
 
+USUAL_CONTEXT = 1000  # cached tokens, where neither an option nor a file tells them
+
+
 @dataclass(frozen=True, kw_only=True)
 class AdviseCosts(CostSettings):
     """Costs, and the engine whose flags are printed."""
@@ -88,6 +91,7 @@ def advise(options: CountsSettings, costs: AdviseCosts, requests: RequestSetting
 
     reading = options.read()
     costs, load = costs.of_reading(reading)
+    context = options.context or reading.setup.context or USUAL_CONTEXT
     engine, cost = costs.engine, as_cost(costs.read())
     kind = drafter_kind(cost)
     if engine is not None:
@@ -95,7 +99,7 @@ def advise(options: CountsSettings, costs: AdviseCosts, requests: RequestSetting
     advice = find_advice(
         reading.source,
         cost,
-        context=options.context,
+        context=context,
         seed=options.seed,
         isl=requests.isl,
         osl=requests.osl,
@@ -112,8 +116,8 @@ def advise(options: CountsSettings, costs: AdviseCosts, requests: RequestSetting
             print(command)
 
     speedups = [float(length.speedup) for length in advice.lengths]
-    about = {"kind": KIND, "version": VERSION, "asked": _asked(options, costs, requests)}
-    by_load = None if advice.upper_bound else speedups_by_load(speedups, cost, options.context)
+    about = {"kind": KIND, "version": VERSION, "asked": {**_asked(options, costs, requests), "context": context}}
+    by_load = None if advice.upper_bound else speedups_by_load(speedups, cost, context)
     printed = {"flags": flags, "commands": commands, "read_as": reading.as_dict(), "by_load": by_load}
     return Answer({**about, **advice.as_dict(), **printed}, show)
 
@@ -128,7 +132,6 @@ def _asked(options: CountsSettings, costs: AdviseCosts, requests: RequestSetting
         "k": options.k,
         "cost": costs.cost and str(costs.cost),
         **of_gpu,
-        "context": options.context,
     }
     return {**asked, "policy": options.policy, **vars(requests)}
 

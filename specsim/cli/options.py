@@ -281,9 +281,14 @@ class RoundsSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CountsSettings(RoundsSettings, SeedSettings):
+class CountsSettings(SeedSettings):
     """Counts of accepted tokens from an engine."""
 
+    panel = "Counters"
+    context: int | None = setting(
+        None, "Cached tokens at which costs are taken. Default: a benchmark's own, else 1000.", low=1
+    )
+    policy: str | None = setting(None, "Use only rounds recorded under this policy.")
     source: str | None = argument(
         "What an engine or a benchmark wrote about drafts, told by its content: a log, a scrape of /metrics, a "
         "benchmark's text or JSON, responses, a table of a sweep; a server's address; or a trace, a rounds.parquet or "

@@ -33,6 +33,7 @@ class VllmResult(TypedDict):
     spec_decode_accepted_tokens: int
     spec_decode_per_position_acceptance_rates: list[float]
     completed: NotRequired[int]
+    total_input_tokens: NotRequired[int]
     total_output_tokens: NotRequired[int]
     max_concurrency: NotRequired[int | None]
     model_id: NotRequired[str]
@@ -44,6 +45,7 @@ VLLM_TEXT = {  # of `vllm bench serve`, and of vLLM's example spec_decode.py
     "spec_decode_draft_tokens": re.compile(r"^(?:Draft tokens|num_draft_tokens):\s+(\d+)\s*$"),
     "spec_decode_accepted_tokens": re.compile(r"^(?:Accepted tokens|num_accepted_tokens):\s+(\d+)\s*$"),
     "completed": re.compile(r"^Successful requests:\s+(\d+)\s*$"),
+    "total_input_tokens": re.compile(r"^Total input tokens:\s+(\d+)\s*$"),
     "total_output_tokens": re.compile(r"^(?:Total generated tokens|total_num_output_tokens):\s+(\d+)\s*$"),
     "max_concurrency": re.compile(r"^Maximum request concurrency:\s+(\d+)\s*$"),
 }
@@ -98,6 +100,7 @@ def _of_vllm(result: Mapping[str, Any], shares: Sequence[rates.Printed], skipped
         draft_tokens=len(shares),
         running=min(result.get("max_concurrency") or 0, requests or MOST_COUNT) or None,
         tokens_per_s=result.get("output_throughput") or None,
+        context=_context(result.get("total_input_tokens"), output, requests),
     )
     plain = None
     if output:
@@ -115,10 +118,16 @@ def _of_vllm(result: Mapping[str, Any], shares: Sequence[rates.Printed], skipped
     )
 
 
+def _context(prompts: float | None, output: float | None, requests: float | None) -> int | None:
+    """Cached tokens of a request on average, by the tokens of all requests."""
+    return round((prompts + output / 2) / requests) if prompts and output and requests else None
+
+
 SGLANG_TEXT = {
     "accept_length": re.compile(r"^\s*(?:Average )?Accept length:\s+(\d+(?:\.\d+)?)\s*$"),
     "passes": re.compile(r"^Spec verify ct:\s+(\d+)\s*$"),
     "total_output_tokens": re.compile(r"^(?:Total generated tokens|Output tokens):\s+(\d+)\s*$"),
+    "total_input_tokens": re.compile(r"^Total input tokens:\s+(\d+)\s*$"),
     "completed": re.compile(r"^(?:Successful requests|Num prompts|Number of questions):\s+(\d+)\s*$"),
     "concurrency": re.compile(r"^Concurrency:\s+(\d+(?:\.\d+)?)\s*$"),
     "output_throughput": THROUGHPUT,
@@ -147,7 +156,7 @@ def read_sglang(paths: Sequence[Path]) -> ImportedRecords:
         rows = [row for row in rows if "accept_length" in row]
     if not rows:
         raise InputError(f"{paths[0]} has no 'Accept length' of a speculative run; {SGLANG_INVALID}")
-    passes, output, requests, lengths, running, speeds = [], [], [], [], [], []
+    passes, output, requests, lengths, running, speeds, prompts = [], [], [], [], [], [], []
     for row in rows:
         numbers = {
             key: checked(row[key], f"{paths[0]}: {key}", float, invalid=SGLANG_INVALID)
@@ -157,6 +166,7 @@ def read_sglang(paths: Sequence[Path]) -> ImportedRecords:
         lengths.append(numbers["accept_length"])
         running.append(numbers.get("concurrency"))
         speeds.append(numbers.get("output_throughput"))
+        prompts.append(numbers.get("total_input_tokens", 0.0))
         passes.append(count(numbers.get("passes", 0), "Spec verify ct"))
         output.append(count(numbers.get("total_output_tokens", 0), "output tokens"))
         requests.append(count(numbers.get("completed", 0), "requests"))
@@ -176,6 +186,7 @@ def read_sglang(paths: Sequence[Path]) -> ImportedRecords:
         setup=Setup(
             running=running[0] if len(set(running)) == 1 else None,
             tokens_per_s=speeds[0] if len(speeds) == 1 else None,
+            context=_context(sum(prompts), sum(output), sum(requests)) if all(prompts) else None,
         ),
     )
 

@@ -47,6 +47,7 @@ class Setup:
     draft_tokens : K; None if unknown
     running : requests that ran at once, on average; None if unknown
     tokens_per_s : output tokens a second, of all requests; None if unknown
+    context : cached tokens of a request on average, its prompt and half of its output; None if unknown
     """
 
     model: str = ""
@@ -55,6 +56,7 @@ class Setup:
     draft_tokens: int | None = None
     running: float | None = None
     tokens_per_s: float | None = None
+    context: int | None = None
 
     @property
     def kind(self) -> str:

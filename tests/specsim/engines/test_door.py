@@ -286,6 +286,7 @@ def test_the_table_of_prometheus_own_page(tmp_path: Path) -> None:
 BENCH = """============ Serving Benchmark Result ============
 Successful requests:                     10
 Maximum request concurrency:             8
+Total input tokens:                      5000
 Total generated tokens:                  2110
 Output token throughput (tok/s):         420.00
 """
@@ -313,6 +314,9 @@ def test_doctor_takes_the_throughput_of_files(tmp_path: Path) -> None:
     typed = ("--accept-length", 2.1, "--k", 3, "--tokens-per-second", 420, "--baseline-tokens-per-second", 500)
     assert right in call("specsim", "doctor", *typed).out
     assert_refused(call("specsim", "doctor", tmp_path / "with.txt"), "Add --baseline-tokens-per-second (or --baseline")
+    advice = json_of(call("specsim", "advise", tmp_path / "with.txt", *H100, "--json"))
+    assert advice["asked"]["context"] == advice["read_as"]["context"] == round((5000 + 2110 / 2) / 10)
+    assert json_of(call("specsim", "advise", INPUTS / "load64_log.txt", *H100, "--json"))["asked"]["context"] == 1000
     for name in ("without.txt", "guidellm.json"):
         assert_refused(call("specsim", "advise", tmp_path / name, *H100), "which counts no drafts; save the server's")
 
