@@ -411,7 +411,9 @@ class RooflineCost(BatchCost):
         slow = slow if self.target.tensor_parallel > joined else []
         slow += self.remarks
         if 0 < self.drafter.block < max_draft_tokens:
-            slow.append(f"this drafter was trained for blocks of {self.drafter.block} drafted tokens: it accepts fewer beyond")
+            slow.append(
+                f"this drafter was trained for blocks of {self.drafter.block} drafted tokens: it accepts fewer beyond"
+            )
         if covered is None:
             if not self.engine:
                 return ["roofline, not calibrated", *slow]

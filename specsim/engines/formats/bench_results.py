@@ -10,7 +10,8 @@ from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 
-from specsim.acceptance.sources import MOST_COUNT
+from specsim.acceptance.sources import MOST_COUNT, Counters
+from specsim.cost.roofline.drafters import CLASSES
 from specsim.engines import rates
 from specsim.engines.formats.reading import count, json_records, log_lines
 from specsim.engines.formats.records import ImportedRecords, Setup, Skipped
@@ -317,6 +318,61 @@ def read_acceptance_csv(paths: Sequence[Path]) -> ImportedRecords:
         raise InputError(f"{paths[0]} holds no row with drafts; {invalid}")
     counters, notes = rates.sum_of_parts(parts, DETAILED)
     return ImportedRecords(counters, "vllm", notes=tuple(notes), skipped=skipped)
+
+
+RATE_AT = re.compile(r"accept_rate@(\d+)")
+
+
+def read_deepspec(paths: Sequence[Path]) -> ImportedRecords:
+    """Read the table of DeepSpec's eval.py: a row for every dataset, which are added.
+
+    accept_len counts the target's own token, and accept_rate@i is of the rounds that proposed an i-th token, from 0.
+    """
+    invalid = "give the table that DeepSpec's eval.py prints, with its header"
+    skipped = Skipped()
+    names: list[str] = []
+    parts: list[tuple[int, list[int]]] = []
+    models: set[tuple[str, str]] = set()
+    for line in log_lines(paths, skipped):
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|" if "|" in line else "\t")]
+        if "#propose" in cells:
+            names, parts, models = cells, [], set()  # a last table has the rows of those before
+        elif names and len(cells) == len(names):
+            row = dict(zip(names, cells, strict=True))
+            try:
+                given = {int(match[1]): row[name] for name in names if (match := RATE_AT.fullmatch(name))}
+                rates_at = [float(given[i]) for i in range(len(given)) if given[i] != "-"]
+                samples, output, length = (float(row[name]) for name in ("samples", "out_tokens", "accept_len"))
+                rounds = round((output - samples) / length)  # the first token of a sample is the prompt's
+            except (KeyError, ValueError, ZeroDivisionError, OverflowError):
+                raise InputError(
+                    f"{paths[0]}: a row of {row.get('dataset')!r:.40} is not of that table; {invalid}"
+                ) from None
+            if not (rounds > 0 and rates_at and all(0 <= rate <= 1 for rate in rates_at)):
+                raise InputError(f"{paths[0]}: a row of {row.get('dataset')!r:.40} is impossible; {invalid}")
+            parts.append(
+                (count(rounds, "rounds"), np.rint(rounds * np.minimum.accumulate(rates_at)).astype(int).tolist())
+            )
+            models.add((row.get("target_model", ""), row.get("draft_model", "")))
+    if not parts:
+        raise InputError(f"{paths[0]} has no row; {invalid}")
+    depth = max(len(accepted) for _, accepted in parts)
+    drafted, accepted = np.zeros(depth, dtype=np.int64), np.zeros(depth, dtype=np.int64)
+    for rounds, own in parts:
+        drafted[: len(own)] += rounds
+        accepted[: len(own)] += own
+    target, drafter = models.pop() if len(models) == 1 else ("", "")
+    method = next((method for word, method in CLASSES.items() if word in drafter.lower().replace("-", "")), "")
+    note = "rounds follow from output tokens and accept_len, which has two decimals"
+    return ImportedRecords(
+        Counters(drafted, accepted),
+        "benchmark",
+        "accept_len = output tokens of a round, the target's own included; accept_rate@i = rounds that accepted it / "
+        "rounds that proposed it",
+        notes=(note,),
+        skipped=skipped,
+        setup=Setup(target, drafter, method, draft_tokens=depth),
+    )
 
 
 def read_throughput(path: Path) -> float:

@@ -91,6 +91,12 @@ FORMATS = {
         "",
         mark=r"num_drafts,.{0,400}acceptance_at_pos_0",
     ),
+    "deepspec": Format(
+        "bench_results.read_deepspec",
+        "the table of DeepSpec's eval.py",
+        "",
+        mark=r"#propose\b.{0,80}accept_len",
+    ),
     "sweep": Format("sweep.read_sweep", "your own table: K, batch, tok/s or TPOT, accept length", "tables by hand"),
     "prometheus": Format(
         "prometheus.read_prometheus",

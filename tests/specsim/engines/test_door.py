@@ -345,6 +345,18 @@ def test_acceptance_that_is_not_token_by_token_is_named(rule: str, note: str, tm
     assert note in " ".join(read_counts(tmp_path / "log.txt").notes)
 
 
+@pytest.mark.parametrize("pretty", [True, False])
+def test_the_table_of_deepspec(pretty: bool, tmp_path: Path) -> None:
+    """1,000 rounds each: 700, 500, 300 and 600, 300, 100 accepted; 2,500 and 2,000 tokens beside the first ones."""
+    table = (INPUTS / "deepspec.txt").read_text()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if "|" in line]
+    (tmp_path / "out.txt").write_text(table if pretty else "\n".join("\t".join(row) for row in rows))
+    kind, imported = read_any([tmp_path / "out.txt"])
+    assert isinstance(imported.source, Counters) and kind == "deepspec"
+    assert imported.source.drafted.tolist() == [2000] * 3 and imported.source.accepted.tolist() == [1300, 800, 400]
+    assert (imported.setup.model, imported.setup.kind, imported.setup.draft_tokens) == ("Qwen3-8B", "dspark", 3)
+
+
 SPEC_DECODE = """--------------------------------------------------
 total_num_output_tokens: 2000
 num_drafts: 1000
