@@ -216,7 +216,7 @@ def test_the_head_of_a_mixture_has_its_own_width() -> None:
 
 
 def test_a_dflash_config_drafts_a_block_in_one_pass() -> None:
-    """5 layers of the target's shape that were trained for blocks of 16, the last token among them: the costs of block:5."""
+    """5 layers of the target, trained for blocks of 16 with the last token of the text: the costs of block:5."""
     file = str(CHECKPOINTS / "drafter_dflash.json")
     cost, block = (priced("qwen3-8b", drafter) for drafter in (file, "block:5"))
     assert (cost.drafter.kind, cost.drafter.method, cost.drafter.block) == ("block", "dflash", 15)
