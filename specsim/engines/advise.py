@@ -404,7 +404,7 @@ class BreakEven(NamedTuple):
         high = "more" if self.high is None else f"{self.high}"
         if not self.requests:
             return f"off at any number of requests at once (at most {high})"
-        return f"off above {self.requests} requests at once ({self.low} to {high})"
+        return f"off above {self.requests} request{'s' * (self.requests > 1)} at once ({self.low} to {high})"
 
 
 def off_above(cost: CostModel, counts: Counted, candidate: DraftLengthAdvice, context: int) -> BreakEven | None:

@@ -23,7 +23,7 @@ from specsim.engines.formats.records import ImportedRecords, Setup, Skipped
 from specsim.io.errors import InputError
 
 # As the server writes it, and as a row of the table in Prometheus' own page, pasted: {...} | 22.
-SAMPLE = re.compile(r"([A-Za-z_:][\w:]*)(?:\{(.*)\})?(?:\s*\|)?\s+([^\s{}|]+)(?: -?[\d.]+)?\s*\|?\s*$")
+SAMPLE = re.compile(r"([A-Za-z_:][\w:]*)(?:\{(.*)\})?(?:\s*+\|)?\s++([^\s{}|]++)(?: -?[\d.]++)?\s*+\|?\s*+$")
 LABEL = re.compile(r'(?<!\w)(\w+)="((?:[^"\\]|\\.)*)"')
 PREFIXES = {
     "vllm:": "vllm",
