@@ -16,11 +16,13 @@ from specsim.io.errors import InputError
 from specsim.io.settings import Settings, argument, setting
 
 if TYPE_CHECKING:
+    from specsim.cost.model import CostModel
     from specsim.engines.advise import Advice
     from specsim.engines.formats.records import ImportedRecords
     from specsim.engines.import_records import Reading
 
 
+FAR_SLOWER = 10.0  # times: a server that waits for requests is slower, too, but hardly so much
 USUAL_CONTEXT = 1000  # cached tokens, where neither an option nor a file tells them
 
 
@@ -106,6 +108,7 @@ def advise(options: CountsSettings, costs: AdviseCosts, requests: RequestSetting
     )
     flags = None if engine is None or advice.k is None else advice.flags(engine, kind)
     commands = _server_commands(advice, costs, kind, reading)
+    load += _slow_server(advice, cost, reading, context)
 
     def show() -> None:
         print(reading)
@@ -120,6 +123,28 @@ def advise(options: CountsSettings, costs: AdviseCosts, requests: RequestSetting
     by_load = None if advice.upper_bound else speedups_by_load(speedups, cost, context)
     printed = {"flags": flags, "commands": commands, "read_as": reading.as_dict(), "by_load": by_load}
     return Answer({**about, **advice.as_dict(), **printed}, show)
+
+
+def _slow_server(advice: Advice, cost: CostModel, reading: Reading, context: int) -> list[str]:
+    """A note if the file tells of far fewer tokens a second than its load gives at these costs."""
+    from specsim.cost.files import with_batch
+
+    setup = reading.setup
+    k = setup.draft_tokens or 0
+    if setup.tokens_per_s is None or setup.running is None or not 0 < k < len(advice.lengths):
+        return []
+    batch = max(1, round(setup.running))
+    try:
+        step_s = float(with_batch(cost, batch).round_seconds(k, context))
+    except InputError:  # of costs for other batches
+        return []
+    predicted = batch * advice.lengths[k].tokens_per_round / step_s
+    if setup.tokens_per_s * FAR_SLOWER > predicted:
+        return []
+    return [
+        f"the server is far slower than these costs: {setup.tokens_per_s:,.3g} tok/s, predicted {predicted:,.3g} at "
+        f"K = {k}; check --context ({context:,}), weights or caches in the CPU's memory, and other load on the GPU"
+    ]
 
 
 def _asked(options: CountsSettings, costs: AdviseCosts, requests: RequestSettings) -> dict[str, Any]:

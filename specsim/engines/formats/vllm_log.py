@@ -198,7 +198,8 @@ class Lines:
     @property
     def tokens_per_s(self) -> float | None:
         """Output tokens a second, on average over intervals with drafts; None for several engines' lines."""
-        speeds = [each.tokens_per_s for each in self.busy if each.tokens_per_s]
+        # Where nothing runs at the end of an interval, it generated for a part of its time.
+        speeds = [each.tokens_per_s for each in self.busy if each.tokens_per_s and each.running]
         return float(np.mean(speeds)) if speeds and len(self.engines) < 2 else None
 
 

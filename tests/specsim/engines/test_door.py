@@ -7,6 +7,7 @@ rates times the rounds; steps without a draft are the output tokens less those o
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -325,6 +326,16 @@ def test_a_log_tells_its_throughput() -> None:
     """Two intervals at 100 tok/s: 1.25 tokens a step, and 1.125 decode steps at 90 without."""
     answer = call("specsim", "doctor", INPUTS / "vllm_ngram_log.txt", "--baseline-tokens-per-second", 90)
     assert "each step yields 1.25 tokens and costs as much as 1.12 normal decode steps" in answer.out
+
+
+@pytest.mark.parametrize(("speed", "told"), [(10.0, True), (1000.0, False)])
+def test_a_server_far_slower_than_its_hardware_is_named(speed: float, told: bool, tmp_path: Path) -> None:
+    """64 requests: the log's own 4,000 tok/s is near what these costs predict, 10 tok/s is not."""
+    log = (INPUTS / "load64_log.txt").read_text()
+    slow = re.sub(r"(generation throughput|Drafted throughput|Accepted throughput): [\d.]+", rf"\1: {speed}", log)
+    (tmp_path / "log.txt").write_text(slow)
+    assert ("far slower than these costs" in call("specsim", "advise", tmp_path / "log.txt", *H100).out) == told
+    assert "far slower" not in call("specsim", "advise", INPUTS / "load64_log.txt", *H100).out
 
 
 def test_lmdeploys_line_is_vllms_but_for_its_requests(tmp_path: Path) -> None:
