@@ -182,7 +182,7 @@ def read_log(paths: Sequence[Path]) -> ImportedRecords:
     else:
         notes.append(f"{len(lengths) - len(shares):,} lines have no accept rate, as of older versions")
     setup = Setup(
-        **settings,
+        *(settings.get(name, "") for name in ("model", "drafter", "method")),
         draft_tokens=int(steps) if steps else tokens,
         running=float(np.mean(weights)),
         tokens_per_s=float(np.mean(speeds)) if speeds else None,
