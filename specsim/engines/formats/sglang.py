@@ -182,7 +182,9 @@ def read_log(paths: Sequence[Path]) -> ImportedRecords:
     else:
         notes.append(f"{len(lengths) - len(shares):,} lines have no accept rate, as of older versions")
     setup = Setup(
-        *(settings.get(name, "") for name in ("model", "drafter", "method")),
+        settings.get("model", ""),
+        settings.get("drafter", ""),
+        settings.get("method", ""),
         draft_tokens=int(steps) if steps else tokens,
         running=float(np.mean(weights)),
         tokens_per_s=float(np.mean(speeds)) if speeds else None,
