@@ -13,7 +13,15 @@ import typer
 
 from specsim.cli.command import Answer, command
 from specsim.cli.console import claim_file, print_table, progress_bar
-from specsim.cli.options import OVERWRITE_FILE_HELP, TUNED, WEIGHTS_HELP, GpuSettings, RequestSettings, SplitSettings
+from specsim.cli.options import (
+    CACHE_HELP,
+    OVERWRITE_FILE_HELP,
+    TUNED,
+    WEIGHTS_HELP,
+    GpuSettings,
+    RequestSettings,
+    SplitSettings,
+)
 from specsim.io.errors import InputError
 from specsim.io.settings import argument, setting
 
@@ -174,6 +182,7 @@ class CompareOptions(SplitSettings):
     gpus: str = setting("a100,h100,h200,l40s", "GPUs to compare, by name.")
     batch: tuple[int, ...] = setting((1,), "Batch sizes; a list such as 1,8.")
     weights: str | None = setting(None, WEIGHTS_HELP, metavar="FORMAT")
+    cache: str | None = setting(None, CACHE_HELP, metavar="FORMAT")
     engine: str | None = setting(None, "Inference engine whose overhead counts: vllm, sglang, tensorrt-llm, ...")
     tp: int = setting(1, "GPUs that share every layer (tensor parallelism).", low=1)
     policy: list[str] = setting(TUNED, "Policy to tune, by name or FILE.py; repeat for more. The best counts.")
@@ -199,7 +208,7 @@ def compare(options: CompareOptions) -> Answer:
     from specsim.trace.files import read_plain_trace
 
     gpus = [name.strip() for name in options.gpus.split(",")]
-    pair = {name: getattr(options, name) for name in ("target", "drafter", "weights", "engine")}
+    pair = {name: getattr(options, name) for name in ("target", "drafter", "weights", "cache", "engine")}
     pair |= {"tensor_parallel": options.tp}
     kinds, out = find_policies(options.policy), options.out
     search, share = SearchSettings(trials=options.trials, seed=options.seed), options.tuning_share
@@ -210,7 +219,10 @@ def compare(options: CompareOptions) -> Answer:
             comparison = compare_devices(trace, costs, kinds, search, tuning_share=share, progress=partial(bar, "GPUs"))
         described = {
             "trace": options.trace.name,
-            **{name: getattr(options, name) for name in ("target", "drafter", "engine", "tp", "trials", "seed")},
+            **{
+                name: getattr(options, name)
+                for name in ("target", "drafter", "cache", "engine", "tp", "trials", "seed")
+            },
             "weights": weights_text(costs[0].target.weights or "bfloat16"),
         }
         document = {**comparison.as_dict(), "options": described, "skipped": skipped}

@@ -409,7 +409,7 @@ class RooflineCost(BatchCost):
             f"{self.target.tensor_parallel} GPUs share a layer, but fast links join {joined}: all-reduces take longer"
         ]
         slow = slow if self.target.tensor_parallel > joined else []
-        slow += self.remarks
+        slow += [*self.target.notes, *self.remarks]
         if 0 < self.drafter.block < max_draft_tokens:
             slow.append(f"this drafter was trained for blocks of {self.drafter.block}: it accepts fewer tokens beyond")
         if covered is None:
