@@ -1,4 +1,4 @@
-"""Machines that people have: data sheets against bus widths and clocks, Metal and llama.cpp against published times."""
+"""Machines that people have: data sheets against buses and clocks, Metal and llama.cpp against published times."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specsim.engines.advise import advise
 from tests.support.checks import refusal
 from tests.support.commands import call, json_of
 
-# Bits of the memory's bus and their rate in Gb/s; multiprocessors, 16-bit FLOPs of each a cycle, and their clock in GHz.
+# Bits of the memory's bus and their rate in Gb/s; multiprocessors, 16-bit FLOPs of each a cycle, and clock in GHz.
 BUILT = {
     "gb10": (256, 8.533, 48, 1024, 2.55), "gh200": (6144, 5.2, 132, 4096, 1.83), "l4": (192, 12.5, 60, 1024, 2.04),
     "gh200-144gb": (6144, 6.4, 132, 4096, 1.83), "v100": (4096, 1.752, 80, 1024, 1.53),
