@@ -388,6 +388,7 @@ def calibrate(options: CalibrateOptions) -> Answer:
 def _of_pass_times(times: PassTimes, options: CalibrateOptions, base: Any) -> Answer:
     """Write measured pass times down as costs; a roofline gives what they do not tell."""
     from specsim.cost.files import as_cost
+    from specsim.cost.pass_times import pass_times_from_json
     from specsim.cost.roofline.cost import RooflineCost
     from specsim.engines.pass_times import pass_times_document
     from specsim.io.files import write_json
@@ -396,7 +397,7 @@ def _of_pass_times(times: PassTimes, options: CalibrateOptions, base: Any) -> An
     if roofline is not None and not isinstance(roofline, RooflineCost):
         raise InputError(f"{options.cost} has no form roofline; pass times are costs of their own, or need a GPU's")
     document = pass_times_document(times, ", ".join(options.measured), roofline)
-    model = as_cost(document)
+    model = pass_times_from_json(document, str(options.out))
     write_json(document, options.out)
     step_ms = document["pass_ms"]["1"]
     rows = [[size, f"{ms:.3f}", f"{ms / step_ms:.2f}"] for size, ms in document["pass_ms"].items()]

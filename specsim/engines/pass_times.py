@@ -197,8 +197,8 @@ def _of_log(path: Path, lines: Sequence[str], times: PassTimes) -> None:
 def pass_times_document(times: PassTimes, source: str, roofline: RooflineCost | None = None) -> dict[str, Any]:
     """Write measured times down as a cost file has them.
 
-    roofline : gives a decode step and a draft step where they were not measured, times the median of measured over
-        predicted passes
+    roofline : gives a decode step and a draft step where they were not measured, times measured over predicted seconds
+        of the narrowest pass
 
     Raises InputError where something is missing and there is no roofline.
     """
@@ -211,14 +211,17 @@ def pass_times_document(times: PassTimes, source: str, roofline: RooflineCost | 
             f"{source}: no time of {' and of '.join(missing)}; measure it, or add --gpu, --target and --drafter"
         )
     if missing and roofline is not None:
-        factor = np.median([ms / 1e3 / float(roofline.verify(round(n), CONTEXT)) for n, ms in pass_ms.items()])
+        if not pass_ms:
+            raise InputError(f"{source}: no pass was measured; {KNOWN}")
+        narrowest, narrowest_ms = min(pass_ms.items())
+        factor = narrowest_ms / 1e3 / float(roofline.verify(round(narrowest), CONTEXT))
         step_ms, of_draft_ms = (
             1e3 * float(factor * seconds)
             for seconds in (roofline.autoregressive_step(CONTEXT), roofline.draft(1, CONTEXT))
         )
         pass_ms.setdefault(1.0, step_ms)
         draft_ms = draft_ms if times.draft_ms else of_draft_ms
-        source += f"; {' and '.join(missing)} by the data sheet, times {factor:.2f} as the passes"
+        source += f"; {' and '.join(missing)} by the data sheet, times {factor:.2f} as a pass over {narrowest:g}"
     return {
         "pass_ms": {f"{tokens:g}": float(f"{ms:.6g}") for tokens, ms in sorted(pass_ms.items())},
         "draft_ms": float(f"{draft_ms:.6g}"),

@@ -52,7 +52,7 @@ ALIASES: dict[Kind, dict[str, str]] = {
         "f16": "float16", "half": "float16", "fp32": "float32", "f32": "float32", "awq": "int4", "gptq": "int4",
         "w4a16": "int4", "4bit": "int4", "nf4": "int4", "w8a16": "int8", "w8a8": "int8", "8bit": "int8",
         "q4k": "q4_k_m", "q3k": "q3_k_m", "q5k": "q5_k_m",
-        "fp8e5m2": "float8", "e5m2": "float8", "udq4kxl": "q4_k_xl", "udq2kxl": "q2_k_xl",
+        "fp8e5m2": "float8", "e5m2": "float8", "udq4kxl": "q4_k_xl", "udq2kxl": "q2_k_xl", "udq3kxl": "q3_k_xl",
     },
 }  # fmt: skip
 FEW, NEAREST = 7, 3  # most known names that an error lists whole, and how many of more

@@ -25,11 +25,11 @@ GGUF_BITS = {
     "q4_k_m": 4.8944, "q5_k_s": 5.5704, "q5_k_m": 5.7036, "q6_k": 6.5633,
     "iq1_s": 2.0042, "iq1_m": 2.1460, "iq2_xxs": 2.3824, "iq2_xs": 2.5882, "iq2_s": 2.7403, "iq2_m": 2.9294,
     "iq3_xxs": 3.2548, "iq3_xs": 3.4977, "iq3_s": 3.6606, "iq3_m": 3.7628, "iq4_xs": 4.4597, "iq4_nl": 4.6818,
-    "q2_k_xl": 3.13, "q4_k_xl": 5.23,
+    "q2_k_xl": 3.13, "q3_k_xl": 3.93, "q4_k_xl": 5.23,
 }  # fmt: skip
 """Bits per weight of llama.cpp's types, the head's included. Types that mix others: those of Llama-3.1-8B, as
 tools/quantize/README.md of llama.cpp prints them; q3_k_m by its 3.74 GiB in quantize.cpp; unsloth's XL
-by its files of Qwen3.8-27B, 10.7 and 17.9 GB (qwen38-mtp, sweeps/rtx-3090.md). Others: those of a block."""
+by its files of Qwen3.8-27B, 10.7, 13.4 and 17.9 GB (qwen38-mtp, sweeps). Others: those of a block."""
 BITS = {
     "float32": 32.0, "bfloat16": 16.0, "float16": 16.0, "float8": 8.0, "int8": 8.0,
     "int4": 4.0 + 16 / 128, "int4-g32": 4.0 + 16 / 32, "mxfp4": 4.0 + 8 / 32, "nvfp4": 4.0 + 8 / 16,
