@@ -35,8 +35,9 @@ ALIASES: dict[Kind, dict[str, str]] = {
         "dgxspark": "gb10", "gh200480gb": "gh200", "gh20096gb": "gh200",
         "gh200gracehoppersuperchip": "gh200", "teslav100": "v100", "v10032gb": "v100", "teslav100sxm232gb": "v100",
         "b60": "arc-pro-b60", "b70": "arc-pro-b70", "intelarcprob60": "arc-pro-b60", "intelarcprob70": "arc-pro-b70",
-        "910b": "ascend-910b", "910b2": "ascend-910b", "huaweiascend910b": "ascend-910b", "910c": "ascend-910c",
-        "huaweiascend910c": "ascend-910c",
+        "intelrarctmprob60graphics": "arc-pro-b60", "intelrarctmprob70graphics": "arc-pro-b70",
+        "ascend910b2": "ascend-910b", "910b": "ascend-910b", "910b2": "ascend-910b",
+        "huaweiascend910b": "ascend-910b", "910c": "ascend-910c", "huaweiascend910c": "ascend-910c",
         "ryzenaimax395": "strix-halo", "radeon8060s": "strix-halo",
     },
     "drafter": {

@@ -96,6 +96,9 @@ def test_another_model_of_a_known_name_is_not_taken_for_it(name: str) -> None:
         ("NVIDIA A100-SXM4-80GB", "a100"), ("NVIDIA A100-SXM4-40GB", "a100-40gb"), ("NVIDIA H100 PCIe", "h100-pcie"),
         ("RTX4090", "rtx-4090"), ("geforce rtx 5090", "rtx-5090"), ("AMD Instinct MI355X", "mi355x"),
         ("Apple M4 Max", "m4-max"), ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "rtx-pro-6000"),
+        ("NVIDIA GB10", "gb10"), ("NVIDIA DGX Spark", "gb10"), ("NVIDIA GH200 480GB", "gh200"), ("NVIDIA L4", "l4"),
+        ("Tesla V100-SXM2-32GB", "v100"), ("AMD Instinct MI325X", "mi325x"), ("Ascend910B2", "ascend-910b"),
+        ("Intel(R) Arc(TM) Pro B60 Graphics", "arc-pro-b60"), ("910C", "ascend-910c"),
         ("NVIDIA GeForce RTX 3090 Ti", None), ("NVIDIA GeForce RTX 4090 Laptop GPU", None), ("NVIDIA H20-3e", None),
         ("NVIDIA A100 80GB PCIe", None), ("NVIDIA H100 NVL", None), ("NVIDIA L40", None),
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None), ("NVIDIA RTX 6000 Ada Generation", None),
@@ -122,8 +125,8 @@ def test_several_gpus_are_given_by_their_number() -> None:
 
 
 def test_formats_are_found_as_people_write_them() -> None:
-    written = ["fp8", "FP8", "AWQ", "W4A16", "bf16", "NVFP4", "Q4_K_M", "q8_0", "IQ4_XS"]
-    names = ["float8", "float8", "int4", "int4", "bfloat16", "nvfp4", "q4_k_m", "q8_0", "iq4_xs"]
+    written = ["fp8", "FP8", "AWQ", "W4A16", "bf16", "NVFP4", "Q4_K_M", "q8_0", "IQ4_XS", "UD-Q4_K_XL", "fp8_e5m2"]
+    names = ["float8", "float8", "int4", "int4", "bfloat16", "nvfp4", "q4_k_m", "q8_0", "iq4_xs", "q4_k_xl", "float8"]
     assert [find_format(name) for name in written] == names
     assert read_weights("experts=MXFP4,attention=fp8") == {"experts": "mxfp4", "attention": "float8"}
     refusal(lambda: find_format("q4_k_xs"), "unknown weight format 'q4_k_xs'; nearest: ", "q4_k_s")
