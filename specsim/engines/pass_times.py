@@ -37,6 +37,7 @@ class ByHand(TypedDict):
 
     pass_ms: dict[str, float]
     draft_ms: NotRequired[float]
+    round_ms: NotRequired[float]
 
 
 class BatchedRow(TypedDict):
@@ -53,11 +54,13 @@ class PassTimes:
     """Measured times.
 
     pass_ms : of a pass by its tokens, every measurement; draft_ms : of drafting a token, of every file that tells it
+    round_ms : of a round beside these, if a file tells it
     points : of a sweep, by K and batch, on which roofline costs can be calibrated
     """
 
     pass_ms: dict[float, list[float]] = field(default_factory=lambda: defaultdict(list))
     draft_ms: list[float] = field(default_factory=list)
+    round_ms: float = 0.0
     points: list[Point] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -96,6 +99,7 @@ def read_pass_times(paths: Iterable[str | Path]) -> PassTimes:
             for tokens, ms in document["pass_ms"].items():
                 times.add(_tokens(tokens, path), ms, path)
             times.draft_ms += [document["draft_ms"]] if "draft_ms" in document else []
+            times.round_ms = document.get("round_ms", times.round_ms)
         elif rows := [*_batched(path, lines)]:
             shortest = min(prompt for prompt, _, _ in rows)
             for _, sequences, ms in (row for row in rows if row[0] == shortest):
@@ -224,5 +228,6 @@ def pass_times_document(times: PassTimes, source: str, roofline: RooflineCost | 
     return {
         "pass_ms": {f"{tokens:g}": float(f"{ms:.6g}") for tokens, ms in sorted(pass_ms.items())},
         "draft_ms": float(f"{draft_ms:.6g}"),
+        **({"round_ms": times.round_ms} if times.round_ms else {}),
         "source": f"measured: {source}",
     }

@@ -81,6 +81,8 @@ def test_a_k_follows_from_pass_times() -> None:
     found = advise(counters, json.loads(HAND))
     speedups = [float(length.speedup) for length in found.lengths]
     assert speedups[3] == pytest.approx(3.157 * 8.5 / (13.5 + 2 / 3 * 7.2 + 3.6), rel=1e-3) and found.k == 3
+    once = read_cost({"pass_ms": {"1": 8.5, "5": 20.5}, "draft_ms": 0, "round_ms": 4})
+    assert once.round_seconds(4, 0) == pytest.approx(24.5e-3) and once.round_seconds(2, 0) == pytest.approx(18.5e-3)
     cost = read_cost(json.loads(HAND))
     assert float(cost.verify(8, 0)) == pytest.approx((20.7 + 3 * 2.4) / 1e3)
     assert "extrapolated: passes of up to 8 tokens, measured to 5" in cost.notes(7, (0, 0))
