@@ -166,7 +166,8 @@ def _of_log(path: Path, lines: Sequence[str], times: PassTimes) -> None:
     """A decode step of a log without drafts, or a verification pass and a draft step of one with drafts."""
     text = "\n".join(lines)
     evals = [(float(ms), int(tokens)) for ms, tokens in EVAL.findall(text)]
-    accepted = sum(count(match[2], "accepted") for match in SUMMARY.finditer(text))
+    ended = [(count(match[2], "accepted"), count(match[3], "generated")) for match in SUMMARY.finditer(text)]
+    accepted, generated = (sum(column) for column in zip((0, 0), *ended, strict=True))
     eval_ms, steps = sum(ms for ms, _ in evals), sum(tokens - 1 for _, tokens in evals) - accepted
     last: dict[str, dict[str, float]] = {}
     for line in lines:
@@ -185,6 +186,11 @@ def _of_log(path: Path, lines: Sequence[str], times: PassTimes) -> None:
             raise InputError(f"{path} has no line `statistics ... dur(b,g,a)`, which tells drafting; {KNOWN}")
         times.add(1, eval_ms / steps, path)
         return
+    if abs(drafted - generated) > 2 * NOISE * drafted:
+        raise InputError(
+            f"{path}: the requests drafted {generated:,} tokens, the server {drafted:,.0f} since its start; give its "
+            "whole log"
+        )
     times.draft_ms.append(draft_ms / drafted)
     plain = steps - drafts
     if plain > 2 * NOISE * steps and 1.0 not in times.pass_ms:

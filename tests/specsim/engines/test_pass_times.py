@@ -124,8 +124,9 @@ def test_measurements_that_contradict_each_other_are_named(
         ('{"pass_ms": {"0": 1}, "draft_ms": 1}', "is impossible"), ('{"pass_ms": {"a": 1}}', "over 'a' tokens"),
         ('{"pass_ms": {"1": 2}, "draft_ms": -1}', "negative, 0 or not finite"), ("nothing", "holds no pass times"),
         ("K, tok/s, accept length\n2, 48, 2.5\n", "needs times at K = 0"),
-        (DRAFT_LOG.replace("1 tokens", "1 tokens").replace("201", "401"), "draft nothing"),
+        (DRAFT_LOG.replace("201", "401"), "draft nothing"),
         (DRAFT_LOG.split("I statistics")[0], "has no line `statistics"),
+        (DRAFT_LOG.replace("200 generated", "150 generated"), "give its whole log"),
     ],
 )  # fmt: skip
 def test_files_that_do_not_tell_are_refused(text: str, refusal: str, tmp_path: Path) -> None:
