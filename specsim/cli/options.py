@@ -129,7 +129,11 @@ class GpuSettings(Settings):
         "Add this engine's overhead to the costs on that GPU: vllm, sglang, tensorrt-llm or llamacpp.",
     )
     weights: str | None = setting(None, WEIGHTS_HELP, metavar="FORMAT")
-    dtype: str = setting("bfloat16", "Data type of activations, KV cache and other matrices on that GPU.")
+    dtype: str | None = setting(
+        None,
+        "Data type of activations, KV cache and other matrices on that GPU (default: bfloat16, or float16 or float32 "
+        "where it has no bfloat16).",
+    )
     cache: str | None = setting(None, CACHE_HELP, metavar="FORMAT")
     tp: int = setting(1, "GPUs that share every layer (tensor parallelism).", low=1)
     engine_alone: ClassVar[bool] = False  # whether --engine has a meaning without --gpu
@@ -139,7 +143,7 @@ class GpuSettings(Settings):
         super().__post_init__()
         if self.gpu is None or not self.names_later:
             self.check_names()
-        about = self.weights, self.cache, self.tp != 1, self.dtype != "bfloat16", not self.engine_alone and self.engine
+        about = self.weights, self.cache, self.tp != 1, self.dtype, not self.engine_alone and self.engine
         if self.gpu is None and any(about):
             raise InputError(
                 "--engine, --weights, --dtype, --cache and --tp describe costs on a GPU; give --gpu, --target and "
@@ -157,7 +161,7 @@ class GpuSettings(Settings):
         """The models and the machine that the options name."""
         devices = f"{self.tp} x {self.gpu}" if self.tp > 1 else self.gpu
         formats = f", weights {self.weights}" if self.weights else ""
-        formats += f", {self.dtype}" if self.dtype != "bfloat16" else ""
+        formats += f", {self.dtype}" if self.dtype else ""
         formats += f", {self.cache} cache" if self.cache else ""
         engine = f", {self.engine}" if self.engine else ""
         return f"{self.target} with {self.drafter} on {devices}{formats}{engine}"
