@@ -9,7 +9,7 @@
     the format in which the target is stored, by its name or config.json or as it was released; else dtype
 ``stored`` : why the weights have their format, where nobody chose it
 ``activations`` : float8 or float4, for products in that type; default: weights are unpacked as they are read
-``cache`` : format of keys and values
+``cache`` : format of keys and values: float8, q8_0, ...
 ``batch``, ``tensor_parallel``
 ``engine`` : a name of `engine_preset`, whose overhead counts; default: none
 ``calibration`` : ``target`` and ``drafter``, each with ``memory``, ``compute``, ``launch_s``, ``overlap``,
@@ -35,8 +35,8 @@ from specsim.io.errors import InputError
 from specsim.io.json import from_keys
 from specsim.io.names import known_name
 
-PRESET = Path(__file__).parent / "engines.json"
-WITHOUT_PRESET = ("llamacpp", "transformers")  # engines whose overhead nobody has measured here
+PRESET, LLAMACPP = (Path(__file__).parent / name for name in ("engines.json", "llamacpp.json"))
+WITHOUT_PRESET = ("transformers",)  # engines whose overhead nobody has measured here
 INVALID, REMAKE = "correct it, or calibrate again", "write it anew with `python -m studies published`"
 
 
@@ -71,7 +71,7 @@ class RooflineForm:
             weights=weights,
             tensor_parallel=self.tensor_parallel,
             activations=self.activations,
-            cache=self.cache,
+            cache=None if self.cache is None else find_format(self.cache),
         )
         cost = RooflineCost(target, find_drafter(self.drafter, target.model), batch=self.batch)
         if stored:
@@ -149,6 +149,8 @@ class Preset:
     engines : full names by the names of `specsim advise --engine`
     derating : shares of the hardware's ceilings that are reached, times of a launch and of an all-reduce
     overheads : of steps, sequences, rounds and draft steps
+    vector : of passes over a few rows, see `Roofline`
+    remark : what is known of the error, where `published_errors` has no class of it
     source, date : what the numbers were fitted to
     """
 
@@ -157,6 +159,8 @@ class Preset:
     overheads: Overheads
     source: str
     date: str
+    vector: float = 0.0
+    remark: str = ""
 
 
 @cache
@@ -169,7 +173,17 @@ def engine_preset() -> Preset:
     >>> engine_preset().engines["vllm"]
     'vLLM'
     """
-    return from_keys(json.loads(PRESET.read_text()), Preset, PRESET.name, REMAKE)
+    return _read_preset(PRESET)
+
+
+@cache
+def llamacpp_preset() -> Preset:
+    """Read the preset of llama.cpp, whose kernels and host work are its own."""
+    return _read_preset(LLAMACPP)
+
+
+def _read_preset(path: Path) -> Preset:
+    return from_keys(json.loads(path.read_text()), Preset, path.name, REMAKE)
 
 
 def in_engine(cost: RooflineCost, engine: str) -> RooflineCost:
@@ -178,13 +192,24 @@ def in_engine(cost: RooflineCost, engine: str) -> RooflineCost:
     An engine whose overhead is not known adds none, and a remark says so.
     """
     preset = engine_preset()
-    engine = known_name("engine", engine, [*preset.engines, *WITHOUT_PRESET], where="for costs on a GPU")
+    llamacpp = llamacpp_preset()
+    known = [*preset.engines, *llamacpp.engines, *WITHOUT_PRESET]
+    engine = known_name("engine", engine, known, where="for costs on a GPU")
+    if engine in llamacpp.engines:
+        preset = llamacpp
     if engine in WITHOUT_PRESET:
         return replace(cost, remarks=(*cost.remarks, f"without the overhead of {engine}, which is not known"))
     overheads = preset.overheads
     if cost.draft_passes is None or cost.drafter.at_once:  # a step is not launched for every token
         once_s = overheads.round_s + overheads.draft_step_s
         overheads = replace(overheads, round_s=once_s, draft_step_s=0.0)
-    drafting = cost.draft_passes and replace(cost.draft_passes, derating=preset.derating)
-    target = replace(cost.target, derating=preset.derating)
-    return replace(cost, target=target, draft_passes=drafting, overheads=overheads, engine=engine)
+    of_passes: dict[str, Any] = {"derating": preset.derating, "vector": preset.vector}
+    cost = replace(
+        cost,
+        target=replace(cost.target, **of_passes),
+        draft_passes=cost.draft_passes and replace(cost.draft_passes, **of_passes),
+        overheads=overheads,
+    )
+    if preset.remark:  # no class of published errors is this engine's
+        return replace(cost, remarks=(*cost.remarks, preset.remark))
+    return replace(cost, engine=engine)
