@@ -15,7 +15,7 @@ import pandas as pd
 from specsim.cost.batches import BatchTokens
 from specsim.cost.roofline.architecture import find_architecture
 from specsim.cost.roofline.cost import RooflineCost, find_drafter
-from specsim.cost.roofline.hardware import find_hardware
+from specsim.cost.roofline.hardware import GGUF_BITS, find_hardware
 from specsim.cost.roofline.passes import Operation, Roofline
 from specsim.cost.roofline.serving import with_prompt
 from specsim.io.errors import InputError
@@ -44,12 +44,21 @@ FORMATS: dict[str, dict[str, Any]] = {
     "fp4": {"weights": "nvfp4", "activations": "float4"},
     "int8": {"weights": "int8"},
     "int4": {"weights": "int4"},
+    **{name: {"weights": name} for name in GGUF_BITS},
 }
 OF_EXPERTS: dict[str, dict[str, Any]] = {  # mixtures whose attention stays in 16 bits
     "fp4": {"weights": {"experts": "nvfp4", "mlp": "nvfp4"}},
     "int4": {"weights": {"experts": "int4-g32"}},
 }
 OF_MODELS: dict[str, dict[str, Any]] = {"gpt-oss-120b": {"weights": {"experts": "mxfp4"}}}  # come in one format
+OTHER_GPUS = {  # that specsim does not list
+    "v100": {  # NVIDIA V100 datasheet, SXM2: 900 GB/s, 125 TFLOPS in tensor cores
+        "title": "v100", "memory_bytes_s": 900e9, "memory_bytes": 32e9, "flops": {"float16": 125e12},
+    },
+    "radeon-890m": {  # AMD Ryzen AI 9 HX 370: 128 bits of LPDDR5X-7500; 16 CUs x 512 FLOPs a cycle x 2.9 GHz
+        "title": "radeon-890m", "memory_bytes_s": 120e9, "memory_bytes": 48e9, "flops": {"float16": 23.8e12},
+    },
+}  # fmt: skip
 LIKE, BY_BATCH = "vllm#20780", "by batch"
 CONTEXT = 500  # tokens of runs with speculation, which seldom name them: questions and answers of MT-Bench
 
@@ -101,7 +110,11 @@ def passes(target: str, gpu: str, dtype: str, tp: int) -> Roofline:
     """Return a target's passes in the formats that a run names; InputError where they do not fit."""
     model = find_architecture(target)
     formats = OF_MODELS.get(target) or (model.experts and OF_EXPERTS.get(dtype)) or FORMATS[dtype]
-    return Roofline(model, find_hardware(gpu), tensor_parallel=tp, **formats)
+    hardware = find_hardware(OTHER_GPUS.get(gpu, gpu))
+    states = next(name for name in ("bfloat16", "float16") if name in hardware.flops)
+    if formats.get("activations") not in hardware.flops:
+        formats = {"weights": formats.get("weights")}
+    return Roofline(model, hardware, dtype=states, tensor_parallel=tp, **formats)
 
 
 def steps() -> list[Case]:
@@ -226,10 +239,12 @@ def speculation() -> list[Speculation]:
 
 
 def pair_cost(row: Mapping[str, str]) -> RooflineCost:
-    """Return the costs of a target and its drafter, which comes in 16 bits."""
+    """Return the costs of a target and its drafter, which comes in 16 bits unless it is part of the target."""
     target, name = least_passes(row), row["drafter"]
     drafter = find_drafter(json.loads(name) if name.startswith("{") else name, target.model)
     cost = RooflineCost(target, drafter, batch=int(row["batch"]))
+    if drafter.kind == "mtp":
+        return cost
     drafting = cost.draft_passes and replace(cost.draft_passes, weights=None, activations=None)
     return replace(cost, draft_passes=drafting)
 
