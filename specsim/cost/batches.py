@@ -23,12 +23,14 @@ class BatchTokens(NamedTuple):
     new : new tokens
     cached : tokens in the caches before the pass
     pairs : of a new token and a token that it attends to, cached or new: n (c + n) per sequence
+    prompts : new tokens that belong to prompts; the others are decoded, or verified
     """
 
     sequences: Floats
     new: Floats
     cached: Floats
     pairs: Floats
+    prompts: Floats | float = 0.0
 
     @classmethod
     def alike(cls, sequences: npt.ArrayLike, new: npt.ArrayLike, cached: npt.ArrayLike) -> BatchTokens:
@@ -48,7 +50,7 @@ class BatchTokens(NamedTuple):
 
     def select(self, passes: Bools) -> BatchTokens:
         """Some of the passes."""
-        return BatchTokens(*(each[passes] for each in self))
+        return BatchTokens(*(np.broadcast_to(each, np.shape(self.new))[passes] for each in self))
 
 
 class DoesNotFit(InputError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -15,9 +15,10 @@ import pandas as pd
 from specsim.cost.batches import BatchTokens
 from specsim.cost.roofline.architecture import find_architecture
 from specsim.cost.roofline.cost import RooflineCost, find_drafter
+from specsim.cost.roofline.document import in_engine
 from specsim.cost.roofline.hardware import GGUF_BITS, find_hardware
 from specsim.cost.roofline.passes import Operation, Roofline
-from specsim.cost.roofline.serving import with_prompt
+from specsim.cost.roofline.serving import tpot_s, with_prompt
 from specsim.io.errors import InputError
 
 DATA = Path(__file__).parent / "data"
@@ -53,23 +54,25 @@ OF_EXPERTS: dict[str, dict[str, Any]] = {  # mixtures whose attention stays in 1
 OF_MODELS: dict[str, dict[str, Any]] = {"gpt-oss-120b": {"weights": {"experts": "mxfp4"}}}  # come in one format
 OTHER_GPUS = {  # that specsim does not list
     "v100": {  # NVIDIA V100 datasheet, SXM2: 900 GB/s, 125 TFLOPS in tensor cores
-        "title": "v100", "memory_bytes_s": 900e9, "memory_bytes": 32e9, "flops": {"float16": 125e12},
+        "title": "NVIDIA V100 SXM2 32GB", "memory_bytes_s": 900e9, "memory_bytes": 32e9, "flops": {"float16": 125e12},
     },
     "radeon-890m": {  # AMD Ryzen AI 9 HX 370: 128 bits of LPDDR5X-7500; 16 CUs x 512 FLOPs a cycle x 2.9 GHz
-        "title": "radeon-890m", "memory_bytes_s": 120e9, "memory_bytes": 48e9, "flops": {"float16": 23.8e12},
+        "title": "AMD Radeon 890M", "memory_bytes_s": 120e9, "memory_bytes": 48e9, "flops": {"float16": 23.8e12},
     },
 }  # fmt: skip
 LIKE, BY_BATCH = "vllm#20780", "by batch"
+AT_EARLY = "@2025-03"  # an engine's name with a month, see `specsim.cost.roofline.document.in_engine`
 CONTEXT = 500  # tokens of runs with speculation, which seldom name them: questions and answers of MT-Bench
 
 
 @dataclass(frozen=True)
 class Term:
-    """Operations on a device, which count so many times."""
+    """Operations on a device, which count so many times; whether they are of other requests' prompts."""
 
     passes: Roofline
     operations: tuple[Operation, ...]
     times: float = 1.0
+    prompts: bool = False
 
 
 @dataclass(frozen=True)
@@ -95,8 +98,11 @@ class Case:
         return tuple(str(self.about[key]) for key in ("source", "target", "gpu", "engine"))
 
     @property
-    def experts(self) -> bool:
-        return find_architecture(self.about["target"]).experts is not None
+    def kind(self) -> tuple[str, ...]:
+        """What decides its error, see `RooflineCost.kind`."""
+        passes = self.terms[0].passes
+        cost = RooflineCost(passes, find_drafter("prompt-lookup", passes.model), batch=self.sequences)
+        return cost.kind(drafts=False)
 
 
 def read_csv(name: str) -> list[dict[str, str]]:
@@ -162,10 +168,14 @@ def served(row: dict[str, Any]) -> tuple[Case, float]:
     request_s = MILLISECOND * (row["ttft_ms"] + osl * row["tpot_ms"])
     prompts = (concurrency - 1) / osl
     step = Term(model, tuple(model.batch_operations(decoding)))
-    terms = step, Term(model, both[0], prompts), Term(model, both[1], -prompts)
+    terms = step, Term(model, both[0], prompts, prompts=True), Term(model, both[1], -prompts, prompts=True)
     about = {**row, "target": target, "batch": concurrency}
     case = Case(f"{row['gpu']}, {row['engine']}", terms, concurrency, MILLISECOND * row["tpot_ms"], about)
     return case, concurrency * (most_s - least_s) / request_s
+
+
+EARLY = (LIKE, "EAGLE-3's paper, table 3", "EAGLE-3's paper, table 5", "sglang#4716", "TensorRT-LLM#5146")
+"""Sources that measured before mid 2025, with engines that took longer to start a draft step."""
 
 
 @dataclass(frozen=True)
@@ -195,6 +205,11 @@ class Speculation:
         return f"{self.about['variant']} with {self.about['drafter']} on {self.system}"
 
     @property
+    def era(self) -> str:
+        """The engine, and whether it is of before mid 2025."""
+        return f"{self.engine}{AT_EARLY * (self.about['source'] in EARLY)}"
+
+    @property
     def draft_passes(self) -> int:
         """Of a round."""
         return 1 if self.cost.drafter.at_once else self.draft_tokens
@@ -207,8 +222,48 @@ class Speculation:
     @property
     def passes_s(self) -> float:
         """Of a round."""
-        verify = self.cost.tree_verify if self.tree else self.cost.verify
-        return float(self.cost.draft(self.draft_tokens, CONTEXT) + verify(self.verified_tokens, CONTEXT))
+        cost = self.cost
+        verify = cost.tree_verify if self.tree else cost.verify
+        other_s = cost.tree_round_overhead() if self.tree else cost.round_overhead()
+        return float(cost.draft(self.draft_tokens, CONTEXT) + verify(self.verified_tokens, CONTEXT)) + other_s
+
+
+def credible(runs: Sequence[Speculation]) -> list[Speculation]:
+    """Leave out targets that a source sped up by more than the acceptance length: a round takes no less than a step."""
+
+    def of(run: Speculation) -> tuple[str, str]:
+        return run.system, run.about["target"]
+
+    impossible = {of(run) for run in runs if run.measured > run.acceptance}
+    return [run for run in runs if of(run) not in impossible]
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """A time per output token of a server that speculates, whose time without is not published."""
+
+    system: str
+    cost: RooflineCost
+    isl: float
+    osl: float
+    draft_tokens: int
+    acceptance: float
+    measured_s: float
+
+    @property
+    def predicted_s(self) -> float:
+        return tpot_s(self.cost, self.isl, self.osl, self.cost.batch, self.draft_tokens, self.acceptance)
+
+
+def drafting_servers() -> list[Drafting]:
+    """Return servers that speculate, under the overheads of their engines as they are shipped."""
+    servers = []
+    for row in read_csv("drafting_servers.csv"):
+        cost = in_engine(pair_cost({**row, "batch": row["concurrency"]}), row["engine"])
+        system, lengths = f"{row['gpu']}, {row['source']}", (float(row["isl"]), float(row["osl"]))
+        measured_s = MILLISECOND * float(row["tpot_ms"])
+        servers.append(Drafting(system, cost, *lengths, int(row["steps"]), float(row["acceptance"]), measured_s))
+    return servers
 
 
 def speculation() -> list[Speculation]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,7 +26,14 @@ from specsim.cost.roofline.architecture import (
 from specsim.cost.roofline.drafters import CLASSES, ONE_PASS, drafter_config
 from specsim.cost.roofline.hardware import GGUF_BITS
 from specsim.cost.roofline.passes import Operation, Roofline
-from specsim.cost.roofline.published import DRAFTERS, calibrated_error, class_error, error_note, log_error
+from specsim.cost.roofline.published import (
+    Error,
+    batch_class,
+    calibrated_error,
+    error_note,
+    published_error,
+    unknown_error,
+)
 from specsim.io.arrays import Floats, Seconds
 from specsim.io.errors import InputError
 from specsim.io.names import find_name, known_name, plain
@@ -40,6 +48,8 @@ BLOCK_LAYERS = 5  # of published DFlash, DSpark and Domino drafters
 OWN_NAMES = ("dflash", "dspark", "p-eagle", "suffix")  # methods of engines beside their kind's usual one
 LOOKUPS = ("suffix", "ngram-gpu", "ngram-simple", "ngram-mod", "ngram-map-k", "ngram-map-k4v", "ngram-cache")
 DRAFT_MODELS = ("model", "draftmodel", "draft", "draftsimple", "standalone")  # names that do not say which
+CONSUMER = re.compile("GeForce|Radeon|Ryzen|Apple|Arc")  # in the title of a GPU that people have at home
+PROCESSOR = re.compile("EPYC|Xeon|CPU")
 LARGEST_NUMBER = 64  # of MEDUSA's heads, and of a block drafter's layers
 
 
@@ -213,6 +223,7 @@ class Overheads:
     sequence_s : each sequence of a pass of the target
     verified_sequence_s : each sequence of a pass of the target that verifies drafts, in addition
     round_s : a round
+    tree_round_s : a round with a tree, in addition
     policy_step_s : a decision whether to continue
     draft_step_s : a draft step
     cold_start_s : the first draft step, where the target's pass has thrown the drafter's weights out of a cache
@@ -227,6 +238,7 @@ class Overheads:
     cold_start_ratio: float = 0.0
     sequence_s: float = 0.0
     verified_sequence_s: float = 0.0
+    tree_round_s: float = 0.0
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -259,6 +271,7 @@ class RooflineCost(BatchCost):
     draft_passes : the passes of `drafter.model`; default: on the target's hardware, as its own
     batch : sequences in lockstep; times are the batch's
     overheads : overhead of a round besides its passes
+    prompt_share : share of the time of other requests' prompts that a served token waits for
     covered : ranges of the calibration; `notes` names requests beyond them
     engine : name of the inference engine whose overheads these are
     remarks : what `notes` say of the costs beside their error
@@ -280,6 +293,7 @@ class RooflineCost(BatchCost):
     draft_passes: Roofline | None = None
     batch: int = 1
     overheads: Overheads = field(default_factory=Overheads)
+    prompt_share: float = 1.0
     covered: Covered | None = None
     engine: str = ""
     remarks: tuple[str, ...] = ()
@@ -304,6 +318,9 @@ class RooflineCost(BatchCost):
 
     def policy_step(self) -> float:
         return self.overheads.policy_step_s
+
+    def tree_round_overhead(self) -> float:
+        return self.round_overhead() + self.overheads.tree_round_s
 
     def batch_draft(self, place: npt.ArrayLike, tokens: BatchTokens) -> Seconds:
         overhead_s = self.overheads.draft_step(place) + np.zeros(np.shape(tokens.cached))
@@ -372,7 +389,7 @@ class RooflineCost(BatchCost):
     def batch_verify(self, tokens: BatchTokens) -> Seconds:
         self.check_memory(tokens)
         passes_s = self.target.total(self.verify_operations(tokens))
-        verifies = np.asarray(tokens.new > tokens.sequences)
+        verifies = np.asarray(tokens.new - tokens.prompts > tokens.sequences)
         of_sequence_s = self.overheads.sequence_s + verifies * self.overheads.verified_sequence_s
         return passes_s + tokens.sequences * of_sequence_s
 
@@ -380,27 +397,41 @@ class RooflineCost(BatchCost):
         """A pass, and a launch to compact the cache where tokens can be rejected."""
         return self.batch_verify(tokens) + (tokens.new > tokens.sequences) * self.target.derating.launch_s
 
+    def kind(self, *, drafts: bool = True) -> tuple[str, ...]:
+        """Words for what decides the error, as published runs have them; drafts : of a run with speculation."""
+        model, weights = self.target.model, self.target.weights
+        formats = weights.values() if isinstance(weights, Mapping) else [weights]
+        words = {
+            "dense": model.experts is None,
+            "experts": model.experts is not None,
+            "hybrid": model.linear is not None,
+            "integer weights": any(str(name).startswith("int") or name in GGUF_BITS for name in formats),
+            "consumer GPU": bool(CONSUMER.search(self.target.hardware.title)),
+            "CPU": bool(PROCESSOR.search(self.target.hardware.title)),
+        }
+        drafter = "eagle" if self.drafter.kind == "eagle3" else self.drafter.kind
+        own = [word for word, said in words.items() if said]
+        return (*own, *([drafter] if drafts else []), batch_class(self.batch))
+
     @property
-    def published_kind(self) -> bool:
-        """Whether speedups with such a drafter and such weights are published."""
-        formats = self.target.weights.values() if isinstance(self.target.weights, Mapping) else [self.target.weights]
-        unlike = any(str(name).startswith("int") or name in GGUF_BITS for name in formats)
-        return self.drafter.kind in DRAFTERS and not unlike
+    def _published(self) -> Error | None:
+        return published_error("speedup", self.kind()) if self.engine else None
 
     @property
     def error_band(self) -> tuple[float, float] | None:
-        if self.covered is not None or not self.engine or not self.published_kind:
-            return None
-        error = class_error("speedup", experts=self.target.model.experts is not None, batch=self.batch)
-        return None if error is None else (error.low, error.high)
+        return None if self.covered is not None or self._published is None else self._published.band
+
+    @property
+    def error_known(self) -> bool:
+        return self.covered is not None or self._published is not None
 
     @property
     def speedup_error(self) -> tuple[float, float]:
-        experts = self.target.model.experts is not None
-        bias, sd = log_error(experts=experts, batch=self.batch, known=bool(self.engine) and self.published_kind)
+        error = self._published
+        bias, sd = (0.0, unknown_error("speedup")) if error is None else (error.mean, error.sd)
         if self.covered is None:
             return bias, sd
-        between = min(self.covered.batches) <= self.batch <= max(self.covered.batches)
+        between, experts = min(self.covered.batches) <= self.batch <= max(self.covered.batches), bool(self.target.model.experts)
         return 0.0, calibrated_error(experts=experts, batch=self.batch) if between else sd
 
     def notes(self, max_draft_tokens: int, contexts: tuple[int, int]) -> list[str]:
@@ -415,8 +446,7 @@ class RooflineCost(BatchCost):
         if covered is None:
             if not self.engine:
                 return ["roofline, not calibrated", *slow]
-            experts, known = self.target.model.experts is not None, self.published_kind
-            return [error_note("speedup", experts=experts, batch=self.batch, known=known), *slow]
+            return [error_note("speedup", self.kind()), *slow]
         beyond = []
         if covered.subject != self.subject:
             beyond.append(f"{self.subject}, calibrated on {covered.subject}")

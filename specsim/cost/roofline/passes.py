@@ -17,7 +17,11 @@ from specsim.io.arrays import Floats, Seconds
 from specsim.io.errors import InputError
 from specsim.io.names import nearest_names
 
-STATE_BYTES = 4  # of a number of linear attention's state, in float32
+STATE_BYTES = {"float32": 4, "bfloat16": 2, "replay": 4}
+"""Bytes of a number of linear attention's state, by how an engine keeps it for tokens that may be rejected: it writes
+and reads back a state behind every verified token, in this type, or runs the accepted ones anew."""
+EXPERTS_ALIKE = 0.85
+"""n tokens of one sequence choose as many experts as n ** 0.85 independent ones. Fitted, see studies/published."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,7 @@ class Roofline:
         are then of the wider of both types. Default: weights are unpacked to `dtype` as they are read
     cache : format of keys and values, or of latents. Default: `dtype`
     tensor_parallel : devices that share weights and cache
+    states : how the engine keeps linear attention's states, of `STATE_BYTES`
     derating : reached share of the ceilings
 
     Raises InputError for a dtype without throughput, weights that do not fit, or devices without a link.
@@ -76,6 +81,7 @@ class Roofline:
     derating: Derating = field(default_factory=usual_derating)
     activations: str | None = None
     cache: str | None = None
+    states: str = "float32"
 
     def __post_init__(self) -> None:
         self.hardware.flops_of(self.dtype)
@@ -93,6 +99,8 @@ class Roofline:
                 raise InputError(f"roofline: weights in {name!r} are unknown; {nearest_names(str(name), [*BITS])}")
         if self.cache is not None and self.cache not in BITS:
             raise InputError(f"roofline: a cache in {self.cache!r} is unknown; {nearest_names(self.cache, [*BITS])}")
+        if self.states not in STATE_BYTES:
+            raise InputError(f"roofline: states {self.states!r} are unknown; give one of {', '.join(STATE_BYTES)}")
         if self.tensor_parallel < 1 or self.model.num_heads % self.tensor_parallel:
             raise InputError(
                 f"roofline: {self.tensor_parallel} devices cannot share the {self.model.num_heads} heads of "
@@ -149,7 +157,7 @@ class Roofline:
         if linear is None:
             return 0.0
         convolved = (linear.kernel - 1) * linear.convolved_width * self._width
-        return self.model.linear_layers * (linear.state_size * STATE_BYTES + convolved)
+        return self.model.linear_layers * (linear.state_size * STATE_BYTES[self.states] + convolved)
 
     @property
     def _width(self) -> float:
@@ -217,7 +225,7 @@ class Roofline:
         if dense:
             yield from self._mlp("MLP", rows, model.hidden_size, model.intermediate_size, dense)
         if model.expert_layers:
-            yield from self._experts(model, rows)
+            yield from self._experts(model, tokens)
         if devices > 1:  # every device sends its share of the sum to the others, and then of the result
             sent = 2 * (devices - 1) / devices * states
             yield Operation("all-reduce", 0.0, link_bytes=2 * count * sent, all_reduces=2 * count)
@@ -285,7 +293,7 @@ class Roofline:
     ) -> Iterator[Operation]:
         """Attention to a state that is read and written once for each sequence, by heads that devices share.
 
-        An engine that keeps the state behind each drafted token, to undo rejected ones, writes more.
+        An engine that verifies drafts writes the state behind every token, to undo rejected ones, and reads one back.
         """
         rows, width, count, devices = tokens.new, self._width, model.linear_layers, self.tensor_parallel
         hidden, outputs = model.hidden_size, linear.output_width
@@ -294,7 +302,8 @@ class Roofline:
         moved = 2 * rows + 2 * tokens.sequences * (kernel - 1) + kernel  # new tokens, those before them, weights
         yield Operation("convolution", count * moved * convolved * width / devices,
                         2 * count * rows * kernel * convolved / devices, count)  # fmt: skip
-        states = 2 * tokens.sequences * linear.state_size * STATE_BYTES
+        kept = tokens.sequences if self.states == "replay" else np.maximum(rows - tokens.prompts, tokens.sequences)
+        states = 2 * kept * linear.state_size * STATE_BYTES[self.states]
         # Of each head: what the state holds of a key, its correction, and what it holds of a query.
         yield Operation("linear attention", count * (states + rows * (convolved + outputs) * width) / devices,
                         6 * count * rows * linear.state_size / devices, count)  # fmt: skip
@@ -323,12 +332,15 @@ class Roofline:
         yield Operation(f"{name} activation", gated, launches=count)
         yield self._linear(f"{name} down", rows, inner, hidden, count, "mlp")
 
-    def _experts(self, model: Architecture, rows: Floats) -> Iterator[Operation]:
-        experts, count, hidden = model.experts, model.expert_layers, model.hidden_size
+    def _experts(self, model: Architecture, tokens: BatchTokens) -> Iterator[Operation]:
+        rows, experts, count, hidden = tokens.new, model.experts, model.expert_layers, model.hidden_size
         assert experts is not None
         inner, copies, width = experts.intermediate_size, rows * experts.per_token, self._width
         matrix = count * hidden * inner / self.tensor_parallel
-        weights = experts.read(rows) * matrix * self._weight_bytes("experts")
+        decoded = rows - tokens.prompts
+        of_sequence = np.maximum(decoded / np.maximum(tokens.sequences, 1), 1.0)
+        apart = decoded * of_sequence ** (EXPERTS_ALIKE - 1) + tokens.prompts  # as many independent tokens
+        weights = experts.read(apart) * matrix * self._weight_bytes("experts")
         products = self._products(self._format("experts"))
         yield self._linear("router", rows, hidden, experts.count, count, None)
         yield Operation("choice of experts", count * rows * experts.count * width, launches=2 * count)
