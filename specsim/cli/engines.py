@@ -157,13 +157,14 @@ def _print_lengths(advice: Advice) -> None:
         [
             str(length.k),
             f"{length.tokens_per_round:.2f}",
-            str(length.speedup),
+            advice.shown(length),
             f"{100 * length.best:.0f} %",
             f"{100 * length.near:.0f} %",
         ]
         for length in advice.lengths
     ]
-    columns = ["K", "tokens per step", "speedup [95 %]", "best", f"within {NEAR_PERCENT:g} %"]
+    speedup = "speedup [95 %]" if advice.error_known else "speedup, error unknown"
+    columns = ["K", "tokens per step", speedup, "best", f"within {NEAR_PERCENT:g} %"]
     if advice.upper_bound:
         rows = [
             [row[0], row[1], f"{float(length.speedup):.2f}"] for row, length in zip(rows, advice.lengths, strict=True)

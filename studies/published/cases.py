@@ -240,9 +240,13 @@ def credible(runs: Sequence[Speculation]) -> list[Speculation]:
 
 @dataclass(frozen=True)
 class Drafting:
-    """A time per output token of a server that speculates, whose time without is not published."""
+    """A time per output token of a server that speculates, whose time without is not published.
+
+    bare, cost : without an engine, and with its overheads as they are shipped
+    """
 
     system: str
+    bare: RooflineCost
     cost: RooflineCost
     isl: float
     osl: float
@@ -250,19 +254,19 @@ class Drafting:
     acceptance: float
     measured_s: float
 
-    @property
-    def predicted_s(self) -> float:
-        return tpot_s(self.cost, self.isl, self.osl, self.cost.batch, self.draft_tokens, self.acceptance)
+    def predicted_s(self, cost: RooflineCost) -> float:
+        return tpot_s(cost, self.isl, self.osl, cost.batch, self.draft_tokens, self.acceptance)
 
 
 def drafting_servers() -> list[Drafting]:
-    """Return servers that speculate, under the overheads of their engines as they are shipped."""
+    """Return servers that speculate."""
     servers = []
     for row in read_csv("drafting_servers.csv"):
-        cost = in_engine(pair_cost({**row, "batch": row["concurrency"]}), row["engine"])
+        bare = pair_cost({**row, "batch": row["concurrency"]})
+        costs = bare, in_engine(bare, row["engine"])
         system, lengths = f"{row['gpu']}, {row['source']}", (float(row["isl"]), float(row["osl"]))
         measured_s = MILLISECOND * float(row["tpot_ms"])
-        servers.append(Drafting(system, cost, *lengths, int(row["steps"]), float(row["acceptance"]), measured_s))
+        servers.append(Drafting(system, *costs, *lengths, int(row["steps"]), float(row["acceptance"]), measured_s))
     return servers
 
 

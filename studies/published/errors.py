@@ -187,7 +187,7 @@ def with_derating(cost: RooflineCost, derating: Derating) -> RooflineCost:
 
 
 def fitted_spread(runs: Sequence[Runs]) -> Spread:
-    """Fit how far words, systems and runs are apart: most likely for these means, about `USUAL` where few tell."""
+    """Fit how far words, systems and runs are apart: most likely for these means, near `USUAL` where few tell."""
     count = np.array([r.runs for r in runs])
     within = math.sqrt(sum(r.runs * r.sd**2 for r in runs) / max(count.sum() - len(runs), 1))
     means, words = np.array([r.mean for r in runs]), sorted({word for r in runs for word in r.kind})

@@ -63,6 +63,7 @@ BEFORE = "before"  # in before.csv: errors of the last preset, by the same runs
 DEPLOYMENT = ("target", "gpu", "engine", "version", "precision", "isl", "osl", "batch", "source")
 NEAR = 0.99  # of the best that was measured: a choice that loses no more is right
 MS, US = 1e3, 1e6
+FARTHEST = 0.4  # logarithm of measured over predicted from which on a system is an outlier
 WORST = 3  # systems that are named
 WORSE = 1.0  # points of a median error that are named
 DIGITS = 2  # of a preset's numbers
@@ -182,7 +183,8 @@ class Study:
         of_servers = [
             Prediction(
                 SERVED, server.system, server.cost.kind(), False, server.measured_s,
-                dict.fromkeys(NAMES, np.nan) | {HELD_OUT: server.predicted_s},
+                dict.fromkeys(NAMES, np.nan)
+                | {SHEET: server.predicted_s(server.bare), HELD_OUT: server.predicted_s(server.cost)},
             )
             for server in drafting_servers()
         ]  # fmt: skip
@@ -338,7 +340,11 @@ class Study:
                 Column("the same, systems weighing alike", "median_percent", TENTH),
                 Column("90th percentile, systems weighing alike", "p90_percent", TENTH),
             ],
-            shown=rows,
+            shown=[
+                {key: value for key, value in row.items() if key != MODEL or math.isfinite(value)}
+                | {BEFORE: before["class", row["class"], ""]}
+                for row in rows
+            ],
             table=table,
             trust=[
                 f"Measurements: {len(self.predictions)} published runs (data/), none from here. A system is a "
@@ -384,6 +390,8 @@ class Study:
                 f"Choices: a best tensor parallelism (within 1 %) is predicted for {right} of {several} deployments "
                 f"(the largest is one for {largest}). A predicted best chain length is "
                 + " and ".join(f"{choice_text(own)} ({kind})" for own, kind in zip(lost, KINDS, strict=True))
+                + f"; by the last preset in {before['best K', 'tasks', '']:.0f} of all tasks, with a loss of "
+                f"{before['best K', 'loss', '']:.2f} %"
                 + ". Over the batches of EAGLE-3's tables the speedup falls: "
                 + "; ".join(batch_text(*table) for table in self.by_batch())
                 + ".",
@@ -429,12 +437,12 @@ def overheads_text(engine: str, overheads: Mapping[str, float]) -> str:
 
 
 def groups_of(predictions: Sequence[Prediction]) -> list[Runs]:
-    """Summarise the errors by what is predicted, system and kind."""
+    """Summarise the errors by what is predicted, system and kind; one beyond `FARTHEST` counts like one there."""
     of: dict[tuple[str, str, tuple[str, ...]], list[float]] = {}
     for p in predictions:
         of.setdefault((p.what, p.system, p.kind), []).append(math.log(p.measured / p.predicted[HELD_OUT]))
     return [
-        Runs(*key, len(logs), round(float(np.mean(logs)), 3), round(float(np.std(logs)), 3))
+        Runs(*key, len(logs), round(float(np.clip(np.mean(logs), -FARTHEST, FARTHEST)), 3), round(float(np.std(logs)), 3))
         for key, logs in sorted(of.items())
     ]
 

@@ -339,7 +339,8 @@ class Roofline:
         matrix = count * hidden * inner / self.tensor_parallel
         decoded = rows - tokens.prompts
         of_sequence = np.maximum(decoded / np.maximum(tokens.sequences, 1), 1.0)
-        apart = decoded * of_sequence ** (EXPERTS_ALIKE - 1) + tokens.prompts  # as many independent tokens
+        alike = 1.0 if experts.routing == "balanced" else EXPERTS_ALIKE
+        apart = decoded * of_sequence ** (alike - 1) + tokens.prompts  # as many independent tokens
         weights = experts.read(apart) * matrix * self._weight_bytes("experts")
         products = self._products(self._format("experts"))
         yield self._linear("router", rows, hidden, experts.count, count, None)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from specsim.cost.batches import BatchTokens
 from specsim.cost.files import read_cost
 from specsim.cost.roofline.architecture import Architecture, find_architecture, public_shapes
 from specsim.cost.roofline.cost import RooflineCost, find_drafter
@@ -173,13 +174,23 @@ def test_sparse_attention_reads_chosen_tokens_and_an_index_of_all() -> None:
 
 
 def test_a_delta_network_reads_and_writes_a_state_of_fixed_size() -> None:
-    """Qwen3-Next: 16 key heads and 32 value heads of 128, a convolution over 4 tokens; 2 sequences of 3 tokens."""
+    """Qwen3-Next: 16 key heads and 32 value heads of 128, a convolution over 4 tokens; 2 sequences of 3 tokens.
+
+    To undo rejected tokens, a state is written behind each verified one, and read back.
+    """
     model = replace(find_architecture("qwen3-next-80b-a3b"), num_layers=1, linear_layers=1)
     operations = by_name(passes(model), 3, 1000, 2)
     state = 32 * 128 * 128 * 4  # bytes of a sequence, 2 MiB
     convolved = 2 * 16 * 128 + 32 * 128  # queries, keys, values
     gated = operations["linear attention"]
-    assert gated.bytes == 2 * 2 * state + 6 * (convolved + 4096) * 2
+    others = 6 * (convolved + 4096) * 2
+    assert gated.bytes == 2 * 6 * state + others
+    for states, moved in (("bfloat16", 2 * 6 * state / 2), ("replay", 2 * 2 * state)):
+        assert by_name(replace(passes(model), states=states), 3, 1000, 2)["linear attention"].bytes == moved + others
+    # A prompt of 500 tokens, beside two that are decoded.
+    prompt = BatchTokens(*map(np.asarray, (3.0, 502.0, 2000.0, 2002 + 500 * 501 / 2)), 500.0)
+    (beside,) = [each for each in passes(model).batch_operations(prompt) if each.name == "linear attention"]
+    assert beside.bytes == 2 * 3 * state + 502 * (convolved + 4096) * 2
     assert gated.flops == counted_flops(
         lambda new: new(6 * 32, 1, 128) @ new(6 * 32, 128, 128),  # what the state holds of the key
         lambda new: new(6 * 32, 128, 1) @ new(6 * 32, 1, 128),  # its correction
@@ -230,7 +241,7 @@ def test_chunked_attention_reads_half_a_chunk_on_average() -> None:
 def test_first_layers_are_dense_and_a_shared_expert_sees_every_token() -> None:
     model = find_architecture("kimi-k2")
     assert (model.dense_layers, model.expert_layers) == (1, 60)
-    operations = by_name(passes(without_first_dense("kimi-k2")), 2, 0)
+    operations = by_name(passes(without_first_dense("kimi-k2")), 1, 0, 2)
     assert operations["shared expert gate, up"].flops == 2 * 2 * 7168 * 2 * 2048
     assert operations["router"].flops == 2 * 2 * 7168 * 384
     # 384 experts, 8 a token: two tokens go to 8 + 8 (1 - 8 / 384) of them.

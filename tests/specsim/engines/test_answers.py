@@ -150,7 +150,7 @@ def test_costs_are_less_known_beyond_the_batch_that_they_were_calibrated_at() ->
 
 
 def test_speculation_is_off_above_the_batch_at_which_it_loses() -> None:
-    document = data_sheet_document("h100", "llama-3.1-8b", "eagle3", engine="vllm")
+    document = data_sheet_document("h100", "llama-3.1-8b", "eagle3", engine="vllm@2025-03")
     source = {"drafted": [10**6] * 3, "accepted": [6 * 10**5, 36 * 10**4, 22 * 10**4]}
     even = advise(source, read_cost(document, batch=9)).off_above
     assert even is not None and even.requests and even.low is not None
