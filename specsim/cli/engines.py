@@ -120,7 +120,7 @@ def advise(options: CountsSettings, costs: AdviseCosts, requests: RequestSetting
 
 def _asked(options: CountsSettings, costs: AdviseCosts, requests: RequestSettings) -> dict[str, Any]:
     """What was asked, as the document states it."""
-    of_costs = ("gpu", "target", "drafter", "weights", "dtype", "tp", "engine", "batch")
+    of_costs = ("gpu", "target", "drafter", "weights", "dtype", "cache", "tp", "engine", "batch")
     of_gpu = {name: getattr(costs, name) for name in of_costs}
     asked = {
         "source": options.source,

@@ -30,6 +30,7 @@ WEIGHTS_HELP = (
     "Weight format of the layers: int4, int8, float8, mxfp4, nvfp4, q4_k_m, ..., or of parts: experts=mxfp4 (default: "
     "as the target is stored)."
 )
+CACHE_HELP = "Format of the KV cache: float8, q8_0, q4_0, ... (default: --dtype)."
 DRAFT_COST_HELP = "The drafter's cost grid; FILE:MODEL picks one from a result of `realrun gpu`."
 COUNTS_CONTEXT = 1000  # prompt tokens of sequences that are generated from counts, as `advise` assumes
 TRACE_HELP = "Trace folder, made by `realrun record`, or a name of `specsim example --list`."
@@ -125,10 +126,11 @@ class GpuSettings(Settings):
     )
     engine: str | None = setting(
         None,
-        "Add this engine's overhead to the costs on that GPU: vllm, sglang or tensorrt-llm.",
+        "Add this engine's overhead to the costs on that GPU: vllm, sglang, tensorrt-llm or llamacpp.",
     )
     weights: str | None = setting(None, WEIGHTS_HELP, metavar="FORMAT")
     dtype: str = setting("bfloat16", "Data type of activations, KV cache and other matrices on that GPU.")
+    cache: str | None = setting(None, CACHE_HELP, metavar="FORMAT")
     tp: int = setting(1, "GPUs that share every layer (tensor parallelism).", low=1)
     engine_alone: ClassVar[bool] = False  # whether --engine has a meaning without --gpu
     names_later: ClassVar[bool] = False  # whether a file may give the target and the drafter
@@ -137,10 +139,11 @@ class GpuSettings(Settings):
         super().__post_init__()
         if self.gpu is None or not self.names_later:
             self.check_names()
-        about = self.weights, self.tp != 1, self.dtype != "bfloat16", not self.engine_alone and self.engine
+        about = self.weights, self.cache, self.tp != 1, self.dtype != "bfloat16", not self.engine_alone and self.engine
         if self.gpu is None and any(about):
             raise InputError(
-                "--engine, --weights, --dtype and --tp describe costs on a GPU; give --gpu, --target and --drafter"
+                "--engine, --weights, --dtype, --cache and --tp describe costs on a GPU; give --gpu, --target and "
+                "--drafter"
             )
 
     def check_names(self) -> None:
@@ -155,6 +158,7 @@ class GpuSettings(Settings):
         devices = f"{self.tp} x {self.gpu}" if self.tp > 1 else self.gpu
         formats = f", weights {self.weights}" if self.weights else ""
         formats += f", {self.dtype}" if self.dtype != "bfloat16" else ""
+        formats += f", {self.cache} cache" if self.cache else ""
         engine = f", {self.engine}" if self.engine else ""
         return f"{self.target} with {self.drafter} on {devices}{formats}{engine}"
 
@@ -165,7 +169,8 @@ class GpuSettings(Settings):
 
         if self.gpu is None or self.target is None or self.drafter is None:
             return None
-        return data_sheet_document(self.gpu, self.target, self.drafter, self.weights, self.tp, self.engine, self.dtype)
+        names = self.gpu, self.target, self.drafter
+        return data_sheet_document(*names, self.weights, self.tp, self.engine, self.dtype, self.cache)
 
     def costs(self, cost: T | None) -> T | dict[str, Any]:
         """Return the cost file, or the costs on the GPU; InputError for none or both."""

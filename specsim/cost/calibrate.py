@@ -116,6 +116,7 @@ def data_sheet_document(
     tensor_parallel: int = 1,
     engine: str | None = None,
     dtype: str = "bfloat16",
+    cache: str | None = None,
 ) -> dict[str, Any]:
     """Write down the roofline of a GPU's data sheet, and what an engine adds, as a cost file has it.
 
@@ -141,6 +142,7 @@ def data_sheet_document(
         "activations": products if products in sheet.flops else None,
         "tensor_parallel": tensor_parallel,
         "engine": engine,
+        **({"cache": find_format(cache)} if cache else {}),
         **({"stored": stored} if stored else {}),
     }
 

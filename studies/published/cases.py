@@ -53,9 +53,6 @@ OF_EXPERTS: dict[str, dict[str, Any]] = {  # mixtures whose attention stays in 1
 }
 OF_MODELS: dict[str, dict[str, Any]] = {"gpt-oss-120b": {"weights": {"experts": "mxfp4"}}}  # come in one format
 OTHER_GPUS = {  # that specsim does not list
-    "v100": {  # NVIDIA V100 datasheet, SXM2: 900 GB/s, 125 TFLOPS in tensor cores
-        "title": "NVIDIA V100 SXM2 32GB", "memory_bytes_s": 900e9, "memory_bytes": 32e9, "flops": {"float16": 125e12},
-    },
     "radeon-890m": {  # AMD Ryzen AI 9 HX 370: 128 bits of LPDDR5X-7500; 16 CUs x 512 FLOPs a cycle x 2.9 GHz
         "title": "AMD Radeon 890M", "memory_bytes_s": 120e9, "memory_bytes": 48e9, "flops": {"float16": 23.8e12},
     },

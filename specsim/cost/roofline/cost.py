@@ -225,7 +225,7 @@ class Overheads:
     round_s : a round
     tree_round_s : a round with a tree, in addition
     policy_step_s : a decision whether to continue
-    draft_step_s : a draft step
+    draft_step_s : a draft step; below 0 where measured ones take less than their pass by the roofline
     cold_start_s : the first draft step, where the target's pass has thrown the drafter's weights out of a cache
     cold_start_ratio : what of it is left at each further step
     """
@@ -243,8 +243,9 @@ class Overheads:
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             most = 1.0 if name == "cold_start_ratio" else MAX_SECONDS
-            if not 0 <= value <= most:
-                raise InputError(f"roofline: {name}={value}; give 0 to {most:g}")
+            least = -MAX_SECONDS if name == "draft_step_s" else 0
+            if not least <= value <= most:
+                raise InputError(f"roofline: {name}={value}; give {least:g} to {most:g}")
 
     def draft_step(self, place: npt.ArrayLike) -> Seconds:
         """Of the draft step at this place of a round, from 0."""
@@ -344,7 +345,7 @@ class RooflineCost(BatchCost):
             pass_s = np.where(first, pass_s, later.batch_seconds(tokens))
         if self.drafter.reads_verified:  # a step takes what its token will add to the next round's first pass
             pass_s = pass_s + rows_s(count + 1, ends=False) - rows_s(count, ends=False)
-        return pass_s + overhead_s
+        return np.maximum(pass_s + overhead_s, 0.0)
 
     def catch_up(self, context: npt.ArrayLike) -> Seconds:
         return np.zeros(np.shape(context)) if self.drafter.reads_verified else super().catch_up(context)
@@ -440,7 +441,7 @@ class RooflineCost(BatchCost):
             f"{self.target.tensor_parallel} GPUs share a layer, but fast links join {joined}: all-reduces take longer"
         ]
         slow = slow if self.target.tensor_parallel > joined else []
-        slow += self.remarks
+        slow += [*self.target.notes, *self.remarks]
         if 0 < self.drafter.block < max_draft_tokens:
             slow.append(f"this drafter was trained for blocks of {self.drafter.block}: it accepts fewer tokens beyond")
         if covered is None:

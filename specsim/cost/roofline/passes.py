@@ -12,11 +12,14 @@ import numpy.typing as npt
 
 from specsim.cost.batches import BatchTokens
 from specsim.cost.roofline.architecture import Architecture, LatentAttention, LinearAttention, Part
-from specsim.cost.roofline.hardware import BITS, PRODUCTS, Derating, Hardware, usual_derating
+from specsim.cost.roofline.hardware import BITS, GGUF_BITS, PRODUCTS, Derating, Hardware, usual_derating
 from specsim.io.arrays import Floats, Seconds
 from specsim.io.errors import InputError
 from specsim.io.names import nearest_names
 
+SMALL_BATCH = 8
+"""Rows up to which llama.cpp, and Metal's kernels, multiply with packed weights as with a vector, row after row. A
+larger batch is multiplied with matrix units, and is taken to cost no less than this one."""
 STATE_BYTES = {"float32": 4, "bfloat16": 2, "replay": 4}
 """Bytes of a number of linear attention's state, by how an engine keeps it for tokens that may be rejected: it writes
 and reads back a state behind every verified token, in this type, or runs the accepted ones anew."""
@@ -59,6 +62,8 @@ class Roofline:
     cache : format of keys and values, or of latents. Default: `dtype`
     tensor_parallel : devices that share weights and cache
     states : how the engine keeps linear attention's states, of `STATE_BYTES`
+    vector : share of float32's throughput at which further rows of a small batch are multiplied with packed weights,
+        where an engine leaves matrix units to larger batches; 0: it does not. `Hardware.reread` counts before it
     derating : reached share of the ceilings
 
     Raises InputError for a dtype without throughput, weights that do not fit, or devices without a link.
@@ -82,6 +87,7 @@ class Roofline:
     activations: str | None = None
     cache: str | None = None
     states: str = "float32"
+    vector: float = 0.0
 
     def __post_init__(self) -> None:
         self.hardware.flops_of(self.dtype)
@@ -123,6 +129,24 @@ class Roofline:
             weights = ", ".join(f"{part} {name}" for part, name in weights.items())
         named = {"weights": weights, "activations": self.activations, "cache": self.cache}
         return "".join(f", {what} {name}" for what, name in named.items() if name)
+
+    @property
+    def notes(self) -> list[str]:
+        """What the hardware does with a few rows and with a cache's format, where that is not what others do."""
+        name, packed = self.hardware.name, self.hardware.reread[1]
+        notes = []
+        if packed:
+            passes = 1 + packed * (SMALL_BATCH - 1)
+            notes.append(
+                f"kernels of {name} read packed weights again for each row of a small batch: a pass of {SMALL_BATCH} "
+                f"rows takes about {passes:.1f} decode steps; measure pass times, and give them to `specsim cost "
+                "calibrate`"
+            )
+        if self.cache == "float8" and "float8" not in self.hardware.flops:
+            notes.append(
+                f"{name} has no float8: the cache is unpacked in software, and attention is slower than priced"
+            )
+        return notes
 
     @cached_property
     def weight_bytes(self) -> float:
@@ -172,7 +196,7 @@ class Roofline:
         if part is None or self.weights is None:
             return self.dtype
         if isinstance(self.weights, str):
-            return self.dtype if part == "head" else self.weights
+            return self.dtype if part == "head" and self.weights not in GGUF_BITS else self.weights
         whole = self.weights.get("mlp", self.dtype) if part == "experts" else self.dtype
         return self.weights.get(part, whole)
 
@@ -317,13 +341,25 @@ class Roofline:
         size = inputs * outputs * count / (self.tensor_parallel if divided else 1)
         states = count * rows * (inputs + outputs) * self._width
         products = self._products(self._format(part)) if part else ""
-        return Operation(name, size * self._weight_bytes(part) + states, 2 * rows * size, count, products=products)
+        weights = size * (self._weight_bytes(part) + self._further_bytes(rows, part))
+        return Operation(name, weights + states, 2 * rows * size, count, products=products)
+
+    def _further_bytes(self, rows: Floats, part: Part | None) -> Floats:
+        """Bytes of a weight whose reading takes as long as the further rows of a small batch."""
+        width = self._weight_bytes(part)
+        share = self.hardware.reread[width < 2]
+        each = share * width
+        vector_flops = self.vector * self.hardware.flops.get("float32", 0.0)
+        if not any(self.hardware.reread) and vector_flops and width < 2:
+            each = 2 * self.hardware.memory_bytes_s * self.derating.memory / vector_flops
+        return each * (np.clip(rows, 1, SMALL_BATCH) - 1)
 
     def _per_head(self, name: str, rows: Floats, inputs: int, outputs: int, heads: int, count: int) -> Operation:
         """A matrix of each head of each of `count` layers, for inputs of that head."""
         heads_here = heads / self.tensor_parallel
         size, states = inputs * outputs * heads_here * count, count * rows * heads_here * (inputs + outputs)
-        work = size * self._weight_bytes("attention") + states * self._width, 2 * rows * size, count
+        weights = size * (self._weight_bytes("attention") + self._further_bytes(rows, "attention"))
+        work = weights + states * self._width, 2 * rows * size, count
         return Operation(name, *work, products=self._products(self._format("attention")))
 
     def _mlp(self, name: str, rows: Floats, hidden: int, inner: int, count: int) -> Iterator[Operation]:
@@ -340,8 +376,9 @@ class Roofline:
         decoded = rows - tokens.prompts
         of_sequence = np.maximum(decoded / np.maximum(tokens.sequences, 1), 1.0)
         alike = 1.0 if experts.routing == "balanced" else EXPERTS_ALIKE
-        apart = decoded * of_sequence ** (alike - 1) + tokens.prompts  # as many independent tokens
-        weights = experts.read(apart) * matrix * self._weight_bytes("experts")
+        read = experts.read(decoded * of_sequence ** (alike - 1) + tokens.prompts)  # as many independent tokens
+        again = self._further_bytes(copies / read, "experts")  # an expert's share of the rows
+        weights = read * matrix * (self._weight_bytes("experts") + again)
         products = self._products(self._format("experts"))
         yield self._linear("router", rows, hidden, experts.count, count, None)
         yield Operation("choice of experts", count * rows * experts.count * width, launches=2 * count)

@@ -30,12 +30,16 @@ COLUMNS = {
 
 
 class Row(NamedTuple):
-    """A measurement; speed in tokens a second (or 1 / TPOT), length with the target's own token."""
+    """A measurement; speed in tokens a second (or 1 / TPOT), length with the target's own token.
+
+    tpot_ms : of a request's output token; by the batch over the speed where it is not in the table
+    """
 
     k: int
     batch: int
     speed: float | None
     length: float | None
+    tpot_ms: float | None = None
 
 
 def names_of(header: str) -> list[str | None]:
@@ -56,9 +60,8 @@ def _cells(line: str) -> list[str]:
     return [cell.strip() for cell in next(csv.reader([line], delimiter=separator), [])]
 
 
-def read_sweep(paths: Sequence[Path]) -> ImportedRecords:
-    """Read a table, as CSV or in Markdown."""
-    skipped = Skipped()
+def read_rows(paths: Sequence[Path], skipped: Skipped) -> list[Row]:
+    """Read the rows of tables, as CSV or in Markdown; InputError if there is none."""
     rows: list[Row] = []
     for path in paths:
         names: list[str | None] = []
@@ -72,6 +75,13 @@ def read_sweep(paths: Sequence[Path]) -> ImportedRecords:
                     raise InputError(f"{path} has more than {MOST_ROWS:,} rows; {INVALID}")
     if not rows:
         raise InputError(f"{paths[0]} has no row of a sweep; {INVALID}")
+    return rows
+
+
+def read_sweep(paths: Sequence[Path]) -> ImportedRecords:
+    """Read a table, as CSV or in Markdown."""
+    skipped = Skipped()
+    rows = read_rows(paths, skipped)
     notes = _fastest(rows)
     lengths = {
         k: float(np.mean([row.length for row in rows if row.k == k and row.length]))
@@ -111,9 +121,10 @@ def _row(cells: Mapping[str, str], where: str) -> Row:
         length = 1 + k * share
     if length is not None and k and not 1 <= length <= k + 1:
         raise InputError(f"{where}: an acceptance length of {length:g} is impossible with K = {k:g}; give 1 to K + 1")
+    tpot_ms = tpot or ((batch or 1) * 1e3 / speed if speed else None)
     if speed is None and tpot:
         speed = 1 / tpot
-    return Row(int(k), int(batch or 1), speed, length)
+    return Row(int(k), int(batch or 1), speed, length, tpot_ms)
 
 
 def _fastest(rows: Sequence[Row]) -> list[str]:

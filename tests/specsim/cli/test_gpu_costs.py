@@ -33,10 +33,9 @@ def test_a_gpu_is_priced_as_its_file(name: str, tmp_path: Path) -> None:
     assert by_gpu == by_file
     assert_refused(call(*command, *GPU, "--cost", file), "give costs once")
     assert_refused(call(*command), "give costs once")
-    for alone in (GPU[6:8], GPU[8:], ("--weights", "int4"), ("--dtype", "float32")):
-        assert_refused(
-            call(*command, "--cost", file, *alone), "--engine, --weights, --dtype and --tp describe costs on a GPU"
-        )
+    options = "--engine, --weights, --dtype, --cache and --tp describe costs on a GPU"
+    for alone in (GPU[6:8], GPU[8:], ("--weights", "int4"), ("--dtype", "float32"), ("--cache", "fp8")):
+        assert_refused(call(*command, "--cost", file, *alone), options)
 
 
 def test_formats_are_multiplied_as_engines_do() -> None:

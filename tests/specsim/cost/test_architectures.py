@@ -329,7 +329,7 @@ def test_activations_need_hardware_that_multiplies_them() -> None:
         "hardware h100 has no throughput in float4; choose one of",
     )
     assert {name for name, device in known_hardware().items() if "float4" in device.flops} == {
-        "b200", "b300", "gb200", "gb300",
+        "b200", "b300", "gb200", "gb300", "gb10",
     }  # fmt: skip
 
 
