@@ -126,7 +126,8 @@ def find_drafter(drafter: str | Mapping[str, Any], target: Architecture) -> Draf
             raise InputError(f"roofline: drafter {kind} has {key}={value!r}; give 1 to {most[key]}{short}")
     value, name = keys.get(number, 0), f"{kind} of {target.name}"
     drafted = min(EAGLE3_VOCABULARY, target.vocab_size) if kind == "eagle3" else target.vocab_size
-    layer = replace(target.first(0, name), vocab_size=keys.get("vocabulary", drafted), tables=0, projected_width=0)
+    layer = replace(target.first(0, name), vocab_size=keys.get("vocabulary", drafted), tables=0, projected_width=0,
+                    streams=1)  # fmt: skip
     hidden = target.hidden_size
 
     def dense(layers: int = 1, states: int = 1) -> Architecture:

@@ -112,7 +112,7 @@ class Reading:
         self.config: dict[str, Any] = dict(config)
         for more in inner:
             if isinstance(more, Mapping):
-                self.config |= {key: value for key, value in more.items() if key != "model_type"}
+                self.config |= {key: value for key, value in more.items() if key not in ("model_type", "hidden_size")}
         self.where, self.traits, self.kind = where, traits, str(config["model_type"])
         linear = self.config.get("linear_attn_config")  # Kimi's own
         if isinstance(linear, Mapping):
@@ -136,9 +136,10 @@ class Reading:
         return checked(value, f"{self.where}: {key}", list[kind], invalid=INVALID) if isinstance(value, list) else []
 
     def architecture(self, name: str) -> Architecture:
-        self.hidden = self.size(*HIDDEN)
+        size = self.size
+        self.hidden = size(*HIDDEN)
         heads_needed = not self.traits >= {"alone"} or self.kind == "nemotron_h"
-        if not self.hidden or (heads_needed and not self.size(*HEADS)):
+        if not self.hidden or (heads_needed and not size(*HEADS)):
             raise InputError(f"{self.where} has no states or no heads; {INVALID}")
         kinds = self.kinds()
         layers = tuple(self.layer(place, kind, len(kinds)) for place, kind in enumerate(kinds))
@@ -149,13 +150,14 @@ class Reading:
         return Architecture(
             name=name,
             hidden_size=self.hidden,
-            vocab_size=self.size("vocab_size"),
+            vocab_size=size("vocab_size"),
             layers=layers,
             tied=bool(self.config.get("tie_word_embeddings", "tied" in self.traits)),
-            intermediate_size=self.size(*DENSE, default=dense or 4 * self.hidden),
+            intermediate_size=size(*DENSE, default=dense or 4 * self.hidden),
             mtp_layer=self.mtp_layer(),
             tables=tables,
             projected_width=projected,
+            streams=size("hc_mult", "hc_count", default=1),
         )
 
     def kinds(self) -> list[str]:
@@ -258,7 +260,7 @@ class Reading:
                 nope_dim=nope,
                 value_dim=value_dim,
                 gate_width=sum(width for trait, width in gate.items() if trait in traits),
-                gate_rank=rank if self.kind == "axk2" else 0,
+                gate_rank=rank if self.kind == "axk2" else 0,  # made from queries' latents
                 beside=self.beside(kind),
             )
         kv_heads = size(*KV_HEADS, default=heads, of=config)
@@ -307,8 +309,9 @@ class Reading:
         if "relative" in traits:
             heads = size(*HEADS)
             width += size("d_rel") * heads + heads * (self.kind == "inkling2_text")
-        if self.kind == "axk2":
-            width += 4 * size("gated_norm_rank")
+        if self.kind == "axk2":  # norms with gates, and queries and gates of the latent before and behind its norm
+            made = size(*HEADS) * (size("qk_nope_head_dim") + size("qk_rope_head_dim") + size("v_head_dim"))
+            width += 4 * size("gated_norm_rank") + size("q_lora_rank") * made // self.hidden
         width += 2 * size("hidden_size_per_layer_input", default=0) + 2 * size("laurel_rank", default=0)
         return width
 
@@ -355,7 +358,7 @@ class Reading:
                 convolved = 2 * key_heads * key_dim + output
                 return LinearAttention(
                     state_size=heads * key_dim * value_dim, convolved_width=convolved, output_width=output,
-                    input_width=convolved + output + 2 * heads, kernel=size("linear_conv_kernel_dim"), heads=heads,
+                    input_width=convolved + output + 2 * heads + self.beside(LINEAR), kernel=size("linear_conv_kernel_dim"), heads=heads,
                 )  # fmt: skip
             case "kda":
                 heads, dim = size("linear_num_heads", *HEADS), size("linear_head_dim", "head_dim")
@@ -500,4 +503,6 @@ class Reading:
             width = size("ple_embed_dim", default=self.hidden)
             tables += len(places) * size("ngram_vocab_size_base") * width
             projected += len(places) * width * (1 + size("hc_count"))
+        if "hc_count" in self.config:
+            projected += 2 * size("hc_count") * size("hc_lowrank")
         return tables, projected

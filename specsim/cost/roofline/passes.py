@@ -224,7 +224,8 @@ class Roofline:
             return
         rows, count, devices = tokens.new, model.blocks.total(), self.tensor_parallel
         states = rows * model.hidden_size * self._width
-        yield Operation("norms", count * 4 * states, launches=count)  # reads and writes state and residual
+        # Reads and writes state and residual.
+        yield Operation("norms", count * 2 * (1 + model.streams) * states, launches=count)
         for block, times in model.blocks.items():
             match block:
                 case Attention():

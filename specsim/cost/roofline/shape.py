@@ -340,6 +340,7 @@ class Architecture:
     tables : weights of tables that are looked up beside the embedding, such as learned positions
     projected_width : width of all states and embeddings that are projected to a state before the first layer; EAGLE:
         that of two states
+    streams : residual states of a token side by side, as hyper-connections have them
     medusa_heads : residual blocks on the last state, each with a head of its own
 
     >>> from specsim.cost.roofline.architecture import find_architecture
@@ -357,6 +358,7 @@ class Architecture:
     mtp_layer: Layer = ()
     tables: int = 0
     projected_width: int = 0
+    streams: int = 1
     medusa_heads: int = 0
 
     def __post_init__(self) -> None:

@@ -16,9 +16,14 @@ transformers = pytest.importorskip("transformers")
 torch = pytest.importorskip("torch")
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL  # noqa: E402
 
+ROPE = {"rope_type": "default", "rope_theta": 1e4}
 # What a family's own defaults lack, or have of a kind that its class does not take.
 NEEDED: dict[str, dict[str, Any]] = {
-    "cohere_compass_text": {"layer_types": ["sliding_attention", "full_attention"] * 20},
+    "cohere_compass_text": {
+        "layer_types": ["sliding_attention", "full_attention"] * 20,
+        "rope_parameters": dict.fromkeys(("sliding_attention", "full_attention"), ROPE),
+    },
+    "dbrx": {"attn_config": {"clip_qkv": 8, "rope_theta": 1e4, "kv_n_heads": 8}, "num_key_value_heads": 8},
     "deepseek_v2": {"num_experts_per_tok": 6, "first_k_dense_replace": 1, "moe_intermediate_size": 1408},
     "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6, "first_k_dense_replace": 1},
     "gemma3n_text": {"num_kv_shared_layers": 15},
@@ -31,10 +36,9 @@ NEEDED: dict[str, dict[str, Any]] = {
     "nemotron_h": {"layers_block_type": ["linear_attention", "moe"] * 9 + ["full_attention", "mlp"] * 2,
                    "moe_latent_size": 1024},  # fmt: skip
     "qwen4_exp_text": {"indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 128, "indexer_budget": 2048,
-                       "indexer_compress_ratio": 8, "ple_layer_ids": [1], "eos_token_id": 1},  # fmt: skip
+                       "indexer_compress_ratio": 8, "ple_layer_ids": [1], "eos_token_id": 1,
+                       "rope_parameters": {**ROPE, "partial_rotary_factor": 0.25}},  # fmt: skip
 }  # fmt: skip
-# Not a decoder of text on its own: no class of transformers reads the text's part alone.
-APART = "embed_tokens_extend|vision|audio|vq_model"
 PLAIN = Hardware("plain", memory_bytes_s=1e12, flops={"bfloat16": 1e14})
 
 
@@ -42,9 +46,9 @@ def text_config(family: str) -> Any:
     """The family's configuration, or its text's part, as its own class has it without settings."""
     made = transformers.CONFIG_MAPPING[family](**NEEDED.get(family, {}))
     text = made.get_text_config(decoder=True)
-    if text is not made and text.model_type in NEEDED:
-        text = type(text)(**NEEDED[text.model_type])
-    return text
+    if text is made or text.model_type not in CAUSAL:
+        return made
+    return type(text)(**NEEDED.get(text.model_type, {}))
 
 
 @pytest.mark.parametrize("family", sorted(CAUSAL))
