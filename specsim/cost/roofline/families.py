@@ -91,7 +91,7 @@ def architecture_from_config(config: Any, name: str) -> Architecture:
     """The shape in a parsed config.json; InputError for keys that are missing or a kind that is not known."""
     where = f"architecture {name}"
     checked(config, where, dict[str, Any], invalid=INVALID)
-    if isinstance(config.get("text_config"), Mapping):  # a model of texts and images
+    if "text_config" in config:  # a model of texts and images
         outer = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
         text = checked(config["text_config"], f"{where}: text_config", dict[str, Any], invalid=INVALID)
         config = {"model_type": config.get("model_type"), **outer, **text}
@@ -127,13 +127,15 @@ class Reading:
         if isinstance(value, list) and value and len(set(value)) == 1:  # one for each layer, all the same
             value = value[0]
         if type(value) is not int or not 0 <= value < MAX_SIZE:
-            raise InputError(f"{self.where} has no {' or '.join(keys)} that is a whole number; {INVALID}")
+            raise InputError(f"{self.where} has no {keys[0]} that is a whole number; {INVALID}")
         return value
 
     def listed(self, key: str, kind: Any = str) -> list[Any]:
         """The list under a key; empty where there is none."""
         value = self.config.get(key)
-        return checked(value, f"{self.where}: {key}", list[kind], invalid=INVALID) if isinstance(value, list) else []
+        if value is None or (key == "moe_layer_freq" and not isinstance(value, list)):
+            return []
+        return list(checked(value, f"{self.where}: {key}", list[kind], invalid=INVALID))
 
     def architecture(self, name: str) -> Architecture:
         size = self.size
