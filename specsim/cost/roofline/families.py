@@ -37,7 +37,7 @@ INVALID = "give a decoder's config.json as Hugging Face has it"
 HIDDEN = ("hidden_size", "n_embd", "d_model")
 LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "attention_heads")
-KV_HEADS = ("num_key_value_heads", "num_kv_heads", "kv_n_heads")
+KV_HEADS = ("num_key_value_heads", "num_kv_heads", "kv_n_heads", "num_attention_groups")
 HEAD_DIM = ("head_dim", "attention_head_dim", "kv_channels")
 DENSE = ("intermediate_size_mlp", "dense_intermediate_size", "prefix_dense_intermediate_size", "intermediate_size",
          "ffn_dim", "n_inner", "ffn_hidden_size")  # fmt: skip
@@ -46,7 +46,7 @@ COUNT = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_expert
 PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "top_k_experts", "moe_top_k")
 SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "num_shared_expert")
 SHARED_WIDTH = ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size",
-                "shared_experts_intermediate_size")  # fmt: skip
+                "shared_experts_intermediate_size", "share_expert_dim")  # fmt: skip
 WINDOW = ("sliding_window", "sliding_window_size", "attention_window_size", "window_size", "attention_chunk_size")
 FULL, SLIDING, LINEAR, INDEXED, SPARSE, HEAVY, MOE, MLP = (
     "full", "sliding", "linear", "indexed", "compressed sparse", "heavily compressed", "experts", "mlp",
@@ -55,7 +55,7 @@ KINDS = {
     "full_attention": FULL, "attention": FULL, "global": FULL, "hybrid": FULL, "*": FULL, "sliding_attention": SLIDING,
     "chunked_attention": SLIDING, "local": SLIDING, "hybrid_sliding": SLIDING, "linear_attention": LINEAR,
     "mamba": LINEAR, "conv": LINEAR, "recurrent": LINEAR, "M": LINEAR, "indexed_attention": INDEXED,
-    "minimax_m3_sparse": INDEXED, "compressed_sparse_attention": SPARSE, "heavily_compressed_attention": HEAVY,
+    "minimax_m3_sparse": INDEXED, "deepseek_sparse_attention": INDEXED, "qwen_sparse_attention": INDEXED, "compressed_sparse_attention": SPARSE, "heavily_compressed_attention": HEAVY,
     "moe": MOE, "E": MOE, "mlp": MLP, "-": MLP,
 }  # fmt: skip
 
@@ -94,8 +94,10 @@ def architecture_from_config(config: Any, name: str) -> Architecture:
     if "text_config" in config:  # a model of texts and images
         outer = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
         text = checked(config["text_config"], f"{where}: text_config", dict[str, Any], invalid=INVALID)
-        config = {"model_type": config.get("model_type"), **outer, **text}
-    kind = str(config.get("model_type"))
+        whole, config = str(config.get("model_type")), {"model_type": config.get("model_type"), **outer, **text}
+    else:
+        whole = ""
+    kind = whole if whole in refused() else str(config.get("model_type"))
     if kind in refused():
         raise InputError(f"{where} has model_type {kind!r}, whose passes are not priced: {refused()[kind]}")
     if kind not in families():
@@ -144,11 +146,14 @@ class Reading:
         if not self.hidden or (heads_needed and not size(*HEADS)):
             raise InputError(f"{self.where} has no states or no heads; {INVALID}")
         kinds = self.kinds()
-        layers = tuple(self.layer(place, kind, len(kinds)) for place, kind in enumerate(kinds))
+        count = len(kinds) if self.kind == "nemotron_h" else size(*LAYERS)
+        if not count <= len(kinds) <= count + size("num_nextn_predict_layers", default=0):
+            raise InputError(f"{self.where}: its layer types are of {len(kinds)} layers, not {count}; {INVALID}")
+        layers = tuple(self.layer(place, kind, count) for place, kind in enumerate(kinds[:count]))
         experts = next((block for layer in layers for block in layer if isinstance(block, Experts)), None)
         # An MLP as wide as all experts of a token together, for drafters of models that have no dense MLP.
         dense = experts and experts.per_token * experts.intermediate_size + experts.shared_intermediate_size
-        tables, projected = self.tables(len(kinds))
+        tables, projected = self.tables(count)
         return Architecture(
             name=name,
             hidden_size=self.hidden,
@@ -156,7 +161,7 @@ class Reading:
             layers=layers,
             tied=bool(self.config.get("tie_word_embeddings", "tied" in self.traits)),
             intermediate_size=size(*DENSE, default=dense or 4 * self.hidden),
-            mtp_layer=self.mtp_layer(),
+            mtp_layer=self.mtp_layer(kinds[count:]),
             tables=tables,
             projected_width=projected,
             streams=size("hc_mult", "hc_count", default=1),
@@ -165,8 +170,7 @@ class Reading:
     def kinds(self) -> list[str]:
         """The kind of each layer's attention, or of its only block."""
         if "compressed" in self.traits and (ratios := self.listed("compress_ratios", int)):
-            kinds = [{0: SLIDING, 4: SPARSE}.get(ratio, HEAVY) for ratio in ratios]
-            return kinds[: self.size(*LAYERS)]
+            return [{0: SLIDING, 4: SPARSE}.get(ratio, HEAVY) for ratio in ratios]
         for key in ("layer_types", "layers_block_type", "attention_layers", "hybrid_override_pattern"):
             listed = self.config.get(key)
             if isinstance(listed, str) and key == "hybrid_override_pattern":
@@ -176,9 +180,6 @@ class Reading:
                 unknown = [str(kind) for kind in listed if str(kind) not in KINDS]
                 if unknown:
                     raise InputError(f"{self.where} has layers {unknown[0]!r}, whose passes are not known")
-                most = self.size(*LAYERS, default=len(kinds))
-                if len(kinds) != most and self.kind != "nemotron_h":
-                    raise InputError(f"{self.where}: {key} names {len(kinds)} layers of {most}; {INVALID}")
                 return kinds
         count = self.size(*LAYERS)
         return [self._kind(place, count) for place in range(count)]
@@ -239,6 +240,8 @@ class Reading:
         size, traits, hidden = self.size, self.traits, self.hidden
         if kind == SLIDING:
             config = {**config, **{key[4:]: value for key, value in config.items() if key.startswith("swa_") and value}}
+            other = config.get("attention_other_setting")  # Step's
+            config |= other if isinstance(other, Mapping) else {}
         elif "gemma4" in traits and "per_layer_config" not in config:
             config = {**config, "head_dim": size("global_head_dim", default=512)}
             if config.get("attention_k_eq_v", True) and config.get("num_global_key_value_heads"):
@@ -449,6 +452,9 @@ class Reading:
             return bool(kinds[place] != "dense")
         if flags := self.listed("moe_layer_freq", int):
             return bool(flags[place])
+        listed = config.get("moe_layers_enum")
+        if isinstance(listed, str):
+            return str(place) in listed.replace(" ", "").split(",")
         if moe_layers := self.listed("moe_layers", int):
             return place in moe_layers
         if "expert_layer_period" in config:
@@ -484,12 +490,20 @@ class Reading:
             **own,
         )
 
-    def mtp_layer(self) -> Layer:
-        """The layer of a module for multi-token prediction, where it is unlike the model's: MiMo-V2's are dense and
-        have a window."""
-        if self.kind.startswith("mimo_v2"):
+    def mtp_layer(self, kinds: list[str]) -> Layer:
+        """The layer of a module for multi-token prediction, where it is unlike the model's.
+
+        kinds : of the layers behind the model's own, where the config lists them
+        """
+        kinds = kinds or [KINDS.get(kind, FULL) for kind in self.listed("mtp_layer_types")]
+        if self.kind.startswith("mimo_v2"):  # dense, and with a window
             return (self.attention(self.config, SLIDING, 0), self.mlp())
-        return ()
+        if not kinds or "alone" in self.traits:
+            return ()
+        behind = self.size(*LAYERS)
+        dense = self.listed("mtp_mlp_layer_types")[:1] == ["dense"] or "moe_layers_enum" in self.config
+        blocks = (self.mlp(),) if dense else self.feed_forward(self.config, behind, behind + 1)
+        return (self.attention(self.config, kinds[0], behind), *blocks)
 
     def tables(self, layers: int) -> tuple[int, int]:
         """Weights that are looked up beside the embedding, and the width of what is projected to a state besides."""

@@ -251,7 +251,7 @@ def test_a_kind_that_is_not_priced_is_refused_with_what_it_lacks() -> None:
     lacking = {key: value for key, value in public_shapes()["deepseek-v3"].items() if key != "kv_lora_rank"}
     refusal(lambda: find_architecture(lacking, "mine"), "architecture mine has no kv_lora_rank")
     longer = {**public_shapes()["qwen3.5-27b"], "layer_types": ["linear_attention"] * 65}
-    refusal(lambda: find_architecture(longer), "layer_types names 65 layers of 64")
+    refusal(lambda: find_architecture(longer), "its layer types are of 65 layers, not 64")
 
 
 def test_formats_of_parts_are_their_own() -> None:
