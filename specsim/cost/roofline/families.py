@@ -94,7 +94,7 @@ def architecture_from_config(config: Any, name: str) -> Architecture:
     if "text_config" in config:  # a model of texts and images
         outer = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
         text = checked(config["text_config"], f"{where}: text_config", dict[str, Any], invalid=INVALID)
-        whole, config = str(config.get("model_type")), {"model_type": config.get("model_type"), **outer, **text}
+        whole, config = str(config.get("model_type")), {"model_type": config.get("model_type"), **text, **outer}
     else:
         whole = ""
     kind = whole if whole in refused() else str(config.get("model_type"))
@@ -254,6 +254,8 @@ class Reading:
             common |= {"window": self.window(), "chunked": "attention_chunk_size" in config}
         if "latent" in traits:
             nope, rope = size("qk_nope_head_dim", of=config), size("qk_rope_head_dim", of=config)
+            if (rotated := self.listed("no_rope_layers", int)) and not rotated[place]:
+                nope, rope = nope + rope, 0
             value_dim = size("v_head_dim", default=hidden // heads, of=config)
             gate = {"gate": heads * value_dim, "head-gate": heads}
             rank = size("q_lora_rank", default=0, of=config)
@@ -303,7 +305,7 @@ class Reading:
         size, traits, width = self.size, self.traits, 0
         if "hc_mult" in self.config:  # mixes of several residual streams, before attention and before the MLP
             streams = size("hc_mult")
-            mixes = (2 + streams) * streams if self.kind == "deepseek_v4" else 2 * streams
+            mixes = 2 * streams if self.kind == "hy_v4" else (2 + streams) * streams
             width += 2 * streams * mixes
         if "hc_count" in self.config:
             streams, rank = size("hc_count"), size("hc_lowrank")
@@ -314,6 +316,8 @@ class Reading:
         if "relative" in traits:
             heads = size(*HEADS)
             width += size("d_rel") * heads + heads * (self.kind == "inkling2_text")
+        if "index_kpool" in self.config and kind == INDEXED:
+            width += size("index_head_dim")
         if self.kind == "axk2":  # norms with gates, and queries and gates of the latent before and behind its norm
             made = size(*HEADS) * (size("qk_nope_head_dim") + size("qk_rope_head_dim") + size("v_head_dim"))
             width += 4 * size("gated_norm_rank") + size("q_lora_rank") * made // self.hidden
@@ -347,8 +351,8 @@ class Reading:
             own = types[place] != "shared" if types else place % every == 0
             dim = size("index_head_dim")
             return Indexer(
-                chosen=size("index_topk"), heads=size("index_n_heads"), dim=dim, query_rank=size("q_lora_rank"),
-                ratio=4 if kind == SPARSE else 1, key_bytes=dim + 4, own=own,
+                chosen=size("index_topk"), heads=size("index_n_heads"), dim=dim, query_rank=size("q_lora_rank", default=0),
+                ratio=4 if kind == SPARSE else size("index_kpool", default=1), key_bytes=dim + 4, own=own,
             )  # fmt: skip
         return None
 
@@ -371,8 +375,8 @@ class Reading:
                 # Decays and gates, of latents or of states.
                 gates, inner = (2 * output, 0) if self.kind == "bailing_hybrid" else (2 * dim, 2 * dim * output)
                 return LinearAttention(
-                    state_size=output * dim, convolved_width=3 * output, input_width=3 * output + gates + heads,
-                    output_width=output, kernel=size("linear_conv_kernel_dim", "short_conv_kernel_size", default=4),
+                    state_size=output * dim, convolved_width=3 * output,
+                    input_width=3 * output + gates + heads + self.beside(LINEAR), output_width=output, kernel=size("linear_conv_kernel_dim", "short_conv_kernel_size", default=4),
                     inner_weights=inner, heads=heads,
                 )  # fmt: skip
             case "lightning":
