@@ -251,7 +251,7 @@ class Reading:
         head_dim = size(*HEAD_DIM, default=hidden // heads, of=config)
         common: dict[str, Any] = {"heads": heads, "index": self.index(kind, place)}
         if kind == SLIDING:
-            common |= {"window": self.window(), "chunked": "attention_chunk_size" in config}
+            common |= {"window": self.window(), "chunked": self.kind == "llama4_text"}
         if "latent" in traits:
             nope, rope = size("qk_nope_head_dim", of=config), size("qk_rope_head_dim", of=config)
             if (rotated := self.listed("no_rope_layers", int)) and not rotated[place]:
@@ -347,8 +347,9 @@ class Reading:
                 ratio=size("indexer_compress_ratio"), key_bytes=2 * dim, weighted=False,
             )  # fmt: skip
         if kind == SPARSE or ("sparse" in traits and kind != SLIDING) or ("indexed" in traits and kind == INDEXED):
-            types, every = self.listed("indexer_types"), size("index_topk_freq", default=1)
-            own = types[place] != "shared" if types else place % every == 0
+            types, every = self.listed("indexer_types"), max(size("index_topk_freq", default=1), 1)
+            behind = max(place + 1 - size("index_skip_topk_offset", default=2), 0)
+            own = types[place : place + 1] != ["shared"] if types else behind % every == 0
             dim = size("index_head_dim")
             return Indexer(
                 chosen=size("index_topk"), heads=size("index_n_heads"), dim=dim, query_rank=size("q_lora_rank", default=0),

@@ -16,6 +16,7 @@ from specsim.cost.roofline.cost import RooflineCost, find_drafter
 from specsim.cost.roofline.hardware import Derating, Hardware, find_hardware, known_hardware
 from specsim.cost.roofline.passes import Operation, Roofline
 from specsim.cost.roofline.shape import Architecture, Attention, Experts, LinearAttention, Mlp
+from tests.support.active_weights import active_weights
 from tests.support.checks import refusal
 
 DEVICE = Hardware(
@@ -49,18 +50,12 @@ PUBLISHED = {
     "qwen3-235b-a22b": (235, 22), "llama-4-scout": (109, 17), "llama-4-maverick": (400, 17),
     "gpt-oss-120b": (117, 5.1), "gpt-oss-20b": (21, 3.6), "qwen3.5-27b": (27, 27), "minicpm3-4b": (4, 4),
     "llama-3.1-405b": (405, 405), "qwen2.5-3b": (3.09, 3.09), "qwen2.5-14b": (14.7, 14.7), "qwq-32b": (32.5, 32.5),
-    "qwen3-14b": (14.8, 14.8),
+    "qwen3-14b": (14.8, 14.8), "gemma-3-27b": (27, 27), "gemma-4-31b": (30.7, 30.7), "gemma-4-26b-a4b": (25.2, 3.8),
+    "nemotron-3-nano-30b-a3b": (31.6, 3.6), "nemotron-3-super-120b-a12b": (120.6, 12.7), "glm-4.7": (355, 32),
+    "nemotron-3-ultra-550b-a55b": (550, 55), "deepseek-v4-flash": (284, 13), "deepseek-v4-pro": (1600, 49),
+    "glm-4.5-air": (106, 12), "glm-4.7-flash": (30, 3), "mimo-v2-flash": (309, 15), "qwen3.5-122b-a10b": (122, 10),
+    "qwen3-coder-480b-a35b": (480, 35), "mixtral-8x22b": (141, 39), "seed-oss-36b": (36, 36), "smollm3-3b": (3.08, 3.08),
 }  # fmt: skip
-
-
-def active_parameters(model: Architecture) -> int:
-    """Weights that a token is multiplied with: all but the embedding, and experts that it does not go to."""
-    embedding = 0 if model.tied else model.vocab_size * model.hidden_size
-    unused = 0
-    if model.experts:
-        idle = model.experts.count - model.experts.per_token
-        unused = model.count(Experts) * idle * 3 * model.hidden_size * model.experts.intermediate_size
-    return model.parameters - embedding - unused
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -68,8 +63,8 @@ def test_a_model_has_as_many_parameters_as_published(name: str) -> None:
     model, (total, active) = find_architecture(name), PUBLISHED[name]
     assert model.parameters / 1e9 == pytest.approx(total, rel=0.025)
     head = model.vocab_size * model.hidden_size  # in or out, by the card
-    assert (active_parameters(model) - head) / 1e9 <= active * 1.05 + 0.5
-    assert (active_parameters(model) + head) / 1e9 >= active * 0.95
+    assert (active_weights(model) - head) / 1e9 <= active * 1.05 + 0.5
+    assert (active_weights(model) + head) / 1e9 >= active * 0.95
 
 
 FROM_TRANSFORMERS = (
@@ -105,7 +100,7 @@ def test_a_token_is_multiplied_with_every_active_weight_once(name: str) -> None:
     operations = Roofline(model, replace(DEVICE, memory_bytes=0.0)).operations(1, 0)
     beside = ("attention", "index scores", "linear attention")
     flops = sum(float(operation.flops) for operation in operations if operation.name not in beside)
-    assert flops == pytest.approx(2 * (active_parameters(model) - model.norms), rel=1e-12)
+    assert flops == pytest.approx(2 * (active_weights(model) - model.norms), rel=1e-12)
 
 
 def counted_flops(*products: Callable[[Any], Any]) -> int:
@@ -167,14 +162,15 @@ def test_sparse_attention_reads_chosen_tokens_and_an_index_of_all() -> None:
     few = by_name(model, 3, 1000)["attention"]  # fewer than 2048: all are read, once
     assert few.bytes == 1003 * 576 * 2 + states
     assert model.kv_bytes(1000) == 1000 * (576 * 2 + 132)
-    # An indexer of every fourth of 78 layers: 20, each of 6144 x (128 + 32) and 2048 x 32 x 128 weights.
-    fewer = find_architecture({**public_shapes()["glm-5"], "index_topk_freq": 4})
-    assert find_architecture("glm-5").parameters - fewer.parameters == 58 * (6144 * 160 + 2048 * 4096)
+    # GLM-5.2 has an indexer in the first three layers and every fourth further one, 21 of 78; each has
+    # 6144 x (128 + 32) and 2048 x 32 x 128 weights.
+    fewer = find_architecture("glm-5.2")
+    assert find_architecture("glm-5").parameters - fewer.parameters == 57 * (6144 * 160 + 2048 * 4096)
     all_, some = (Roofline(shape, replace(DEVICE, memory_bytes=0.0)) for shape in (find_architecture("glm-5"), fewer))
-    assert float(all_.kv_bytes(1000) - some.kv_bytes(1000)) == 58 * 1000 * 132
-    assert by_name(some, 3, 10**5)["index scores"].flops == by_name(all_, 3, 10**5)["index scores"].flops * 20 / 78
-    named = {**public_shapes()["glm-5"], "indexer_types": ["full"] * 20 + ["shared"] * 58}
-    assert find_architecture(named).parameters == fewer.parameters
+    assert float(all_.kv_bytes(1000) - some.kv_bytes(1000)) == 57 * 1000 * 132
+    assert by_name(some, 3, 10**5)["index scores"].flops == by_name(all_, 3, 10**5)["index scores"].flops * 21 / 78
+    rule = {**public_shapes()["glm-5"], "index_topk_freq": 4, "index_skip_topk_offset": 3}
+    assert find_architecture(rule, "glm-5.2") == fewer
 
 
 def test_a_delta_network_reads_and_writes_a_state_of_fixed_size() -> None:

@@ -10,8 +10,9 @@ import pytest
 from specsim.cost.roofline.families import architecture_from_config, refused
 from specsim.cost.roofline.hardware import Hardware
 from specsim.cost.roofline.passes import Roofline
-from specsim.cost.roofline.shape import Architecture, Experts
+from specsim.cost.roofline.shape import Architecture
 from specsim.io.errors import InputError
+from tests.support.active_weights import active_weights
 
 transformers = pytest.importorskip("transformers")
 torch = pytest.importorskip("torch")
@@ -67,20 +68,9 @@ def test_a_family_has_as_many_parameters_as_its_class_or_is_refused_with_a_reaso
         whole = transformers.AutoModelForCausalLM.from_config(config)
     weights = sum(w.numel() for name, w in whole.named_parameters() if "embed_tokens_extend" not in name)
     assert model.parameters == pytest.approx(weights, rel=1e-3)
-    assert flops_of_weights(model) == pytest.approx(2 * active_weights(model), rel=1e-9)
+    assert flops_of_weights(model) == pytest.approx(2 * (active_weights(model) - model.norms), rel=1e-9)
     one, four = (float(Roofline(model, PLAIN).seconds(n, 5000)) for n in (1, 4))
     assert 0 < one < four
-
-
-def active_weights(model: Architecture) -> int:
-    """Weights that a token is multiplied with: all but tables, norms, and experts that it does not go to."""
-    tables = model.tables + (0 if model.tied else model.vocab_size * model.hidden_size)
-    idle = sum(
-        n * (block.count - block.per_token) * block.weights(model.hidden_size) // block.count
-        for block, n in model.blocks.items()
-        if isinstance(block, Experts)
-    )
-    return model.parameters - tables - model.norms - idle
 
 
 def flops_of_weights(model: Architecture) -> float:
