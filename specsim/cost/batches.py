@@ -46,7 +46,10 @@ class BatchTokens(NamedTuple):
 
     def plus(self, other: BatchTokens | None) -> BatchTokens:
         """Passes over the sequences of both."""
-        return self if other is None else BatchTokens(*(a + b for a, b in zip(self, other, strict=True)))
+        if other is None:
+            return self
+        pairs = self.pairs + other.pairs, np.asarray(self.prompts + other.prompts)
+        return BatchTokens(self.sequences + other.sequences, self.new + other.new, self.cached + other.cached, *pairs)
 
     def select(self, passes: Bools) -> BatchTokens:
         """Some of the passes."""

@@ -118,12 +118,12 @@ def fitted(cases: Sequence[Case]) -> Parameters:
         return robust(np.log(cells.seconds(parameters(x)) / measured), systems)
 
     at_one = parameters(least_squares(errors, np.log([*START.values()]), bounds=(low, high)).x)
-    return replace(at_one, prompt_shares=prompt_shares(cells, measured, [case.about["engine"] for case in cases], at_one))
+    return replace(
+        at_one, prompt_shares=prompt_shares(cells, measured, [case.about["engine"] for case in cases], at_one)
+    )
 
 
-def prompt_shares(
-    cells: Cells, measured: Seconds, engines: Sequence[str], at_one: Parameters
-) -> tuple[float, ...]:
+def prompt_shares(cells: Cells, measured: Seconds, engines: Sequence[str], at_one: Parameters) -> tuple[float, ...]:
     """Fit the share of prompts of each of `SERVERS`: the least median error of its runs. Few runs have long prompts."""
     whole, none = (cells.seconds(replace(at_one, prompt_shares=(share,) * len(SERVERS))) for share in (1.0, 0.0))
     medians = []

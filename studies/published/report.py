@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from specsim.cost.roofline.cost import Overheads
-from specsim.cost.roofline.published import Errors, Runs, Spread, batch_class, expected_error
+from specsim.cost.roofline.published import Errors, Runs, batch_class, expected_error
 from specsim.io.arrays import Floats, Seconds
 from specsim.io.files import write_json
 from specsim.report.table import Column
@@ -37,8 +36,8 @@ from studies.published.errors import (
     ENGINES,
     OVERHEADS,
     Rounds,
-    fitted_spread,
     each,
+    fitted_spread,
     groups,
     halves,
     held_out,
@@ -241,7 +240,10 @@ class Study:
         """Return the preset as specsim/cost/roofline/engines.json has it."""
         names = [name + at for at in ("", AT_EARLY) for name in ENGINES]
         overheads = {
-            name: {"sequence_s": self.parameters.sequence_s, **dict(zip(OVERHEADS, self.overheads_s[name], strict=True))}
+            name: {
+                "sequence_s": self.parameters.sequence_s,
+                **dict(zip(OVERHEADS, self.overheads_s[name], strict=True)),
+            }
             for name in names
         }
         shares = dict(zip(SERVERS, self.parameters.prompt_shares, strict=True))
@@ -442,7 +444,9 @@ def groups_of(predictions: Sequence[Prediction]) -> list[Runs]:
     for p in predictions:
         of.setdefault((p.what, p.system, p.kind), []).append(math.log(p.measured / p.predicted[HELD_OUT]))
     return [
-        Runs(*key, len(logs), round(float(np.clip(np.mean(logs), -FARTHEST, FARTHEST)), 3), round(float(np.std(logs)), 3))
+        Runs(
+            *key, len(logs), round(float(np.clip(np.mean(logs), -FARTHEST, FARTHEST)), 3), round(float(np.std(logs)), 3)
+        )
         for key, logs in sorted(of.items())
     ]
 

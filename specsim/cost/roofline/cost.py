@@ -13,10 +13,7 @@ import numpy.typing as npt
 from specsim.cost.batches import BatchCost, BatchTokens, DoesNotFit
 from specsim.cost.model import MAX_SECONDS, MAX_TREE_TOKENS
 from specsim.cost.roofline.architecture import (
-    MAX_SIZE,
     OTHER_MODEL,
-    Architecture,
-    architecture_from_config,
     config_path,
     find_architecture,
     find_model,
@@ -24,6 +21,7 @@ from specsim.cost.roofline.architecture import (
     public_shapes,
 )
 from specsim.cost.roofline.drafters import CLASSES, ONE_PASS, drafter_config
+from specsim.cost.roofline.families import architecture_from_config
 from specsim.cost.roofline.hardware import GGUF_BITS
 from specsim.cost.roofline.passes import Operation, Roofline
 from specsim.cost.roofline.published import (
@@ -34,6 +32,7 @@ from specsim.cost.roofline.published import (
     published_error,
     unknown_error,
 )
+from specsim.cost.roofline.shape import MAX_SIZE, Architecture, Mlp
 from specsim.io.arrays import Floats, Seconds
 from specsim.io.errors import InputError
 from specsim.io.names import find_name, known_name, plain
@@ -137,27 +136,36 @@ def find_drafter(drafter: str | Mapping[str, Any], target: Architecture) -> Draf
             raise InputError(f"roofline: drafter {kind} has {key}={value!r}; give 1 to {most[key]}{short}")
     value, name = keys.get(number, 0), f"{kind} of {target.name}"
     drafted = min(EAGLE3_VOCABULARY, target.vocab_size) if kind == "eagle3" else target.vocab_size
-    layer = replace(target, name=name, vocab_size=keys.get("vocabulary", drafted), num_layers=1, dense_layers=0,
-                    window_layers=0, linear_layers=0)  # fmt: skip
-    sizes = {key: keys[key] for key in SIZES[1:] if key in keys}
-    dense = replace(layer, experts=None, tied=False, latent=None, linear=None, gated_attention=False, **sizes)
+    layer = replace(target.first(0, name), vocab_size=keys.get("vocabulary", drafted), tables=0, projected_width=0,
+                    streams=1)  # fmt: skip
+    hidden = target.hidden_size
+
+    def dense(layers: int = 1, states: int = 1) -> Architecture:
+        """A dense model of the target's heads, or of sizes of its own."""
+        sizes = {key: keys[key] for key in SIZES[1:] if key in keys}
+        blocks = (
+            replace(target.plain_attention, states=states),
+            Mlp(sizes.get("intermediate_size", target.intermediate_size)),
+        )
+        return replace(layer, layers=(blocks,) * layers, tied=False, **sizes)
+
     match kind:
         case "eagle":
-            return Drafter(kind, replace(layer, experts=None, projected_width=2 * target.hidden_size))
+            return Drafter(kind, replace(layer, layers=(target.dense_layer,), projected_width=2 * hidden))
         case "edd" | "vdm":
-            return Drafter(kind, replace(layer, experts=None))
+            return Drafter(kind, replace(layer, layers=(target.dense_layer,)))
         case "eagle3":
-            return Drafter(kind, replace(dense, projected_width=3 * target.hidden_size, attended_states=2))
+            return Drafter(kind, replace(dense(states=2), projected_width=3 * hidden))
         case "mtp":
-            return Drafter(kind, replace(layer, projected_width=2 * target.hidden_size))
+            return Drafter(kind, replace(layer, layers=(target.predicting_layer,), projected_width=2 * hidden))
         case "block":
-            return Drafter(kind, replace(dense, num_layers=value), method=method)
+            return Drafter(kind, dense(layers=value), method=method)
         case "eesd":
             return Drafter(kind, target.first(value + 1, name), shared_layers=value)
         case "self-sd":
             return Drafter(kind, target.first(value, name))
         case "medusa":
-            return Drafter(kind, replace(target.first(0, name), medusa_heads=value))
+            return Drafter(kind, replace(layer, medusa_heads=value))
     return Drafter(kind, method=method)
 
 
@@ -209,7 +217,7 @@ def _drafter_of_config(config: Mapping[str, Any], name: str, target: Architectur
     head = architecture_from_config(own.sizes, name)
     head = replace(head, vocab_size=own.vocabulary or target.vocab_size, tied=False)
     if own.method == "eagle3":
-        return Drafter("eagle3", replace(head, projected_width=3 * target.hidden_size, attended_states=2))
+        return Drafter("eagle3", replace(head.attending(states=2), projected_width=3 * target.hidden_size))
     if own.method == "eagle":
         return Drafter("eagle", replace(head, projected_width=2 * target.hidden_size))
     return Drafter("block", head, method=own.method if own.method in OWN_NAMES else "", block=own.block)
@@ -383,7 +391,7 @@ class RooflineCost(BatchCost):
         shared, model = self.drafter.shared_layers, self.target.model
         if not shared:
             return self.target.batch_operations(tokens)
-        above = replace(self.target, model=model.first(model.num_layers - shared))
+        above = replace(self.target, model=model.after(shared))
         last = BatchTokens.alike(tokens.sequences, 1, tokens.cached / tokens.sequences)
         return [*above.batch_operations(tokens), *self.target.layers(model.first(shared), last)]
 
@@ -432,7 +440,8 @@ class RooflineCost(BatchCost):
         bias, sd = (0.0, unknown_error("speedup")) if error is None else (error.mean, error.sd)
         if self.covered is None:
             return bias, sd
-        between, experts = min(self.covered.batches) <= self.batch <= max(self.covered.batches), bool(self.target.model.experts)
+        between = min(self.covered.batches) <= self.batch <= max(self.covered.batches)
+        experts = self.target.model.experts is not None
         return 0.0, calibrated_error(experts=experts, batch=self.batch) if between else sd
 
     def notes(self, max_draft_tokens: int, contexts: tuple[int, int]) -> list[str]:

@@ -11,7 +11,8 @@
 ``activations`` : float8 or float4, for products in that type; default: weights are unpacked as they are read
 ``cache`` : format of keys and values: float8, q8_0, ...
 ``batch``, ``tensor_parallel``
-``engine`` : a name of `engine_preset`, whose overhead counts; default: none. "sglang@2025-03" is a release of that month
+``engine`` : a name of `engine_preset`, whose overhead counts, also with the month of the release that runs, such as
+    "sglang@2025-03"; default: none
 ``states`` : how the engine keeps linear attention's states, of `STATE_BYTES`
 ``calibration`` : ``target`` and ``drafter``, each with ``memory``, ``compute``, ``launch_s``, ``overlap``,
     ``all_reduce_s``;

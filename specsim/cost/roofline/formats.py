@@ -6,8 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from specsim.cost.roofline.architecture import Part, find_model, model_config, released_weights
+from specsim.cost.roofline.architecture import find_model, model_config, released_weights
 from specsim.cost.roofline.hardware import BITS
+from specsim.cost.roofline.shape import Part
 from specsim.io.errors import InputError
 from specsim.io.names import known_name
 

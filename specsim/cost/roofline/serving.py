@@ -1,8 +1,8 @@
 """Time per output token of a server that keeps a number of requests running.
 
 While a request decodes, the prompts of the others are read in the same steps: a request that leaves after `osl` tokens
-makes room for a prompt, so each of the other `concurrency - 1` requests adds a prompt every `osl` output tokens. Engines
-that read prompts in steps of their own, or several at once, make a request wait for a share of them alone.
+makes room for a prompt, so each of the other `concurrency - 1` requests adds a prompt every `osl` output tokens.
+Engines that read prompts in steps of their own, or several at once, make a request wait for a share of them alone.
 """
 
 from __future__ import annotations

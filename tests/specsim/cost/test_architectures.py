@@ -12,10 +12,12 @@ import pytest
 
 from specsim.cost.batches import BatchTokens
 from specsim.cost.files import read_cost
-from specsim.cost.roofline.architecture import Architecture, find_architecture, public_shapes
+from specsim.cost.roofline.architecture import find_architecture, public_shapes
 from specsim.cost.roofline.cost import RooflineCost, find_drafter
 from specsim.cost.roofline.hardware import Derating, Hardware, find_hardware, known_hardware
 from specsim.cost.roofline.passes import Operation, Roofline
+from specsim.cost.roofline.shape import Architecture, Attention, Experts, LinearAttention, Mlp
+from tests.support.active_weights import active_weights
 from tests.support.checks import refusal
 
 DEVICE = Hardware(
@@ -36,8 +38,10 @@ def by_name(roofline: Roofline, *asked: int) -> dict[str, Operation]:
     return {operation.name: operation for operation in roofline.operations(*asked)}
 
 
-def without_first_dense(name: str) -> Architecture:
-    return replace(find_architecture(name), dense_layers=0)
+def last_layer(name: str) -> Architecture:
+    """With experts, where the first layers are dense."""
+    model = find_architecture(name)
+    return model.after(model.num_layers - 1)
 
 
 # Billions of parameters, all and active, as names and model cards print them; cards count some of the embeddings.
@@ -47,18 +51,12 @@ PUBLISHED = {
     "qwen3-235b-a22b": (235, 22), "llama-4-scout": (109, 17), "llama-4-maverick": (400, 17),
     "gpt-oss-120b": (117, 5.1), "gpt-oss-20b": (21, 3.6), "qwen3.5-27b": (27, 27), "minicpm3-4b": (4, 4),
     "llama-3.1-405b": (405, 405), "qwen2.5-3b": (3.09, 3.09), "qwen2.5-14b": (14.7, 14.7), "qwq-32b": (32.5, 32.5),
-    "qwen3-14b": (14.8, 14.8),
+    "qwen3-14b": (14.8, 14.8), "gemma-3-27b": (27, 27), "gemma-4-31b": (30.7, 30.7), "gemma-4-26b-a4b": (25.2, 3.8),
+    "nemotron-3-nano-30b-a3b": (31.6, 3.6), "nemotron-3-super-120b-a12b": (120.6, 12.7), "glm-4.7": (355, 32),
+    "nemotron-3-ultra-550b-a55b": (550, 55), "deepseek-v4-flash": (284, 13), "deepseek-v4-pro": (1600, 49),
+    "glm-4.5-air": (106, 12), "glm-4.7-flash": (30, 3), "mimo-v2-flash": (309, 15), "qwen3.5-122b-a10b": (122, 10),
+    "qwen3-coder-480b-a35b": (480, 35), "mixtral-8x22b": (141, 39), "seed-oss-36b": (36, 36), "smollm3-3b": (3.08, 3.08),
 }  # fmt: skip
-
-
-def active_parameters(model: Architecture) -> int:
-    """Weights that a token is multiplied with: all but the embedding, and experts that it does not go to."""
-    embedding = 0 if model.tied else model.vocab_size * model.hidden_size
-    unused = 0
-    if model.experts:
-        idle = model.experts.count - model.experts.per_token
-        unused = model.expert_layers * idle * 3 * model.hidden_size * model.experts.intermediate_size
-    return model.parameters - embedding - unused
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -66,8 +64,8 @@ def test_a_model_has_as_many_parameters_as_published(name: str) -> None:
     model, (total, active) = find_architecture(name), PUBLISHED[name]
     assert model.parameters / 1e9 == pytest.approx(total, rel=0.025)
     head = model.vocab_size * model.hidden_size  # in or out, by the card
-    assert (active_parameters(model) - head) / 1e9 <= active * 1.05 + 0.5
-    assert (active_parameters(model) + head) / 1e9 >= active * 0.95
+    assert (active_weights(model) - head) / 1e9 <= active * 1.05 + 0.5
+    assert (active_weights(model) + head) / 1e9 >= active * 0.95
 
 
 FROM_TRANSFORMERS = (
@@ -92,20 +90,18 @@ def test_all_matrices_of_the_model_in_transformers_are_counted(name: str) -> Non
         if parameter.dim() > 1 and "shared_expert_gate" not in key and not key.endswith("_bias")
     )
     model = find_architecture(name)
-    norms = (2 * model.num_layers + 1) * model.hidden_size
-    assert model.parameters - norms == matrices
-    assert model.latent or model.num_kv_heads == heads
+    assert model.parameters - model.norms == matrices
+    assert model.latent or model.plain_attention.kv_heads == heads
 
 
 @pytest.mark.parametrize("name", sorted(public_shapes()))
 def test_a_token_is_multiplied_with_every_active_weight_once(name: str) -> None:
     """Two FLOPs a weight, beside attention to the cache and to states; convolutions are matrices here."""
     model = find_architecture(name)
-    operations = by_name(Roofline(model, replace(DEVICE, memory_bytes=0.0)), 1, 0)
+    operations = Roofline(model, replace(DEVICE, memory_bytes=0.0)).operations(1, 0)
     beside = ("attention", "index scores", "linear attention")
-    flops = sum(float(operation.flops) for name, operation in operations.items() if name not in beside)
-    norms = (2 * model.num_layers + 1) * model.hidden_size
-    assert flops == pytest.approx(2 * (active_parameters(model) - norms), rel=1e-12)
+    flops = sum(float(operation.flops) for operation in operations if operation.name not in beside)
+    assert flops == pytest.approx(2 * (active_weights(model) - model.norms), rel=1e-12)
 
 
 def counted_flops(*products: Callable[[Any], Any]) -> int:
@@ -167,10 +163,15 @@ def test_sparse_attention_reads_chosen_tokens_and_an_index_of_all() -> None:
     few = by_name(model, 3, 1000)["attention"]  # fewer than 2048: all are read, once
     assert few.bytes == 1003 * 576 * 2 + states
     assert model.kv_bytes(1000) == 1000 * (576 * 2 + 132)
-    shared = {**public_shapes()["glm-5"], "index_topk_freq": 4}
-    refusal(lambda: find_architecture(shared, "glm-5.2"), "glm-5.2", "index_topk_freq", "not priced")
-    shared = {**public_shapes()["glm-5"], "indexer_types": ["full"] * 77 + ["shared"]}
-    refusal(lambda: find_architecture(shared), "share an indexer")
+    # GLM-5.2 has an indexer in the first three layers and every fourth further one, 21 of 78; each has
+    # 6144 x (128 + 32) and 2048 x 32 x 128 weights.
+    fewer = find_architecture("glm-5.2")
+    assert find_architecture("glm-5").parameters - fewer.parameters == 57 * (6144 * 160 + 2048 * 4096)
+    all_, some = (Roofline(shape, replace(DEVICE, memory_bytes=0.0)) for shape in (find_architecture("glm-5"), fewer))
+    assert float(all_.kv_bytes(1000) - some.kv_bytes(1000)) == 57 * 1000 * 132
+    assert by_name(some, 3, 10**5)["index scores"].flops == by_name(all_, 3, 10**5)["index scores"].flops * 21 / 78
+    rule = {**public_shapes()["glm-5"], "index_topk_freq": 4, "index_skip_topk_offset": 3}
+    assert find_architecture(rule, "glm-5.2") == fewer
 
 
 def test_a_delta_network_reads_and_writes_a_state_of_fixed_size() -> None:
@@ -178,7 +179,7 @@ def test_a_delta_network_reads_and_writes_a_state_of_fixed_size() -> None:
 
     To undo rejected tokens, a state is written behind each verified one, and read back.
     """
-    model = replace(find_architecture("qwen3-next-80b-a3b"), num_layers=1, linear_layers=1)
+    model = find_architecture("qwen3-next-80b-a3b")
     operations = by_name(passes(model), 3, 1000, 2)
     state = 32 * 128 * 128 * 4  # bytes of a sequence, 2 MiB
     convolved = 2 * 16 * 128 + 32 * 128  # queries, keys, values
@@ -215,33 +216,34 @@ def test_a_delta_network_reads_and_writes_a_state_of_fixed_size() -> None:
 def test_every_fourth_layer_of_a_hybrid_has_attention_and_its_gate() -> None:
     """Qwen3.5-397B: 32 heads of 256, whose queries come with a gate as wide; 2 key-value heads."""
     model = find_architecture("qwen3.5-397b-a17b")
-    assert (model.num_layers, model.attention_layers, model.linear_layers) == (60, 15, 45)
+    assert (model.num_layers, model.count(Attention), model.count(LinearAttention)) == (60, 15, 45)
     operations = by_name(passes(model, 60), 1, 1000)
     assert operations["queries, keys, values"].flops == 15 * 2 * 4096 * (2 * 32 * 256 + 2 * 2 * 256)
     assert operations["output projection"].flops == 15 * 2 * 32 * 256 * 4096
     assert operations["attention"].bytes == 15 * (1001 * 2 * 2 * 256 + 2 * 32 * 256) * 2
     named = {**public_shapes()["qwen3.5-397b-a17b"], "layer_types": ["full_attention"] * 20 + ["linear_attention"] * 40}
-    assert find_architecture(named).attention_layers == 20
+    assert find_architecture(named).count(Attention) == 20
 
 
 def test_chunked_attention_reads_half_a_chunk_on_average() -> None:
     """Llama-4: 36 of 48 layers attend within chunks of 8192 tokens. Behind c tokens a chunk holds c mod 8192."""
     model = find_architecture("llama-4-scout")
-    assert (model.window, model.window_layers, model.dense_layers) == (8192, 36, 0)
-    assert float(model.attended(np.array(5000.0))) == 48 * 5000
+    counts = {block.window: count for block, count in model.blocks.items() if isinstance(block, Attention)}
+    assert (counts, model.count(Mlp)) == ({0: 12, 8192: 36}, 0)
+    (local,) = (block for block in model.of(Attention) if block.window)
+    assert float(local.attended(np.array(5000.0))) == 5000
     contexts = np.arange(8192.0, 10 * 8192)
-    local = model.attended(contexts) - 12 * contexts
-    assert local.mean() == pytest.approx(36 * np.mean(contexts % 8192), rel=1e-3)
-    assert float(model.cached(np.array(100_000.0))) == 12 * 100_000 + 36 * 8192
+    assert local.attended(contexts).mean() == pytest.approx(np.mean(contexts % 8192), rel=1e-3)
+    assert float(local.cached(np.array(100_000.0))) == 8192
     maverick = find_architecture("llama-4-maverick")
-    assert (maverick.expert_layers, maverick.dense_layers, maverick.intermediate_size) == (24, 24, 16384)
+    assert (maverick.count(Experts), maverick.count(Mlp), maverick.intermediate_size) == (24, 24, 16384)
     assert maverick.experts is not None and maverick.experts.shared_intermediate_size == 8192
 
 
 def test_first_layers_are_dense_and_a_shared_expert_sees_every_token() -> None:
     model = find_architecture("kimi-k2")
-    assert (model.dense_layers, model.expert_layers) == (1, 60)
-    operations = by_name(passes(without_first_dense("kimi-k2")), 1, 0, 2)
+    assert (model.count(Mlp), model.count(Experts)) == (1, 60)
+    operations = by_name(passes(last_layer("kimi-k2")), 1, 0, 2)
     assert operations["shared expert gate, up"].flops == 2 * 2 * 7168 * 2 * 2048
     assert operations["router"].flops == 2 * 2 * 7168 * 384
     # 384 experts, 8 a token: two tokens go to 8 + 8 (1 - 8 / 384) of them.
@@ -251,11 +253,12 @@ def test_first_layers_are_dense_and_a_shared_expert_sees_every_token() -> None:
 
 
 def test_a_kind_that_is_not_priced_is_refused_with_what_it_lacks() -> None:
-    refusal(lambda: find_architecture({"model_type": "mamba2"}), "model_type 'mamba2'", "nearest: ")
+    refusal(lambda: find_architecture({"model_type": "llama5"}), "model_type 'llama5'", "nearest: ")
+    refusal(lambda: find_architecture({"model_type": "rwkv"}), "'rwkv', whose passes are not priced: its recurrence")
     lacking = {key: value for key, value in public_shapes()["deepseek-v3"].items() if key != "kv_lora_rank"}
     refusal(lambda: find_architecture(lacking, "mine"), "architecture mine has no kv_lora_rank")
     longer = {**public_shapes()["qwen3.5-27b"], "layer_types": ["linear_attention"] * 65}
-    refusal(lambda: find_architecture(longer), "layer_types names more than 64 layers")
+    refusal(lambda: find_architecture(longer), "its layer types are of 65 layers, not 64")
 
 
 def test_formats_of_parts_are_their_own() -> None:
@@ -272,7 +275,7 @@ def test_formats_of_parts_are_their_own() -> None:
 
 
 def test_experts_are_in_the_format_of_mlps_unless_they_have_their_own() -> None:
-    model = without_first_dense("kimi-k2")
+    model = last_layer("kimi-k2")
     same = by_name(passes(model, weights={"mlp": "nvfp4"}), 1, 100)
     own = by_name(passes(model, weights={"mlp": "bfloat16", "experts": "int4-g32"}), 1, 100)
     assert same["experts down"].bytes == own["experts down"].bytes  # 4.5 bits: a scale of 8 bits for 16, of 16 for 32

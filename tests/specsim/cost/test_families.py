@@ -1,0 +1,80 @@
+"""Every causal family of transformers: its parameters as its own class has them on the meta device, or why not."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from specsim.cost.roofline.families import architecture_from_config, refused
+from specsim.cost.roofline.hardware import Hardware
+from specsim.cost.roofline.passes import Roofline
+from specsim.cost.roofline.shape import Architecture
+from specsim.io.errors import InputError
+from tests.support.active_weights import active_weights
+
+transformers = pytest.importorskip("transformers")
+torch = pytest.importorskip("torch")
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL  # noqa: E402
+
+ROPE = {"rope_type": "default", "rope_theta": 1e4}
+# What a family's own defaults lack, or have of a kind that its class does not take.
+NEEDED: dict[str, dict[str, Any]] = {
+    "cohere_compass_text": {
+        "layer_types": ["sliding_attention", "full_attention"] * 20,
+        "rope_parameters": dict.fromkeys(("sliding_attention", "full_attention"), ROPE),
+    },
+    "dbrx": {"attn_config": {"clip_qkv": 8, "rope_theta": 1e4, "kv_n_heads": 8}, "num_key_value_heads": 8},
+    "deepseek_v2": {"num_experts_per_tok": 6, "first_k_dense_replace": 1, "moe_intermediate_size": 1408},
+    "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6, "first_k_dense_replace": 1},
+    "gemma3n_text": {"num_kv_shared_layers": 15},
+    "hunyuan_v1_dense": {"head_dim": 128},
+    "hunyuan_v1_moe": {"head_dim": 128, "num_experts": 16},
+    "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention", "conv"] * 8},
+    "ministral": {"head_dim": 128},
+    "minimax_m3_vl_text": {"layer_types": ["full_attention"] * 3 + ["minimax_m3_sparse"] * 57},
+    "nemotron": {"num_key_value_heads": 8},
+    "nemotron_h": {"layers_block_type": ["linear_attention", "moe"] * 9 + ["full_attention", "mlp"] * 2,
+                   "moe_latent_size": 1024},  # fmt: skip
+    "qwen4_exp_text": {"indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 128, "indexer_budget": 2048,
+                       "indexer_compress_ratio": 8, "ple_layer_ids": [1], "eos_token_id": 1,
+                       "rope_parameters": {**ROPE, "partial_rotary_factor": 0.25}},  # fmt: skip
+}  # fmt: skip
+PLAIN = Hardware("plain", memory_bytes_s=1e12, flops={"bfloat16": 1e14})
+
+
+def text_config(family: str) -> Any:
+    """The family's configuration, or its text's part, as its own class has it without settings."""
+    made = transformers.CONFIG_MAPPING[family](**NEEDED.get(family, {}))
+    text = made.get_text_config(decoder=True)
+    if text is made or text.model_type not in CAUSAL:
+        return made
+    return type(text)(**NEEDED.get(text.model_type, {}))
+
+
+@pytest.mark.parametrize("family", sorted(CAUSAL))
+def test_a_family_has_as_many_parameters_as_its_class_or_is_refused_with_a_reason(family: str) -> None:
+    if family in refused():
+        with pytest.raises(InputError, match="whose passes are not priced: .*[a-z]"):
+            architecture_from_config({"model_type": family}, family)
+        return
+    config = text_config(family)
+    content = json.loads(config.to_json_string(use_diff=False))
+    if content["model_type"] in refused():
+        return
+    model = architecture_from_config(content, family)
+    with torch.device("meta"):
+        whole = transformers.AutoModelForCausalLM.from_config(config)
+    weights = sum(w.numel() for name, w in whole.named_parameters() if "embed_tokens_extend" not in name)
+    assert model.parameters == pytest.approx(weights, rel=1e-3)
+    assert flops_of_weights(model) == pytest.approx(2 * (active_weights(model) - model.norms), rel=1e-9)
+    one, four = (float(Roofline(model, PLAIN).seconds(n, 5000)) for n in (1, 4))
+    assert 0 < one < four
+
+
+def flops_of_weights(model: Architecture) -> float:
+    """FLOPs of a pass over a token beside those with the cache and with states."""
+    beside = ("attention", "index scores", "linear attention")
+    operations = Roofline(model, PLAIN).operations(1, 0)
+    return sum(float(operation.flops) for operation in operations if operation.name not in beside)
