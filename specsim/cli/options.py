@@ -30,7 +30,7 @@ WEIGHTS_HELP = (
     "Weight format of the layers: int4, int8, float8, mxfp4, nvfp4, q4_k_m, ..., or of parts: experts=mxfp4 (default: "
     "as the target is stored)."
 )
-CACHE_HELP = "Format of the KV cache: float8, q8_0, q4_0, ... (default: --dtype)."
+CACHE_HELP = "Format of the KV cache: float8, q8_0, q4_0, ... (default: that of activations)."
 DRAFT_COST_HELP = "The drafter's cost grid; FILE:MODEL picks one from a result of `realrun gpu`."
 COUNTS_CONTEXT = 1000  # prompt tokens of sequences that are generated from counts, as `advise` assumes
 TRACE_HELP = "Trace folder, made by `realrun record`, or a name of `specsim example --list`."

@@ -3,6 +3,7 @@
 ``pass_ms`` : milliseconds of a pass of the target by the tokens of it, 1 among them; linear in between, and beyond the
     widest as between the last two
 ``draft_ms`` : milliseconds of drafting a token; 0 where the pass times are of whole rounds
+``round_ms`` : milliseconds of a round beside these, such as those of a drafter that drafts all tokens at once
 ``source``, ``date``, ``note`` : remarks
 """
 
@@ -38,6 +39,10 @@ class PassTimesCost(CostModel):
     widths: Floats
     pass_s: Seconds
     draft_s: float
+    round_s: float = 0.0
+
+    def round_overhead(self) -> float:
+        return self.round_s
 
     def draft(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
         return np.full(np.shape(context), n_tokens * self.draft_s)
@@ -76,6 +81,7 @@ class PassTimesForm:
 
     pass_ms: dict[str, float]
     draft_ms: float
+    round_ms: float = 0.0
     source: str = ""
     date: str = ""
     note: str = ""
@@ -92,10 +98,13 @@ class PassTimesForm:
                 f"{name}: pass_ms is of passes over {', '.join(self.pass_ms) or 'nothing'} tokens; give different "
                 f"numbers from 1, a decode step, to {LARGEST_WIDTH}"
             )
-        draft_s = 1e-3 * self.draft_ms
-        if not ((seconds >= MIN_SECONDS) & (seconds <= MAX_SECONDS)).all() or not 0 <= draft_s <= MAX_SECONDS:
+        beside = np.array([self.draft_ms, self.round_ms]) * 1e-3
+        if (
+            not ((seconds >= MIN_SECONDS) & (seconds <= MAX_SECONDS)).all()
+            or not ((beside >= 0) & (beside <= MAX_SECONDS)).all()
+        ):
             raise InputError(f"{name}: a time is negative, 0 or not finite; write it in milliseconds, {FORM}")
-        return PassTimesCost(widths, seconds, draft_s)
+        return PassTimesCost(widths, seconds, *beside.tolist())
 
 
 def pass_times_from_json(data: Mapping[str, object], name: str) -> PassTimesCost:

@@ -16,19 +16,18 @@ from specsim.cost.pass_times import FORM
 from specsim.cost.roofline.cost import RooflineCost
 from specsim.cost.roofline.point_calibration import Point
 from specsim.engines.formats.llamacpp import COUNTS, DRAFTING, STATISTICS, SUMMARY
-from specsim.engines.formats.reading import log_lines
+from specsim.engines.formats.reading import count, log_lines
 from specsim.engines.formats.records import Skipped
 from specsim.engines.formats.sweep import is_header, read_rows
 from specsim.io.errors import InputError
 from specsim.io.json import parse_json
 
 KNOWN = f"give pass times, {FORM}, the output of llama-batched-bench or llama-bench, llama-server's log, or a sweep"
+NUMBER = r"(\d{1,12}(?:\.\d{1,12})?)"
 # | PP | TG | B | N_KV | T_PP s | S_PP t/s | T_TG s | ...
-BATCHED = re.compile(
-    r"\|\s*(\d+)\s*\|\s*(\d+)\s*\|\s*(\d+)\s*\|\s*\d+\s*\|\s*[\d.]+\s*\|\s*[\d.]+\s*\|\s*([\d.]+)\s*\|"
-)
-BENCH = re.compile(r"\|\s*(pp|tg) ?(\d+)\s*\|\s*([\d.]+)\s")  # of llama-bench: test, t/s
-EVAL = re.compile(r"(?<!prompt )eval time =\s*([\d.]+) ms /\s*(\d+) tokens")
+BATCHED = re.compile(r"\|\s*(\d{1,9})\s*" * 3 + r"\|[\s\d.]+" * 3 + rf"\|\s*{NUMBER}\s*\|")
+BENCH = re.compile(rf"\|\s*(pp|tg) ?(\d{{1,6}})\s*\|\s*{NUMBER}\s")  # of llama-bench: test, t/s
+EVAL = re.compile(rf"(?<!prompt )eval time =\s*{NUMBER} ms /\s*(\d{{1,12}}) tokens")
 WIDEST = 64  # tokens of a test of llama-bench that is a single pass
 CONTEXT = 1000  # cached tokens at which a data sheet gives what was not measured
 
@@ -38,6 +37,7 @@ class ByHand(TypedDict):
 
     pass_ms: dict[str, float]
     draft_ms: NotRequired[float]
+    round_ms: NotRequired[float]
 
 
 class BatchedRow(TypedDict):
@@ -54,11 +54,13 @@ class PassTimes:
     """Measured times.
 
     pass_ms : of a pass by its tokens, every measurement; draft_ms : of drafting a token, of every file that tells it
+    round_ms : of a round beside these, if a file tells it
     points : of a sweep, by K and batch, on which roofline costs can be calibrated
     """
 
     pass_ms: dict[float, list[float]] = field(default_factory=lambda: defaultdict(list))
     draft_ms: list[float] = field(default_factory=list)
+    round_ms: float = 0.0
     points: list[Point] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -97,6 +99,7 @@ def read_pass_times(paths: Iterable[str | Path]) -> PassTimes:
             for tokens, ms in document["pass_ms"].items():
                 times.add(_tokens(tokens, path), ms, path)
             times.draft_ms += [document["draft_ms"]] if "draft_ms" in document else []
+            times.round_ms = document.get("round_ms", times.round_ms)
         elif rows := [*_batched(path, lines)]:
             shortest = min(prompt for prompt, _, _ in rows)
             for _, sequences, ms in (row for row in rows if row[0] == shortest):
@@ -107,7 +110,7 @@ def read_pass_times(paths: Iterable[str | Path]) -> PassTimes:
             for kind, tokens, speed in tests:
                 size = 1 if kind == "tg" else int(tokens)
                 if size <= WIDEST:
-                    times.add(size, 1e3 * size / float(speed), path)
+                    times.add(size, 1e3 * size / max(float(speed), 1e-9), path)
         elif any(map(is_header, lines[:20])):
             _of_sweep(path, times)
         elif EVAL.search(text):
@@ -163,12 +166,13 @@ def _of_log(path: Path, lines: Sequence[str], times: PassTimes) -> None:
     """A decode step of a log without drafts, or a verification pass and a draft step of one with drafts."""
     text = "\n".join(lines)
     evals = [(float(ms), int(tokens)) for ms, tokens in EVAL.findall(text)]
-    accepted = sum(int(match[2]) for match in SUMMARY.finditer(text))
+    ended = [(count(match[2], "accepted"), count(match[3], "generated")) for match in SUMMARY.finditer(text)]
+    accepted, generated = (sum(column) for column in zip((0, 0), *ended, strict=True))
     eval_ms, steps = sum(ms for ms, _ in evals), sum(tokens - 1 for _, tokens in evals) - accepted
     last: dict[str, dict[str, float]] = {}
     for line in lines:
         if (match := STATISTICS.search(line)) and (drafting := DRAFTING.search(line)):
-            counts: dict[str, float] = {name: int(count) for name, count in COUNTS.findall(line)}
+            counts: dict[str, float] = {name: count(text, f"#{name}") for name, text in COUNTS.findall(line)}
             last[match[1]] = counts | {"ms": float(drafting[1])}
     if steps < 1:
         raise InputError(
@@ -182,6 +186,11 @@ def _of_log(path: Path, lines: Sequence[str], times: PassTimes) -> None:
             raise InputError(f"{path} has no line `statistics ... dur(b,g,a)`, which tells drafting; {KNOWN}")
         times.add(1, eval_ms / steps, path)
         return
+    if abs(drafted - generated) > 2 * NOISE * drafted:
+        raise InputError(
+            f"{path}: the requests drafted {generated:,} tokens, the server {drafted:,.0f} since its start; give its "
+            "whole log"
+        )
     times.draft_ms.append(draft_ms / drafted)
     plain = steps - drafts
     if plain > 2 * NOISE * steps and 1.0 not in times.pass_ms:
@@ -225,5 +234,6 @@ def pass_times_document(times: PassTimes, source: str, roofline: RooflineCost | 
     return {
         "pass_ms": {f"{tokens:g}": float(f"{ms:.6g}") for tokens, ms in sorted(pass_ms.items())},
         "draft_ms": float(f"{draft_ms:.6g}"),
+        **({"round_ms": times.round_ms} if times.round_ms else {}),
         "source": f"measured: {source}",
     }

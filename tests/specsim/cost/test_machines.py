@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from specsim.cost.calibrate import data_sheet_document
@@ -86,6 +87,20 @@ def test_llama_cpps_passes_and_rounds_take_as_many_steps_as_published(
         seconds = float(cost.target.seconds(size, 400)) if size > 0 else cost.round_seconds(-size, 400)
         assert seconds / step_s == pytest.approx(measured, rel=most)
     assert any("llama.cpp's overheads" in note for note in cost.notes(4, (400, 400)))
+
+
+def test_speedups_in_llama_cpp_that_no_fit_saw_are_met() -> None:
+    """qwen38-mtp's README: GPU, format, K, share of drafted tokens that was accepted, speedup of Qwen3.8-27B."""
+    errors = []
+    for gpu, weights, k, rate, measured in (
+        ("rtx-3090", "q4_k_xl", 2, 0.78, 1.8132), ("rtx-3090", "q2_k_xl", 2, 0.76, 1.6336),
+        ("rtx-3090", "q4_k_m", 2, 0.78, 1.3323), ("rtx-3090", "q4_k_m", 4, 0.65, 1.6552),
+        ("rtx-4090", "q4_k_m", 2, 0.56, 1.5996),
+    ):  # fmt: skip
+        cost = cost_of(gpu, "qwen3.6-27b", "mtp", weights, engine="llamacpp")
+        speedup = (1 + k * rate) * cost.round_seconds(0, 400) / cost.round_seconds(k, 400)
+        errors.append(abs(speedup / measured - 1))
+    assert np.median(errors) < 0.05
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "llamacpp", "tensorrt-llm", "transformers"])

@@ -81,6 +81,8 @@ def test_a_k_follows_from_pass_times() -> None:
     found = advise(counters, json.loads(HAND))
     speedups = [float(length.speedup) for length in found.lengths]
     assert speedups[3] == pytest.approx(3.157 * 8.5 / (13.5 + 2 / 3 * 7.2 + 3.6), rel=1e-3) and found.k == 3
+    once = read_cost({"pass_ms": {"1": 8.5, "5": 20.5}, "draft_ms": 0, "round_ms": 4})
+    assert once.round_seconds(4, 0) == pytest.approx(24.5e-3) and once.round_seconds(2, 0) == pytest.approx(18.5e-3)
     cost = read_cost(json.loads(HAND))
     assert float(cost.verify(8, 0)) == pytest.approx((20.7 + 3 * 2.4) / 1e3)
     assert "extrapolated: passes of up to 8 tokens, measured to 5" in cost.notes(7, (0, 0))
@@ -122,8 +124,9 @@ def test_measurements_that_contradict_each_other_are_named(
         ('{"pass_ms": {"0": 1}, "draft_ms": 1}', "is impossible"), ('{"pass_ms": {"a": 1}}', "over 'a' tokens"),
         ('{"pass_ms": {"1": 2}, "draft_ms": -1}', "negative, 0 or not finite"), ("nothing", "holds no pass times"),
         ("K, tok/s, accept length\n2, 48, 2.5\n", "needs times at K = 0"),
-        (DRAFT_LOG.replace("1 tokens", "1 tokens").replace("201", "401"), "draft nothing"),
+        (DRAFT_LOG.replace("201", "401"), "draft nothing"),
         (DRAFT_LOG.split("I statistics")[0], "has no line `statistics"),
+        (DRAFT_LOG.replace("200 generated", "150 generated"), "give its whole log"),
     ],
 )  # fmt: skip
 def test_files_that_do_not_tell_are_refused(text: str, refusal: str, tmp_path: Path) -> None:
