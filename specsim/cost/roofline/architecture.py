@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,6 +33,21 @@ def released_weights() -> dict[str, str | dict[str, str]]:
     """The formats of the weights of models that were released in fewer than 16 bits, by name."""
     released: dict[str, str | dict[str, str]] = json.loads(SHAPES.read_text())["released"]
     return released
+
+
+@cache
+def eagle3_heads() -> dict[str, dict[str, int]]:
+    """The sizes of published EAGLE-3 heads that are not their target's, by the target's name."""
+    heads: dict[str, dict[str, int]] = json.loads(SHAPES.read_text())["eagle3"]
+    return heads
+
+
+@cache
+def eagle3_head(target: Architecture) -> dict[str, int]:
+    """The sizes of the published EAGLE-3 head of a target of this name, or else of this shape; empty: its own."""
+    heads = eagle3_heads()
+    alike = (name for name in heads if replace(find_architecture(name), name=target.name) == target)
+    return heads.get(target.name) or heads.get(next(alike, ""), {})
 
 
 class NamedModel(NamedTuple):

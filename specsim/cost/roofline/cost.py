@@ -14,6 +14,7 @@ from specsim.cost.model import MAX_SECONDS, MAX_TREE_TOKENS
 from specsim.cost.roofline.architecture import (
     OTHER_MODEL,
     config_path,
+    eagle3_head,
     find_architecture,
     find_model,
     model_config,
@@ -79,7 +80,8 @@ def find_drafter(drafter: str | Mapping[str, Any], target: Architecture) -> Draf
             vocabulary, ``{"kind": "eagle", "vocabulary": 8192}``
         "eagle3" : three states of the target are projected to one, a dense layer attends to it and an embedding, and a
             head of its own drafts 32,000 tokens; ``{"kind": "eagle3", "vocabulary": 32000, "hidden_size": ...,
-            "intermediate_size": ...}``; default sizes, and all heads, are the target's
+            "intermediate_size": ...}``; default: those of the head that is published for the target, else the
+            target's
         "mtp" : multi-token prediction, a state and an embedding are projected to one, then a layer of the target's own
             kind, with its experts, and its head
         ``{"kind": "block", "layers": N}`` : N dense layers that draft all tokens in one pass, as DFlash, P-EAGLE and
@@ -130,10 +132,10 @@ def find_drafter(drafter: str | Mapping[str, Any], target: Architecture) -> Draf
                     streams=1)  # fmt: skip
     hidden = target.hidden_size
 
-    def dense(layers: int = 1, states: int = 1) -> Architecture:
+    def dense(layers: int = 1) -> Architecture:
         """A dense model of the target's heads, or of sizes of its own."""
         sizes = {key: keys[key] for key in SIZES[1:] if key in keys}
-        blocks = replace(target.plain_attention, states=states), Mlp(sizes.get("intermediate_size", target.intermediate_size))
+        blocks = target.plain_attention, Mlp(sizes.get("intermediate_size", target.intermediate_size))
         return replace(layer, layers=(blocks,) * layers, tied=False, **sizes)
 
     match kind:
@@ -142,7 +144,11 @@ def find_drafter(drafter: str | Mapping[str, Any], target: Architecture) -> Draf
         case "edd" | "vdm":
             return Drafter(kind, replace(layer, layers=(target.dense_layer,)))
         case "eagle3":
-            return Drafter(kind, replace(dense(states=2), projected_width=3 * hidden))
+            if (sizes := eagle3_head(target)) and not {*SIZES[1:]} & set(keys):
+                head = architecture_from_config({"num_hidden_layers": 1, "vocab_size": layer.vocab_size,
+                                                 "model_type": "llama", **sizes}, name)  # fmt: skip
+                return _eagle3(head, target)
+            return _eagle3(dense(), target)
         case "mtp":
             return Drafter(kind, replace(layer, layers=(target.predicting_layer,), projected_width=2 * hidden))
         case "block":
@@ -154,6 +160,11 @@ def find_drafter(drafter: str | Mapping[str, Any], target: Architecture) -> Draf
         case "medusa":
             return Drafter(kind, replace(layer, medusa_heads=value))
     return Drafter(kind, method=method)
+
+
+def _eagle3(head: Architecture, target: Architecture) -> Drafter:
+    """The drafter of a dense layer that attends to a state and an embedding."""
+    return Drafter("eagle3", replace(head.attending(states=2), projected_width=3 * target.hidden_size))
 
 
 def _named_drafter(name: str) -> tuple[Mapping[str, Any], str]:
@@ -204,7 +215,7 @@ def _drafter_of_config(config: Mapping[str, Any], name: str, target: Architectur
     head = architecture_from_config(own.sizes, name)
     head = replace(head, vocab_size=own.vocabulary or target.vocab_size, tied=False)
     if own.method == "eagle3":
-        return Drafter("eagle3", replace(head.attending(states=2), projected_width=3 * target.hidden_size))
+        return _eagle3(head, target)
     if own.method == "eagle":
         return Drafter("eagle", replace(head, projected_width=2 * target.hidden_size))
     return Drafter("block", head, method=own.method if own.method in OWN_NAMES else "", block=own.block)
