@@ -102,8 +102,7 @@ class Roofline:
                 raise InputError(f"roofline: weights in {name!r} are unknown; {nearest_names(str(name), [*BITS])}")
         if self.cache is not None and self.cache not in BITS:
             raise InputError(f"roofline: a cache in {self.cache!r} is unknown; {nearest_names(self.cache, [*BITS])}")
-        mixers = (*self.model.of(Attention), *self.model.of(LatentAttention), *self.model.of(LinearAttention))
-        for heads in (mixer.heads for mixer in mixers):
+        for heads in sorted({block.heads for block in self.model.blocks if not isinstance(block, Mlp | Experts)}):
             if self.tensor_parallel < 1 or heads % self.tensor_parallel:
                 raise InputError(
                     f"roofline: {self.tensor_parallel} devices cannot share the {heads} heads of {self.model.name}; "
