@@ -368,6 +368,23 @@ def test_a_module_of_multi_token_prediction_is_as_large_as_published(target: str
     assert matrices(target, "mtp") / 1e9 == pytest.approx(layer_billions, abs=0.006)
 
 
+@pytest.mark.parametrize(("target", "megabytes"), [("gemma-4-31b", 940), ("gemma-4-26b-a4b", 840)])
+def test_an_assistant_of_gemma_4_is_a_small_model_on_the_targets_cache(target: str, megabytes: int) -> None:
+    """Its model cards print the size in bfloat16. Its layers make and hold no keys and values, so a round's first pass
+    reads one token."""
+    cost = priced_on_memory(target, "mtp")
+    model = cost.drafter.model
+    assert model is not None and 2 * model.parameters / 1e6 == pytest.approx(megabytes, rel=0.01)
+    assert cost.draft_passes.kv_bytes(1000) == 0 and float(cost.catch_up(1000)) == 0
+    assert float(cost.draft(1, 1000)) == pytest.approx(float(cost.draft(3, 1000)) / 3, rel=0.01)
+    reached = 3 * min(1000, 1024) * model.of(Attention)[0].kv_width + 1000 * model.of(Attention)[1].kv_width
+    attention = sum(float(o.bytes) for o in cost.draft_passes.operations(1, 1000) if o.name == "attention")
+    assert attention == pytest.approx(2 * reached, rel=0.02)
+    shape = find_architecture(target)
+    by_config = find_drafter(json.loads(json.dumps(architecture.published_heads("mtp")[target])), shape)
+    assert by_config == replace(cost.drafter, model=replace(model, name=by_config.model.name))
+
+
 def test_multi_token_prediction_is_a_layer_of_the_target_and_a_projection() -> None:
     """DeepSeek-V3: latent attention, 257 experts, and a projection of 14336 numbers to 7168. Its README_WEIGHTS prints
     11.5 billion weights beside embedding and head, which are those of the layer."""
