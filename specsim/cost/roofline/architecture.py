@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from specsim.cost.roofline.drafters import drafter_config
 from specsim.cost.roofline.families import INVALID, architecture_from_config
@@ -32,6 +33,21 @@ def released_weights() -> dict[str, str | dict[str, str]]:
     """The formats of the weights of models that were released in fewer than 16 bits, by name."""
     released: dict[str, str | dict[str, str]] = json.loads(SHAPES.read_text())["released"]
     return released
+
+
+@cache
+def published_heads(kind: Literal["eagle3", "mtp"]) -> dict[str, dict[str, Any]]:
+    """The config.json of published heads whose sizes are not their target's, by the target's name."""
+    heads: dict[str, dict[str, Any]] = json.loads(SHAPES.read_text())[kind]
+    return heads
+
+
+@cache
+def published_head(kind: Literal["eagle3", "mtp"], target: Architecture) -> dict[str, Any]:
+    """The config.json of the head for a target of this name, or else of this shape; empty: it has the target's sizes."""
+    heads = published_heads(kind)
+    alike = (name for name in heads if replace(find_architecture(name), name=target.name) == target)
+    return heads.get(target.name) or heads.get(next(alike, ""), {})
 
 
 class NamedModel(NamedTuple):

@@ -19,6 +19,7 @@ from specsim.cost.roofline.architecture import (
     find_model,
     model_config,
     public_shapes,
+    published_head,
 )
 from specsim.cost.roofline.drafters import CLASSES, ONE_PASS, drafter_config
 from specsim.cost.roofline.families import architecture_from_config
@@ -32,7 +33,7 @@ from specsim.cost.roofline.published import (
     published_error,
     unknown_error,
 )
-from specsim.cost.roofline.shape import MAX_SIZE, Architecture, Mlp
+from specsim.cost.roofline.shape import MAX_SIZE, Architecture, Attention, Mlp
 from specsim.io.arrays import Floats, Seconds
 from specsim.io.errors import InputError
 from specsim.io.names import find_name, known_name, plain
@@ -77,7 +78,19 @@ class Drafter:
     @property
     def reads_verified(self) -> bool:
         """Whether a round's first pass reads all tokens that the last one verified, as engines run EAGLE-3 and MTP."""
-        return self.kind in ("eagle3", "mtp")
+        return self.kind in ("eagle3", "mtp") and not self.borrows_cache
+
+    @property
+    def borrows_cache(self) -> bool:
+        """Whether it attends to the target's cache and has none, as Gemma-4's."""
+        return (
+            self.model is not None
+            and all(
+                isinstance(block, Mlp) or (isinstance(block, Attention) and block.values == "shared")
+                for block in self.model.blocks
+            )
+            and bool(self.model.layers)
+        )
 
 
 def find_drafter(drafter: str | Mapping[str, Any], target: Architecture) -> Drafter:
@@ -89,9 +102,11 @@ def find_drafter(drafter: str | Mapping[str, Any], target: Architecture) -> Draf
             vocabulary, ``{"kind": "eagle", "vocabulary": 8192}``
         "eagle3" : three states of the target are projected to one, a dense layer attends to it and an embedding, and a
             head of its own drafts 32,000 tokens; ``{"kind": "eagle3", "vocabulary": 32000, "hidden_size": ...,
-            "intermediate_size": ...}``; default sizes, and all heads, are the target's
+            "intermediate_size": ...}``; default: those of the head that is published for the target, else the
+            target's
         "mtp" : multi-token prediction, a state and an embedding are projected to one, then a layer of the target's own
-            kind, with its experts, and its head
+            kind, with its experts, and its head; for Gemma-4 the small model that is published for it, which attends
+            to the target's cache
         ``{"kind": "block", "layers": N}`` : N dense layers that draft all tokens in one pass, as DFlash, P-EAGLE and
             PARD do; sizes as of "eagle3", default: the target's
         ``{"kind": "medusa", "heads": K}``
@@ -140,13 +155,10 @@ def find_drafter(drafter: str | Mapping[str, Any], target: Architecture) -> Draf
                     streams=1)  # fmt: skip
     hidden = target.hidden_size
 
-    def dense(layers: int = 1, states: int = 1) -> Architecture:
+    def dense(layers: int = 1) -> Architecture:
         """A dense model of the target's heads, or of sizes of its own."""
         sizes = {key: keys[key] for key in SIZES[1:] if key in keys}
-        blocks = (
-            replace(target.plain_attention, states=states),
-            Mlp(sizes.get("intermediate_size", target.intermediate_size)),
-        )
+        blocks = target.plain_attention, Mlp(sizes.get("intermediate_size", target.intermediate_size))
         return replace(layer, layers=(blocks,) * layers, tied=False, **sizes)
 
     match kind:
@@ -155,8 +167,14 @@ def find_drafter(drafter: str | Mapping[str, Any], target: Architecture) -> Draf
         case "edd" | "vdm":
             return Drafter(kind, replace(layer, layers=(target.dense_layer,)))
         case "eagle3":
-            return Drafter(kind, replace(dense(states=2), projected_width=3 * hidden))
+            if (sizes := published_head("eagle3", target)) and not {*SIZES[1:]} & set(keys):
+                head = architecture_from_config({"num_hidden_layers": 1, "vocab_size": layer.vocab_size,
+                                                 "model_type": "llama", **sizes}, name)  # fmt: skip
+                return _eagle3(head, target)
+            return _eagle3(dense(), target)
         case "mtp":
+            if assistant := published_head("mtp", target):
+                return _assistant(assistant, name)
             return Drafter(kind, replace(layer, layers=(target.predicting_layer,), projected_width=2 * hidden))
         case "block":
             return Drafter(kind, dense(layers=value), method=method)
@@ -167,6 +185,23 @@ def find_drafter(drafter: str | Mapping[str, Any], target: Architecture) -> Draf
         case "medusa":
             return Drafter(kind, replace(layer, medusa_heads=value))
     return Drafter(kind, method=method)
+
+
+def _eagle3(head: Architecture, target: Architecture) -> Drafter:
+    """The drafter of a dense layer that attends to a state and an embedding."""
+    return Drafter("eagle3", replace(head.attending(states=2), projected_width=3 * target.hidden_size))
+
+
+def _assistant(config: Mapping[str, Any], name: str) -> Drafter:
+    """Gemma-4's drafter: a small model that attends to the target's cache, between projections from and to its states."""
+    text = dict(config.get("text_config", {}))
+    text = {"model_type": "gemma4_text", **text, "num_kv_shared_layers": text.get("num_hidden_layers")}
+    model = architecture_from_config(text, name)
+    if config.get("use_ordered_embeddings"):  # scores clusters of tokens, then those of the best clusters
+        clusters = config.get("num_centroids", 2048)
+        drafted = clusters + model.vocab_size // clusters * config.get("centroid_intermediate_top_k", 32)
+        model = replace(model, vocab_size=drafted)
+    return Drafter("mtp", replace(model, projected_width=3 * int(config["backbone_hidden_size"])))
 
 
 def _named_drafter(name: str) -> tuple[Mapping[str, Any], str]:
@@ -211,13 +246,13 @@ def _drafter_of_config(config: Mapping[str, Any], name: str, target: Architectur
             return Drafter("eagle", replace(model, projected_width=2 * target.hidden_size))
         return Drafter("model", model)
     if own.method == "mtp":
-        return find_drafter("mtp", target)
+        return _assistant(config, name) if "backbone_hidden_size" in config else find_drafter("mtp", target)
     if own.method == "medusa":
         return find_drafter({"kind": "medusa", "heads": own.heads}, target)
     head = architecture_from_config(own.sizes, name)
     head = replace(head, vocab_size=own.vocabulary or target.vocab_size, tied=False)
     if own.method == "eagle3":
-        return Drafter("eagle3", replace(head.attending(states=2), projected_width=3 * target.hidden_size))
+        return _eagle3(head, target)
     if own.method == "eagle":
         return Drafter("eagle", replace(head, projected_width=2 * target.hidden_size))
     return Drafter("block", head, method=own.method if own.method in OWN_NAMES else "", block=own.block)
@@ -356,7 +391,8 @@ class RooflineCost(BatchCost):
         return np.maximum(pass_s + overhead_s, 0.0)
 
     def catch_up(self, context: npt.ArrayLike) -> Seconds:
-        return np.zeros(np.shape(context)) if self.drafter.reads_verified else super().catch_up(context)
+        read = self.drafter.reads_verified or self.drafter.borrows_cache
+        return np.zeros(np.shape(context)) if read else super().catch_up(context)
 
     @property
     def subject(self) -> str:

@@ -4,7 +4,8 @@
 layers at least; "two" matrices in an MLP, without a gate; "tied", the default; learned "positions"; "latent" attention;
 "sparse" attention of all layers, or of those that are "indexed"; "gate" on all of attention's results, or one number a
 head, "head-gate"; what is in place of attention: gated "delta" networks, "kda", "lightning", "mamba", "mamba2", "conv",
-"rg_lru", which may stand "beside" attention; blocks that stand "alone" in a layer; and families with rules of their own.
+"rg_lru", which may stand "beside" attention; blocks that stand "alone" in a layer; and families with rules of
+their own.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import json
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from specsim.cost.roofline.shape import (
     MAX_SIZE,
@@ -52,18 +53,20 @@ FULL, SLIDING, LINEAR, INDEXED, SPARSE, HEAVY, MOE, MLP = (
     "full", "sliding", "linear", "indexed", "compressed sparse", "heavily compressed", "experts", "mlp",
 )  # fmt: skip
 KINDS = {
-    "full_attention": FULL, "attention": FULL, "global": FULL, "hybrid": FULL, "*": FULL, "sliding_attention": SLIDING,
-    "chunked_attention": SLIDING, "local": SLIDING, "hybrid_sliding": SLIDING, "linear_attention": LINEAR,
-    "mamba": LINEAR, "conv": LINEAR, "recurrent": LINEAR, "M": LINEAR, "indexed_attention": INDEXED,
-    "minimax_m3_sparse": INDEXED, "deepseek_sparse_attention": INDEXED, "qwen_sparse_attention": INDEXED, "compressed_sparse_attention": SPARSE, "heavily_compressed_attention": HEAVY,
-    "moe": MOE, "E": MOE, "mlp": MLP, "-": MLP,
-}  # fmt: skip
-
-
-class Size(Protocol):
-    """Read a whole number from a config: the value of the first of these keys that the config has."""
-
-    def __call__(self, *keys: str, default: int | None = None) -> int: ...
+    name: kind
+    for kind, names in {
+        FULL: "full_attention attention global hybrid *",
+        SLIDING: "sliding_attention chunked_attention local hybrid_sliding",
+        LINEAR: "linear_attention mamba conv recurrent M",
+        INDEXED: "indexed_attention minimax_m3_sparse deepseek_sparse_attention qwen_sparse_attention",
+        SPARSE: "compressed_sparse_attention",
+        HEAVY: "heavily_compressed_attention",
+        MOE: "moe E",
+        MLP: "mlp -",
+    }.items()
+    for name in names.split()
+}
+RECURRENT = frozenset({"delta", "kda", "lightning", "mamba", "mamba2", "conv", "rg_lru"})
 
 
 @cache
@@ -187,7 +190,6 @@ class Reading:
     def _kind(self, place: int, count: int) -> str:
         """The kind of a layer's attention, where the config does not list kinds."""
         config, behind = self.config, place + 1
-        others = self.traits & {"delta", "kda", "lightning", "mamba", "mamba2", "conv", "rg_lru"}
         for key, zero, other in (("attn_type_list", LINEAR, FULL), ("hybrid_layer_pattern", FULL, SLIDING),
                                  ("sparse_attention_freq", FULL, INDEXED)):  # fmt: skip
             if flags := self.listed(key, int):
@@ -203,7 +205,7 @@ class Reading:
             return FULL if behind % self.size("layer_group_size") == 0 else LINEAR
         if "delta" in self.traits:
             return LINEAR if behind % max(self.size("full_attention_interval", default=4), 1) else FULL
-        if others and not self.traits >= {"beside"}:
+        if self.traits & RECURRENT and "beside" not in self.traits:
             return LINEAR
         if "compressed" in self.traits:
             return HEAVY if place < 2 or place % 2 == 0 else SPARSE
@@ -257,7 +259,6 @@ class Reading:
             if (rotated := self.listed("no_rope_layers", int)) and not rotated[place]:
                 nope, rope = nope + rope, 0
             value_dim = size("v_head_dim", default=hidden // heads, of=config)
-            gate = {"gate": heads * value_dim, "head-gate": heads}
             rank = size("q_lora_rank", default=0, of=config)
             return LatentAttention(
                 **common,
@@ -266,7 +267,7 @@ class Reading:
                 query_rank=rank,
                 nope_dim=nope,
                 value_dim=value_dim,
-                gate_width=sum(width for trait, width in gate.items() if trait in traits),
+                gate_width=self.gate(heads, value_dim),
                 gate_rank=rank if self.kind == "axk2" else 0,  # made from queries' latents
                 beside=self.beside(kind),
             )
@@ -274,18 +275,15 @@ class Reading:
         if config.get("multi_query") and not config.get("new_decoder_architecture"):
             kv_heads = 1
         value_dim = size("v_head_dim", default=0, of=config)
-        gate = {"gate": heads * (value_dim or head_dim), "head-gate": heads}
         more: dict[str, Any] = {"values": "own"}
         if "compressed" in traits:
-            ratios = config.get("compress_rates") or {}
-            ratio = {SPARSE: ratios.get("compressed_sparse_attention", 4),
-                     HEAVY: ratios.get("heavily_compressed_attention", 128)}  # fmt: skip
-            common |= {"window": self.window(), "ratio": ratio.get(kind, 0)}
+            common |= {"window": self.window(), "ratio": self.ratio(kind)}
             more = {"values": "keys", "query_rank": size("q_lora_rank"), "output_rank": size("o_lora_rank"),
                     "output_groups": size("o_groups")}  # fmt: skip
         elif "gemma4" in traits and config.get("attention_k_eq_v") and kind == FULL:
             more = {"values": "projected keys"}
-        if place >= size(*LAYERS, default=MAX_SIZE - 1) - size("num_kv_shared_layers", default=0):
+        shared = size("num_kv_shared_layers", default=0)
+        if shared and place >= size(*LAYERS) - shared:
             more = {"values": "shared"}
         return Attention(
             **common,
@@ -293,12 +291,22 @@ class Reading:
             kv_heads=kv_heads,
             head_dim=head_dim,
             value_dim=value_dim,
-            gate_width=sum(width for trait, width in gate.items() if trait in traits) if self.gated() else 0,
+            gate_width=self.gate(heads, value_dim or head_dim),
             beside=self.beside(kind),
         )
 
-    def gated(self) -> bool:
-        return bool(self.config.get("use_attention_gate", self.config.get("gating", True)))
+    def ratio(self, kind: str) -> int:
+        """Tokens that an entry of a compressed cache stands for; 0: it is not compressed."""
+        own = self.config.get("compress_rates") or {}
+        usual = {SPARSE: ("compressed_sparse_attention", 4), HEAVY: ("heavily_compressed_attention", 128)}
+        return self.size(usual[kind][0], default=usual[kind][1], of=own) if kind in usual else 0
+
+    def gate(self, heads: int, value_dim: int) -> int:
+        """Width of the gate on attention's results."""
+        stated = self.config.get("use_attention_gate", self.config.get("gating", True))
+        if not stated or not self.traits & {"gate", "head-gate"}:
+            return 0
+        return heads * value_dim if "gate" in self.traits or stated == "per-element" else heads
 
     def beside(self, kind: str) -> int:
         """Width of what a layer projects from states beside attention."""
@@ -327,99 +335,90 @@ class Reading:
     def index(self, kind: str, place: int) -> Indexer | None:
         """The indexer of a layer's attention."""
         size, traits = self.size, self.traits
-        if self.kind.startswith("minimax_m3"):
-            if kind != INDEXED:
-                return None
-            block = size("index_block_size", "sparse_block_size")
-            return Indexer(
-                chosen=block * size("index_topk_blocks", "sparse_topk_blocks"),
-                heads=size("index_n_heads", "sparse_num_index_heads"),
-                dim=size("index_head_dim", "sparse_index_dim"),
-                key_bytes=2 * size("index_head_dim", "sparse_index_dim"),
-                weighted=False,
-            )
-        if self.kind == "qwen4_exp_text":
-            if kind not in (INDEXED, FULL) or not self.config.get("indexer_n_heads"):
-                return None
-            dim = size("indexer_head_dim")
-            return Indexer(
-                chosen=size("indexer_budget"), heads=size("indexer_n_heads"), dim=dim,
-                ratio=size("indexer_compress_ratio"), key_bytes=2 * dim, weighted=False,
-            )  # fmt: skip
-        if kind == SPARSE or ("sparse" in traits and kind != SLIDING) or ("indexed" in traits and kind == INDEXED):
-            types, every = self.listed("indexer_types"), max(size("index_topk_freq", default=1), 1)
-            behind = max(place + 1 - size("index_skip_topk_offset", default=2), 0)
-            own = types[place : place + 1] != ["shared"] if types else behind % every == 0
-            dim = size("index_head_dim")
-            return Indexer(
-                chosen=size("index_topk"), heads=size("index_n_heads"), dim=dim, query_rank=size("q_lora_rank", default=0),
-                ratio=4 if kind == SPARSE else size("index_kpool", default=1), key_bytes=dim + 4, own=own,
-            )  # fmt: skip
-        return None
+        if self.kind.startswith("minimax_m3") and kind == INDEXED:  # chooses blocks of tokens
+            chosen = size("index_block_size", "sparse_block_size") * size("index_topk_blocks", "sparse_topk_blocks")
+            heads, dim = size("index_n_heads", "sparse_num_index_heads"), size("index_head_dim", "sparse_index_dim")
+            return Indexer(chosen, heads, dim, key_bytes=2 * dim, weighted=False)
+        if self.kind == "qwen4_exp_text" and kind in (INDEXED, FULL) and self.config.get("indexer_n_heads"):
+            heads, dim, ratio = size("indexer_n_heads"), size("indexer_head_dim"), size("indexer_compress_ratio")
+            return Indexer(size("indexer_budget"), heads, dim, ratio=ratio, key_bytes=2 * dim, weighted=False)
+        always = "sparse" in traits and kind != SLIDING
+        if not (always or kind == SPARSE or ("indexed" in traits and kind == INDEXED)):
+            return None
+        types, every = self.listed("indexer_types"), max(size("index_topk_freq", default=1), 1)
+        behind = max(place + 1 - size("index_skip_topk_offset", default=2), 0)
+        dim, rank = size("index_head_dim"), size("q_lora_rank", default=0)
+        return Indexer(
+            chosen=size("index_topk"),
+            heads=size("index_n_heads"),
+            dim=dim,
+            query_rank=rank,
+            ratio=self.ratio(kind) or size("index_kpool", default=1),
+            key_bytes=dim + 4,  # float8 with a scale in float32
+            own=types[place : place + 1] != ["shared"] if types else behind % every == 0,
+        )
 
     def linear(self) -> LinearAttention:
         """What a layer has in place of attention."""
-        size, hidden = self.size, self.hidden
-        match next(iter(self.traits & {"delta", "kda", "lightning", "mamba", "mamba2", "conv", "rg_lru"}), ""):
+        size, hidden, kind = self.size, self.hidden, next(iter(self.traits & RECURRENT), "")
+        state = inner_weights = 0
+        products, kernel = 3, size("linear_conv_kernel_dim", "short_conv_kernel_size", "conv_kernel", default=4)
+        match kind:
             case "delta":
-                key_heads, heads = size("linear_num_key_heads"), size("linear_num_value_heads")
-                key_dim, value_dim = size("linear_key_head_dim"), size("linear_value_head_dim")
-                output = heads * value_dim
-                convolved = 2 * key_heads * key_dim + output
-                return LinearAttention(
-                    state_size=heads * key_dim * value_dim, convolved_width=convolved, output_width=output,
-                    input_width=convolved + output + 2 * heads + self.beside(LINEAR), kernel=size("linear_conv_kernel_dim"), heads=heads,
-                )  # fmt: skip
+                heads = size("linear_num_value_heads")
+                output = heads * size("linear_value_head_dim")
+                state = output * size("linear_key_head_dim")
+                convolved = 2 * size("linear_num_key_heads") * size("linear_key_head_dim") + output
+                inputs = convolved + output + 2 * heads
             case "kda":
                 heads, dim = size("linear_num_heads", *HEADS), size("linear_head_dim", "head_dim")
-                output = heads * dim
-                # Decays and gates, of latents or of states.
-                gates, inner = (2 * output, 0) if self.kind == "bailing_hybrid" else (2 * dim, 2 * dim * output)
-                return LinearAttention(
-                    state_size=output * dim, convolved_width=3 * output,
-                    input_width=3 * output + gates + heads + self.beside(LINEAR), output_width=output, kernel=size("linear_conv_kernel_dim", "short_conv_kernel_size", default=4),
-                    inner_weights=inner, heads=heads,
-                )  # fmt: skip
+                output, convolved = heads * dim, 3 * heads * dim
+                state, inputs = output * dim, convolved + heads
+                if self.kind == "bailing_hybrid":  # decays and gates of states
+                    inputs += 2 * output
+                else:  # of latents
+                    inputs, inner_weights = inputs + 2 * dim, 2 * dim * output
             case "lightning":
                 heads = size(*HEADS)
-                dim = size("head_dim", default=hidden // heads)
-                return LinearAttention(
-                    state_size=heads * dim**2, convolved_width=3 * heads * dim, input_width=4 * heads * dim,
-                    output_width=heads * dim, kernel=0, products=2, heads=heads,
-                )  # fmt: skip
+                output = heads * size("head_dim", default=hidden // heads)
+                state, convolved, inputs = output**2 // heads, 3 * output, 4 * output
+                products, kernel = 2, 0
             case "mamba2":
-                heads = size("mamba_n_heads", "mamba_num_heads", "num_heads")
-                dim = self.config.get("mamba_d_head", self.config.get("mamba_head_dim", self.config.get("head_dim")))
-                inner = size("mamba_expand", "expand", default=2) * hidden
-                inner = heads * dim if type(dim) is int else inner
-                inner = size("mamba_d_ssm", default=inner)
-                state = size("mamba_d_state", "ssm_state_size", "state_size")
-                convolved = inner + 2 * size("mamba_n_groups", "n_groups", default=1) * state
-                return LinearAttention(
-                    state_size=inner * state, convolved_width=convolved, input_width=inner + convolved + heads,
-                    output_width=inner, kernel=size("mamba_d_conv", "conv_kernel"), products=2, heads=heads,
-                )  # fmt: skip
+                heads, products = size("mamba_n_heads", "mamba_num_heads", "num_heads"), 2
+                keys = ("mamba_d_head", "mamba_head_dim", "head_dim")
+                head = next((self.config[key] for key in keys if key in self.config), None)
+                expanded = size("mamba_expand", "expand", default=2) * hidden
+                output = size("mamba_d_ssm", default=heads * head if type(head) is int else expanded)
+                width = size("mamba_d_state", "ssm_state_size", "state_size")
+                state = output * width
+                convolved = output + 2 * size("mamba_n_groups", "n_groups", default=1) * width
+                inputs, kernel = output + convolved + heads, size("mamba_d_conv", "conv_kernel")
             case "mamba":
-                inner = size("intermediate_size") if "alone" in self.traits else size("mamba_expand") * hidden
-                state = size("mamba_d_state", "state_size")
+                output = size("intermediate_size") if "alone" in self.traits else size("mamba_expand") * hidden
+                heads, products, convolved, inputs = output, 2, output, 2 * output
+                width = size("mamba_d_state", "state_size")
                 rank = size("mamba_dt_rank", "time_step_rank", default=-(-hidden // 16))
-                return LinearAttention(
-                    state_size=inner * state, convolved_width=inner, input_width=2 * inner, output_width=inner,
-                    kernel=size("mamba_d_conv", "conv_kernel"), products=2, heads=inner,
-                    inner_weights=inner * (rank + 2 * state) + rank * inner + inner * state,
-                )  # fmt: skip
+                state, kernel = output * width, size("mamba_d_conv", "conv_kernel")
+                inner_weights = output * (rank + 2 * width) + rank * output + state
             case "conv":
-                return LinearAttention(
-                    state_size=0, convolved_width=hidden, input_width=3 * hidden, output_width=hidden,
-                    kernel=size("conv_L_cache"), heads=hidden,
-                )  # fmt: skip
+                heads = output = convolved = hidden
+                inputs, kernel = 3 * hidden, size("conv_L_cache")
             case "rg_lru":
-                width, heads = size("lru_width", default=hidden), size(*HEADS)
-                return LinearAttention(
-                    state_size=width, convolved_width=width, input_width=2 * width, output_width=width,
-                    kernel=size("conv1d_width"), products=1, inner_weights=2 * width**2 // heads, heads=heads,
-                )  # fmt: skip
-        raise InputError(f"{self.where} has layers without attention, which its family has not; {INVALID}")
+                heads, products = size(*HEADS), 1
+                state = output = convolved = size("lru_width", default=hidden)
+                inputs, kernel, inner_weights = 2 * output, size("conv1d_width"), 2 * output**2 // heads
+            case _:
+                raise InputError(f"{self.where} has layers without attention, which its family has not; {INVALID}")
+        return LinearAttention(
+            state_size=state,
+            convolved_width=convolved,
+            input_width=inputs + self.beside(LINEAR),
+            output_width=output,
+            kernel=kernel,
+            products=products,
+            inner_weights=inner_weights,
+            heads=heads,
+        )
 
     def mlp(self, width: int | None = None) -> Mlp:
         width = self.size(*DENSE, default=4 * self.hidden) if width is None else width
@@ -465,8 +464,9 @@ class Reading:
         if "expert_layer_period" in config:
             return place % size("expert_layer_period") == size("expert_layer_offset")
         if "moe_layer_start_index" in config:
-            end = config.get("moe_layer_end_index", -1)
-            within = size("moe_layer_start_index") <= place and (end < 0 or place <= end)
+            end = config["moe_layer_end_index"]
+            last = end if type(end) is int and end >= 0 else count
+            within = size("moe_layer_start_index") <= place <= last
             return within and (place + 1) % max(size("moe_layer_interval", default=1), 1) == 0
         step = max(size("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_freq", default=1), 1)
         first = size("first_k_dense_replace", "num_dense_layers", default=0)

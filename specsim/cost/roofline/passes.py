@@ -116,8 +116,7 @@ class Roofline:
             raise InputError(f"roofline: a cache in {self.cache!r} is unknown; {nearest_names(self.cache, [*BITS])}")
         if self.states not in STATE_BYTES:
             raise InputError(f"roofline: states {self.states!r} are unknown; give one of {', '.join(STATE_BYTES)}")
-        mixers = (*self.model.of(Attention), *self.model.of(LatentAttention), *self.model.of(LinearAttention))
-        for heads in (mixer.heads for mixer in mixers):
+        for heads in sorted({block.heads for block in self.model.blocks if not isinstance(block, Mlp | Experts)}):
             if self.tensor_parallel < 1 or heads % self.tensor_parallel:
                 raise InputError(
                     f"roofline: {self.tensor_parallel} devices cannot share the {heads} heads of {self.model.name}; "

@@ -405,7 +405,8 @@ class Architecture:
     @property
     def widest_attention(self) -> Attention | LatentAttention:
         """Attention as it has, to all tokens if any does; InputError where it has none."""
-        blocks = sorted((*self.of(Attention), *self.of(LatentAttention)), key=lambda block: block.window > 0)
+        blocks: list[Attention | LatentAttention] = [*self.of(Attention), *self.of(LatentAttention)]
+        blocks.sort(key=lambda block: block.window > 0)
         if not blocks:
             raise InputError(f"architecture {self.name} has no attention, so a drafter's layer has no known shape")
         return replace(blocks[0], window=0)
@@ -430,7 +431,7 @@ class Architecture:
 
     def attending(self, states: int) -> Architecture:
         """The same, where queries, keys and values are made from so many states side by side."""
-        blocks = {block: replace(block, states=states) for block in self.of(Attention)}
+        blocks: dict[Block, Block] = {block: replace(block, states=states) for block in self.of(Attention)}
         return replace(self, layers=tuple(tuple(blocks.get(block, block) for block in layer) for layer in self.layers))
 
     def count(self, *kinds: type[Block]) -> int:
@@ -452,7 +453,9 @@ class Architecture:
     @property
     def stack_parameters(self) -> int:
         """Weights of the layers' matrices, routers included."""
-        routers = sum(n * self.hidden_size * block.count for block, n in self.blocks.items() if isinstance(block, Experts))
+        routers = sum(
+            n * self.hidden_size * block.count for block, n in self.blocks.items() if isinstance(block, Experts)
+        )
         return sum(self.matrices.values()) + routers
 
     @property

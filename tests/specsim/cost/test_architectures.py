@@ -55,7 +55,8 @@ PUBLISHED = {
     "nemotron-3-nano-30b-a3b": (31.6, 3.6), "nemotron-3-super-120b-a12b": (120.6, 12.7), "glm-4.7": (355, 32),
     "nemotron-3-ultra-550b-a55b": (550, 55), "deepseek-v4-flash": (284, 13), "deepseek-v4-pro": (1600, 49),
     "glm-4.5-air": (106, 12), "glm-4.7-flash": (30, 3), "mimo-v2-flash": (309, 15), "qwen3.5-122b-a10b": (122, 10),
-    "qwen3-coder-480b-a35b": (480, 35), "mixtral-8x22b": (141, 39), "seed-oss-36b": (36, 36), "smollm3-3b": (3.08, 3.08),
+    "qwen3-coder-480b-a35b": (480, 35), "mixtral-8x22b": (141, 39), "seed-oss-36b": (36, 36),
+    "smollm3-3b": (3.08, 3.08),
 }  # fmt: skip
 
 
@@ -238,6 +239,83 @@ def test_chunked_attention_reads_half_a_chunk_on_average() -> None:
     maverick = find_architecture("llama-4-maverick")
     assert (maverick.count(Experts), maverick.count(Mlp), maverick.intermediate_size) == (24, 24, 16384)
     assert maverick.experts is not None and maverick.experts.shared_intermediate_size == 8192
+
+
+def kv(model: str, context: int) -> float:
+    return float(Roofline(find_architecture(model), replace(DEVICE, memory_bytes=0.0)).kv_bytes(context))
+
+
+@pytest.mark.parametrize(
+    ("model", "cached"),
+    [
+        # 10 layers of 4 key-value heads of 512, whose values are projected as keys; 50 of 16 of 256, with a window.
+        ("gemma-4-31b", 10 * 100_000 * 2 * 4 * 512 * 2 + 50 * 1024 * 2 * 16 * 256 * 2),
+        # An entry of 512 is key and value: 43 windows of 128; in 21 layers one for 4 tokens, with an index of 132
+        # bytes, in 20 one for 128.
+        ("deepseek-v4-flash", 43 * 128 * 1024 + 21 * 25_000 * (1024 + 132) + 20 * 781.25 * 1024),
+        # Keys of 192 and values of 128: 9 layers of 4 heads, 39 of 8 with a window of 128.
+        ("mimo-v2-flash", 9 * 100_000 * 4 * 320 * 2 + 39 * 128 * 8 * 320 * 2),
+        # 60 layers of 4 heads of 128; 57 with an index of 128 numbers.
+        ("minimax-m3", 100_000 * (60 * 4 * 256 * 2 + 57 * 128 * 2)),
+        # 6 layers of attention; 23 states of 64 x 64 x 128 in float32 and 3 tokens of 4096 + 2 x 8 x 128 numbers.
+        ("nemotron-3-nano-30b-a3b", 6 * 100_000 * 2 * 2 * 128 * 2 + 23 * (64 * 64 * 128 * 4 + 3 * 6144 * 2)),
+    ],
+)
+def test_a_cache_of_100000_tokens_has_the_bytes_of_its_layers(model: str, cached: float) -> None:
+    assert kv(model, 100_000) == pytest.approx(cached, rel=1e-12)
+
+
+def test_layers_that_share_a_cache_read_it_and_add_nothing_to_it() -> None:
+    """Gemma-4 of 30 layers whose last 10 use earlier keys and values: 5 of 6 layers have a window of 512."""
+    config = {
+        "model_type": "gemma4_text", "hidden_size": 1536, "intermediate_size": 6144, "num_hidden_layers": 30,
+        "num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 256, "sliding_window": 512,
+        "hidden_size_per_layer_input": 256, "vocab_size": 262144, "use_double_wide_mlp": True,
+    }  # fmt: skip
+    whole, shared = (find_architecture({**config, "num_kv_shared_layers": n}) for n in (0, 10))
+    # Of the last 10 layers 2 attend to all tokens; MLPs there are twice as wide.
+    kv_weights = 1536 * 2 * (8 * 256 + 2 * 512)
+    assert shared.parameters - whole.parameters == 10 * 3 * 1536 * 6144 - kv_weights
+    every, fewer = (Roofline(model, DEVICE) for model in (whole, shared))
+    assert float(every.kv_bytes(2000) - fewer.kv_bytes(2000)) == (8 * 512 * 512 + 2 * 2000 * 1024) * 2
+
+    def attention_bytes(roofline: Roofline) -> float:
+        return sum(float(o.bytes) for o in roofline.operations(1, 2000) if o.name == "attention")
+
+    assert attention_bytes(fewer) == attention_bytes(every)
+
+
+def test_compressed_attention_takes_the_share_of_work_that_its_report_states() -> None:
+    """At a million tokens DeepSeek-V4-Pro takes 27 % of the FLOPs a token of V3.2 and 10 % of its cache, Flash 10 and
+    7 % (arXiv:2606.19348, with caches of fewer bits: a latent of V3.2 has 656 bytes, an entry of V4 about 584)."""
+
+    def flops(name: str) -> float:
+        model = Roofline(find_architecture(name), replace(DEVICE, memory_bytes=0.0))
+        return sum(float(operation.flops) for operation in model.operations(1, 10**6))
+
+    assert flops("deepseek-v4-pro") / flops("deepseek-v3.2") == pytest.approx(0.27, abs=0.01)
+    assert flops("deepseek-v4-flash") / flops("deepseek-v3.2") == pytest.approx(0.10, abs=0.03)
+    assert kv("deepseek-v4-pro", 10**6) / kv("deepseek-v3.2", 10**6) == pytest.approx(0.10, abs=0.015)
+    assert kv("deepseek-v4-flash", 10**6) / kv("deepseek-v3.2", 10**6) == pytest.approx(0.07, abs=0.015)
+
+
+def test_a_state_space_layer_and_experts_of_latents_by_hand() -> None:
+    """Nemotron-3-Super: 128 heads of 64 with states of 128, 8 groups; 512 experts without a gate that see 1024 numbers,
+    22 a token; a shared one of 5376. 2 sequences of 3 tokens."""
+    model = find_architecture("nemotron-3-super-120b-a12b")
+    counts = (model.count(LinearAttention), model.count(Experts), model.count(Attention), model.count(Mlp))
+    assert counts == (40, 40, 8, 0)
+    mamba, experts = (
+        by_name(Roofline(replace(model, layers=(layer,)), DEVICE), 3, 1000, 2) for layer in model.layers[:2]
+    )
+    inner, convolved = 128 * 64, 128 * 64 + 2 * 8 * 128
+    assert mamba["linear attention inputs"].flops == 2 * 6 * 4096 * (inner + convolved + 128)
+    assert mamba["linear attention"].bytes == 2 * 2 * inner * 128 * 4 + 6 * (convolved + inner) * 2
+    assert mamba["linear attention"].flops == 2 * 2 * 6 * inner * 128  # an update and a product with the state
+    assert mamba["norms"].launches == 1  # a block a layer
+    assert experts["experts' latents"].flops == experts["states of latents"].flops == 2 * 6 * 4096 * 1024
+    assert experts["experts up"].flops == experts["experts down"].flops == 2 * 6 * 22 * 1024 * 2688
+    assert experts["shared expert up"].flops == 2 * 6 * 4096 * 5376
 
 
 def test_first_layers_are_dense_and_a_shared_expert_sees_every_token() -> None:

@@ -35,12 +35,21 @@ NEEDED: dict[str, dict[str, Any]] = {
     "ministral": {"head_dim": 128},
     "minimax_m3_vl_text": {"layer_types": ["full_attention"] * 3 + ["minimax_m3_sparse"] * 57},
     "nemotron": {"num_key_value_heads": 8},
-    "nemotron_h": {"layers_block_type": ["linear_attention", "moe"] * 9 + ["full_attention", "mlp"] * 2,
-                   "moe_latent_size": 1024},  # fmt: skip
-    "qwen4_exp_text": {"indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 128, "indexer_budget": 2048,
-                       "indexer_compress_ratio": 8, "ple_layer_ids": [1], "eos_token_id": 1,
-                       "rope_parameters": {**ROPE, "partial_rotary_factor": 0.25}},  # fmt: skip
-}  # fmt: skip
+    "nemotron_h": {
+        "layers_block_type": ["linear_attention", "moe"] * 9 + ["full_attention", "mlp"] * 2,
+        "moe_latent_size": 1024,
+    },
+    "qwen4_exp_text": {
+        "indexer_n_heads": 4,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 128,
+        "indexer_budget": 2048,
+        "indexer_compress_ratio": 8,
+        "ple_layer_ids": [1],
+        "eos_token_id": 1,
+        "rope_parameters": {**ROPE, "partial_rotary_factor": 0.25},
+    },
+}
 PLAIN = Hardware("plain", memory_bytes_s=1e12, flops={"bfloat16": 1e14})
 
 

@@ -332,8 +332,12 @@ def test_eagle_3_of_llama_3_1_has_the_parameters_of_the_released_drafter() -> No
     [
         # configs of SpecForge
         ("kimi-k2", {}, 7168, 64, 64, 128, 18432),
-        ("llama-4-scout", {"intermediate_size": 32768}, 5120, 40, 8, 128, 32768),
-        ("qwen3-30b-a3b", {}, 2048, 32, 4, 128, 6144),
+        ("llama-4-scout", {}, 5120, 40, 8, 128, 32768),
+        ("qwen3-30b-a3b", {}, 2048, 32, 4, 128, 12288),
+        ("qwen3-coder-30b-a3b", {}, 2048, 32, 4, 128, 12288),
+        ("gpt-oss-20b", {}, 2880, 64, 8, 64, 17280),
+        ("deepseek-r1", {}, 7168, 56, 8, 128, 40960),
+        ("qwen3-30b-a3b", {"intermediate_size": 6144}, 2048, 32, 4, 128, 6144),
     ],
 )
 def test_eagle_3_of_a_mixture_is_a_dense_layer(
@@ -344,6 +348,44 @@ def test_eagle_3_of_a_mixture_is_a_dense_layer(
     assert matrices(target, {"kind": "eagle3", **sizes}) == expected
     drafter = find_drafter({"kind": "eagle3", **sizes}, find_architecture(target)).model
     assert drafter is not None and drafter.experts is None and drafter.vocab_size == 32000
+
+
+def test_eagle_3_of_llama_3_3_70b_is_narrower_than_its_target() -> None:
+    """yuhuili/EAGLE3-LLaMA3.3-Instruct-70B: three states of 8192 to one of 6144, 48 heads, an MLP of 16384."""
+    attention = 2 * 6144 * (48 + 2 * 8) * 128 + 48 * 128 * 6144
+    expected = 3 * 8192 * 6144 + attention + 3 * 6144 * 16384
+    assert matrices("llama-3.3-70b", "eagle3") == matrices("llama-3.1-70b", {"kind": "eagle3"}) == expected
+
+
+@pytest.mark.parametrize(
+    ("target", "layer_billions"),
+    [
+        # Billions of weights of a module beside embedding and head, by hand of the published sizes.
+        ("mimo-v2-flash", 0.33),  # its card: 0.33B a module; dense, a window, 64 heads of 192, 8 key-value heads
+        ("mimo-7b", 0.21),  # a dense layer of 177 million and 2 x 4096 to 4096
+        ("glm-4.5-air", 2.37),  # 129 experts of 3 x 4096 x 1408, attention of 109 million, 2 x 4096 to 4096
+        ("qwen3.5-27b", 0.43),  # attention with a gate of 105 million, 3 x 5120 x 17408, 2 x 5120 to 5120
+    ],
+)
+def test_a_module_of_multi_token_prediction_is_as_large_as_published(target: str, layer_billions: float) -> None:
+    assert matrices(target, "mtp") / 1e9 == pytest.approx(layer_billions, abs=0.006)
+
+
+@pytest.mark.parametrize(("target", "megabytes"), [("gemma-4-31b", 940), ("gemma-4-26b-a4b", 840)])
+def test_an_assistant_of_gemma_4_is_a_small_model_on_the_targets_cache(target: str, megabytes: int) -> None:
+    """Its model cards print the size in bfloat16. Its layers make and hold no keys and values, so a round's first pass
+    reads one token."""
+    cost = priced_on_memory(target, "mtp")
+    model = cost.drafter.model
+    assert model is not None and 2 * model.parameters / 1e6 == pytest.approx(megabytes, rel=0.01)
+    assert cost.draft_passes.kv_bytes(1000) == 0 and float(cost.catch_up(1000)) == 0
+    assert float(cost.draft(1, 1000)) == pytest.approx(float(cost.draft(3, 1000)) / 3, rel=0.01)
+    reached = 3 * min(1000, 1024) * model.of(Attention)[0].kv_width + 1000 * model.of(Attention)[1].kv_width
+    attention = sum(float(o.bytes) for o in cost.draft_passes.operations(1, 1000) if o.name == "attention")
+    assert attention == pytest.approx(2 * reached, rel=0.02)
+    shape = find_architecture(target)
+    by_config = find_drafter(json.loads(json.dumps(architecture.published_heads("mtp")[target])), shape)
+    assert by_config == replace(cost.drafter, model=replace(model, name=by_config.model.name))
 
 
 def test_multi_token_prediction_is_a_layer_of_the_target_and_a_projection() -> None:
