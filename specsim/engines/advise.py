@@ -316,11 +316,10 @@ def _notes(counts: Counted, error: tuple[float, float], *, block: bool) -> Itera
             "requests are not told apart in these counts: they are taken to differ as usual, with "
             f"{UNKNOWN_PHI:g} times the variance of equal requests"
         )
-    bias = 100 * math.expm1(error[0])
-    if bias:
-        direction = "low" if bias > 0 else "high"
-        factor = math.exp(error[0])
-        yield f"published runs of this class were predicted too {direction}: speedups are multiplied by {factor:.2f}"
+    factor = f"{math.exp(error[0]):.2f}"
+    if factor != "1.00":
+        direction = "low" if error[0] > 0 else "high"
+        yield f"published runs of this kind were predicted too {direction}: speedups are multiplied by {factor}"
 
 
 def _seconds(cost: CostModel, longest: int, context: int) -> tuple[Seconds, float]:
@@ -402,7 +401,8 @@ class BreakEven(NamedTuple):
 
     def __str__(self) -> str:
         if self.requests is None:
-            return f"on for all numbers of requests at once up to {self.most}"
+            least = "" if self.low is None else f" (at the least up to {self.low})"
+            return f"on for all numbers of requests at once up to {self.most}{least}"
         high = "more" if self.high is None else f"{self.high}"
         return f"off above {self.requests} requests at once ({self.low} to {high})"
 

@@ -23,6 +23,7 @@ OVERHEADS = ("round_s", "draft_step_s", "verified_sequence_s", "tree_round_s")
 LEAST_MS, MOST_MS, START_MS = 0.001, 20.0, 0.3  # of each
 ALIKE = 0.03  # an engine's overhead is twice those of others as easily as a system's runs are off by this share
 LOOSE = 0.1  # as much as that, the mean of a time is drawn to the start: what no run tells stays there
+PER_SEQUENCE = OVERHEADS.index("verified_sequence_s")
 ENGINES = "vllm", "sglang", "tensorrt-llm"  # of today
 WITHOUT = "llamacpp", "ggml"  # engines whose overheads are not fitted to these runs
 USUAL = 0.1  # of the logarithm of measured over predicted
@@ -127,6 +128,7 @@ class Rounds:
         def overheads_s(x: Floats) -> dict[str, Floats]:
             means, differences = np.split(x.reshape(shape), [2])
             differences[:, -1] = 0.0  # trees are published of one engine alone
+            means[:, PER_SEQUENCE] = means[0, PER_SEQUENCE]  # few runs of large batches are of one time alone
             return {
                 name: np.asarray(MILLISECOND * np.exp(means[era] + difference))
                 for name, era, difference in zip(names, eras, differences, strict=True)

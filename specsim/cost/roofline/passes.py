@@ -32,8 +32,8 @@ larger batch is multiplied with matrix units, and is taken to cost no less than 
 STATE_BYTES = {"float32": 4, "bfloat16": 2, "replay": 4}
 """Bytes of a number of linear attention's state, by how an engine keeps it for tokens that may be rejected: it writes
 and reads back a state behind every verified token, in this type, or runs the accepted ones anew."""
-EXPERTS_ALIKE = 0.85
-"""n tokens of one sequence choose as many experts as n ** 0.85 independent ones. Fitted, see studies/published."""
+EXPERTS_ALIKE = 0.8
+"""n tokens of one sequence choose as many experts as n ** 0.8 independent ones. Fitted, see studies/published."""
 
 
 @dataclass(frozen=True)

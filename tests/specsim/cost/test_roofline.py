@@ -74,9 +74,9 @@ def test_bytes_of_a_mixtral_layer_are_of_the_experts_that_its_tokens_go_to() -> 
         assert read == experts * expert_bytes + states
         assert parts["experts gate, up"].flops + parts["experts down"].flops == 2 * 2 * tokens * expert_bytes / 2
         assert parts["router"].bytes == 4096 * 8 * 2 + tokens * (4096 + 8) * 2
-    # Four tokens of one sequence choose alike, as many experts as 3.25 independent ones.
+    # Four tokens of one sequence choose alike, as many experts as 3.03 independent ones.
     alike = by_name(layer, 4, 100)["experts down"].bytes - 4 * 2 * (4096 + 14336) * 2
-    assert alike == pytest.approx(8 * (1 - 0.75**3.249) * expert_bytes / 3, rel=1e-4)
+    assert alike == pytest.approx(8 * (1 - 0.75**3.031) * expert_bytes / 3, rel=1e-4)
 
 
 def test_int4_weights_take_four_bits_and_a_scale_for_every_128() -> None:
@@ -431,7 +431,7 @@ def test_the_first_pass_of_a_prediction_module_reads_the_experts_of_all_verified
     """DeepSeek-V3's module, 256 experts of 3 x 7168 x 2048 weights of 2 bytes, 8 a token: three drafts read those of
     4 tokens, then of one, and of one."""
     cost = priced_on_memory("deepseek-v3", "mtp")
-    read = [256 * (1 - (1 - 8 / 256) ** rows) for rows in (3.249, 1, 1)]  # four tokens of a sequence choose alike
+    read = [256 * (1 - (1 - 8 / 256) ** rows) for rows in (3.031, 1, 1)]  # four tokens of a sequence choose alike
     other = matrices("deepseek-v3", "mtp") - 256 * 3 * 7168 * 2048 + 129280 * 7168
     expected = 2 * (sum(read) * 3 * 7168 * 2048 + 3 * other) / 1e12
     assert float(cost.draft(3, 100)) == pytest.approx(expected, rel=0.01)
