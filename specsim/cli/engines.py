@@ -16,9 +16,14 @@ from specsim.io.errors import InputError
 from specsim.io.settings import Settings, argument, setting
 
 if TYPE_CHECKING:
+    from specsim.cost.model import CostModel
     from specsim.engines.advise import Advice
     from specsim.engines.formats.records import ImportedRecords
     from specsim.engines.import_records import Reading
+
+
+FAR_SLOWER = 10.0  # times: a server that waits for requests is slower, too, but hardly so much
+USUAL_CONTEXT = 1000  # cached tokens, where neither an option nor a file tells them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +93,7 @@ def advise(options: CountsSettings, costs: AdviseCosts, requests: RequestSetting
 
     reading = options.read()
     costs, load = costs.of_reading(reading)
+    context = options.context or reading.setup.context or USUAL_CONTEXT
     engine, cost = costs.engine and costs.engine.partition("@")[0], as_cost(costs.read())
     kind = drafter_kind(cost)
     if engine is not None:
@@ -95,13 +101,14 @@ def advise(options: CountsSettings, costs: AdviseCosts, requests: RequestSetting
     advice = find_advice(
         reading.source,
         cost,
-        context=options.context,
+        context=context,
         seed=options.seed,
         isl=requests.isl,
         osl=requests.osl,
     )
     flags = None if engine is None or advice.k is None else advice.flags(engine, kind)
     commands = _server_commands(advice, costs, kind, reading)
+    load += _slow_server(advice, cost, reading, context)
 
     def show() -> None:
         print(reading)
@@ -112,10 +119,32 @@ def advise(options: CountsSettings, costs: AdviseCosts, requests: RequestSetting
             print(command)
 
     speedups = [float(length.speedup) for length in advice.lengths]
-    about = {"kind": KIND, "version": VERSION, "asked": _asked(options, costs, requests)}
-    by_load = None if advice.upper_bound else speedups_by_load(speedups, cost, options.context)
+    about = {"kind": KIND, "version": VERSION, "asked": {**_asked(options, costs, requests), "context": context}}
+    by_load = None if advice.upper_bound else speedups_by_load(speedups, cost, context)
     printed = {"flags": flags, "commands": commands, "read_as": reading.as_dict(), "by_load": by_load}
     return Answer({**about, **advice.as_dict(), **printed}, show)
+
+
+def _slow_server(advice: Advice, cost: CostModel, reading: Reading, context: int) -> list[str]:
+    """A note if the file tells of far fewer tokens a second than its load gives at these costs."""
+    from specsim.cost.files import with_batch
+
+    setup = reading.setup
+    k = setup.draft_tokens or 0
+    if setup.tokens_per_s is None or setup.running is None or not 0 < k < len(advice.lengths):
+        return []
+    batch = max(1, round(setup.running))
+    try:
+        step_s = float(with_batch(cost, batch).round_seconds(k, context))
+    except InputError:  # of costs for other batches
+        return []
+    predicted = batch * advice.lengths[k].tokens_per_round / step_s
+    if setup.tokens_per_s * FAR_SLOWER > predicted:
+        return []
+    return [
+        f"the server is far slower than these costs: {setup.tokens_per_s:,.3g} tok/s, predicted {predicted:,.3g} at "
+        f"K = {k}; check --context ({context:,}), weights or caches in the CPU's memory, and other load on the GPU"
+    ]
 
 
 def _asked(options: CountsSettings, costs: AdviseCosts, requests: RequestSettings) -> dict[str, Any]:
@@ -128,7 +157,6 @@ def _asked(options: CountsSettings, costs: AdviseCosts, requests: RequestSetting
         "k": options.k,
         "cost": costs.cost and str(costs.cost),
         **of_gpu,
-        "context": options.context,
     }
     return {**asked, "policy": options.policy, **vars(requests)}
 
@@ -142,12 +170,20 @@ def _server_commands(advice: Advice, costs: AdviseCosts, kind: str | None, readi
         return []
     # Of a name of a shape, such as llama-3.1-8b, there is nothing to load.
     target, model = (
-        next((name for name in names if name and ("/" in name or Path(name).exists())), None)
+        next((served for name in names if name and (served := _served(name))), None)
         for names in ((costs.target, reading.setup.model), (costs.drafter, reading.setup.drafter))
     )
     target = target or f"<{costs.target or 'target'}>"
     lengths = (0, advice.candidate) if advice.k is None else (advice.k,)
     return [server_command(engine, k, target=target, drafter=kind, model=model or PLACEHOLDER) for k in lengths]
+
+
+def _served(name: str) -> str | None:
+    """What an engine loads: a hub id or a path, of a config.json its folder; None for a name of a shape."""
+    path = Path(name)
+    if path.suffix == ".json":
+        return str(path.parent) if path.name == "config.json" and path.parent.name else None
+    return name if "/" in name or path.exists() else None
 
 
 def _print_lengths(advice: Advice) -> None:

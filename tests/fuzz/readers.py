@@ -140,6 +140,7 @@ IMPORTERS = {
     "sglang-bench": input_importer("sglang-bench", "sglang_bench.txt"),
     "sglang-bench, JSON": input_importer("sglang-bench", "sglang_bench.jsonl"),
     "acceptance-csv": input_importer("acceptance-csv", "acceptance.csv"),
+    "deepspec": input_importer("deepspec", "deepspec.txt"),
     "sweep": importer_of("sweep", "K,batch,tok/s,accept length\n0,1,50,\n1,1,75,1.7\n3,1,90,2.3\n"),
     "accept-lengths": lines_importer("accept-lengths", *[{"choices": [{"accept_lengths": [1, 4, 2]}]}] * 2),
     "accept-lengths, of EAGLE": lines_importer("accept-lengths", *EAGLE),

@@ -45,7 +45,7 @@ SIZES = ("vocabulary", "hidden_size", "intermediate_size")
 SIZED = {"eagle": SIZES[:1], "eagle3": SIZES, "block": SIZES}  # may have sizes of their own
 EAGLE3_VOCABULARY = 32000  # tokens that released EAGLE-3 drafters can draft
 BLOCK_LAYERS = 5  # of published DFlash, DSpark and Domino drafters
-OWN_NAMES = ("dflash", "dspark", "p-eagle", "suffix")  # methods of engines beside their kind's usual one
+OWN_NAMES = ("dflash", "dspark", "p-eagle", "pard", "suffix")  # methods of engines beside their kind's usual one
 LOOKUPS = ("suffix", "ngram-gpu", "ngram-simple", "ngram-mod", "ngram-map-k", "ngram-map-k4v", "ngram-cache")
 DRAFT_MODELS = ("model", "draftmodel", "draft", "draftsimple", "standalone")  # names that do not say which
 CONSUMER = re.compile("GeForce|Radeon|Ryzen|Apple|Arc")  # in the title of a GPU that people have at home
@@ -488,7 +488,9 @@ class RooflineCost(BatchCost):
         slow = slow if self.target.tensor_parallel > joined else []
         slow += [*self.target.notes, *self.remarks]
         if 0 < self.drafter.block < max_draft_tokens:
-            slow.append(f"this drafter was trained for blocks of {self.drafter.block}: it accepts fewer tokens beyond")
+            slow.append(
+                f"this drafter was trained for blocks of {self.drafter.block} drafted tokens: it accepts fewer beyond"
+            )
         if covered is None:
             if not self.engine:
                 return ["roofline, not calibrated", *slow]

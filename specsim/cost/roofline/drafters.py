@@ -38,7 +38,7 @@ def drafter_config(config: Mapping[str, Any]) -> DrafterConfig | None:
     """What a drafter's config.json says; None for a model's.
 
     >>> drafter_config({"architectures": ["DFlashDraftModel"], "block_size": 16}).block
-    16
+    15
     """
     architectures = config.get("architectures")
     classes = [*architectures] if isinstance(architectures, list) else []
@@ -59,4 +59,6 @@ def drafter_config(config: Mapping[str, Any]) -> DrafterConfig | None:
         "heads": config.get("medusa_num_heads") or config.get("num_heads"),
     }
     whole = {key: value for key, value in numbers.items() if type(value) is int and value > 0}
+    if method == "dflash" and "block" in whole:
+        whole["block"] -= 1  # its block begins with the last token of the text
     return DrafterConfig(method, {**sizes, "model_type": "llama"}, **whole)

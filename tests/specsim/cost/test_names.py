@@ -222,13 +222,13 @@ def test_the_head_of_a_mixture_has_its_own_width() -> None:
 
 
 def test_a_dflash_config_drafts_a_block_in_one_pass() -> None:
-    """5 layers of the target's shape that were trained for blocks of 16: the costs of block:5."""
+    """5 layers of the target, trained for blocks of 16 with the last token of the text: the costs of block:5."""
     file = str(CHECKPOINTS / "drafter_dflash.json")
     cost, block = (priced("qwen3-8b", drafter) for drafter in (file, "block:5"))
-    assert (cost.drafter.kind, cost.drafter.method, cost.drafter.block) == ("block", "dflash", 16)
+    assert (cost.drafter.kind, cost.drafter.method, cost.drafter.block) == ("block", "dflash", 15)
     assert cost.draft(8, 1000) == block.draft(8, 1000)
-    assert any("trained for blocks of 16" in note for note in cost.notes(17, (1, 1)))
-    assert not any("trained for" in note for note in cost.notes(16, (1, 1)))
+    assert any("trained for blocks of 15 drafted tokens" in note for note in cost.notes(17, (1, 1)))
+    assert not any("trained for" in note for note in cost.notes(15, (1, 1)))
 
 
 @pytest.mark.parametrize(
