@@ -44,7 +44,7 @@ def published_heads(kind: Literal["eagle3", "mtp"]) -> dict[str, dict[str, Any]]
 
 @cache
 def published_head(kind: Literal["eagle3", "mtp"], target: Architecture) -> dict[str, Any]:
-    """The config.json of the head for a target of this name, or else of this shape; empty: it has the target's sizes."""
+    """The config.json of the head for a target of this name, or else of this shape; empty: it has its sizes."""
     heads = published_heads(kind)
     alike = (name for name in heads if replace(find_architecture(name), name=target.name) == target)
     return heads.get(target.name) or heads.get(next(alike, ""), {})
