@@ -272,6 +272,8 @@ class Reading:
                 beside=self.beside(kind),
             )
         kv_heads = size(*KV_HEADS, default=heads, of=config)
+        if self.kind == "mimo_v2_flash" and kind == SLIDING and "swa_num_key_value_heads" not in self.config:
+            kv_heads *= 2  # the rule of transformers' class
         if config.get("multi_query") and not config.get("new_decoder_architecture"):
             kv_heads = 1
         value_dim = size("v_head_dim", default=0, of=config)

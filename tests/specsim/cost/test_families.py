@@ -10,7 +10,7 @@ import pytest
 from specsim.cost.roofline.families import architecture_from_config, refused
 from specsim.cost.roofline.hardware import Hardware
 from specsim.cost.roofline.passes import Roofline
-from specsim.cost.roofline.shape import Architecture
+from specsim.cost.roofline.shape import Architecture, Attending, LinearAttention
 from specsim.io.errors import InputError
 from tests.support.active_weights import active_weights
 
@@ -80,6 +80,34 @@ def test_a_family_has_as_many_parameters_as_its_class_or_is_refused_with_a_reaso
     assert flops_of_weights(model) == pytest.approx(2 * (active_weights(model) - model.norms), rel=1e-9)
     one, four = (float(Roofline(model, PLAIN).seconds(n, 5000)) for n in (1, 4))
     assert 0 < one < four
+
+
+CACHED = (
+    "gemma4_text", "mimo_v2_flash", "laguna", "gpt_oss", "llama4_text", "falcon", "granite_swa", "qwen3_next",
+    "qwen3_5_text", "olmo_hybrid", "falcon_h1", "jamba", "mamba", "mamba2", "falcon_mamba", "nemotron_h", "lfm2_moe",
+    "lfm3",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("family", CACHED)
+def test_a_cache_of_few_tokens_holds_what_the_librarys_own_holds(family: str) -> None:
+    """Keys, values and states behind 8 tokens, on the meta device; the library keeps one more token to convolve."""
+    config, tokens = text_config(family), 8
+    model = architecture_from_config(json.loads(config.to_json_string(use_diff=False)), family)
+    config._experts_implementation = "batched_mm"  # without sizes that depend on data
+    with torch.device("meta"), torch.no_grad():
+        whole = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+        answer = whole(input_ids=torch.zeros(1, tokens, dtype=torch.long), use_cache=True)
+    cache = answer.get("past_key_values") or answer.get("cache_params")
+    leaves = torch.utils._pytree.tree_leaves([vars(layer) for layer in cache.layers])
+    held = sum(leaf.numel() for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim() > 1)
+    expected = 0
+    for block, count in model.blocks.items():
+        if isinstance(block, Attending):
+            expected += count * tokens * block.cached_width
+        elif isinstance(block, LinearAttention):
+            expected += count * (block.state_size + block.kernel * block.convolved_width)
+    assert held == expected
 
 
 def flops_of_weights(model: Architecture) -> float:
