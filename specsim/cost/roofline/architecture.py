@@ -137,4 +137,9 @@ def find_architecture(model: str | Mapping[str, Any], name: str = "") -> Archite
     if isinstance(model, Mapping):
         return architecture_from_config(config, name or "inline")
     named = find_model(model)
-    return architecture_from_config(config, name or (named.shape if named else model))
+    return _public(named.shape, name or named.shape) if named else architecture_from_config(config, name or model)
+
+
+@cache
+def _public(shape: str, name: str) -> Architecture:
+    return architecture_from_config(public_shapes()[shape], name)

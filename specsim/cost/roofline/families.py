@@ -33,6 +33,7 @@ from specsim.io.json import checked
 from specsim.io.names import nearest_names
 
 FAMILIES = Path(__file__).parent / "families.json"
+MAX_LAYERS = 10_000
 INVALID = "give a decoder's config.json as Hugging Face has it"
 # What configs call the same.
 HIDDEN = ("hidden_size", "n_embd", "d_model")
@@ -106,7 +107,12 @@ def architecture_from_config(config: Any, name: str) -> Architecture:
     if kind not in families():
         nearest = nearest_names(kind, [*families()])
         raise InputError(f"{where} has model_type {kind!r}, whose passes are not known; {nearest}")
-    return Reading(config, where, families()[kind]).architecture(name)
+    try:
+        return Reading(config, where, families()[kind]).architecture(name)
+    except InputError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise InputError(f"{where}: its sizes do not fit each other ({error}); {INVALID}") from error
 
 
 class Reading:
@@ -185,6 +191,8 @@ class Reading:
                     raise InputError(f"{self.where} has layers {unknown[0]!r}, whose passes are not known")
                 return kinds
         count = self.size(*LAYERS)
+        if count > MAX_LAYERS:
+            raise InputError(f"{self.where} has {count} layers; give at most {MAX_LAYERS}")
         return [self._kind(place, count) for place in range(count)]
 
     def _kind(self, place: int, count: int) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
 import pytest
 
+from specsim.cost.roofline.architecture import public_shapes
 from specsim.cost.roofline.families import architecture_from_config, refused
 from specsim.cost.roofline.hardware import Hardware
 from specsim.cost.roofline.passes import Roofline
@@ -62,6 +64,7 @@ def text_config(family: str) -> Any:
     return type(text)(**NEEDED.get(text.model_type, {}))
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, by some classes
 @pytest.mark.parametrize("family", sorted(CAUSAL))
 def test_a_family_has_as_many_parameters_as_its_class_or_is_refused_with_a_reason(family: str) -> None:
     if family in refused():
@@ -85,7 +88,6 @@ def test_a_family_has_as_many_parameters_as_its_class_or_is_refused_with_a_reaso
 CACHED = (
     "gemma4_text", "mimo_v2_flash", "laguna", "gpt_oss", "llama4_text", "falcon", "granite_swa", "qwen3_next",
     "qwen3_5_text", "olmo_hybrid", "falcon_h1", "jamba", "mamba", "mamba2", "falcon_mamba", "nemotron_h", "lfm2_moe",
-    "lfm3",
 )  # fmt: skip
 
 
@@ -108,6 +110,20 @@ def test_a_cache_of_few_tokens_holds_what_the_librarys_own_holds(family: str) ->
         elif isinstance(block, LinearAttention):
             expected += count * (block.state_size + block.kernel * block.convolved_width)
     assert held == expected
+
+
+def test_a_damaged_config_is_read_or_refused_in_a_line() -> None:
+    rng = random.Random(1)
+    values = [0, -1, 1, 3, 2**40, None, "x", [], [1], ["full_attention"], {}, {"a": 1}, 1.5, True, "FS", "M*E-"]
+    refusals = []
+    for _ in range(500):
+        config = dict(rng.choice([*public_shapes().values()]))
+        config[rng.choice([*config])] = rng.choice(values)
+        try:
+            architecture_from_config(config, "damaged")
+        except InputError as error:
+            refusals.append(str(error))
+    assert 100 < len(refusals) < 400 and not any("\n" in text for text in refusals)
 
 
 def flops_of_weights(model: Architecture) -> float:
