@@ -4,8 +4,8 @@
 layers at least; "two" matrices in an MLP, without a gate; "tied", the default; learned "positions"; "latent" attention;
 "sparse" attention of all layers, or of those that are "indexed"; "gate" on all of attention's results, or one number a
 head, "head-gate"; what is in place of attention: gated "delta" networks, "kda", "lightning", "mamba", "mamba2", "conv",
-"rg_lru", which may stand "beside" attention; blocks that stand "alone" in a layer; and families with rules of
-their own.
+"rg_lru", which may stand "beside" attention; blocks that stand "alone" in a layer, or "double" beside its experts; and
+families with rules of their own.
 """
 
 from __future__ import annotations
@@ -243,6 +243,8 @@ class Reading:
                     return (self.experts(config),)
             return (self.linear() if kind == LINEAR else self.attention(config, kind, place),)
         mixer: Block = self.linear() if kind == LINEAR else self.attention(config, kind, place)
+        if "double" in self.traits:  # experts run beside the second half
+            return (mixer, self.mlp(), mixer, self.mlp(), self.experts(config))
         also = (self.linear(),) if "beside" in self.traits else ()
         return (mixer, *also, *self.feed_forward(config, place, count))
 
@@ -494,9 +496,11 @@ class Reading:
         if self.kind.startswith("gemma4"):
             shared = size(*DENSE)
         stated = size(*SHARED_WIDTH, default=shared)
+        count, per_token = size(*COUNT, of=config), size(*PER_TOKEN, of=config)
         return Experts(
-            count=size(*COUNT, of=config),
-            per_token=size(*PER_TOKEN, of=config),
+            count=count,
+            # Some of a token's may be experts that return their input; on average over all.
+            per_token=per_token * count // (count + size("zero_expert_num", default=0)),
             intermediate_size=width,
             shared_intermediate_size=stated,
             probs=tuple(probs),

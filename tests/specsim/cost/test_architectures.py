@@ -55,6 +55,7 @@ PUBLISHED = {
     "nemotron-3-ultra-550b-a55b": (550, 55), "deepseek-v4-flash": (284, 13), "deepseek-v4-pro": (1600, 49),
     "glm-4.5-air": (106, 12), "glm-4.7-flash": (30, 3), "mimo-v2-flash": (309, 15), "qwen3.5-122b-a10b": (122, 10),
     "qwen3-coder-480b-a35b": (480, 35), "mixtral-8x22b": (141, 39), "seed-oss-36b": (36, 36),
+    "longcat-flash": (560, 27),
     "smollm3-3b": (3.08, 3.08),
 }  # fmt: skip
 
