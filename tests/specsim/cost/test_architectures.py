@@ -291,16 +291,16 @@ def test_compressed_attention_takes_the_share_of_work_that_its_report_states() -
 
 def test_a_state_space_layer_and_experts_of_latents_by_hand() -> None:
     """Nemotron-3-Super: 128 heads of 64 with states of 128, 8 groups; 512 experts without a gate that see 1024 numbers,
-    22 a token; a shared one of 5376. 2 sequences of 3 tokens."""
+    22 a token; a shared one of 5376. 6 sequences of a token."""
     model = find_architecture("nemotron-3-super-120b-a12b")
     counts = (model.count(LinearAttention), model.count(Experts), model.count(Attention), model.count(Mlp))
     assert counts == (40, 40, 8, 0)
     mamba, experts = (
-        by_name(Roofline(replace(model, layers=(layer,)), DEVICE), 3, 1000, 2) for layer in model.layers[:2]
+        by_name(Roofline(replace(model, layers=(layer,)), DEVICE), 1, 1000, 6) for layer in model.layers[:2]
     )
     inner, convolved = 128 * 64, 128 * 64 + 2 * 8 * 128
     assert mamba["linear attention inputs"].flops == 2 * 6 * 4096 * (inner + convolved + 128)
-    assert mamba["linear attention"].bytes == 2 * 2 * inner * 128 * 4 + 6 * (convolved + inner) * 2
+    assert mamba["linear attention"].bytes == 2 * 6 * inner * 128 * 4 + 6 * (convolved + inner) * 2
     assert mamba["linear attention"].flops == 2 * 2 * 6 * inner * 128  # an update and a product with the state
     assert mamba["norms"].launches == 1  # a block a layer
     assert experts["experts' latents"].flops == experts["states of latents"].flops == 2 * 6 * 4096 * 1024
