@@ -168,7 +168,7 @@ class Reading:
             hidden_size=self.hidden,
             vocab_size=size("vocab_size"),
             layers=layers,
-            tied=bool(self.config.get("tie_word_embeddings", "tied" in self.traits)),
+            tied=bool(self.config.get("tie_word_embeddings", self.config.get("tie_embedding", "tied" in self.traits))),
             intermediate_size=size(*DENSE, default=dense or 4 * self.hidden),
             mtp_layer=self.mtp_layer(kinds[count:]),
             tables=tables,

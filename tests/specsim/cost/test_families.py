@@ -82,6 +82,8 @@ def test_a_family_has_as_many_parameters_as_its_class_or_is_refused_with_a_reaso
         whole = transformers.AutoModelForCausalLM.from_config(config)
     weights = sum(w.numel() for name, w in whole.named_parameters() if "embed_tokens_extend" not in name)
     assert model.parameters == pytest.approx(weights - UNUSED.get(family, 0), rel=1e-3)
+    unsaid = {key: value for key, value in content.items() if key != "tie_word_embeddings"}
+    assert architecture_from_config(unsaid, family) == model  # published configs leave out what is usual
     assert flops_of_weights(model) == pytest.approx(2 * (active_weights(model) - model.norms), rel=1e-9)
     one, four = (float(Roofline(model, PLAIN).seconds(n, 5000)) for n in (1, 4))
     assert 0 < one < four
