@@ -213,8 +213,10 @@ class Reading:
             return FULL if behind % self.size("layer_group_size") == 0 else LINEAR
         if "delta" in self.traits:
             return LINEAR if behind % max(self.size("full_attention_interval", default=4), 1) else FULL
-        if self.traits & RECURRENT and "beside" not in self.traits:
+        if self.traits & {"mamba", "mamba2"} and "beside" not in self.traits:
             return LINEAR
+        if self.traits & (RECURRENT - {"mamba", "mamba2"}):
+            raise InputError(f"{self.where} has no layer_types, which say what layers have attention; {INVALID}")
         if "compressed" in self.traits:
             return HEAVY if place < 2 or place % 2 == 0 else SPARSE
         every = full_every().get(self.kind)

@@ -325,6 +325,8 @@ def test_a_kind_that_is_not_priced_is_refused_with_what_it_lacks() -> None:
     refusal(lambda: find_architecture({"model_type": "rwkv"}), "'rwkv', whose passes are not priced: its recurrence")
     lacking = {key: value for key, value in public_shapes()["deepseek-v3"].items() if key != "kv_lora_rank"}
     refusal(lambda: find_architecture(lacking, "mine"), "architecture mine has no kv_lora_rank")
+    hybrid = {key: value for key, value in public_shapes()["glm-5.3-flash"].items() if key != "layer_types"}
+    refusal(lambda: find_architecture(hybrid), "no layer_types, which say what layers have attention")
     longer = {**public_shapes()["qwen3.5-27b"], "layer_types": ["linear_attention"] * 65}
     refusal(lambda: find_architecture(longer), "its layer types are of 65 layers, not 64")
 
