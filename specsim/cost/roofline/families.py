@@ -238,11 +238,8 @@ class Reading:
         overrides = {int(key): value for key, value in own.items()} if isinstance(own, Mapping) else {}
         config = {**self.config, **overrides.get(place, {})}
         if "alone" in self.traits:
-            match kind:
-                case "mlp":
-                    return (self.mlp(),)
-                case "experts":
-                    return (self.experts(config),)
+            if kind in (MLP, MOE):
+                return (self.mlp() if kind == MLP else self.experts(config),)
             return (self.linear() if kind == LINEAR else self.attention(config, kind, place),)
         mixer: Block = self.linear() if kind == LINEAR else self.attention(config, kind, place)
         if "double" in self.traits:  # experts run beside the second half
