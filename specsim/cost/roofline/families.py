@@ -125,6 +125,8 @@ class Reading:
             if isinstance(more, Mapping):
                 self.config |= {key: value for key, value in more.items() if key not in ("model_type", "hidden_size")}
         self.where, self.traits, self.kind = where, traits, str(config["model_type"])
+        if "double" in traits and "num_layers" in config:  # its num_hidden_layers counts attention
+            self.config["num_hidden_layers"] = config["num_layers"]
         linear = self.config.get("linear_attn_config")  # Kimi's own
         if isinstance(linear, Mapping):
             names = {"num_heads": "linear_num_heads", "head_dim": "linear_head_dim",
