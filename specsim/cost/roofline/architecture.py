@@ -44,7 +44,7 @@ def published_heads(kind: Literal["eagle3", "mtp"]) -> dict[str, dict[str, Any]]
 
 @cache
 def published_head(kind: Literal["eagle3", "mtp"], target: Architecture) -> dict[str, Any]:
-    """The config.json of the head for a target of this name, or else of this shape; empty: it has the target's sizes."""
+    """The config.json of the head for a target of this name, or else of this shape; empty: it has its sizes."""
     heads = published_heads(kind)
     alike = (name for name in heads if replace(find_architecture(name), name=target.name) == target)
     return heads.get(target.name) or heads.get(next(alike, ""), {})
@@ -137,4 +137,9 @@ def find_architecture(model: str | Mapping[str, Any], name: str = "") -> Archite
     if isinstance(model, Mapping):
         return architecture_from_config(config, name or "inline")
     named = find_model(model)
-    return architecture_from_config(config, name or (named.shape if named else model))
+    return _public(named.shape, name or named.shape) if named else architecture_from_config(config, name or model)
+
+
+@cache
+def _public(shape: str, name: str) -> Architecture:
+    return architecture_from_config(public_shapes()[shape], name)

@@ -83,14 +83,8 @@ class Drafter:
     @property
     def borrows_cache(self) -> bool:
         """Whether it attends to the target's cache and has none, as Gemma-4's."""
-        return (
-            self.model is not None
-            and all(
-                isinstance(block, Mlp) or (isinstance(block, Attention) and block.values == "shared")
-                for block in self.model.blocks
-            )
-            and bool(self.model.layers)
-        )
+        attention = self.model.of(Attention) if self.model else []
+        return bool(attention) and all(block.values == "shared" for block in attention)
 
 
 def find_drafter(drafter: str | Mapping[str, Any], target: Architecture) -> Drafter:
@@ -193,7 +187,7 @@ def _eagle3(head: Architecture, target: Architecture) -> Drafter:
 
 
 def _assistant(config: Mapping[str, Any], name: str) -> Drafter:
-    """Gemma-4's drafter: a small model that attends to the target's cache, between projections from and to its states."""
+    """Gemma-4's drafter: a small model on the target's cache, between projections from and to the target's states."""
     text = dict(config.get("text_config", {}))
     text = {"model_type": "gemma4_text", **text, "num_kv_shared_layers": text.get("num_hidden_layers")}
     model = architecture_from_config(text, name)

@@ -4,8 +4,8 @@
 layers at least; "two" matrices in an MLP, without a gate; "tied", the default; learned "positions"; "latent" attention;
 "sparse" attention of all layers, or of those that are "indexed"; "gate" on all of attention's results, or one number a
 head, "head-gate"; what is in place of attention: gated "delta" networks, "kda", "lightning", "mamba", "mamba2", "conv",
-"rg_lru", which may stand "beside" attention; blocks that stand "alone" in a layer; and families with rules of
-their own.
+"rg_lru", which may stand "beside" attention; blocks that stand "alone" in a layer, or "double" beside its experts; and
+families with rules of their own.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from specsim.io.json import checked
 from specsim.io.names import nearest_names
 
 FAMILIES = Path(__file__).parent / "families.json"
+MAX_LAYERS = 10_000
 INVALID = "give a decoder's config.json as Hugging Face has it"
 # What configs call the same.
 HIDDEN = ("hidden_size", "n_embd", "d_model")
@@ -106,7 +107,12 @@ def architecture_from_config(config: Any, name: str) -> Architecture:
     if kind not in families():
         nearest = nearest_names(kind, [*families()])
         raise InputError(f"{where} has model_type {kind!r}, whose passes are not known; {nearest}")
-    return Reading(config, where, families()[kind]).architecture(name)
+    try:
+        return Reading(config, where, families()[kind]).architecture(name)
+    except InputError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise InputError(f"{where}: its sizes do not fit each other ({error}); {INVALID}") from error
 
 
 class Reading:
@@ -119,6 +125,8 @@ class Reading:
             if isinstance(more, Mapping):
                 self.config |= {key: value for key, value in more.items() if key not in ("model_type", "hidden_size")}
         self.where, self.traits, self.kind = where, traits, str(config["model_type"])
+        if "double" in traits and "num_layers" in config:  # its num_hidden_layers counts attention
+            self.config["num_hidden_layers"] = config["num_layers"]
         linear = self.config.get("linear_attn_config")  # Kimi's own
         if isinstance(linear, Mapping):
             names = {"num_heads": "linear_num_heads", "head_dim": "linear_head_dim",
@@ -162,7 +170,7 @@ class Reading:
             hidden_size=self.hidden,
             vocab_size=size("vocab_size"),
             layers=layers,
-            tied=bool(self.config.get("tie_word_embeddings", "tied" in self.traits)),
+            tied=bool(self.config.get("tie_word_embeddings", self.config.get("tie_embedding", "tied" in self.traits))),
             intermediate_size=size(*DENSE, default=dense or 4 * self.hidden),
             mtp_layer=self.mtp_layer(kinds[count:]),
             tables=tables,
@@ -185,6 +193,8 @@ class Reading:
                     raise InputError(f"{self.where} has layers {unknown[0]!r}, whose passes are not known")
                 return kinds
         count = self.size(*LAYERS)
+        if count > MAX_LAYERS:
+            raise InputError(f"{self.where} has {count} layers; give at most {MAX_LAYERS}")
         return [self._kind(place, count) for place in range(count)]
 
     def _kind(self, place: int, count: int) -> str:
@@ -205,8 +215,10 @@ class Reading:
             return FULL if behind % self.size("layer_group_size") == 0 else LINEAR
         if "delta" in self.traits:
             return LINEAR if behind % max(self.size("full_attention_interval", default=4), 1) else FULL
-        if self.traits & RECURRENT and "beside" not in self.traits:
+        if self.traits & {"mamba", "mamba2"} and "beside" not in self.traits:
             return LINEAR
+        if self.traits & (RECURRENT - {"mamba", "mamba2"}):
+            raise InputError(f"{self.where} has no layer_types, which say what layers have attention; {INVALID}")
         if "compressed" in self.traits:
             return HEAVY if place < 2 or place % 2 == 0 else SPARSE
         every = full_every().get(self.kind)
@@ -228,13 +240,12 @@ class Reading:
         overrides = {int(key): value for key, value in own.items()} if isinstance(own, Mapping) else {}
         config = {**self.config, **overrides.get(place, {})}
         if "alone" in self.traits:
-            match kind:
-                case "mlp":
-                    return (self.mlp(),)
-                case "experts":
-                    return (self.experts(config),)
+            if kind in (MLP, MOE):
+                return (self.mlp() if kind == MLP else self.experts(config),)
             return (self.linear() if kind == LINEAR else self.attention(config, kind, place),)
         mixer: Block = self.linear() if kind == LINEAR else self.attention(config, kind, place)
+        if "double" in self.traits:  # experts run beside the second half
+            return (mixer, self.mlp(), mixer, self.mlp(), self.experts(config))
         also = (self.linear(),) if "beside" in self.traits else ()
         return (mixer, *also, *self.feed_forward(config, place, count))
 
@@ -272,6 +283,8 @@ class Reading:
                 beside=self.beside(kind),
             )
         kv_heads = size(*KV_HEADS, default=heads, of=config)
+        if self.kind == "mimo_v2_flash" and kind == SLIDING and "swa_num_key_value_heads" not in self.config:
+            kv_heads *= 2  # the rule of transformers' class
         if config.get("multi_query") and not config.get("new_decoder_architecture"):
             kv_heads = 1
         value_dim = size("v_head_dim", default=0, of=config)
@@ -484,9 +497,11 @@ class Reading:
         if self.kind.startswith("gemma4"):
             shared = size(*DENSE)
         stated = size(*SHARED_WIDTH, default=shared)
+        count, per_token = size(*COUNT, of=config), size(*PER_TOKEN, of=config)
         return Experts(
-            count=size(*COUNT, of=config),
-            per_token=size(*PER_TOKEN, of=config),
+            count=count,
+            # Some of a token's may be experts that return their input; on average over all.
+            per_token=per_token * count // (count + size("zero_expert_num", default=0)),
             intermediate_size=width,
             shared_intermediate_size=stated,
             probs=tuple(probs),

@@ -56,6 +56,7 @@ PUBLISHED = {
     "nemotron-3-ultra-550b-a55b": (550, 55), "deepseek-v4-flash": (284, 13), "deepseek-v4-pro": (1600, 49),
     "glm-4.5-air": (106, 12), "glm-4.7-flash": (30, 3), "mimo-v2-flash": (309, 15), "qwen3.5-122b-a10b": (122, 10),
     "qwen3-coder-480b-a35b": (480, 35), "mixtral-8x22b": (141, 39), "seed-oss-36b": (36, 36),
+    "longcat-flash": (560, 27),
     "smollm3-3b": (3.08, 3.08),
 }  # fmt: skip
 
@@ -301,16 +302,16 @@ def test_compressed_attention_takes_the_share_of_work_that_its_report_states() -
 
 def test_a_state_space_layer_and_experts_of_latents_by_hand() -> None:
     """Nemotron-3-Super: 128 heads of 64 with states of 128, 8 groups; 512 experts without a gate that see 1024 numbers,
-    22 a token; a shared one of 5376. 2 sequences of 3 tokens."""
+    22 a token; a shared one of 5376. 6 sequences of a token."""
     model = find_architecture("nemotron-3-super-120b-a12b")
     counts = (model.count(LinearAttention), model.count(Experts), model.count(Attention), model.count(Mlp))
     assert counts == (40, 40, 8, 0)
     mamba, experts = (
-        by_name(Roofline(replace(model, layers=(layer,)), DEVICE), 3, 1000, 2) for layer in model.layers[:2]
+        by_name(Roofline(replace(model, layers=(layer,)), DEVICE), 1, 1000, 6) for layer in model.layers[:2]
     )
     inner, convolved = 128 * 64, 128 * 64 + 2 * 8 * 128
     assert mamba["linear attention inputs"].flops == 2 * 6 * 4096 * (inner + convolved + 128)
-    assert mamba["linear attention"].bytes == 2 * 2 * inner * 128 * 4 + 6 * (convolved + inner) * 2
+    assert mamba["linear attention"].bytes == 2 * 6 * inner * 128 * 4 + 6 * (convolved + inner) * 2
     assert mamba["linear attention"].flops == 2 * 2 * 6 * inner * 128  # an update and a product with the state
     assert mamba["norms"].launches == 1  # a block a layer
     assert experts["experts' latents"].flops == experts["states of latents"].flops == 2 * 6 * 4096 * 1024
@@ -335,6 +336,8 @@ def test_a_kind_that_is_not_priced_is_refused_with_what_it_lacks() -> None:
     refusal(lambda: find_architecture({"model_type": "rwkv"}), "'rwkv', whose passes are not priced: its recurrence")
     lacking = {key: value for key, value in public_shapes()["deepseek-v3"].items() if key != "kv_lora_rank"}
     refusal(lambda: find_architecture(lacking, "mine"), "architecture mine has no kv_lora_rank")
+    hybrid = {key: value for key, value in public_shapes()["glm-5.3-flash"].items() if key != "layer_types"}
+    refusal(lambda: find_architecture(hybrid), "no layer_types, which say what layers have attention")
     longer = {**public_shapes()["qwen3.5-27b"], "layer_types": ["linear_attention"] * 65}
     refusal(lambda: find_architecture(longer), "its layer types are of 65 layers, not 64")
 

@@ -180,6 +180,9 @@ CONFIG = json.loads((CHECKPOINTS / "target_awq.json").read_text())
          {"experts": "int4-g32"}),
         ({"quant_method": "compressed-tensors",
           "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "float", "group_size": 16}}}}, "nvfp4"),
+        # DeepSeek-V4: experts in four bits with a scale for 32 weights, the other matrices in float8.
+        ({"quant_method": "fp8", "fmt": "e4m3", "expert_dtype": "fp4"},
+         {"attention": "float8", "mlp": "float8", "experts": "mxfp4"}),
     ],
 )  # fmt: skip
 def test_a_quantization_config_is_read(quantization: dict[str, Any], weights: Any) -> None:
