@@ -43,6 +43,8 @@ Limits = namedtuple(
 )
 
 compiled: Any = nb.njit(cache=True, nogil=True, error_model="numpy")
+# What is called for every round: a call hands over all of the arrays, which takes longer than what it does.
+inlined: Any = nb.njit(cache=True, nogil=True, error_model="numpy", inline="always")
 
 
 def levels_of(level_end: Ints, drafted: int) -> int:
@@ -50,7 +52,7 @@ def levels_of(level_end: Ints, drafted: int) -> int:
     return int(np.searchsorted(level_end - 1, drafted)) if len(level_end) else drafted
 
 
-_levels_of: Any = compiled(levels_of)
+_levels_of: Any = inlined(levels_of)
 
 
 @compiled
@@ -114,11 +116,15 @@ def _preempt(state: Any) -> None:
 @compiled
 def decoding(state: Any, limits: Any) -> Ints:
     """The requests that may decode a round in the next step, in the order of admission."""
-    active = state.active[: state.count[ACTIVE]]
-    reading = state.reading[active]
-    if not limits.mixes and (reading.any() or _fits(state, limits)):
-        return active[:0].copy()
-    return active[~reading]
+    found = np.empty(state.count[ACTIVE], dtype=np.int64)
+    size = 0
+    for i in range(len(found)):
+        if not state.reading[state.active[i]]:
+            found[size] = state.active[i]
+            size += 1
+    if not limits.mixes and (size < len(found) or _fits(state, limits)):
+        size = 0
+    return found[:size]
 
 
 @compiled
@@ -135,22 +141,22 @@ def _read(state: Any, log: Any, request: int, room: int, kept: int) -> int:
 
 
 @compiled
-def fill(state: Any, limits: Any, log: Any, now: Ints, verified: Ints) -> Bools:
+def _fill(state: Any, limits: Any, log: Any, now: Ints, verified: Ints, part: Bools) -> None:
     """Fill a step: who of `now` takes part, whose prompts are read, who is admitted.
 
     now : [R], as `decoding` gave them; verified : [R], drafted tokens to verify, which are cut where the budget binds
-
-    Returns whether each of `now` takes part [R]; logs the parts of prompts that are read.
+    part : [R], becomes whether each of `now` takes part; the parts of prompts that are read are logged
     """
     count = state.count
     room = limits.step_tokens if limits.step_tokens else np.int64(1 << 60)
     preempted = count[PREEMPTED]
-    part = np.zeros(len(now), dtype=np.bool_)
+    part[:] = False
     chunks = count[CHUNKS]
     both = limits.mixes or not len(now)  # whether the step reads prompts at all
     if not limits.cuts:
         for i in range(len(now)):
-            if state.held[now[i]] == 0 or not _make_room(state, limits, now[i]):  # preempted, as all behind it are
+            fits = not limits.block_tokens or (state.held[now[i]] and _make_room(state, limits, now[i]))
+            if not fits:  # preempted, as all behind it are
                 break
             part[i] = True
             room -= (1 + verified[i]) * limits.width * limits.mixes
@@ -162,7 +168,9 @@ def fill(state: Any, limits: Any, log: Any, now: Ints, verified: Ints) -> Bools:
             room = _read(state, log, request, room, limits.kept)
         elif limits.cuts:
             most = (room - limits.kept) // limits.width - 1
-            if most < 0 or (limits.whole and most < verified[at]) or not _make_room(state, limits, request):
+            if most < 0 or (limits.whole and most < verified[at]):
+                break
+            if limits.block_tokens and not _make_room(state, limits, request):
                 break
             verified[at], part[at] = min(verified[at], most), True
             room -= (1 + verified[at]) * limits.width + limits.kept
@@ -180,14 +188,11 @@ def fill(state: Any, limits: Any, log: Any, now: Ints, verified: Ints) -> Bools:
                 state.started[request] = count[STEP]
             room = _read(state, log, request, room, limits.kept)
     count[SEEN] = part.sum() + count[CHUNKS] - chunks
-    return part
 
 
 @compiled
 def _make_room(state: Any, limits: Any, request: int) -> bool:
     """Let a request that decodes hold what its round may need; whether it may decode."""
-    if not limits.block_tokens:
-        return True
     while not _hold(state, limits, request, _needed(state, limits, request)):
         last = state.active[state.count[ACTIVE] - 1]
         _preempt(state)
@@ -197,7 +202,7 @@ def _make_room(state: Any, limits: Any, request: int) -> bool:
 
 
 @compiled
-def finish(
+def _finish(
     state: Any,
     limits: Any,
     log: Any,
@@ -270,7 +275,7 @@ def finish(
     count[ACTIVE] = left
 
 
-@compiled
+@inlined
 def _emit(state: Any, request: int, tokens: int) -> None:
     """Put tokens of a request out; a text that is longer than recorded begins anew."""
     state.emitted[request] += tokens
@@ -279,7 +284,7 @@ def _emit(state: Any, request: int, tokens: int) -> None:
         state.row[request] = state.again[request]
 
 
-@compiled
+@inlined
 def _within(limits: Any, drafted: int, tokens: int) -> int:
     """Drafted tokens if only so many output tokens are left to draft; of a tree whole levels."""
     if not len(limits.level_end):
@@ -298,31 +303,39 @@ def run_steps(
     leaf : by row, whether a tree's path ends at a leaf; empty for chains
     """
     count = state.count
+    columns = np.empty((5, limits.slots), dtype=np.int64)  # of all steps, as an array a step takes longer than a round
+    flags = np.empty((2, limits.slots), dtype=np.bool_)
     while count[LEFT] and count[STEP] < until and _has_room(state, limits, log):
-        now = decoding(state, limits)
-        seen = count[SEEN] if limits.ahead and count[SEEN] else len(now)
-        k = np.full(len(now), lengths[min(seen, len(lengths) - 1)])
-        row = state.row[now]
-        drafted, match = np.empty_like(now), np.empty_like(now)
-        ends = np.zeros(len(now), dtype=np.bool_)
-        for i in range(len(now)):
-            request = now[i]
-            drafted[i] = min(k[i], np.int64(draft_limit[row[i]]))
+        running = decoding(state, limits)
+        size = len(running)
+        now, k, drafted, verified, match = (
+            columns[0, :size], columns[1, :size], columns[2, :size], columns[3, :size], columns[4, :size]
+        )  # fmt: skip
+        part, ends = flags[0, :size], flags[1, :size]
+        seen = count[SEEN] if limits.ahead and count[SEEN] else size
+        k[:] = lengths[min(seen, len(lengths) - 1)]
+        for i in range(size):
+            request = running[i]
+            row = state.row[request]
+            now[i] = request
+            drafted[i] = min(k[i], np.int64(draft_limit[row]))
             if state.reshaped[request]:
                 drafted[i] = _within(limits, drafted[i], state.output[request] - state.emitted[request] - 1)
-            match[i] = np.int64(match_len[row[i]])
-            if len(leaf):
-                ends[i] = leaf[row[i]]
-        take_step(state, limits, log, now, k, drafted, drafted.copy(), match, ends)
+            verified[i] = drafted[i]
+            match[i] = np.int64(match_len[row])
+            ends[i] = leaf[row] if len(leaf) else False
+        _fill(state, limits, log, now, verified, part)
+        _finish(state, limits, log, now, part, k, drafted, verified, match, ends)
 
 
 @compiled
 def take_step(
     state: Any, limits: Any, log: Any, now: Ints, k: Ints, drafted: Ints, verified: Ints, match: Ints, leaf: Bools
 ) -> Bools:
-    """Take a step, see `fill` and `finish`; return who of `now` took part in it [R]."""
-    part = fill(state, limits, log, now, verified)
-    finish(state, limits, log, now, part, k, drafted, verified, match, leaf)
+    """Take a step, see `_fill` and `_finish`; return who of `now` took part in it [R]."""
+    part = np.empty(len(now), dtype=np.bool_)
+    _fill(state, limits, log, now, verified, part)
+    _finish(state, limits, log, now, part, k, drafted, verified, match, leaf)
     return part
 
 
