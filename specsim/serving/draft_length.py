@@ -39,8 +39,8 @@ class Running(NamedTuple):
     behind : tokens besides the pending token that the drafter's cache lacks: what was emitted while it did not draft
     sequences : requests in the step as the engine counts them, which may be those of the last step
     match : drafted tokens that would be accepted; only for a rule that `foresees`
-    prompts, prompt_tokens, prompts_ending : requests whose prompts the step reads, tokens that it reads of them, and how
-        many it reads to the end; only in `verify` of a rule that `trims_filled_steps`
+    prompts, prompt_tokens, prompts_ending : requests whose prompts the step reads, tokens that it reads of them, and
+        how many it reads to the end; only in `verify` of a rule that `trims_filled_steps`
     """
 
     request: Ints
