@@ -16,9 +16,11 @@ from specsim.io.errors import InputError
 from specsim.io.settings import Settings, argument, setting
 
 if TYPE_CHECKING:
+    from specsim.cost.model import CostModel
     from specsim.engines.advise import Advice
     from specsim.engines.formats.records import ImportedRecords
     from specsim.engines.import_records import Reading
+    from specsim.engines.self_sizing import SelfSizing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +73,8 @@ def advise(options: CountsSettings, costs: AdviseCosts, requests: RequestSetting
 
     For every K up to the longest draft counted: tokens per step, the speedup over decoding without speculation with
     a 95 % interval of counts and costs, and how likely it is the best, or within 1 % of the best. Where they do not
-    decide, the output says what to measure. The last lines are the answer and the server's command. Signs of a fault
+    decide, the output says what to measure. The last lines are the answer, the server's command, and whether the engine
+    should size drafts itself: vLLM's adaptive verification, or K by number of requests at once. Signs of a fault
     stand before them, each with what to check. With --isl and --osl, the speedup is that of the time per output token
     on a server with --batch such requests, whose prompts are read in the same steps.
 
@@ -102,6 +105,9 @@ def advise(options: CountsSettings, costs: AdviseCosts, requests: RequestSetting
     )
     flags = None if engine is None or advice.k is None else advice.flags(engine, kind)
     commands = _server_commands(advice, costs, kind, reading)
+    speedups = [float(length.speedup) for length in advice.lengths]
+    by_load = None if advice.upper_bound else speedups_by_load(speedups, cost, options.context)
+    sizing, line = _self_sizing(advice, cost, costs, options.context, by_load)
 
     def show() -> None:
         print(reading)
@@ -110,11 +116,12 @@ def advise(options: CountsSettings, costs: AdviseCosts, requests: RequestSetting
         print(advice)
         for command in commands:
             print(command)
+        if line is not None:
+            print(line)
 
-    speedups = [float(length.speedup) for length in advice.lengths]
     about = {"kind": KIND, "version": VERSION, "asked": _asked(options, costs, requests)}
-    by_load = None if advice.upper_bound else speedups_by_load(speedups, cost, options.context)
     printed = {"flags": flags, "commands": commands, "read_as": reading.as_dict(), "by_load": by_load}
+    printed["self_sizing"] = None if sizing is None else sizing._asdict()
     return Answer({**about, **advice.as_dict(), **printed}, show)
 
 
@@ -148,6 +155,25 @@ def _server_commands(advice: Advice, costs: AdviseCosts, kind: str | None, readi
     target = target or f"<{costs.target or 'target'}>"
     lengths = (0, advice.candidate) if advice.k is None else (advice.k,)
     return [server_command(engine, k, target=target, drafter=kind, model=model or PLACEHOLDER) for k in lengths]
+
+
+def _self_sizing(
+    advice: Advice, cost: CostModel, costs: AdviseCosts, context: int, by_load: dict[str, Any] | None
+) -> tuple[SelfSizing | None, str | None]:
+    """Whether the engine should size drafts itself, and the line that says so."""
+    import numpy as np
+
+    from specsim.engines.advise import drafter_kind
+    from specsim.engines.self_sizing import adaptive_verification, schedule_line
+
+    kind = drafter_kind(cost)
+    if advice.k is None or kind is None or costs.engine not in ("vllm", "sglang", "tensorrt-llm"):
+        return None, None
+    if costs.engine != "vllm":
+        return None, schedule_line(costs.engine, by_load, kind)
+    survival = np.diff([length.tokens_per_round for length in advice.lengths])
+    sizing = adaptive_verification(survival, cost, costs.batch or 1, context, kind)
+    return sizing, None if sizing is None else sizing.text(kind)
 
 
 def _print_lengths(advice: Advice) -> None:

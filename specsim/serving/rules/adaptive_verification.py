@@ -6,13 +6,15 @@ i its place in the draft, and w, beta are learned while serving. vLLM's own two 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.special import expit
 
-from specsim.cost.batches import GRAPH_SIZES, BatchTokens
+from specsim.cost.batches import GRAPH_SIZES, BatchTokens, DoesNotFit
 from specsim.io.arrays import FloatArray, Floats, Ints, Seconds
 from specsim.io.errors import InputError
 from specsim.policy.base import setting
@@ -26,7 +28,7 @@ DAMPING = 50.0  # observations that move a coefficient by half a Newton step
 RIDGE = 1e-3
 MAX_LOG_ODDS = 40.0
 MAX_TOKENS = 8192  # of a step, up to which it is profiled
-A, B, C, G0, G1, N = range(6)  # columns of the statistics, as vLLM's file names them
+SHORT_CONTEXTS = (64, 128)  # at which any batch fits
 
 
 class Learned(NamedTuple):
@@ -96,16 +98,20 @@ class AdaptiveVerification(PricedRule):
         chances = np.sort(earlier[np.arange(self.max_draft_tokens) < drafted[:, None]])[::-1]
         decoding = len(running.request)
         promised = decoding + running.prompts_ending + np.concatenate([[0.0], np.cumsum(chances)])
-        requests, tokens = decoding + running.prompts, decoding + running.prompt_tokens
-        seconds = self.draft_profile(requests) + self.verify_profile(tokens + np.arange(len(chances) + 1))
-        return int(np.argmax(promised / seconds))
+        return int(np.argmax(promised / self.profiled_s(running, np.arange(len(chances) + 1))))
+
+    def profiled_s(self, running: Running, count: Ints) -> Seconds:
+        """Seconds of the step if so many drafted tokens are verified, as the engine takes them to be."""
+        decoding = len(running.request)
+        passes_s = self.verify_profile(decoding + running.prompt_tokens + count)
+        return self.draft_profile(decoding + running.prompts) + passes_s
 
     def foretold(self, state: Learned, said: FloatArray) -> FloatArray:
         """Acceptance [R, i] of the tokens of drafts, given that all before them are accepted."""
         if self.head:
             return said
         odds = state.slope * log_odds(said) + state.intercepts[: said.shape[1]]
-        return (1 / (1 + np.exp(-odds))).astype(np.float32)
+        return expit(odds).astype(np.float32)
 
     def earlier(self, state: Learned, running: Running) -> FloatArray:
         """What was foretold of each request's draft in the last step; 1 of those that were not in it."""
@@ -123,7 +129,11 @@ class AdaptiveVerification(PricedRule):
             if not self.head:
                 statistics = statistics + observations(log_odds(said), foretold, rounds.verified, rounds.accepted)
         state = Learned(state.slope, state.intercepts, statistics, state.steps + 1, running.request, foretold)
-        return refitted(state) if state.steps == REFIT_STEPS else state
+        return self.refit(state) if state.steps == REFIT_STEPS else state
+
+    def refit(self, state: Learned) -> Learned:
+        """The state with new coefficients."""
+        return refitted(state)
 
     @cached_property
     def curves(self) -> tuple[tuple[Floats, Seconds], tuple[Floats, Seconds]]:
@@ -136,16 +146,10 @@ class AdaptiveVerification(PricedRule):
         for size in sizes:
             requests = min(size, self.max_num_seqs)
             new = np.full(requests, size // requests) + (np.arange(requests) < size % requests)
-            cached = np.full(requests, self.profile_context)
             try:
-                verify.append((size, float(self.cost.batch_verify(BatchTokens.of(new, cached)))))
+                verify.append((size, self._at_start(partial(self._verify_s, new))))
                 if size <= GRAPH_SIZES[-1]:
-                    draft[requests] = sum(
-                        float(
-                            self.cost.batch_draft(place, BatchTokens.alike(requests, 1, self.profile_context + place))
-                        )
-                        for place in range(self.max_draft_tokens)
-                    )
+                    draft[requests] = self._at_start(partial(self._draft_s, requests))
             except InputError:  # larger passes than the costs cover
                 break
         if not draft:
@@ -153,6 +157,23 @@ class AdaptiveVerification(PricedRule):
                 f"{self.name}: the costs do not cover {self.profile_context} cached tokens; lower profile_context"
             )
         return _curve(draft.items()), _curve(verify)
+
+    def _at_start(self, seconds: Callable[[int], float]) -> float:
+        """Seconds at the synthetic context. Where the cache runs out, its blocks are read several times instead."""
+        try:
+            return seconds(self.profile_context)
+        except DoesNotFit:
+            short, long = SHORT_CONTEXTS
+            per_token = (seconds(long) - seconds(short)) / (long - short)
+            return seconds(short) + per_token * (self.profile_context - short)
+
+    def _verify_s(self, new: Ints, context: int) -> float:
+        return float(self.cost.batch_verify(BatchTokens.of(new, np.full(len(new), context))))
+
+    def _draft_s(self, requests: int, context: int) -> float:
+        places = range(self.max_draft_tokens)
+        passes = [self.cost.batch_draft(at, BatchTokens.alike(requests, 1, context + at)) for at in places]
+        return float(np.sum(passes))
 
     def draft_profile(self, requests: int) -> float:
         """Seconds of the drafts of so many requests, as profiled."""
