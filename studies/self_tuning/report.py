@@ -1,151 +1,177 @@
-"""The report on load: how far each rule's throughput is from an oracle's, by batch."""
+"""The report on engines that size drafts themselves: what they gain over a schedule, and what they leave."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
-
-import numpy as np
 
 from specsim.report.table import Column, plain
 from studies.common import Config, Document
-from studies.figures import Line, line_panels
+from studies.figures import Line, line_panels, point
 from studies.report import Report
 
-ORACLE, OFF = "oracle", "no speculation"
-DERIVED = ("tuned schedule", "budget")  # from the costs
-BY_HAND = ("sglang_adaptive", "K = 3")  # whose constants know no costs
-NAMED = (*DERIVED, "turbospec", "sglang_adaptive", OFF)  # in the answer
-SHOWN = ("sglang_adaptive", "turbospec", "dspark", "tuned schedule", "budget")  # in the figure
+OFF, FIXED, SCHEDULE = "no speculation", "one K", "schedule by batch"
+ADAPTIVE, OWN = "adaptive verification", "adaptive, profile at own context"
+STEP, BOUNDED, BOTH = "adaptive, whole steps timed", "adaptive, fits bounded", "adaptive, both"
+INFORMED, BOUND = "budget fitted to what it serves", "clairvoyant, greedy"
+SHOWN = (ADAPTIVE, OWN, STEP, "budget", INFORMED, BOUND)  # in the figure
+SAID = (1, 16, 128)  # batches in the table and the answer
 
 Row = Mapping[str, Any]
-PERCENT = plain(lambda value: f"{value:.1f}")
+SIGNED = plain(lambda value: f"{value:+.1f}")
+
+
+def compared_rows(found: Document) -> list[dict[str, Any]]:
+    """Return the best ceiling of every rule, and how far it is from the rest, in percent.
+
+    below_informed : by how much the best row but the clairvoyant one is faster; below_bound : the best of all
+    """
+    rows = []
+    for _, cell in groupby(found["rows"], key=lambda row: (row["server"], row["trace"], row["batch"])):
+        here = [*cell]
+        best = {row["rule"]: row for row in sorted(here, key=lambda row: float(row["tokens_per_s"]))}
+        rates = {rule: row["tokens_per_s"] for rule, row in best.items()}
+        informed = max(rate for rule, rate in rates.items() if rule != BOUND)
+        others = {
+            "over_one_k": rates[FIXED], "over_schedule": rates[SCHEDULE], "below_informed": informed,
+            "below_bound": max(rates.values()),
+        }  # fmt: skip
+        for rule in dict.fromkeys(row["rule"] for row in here):
+            row = best[rule]
+            place = {key: row[key] for key in ("server", "trace", "batch", "rule", "k")}
+            far = {
+                name: round(
+                    100 * (row["tokens_per_s"] / rate - 1 if "over" in name else rate / row["tokens_per_s"] - 1), 2
+                )
+                for name, rate in others.items()
+            }
+            rows.append({**place, "tokens_per_s": round(row["tokens_per_s"], 1), **far})
+    return rows
 
 
 def report(config: Config, found: Document, profile: Document) -> Report:
-    """Return the report.
-
-    found : rows by server, trace, batch and rule, see `studies.load.run`; profile : the batch profile of the CPU
-    """
-    rows: Sequence[Row] = found["rows"]
-    gpu, cpu = config["servers"]
-    rules = [rule for rule in dict.fromkeys(row["rule"] for row in rows) if rule != ORACLE]
-    summaries = [
-        {"rule": rule, **summary(rows, rule, gpu["name"]), **summary(rows, rule, cpu["name"])} for rule in rules
+    """Return the report. found : see `studies.self_tuning.run.compared`; profile : the batch profile of the CPU"""
+    rows, found = compared_rows(found), {**found, "window": config["traffic"]["window"]}
+    servers, trace = [server["name"] for server in config["servers"]], config["traces"][0]
+    shown = [
+        row
+        for row in rows
+        if row["trace"] == trace and row["rule"] == ADAPTIVE and row["batch"] in SAID and row["server"] in servers[:2]
     ]
-    summaries.sort(key=lambda row: max(row[f"{server['name']}_worst"] for server in (gpu, cpu)))
-    passes = {(each["server"], each["batch"]): each for each in found["passes"]}
-    lags = [passes[gpu["name"], batch]["catching_up"] for batch in gpu["batches"]]
     return Report(
-        question="How far from the best are the rules by which engines choose draft lengths under load?",
-        answer=answer(rows, summaries, config, passes),
+        question="Should an engine size its drafts itself, with which ceiling, and what does it leave?",
+        answer=answer(rows, servers[0], trace, found),
         figure=line_panels(
-            {
-                f"{server['name']}, {trace}": gap_lines(rows, server["name"], trace)
-                for server in (gpu, cpu)
-                for trace in config["traces"]
-            },
-            ("batch", "% slower than the oracle"),
-            "gaps",
+            {server: lines(rows, server, trace) for server in servers},
+            ("batch", "% faster than the schedule"),
+            "self_tuning",
             level=0.0,
             log_x=True,
             rows=2,
         ),
-        figure_name="gaps",
-        caption="Gap to the oracle by batch, with the costs of each server and the acceptance of each trace",
-        columns=[Column("rule", "rule"), *(column for server in (gpu, cpu) for column in columns(server["name"]))],
-        shown=[row for row in summaries if row["rule"] != OFF],
-        table=rows,
-        trust=[
-            f"Prompts: {', '.join(f'{count} of {trace}' for trace, count in found['sequences'].items())}, half of them "
-            "for what learns, the others compared; greedy decoding. Intervals (95 %, in the full table) are over these "
-            "prompts, in pairs.",
-            f"Acceptance is that of the traces' own small models. Costs of the {gpu['name']} are of {gpu['target']} "
-            f"with {gpu['drafter']}, from data sheets, with {gpu['engine']}'s overheads fitted to published runs, at "
-            f"{gpu['context']:,} cached tokens of every request and drafts of up to {gpu['max_draft_tokens']}.",
-            f"Costs of the {cpu['name']} are measured: {profile['target']} with a {cpu['drafter']}, "
-            f"{profile['provenance']['device']}, {profile['provenance']['threads']} thread, "
-            f"{profile['provenance']['dtype']}, {profile['repeats']} repeats, noise floor "
-            f"{100 * profile['noise_floor']:.1f} %, load not recorded; at {cpu['context']} cached tokens and drafts of "
-            f"up to {cpu['max_draft_tokens']}.",
-            "The oracle knows what would be accepted and drafts what pays within a step; an exact programme over a "
-            "whole text can be a few percent faster at batch 1, because it also chooses where rounds begin.",
-            "Batches are full and prompts are not read; every rule is charged for catching up: after "
-            f"{config['steps_off']} steps without speculation the first draft pass takes {lags[0]:.2f} plain steps "
-            f"longer on the {gpu['name']} at batch {gpu['batches'][0]} and {lags[-1]:.2f} at batch "
-            f"{gpu['batches'][-1]}. A wrong switch costs that once.",
-            "SGLang's rule has its shipped constants, dspark any drafter in place of DSpark's own. EAGLE-4's rule is "
-            "left out: what is published of it does not say how its tiers choose.",
+        figure_name="self_tuning",
+        caption=f"Tokens per second against a schedule of K by batch, with the acceptance of {trace}",
+        columns=[
+            Column("server", "server"),
+            Column("batch", "batch"),
+            Column("best ceiling K", "k"),
+            Column("over one K %", "over_one_k", SIGNED),
+            Column("over schedule %", "over_schedule", SIGNED),
+            Column("best rule that sees confidence, beyond %", "below_informed", SIGNED),
+            Column("bound, beyond %", "below_bound", SIGNED),
         ],
+        shown=shown,
+        table=rows,
+        trust=[*proposals(rows, found, servers, trace), *trust(config, found, profile)],
     )
 
 
-def columns(server: str) -> list[Column]:
-    """Return a server's columns of the table."""
+def answer(rows: Sequence[Row], server: str, trace: str, found: Document) -> str:
+    """Return what adaptive verification gains and leaves on the first server."""
+    here = {(row["rule"], row["batch"]): row for row in rows if (row["server"], row["trace"]) == (server, trace)}
+    against = listed(here[ADAPTIVE, batch]["over_schedule"] for batch in SAID)
+    at_own = listed(here[OWN, batch]["over_schedule"] for batch in SAID)
+    best = listed(-here[SCHEDULE, batch]["below_informed"] for batch in SAID)
+    bound = listed(-here[SCHEDULE, batch]["below_bound"] for batch in SAID)
+    return (
+        f"Not as it is: on the {server}, at batches {', '.join(map(str, SAID))}, vLLM's adaptive verification with its "
+        f"best ceiling changes the rate of a schedule of K by batch by {against}, and by {at_own} with its costs "
+        f"profiled at the served context. The schedule itself is {best} from the best rule that sees confidences, and "
+        f"{bound} from the bound: nearly all of what is left takes clairvoyance. {traffic_text(found)}"
+    )
+
+
+def listed(values: Iterable[float]) -> str:
+    """Write percentages."""
+    return f"{', '.join(f'{value:+.1f}' for value in values)} %"
+
+
+def traffic_text(found: Document) -> str:
+    """Return what a change of traffic does."""
+    of = {(row["other"], row["rule"]): row for row in found["traffic"]}
+    code, foreign, bounded = of["code", ADAPTIVE], of["foreign", ADAPTIVE], of["foreign", BOUNDED]
+    return (
+        f"It has learned within its first {found['window']} steps, and chat after code is as fast as before "
+        f"({100 * (code['rate_2'] / code['settled'] - 1):+.1f} %). While drafts are hardly accepted it stops trying "
+        f"({foreign['verified_1']:.2f} tokens a request, {foreign['verified_0']:.2f} before); back in chat a fit "
+        f"overshoots, and {foreign['steps_2']:,} steps are {100 * (1 - foreign['rate_2'] / foreign['settled']):.0f} % "
+        f"slower than before ({100 * (1 - bounded['rate_2'] / bounded['settled']):.0f} % if fits are bounded)."
+    )
+
+
+def proposals(rows: Sequence[Row], found: Document, servers: Sequence[str], trace: str) -> list[str]:
+    """Return what a few lines in the engine would mend, and by how much."""
+    here = {(row["rule"], row["batch"], row["server"]): row["tokens_per_s"] for row in rows if row["trace"] == trace}
+
+    def over(rule: str, server: str) -> str:
+        gains = listed(100 * (here[rule, batch, server] / here[ADAPTIVE, batch, server] - 1) for batch in SAID)
+        return f"{gains} ({server})"
+
+    contexts = ", ".join(
+        f"{100 * (row['own_over_8192'] - 1):+.0f} % at {row['context']:,} tokens and batch {row['batch']}"
+        for row in found["contexts"]
+        if row["context"] != 8192
+    )
+    of = {row["rule"]: row for row in found["traffic"] if row["other"] == "foreign"}
+    back = ", ".join(f"{label} {100 * (of[rule]['rate_2'] / of[rule]['settled'] - 1):+.0f} %" for label, rule in (
+        ("with whole steps timed", STEP), ("and bounded", BOTH)
+    ))  # fmt: skip
     return [
-        Column(f"{server}: mean gap %", f"{server}_mean", PERCENT),
-        Column("worst gap %", f"{server}_worst", PERCENT),
-        Column("at batch", f"{server}_at"),
+        "Why it loses: at start-up every token of a pass is a request with a cache of its own of 8,192 tokens, so that "
+        "verifying one more looks like reading another cache; what a step takes beside its passes is not seen; all K "
+        "tokens are drafted whatever is verified. Profiled at the served context (an environment variable) it gains "
+        f"{over(OWN, servers[0])}; with ceiling 7, {contexts}.",
+        "Proposal 1: time whole steps of batches that verify K + 1 tokens a request, at served contexts. Gain over "
+        f"today's rule: {'; '.join(over(STEP, server) for server in servers[:3])}.",
+        "Proposal 2, a line: let no coefficient move by more than 1 in a fit. After a stretch of rejections, a Newton "
+        "step divides by a weight that has vanished, and the coefficients end far off, in vLLM's own code, too. Chat "
+        f"after such text, against before: {back}.",
     ]
 
 
-def summary(rows: Sequence[Row], rule: str, server: str) -> dict[str, Any]:
-    """Return a rule's gaps on a server, over traces and batches."""
-    mine = [row for row in rows if (row["rule"], row["server"]) == (rule, server)]
-    gaps = [gap(row) for row in mine]
-    worst = mine[int(np.argmax(gaps))]
-    where = f"{worst['batch']} ({worst['trace']})"
-    return {f"{server}_mean": float(np.mean(gaps)), f"{server}_worst": max(gaps), f"{server}_at": where}
+def trust(config: Config, found: Document, profile: Document) -> list[str]:
+    """Return how far to trust this."""
+    gpu, asked = config["servers"][0], config["traffic"]
+    return [
+        f"Prompts: {', '.join(f'{count} of {trace}' for trace, count in found['sequences'].items())}, half of them for "
+        "what is tuned offline, the others served; acceptance is of these small models. Ceilings: the best of those "
+        "tried. No intervals: differences below about 3 % are not significant.",
+        f"Costs of the H100 are of {gpu['target']}, from data sheets: of the passes alone, or with the overheads of "
+        "engines in published runs, which charge every sequence of a step that verifies; newer ones may charge less. "
+        f"At {gpu['context']:,} cached tokens; batches are full, prompts are not read.",
+        f"Costs of the CPU are measured: {profile['target']}, {profile['provenance']['device']}, noise floor "
+        f"{100 * profile['noise_floor']:.1f} %, load not recorded; vLLM has no adaptive verification there.",
+        f"Traffic: batch {asked['batch']}, ceiling {asked['ceiling']}, {asked['requests']} requests a text. What is "
+        f"hardly accepted is chat of whose accepted tokens {100 * asked['known']:.0f} % remain.",
+        "The bound is the most of any row, greedy clairvoyance and no speculation among them.",
+    ]
 
 
-def answer(rows: Sequence[Row], summaries: Sequence[Row], config: Config, passes: Mapping[tuple[str, int], Row]) -> str:
-    """Return how far the rules are from the oracle, and from each other, on both servers."""
-    gpu, cpu = config["servers"]
-    shared = sorted(set(gpu["batches"]) & set(cpu["batches"]))
-
-    def mean(server: Config, rules: Sequence[str]) -> str:
-        mine = [row for row in rows if row["server"] == server["name"] and row["batch"] in shared]
-        return percent(float(np.mean([gap(row) for row in mine if row["rule"] in rules])))
-
-    def longer(server: Config) -> str:
-        first, last = (passes[server["name"], batch]["five_tokens"] for batch in (shared[0], shared[-1]))
-        return f"{first:.2f} to {last:.2f}"
-
-    def named(server: Config) -> str:
-        key = f"{server['name']}_mean"
-        means = sorted((row for row in summaries if row["rule"] in NAMED), key=lambda row: float(row[key]))
-        listed = ", ".join(f"{label(row['rule'])} {percent(row[key])}" for row in means)
-        return f"{server['name']}: {listed}"
-
-    return (
-        f"At batches of {shared[0]} to {shared[-1]}, rules whose constants are set by hand ({', '.join(BY_HAND)}) are "
-        f"on average {mean(gpu, BY_HAND)} slower than the oracle on the {gpu['name']} and {mean(cpu, BY_HAND)} on the "
-        f"{cpu['name']}, where a pass over five tokens of each request takes {longer(cpu)} times as long as over one "
-        f"({gpu['name']}: {longer(gpu)}); those derived from the costs {mean(gpu, DERIVED)} and {mean(cpu, DERIVED)}. "
-        f"Over all batches, {named(gpu)}; {named(cpu)}."
-    )
-
-
-def gap(row: Row) -> float:
-    """Return by how many percent the rule is slower than the oracle."""
-    return 100 * (float(row["oracle_over_rule"]["estimate"]) - 1)
-
-
-def gap_lines(rows: Sequence[Row], server: str, trace: str) -> dict[str, Line]:
-    """Return the gaps of the shown rules by batch, in percent."""
-    lines: dict[str, Line] = {}
+def lines(rows: Sequence[Row], server: str, trace: str) -> dict[str, Line]:
+    """Return by how many percent each rule beats the schedule, by batch."""
+    found: dict[str, Line] = {}
     for rule in SHOWN:
         mine = [row for row in rows if (row["rule"], row["server"], row["trace"]) == (rule, server, trace)]
-        gaps = [{key: 100 * (value - 1) for key, value in row["oracle_over_rule"].items()} for row in mine]
-        lines[label(rule)] = ([row["batch"] for row in mine], gaps)
-    return lines
-
-
-def label(rule: str) -> str:
-    """Return how the report calls a rule."""
-    return {"budget": "budget (by cost)", "tuned schedule": "schedule tuned offline"}.get(rule, rule)
-
-
-def percent(gap_percent: float) -> str:
-    """Write a gap."""
-    return f"{gap_percent:.1f} %"
+        found[rule] = ([row["batch"] for row in mine], [point(row["over_schedule"]) for row in mine])
+    return found

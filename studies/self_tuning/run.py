@@ -1,13 +1,14 @@
-"""Gap to an oracle of rules that choose draft lengths under load: `python -m studies load`.
+"""What engines that size drafts themselves leave: `python -m studies self_tuning`.
 
 Takes the acceptance of shipped traces to an H100, whose costs are those of its data sheet and of an engine's overheads,
-and to a CPU, whose costs were measured, and keeps batches of each size full. Rules learn from half of the sequences and
-are compared on the others.
+and to a CPU, whose costs were measured, and keeps batches of each size full. What learns offline does so on half of the
+sequences; the other half is served.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,115 +16,213 @@ from typing import Any
 import numpy as np
 
 from specsim.cli.console import progress_bar
-from specsim.cost.batches import BatchCost, BatchTokens
+from specsim.cost.batches import BatchCost, DoesNotFit
 from specsim.cost.calibrate import data_sheet_document
 from specsim.cost.files import as_cost
+from specsim.io.arrays import Ints, Seconds
 from specsim.io.json import read_json
 from specsim.io.progress import Progress
-from specsim.policy.chain.fixed_k import FixedK
-from specsim.replaying.intervals import ratio_of_ratios
 from specsim.serving.arrivals import shuffled
 from specsim.serving.costs import batch_cost
-from specsim.serving.draft_length import ScheduledK
+from specsim.serving.draft_length import DraftLengthRule, Running, ScheduledK
 from specsim.serving.drafts import drafts_of
-from specsim.serving.lockstep import lockstep
-from specsim.serving.policies import fit_policies
-from specsim.serving.speedup_map import speedup_map
+from specsim.serving.lockstep import Lockstep, lockstep
+from specsim.serving.rules.adaptive_verification import AdaptiveVerification, Learned
+from specsim.serving.rules.oracle import Oracle
+from specsim.serving.rules.registry import RULES, make_rule
 from specsim.trace.files import read_plain_trace
 from specsim.trace.split import split_sequences
 from specsim.trace.trace import Trace
 from studies.common import Config, Document, cached, claim
-from studies.load.report import ORACLE, report
+from studies.self_tuning.report import ADAPTIVE, BOTH, BOUND, BOUNDED, FIXED, INFORMED, OFF, OWN, SCHEDULE, STEP, report
 
 FOUND, PROFILE = "found.json", "batches.json"
 RECORDED = ("config.json", FOUND, PROFILE)
+CHAT = "conversation"  # a domain of the first trace
+MOST = 1.0  # change of a coefficient in a fit
+
+
+@dataclass(frozen=True)
+class WholeSteps(AdaptiveVerification):
+    """A proposal: the budget by what whole steps take at the contexts that are served, not by a profile of passes."""
+
+    def profiled_s(self, running: Running, count: Ints) -> Seconds:
+        drafted_s = self.round_s(len(running.request), running)[-1] - self.verify_s(
+            running, len(running.request) * self.max_draft_tokens
+        )
+        return np.asarray(drafted_s + self.verify_s(running, count))
+
+
+@dataclass(frozen=True)
+class Bounded(AdaptiveVerification):
+    """A proposal: no coefficient moves by more than `MOST` in a fit, so that a Newton step does not overshoot."""
+
+    def refit(self, state: Learned) -> Learned:
+        after = super().refit(state)
+        slope = float(np.clip(after.slope, state.slope - MOST, state.slope + MOST))
+        return after._replace(
+            slope=slope, intercepts=np.clip(after.intercepts, state.intercepts - MOST, state.intercepts + MOST)
+        )
+
+
+@dataclass(frozen=True)
+class Both(WholeSteps, Bounded):
+    """Both proposals."""
 
 
 def costs_of(server: Config, out: Path) -> BatchCost:
     """Return the costs of a server: of a data sheet, or a batch profile in the folder of results."""
     if "profile" in server:
         return batch_cost(as_cost(out / server["profile"]))
-    asked = (server["hardware"], server["target"], server["drafter"], None, 1, server["engine"])
-    return batch_cost(as_cost(data_sheet_document(*asked)))
+    asked = (server["hardware"], server["target"], server["drafter"], None, 1, server.get("engine"))
+    return batch_cost(as_cost(data_sheet_document(*asked)), "graphs")
 
 
-def tuned_schedule(train: Trace, cost: BatchCost, server: Config, config: Config) -> ScheduledK:
-    """Return the best fixed K of each batch on the tuning sequences."""
-    arms = [FixedK(k=k) for k in range(1, train.depth + 1)]
-    speedups = speedup_map(train, cost, arms, server["batches"], contexts=[server["context"]], seed=config["seed"])
-    return ScheduledK(speedups.schedule(server["context"]))
+def served(
+    trace: Trace, rule: DraftLengthRule, cost: BatchCost, server: Config, batch: int, config: Config
+) -> Lockstep:
+    """Keep a batch full by a rule."""
+    count = trace.sequences * -(-max(trace.sequences, config["turns"] * batch) // trace.sequences)
+    order = shuffled(trace.sequences, count, np.random.default_rng(config["seed"]))
+    return lockstep(drafts_of(trace, rule), cost, batch, order=order, refill=True, context=server["context"])
 
 
-def rows_of(
-    trace: Trace, name: str, cost: BatchCost, server: Config, config: Config, progress: Progress
-) -> list[dict[str, Any]]:
+def rate(run: Lockstep) -> float:
+    """Return the tokens per second while the batch is full."""
+    tokens, seconds = run.per_sequence(full_only=True)
+    return float(tokens.sum() / seconds.sum())
+
+
+def rows_of(trace: Trace, name: str, cost: BatchCost, server: Config, config: Config, progress: Progress) -> list[Any]:
     """Compare the rules on a trace, batch by batch."""
-    share, seed = config["tuning_share"], config["seed"]
-    tuning, _ = split_sequences(trace, tuning_share=share, seed=seed)
-    schedules = {
-        "no speculation": ScheduledK({1: 0}),
-        f"K = {config['fixed_k']}": ScheduledK({1: config["fixed_k"]}),
-        "tuned schedule": tuned_schedule(trace.select(tuning), cost, server, config),
-    }
-    asked = [*schedules.values(), *config["rules"], ORACLE]
-    part, arms, _ = fit_policies(trace, cost, [(arm, {}) for arm in asked], tuning_share=share, seed=seed)
-    labels, rows = [*schedules, *config["rules"], ORACLE], []
-    drafts = [drafts_of(part, arm, seed=seed) for arm in arms]
+    tuning, others = split_sequences(trace, tuning_share=config["tuning_share"], seed=config["seed"])
+    train, part = trace.select(tuning), trace.select(others)
+    lengths = [k for k in config["lengths"] if k <= server["max_draft_tokens"]]
+    tuned = np.array(
+        [
+            [rate(served(train, ScheduledK({1: k}), cost, server, batch, config)) for k in (0, *lengths)]
+            for batch in server["batches"]
+        ]
+    )
+    one_k = lengths[int(np.log(tuned[:, 1:]).mean(axis=0).argmax())]  # of the best mean over batches
+    rows: list[dict[str, Any]] = []
+    adaptive = {ADAPTIVE: {}, OWN: {"profile_context": server["context"]}}
     for number, batch in enumerate(server["batches"]):
         progress(f"{server['name']}: {name}", number, len(server["batches"]))
-        count = max(part.sequences, config["turns"] * batch)
-        count = part.sequences * -(-count // part.sequences)  # each sequence equally often
-        order = shuffled(part.sequences, count, np.random.default_rng(seed))
-        runs = [lockstep(each, cost, batch, order=order, refill=True, context=server["context"]) for each in drafts]
-        columns = [run.per_sequence(full_only=True) for run in runs]
-        for label, run, (tokens, seconds) in zip(labels, runs, columns, strict=True):
-            rows.append(
-                {
-                    "server": server["name"],
-                    "trace": name,
-                    "batch": batch,
-                    "rule": label,
-                    "tokens_per_s": float(tokens.sum() / seconds.sum()),
-                    "oracle_over_rule": ratio_of_ratios(*columns[-1], tokens, seconds).as_dict(),
-                    "speedup": ratio_of_ratios(tokens, seconds, *columns[0]).as_dict(),
-                    "drafted_per_round": float(run.rounds.drafted.mean()),
-                    "verified_per_round": float(run.rounds.verified.mean()),
-                    "accepted_per_round": float(run.rounds.accepted.mean()),
-                    "steps_with_drafts": float(
-                        np.bincount(run.rounds.batch_round, run.rounds.speculates).astype(bool).mean()
-                    ),
-                }
-            )
+        best = (0, *lengths)[int(tuned[number].argmax())]
+        seats = {"max_num_seqs": max(server["batches"])}
+        if "profile" in server:
+            seats["profile_context"] = server["context"]
+        arms: list[tuple[str, int | None, DraftLengthRule]] = [
+            (label, k, ScheduledK({1: k})) for label, k in ((OFF, 0), (FIXED, one_k), (SCHEDULE, best))
+        ]
+        for k in lengths:
+            arms += [
+                (label, k, AdaptiveVerification(cost, max_draft_tokens=k, **{**seats, **settings}))
+                for label, settings in adaptive.items()
+            ]
+            arms += [(STEP, k, WholeSteps(cost, max_draft_tokens=k))]
+        arms += [(rule, None, make_rule(RULES[rule], {}, train, cost)) for rule in config["rules"]]
+        arms += [
+            (INFORMED, None, make_rule(RULES["budget"], {}, part, cost)),
+            (BOUND, None, Oracle(cost, max_draft_tokens=trace.depth)),
+        ]
+        for label, k, rule in arms:
+            reached = rate(served(part, rule, cost, server, batch, config))
+            place = {"server": server["name"], "trace": name, "batch": batch, "rule": label, "k": k}
+            rows.append({**place, "tokens_per_s": reached})
     return rows
 
 
-def facts_of(cost: BatchCost, server: Config, config: Config) -> list[dict[str, Any]]:
-    """Price passes by batch, in units of a pass of a token.
+def contexts_of(trace: Trace, cost: BatchCost, server: Config, config: Config) -> list[dict[str, Any]]:
+    """Serve requests of several contexts with a profile at 8,192 tokens and with one at their own."""
+    rows = []
+    for context in config["profile_contexts"]:
+        for batch in (1, 4, 16):
+            here = {**server, "context": context}
+            arms = [AdaptiveVerification(cost, profile_context=at) for at in (8192, context)]
+            try:
+                rates = [rate(served(trace, arm, cost, here, batch, config)) for arm in arms]
+            except DoesNotFit:
+                continue
+            rows.append({"context": context, "batch": batch, "own_over_8192": rates[1] / rates[0]})
+    return rows
 
-    five_tokens : a pass of five tokens of every sequence. catching_up : by which the first draft pass is longer after
-    steps without speculation
+
+def traffic(trace: Trace, cost: BatchCost, server: Config, config: Config, other: str) -> list[dict[str, Any]]:
+    """Serve chat, then other text, then chat for twice as long: rates, verified tokens, and steps until it is learned.
+
+    other : a domain of the trace, or "foreign": chat of whose tokens the drafter knows few
     """
-    context, facts = server["context"], []
-    for batch in server["batches"]:
-        late, up = (
-            float(cost.batch_draft(0, BatchTokens.alike(batch, new, context))) for new in (1 + config["steps_off"], 1)
+    asked = config["traffic"]
+    chat = np.flatnonzero(trace.domain == CHAT)
+    both = trace.select(chat if other == "foreign" else np.flatnonzero(np.isin(trace.domain, [CHAT, other])))
+    is_away = both.domain == other
+    if other == "foreign":
+        known = np.random.default_rng(config["seed"]).random((len(both.token), trace.depth)) < asked["known"]
+        match = np.minimum(both.match_len, known.cumprod(axis=1).sum(axis=1)).astype(both.match_len.dtype)
+        is_away = np.arange(2 * len(chat)) >= len(chat)
+        both = replace(both.select([*range(len(chat))] * 2), match_len=np.concatenate([both.match_len, match]))
+    here, there = (np.resize(np.flatnonzero(mask), asked["requests"]) for mask in (~is_away, is_away))
+    rows = []
+    for label, kind in ((ADAPTIVE, AdaptiveVerification), (STEP, WholeSteps), (BOUNDED, Bounded), (BOTH, Both)):
+        run = lockstep(
+            drafts_of(both, kind(cost, max_draft_tokens=asked["ceiling"])),
+            cost,
+            asked["batch"],
+            order=np.concatenate([here, there, here, here]),
+            refill=True,
+            context=server["context"],
         )
-        one_s, five_s = (float(cost.batch_verify(BatchTokens.alike(batch, n, context))) for n in (1, 5))
-        shares = {"five_tokens": five_s / one_s, "catching_up": (late - up) / (one_s + cost.step_s)}
-        facts.append({"server": server["name"], "batch": batch, **shares})
-    return facts
+        step, seconds = run.rounds.batch_round, run.seconds.total_s
+        others = np.flatnonzero(np.bincount(step, is_away[run.rounds.sequence]) > 0)
+        full = np.flatnonzero(run.seconds.sequences == asked["batch"])
+        bounds = [0, others[0], others[-1] + 1, full[-1] + 1]
+        emitted, verified = (np.bincount(step, getattr(run.rounds, name)) for name in ("emitted", "verified"))
+        parts = [slice(*bounds[at : at + 2]) for at in range(3)]
+        rates = [emitted[part].sum() / seconds[part].sum() for part in parts]
+        half = slice(others[0] // 2, others[0])
+        settled = float(emitted[half].sum() / seconds[half].sum())
+        ends = [slice(max(part.start, part.stop - asked["window"]), part.stop) for part in parts]
+        learned = [steps_until(emitted[part], seconds[part], settled, asked) for part in (parts[0], parts[2])]
+        rows.append(
+            {
+                "rule": label,
+                "other": other,
+                "settled": settled,
+                **{f"rate_{at}": float(each) for at, each in enumerate(rates)},
+                **{f"end_{at}": float(emitted[end].sum() / seconds[end].sum()) for at, end in enumerate(ends)},
+                **{f"verified_{at}": float(verified[end].mean() / asked["batch"]) for at, end in enumerate(ends)},
+                **{f"steps_{at}": int(each) for at, each in enumerate(np.diff(bounds))},
+                "learned": learned[0],
+                "learned_again": learned[1],
+            }
+        )
+    return rows
+
+
+def steps_until(emitted: Ints, seconds: Seconds, settled: float, asked: Config) -> int | None:
+    """Steps until the rate over the next steps stays near the settled one; None if it never does."""
+    window = np.ones(asked["window"])
+    rates = np.convolve(emitted, window, "valid") / np.convolve(seconds, window, "valid")
+    below = np.flatnonzero(rates < (1 - asked["near"]) * settled)
+    last = int(below[-1]) + 1 if len(below) else 0
+    return last if last < len(rates) else None
 
 
 def compared(out: Path, config: Config, progress: Progress) -> Document:
     """Compare all rules on all servers and traces."""
     traces: Mapping[str, Trace] = {name: read_plain_trace(f"example:{name}") for name in config["traces"]}
-    found: Document = {"rows": [], "passes": [], "sequences": {name: t.sequences for name, t in traces.items()}}
+    found: Document = {"rows": [], "sequences": {name: t.sequences for name, t in traces.items()}}
     for server in config["servers"]:
         cost = costs_of(server, out)
         for name, trace in traces.items():
             shallow = trace.shallower(server["max_draft_tokens"])
             found["rows"] += rows_of(shallow, name, cost, server, config, progress)
-        found["passes"] += facts_of(cost, server, config)
+    server, trace = config["servers"][0], traces[config["traces"][0]]
+    cost = costs_of(server, out)
+    found["contexts"] = contexts_of(trace, cost, server, config)
+    found["traffic"] = [row for other in ("code", "foreign") for row in traffic(trace, cost, server, config, other)]
     return found
 
 
