@@ -171,7 +171,7 @@ def _self_sizing(
         return None, None
     if costs.engine != "vllm":
         return None, schedule_line(costs.engine, by_load, kind)
-    survival = np.diff([length.tokens_per_round for length in advice.lengths])
+    survival = np.diff([length.tokens_per_round for length in advice.lengths]).tolist()
     sizing = adaptive_verification(survival, cost, costs.batch or 1, context, kind)
     return sizing, None if sizing is None else sizing.text(kind)
 

@@ -107,7 +107,7 @@ class ThroughputAware(PricedRule):
             return [0.0] * len(steps)
         larger = SEQUENCES[sequences <= SEQUENCES]
         batch = int(larger[0]) if len(larger) else int(SEQUENCES[-1])
-        took_s = self.tables.round(batch, self.constant("profile_run_seq_len"))
+        took_s = np.asarray(self.tables.round(batch, self.constant("profile_run_seq_len")))
         return [(1 + sum(rates[:k])) / float(took_s[k]) for k in steps]
 
 
