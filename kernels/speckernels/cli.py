@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json as json_module
 import re
 import sys
@@ -12,8 +13,10 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+import speckernels
 from speckernels.bench import machine
 from speckernels.runtime import build as builder
 from speckernels.runtime import dispatch
@@ -104,7 +107,7 @@ def options(
 
 @app.command()
 def info(json: JsonOption = False) -> None:
-    """Show which backends work on this machine, and why the others do not."""
+    """Show operations, and which backends work here."""
     device = machine.default_device()
     document = {
         "device": machine.device_name(device),
@@ -119,7 +122,8 @@ def info(json: JsonOption = False) -> None:
         return
     print(f"{document['device']} ({device.type}); operations use {document['default_backend']} by default")
     _print_table("backends", ["backend", "here"], machine.availability().items())
-    print("operations: " + ", ".join(sorted(dispatch.OPERATIONS)))
+    described = [(name, inspect.getdoc(getattr(speckernels, name)) or "") for name in sorted(dispatch.OPERATIONS)]
+    _print_table("operations", ["operation", "does"], [(name, text.partition("\n")[0]) for name, text in described])
     print("versions: " + ", ".join(f"{name} {value}" for name, value in machine.versions().items()))
 
 
@@ -130,7 +134,9 @@ def build(
     ] = [],  # noqa: B006 (typer reads the default, nobody changes it)
     json: JsonOption = False,
 ) -> None:
-    """Compile all CUDA sources and show registers, spills and seconds of each. Needs nvcc, but no GPU.
+    """Compile all CUDA sources.
+
+    Shows registers, spills and seconds of each. Needs nvcc, but no GPU.
 
     Example: speckernels build --arch 90a
     """
@@ -163,7 +169,7 @@ def _print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str
     for number, column in enumerate(columns):
         table.add_column(column, justify="left" if number == 0 else "right", overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(escape, row))
     console = Console()
     if not console.is_terminal:  # no line breaks in a pipe or a log
         console = Console(width=200)

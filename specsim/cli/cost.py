@@ -12,14 +12,23 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from specsim.cli.command import Answer, command
-from specsim.cli.console import claim_file, print_table, progress_bar
-from specsim.cli.options import OVERWRITE_FILE_HELP, TUNED, WEIGHTS_HELP, GpuSettings, RequestSettings, SplitSettings
+from specsim.cli.console import claim_file, print_notes, print_table, progress_bar
+from specsim.cli.options import (
+    CACHE_HELP,
+    OVERWRITE_FILE_HELP,
+    TUNED,
+    WEIGHTS_HELP,
+    GpuSettings,
+    RequestSettings,
+    SplitSettings,
+)
 from specsim.io.errors import InputError
 from specsim.io.settings import argument, setting
 
 if TYPE_CHECKING:
     from specsim.cost.model import CostModel
     from specsim.cost.roofline.cost import RooflineCost
+    from specsim.engines.pass_times import PassTimes
     from specsim.trace.trace import Trace
 
 
@@ -116,7 +125,7 @@ def _tpot_error(model: CostModel) -> str:
 
     if not isinstance(model, RooflineCost) or not model.engine or model.covered is not None:
         return ""
-    return error_note("TPOT", experts=model.target.model.experts is not None, batch=model.batch)
+    return error_note("TPOT", model.kind(drafts=False))
 
 
 def _shown_range(model: CostModel) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -174,6 +183,7 @@ class CompareOptions(SplitSettings):
     gpus: str = setting("a100,h100,h200,l40s", "GPUs to compare, by name.")
     batch: tuple[int, ...] = setting((1,), "Batch sizes; a list such as 1,8.")
     weights: str | None = setting(None, WEIGHTS_HELP, metavar="FORMAT")
+    cache: str | None = setting(None, CACHE_HELP, metavar="FORMAT")
     engine: str | None = setting(None, "Inference engine whose overhead counts: vllm, sglang, tensorrt-llm, ...")
     tp: int = setting(1, "GPUs that share every layer (tensor parallelism).", low=1)
     policy: list[str] = setting(TUNED, "Policy to tune, by name or FILE.py; repeat for more. The best counts.")
@@ -199,7 +209,7 @@ def compare(options: CompareOptions) -> Answer:
     from specsim.trace.files import read_plain_trace
 
     gpus = [name.strip() for name in options.gpus.split(",")]
-    pair = {name: getattr(options, name) for name in ("target", "drafter", "weights", "engine")}
+    pair = {name: getattr(options, name) for name in ("target", "drafter", "weights", "cache", "engine")}
     pair |= {"tensor_parallel": options.tp}
     kinds, out = find_policies(options.policy), options.out
     search, share = SearchSettings(trials=options.trials, seed=options.seed), options.tuning_share
@@ -210,7 +220,10 @@ def compare(options: CompareOptions) -> Answer:
             comparison = compare_devices(trace, costs, kinds, search, tuning_share=share, progress=partial(bar, "GPUs"))
         described = {
             "trace": options.trace.name,
-            **{name: getattr(options, name) for name in ("target", "drafter", "engine", "tp", "trials", "seed")},
+            **{
+                name: getattr(options, name)
+                for name in ("target", "drafter", "cache", "engine", "tp", "trials", "seed")
+            },
             "weights": weights_text(costs[0].target.weights or "bfloat16"),
         }
         document = {**comparison.as_dict(), "options": described, "skipped": skipped}
@@ -286,7 +299,10 @@ class CalibrateOptions(GpuSettings):
     measured: list[str] = setting(
         [],
         'Measured time per output token, as "batch=1 context=500 tpot_ms=7.07"; with speculation add k and acceptance, '
-        'the output tokens of a round: "batch=1 context=500 k=3 acceptance=2.29 tpot_ms=4.29". Repeat for more.',
+        'the output tokens of a round: "batch=1 context=500 k=3 acceptance=2.29 tpot_ms=4.29". Or a file: pass times '
+        'such as {"pass_ms": {"1": 8.5, "2": 13.5, "5": 20.7}, "draft_ms": 1.2}, the output of llama-batched-bench or '
+        "llama-bench, llama-server's log, a table of a sweep. Repeat for more.",
+        metavar="POINT|FILE",
     )
     out: Path = setting(doc="Costs to write, JSON.")
     overwrite: bool = setting(False, OVERWRITE_FILE_HELP, flag="--overwrite")
@@ -298,6 +314,14 @@ class CalibrateOptions(GpuSettings):
         if self.measurement is not None and self.gpu is not None:
             raise InputError("costs are given twice, as a file and by --gpu; leave one out")
 
+    @property
+    def files(self) -> list[str]:
+        """The files of --measured; InputError beside points."""
+        files = [text for text in self.measured if "=" not in text or Path(text).is_file()]
+        if files and len(files) < len(self.measured):
+            raise InputError("--measured has files and points; give either")
+        return files
+
 
 def calibrate(options: CalibrateOptions) -> Answer:
     """Calibrate costs on a measurement.
@@ -307,6 +331,12 @@ def calibrate(options: CalibrateOptions) -> Answer:
     take than the roofline says, two of other batches or contexts also what a step takes beside them; a time with
     speculation gives what a round takes besides, two of other K also a draft step.
 
+    Pass times that people have are costs of their own: files of --measured. What they do not tell, a decode step or a
+    draft step, comes from the data sheet with --gpu, --target and --drafter. Measurements that contradict each other
+    are named.
+
+    Example: specsim cost calibrate --measured batched-bench.txt --measured server.log --out mine.json
+
     Example: specsim cost calibrate --gpu h100 --target llama-3.1-8b --drafter eagle --measured "batch=1 context=500
     tpot_ms=7.07" --measured "batch=1 context=500 k=3 acceptance=2.29 tpot_ms=4.29" --out vllm.json
     """
@@ -315,8 +345,17 @@ def calibrate(options: CalibrateOptions) -> Answer:
     from specsim.io.files import write_json
 
     claim_file(options.out, overwrite=options.overwrite)
+    points = []
+    if files := options.files:
+        from specsim.engines.pass_times import read_pass_times
+
+        times = read_pass_times(files)
+        priced = options.cost is not None or options.roofline is not None
+        if not (times.points and priced):
+            return _of_pass_times(times, options, options.costs(options.cost) if priced else None)
+        points = times.points
     if options.measured:
-        points = [read_point(text) for text in options.measured]
+        points = points or [read_point(text) for text in options.measured]
         document, fitted = document_on_points(options.costs(options.cost), points)
         write_json(document, options.out)
         rows = [
@@ -331,6 +370,7 @@ def calibrate(options: CalibrateOptions) -> Answer:
                 ["measured", "error %", "error % if left out"],
                 rows,
             )
+            print_notes(fitted.contradictions)
             print(f"costs: {options.out}")
 
         return Answer(document, show)
@@ -343,6 +383,32 @@ def calibrate(options: CalibrateOptions) -> Answer:
         passes = ", ".join(f"{factor:.3f}" for factor in probed["passes"])
         line += f"; passes of 1 to {len(probed['passes'])} tokens x {passes}, draft steps x {probed['drafting']:.3f}"
     return Answer(document, lambda: print(line))
+
+
+def _of_pass_times(times: PassTimes, options: CalibrateOptions, base: Any) -> Answer:
+    """Write measured pass times down as costs; a roofline gives what they do not tell."""
+    from specsim.cost.files import as_cost
+    from specsim.cost.pass_times import pass_times_from_json
+    from specsim.cost.roofline.cost import RooflineCost
+    from specsim.engines.pass_times import pass_times_document
+    from specsim.io.files import write_json
+
+    roofline = None if base is None else as_cost(base)
+    if roofline is not None and not isinstance(roofline, RooflineCost):
+        raise InputError(f"{options.cost} has no form roofline; pass times are costs of their own, or need a GPU's")
+    document = pass_times_document(times, ", ".join(options.measured), roofline)
+    model = pass_times_from_json(document, str(options.out))
+    write_json(document, options.out)
+    step_ms = document["pass_ms"]["1"]
+    rows = [[size, f"{ms:.3f}", f"{ms / step_ms:.2f}"] for size, ms in document["pass_ms"].items()]
+
+    def show() -> None:
+        print_table(document["source"], ["tokens of a pass", "ms", "decode steps"], rows)
+        print(f"drafting a token: {document['draft_ms']:.3f} ms")
+        print_notes((*times.notes, *times.contradictions, *model.contradictions))
+        print(f"costs: {options.out}")
+
+    return Answer(document, show)
 
 
 cost = typer.Typer(help="Show, calibrate and compare costs.", no_args_is_help=True)

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from specsim.engines.self_sizing import SelfSizing
 
 
+FAR_SLOWER = 10.0  # times: a server that waits for requests is slower, too, but hardly so much
+USUAL_CONTEXT = 1000  # cached tokens, where neither an option nor a file tells them
+
+
 @dataclass(frozen=True, kw_only=True)
 class AdviseCosts(CostSettings):
     """Costs, and the engine whose flags are printed."""
@@ -91,23 +95,25 @@ def advise(options: CountsSettings, costs: AdviseCosts, requests: RequestSetting
 
     reading = options.read()
     costs, load = costs.of_reading(reading)
-    engine, cost = costs.engine, as_cost(costs.read())
+    context = options.context or reading.setup.context or USUAL_CONTEXT
+    engine, cost = costs.engine and costs.engine.partition("@")[0], as_cost(costs.read())
     kind = drafter_kind(cost)
     if engine is not None:
         draft_length_flags(engine, 1, kind)  # rejects what has no flags before any work
     advice = find_advice(
         reading.source,
         cost,
-        context=options.context,
+        context=context,
         seed=options.seed,
         isl=requests.isl,
         osl=requests.osl,
     )
     flags = None if engine is None or advice.k is None else advice.flags(engine, kind)
     commands = _server_commands(advice, costs, kind, reading)
+    load += _slow_server(advice, cost, reading, context)
     speedups = [float(length.speedup) for length in advice.lengths]
-    by_load = None if advice.upper_bound else speedups_by_load(speedups, cost, options.context)
-    sizing, line = _self_sizing(advice, cost, costs, options.context, by_load)
+    by_load = None if advice.upper_bound else speedups_by_load(speedups, cost, context)
+    sizing, line = _self_sizing(advice, cost, costs, context, by_load)
 
     def show() -> None:
         print(reading)
@@ -119,15 +125,37 @@ def advise(options: CountsSettings, costs: AdviseCosts, requests: RequestSetting
         if line is not None:
             print(line)
 
-    about = {"kind": KIND, "version": VERSION, "asked": _asked(options, costs, requests)}
+    about = {"kind": KIND, "version": VERSION, "asked": {**_asked(options, costs, requests), "context": context}}
     printed = {"flags": flags, "commands": commands, "read_as": reading.as_dict(), "by_load": by_load}
     printed["self_sizing"] = None if sizing is None else sizing._asdict()
     return Answer({**about, **advice.as_dict(), **printed}, show)
 
 
+def _slow_server(advice: Advice, cost: CostModel, reading: Reading, context: int) -> list[str]:
+    """A note if the file tells of far fewer tokens a second than its load gives at these costs."""
+    from specsim.cost.files import with_batch
+
+    setup = reading.setup
+    k = setup.draft_tokens or 0
+    if setup.tokens_per_s is None or setup.running is None or not 0 < k < len(advice.lengths):
+        return []
+    batch = max(1, round(setup.running))
+    try:
+        step_s = float(with_batch(cost, batch).round_seconds(k, context))
+    except InputError:  # of costs for other batches
+        return []
+    predicted = batch * advice.lengths[k].tokens_per_round / step_s
+    if setup.tokens_per_s * FAR_SLOWER > predicted:
+        return []
+    return [
+        f"the server is far slower than these costs: {setup.tokens_per_s:,.3g} tok/s, predicted {predicted:,.3g} at "
+        f"K = {k}; check --context ({context:,}), weights or caches in the CPU's memory, and other load on the GPU"
+    ]
+
+
 def _asked(options: CountsSettings, costs: AdviseCosts, requests: RequestSettings) -> dict[str, Any]:
     """What was asked, as the document states it."""
-    of_costs = ("gpu", "target", "drafter", "weights", "dtype", "tp", "engine", "batch")
+    of_costs = ("gpu", "target", "drafter", "weights", "dtype", "cache", "tp", "engine", "batch")
     of_gpu = {name: getattr(costs, name) for name in of_costs}
     asked = {
         "source": options.source,
@@ -135,7 +163,6 @@ def _asked(options: CountsSettings, costs: AdviseCosts, requests: RequestSetting
         "k": options.k,
         "cost": costs.cost and str(costs.cost),
         **of_gpu,
-        "context": options.context,
     }
     return {**asked, "policy": options.policy, **vars(requests)}
 
@@ -144,12 +171,12 @@ def _server_commands(advice: Advice, costs: AdviseCosts, kind: str | None, readi
     """The server's command with the user's own ids; where nothing is decided, those of the two servers to measure."""
     from specsim.engines.flags import PLACEHOLDER, server_command
 
-    engine = costs.engine or reading.engine
-    if engine is None or advice.upper_bound or any(sign.in_time for sign in advice.signatures):
+    engine = (costs.engine or reading.engine or "").partition("@")[0]
+    if not engine or advice.upper_bound or any(sign.in_time for sign in advice.signatures):
         return []
     # Of a name of a shape, such as llama-3.1-8b, there is nothing to load.
     target, model = (
-        next((name for name in names if name and ("/" in name or Path(name).exists())), None)
+        next((served for name in names if name and (served := _served(name))), None)
         for names in ((costs.target, reading.setup.model), (costs.drafter, reading.setup.drafter))
     )
     target = target or f"<{costs.target or 'target'}>"
@@ -167,13 +194,24 @@ def _self_sizing(
     from specsim.engines.self_sizing import adaptive_verification, schedule_line
 
     kind = drafter_kind(cost)
-    if advice.k is None or kind is None or costs.engine not in ("vllm", "sglang", "tensorrt-llm"):
+    engine, _, version = (costs.engine or "").partition("@")
+    if advice.k is None or kind is None or engine not in ("vllm", "sglang", "tensorrt-llm"):
         return None, None
-    if costs.engine != "vllm":
-        return None, schedule_line(costs.engine, by_load, kind)
+    if engine != "vllm":
+        return None, schedule_line(engine, by_load, kind)
+    if version and [int(part) for part in version.split(".")[:2]] < [0, 32]:
+        return None, None
     survival = np.diff([length.tokens_per_round for length in advice.lengths]).tolist()
     sizing = adaptive_verification(survival, cost, costs.batch or 1, context, kind)
     return sizing, None if sizing is None else sizing.text(kind)
+
+
+def _served(name: str) -> str | None:
+    """What an engine loads: a hub id or a path, of a config.json its folder; None for a name of a shape."""
+    path = Path(name)
+    if path.suffix == ".json":
+        return str(path.parent) if path.name == "config.json" and path.parent.name else None
+    return name if "/" in name or path.exists() else None
 
 
 def _print_lengths(advice: Advice) -> None:
@@ -183,13 +221,14 @@ def _print_lengths(advice: Advice) -> None:
         [
             str(length.k),
             f"{length.tokens_per_round:.2f}",
-            str(length.speedup),
+            advice.shown(length),
             f"{100 * length.best:.0f} %",
             f"{100 * length.near:.0f} %",
         ]
         for length in advice.lengths
     ]
-    columns = ["K", "tokens per step", "speedup [95 %]", "best", f"within {NEAR_PERCENT:g} %"]
+    speedup = "speedup [95 %]" if advice.error_known else "speedup, error unknown"
+    columns = ["K", "tokens per step", speedup, "best", f"within {NEAR_PERCENT:g} %"]
     if advice.upper_bound:
         rows = [
             [row[0], row[1], f"{float(length.speedup):.2f}"] for row, length in zip(rows, advice.lengths, strict=True)

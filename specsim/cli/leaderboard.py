@@ -78,9 +78,9 @@ def leaderboard(options: BoardOptions) -> Answer:
 
     Policies are tuned on one part of each trace and ranked on the other. A row is a policy with fixed or adaptive
     threshold, tuned or with an engine's defaults. Columns: speedup over the baseline with a simultaneous 95 %
-    interval; "behind", the leader's speedup minus the row's, and "not significant" where these sequences do not show
-    that the row is slower; v_d, draft acceptance rate; tau, mean acceptance length; gap to oracle, how much slower the
-    row is than a policy that knows what will be accepted. The report has more (--out FOLDER).
+    interval; "behind", the leader's speedup minus the row's; "slower?", "not significant" where these sequences do
+    not show that the row is slower; v_d, draft acceptance rate; tau, mean acceptance length; gap to oracle, how much
+    slower the row is than a policy that knows what will be accepted. The report has more (--out FOLDER).
 
     Policies that a trace cannot serve (a column not recorded, another kind of drafter) are listed with the reason.
     With several traces a combined ranking follows: geometric mean of the speedups, and mean rank.

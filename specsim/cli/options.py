@@ -30,6 +30,7 @@ WEIGHTS_HELP = (
     "Weight format of the layers: int4, int8, float8, mxfp4, nvfp4, q4_k_m, ..., or of parts: experts=mxfp4 (default: "
     "as the target is stored)."
 )
+CACHE_HELP = "Format of the KV cache: float8, q8_0, q4_0, ... (default: that of activations)."
 DRAFT_COST_HELP = "The drafter's cost grid; FILE:MODEL picks one from a result of `realrun gpu`."
 COUNTS_CONTEXT = 1000  # prompt tokens of sequences that are generated from counts, as `advise` assumes
 TRACE_HELP = "Trace folder, made by `realrun record`, or a name of `specsim example --list`."
@@ -125,10 +126,15 @@ class GpuSettings(Settings):
     )
     engine: str | None = setting(
         None,
-        "Add this engine's overhead to the costs on that GPU: vllm, sglang or tensorrt-llm.",
+        "Add this engine's overhead to the costs on that GPU: vllm, sglang, tensorrt-llm or llamacpp.",
     )
     weights: str | None = setting(None, WEIGHTS_HELP, metavar="FORMAT")
-    dtype: str = setting("bfloat16", "Data type of activations, KV cache and other matrices on that GPU.")
+    dtype: str | None = setting(
+        None,
+        "Data type of activations, KV cache and other matrices on that GPU (default: bfloat16, or float16 or float32 "
+        "where it has no bfloat16).",
+    )
+    cache: str | None = setting(None, CACHE_HELP, metavar="FORMAT")
     tp: int = setting(1, "GPUs that share every layer (tensor parallelism).", low=1)
     engine_alone: ClassVar[bool] = False  # whether --engine has a meaning without --gpu
     names_later: ClassVar[bool] = False  # whether a file may give the target and the drafter
@@ -137,10 +143,11 @@ class GpuSettings(Settings):
         super().__post_init__()
         if self.gpu is None or not self.names_later:
             self.check_names()
-        about = self.weights, self.tp != 1, self.dtype != "bfloat16", not self.engine_alone and self.engine
+        about = self.weights, self.cache, self.tp != 1, self.dtype, not self.engine_alone and self.engine
         if self.gpu is None and any(about):
             raise InputError(
-                "--engine, --weights, --dtype and --tp describe costs on a GPU; give --gpu, --target and --drafter"
+                "--engine, --weights, --dtype, --cache and --tp describe costs on a GPU; give --gpu, --target and "
+                "--drafter"
             )
 
     def check_names(self) -> None:
@@ -154,7 +161,8 @@ class GpuSettings(Settings):
         """The models and the machine that the options name."""
         devices = f"{self.tp} x {self.gpu}" if self.tp > 1 else self.gpu
         formats = f", weights {self.weights}" if self.weights else ""
-        formats += f", {self.dtype}" if self.dtype != "bfloat16" else ""
+        formats += f", {self.dtype}" if self.dtype else ""
+        formats += f", {self.cache} cache" if self.cache else ""
         engine = f", {self.engine}" if self.engine else ""
         return f"{self.target} with {self.drafter} on {devices}{formats}{engine}"
 
@@ -165,7 +173,8 @@ class GpuSettings(Settings):
 
         if self.gpu is None or self.target is None or self.drafter is None:
             return None
-        return data_sheet_document(self.gpu, self.target, self.drafter, self.weights, self.tp, self.engine, self.dtype)
+        names = self.gpu, self.target, self.drafter
+        return data_sheet_document(*names, self.weights, self.tp, self.engine, self.dtype, self.cache)
 
     def costs(self, cost: T | None) -> T | dict[str, Any]:
         """Return the cost file, or the costs on the GPU; InputError for none or both."""
@@ -281,9 +290,14 @@ class RoundsSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CountsSettings(RoundsSettings, SeedSettings):
+class CountsSettings(SeedSettings):
     """Counts of accepted tokens from an engine."""
 
+    panel = "Counters"
+    context: int | None = setting(
+        None, "Cached tokens at which costs are taken. Default: a benchmark's own, else 1000.", low=1
+    )
+    policy: str | None = setting(None, "Use only rounds recorded under this policy.")
     source: str | None = argument(
         "What an engine or a benchmark wrote about drafts, told by its content: a log, a scrape of /metrics, a "
         "benchmark's text or JSON, responses, a table of a sweep; a server's address; or a trace, a rounds.parquet or "
@@ -297,19 +311,26 @@ class CountsSettings(RoundsSettings, SeedSettings):
 
     def read(self) -> Reading:
         """Read the counts, and what they were taken for."""
-        from specsim.engines.import_records import read_counts, read_length
-
-        if (self.source is None) == (self.accept_length is None):
-            raise InputError("give a file of an engine, or --accept-length 2.6 --k 3")
-        if self.accept_length is not None:
-            if self.k is None:
-                raise InputError("--accept-length needs the draft length; add --k")
-            return read_length(self.accept_length, self.k)
-        if str(self.source).startswith(("http://", "https://")):
+        if str(self.source).startswith(("http://", "https://")) and self.accept_length is None:
             from specsim.servers.client import read_server
 
             return read_server(str(self.source), k=self.k)
-        return read_counts(str(self.source), policy=self.policy, k=self.k)
+        return read_counts_or_length(self.source, self.accept_length, self.k, self.policy)
+
+
+def read_counts_or_length(
+    source: str | None, accept_length: float | None, k: int | None, policy: str | None
+) -> Reading:
+    """Read the counts of a file, or those of an acceptance length."""
+    from specsim.engines.import_records import read_counts, read_length
+
+    if (source is None) == (accept_length is None):
+        raise InputError("give a file of an engine, or --accept-length 2.6 --k 3")
+    if accept_length is not None:
+        if k is None:
+            raise InputError("--accept-length needs the draft length; add --k")
+        return read_length(accept_length, k)
+    return read_counts(str(source), policy=policy, k=k)
 
 
 def read_costs(cost: Path | dict[str, Any], draft_cost: Path | None, batch: int | None) -> CostModel:

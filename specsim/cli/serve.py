@@ -87,7 +87,7 @@ class ServerOptions(Settings):
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
-def simulate(source: BatchCostSettings, options: SimulateOptions, server: ServerOptions) -> Answer:
+def simulate(source: BatchCostSettings, options: SimulateOptions, limits: ServerOptions) -> Answer:
     """Simulate batches or a server under load.
 
     Compares speculation with none. In lockstep, all sequences of a batch start together, every round waits for the
@@ -106,8 +106,8 @@ def simulate(source: BatchCostSettings, options: SimulateOptions, server: Server
 
     if options.arrivals and options.batch:
         raise InputError("--batch is for lockstep; with --arrivals the load decides, so give --slots instead")
-    if server.set_options and not options.arrivals:
-        flag = "--" + next(iter(server.set_options)).replace("_", "-")
+    if limits.set_options and not options.arrivals:
+        flag = "--" + next(iter(limits.set_options)).replace("_", "-")
         raise InputError(f"{flag} needs a server; give --arrivals, such as poisson:20, closed:32 or a file")
     if options.schedule and (options.policy != "fixed_k" or options.set_):
         raise InputError("--schedule replaces --policy and --set; give either")
@@ -119,7 +119,7 @@ def simulate(source: BatchCostSettings, options: SimulateOptions, server: Server
             source.served, source.costs(source.cost), policy, batches=options.batch or BATCHES, **shared
         )
         return Answer(batches.as_dict(), partial(_print_batches, batches))
-    shared |= {**server.set_options, "server": _server(source, server.server)}
+    shared |= {**limits.set_options, "server": _server(source, limits.server)}
     served = serve(source.served, source.costs(source.cost), policy, arrivals=options.arrivals, **shared)
     return Answer(served.as_dict(), partial(_print_serving, served))
 

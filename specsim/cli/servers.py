@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from specsim.cli.command import Answer
 from specsim.cli.console import claim_file, print_facts, print_notes, print_table, progress_bar
-from specsim.cli.options import OVERWRITE_FILE_HELP, BatchSettings, RoundsSettings, SeedSettings
+from specsim.cli.options import (
+    OVERWRITE_FILE_HELP,
+    BatchSettings,
+    RoundsSettings,
+    SeedSettings,
+    read_counts_or_length,
+)
 from specsim.io.errors import InputError
 from specsim.io.settings import Settings, argument, setting
 
@@ -22,7 +28,9 @@ if TYPE_CHECKING:
 class BenchSettings(SeedSettings):
     """How servers are measured."""
 
-    baseline: str | None = setting(None, "The same server without speculation; measured twice, as an A/A test.")
+    baseline: str | None = setting(
+        None, "The same server without speculation; measured twice, as an A/A test. For counters, a benchmark's file."
+    )
     prompts: Path | None = setting(
         None,
         'Prompts, JSON Lines: {"prompt": text or token ids}, {"turns": [...]} or {"messages": [...]}. Default: 240 '
@@ -143,8 +151,6 @@ class DoctorOptions(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.source is None and not self.from_ and self.benchmark is None:
-            raise InputError("nothing to check; give a server's URL, counters, --from BENCH.json, or --benchmark FILE")
         if self.benchmark_baseline is not None and self.benchmark is None:
             raise InputError("--benchmark-baseline goes with --benchmark; give both")
 
@@ -154,8 +160,16 @@ class CountersOptions(RoundsSettings, BatchSettings):
     """What was measured beside counters."""
 
     panel = "Counters"
-    tokens_per_second: float | None = setting(None, "Measured tok/s with speculation.")
-    baseline_tokens_per_second: float | None = setting(None, "Measured tok/s without speculation, at the same load.")
+    accept_length: float | None = setting(
+        None, "In place of a file: the mean acceptance length, the target's own token included; with --k.", low=1
+    )
+    k: int | None = setting(None, "Draft length of --accept-length, or of a file that does not tell it.", low=1)
+    tokens_per_second: float | None = setting(
+        None, "Measured tok/s with speculation. Default: the file's, of a log or a benchmark."
+    )
+    baseline_tokens_per_second: float | None = setting(
+        None, "Measured tok/s without speculation, at the same load; or --baseline with a benchmark's file."
+    )
     cost: Path | None = setting(
         None, "Costs, to split a round's time further; `specsim cost list` names those that ship."
     )
@@ -168,11 +182,13 @@ def doctor(options: DoctorOptions, counters: CountersOptions, settings: BenchSet
     the time of a round goes, the causes of a loss with a flag to try, and the draft length K for each concurrency.
 
     From counters and throughput it tells how many tokens a round yields, how many decode steps it costs, and the K
-    that would pay.
+    that would pay. A log or a benchmark with speculation has both; a benchmark without it goes with --baseline.
 
     Example: specsim doctor http://localhost:8000 --baseline http://localhost:8001 --concurrency 1,8,32
 
     Example: specsim doctor counters.json --baseline-tokens-per-second 52 --tokens-per-second 41
+
+    Example: specsim doctor bench.txt --baseline without.txt
 
     Example: specsim doctor --from k3.json --from k7.json --out doctor.html --cost-out cost.json
     """
@@ -182,12 +198,15 @@ def doctor(options: DoctorOptions, counters: CountersOptions, settings: BenchSet
     from specsim.servers.doctor import doctor as find_causes
     from specsim.servers.document import read_bench
 
-    if options.source is not None and "://" not in options.source:
+    if counters.accept_length is not None or (options.source is not None and "://" not in options.source):
+        file = settings.baseline if settings.baseline and "://" not in settings.baseline else None
         if options != DoctorOptions(source=options.source, drafter=options.drafter) or settings != BenchSettings(
-            seed=settings.seed
+            seed=settings.seed, baseline=file
         ):
-            raise InputError(f"{options.source}: options of servers, benchmarks and pages do not go with counters")
-        return _doctor_of_counters(options.source, counters, settings.seed, options.drafter)
+            raise InputError("options of servers, benchmarks and pages do not go with counters; leave them out")
+        return _doctor_of_counters(options, counters, settings)
+    if options.source is None and not options.from_ and options.benchmark is None:
+        raise InputError("nothing to check; give a server's URL, counters, --from BENCH.json, or --benchmark FILE")
     if counters != CountersOptions():
         raise InputError("tokens per second, --cost, --batch, --context and --policy go with counters; give a file")
     if options.cost_out is not None and options.source is not None and settings.baseline is None:
@@ -240,34 +259,50 @@ def _print_checkup(checkup: Checkup, document: dict[str, Any]) -> None:
     print(repr(checkup))
 
 
-def _doctor_of_counters(source: str, options: CountersOptions, seed: int, drafter: str | None) -> Answer:
+def _doctor_of_counters(doctor: DoctorOptions, options: CountersOptions, settings: BenchSettings) -> Answer:
     from specsim.cost.files import read_cost
     from specsim.engines.diagnose import diagnose
+    from specsim.engines.formats.bench_results import read_throughput
+    from specsim.engines.formats.registry import FORMATS
 
-    rate, baseline_rate = options.tokens_per_second, options.baseline_tokens_per_second
+    reading = read_counts_or_length(doctor.source, options.accept_length, options.k, options.policy)
+    rate = options.tokens_per_second or reading.setup.tokens_per_s
+    baseline_rate = options.baseline_tokens_per_second
+    if settings.baseline is not None and baseline_rate is None:
+        baseline_rate = read_throughput(Path(settings.baseline))
     if rate is None or baseline_rate is None:
-        raise InputError(
-            f"{source} is not an address such as http://localhost:8000, and counters need --tokens-per-second and "
-            "--baseline-tokens-per-second; give both"
-        )
+        missing = [
+            flag
+            for flag, value in (
+                ("--tokens-per-second", rate),
+                ("--baseline-tokens-per-second (or --baseline with a benchmark's file)", baseline_rate),
+            )
+            if value is None
+        ]
+        raise InputError(f"{reading}; what is its throughput? Add {' and '.join(missing)}")
     diagnosis = diagnose(
-        source,
+        reading.source,
         baseline_tokens_per_s=baseline_rate,
         tokens_per_s=rate,
         cost=None if options.cost is None else read_cost(options.cost, batch=options.batch),
         context=options.context,
-        policy=options.policy,
-        seed=seed,
-        drafter=drafter,
+        seed=settings.seed,
+        drafter=doctor.drafter or reading.setup.kind or None,
     )
-    return Answer(diagnosis.as_dict(), lambda: _print_diagnosis(diagnosis))
+
+    def show() -> None:
+        if reading.kind in FORMATS:
+            print(f"{reading}; {rate:,.5g} tok/s, {baseline_rate:,.5g} without speculation")
+        _print_diagnosis(diagnosis, reading.notes)
+
+    return Answer(diagnosis.as_dict(), show)
 
 
-def _print_diagnosis(diagnosis: Diagnosis) -> None:
+def _print_diagnosis(diagnosis: Diagnosis, notes: tuple[str, ...]) -> None:
     print(diagnosis)
     print(f"tokens per step [95 % interval]: {diagnosis.tokens_per_round}")
     if diagnosis.parts:
         print_facts("a step, in normal decode steps", diagnosis.parts, number=".3f")
-    print_notes([*map(str, diagnosis.signatures)])
+    print_notes([*notes, *map(str, diagnosis.signatures)])
     for assumed, advice in diagnosis.advice:
         print(f"{assumed}: {advice}")

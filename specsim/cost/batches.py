@@ -25,12 +25,14 @@ class BatchTokens(NamedTuple):
     new : new tokens
     cached : tokens in the caches before the pass
     pairs : of a new token and a token that it attends to, cached or new: n (c + n) per sequence
+    prompts : new tokens that belong to prompts; the others are decoded, or verified
     """
 
     sequences: Floats
     new: Floats
     cached: Floats
     pairs: Floats
+    prompts: Floats | float = 0.0
 
     @classmethod
     def alike(cls, sequences: npt.ArrayLike, new: npt.ArrayLike, cached: npt.ArrayLike) -> BatchTokens:
@@ -46,11 +48,14 @@ class BatchTokens(NamedTuple):
 
     def plus(self, other: BatchTokens | None) -> BatchTokens:
         """Passes over the sequences of both."""
-        return self if other is None else BatchTokens(*(a + b for a, b in zip(self, other, strict=True)))
+        if other is None:
+            return self
+        pairs = self.pairs + other.pairs, np.asarray(self.prompts + other.prompts)
+        return BatchTokens(self.sequences + other.sequences, self.new + other.new, self.cached + other.cached, *pairs)
 
     def select(self, passes: Bools) -> BatchTokens:
         """Some of the passes."""
-        return BatchTokens(*(each[passes] for each in self))
+        return BatchTokens(*(np.broadcast_to(each, np.shape(self.new))[passes] for each in self))
 
 
 class DoesNotFit(InputError):

@@ -22,6 +22,8 @@ from specsim.io.files import file_digest
 
 PRODUCTS_OF = {"float8": "float8", "nvfp4": "float4"}  # types of products by the weights' format
 
+STATES = ("bfloat16", "float16", "float32")  # types that engines keep states in
+
 
 def calibrate(cost: CostLike, measured: CostLike) -> RooflineCost | ProfileCost:
     """Fit a roofline's costs to a measured profile, or rescale a profile to what a probe found.
@@ -115,10 +117,12 @@ def data_sheet_document(
     weights: str | None = None,
     tensor_parallel: int = 1,
     engine: str | None = None,
-    dtype: str = "bfloat16",
+    dtype: str | None = None,
+    cache: str | None = None,
 ) -> dict[str, Any]:
     """Write down the roofline of a GPU's data sheet, and what an engine adds, as a cost file has it.
 
+    dtype : of states; default: the first of `STATES` that the GPU has
     weights : a format, or "experts=mxfp4,..."; default: the format in which the target is stored, see `stored_weights`
 
     Matrices in float8 and nvfp4 are multiplied in float8 and float4 where the GPU can, as engines do.
@@ -136,11 +140,12 @@ def data_sheet_document(
         "target": target,
         "drafter": drafter,
         "hardware": sheet.name,
-        "dtype": find_format(dtype),
+        "dtype": find_format(dtype or next((name for name in STATES if name in sheet.flops), STATES[0])),
         "weights": chosen,
         "activations": products if products in sheet.flops else None,
         "tensor_parallel": tensor_parallel,
         "engine": engine,
+        **({"cache": find_format(cache)} if cache else {}),
         **({"stored": stored} if stored else {}),
     }
 

@@ -167,7 +167,8 @@ class ProfileCost(CostModel):
         if asked.size and not (asked.min() >= low and asked.max() <= high):  # also catches NaN
             raise InputError(
                 f"cost profile covers contexts {low} to {high} tokens, asked for {asked.min():g} to "
-                f"{asked.max():g}; profile again with `realrun profile --for` the trace"
+                f"{asked.max():g}; profile again with `realrun profile --for` the trace, or take "
+                "costs that cover it (`specsim cost list`)"
             )
         return np.interp(asked, self.contexts, values)
 

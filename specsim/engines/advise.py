@@ -37,7 +37,7 @@ NORMAL = 1.96  # standard errors in half of a 95 % interval
 BATCHES = (*range(1, 8), *(part * 2**power for power in range(1, 8) for part in (4, 5, 6, 7)), 1024)  # at once
 MOST_BEYOND = 4  # draft tokens beyond the longest counted, for which acceptance is extrapolated
 FASTER = 0.8  # at most, of the last rate is the next one at the low end of what is extrapolated
-BLOCK = ("block", "dflash", "dspark", "medusa", "p-eagle")  # draft all tokens at once: acceptance depends on K
+BLOCK = ("block", "dflash", "dspark", "medusa", "p-eagle", "pard")  # draft all tokens at once: acceptance depends on K
 # Requests to measure: their speedups have this standard deviation, and no difference below this is looked for.
 REQUEST_SD, LEAST_DIFFERENCE, MOST_REQUESTS = 0.25, 0.02, 1000
 
@@ -76,6 +76,7 @@ class Advice(Result):
     cost_band : 5th and 95th percentile of measured over predicted speedup with such costs; None if unknown
     beyond : lengths beyond the longest counted, if acceptance goes on falling as it does
     upper_bound : whether the steps without a draft are unknown, so that speedups are upper bounds
+    error_known : whether the error of the costs is known; else no interval is shown, and decisions take a usual error
     off_above : number of requests at once above which speculation is slower, and its 95 % interval; None if unknown
     """
 
@@ -92,6 +93,7 @@ class Advice(Result):
     upper_bound: bool = False
     off_above: BreakEven | None = None
     requests: int | None = None
+    error_known: bool = True
 
     @property
     def longest(self) -> bool:
@@ -104,6 +106,15 @@ class Advice(Result):
         difference = max(abs(math.log(self.lengths[self.candidate].speedup)), LEAST_DIFFERENCE)
         requests = min((NORMAL * REQUEST_SD / difference) ** 2, MOST_REQUESTS)
         return 10 * math.ceil(max(requests, 20) / 10)
+
+    def shown(self, length: DraftLengthAdvice) -> str:
+        """The speedup of a length, with its interval if the error of the costs is known."""
+        return str(length.speedup) if self.error_known else f"{float(length.speedup):.2f}"
+
+    @property
+    def _even(self) -> str:
+        assert self.off_above is not None
+        return str(self.off_above) if self.error_known else self.off_above.without_interval
 
     def __repr__(self) -> str:
         return "; ".join(self._parts())
@@ -121,16 +132,18 @@ class Advice(Result):
                 yield "nothing is recommended: acceptance changed while it was counted"
                 return
             yield (
-                f"not decidable: K = {chosen.k} is {chosen.speedup} times as fast as without speculation; "
+                f"not decidable: K = {chosen.k} is {self.shown(chosen)} times as fast as without speculation; "
                 f"measure K = 0 and K = {chosen.k} for about {self.requests_to_measure} requests"
             )
+            if self.off_above is not None:
+                yield f"predicted {self._even}"
             return
         if not self.k:
-            yield f"turn speculation off: no draft length is faster (K = {chosen.k}: {chosen.speedup})"
+            yield f"turn speculation off: no draft length is faster (K = {chosen.k}: {self.shown(chosen)})"
         else:
-            yield f"K = {self.k}, {chosen.speedup} times as fast as without speculation"
-            if self.off_above is not None:
-                yield str(self.off_above)
+            yield f"K = {self.k}, {self.shown(chosen)} times as fast as without speculation"
+        if self.off_above is not None and (self.k or self.off_above.requests):
+            yield self._even
         if not self.sure and self.k:
             yield f"{100 * chosen.near:.0f} % likely to be within {NEAR_PERCENT:g} % of the best"
         if self.times_rounds:
@@ -279,9 +292,10 @@ def advise(
     even = off_above(cost, counts, candidate, context) if isl is None and not upper_bound else None
     return Advice(
         tuple(lengths), k, candidate.k, sure, times, int(counts.rounds),
-        (*cost.notes(depth, (context, context)), *_notes(counts, error, block=block)), signatures, cost.error_band,
+        (*cost.notes(depth, (context, context)), *_notes(counts, error, kind)), signatures, cost.error_band,
         tuple(_beyond(counts, seconds, error, beyond)), upper_bound, even,
         len(counts.unit_rounds) if counts.unit == "requests" else None,
+        cost.error_known,
     )  # fmt: skip
 
 
@@ -295,12 +309,17 @@ def _decided(k: int, speedup: Estimate) -> int | None:
     return k if speedup.low > 1 else 0 if speedup.high < 1 else None
 
 
-def _notes(counts: Counted, error: tuple[float, float], *, block: bool) -> Iterator[str]:
+def _notes(counts: Counted, error: tuple[float, float], kind: str | None) -> Iterator[str]:
     """What the interval is of, and what was taken out of the estimate."""
-    if block:
+    if kind in BLOCK:
         yield (
             f"counted at K = {len(counts.rates)}: a drafter of blocks predicts otherwise at another K, and worse above "
             "the block that it was trained for; measure the K that you choose"
+        )
+    elif kind == "mtp" and len(counts.rates) > 1:
+        yield (
+            f"counted at K = {len(counts.rates)}: the first tokens of MTP are accepted more often where fewer are "
+            "drafted (vllm#48892), so that a shorter K may be better than it looks"
         )
     if counts.share_drafting < 1 - LEAST_DIFFERENCE:
         yield f"{100 * counts.share_drafting:.0f} % of the steps draft; the others yield one token each"
@@ -309,11 +328,10 @@ def _notes(counts: Counted, error: tuple[float, float], *, block: bool) -> Itera
             "requests are not told apart in these counts: they are taken to differ as usual, with "
             f"{UNKNOWN_PHI:g} times the variance of equal requests"
         )
-    bias = 100 * math.expm1(error[0])
-    if bias:
-        direction = "low" if bias > 0 else "high"
-        factor = math.exp(error[0])
-        yield f"published runs of this class were predicted too {direction}: speedups are multiplied by {factor:.2f}"
+    factor = f"{math.exp(error[0]):.2f}"
+    if factor != "1.00":
+        direction = "low" if error[0] > 0 else "high"
+        yield f"published runs of this kind were predicted too {direction}: speedups are multiplied by {factor}"
 
 
 def _seconds(cost: CostModel, longest: int, context: int) -> tuple[Seconds, float]:
@@ -328,10 +346,12 @@ def _lengths(
     rng = np.random.default_rng(seed)
     share = counts.share_drafting
     tokens, found = _speedups(counts.rates[None], seconds, share)
-    _, speedups = _speedups(counts.draw_rates(DRAWS, rng, times), seconds, share)
+    most, speedups = _speedups(counts.draw_rates(DRAWS, rng, times), seconds, share)
     bias, sd = error
     found[:, 1:] *= math.exp(bias)
     speedups[:, 1:] *= np.exp(bias + sd * rng.standard_normal((DRAWS, 1)))  # costs of all K err alike
+    # A step takes no less than one without speculation, whatever the costs are.
+    found, speedups = np.minimum(found, tokens), np.minimum(speedups, most)
     best = speedups.max(axis=1, keepdims=True)
     near, first = speedups >= (1 - NEAR_PERCENT / 100) * best, speedups.argmax(axis=1)
     low, high = np.quantile(speedups, (0.025, 0.975), axis=0)
@@ -358,7 +378,7 @@ def _beyond(counts: Counted, seconds: RoundSeconds, error: tuple[float, float], 
     tokens, speedups = _speedups(
         np.concatenate([np.tile(rates, (3, 1)), further], axis=1), seconds, counts.share_drafting
     )
-    speedups *= math.exp(error[0])
+    speedups = np.minimum(speedups * math.exp(error[0]), tokens)
     return [
         DraftLengthAdvice(k, float(tokens[1, k]), Estimate(*(float(speedups[row, k]) for row in (1, 0, 2))), 0.0, 0.0)
         for k in range(len(rates) + 1, len(rates) + more + 1)
@@ -389,11 +409,18 @@ class BreakEven(NamedTuple):
     high: int | None
     most: int
 
+    @property
+    def without_interval(self) -> str:
+        return str(self).partition(" (")[0]
+
     def __str__(self) -> str:
         if self.requests is None:
-            return f"on for all numbers of requests at once up to {self.most}"
+            least = "" if self.low is None else f" (at the least up to {self.low})"
+            return f"on for all numbers of requests at once up to {self.most}{least}"
         high = "more" if self.high is None else f"{self.high}"
-        return f"off above {self.requests} requests at once ({self.low} to {high})"
+        if not self.requests:
+            return f"off at any number of requests at once (at most {high})"
+        return f"off above {self.requests} request{'s' * (self.requests > 1)} at once ({self.low} to {high})"
 
 
 def off_above(cost: CostModel, counts: Counted, candidate: DraftLengthAdvice, context: int) -> BreakEven | None:

@@ -12,7 +12,7 @@ from specsim.acceptance.sources import Counters, Rounds, verified_by_depth
 from specsim.engines.as_engine import counters_of, rounds_of
 from specsim.engines.conventions import Conventions
 from specsim.io.errors import InputError
-from specsim.io.names import known_name
+from specsim.io.names import known_name, plain
 from specsim.policy.base import Policy
 from specsim.policy.chain.base import ChainPolicy
 from specsim.replaying.priced import PricedTrace
@@ -133,6 +133,11 @@ DEFINITIONS = (
         "rounds that accepted the i-th token / rounds that drafted it", _of_rounds_that_drafted_it,
         "both counts are exported, so that it holds for drafts of any length",
     ),
+    Definition("lmdeploy", LENGTH, "Mean acceptance length", BONUS, _bonus_included),
+    Definition("lmdeploy", RATE, "Draft acceptance rate", SHARE, _accepted_share),
+    Definition("lmdeploy", POSITIONS, "Per-position acceptance rate", OF_ALL, _of_all_rounds, SCHEDULE),
+    Definition("aiperf", LENGTH, "mean_acceptance_length", BONUS, _bonus_included, "of any engine, by request"),
+    Definition("aiperf", RATE, "draft_acceptance_rate", SHARE, _accepted_share, "of any engine, by request"),
     Definition(
         "transformers", LENGTH, "mean of num_matches", "accepted tokens / rounds",
         lambda totals: totals.accepted / totals.rounds, "without the token that the target adds",
@@ -144,6 +149,8 @@ def find_definitions(quantity: str, engine: str | None = None) -> list[Definitio
     """Definitions of a quantity, of an engine or of all."""
     if quantity not in QUANTITIES:
         raise InputError(f"unknown quantity {quantity!r}; choose one of {', '.join(QUANTITIES)}")
+    if engine is not None and plain(engine) == "dynamo":
+        raise InputError("Dynamo prints its engine's numbers; name that engine: vllm, sglang or tensorrt-llm")
     known = [*dict.fromkeys(number.engine for number in DEFINITIONS if number.quantity == quantity)]
     engine = engine and known_name("engine", engine, known, where=f"for {quantity}")
     return [number for number in DEFINITIONS if number.quantity == quantity and engine in (None, number.engine)]

@@ -16,7 +16,7 @@ DRAFTER = {"method": "eagle", "model": "<drafter>"}  # to be replaced
 VLLM_METHODS = {
     "model": "draft_model", "eagle": "eagle", "eagle3": "eagle3", "mtp": "mtp", "medusa": "medusa",
     "prompt-lookup": "ngram", "suffix": "suffix", "block": "dflash", "dflash": "dflash", "dspark": "dspark",
-    "p-eagle": "eagle3",
+    "p-eagle": "eagle3", "pard": "draft_model",
 }  # fmt: skip
 SGLANG_ALGORITHMS = {
     "model": "STANDALONE", "eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "NEXTN", "prompt-lookup": "NGRAM",
@@ -32,7 +32,9 @@ WITHOUT_MODEL = ("mtp", "prompt-lookup", "suffix")  # the target's own weights, 
 VLLM_KEYS: dict[str, dict[str, Any]] = {
     "prompt-lookup": {"prompt_lookup_min": 5, "prompt_lookup_max": 5},
     "p-eagle": {"parallel_drafting": True},
+    "pard": {"parallel_drafting": True},
 }
+SGLANG_BLOCKS = ("block", "dflash", "dspark")  # a step each; the last token of the text is one of the draft tokens
 PLACEHOLDER = "<drafter>"
 
 
@@ -119,7 +121,8 @@ def draft_length_flags(engine: str, k: int, drafter: str | None = None, model: s
         return FLAGS[engine](k)
     if engine == "vllm":
         return speculative_config(**vllm_drafter(drafter, model), num_speculative_tokens=k)
-    return f"--speculative-algorithm {names[kind]} {FLAGS[engine](k)}"
+    length = f"--speculative-num-draft-tokens {k + 1}" if kind in SGLANG_BLOCKS else FLAGS[engine](k)
+    return f"--speculative-algorithm {names[kind]} {length}"
 
 
 def of_hub(name: str) -> bool:

@@ -90,6 +90,7 @@ class Reading(NamedTuple):
         setup = self.setup
         parts += [f"K = {setup.draft_tokens}"] if setup.draft_tokens else []
         parts += [f"{setup.running:.3g} request{'s' * (setup.running != 1)} at once"] if setup.running else []
+        parts += [f"contexts of {setup.context:,} tokens"] if setup.context else []
         parts += [" with ".join(filter(None, (setup.model, setup.method or setup.drafter)))]
         return f"{self.name + ' ' if self.name else ''}read as {', '.join(filter(None, parts))}"
 

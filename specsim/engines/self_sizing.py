@@ -101,7 +101,7 @@ def adaptive_verification(
         """Of the rule over the best K, in the same steps."""
         rule = AdaptiveVerification(priced, max_draft_tokens=k, profile_context=profile)
         verified, tokens = _steps(rule, chance[..., :k])
-        whole = 1 + np.cumprod(chance[..., :best], axis=2).sum(axis=2, dtype=np.float64)
+        whole: Floats = 1 + np.cumprod(chance[..., :best], axis=2, dtype=np.float64).sum(axis=2)
         return tokens_per_s(verified, tokens, k) / tokens_per_s(np.full_like(verified, best), whole, best) - 1
 
     chance = _chances(accepted, INFORMED_SD, requests)

@@ -10,14 +10,15 @@ import numpy as np
 from specsim.acceptance.sources import Counters, Source
 from specsim.engines.counted import UNKNOWN_PHI, Counted
 
-FEWEST = 30  # rounds, or tokens of a position, that can show anything
+FEWEST = 20  # rounds, or tokens of a position, that can show anything
 USUAL, CLIFF = 0.3, 0.3  # a usual first position, and the part of the rate before that a cliff falls below
 FALL, ERRORS = 0.5, 5.0  # the part that acceptance falls below at a point in time, and by how many standard errors
 SLOW_ROUND, GOOD = 2.0, 0.5  # decode steps of a round at K = 1, and the acceptance at which it is a fault
 FAR = 0.5  # of the least published rate
 # Least acceptance of the first position that is published, by kind of drafter: EAGLE vllm#24343, EAGLE-3 vllm#24243
-# (0.57 to 0.81), MTP vllm#48892 and spark-vllm-docker#343 (0.76 to 0.97).
-FIRST_POSITION = {"eagle": 0.63, "eagle3": 0.57, "mtp": 0.76}
+# (0.57 to 0.81), MTP vllm#48892 and spark-vllm-docker#343 (0.76 to 0.97). Of blocks lengths alone are published: the
+# rate that gives the least of them, if all positions had it (studies/published/data/speculation.csv).
+FIRST_POSITION = {"eagle": 0.63, "eagle3": 0.57, "mtp": 0.76, **dict.fromkeys(("block", "dflash", "dspark"), 0.63)}
 
 
 class Signature(NamedTuple):
@@ -92,8 +93,8 @@ def _by_position(counts: Counted, drafter: str | None, round_tokens: float | Non
         yield Signature(
             "the first token is accepted far below what such drafters have",
             f"{first:.2f}, published for {drafter}: {usual:.2f} and more",
-            "that the drafter was trained for this target and revision, the chat template, and real prompts "
-            "(not random tokens)",
+            "that the drafter was trained for this target and revision, the chat template, and real prompts (not "
+            f"random tokens){f', and for blocks of K = {len(rates)}' * (drafter in ('block', 'dflash', 'dspark'))}",
         )
 
 

@@ -32,6 +32,12 @@ ALIASES: dict[Kind, dict[str, str]] = {
         "h2096gb": "h20", "h20sxm": "h20", "b200sxm": "b200", "b300sxm": "b300", "gb200nvl72": "gb200",
         "gb300nvl72": "gb300", "3090": "rtx-3090", "4090": "rtx-4090", "5090": "rtx-5090",
         "rtxpro6000blackwell": "rtx-pro-6000", "rtx6000pro": "rtx-pro-6000", "pro6000": "rtx-pro-6000",
+        "dgxspark": "gb10", "gh200480gb": "gh200", "gh20096gb": "gh200",
+        "gh200gracehoppersuperchip": "gh200", "teslav100": "v100", "v10032gb": "v100", "teslav100sxm232gb": "v100",
+        "b60": "arc-pro-b60", "b70": "arc-pro-b70", "intelarcprob60": "arc-pro-b60", "intelarcprob70": "arc-pro-b70",
+        "intelrarctmprob60graphics": "arc-pro-b60", "intelrarctmprob70graphics": "arc-pro-b70",
+        "ascend910b2": "ascend-910b", "910b": "ascend-910b", "910b2": "ascend-910b",
+        "huaweiascend910b": "ascend-910b", "910c": "ascend-910c", "huaweiascend910c": "ascend-910c",
         "ryzenaimax395": "strix-halo", "radeon8060s": "strix-halo",
     },
     "drafter": {
@@ -47,6 +53,7 @@ ALIASES: dict[Kind, dict[str, str]] = {
         "f16": "float16", "half": "float16", "fp32": "float32", "f32": "float32", "awq": "int4", "gptq": "int4",
         "w4a16": "int4", "4bit": "int4", "nf4": "int4", "w8a16": "int8", "w8a8": "int8", "8bit": "int8",
         "q4k": "q4_k_m", "q3k": "q3_k_m", "q5k": "q5_k_m",
+        "fp8e5m2": "float8", "e5m2": "float8", "udq4kxl": "q4_k_xl", "udq2kxl": "q2_k_xl", "udq3kxl": "q3_k_xl",
     },
 }  # fmt: skip
 FEW, NEAREST = 7, 3  # most known names that an error lists whole, and how many of more

@@ -52,12 +52,19 @@ def _verified_text(row: Row) -> str:
     return f"{row['mean_draft_tokens']:.2f} ({q['0.1']}-{q['0.9']})"
 
 
+def slower_than_leader(row: Row) -> str | None:
+    """Whether the sequences show that a row is slower than the leader; None for rows that are not compared."""
+    if row.get("tied_with_leader"):
+        return "not significant"
+    return "yes" if behind_leader(row) else None
+
+
 BOARD_COLUMNS = (
     Column("", "place", only=PAGE),
     Column("policy", None, Format(lambda row: str(row["label"]), _board_policy)),
     Column("speedup [95 %]", "speedup", SPEEDUP, "speedup"),
     Column("behind", behind_leader, DIFFERENCE, "to the leader"),
-    Column("", lambda row: "not significant" if row.get("tied_with_leader") else None, only=TERMINAL),
+    Column("slower?", slower_than_leader, only=TERMINAL),
     Column("v_d", "v_d", THREE),
     Column("r_d", "r_d", THREE, only=PAGE),
     Column("tau", "tau", TWO),
@@ -139,7 +146,7 @@ def drafters_columns(*, measured: bool) -> list[Column]:
         Column("policy", lambda row: row if "form" in row else None, policy),
         *(real if measured else [predicted]),
         Column("behind", behind_leader, DIFFERENCE, "to the leader"),
-        Column("", lambda row: "not significant" if row.get("tied_with_leader") else None, only=TERMINAL),
+        Column("slower?", slower_than_leader, only=TERMINAL),
         Column("without loops", lambda row: row.get("without_loops"), SPEEDUP, "without\nloops"),
         Column("tau", "tau", TWO),
         Column("v_d", "v_d", THREE),

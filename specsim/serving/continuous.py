@@ -314,19 +314,19 @@ class _Server:
         cached = by_step(step, log.cached[: len(step)]) + by_step(read_step, log.before[read])
         prefill_output = by_step(read_step, log.put_out[read])
         emitted = by_step(step, log.emitted[: len(step)])
-        columns = Step(
-            end_s,
-            seconds,
-            sequences,
-            by_step(read_step),
-            (sequences + verified) * masked + by_step(read_step, log.new[read]),
-            cached,
-            emitted + prefill_output,
-            prefill_output,
-            by_step(step, rounds["drafted"]),
-            verified,
-            by_step(step, rounds["accepted"]),
-        )
+        columns: dict[str, Any] = {
+            "end_s": end_s,
+            "seconds": seconds,
+            "sequences": sequences,
+            "prompts": by_step(read_step),
+            "tokens": (sequences + verified) * masked + by_step(read_step, log.new[read]),
+            "cached_tokens": cached,
+            "output_tokens": emitted + prefill_output,
+            "prefill_output": prefill_output,
+            "drafted": by_step(step, rounds["drafted"]),
+            "verified": verified,
+            "accepted": by_step(step, rounds["accepted"]),
+        }
         return ServingRun(
             self.drafts.label,
             self.requests,
@@ -334,7 +334,7 @@ class _Server:
             begin_s[state.started],
             end_s[state.first - 1],
             end_s[state.finished - 1],
-            {name: np.asarray(column, dtype=np.float64) for name, column in columns._asdict().items()},
+            {name: np.asarray(column, dtype=np.float64) for name, column in columns.items()},
             rounds,
             int(self.count[compiled.PREEMPTED]),
         )

@@ -312,8 +312,8 @@ class StepTables:
             late, up = (BatchTokens.alike(sequences, 1 + more, context) for more in (behind, 0))
             return float(cost.batch_draft(0, late) - cost.batch_draft(0, up))
 
-        kept = (lru_cache(TABLES)(function) for function in (verify, draft, whole, catch_up))
-        self.verify, self.draft, self.round, self.catch_up = kept
+        self.verify, self.draft = lru_cache(TABLES)(verify), lru_cache(TABLES)(draft)
+        self.round, self.catch_up = lru_cache(TABLES)(whole), lru_cache(TABLES)(catch_up)
 
 
 @dataclass(frozen=True)

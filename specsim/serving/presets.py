@@ -83,4 +83,4 @@ SERVERS = {
 
 def find_server(name: str) -> ServerRules:
     """The rules of an engine; InputError for an unknown engine."""
-    return SERVERS[known_name("server", name, [*SERVERS])]
+    return SERVERS[known_name("engine", name, [*SERVERS])]

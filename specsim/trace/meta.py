@@ -117,9 +117,9 @@ def read_meta(folder: Path) -> dict[str, Any]:
     """Read and check the meta.json of a trace folder; raise InputError if it is invalid."""
     path = folder / META
     if not path.is_file():
+        wrong = f"is not a trace: {META} is missing" if folder.exists() else "does not exist"
         raise InputError(
-            f"{folder} is not a trace: {META} is missing; give a folder made by `realrun record`, or a "
-            "name of `specsim example --list`"
+            f"{folder} {wrong}; give a folder made by `realrun record`, or a name of `specsim example --list`"
         )
     meta = read_json(path, str(path), dict[str, Any], missing=AGAIN, invalid=AGAIN)
     version = meta.get("schema_version")

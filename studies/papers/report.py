@@ -41,7 +41,8 @@ def report() -> Report:
         caption="Speedups that the papers' cost models predict against those printed",
         columns=[
             Column("paper", "paper"),
-            Column("printed figures", "printed_figures"),
+            Column("figures printed", "printed_figures"),
+            Column("figures recomputed", "recomputed"),
             *(Column(verdict, verdict) for verdict in VERDICTS),
         ],
         shown=papers,
@@ -57,7 +58,7 @@ def report() -> Report:
 
 
 def paper_row(paper: str) -> dict[str, Any]:
-    """Return a paper's number of printed figures, and of recomputed ones by verdict."""
+    """Return a paper's number of printed figures, and of recomputed ones, all and by verdict."""
     cells = [
         row[column]
         for table in map(read_table, table_names())
@@ -66,10 +67,12 @@ def paper_row(paper: str) -> dict[str, Any]:
         for column in table.units
     ]
     series = [series for series in audit()["series"] if series["series"].startswith(f"{paper}.")]
+    verdicts = {verdict: sum(each[verdict] for each in series) for verdict in VERDICTS}
     return {
         "paper": PAPERS[paper],
         "printed_figures": sum(cell[:1].isdigit() or cell[:1] in "+-" for cell in cells if cell),
-        **{verdict: sum(each[verdict] for each in series) for verdict in VERDICTS},
+        "recomputed": sum(verdicts.values()),
+        **verdicts,
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,7 +32,7 @@ def report(config: Config, documents: Mapping[str, Document]) -> Report:
         + " and ".join(f"{range_of(document)} with {name}" for name, document in documents.items())
         + ".",
         figure=speedup_dots(
-            [(f"{row['drafter']}, {row['policy']}", {**row, "predicted": row["forecast"]}) for row in rows],
+            [(name_of(row), {**row, "predicted": row["forecast"]}) for row in rows],
             "speedups",
             "SmolLM2-135M-Instruct on a CPU thread",
         ),
@@ -81,6 +82,12 @@ def drafter_rows(drafter: str, document: Document) -> list[dict[str, Any]]:
         }
         for row in document["rows"]
     ]
+
+
+def name_of(row: Mapping[str, Any]) -> str:
+    """Write drafter and policy, with the switches that tell its variants apart."""
+    switches = re.findall(r"\w+=(?:True|False)", row["label"])
+    return f"{row['drafter']}, {row['policy']}{''.join(f' ({switch})' for switch in switches)}"
 
 
 def range_of(document: Document) -> str:

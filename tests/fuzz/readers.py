@@ -25,6 +25,7 @@ from specsim.cost.probe import PROBE_KIND, PROBE_VERSION
 from specsim.cost.profile import PROFILE_KIND, PROFILE_VERSION, ProfileCost
 from specsim.engines.formats.records import summary, write_imported
 from specsim.engines.formats.registry import read_format
+from specsim.engines.pass_times import read_pass_times
 from specsim.io.files import file_digest
 from specsim.learn.storage import trace_digest
 from specsim.policy.static_tree.rates import read_rates
@@ -34,6 +35,7 @@ from specsim.trace.meta import JOINED_FILE, META, SEQUENCES, STEPS, TREES, meta_
 from tests.fuzz import mutate
 from tests.fuzz.reader import JSON, OTHER, Reader, json_file
 from tests.specsim.claims.conftest import CLAIMS
+from tests.specsim.engines.test_pass_times import BATCHED, DRAFT_LOG
 from tests.support import ROOT
 from tests.support.joined_traces import joined_trace
 from tests.support.reference import small_trace
@@ -138,6 +140,7 @@ IMPORTERS = {
     "sglang-bench": input_importer("sglang-bench", "sglang_bench.txt"),
     "sglang-bench, JSON": input_importer("sglang-bench", "sglang_bench.jsonl"),
     "acceptance-csv": input_importer("acceptance-csv", "acceptance.csv"),
+    "deepspec": input_importer("deepspec", "deepspec.txt"),
     "sweep": importer_of("sweep", "K,batch,tok/s,accept length\n0,1,50,\n1,1,75,1.7\n3,1,90,2.3\n"),
     "accept-lengths": lines_importer("accept-lengths", *[{"choices": [{"accept_lengths": [1, 4, 2]}]}] * 2),
     "accept-lengths, of EAGLE": lines_importer("accept-lengths", *EAGLE),
@@ -394,8 +397,17 @@ PROMPTS = """{"text": "import os", "domain": "code"}
 """
 
 
+def use_pass_times(path: Path) -> None:
+    assert isinstance(read_pass_times([path]).contradictions, list)
+
+
 READERS: dict[str, Reader] = {
     "constant costs": Reader(JSON, json_file({"s_d": 0.001, "s_t": 0.01}), use_cost, mutate.of_json),
+    "pass times": Reader(
+        JSON, json_file({"pass_ms": {"1": 8.5, "2": 13.5, "5": 20.7}, "draft_ms": 1.2}), use_cost, mutate.of_json
+    ),
+    "pass times of a bench": Reader(OTHER, lambda path: path.write_text(BATCHED), use_pass_times, mutate.of_log),
+    "pass times of logs": Reader(OTHER, lambda path: path.write_text(DRAFT_LOG), use_pass_times, mutate.of_log),
     "joined costs": Reader(
         JSON, json_file(joined_document([{"s_d": 0.001, "s_t": 0.01}, PROFILE])), use_cost, mutate.of_json
     ),

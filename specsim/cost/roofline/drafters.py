@@ -9,7 +9,7 @@ from typing import Any
 # What a drafter's class has in its name, and the drafter's name in engines; the first that fits counts.
 CLASSES = {
     "dflash": "dflash", "dspark": "dspark", "domino": "domino", "peagle": "p-eagle", "eagle3": "eagle3",
-    "medusa": "medusa", "mtp": "mtp", "eagle": "eagle",
+    "medusa": "medusa", "mtp": "mtp", "assistant": "mtp", "eagle": "eagle",
 }  # fmt: skip
 ONE_PASS = ("dflash", "dspark", "domino", "p-eagle", "pard")  # draft all tokens in a single pass
 """Drafters of kind block, by the names that engines and papers give them."""
@@ -38,7 +38,7 @@ def drafter_config(config: Mapping[str, Any]) -> DrafterConfig | None:
     """What a drafter's config.json says; None for a model's.
 
     >>> drafter_config({"architectures": ["DFlashDraftModel"], "block_size": 16}).block
-    16
+    15
     """
     architectures = config.get("architectures")
     classes = [*architectures] if isinstance(architectures, list) else []
@@ -59,4 +59,6 @@ def drafter_config(config: Mapping[str, Any]) -> DrafterConfig | None:
         "heads": config.get("medusa_num_heads") or config.get("num_heads"),
     }
     whole = {key: value for key, value in numbers.items() if type(value) is int and value > 0}
+    if method == "dflash" and "block" in whole:
+        whole["block"] -= 1  # its block begins with the last token of the text
     return DrafterConfig(method, {**sizes, "model_type": "llama"}, **whole)

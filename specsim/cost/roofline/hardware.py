@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,9 @@ from specsim.io.names import find_name, known_name
 
 DATASHEETS = Path(__file__).parent / "hardware.json"
 LARGEST_CEILING = 1e24
+PCIE_BYTES_S = 64e9  # of PCIe 5.0 x16 in a direction; the bridges of a pair of consumer GPUs are not faster
+# Published decoding steps on 4 and 8 RTX PRO 6000 take 10 to 20 us an all-reduce more than NVLink's explain.
+PCIE_ALL_REDUCE_S = 20e-6
 SEVERAL = re.compile(r"(?P<count>\d+)\s*[x\u00d7*]\s*(?P<name>.+)", re.IGNORECASE)  # such as 8xH100
 OTHER_GPU = 'of another GPU give the data sheet in a cost file: "hardware": {"memory_bytes_s": ..., "flops": {...}}'
 INVALID = "give memory_bytes_s and flops, or a name"
@@ -25,9 +28,11 @@ GGUF_BITS = {
     "q4_k_m": 4.8944, "q5_k_s": 5.5704, "q5_k_m": 5.7036, "q6_k": 6.5633,
     "iq1_s": 2.0042, "iq1_m": 2.1460, "iq2_xxs": 2.3824, "iq2_xs": 2.5882, "iq2_s": 2.7403, "iq2_m": 2.9294,
     "iq3_xxs": 3.2548, "iq3_xs": 3.4977, "iq3_s": 3.6606, "iq3_m": 3.7628, "iq4_xs": 4.4597, "iq4_nl": 4.6818,
+    "q2_k_xl": 3.13, "q3_k_xl": 3.93, "q4_k_xl": 5.23,
 }  # fmt: skip
 """Bits per weight of llama.cpp's types, the head's included. Types that mix others: those of Llama-3.1-8B, as
-tools/quantize/README.md of llama.cpp prints them; q3_k_m by its 3.74 GiB in quantize.cpp. Others: those of a block."""
+tools/quantize/README.md of llama.cpp prints them; q3_k_m by its 3.74 GiB in quantize.cpp; unsloth's XL
+by its files of Qwen3.8-27B, 10.7, 13.4 and 17.9 GB (qwen38-mtp, sweeps). Others: those of a block."""
 BITS = {
     "float32": 32.0, "bfloat16": 16.0, "float16": 16.0, "float8": 8.0, "int8": 8.0,
     "int4": 4.0 + 16 / 128, "int4-g32": 4.0 + 16 / 32, "mxfp4": 4.0 + 8 / 32, "nvfp4": 4.0 + 8 / 16,
@@ -49,6 +54,8 @@ class Hardware:
     memory_bytes : memory; 0: it does not limit
     link_bytes_s : bandwidth to other devices of its kind, in a direction; 0: there are none
     link_devices : devices that are joined so; between more of them, bytes take slower ways
+    reread : shares of a matrix's reading that each further row of a small batch takes, where kernels read and unpack
+        weights again for it, as Metal's do: of weights in 16 bits or more, and of packed ones
     title, source, date : full name, and source of the numbers
 
     Raises InputError for a ceiling that is not positive.
@@ -64,6 +71,7 @@ class Hardware:
     memory_bytes: float = 0.0
     link_bytes_s: float = 0.0
     link_devices: int = 8
+    reread: tuple[float, float] = (0.0, 0.0)
     title: str = ""
     source: str = ""
     date: str = ""
@@ -76,6 +84,8 @@ class Hardware:
         for name in ("memory_bytes", "link_bytes_s"):
             if not 0 <= getattr(self, name) <= LARGEST_CEILING:
                 raise InputError(f"hardware {self.name}: {name}={getattr(self, name)}; give at least 0")
+        if not all(0 <= share <= 1 for share in self.reread):
+            raise InputError(f"hardware {self.name}: reread={[*self.reread]}; give two shares of 0 to 1")
 
     def flops_of(self, dtype: str) -> float:
         """FLOP/s in this dtype; InputError if the datasheet has none."""
@@ -128,6 +138,16 @@ def usual_derating() -> Derating:
     return Derating(**{field.name: usual[field.name] for field in fields(Derating)})
 
 
+def on_links(derating: Derating, hardware: Hardware) -> Derating:
+    """The derating of an engine on this hardware: an all-reduce over PCIe takes longer than one over NVLink.
+
+    >>> on_links(Derating(all_reduce_s=5e-6), find_hardware("rtx-pro-6000")).all_reduce_s
+    2e-05
+    """
+    slow = 0 < hardware.link_bytes_s <= PCIE_BYTES_S
+    return replace(derating, all_reduce_s=max(derating.all_reduce_s, PCIE_ALL_REDUCE_S)) if slow else derating
+
+
 @cache
 def known_hardware() -> dict[str, Hardware]:
     """Devices by name, each with its source.
@@ -138,7 +158,10 @@ def known_hardware() -> dict[str, Hardware]:
     >>> known_hardware()["a6000"].title
     'NVIDIA RTX A6000'
     """
-    return {name: Hardware(name, **entry) for name, entry in _datasheets()["hardware"].items()}
+    return {
+        name: from_keys(entry | {"name": name}, Hardware, name, INVALID)
+        for name, entry in _datasheets()["hardware"].items()
+    }
 
 
 def find_hardware(hardware: str | Mapping[str, Any]) -> Hardware:

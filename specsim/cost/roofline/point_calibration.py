@@ -5,7 +5,7 @@ GPUs: a is what the engine takes for a step beside the passes, b how much longer
 what bytes between GPUs and each sequence take, which no point tells and is kept as given. With drafts of K tokens, a
 round of which tau tokens come out takes tau times the time per token: a + b V(K + 1) + b D(K) + x K + y, and c, where V
 and D are verification and drafting by the roofline, x is what the engine takes for a draft step beside its pass, and y
-for a round.
+for a round. An x below 0 is a draft step that is faster than the data sheet says, but never below 0 itself.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from specsim.cost.model import NOISE
 from specsim.cost.roofline.cost import Covered, Overheads, RooflineCost
 from specsim.cost.roofline.hardware import LARGEST_CEILING
 from specsim.cost.roofline.passes import Roofline
@@ -89,6 +90,7 @@ class Fitted:
     cost : calibrated
     factor : b, times of passes over those of the roofline
     errors_percent : of the predicted time per token at each point, with its sign
+    contradictions : points that no such costs meet, in words
     held_out_percent : the same where the point itself is left out of the fit; None where too few are left
     """
 
@@ -96,6 +98,7 @@ class Fitted:
     factor: float
     errors_percent: list[float]
     held_out_percent: list[float | None]
+    contradictions: tuple[str, ...] = ()
 
 
 def calibrated_on_points(cost: RooflineCost, points: Sequence[Point]) -> Fitted:
@@ -124,7 +127,18 @@ def calibrated_on_points(cost: RooflineCost, points: Sequence[Point]) -> Fitted:
         others = [*points[:number], *points[number + 1 :]]
         same = sum(bool(other.k) == bool(point.k) for other in others)
         held_out.append(_error(_fit(cost, others)[0], point) if same else None)
-    return Fitted(fitted, factor, [_error(fitted, point) for point in points], held_out)
+    errors = [_error(fitted, point) for point in points]
+    return Fitted(fitted, factor, errors, held_out, tuple(_contradictions(points, errors)))
+
+
+def _contradictions(points: Sequence[Point], errors_percent: Sequence[float]) -> list[str]:
+    """Name points that the fit of all misses by more than noise, and those of the same run that differ by more."""
+    off = [
+        f"{point} ({error:+.0f} %)"
+        for point, error in zip(points, errors_percent, strict=True)
+        if abs(error) > 100 * NOISE
+    ]
+    return [f"points contradict each other, measure them again: {'; '.join(off)}"] if off else []
 
 
 def predicted_s(cost: RooflineCost, point: Point) -> float:
@@ -164,12 +178,25 @@ def _fit(cost: RooflineCost, points: Sequence[Point]) -> tuple[RooflineCost, flo
     if not drafted:
         return scaled, factor
     bare = replace(scaled, overheads=replace(of_sequences, step_s=step_s))
-    left = [max(point.round_s - predicted_s(bare, point), 0.0) for point in drafted]
     lengths = [float(point.k) for point in drafted]
     columns = [[1.0] * len(drafted)] if len(set(lengths)) == 1 else [[1.0] * len(drafted), lengths]
+    # Drafts that take the least are taken out, so that the part that is found of each is not below 0.
+    least_s = _least_draft_s(bare, drafted) if len(columns) > 1 else 0.0
+    left = [max(point.round_s - predicted_s(bare, point) + least_s * point.k, 0.0) for point in drafted]
     round_s, *draft = _shares(columns, left, [point.round_s for point in drafted])
-    found = {"step_s": step_s, "round_s": round_s, "draft_step_s": draft[0] if draft else 0.0}
+    found = {"step_s": step_s, "round_s": round_s, "draft_step_s": draft[0] - least_s if draft else 0.0}
     return replace(scaled, overheads=replace(of_sequences, **found)), factor
+
+
+def _least_draft_s(cost: RooflineCost, points: Sequence[Point]) -> float:
+    """The shortest draft step of the points' rounds by the roofline; 0 for drafters without steps of their own."""
+    if cost.draft_passes is None or cost.drafter.at_once:
+        return 0.0
+    return min(
+        float(replace(cost, batch=point.batch).draft_step(place, point.context))
+        for point in points
+        for place in range(point.k)
+    )
 
 
 def _covered(cost: RooflineCost, points: Sequence[Point]) -> Covered:

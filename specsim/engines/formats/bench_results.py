@@ -10,7 +10,8 @@ from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 
-from specsim.acceptance.sources import MOST_COUNT
+from specsim.acceptance.sources import MOST_COUNT, Counters
+from specsim.cost.roofline.drafters import CLASSES
 from specsim.engines import rates
 from specsim.engines.formats.reading import count, json_records, log_lines
 from specsim.engines.formats.records import ImportedRecords, Setup, Skipped
@@ -33,9 +34,11 @@ class VllmResult(TypedDict):
     spec_decode_accepted_tokens: int
     spec_decode_per_position_acceptance_rates: list[float]
     completed: NotRequired[int]
+    total_input_tokens: NotRequired[int]
     total_output_tokens: NotRequired[int]
     max_concurrency: NotRequired[int | None]
     model_id: NotRequired[str]
+    output_throughput: NotRequired[float]
 
 
 VLLM_TEXT = {  # of `vllm bench serve`, and of vLLM's example spec_decode.py
@@ -43,9 +46,11 @@ VLLM_TEXT = {  # of `vllm bench serve`, and of vLLM's example spec_decode.py
     "spec_decode_draft_tokens": re.compile(r"^(?:Draft tokens|num_draft_tokens):\s+(\d+)\s*$"),
     "spec_decode_accepted_tokens": re.compile(r"^(?:Accepted tokens|num_accepted_tokens):\s+(\d+)\s*$"),
     "completed": re.compile(r"^Successful requests:\s+(\d+)\s*$"),
+    "total_input_tokens": re.compile(r"^Total input tokens:\s+(\d+)\s*$"),
     "total_output_tokens": re.compile(r"^(?:Total generated tokens|total_num_output_tokens):\s+(\d+)\s*$"),
     "max_concurrency": re.compile(r"^Maximum request concurrency:\s+(\d+)\s*$"),
 }
+THROUGHPUT = re.compile(r"(?m)^Output token throughput \(tok/s\):\s+(\d+(?:\.\d+)?)\s*$")  # SGLang's line, too
 VLLM_POSITION = re.compile(r"^\s*(?:Position|acceptance at token) (\d+):\s+(\d+\.\d+)\s*$")
 VLLM_INVALID = "give what `vllm bench serve` or spec_decode.py prints, or the former's --save-result"
 
@@ -63,9 +68,11 @@ def read_vllm(paths: Sequence[Path]) -> ImportedRecords:
         result: Any = checked(record, name, VllmResult, invalid=VLLM_INVALID)
         shares = [rates.Printed(rate, 1e-9) for rate in result["spec_decode_per_position_acceptance_rates"]]
         return _of_vllm(result, shares, skipped)
-    numbers: dict[str, int] = {}
+    numbers: dict[str, Any] = {}
     shares = []
     for line in log_lines(paths, skipped):
+        if match := THROUGHPUT.match(line):
+            numbers["output_throughput"] = float(match[1])
         for key, pattern in VLLM_TEXT.items():
             if match := pattern.match(line):
                 if key in numbers and key.startswith("spec_"):
@@ -93,6 +100,8 @@ def _of_vllm(result: Mapping[str, Any], shares: Sequence[rates.Printed], skipped
         model=result.get("model_id", ""),
         draft_tokens=len(shares),
         running=min(result.get("max_concurrency") or 0, requests or MOST_COUNT) or None,
+        tokens_per_s=result.get("output_throughput") or None,
+        context=_context(result.get("total_input_tokens"), output, requests),
     )
     plain = None
     if output:
@@ -110,12 +119,19 @@ def _of_vllm(result: Mapping[str, Any], shares: Sequence[rates.Printed], skipped
     )
 
 
+def _context(prompts: float | None, output: float | None, requests: float | None) -> int | None:
+    """Cached tokens of a request on average, by the tokens of all requests."""
+    return round((prompts + output / 2) / requests) if prompts and output and requests else None
+
+
 SGLANG_TEXT = {
     "accept_length": re.compile(r"^\s*(?:Average )?Accept length:\s+(\d+(?:\.\d+)?)\s*$"),
     "passes": re.compile(r"^Spec verify ct:\s+(\d+)\s*$"),
     "total_output_tokens": re.compile(r"^(?:Total generated tokens|Output tokens):\s+(\d+)\s*$"),
+    "total_input_tokens": re.compile(r"^Total input tokens:\s+(\d+)\s*$"),
     "completed": re.compile(r"^(?:Successful requests|Num prompts|Number of questions):\s+(\d+)\s*$"),
     "concurrency": re.compile(r"^Concurrency:\s+(\d+(?:\.\d+)?)\s*$"),
+    "output_throughput": THROUGHPUT,
 }
 SGLANG_INVALID = "give what SGLang's bench_serving prints or writes, with 'Accept length'"
 
@@ -141,7 +157,7 @@ def read_sglang(paths: Sequence[Path]) -> ImportedRecords:
         rows = [row for row in rows if "accept_length" in row]
     if not rows:
         raise InputError(f"{paths[0]} has no 'Accept length' of a speculative run; {SGLANG_INVALID}")
-    passes, output, requests, lengths, running = [], [], [], [], []
+    passes, output, requests, lengths, running, speeds, prompts = [], [], [], [], [], [], []
     for row in rows:
         numbers = {
             key: checked(row[key], f"{paths[0]}: {key}", float, invalid=SGLANG_INVALID)
@@ -150,6 +166,8 @@ def read_sglang(paths: Sequence[Path]) -> ImportedRecords:
         }
         lengths.append(numbers["accept_length"])
         running.append(numbers.get("concurrency"))
+        speeds.append(numbers.get("output_throughput"))
+        prompts.append(numbers.get("total_input_tokens", 0.0))
         passes.append(count(numbers.get("passes", 0), "Spec verify ct"))
         output.append(count(numbers.get("total_output_tokens", 0), "output tokens"))
         requests.append(count(numbers.get("completed", 0), "requests"))
@@ -166,7 +184,11 @@ def read_sglang(paths: Sequence[Path]) -> ImportedRecords:
         notes=tuple(notes) if len(rows) > 1 else (),
         skipped=skipped,
         instead=SGLANG_INSTEAD,
-        setup=Setup(running=running[0] if len(set(running)) == 1 else None),
+        setup=Setup(
+            running=running[0] if len(set(running)) == 1 else None,
+            tokens_per_s=speeds[0] if len(speeds) == 1 else None,
+            context=_context(sum(prompts), sum(output), sum(requests)) if all(prompts) else None,
+        ),
     )
 
 
@@ -296,6 +318,85 @@ def read_acceptance_csv(paths: Sequence[Path]) -> ImportedRecords:
         raise InputError(f"{paths[0]} holds no row with drafts; {invalid}")
     counters, notes = rates.sum_of_parts(parts, DETAILED)
     return ImportedRecords(counters, "vllm", notes=tuple(notes), skipped=skipped)
+
+
+RATE_AT = re.compile(r"accept_rate@(\d+)")
+
+
+def read_deepspec(paths: Sequence[Path]) -> ImportedRecords:
+    """Read the table of DeepSpec's eval.py: a row for every dataset, which are added.
+
+    accept_len counts the target's own token, and accept_rate@i is of the rounds that proposed an i-th token, from 0.
+    """
+    invalid = "give the table that DeepSpec's eval.py prints, with its header"
+    skipped = Skipped()
+    names: list[str] = []
+    parts: list[tuple[int, list[int]]] = []
+    models: set[tuple[str, str]] = set()
+    for line in log_lines(paths, skipped):
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|" if "|" in line else "\t")]
+        if "#propose" in cells:
+            names, parts, models = cells, [], set()  # a last table has the rows of those before
+        elif names and len(cells) == len(names):
+            row = dict(zip(names, cells, strict=True))
+            try:
+                given = {int(match[1]): row[name] for name in names if (match := RATE_AT.fullmatch(name))}
+                rates_at = [float(given[i]) for i in range(len(given)) if given[i] != "-"]
+                samples, output, length = (float(row[name]) for name in ("samples", "out_tokens", "accept_len"))
+                rounds = round((output - samples) / length)  # the first token of a sample is the prompt's
+            except (KeyError, ValueError, ZeroDivisionError, OverflowError):
+                raise InputError(
+                    f"{paths[0]}: a row of {row.get('dataset')!r:.40} is not of that table; {invalid}"
+                ) from None
+            if not (rounds > 0 and rates_at and all(0 <= rate <= 1 for rate in rates_at)):
+                raise InputError(f"{paths[0]}: a row of {row.get('dataset')!r:.40} is impossible; {invalid}")
+            parts.append(
+                (count(rounds, "rounds"), np.rint(rounds * np.minimum.accumulate(rates_at)).astype(int).tolist())
+            )
+            models.add((row.get("target_model", ""), row.get("draft_model", "")))
+    if not parts:
+        raise InputError(f"{paths[0]} has no row; {invalid}")
+    depth = max(len(accepted) for _, accepted in parts)
+    drafted, accepted = np.zeros(depth, dtype=np.int64), np.zeros(depth, dtype=np.int64)
+    for rounds, own in parts:
+        drafted[: len(own)] += rounds
+        accepted[: len(own)] += own
+    target, drafter = models.pop() if len(models) == 1 else ("", "")
+    method = next((method for word, method in CLASSES.items() if word in drafter.lower().replace("-", "")), "")
+    note = "rounds follow from output tokens and accept_len, which has two decimals"
+    return ImportedRecords(
+        Counters(drafted, accepted),
+        "benchmark",
+        "accept_len = output tokens of a round, the target's own included; accept_rate@i = rounds that accepted it / "
+        "rounds that proposed it",
+        notes=(note,),
+        skipped=skipped,
+        setup=Setup(target, drafter, method, draft_tokens=depth),
+    )
+
+
+def read_throughput(path: Path) -> float:
+    """Output tokens a second of a benchmark with or without speculation: vLLM's, SGLang's, GuideLLM's."""
+    invalid = "give the result of a single benchmark of vLLM, SGLang or GuideLLM, or --baseline-tokens-per-second"
+    skipped = Skipped()
+    if _is_json(path):
+        records = [record for _, record in json_records([path], skipped, invalid=invalid)]
+        runs = records[0].get("benchmarks") if len(records) == 1 else None
+        speeds = [record.get("output_throughput") for record in records]
+        if isinstance(runs, list):
+            speeds = [_at(run, "metrics", "output_tokens_per_second", "successful", "mean") for run in runs]
+    else:
+        speeds = [float(match[1]) for line in log_lines([path], skipped) if (match := THROUGHPUT.match(line))]
+    if len(speeds) != 1 or not isinstance(speeds[0], int | float) or not 0 < speeds[0] < np.inf:
+        raise InputError(f"{path} tells no throughput of output, or several; {invalid}")
+    return float(speeds[0])
+
+
+def _at(document: Any, *keys: str) -> Any:
+    """A value inside objects of JSON; None where there is none."""
+    for key in keys:
+        document = document.get(key) if isinstance(document, dict) else None
+    return document
 
 
 def _is_json(path: Path) -> bool:

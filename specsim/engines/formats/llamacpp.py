@@ -48,7 +48,9 @@ STATISTICS = re.compile(r"statistics\s+(\S+?):? #calls")
 CALLS = re.compile(r"#calls(?:\(b,g,a\) =\s*\d+\s+(\d+)| =\s*(\d+))")  # steps that asked the drafter
 COUNTS = re.compile(r"#(gen drafts|gen tokens|acc tokens) =\s*(\d+)")
 RATES = re.compile(r"#acc rate/pos = \(([\d., ]*)\)")
-DRAFTING = re.compile(r"dur\(b,g,a\) = [\d.]+, ([\d.]+), [\d.]+ ms")  # of drafts, since a server's start
+DRAFTING = re.compile(
+    r"dur\(b,g,a\) = [\d.]+, (\d{1,12}(?:\.\d{1,12})?), [\d.]+ ms"
+)  # of drafts, since a server's start
 COUNTED = ("gen drafts", "gen tokens", "acc tokens")
 BENCH = re.compile(r"\bpred=\s{0,9}(\d+)\s{1,9}draft=\s{0,9}(\d+)\s{1,9}acc=\s{0,9}(\d+)")  # of mtp-bench.py
 EXAMPLE = re.compile(r"^\s{0,9}n_(draft|predict|drafted|accept) {0,9}= (\d+)\s*$")  # of llama-speculative

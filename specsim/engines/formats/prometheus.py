@@ -22,7 +22,8 @@ from specsim.engines.formats.reading import log_lines
 from specsim.engines.formats.records import ImportedRecords, Setup, Skipped
 from specsim.io.errors import InputError
 
-SAMPLE = re.compile(r"([A-Za-z_:][\w:]*)(?:\{(.*)\})? ([^\s{}]+)(?: -?[\d.]+)?\s*$")
+# As the server writes it, and as a row of the table in Prometheus' own page, pasted: {...} | 22.
+SAMPLE = re.compile(r"([A-Za-z_:][\w:]*)(?:\{(.*)\})?(?:\s*+\|)?\s++([^\s{}|]++)(?: -?[\d.]++)?\s*+\|?\s*+$")
 LABEL = re.compile(r'(?<!\w)(\w+)="((?:[^"\\]|\\.)*)"')
 PREFIXES = {
     "vllm:": "vllm",
@@ -38,7 +39,7 @@ OUTPUT = {"vllm": "generation_tokens", "llamacpp": "tokens_predicted"}
 REQUESTS = "request_success"  # of vLLM: requests that ended
 RUNNING = {"num_requests_running", "requests_processing", "num_running_reqs"}
 SGLANG_LENGTH = "spec_accept_length"
-PASTED = re.compile(r"^[\s>+-]+")  # of quotes, and of differences of two scrapes
+PASTED = re.compile(r"^[\s>|+-]+")  # of quotes, tables, and of differences of two scrapes
 GAUGES = ("_rate", "_efficiency", "_length", "_overhead")
 LABELS = ("position", "token_position")
 INSTEAD = {

@@ -91,12 +91,18 @@ FORMATS = {
         "",
         mark=r"num_drafts,.{0,400}acceptance_at_pos_0",
     ),
+    "deepspec": Format(
+        "bench_results.read_deepspec",
+        "the table of DeepSpec's eval.py",
+        "",
+        mark=r"#propose\b.{0,80}accept_len",
+    ),
     "sweep": Format("sweep.read_sweep", "your own table: K, batch, tok/s or TPOT, accept length", "tables by hand"),
     "prometheus": Format(
         "prometheus.read_prometheus",
         "scrapes of vLLM, SGLang, llama.cpp or TensorRT-LLM",
         "scrapes of vLLM 0.32 and llama.cpp 2026.10; none of TensorRT-LLM",
-        mark=r"(?m)^[ >+-]{0,20}(?:# (?:HELP|TYPE) )?(?:vllm:|llamacpp:|trtllm_|sglang:)\w+",
+        mark=r"(?m)^[ >|+-]{0,20}(?:# (?:HELP|TYPE) )?(?:vllm:|llamacpp:|trtllm_|sglang:)\w+",
     ),
     "sglang-responses": Format(
         "sglang.read_responses",
@@ -131,6 +137,11 @@ FORMATS = {
 }
 
 
+# What a server's load tests write that do not count drafts.
+WITHOUT_DRAFTS = {
+    r'"output_tokens_per_second"\s*:': "GuideLLM's result",
+    r'Serving Benchmark Result|"output_throughput"\s*:': "the result of a benchmark",
+}
 HEAD = 2**24  # characters of a file in which a mark is looked for
 NOTHING = "give a log, a scrape, a benchmark's result or responses; `specsim import --help` lists what is read"
 
@@ -148,6 +159,12 @@ def recognise(path: Path) -> list[str]:
         from specsim.engines.formats.sweep import is_header
 
         kinds = ["sweep"] if any(map(is_header, text[: 2**16].splitlines()[:20])) else []
+    for mark, what in WITHOUT_DRAFTS.items():
+        if not kinds and re.search(mark, text):
+            raise InputError(
+                f"{path} is {what}, which counts no drafts; save the server's /metrics before and after it and give "
+                f"both to `specsim import prometheus`, or give this to `specsim doctor COUNTERS --baseline {path.name}`"
+            )
     if not kinds:
         raise InputError(f"{path} holds nothing that an engine or a benchmark writes about drafts; {NOTHING}")
     return kinds

@@ -133,6 +133,7 @@ def _verified(meta: Meta, name: str) -> Verified:
 
 DECODE = re.compile(r"Decode batch[.,]")
 RUNNING = re.compile(r"#running-req: (\d+)")
+SPEED = re.compile(r"gen throughput \(token/s\): (\d+(?:\.\d+)?)")
 SETTINGS = {
     "model": re.compile(r"\bmodel_path='([^']{1,200})'"),
     "drafter": re.compile(r"speculative_draft_model_path='([^']{1,200})'"),
@@ -150,7 +151,7 @@ def read_log(paths: Sequence[Path]) -> ImportedRecords:
     """
     lengths: list[rates.Printed] = []
     shares: list[rates.Printed] = []  # with an accept rate in every line, as many as lengths
-    weights = []
+    weights, speeds = [], []
     skipped = Skipped()
     settings: dict[str, str] = {}
     for line in log_lines(paths, skipped):
@@ -167,6 +168,7 @@ def read_log(paths: Sequence[Path]) -> ImportedRecords:
             weights.append(running)
             lengths.append(rates.Printed.of(length[1]))
             shares += [rates.Printed.of(rate[1])] if rate else []
+            speeds += [float(match[1])] if (match := SPEED.search(line)) else []
     if not lengths:
         raise InputError(f"{paths[0]} holds no line 'Decode batch' with accept len; give a speculative run's log")
     steps = settings.pop("steps", None)
@@ -179,7 +181,14 @@ def read_log(paths: Sequence[Path]) -> ImportedRecords:
         notes.append(definition)
     else:
         notes.append(f"{len(lengths) - len(shares):,} lines have no accept rate, as of older versions")
-    setup = Setup(**settings, draft_tokens=int(steps) if steps else tokens, running=float(np.mean(weights)))
+    setup = Setup(
+        settings.get("model", ""),
+        settings.get("drafter", ""),
+        settings.get("method", ""),
+        draft_tokens=int(steps) if steps else tokens,
+        running=float(np.mean(weights)),
+        tokens_per_s=float(np.mean(speeds)) if speeds else None,
+    )
     return ImportedRecords(
         None, ENGINE, averages=averages, notes=tuple(notes), skipped=skipped, instead=INSTEAD, setup=setup
     )

@@ -25,17 +25,22 @@ COLUMNS = {
     "speed": {"toks", "tokss", "tokenss", "ts", "tps", "tokenspersecond", "throughput", "outputthroughput"},
     "tpot": {"tpot", "tpotms", "meantpotms", "itl", "itlms"},
     "length": {"acceptlength", "acceptlen", "acceptancelength", "meanacceptancelength", "tau", "al", "meanlen"},
-    "rate": {"acceptrate", "acceptancerate", "acceptance", "rate"},
+    "rate": {"acceptrate", "acceptancerate", "rate"},
+    "either": {"accept", "accepted", "acceptance", "acc"},  # a length where it exceeds 1, without a percent sign
 }
 
 
 class Row(NamedTuple):
-    """A measurement; speed in tokens a second (or 1 / TPOT), length with the target's own token."""
+    """A measurement; speed in tokens a second (or 1 / TPOT), length with the target's own token.
+
+    tpot_ms : of a request's output token; by the batch over the speed where it is not in the table
+    """
 
     k: int
     batch: int
     speed: float | None
     length: float | None
+    tpot_ms: float | None = None
 
 
 def names_of(header: str) -> list[str | None]:
@@ -47,7 +52,7 @@ def names_of(header: str) -> list[str | None]:
 def is_header(line: str) -> bool:
     """Whether a line is a header of such a table."""
     names = names_of(line)
-    return "k" in names and len({"speed", "tpot", "length", "rate"} & set(names)) > 0
+    return "k" in names and len({"speed", "tpot", "length", "rate", "either"} & set(names)) > 0
 
 
 def _cells(line: str) -> list[str]:
@@ -56,9 +61,8 @@ def _cells(line: str) -> list[str]:
     return [cell.strip() for cell in next(csv.reader([line], delimiter=separator), [])]
 
 
-def read_sweep(paths: Sequence[Path]) -> ImportedRecords:
-    """Read a table, as CSV or in Markdown."""
-    skipped = Skipped()
+def read_rows(paths: Sequence[Path], skipped: Skipped) -> list[Row]:
+    """Read the rows of tables, as CSV or in Markdown; InputError if there is none."""
     rows: list[Row] = []
     for path in paths:
         names: list[str | None] = []
@@ -72,6 +76,13 @@ def read_sweep(paths: Sequence[Path]) -> ImportedRecords:
                     raise InputError(f"{path} has more than {MOST_ROWS:,} rows; {INVALID}")
     if not rows:
         raise InputError(f"{paths[0]} has no row of a sweep; {INVALID}")
+    return rows
+
+
+def read_sweep(paths: Sequence[Path]) -> ImportedRecords:
+    """Read a table, as CSV or in Markdown."""
+    skipped = Skipped()
+    rows = read_rows(paths, skipped)
     notes = _fastest(rows)
     lengths = {
         k: float(np.mean([row.length for row in rows if row.k == k and row.length]))
@@ -103,17 +114,25 @@ def _row(cells: Mapping[str, str], where: str) -> Row:
             raise InputError(f"{where}: {name} is {text:.30}, not a number; {INVALID}")
         return value
 
-    k, batch, speed, tpot, length, rate = map(number, ("k", "batch", "speed", "tpot", "length", "rate"))
+    k, batch, speed, tpot, length, rate, either = map(number, (*COLUMNS,))
     if k is None or k != int(k) or k > MOST_DRAFTED or (batch is not None and not 1 <= batch == int(batch)):
         raise InputError(f"{where}: K is {cells.get('k')!r:.30}, batch {cells.get('batch')!r:.30}; {INVALID}")
+    percent = "%" in cells.get("rate", "") + cells.get("either", "")
+    if either == 1 and k and not percent:
+        raise InputError(
+            f"{where}: an acceptance of 1 may be a length or a rate; call the column accept length or rate"
+        )
+    if either is not None and k:
+        length, rate = (either, rate) if 1 <= either <= k + 1 and not percent else (length, either)
     if length is None and rate is not None and k:
-        share = rate / 100 if "%" in cells["rate"] or rate > 1 else rate
+        share = rate / 100 if percent or rate > 1 else rate
         length = 1 + k * share
     if length is not None and k and not 1 <= length <= k + 1:
         raise InputError(f"{where}: an acceptance length of {length:g} is impossible with K = {k:g}; give 1 to K + 1")
+    tpot_ms = tpot or ((batch or 1) * 1e3 / speed if speed else None)
     if speed is None and tpot:
         speed = 1 / tpot
-    return Row(int(k), int(batch or 1), speed, length)
+    return Row(int(k), int(batch or 1), speed, length, tpot_ms)
 
 
 def _fastest(rows: Sequence[Row]) -> list[str]:

@@ -42,7 +42,10 @@ NOTHING = "Drafted: 0 tokens"
 ONE_SERVER = "give the log of a single server"
 DRAFTING = re.compile(r"Drafted throughput: (\d+\.\d+) tokens/s")
 ENGINE = re.compile(r"Engine (\d+): ")
-GENERATING = re.compile(r"Avg generation throughput: (\d+(?:\.\d+)?) tokens/s, Running: (\d+) reqs")
+GENERATING = re.compile(
+    r"Avg generation throughput: (\d+(?:\.\d+)?) tokens/s, (Finished: \d+ reqs, Unfinished: \d+ reqs, )?"
+    r"Running: (\d+) reqs"
+)
 NEW_LINE = re.compile(
     r"^\W*(?:INFO|WARNING|ERROR|DEBUG|\w+ pid=|\d{4}-\d\d|\d\d[-:]\d\d)"
 )  # of a log, not a part of one
@@ -55,6 +58,12 @@ SETTINGS = {
         r"SpeculativeConfig\(method='[\w-]+', model='([^']{1,200})'|"
         r"'speculative_config': \{[^{}]{0,300}?'model': '([^']{1,200})'"
     ),
+    "verification": re.compile(r"'rejection_sample_method': '(\w+)'"),
+}
+VERIFICATION = {  # that is not token by token, and what follows from it
+    "block": "block verification accepts a draft as a whole: a draft cut at K is accepted otherwise than a draft of K; "
+    "measure the K that you choose",
+    "synthetic": "acceptance was scripted (rejection_sample_method synthetic): it is not the drafter's",
 }
 
 
@@ -71,7 +80,7 @@ class Lines:
     wrapped : the pieces of a line that a terminal or a chat has wrapped, as far as they are read
     generating : of the line about throughput that was read last
     windows : seconds of every line about drafts, where it tells them, and what was generated in it
-    idle : intervals that generated without a draft
+    busy, idle : intervals that generated with drafts, and without one
     """
 
     def __init__(self) -> None:
@@ -84,9 +93,11 @@ class Lines:
         self.lacking: str = ""
         self.generating: Interval | None = None
         self.windows: list[tuple[float, Interval] | None] = []
+        self.busy: list[Interval] = []
         self.idle: list[Interval] = []
         self.engines: set[str] = set()
         self.number = self.began = 0
+        self.lmdeploy = False
 
     def take(self, line: str, skipped: Skipped) -> None:
         """Read a line."""
@@ -105,7 +116,8 @@ class Lines:
             self._flush()
             if engine := ENGINE.search(line):
                 self.engines.add(engine[1])
-            self.generating = Interval(float(match[1]), count(match[2], "Running"))
+            self.lmdeploy |= match[2] is not None  # whose line is vLLM's but for this
+            self.generating = Interval(float(match[1]), count(match[3], "Running"))
         if not marked and not self.wrapped:
             return
         if not self.wrapped:
@@ -127,6 +139,7 @@ class Lines:
             self.parts.append(part)
             drafting = DRAFTING.search(line)
             seconds = part.drafted / float(drafting[1]) if drafting and float(drafting[1]) else 0.0
+            self.busy += [self.generating] if self.generating else []
             self.windows.append((seconds, self.generating) if seconds and self.generating else None)
             self.generating = None
         elif "mean" not in fields and (match := OLD.search(line) or OLDER.search(line)):
@@ -179,10 +192,15 @@ class Lines:
     @property
     def running(self) -> float | None:
         """Requests that ran at once, on average over intervals that generated."""
-        busy = [window[1].running for window in self.windows if window is not None] or [
-            interval.running for interval in self.idle if interval.running
-        ]
-        return float(np.mean(busy)) if busy else None
+        running = [each.running for each in self.busy] or [each.running for each in self.idle if each.running]
+        return float(np.mean(running)) if running else None
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Output tokens a second, on average over intervals with drafts; None for several engines' lines."""
+        # Where nothing runs at the end of an interval, it generated for a part of its time.
+        speeds = [each.tokens_per_s for each in self.busy if each.tokens_per_s and each.running]
+        return float(np.mean(speeds)) if speeds and len(self.engines) < 2 else None
 
 
 def read_vllm_log(paths: Sequence[Path]) -> ImportedRecords:
@@ -194,13 +212,17 @@ def read_vllm_log(paths: Sequence[Path]) -> ImportedRecords:
     if sum(map(bool, (lines.parts, lines.old, lines.oldest))) > 1:
         raise InputError(f"the log has lines of several versions of vllm; {ONE_SERVER}")
     version = single_version(lines.versions)
-    model, drafter, method = (lines.settings.get(name, "") for name in ("model", "drafter", "method"))
-    setup = Setup(model, drafter, method, running=lines.running)
-    imported = ImportedRecords(None, "vllm", version=version, skipped=skipped, instead=DETAILED, setup=setup)
+    model, drafter, method, rule = (
+        lines.settings.get(name, "") for name in ("model", "drafter", "method", "verification")
+    )
+    setup = Setup(model, drafter, method, running=lines.running, tokens_per_s=lines.tokens_per_s)
+    engine = "lmdeploy" if lines.lmdeploy else "vllm"
+    imported = ImportedRecords(None, engine, version=version, skipped=skipped, instead=DETAILED, setup=setup)
     if lines.parts:
         output, plain, notes = lines.plain()
         told = replace(imported, output_tokens=None if output is None else (output,), plain_steps=plain)
         imported = _with_counters(lines.parts, told)
+        notes += [VERIFICATION[rule]] if rule in VERIFICATION else []
         return replace(imported, notes=(*imported.notes, *notes))
     if lines.old:
         accepted, drafted = (sum(column) for column in zip(*lines.old, strict=True))

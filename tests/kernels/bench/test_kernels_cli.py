@@ -64,7 +64,8 @@ def test_info_names_backends_and_reasons(command: Any, monkeypatch: pytest.Monke
     assert "no nvcc" in document["backends"]["cuda"]
     assert set(document["versions"]) == {"torch", "triton", "cuda", "speckernels", "python"}
     table = command("info").out
-    assert "flashinfer" in table and document["device"] in table
+    assert "flashinfer" in table and document["device"] in table and "Accept each node with p(token)" in table
+    assert "..." not in command("--help").out.partition("Commands:")[2]  # summaries are whole
 
 
 def built(source: str, architectures: Any) -> Built:

@@ -54,8 +54,8 @@ ANSWERED = [
     (["explain", "acceptance-rate", "--engine", "SGLang"], "accept rate"),
 ]  # fmt: skip
 ASKED = [
-    (["advise", "vllm.log", "--gpu", "GB10", "--target", "deepseek-ai/DeepSeek-V4-Flash", "--drafter", "dspark",
-      "--engine", "vllm"], ["unknown GPU 'GB10'", "nearest: ", "memory_bytes_s"]),
+    (["advise", "vllm.log", "--gpu", "TPU-v6e", "--target", "deepseek-ai/DeepSeek-V4-Flash", "--drafter", "dspark",
+      "--engine", "vllm"], ["unknown GPU 'TPU-v6e'", "nearest: ", "memory_bytes_s"]),
     (["advise", "vllm.log", "--gpu", "H100", "--target", "Qwen/Qwen3-8B", "--drafter", "draft_model", "--engine",
       "vllm"], ["which model drafts?"]),
 ]  # fmt: skip

@@ -33,18 +33,21 @@ def test_a_gpu_is_priced_as_its_file(name: str, tmp_path: Path) -> None:
     assert by_gpu == by_file
     assert_refused(call(*command, *GPU, "--cost", file), "give costs once")
     assert_refused(call(*command), "give costs once")
-    for alone in (GPU[6:8], GPU[8:], ("--weights", "int4"), ("--dtype", "float32")):
-        assert_refused(
-            call(*command, "--cost", file, *alone), "--engine, --weights, --dtype and --tp describe costs on a GPU"
-        )
+    options = "--engine, --weights, --dtype, --cache and --tp describe costs on a GPU"
+    for alone in (GPU[6:8], GPU[8:], ("--weights", "int4"), ("--dtype", "float32"), ("--cache", "fp8")):
+        assert_refused(call(*command, "--cost", file, *alone), options)
 
 
 def test_formats_are_multiplied_as_engines_do() -> None:
     for gpu, weights, products in (("h100", "float8", "float8"), ("b200", "nvfp4", "float4"), ("a100", "float8", None)):
         assert data_sheet_document(gpu, "llama-3.1-8b", "eagle", weights)["activations"] == products
     show = ("specsim", "cost", "show", "--target", "llama-3.1-8b", "--drafter", "eagle", "--gpu")
-    assert_refused(call(*show, "m4-max"), "no throughput in bfloat16", "float32")
-    assert json_of(call(*show, "m4-max", "--dtype", "float32", "--json"))["rows"][0]["autoregressive_s"] > 0.05
+    assert_refused(call(*show, "m4-max", "--dtype", "bfloat16"), "no throughput in bfloat16", "float32")
+    half, whole = (
+        json_of(call(*show, "m4-max", *dtype, "--json"))["rows"][0]["autoregressive_s"]
+        for dtype in ((), ("--dtype", "float32"))
+    )
+    assert whole > 0.05 and half < 0.6 * whole  # float16 where there is no bfloat16
 
 
 def test_a_drafters_grid_needs_the_targets() -> None:

@@ -114,6 +114,25 @@ def test_a_point_is_judged_by_the_fit_of_the_others() -> None:
     assert fitted.held_out_percent[0] is None and fitted.held_out_percent[2] == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.parametrize("rounds_ms", [(14.4, 15.2), (14.5, 16.5)])
+def test_two_rounds_are_met_whether_drafting_is_slower_or_faster_than_the_data_sheet(
+    rounds_ms: tuple[float, float],
+) -> None:
+    cost = read_cost(data_sheet_document("h100", "llama-3.1-8b", "eagle3", engine="vllm"))
+    assert isinstance(cost, RooflineCost)
+    points = [Point(7.5), *(Point(ms / k, k=k, acceptance=k) for k, ms in zip((2, 6), rounds_ms, strict=True))]
+    fitted = calibrated_on_points(cost, points)
+    assert np.abs(fitted.errors_percent).max() < 1e-6 and not fitted.contradictions
+    of_k = {k: fitted.cost.round_seconds(k, 1000) for k in (2, 4, 6)}
+    assert of_k[2] < of_k[4] < of_k[6] and (fitted.cost.overheads.draft_step_s < 0) == (rounds_ms[0] == 14.4)
+
+
+def test_points_that_contradict_each_other_are_named() -> None:
+    points = [Point(7.07), Point(8.4), Point(4.29, k=3, acceptance=2.29)]
+    (text,) = calibrated_on_points(roofline(), points).contradictions
+    assert "tpot_ms=7.07" in text and "tpot_ms=8.4" in text and "k=3" not in text
+
+
 def test_points_that_cannot_be_are_refused() -> None:
     for text in ("tpot=7", "tpot_ms=x", "k=3 tpot_ms=4", "acceptance=2 tpot_ms=4", "tpot_ms=4 tpot_ms=5 batch=1", ""):
         with pytest.raises(InputError, match="write it as"):

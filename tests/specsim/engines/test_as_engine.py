@@ -263,6 +263,11 @@ def test_one_run_by_every_definition() -> None:
         ("sglang", RATE): 3 / 5,
         ("tensorrt-llm", LENGTH): 2.0,
         ("tensorrt-llm", POSITIONS): [2 / 3, 1 / 2],
+        ("lmdeploy", LENGTH): 2.0,
+        ("lmdeploy", RATE): 3 / 5,
+        ("lmdeploy", POSITIONS): [2 / 3, 1 / 3],
+        ("aiperf", LENGTH): 2.0,
+        ("aiperf", RATE): 3 / 5,
         ("transformers", LENGTH): 1.0,
     }
     assert {(number.engine, number.quantity) for number in DEFINITIONS} == set(expected)
@@ -287,5 +292,7 @@ def test_explain_says_it_in_words(quantity: str) -> None:
 def test_what_is_not_known_is_refused() -> None:
     with pytest.raises(InputError, match="unknown engine 'transformers' for position-rate; choose one of"):
         find_definitions(POSITIONS, "transformers")
+    with pytest.raises(InputError, match="Dynamo prints its engine's numbers; name that engine: vllm"):
+        find_definitions(LENGTH, "Dynamo")
     with pytest.raises(InputError, match="unknown quantity 'tau'; choose one of acceptance-length"):
         find_definitions("tau")

@@ -7,6 +7,7 @@ rates times the rounds; steps without a draft are the output tokens less those o
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -224,7 +225,7 @@ TABLE = """K,batch,tok/s,accept length
 """
 
 
-@pytest.mark.parametrize("form", ["csv", "markdown", "tpot"])
+@pytest.mark.parametrize("form", ["csv", "markdown", "tpot", "accept", "accept %"])
 def test_a_table_of_a_sweep(form: str, tmp_path: Path) -> None:
     """Accepted at position 1: 0.70; at 2 and 3: 0.30 each."""
     table = TABLE
@@ -235,6 +236,9 @@ def test_a_table_of_a_sweep(form: str, tmp_path: Path) -> None:
         rows = [line.split(",") for line in TABLE.splitlines()[1:]]
         lines = [f"{k};{batch};{1000 / float(speed):.4f};{length}" for k, batch, speed, length in rows]
         table = "\n".join(["num_speculative_tokens;concurrency;TPOT (ms);Accept length", *lines])
+    elif form.startswith("accept"):
+        table = TABLE.replace("accept length", form)
+        table = table.replace("1.70", "70%").replace("2.30", "43.3333%") if "%" in form else table
     (tmp_path / "sweep.txt").write_text(table)
     reading = read_counts(tmp_path / "sweep.txt")
     assert isinstance(reading.source, Counters)
@@ -257,6 +261,111 @@ def test_specforges_results(tmp_path: Path) -> None:
     assert reading.setup.draft_tokens == 3 and reading.setup.running == 4 and reading.setup.drafter == "org/head"
     assert "batch 4, K = 3: measured 1.80 times as fast as without speculation" in reading.notes
     assert 1 + reading.source.accepted.sum() / reading.source.drafted[0] == pytest.approx(2.5, abs=2e-3)
+
+
+def test_an_acceptance_of_1_is_not_guessed(tmp_path: Path) -> None:
+    (tmp_path / "sweep.txt").write_text("K,tok/s,accept\n0,50,\n3,75,1\n")
+    with pytest.raises(InputError, match="line 3: an acceptance of 1 may be a length or a rate"):
+        read_counts(tmp_path / "sweep.txt")
+
+
+def test_the_table_of_prometheus_own_page(tmp_path: Path) -> None:
+    """Pasted as it is, and in a table of a thread: two engines, 22 + 18 drafts of 3, 30 + 20 accepted."""
+    label = '{engine="%d", instance="10.0.0.1:8000", model_name="m"}'
+    counts = {"drafts": (22, 18), "draft_tokens": (66, 54), "accepted_tokens": (30, 20)}
+    rows = [
+        (f"vllm:spec_decode_num_{name}_total{label % engine}", value)
+        for name, values in counts.items()
+        for engine, value in enumerate(values)
+    ]
+    for form in ("{} | {}", "{}\t{}", "| {} | {} |", "{} {} 1764000000000"):
+        (tmp_path / "metrics.txt").write_text("".join(form.format(*row) + "\n" for row in rows))
+        kind, imported = read_any([tmp_path / "metrics.txt"])
+        assert kind == "prometheus" and imported.counted == (40, 120, 50)
+
+
+BENCH = """============ Serving Benchmark Result ============
+Successful requests:                     10
+Maximum request concurrency:             8
+Total input tokens:                      5000
+Total generated tokens:                  2110
+Output token throughput (tok/s):         420.00
+"""
+DRAFTS = """Drafts:                                  1000
+Draft tokens:                            3000
+Accepted tokens:                         1100
+Per-position acceptance (%):
+  Position 0:                            60.00
+  Position 1:                            30.00
+  Position 2:                            20.00
+"""
+
+
+def test_doctor_takes_the_throughput_of_files(tmp_path: Path) -> None:
+    """2.1 tokens a step at 420 tok/s and 500 without: 0.84 times, 2.5 decode steps."""
+    (tmp_path / "with.txt").write_text(BENCH + DRAFTS)
+    (tmp_path / "without.txt").write_text(BENCH.replace("420.00", "500.00"))
+    (tmp_path / "without.json").write_text(json.dumps({"output_throughput": 500.0}))
+    guide = {"benchmarks": [{"metrics": {"output_tokens_per_second": {"successful": {"mean": 500.0}}}}]}
+    (tmp_path / "guidellm.json").write_text(json.dumps(guide))
+    right = "0.84x (16 % slower): each step yields 2.10 tokens but costs as much as 2.50 normal decode steps"
+    baselines = [("--baseline", tmp_path / name) for name in ("without.txt", "without.json", "guidellm.json")]
+    for baseline in (*baselines, ("--baseline-tokens-per-second", 500)):
+        assert right in call("specsim", "doctor", tmp_path / "with.txt", *baseline).out
+    typed = ("--accept-length", 2.1, "--k", 3, "--tokens-per-second", 420, "--baseline-tokens-per-second", 500)
+    assert right in call("specsim", "doctor", *typed).out
+    assert_refused(call("specsim", "doctor", tmp_path / "with.txt"), "Add --baseline-tokens-per-second (or --baseline")
+    advice = json_of(call("specsim", "advise", tmp_path / "with.txt", *H100, "--json"))
+    assert advice["asked"]["context"] == advice["read_as"]["context"] == round((5000 + 2110 / 2) / 10)
+    assert json_of(call("specsim", "advise", INPUTS / "load64_log.txt", *H100, "--json"))["asked"]["context"] == 1000
+    for name in ("without.txt", "guidellm.json"):
+        assert_refused(call("specsim", "advise", tmp_path / name, *H100), "which counts no drafts; save the server's")
+
+
+def test_a_log_tells_its_throughput() -> None:
+    """Two intervals at 100 tok/s: 1.25 tokens a step, and 1.125 decode steps at 90 without."""
+    answer = call("specsim", "doctor", INPUTS / "vllm_ngram_log.txt", "--baseline-tokens-per-second", 90)
+    assert "each step yields 1.25 tokens and costs as much as 1.12 normal decode steps" in answer.out
+
+
+@pytest.mark.parametrize(("speed", "told"), [(10.0, True), (1000.0, False)])
+def test_a_server_far_slower_than_its_hardware_is_named(speed: float, told: bool, tmp_path: Path) -> None:
+    """64 requests: the log's own 4,000 tok/s is near what these costs predict, 10 tok/s is not."""
+    log = (INPUTS / "load64_log.txt").read_text()
+    slow = re.sub(r"(generation throughput|Drafted throughput|Accepted throughput): [\d.]+", rf"\1: {speed}", log)
+    (tmp_path / "log.txt").write_text(slow)
+    assert ("far slower than these costs" in call("specsim", "advise", tmp_path / "log.txt", *H100).out) == told
+    assert "far slower" not in call("specsim", "advise", INPUTS / "load64_log.txt", *H100).out
+
+
+def test_lmdeploys_line_is_vllms_but_for_its_requests(tmp_path: Path) -> None:
+    (tmp_path / "log.txt").write_text(
+        "[2025-11-20 10:00:00 DP0] Avg prompt throughput: 9.0 tokens/s, Avg generation throughput: 260.0 tokens/s, "
+        "Finished: 3 reqs, Unfinished: 8 reqs, Running: 8 reqs, Waiting: 0 reqs, GPU KV cache usage: 1.0%, Prefix "
+        "cache hit rate: 0.0%, SpecDecoding metrics: Draft acceptance rate: 53.33%, Mean acceptance length: 2.60, "
+        "Accepted: 1600 tokens, Drafted: 3000 tokens, Per-position acceptance rate: 0.750, 0.500, 0.350\n"
+    )
+    _, imported = read_any([tmp_path / "log.txt"])
+    assert (imported.engine, imported.counted, imported.setup.running) == ("lmdeploy", (1000, 3000, 1600), 8)
+
+
+@pytest.mark.parametrize(("rule", "note"), [("block", "accepts a draft as a whole"), ("synthetic", "was scripted")])
+def test_acceptance_that_is_not_token_by_token_is_named(rule: str, note: str, tmp_path: Path) -> None:
+    start = f"non-default args: {{'speculative_config': {{'method': 'mtp', 'rejection_sample_method': '{rule}'}}}}\n"
+    (tmp_path / "log.txt").write_text(start + (INPUTS / "wrapped_log.txt").read_text())
+    assert note in " ".join(read_counts(tmp_path / "log.txt").notes)
+
+
+@pytest.mark.parametrize("pretty", [True, False])
+def test_the_table_of_deepspec(pretty: bool, tmp_path: Path) -> None:
+    """1,000 rounds each: 700, 500, 300 and 600, 300, 100 accepted; 2,500 and 2,000 tokens beside the first ones."""
+    table = (INPUTS / "deepspec.txt").read_text()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if "|" in line]
+    (tmp_path / "out.txt").write_text(table if pretty else "\n".join("\t".join(row) for row in rows))
+    kind, imported = read_any([tmp_path / "out.txt"])
+    assert isinstance(imported.source, Counters) and kind == "deepspec"
+    assert imported.source.drafted.tolist() == [2000] * 3 and imported.source.accepted.tolist() == [1300, 800, 400]
+    assert (imported.setup.model, imported.setup.kind, imported.setup.draft_tokens) == ("Qwen3-8B", "dspark", 3)
 
 
 SPEC_DECODE = """--------------------------------------------------

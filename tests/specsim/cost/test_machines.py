@@ -1,0 +1,133 @@
+"""Machines that people have: data sheets against buses and clocks, Metal and llama.cpp against published times."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specsim.cost.calibrate import data_sheet_document
+from specsim.cost.files import read_cost
+from specsim.cost.roofline.cost import RooflineCost
+from specsim.cost.roofline.hardware import find_hardware, known_hardware
+from specsim.engines.advise import advise
+from tests.support.checks import refusal
+from tests.support.commands import call, json_of
+
+# Bits of the memory's bus and their rate in Gb/s; multiprocessors, 16-bit FLOPs of each a cycle, and clock in GHz.
+BUILT = {
+    "gb10": (256, 8.533, 48, 1024, 2.55), "gh200": (6144, 5.2, 132, 4096, 1.83), "l4": (192, 12.5, 60, 1024, 2.04),
+    "gh200-144gb": (6144, 6.4, 132, 4096, 1.83), "v100": (4096, 1.752, 80, 1024, 1.53),
+    "mi325x": (8192, 6.0, 304, 2048, 2.1), "arc-pro-b60": (192, 19.0, 20, 2048, 2.4),
+    "arc-pro-b70": (256, 19.0, 32, 2048, 2.8),
+}  # fmt: skip
+# Published with an M3 Ultra, llama.cpp and MTP (Q6_K): K, output tokens of a round, speedup.
+METAL = ((2, 2.596, 1.0614), (3, 3.157, 0.9079), (4, 3.604, 0.7939))
+
+
+def cost_of(gpu: str, target: str, drafter: str = "mtp", weights: str | None = None, **other: Any) -> RooflineCost:
+    cost = read_cost(data_sheet_document(gpu, target, drafter, weights, **other))
+    assert isinstance(cost, RooflineCost)
+    return cost
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_a_data_sheet_is_what_the_chip_is_built_of(name: str) -> None:
+    bits, rate, processors, flops, clock = BUILT[name]
+    assert find_hardware(name).memory_bytes_s == pytest.approx(1e9 * bits * rate / 8, rel=0.03)
+    assert find_hardware(name).flops_of("float16") == pytest.approx(1e9 * processors * flops * clock, rel=0.04)
+
+
+def test_a_910c_is_two_910b() -> None:
+    whole, half = (find_hardware(name) for name in ("ascend-910c", "ascend-910b"))
+    for part in ("memory_bytes_s", "memory_bytes"):
+        assert getattr(whole, part) == 2 * getattr(half, part)
+    assert whole.flops["bfloat16"] == 2 * half.flops["bfloat16"]
+
+
+@pytest.mark.parametrize("weights", ["int8", "q6_k", "q4_k_m"])
+@pytest.mark.parametrize("engine", [None, "llamacpp"])
+def test_an_m3_ultra_is_promised_no_gain_that_none_has_measured(weights: str, engine: str | None) -> None:
+    counters = {"drafted": [1000] * 4, "accepted": [870, 726, 561, 447]}
+    cost = cost_of("m3-ultra", "qwen3.6-27b", weights=weights, engine=engine)
+    assert max(float(length.speedup) for length in advise(counters, cost, context=400).lengths) < 1.2
+    assert any("8 rows takes about 6.5 decode steps" in note for note in cost.notes(4, (400, 400)))
+    step_s = cost.round_seconds(0, 400)
+    for k, tokens, measured in METAL:
+        assert tokens * step_s / cost.round_seconds(k, 400) == pytest.approx(measured, rel=0.12)
+
+
+def test_metal_shares_the_reading_of_16_bit_weights_alone() -> None:
+    """llama-batched-bench on an M4: 8 rows take 6.54 times one of Qwen3.8-27B in 3 bits, 1.60 in bfloat16 (0.6B)."""
+    for weights, measured in (("q3_k_m", 6.54), (None, 1.60)):
+        passes = cost_of("m3-ultra", "qwen3.6-27b", weights=weights).target
+        assert float(passes.seconds(8, 128) / passes.seconds(1, 128)) == pytest.approx(measured, rel=0.12)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "target", "weights", "steps", "most"),
+    [
+        # llama.cpp#15802: passes of 1 to 8 rows of Llama-3.1-8B.
+        ("rtx-3090", "llama-3.1-8b", "q4_0", {n: n * 156.56 / speed for n, speed in enumerate(
+            (279.89, 390.96, 470.48, 509.70, 541.57, 559.30, 583.77), start=2)}, 0.11),
+        # qwen38-mtp: rounds of K = 1 to 4 in decode steps, output tokens of a round over the speedup.
+        ("v100", "qwen3.6-27b", "q4_k_m", {-1: 1.358, -2: 1.753, -3: 2.182, -4: 2.536}, 0.12),
+        ("rtx-5090", "qwen3.6-27b", "q4_k_xl", {-1: 1.221, -2: 1.336, -3: 1.522, -4: 1.656}, 0.12),
+    ],
+    ids=["passes", "V100", "RTX 5090"],
+)  # fmt: skip
+def test_llama_cpps_passes_and_rounds_take_as_many_steps_as_published(
+    gpu: str, target: str, weights: str, steps: dict[int, float], most: float
+) -> None:
+    cost = cost_of(gpu, target, "mtp", weights, engine="llamacpp")
+    step_s = cost.round_seconds(0, 400)
+    for size, measured in steps.items():
+        seconds = float(cost.target.seconds(size, 400)) if size > 0 else cost.round_seconds(-size, 400)
+        assert seconds / step_s == pytest.approx(measured, rel=most)
+    assert any("llama.cpp's overheads" in note for note in cost.notes(4, (400, 400)))
+
+
+def test_speedups_in_llama_cpp_that_no_fit_saw_are_met() -> None:
+    """qwen38-mtp's README: GPU, format, K, share of drafted tokens that was accepted, speedup of Qwen3.8-27B."""
+    errors = []
+    for gpu, weights, k, rate, measured in (
+        ("rtx-3090", "q4_k_xl", 2, 0.78, 1.8132), ("rtx-3090", "q2_k_xl", 2, 0.76, 1.6336),
+        ("rtx-3090", "q4_k_m", 2, 0.78, 1.3323), ("rtx-3090", "q4_k_m", 4, 0.65, 1.6552),
+        ("rtx-4090", "q4_k_m", 2, 0.56, 1.5996),
+    ):  # fmt: skip
+        cost = cost_of(gpu, "qwen3.6-27b", "mtp", weights, engine="llamacpp")
+        speedup = (1 + k * rate) * cost.round_seconds(0, 400) / cost.round_seconds(k, 400)
+        errors.append(abs(speedup / measured - 1))
+    assert np.median(errors) < 0.05
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "llamacpp", "tensorrt-llm", "transformers"])
+@pytest.mark.parametrize("gpu", ["rtx-3090", "epyc-9655", "v100", "m3-ultra"])
+def test_every_engine_of_the_help_is_priced_on_every_kind_of_machine(engine: str, gpu: str) -> None:
+    command = ("specsim", "cost", "show", "--gpu", gpu, "--target", "qwen3-8b", "--drafter", "qwen3-0.6b")
+    shown = json_of(call(*command, "--engine", engine, "--weights", "Q4_K_M", "--json"))
+    assert shown["rows"][0]["verify_s"]["8"] > shown["rows"][0]["autoregressive_s"] > 0
+
+
+def test_a_cache_is_priced_by_its_format_and_emulation_is_named() -> None:
+    """Of Llama-3.1-8B a cached token takes 128 KiB in 16 bits: 32 layers x 8 heads x 128 x 2 x 2 bytes."""
+    for cache, bits in ((None, 16), ("fp8", 8), ("q8_0", 8.5), ("q4_0", 4.5)):
+        cost = cost_of("a100", "llama-3.1-8b", "eagle3", cache=cache)
+        assert float(cost.target.kv_bytes(1)) == 131072 * bits / 16
+        emulated = any("has no float8: the cache is unpacked" in note for note in cost.notes(1, (1, 1)))
+        assert emulated == (cache == "fp8")
+    assert not any("unpacked" in note for note in cost_of("h100", "llama-3.1-8b", cache="fp8").notes(1, (1, 1)))
+    refusal(lambda: cost_of("a100", "llama-3.1-8b", cache="q9"), "unknown weight format 'q9'")
+
+
+def test_a_file_of_llama_cpps_has_its_head_packed_too() -> None:
+    """Llama-3.1-8B in Q4_K_M is a file of 4.92 GB, whose embeddings are packed as well."""
+    weights = cost_of("rtx-3090", "llama-3.1-8b", weights="q4_k_m").target.weight_bytes
+    assert weights - 128256 * 4096 * 2 + 128256 * 4096 * 4.8944 / 8 == pytest.approx(4.92e9, rel=0.01)
+
+
+def test_row_costs_that_cannot_be_are_refused() -> None:
+    sheet = {"memory_bytes_s": 1e11, "flops": {"float16": 1e13}, "reread": [0.1, 2]}
+    refusal(lambda: find_hardware(sheet), "reread=[0.1, 2.0]; give two shares of 0 to 1")
+    assert sum(any(device.reread) for device in known_hardware().values()) == 2
