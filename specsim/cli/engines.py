@@ -194,12 +194,12 @@ def _self_sizing(
     from specsim.engines.self_sizing import adaptive_verification, schedule_line
 
     kind = drafter_kind(cost)
-    engine, _, version = (costs.engine or "").partition("@")
+    engine, _, month = (costs.engine or "").partition("@")
     if advice.k is None or kind is None or engine not in ("vllm", "sglang", "tensorrt-llm"):
         return None, None
     if engine != "vllm":
         return None, schedule_line(engine, by_load, kind)
-    if version and [int(part) for part in version.split(".")[:2]] < [0, 32]:
+    if month:  # of a release before 0.32
         return None, None
     survival = np.diff([length.tokens_per_round for length in advice.lengths]).tolist()
     sizing = adaptive_verification(survival, cost, costs.batch or 1, context, kind)

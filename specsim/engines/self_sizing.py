@@ -94,14 +94,16 @@ def adaptive_verification(
         return float(tokens.sum() / round_seconds(priced, *args, verified=verified.ravel()).total_s.sum())
 
     one = np.ones((1, requests), dtype=np.int64)
-    fixed = [tokens_per_s(k * one, one * (1 + sum(survival[:k])), k) for k in range(len(survival) + 1)]
+    fixed = [
+        tokens_per_s(k * one, np.full((1, requests), 1.0 + sum(survival[:k])), k) for k in range(len(survival) + 1)
+    ]
     best = int(np.argmax(fixed))
 
     def gain(k: int, profile: int, chance: FloatArray) -> float:
         """Of the rule over the best K, in the same steps."""
         rule = AdaptiveVerification(priced, max_draft_tokens=k, profile_context=profile)
         verified, tokens = _steps(rule, chance[..., :k])
-        whole: Floats = 1 + np.cumprod(chance[..., :best], axis=2, dtype=np.float64).sum(axis=2)
+        whole = np.asarray(1 + np.cumprod(chance[..., :best], axis=2).sum(axis=2), dtype=np.float64)
         return tokens_per_s(verified, tokens, k) / tokens_per_s(np.full_like(verified, best), whole, best) - 1
 
     chance = _chances(accepted, INFORMED_SD, requests)
