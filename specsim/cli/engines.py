@@ -91,6 +91,7 @@ def advise(options: CountsSettings, costs: AdviseCosts, requests: RequestSetting
     from specsim.engines.advise import drafter_kind
     from specsim.engines.by_load import speedups_by_load
     from specsim.engines.flags import draft_length_flags
+    from specsim.engines.import_records import BY_AVERAGE
     from specsim.report.advice import KIND, VERSION
 
     reading = options.read()
@@ -113,7 +114,8 @@ def advise(options: CountsSettings, costs: AdviseCosts, requests: RequestSetting
     load += _slow_server(advice, cost, reading, context)
     speedups = [float(length.speedup) for length in advice.lengths]
     by_load = None if advice.upper_bound else speedups_by_load(speedups, cost, context)
-    sizing, line = _self_sizing(advice, cost, costs, context, by_load)
+    by_position = BY_AVERAGE not in reading.notes
+    sizing, line = _self_sizing(advice, cost, costs, context, by_load) if by_position else (None, None)
 
     def show() -> None:
         print(reading)

@@ -42,8 +42,8 @@ class SimulateOptions(SeedSettings):
 
     policy: str = setting(
         "fixed_k",
-        "Chain or static-tree policy, see `specsim policies`; or a rule over all requests: budget, dspark, "
-        "sglang_adaptive, turbospec, or your own FILE.py.",
+        "Chain or static-tree policy, see `specsim policies`; or a rule over all requests: "
+        "adaptive_verification, sglang_adaptive, sglang_throughput, dspark, turbospec, budget, or your own FILE.py.",
     )
     set_: list[str] = setting([], SET_HELP, metavar="NAME=VALUE")
     schedule: str = setting("", "K by batch size instead of a policy: 1:5,4:3,16:0.", metavar="BATCH:K,...")
@@ -276,8 +276,8 @@ class FrontierOptions(SeedSettings):
 
     rule: list[str] = setting(
         [],
-        "Compare this rule with every fixed K: budget, dspark, sglang_adaptive, turbospec, a policy, "
-        "or your own FILE.py; repeat for more.",
+        "Compare this rule with every fixed K: adaptive_verification (vLLM's), sglang_adaptive, sglang_throughput, "
+        "dspark, turbospec, budget, a policy, or your own FILE.py; repeat for more.",
     )
     set_: list[str] = setting([], "Setting of a rule, RULE.NAME=VALUE; repeat for more.", metavar="RULE.NAME=VALUE")
     users: tuple[int, ...] = setting((1, 4, 16, 64, 256), "Loads: users who ask again as soon as they are answered.")

@@ -61,5 +61,7 @@ def test_advise_says_it_in_a_line(tmp_path: Path) -> None:
     shown = call("specsim", *args, "--engine", "vllm")
     assert shown.out.splitlines()[-1].startswith("adaptive verification (vLLM 0.32): ")
     assert json_of(call("specsim", *args, "--engine", "vllm", "--json"))["self_sizing"]["requests"] == 1
+    average = ("advise", "--accept-length", "2.4", "--k", "3", *args[2:])
+    assert "adaptive verification" not in call("specsim", *average, "--engine", "vllm").out  # nothing by position
     by_load = call("specsim", *args, "--engine", "tensorrt-llm").out.splitlines()[-1]
     assert by_load.startswith("K by requests at once 1:") and "draft_len_schedule: {" in by_load
