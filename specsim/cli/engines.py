@@ -77,9 +77,9 @@ def advise(options: CountsSettings, costs: AdviseCosts, requests: RequestSetting
 
     For every K up to the longest draft counted: tokens per step, the speedup over decoding without speculation with
     a 95 % interval of counts and costs, and how likely it is the best, or within 1 % of the best. Where they do not
-    decide, the output says what to measure. The last lines are the answer, the server's command, and whether the engine
-    should size drafts itself: vLLM's adaptive verification, or K by number of requests at once. Signs of a fault
-    stand before them, each with what to check. With --isl and --osl, the speedup is that of the time per output token
+    decide, the output says what to measure. The last lines are the answer and the server's command; before them stand
+    whether the engine should size drafts itself, by vLLM's adaptive verification or by number of requests at once, and
+    signs of a fault, each with what to check. With --isl and --osl, the speedup is that of the time per output token
     on a server with --batch such requests, whose prompts are read in the same steps.
 
     Example: specsim advise counters.json --cost vllm-llama3.1-8b-eagle-h100 --engine vllm
@@ -121,11 +121,11 @@ def advise(options: CountsSettings, costs: AdviseCosts, requests: RequestSetting
         print(reading)
         _print_lengths(advice)
         print_notes((*reading.notes, *load, *advice.notes, *map(str, advice.signatures)))
+        if line is not None:
+            print(line)
         print(advice)
         for command in commands:
             print(command)
-        if line is not None:
-            print(line)
 
     about = {"kind": KIND, "version": VERSION, "asked": {**_asked(options, costs, requests), "context": context}}
     printed = {"flags": flags, "commands": commands, "read_as": reading.as_dict(), "by_load": by_load}

@@ -59,9 +59,9 @@ def test_advise_says_it_in_a_line(tmp_path: Path) -> None:
     (tmp_path / "counters.json").write_text(json.dumps(COUNTS))
     args = ("advise", tmp_path / "counters.json", "--gpu", "h100", "--target", "llama-3.1-8b", "--drafter", "eagle3")
     shown = call("specsim", *args, "--engine", "vllm")
-    assert shown.out.splitlines()[-1].startswith("adaptive verification (vLLM 0.32): ")
+    assert shown.out.splitlines()[-3].startswith("adaptive verification (vLLM 0.32): ")
     assert json_of(call("specsim", *args, "--engine", "vllm", "--json"))["self_sizing"]["requests"] == 1
     average = ("advise", "--accept-length", "2.4", "--k", "3", *args[2:])
     assert "adaptive verification" not in call("specsim", *average, "--engine", "vllm").out  # nothing by position
-    by_load = call("specsim", *args, "--engine", "tensorrt-llm").out.splitlines()[-1]
+    by_load = call("specsim", *args, "--engine", "tensorrt-llm").out.splitlines()[-3]
     assert by_load.startswith("K by requests at once 1:") and "draft_len_schedule: {" in by_load
