@@ -111,8 +111,10 @@ def traffic_text(found: Document) -> str:
     """Return what a change of traffic does."""
     of = {(row["other"], row["rule"]): row for row in found["traffic"]}
     code, foreign, bounded = of["code", ADAPTIVE], of["foreign", ADAPTIVE], of["foreign", BOUNDED]
+    learned = code["learned"]
+    settled = "It does not settle" if learned is None else f"It has learned within {learned + found['window']} steps"
     return (
-        f"It has learned within its first {found['window']} steps, and chat after code is as fast as before "
+        f"{settled}, and chat after code is as fast as before "
         f"({100 * (code['rate_2'] / code['settled'] - 1):+.1f} %). While drafts are hardly accepted it stops trying "
         f"({foreign['verified_1']:.2f} tokens a request, {foreign['verified_0']:.2f} before); back in chat a fit "
         f"overshoots, and {foreign['steps_2']:,} steps are {100 * (1 - foreign['rate_2'] / foreign['settled']):.0f} % "
