@@ -110,16 +110,20 @@ def listed(values: Iterable[float]) -> str:
 def traffic_text(found: Document) -> str:
     """Return what a change of traffic does."""
     of = {(row["other"], row["rule"]): row for row in found["traffic"]}
-    code, foreign, bounded = of["code", ADAPTIVE], of["foreign", ADAPTIVE], of["foreign", BOUNDED]
+    code, none = of["code", ADAPTIVE], of[0.0, ADAPTIVE]
     learned = code["learned"]
     settled = "It does not settle" if learned is None else f"It has learned within {learned + found['window']} steps"
     return (
-        f"{settled}, and chat after code is as fast as before "
-        f"({100 * (code['rate_2'] / code['settled'] - 1):+.1f} %). While drafts are hardly accepted it stops trying "
-        f"({foreign['verified_1']:.2f} tokens a request, {foreign['verified_0']:.2f} before); back in chat a fit "
-        f"overshoots, and {foreign['steps_2']:,} steps are {100 * (1 - foreign['rate_2'] / foreign['settled']):.0f} % "
-        f"slower than before ({100 * (1 - bounded['rate_2'] / bounded['settled']):.0f} % if fits are bounded)."
+        f"{settled}, and chat after code is as fast as before ({back(code)}). Through text of which nothing is accepted it "
+        f"stops trying ({none['verified_1']:.2f} tokens a request, {none['verified_0']:.2f} before); back in chat a fit "
+        f"overshoots, and the next {none['steps_2']:,} steps are {back(none)} against before "
+        f"({back(of[0.0, BOUNDED])} if fits are bounded)."
     )
+
+
+def back(row: Row) -> str:
+    """Write the rate in chat after other text, against before."""
+    return f"{100 * (row['rate_2'] / row['settled'] - 1):+.1f} %"
 
 
 def proposals(rows: Sequence[Row], found: Document, servers: Sequence[str], trace: str) -> list[str]:
@@ -135,10 +139,11 @@ def proposals(rows: Sequence[Row], found: Document, servers: Sequence[str], trac
         for row in found["contexts"]
         if row["context"] != 8192
     )
-    of = {row["rule"]: row for row in found["traffic"] if row["other"] == "foreign"}
-    back = ", ".join(f"{label} {100 * (of[rule]['rate_2'] / of[rule]['settled'] - 1):+.0f} %" for label, rule in (
-        ("with whole steps timed", STEP), ("and bounded", BOTH)
-    ))  # fmt: skip
+    of = {(row["other"], row["rule"]): row for row in found["traffic"]}
+    returned = "; ".join(
+        f"where {100 * known:.0f} % is accepted, {back(of[known, STEP])} without and {back(of[known, BOTH])} with it"
+        for known in sorted({row["other"] for row in found["traffic"] if row["other"] != "code"})
+    )
     return [
         "Why it loses: at start-up every token of a pass is a request with a cache of its own of 8,192 tokens, so that "
         "verifying one more looks like reading another cache; what a step takes beside its passes is not seen; all K "
@@ -148,7 +153,7 @@ def proposals(rows: Sequence[Row], found: Document, servers: Sequence[str], trac
         f"today's rule: {'; '.join(over(STEP, server) for server in servers[:3])}.",
         "Proposal 2, a line: let no coefficient move by more than 1 in a fit. After a stretch of rejections, a Newton "
         "step divides by a weight that has vanished, and the coefficients end far off, in vLLM's own code, too. Chat "
-        f"after such text, against before: {back}.",
+        f"after such text with whole steps timed, against before: {returned}.",
     ]
 
 
@@ -164,8 +169,8 @@ def trust(config: Config, found: Document, profile: Document) -> list[str]:
         f"At {gpu['context']:,} cached tokens; batches are full, prompts are not read.",
         f"Costs of the CPU are measured: {profile['target']}, {profile['provenance']['device']}, noise floor "
         f"{100 * profile['noise_floor']:.1f} %, load not recorded; vLLM has no adaptive verification there.",
-        f"Traffic: batch {asked['batch']}, ceiling {asked['ceiling']}, {asked['requests']} requests a text. What is "
-        f"hardly accepted is chat of whose accepted tokens {100 * asked['known']:.0f} % remain.",
+        f"Traffic: batch {asked['batch']}, ceiling {asked['ceiling']}, {asked['requests']} requests a text. Text "
+        "of which little is accepted is chat of whose accepted tokens a share remains.",
         "The bound is the most of any row, greedy clairvoyance and no speculation among them.",
     ]
 

@@ -149,17 +149,17 @@ def contexts_of(trace: Trace, cost: BatchCost, server: Config, config: Config) -
     return rows
 
 
-def traffic(trace: Trace, cost: BatchCost, server: Config, config: Config, other: str) -> list[dict[str, Any]]:
+def traffic(trace: Trace, cost: BatchCost, server: Config, config: Config, other: str | float) -> list[dict[str, Any]]:
     """Serve chat, then other text, then chat for twice as long: rates, verified tokens, and steps until it is learned.
 
-    other : a domain of the trace, or "foreign": chat of whose tokens the drafter knows few
+    other : a domain of the trace; or chat of whose accepted tokens this share remains
     """
     asked = config["traffic"]
     chat = np.flatnonzero(trace.domain == CHAT)
-    both = trace.select(chat if other == "foreign" else np.flatnonzero(np.isin(trace.domain, [CHAT, other])))
+    both = trace.select(chat if isinstance(other, float) else np.flatnonzero(np.isin(trace.domain, [CHAT, other])))
     is_away = both.domain == other
-    if other == "foreign":
-        known = np.random.default_rng(config["seed"]).random((len(both.token), trace.depth)) < asked["known"]
+    if isinstance(other, float):
+        known = np.random.default_rng(config["seed"]).random((len(both.token), trace.depth)) < other
         match = np.minimum(both.match_len, known.cumprod(axis=1).sum(axis=1)).astype(both.match_len.dtype)
         is_away = np.arange(2 * len(chat)) >= len(chat)
         both = replace(both.select([*range(len(chat))] * 2), match_len=np.concatenate([both.match_len, match]))
@@ -191,7 +191,6 @@ def traffic(trace: Trace, cost: BatchCost, server: Config, config: Config, other
                 "other": other,
                 "settled": settled,
                 **{f"rate_{at}": float(each) for at, each in enumerate(rates)},
-                **{f"end_{at}": float(emitted[end].sum() / seconds[end].sum()) for at, end in enumerate(ends)},
                 **{f"verified_{at}": float(verified[end].mean() / asked["batch"]) for at, end in enumerate(ends)},
                 **{f"steps_{at}": int(each) for at, each in enumerate(np.diff(bounds))},
                 "learned": learned[0],
@@ -222,7 +221,8 @@ def compared(out: Path, config: Config, progress: Progress) -> Document:
     server, trace = config["servers"][0], traces[config["traces"][0]]
     cost = costs_of(server, out)
     found["contexts"] = contexts_of(trace, cost, server, config)
-    found["traffic"] = [row for other in ("code", "foreign") for row in traffic(trace, cost, server, config, other)]
+    others = (*config["traffic"]["known"], "code")
+    found["traffic"] = [row for other in others for row in traffic(trace, cost, server, config, other)]
     return found
 
 
