@@ -39,7 +39,7 @@ from studies.self_tuning.report import ADAPTIVE, BOTH, BOUND, BOUNDED, FIXED, IN
 FOUND, PROFILE = "found.json", "batches.json"
 RECORDED = ("config.json", FOUND, PROFILE)
 CHAT = "conversation"  # a domain of the first trace
-MOST = 1.0  # change of a coefficient in a fit
+MOST, FAR = 1.0, 4.0  # change of a coefficient in a fit, and distance from 0
 
 
 @dataclass(frozen=True)
@@ -55,14 +55,13 @@ class WholeSteps(AdaptiveVerification):
 
 @dataclass(frozen=True)
 class Bounded(AdaptiveVerification):
-    """A proposal: no coefficient moves by more than `MOST` in a fit, so that a Newton step does not overshoot."""
+    """A proposal: in a fit no coefficient moves by more than `MOST`, which a Newton step overshoots, or beyond `FAR`."""
 
     def refit(self, state: Learned) -> Learned:
         after = super().refit(state)
-        slope = float(np.clip(after.slope, state.slope - MOST, state.slope + MOST))
-        return after._replace(
-            slope=slope, intercepts=np.clip(after.intercepts, state.intercepts - MOST, state.intercepts + MOST)
-        )
+        slope = np.clip(after.slope, max(state.slope - MOST, 0.0), min(state.slope + MOST, FAR))
+        low, high = np.maximum(state.intercepts - MOST, -FAR), np.minimum(state.intercepts + MOST, FAR)
+        return after._replace(slope=float(slope), intercepts=np.clip(after.intercepts, low, high))
 
 
 @dataclass(frozen=True)
