@@ -114,9 +114,9 @@ def traffic_text(found: Document) -> str:
     learned = code["learned"]
     settled = "It does not settle" if learned is None else f"It has learned within {learned + found['window']} steps"
     return (
-        f"{settled}, and chat after code is as fast as before ({back(code)}). Through text of which nothing is accepted "
-        f"it stops trying ({none['verified_1']:.2f} tokens a request, {none['verified_0']:.2f} before); back in chat a "
-        f"fit overshoots, and the next {none['steps_2']:,} steps are {back(none)} against before "
+        f"{settled}, and chat after code is as fast as before ({back(code)}). Through text of which nothing is "
+        f"accepted it stops trying ({none['verified_1']:.2f} tokens a request, {none['verified_0']:.2f} before); back in "
+        f"chat a fit overshoots, and the next {none['steps_2']:,} steps are {back(none)} against before "
         f"({back(of[0.0, BOUNDED])} if fits are bounded)."
     )
 
@@ -151,9 +151,9 @@ def proposals(rows: Sequence[Row], found: Document, servers: Sequence[str], trac
         f"{over(OWN, servers[0])}; with ceiling 7, {contexts}.",
         "Proposal 1: time whole steps of batches that verify K + 1 tokens a request, at served contexts. Gain over "
         f"today's rule: {'; '.join(over(STEP, server) for server in servers[:3])}.",
-        "Proposal 2, two lines: let no coefficient move by more than 1 in a fit, or beyond 4. After a stretch of rejections, a Newton "
-        "step divides by a weight that has vanished, and the coefficients end far off, in vLLM's own code, too. Chat "
-        f"after such text with whole steps timed, against before: {returned}.",
+        "Proposal 2, two lines: let no coefficient move by more than 1 in a fit, or beyond 4. After a stretch of "
+        "rejections, a Newton step divides by a weight that has vanished, and the coefficients end far off, in vLLM's "
+        f"own code, too. Chat after such text with whole steps timed, against before: {returned}.",
     ]
 
 

@@ -55,7 +55,7 @@ class WholeSteps(AdaptiveVerification):
 
 @dataclass(frozen=True)
 class Bounded(AdaptiveVerification):
-    """A proposal: in a fit no coefficient moves by more than `MOST`, which a Newton step overshoots, or beyond `FAR`."""
+    """A proposal: in a fit no coefficient moves by more than `MOST`, lest a Newton step overshoots, or beyond `FAR`."""
 
     def refit(self, state: Learned) -> Learned:
         after = super().refit(state)
