@@ -115,8 +115,8 @@ def traffic_text(found: Document) -> str:
     settled = "It does not settle" if learned is None else f"It has learned within {learned + found['window']} steps"
     return (
         f"{settled}, and chat after code is as fast as before ({back(code)}). Through text of which nothing is "
-        f"accepted it stops trying ({none['verified_1']:.2f} tokens a request, {none['verified_0']:.2f} before); back in "
-        f"chat a fit overshoots, and the next {none['steps_2']:,} steps are {back(none)} against before "
+        f"accepted it stops trying ({none['verified_1']:.2f} tokens a request, {none['verified_0']:.2f} before); back "
+        f"in chat a fit overshoots, and the next {none['steps_2']:,} steps are {back(none)} against before "
         f"({back(of[0.0, BOUNDED])} if fits are bounded)."
     )
 
