@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from specsim.engines.advise import Advice
     from specsim.engines.formats.records import ImportedRecords
     from specsim.engines.import_records import Reading
+    from specsim.engines.self_sizing import SelfSizing
 
 
 FAR_SLOWER = 10.0  # times: a server that waits for requests is slower, too, but hardly so much
@@ -76,8 +77,9 @@ def advise(options: CountsSettings, costs: AdviseCosts, requests: RequestSetting
 
     For every K up to the longest draft counted: tokens per step, the speedup over decoding without speculation with
     a 95 % interval of counts and costs, and how likely it is the best, or within 1 % of the best. Where they do not
-    decide, the output says what to measure. The last lines are the answer and the server's command. Signs of a fault
-    stand before them, each with what to check. With --isl and --osl, the speedup is that of the time per output token
+    decide, the output says what to measure. The last lines are the answer and the server's command; before them stand
+    whether the engine should size drafts itself, by vLLM's adaptive verification or by number of requests at once, and
+    signs of a fault, each with what to check. With --isl and --osl, the speedup is that of the time per output token
     on a server with --batch such requests, whose prompts are read in the same steps.
 
     Example: specsim advise counters.json --cost vllm-llama3.1-8b-eagle-h100 --engine vllm
@@ -89,6 +91,7 @@ def advise(options: CountsSettings, costs: AdviseCosts, requests: RequestSetting
     from specsim.engines.advise import drafter_kind
     from specsim.engines.by_load import speedups_by_load
     from specsim.engines.flags import draft_length_flags
+    from specsim.engines.import_records import BY_AVERAGE
     from specsim.report.advice import KIND, VERSION
 
     reading = options.read()
@@ -109,19 +112,24 @@ def advise(options: CountsSettings, costs: AdviseCosts, requests: RequestSetting
     flags = None if engine is None or advice.k is None else advice.flags(engine, kind)
     commands = _server_commands(advice, costs, kind, reading)
     load += _slow_server(advice, cost, reading, context)
+    speedups = [float(length.speedup) for length in advice.lengths]
+    by_load = None if advice.upper_bound else speedups_by_load(speedups, cost, context)
+    by_position = BY_AVERAGE not in reading.notes
+    sizing, line = _self_sizing(advice, cost, costs, context, by_load) if by_position else (None, None)
 
     def show() -> None:
         print(reading)
         _print_lengths(advice)
         print_notes((*reading.notes, *load, *advice.notes, *map(str, advice.signatures)))
+        if line is not None:
+            print(line)
         print(advice)
         for command in commands:
             print(command)
 
-    speedups = [float(length.speedup) for length in advice.lengths]
     about = {"kind": KIND, "version": VERSION, "asked": {**_asked(options, costs, requests), "context": context}}
-    by_load = None if advice.upper_bound else speedups_by_load(speedups, cost, context)
     printed = {"flags": flags, "commands": commands, "read_as": reading.as_dict(), "by_load": by_load}
+    printed["self_sizing"] = None if sizing is None else sizing._asdict()
     return Answer({**about, **advice.as_dict(), **printed}, show)
 
 
@@ -176,6 +184,28 @@ def _server_commands(advice: Advice, costs: AdviseCosts, kind: str | None, readi
     target = target or f"<{costs.target or 'target'}>"
     lengths = (0, advice.candidate) if advice.k is None else (advice.k,)
     return [server_command(engine, k, target=target, drafter=kind, model=model or PLACEHOLDER) for k in lengths]
+
+
+def _self_sizing(
+    advice: Advice, cost: CostModel, costs: AdviseCosts, context: int, by_load: dict[str, Any] | None
+) -> tuple[SelfSizing | None, str | None]:
+    """Whether the engine should size drafts itself, and the line that says so."""
+    import numpy as np
+
+    from specsim.engines.advise import drafter_kind
+    from specsim.engines.self_sizing import adaptive_verification, schedule_line
+
+    kind = drafter_kind(cost)
+    engine, _, month = (costs.engine or "").partition("@")
+    if advice.k is None or kind is None or engine not in ("vllm", "sglang", "tensorrt-llm"):
+        return None, None
+    if engine != "vllm":
+        return None, schedule_line(engine, by_load, kind)
+    if month:  # of a release before 0.32
+        return None, None
+    survival = np.diff([length.tokens_per_round for length in advice.lengths]).tolist()
+    sizing = adaptive_verification(survival, cost, costs.batch or 1, context, kind)
+    return sizing, None if sizing is None else sizing.text(kind)
 
 
 def _served(name: str) -> str | None:

@@ -42,8 +42,8 @@ class SimulateOptions(SeedSettings):
 
     policy: str = setting(
         "fixed_k",
-        "Chain or static-tree policy, see `specsim policies`; or a rule over all requests: budget, dspark, "
-        "sglang_adaptive, turbospec, or your own FILE.py.",
+        "Chain or static-tree policy, see `specsim policies`; or a rule over all requests: "
+        "adaptive_verification, sglang_adaptive, sglang_throughput, dspark, turbospec, budget, or your own FILE.py.",
     )
     set_: list[str] = setting([], SET_HELP, metavar="NAME=VALUE")
     schedule: str = setting("", "K by batch size instead of a policy: 1:5,4:3,16:0.", metavar="BATCH:K,...")
@@ -276,8 +276,8 @@ class FrontierOptions(SeedSettings):
 
     rule: list[str] = setting(
         [],
-        "Compare this rule with every fixed K: budget, dspark, sglang_adaptive, turbospec, a policy, "
-        "or your own FILE.py; repeat for more.",
+        "Compare this rule with every fixed K: adaptive_verification (vLLM's), sglang_adaptive, sglang_throughput, "
+        "dspark, turbospec, budget, a policy, or your own FILE.py; repeat for more.",
     )
     set_: list[str] = setting([], "Setting of a rule, RULE.NAME=VALUE; repeat for more.", metavar="RULE.NAME=VALUE")
     users: tuple[int, ...] = setting((1, 4, 16, 64, 256), "Loads: users who ask again as soon as they are answered.")
@@ -300,8 +300,9 @@ def frontier(source: BatchCostSettings, options: FrontierOptions) -> Answer:
     """Compare rules by throughput and latency.
 
     At each load, a number of users who send the next request as soon as the last is answered, every fixed K, the rules
-    and the oracle serve the same requests. The oracle knows what will be accepted, and drafts what pays: how far a rule
-    is behind shows what a better rule could gain. The K that is best at each load is printed as engines take it.
+    serve the same requests. So do a budget that is fitted to these very requests, and a rule that knows what will be
+    accepted: how far a rule is behind the first shows what a better rule could gain, the rest is clairvoyance. The K
+    that is best at each load is printed as engines take it.
 
     Example: specsim serve frontier example:smollm2-eagle --gpu h100 --target llama-3.1-8b --drafter eagle3
     --rule budget --rule sglang_adaptive --users 1,8,64 --set sglang_adaptive.initial_steps=1
@@ -342,7 +343,7 @@ def frontier(source: BatchCostSettings, options: FrontierOptions) -> Answer:
 
 
 def _print_frontier(compared: ServingFrontier, figure: Path | None) -> None:
-    """Print, by load, the best fixed K, the rules and the oracle; then what engines take."""
+    """Print, by load, the best fixed K, the rules and the bounds; then what engines take."""
     from specsim.engines.export import export_flags
 
     within = len(compared.tpot_bounds_s) > 0
@@ -352,7 +353,7 @@ def _print_frontier(compared: ServingFrontier, figure: Path | None) -> None:
         for point in compared.points:
             if point.users == users and (point.k is None or point is best_k or not point.k):
                 rows.append(_row(point, best=point is best, within=within))
-    columns = ["users", "policy", "tok/s", "p90 ms/token", "slower than oracle"]
+    columns = ["users", "policy", "tok/s", "p90 ms/token", "slower than informed", "slower than bound"]
     conditions = [f"{compared.sequences} sequences", *compared.conditions]
     limits = ", ".join(f"{1e3 * bound:g}" for bound in compared.tpot_bounds_s)
     title = f"Throughput against latency, {'; '.join(conditions)}" + (f"; limit {limits} ms" if limits else "")
@@ -379,7 +380,8 @@ def _row(point: FrontierPoint, *, best: bool, within: bool) -> list[str]:
         summary.label if point.k is None else f"K = {point.k}" if point.k else NO_SPECULATION,
         f"{summary.tokens_per_s:,.0f}",
         f"{1e3 * point.p90_s:.2f}",
-        "" if point.oracle else f"{100 * point.slower_than_oracle:.1f} %",
+        "" if point.knows == "acceptance" else f"{100 * point.slower_than_informed:.1f} %",
+        f"{100 * point.slower_than_bound:.1f} %",
     ]
     share = f"{100 * summary.within:.0f} %" if summary.within is not None else ""
     return [*cells, *([share] if within else []), ", ".join(filter(None, marks))]

@@ -243,7 +243,11 @@ def schedule_setting(
             f"{engine} needs its longest draft at batch 1, where this schedule has {lengths[1]} of {longest}; give a "
             "schedule that does not grow"
         )
-    inner = ", ".join(f"{batch}: {k}" for batch, k in lengths.items())
+    # Its keys end ranges since pull request 10860 (March 2026), and it drafts nothing beyond the last.
+    ranges = [(last, k) for _, last, k in schedule_ranges(lengths, largest_batch)]
+    while not ranges[-1][1]:
+        ranges.pop()
+    inner = ", ".join(f"{last}: {k}" for last, k in ranges)
     return Setting(tensorrt_llm(f"max_draft_len: {longest}, draft_len_schedule: {{{inner}}}"))
 
 

@@ -22,6 +22,8 @@ from specsim.io.examples import is_example
 
 SourceLike = Source | ImportedRecords | str | PathLike[str] | Mapping[str, Any]  # as functions take what was accepted
 
+BY_AVERAGE = "acceptance by position is not told: every token is taken to be accepted as often, if those before it are"
+
 
 def import_records(kind: str | None, files: str | PathLike[str] | Iterable[str | PathLike[str]]) -> ImportedRecords:
     """Read acceptance counts from an engine's logs or exports.
@@ -181,7 +183,7 @@ def _of_sums(imported: ImportedRecords, k: int | None) -> tuple[Counters, list[s
     rounds, drafted, accepted = imported.sums
     output = None if imported.output_tokens is None else sum(imported.output_tokens)
     first = imported.requests or 0
-    notes = ["acceptance by position is not told: every token is taken to be accepted as often, if those before it are"]
+    notes = [BY_AVERAGE]
     k = k or imported.setup.draft_tokens
     if k is None and drafted and rounds:
         k = -(-drafted // rounds)
@@ -218,7 +220,7 @@ def _of_sums(imported: ImportedRecords, k: int | None) -> tuple[Counters, list[s
 def read_length(length: float, k: int) -> Reading:
     """Counts of two numbers off a screen: acceptance length, with the target's own token, and draft length."""
     notes = (
-        "acceptance by position is not told: every token is taken to be accepted as often, if those before it are",
+        BY_AVERAGE,
         f"the number of rounds is not told: intervals are those of {ASSUMED_ROUNDS:,} rounds",
     )
     return Reading(

@@ -157,8 +157,9 @@ def frontier_figure(points: Sequence[Mapping[str, Any]]) -> Figure:
         mine = [point for point in points if point["summary"]["label"] == label]
         x = [1e3 * point["summary"]["tpot_s"]["p90"] for point in mine]
         y = [point["summary"]["tokens_per_s"] for point in mine]
-        if mine[0]["oracle"]:
-            axes.plot(x, y, "--", color=INK, linewidth=1, label="oracle")
+        if mine[0]["knows"]:
+            style = "--" if mine[0]["knows"] == "acceptance" else ":"
+            axes.plot(x, y, style, color=INK, linewidth=1, label=label)
         elif mine[0]["k"] is not None:
             axes.plot(x, y, "-", color=MUTED, linewidth=0.8, alpha=0.6)
             axes.annotate(f"K={mine[0]['k']}", (x[-1], y[-1]), color=MUTED, fontsize=7.5)

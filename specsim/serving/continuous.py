@@ -220,9 +220,13 @@ class _Server:
         draft = self.drafts.propose(self.learned, asked, sequence, state.row[now], state.reshaped[now])
         ends = np.zeros(len(now), dtype=np.bool_)
         verified = np.array(draft.verified)
-        part = compiled.take_step(
-            state, self.limits, self.log, now, draft.k, draft.drafted, verified, draft.match, ends
-        )
+        read = int(self.count[compiled.CHUNKS])
+        part = compiled.fill(state, self.limits, self.log, now, verified)
+        if draft.survival is not None and self.rule.trims_filled_steps and part.any():
+            known = self._with_prompts(asked.select(part), read)
+            fewer = self.rule.verify(self.learned, known, draft.survival[part], verified[part])
+            verified[part] = np.minimum(fewer, verified[part])
+        compiled.finish(state, self.limits, self.log, now, part, draft.k, draft.drafted, verified, draft.match, ends)
         if part.any():
             known = asked if part.all() else asked.select(part)
             log, own = self.log, slice(rounds, int(self.count[compiled.ROUNDS]))
@@ -251,6 +255,15 @@ class _Server:
             state.accepted[now],
             state.behind[now],
             seen or len(now),
+        )
+
+    def _with_prompts(self, running: Running, first: int) -> Running:
+        """What the rule may know once the step is filled: it reads the prompts that the log has from there on."""
+        log, state, own = self.log, self.state, slice(first, int(self.count[compiled.CHUNKS]))
+        request = log.read_request[own]
+        ends = state.read[request] == state.prompt[request] + state.emitted[request]
+        return running._replace(
+            prompts=len(request), prompt_tokens=int(log.new[own].sum()), prompts_ending=int(ends.sum())
         )
 
     def _seconds(self, first: int, last: int) -> Floats:

@@ -39,6 +39,8 @@ class Running(NamedTuple):
     behind : tokens besides the pending token that the drafter's cache lacks: what was emitted while it did not draft
     sequences : requests in the step as the engine counts them, which may be those of the last step
     match : drafted tokens that would be accepted; only for a rule that `foresees`
+    prompts, prompt_tokens, prompts_ending : requests whose prompts the step reads, tokens that it reads of them, and
+        how many it reads to the end; only in `verify` of a rule that `trims_filled_steps`
     """
 
     request: Ints
@@ -49,12 +51,14 @@ class Running(NamedTuple):
     behind: Ints
     sequences: int
     match: Ints | None = None
+    prompts: int = 0
+    prompt_tokens: int = 0
+    prompts_ending: int = 0
 
     def select(self, requests: Bools) -> Running:
         """Some of the requests [R]."""
-        match = None if self.match is None else self.match[requests]
         own = {name: getattr(self, name)[requests] for name in self._fields[:6]}
-        return Running(**own, sequences=self.sequences, match=match)
+        return self._replace(**own, match=None if self.match is None else self.match[requests])
 
     @property
     def context_bucket(self) -> int:
@@ -101,6 +105,7 @@ class DraftLengthRule:
     source: ClassVar[str]  # paper or engine
     learns: ClassVar[bool] = False  # whether `fit` learns from the trace, so that it needs sequences of its own
     features: ClassVar[tuple[str, ...]] = ()  # trace columns that `survival` reads; see `specsim.policy.base.reads_of`
+    trims_filled_steps: ClassVar[bool] = False  # whether `verify` is asked when all else of the step is settled
     foresees: ClassVar[bool] = False  # whether it knows what will be accepted: a bound, not a rule of an engine
 
     def __post_init__(self) -> None:

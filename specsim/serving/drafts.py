@@ -95,12 +95,15 @@ class Drafts:
             survival = self.survival[row]
             drafted = grow(rule, state, running, survival, drafted)
             survival = shown(survival, drafted, int(drafted.max()))
-            verified = np.minimum(rule.verify(state, running, survival, drafted), drafted)
+            if not rule.trims_filled_steps:
+                verified = np.minimum(rule.verify(state, running, survival, drafted), drafted)
         return Proposal(k, drafted, verified, match, survival)
 
     def decode(self, state: State, running: Running, sequence: Ints, row: Ints) -> DraftRounds:
         """Decode a round of each of these sequences."""
         k, drafted, verified, match, survival = self.propose(state, running, sequence, row)
+        if survival is not None and self.rule.trims_filled_steps:
+            verified = np.minimum(self.rule.verify(state, running, survival, drafted), drafted)
         accepted = np.minimum(match, draft_levels(verified, self.tree))
         emitted = np.minimum(accepted + 1, running.remaining)
         behind = self.behind_after(row, running.behind, drafted, accepted, k)

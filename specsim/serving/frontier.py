@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from os import PathLike
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -25,7 +25,9 @@ from specsim.serving.drafts import drafts_of
 from specsim.serving.latency import ServingSummary, summarise_run
 from specsim.serving.policies import PolicyOrRule, cost_notes, fit_policies
 from specsim.serving.presets import ServerName, find_server
+from specsim.serving.rules.budget import Budget
 from specsim.serving.rules.oracle import Oracle
+from specsim.serving.rules.registry import make_rule
 from specsim.serving.serve import Served
 from specsim.trace.files import TraceLike, read_plain_trace
 from specsim.trace.split import split_sequences
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 USERS = (1, 4, 16, 64, 256)
 LEAST_REQUESTS, REQUESTS_PER_USER = 200, 8
 DEEPEST = 8  # of fixed draft lengths
+FITTED = "budget, fitted to these requests"
 
 
 @dataclass(frozen=True)
@@ -46,18 +49,23 @@ class FrontierPoint:
 
     users : each of whom sends the next request as soon as the last is answered
     k : of a fixed draft length; None of other rules
-    oracle : whether it is the oracle, which no engine can run
+    knows : what no engine knows: "requests", of a budget whose confidence is calibrated on the requests that it serves,
+        "acceptance", of the greedy clairvoyant rule; "" of all others
     summary : rates and latencies
-    slower_than_oracle : by which the oracle's tokens per second exceed these, relative
-    on_frontier : whether no other point but the oracle's has more tokens per second and a lower 90th percentile of the
+    slower_than_bound : by which the most tokens per second of any point at this load exceed these, relative. The greedy
+        clairvoyant rule and no speculation are among the points
+    slower_than_informed : the same without the clairvoyant rule: what a better rule could gain that sees confidences
+        alone; below 0 only of the clairvoyant rule. The rest of `slower_than_bound` is clairvoyance
+    on_frontier : whether no point that an engine can run has more tokens per second and a lower 90th percentile of the
         time per output token
     """
 
     users: int
     k: int | None
-    oracle: bool
+    knows: Literal["", "requests", "acceptance"]
     summary: ServingSummary
-    slower_than_oracle: float
+    slower_than_bound: float
+    slower_than_informed: float
     on_frontier: bool
 
     @property
@@ -76,7 +84,7 @@ class ServingFrontier(Served):
     users, server, pad : as asked
     tpot_bounds_s : limits on seconds per output token: one of the 90th percentile over requests, or several, which
         requests have in turn
-    points : by load, fixed draft lengths first, the oracle last
+    points : by load: fixed draft lengths, rules, and what no engine can run
     """
 
     users: tuple[int, ...]
@@ -90,12 +98,12 @@ class ServingFrontier(Served):
         return f"best by load: {best}"
 
     def best(self, users: int, *, fixed: bool = False) -> FrontierPoint:
-        """The point of this load with the most tokens per second that keeps the limit, if any does; not the oracle.
+        """The point of this load with the most tokens per second that keeps the limit, if any does.
 
         With a limit of each request, the point with the most requests per second that keep their own.
-        fixed : among fixed draft lengths alone
+        It is a point that an engine can run. fixed : among fixed draft lengths alone
         """
-        here = [p for p in self.points if p.users == users and not p.oracle and (p.k is not None or not fixed)]
+        here = [p for p in self.points if p.users == users and not p.knows and (p.k is not None or not fixed)]
         if len(self.tpot_bounds_s) > 1:
             return max(here, key=lambda point: point.summary.goodput_per_s or 0.0)
         keeping = [p for p in here if not self.tpot_bounds_s or p.p90_s <= self.tpot_bounds_s[0]]
@@ -111,7 +119,7 @@ class ServingFrontier(Served):
         return lengths
 
     def to_frame(self) -> pd.DataFrame:
-        """Tabulate points: tokens per second, percentiles of seconds per output token, and the gap to the oracle."""
+        """Tabulate points: tokens per second, percentiles of seconds per output token, and gaps."""
         import pandas as pd  # slow to import
 
         return pd.json_normalize([point.as_dict() for point in self.points], sep="_")
@@ -157,14 +165,14 @@ def serve_frontier(
     workers: Workers | None = None,
     progress: Counter = no_progress,
 ) -> ServingFrontier:
-    """Compare draft lengths and rules of a server at several loads: throughput, latency, and the gap to the oracle.
+    """Compare draft lengths and rules of a server at several loads: throughput, latency, and gaps to bounds.
 
     Parameters
     ----------
     trace, cost, tuning_share, seed
         As in `serve`.
     rules : str, Path, class, rule or several, optional
-        Rules of `rules`, your own FILE.py, or policies, beside every fixed K and the oracle.
+        Rules of `rules`, your own FILE.py, or policies, beside every fixed K and the bounds.
     users : int or iterable of int
         Loads: users who send the next request as soon as the last is answered.
     max_draft_tokens : int, optional
@@ -198,15 +206,15 @@ def serve_frontier(
 
     References
     ----------
-    The oracle and its gap: `specsim.serving.rules.oracle`.
+    The greedy clairvoyant rule: `specsim.serving.rules.oracle`; the budget: `specsim.serving.rules.budget`.
 
     Examples
     --------
     >>> import specsim
     >>> compared = specsim.serve_frontier(
     ...     "example:lab-model", "example:llama-3.1-8b-eagle-h100", "turbospec", users=[1, 8], max_draft_tokens=3)
-    >>> sorted({point.summary.label for point in compared.points if point.oracle})
-    ['oracle']
+    >>> sorted({point.summary.label for point in compared.points if point.knows})
+    ['budget, fitted to these requests', 'clairvoyant, greedy']
     """
     model, whole = as_cost(cost), read_plain_trace(trace)
     padding = find_server(server).pad if pad is None else pad
@@ -222,10 +230,13 @@ def serve_frontier(
     if given:
         raise InputError(f"settings of {', '.join(given)}, which is not compared; give it as a rule as well")
     fixed = [ScheduledK({1: k}) for k in range(longest + 1)]
-    bound = Oracle(priced, max_draft_tokens=whole.depth)
-    part, arms, learned_on = fit_policies(
-        whole, priced, [*((arm, {}) for arm in fixed), *asked, (bound, {})], tuning_share=tuning_share, seed=seed
+    part, ready, learned_on = fit_policies(
+        whole, priced, [*((arm, {}) for arm in fixed), *asked], tuning_share=tuning_share, seed=seed
     )
+    arms: list[_Arm] = [_Arm(each) for each in ready]
+    if part.informed:
+        arms.append(_Arm(make_rule(Budget, {}, part, priced), "requests", FITTED))
+    arms.append(_Arm(Oracle(priced, max_draft_tokens=whole.depth), "acceptance"))
     if any(is_file_name(str(rule)) for rule in named):  # other processes do not know the file's classes
         workers = None
     remote = workers is not None and isinstance(trace, str | PathLike)
@@ -253,7 +264,11 @@ def serve_frontier(
         for number, summary in run(_summary, list(enumerate(tasks))):
             summaries[number] = summary
             progress(len(summaries), len(tasks))
-    found = [[summaries[at * len(arms) + number] for number in range(len(arms))] for at in range(len(loads))]
+    points = [
+        point
+        for at, load in enumerate(loads)
+        for point in _points(load, arms, [summaries[at * len(arms) + number] for number in range(len(arms))], longest)
+    ]
     return ServingFrontier(
         **about,
         cost_notes=notes,
@@ -261,7 +276,7 @@ def serve_frontier(
         server=server,
         pad=padding,
         tpot_bounds_s=bounds_s,
-        points=_points(loads, found, longest),
+        points=_on_frontier(points),
     )
 
 
@@ -274,11 +289,19 @@ class _Source(NamedTuple):
     seed: int
 
 
+class _Arm(NamedTuple):
+    """A policy or rule, what it knows that no engine does, and its label if it is not its own."""
+
+    rule: Policy | DraftLengthRule
+    knows: Literal["", "requests", "acceptance"] = ""
+    label: str | None = None
+
+
 class _Task(NamedTuple):
     """A server that serves a load by a policy or rule."""
 
     source: Trace | _Source
-    arm: Policy | DraftLengthRule
+    arm: _Arm
     cost: BatchCost
     users: int
     requests: int
@@ -293,7 +316,8 @@ def _summary(number: int, task: _Task) -> tuple[int, ServingSummary]:
 
     trace = _part(task.source) if isinstance(task.source, _Source) else task.source
     sent = requests_of_trace(trace, task.requests, seed=task.seed)
-    drafts = drafts_of(trace, task.arm, seed=task.seed, served=True)
+    drafts = drafts_of(trace, task.arm.rule, seed=task.seed, served=True)
+    drafts = replace(drafts, label=task.arm.label or drafts.label)
     limits: dict[str, Any] = {"slots": task.users, "users": task.users, "kv_tokens": task.kv_tokens}
     run = run_server(drafts, task.cost, sent, server=task.server, **limits)
     own_bounds_s = np.resize(task.bounds_s, len(sent)) if task.bounds_s else None
@@ -313,22 +337,29 @@ def _here(call: Callable[..., Any], tasks: Sequence[tuple[Any, ...]]) -> Iterato
     return (call(*task) for task in tasks)
 
 
-def _points(loads: Sequence[int], found: Sequence[Sequence[ServingSummary]], longest: int) -> tuple[FrontierPoint, ...]:
-    """Points of all loads, with what they are among each other. found : by load, the oracle last"""
-    rivals = [(each.tokens_per_s, each.tpot_s.p90) for here in found for each in here[:-1]]
-
-    def leads(own: ServingSummary) -> bool:
-        return not any(rate > own.tokens_per_s and p90_s < own.tpot_s.p90 for rate, p90_s in rivals)
-
-    return tuple(
-        FrontierPoint(
+def _points(users: int, arms: Sequence[_Arm], found: Sequence[ServingSummary], longest: int) -> Iterator[FrontierPoint]:
+    """Points of a load. found : by arm"""
+    most = max(each.tokens_per_s for each in found)
+    informed = max(each.tokens_per_s for arm, each in zip(arms, found, strict=True) if arm.knows != "acceptance")
+    for at, (arm, each) in enumerate(zip(arms, found, strict=True)):
+        yield FrontierPoint(
             users=users,
             k=at if at <= longest else None,
-            oracle=at == len(here) - 1,
+            knows=arm.knows,
             summary=each,
-            slower_than_oracle=here[-1].tokens_per_s / each.tokens_per_s - 1,
-            on_frontier=at < len(here) - 1 and leads(each),
+            slower_than_bound=most / each.tokens_per_s - 1,
+            slower_than_informed=informed / each.tokens_per_s - 1,
+            on_frontier=False,
         )
-        for users, here in zip(loads, found, strict=True)
-        for at, each in enumerate(here)
-    )
+
+
+def _on_frontier(points: Sequence[FrontierPoint]) -> tuple[FrontierPoint, ...]:
+    """The points, those on the frontier marked."""
+    rivals = [(p.summary.tokens_per_s, p.p90_s) for p in points if not p.knows]
+
+    def leads(own: FrontierPoint) -> bool:
+        return not own.knows and not any(
+            rate > own.summary.tokens_per_s and p90_s < own.p90_s for rate, p90_s in rivals
+        )
+
+    return tuple(replace(point, on_frontier=leads(point)) for point in points)

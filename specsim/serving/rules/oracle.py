@@ -1,4 +1,4 @@
-"""The oracle of a step: how much to draft if it were known what is accepted."""
+"""The greedy clairvoyant rule: how much to draft in a step if it were known what is accepted."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from specsim.serving.rules.value import Achieved, ValuedRule
 
 @dataclass(frozen=True)
 class Oracle(ValuedRule):
-    """Draft, of the tokens that will be accepted, as many as pay: a bound that no engine's rule can know of.
+    """Draft, of the tokens that will be accepted, as many as pay, which no engine can know.
 
     It maximises value x tokens - seconds of every step, exactly, where a draft pass adds no more for each further
     request and passes differ by their number of requests alone: of all ways to draft so many tokens the fewest passes
-    take the least. The value of a token is the time per token that the oracle itself achieves at this load. It does not
-    see beyond the step, where a round's end decides which drafts come next.
+    take the least. The value of a token is the time per token that the rule itself achieves at this load. It is no
+    bound: it does not see beyond the step, where a round's end decides which drafts come next, and never does without
+    the drafter, which has to read all prompts.
     """
 
     max_draft_tokens: int = setting(8, 1, 255, bounds="depth", doc=MAX_DRAFT)
@@ -27,6 +28,7 @@ class Oracle(ValuedRule):
     name = "oracle"
     source = "this project; renewal reward, Dinkelbach 1967"
     foresees = True
+    label = "clairvoyant, greedy"
 
     def initial_state(self) -> Achieved:
         return Achieved.nothing()

@@ -13,13 +13,23 @@ from specsim.learn.space import cap_depth
 from specsim.policy.registry import NAMED
 from specsim.policy.user_file import load_classes
 from specsim.serving.draft_length import DraftLengthRule, TurboSpec
+from specsim.serving.rules.adaptive_verification import AdaptiveVerification
 from specsim.serving.rules.budget import Budget
 from specsim.serving.rules.dspark import DSpark
 from specsim.serving.rules.oracle import Oracle
 from specsim.serving.rules.sglang_adaptive import SGLangAdaptive
+from specsim.serving.rules.sglang_throughput import ThroughputAware
 from specsim.trace.trace import Trace
 
-KINDS: tuple[type[DraftLengthRule], ...] = (TurboSpec, SGLangAdaptive, DSpark, Budget, Oracle)
+KINDS: tuple[type[DraftLengthRule], ...] = (
+    TurboSpec,
+    SGLangAdaptive,
+    ThroughputAware,
+    DSpark,
+    AdaptiveVerification,
+    Budget,
+    Oracle,
+)
 RULES = {kind.name: kind for kind in KINDS}
 
 
@@ -49,7 +59,7 @@ def rules(files: str | PathLike[str] | Iterable[str | PathLike[str]] = ()) -> di
     --------
     >>> import specsim
     >>> sorted(specsim.rules())
-    ['budget', 'dspark', 'oracle', 'sglang_adaptive', 'turbospec']
+    ['adaptive_verification', 'budget', 'dspark', 'oracle', 'sglang_adaptive', 'sglang_throughput', 'turbospec']
     """
     paths = [files] if isinstance(files, str | PathLike) else files
     own = [kind for path in paths for kind in load_classes(str(path), DraftLengthRule)]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from specsim.cost.batches import BatchCost
+from specsim.cost.batches import SEQUENCES, BatchCost, captured_size
 from specsim.io.errors import InputError
 from specsim.io.json import read_json
 from specsim.policy.base import parse_settings, setting
@@ -61,26 +61,16 @@ class SGLangAdaptive(DraftLengthRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        sizes = [key for key in self.config if key.isdigit()]
-        lists = [self.config[key].get("candidate_steps") for key in sizes]
-        whole = all(isinstance(each, list) and each and all(type(k) is int and k >= 0 for k in each) for each in lists)
-        if not sizes or not whole:
-            raise InputError(f"sglang_adaptive: config has no candidate_steps, a list of K, by batch size; {EXAMPLE}")
+        check_config(self.name, self.config, 0)
 
     @classmethod
     def fit(cls, settings: Mapping[str, Any], train: Trace, cost: BatchCost) -> Self:
-        values = dict(settings)
-        config = values.pop("config", DEFAULT)
-        if not isinstance(config, Mapping):
-            config = read_json(
-                Path(config), f"sglang_adaptive: config {config}", dict, missing=EXAMPLE, invalid=EXAMPLE
-            )
-        shallow = {key: _within(entry, train.depth) for key, entry in config.items()} if config is DEFAULT else config
-        return cls(shallow, **parse_settings(cls, values))
+        config, values = read_config(cls.name, settings, DEFAULT, train.depth)
+        return cls(config, **parse_settings(cls, values))
 
     @property
     def max_draft_tokens(self) -> int:
-        return max(max(entry["candidate_steps"]) for key, entry in self.config.items() if key.isdigit())
+        return max(max(steps) for steps in candidates(self.config).values())
 
     def constants(self, size: int) -> dict[str, Any]:
         """Candidates and constants at a batch size."""
@@ -89,9 +79,9 @@ class SGLangAdaptive(DraftLengthRule):
 
     def initial_state(self) -> dict[int, Slot]:
         slots = {}
-        for size in sorted(int(key) for key in self.config if key.isdigit()):
-            candidates = sorted(set(self.constants(size)["candidate_steps"]))
-            first = self.initial_steps if self.initial_steps in candidates else candidates[len(candidates) // 2]
+        for size in candidates(self.config):
+            steps = candidates(self.config)[size]
+            first = self.initial_steps if self.initial_steps in steps else steps[len(steps) // 2]
             slots[size] = Slot(first, first - 1.0, 0)
         return slots
 
@@ -113,29 +103,62 @@ class SGLangAdaptive(DraftLengthRule):
 
 def moved(steps: int, accepted: float, constants: Mapping[str, Any]) -> tuple[int, float]:
     """K after a moment of change, and the moving average. constants : see `SGLangAdaptive.constants`"""
-    candidates = sorted(set(constants["candidate_steps"]))
-    place = start = candidates.index(steps)
+    among = sorted(set(constants["candidate_steps"]))
+    place = start = among.index(steps)
     if steps == 0:
-        target = candidates[min(place + 1, len(candidates) - 1)]
+        target = among[min(place + 1, len(among) - 1)]
         return target, target - 1.0 if target > 0 and accepted < 0 else accepted
     while place > 0:
-        lower = candidates[place - 1]
+        lower = among[place - 1]
         if accepted > (0.5 if lower == 0 else lower - 0.5) + constants["down_hysteresis"]:
             break
         place -= 1
     if place == start:
-        while place < len(candidates) - 1 and accepted > candidates[place] - 0.5 + constants["up_hysteresis"]:
+        while place < len(among) - 1 and accepted > among[place] - 0.5 + constants["up_hysteresis"]:
             place += 1
     if constants["ceiling_coeff"] > 0:
         ceiling = max(1, math.ceil(accepted * constants["ceiling_coeff"]))
-        while place > 0 and candidates[place] > ceiling and candidates[place] <= steps:
+        while place > 0 and among[place] > ceiling and among[place] <= steps:
             place -= 1
-    return candidates[place], accepted
+    return among[place], accepted
+
+
+def candidates(config: Mapping[str, Any]) -> dict[int, list[int]]:
+    """The values of K to choose from, by the least batch size."""
+    sizes = sorted(int(key) for key in config if key.isdigit())
+    return {size: sorted(set(config[str(size)]["candidate_steps"])) for size in sizes}
+
+
+def check_config(name: str, config: Mapping[str, Any], least: int) -> None:
+    """Raise InputError unless it has a list of K, of at least so many tokens, by batch size."""
+    lists = [config[key].get("candidate_steps") for key in config if key.isdigit()]
+    if not lists or not all(
+        isinstance(each, list) and each and all(type(k) is int and k >= least for k in each) for each in lists
+    ):
+        raise InputError(f"{name}: config has no candidate_steps, a list of K, by batch size; {EXAMPLE}")
+
+
+def read_config(
+    name: str, settings: Mapping[str, Any], default: Mapping[str, Any], depth: int
+) -> tuple[Mapping[str, Any], dict[str, Any]]:
+    """Return the configuration, given or read from a file, and the other settings; the default drafts up to depth."""
+    values = dict(settings)
+    config = values.pop("config", default)
+    if not isinstance(config, Mapping):
+        config = read_json(Path(config), f"{name}: config {config}", dict, missing=EXAMPLE, invalid=EXAMPLE)
+    shallow = {key: _within(entry, depth) for key, entry in config.items()} if config is default else config
+    return shallow, values
+
+
+def padded_batch(sizes: Collection[int], sequences: int) -> int:
+    """The largest of these sizes that is not above the batch as it is padded to a captured one, or the smallest."""
+    batch = float(captured_size(sequences, SEQUENCES))
+    return max((size for size in sizes if size <= batch), default=min(sizes))
 
 
 def _size(state: Mapping[int, Slot], running: Running) -> int:
-    """The largest batch size of the configuration that is not above the batch, or the smallest."""
-    return max((size for size in state if size <= running.sequences), default=min(state))
+    """The batch size of the configuration that holds for a step."""
+    return padded_batch(state, running.sequences)
 
 
 def _within(entry: Mapping[str, Any], depth: int) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from specsim.serving.latency import summarise_run
 from specsim.serving.speedup_map import Cell, SpeedupMap, break_even, schedule_ranges, speedup_map
 from specsim.trace.files import write_trace
 from specsim.trace.trace import Trace
+from tests.support.acceptance_examples import difficulty
 from tests.support.checks import refusal
 from tests.support.commands import assert_refused, call, json_of
 from tests.support.reference import build_trace
@@ -46,20 +47,44 @@ def compared() -> ServingFrontier:
 
 
 def test_points_are_the_servers_own(compared: ServingFrontier) -> None:
-    assert [(p.users, p.k, p.oracle) for p in compared.points[:7]] == [
-        (1, 0, False), (1, 1, False), (1, 2, False), (1, 3, False), (1, None, False), (1, None, False), (1, None, True)
+    assert [(p.users, p.k, p.knows) for p in compared.points[:7]] == [
+        (1, 0, ""), (1, 1, ""), (1, 2, ""), (1, 3, ""), (1, None, ""), (1, None, ""), (1, None, "acceptance")
     ]  # fmt: skip
     sent = requests_of_trace(small(), 200)
     run = run_server(drafts_of(small(), ScheduledK({1: 2}), served=True), COST, sent, slots=4, users=4)
     point = next(p for p in compared.points if (p.users, p.k) == (4, 2))
     assert point.summary == summarise_run(run, tpot_bound_s=0.009)
-    oracle = next(p for p in compared.points if p.users == 4 and p.oracle)
-    assert point.slower_than_oracle == pytest.approx(oracle.summary.tokens_per_s / point.summary.tokens_per_s - 1)
-    assert all(p.slower_than_oracle > 0 for p in compared.points if not p.oracle)
+    clairvoyant = next(p for p in compared.points if p.users == 4 and p.knows == "acceptance")
+    assert clairvoyant.summary.label == "clairvoyant, greedy" and clairvoyant.slower_than_bound == 0
+    assert point.slower_than_bound == pytest.approx(clairvoyant.summary.tokens_per_s / point.summary.tokens_per_s - 1)
+    informed = max(p.summary.tokens_per_s for p in compared.points if p.users == 4 and p.knows != "acceptance")
+    assert point.slower_than_informed == pytest.approx(informed / point.summary.tokens_per_s - 1)
+
+
+def test_nothing_is_above_the_bound_where_speculation_loses() -> None:
+    """The clairvoyant rule has its drafter read every prompt, in vain; without speculation no drafter does."""
+    costly = LinearCost(LinearPass(0.001, 0.001), LinearPass(0.001, 0.001))
+    trace = generate(IID(0.3), sequences=12, output_tokens=10, depth=3, seed=2, prompt_tokens=200)
+    points = serve_frontier(trace, costly, users=32, requests=200).points
+    off, clairvoyant = points[0], points[-1]
+    assert off.summary.tokens_per_s > 1.05 * clairvoyant.summary.tokens_per_s
+    assert off.slower_than_bound == off.slower_than_informed == 0 < clairvoyant.slower_than_bound
+    assert min(p.slower_than_bound for p in points) == 0
+
+
+def test_what_confidence_gives_is_told_from_clairvoyance() -> None:
+    trace = generate(difficulty(), sequences=24, output_tokens=40, depth=4, seed=4, prompt_tokens=10)
+    *engines, fitted, clairvoyant = serve_frontier(trace, COST, "turbospec", users=4, requests=200).points
+    assert (fitted.knows, fitted.summary.label) == ("requests", "budget, fitted to these requests")
+    assert clairvoyant.slower_than_informed < 0 == clairvoyant.slower_than_bound == fitted.slower_than_informed
+    for point in engines:
+        ratio = clairvoyant.summary.tokens_per_s / fitted.summary.tokens_per_s
+        assert 1 + point.slower_than_bound == pytest.approx((1 + point.slower_than_informed) * ratio)
+        assert not point.knows and point.slower_than_informed > 0
 
 
 def test_the_frontier_is_what_no_other_point_beats(compared: ServingFrontier) -> None:
-    real = [p for p in compared.points if not p.oracle]
+    real = [p for p in compared.points if not p.knows]
     for point in real:
         beaten = any(p.summary.tokens_per_s > point.summary.tokens_per_s and p.p90_s < point.p90_s for p in real)
         assert point.on_frontier == (not beaten)
@@ -68,7 +93,7 @@ def test_the_frontier_is_what_no_other_point_beats(compared: ServingFrontier) ->
 
 def test_the_best_keeps_the_limit_and_makes_the_schedule(compared: ServingFrontier) -> None:
     for users in (1, 4):
-        here = [p for p in compared.points if p.users == users and not p.oracle]
+        here = [p for p in compared.points if p.users == users and not p.knows]
         best, keeping = compared.best(users), [p for p in here if p.p90_s <= 0.009]
         if keeping:
             assert best.summary.tokens_per_s == max(p.summary.tokens_per_s for p in keeping)

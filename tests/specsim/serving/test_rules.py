@@ -47,6 +47,7 @@ from specsim.serving.rules.dspark import DSpark
 from specsim.serving.rules.oracle import Oracle
 from specsim.serving.rules.registry import RULES, find_rule
 from specsim.serving.rules.sglang_adaptive import SGLangAdaptive, moved
+from specsim.serving.rules.sglang_throughput import ThroughputAware, expected_rates
 from specsim.serving.rules.survival import Survival, fit_survival
 from specsim.trace.files import read_plain_trace
 from specsim.trace.trace import Trace
@@ -160,6 +161,35 @@ def test_sglang_looks_every_five_steps_after_ten() -> None:
     assert lengths == [3] * 14 + [5] * 6  # 3 - 0.8^15 = 2.96 is above 2.5, and never above 4.5
     assert [rule.choose(state, running([100] * batch)) for batch in (7, 8, 40, 64)] == [5, 3, 1, 0]
     assert state[8].batches == 0
+
+
+@pytest.mark.parametrize(("batch", "steps"), [(30, 1), (31, 0), (32, 0), (60, 0), (61, 2), (64, 2)])
+def test_sglang_pads_a_batch_before_it_looks_its_slot_up(batch: int, steps: int) -> None:
+    """Captured sizes are 28, 30, 32 and 56, 60, 64: its adaptive_step_router.py takes the next larger one."""
+    rule = SGLangAdaptive({str(n): {"candidate_steps": [k]} for n, k in ((1, 1), (32, 0), (64, 2))})
+    assert rule.choose(rule.initial_state(), running([100] * batch)) == steps
+
+
+def test_sglang_by_throughput_reconsiders_when_its_windows_are_full() -> None:
+    # A verified token 1 ms of 11, a draft pass 1 ms: steps of one request take 11 + 2 K ms, 13 and 17 of K = 1 and 3.
+    config = {"1": {"candidate_steps": [1, 3]}, "window_size": 2, "update_interval": 1}
+    rule, one = ThroughputAware(TEN_MS, config, initial_steps=1), running([100])
+    state = rule.initial_state()
+    chosen = []
+    for accepted in (1, 1, 1, 3, 3, 0, 0, 0):
+        chosen.append(rule.choose(state, one))
+        state = rule.update(state, one, rounds([chosen[-1]], [min(accepted, chosen[-1])]))
+    # After two steps that accept all, 4 / 17 beats 2 / 13 by more than a tenth. The third token is drafted in steps 3
+    # to 5; K = 1 comes back once both steps of the windows accepted nothing: 1 / 13 against 1 / 17.
+    assert chosen == [1, 1, 3, 3, 3, 3, 3, 1]
+    assert [len(window) for window in state.windows] == [2, 0, 0]
+
+
+def test_rates_beyond_the_drafts_go_on_falling() -> None:
+    assert expected_rates([[], []]) == []
+    assert expected_rates([[0.8], []]) == [0.8, 0.8]
+    # From 0.8 to 0.4 in two steps is a fall by the root of 1/2 each.
+    assert expected_rates([[0.8], [0.6], [0.4], []]) == pytest.approx([0.8, 0.6, 0.4, 0.4 * 0.5**0.5])
 
 
 def test_the_oracle_drafts_what_is_accepted_while_it_pays() -> None:

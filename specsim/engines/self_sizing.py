@@ -1,0 +1,169 @@
+"""Whether an engine should size drafts itself: vLLM's adaptive verification against the best K, from counts alone.
+
+Counts do not hold the drafter's confidence. Two cases bound what it may tell: nothing beyond a token's place in the
+draft, and as much as that of a drafter whose confidence is known. In both, tokens are accepted as often as counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.optimize import brentq
+from scipy.special import expit
+
+from specsim.cost.batches import BatchCost
+from specsim.cost.linear import LinearCost
+from specsim.cost.model import CostModel
+from specsim.engines.counted import MAY_ABSTAIN
+from specsim.engines.export import schedule_setting
+from specsim.engines.flags import speculative_config, vllm_drafter
+from specsim.io.arrays import FloatArray, Floats, Ints
+from specsim.io.errors import InputError
+from specsim.serving.costs import batch_cost, round_seconds
+from specsim.serving.draft_length import Running, ScheduledK
+from specsim.serving.rules.adaptive_verification import AdaptiveVerification, Learned
+
+INFORMED_SD = 1.6  # of the log odds of acceptance, of SmolLM2's EAGLE drafter; recomputed by the tests
+CEILINGS = (1, 3, 5, 8)
+LEAST_STEPS, LEAST_ROUNDS = 50, 200
+PROFILE_CONTEXT = 8192  # vLLM's own
+WORTH = 0.01  # gain from which on it is recommended
+NOT_VERIFIED = ("medusa", "eesd", "self-sd", "space")  # drafters for which vLLM has no adaptive verification
+LARGEST = 512  # batch of a schedule
+
+
+class SelfSizing(NamedTuple):
+    """Adaptive verification at a number of requests at once.
+
+    ceiling, profile_context : K, and cached tokens at which vLLM profiles costs, with the most tokens per second
+    gain, gain_uninformed : over the best K of this batch, relative: if confidence tells as much as SmolLM2's EAGLE
+        drafter's does, and if it tells nothing
+    k : the best K of this batch; requests : at once
+    """
+
+    ceiling: int
+    profile_context: int
+    gain: float
+    gain_uninformed: float
+    k: int
+    requests: int
+
+    def text(self, drafter: str) -> str:
+        """The advice for vLLM, in a line, with the flag. drafter : its kind"""
+        against = f"K = {self.k}" if self.k else "no speculation"
+        at_once = f"{self.requests} requests at once" if self.requests > 1 else "one request at a time"
+        told = (
+            f"{100 * self.gain:+.1f} % against {against} with {at_once} if confidence tells as much as SmolLM2's EAGLE "
+            f"drafter's, {100 * self.gain_uninformed:+.1f} % if it tells nothing"
+        )
+        if self.gain < WORTH:
+            return f"adaptive verification (vLLM 0.32): leave it off: {told}"
+        flag = speculative_config(
+            **vllm_drafter(drafter), num_speculative_tokens=self.ceiling, enable_adaptive_verification=True
+        )
+        if self.profile_context != PROFILE_CONTEXT:
+            flag = f"VLLM_ADAPTIVE_VERIFICATION_PROFILE_CONTEXT_LEN={self.profile_context} vllm serve ... {flag}"
+        return f"adaptive verification (vLLM 0.32): switch it on with a ceiling of {self.ceiling}: {told}: {flag}"
+
+
+def adaptive_verification(
+    survival: Sequence[float], cost: CostModel, requests: int, context: int, drafter: str | None
+) -> SelfSizing | None:
+    """Compare vLLM's adaptive verification with every K.
+
+    survival : [D], share of drafts whose first 1, ..., D tokens are accepted; requests : at once
+
+    Returns None for costs of one batch, and for drafters of which vLLM has no such rule.
+    """
+    if drafter is None or drafter in (*MAY_ABSTAIN, *NOT_VERIFIED):
+        return None
+    if not isinstance(cost, BatchCost) or (isinstance(cost, LinearCost) and cost.only_batch is not None):
+        return None
+    priced = batch_cost(cost, "graphs")
+    accepted = np.array(survival) / np.array([1.0, *survival[:-1]])
+    if not accepted.all():
+        return None
+
+    def tokens_per_s(verified: Ints, tokens: Floats, k: int) -> float:
+        """Output tokens [T, R] over seconds of T steps in which so many tokens [T, R] are verified."""
+        step = np.repeat(np.arange(len(verified)), requests)
+        none = np.zeros(len(step), dtype=np.int64)
+        args = (step, none + k, none, none + context, k > 0)
+        return float(tokens.sum() / round_seconds(priced, *args, verified=verified.ravel()).total_s.sum())
+
+    one = np.ones((1, requests), dtype=np.int64)
+    fixed = [
+        tokens_per_s(k * one, np.full((1, requests), 1.0 + sum(survival[:k])), k) for k in range(len(survival) + 1)
+    ]
+    best = int(np.argmax(fixed))
+
+    def gain(k: int, profile: int, chance: FloatArray) -> float:
+        """Of the rule over the best K, in the same steps."""
+        rule = AdaptiveVerification(priced, max_draft_tokens=k, profile_context=profile)
+        verified, tokens = _steps(rule, chance[..., :k])
+        whole = np.asarray(1 + np.cumprod(chance[..., :best], axis=2).sum(axis=2), dtype=np.float64)
+        return tokens_per_s(verified, tokens, k) / tokens_per_s(np.full_like(verified, best), whole, best) - 1
+
+    chance = _chances(accepted, INFORMED_SD, requests)
+    tried = {
+        (k, profile): gain(k, profile, chance)
+        for k in CEILINGS
+        if k <= len(survival)
+        for profile in dict.fromkeys((PROFILE_CONTEXT, context))
+    }
+    chosen = max(tried, key=lambda each: tried[each])
+    return SelfSizing(*chosen, tried[chosen], gain(*chosen, _chances(accepted, 0.0, requests)), best, requests)
+
+
+def _chances(accepted: Floats, sd: float, requests: int) -> FloatArray:
+    """Chances [T, R, D] of tokens to be accepted, with these means by place [D] and this deviation of the log odds."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(31)
+    weights = weights / weights.sum()
+
+    def middle(rate: float) -> float:
+        return float(brentq(lambda odds: weights @ expit(odds + sd * nodes) - rate, -40, 40))
+
+    odds = np.array([middle(min(rate, 1 - 1e-9)) for rate in accepted])
+    steps = max(LEAST_STEPS, LEAST_ROUNDS // requests)
+    drawn = np.random.default_rng(0).standard_normal((steps, requests, len(odds)))
+    return expit(odds + sd * drawn).astype(np.float32)
+
+
+def _steps(rule: AdaptiveVerification, chance: FloatArray) -> tuple[Ints, Floats]:
+    """Verified and expected output tokens [T, R] of steps whose drafts have these chances [T, R, K]."""
+    steps, requests, k = chance.shape
+    none, request = np.zeros(requests, dtype=np.int64), np.arange(requests)
+    running = Running(request, none, none, none, none, none, requests)
+    state = Learned(1.0, np.zeros(k), np.zeros((k, 6)), 0, request, chance[-1])
+    verified = np.empty((steps, requests), dtype=np.int64)
+    for step, drafts in enumerate(chance):
+        verified[step] = rule.verify(state, running, drafts, none + k)
+        state = state._replace(foretold=drafts)
+    admitted = np.arange(k) < verified[..., None]
+    return verified, 1 + np.where(admitted, np.cumprod(chance, axis=2), 0.0).sum(axis=2)
+
+
+def schedule_line(engine: str, by_load: dict[str, Any] | None, drafter: str | None) -> str | None:
+    """K by number of requests at once, as SGLang and TensorRT-LLM take it; None if it does not change, or is not known.
+
+    by_load : see `specsim.engines.by_load.speedups_by_load`
+    """
+    if by_load is None:
+        return None
+    speedups: dict[str, list[float]] = by_load["speedups"]
+    lengths: dict[int, int] = {}
+    for at, batch in enumerate(by_load["batches"]):
+        k = int(max(speedups, key=lambda length: speedups[length][at]))
+        if not lengths or lengths[max(lengths)] != k:
+            lengths[batch] = k
+    if len(lengths) < 2:
+        return None
+    try:
+        setting = schedule_setting(engine, ScheduledK(lengths), max(LARGEST, *lengths), drafter=drafter)
+    except InputError:  # a schedule that grows, or an engine that takes none
+        return None
+    asked = ",".join(f"{batch}:{k}" for batch, k in lengths.items())
+    file = "" if setting.file is None else f"; {setting.path}: {setting.file}"
+    return f"K by requests at once {asked}: {setting.flags}{file}"
