@@ -170,13 +170,16 @@ class PaddedCost(BatchCost):
         return self.cost.batch_tree_verify(self._padded(tokens))
 
     def _padded(self, tokens: BatchTokens) -> BatchTokens:
+        count, new = np.asarray(tokens.sequences), np.asarray(tokens.new)
         if self.pad == "graphs":
-            return tokens._replace(new=captured_size(tokens.new, GRAPH_SIZES))
-        if self.pad == "sequences":
-            count, new = np.asarray(tokens.sequences), np.asarray(tokens.new)
-            padded = new / count * captured_size(count, SEQUENCES)
-            return tokens._replace(new=np.where(new > LONGEST_DRAFT * count, new, padded))
-        return tokens
+            padded = captured_size(new, GRAPH_SIZES)
+        elif self.pad == "sequences":
+            rows = new / count * captured_size(count, SEQUENCES)
+            padded = np.where(new > LONGEST_DRAFT * count, new, rows)
+        else:
+            return tokens
+        # What is added is nobody's: no sequence verifies it, as none does a prompt's tokens.
+        return tokens._replace(new=padded, prompts=tokens.prompts + padded - new)
 
 
 def captured_size(count: npt.ArrayLike, sizes: Ints) -> Floats:
