@@ -221,7 +221,8 @@ class _Server:
         ends = np.zeros(len(now), dtype=np.bool_)
         verified = np.array(draft.verified)
         read = int(self.count[compiled.CHUNKS])
-        part = compiled.fill(state, self.limits, self.log, now, verified)
+        part = np.empty(len(now), dtype=np.bool_)
+        compiled.fill(state, self.limits, self.log, now, verified, part)
         if draft.survival is not None and self.rule.trims_filled_steps and part.any():
             known = self._with_prompts(asked.select(part), read)
             fewer = self.rule.verify(self.learned, known, draft.survival[part], verified[part])

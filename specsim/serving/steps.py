@@ -141,7 +141,7 @@ def _read(state: Any, log: Any, request: int, room: int, kept: int) -> int:
 
 
 @compiled
-def _fill(state: Any, limits: Any, log: Any, now: Ints, verified: Ints, part: Bools) -> None:
+def fill(state: Any, limits: Any, log: Any, now: Ints, verified: Ints, part: Bools) -> None:
     """Fill a step: who of `now` takes part, whose prompts are read, who is admitted.
 
     now : [R], as `decoding` gave them; verified : [R], drafted tokens to verify, which are cut where the budget binds
@@ -202,7 +202,7 @@ def _make_room(state: Any, limits: Any, request: int) -> bool:
 
 
 @compiled
-def _finish(
+def finish(
     state: Any,
     limits: Any,
     log: Any,
@@ -324,19 +324,8 @@ def run_steps(
             verified[i] = drafted[i]
             match[i] = np.int64(match_len[row])
             ends[i] = leaf[row] if len(leaf) else False
-        _fill(state, limits, log, now, verified, part)
-        _finish(state, limits, log, now, part, k, drafted, verified, match, ends)
-
-
-@compiled
-def take_step(
-    state: Any, limits: Any, log: Any, now: Ints, k: Ints, drafted: Ints, verified: Ints, match: Ints, leaf: Bools
-) -> Bools:
-    """Take a step, see `_fill` and `_finish`; return who of `now` took part in it [R]."""
-    part = np.empty(len(now), dtype=np.bool_)
-    _fill(state, limits, log, now, verified, part)
-    _finish(state, limits, log, now, part, k, drafted, verified, match, leaf)
-    return part
+        fill(state, limits, log, now, verified, part)
+        finish(state, limits, log, now, part, k, drafted, verified, match, ends)
 
 
 def has_room(state: Any, limits: Any, log: Any) -> bool:
