@@ -18,7 +18,6 @@ from specsim.io.files import write_json
 from specsim.report.table import Column
 from studies.figures import dots, point
 from studies.published.cases import (
-    BY_BATCH,
     CONTEXT,
     INFERENCEX_LENGTH,
     LIKE,
@@ -225,16 +224,6 @@ class Study:
         chosen = [(self.runs[max(group, key=predicted.__getitem__)].measured, group) for group in several]
         return np.array([1 - own / max(self.runs[n].measured for n in group) for own, group in chosen])
 
-    def by_batch(self) -> Iterator[tuple[str, list[int], Floats, Floats]]:
-        """Yield EAGLE-3's tables by batch: name, batches, published and predicted speedups."""
-        of_deployment: dict[str, list[int]] = {}
-        for number, run in enumerate(self.runs):
-            if run.about["task"] == BY_BATCH:
-                of_deployment.setdefault(f"{run.about['drafter']} on {run.about['gpu']}", []).append(number)
-        for name, own in of_deployment.items():
-            batches = [self.runs[n].cost.batch for n in own]
-            yield name, batches, self.rounds.measured[own], self.held_out_speedups[own]
-
     @cached_property
     def preset(self) -> dict[str, Any]:
         """Return the preset as specsim/cost/roofline/engines.json has it."""
@@ -310,8 +299,9 @@ class Study:
         of, two = ({row["class"]: row[name] for row in rows} for name in (HELD_OUT, TWO_RUNS))
         before = {(row["what"], row["models"], row["system"]): float(row["error"]) for row in read_csv("before.csv")}
         table = [system_row(*group, before) for group in by_system(self.predictions)]
-        worst = sorted(table, key=lambda row: -float(row[HELD_OUT]))[:WORST]
+        worst = max(table, key=lambda row: float(row[HELD_OUT]))
         changes = [(f"{row['what']}, {row['models']}, {row['system']}", row[BEFORE], row[HELD_OUT]) for row in table]
+        changes.sort(key=lambda change: change[1] - change[2])
         worse = [f"{name} ({was:.0f} to {now:.0f} %)" for name, was, now in changes if now > was + WORSE]
         several, right, largest = self.fastest_parallelism()
         lost = [self.losses(experts=experts) for experts in (False, True)]
@@ -336,70 +326,42 @@ class Study:
             columns=[
                 Column("what is predicted", "class"),
                 Column("runs", "runs"),
-                Column("systems", "systems"),
                 Column("last preset, held-out: median error, %", BEFORE, TENTH),
-                *(Column(f"{name}: median error, %", name, TENTH) for name in (SHEET, HELD_OUT, MODEL)),
-                Column("the same, systems weighing alike", "median_percent", TENTH),
+                Column("this preset, held-out: median error, %", HELD_OUT, TENTH),
                 Column("90th percentile, systems weighing alike", "p90_percent", TENTH),
             ],
-            shown=[
-                {key: value for key, value in row.items() if key != MODEL or math.isfinite(value)}
-                | {BEFORE: before["class", row["class"], ""]}
-                for row in rows
-            ],
+            shown=[{**row, BEFORE: before["class", row["class"], ""]} for row in rows],
             table=table,
             trust=[
                 f"Measurements: {len(self.predictions)} published runs (data/), none from here. A system is a "
-                "GPU and an engine, or with speculation a GPU and a source; fits weigh systems alike. Not in data/: "
-                "disaggregated deployments, copies of runs, speedups without acceptance length. Left out: "
-                + "; ".join(f"{count} ({why})" for why, count in Counter(self.left_out).most_common())
+                "GPU and an engine, or with speculation a GPU and a source. Left out: "
+                + "; ".join(f"{count} ({why})" for why, count in Counter(self.left_out).most_common(WORST))
                 + ".",
                 "Held out: a system is predicted by what fits all others; table.csv also has half of the systems, by "
-                "what fits the other half. Speedups share the ceilings of all other runs. The worst: "
-                + ", ".join(f"{row[HELD_OUT]:.0f} % ({row['what']}, {row['models']}, {row['system']})" for row in worst)
-                + ".",
-                "Calibrated on two runs of a deployment, those between them are off by medians of "
-                + ", ".join(
-                    f"{row[TWO_RUNS]:.1f} % ({row['class']}, {row['interpolated_runs']} runs)"
-                    for row in rows
-                    if row["interpolated_runs"]
-                )
-                + ".",
+                f"what fits the other half. Speedups share the ceilings of all other runs. The worst is off by "
+                f"{worst[HELD_OUT]:.0f} % ({worst['what']}, {worst['models']}, {worst['system']}).",
                 f"Assumed: InferenceX's mean lengths are {INFERENCEX_LENGTH:g} of those that it names; with "
                 f"speculation {CONTEXT} tokens of context and the least tensor parallelism that fits, where the source "
                 f"does not say; {LIKE} ran on an H100, and EAGLE-3's tables have its acceptance.",
                 f"The preset: {fixed['memory']:g} of the memory bandwidth, {US * fixed['launch_s']:g} us a "
                 f"launch, {US * fixed['all_reduce_s']:g} us an all-reduce; of a round, of a draft step and more of a "
                 "tree's round, in ms: "
-                + "; ".join(overheads_text(*item) for item in self.preset["overheads"].items())
-                + ". Engines of before mid 2025 (@2025-03) are fitted apart.",
+                + "; ".join(overheads_text(*item) for item in self.preset["overheads"].items() if "@" not in item[0])
+                + ". Engines of before mid 2025 are fitted apart.",
                 "Intervals of 90 %, from the other systems, hold so many of a system's runs, on average over systems: "
                 + ", ".join(
                     f"{100 * share:.0f} % ({what}; {len(self.coverage[what])} systems)" for what, share in held.items()
                 )
-                + ". Least: "
-                + ", ".join(
-                    f"{100 * share:.0f} % ({what}, {system})"
-                    for share, what, system in sorted(
-                        (share, what, system)
-                        for what, shares in self.coverage.items()
-                        for system, share in shares.items()
-                    )[:WORST]
-                )
                 + ".",
                 f"Against the last preset, held out too, {len(worse)} of {len(table)} systems got worse by more than "
-                f"{WORSE:g} points: {'; '.join(worse) or 'none'}.",
+                f"{WORSE:g} points, most of all {'; '.join(worse[:WORST]) or 'none'}.",
                 f"Choices: a best tensor parallelism (within 1 %) is predicted for {right} of {several} deployments "
                 f"(the largest is one for {largest}). A predicted best chain length is "
                 + " and ".join(f"{choice_text(own)} ({kind})" for own, kind in zip(lost, KINDS, strict=True))
                 + f"; by the last preset in {before['best K', 'tasks', '']:.0f} of all tasks, with a loss of "
-                f"{before['best K', 'loss', '']:.2f} %"
-                + ". Over the batches of EAGLE-3's tables the speedup falls: "
-                + "; ".join(batch_text(*table) for table in self.by_batch())
-                + ".",
-                "Prompts, load: seldom named by the sources. Noise floor: "
-                f"{len(repeats)} deployments were measured again at another date, and differ by a median of "
-                f"{np.median(repeats):.1f} %.",
+                f"{before['best K', 'loss', '']:.2f} %" + ".",
+                f"Prompts, load: seldom named. Noise floor: {len(repeats)} deployments, measured again, differ by "
+                f"{np.median(repeats):.1f} % (median).",
             ],
         )
 
@@ -480,12 +442,3 @@ def system_row(
     """Return what table.csv has of a system; before : by what, kind and system, the last preset's median error."""
     row = {"what": what, "models": kind, "system": system, **errors_row(predictions)}
     return {**row, BEFORE: before.get((what, kind, system), float("nan"))}
-
-
-def batch_text(name: str, batches: Sequence[int], published: Floats, predicted: Floats) -> str:
-    """Write how a speedup falls with the batch, and at which batches it is below 1, as published and as predicted."""
-    both = published, predicted
-    fall = [100 * (1 - float(values[-1] / values[0])) for values in both]
-    below = [next((f"{b}" for b, v in zip(batches, values, strict=True) if v < 1), "") for values in both]
-    loses = f", below 1 from {below[0] or 'none'} (predicted {below[1] or 'none'})" if any(below) else ""
-    return f"{name} {fall[0]:.0f} % (predicted {fall[1]:.0f}){loses}"
