@@ -246,6 +246,8 @@ class Eagle3Kind(EagleKind):
             theirs = target.get_input_embeddings().weight
             if not torch.allclose(embedding[:size].to(theirs), theirs, rtol=0.01, atol=1e-4):  # in 16 bits
                 raise InputError("the EAGLE-3 drafter has other embeddings than this target; give its own target")
+        if offsets is None and len(own[HEAD]) < size:
+            raise ValueError(f"{HEAD} has {len(own[HEAD])} of {size} tokens, and {OFFSETS}, which names them, is missing")
         tokens = torch.arange(len(own[HEAD])) + (0 if offsets is None else offsets.long())
         known = tokens < size  # the target's vocabulary ends where its tokenizer's does, without padding
         own[HEAD] = own[HEAD][known]

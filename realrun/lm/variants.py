@@ -158,7 +158,7 @@ def tuned_target(target: Any, tensors: Mapping[str, torch.Tensor], facts: Mappin
             for name, value in whole.items():
                 parameters[name].copy_(value)
         return tuned
-    names = {name.removeprefix(ADAPTER).removesuffix(".A") for name in tensors if name.endswith(".A")}
+    names = {name.removeprefix(ADAPTER)[:-2] for name in tensors if name.startswith(ADAPTER)}
     if not names:
         return target
     scale = facts["adapter"]["alpha"] / facts["adapter"]["rank"]
