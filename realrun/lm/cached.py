@@ -13,30 +13,56 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import (
+    DummyLayer,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionLayer,
+)
 
 from specsim.io.errors import InputError
 
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING, RECURRENT = "full_attention", "sliding_attention", "recurrent"
+TYPES = {
+    DynamicLayer: FULL,
+    DynamicSlidingWindowLayer: SLIDING,
+    LinearAttentionLayer: RECURRENT,
+    LinearAttentionAndFullAttentionLayer: RECURRENT,
+}
+WITHOUT_CACHE = {"mlp", "moe"}
+NAMED_TYPES = {FULL, SLIDING, "linear_attention", "hybrid", *WITHOUT_CACHE}  # in configurations
 MASKED_ATTENTION = ("eager", "sdpa")  # of the library's attention functions, those that read any 4-D mask
 FIRST_ROOM = 256  # rows that a growing buffer holds at first
 
 
 def layer_types(config: Any) -> list[str]:
-    """List each layer's type, FULL or SLIDING.
+    """List each layer's type, FULL, SLIDING or RECURRENT: with states that stand for all tokens so far.
 
-    Raises InputError if a layer's cache cannot be rolled back token by token: recurrent states, chunks of tokens.
+    Raises InputError if drafts cannot be rolled back in a layer's cache, such as in chunks of tokens.
     """
     text = config.get_text_config()
-    named = {*(getattr(text, "layer_types", None) or ())} - {FULL, SLIDING}
+    named = {*(getattr(text, "layer_types", None) or ())}
+    known = {**TYPES, DummyLayer: FULL} if named & WITHOUT_CACHE else TYPES
     kinds = [type(layer) for layer in DynamicCache(config=text).layers]
-    other = named or {kind.__name__ for kind in kinds} - {DynamicLayer.__name__, DynamicSlidingWindowLayer.__name__}
+    other = named - NAMED_TYPES or {kind.__name__ for kind in kinds if kind not in known}
     if other:
         raise InputError(
             f"{text.model_type} models have layers of type {', '.join(sorted(other))}, whose cache cannot drop the "
             "last tokens, so drafts could not be rolled back; choose a model whose every layer caches keys and values"
         )
-    return [SLIDING if kind is DynamicSlidingWindowLayer else FULL for kind in kinds]
+    types = [known[kind] for kind in kinds]
+    if {*types} in ({RECURRENT, SLIDING}, {RECURRENT}) and LinearAttentionAndFullAttentionLayer not in kinds:
+        raise InputError(
+            f"{text.model_type} models have recurrent layers and no layer that caches all keys and values, so drafts "
+            "could not be rolled back; choose a model with layers of full attention"
+        )
+    return types
+
+
+def has_recurrent_layers(config: Any) -> bool:
+    """Check whether a model has layers whose states cannot drop tokens (`realrun.lm.recurrent`)."""
+    return RECURRENT in layer_types(config)
 
 
 def window_of(config: Any) -> int | None:
@@ -116,9 +142,12 @@ class CachedLM:
         that each round begins with some to ingest
     caches_pending_token : of such a drafter, whether the row of a round's pending token stays cached
     describes : whether `describe` is available: a pass and the statistics of its last row in a single launch
+    recurrent : whether layers have states that `truncate` brings back by another pass; see `realrun.lm.recurrent`
+    refed : tokens that the last `truncate` fed again for that
     """
 
-    reads_target_states = caches_pending_token = describes = False
+    reads_target_states = caches_pending_token = describes = recurrent = False
+    refed = 0
     keep_hidden = False
     hidden: torch.Tensor | None = None
     nodes = 0
@@ -191,7 +220,7 @@ class CachedLM:
         """
         end = self.nodes + len(tokens)
         assert len(depths) == len(tokens) and visible.shape == (len(tokens), end)
-        self._check_trees()
+        self.check_trees()
         self._check_positions(self.length + max(depths) + 1)
         logits = self._forward_nodes(tokens, depths, visible)
         self.nodes = end
@@ -249,7 +278,7 @@ class CachedLM:
                 f"{positions} tokens exceed the {self.max_positions} positions of the model; shorten prompt or output"
             )
 
-    def _check_trees(self) -> None:
+    def check_trees(self) -> None:
         """Raise InputError unless the model reads tree masks."""
         attention = self.model.config._attn_implementation
         if attention not in MASKED_ATTENTION:
@@ -300,6 +329,9 @@ class CachedLM:
             hook.remove()
         self.hidden = fed[0][0]
         return self._of_known(logits)
+
+    def fork(self, text: Sequence[int]) -> None:
+        """Prepare a branch behind this text, where the model cannot branch off at all places at once."""
 
     def drop_rows(self, count: int) -> None:
         """Drop the last `count` rows that `run_model` left in the library's cache."""

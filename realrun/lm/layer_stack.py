@@ -98,7 +98,7 @@ class PartsLM(CachedLM):
         """Give the positions [n] of tree nodes of these depths."""
         return torch.tensor([self.length + depth for depth in depths], device=self.device)
 
-    def _check_trees(self) -> None:
+    def check_trees(self) -> None:
         """Do nothing: every model that comes in parts reads tree masks."""
 
     def _crop(self, end: int) -> None:

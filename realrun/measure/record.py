@@ -22,6 +22,7 @@ from realrun.decode.sampling import Sampler
 from realrun.kept_files import read_kept
 from realrun.lm.cached import CachedLM
 from realrun.lm.kernels import planless_attention
+from realrun.lm.recurrent import NO_TREES
 from realrun.lm.number_type import NotFinite, check_columns, refuse_logits
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_facts
@@ -252,8 +253,9 @@ class _Recording:
     """The models and the recorder of a pair, ready to record sequences."""
 
     def __init__(self, pair: Pair, settings: RecordSettings):
-        if settings.tree is not None and not pair.drafter.trees:
-            raise InputError(f"drafter {pair.draft_name} drafts chains only; record it with --tree-nodes 0")
+        if settings.tree is not None and not pair.trees:
+            why = f" because {NO_TREES}" if pair.drafter.trees else ""
+            raise InputError(f"drafter {pair.draft_name} drafts chains only{why}; record it with --tree-nodes 0")
         self.pair, self.settings = pair, settings
         self.target, self.drafter = pair.make_drafter()
         self.decoder = Decoder(self.target, self.drafter, pair.eos_token_ids, settings.sampler)

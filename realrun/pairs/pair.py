@@ -24,7 +24,7 @@ from realrun.drafters.independent import IndependentKind
 from realrun.drafters.kind import DrafterKind
 from realrun.drafters.registry import DRAFTERS, find_kind
 from realrun.drafters.self_sd import SelfSDKind
-from realrun.lm.cached import CachedLM, layer_types
+from realrun.lm.cached import CachedLM, has_recurrent_layers, layer_types
 from realrun.lm.clock import clock_name
 from realrun.lm.number_type import find_dtype, in_number_type, number_type
 from realrun.lm.variants import core_of, expand, expanded_like
@@ -88,6 +88,12 @@ class Pair:
     def draft_config(self) -> Any:
         """Give the configuration that has the sizes of the drafter's vocabulary and states."""
         return self.drafter.config(self.target)
+
+    @property
+    def trees(self) -> bool:
+        """Whether trees can be drafted and verified: not where target or drafter has recurrent layers."""
+        configs = self.target.config, self.draft_config
+        return self.drafter.trees and not any(has_recurrent_layers(config) for config in configs)
 
     @property
     def drafter_facts(self) -> dict[str, Any]:

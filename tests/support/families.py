@@ -226,7 +226,7 @@ def outcome(family: str, drafter: str, folder: Path) -> str:
             raise AssertionError(f"not in one line, or not before anything was written: {error}") from error
         return str(error)
     check_decoding(pair)
-    return "chains and trees" if pair.drafter.trees else "chains"
+    return "chains and trees" if pair.trees else "chains"
 
 
 @torch.inference_mode()
@@ -241,7 +241,7 @@ def own_text(target: Any, prompt: list[int]) -> list[int]:
 def check_decoding(pair: Pair, prompts: list[Prompt] | None = None) -> int:
     """Recorded and decoded alike, and as the target alone; how many drafted tokens were accepted."""
     prompts = prompts or [Prompt("one", [17]), *tiny_prompts(2, seed=7)]
-    trees = pair.drafter.trees
+    trees = pair.trees
     settings = RecordSettings(DEPTH, TOKENS, Sampler(), TREE_NODES if trees else 0, WIDTH)
     trace = record(pair, prompts, settings)
     decoder = Decoder(*pair.make_drafter(), pair.eos_token_ids, Sampler())
