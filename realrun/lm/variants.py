@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -39,6 +40,21 @@ def with_layers(model: Any, layers: Iterable[Any], config: Any = None) -> Any:
         inner.config = whole.config = config
     whole.model = inner
     return whole
+
+
+def config_of_layers(config: Any, numbers: Sequence[int]) -> Any:
+    """Copy a configuration for a model of these of its layers, in this order; a layer may stand there several times."""
+    new, types = copy.deepcopy(config), getattr(config, "layer_types", None)
+    new.num_hidden_layers = len(numbers)
+    with suppress(AttributeError):  # of some models they follow from the number of layers
+        if types:
+            new.layer_types = [types[number] for number in numbers]
+    if differing := getattr(config, "per_layer_attributes", None):  # such as the size of a head
+        layers = config.per_layer_config
+        new.per_layer_config = {
+            place: {name: getattr(layers[number], name) for name in differing} for place, number in enumerate(numbers)
+        }
+    return new
 
 
 class SkippedSublayers(NamedTuple):
@@ -127,10 +143,7 @@ def _expanded(model: Any, layers: list[Any], origins: Sequence[int], expansion: 
 
     origins : for each layer, the number of the model's layer that it is or copies
     """
-    config = copy.deepcopy(model.config)
-    config.num_hidden_layers = len(layers)
-    if getattr(config, "layer_types", None):
-        config.layer_types = [config.layer_types[origin] for origin in origins]
+    config = config_of_layers(model.config, origins)
     config.block_expansion = expansion
     return with_layers(model, [_numbered(layer, place) for place, layer in enumerate(layers)], config)
 

@@ -19,7 +19,7 @@ from realrun.drafters.lookup import LookupKind
 from realrun.drafters.self_sd import SelfSDKind
 from realrun.experiment.validate import output_identical, rounds_identical
 from realrun.lm.cached import layer_types
-from realrun.lm.variants import SkippedSublayers
+from realrun.lm.variants import SkippedSublayers, config_of_layers
 from realrun.measure.record import RecordSettings, record
 from realrun.pairs.drafter_files import load_drafter
 from realrun.pairs.pair import Pair
@@ -53,7 +53,7 @@ HEADS = {"head_dim": 8}
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
 WINDOWS = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 SHARED = {
-    **{**LLAMA, "num_hidden_layers": 4}, **HEADS, "sliding_window": WINDOW, "num_kv_shared_layers": 2,
+    **LLAMA, "num_hidden_layers": 4, **HEADS, "sliding_window": WINDOW, "num_kv_shared_layers": 2,
     "layer_types": ["sliding_attention", "full_attention"] * 2, "hidden_size_per_layer_input": 8,
     "vocab_size_per_layer_input": VOCAB,
 }  # fmt: skip
@@ -64,7 +64,7 @@ MULTIPLIERS = {
 }  # fmt: skip
 DELTA = {
     "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
-    "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
 }  # fmt: skip
 MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8}
 LLAMA3_ROTARY = {
@@ -129,7 +129,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "GraniteMoe": lambda: hf.GraniteMoeConfig(**LLAMA, **MULTIPLIERS, num_local_experts=4, num_experts_per_tok=2),
     "Granite-4, attention alone": lambda: hf.GraniteMoeHybridConfig(
         **LLAMA, **MULTIPLIERS, layer_types=["attention"] * 3, num_local_experts=0, num_experts_per_tok=0,
-        shared_intermediate_size=64, position_embedding_type="rope",
+        shared_intermediate_size=64, position_embedding_type="rope", **MAMBA,
     ),
     "Command-A": lambda: hf.Cohere2Config(**LLAMA, **WINDOWS, **HEADS, logit_scale=0.25),
     "EXAONE-4": lambda: hf.Exaone4Config(**LLAMA, **WINDOWS, sliding_window_pattern=4),
@@ -143,7 +143,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         **LLAMA, **HEADS, **DELTA, **EXPERTS, num_experts=4, shared_expert_intermediate_size=16
     ),
     "Granite-4 H": lambda: hf.GraniteMoeHybridConfig(
-        **LLAMA, **MAMBA, layer_types=["mamba", "mamba", "attention"], num_local_experts=4, num_experts_per_tok=2,
+        **LLAMA, **MAMBA, layer_types=["mamba", "attention", "mamba"], num_local_experts=4, num_experts_per_tok=2,
         shared_intermediate_size=64, mamba_expand=2,
     ),
     "Nemotron-H": lambda: hf.NemotronHConfig(
@@ -170,12 +170,12 @@ def family_model(family: str) -> Any:
 
 
 def shallow_draft(target: Any) -> Any:
-    """A model of the target's first two layers."""
-    config = copy.deepcopy(target.config)
-    config.num_hidden_layers = LAYERS - 1
-    if getattr(config, "layer_types", None):
-        config.layer_types = config.layer_types[: LAYERS - 1]
-    draft = type(target)(config).to(target.dtype).eval()
+    """A model of the target's first two layers, or of all where some read others' caches, the last without its MLP."""
+    if getattr(target.config, "num_kv_shared_layers", 0):
+        draft = copy.deepcopy(target)
+        draft.model.layers[-1].mlp.down_proj.weight.data.zero_()
+        return draft
+    draft = type(target)(config_of_layers(target.config, range(LAYERS - 1))).to(target.dtype).eval()
     wanted = draft.state_dict().keys()
     draft.load_state_dict({name: value for name, value in target.state_dict().items() if name in wanted})
     return draft
