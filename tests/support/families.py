@@ -19,6 +19,7 @@ from realrun.drafters.lookup import LookupKind
 from realrun.drafters.self_sd import SelfSDKind
 from realrun.experiment.validate import output_identical, rounds_identical
 from realrun.lm.cached import layer_types
+from realrun.lm.recurrent import check_continues
 from realrun.lm.variants import SkippedSublayers
 from realrun.measure.record import RecordSettings, record
 from realrun.pairs.drafter_files import load_drafter
@@ -96,7 +97,7 @@ def shallow_draft(target: Any) -> Any:
     """A model of the target's first two layers."""
     config = copy.deepcopy(target.config)
     config.num_hidden_layers = LAYERS - 1
-    if getattr(config, "layer_types", None):
+    if vars(config).get("layer_types"):  # elsewhere it follows from the number
         config.layer_types = config.layer_types[: LAYERS - 1]
     draft = type(target)(config).to(target.dtype).eval()
     wanted = draft.state_dict().keys()
@@ -143,6 +144,7 @@ def outcome(family: str, drafter: str, folder: Path) -> str:
     target = copy.deepcopy(family_model(family))
     try:
         layer_types(target.config)  # as where a model is loaded
+        check_continues(target)
         pair = MAKERS[drafter](alone(target), folder)
     except InputError as error:
         if "\n" in str(error) or any(folder.rglob("*")):

@@ -113,6 +113,11 @@ def adapted_modules(target: Any) -> list[str]:
 def check_adaptable(target: Any) -> None:
     """Raise InputError if this target cannot have an adapter, or peft is not installed."""
     import_peft()
+    if any(hasattr(module, "A_log") and hasattr(module, "D") for module in target.modules()):
+        raise InputError(
+            f"{type(target).__name__} has Mamba layers, whose projections take no adapter because fused kernels read "
+            "their weights; train a drafter without an adapter, such as MEDUSA-1"
+        )
     adapted_modules(target)
 
 
