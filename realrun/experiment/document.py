@@ -119,14 +119,11 @@ def error_parts(priced: PricedTrace, replayed: Replay, rounds: Sequence[Sequence
     refed = np.array([round_.refed for round_ in done])
     if not refed.any():
         return {**parts, "by_verified": by_verified}
-    price_s = np.where(
-        refed, table.refeed_s[np.minimum(refed, len(table.refeed_s) - 1), contexts >> table.bucket_bits], 0.0
-    )
-    measured = sum(round_.refeed_s for round_ in done)
+    price_s = table.refeed_s[refed, contexts >> table.bucket_bits][refed > 0].sum()  # row 0 is unused
     second_pass = {
         "rounds": int((refed > 0).sum()),
-        "predicted": float(100 * price_s.sum() / whole_s),
-        "measured": float(100 * measured / whole_s),
+        "predicted": float(100 * price_s / whole_s),
+        "measured": float(100 * sum(round_.refeed_s for round_ in done) / whole_s),
     }
     return {**parts, "by_verified": by_verified, "second_pass": second_pass}
 

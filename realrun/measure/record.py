@@ -22,8 +22,8 @@ from realrun.decode.sampling import Sampler
 from realrun.kept_files import read_kept
 from realrun.lm.cached import CachedLM, has_recurrent_layers
 from realrun.lm.kernels import planless_attention
-from realrun.lm.recurrent import NO_TREES
 from realrun.lm.number_type import NotFinite, check_columns, refuse_logits
+from realrun.lm.recurrent import NO_TREES
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_facts
 from realrun.proposals.judged_trees import judged_columns
@@ -322,8 +322,8 @@ def trace_of(
     if settings.tree is not None:
         trees = {name.removeprefix("tree_"): arrays.pop(name) for name in names if name.startswith("tree_")}
         arrays["tree"] = record_from_nodes(**trees, width=settings.tree.width)
-    configs = {"target": pair.target.config, "drafter": pair.draft_config}
-    recurrent = [role for role, config in configs.items() if has_recurrent_layers(config)]
+    models = {"target": pair.target, **({"drafter": pair.drafter.model} if pair.drafter.origin == "model" else {})}
+    recurrent = [role for role, model in models.items() if has_recurrent_layers(model.config)]
     meta = {
         "target": pair.target_name,
         "drafter": pair.draft_name,

@@ -20,9 +20,8 @@ def cost_table(trace: Trace, model: CostModel, policy: Policy | None = None) -> 
         raise InputError(f"costs are of {len(model.parts)} drafters, the trace is of a single drafter; give its costs")
     model = round_cost_model(trace, model, policy)
     trees = trace.true_rank is not None and not isinstance(policy, ChainPolicy)
-    return compile_table(
-        model, max_draft_tokens=trace.depth, contexts=context_range(trace), trees=trees, refeeds=refeeds(trace)
-    )
+    contexts, again = context_range(trace), refeeds(trace)
+    return compile_table(model, max_draft_tokens=trace.depth, contexts=contexts, trees=trees, refeeds=again)
 
 
 def round_cost_model(trace: Trace, model: CostModel, policy: Policy | None = None) -> CostModel:
