@@ -80,6 +80,14 @@ class ChunkSize(int):
     """A window that begins at the last multiple of this size, in place of so many tokens before (Llama 4)."""
 
 
+def refuse_recurrent_layers(model: Any, why: str) -> None:
+    """Raise InputError if the model has recurrent layers, with the reason why they do not serve."""
+    if has_recurrent_layers(model.config):
+        raise InputError(
+            f"{type(model).__name__} has recurrent layers, {why}; choose an independent draft model or prompt-lookup"
+        )
+
+
 def window_of(config: Any) -> int | None:
     """Give the tokens, its own included, that a row of a SLIDING layer sees; None if no layer has a window."""
     text = config.get_text_config()

@@ -10,10 +10,11 @@ to the nearest states that were kept and feeds the tokens since then again:
 - a draft model, which drafts token by token, keeps the states before each of its passes, so that those behind every
   token are at hand, and nothing is fed again.
 
-What is exact: after `truncate`, tokens, positions, keys and values are those of a text that never held the dropped
-tokens. Logits are those of the library for the same text cut into the same passes. The library computes the recurrence
-in float32 whatever the model's type, by one rule for a single token and by another, in chunks, for several; how a text
-is cut into passes therefore moves logits by about 1e-6 of their size, as the size of a product's batch does in float16.
+What is exact: after `truncate`, logits are, bit for bit, those of a text that never held the dropped tokens and was fed
+in the same passes. How a text is cut into passes moves logits, in float64 too, because the library computes recurrences
+in float32, by one rule for a single token and by another, in chunks, for several: by about 1e-6 of their size. In
+Nemotron-H and Zamba2 it is up to 1e-3, because the library's rule for chunks alone raises short time steps to
+`time_step_min`. Texts are therefore those of plain greedy decoding except where two tokens are as close as that.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 
-from realrun.lm.cached import CachedLM, make_cache
+from realrun.lm.cached import CachedLM, has_recurrent_layers, make_cache
 from specsim.io.errors import InputError
 
 NO_TREES = "a recurrent layer has one state, not one for each branch of a tree"
+TRIED = 8  # tokens, in two passes
 States = list[dict[int, torch.Tensor]]  # of a layer: of its convolutions and of its recurrence
 
 
@@ -115,7 +117,8 @@ class RecurrentLM(CachedLM):
 
     def _keep(self) -> None:
         """Copy the states, in place of those that were kept at this length."""
-        copied = [] if not self.length else [[_copies(layer.conv_states), _copies(layer.recurrent_states)] for layer in self._layers]
+        layers = self._layers if self.length else []
+        copied = [[_copies(layer.conv_states), _copies(layer.recurrent_states)] for layer in layers]
         kept = [kept for kept in self.kept if kept.length < self.length]
         self.kept = [*(kept if self.every_pass else kept[:1]), Kept(self.length, copied)]
 
@@ -139,3 +142,25 @@ class RecurrentLM(CachedLM):
 
 def _copies(states: dict[int, torch.Tensor | None]) -> dict[int, torch.Tensor]:
     return {number: state.clone() for number, state in states.items() if state is not None}
+
+
+@torch.inference_mode()
+def check_continues(model: Any) -> None:
+    """Raise InputError unless passes of several tokens go on from the states of the pass before.
+
+    Some of the library's recurrent layers begin anew in such a pass (Jamba's), so that they cannot verify drafts.
+    """
+    if not has_recurrent_layers(model.config):
+        return
+    size = int(model.config.get_text_config().vocab_size)
+    tokens = [1 + number % (size - 1) for number in range(TRIED)]
+    whole, cut = CachedLM(model), CachedLM(model)
+    expected = whole.forward(tokens)[TRIED // 2 :].double()
+    cut.forward(tokens[: TRIED // 2])
+    continued = cut.forward(tokens[TRIED // 2 :]).double()
+    rounding = float(max(torch.finfo(dtype).eps for dtype in (model.dtype, torch.float32)) ** 0.5)
+    if not float((continued - expected).norm()) <= rounding * float(expected.norm()):
+        raise InputError(
+            f"the recurrent layers of {type(model).__name__} begin anew in a pass of several tokens, so it cannot "
+            "verify drafts; choose another model"
+        )

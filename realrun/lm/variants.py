@@ -32,6 +32,11 @@ def shallow_copy(module: Any) -> Any:
     return copied
 
 
+def without_head(model: Any) -> Any:
+    """Give the part of a model below its head, whatever the library calls it."""
+    return model.model if model.base_model is model else model.base_model
+
+
 def with_layers(model: Any, layers: Iterable[Any], config: Any = None) -> Any:
     """Make a model of these layers that shares embedding, norm and head, and the configuration unless given."""
     whole, inner = shallow_copy(model), shallow_copy(model.model)

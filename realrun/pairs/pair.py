@@ -27,6 +27,7 @@ from realrun.drafters.self_sd import SelfSDKind
 from realrun.lm.cached import CachedLM, has_recurrent_layers, layer_types
 from realrun.lm.clock import clock_name
 from realrun.lm.number_type import find_dtype, in_number_type, number_type
+from realrun.lm.recurrent import check_continues
 from realrun.lm.variants import core_of, expand, expanded_like
 from realrun.pairs.drafter_files import (
     LAB_DRAFTERS,
@@ -342,7 +343,9 @@ def _load_model(
         fit_vocabulary(
             model, tokenizer_tokens, min(tokenizer_tokens, int(model.config.vocab_size)) if size is None else size
         )
-        return in_number_type(model, dtype)
+        model = in_number_type(model, dtype)
+        check_continues(model)
+        return model
     except (RuntimeError, AssertionError) as error:  # no such device, or its memory is full
         raise InputError(f"cannot put the models on {device}: {str(error).splitlines()[0]}") from None
 

@@ -22,6 +22,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from realrun.lm.variants import without_head
 from specsim.io.errors import InputError
 
 NAMED = 3  # tensors of a kind that an error names at most
@@ -71,7 +72,7 @@ def load_whole(path: str, **options: Any) -> PreTrainedModel:
         model.config.tie_word_embeddings = True
         model.tie_weights()
         report["missing_keys"] = set()
-    parts = [f"model.{name}." for name, _ in model.base_model.named_children()]
+    parts = [f"model.{name}." for name, _ in without_head(model).named_children()]
     check_whole(report, path, model, (*parts, HEAD) if composite else None)
     return model
 

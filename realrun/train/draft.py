@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from realrun.lm.number_type import cast_like
-from realrun.lm.variants import config_of_layers
+from realrun.lm.variants import config_of_layers, without_head
 from realrun.pairs.pair import Pair
 from realrun.train.common.folder import Tensors
 from realrun.train.common.on_text import Method, ModuleJob, TextRun, agreement, kl_nats, predicted, tensors_from_text
@@ -69,7 +69,7 @@ class DraftModelTraining(ModuleJob):
 
     def __init__(self, target: Any, settings: DraftModelSettings):
         self.model = with_fewer_layers(target, settings.layers)
-        super().__init__(target, self.model.base_model, settings.lr)
+        super().__init__(target, without_head(self.model), settings.lr)
         self.model.get_input_embeddings().requires_grad_(False)
         self.model.get_output_embeddings().requires_grad_(False)
 

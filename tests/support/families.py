@@ -19,6 +19,7 @@ from realrun.drafters.lookup import LookupKind
 from realrun.drafters.self_sd import SelfSDKind
 from realrun.experiment.validate import output_identical, rounds_identical
 from realrun.lm.cached import layer_types
+from realrun.lm.recurrent import check_continues
 from realrun.lm.variants import SkippedSublayers, config_of_layers
 from realrun.measure.record import RecordSettings, record
 from realrun.pairs.drafter_files import load_drafter
@@ -220,6 +221,7 @@ def outcome(family: str, drafter: str, folder: Path) -> str:
     target = copy.deepcopy(family_model(family))
     try:
         layer_types(target.config)  # as where a model is loaded
+        check_continues(target)
         pair = MAKERS[drafter](alone(target), folder)
     except InputError as error:
         if "\n" in str(error) or any(folder.rglob("*")):
