@@ -97,8 +97,9 @@ def shallow_draft(target: Any) -> Any:
     """A model of the target's first two layers."""
     config = copy.deepcopy(target.config)
     config.num_hidden_layers = LAYERS - 1
-    if vars(config).get("layer_types"):  # elsewhere it follows from the number
-        config.layer_types = config.layer_types[: LAYERS - 1]
+    for name in ("layer_types", "layers_block_type"):
+        if vars(config).get(name):  # elsewhere they follow from the number
+            setattr(config, name, vars(config)[name][: LAYERS - 1])
     draft = type(target)(config).to(target.dtype).eval()
     wanted = draft.state_dict().keys()
     draft.load_state_dict({name: value for name, value in target.state_dict().items() if name in wanted})
