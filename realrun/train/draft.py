@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from realrun.lm.cached import layer_types
 from realrun.lm.number_type import cast_like
 from realrun.pairs.pair import Pair
 from realrun.train.common.folder import Tensors
@@ -43,8 +44,14 @@ def with_fewer_layers(target: Any, layers: int) -> Any:
     chosen = [int(number) for number in np.linspace(0, total - 1, layers).round()]
     config = copy.deepcopy(target.config)
     config.num_hidden_layers = layers
-    if getattr(config, "layer_types", None):
-        config.layer_types = [config.layer_types[number] for number in chosen]
+    for name in ("layer_types", "layers_block_type"):
+        types = vars(config).get(name)  # elsewhere they follow from other settings
+        if types:
+            setattr(config, name, [types[number] for number in chosen])
+    try:
+        layer_types(config)
+    except InputError as error:
+        raise InputError(f"--layers {layers} are layers {', '.join(map(str, chosen))} of the target: {error}") from None
     model = cast_like(type(target)(config), target)
     places = {str(number): str(place) for place, number in enumerate(chosen)}
     state = {
@@ -52,7 +59,13 @@ def with_fewer_layers(target: Any, layers: int) -> Any:
         for name, tensor in target.state_dict().items()
         if (match := LAYER.search(name)) is None or match[0] in places
     }
-    model.load_state_dict(state)
+    try:
+        model.load_state_dict(state)
+    except RuntimeError:
+        raise InputError(
+            f"layers {', '.join(map(str, chosen))} of {type(target).__name__} make no model of their own, because the "
+            "place of a layer decides its kind; give another number of --layers"
+        ) from None
     return model.eval()
 
 
