@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 from typing import Any, Protocol
 
 import torch
@@ -17,21 +18,14 @@ from transformers.cache_utils import (
     DummyLayer,
     DynamicLayer,
     DynamicSlidingWindowLayer,
-    LinearAttentionAndFullAttentionLayer,
-    LinearAttentionLayer,
+    LinearAttentionCacheLayerMixin,
 )
 
 from specsim.io.errors import InputError
 
 FULL, SLIDING, RECURRENT = "full_attention", "sliding_attention", "recurrent"
-TYPES = {
-    DynamicLayer: FULL,
-    DynamicSlidingWindowLayer: SLIDING,
-    LinearAttentionLayer: RECURRENT,
-    LinearAttentionAndFullAttentionLayer: RECURRENT,
-}
-WITHOUT_CACHE = {"mlp", "moe"}
-NAMED_TYPES = {FULL, SLIDING, "linear_attention", "hybrid", *WITHOUT_CACHE}  # in configurations
+CHUNKED, CONVOLUTION = "chunked_attention", "conv"
+NAMED_TYPES = {FULL, SLIDING, CHUNKED, "linear_attention", "hybrid", CONVOLUTION, "mlp", "moe"}  # in configurations
 MASKED_ATTENTION = ("eager", "sdpa")  # of the library's attention functions, those that read any 4-D mask
 FIRST_ROOM = 256  # rows that a growing buffer holds at first
 
@@ -39,30 +33,56 @@ FIRST_ROOM = 256  # rows that a growing buffer holds at first
 def layer_types(config: Any) -> list[str]:
     """List each layer's type, FULL, SLIDING or RECURRENT: with states that stand for all tokens so far.
 
-    Raises InputError if drafts cannot be rolled back in a layer's cache, such as in chunks of tokens.
+    Raises InputError if drafts cannot be rolled back in a layer's cache.
     """
     text = config.get_text_config()
-    named = {*(getattr(text, "layer_types", None) or ())}
-    known = {**TYPES, DummyLayer: FULL} if named & WITHOUT_CACHE else TYPES
-    kinds = [type(layer) for layer in DynamicCache(config=text).layers]
-    other = named - NAMED_TYPES or {kind.__name__ for kind in kinds if kind not in known}
+    named = getattr(text, "layer_types", None) or ()
+    layers = DynamicCache(config=text).layers
+    types = [_type_of(layer, name) for layer, name in zip_longest(layers, named)]
+    other = {*named} - NAMED_TYPES or {type(layers[i]).__name__ for i, kind in enumerate(types) if kind is None}
     if other:
         raise InputError(
             f"{text.model_type} models have layers of type {', '.join(sorted(other))}, whose cache cannot drop the "
             "last tokens, so drafts could not be rolled back; choose a model whose every layer caches keys and values"
         )
-    types = [known[kind] for kind in kinds]
-    if {*types} in ({RECURRENT, SLIDING}, {RECURRENT}) and LinearAttentionAndFullAttentionLayer not in kinds:
+    whole = [isinstance(layer, DynamicLayer) and type(layer) is not DynamicSlidingWindowLayer for layer in layers]
+    if RECURRENT in types and not any(whole):
         raise InputError(
             f"{text.model_type} models have recurrent layers and no layer that caches all keys and values, so drafts "
             "could not be rolled back; choose a model with layers of full attention"
         )
-    return types
+    return [kind or FULL for kind in types]
+
+
+def _type_of(layer: Any, name: str | None) -> str | None:
+    """Choose a layer's type by its cache and the configuration's name for it; None if it is of another type.
+
+    A layer that reads the keys and values of another has no cache of its own, and may have a window.
+    """
+    if isinstance(layer, LinearAttentionCacheLayerMixin):
+        return RECURRENT
+    if isinstance(layer, DummyLayer):
+        return SLIDING if name == SLIDING else FULL
+    return {DynamicLayer: FULL, DynamicSlidingWindowLayer: SLIDING}.get(type(layer))
 
 
 def has_recurrent_layers(config: Any) -> bool:
     """Check whether a model has layers whose states cannot drop tokens (`realrun.lm.recurrent`)."""
     return RECURRENT in layer_types(config)
+
+
+def has_convolutions(config: Any) -> bool:
+    """Check whether a model has convolutions whose cache can drop tokens (`realrun.lm.convolution`)."""
+    return CONVOLUTION in (getattr(config.get_text_config(), "layer_types", None) or ())
+
+
+def feeds_again(config: Any) -> bool:
+    """Check whether a target of this kind needs a second pass after a rejection: not where convolutions drop tokens."""
+    return has_recurrent_layers(config) and not has_convolutions(config)
+
+
+class ChunkSize(int):
+    """A window that begins at the last multiple of this size, in place of so many tokens before (Llama 4)."""
 
 
 def refuse_recurrent_layers(model: Any, why: str) -> None:
@@ -75,6 +95,9 @@ def refuse_recurrent_layers(model: Any, why: str) -> None:
 
 def window_of(config: Any) -> int | None:
     """Give the tokens, its own included, that a row of a SLIDING layer sees; None if no layer has a window."""
+    text = config.get_text_config()
+    if CHUNKED in (getattr(text, "layer_types", None) or ()):
+        return ChunkSize(text.attention_chunk_size)
     return int(config.get_text_config().sliding_window) if SLIDING in layer_types(config) else None
 
 
@@ -86,11 +109,12 @@ def make_cache(config: Any) -> Any:
 
 
 def within_window(mask: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor, window: int) -> torch.Tensor:
-    """Hide, in a bool or additive mask [..., n, k], slots `window` positions or more before a row.
+    """Hide, in a bool or additive mask [..., n, k], slots `window` positions or more before a row, or before its chunk.
 
     rows, slots : positions [..., n] and [..., k]
     """
-    near = rows[..., :, None] - slots[..., None, :] < window
+    rows, slots = rows[..., :, None], slots[..., None, :]
+    near = rows // window == slots // window if isinstance(window, ChunkSize) else rows - slots < window
     return mask & near if mask.dtype == torch.bool else mask.masked_fill(~near, torch.finfo(mask.dtype).min)
 
 
@@ -106,7 +130,8 @@ def masks_of(config: Any, window: int | None, mask: torch.Tensor, rows: torch.Te
         rows, slots = rows[:, None], slots[:, None]
     near = within_window(mask, rows, slots, window)
     # Models whose layers differ take a mask for each type of layer.
-    return {FULL: mask, SLIDING: near} if getattr(config.get_text_config(), "layer_types", None) else near
+    differ = getattr(config.get_text_config(), "layer_types", None)
+    return {FULL: mask, SLIDING: near, CHUNKED: near} if differ else near
 
 
 def grown(buffer: torch.Tensor, rows: int, most: int = sys.maxsize) -> torch.Tensor:
@@ -317,6 +342,8 @@ class CachedLM:
     def run_model(self, **inputs: Any) -> torch.Tensor:
         """Run the library's own pass over the cache: logits [n, V]; keeps hidden rows if `keep_hidden` is set."""
         inputs |= {"past_key_values": self.cache, "use_cache": True}
+        if "attention_mask" in inputs:
+            self._check_scaling(self.cache.get_seq_length() + inputs["input_ids"].shape[1])
         if self.window is not None:
             rows = inputs["position_ids"][0]
             # Slots that were dropped since the last pass are at the end.
@@ -341,6 +368,15 @@ class CachedLM:
     def fork(self, text: Sequence[int]) -> None:
         """Prepare a branch behind this text, where the model cannot branch off at all places at once."""
 
+    def _check_scaling(self, rows: int) -> None:
+        """Raise InputError where a model scales rows by their places in the cache, which in a tree are no positions."""
+        config = self.model.config.get_text_config()
+        if getattr(config, "attn_temperature_tuning", False) and rows >= config.floor_scale:
+            raise InputError(
+                f"{config.model_type} models scale attention by a token's place in the cache from {config.floor_scale} "
+                f"tokens on, and {rows} tokens and nodes do not stand at their places; shorten the text or draft chains"
+            )
+
     def drop_rows(self, count: int) -> None:
         """Drop the last `count` rows that `run_model` left in the library's cache."""
         self.cache.crop(-count)
@@ -363,5 +399,5 @@ class CachedLM:
         if self.window is not None:
             self.slot_positions[self.length : self.length + len(path)] = self.slot_positions[source]
         for layer in self.cache.layers:
-            for cached in (layer.keys, layer.values):
+            for cached in () if layer.keys is None else (layer.keys, layer.values):  # none where they are another's
                 cached[:, :, self.length : self.length + len(path)] = cached[:, :, source]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from transformers import PreTrainedModel
 
 from realrun.lm import kernels
-from realrun.lm.cached import CachedLM, has_recurrent_layers
+from realrun.lm.cached import CachedLM, has_convolutions, has_recurrent_layers
+from realrun.lm.convolution import ConvolutionLM
 from realrun.lm.llama import FusedLlama, supported
 from realrun.lm.recurrent import RecurrentLM
 from realrun.lm.static.llama import StaticLlama
@@ -25,4 +26,6 @@ def make_lm(model: PreTrainedModel, drafting: bool = False) -> CachedLM:
 
 def library_lm(model: PreTrainedModel, drafting: bool = False) -> CachedLM:
     """Make the CachedLM that runs the library's own pass; drafting : as in `make_lm`."""
+    if has_convolutions(model.config):
+        return ConvolutionLM(model)
     return RecurrentLM(model, drafting) if has_recurrent_layers(model.config) else CachedLM(model)

@@ -7,9 +7,9 @@ target's: they are most of a small model, and already fit.
 
 from __future__ import annotations
 
-import copy
 import re
 from dataclasses import asdict, dataclass
+from textwrap import shorten
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ import torch
 
 from realrun.lm.cached import layer_types
 from realrun.lm.number_type import cast_like
+from realrun.lm.variants import config_of_layers, without_head
 from realrun.pairs.pair import Pair
 from realrun.train.common.folder import Tensors
 from realrun.train.common.on_text import Method, ModuleJob, TextRun, agreement, kl_nats, predicted, tensors_from_text
@@ -42,17 +43,12 @@ def with_fewer_layers(target: Any, layers: int) -> Any:
     if layers > total:
         raise InputError(f"--layers {layers} is more than the target's {total}; give fewer")
     chosen = [int(number) for number in np.linspace(0, total - 1, layers).round()]
-    config = copy.deepcopy(target.config)
-    config.num_hidden_layers = layers
-    for name in ("layer_types", "layers_block_type"):
-        types = vars(config).get(name)  # elsewhere they follow from other settings
-        if types:
-            setattr(config, name, [types[number] for number in chosen])
     try:
-        layer_types(config)
-    except InputError as error:
-        raise InputError(f"--layers {layers} are layers {', '.join(map(str, chosen))} of the target: {error}") from None
-    model = cast_like(type(target)(config), target)
+        config = config_of_layers(target.config, chosen)
+        layer_types(config)  # such as recurrent layers alone
+        model = cast_like(type(target)(config), target)
+    except ValueError as error:  # such as layers that read the caches of others
+        raise _not_taken_out(target, error) from None
     places = {str(number): str(place) for place, number in enumerate(chosen)}
     state = {
         name if match is None else LAYER.sub(places[match[0]], name, count=1): tensor
@@ -61,12 +57,14 @@ def with_fewer_layers(target: Any, layers: int) -> Any:
     }
     try:
         model.load_state_dict(state)
-    except RuntimeError:
-        raise InputError(
-            f"layers {', '.join(map(str, chosen))} of {type(target).__name__} make no model of their own, because the "
-            "place of a layer decides its kind; give another number of --layers"
-        ) from None
+    except RuntimeError as error:  # such as a tensor that holds a part for every layer
+        raise _not_taken_out(target, error) from None
     return model.eval()
+
+
+def _not_taken_out(target: Any, error: Exception) -> InputError:
+    reason = shorten(str(error), 200, placeholder=" ...")
+    return InputError(f"layers of {type(target).__name__} do not make a model by themselves ({reason}); train eagle")
 
 
 class DraftModelTraining(ModuleJob):
@@ -74,7 +72,7 @@ class DraftModelTraining(ModuleJob):
 
     def __init__(self, target: Any, settings: DraftModelSettings):
         self.model = with_fewer_layers(target, settings.layers)
-        super().__init__(target, self.model.base_model, settings.lr)
+        super().__init__(target, without_head(self.model), settings.lr)
         self.model.get_input_embeddings().requires_grad_(False)
         self.model.get_output_embeddings().requires_grad_(False)
 

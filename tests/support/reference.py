@@ -165,7 +165,7 @@ class Decoder:
         self.eos = set() if ids is None else {ids} if isinstance(ids, int) else set(ids)
         ends = [int(p) + int(n) for p, n in zip(trace.prompt_tokens, np.diff(trace.offsets), strict=True)]
         self.lowest, self.highest = min(map(int, trace.prompt_tokens)) - 1, max(ends) - 2
-        self.recurrent = bool(trace.meta.get("recurrent_layers"))
+        self.recurrent = bool(trace.meta.get("second_pass"))
         self.prices: dict[tuple[str, int, int], float] = {}
 
     def run(self) -> Decoded:
@@ -328,7 +328,7 @@ def small_trace(seed: int = 0, **optional: np.ndarray) -> Trace:
 
 def recurrent(trace: Trace) -> Trace:
     """The same trace of a target with recurrent layers, so that a rejection costs a second pass."""
-    return replace(trace, meta={**trace.meta, "recurrent_layers": ["target"]})
+    return replace(trace, meta={**trace.meta, "second_pass": True})
 
 
 def copies(trace: Trace, count: int) -> Trace:

@@ -15,6 +15,8 @@ from realrun.decode.sampling import Sampler
 from realrun.drafters.independent import IndependentKind
 from realrun.drafters.lookup import LookupKind
 from realrun.experiment.validate import rounds_identical
+from realrun.lm.cached import CachedLM
+from realrun.lm.choice import library_lm
 from realrun.lm.recurrent import RecurrentLM
 from realrun.measure.profile import profile
 from realrun.measure.record import RecordSettings, record
@@ -26,20 +28,21 @@ from specsim.policy.registry import make_policy
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
 from tests.support.checks import refusal
-from tests.support.families import MAKERS, check_decoding, family_model, outcome, shallow_draft
-from tests.support.hybrids import HYBRIDS, JAMBA
+from tests.support.families import HYBRIDS, MAKERS, check_decoding, family_model, outcome, shallow_draft
 from tests.support.small_targets import alone
 from tests.support.tiny import POSITIONS, VOCAB, tiny_model, tiny_prompts
 
 TEXT = np.random.default_rng(5).integers(1, VOCAB, 30).tolist()
 CUTS = (10, 1, 4, 5, 1, 9)
-QUICK = ("Qwen3.5", "Falcon-H1", "Nemotron-H")
+PUBLISHED = ["Qwen3.5", "Qwen3-Next", "Granite-4 H", "Nemotron-H", "Falcon-H1", "LFM2"]
+SERVED = [*PUBLISHED, *(name for name in HYBRIDS if name != "Jamba")]
+QUICK = ("Qwen3.5", "Falcon-H1", "Nemotron-H", "LFM2")
 # The library's rule for several tokens raises short time steps, that for a single token does not.
 CLOSE = {"Nemotron-H": 2e-3, "Zamba2": 2e-3}
 
 
 def families(*quick: str) -> list[Any]:
-    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in HYBRIDS]
+    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in SERVED]
 
 
 def hybrid_pair(family: str = "Qwen3.5", draft: Any = None) -> Pair:
@@ -47,7 +50,7 @@ def hybrid_pair(family: str = "Qwen3.5", draft: Any = None) -> Pair:
     return replace(alone(target), drafter=IndependentKind(shallow_draft(target) if draft is None else draft))
 
 
-def fed(lm: RecurrentLM, dropped: int = 0, singly: bool = False) -> torch.Tensor:
+def fed(lm: CachedLM, dropped: int = 0, singly: bool = False) -> torch.Tensor:
     """Logits [n, V] of TEXT in CUTS; before each, tokens of another text, all at once or singly, come and go."""
     logits, refed = [], 0
     for end, size in zip(np.cumsum(CUTS).tolist(), CUTS, strict=True):
@@ -65,8 +68,8 @@ def fed(lm: RecurrentLM, dropped: int = 0, singly: bool = False) -> torch.Tensor
 @torch.inference_mode()
 def test_dropped_tokens_leave_no_trace(family: str) -> None:
     model = family_model(family)
-    plain = fed(RecurrentLM(model))
-    for lm, singly in ((RecurrentLM(model), False), (RecurrentLM(model, every_pass=True), True)):
+    plain = fed(library_lm(model))
+    for lm, singly in ((library_lm(model), False), (library_lm(model, drafting=True), True)):
         assert torch.equal(fed(lm, 3, singly), plain)
     library = model(input_ids=torch.tensor([TEXT]), use_cache=False).logits[0]
     assert float((plain - library).abs().max()) < CLOSE.get(family, 2e-5)
@@ -110,6 +113,7 @@ def test_a_pair_may_have_recurrent_layers_in_one_model_alone(recurrent: str) -> 
     check_decoding(pair)
     trace = record(pair, tiny_prompts(1), RecordSettings(2, 4))
     assert trace.meta["recurrent_layers"] == [recurrent]
+    assert ("second_pass" in trace.meta) == (recurrent == "target")
     assert not pair.trees
 
 
@@ -172,5 +176,5 @@ def test_trees_and_models_that_cannot_go_on_are_refused_with_the_reason(tmp_path
         refusal(lambda decoder=decoder: decoder.decode([5, 6], 4, tree), "qwen3_5_text models have recurrent layers")
     trace = record(pair, tiny_prompts(1), RecordSettings(2, 4))
     refusal(lambda: replay(trace, tree, cost_table(trace, ConstantCost(1e-3, 1e-2), tree)), "recurrent layers")
-    assert "begin anew" in outcome(JAMBA, "prompt lookup", tmp_path)
+    assert "begin anew" in outcome("Jamba", "prompt lookup", tmp_path)
     refusal(lambda: RecurrentLM(family_model("Qwen3.5")).forward([5] * (POSITIONS + 1)), "positions")

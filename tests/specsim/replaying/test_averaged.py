@@ -68,7 +68,7 @@ class Expectation:
         """rounds, drafted, accepted, policy steps, and seconds in draft, policy, verify, other."""
         trace, start = self.trace, int(self.trace.offsets[s])
         length, prompt = int(trace.output_tokens[s]), int(trace.prompt_tokens[s])
-        price, recurs = Decoder(trace, FixedLength(1), COST).price, "recurrent_layers" in trace.meta
+        price, recurs = Decoder(trace, FixedLength(1), COST).price, "second_pass" in trace.meta
 
         @cache
         def after(t: int, r: int, n: int, m: int, behind: bool) -> Any:
