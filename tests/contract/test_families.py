@@ -65,6 +65,7 @@ QUICK = [
     ("Gemma 4 E", "SPACE"),
     ("LFM2", "SPACE"),
     ("Nemotron-H", "MEDUSA-2"),
+    ("dots1", "MEDUSA-2"),
 ]
 
 
