@@ -177,6 +177,27 @@ class Block(Fusion):
         states: torch.Tensor = self.norm(x[:, self.masks_first :])
         return states
 
+    def along(self, text: torch.Tensor, states: torch.Tensor, first: int, drafted: int) -> torch.Tensor:
+        """Compute what `run` does for the blocks of all pending tokens of a text from place `first` on.
+
+        text : int64 [T]; states : the target's [T, k d_T] after these tokens
+        """
+        shift = self.shift
+        cached = self.context(text[shift:], states[: len(states) - shift], self.nothing, shift)
+        before = torch.arange(first, len(text), device=text.device)
+        above = F.pad(states, (0, 0, 1, 0))[before]  # before the first token there is no state
+        parts = [
+            self.run(text[before[i:j]], above[i:j], cached, before[i:j], drafted)
+            for i, j in pairwise([*range(0, len(before), BLOCKS), len(before)])
+        ]
+        return torch.cat(parts)
+
+    @property
+    def nothing(self) -> KeysValues:
+        """Keys and values of no row."""
+        none = self.fc.weight.new_empty(self.config.num_key_value_heads, 0, self.layers[0].self_attn.head_dim)
+        return [(none, none) for _ in self.layers]
+
     def _keys_values(self, attention: Any, x: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Compute keys and values [..., Hkv, n, D] of x [..., n, d] at positions [..., n]."""
         keys, values = (
@@ -251,9 +272,7 @@ class BlockLM(CachedLM):
     def reset(self) -> None:
         self.length = self.nodes = self.rows = self.step = 0
         self.hidden = None
-        attention = self.block.layers[0].self_attn
-        none = self.block.fc.weight.new_empty(self.block.config.num_key_value_heads, 0, attention.head_dim)
-        self.buffers = [[none, none] for _ in self.block.layers]
+        self.buffers = [[*pair] for pair in self.block.nothing]
 
     @property
     def cached(self) -> KeysValues:
@@ -333,24 +352,15 @@ class BlockProposals:
 
 
 @torch.inference_mode()
-def block_columns(target: Any, lm: BlockLM, request: RecordRequest) -> Columns:
-    """Record what a block drafts at every position; a `Recorder` once target and lm, its pass, are given."""
-    if request.depth > lm.drafted:
-        raise InputError(f"a block drafts at most {lm.drafted} tokens, not {request.depth}; lower the depth")
+def block_columns(target: SplitTarget, block: Block, drafted: int, request: RecordRequest) -> Columns:
+    """Record what blocks of so many tokens draft at every position; a `Recorder` once the others are given."""
+    if request.depth > drafted:
+        raise InputError(f"a block drafts at most {drafted} tokens, not {request.depth}; lower the depth")
     text, first = [*request.prompt, *request.output[:-1]], len(request.prompt)
-    for each in (lm.target, lm):
-        each.reset()
-    lm.target.prefill(text)
-    lm.fill(text)
-    device, zeros = lm.device, lm.target.states.new_zeros(1, lm.target.states.shape[1])
-    before = torch.arange(first - 1, len(text), device=device)
-    states = torch.cat([zeros, lm.target.states[: len(text)]])[before]
-    pending = torch.tensor(text[first - 1 :], device=device)
-    parts = [
-        lm.block.run(pending[i:j], states[i:j], lm.cached, before[i:j], lm.drafted)
-        for i, j in pairwise([*range(0, len(pending), BLOCKS), len(pending)])
-    ]
-    return positionwise_columns(target, BlockProposals(lm.block, torch.cat(parts)), request)
+    target.reset()
+    target.prefill(text)
+    rows = block.along(torch.tensor(text, device=target.device), target.states[: len(text)], first - 1, drafted)
+    return positionwise_columns(target.model, BlockProposals(block, rows), request)
 
 
 @dataclass(frozen=True, eq=False)
@@ -416,7 +426,7 @@ class BlockKind(DrafterKind):
         return split, drafter
 
     def make_recorder(self, target: Any, sampler: Sampler) -> Recorder:
-        return partial(block_columns, target, self.make_passes(target)[1])
+        return partial(block_columns, self.make_passes(target)[0], self.block, self.drafted)
 
     @property
     def max_depth(self) -> int:
