@@ -24,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
 from realrun.drafters.block import DFLASH, P_EAGLE
-from realrun.drafters.eagle3 import LAYERS_KEY
+from realrun.drafters.eagle3 import ARCHITECTURE, LAYERS_KEY
 from specsim.cost.roofline.drafters import LAYERS, drafter_config
 from specsim.io.errors import InputError
 from specsim.io.json import parse_json
@@ -148,7 +148,7 @@ def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
     """Make a config.json flat, in which speculators nests the sizes of the layers."""
     nested = config.get(LAYERS)
     flat = {**config, **nested} if isinstance(nested, Mapping) else dict(config)
-    return {key: value for key, value in flat.items() if key not in (LAYERS, "auto_map")}
+    return {key: value for key, value in flat.items() if key not in (LAYERS, "auto_map") and "speculators" not in key}
 
 
 def _eagle(folder: Path, tensors: Tensors, config: Mapping[str, Any]) -> Published:
@@ -165,7 +165,7 @@ def _eagle(folder: Path, tensors: Tensors, config: Mapping[str, Any]) -> Publish
 
 
 def _eagle3(folder: Path, tensors: Tensors, config: Mapping[str, Any]) -> Published:
-    stated = _flat(config)
+    stated = {**_flat(config), "architectures": [ARCHITECTURE]}
     if LAYERS in config:  # as vLLM reads them, where older files do not say
         stated.setdefault("norm_before_residual", True)
     renamed = {re.sub(r"^layers\.0\.", "midlayer.", name): tensor for name, tensor in tensors.items()}

@@ -1,4 +1,4 @@
-"""Drafters as they are published: read and drafting as the libraries that wrote them, or refused by name in one line."""
+"""Published drafters: read and drafting as the libraries that wrote them, or refused by name in one line."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ SPECULATORS = {"fc.": "fusion_fc.", "layers.0.": "transformer."}  # the names of
         (LLAMA, "pytorch_model.bin", False, {}),
         ({**LLAMA, "bias": True}, "model.safetensors", True, {}),
         ({"architectures": ["EagleLlamaForCausalLM"]}, "model.safetensors", False, {}),
-        ({"architectures": ["EagleSpeculator"], "speculators_model_type": "eagle"}, "model.safetensors", True, SPECULATORS),
+        ({"architectures": ["EagleSpeculator"]}, "model.safetensors", True, SPECULATORS),
     ],
 )  # fmt: skip
 def test_an_eagle1_head_drafts_as_it_computes(
