@@ -46,7 +46,7 @@ from specsim.io.errors import InputError
 DFLASH, P_EAGLE = "dflash", "p-eagle"
 BLOCKS = 16  # that recording computes at once
 
-KeysValues = list[tuple[torch.Tensor, torch.Tensor]]  # [Hkv, n, D] each, of every layer
+KeysValues = list[tuple[torch.Tensor, ...]]  # keys and values, [Hkv, n, D] each, of every layer
 
 
 class Block(Fusion):
@@ -59,6 +59,8 @@ class Block(Fusion):
     own : names of the tensors that its file has; head and embedding that it lacks are the target's
     tokens : int64 [n], the tokens that it drafts by a head of its own; None for all
     """
+
+    layers: Any
 
     def __init__(
         self, target: Any, config: Mapping[str, Any], own: Sequence[str] = (), tokens: torch.Tensor | None = None
