@@ -1,4 +1,4 @@
-"""Drafters whose single pass drafts a whole block: DFlash (arXiv:2602.06036) and P-EAGLE (arXiv:2602.01469).
+"""Drafters whose single pass drafts a whole block: DFlash (arXiv:2602.06036), P-EAGLE (arXiv:2602.01469), DSpark.
 
 A round's pass has one row for the pending token and one for each mask token behind it, at the positions that follow
 the text. Context rows stand for the text before them. They are made of the target's hidden states after some of its
@@ -8,6 +8,9 @@ layers, which a projection `fc` fuses to one state a token.
              block see the context and each other. The pending token's row drafts nothing, unless `draws_anchor` is set.
     P-EAGLE  rows are EAGLE-3's: a token's embedding beside the fused state before it. Masks have a learned state in
              place of the target's. Every row sees the rows before it, and all rows of the block draft.
+
+    DSpark   is DFlash, where each token adds to the logits of the next: w2 w1[token], which may have a gate made of the
+             row's state. The pending token's row drafts as well in most of them.
 
 A smaller block of DFlash drafts other tokens than the beginning of a larger one, because its rows see fewer masks.
 P-EAGLE's are the same.
@@ -35,18 +38,37 @@ from realrun.decode.sampling import Sampler
 from realrun.drafters.eagle3 import EMBEDDING, HEAD, Fusion, MidLayer, layer_config, mid_layer
 from realrun.drafters.kind import DrafterKind, draft_vocabulary
 from realrun.lm.cached import CachedLM, grown
-from realrun.lm.head import Float32Head, PartialHead, gives_float32, logits_type
+from realrun.lm.head import Float32Head, PartialHead, gives_float32, logits_type, spread
 from realrun.lm.layer_stack import model_parts
 from realrun.lm.split_target import SplitTarget
 from realrun.lm.variants import core_of, layers_below
-from realrun.proposals.positionwise import positionwise_columns
+from realrun.proposals.positionwise import Positionwise, positionwise_columns
 from realrun.proposals.recorder import Columns, Recorder, RecordRequest
 from specsim.io.errors import InputError
 
 DFLASH, P_EAGLE = "dflash", "p-eagle"
+W1, W2, GATE = (f"markov_head.{name}.weight" for name in ("markov_w1", "markov_w2", "gate_proj"))
 BLOCKS = 16  # that recording computes at once
 
 KeysValues = list[tuple[torch.Tensor, ...]]  # keys and values, [Hkv, n, D] each, of every layer
+
+
+class MarkovHead(torch.nn.Module):
+    """What a token adds to the logits of the next; the names are those of checkpoints."""
+
+    def __init__(self, vocabulary: int, drafted: int, rank: int, size: int, gated: bool):
+        super().__init__()
+        self.markov_w1 = torch.nn.Embedding(vocabulary, rank)
+        self.markov_w2 = torch.nn.Linear(rank, drafted, bias=False)
+        self.gate_proj = torch.nn.Linear(size + rank, rank) if gated else None
+
+    def forward(self, states: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
+        """Compute the bias [n, V] of states [n, d] and the tokens before them, int64 [n]."""
+        embedded = self.markov_w1(previous)
+        if self.gate_proj is not None:
+            embedded = embedded * torch.sigmoid(self.gate_proj(torch.cat([states, embedded], dim=-1)))
+        bias: torch.Tensor = self.markov_w2(embedded)
+        return bias
 
 
 class Block(Fusion):
@@ -85,6 +107,9 @@ class Block(Fusion):
         if HEAD in own:
             linear = Float32Head if gives_float32(target) else torch.nn.Linear
             self.lm_head = linear(size, rows or vocabulary, bias=False)
+        rank = int(config.get("markov_rank") or 0)
+        made = MarkovHead(vocabulary, rows or vocabulary, rank, size, GATE in own) if rank else None
+        self.markov_head = made
         self.to(target.device, target.dtype)
         self.rotary = LlamaRotaryEmbedding(self.config).to(target.device)
         self.out_features, self.logits_type = vocabulary, logits_type(target)
@@ -122,6 +147,12 @@ class Block(Fusion):
         """Compute logits [n, V] of normed states [n, d]."""
         logits: torch.Tensor = self._head[0](states)
         return logits
+
+    def bias(self, states: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
+        """Compute what tokens, int64 [n], add to the logits [n, V] of the tokens behind them, with states [n, d]."""
+        assert self.markov_head is not None
+        some = self.markov_head(states, previous).to(self.logits_type)
+        return some if self.tokens is None else spread(some, self.tokens, self.out_features)
 
     def fuse(self, states: torch.Tensor) -> torch.Tensor:
         fused = super().fuse(states)
@@ -311,7 +342,7 @@ class BlockLM(CachedLM):
         if self.length <= self.target.length:
             self.fill(tokens[:-1])
             self.states = self._block(tokens[-1])
-        return self._next_row(1)
+        return self._next_row(tokens[-1:])
 
     def _block(self, pending: int) -> torch.Tensor:
         """Run the round's pass: normed states [drafted, d]."""
@@ -324,27 +355,33 @@ class BlockLM(CachedLM):
         return block.run(torch.tensor([pending], device=self.device), state, self.cached, at, self.drafted)[0]
 
     def _forward_nodes(self, tokens: Sequence[int], depths: Sequence[int], visible: torch.Tensor) -> torch.Tensor:
-        return self._next_row(len(tokens))
+        return self._next_row(tokens)
 
-    def _next_row(self, count: int) -> torch.Tensor:
-        """Give logits [count, V] of the block's next row, the same in every row."""
+    def _next_row(self, previous: Sequence[int]) -> torch.Tensor:
+        """Give logits [n, V] after n tokens, which are the same but for what these tokens add."""
         if self.step == self.drafted:
             raise InputError(f"a block drafts at most {self.drafted} tokens; lower the policy's limit")
         states = self.states[self.step : self.step + 1]
         self.step += 1
         if self.keep_hidden:
             self.hidden = states
-        return self.block.logits(states).expand(count, -1)
+        logits = self.block.logits(states).expand(len(previous), -1)
+        if self.block.markov_head is None:
+            return logits
+        return logits + self.block.bias(states.expand(len(previous), -1), torch.tensor(previous, device=self.device))
 
     def _check_trees(self) -> None:
         """Do nothing: rows are the same whatever tree is drafted of them."""
 
 
-class BlockProposals:
-    """What blocks draft at T positions, states [T, drafted, d]; a `realrun.proposals.positionwise.Positionwise`."""
+class BlockProposals(Positionwise):
+    """What blocks draft at T positions, states [T, drafted, d]."""
 
     def __init__(self, block: Block, rows: torch.Tensor):
-        self.block, self.rows = block, rows
+        self.block, self.rows, self.chained = block, rows, block.markov_head is not None
+
+    def bias(self, states: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
+        return self.block.bias(states, previous)
 
     def states(self, step: int) -> torch.Tensor:
         return self.rows[:, step]
@@ -391,6 +428,11 @@ class BlockKind(DrafterKind):
             known = drafts < size  # the target's vocabulary ends where its tokenizer's does, without padding
             own[HEAD], drafts = own[HEAD][known], drafts[known]
             tokens = None if len(drafts) == size else drafts.to(target.device)
+            if W2 in own:
+                own[W2] = own[W2][known]
+        for name in (W1, *((W2,) if HEAD not in own else ())):
+            if name in own:
+                own[name] = own[name][:size]
         config = facts["config"]
         if EMBEDDING in own:
             embedding, mask = own[EMBEDDING], int(config["mask"])
@@ -401,7 +443,13 @@ class BlockKind(DrafterKind):
             block._mask = embedding[mask].to(block.fc.weight)
         elif EMBEDDING in own:
             block._mask = mask_embedding(target, block.embed_tokens, mask)
-        return target, cls(block.eval().requires_grad_(False), int(config["tokens"]))
+        return target, cls.of_block(block.eval().requires_grad_(False))
+
+    @classmethod
+    def of_block(cls, block: Block) -> Any:
+        """Make the drafter of these modules, whose blocks are as long as in training."""
+        kind = cls if block.markov_head is None else ChainedBlockKind
+        return kind(block, int(block.facts["tokens"]))
 
     def of(self, drafted: int) -> Self:
         """Draft blocks of this many tokens."""
@@ -446,3 +494,9 @@ class BlockKind(DrafterKind):
 
     def weights(self, target: Any) -> Sequence[torch.nn.Module]:
         return (self.block,)
+
+
+class ChainedBlockKind(BlockKind):
+    """A block whose tokens depend on the token before them, as DSpark's do; chains only."""
+
+    trees: ClassVar[bool] = False
