@@ -446,10 +446,14 @@ class BlockKind(DrafterKind):
         return target, cls.of_block(block.eval().requires_grad_(False))
 
     @classmethod
-    def of_block(cls, block: Block) -> Any:
+    def of_block(cls, block: Block) -> Self:
         """Make the drafter of these modules, whose blocks are as long as in training."""
-        kind = cls if block.markov_head is None else ChainedBlockKind
-        return kind(block, int(block.facts["tokens"]))
+        return cls(block, int(block.facts["tokens"]))
+
+    @property
+    def trees(self) -> bool:  # type: ignore[override]
+        """Say whether it drafts trees: not where a token's siblings depend on the token before them."""
+        return self.block.markov_head is None
 
     def of(self, drafted: int) -> Self:
         """Draft blocks of this many tokens."""
@@ -494,9 +498,3 @@ class BlockKind(DrafterKind):
 
     def weights(self, target: Any) -> Sequence[torch.nn.Module]:
         return (self.block,)
-
-
-class ChainedBlockKind(BlockKind):
-    """A block whose tokens depend on the token before them, as DSpark's do; chains only."""
-
-    trees: ClassVar[bool] = False
