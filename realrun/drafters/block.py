@@ -38,9 +38,11 @@ from realrun.decode.sampling import Sampler
 from realrun.drafters.eagle3 import EMBEDDING, HEAD, Fusion, MidLayer, layer_config, mid_layer
 from realrun.drafters.kind import DrafterKind, draft_vocabulary
 from realrun.lm.cached import CachedLM, grown
+from realrun.lm.choice import static_serves
 from realrun.lm.head import Float32Head, PartialHead, gives_float32, logits_type, spread
 from realrun.lm.layer_stack import model_parts
 from realrun.lm.split_target import SplitTarget
+from realrun.lm.static.split import StaticSplitTarget
 from realrun.lm.variants import core_of, layers_below
 from realrun.proposals.positionwise import Positionwise, positionwise_columns
 from realrun.proposals.recorder import Columns, Recorder, RecordRequest
@@ -83,6 +85,7 @@ class Block(Fusion):
     """
 
     layers: Any
+    mask: torch.Tensor  # [d], embedding of the mask token
 
     def __init__(
         self, target: Any, config: Mapping[str, Any], own: Sequence[str] = (), tokens: torch.Tensor | None = None
@@ -117,7 +120,9 @@ class Block(Fusion):
         head = self.lm_head if HEAD in own else target.get_output_embeddings()
         embedding = self.embed_tokens if EMBEDDING in own else target.get_input_embeddings()
         self._head = [head if tokens is None else PartialHead(head, tokens, vocabulary)]
-        self._embedding, self._mask = [embedding], mask_embedding(target, embedding, int(config["mask"]))
+        self._embedding = [embedding]
+        mask = torch.zeros_like(self.norm.weight) if EMBEDDING in own else mask_embedding(target, int(config["mask"]))
+        self.register_buffer("mask", mask.detach(), persistent=False)
 
     @staticmethod
     def _check(config: Mapping[str, Any], target: Any) -> None:
@@ -192,7 +197,7 @@ class Block(Fusion):
         before : int64 [m], the tokens before each
         """
         m, rows = len(pending), drafted + self.masks_first
-        masks = self._mask.expand(m, rows - 1, -1)
+        masks = self.mask.expand(m, rows - 1, -1)
         x = torch.cat([self.embed(pending)[:, None], masks], dim=1)
         if self.form == P_EAGLE:
             assert state is not None
@@ -274,19 +279,19 @@ class Block(Fusion):
         return x + layer.mlp(layer.post_attention_layernorm(x)), new
 
 
-def mask_embedding(target: Any, embedding: Any, mask: int) -> torch.Tensor:
-    """Look up the embedding [d] of the mask token, which may be one of those that stand for no token of the target."""
-    rows = len(embedding.weight)
+def mask_embedding(target: Any, mask: int) -> torch.Tensor:
+    """Look up the target's embedding [d] of the mask token, which may be one of those that stand for no token."""
+    embedding = target.get_input_embeddings()
+    rows, padding = len(embedding.weight), getattr(target, "padding_embeddings", ())
     if mask < rows:
-        found: torch.Tensor = embedding(torch.tensor(mask, device=embedding.weight.device)).detach()
+        found: torch.Tensor = embedding(torch.tensor(mask, device=embedding.weight.device))
         return found
-    padding = getattr(target, "padding_embeddings", None)
-    if padding is None or mask - rows >= len(padding):
+    if mask - rows >= len(padding):
         raise InputError(
             f"the drafter's mask token is {mask} and this target has {rows} embeddings; give the target that it was "
             "trained for"
         )
-    return padding[mask - rows].to(embedding.weight)
+    return padding[mask - rows] * getattr(embedding, "embed_scale", 1.0)
 
 
 class BlockLM(CachedLM):
@@ -298,7 +303,7 @@ class BlockLM(CachedLM):
 
     reads_target_states = True
 
-    def __init__(self, target: SplitTarget, block: Block, drafted: int):
+    def __init__(self, target: SplitTarget | StaticSplitTarget, block: Block, drafted: int):
         self.target, self.block, self.drafted = target, block, drafted
         super().__init__(target.model)
 
@@ -435,14 +440,12 @@ class BlockKind(DrafterKind):
                 own[name] = own[name][:size]
         config = facts["config"]
         if EMBEDDING in own:
-            embedding, mask = own[EMBEDDING], int(config["mask"])
+            embedding = own[EMBEDDING]
             own[EMBEDDING] = embedding[:size]
         block = Block(target, config, [*own], tokens)
         block.load_state_dict(own)
-        if EMBEDDING in own and size <= mask < len(embedding):
-            block._mask = embedding[mask].to(block.fc.weight)
-        elif EMBEDDING in own:
-            block._mask = mask_embedding(target, block.embed_tokens, mask)
+        if EMBEDDING in own:
+            block.mask = embedding[int(config["mask"])].to(block.mask)
         return target, cls.of_block(block.eval().requires_grad_(False))
 
     @classmethod
@@ -466,15 +469,16 @@ class BlockKind(DrafterKind):
         """Give the tokens of a block in training."""
         return int(self.block.facts["tokens"])
 
-    def make_passes(self, target: Any) -> tuple[SplitTarget, BlockLM]:
-        """Make the target's pass and the drafter's over it."""
-        split = SplitTarget(target, *(layers_below(target, layers) for layers in self.block.states_after))
+    def make_passes(self, target: Any, *, static: bool = False) -> tuple[Any, BlockLM]:
+        """Make the target's pass, over a static cache or not, and the drafter's over it, which is plain torch."""
+        form = StaticSplitTarget if static else SplitTarget
+        split = form(target, *(layers_below(target, layers) for layers in self.block.states_after))
         return split, BlockLM(split, self.block, self.drafted)
 
     def make_drafter(
         self, target: Any, eos_token_ids: Sequence[int], predictor: Predictor | None
     ) -> tuple[CachedLM, DraftModel]:
-        split, lm = self.make_passes(target)
+        split, lm = self.make_passes(target, static=static_serves(target))
         drafter = DraftModel(lm, eos_token_ids, predictor)
         drafter.max_depth = self.drafted
         return split, drafter

@@ -106,8 +106,8 @@ def test_a_mask_token_that_the_tokenizer_lacks_has_its_embedding() -> None:
     wide.resize_token_embeddings(99)
     wide.get_input_embeddings().weight[97:] = padding
     narrow = fit_vocabulary(wide, 97, 97)
-    assert torch.equal(Block(narrow, {**config, "mask": 98})._mask, padding[1])
-    assert torch.equal(Block(narrow, {**config, "mask": 5})._mask, narrow.get_input_embeddings().weight[5])
+    assert torch.equal(Block(narrow, {**config, "mask": 98}).mask, padding[1])
+    assert torch.equal(Block(narrow, {**config, "mask": 5}).mask, narrow.get_input_embeddings().weight[5])
     with pytest.raises(InputError, match="mask token is 99 and this target has 97 embeddings"):
         Block(narrow, {**config, "mask": 99})
 
