@@ -87,6 +87,7 @@ def checkpoint(family: Family, folder: Path) -> tuple[Any, dict[str, torch.Tenso
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
     size = model.config.hidden_size
+    model.model.norm.weight.data += 0.1 * noise(size)
     half = [SCALE * torch.eye(size, dtype=torch.float64) + 0.01 * noise(size, size), 0.03 * noise(size, size)]
     projection = torch.cat(half if family.embedding_first else half[::-1], dim=1)
     own = [1 + 0.1 * noise(size), 1 + 0.2 * noise(size), projection, 1 + 0.05 * noise(size)]
