@@ -25,7 +25,7 @@ from typing import Any, ClassVar, Self
 
 import torch
 from safetensors import safe_open
-from transformers.utils import cached_file
+from transformers.utils.hub import cached_file
 
 from realrun.decode.acceptance_predictor import Predictor
 from realrun.decode.draft_model import DraftModel
@@ -101,7 +101,7 @@ LAYOUTS: dict[str, Layout] = {
 
 def checkpoint_folder(target: Any) -> Path:
     """Find the folder that a target was loaded from, on this machine."""
-    return Path(cached_file(target.name_or_path, "config.json")).parent
+    return Path(cached_file(target.name_or_path, "config.json") or "").parent
 
 
 def read_tensors(folder: Path, pattern: str) -> dict[str, torch.Tensor]:

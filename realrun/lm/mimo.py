@@ -5,8 +5,6 @@ References: vLLM's model_executor/models/mimo.py.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 
@@ -20,7 +18,7 @@ class MiMoForCausalLM(Qwen2ForCausalLM):
     """The target alone; `realrun.drafters.mtp` reads the other modules."""
 
     config_class = MiMoConfig
-    _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = [r"model\.mtp_layers\..*"]
+    _keys_to_ignore_on_load_unexpected = [r"model\.mtp_layers\..*"]  # noqa: RUF012 (as the library declares it)
 
 
 AutoConfig.register(MiMoConfig.model_type, MiMoConfig)

@@ -15,12 +15,11 @@ from safetensors.torch import load_file, save_file
 
 from realrun.decode.sampling import Sampler
 from realrun.measure.record import RecordSettings, record
-from realrun.pairs.pair import Pair, load_pair
+from realrun.pairs.pair import load_pair
 from realrun.pairs.prompts import Prompt
-from specsim.io.errors import InputError
 from tests.support.families import HEADS, LAYERS, LLAMA, check_decoding
 from tests.support.pairs.state import layer_alone
-from tests.support.tiny import VOCAB, tiny_prompts, tiny_tokenizer
+from tests.support.tiny import tiny_prompts, tiny_tokenizer
 
 MIXED: dict[str, Any] = {
     "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "first_k_dense_replace": 1,
@@ -59,7 +58,7 @@ def many(**settings: Any) -> dict[str, Any]:
 
 FAMILIES = {
     "DeepSeek-V3": Family(lambda: hf.DeepseekV3Config(**many(**MIXED, **LATENT), n_group=2, topk_group=1)),
-    "GLM-4.5": Family(lambda: hf.Glm4MoeConfig(**many(**MIXED), **HEADS, use_qk_norm=True), hands_on_normed=False),
+    "GLM-4.5": Family(lambda: hf.Glm4MoeConfig(**many(**MIXED, **HEADS), use_qk_norm=True), hands_on_normed=False),
     "GLM-4.7-Flash": Family(
         lambda: hf.Glm4MoeLiteConfig(**many(**{k: v for k, v in MIXED.items() if k[0] != "f"}, **LATENT))
     ),
