@@ -56,7 +56,8 @@ def default_states(layers: int) -> tuple[int, ...]:
 def default_config(target: Any) -> dict[str, Any]:
     """Make the configuration of a drafter's layer: a Llama layer of the target's sizes."""
     config = target.config.get_text_config()
-    size, heads = int(config.hidden_size), int(config.num_attention_heads)
+    last = getattr(config, "per_layer_config", [config])[-1]  # heads may differ from layer to layer
+    size, heads = int(config.hidden_size), int(last.num_attention_heads)
     rotary = dict(getattr(config, "rope_parameters", None) or {})
     if rotary.get("rope_type") not in ("default", "llama3", "linear") or not rotary.keys() <= ROTARY:
         rotary = {"rope_type": "default"}
@@ -65,11 +66,11 @@ def default_config(target: Any) -> dict[str, Any]:
         "architectures": [ARCHITECTURE],
         "model_type": "llama",
         "hidden_size": size,
-        "intermediate_size": int(getattr(config, "intermediate_size", 4 * size)),
+        "intermediate_size": int(getattr(last, "intermediate_size", 4 * size)),
         "num_hidden_layers": 1,
         "num_attention_heads": heads,
-        "num_key_value_heads": int(getattr(config, "num_key_value_heads", None) or heads),
-        "head_dim": int(getattr(config, "head_dim", None) or size // heads),
+        "num_key_value_heads": int(getattr(last, "num_key_value_heads", None) or heads),
+        "head_dim": int(getattr(last, "head_dim", None) or size // heads),
         "hidden_act": "silu",
         "rms_norm_eps": float(getattr(config, "rms_norm_eps", 1e-6)),
         "rope_theta": theta,
@@ -246,6 +247,10 @@ class Eagle3Kind(EagleKind):
             theirs = target.get_input_embeddings().weight
             if not torch.allclose(embedding[:size].to(theirs), theirs, rtol=0.01, atol=1e-4):  # in 16 bits
                 raise InputError("the EAGLE-3 drafter has other embeddings than this target; give its own target")
+        if offsets is None and len(own[HEAD]) < size:
+            raise ValueError(
+                f"{HEAD} has {len(own[HEAD])} of {size} tokens, and {OFFSETS}, which names them, is missing"
+            )
         tokens = torch.arange(len(own[HEAD])) + (0 if offsets is None else offsets.long())
         known = tokens < size  # the target's vocabulary ends where its tokenizer's does, without padding
         own[HEAD] = own[HEAD][known]

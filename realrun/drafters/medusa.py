@@ -134,7 +134,7 @@ class MedusaLM(ParallelRowsLM):
     def _forward_nodes(self, tokens: Sequence[int], depths: Sequence[int], visible: torch.Tensor) -> torch.Tensor:
         return self._logits(len(tokens))
 
-    def _check_trees(self) -> None:
+    def check_trees(self) -> None:
         """Do nothing: heads need no tree mask."""
 
 

@@ -25,7 +25,7 @@ from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
 from realrun.drafters.kind import DrafterKind
 from realrun.drafters.parallel_rows import ParallelRowsLM
-from realrun.lm.cached import CachedLM
+from realrun.lm.cached import CachedLM, refuse_recurrent_layers
 from realrun.lm.choice import make_lm
 from realrun.lm.layer_stack import capped, check_head
 from realrun.lm.variants import tuned_target
@@ -296,6 +296,7 @@ class SpaceKind(DrafterKind):
 
     @classmethod
     def check_target(cls, target: Any) -> None:
+        refuse_recurrent_layers(target, "which read the mask tokens of a pass as text")
         check_head(target)
 
     @classmethod

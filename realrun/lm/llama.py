@@ -138,7 +138,7 @@ class LlamaLM(CachedLM):
             mixed = torch.matmul(scores.softmax(-1), values)
         return mixed.unflatten(-2, (groups, n)).movedim(-2, -4).flatten(-3)
 
-    def _check_trees(self) -> None:
+    def check_trees(self) -> None:
         """Do nothing: every supported model can verify trees."""
 
     def _crop(self, end: int) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
+from textwrap import shorten
 from typing import Any, NotRequired, TypedDict
 
 import torch
@@ -27,7 +28,7 @@ from realrun.drafters.eagle3 import ARCHITECTURE, LAYERS_KEY, Eagle3, Eagle3Kind
 from realrun.drafters.kind import DrafterKind
 from realrun.drafters.registry import DRAFTERS
 from realrun.pairs.gguf_models import PACKAGES
-from realrun.tensor_files import save_tensors
+from realrun.tensor_files import check_names, save_tensors
 from specsim.io.errors import InputError
 from specsim.io.files import digest, replacing_folder, write_json
 from specsim.io.json import parse_json
@@ -155,7 +156,9 @@ def read_drafter(path: Path) -> DrafterFile:
             kind = DRAFTERS.get(metadata.get("kind", ""))
             if metadata.get("format") != FORMAT or kind is None or kind.origin != "file":
                 raise InputError(f"{file} is not a drafter in the format {FORMAT}; {again}")
-            tensors = {name: handle.get_tensor(name) for name in handle.keys() if name != "none"}  # noqa: SIM118
+            tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
+        check_names(file, metadata, tensors, again)
+        tensors.pop("none", None)
         text = metadata["facts"]
     except (SafetensorError, OSError, KeyError) as error:
         raise InputError(f"drafter {file} is damaged ({error!r}); {again}") from None
@@ -203,9 +206,9 @@ def load_drafter(path: Path, target: Any) -> tuple[Any, DrafterKind]:
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
         if isinstance(error, InputError):
             raise
-        first_line = str(error).strip().splitlines()[0]
+        reason = shorten(str(error), 300, placeholder=" ...")  # names the tensors in its second line
         advice = "train it again" if "target" in file.facts else "give the target that it was trained for"
-        raise InputError(f"drafter {file.path} does not fit its target ({first_line}); {advice}") from None
+        raise InputError(f"drafter {file.path} does not fit its target ({reason}); {advice}") from None
 
 
 def _check_target(file: DrafterFile, target: Any) -> None:

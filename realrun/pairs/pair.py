@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from realrun.decode.acceptance_predictor import FILE, Predictor, load_predictor
 from realrun.decode.draft_model import DraftModel
@@ -24,9 +24,10 @@ from realrun.drafters.independent import IndependentKind
 from realrun.drafters.kind import DrafterKind
 from realrun.drafters.registry import DRAFTERS, find_kind
 from realrun.drafters.self_sd import SelfSDKind
-from realrun.lm.cached import CachedLM, layer_types
+from realrun.lm.cached import CachedLM, has_recurrent_layers, layer_types
 from realrun.lm.clock import clock_name
 from realrun.lm.number_type import find_dtype, in_number_type, number_type
+from realrun.lm.recurrent import check_continues
 from realrun.lm.variants import core_of, expand, expanded_like
 from realrun.pairs.drafter_files import (
     LAB_DRAFTERS,
@@ -39,6 +40,7 @@ from realrun.pairs.drafter_files import (
     weights_digest,
 )
 from realrun.pairs.gguf_models import model_folder
+from realrun.pairs.whole import FAILURES, cannot_load, load_config, load_whole
 from realrun.proposals.recorder import Recorder
 from realrun.provenance import provenance
 from speckernels import backend_for
@@ -87,6 +89,12 @@ class Pair:
     def draft_config(self) -> Any:
         """Give the configuration that has the sizes of the drafter's vocabulary and states."""
         return self.drafter.config(self.target)
+
+    @property
+    def trees(self) -> bool:
+        """Whether trees can be drafted and verified: not where target or drafter has recurrent layers."""
+        configs = self.target.config, self.draft_config
+        return self.drafter.trees and not any(has_recurrent_layers(config) for config in configs)
 
     @property
     def drafter_facts(self) -> dict[str, Any]:
@@ -182,9 +190,8 @@ def load_pair(
     if kind is None or kind.origin != "model":
         return _load_inside(target, drafter, device, dtype, threads, predictor, beside)
     paths = [_find_target(target)[0], _resolve_draft(draft_model)]
-    tokenizers = [_load(AutoTokenizer, path) for path in paths]
+    tokenizers = [_load_tokenizer(path) for path in paths]
     check_tokenizers(tokenizers, [target, draft_model], allow_difference=allow_tokenizer_difference)
-    _check_cache(paths[1])
     alone = load_target(target, device=device, dtype=dtype, threads=threads) if beside is None else beside
     draft = _load_model(paths[1], tokenizers[1], device, dtype, int(alone.target.config.vocab_size))
     name = _public_name(draft_model, "draft")
@@ -207,7 +214,7 @@ def load_target(target: str = LAB, *, device: str = "cpu", dtype: str = "float32
     if threads is not None:
         torch.set_num_threads(threads)
     folder, deep_layers = _find_target(target)
-    tokenizer = _load(AutoTokenizer, folder)
+    tokenizer = _load_tokenizer(folder)
     model = _deepened(_load_model(folder, tokenizer, device, dtype), deep_layers)
     name = _public_name(target, "target")
     return Pair(model, SelfSDKind(), tokenizer, name, name, _eos_token_ids(model))
@@ -321,33 +328,35 @@ def _public_name(name: str, role: str) -> str:
 
 def _check_cache(path: str) -> None:
     """Raise InputError, before weights are read, if the cache of such a model cannot be rolled back."""
-    layer_types(_load(AutoConfig, path))
+    layer_types(load_config(path))
 
 
 def _load_model(
     path: str, tokenizer: PreTrainedTokenizerBase, device: str, dtype: str, size: int | None = None
 ) -> PreTrainedModel:
     """Load a model without padding in its vocabulary; the vocabulary has this size or the tokenizer's."""
-    _check_cache(path)
     tokenizer_tokens = tokens_of(tokenizer)
     try:
         # Experts' joint products, the library's default, know no float64.
         experts = {"experts_implementation": "eager"} if dtype == "float64" else {}
-        model = _load(AutoModelForCausalLM, path, dtype=find_dtype(dtype), **experts).to(device).eval()
+        model = load_whole(path, dtype=find_dtype(dtype), **experts).to(device).eval()
         fit_vocabulary(
             model, tokenizer_tokens, min(tokenizer_tokens, int(model.config.vocab_size)) if size is None else size
         )
-        return in_number_type(model, dtype)
+        model = in_number_type(model, dtype)
+        check_continues(model)
+        return model
     except (RuntimeError, AssertionError) as error:  # no such device, or its memory is full
         raise InputError(f"cannot put the models on {device}: {str(error).splitlines()[0]}") from None
 
 
-def _load(kind: type, path: str, **options: object):  # type: ignore[no-untyped-def]
+def _load_tokenizer(path: str) -> PreTrainedTokenizerBase:
+    _check_cache(path)  # a drafter's folder often has no tokenizer, which is not what is wrong with it
     try:
-        return kind.from_pretrained(path, trust_remote_code=False, **options)  # type: ignore[attr-defined]
-    except (OSError, ValueError) as error:
-        first_line = str(error).strip().splitlines()[0]
-        raise InputError(f"cannot load {path}: {first_line} Give a local folder or a hub id.") from None
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    except FAILURES as error:
+        raise cannot_load(path, error) from None
+    return tokenizer
 
 
 def _eos_token_ids(model: PreTrainedModel) -> tuple[int, ...]:

@@ -33,6 +33,7 @@ import torch.nn.functional as F
 
 from realrun.drafters.kind import DRAFT_TOKENS
 from realrun.drafters.medusa import MedusaHeads, MedusaKind
+from realrun.lm.variants import without_head
 from realrun.pairs.drafter_files import describe_target, load_drafter, training_recipe, weights_digest
 from realrun.pairs.pair import Pair
 from realrun.train.common.folder import Tensors, refuse_another
@@ -105,7 +106,7 @@ class HeadsTraining(ModuleJob):
     @torch.no_grad()
     def _states(self, batch: torch.Tensor) -> torch.Tensor:
         """Compute the target's states [B, T, d] after its final norm, at the first T tokens of a batch [B, T + 1]."""
-        states: torch.Tensor = self.target.base_model(input_ids=batch[:, :-1], use_cache=False).last_hidden_state
+        states: torch.Tensor = without_head(self.target)(input_ids=batch[:, :-1], use_cache=False).last_hidden_state
         return states
 
 

@@ -84,7 +84,11 @@ class Synthetic(TypedDict):
 
 
 class Meta(TypedDict):
-    """Schema of meta.json; unknown keys are allowed."""
+    """Schema of meta.json; unknown keys are allowed.
+
+    recurrent_layers : which of "target" and "drafter" have such layers. A round that rejects tokens then ends with a
+        second pass of the target over the pending token and the accepted ones; neither can draft or verify trees
+    """
 
     schema_version: Literal[3]
     target: str
@@ -111,6 +115,7 @@ class Meta(TypedDict):
     synthetic: NotRequired[Synthetic]
     informed: NotRequired[bool]
     text: NotRequired[bool]
+    recurrent_layers: NotRequired[list[str]]
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
