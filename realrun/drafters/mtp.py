@@ -33,9 +33,10 @@ from realrun.drafters.eagle import EagleKind, EagleLM, RowsOfStates
 from realrun.drafters.edd import EMBEDDING, HEAD, share_vocabulary
 from realrun.drafters.kind import Origin
 from realrun.drafters.state_drafter import StateDrafterLM
-from realrun.lm.cached import FULL, CachedLM
+from realrun.lm.cached import FULL, CachedLM, has_recurrent_layers
 from realrun.lm.head import Float32Head, gives_float32
 from realrun.lm.layer_stack import PartsLM, model_parts
+from realrun.lm.kept_states import RecurrentStates
 from realrun.lm.mimo import MiMoConfig
 from realrun.lm.split_target import SplitTarget
 from specsim.io.errors import InputError
@@ -209,7 +210,7 @@ class Mtp(torch.nn.Module):
 class MtpLM(RowsOfStates, EagleLM):
     """The module's pass over a target that keeps its last states."""
 
-    def __init__(self, target: SplitTarget, mtp: Mtp):
+    def __init__(self, target: Any, mtp: Mtp):
         model = mtp.model
         self.eagle, self.norm, self.head = mtp, model.model.norm, model.get_output_embeddings()
         StateDrafterLM.__init__(self, target, model, model_parts(model), model.model.layers)
@@ -225,7 +226,8 @@ class MtpLM(RowsOfStates, EagleLM):
         return self.parts.normed(features, self.norm) if self.eagle.layout.hands_on_normed else features
 
     def _features_of(self, states: torch.Tensor) -> torch.Tensor:
-        return super()._features_of(states) if self.eagle.layout.reads_normed else states
+        normed: torch.Tensor = self.target.norm(states) if self.eagle.layout.reads_normed else states
+        return normed
 
     def finish(self, x: torch.Tensor, keep: int = 0) -> torch.Tensor:
         return PartsLM.finish(self, x, keep)
@@ -238,6 +240,11 @@ class MtpKind(EagleKind):
     name: ClassVar[str] = "mtp"
     origin: ClassVar[Origin] = "target"
     paper_policy: ClassVar[str | None] = None
+
+    @classmethod
+    def check_target(cls, target: Any) -> None:
+        if not has_recurrent_layers(target.config):
+            super().check_target(target)
 
     @classmethod
     def load(cls, target: Any, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> tuple[Any, Self]:
@@ -264,9 +271,10 @@ class MtpKind(EagleKind):
     def facts(self) -> dict[str, Any]:
         return {"modules": self.eagle.modules_shipped}
 
-    def make_passes(self, target: Any) -> tuple[SplitTarget, CachedLM]:
-        split = SplitTarget(target, *self.splits(target))
-        return split, MtpLM(split, self.eagle)
+    def make_passes(self, target: Any) -> tuple[Any, CachedLM]:
+        recurrent = has_recurrent_layers(target.config)
+        whole = RecurrentStates(target) if recurrent else SplitTarget(target, *self.splits(target))
+        return whole, MtpLM(whole, self.eagle)
 
     def make_drafter(
         self, target: Any, eos_token_ids: Sequence[int], predictor: Predictor | None

@@ -18,7 +18,7 @@ class MiMoForCausalLM(Qwen2ForCausalLM):
     """The target alone; `realrun.drafters.mtp` reads the other modules."""
 
     config_class = MiMoConfig
-    _keys_to_ignore_on_load_unexpected = [r"model\.mtp_layers\..*"]  # noqa: RUF012 (as the library declares it)
+    _keys_to_ignore_on_load_unexpected = [r"model\.mtp_layers\..*"]
 
 
 AutoConfig.register(MiMoConfig.model_type, MiMoConfig)
