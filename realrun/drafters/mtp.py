@@ -35,8 +35,8 @@ from realrun.drafters.kind import Origin
 from realrun.drafters.state_drafter import StateDrafterLM
 from realrun.lm.cached import FULL, CachedLM, has_recurrent_layers
 from realrun.lm.head import Float32Head, gives_float32
-from realrun.lm.layer_stack import PartsLM, model_parts
 from realrun.lm.kept_states import RecurrentStates
+from realrun.lm.layer_stack import PartsLM, model_parts
 from realrun.lm.mimo import MiMoConfig
 from realrun.lm.split_target import SplitTarget
 from specsim.io.errors import InputError

@@ -186,7 +186,7 @@ def run(
     """Outputs and trace of a recorded run of folder/target, and the rounds of a normal run with the same outputs."""
     job = {
         "folder": str(folder), "prompts": prompts, "max_new_tokens": tokens, "eos_token_ids": [],
-        "speculation": speculation, "batch": batch, "context": 256,
+        "speculation": speculation, "batch": batch, "context": 256, "temperature": 0,
     }  # fmt: skip
     recorded = run_apart(
         PROCESS, {**job, "recording": str(folder / "out")}, folder, ENVIRONMENT | V1_RUNNER, vllm.python
