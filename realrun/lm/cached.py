@@ -125,7 +125,8 @@ def masks_of(config: Any, window: int | None, mask: torch.Tensor, rows: torch.Te
         rows, slots = rows[:, None], slots[:, None]
     near = within_window(mask, rows, slots, window)
     # Models whose layers differ take a mask for each type of layer.
-    return dict(zip((FULL, SLIDING, CHUNKED), (mask, near, near), strict=True)) if getattr(config.get_text_config(), "layer_types", None) else near
+    differ = getattr(config.get_text_config(), "layer_types", None)
+    return {FULL: mask, SLIDING: near, CHUNKED: near} if differ else near
 
 
 def grown(buffer: torch.Tensor, rows: int, most: int = sys.maxsize) -> torch.Tensor:
@@ -363,12 +364,12 @@ class CachedLM:
         """Prepare a branch behind this text, where the model cannot branch off at all places at once."""
 
     def _check_scaling(self, rows: int) -> None:
-        """Raise InputError where a model scales a row by its place in the cache, which in a tree is not its position."""
+        """Raise InputError where a model scales rows by their places in the cache, which in a tree are no positions."""
         config = self.model.config.get_text_config()
         if getattr(config, "attn_temperature_tuning", False) and rows >= config.floor_scale:
             raise InputError(
                 f"{config.model_type} models scale attention by a token's place in the cache from {config.floor_scale} "
-                f"tokens on, and {rows} tokens and nodes do not stand at their places; shorten the text, or draft chains"
+                f"tokens on, and {rows} tokens and nodes do not stand at their places; shorten the text or draft chains"
             )
 
     def drop_rows(self, count: int) -> None:

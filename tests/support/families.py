@@ -92,6 +92,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "GPT-NeoX": lambda: hf.GPTNeoXConfig(**SIZES, intermediate_size=64),
     "OLMo2": lambda: hf.Olmo2Config(**LLAMA),
     "Mistral, with a window": lambda: hf.MistralConfig(**LLAMA, sliding_window=WINDOW),
+    "Mistral": lambda: hf.MistralConfig(**LLAMA, sliding_window=None),
     "Mixtral": lambda: hf.MixtralConfig(**LLAMA, num_local_experts=4, num_experts_per_tok=2),
     "Qwen2-MoE": lambda: hf.Qwen2MoeConfig(**LLAMA, **EXPERTS, num_experts=4, shared_expert_intermediate_size=32),
     "Qwen3-MoE": lambda: hf.Qwen3MoeConfig(**LLAMA, **EXPERTS, **HEADS, num_experts=4),
@@ -154,6 +155,34 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "Falcon-H1": lambda: hf.FalconH1Config(**LLAMA, **MAMBA, mamba_d_ssm=64),
     "Mamba": lambda: hf.MambaConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=LAYERS),
 }  # fmt: skip
+
+# Checkpoints of text with pictures, and the family that their text model is of.
+VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "image_size": 28,
+}
+DEEP_VISION = {
+    "depth": 1,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_heads": 4,
+    "out_hidden_size": 32,
+    "patch_size": 4,
+    "num_position_embeddings": 16,
+}
+PROJECTED = {"vision_output_dim": 32, "projector_input_dim": 32, "projector_output_dim": 32}
+COMPOSITES: dict[str, Callable[[Any], Any]] = {
+    "Gemma 3": lambda text: hf.Gemma3Config(text_config=text, vision_config=VISION, mm_tokens_per_image=4),
+    "Gemma 4": lambda text: hf.Gemma4Config(text_config=text, vision_config=None, audio_config=None),
+    "Gemma 4 E": lambda text: hf.Gemma4Config(text_config=text, vision_config=None, audio_config=None),
+    "Mistral": lambda text: hf.Mistral3Config(text_config=text, vision_config={"model_type": "pixtral", **VISION}),
+    "Ministral-3": lambda text: hf.Mistral3Config(text_config=text, vision_config={"model_type": "pixtral", **VISION}),
+    "Llama 4": lambda text: hf.Llama4Config(text_config=text, vision_config={**VISION, **PROJECTED}),
+    "Qwen3.5": lambda text: hf.Qwen3_5Config(text_config=text, vision_config=DEEP_VISION),
+}
 
 
 @cache

@@ -14,13 +14,16 @@ import transformers as hf
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from realrun.engines.gguf_file import write_gguf
+from realrun.drafters.lookup import LookupKind
+from realrun.pairs.drafter_files import load_drafter
 from realrun.pairs.pair import load_target
+from realrun.pairs.whole import tensor_names
+from realrun.train.common.folder import CHECKPOINT
 from tests.support.checks import refusal
 from tests.support.commands import assert_refused, call
-from tests.support.families import COMPOSITES, own_text
+from tests.support.families import COMPOSITES, FAMILIES, check_decoding
 from tests.support.small_targets import text_folder
-from tests.support.tiny import tiny_model, tiny_pair, tiny_tokenizer
+from tests.support.tiny import tiny_model, tiny_tokenizer
 from tests.support.trainings import CASES, LOOP
 
 LOST = "model.layers.0.self_attn.q_proj.weight"
@@ -64,7 +67,9 @@ def eagle_head(folder: Path) -> Path:
     saved(folder, tiny_model(1, seed=2, dtype=torch.float32))
     names = {"model.layers.0.": "layers.0.", "model.embed_tokens.": "embed_tokens."}
     whole = load_file(folder / "model.safetensors")
-    tensors = {new + name.removeprefix(old): t for name, t in whole.items() for old, new in names.items() if old in name}
+    tensors = {
+        new + name.removeprefix(old): t for name, t in whole.items() for old, new in names.items() if old in name
+    }
     save_file({**tensors, "fc.weight": torch.zeros(32, 64)}, folder / "model.safetensors", {"format": "pt"})
     return folder
 
@@ -84,9 +89,9 @@ MODELS: dict[str, tuple[Callable[[Path], Path], tuple[str, ...]]] = {
     "damaged": (lambda path: [(saved(path) / "model.safetensors").write_bytes(b"x" * 9), path][1], ("cannot load",)),
 }
 ROLES = {
-    "target": ("record", "--drafter", "prompt-lookup", "--target"),
-    "draft model": ("record", "--draft-model"),
-    "training": ("train", "eagle", "--steps", 1, "--target"),
+    "target": ("record", "OUT", "--drafter", "prompt-lookup", "--target"),
+    "draft model": ("record", "OUT", "--target", "TARGET", "--draft-model"),
+    "training": ("train", "eagle", "--out", "OUT", "--text", "TEXT", "--target"),
 }
 
 
@@ -94,33 +99,24 @@ ROLES = {
 @pytest.mark.parametrize("fault", MODELS)
 def test_a_model_that_is_not_whole_is_refused(fault: str, role: str, tmp_path: Path) -> None:
     make, names = MODELS[fault]
-    command, *words = ROLES[role]
-    out, text = tmp_path / "out", text_folder(tmp_path / "text")
-    where = [out] if command == "record" else ["--text", text, "--out", out]
-    result = call("realrun", command, *words, make(tmp_path / "model"), *where)
-    assert_refused(result, tmp_path / "model", *names)
+    out, model = tmp_path / "out", make(tmp_path / "model")
+    texts = {
+        "TARGET": lambda: saved(tmp_path / "target"),
+        "TEXT": lambda: text_folder(tmp_path / "text"),
+        "OUT": lambda: out,
+    }
+    words = [texts[word]() if word in texts else word for word in ROLES[role]]
+    assert_refused(call("realrun", *words, model), model, *names)
     assert not out.exists()
 
 
-def test_a_gguf_file_that_is_not_whole_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    model, file = tiny_model(2, seed=1, dtype=torch.float32), tmp_path / "tiny.gguf"
-    state = model.state_dict()
-    monkeypatch.setattr(model, "state_dict", lambda: {name: state[name] for name in state if name != LOST})
-    write_gguf(model, [0], file)
-    assert_refused(call("realrun", "convert", file, tmp_path / "out"), file, f"lacks {LOST}")
-    result = call("realrun", "record", tmp_path / "trace", "--target", file, "--drafter", "prompt-lookup")
-    assert_refused(result, file, f"lacks {LOST}")
-    assert [path.name for path in tmp_path.iterdir()] == [file.name]
-
-
-FILE_KINDS = [name for name, case in CASES.items() if case.on_text and "two stages" not in name and "direct" not in name]
+FILE_KINDS = [
+    name for name, case in CASES.items() if case.on_text and "two stages" not in name and "direct" not in name
+]
 
 
 @pytest.mark.parametrize("name", FILE_KINDS)
 def test_a_drafter_without_any_one_of_its_tensors_is_refused(name: str, tmp_path: Path) -> None:
-    from realrun.pairs.drafter_files import load_drafter
-
     case = CASES[name]
     pair, file = case.target(), tmp_path / "drafter.safetensors"
     case.run(tmp_path, pair, loop=replace(LOOP, steps=1))
@@ -132,10 +128,41 @@ def test_a_drafter_without_any_one_of_its_tensors_is_refused(name: str, tmp_path
     load_drafter(tmp_path, pair.target)
 
 
-def test_a_checkpoint_of_a_training_without_a_tensor_is_refused(tmp_path: Path) -> None:
-    pass
+def test_a_checkpoint_of_a_training_without_any_one_of_its_tensors_is_refused(tmp_path: Path) -> None:
+    def kill(what: str, done: int, total: int) -> None:
+        if (tmp_path / CHECKPOINT).exists():
+            raise KeyboardInterrupt
+
+    case = CASES["eagle"]
+    with pytest.raises(KeyboardInterrupt):
+        case.run(tmp_path, progress=kill)
+    whole = (tmp_path / CHECKPOINT).read_bytes()
+    for lost in load_file(tmp_path / CHECKPOINT):
+        changed(tmp_path, without(lost), CHECKPOINT)
+        refusal(lambda: case.run(tmp_path), f"lacks {lost};", "delete it to train anew")
+        (tmp_path / CHECKPOINT).write_bytes(whole)
+    case.run(tmp_path)
 
 
 @pytest.mark.parametrize("family", COMPOSITES)
 def test_a_composite_checkpoint_gives_its_text_model(family: str, tmp_path: Path) -> None:
-    pass
+    config, kind = COMPOSITES[family](FAMILIES[family]()), hf.AutoModelForImageTextToText
+    config.get_text_config().pad_token_id = 0
+    torch.manual_seed(4)
+    saved(tmp_path / "model", kind.from_config(config))
+    eager = {"experts_implementation": "eager", "dtype": torch.float64}
+    whole: Any = kind.from_pretrained(tmp_path / "model", **eager)
+    pair = load_target(str(tmp_path / "model"), dtype="float64")
+    tokens = torch.tensor([[5, 17, 40, 3, 88, 21, 60, 9, 11, 30]])
+    with torch.inference_mode():
+        assert torch.equal(pair.target(input_ids=tokens).logits, whole(input_ids=tokens).logits)
+    check_decoding(replace(pair, drafter=LookupKind(), eos_token_ids=()))
+    text = next(name for name in tensor_names(tmp_path / "model") if "layers.1" in name and "vision" not in name)
+    changed(tmp_path / "model", without(text))
+    refusal(lambda: load_target(str(tmp_path / "model")), f"lacks model.layers.{text.partition('.layers.')[2]}")
+
+
+def test_a_composite_without_a_text_model_of_its_own_is_refused(tmp_path: Path) -> None:
+    hf.Qwen3VLConfig().save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    refusal(lambda: load_target(str(tmp_path)), "qwen3_vl model", "text model")
