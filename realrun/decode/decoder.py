@@ -156,7 +156,8 @@ class Decoder:
             self.target.truncate(len(tokens) - 1)
         elif len(tokens) < end and tokens[-1] not in self.eos_token_ids:
             self.target.truncate(len(tokens) - 1)
-            refed, restored = self.target.refed, self.clock()
+            refed = self.target.refed
+            restored = self.clock() if refed else verified
         if policy is not None and draft.drafted:
             if isinstance(policy, TreePolicy):
                 nodes, params = [draft.nodes[node] for node in accepted.cached], params_of(policy)

@@ -76,6 +76,11 @@ def has_convolutions(config: Any) -> bool:
     return CONVOLUTION in (getattr(config.get_text_config(), "layer_types", None) or ())
 
 
+def feeds_again(config: Any) -> bool:
+    """Check whether a target of this kind needs a second pass after a rejection: not where convolutions drop tokens."""
+    return has_recurrent_layers(config) and not has_convolutions(config)
+
+
 class ChunkSize(int):
     """A window that begins at the last multiple of this size, in place of so many tokens before (Llama 4)."""
 

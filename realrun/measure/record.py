@@ -20,7 +20,7 @@ from realrun.decode.acceptance_predictor import pending_token_states
 from realrun.decode.decoder import Decoder
 from realrun.decode.sampling import Sampler
 from realrun.kept_files import read_kept
-from realrun.lm.cached import CachedLM, has_recurrent_layers
+from realrun.lm.cached import CachedLM, feeds_again, has_recurrent_layers
 from realrun.lm.kernels import planless_attention
 from realrun.lm.number_type import NotFinite, check_columns, refuse_logits
 from realrun.lm.recurrent import NO_TREES
@@ -336,6 +336,7 @@ def trace_of(
         "tree": None if settings.tree is None else settings.tree._asdict(),
         **({"typical": True} if settings.typical else {}),
         **({"recurrent_layers": recurrent} if recurrent else {}),
+        **({"second_pass": True} if feeds_again(pair.target.config) else {}),
         "vocabulary": {"tokens": int(pair.target.config.vocab_size), "of": "the target's tokenizer"},
         "prompts": prompt_facts(prompts, settings.prompts_source),
         "eos_token_id": list(pair.eos_token_ids),

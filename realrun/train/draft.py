@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from realrun.lm.cached import layer_types
 from realrun.lm.number_type import cast_like
 from realrun.lm.variants import config_of_layers, without_head
 from realrun.pairs.pair import Pair
@@ -43,7 +44,9 @@ def with_fewer_layers(target: Any, layers: int) -> Any:
         raise InputError(f"--layers {layers} is more than the target's {total}; give fewer")
     chosen = [int(number) for number in np.linspace(0, total - 1, layers).round()]
     try:
-        model = cast_like(type(target)(config_of_layers(target.config, chosen)), target)
+        config = config_of_layers(target.config, chosen)
+        layer_types(config)  # such as recurrent layers alone
+        model = cast_like(type(target)(config), target)
     except ValueError as error:  # such as layers that read the caches of others
         raise _not_taken_out(target, error) from None
     places = {str(number): str(place) for place, number in enumerate(chosen)}

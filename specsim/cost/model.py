@@ -157,7 +157,7 @@ class CostModel:
         """A second pass of a target with recurrent layers over n tokens, after some of a draft were rejected.
 
         The pending token and the accepted ones are fed again, to bring its states back to the accepted prefix. By
-        default as long as verifying so many tokens. Only traces of such targets ask ("refeeds" in their meta.json).
+        default as long as verifying so many tokens. Only traces of such targets ask ("second_pass" in their meta.json).
         """
         return self.verify(n_tokens, context)
 

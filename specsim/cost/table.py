@@ -113,7 +113,7 @@ def compile_table(
 
 def refeeds(trace: Trace) -> bool:
     """Whether a rejection costs a second pass on this trace, because the target has recurrent layers."""
-    return "target" in trace.meta.get("recurrent_layers", ())
+    return bool(trace.meta.get("second_pass"))
 
 
 def autoregressive_seconds(trace: Trace, table: CostTable) -> Floats:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from specsim.cost.model import SPACE, ConstantCost
+from specsim.cost.table import refeeds
 from specsim.io.arrays import Bools, FloatArray, Ints
 from specsim.io.errors import InputError
 from specsim.policy.base import BIASED, Policy
@@ -137,6 +138,11 @@ def drafts_of(trace: Trace, arm: Arm, *, seed: int = 0) -> Drafts:
     if arm is None:
         nothing = np.zeros(len(trace.token), dtype=np.int64)
         return Drafts(trace, "no speculation", fixed_length(0), nothing, nothing, rows=np.arange(len(trace.token)))
+    if refeeds(trace):
+        raise InputError(
+            "the target of this trace has recurrent layers, and batches do not price the second pass that follows a "
+            "rejection; take a single sequence at a time (`specsim tune`, `specsim replay`)"
+        )
     return _of_policy(trace, arm, seed) if isinstance(arm, Policy) else _of_rule(trace, arm, seed)
 
 

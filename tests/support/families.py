@@ -156,6 +156,23 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "Mamba": lambda: hf.MambaConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=LAYERS),
 }  # fmt: skip
 
+# Other models with recurrent layers. Jamba's begin anew in a pass of several tokens.
+HYBRIDS: dict[str, Callable[[], Any]] = {
+    "Kimi-Linear": lambda: hf.KimiLinearConfig(
+        **{**LLAMA, **LATENT}, q_lora_rank=None, linear_head_dim=8, linear_num_heads=4, num_experts=4,
+        layer_types=DELTA["layer_types"], num_experts_per_token=2, moe_intermediate_size=16, num_shared_experts=1,
+        first_k_dense_replace=1,
+    ),
+    "OLMo hybrid": lambda: hf.OlmoHybridConfig(**LLAMA, **DELTA),
+    "Bamba": lambda: hf.BambaConfig(**LLAMA, **MAMBA, attn_layer_indices=[1], mamba_expand=2),
+    "Zamba2": lambda: hf.Zamba2Config(
+        **LLAMA, layers_block_type=["mamba", "hybrid", "mamba"], mamba_d_state=8, n_mamba_heads=8, mamba_headdim=8,
+    ),
+    "Jamba": lambda: hf.JambaConfig(
+        **LLAMA, attn_layer_period=2, attn_layer_offset=1, num_experts=2, num_experts_per_tok=1, mamba_d_state=8,
+    ),
+}  # fmt: skip
+
 # Checkpoints of text with pictures, and the family that their text model is of.
 VISION = {
     "hidden_size": 32,
@@ -189,7 +206,11 @@ COMPOSITES: dict[str, Callable[[Any], Any]] = {
 def family_model(family: str) -> Any:
     """In float64, its first layers more decisive than its last, so that drafters of few layers are often right."""
     torch.manual_seed(3)
-    model = hf.AutoModelForCausalLM.from_config(FAMILIES[family](), experts_implementation="eager").double().eval()
+    model = (
+        hf.AutoModelForCausalLM.from_config((FAMILIES | HYBRIDS)[family](), experts_implementation="eager")
+        .double()
+        .eval()
+    )
     layers = next(module for module in model.modules() if isinstance(module, torch.nn.ModuleList))
     with torch.no_grad():
         for number, layer in enumerate(layers):
