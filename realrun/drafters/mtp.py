@@ -222,8 +222,8 @@ class MtpLM(RowsOfStates, EagleLM):
         first = torch.tensor([state == 0 for state in states], device=self.device)
         return embedded.masked_fill(first[:, None], 0)
 
-    def _handed_on(self, features: torch.Tensor) -> torch.Tensor:
-        return self.parts.normed(features, self.norm) if self.eagle.layout.hands_on_normed else features
+    def handed_on(self, x: torch.Tensor) -> torch.Tensor:
+        return self.parts.normed(x, self.norm) if self.eagle.layout.hands_on_normed else x
 
     def _features_of(self, states: torch.Tensor) -> torch.Tensor:
         normed: torch.Tensor = self.target.norm(states) if self.eagle.layout.reads_normed else states

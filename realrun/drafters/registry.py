@@ -9,6 +9,7 @@ import inspect
 from functools import cache
 from pathlib import Path
 
+from realrun.drafters.block import BlockKind
 from realrun.drafters.eagle import EagleKind
 from realrun.drafters.eagle3 import Eagle3Kind
 from realrun.drafters.edd import EDDKind, VDMKind
@@ -33,6 +34,7 @@ DRAFTERS: dict[str, type[DrafterKind]] = {
     "vdm": VDMKind,
     "eagle": EagleKind,
     "eagle3": Eagle3Kind,
+    "block": BlockKind,
     "self-sd": SelfSDKind,
     "space": SpaceKind,
     "prompt-lookup": LookupKind,
