@@ -1,9 +1,9 @@
 """Multi-token prediction: the module that a target's own checkpoint ships for drafting (DeepSeek-V3, arXiv:2412.19437).
 
 A projection joins the normed embedding of a token and the normed state of the target before it, [2 d -> d]. A layer of
-the target's kind follows, then a norm and a head. In a round that starts with token n pending, the rows of tokens
-1 .. n read the target's states, and the rows of drafted tokens the module's own output before them: with K > 1 it runs
-again on its own output, as engines run it. The first token has no row because no state is before it.
+the target's kind follows, then a norm and the target's head. In a round that starts with token n pending, the rows of
+tokens 1 .. n read the target's states, and the rows of drafted tokens the module's own output before them: with K > 1
+it runs again on its own output, as engines run it. The first token has no row because no state is before it.
 
 transformers leaves these weights out when it loads a target, so they are read from the checkpoint's safetensors. The
 families differ in names, and in a few things that vLLM 0.32 decides and `Layout` states; SGLang differs from it in two,
@@ -34,13 +34,13 @@ from realrun.drafters.edd import EMBEDDING, HEAD, share_vocabulary
 from realrun.drafters.kind import Origin
 from realrun.drafters.state_drafter import StateDrafterLM
 from realrun.lm.cached import FULL, CachedLM, has_recurrent_layers
-from realrun.lm.head import Float32Head, gives_float32
 from realrun.lm.kept_states import RecurrentStates
 from realrun.lm.layer_stack import PartsLM, model_parts
 from realrun.lm.mimo import MiMoConfig
 from realrun.lm.split_target import SplitTarget
 from specsim.io.errors import InputError
 
+COPIES = ("embed_tokens.weight", "shared_head.head.weight")  # of the target's, which engines share with the module
 NORM, LAYER = "model.norm.weight", "model.layers.0."  # in the model of one layer
 INDEX, WEIGHTS = "model.safetensors.index.json", "model.safetensors"
 # Settings that a target gives by layer, for a layer with experts and for one without.
@@ -71,8 +71,6 @@ class Layout:
     projection: str
     norm: str
     layer: str = ""
-    head: str = ""
-    embedding: str = ""
     embedding_first: bool = True
     masks_first: bool = True
     reads_normed: bool = True
@@ -80,9 +78,8 @@ class Layout:
 
 
 DEEPSEEK = Layout(
-    r"(?:.*\.)?layers\.{layer}\.", "enorm.weight", "hnorm.weight", "eh_proj.weight", "shared_head.norm.weight",
-    head="shared_head.head.weight", embedding="embed_tokens.weight",
-)  # fmt: skip
+    r"(?:.*\.)?layers\.{layer}\.", "enorm.weight", "hnorm.weight", "eh_proj.weight", "shared_head.norm.weight"
+)
 LAYOUTS: dict[str, Layout] = {
     **dict.fromkeys(("deepseek_v3", "glm4_moe_lite"), DEEPSEEK),
     "glm4_moe": Layout(**{**DEEPSEEK.__dict__, "hands_on_normed": False}),
@@ -166,18 +163,17 @@ class Mtp(torch.nn.Module):
 
     def __init__(self, target: Any, layout: Layout, tensors: Mapping[str, torch.Tensor], modules: int = 1):
         super().__init__()
-        own = {name: tensor for name, tensor in tensors.items() if name != layout.embedding}
+        own = {name: tensor for name, tensor in tensors.items() if name not in COPIES}
         parts = [layout.embedding_norm, layout.state_norm, layout.projection, layout.norm]
         if lacking := [name for name in parts if name not in own]:
             raise InputError(_does_not_fit(target, f"missing {', '.join(lacking)}"))
         embedding_norm, state_norm, projection, norm = (own.pop(name) for name in parts)
-        head = own.pop(layout.head, None)
         below = layout.layer.format(k=0)
+        if surplus := [name for name in own if not name.startswith(layout.layer.partition("{")[0])]:
+            raise InputError(_does_not_fit(target, f"unexpected {', '.join(surplus)}"))
         layer = {name.removeprefix(below): value for name, value in own.items() if name.startswith(below)}
         self.layout, self.modules_shipped = layout, modules
         self.model = layer_model(target, {NORM: norm, **{LAYER + name: value for name, value in layer.items()}})
-        if head is not None:
-            self._use_head(target, head)
         inner = self.model.model
         self.embedding_norm, self.state_norm = copy.deepcopy(inner.norm), copy.deepcopy(inner.norm)
         size = int(target.config.hidden_size)
@@ -188,17 +184,6 @@ class Mtp(torch.nn.Module):
             if weight.shape != module.weight.shape:
                 raise InputError(_does_not_fit(target, f"sizes {[*weight.shape]} and {[*module.weight.shape]}"))
             module.weight = torch.nn.Parameter(weight.to(target.device, target.dtype), requires_grad=False)
-
-    def _use_head(self, target: Any, weight: torch.Tensor) -> None:
-        """Take the checkpoint's head of this module, without padding rows, unless it is the target's."""
-        theirs = target.get_output_embeddings()
-        own = weight[: len(theirs.weight)].to(theirs.weight)
-        if torch.equal(own, theirs.weight):
-            return
-        kind = Float32Head if gives_float32(target) else torch.nn.Linear
-        head = kind(own.shape[1], own.shape[0], bias=False, device="meta")
-        head.weight = torch.nn.Parameter(own, requires_grad=False)
-        self.model.set_output_embeddings(head)
 
     def fused(self, embedded: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
         """Make the layer's input [..., d] of embeddings of tokens and the states before them, [..., d] each."""

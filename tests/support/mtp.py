@@ -105,6 +105,9 @@ def checkpoint(
         for name, value in weights.items()
     }
     named |= {family.module + name: value for name, value in zip(family.names, own, strict=True)}
+    if family.names == DEEPSEEK:
+        copied = {"embed_tokens.weight": "model.embed_tokens.weight", "shared_head.head.weight": "lm_head.weight"}
+        named |= {family.module + name: weights[source].clone() for name, source in copied.items()}
     save_file(named, folder / "model.safetensors", {"format": "pt"})
     facts |= {"num_hidden_layers": LAYERS, "num_nextn_predict_layers": 1}
     for key in ("layer_types", "mlp_layer_types"):

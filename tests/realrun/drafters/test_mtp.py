@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -40,6 +43,20 @@ def test_a_module_drafts_as_it_computes(name: str, tmp_path: Path) -> None:
             assert trace.draft_token[row].tolist() == drafted
             assert trace.prob[row] == pytest.approx(probs, abs=1e-6)
     assert check_decoding(pair) > 3
+
+
+def test_the_module_of_a_composite_checkpoint_is_read(tmp_path: Path) -> None:
+    """As Qwen3.5 is published: the text model's tensors have longer names, the module's have not."""
+    checkpoint(FAMILIES["Qwen3.5"], tmp_path / "a")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    text = json.loads((tmp_path / "a/config.json").read_text())
+    whole = {"model_type": "qwen3_5", "architectures": ["Qwen3_5ForConditionalGeneration"], "text_config": text}
+    (tmp_path / "b/config.json").write_text(json.dumps(whole))
+    tensors = load_file(tmp_path / "a/model.safetensors")
+    renamed = {re.sub("^model\\.", "model.language_model.", name): value for name, value in tensors.items()}
+    save_file(renamed, tmp_path / "b/model.safetensors", {"format": "pt"})
+    pairs = [load_pair(str(tmp_path / name), drafter="mtp", dtype="float64") for name in ("a", "b")]
+    assert pairs[0].fingerprint == pairs[1].fingerprint and pairs[1].drafter.facts == {"modules": 1}
 
 
 def without(name: str) -> Callable[[dict[str, torch.Tensor]], None]:
