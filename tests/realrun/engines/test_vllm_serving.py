@@ -222,7 +222,10 @@ def assert_rounds(trace: Trace, rounds: Sequence[Sequence[tuple[int, int]]], k: 
 
 
 # Its kernels take no narrower heads.
-WIDE = {"vocab_size": VOCABULARY, "hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1}
+WIDE = {
+    "vocab_size": VOCABULARY, "hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1,
+    "max_position_embeddings": 256,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "sizes"), [("MiMo", {}), ("GLM-4.5", {"head_dim": 64, "moe_intermediate_size": 64})])
