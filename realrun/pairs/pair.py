@@ -342,7 +342,8 @@ def _load_model(
     try:
         # Experts' joint products, the library's default, know no float64.
         experts = {"experts_implementation": "eager"} if dtype == "float64" else {}
-        model = load_whole(path, dtype=find_dtype(dtype), **experts).to(device).eval()
+        model: Any = load_whole(path, dtype=find_dtype(dtype), **experts)
+        model = model.to(device).eval()
         fit_vocabulary(
             model, tokenizer_tokens, min(tokenizer_tokens, int(model.config.vocab_size)) if size is None else size
         )

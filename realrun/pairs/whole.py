@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ DRAFTERS = {
     "a DSpark drafter": re.compile(r"DSpark"),
     "a P-EAGLE drafter": re.compile(r"P-?Eagle"),
     "MEDUSA heads": re.compile(r"Medusa|^(medusa_head\.)?\d+\.\d+\.linear\."),
-    "an EAGLE drafter": re.compile(r"^Eagle|^(model\.)?fc\."),
+    "an EAGLE drafter": re.compile(r"^Eagle(?!\w*VL)|^(model\.)?fc\."),
 }
 FAILURES = (
     OSError, ValueError, TypeError, KeyError, AttributeError, ImportError, RuntimeError, SafetensorError,
@@ -80,10 +80,11 @@ def load_whole(path: str, **options: Any) -> PreTrainedModel:
 
 def load_with_report(path: str, **options: Any) -> tuple[Any, dict[str, Any]]:
     """Call the library's `from_pretrained`; it reports tensors of another shape as it does missing ones."""
-    model, report = AutoModelForCausalLM.from_pretrained(
+    kind: Any = AutoModelForCausalLM
+    loaded: tuple[Any, dict[str, Any]] = kind.from_pretrained(
         path, trust_remote_code=False, output_loading_info=True, ignore_mismatched_sizes=True, **options
     )
-    return model, report
+    return loaded
 
 
 def load_config(path: str) -> PretrainedConfig:
@@ -105,7 +106,11 @@ def cannot_load(path: str, error: Exception) -> InputError:
 
 def drafter_in(folder: Path) -> str | None:
     """Tell which kind of drafter a folder's config.json or tensors are; None for a model, or if neither is there."""
-    names = [*_architectures(folder / "config.json"), *tensor_names(folder)]
+    return _drafter_of([*_architectures(folder / "config.json"), *tensor_names(folder)])
+
+
+def _drafter_of(names: Sequence[str]) -> str | None:
+    """Tell a drafter by names of its architecture and tensors."""
     return next((kind for kind, mark in DRAFTERS.items() if any(mark.search(name) for name in names)), None)
 
 
@@ -147,6 +152,8 @@ def check_whole(report: Mapping[str, Any], name: str, model: Any, parts: tuple[s
             f"{tensor} ({_size(here)} instead of {_size(wanted)})" for tensor, (here, wanted) in mismatched.items()
         ),
     }
+    if drafter := _drafter_of(unexpected):
+        raise InputError(f"{name} holds {drafter}, not a model; pass it as --drafter")
     said = "; ".join(f"{fault} {tensors}" for fault, tensors in faults.items() if tensors)
     if said:
         kind = type(model).__name__

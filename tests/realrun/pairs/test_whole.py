@@ -74,6 +74,18 @@ def eagle_head(folder: Path) -> Path:
     return folder
 
 
+def pickled_eagle_head(folder: Path) -> Path:
+    path = eagle_head(folder) / "model.safetensors"
+    torch.save(load_file(path), folder / "pytorch_model.bin")
+    path.unlink()
+    return folder
+
+
+def damaged(folder: Path) -> Path:
+    (saved(folder) / "model.safetensors").write_bytes(b"x" * 9)
+    return folder
+
+
 MODELS: dict[str, tuple[Callable[[Path], Path], tuple[str, ...]]] = {
     "missing": (lambda path: changed(saved(path), without(LOST)), ("LlamaForCausalLM", f"lacks {LOST}")),
     "missing of a shard": (sharded, (f"lacks {LOST}",)),
@@ -86,7 +98,8 @@ MODELS: dict[str, tuple[Callable[[Path], Path], tuple[str, ...]]] = {
         (f"has in another shape {LOST} (32 x 31 instead of 32 x 32)",),
     ),
     "head of EAGLE": (eagle_head, ("an EAGLE drafter", "--drafter")),
-    "damaged": (lambda path: [(saved(path) / "model.safetensors").write_bytes(b"x" * 9), path][1], ("cannot load",)),
+    "pickled head of EAGLE": (pickled_eagle_head, ("an EAGLE drafter", "--drafter")),
+    "damaged": (damaged, ("cannot load",)),
 }
 ROLES = {
     "target": ("record", "OUT", "--drafter", "prompt-lookup", "--target"),
