@@ -107,14 +107,14 @@ class EagleLM(StateDrafterLM):
         start, end = self.length, self.length + len(tokens)
         if start > self.target.length:  # a token that it drafted itself
             assert len(tokens) == 1
-            x = self.eagle.fused(self.parts.embed(tokens), self.feature[None])
+            x = self.eagle.fused(self._embedded(tokens, [None]), self.feature[None])
         else:
             assert end <= self.target.length + 1
             self.state_rows, start = end, max(start, self.shift)
             if start == end:
                 return self._no_logits()
-            embedded = self.parts.embed(tokens[start - end :])
-            x = self.eagle.fused(embedded, self._target_features(range(start - 1, end - 1)))
+            above = range(start - 1, end - 1)
+            x = self.eagle.fused(self._embedded(tokens[start - end :], above), self._target_features(above))
             if len(x) > 1:  # only the last output is needed
                 self.stack.fill(x[:-1], start - self.shift, slice(start, end - 1))
         x = self.stack.run(x[-1:], end - 1 - self.shift, slice(end - 1, end), None)
@@ -128,7 +128,8 @@ class EagleLM(StateDrafterLM):
         before, count = len(self.features), len(tokens)
         lineage = seen[:, self.length :].numpy()
         parent, level = parents_and_levels(lineage, before)
-        embedded, at = self.parts.embed(tokens), torch.tensor(positions, device=self.device)
+        states = [at - 1 if roots and node < 0 else None for at, node in zip(positions, parent.tolist(), strict=True)]
+        embedded, at = self._embedded(tokens, states), torch.tensor(positions, device=self.device)
         out = torch.empty(count, embedded.shape[1], dtype=embedded.dtype, device=self.device)
         for depth in range(level.max() + 1):
             rows = np.flatnonzero(level == depth)
@@ -160,6 +161,10 @@ class EagleLM(StateDrafterLM):
         before = sum(position < 0 for position in positions)
         index = torch.tensor([*positions][before:], dtype=torch.long, device=self.device)
         return F.pad(self._features_of(self.target.states[index]), (0, 0, before, 0))
+
+    def _embedded(self, tokens: Sequence[int], states: Sequence[int | None]) -> torch.Tensor:
+        """Look up embeddings [n, d]; states : positions of the target's states that the rows read, None for others."""
+        return self.parts.embed(tokens)
 
     def _features_of(self, states: torch.Tensor) -> torch.Tensor:
         """Make features [n, d] of the target's states."""

@@ -18,6 +18,7 @@ from realrun.drafters.independent import IndependentKind
 from realrun.drafters.kind import DrafterKind
 from realrun.drafters.lookup import LookupKind
 from realrun.drafters.medusa import MedusaKind
+from realrun.drafters.mtp import MtpKind
 from realrun.drafters.self_sd import SelfSDKind
 from realrun.drafters.space import SpaceKind
 from specsim.io.errors import InputError
@@ -37,6 +38,7 @@ DRAFTERS: dict[str, type[DrafterKind]] = {
     "self-sd": SelfSDKind,
     "space": SpaceKind,
     "prompt-lookup": LookupKind,
+    "mtp": MtpKind,
 }
 
 

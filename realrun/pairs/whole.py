@@ -33,6 +33,7 @@ TEXT_MODEL = {
     r"^(model\.)?language_model\.(model\.)?(?!lm_head)": "model.",
 }
 MTP = re.compile(r"(^|\.)(mtp|mtp_layers|nextn)\.")  # modules beside a model, which drafter mtp reads
+LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 FAILURES = (
     OSError, ValueError, TypeError, KeyError, AttributeError, ImportError, RuntimeError, SafetensorError,
 )  # fmt: skip
@@ -100,7 +101,7 @@ def check_whole(report: Mapping[str, Any], name: str, model: Any, parts: tuple[s
         tensors are the model's
     """
     mismatched = {tensor: shapes for tensor, *shapes in report["mismatched_keys"]}
-    unexpected = [tensor for tensor in report["unexpected_keys"] if not MTP.search(tensor)]
+    unexpected = [tensor for tensor in report["unexpected_keys"] if not _is_mtp(tensor, model)]
     if parts is not None:
         unexpected = [tensor for tensor in unexpected if tensor.startswith(parts)]
     faults = {
@@ -114,6 +115,14 @@ def check_whole(report: Mapping[str, Any], name: str, model: Any, parts: tuple[s
     if said:
         kind = type(model).__name__
         raise InputError(f"{name} is not a whole {kind}: it {said}; download it again, or give another model")
+
+
+def _is_mtp(tensor: str, model: Any) -> bool:
+    """Check whether a tensor belongs to an MTP module, which some families number as layers behind the model's own."""
+    config = model.config.get_text_config()
+    number = LAYER.search(tensor)
+    behind = int(number[1]) - int(config.num_hidden_layers) if number else -1
+    return 0 <= behind < (getattr(config, "num_nextn_predict_layers", None) or 0) or MTP.search(tensor) is not None
 
 
 def _listed(names: Iterable[str]) -> str:
