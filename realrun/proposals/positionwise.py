@@ -38,7 +38,7 @@ class Positionwise(Protocol):
 
     def bias(self, states: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
         """Compute what tokens int64 [n] add to the logits [n, V] of the tokens behind them, with these states."""
-        raise NotImplementedError("only where tokens are chained")
+        raise AssertionError("only where tokens are chained")
 
 
 @torch.inference_mode()
