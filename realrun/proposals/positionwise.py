@@ -38,7 +38,7 @@ class Positionwise(Protocol):
 
     def bias(self, states: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
         """Compute what tokens int64 [n] add to the logits [n, V] of the tokens behind them, with these states."""
-        raise NotImplementedError("only where tokens are chained")
+        raise AssertionError("only where tokens are chained")
 
 
 @torch.inference_mode()
@@ -52,25 +52,26 @@ def positionwise_columns(target: PreTrainedModel, proposed: Positionwise, reques
     output, sampler, depth = request.output, request.sampler, request.depth
     proposals = Proposals(request, int(target.config.vocab_size))
     along = AlongText(np.zeros((len(output), depth), np.int64), np.zeros((len(output), depth)))
+    chained = getattr(proposed, "chained", False)  # your own proposals need not say
     text = torch.tensor([request.prompt[-1], *output], device=target.device)
     drafted = text[: len(output)]
     for step in range(depth):
         hidden = proposed.states(step)
         logits = plain = proposed.logits(step, hidden)
         if step < len(output):
-            if proposed.chained:
+            if chained:
                 count = len(output) - step
                 logits = plain[:count] + proposed.bias(hidden[:count], text[step : step + count])
             ahead = along_text(logits[: len(output) - step], output[step:], sampler, request.sequence, step)
             along.rank[: len(ahead.rank), step], along.prob[: len(ahead.prob), step] = ahead
         if sampler.mode != "rejection":
-            logits = plain + proposed.bias(hidden, drafted) if proposed.chained else plain
+            logits = plain + proposed.bias(hidden, drafted) if chained else plain
             drafted = proposals.take(logits, hidden, 0, step)
     if sampler.mode == "rejection":
         drafter = BesideTarget(target, proposed, len(request.prompt) - 1)
         return rejection_columns(drafter, CachedLM(target), request) | text_columns(along, request)
     columns = proposals.columns() | text_columns(along, request)
-    assert request.tree is None or not proposed.chained, "siblings depend on the token before them"
+    assert request.tree is None or not chained, "siblings depend on the token before them"
     if request.tree is None:
         return columns
     return columns | tree_columns(level_trees(proposals.siblings, proposals.sibling_probs, request.tree.nodes))
@@ -116,4 +117,6 @@ class BesideTarget(CachedLM):
     def _propose(self, step: int, states: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
         self.hidden = states
         logits = self.proposed.logits(step, states)
-        return logits + self.proposed.bias(states, previous.to(self.device)) if self.proposed.chained else logits
+        if not getattr(self.proposed, "chained", False):
+            return logits
+        return logits + self.proposed.bias(states, previous.to(self.device))
