@@ -63,7 +63,9 @@ def _type_of(layer: Any, name: str | None) -> str | None:
         return RECURRENT
     if isinstance(layer, DummyLayer):
         return SLIDING if name == SLIDING else FULL
-    return {DynamicLayer: FULL, DynamicSlidingWindowLayer: SLIDING}.get(type(layer))
+    if type(layer) is DynamicSlidingWindowLayer:
+        return SLIDING
+    return FULL if type(layer) is DynamicLayer else None
 
 
 def has_recurrent_layers(config: Any) -> bool:

@@ -52,7 +52,7 @@ class LayerStack(Protocol):
         """
 
     def fill(self, x: torch.Tensor, start: int, positions: slice) -> None:
-        """Write only the keys and values of rows x [n, d], in a stack of a single layer."""
+        """Write only the keys and values of rows x [n, d]; stacks of several layers are those of `FusedParts`."""
 
     def move(self, slots: Sequence[int], start: int) -> None:
         """Copy the keys and values of these slots, in place, to slots `start` and on."""

@@ -36,6 +36,7 @@ from realrun.pairs.drafter_files import (
     lab_drafter,
     load_drafter,
     shipped_drafter,
+    split_block,
     training_recipe,
     weights_digest,
 )
@@ -160,7 +161,8 @@ def load_pair(
         pair.
     drafter : str
         "model" for the draft model; "prompt-lookup", for any target; a drafter of the lab, such as "eesd" or "lab:eesd"
-        (`LAB_DRAFTERS`); "eagle" for target "smollm2"; a folder made by `realrun train`, or an EAGLE-3 checkpoint's;
+        (`LAB_DRAFTERS`); "eagle" for target "smollm2"; a folder made by `realrun train`, or a published drafter's
+        (`realrun.pairs.published`), as FOLDER:K for blocks of K tokens, by default as long as in training;
         your own `DrafterKind` as FILE.py or FILE.py:NAME, or by the name that an installed package gives it.
         draft_model is ignored unless this is "model".
     beside : Pair, optional
@@ -240,6 +242,7 @@ def _load_inside(
     beside: Pair | None,
 ) -> Pair:
     """Do `load_pair` for a drafter that any target has or that was trained for it."""
+    drafter, block = split_block(drafter)
     kind = find_kind(drafter)
     if kind is None and drafter not in LAB_DRAFTERS and not Path(drafter).exists():
         names = [name for name, known_kind in DRAFTERS.items() if known_kind.origin != "file"]
@@ -259,7 +262,7 @@ def _load_inside(
         pair = replace(alone, target=model, drafter=loaded, draft_name=name)
         return pair if predictor in (None, "none", "auto") else _with_predictor(pair, Path(predictor), strict=True)
     core = core_of(alone.target)  # which it was trained for, if blocks were added since
-    tuned, loaded = load_drafter(path, core)
+    tuned, loaded = load_drafter(path, core, block)
     model = alone.target if tuned is core else expanded_like(tuned, alone.target)
     home = (path if path.is_dir() else path.parent).resolve()
     owner = target if shipped else LAB
@@ -339,7 +342,8 @@ def _load_model(
     try:
         # Experts' joint products, the library's default, know no float64.
         experts = {"experts_implementation": "eager"} if dtype == "float64" else {}
-        model = load_whole(path, dtype=find_dtype(dtype), **experts).to(device).eval()
+        model: Any = load_whole(path, dtype=find_dtype(dtype), **experts)
+        model = model.to(device).eval()
         fit_vocabulary(
             model, tokenizer_tokens, min(tokenizer_tokens, int(model.config.vocab_size)) if size is None else size
         )
@@ -417,6 +421,8 @@ def fit_vocabulary(model: Any, tokenizer_tokens: int, size: int) -> Any:
     tokenizer lacks, are read and never proposed (`realrun.lm.cached.CachedLM.known_tokens`).
     """
     rows = len(model.get_input_embeddings().weight)
+    if rows > size:  # a drafter's mask token may be one of those that are cut off
+        model.padding_embeddings = model.get_input_embeddings().weight.detach()[size:].clone()
     if rows != size:
         with torch.random.fork_rng([]), torch.no_grad():  # rows to add are made at random first
             model.resize_token_embeddings(size, mean_resizing=False)

@@ -7,13 +7,12 @@ accounted for here. A composite checkpoint (text with vision or audio) gives its
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
@@ -23,26 +22,18 @@ from transformers import (
 )
 
 from realrun.lm.variants import without_head
+from realrun.pairs.published import drafter_name
 from specsim.io.errors import InputError
 
 NAMED = 3  # tensors of a kind that an error names at most
 HEAD = "lm_head.weight"
-INDEX = "model.safetensors.index.json"
 # A composite checkpoint's names of its text model's tensors, and the text model's own.
 TEXT_MODEL = {
     r"^(model\.)?language_model\.lm_head\.": "lm_head.",
     r"^(model\.)?language_model\.(model\.)?(?!lm_head)": "model.",
 }
 MTP = re.compile(r"(^|\.)(mtp|mtp_layers|nextn)\.")  # modules beside a model, which drafter mtp reads
-# What is no model by itself: by an architecture or the name of a tensor.
-DRAFTERS = {
-    "an EAGLE-3 drafter": re.compile(r"Eagle3|^midlayer\.|^d2t$"),
-    "a DFlash drafter": re.compile(r"DFlash"),
-    "a DSpark drafter": re.compile(r"DSpark"),
-    "a P-EAGLE drafter": re.compile(r"P-?Eagle"),
-    "MEDUSA heads": re.compile(r"Medusa|^(medusa_head\.)?\d+\.\d+\.linear\."),
-    "an EAGLE drafter": re.compile(r"^Eagle|^(model\.)?fc\."),
-}
+LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 FAILURES = (
     OSError, ValueError, TypeError, KeyError, AttributeError, ImportError, RuntimeError, SafetensorError,
 )  # fmt: skip
@@ -79,16 +70,17 @@ def load_whole(path: str, **options: Any) -> PreTrainedModel:
 
 def load_with_report(path: str, **options: Any) -> tuple[Any, dict[str, Any]]:
     """Call the library's `from_pretrained`; it reports tensors of another shape as it does missing ones."""
-    model, report = AutoModelForCausalLM.from_pretrained(
+    kind: Any = AutoModelForCausalLM
+    loaded: tuple[Any, dict[str, Any]] = kind.from_pretrained(
         path, trust_remote_code=False, output_loading_info=True, ignore_mismatched_sizes=True, **options
     )
-    return model, report
+    return loaded
 
 
 def load_config(path: str) -> PretrainedConfig:
     """Load a model's configuration; InputError if there is none, or the folder holds a drafter instead of a model."""
-    if drafter := drafter_in(Path(path)):
-        raise InputError(f"{path} holds {drafter}, not a model; pass it as --drafter")
+    if drafter := drafter_name(Path(path)):
+        raise InputError(f"{path} holds a drafter of kind {drafter}, not a model; pass it as --drafter")
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=False)
     except FAILURES as error:
@@ -102,33 +94,6 @@ def cannot_load(path: str, error: Exception) -> InputError:
     return InputError(f"cannot load {path}: {first_line} Give a local folder or a hub id.")
 
 
-def drafter_in(folder: Path) -> str | None:
-    """Tell which kind of drafter a folder's config.json or tensors are; None for a model, or if neither is there."""
-    names = [*_architectures(folder / "config.json"), *tensor_names(folder)]
-    return next((kind for kind, mark in DRAFTERS.items() if any(mark.search(name) for name in names)), None)
-
-
-def tensor_names(folder: Path) -> list[str]:
-    """List the tensors of a folder's safetensors files, of its index if there is one; [] if none can be read."""
-    try:
-        if (folder / INDEX).is_file():
-            return [*json.loads((folder / INDEX).read_text())["weight_map"]]
-        names: list[str] = []
-        for file in sorted(folder.glob("model*.safetensors")):
-            with safe_open(file, framework="pt") as handle:
-                names += handle.keys()
-        return names
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError):
-        return []
-
-
-def _architectures(file: Path) -> list[str]:
-    try:
-        return [str(name) for name in json.loads(file.read_text()).get("architectures") or ()]
-    except (OSError, ValueError, AttributeError):
-        return []
-
-
 def check_whole(report: Mapping[str, Any], name: str, model: Any, parts: tuple[str, ...] | None = None) -> None:
     """Raise InputError that names the tensors of the library's report, if a model was not loaded whole.
 
@@ -136,7 +101,7 @@ def check_whole(report: Mapping[str, Any], name: str, model: Any, parts: tuple[s
         tensors are the model's
     """
     mismatched = {tensor: shapes for tensor, *shapes in report["mismatched_keys"]}
-    unexpected = [tensor for tensor in report["unexpected_keys"] if not MTP.search(tensor)]
+    unexpected = [tensor for tensor in report["unexpected_keys"] if not _is_mtp(tensor, model)]
     if parts is not None:
         unexpected = [tensor for tensor in unexpected if tensor.startswith(parts)]
     faults = {
@@ -150,6 +115,14 @@ def check_whole(report: Mapping[str, Any], name: str, model: Any, parts: tuple[s
     if said:
         kind = type(model).__name__
         raise InputError(f"{name} is not a whole {kind}: it {said}; download it again, or give another model")
+
+
+def _is_mtp(tensor: str, model: Any) -> bool:
+    """Check whether a tensor belongs to an MTP module, which some families number as layers behind the model's own."""
+    config = model.config.get_text_config()
+    number = LAYER.search(tensor)
+    behind = int(number[1]) - int(config.num_hidden_layers) if number else -1
+    return 0 <= behind < (getattr(config, "num_nextn_predict_layers", None) or 0) or MTP.search(tensor) is not None
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -188,7 +188,7 @@ def train_medusa2(
 
     Raises InputError if peft is missing, the target cannot be adapted, or `train_on_text` raises it.
     """
-    check_adaptable(pair.target)
+    check_adaptable(pair.target, settings.adapter)
     recipe = asdict(settings)
     method = Method(
         "medusa",
@@ -388,7 +388,7 @@ def train_either(pair: Pair, settings: MedusaCommand, run: TextRun) -> dict[str,
     """Train MEDUSA-1, or MEDUSA-2: in two stages, in a single stage, or direct."""
     if not settings.joint:
         return train_medusa(pair, settings.first, run)
-    check_adaptable(pair.target)  # before heads are trained
+    check_adaptable(pair.target, settings.second.adapter)  # before heads are trained
     loop = run.loop if settings.joint_tokens is None else run.loop.lasting(settings.joint_tokens * 1e6)
     described = describe_target(pair.target, pair.target_name)
     plan = {"drafter": "medusa-2", "target": described, **asdict(settings.second), **loop.decisive}

@@ -205,7 +205,7 @@ def runs_of(kind: str, kernels: str, sampler: Sampler, policies: list[Policy], d
     with use_kernels(kernels):
         decoder = Decoder(*pair.make_drafter(), (), sampler)
         assert isinstance(getattr(decoder.target, "inner", decoder.target), StaticLlama) == (kernels != "auto")
-        assert kind == "prompt-lookup" or decoder.drafter.lm.describes == (kernels != "auto")  # type: ignore[attr-defined]
+        assert kind in ("prompt-lookup", "block") or decoder.drafter.lm.describes == (kernels != "auto")  # type: ignore[attr-defined]
         runs = [
             decoder.decode(prompt.tokens, tokens, policy, sequence=number)
             for policy in policies

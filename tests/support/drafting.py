@@ -81,7 +81,7 @@ def pair_without_scores(case: Case) -> Pair:
             return self_sd_pair(case.target)
         case "medusa":
             return medusa_pair(case.target)
-        case "edd" | "eagle" | "eagle-vllm" | "eagle3":
+        case "edd" | "eagle" | "eagle-vllm" | "eagle3" | "block":
             return state_pair(case.kind, case.target)
         case "vdm":
             return replace(tiny_pair(), drafter=VDMKind(tiny_pair().drafter.model))

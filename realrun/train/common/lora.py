@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -111,8 +112,11 @@ def adapted_modules(target: Any) -> list[str]:
     return names
 
 
-def check_adaptable(target: Any) -> None:
-    """Raise InputError if this target cannot have an adapter, or peft is not installed."""
+def check_adaptable(target: Any, settings: AdapterSettings) -> None:
+    """Raise InputError if this target cannot have an adapter, or peft is not installed.
+
+    peft refuses some models only when the adapter is put in, so one is put into a model without weights.
+    """
     import_peft()
     if any(hasattr(module, "A_log") and hasattr(module, "D") for module in target.modules()):
         raise InputError(
@@ -120,6 +124,16 @@ def check_adaptable(target: Any) -> None:
             "their weights; train a drafter without an adapter, such as MEDUSA-1"
         )
     adapted_modules(target)
+    with torch.device("meta"):
+        empty = type(target)(target.config)
+    try:
+        Adapter(empty, settings)
+    except (TypeError, ValueError, RuntimeError) as error:
+        reason = shorten(str(error), 200, placeholder=" ...")
+        raise InputError(
+            f"{type(target).__name__} takes no adapter of these settings ({reason}); change them, or train a drafter "
+            "without an adapter, such as MEDUSA-1"
+        ) from None
 
 
 def import_peft() -> Any:
