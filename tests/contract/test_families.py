@@ -67,6 +67,8 @@ QUICK = [
     ("LFM2", "SPACE"),
     ("Nemotron-H", "MEDUSA-2"),
     ("dots1", "MEDUSA-2"),
+    ("Granite-3", "SPACE"),
+    ("Jamba", "draft model"),
 ]
 
 
