@@ -14,19 +14,24 @@ from realrun.decode.decoder import Decoder
 from realrun.decode.sampling import Sampler
 from realrun.drafters.independent import IndependentKind
 from realrun.drafters.lookup import LookupKind
+from realrun.experiment.document import error_parts
 from realrun.experiment.validate import rounds_identical
 from realrun.lm.cached import CachedLM
 from realrun.lm.choice import library_lm
 from realrun.lm.recurrent import RecurrentLM
 from realrun.measure.profile import profile
 from realrun.measure.record import RecordSettings, record
+from realrun.pairs.joined import join_pairs
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
+from specsim.cost.joined import JoinedCost
 from specsim.cost.model import ConstantCost
 from specsim.cost.profile import profile_from_json
 from specsim.policy.registry import make_policy
+from specsim.replaying.priced import PricedTrace
 from specsim.replaying.replay import replay
 from specsim.replaying.table import cost_table
+from specsim.trace.joined import join_traces
 from tests.support.checks import refusal
 from tests.support.families import HYBRIDS, MAKERS, check_decoding, family_model, outcome, shallow_draft
 from tests.support.small_targets import alone
@@ -135,10 +140,16 @@ def test_a_recording_holds_what_the_draft_model_proposes_at_every_position(mode:
             tokens.append(token)
 
 
-def test_rounds_that_reject_have_a_second_pass_and_replays_charge_it() -> None:
+@pytest.mark.parametrize("drafters", [1, 2])
+def test_rounds_that_reject_have_a_second_pass_and_replays_charge_it(drafters: int) -> None:
     """Of a constant cost, 10 ms for every pass: 10 ms more for each rejection that is not the end of the text."""
-    pair, policy, prompts = hybrid_pair(), make_policy("fixed_k", {"k": 3}), tiny_prompts(3, seed=7)
-    trace = record(pair, prompts, RecordSettings(3, 20))
+    pair, prompts, settings = hybrid_pair(), tiny_prompts(3, seed=7), RecordSettings(3, 20)
+    policy, trace, cost = make_policy("fixed_k", {"k": 3}), record(pair, prompts, settings), ConstantCost(1e-3, 1e-2)
+    if drafters == 2:
+        pairs = [replace(pair, drafter=LookupKind(), draft_name="prompt-lookup"), pair]
+        trace = join_traces({"lookup": record(pairs[0], prompts, settings), "model": trace})
+        pair, cost = join_pairs(pairs), JoinedCost((cost, cost))
+        policy = make_policy("switch_match", {"k1": 3, "k2": 3, "k3": 3})
     decoder = Decoder(*pair.make_drafter(), pair.eos_token_ids, Sampler())
     runs = [decoder.decode(prompt.tokens, 20, policy, sequence=number) for number, prompt in enumerate(prompts)]
     again = 0
@@ -148,10 +159,15 @@ def test_rounds_that_reject_have_a_second_pass_and_replays_charge_it() -> None:
             assert round_.refed == (round_.accepted + 1 if round_.accepted < round_.verified and not over else 0)
             assert (round_.refeed_s > 0) == (round_.refed > 0) and round_.refeed_s < round_.verify_s
             again += round_.refed > 0
-    replayed = replay(trace, policy, cost_table(trace, ConstantCost(1e-3, 1e-2), policy), log=True)
+    priced = PricedTrace(trace, cost)
+    replayed = priced.replay(policy, log=True)
     assert rounds_identical(replayed, runs) == 1.0
     assert 0 < again < replayed.num_rounds.sum()
     assert replayed.seconds[:, 2].sum() == pytest.approx(1e-2 * (replayed.num_rounds.sum() + again))
+    errors = error_parts(priced, replayed, [run.rounds for run in runs])
+    took_s = sum(round_.seconds for run in runs for round_ in run.rounds)
+    assert errors["second_pass"]["rounds"] == again
+    assert errors["second_pass"]["predicted"] == pytest.approx(again / took_s)
 
 
 def test_a_profile_measures_the_second_pass_of_a_target_with_recurrent_layers_alone() -> None:
