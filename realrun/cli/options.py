@@ -148,8 +148,8 @@ class DrafterSettings(TokenizerSettings):
         "Drafter: model (with --draft-model), prompt-lookup (any target), mtp (the module that DeepSeek-V3, GLM-4.5, "
         "MiMo and Qwen3-Next checkpoints and later ones ship), a self-speculative drafter or draft head of the lab's "
         "target (eagle, self-sd, or once trained eesd, medusa-1, medusa-2, edd, space), eagle of smollm2, or a folder "
-        "made by `realrun train`, or a published drafter's (EAGLE, EAGLE-3, MEDUSA, DFlash, P-EAGLE); FOLDER:K drafts "
-        "blocks of K tokens; your own FILE.py.",
+        "made by `realrun train`, or a published drafter's (EAGLE, EAGLE-3, MEDUSA, DFlash, P-EAGLE, DSpark); FOLDER:K "
+        "drafts blocks of K tokens; your own FILE.py.",
     )
 
 

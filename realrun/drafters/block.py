@@ -1,4 +1,4 @@
-"""Drafters whose single pass drafts a whole block: DFlash (arXiv:2602.06036) and P-EAGLE (arXiv:2602.01469).
+"""Drafters whose single pass drafts a whole block: DFlash (arXiv:2602.06036), P-EAGLE (arXiv:2602.01469), DSpark.
 
 A round's pass has one row for the pending token and one for each mask token behind it, at the positions that follow
 the text. Context rows stand for the text before them. They are made of the target's hidden states after some of its
@@ -8,6 +8,9 @@ layers, which a projection `fc` fuses to one state a token.
              block see the context and each other. The pending token's row drafts nothing, unless `draws_anchor` is set.
     P-EAGLE  rows are EAGLE-3's: a token's embedding beside the fused state before it. Masks have a learned state in
              place of the target's. Every row sees the rows before it, and all rows of the block draft.
+
+    DSpark   is DFlash, where each token adds to the logits of the next: w2 w1[token], which may have a gate made of the
+             row's state. The pending token's row drafts as well in most of them.
 
 A smaller block of DFlash drafts other tokens than the beginning of a larger one, because its rows see fewer masks.
 P-EAGLE's are the same.
@@ -35,18 +38,39 @@ from realrun.decode.sampling import Sampler
 from realrun.drafters.eagle3 import EMBEDDING, HEAD, Fusion, MidLayer, layer_config, mid_layer
 from realrun.drafters.kind import DrafterKind, draft_vocabulary
 from realrun.lm.cached import CachedLM, grown
-from realrun.lm.head import Float32Head, PartialHead, gives_float32, logits_type
+from realrun.lm.choice import static_serves
+from realrun.lm.head import Float32Head, PartialHead, gives_float32, logits_type, spread
 from realrun.lm.layer_stack import model_parts
 from realrun.lm.split_target import SplitTarget
+from realrun.lm.static.split import StaticSplitTarget
 from realrun.lm.variants import core_of, layers_below
-from realrun.proposals.positionwise import positionwise_columns
+from realrun.proposals.positionwise import Positionwise, positionwise_columns
 from realrun.proposals.recorder import Columns, Recorder, RecordRequest
 from specsim.io.errors import InputError
 
 DFLASH, P_EAGLE = "dflash", "p-eagle"
+W1, W2, GATE = (f"markov_head.{name}.weight" for name in ("markov_w1", "markov_w2", "gate_proj"))
 BLOCKS = 16  # that recording computes at once
 
 KeysValues = list[tuple[torch.Tensor, ...]]  # keys and values, [Hkv, n, D] each, of every layer
+
+
+class MarkovHead(torch.nn.Module):
+    """What a token adds to the logits of the next; the names are those of checkpoints."""
+
+    def __init__(self, vocabulary: int, drafted: int, rank: int, size: int, gated: bool):
+        super().__init__()
+        self.markov_w1 = torch.nn.Embedding(vocabulary, rank)
+        self.markov_w2 = torch.nn.Linear(rank, drafted, bias=False)
+        self.gate_proj = torch.nn.Linear(size + rank, rank) if gated else None
+
+    def forward(self, states: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
+        """Compute the bias [n, V] of states [n, d] and the tokens before them, int64 [n]."""
+        embedded = self.markov_w1(previous)
+        if self.gate_proj is not None:
+            embedded = embedded * torch.sigmoid(self.gate_proj(torch.cat([states, embedded], dim=-1)))
+        bias: torch.Tensor = self.markov_w2(embedded)
+        return bias
 
 
 class Block(Fusion):
@@ -61,6 +85,7 @@ class Block(Fusion):
     """
 
     layers: Any
+    mask: torch.Tensor  # [d], embedding of the mask token
 
     def __init__(
         self, target: Any, config: Mapping[str, Any], own: Sequence[str] = (), tokens: torch.Tensor | None = None
@@ -85,6 +110,9 @@ class Block(Fusion):
         if HEAD in own:
             linear = Float32Head if gives_float32(target) else torch.nn.Linear
             self.lm_head = linear(size, rows or vocabulary, bias=False)
+        rank = int(config.get("markov_rank") or 0)
+        made = MarkovHead(vocabulary, rows or vocabulary, rank, size, GATE in own) if rank else None
+        self.markov_head = made
         self.to(target.device, target.dtype)
         self.rotary = LlamaRotaryEmbedding(self.config).to(target.device)
         self.out_features, self.logits_type = vocabulary, logits_type(target)
@@ -92,7 +120,9 @@ class Block(Fusion):
         head = self.lm_head if HEAD in own else target.get_output_embeddings()
         embedding = self.embed_tokens if EMBEDDING in own else target.get_input_embeddings()
         self._head = [head if tokens is None else PartialHead(head, tokens, vocabulary)]
-        self._embedding, self._mask = [embedding], mask_embedding(target, embedding, int(config["mask"]))
+        self._embedding = [embedding]
+        mask = torch.zeros_like(self.norm.weight) if EMBEDDING in own else mask_embedding(target, int(config["mask"]))
+        self.register_buffer("mask", mask.detach(), persistent=False)
 
     @staticmethod
     def _check(config: Mapping[str, Any], target: Any) -> None:
@@ -122,6 +152,12 @@ class Block(Fusion):
         """Compute logits [n, V] of normed states [n, d]."""
         logits: torch.Tensor = self._head[0](states)
         return logits
+
+    def bias(self, states: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
+        """Compute what tokens, int64 [n], add to the logits [n, V] of the tokens behind them, with states [n, d]."""
+        assert self.markov_head is not None
+        some = self.markov_head(states, previous).to(self.logits_type)
+        return some if self.tokens is None else spread(some, self.tokens, self.out_features)
 
     def fuse(self, states: torch.Tensor) -> torch.Tensor:
         fused = super().fuse(states)
@@ -161,7 +197,7 @@ class Block(Fusion):
         before : int64 [m], the tokens before each
         """
         m, rows = len(pending), drafted + self.masks_first
-        masks = self._mask.expand(m, rows - 1, -1)
+        masks = self.mask.expand(m, rows - 1, -1)
         x = torch.cat([self.embed(pending)[:, None], masks], dim=1)
         if self.form == P_EAGLE:
             assert state is not None
@@ -243,19 +279,19 @@ class Block(Fusion):
         return x + layer.mlp(layer.post_attention_layernorm(x)), new
 
 
-def mask_embedding(target: Any, embedding: Any, mask: int) -> torch.Tensor:
-    """Look up the embedding [d] of the mask token, which may be one of those that stand for no token of the target."""
-    rows = len(embedding.weight)
+def mask_embedding(target: Any, mask: int) -> torch.Tensor:
+    """Look up the target's embedding [d] of the mask token, which may be one of those that stand for no token."""
+    embedding = target.get_input_embeddings()
+    rows, padding = len(embedding.weight), getattr(target, "padding_embeddings", ())
     if mask < rows:
-        found: torch.Tensor = embedding(torch.tensor(mask, device=embedding.weight.device)).detach()
+        found: torch.Tensor = embedding(torch.tensor(mask, device=embedding.weight.device))
         return found
-    padding = getattr(target, "padding_embeddings", None)
-    if padding is None or mask - rows >= len(padding):
+    if mask - rows >= len(padding):
         raise InputError(
             f"the drafter's mask token is {mask} and this target has {rows} embeddings; give the target that it was "
             "trained for"
         )
-    return padding[mask - rows].to(embedding.weight)
+    return padding[mask - rows] * getattr(embedding, "embed_scale", 1.0)
 
 
 class BlockLM(CachedLM):
@@ -267,7 +303,7 @@ class BlockLM(CachedLM):
 
     reads_target_states = True
 
-    def __init__(self, target: SplitTarget, block: Block, drafted: int):
+    def __init__(self, target: SplitTarget | StaticSplitTarget, block: Block, drafted: int):
         self.target, self.block, self.drafted = target, block, drafted
         super().__init__(target.model)
 
@@ -311,7 +347,7 @@ class BlockLM(CachedLM):
         if self.length <= self.target.length:
             self.fill(tokens[:-1])
             self.states = self._block(tokens[-1])
-        return self._next_row(1)
+        return self._next_row(tokens[-1:])
 
     def _block(self, pending: int) -> torch.Tensor:
         """Run the round's pass: normed states [drafted, d]."""
@@ -324,27 +360,33 @@ class BlockLM(CachedLM):
         return block.run(torch.tensor([pending], device=self.device), state, self.cached, at, self.drafted)[0]
 
     def _forward_nodes(self, tokens: Sequence[int], depths: Sequence[int], visible: torch.Tensor) -> torch.Tensor:
-        return self._next_row(len(tokens))
+        return self._next_row(tokens)
 
-    def _next_row(self, count: int) -> torch.Tensor:
-        """Give logits [count, V] of the block's next row, the same in every row."""
+    def _next_row(self, previous: Sequence[int]) -> torch.Tensor:
+        """Give logits [n, V] after n tokens, which are the same but for what these tokens add."""
         if self.step == self.drafted:
             raise InputError(f"a block drafts at most {self.drafted} tokens; lower the policy's limit")
         states = self.states[self.step : self.step + 1]
         self.step += 1
         if self.keep_hidden:
             self.hidden = states
-        return self.block.logits(states).expand(count, -1)
+        logits = self.block.logits(states).expand(len(previous), -1)
+        if self.block.markov_head is None:
+            return logits
+        return logits + self.block.bias(states.expand(len(previous), -1), torch.tensor(previous, device=self.device))
 
     def _check_trees(self) -> None:
         """Do nothing: rows are the same whatever tree is drafted of them."""
 
 
-class BlockProposals:
-    """What blocks draft at T positions, states [T, drafted, d]; a `realrun.proposals.positionwise.Positionwise`."""
+class BlockProposals(Positionwise):
+    """What blocks draft at T positions, states [T, drafted, d]."""
 
     def __init__(self, block: Block, rows: torch.Tensor):
-        self.block, self.rows = block, rows
+        self.block, self.rows, self.chained = block, rows, block.markov_head is not None
+
+    def bias(self, states: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
+        return self.block.bias(states, previous)
 
     def states(self, step: int) -> torch.Tensor:
         return self.rows[:, step]
@@ -391,17 +433,30 @@ class BlockKind(DrafterKind):
             known = drafts < size  # the target's vocabulary ends where its tokenizer's does, without padding
             own[HEAD], drafts = own[HEAD][known], drafts[known]
             tokens = None if len(drafts) == size else drafts.to(target.device)
+            if W2 in own:
+                own[W2] = own[W2][known]
+        for name in (W1, *((W2,) if HEAD not in own else ())):
+            if name in own:
+                own[name] = own[name][:size]
         config = facts["config"]
         if EMBEDDING in own:
-            embedding, mask = own[EMBEDDING], int(config["mask"])
+            embedding = own[EMBEDDING]
             own[EMBEDDING] = embedding[:size]
         block = Block(target, config, [*own], tokens)
         block.load_state_dict(own)
-        if EMBEDDING in own and size <= mask < len(embedding):
-            block._mask = embedding[mask].to(block.fc.weight)
-        elif EMBEDDING in own:
-            block._mask = mask_embedding(target, block.embed_tokens, mask)
-        return target, cls(block.eval().requires_grad_(False), int(config["tokens"]))
+        if EMBEDDING in own:
+            block.mask = embedding[int(config["mask"])].to(block.mask)
+        return target, cls.of_block(block.eval().requires_grad_(False))
+
+    @classmethod
+    def of_block(cls, block: Block) -> Self:
+        """Make the drafter of these modules, whose blocks are as long as in training."""
+        return cls(block, int(block.facts["tokens"]))
+
+    @property
+    def trees(self) -> bool:  # type: ignore[override]
+        """Say whether it drafts trees: not where a token's siblings depend on the token before them."""
+        return self.block.markov_head is None
 
     def of(self, drafted: int) -> Self:
         """Draft blocks of this many tokens."""
@@ -414,15 +469,16 @@ class BlockKind(DrafterKind):
         """Give the tokens of a block in training."""
         return int(self.block.facts["tokens"])
 
-    def make_passes(self, target: Any) -> tuple[SplitTarget, BlockLM]:
-        """Make the target's pass and the drafter's over it."""
-        split = SplitTarget(target, *(layers_below(target, layers) for layers in self.block.states_after))
+    def make_passes(self, target: Any, *, static: bool = False) -> tuple[Any, BlockLM]:
+        """Make the target's pass, over a static cache or not, and the drafter's over it, which is plain torch."""
+        form = StaticSplitTarget if static else SplitTarget
+        split = form(target, *(layers_below(target, layers) for layers in self.block.states_after))
         return split, BlockLM(split, self.block, self.drafted)
 
     def make_drafter(
         self, target: Any, eos_token_ids: Sequence[int], predictor: Predictor | None
     ) -> tuple[CachedLM, DraftModel]:
-        split, lm = self.make_passes(target)
+        split, lm = self.make_passes(target, static=static_serves(target))
         drafter = DraftModel(lm, eos_token_ids, predictor)
         drafter.max_depth = self.drafted
         return split, drafter

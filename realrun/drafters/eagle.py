@@ -333,8 +333,9 @@ class EagleKind(InsideTargetKind):
 
     @classmethod
     def load(cls, target: Any, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> tuple[Any, Self]:
-        form = {"for_vllm": FIRST_NORM not in tensors, "bias": BIAS in tensors}
-        eagle = Eagle(target, vocabulary=draft_tokens(tensors), **form)
+        for_vllm = FIRST_NORM not in tensors
+        bias = not for_vllm or BIAS in tensors  # which the authors' layers may lack
+        eagle = Eagle(target, vocabulary=draft_tokens(tensors), for_vllm=for_vllm, bias=bias)
         eagle.load_state_dict({name: tensor for name, tensor in tensors.items() if name != DRAFT_TOKENS})
         return target, cls(eagle.eval())
 

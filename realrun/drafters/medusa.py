@@ -28,7 +28,7 @@ from realrun.lm.choice import make_lm
 from realrun.lm.head import float32_product, gives_float32, spread
 from realrun.lm.static.graphs import Results
 from realrun.lm.variants import ADAPTER, tuned_target
-from realrun.proposals.positionwise import positionwise_columns
+from realrun.proposals.positionwise import Positionwise, positionwise_columns
 from realrun.proposals.recorder import Columns, Recorder, RecordRequest
 from specsim.io.errors import InputError
 
@@ -161,8 +161,8 @@ class MedusaDrafter(DraftModel):
         self.lm.take(target_hidden)  # type: ignore[attr-defined]
 
 
-class HeadProposals:
-    """The heads' proposals from states [T, d] of the target; a `realrun.proposals.positionwise.Positionwise`."""
+class HeadProposals(Positionwise):
+    """The heads' proposals from states [T, d] of the target."""
 
     def __init__(self, heads: MedusaHeads, hidden: torch.Tensor):
         self.heads, self.hidden = heads, hidden

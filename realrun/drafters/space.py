@@ -30,7 +30,7 @@ from realrun.lm.choice import make_lm
 from realrun.lm.layer_stack import capped, check_head
 from realrun.lm.variants import tuned_target, without_head
 from realrun.proposals.chain import CHUNK
-from realrun.proposals.positionwise import positionwise_columns
+from realrun.proposals.positionwise import Positionwise, positionwise_columns
 from realrun.proposals.recorder import Columns, Recorder, RecordRequest
 from specsim.io.arrays import Ints
 from specsim.io.errors import InputError
@@ -227,8 +227,8 @@ class SpaceDrafter(DraftModel):
         raise InputError(CHAINS_ONLY)
 
 
-class MaskProposals:
-    """The masks' proposals from their states [T, D, d]; a `realrun.proposals.positionwise.Positionwise`."""
+class MaskProposals(Positionwise):
+    """The masks' proposals from their states [T, D, d]."""
 
     def __init__(self, head: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor):
         self.head, self.hidden = head, hidden

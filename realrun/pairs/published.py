@@ -3,7 +3,7 @@
     EAGLE-1, -2   SafeAILab's files, vLLM's, and those of older releases of speculators
     EAGLE-3, 3.1  SafeAILab's, SpecForge's, AngelSlim's and speculators', which nests the sizes of the layers
     P-EAGLE       speculators' and SpecForge's
-    DFlash        z-lab's, SpecForge's and speculators'
+    DFlash        z-lab's, SpecForge's and speculators'; DSpark's as well, of which the confidence head is not read
     MEDUSA        FasterDecoding's `medusa_lm_head.pt` or `.safetensors`, and vLLM's
 
 A layout is recognised by config.json and by the names of the tensors; other drafters are refused by name. Published
@@ -23,7 +23,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
-from realrun.drafters.block import DFLASH, P_EAGLE
+from realrun.drafters.block import DFLASH, P_EAGLE, W1
 from realrun.drafters.eagle3 import ARCHITECTURE, LAYERS_KEY
 from specsim.cost.roofline.drafters import LAYERS, drafter_config
 from specsim.io.errors import InputError
@@ -33,11 +33,10 @@ CONFIG, WEIGHTS, PICKLED, INDEX = "config.json", "model.safetensors", "pytorch_m
 MEDUSA_FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
 FILES = (WEIGHTS, PICKLED, *MEDUSA_FILES)
 AGAIN = "download it again"
-READ = "EAGLE-1 to EAGLE-3.1, P-EAGLE, DFlash and MEDUSA"
+READ = "EAGLE-1 to EAGLE-3.1, P-EAGLE, DFlash, DSpark and MEDUSA"
 # What the drafters that are not read do that those which are read do not.
 OTHERS = {
     "dflash2": "DFlash2, whose layers convolve and whose head selects candidates",
-    "dspark": "DSpark, whose head reads the token before each drafted token",
     "domino": "Domino, whose head reads the tokens before each drafted token",
     "xpress": "XPress",
     "mtp": "an MTP module, which is a part of its target",
@@ -89,7 +88,14 @@ def read_published(folder: Path) -> Published:
     name = drafter_name(folder)
     if name in OTHERS:
         raise InputError(f"drafter {folder} is {OTHERS[name]}, which is not read; published drafters are {READ}")
-    readers = {"eagle": _eagle, "eagle3": _eagle3, "p-eagle": _block, "dflash": _block, "medusa": _medusa}
+    readers = {
+        "eagle": _eagle,
+        "eagle3": _eagle3,
+        "p-eagle": _block,
+        "dflash": _block,
+        "dspark": _block,
+        "medusa": _medusa,
+    }
     if name not in readers:
         raise InputError(f"drafter {folder} is of kind {name}, which is not read; published drafters are {READ}")
     config = _config(folder) if (folder / CONFIG).is_file() else {}
@@ -174,6 +180,8 @@ def _eagle3(folder: Path, tensors: Tensors, config: Mapping[str, Any]) -> Publis
 
 def _block(folder: Path, tensors: Tensors, config: Mapping[str, Any]) -> Published:
     stated, own = _flat(config), config.get("dflash_config") or {}
+    tensors = {name.removeprefix("logit_head."): tensor for name, tensor in tensors.items()}
+    tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("confidence_head.")}
     form = P_EAGLE if "mask_hidden" in tensors else DFLASH
     masks = [
         places.get(key)
@@ -193,11 +201,18 @@ def _block(folder: Path, tensors: Tensors, config: Mapping[str, Any]) -> Publish
         windows = {*(stated.get("layer_types") or ())} - {"full_attention"}
         if windows or own.get("use_swa") or own.get("attention_sink_bias") or own.get("attention_value_scale"):
             raise InputError(f"drafter {folder} is a DFlash with windows, sinks or scaled values, which is not read")
-        anchor = bool(config.get("sample_from_anchor", own.get("sample_from_anchor")))
+        anchor = config.get("sample_from_anchor", own.get("sample_from_anchor"))
+        if anchor is None:  # vLLM's default for the authors' DSpark; SpecForge's does not draft from it
+            anchor = W1 in tensors and not own
         facts |= {"draws_anchor": anchor, "tokens": int(config["block_size"]) - (not anchor)}
         facts["causal"] = bool(own.get("causal"))
+        facts["markov_rank"] = tensors[W1].shape[1] if W1 in tensors else 0
+        if any("joint_proj" in name for name in tensors):
+            raise InputError(f"drafter {folder} is a DSpark with a recurrent head, which is not read; {READ} are")
         stated["model_type"] = "qwen3"
-        numbers = own.get("target_layer_ids")  # of the layers whose output is read, from 0
+        numbers = own.get("target_layer_ids") or config.get(
+            "target_layer_ids"
+        )  # of the layers whose output is read, from 0
         states = config.get("aux_hidden_state_layer_ids") or (numbers and [number + 1 for number in numbers])
     if not states:
         raise InputError(f"drafter {folder} does not say which layers of its target it reads; add them to config.json")

@@ -106,6 +106,7 @@ SLOW = [
     *[Case("edd", target) for target in ("qwen3", "mistral-sdpa")],
     *[Case("eagle", target) for target in ("qwen2-sdpa", "mistral-sdpa")],
     *[Case("eagle3", target) for target in ("qwen3", "mistral-sdpa")],
+    Case("block", "qwen3"),
 ]
 
 
@@ -154,7 +155,7 @@ FILES: dict[str, Callable[[Any], State]] = {
     "vdm": lambda target: (own_state(one_layer_model(target)), {}),
     "eagle": lambda target: (Eagle(target).state_dict(), {}),
     "eagle3": lambda target: (Eagle3(target).state_dict(), {"config": default_config(target)}),
-    "block": lambda target: (Block(target, BLOCKS["p-eagle"]).state_dict(), {"config": BLOCKS["p-eagle"]}),
+    "block": lambda target: (Block(target, BLOCKS["llama"]).state_dict(), {"config": BLOCKS["llama"]}),
     "self-sd": lambda target: ({}, {"attention": [0], "mlp": [1]}),
     "space": lambda target: ({"mask": torch.zeros(int(target.config.hidden_size)).double()}, {"masks": 3}),
 }

@@ -40,7 +40,9 @@ def number_of(name: str, shape: list[int], dtype: str = "float64") -> torch.Tens
         return torch.isin(torch.arange(shape[0]), torch.tensor(DRAFTED))
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
     numbers = torch.randn(shape, generator=generator, dtype=torch.float64)
-    return 1 + 0.2 * numbers if "norm" in name and len(shape) == 1 else 0.25 * numbers
+    if "norm" in name and len(shape) == 1:
+        return 1 + 0.2 * numbers
+    return numbers if "markov_w" in name else 0.25 * numbers  # large enough to decide some tokens
 
 
 def tensors_of(shapes: Mapping[str, list[int]], *, target_embedding: bool) -> dict[str, torch.Tensor]:
@@ -139,9 +141,21 @@ def any_dflash(model: Any, config: Mapping[str, Any], place: int) -> list[int]:
     places = model.rotary_emb(x, positions)
     for module in model.layers:
         x = module(hidden_states=x, target_hidden=context, attention_mask=None, position_embeddings=places)
-    states, few = model.norm(x)[0, 1 : 1 + STEPS], config.get("draft_vocab_size", VOCAB) < VOCAB
+    first = int(not config.get("sample_from_anchor"))
+    states, few = model.norm(x)[0, first : first + STEPS], config.get("draft_vocab_size", VOCAB) < VOCAB
     logits = (model.lm_head if few else target.lm_head)(states)
-    return [DRAFTED[token] if few else token for token in logits.argmax(-1).tolist()]
+    if (markov := getattr(model, "markov_head", None)) is None:
+        return [DRAFTED[token] if few else token for token in logits.argmax(-1).tolist()]
+    drafts = [TEXT[place]]
+    for row, state in zip(logits, states, strict=True):
+        previous, hidden = torch.tensor([drafts[-1:]]), state[None, None]
+        if hasattr(markov, "block_bias"):  # speculators
+            bias = markov.block_bias(prev_token_ids=previous, hidden_states=hidden)[0, 0]
+        else:
+            bias = markov.compute_step_bias(previous[0], hidden[0])[0]
+        token = int((row + bias).argmax())
+        drafts.append(DRAFTED[token] if few else token)
+    return drafts[1:]
 
 
 def specforge_eagle3(model: Any, config: Mapping[str, Any], place: int) -> list[int]:
@@ -224,8 +238,10 @@ def libraries() -> Iterator[tuple[str, Any, Callable[..., list[int]] | None, dic
     for name, few in (("speculators-dflash", False), ("speculators-dflash-draft-vocabulary", True)):
         dflash = DFlashDraftModel(DFlashSpeculatorConfig(**common("dflash", 5, few), **own, mask_token_id=MASK))
         yield name, dflash, any_dflash, {}
-    dspark = DSparkSpeculatorConfig(**common("dspark", 6, False), **own, mask_token_id=MASK, markov_rank=4)
-    yield "speculators-dspark", DSparkDraftModel(dspark), None, {}
+    for name, few, head in (("", False, "vanilla"), ("-gated", True, "gated"), ("-rnn", False, "rnn")):
+        rank = {"markov_rank": 4, "markov_head_type": head}
+        dspark = DSparkSpeculatorConfig(**common("dspark", 6, few), **own, mask_token_id=MASK, **rank)
+        yield f"speculators-dspark{name}", DSparkDraftModel(dspark), None if head == "rnn" else any_dflash, {}
 
     states = {"draft_vocab_size": len(DRAFTED), "eagle_aux_hidden_state_layer_ids": [1, 2, 3]}
     made = LlamaConfig(**SIZES, num_hidden_layers=1, **states, architectures=["LlamaForCausalLMEagle3"])
@@ -242,7 +258,7 @@ def libraries() -> Iterator[tuple[str, Any, Callable[..., list[int]] | None, dic
     ):
         made = layers(Qwen3Config, 2)
         made.update({**block, "dflash_config": {**dflash_config, **more}, "architectures": [kind.__name__]})
-        yield name, kind(made), any_dflash if name == "specforge-dflash" else None, {}
+        yield name, kind(made), None if name == "specforge-domino" else any_dflash, {}
 
     from angelslim.compressor.speculative.train.models.draft.llama_eagle3 import (  # type: ignore[import-not-found]
         Eagle3LlamaForCausalLM,

@@ -29,12 +29,12 @@ from tests.support.split_targets import target_of
 from tests.support.tiny import tiny_tokenizer
 
 TRAINED, TOKENS = 4, 20
-FORMS = {"dflash": "llama", "p-eagle": "qwen2-sdpa"}  # and the target that it drafts for in tests
+FORMS = {"dflash": "llama", "p-eagle": "qwen2-sdpa", "dspark": "qwen3"}  # and the target that it drafts for in tests
 
 
 def of_blocks(form: str, drafted: int) -> Pair:
     pair = state_pair("block", FORMS[form])
-    assert pair.drafter.facts["form"] == form
+    assert (pair.drafter.facts["form"], pair.drafter.trees) == (("dflash", False) if form == "dspark" else (form, True))
     return replace(pair, drafter=pair.drafter.of(drafted))
 
 
@@ -100,14 +100,14 @@ def test_a_folder_names_the_size_of_its_blocks(tmp_path: Any) -> None:
 def test_a_mask_token_that_the_tokenizer_lacks_has_its_embedding() -> None:
     """Vocabularies are cut to the tokenizer's tokens, and published masks are often the first of the padding."""
     target = target_of("llama")
-    padding, config = torch.randn(2, 32).double(), BLOCKS["dflash"]
+    padding, config = torch.randn(2, 32).double(), BLOCKS["llama"]
     wide = type(target)(target.config).double()
     wide.load_state_dict(target.state_dict())
     wide.resize_token_embeddings(99)
     wide.get_input_embeddings().weight[97:] = padding
     narrow = fit_vocabulary(wide, 97, 97)
-    assert torch.equal(Block(narrow, {**config, "mask": 98})._mask, padding[1])
-    assert torch.equal(Block(narrow, {**config, "mask": 5})._mask, narrow.get_input_embeddings().weight[5])
+    assert torch.equal(Block(narrow, {**config, "mask": 98}).mask, padding[1])
+    assert torch.equal(Block(narrow, {**config, "mask": 5}).mask, narrow.get_input_embeddings().weight[5])
     with pytest.raises(InputError, match="mask token is 99 and this target has 97 embeddings"):
         Block(narrow, {**config, "mask": 99})
 
@@ -122,4 +122,4 @@ def test_a_mask_token_that_the_tokenizer_lacks_has_its_embedding() -> None:
 )
 def test_another_target_is_refused(config: dict[str, Any], says: str) -> None:
     with pytest.raises(InputError, match=says):
-        BlockKind.load(target_of("llama"), {}, {"config": {**BLOCKS["dflash"], **config}})
+        BlockKind.load(target_of("llama"), {}, {"config": {**BLOCKS["llama"], **config}})

@@ -22,10 +22,9 @@ from tests.support.small_targets import alone
 from tests.support.split_targets import target_of
 
 LAYOUTS = layouts()
-KINDS = {"eagle3": "eagle3", "peagle": "block", "dflash": "block"}
+KINDS = {"eagle3": "eagle3", "peagle": "block", "dflash": "block", "dspark": "block"}
 REFUSED = {
-    "speculators-dspark": "DSpark, whose head reads the token before each",
-    "specforge-dspark": "DSpark, whose head reads the token before each",
+    "speculators-dspark-rnn": "DSpark with a recurrent head",
     "specforge-domino": "Domino, whose head reads the tokens before each",
     "specforge-peagle": "does not say which token masks are; write its mask_token_id in config.json",
 }

@@ -33,7 +33,12 @@ SIZES = {
     "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 160, "rms_norm_eps": 1e-5, "mask": 96,
     "tokens": 4, "states_after": [1, 3],
 }  # fmt: skip
-BLOCKS = {"dflash": {**SIZES, "form": "dflash", "model_type": "qwen3"}, "p-eagle": {**SIZES, "form": "p-eagle"}}
+DFLASH = {**SIZES, "form": "dflash", "model_type": "qwen3"}
+BLOCKS: dict[str, dict[str, Any]] = {  # by the target that tests give them
+    "llama": DFLASH,
+    "qwen2-sdpa": {**SIZES, "form": "p-eagle"},
+    "qwen3": {**DFLASH, "draws_anchor": True, "markov_rank": 4},  # DSpark
+}
 TARGETS = ("llama", "qwen3", "qwen2-sdpa", "mistral-sdpa")  # fused parts, and the library's
 TOKENS, STEPS, BLOCK, UNROLLED = 24, 8, 6, 3
 PROMPTS = [Prompt("code", [17]), *tiny_prompts(4, seed=7)]  # the first has no state before its pending token
@@ -52,7 +57,7 @@ def state_pair(kind: str, name: str = "llama", eos_token_ids: tuple[int, ...] = 
         "eagle": lambda: EagleKind(Eagle(target, seed=1)),
         "eagle-vllm": lambda: EagleKind(Eagle(target, seed=1, for_vllm=True)),
         "eagle3": lambda: Eagle3Kind(Eagle3(target, seed=1)),
-        "block": lambda: BlockKind(Block(target, BLOCKS["dflash" if name == "llama" else "p-eagle"]), 4),
+        "block": lambda: BlockKind.of_block(Block(target, BLOCKS[name])),
     }
     with torch.random.fork_rng([]):
         torch.manual_seed(1)
@@ -85,7 +90,11 @@ def fit(pair: Pair, prompts: Sequence[Prompt], rate: float = 0.02) -> None:
             states, _ = states_and_logits(target, tokens, *draft.states_after)
             drafted = pair.drafter.drafted
             made = torch.stack([draft.along(*one, 0, drafted) for one in zip(tokens, states, strict=True)])
-            logits = [draft.logits(made[:, : tokens.shape[1] - k, k]) for k in range(drafted)]
+            rows = [made[:, : tokens.shape[1] - k, k] for k in range(drafted)]
+            logits = [draft.logits(row) for row in rows]
+            if draft.markov_head is not None:
+                pairs = zip(logits, rows, strict=True)
+                logits = [row + draft.bias(state, tokens[:, k:]) for k, (row, state) in enumerate(pairs)]
         elif isinstance(pair.drafter, Eagle3Kind):
             states, _ = states_and_logits(target, tokens, *draft.states_after)
             logits = [draft.lm_head(draft.norm(x)) for x in unrolled(draft, target, tokens, states, UNROLLED)]
