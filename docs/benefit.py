@@ -12,7 +12,7 @@ from docs.pages import HOME
 from specsim.cost.calibrate import data_sheet_document
 from specsim.cost.files import read_cost, with_batch
 from specsim.report.drawing import DASHED, DOT, MEASURED, PREDICTED, styled, svg
-from studies.published.cases import CONTEXT, LIKE, read_csv
+from studies.published.cases import AT_EARLY, CONTEXT, LIKE, read_csv
 
 FIGURE = HOME / "figures" / "benefit.svg"
 TABLE, LOADED_K = "EAGLE-3's paper, table 3", 3
@@ -21,7 +21,7 @@ PAIR = ("h100", "llama-3.1-8b", "eagle3")
 
 def by_length() -> tuple[list[int], list[float], list[float]]:
     """Draft lengths, and their predicted and published speedups, of one request at a time in vLLM."""
-    cost = read_cost(data_sheet_document(*PAIR, engine="vllm"))
+    cost = read_cost(data_sheet_document(*PAIR, engine=f"vllm{AT_EARLY}"))
     lengths, predicted, published = [], [], []
     for run in read_csv("speculation.csv"):
         if run["source"] == LIKE and run["drafter"] == "eagle3":
@@ -40,7 +40,7 @@ def by_load() -> tuple[list[int], list[float], list[float]]:
         for run in read_csv("speculation.csv")
         if run["source"] == LIKE and run["drafter"] == "eagle3" and int(run["steps"]) == LOADED_K
     ]
-    alone = read_cost(data_sheet_document(*PAIR, engine="sglang"))
+    alone = read_cost(data_sheet_document(*PAIR, engine=f"sglang{AT_EARLY}"))
     batches, predicted, published = [], [], []
     for run in read_csv("by_batch.csv"):
         if run["source"] == TABLE and run["drafter"] == "eagle3":
@@ -57,8 +57,8 @@ def benefit() -> str:
     """The picture as an <svg>."""
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     panels = (
-        (by_length(), "Which K? One request at a time, vLLM", "draft tokens K"),
-        (by_load(), f"Until when? K = {LOADED_K}, SGLang", "requests at once"),
+        (by_length(), "Which K? One request at a time, vLLM of 2025", "draft tokens K"),
+        (by_load(), f"Until when? K = {LOADED_K}, SGLang of 2025", "requests at once"),
     )
     for axes, ((x, predicted, published), title, label) in zip(figure.subplots(1, 2, sharey=True), panels, strict=True):
         axes.axhline(1, **DASHED)

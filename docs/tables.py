@@ -191,7 +191,7 @@ def llama_eagle3() -> str:
     from specsim.cost.files import read_cost
     from studies.published.cases import CONTEXT, LIKE, read_csv
 
-    cost = read_cost(data_sheet_document("h100", "llama-3.1-8b", "eagle3", engine="vllm"))
+    cost = read_cost(data_sheet_document("h100", "llama-3.1-8b", "eagle3", engine="vllm@2025-03"))
     rows = []
     for run in read_csv("speculation.csv"):
         if run["source"] != LIKE or run["drafter"] != "eagle3":

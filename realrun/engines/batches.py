@@ -8,7 +8,7 @@ what the recording says of a draft so long. Where all do, both are the simulated
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -67,7 +67,8 @@ def compare_batch(
             "that prompt out, or decode prompts one by one"
         )
     played = as_engine(trace, conventions, max_output_tokens=max_output_tokens).trace
-    simulated = _simulated(played, rule, slots, conventions, theirs)
+    whole = as_engine(trace, replace(conventions, first_token="round"), max_output_tokens=max_output_tokens).trace
+    simulated = _simulated(whole, rule, slots, conventions, theirs)
     agreements = []
     for sequence, rounds in enumerate(simulated):
         recorded = trace.select([sequence])
@@ -84,15 +85,19 @@ def compare_batch(
 
 
 def _simulated(
-    played: Trace, rule: ScheduledK, slots: int, conventions: Conventions, theirs: Sequence[Sequence[Counted]]
+    whole: Trace, rule: ScheduledK, slots: int, conventions: Conventions, theirs: Sequence[Sequence[Counted]]
 ) -> list[list[tuple[int, int]]]:
-    """Simulate the server: (row, K) of every sequence's rounds that draft, accepting what the engine accepted."""
-    every = np.arange(played.sequences)
-    prompt_tokens, output_tokens = (np.asarray(v, np.int64) for v in (played.prompt_tokens, played.output_tokens))
+    """Simulate the server: (row, K) of every sequence's rounds that draft, accepting what the engine accepted.
+
+    whole : with the tokens that the prompt's pass puts out, from which rows are not counted
+    """
+    every = np.arange(whole.sequences)
+    prompt_tokens, output_tokens = (np.asarray(v, np.int64) for v in (whole.prompt_tokens, whole.output_tokens))
     requests = Requests(np.zeros(len(every)), prompt_tokens, output_tokens, every)
     counted = [iter([accepted for _, accepted in rounds]) for rounds in theirs]
-    drafts = CountedDrafts(**vars(drafts_of(played, rule)), counted=counted)
-    run = run_server(drafts, ANY_COST, requests, slots=slots, users=len(every), drafts_ahead=conventions.drafts_ahead)
+    drafts = CountedDrafts(**vars(drafts_of(whole, rule, served=True)), counted=counted)
+    budget = {"step_tokens": int(prompt_tokens.sum()) + slots * (2 + rule.max_draft_tokens)}  # binds nobody
+    run = run_server(drafts, ANY_COST, requests, slots=slots, users=len(every), server=conventions.engine, **budget)
     drafting = []
     for request in every:
         mine = run.rounds["request"] == request

@@ -322,8 +322,11 @@ def trace_of(
     if settings.tree is not None:
         trees = {name.removeprefix("tree_"): arrays.pop(name) for name in names if name.startswith("tree_")}
         arrays["tree"] = record_from_nodes(**trees, width=settings.tree.width)
-    models = {"target": pair.target, **({"drafter": pair.drafter.model} if pair.drafter.origin == "model" else {})}
-    recurrent = [role for role, model in models.items() if has_recurrent_layers(model.config)]
+    configs = {
+        "target": pair.target.config,
+        **({"drafter": pair.draft_config} if pair.drafter.origin == "model" else {}),
+    }
+    recurrent = [role for role, config in configs.items() if has_recurrent_layers(config)]
     meta = {
         "target": pair.target_name,
         "drafter": pair.draft_name,

@@ -7,13 +7,12 @@ accounted for here. A composite checkpoint (text with vision or audio) gives its
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
@@ -23,11 +22,11 @@ from transformers import (
 )
 
 from realrun.lm.variants import without_head
+from realrun.pairs.published import drafter_name
 from specsim.io.errors import InputError
 
 NAMED = 3  # tensors of a kind that an error names at most
 HEAD = "lm_head.weight"
-INDEX = "model.safetensors.index.json"
 # A composite checkpoint's names of its text model's tensors, and the text model's own.
 TEXT_MODEL = {
     r"^(model\.)?language_model\.lm_head\.": "lm_head.",
@@ -35,15 +34,6 @@ TEXT_MODEL = {
 }
 MTP = re.compile(r"(^|\.)(mtp|mtp_layers|nextn)\.")  # modules beside a model, which drafter mtp reads
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
-# What is no model by itself: by an architecture or the name of a tensor.
-DRAFTERS = {
-    "an EAGLE-3 drafter": re.compile(r"Eagle3|^midlayer\.|^d2t$"),
-    "a DFlash drafter": re.compile(r"DFlash"),
-    "a DSpark drafter": re.compile(r"DSpark"),
-    "a P-EAGLE drafter": re.compile(r"P-?Eagle"),
-    "MEDUSA heads": re.compile(r"Medusa|^(medusa_head\.)?\d+\.\d+\.linear\."),
-    "an EAGLE drafter": re.compile(r"^Eagle(?!\w*VL)|^(model\.)?fc\."),
-}
 FAILURES = (
     OSError, ValueError, TypeError, KeyError, AttributeError, ImportError, RuntimeError, SafetensorError,
 )  # fmt: skip
@@ -89,8 +79,8 @@ def load_with_report(path: str, **options: Any) -> tuple[Any, dict[str, Any]]:
 
 def load_config(path: str) -> PretrainedConfig:
     """Load a model's configuration; InputError if there is none, or the folder holds a drafter instead of a model."""
-    if drafter := drafter_in(Path(path)):
-        raise InputError(f"{path} holds {drafter}, not a model; pass it as --drafter")
+    if drafter := drafter_name(Path(path)):
+        raise InputError(f"{path} holds a drafter of kind {drafter}, not a model; pass it as --drafter")
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=False)
     except FAILURES as error:
@@ -102,37 +92,6 @@ def cannot_load(path: str, error: Exception) -> InputError:
     """Make the error of a model or tokenizer that the library does not load."""
     first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
     return InputError(f"cannot load {path}: {first_line} Give a local folder or a hub id.")
-
-
-def drafter_in(folder: Path) -> str | None:
-    """Tell which kind of drafter a folder's config.json or tensors are; None for a model, or if neither is there."""
-    return _drafter_of([*_architectures(folder / "config.json"), *tensor_names(folder)])
-
-
-def _drafter_of(names: Sequence[str]) -> str | None:
-    """Tell a drafter by names of its architecture and tensors."""
-    return next((kind for kind, mark in DRAFTERS.items() if any(mark.search(name) for name in names)), None)
-
-
-def tensor_names(folder: Path) -> list[str]:
-    """List the tensors of a folder's safetensors files, of its index if there is one; [] if none can be read."""
-    try:
-        if (folder / INDEX).is_file():
-            return [*json.loads((folder / INDEX).read_text())["weight_map"]]
-        names: list[str] = []
-        for file in sorted(folder.glob("model*.safetensors")):
-            with safe_open(file, framework="pt") as handle:
-                names += handle.keys()
-        return names
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError):
-        return []
-
-
-def _architectures(file: Path) -> list[str]:
-    try:
-        return [str(name) for name in json.loads(file.read_text()).get("architectures") or ()]
-    except (OSError, ValueError, AttributeError):
-        return []
 
 
 def check_whole(report: Mapping[str, Any], name: str, model: Any, parts: tuple[str, ...] | None = None) -> None:
@@ -152,8 +111,6 @@ def check_whole(report: Mapping[str, Any], name: str, model: Any, parts: tuple[s
             f"{tensor} ({_size(here)} instead of {_size(wanted)})" for tensor, (here, wanted) in mismatched.items()
         ),
     }
-    if drafter := _drafter_of(unexpected):
-        raise InputError(f"{name} holds {drafter}, not a model; pass it as --drafter")
     said = "; ".join(f"{fault} {tensors}" for fault, tensors in faults.items() if tensors)
     if said:
         kind = type(model).__name__

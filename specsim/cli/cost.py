@@ -125,7 +125,7 @@ def _tpot_error(model: CostModel) -> str:
 
     if not isinstance(model, RooflineCost) or not model.engine or model.covered is not None:
         return ""
-    return error_note("TPOT", experts=model.target.model.experts is not None, batch=model.batch)
+    return error_note("TPOT", model.kind(drafts=False))
 
 
 def _shown_range(model: CostModel) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -94,7 +94,7 @@ def advise(options: CountsSettings, costs: AdviseCosts, requests: RequestSetting
     reading = options.read()
     costs, load = costs.of_reading(reading)
     context = options.context or reading.setup.context or USUAL_CONTEXT
-    engine, cost = costs.engine, as_cost(costs.read())
+    engine, cost = costs.engine and costs.engine.partition("@")[0], as_cost(costs.read())
     kind = drafter_kind(cost)
     if engine is not None:
         draft_length_flags(engine, 1, kind)  # rejects what has no flags before any work
@@ -165,8 +165,8 @@ def _server_commands(advice: Advice, costs: AdviseCosts, kind: str | None, readi
     """The server's command with the user's own ids; where nothing is decided, those of the two servers to measure."""
     from specsim.engines.flags import PLACEHOLDER, server_command
 
-    engine = costs.engine or reading.engine
-    if engine is None or advice.upper_bound or any(sign.in_time for sign in advice.signatures):
+    engine = (costs.engine or reading.engine or "").partition("@")[0]
+    if not engine or advice.upper_bound or any(sign.in_time for sign in advice.signatures):
         return []
     # Of a name of a shape, such as llama-3.1-8b, there is nothing to load.
     target, model = (
@@ -193,13 +193,14 @@ def _print_lengths(advice: Advice) -> None:
         [
             str(length.k),
             f"{length.tokens_per_round:.2f}",
-            str(length.speedup),
+            advice.shown(length),
             f"{100 * length.best:.0f} %",
             f"{100 * length.near:.0f} %",
         ]
         for length in advice.lengths
     ]
-    columns = ["K", "tokens per step", "speedup [95 %]", "best", f"within {NEAR_PERCENT:g} %"]
+    speedup = "speedup [95 %]" if advice.error_known else "speedup, error unknown"
+    columns = ["K", "tokens per step", speedup, "best", f"within {NEAR_PERCENT:g} %"]
     if advice.upper_bound:
         rows = [
             [row[0], row[1], f"{float(length.speedup):.2f}"] for row, length in zip(rows, advice.lengths, strict=True)

@@ -6,20 +6,34 @@ import re
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, cast
 
 import typer
 
 from specsim.cli.command import Answer, command
 from specsim.cli.console import parse_settings, print_notes, print_table, progress_bar
 from specsim.cli.options import LEARNING_SHARE_HELP, SET_HELP, BatchCostSettings, SeedSettings, WorkerSettings
+from specsim.cost.batches import Pad
 from specsim.io.errors import InputError
 from specsim.io.settings import Settings, setting
+from specsim.serving.presets import SERVERS, ServerName
 
 if TYPE_CHECKING:
     from specsim.serving.frontier import FrontierPoint, ServingFrontier
     from specsim.serving.latency import ServingSummary
     from specsim.serving.serve import BatchResults, DraftSchedule, ServerResult
+
+SERVER_HELP = "Engine whose rules fill a step (default: that of --engine, or vllm)."
+PAD_HELP = (
+    "How the engine pads ragged batches: every draft to the longest, or passes to CUDA graphs, by their tokens or "
+    "sequences (default: as the engine does)."
+)
+
+
+def _server(source: BatchCostSettings, asked: ServerName | None) -> ServerName:
+    """The engine whose rules fill a step."""
+    own = str(source.engine or "")
+    return asked or (cast(ServerName, own) if own in SERVERS else "vllm")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +63,7 @@ class ServerOptions(Settings):
 
     requests: int | None = setting(None, "Number of requests (default: 1000, or all in the arrivals file).", low=1)
     slots: int | None = setting(None, "Maximum batch size of the server (default: 256).", low=1)
+    server: ServerName | None = setting(None, SERVER_HELP)
     kv_tokens: int | None = setting(None, "Tokens that fit into the KV cache (default: unlimited).", low=1)
     block_tokens: int | None = setting(
         None,
@@ -57,12 +72,10 @@ class ServerOptions(Settings):
     )
     step_tokens: int | None = setting(
         None,
-        "Maximum tokens of a step, as vLLM's max_num_batched_tokens: chunked prefill (default: whole prompts).",
+        "Budget of tokens of a step, as vLLM's max_num_batched_tokens (default: the engine's on an 80 GB GPU).",
         low=1,
     )
-    pad: Literal["none", "longest", "graphs"] | None = setting(
-        None, "How the engine pads ragged batches: every draft to the longest, or passes to CUDA graphs."
-    )
+    pad: Pad | None = setting(None, PAD_HELP)
     tpot_ms: float | None = setting(
         None, "Goodput: maximum milliseconds per output token (TPOT) of a good request.", low=0
     )
@@ -74,7 +87,7 @@ class ServerOptions(Settings):
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
-def simulate(source: BatchCostSettings, options: SimulateOptions, server: ServerOptions) -> Answer:
+def simulate(source: BatchCostSettings, options: SimulateOptions, limits: ServerOptions) -> Answer:
     """Simulate batches or a server under load.
 
     Compares speculation with none. In lockstep, all sequences of a batch start together, every round waits for the
@@ -93,8 +106,8 @@ def simulate(source: BatchCostSettings, options: SimulateOptions, server: Server
 
     if options.arrivals and options.batch:
         raise InputError("--batch is for lockstep; with --arrivals the load decides, so give --slots instead")
-    if server.set_options and not options.arrivals:
-        flag = "--" + next(iter(server.set_options)).replace("_", "-")
+    if limits.set_options and not options.arrivals:
+        flag = "--" + next(iter(limits.set_options)).replace("_", "-")
         raise InputError(f"{flag} needs a server; give --arrivals, such as poisson:20, closed:32 or a file")
     if options.schedule and (options.policy != "fixed_k" or options.set_):
         raise InputError("--schedule replaces --policy and --set; give either")
@@ -106,9 +119,8 @@ def simulate(source: BatchCostSettings, options: SimulateOptions, server: Server
             source.served, source.costs(source.cost), policy, batches=options.batch or BATCHES, **shared
         )
         return Answer(batches.as_dict(), partial(_print_batches, batches))
-    served = serve(
-        source.served, source.costs(source.cost), policy, arrivals=options.arrivals, **server.set_options, **shared
-    )
+    shared |= {**limits.set_options, "server": _server(source, limits.server)}
+    served = serve(source.served, source.costs(source.cost), policy, arrivals=options.arrivals, **shared)
     return Answer(served.as_dict(), partial(_print_serving, served))
 
 
@@ -277,9 +289,8 @@ class FrontierOptions(SeedSettings):
     tpot_ms: tuple[float, ...] | None = setting(
         None, "Limit on ms per output token of 90 % of the requests; several: each request's own, in turn."
     )
-    pad: Literal["none", "longest", "graphs"] = setting(
-        "none", "How the engine pads ragged batches: every draft to the longest, or passes to CUDA graphs."
-    )
+    server: ServerName | None = setting(None, SERVER_HELP)
+    pad: Pad | None = setting(None, PAD_HELP)
     figure: Path | None = setting(None, "Draw throughput against latency, as .png or .svg.")
     tuning_share: float = setting(0.5, LEARNING_SHARE_HELP)
     workers: WorkerSettings = setting(WorkerSettings)
@@ -317,6 +328,7 @@ def frontier(source: BatchCostSettings, options: FrontierOptions) -> Answer:
             requests=options.requests,
             kv_tokens=options.kv_tokens,
             tpot_ms=options.tpot_ms or (),
+            server=_server(source, options.server),
             pad=options.pad,
             settings=settings,
             tuning_share=options.tuning_share,

@@ -12,8 +12,10 @@ from specsim.cost.model import CostModel
 from specsim.io.arrays import Bools, Floats, Ints, Seconds
 from specsim.io.errors import InputError
 
-Pad = Literal["none", "longest", "graphs"]
+Pad = Literal["none", "longest", "graphs", "sequences"]
 GRAPH_SIZES = np.array([1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)])  # tokens, vLLM's default CUDA graphs
+SEQUENCES = np.array([*range(1, 9), *range(10, 33, 2), *range(40, 65, 4), *range(72, 257, 8), *range(272, 513, 16)])
+LONGEST_DRAFT = 64  # tokens of a sequence; a pass with more reads prompts, for which no graph is captured
 
 
 class BatchTokens(NamedTuple):
@@ -23,12 +25,14 @@ class BatchTokens(NamedTuple):
     new : new tokens
     cached : tokens in the caches before the pass
     pairs : of a new token and a token that it attends to, cached or new: n (c + n) per sequence
+    prompts : new tokens that belong to prompts; the others are decoded, or verified
     """
 
     sequences: Floats
     new: Floats
     cached: Floats
     pairs: Floats
+    prompts: Floats | float = 0.0
 
     @classmethod
     def alike(cls, sequences: npt.ArrayLike, new: npt.ArrayLike, cached: npt.ArrayLike) -> BatchTokens:
@@ -44,11 +48,14 @@ class BatchTokens(NamedTuple):
 
     def plus(self, other: BatchTokens | None) -> BatchTokens:
         """Passes over the sequences of both."""
-        return self if other is None else BatchTokens(*(a + b for a, b in zip(self, other, strict=True)))
+        if other is None:
+            return self
+        pairs = self.pairs + other.pairs, np.asarray(self.prompts + other.prompts)
+        return BatchTokens(self.sequences + other.sequences, self.new + other.new, self.cached + other.cached, *pairs)
 
     def select(self, passes: Bools) -> BatchTokens:
         """Some of the passes."""
-        return BatchTokens(*(each[passes] for each in self))
+        return BatchTokens(*(np.broadcast_to(each, np.shape(self.new))[passes] for each in self))
 
 
 class DoesNotFit(InputError):
@@ -126,8 +133,9 @@ class PaddedCost(BatchCost):
 
     cost : of batches as they are
     pad : "longest", every sequence of a round drafts and verifies as many tokens as the longest draft has; "graphs", a
-        pass computes the next larger number of tokens for which a CUDA graph was captured, see `GRAPH_SIZES`; beyond
-        the largest it is not padded
+        pass computes the next larger number of tokens for which a CUDA graph was captured, see `GRAPH_SIZES`;
+        "sequences", the next larger number of sequences, as SGLang captures them when it speculates. Beyond the largest
+        it is not padded
     """
 
     cost: BatchCost
@@ -162,8 +170,21 @@ class PaddedCost(BatchCost):
         return self.cost.batch_tree_verify(self._padded(tokens))
 
     def _padded(self, tokens: BatchTokens) -> BatchTokens:
-        if self.pad != "graphs":
-            return tokens
-        place = np.searchsorted(GRAPH_SIZES, np.asarray(tokens.new) - 1e-9)
-        captured = GRAPH_SIZES[np.minimum(place, len(GRAPH_SIZES) - 1)]
-        return tokens._replace(new=np.where(place < len(GRAPH_SIZES), captured, tokens.new))
+        if self.pad == "graphs":
+            return tokens._replace(new=captured_size(tokens.new, GRAPH_SIZES))
+        if self.pad == "sequences":
+            count, new = np.asarray(tokens.sequences), np.asarray(tokens.new)
+            padded = new / count * captured_size(count, SEQUENCES)
+            return tokens._replace(new=np.where(new > LONGEST_DRAFT * count, new, padded))
+        return tokens
+
+
+def captured_size(count: npt.ArrayLike, sizes: Ints) -> Floats:
+    """The next larger captured size of a pass; beyond the largest its own.
+
+    >>> captured_size([1, 31, 61, 700], SEQUENCES).tolist()
+    [1.0, 32.0, 64.0, 700.0]
+    """
+    own = np.asarray(count, dtype=np.float64)
+    place = np.searchsorted(sizes, own - 1e-9)
+    return np.where(place < len(sizes), sizes[np.minimum(place, len(sizes) - 1)], own).astype(np.float64)

@@ -129,6 +129,11 @@ class CostModel:
         return None
 
     @property
+    def error_known(self) -> bool:
+        """Whether `speedup_error` is known, by measurements of such costs."""
+        return True
+
+    @property
     def speedup_error(self) -> tuple[float, float]:
         """Mean and standard deviation of log(measured / predicted speedup) with such costs; 0, 0 for measured costs."""
         return 0.0, 0.0

@@ -76,6 +76,7 @@ class Advice(Result):
     cost_band : 5th and 95th percentile of measured over predicted speedup with such costs; None if unknown
     beyond : lengths beyond the longest counted, if acceptance goes on falling as it does
     upper_bound : whether the steps without a draft are unknown, so that speedups are upper bounds
+    error_known : whether the error of the costs is known; else no interval is shown, and decisions take a usual error
     off_above : number of requests at once above which speculation is slower, and its 95 % interval; None if unknown
     """
 
@@ -92,6 +93,7 @@ class Advice(Result):
     upper_bound: bool = False
     off_above: BreakEven | None = None
     requests: int | None = None
+    error_known: bool = True
 
     @property
     def longest(self) -> bool:
@@ -104,6 +106,15 @@ class Advice(Result):
         difference = max(abs(math.log(self.lengths[self.candidate].speedup)), LEAST_DIFFERENCE)
         requests = min((NORMAL * REQUEST_SD / difference) ** 2, MOST_REQUESTS)
         return 10 * math.ceil(max(requests, 20) / 10)
+
+    def shown(self, length: DraftLengthAdvice) -> str:
+        """The speedup of a length, with its interval if the error of the costs is known."""
+        return str(length.speedup) if self.error_known else f"{float(length.speedup):.2f}"
+
+    @property
+    def _even(self) -> str:
+        assert self.off_above is not None
+        return str(self.off_above) if self.error_known else self.off_above.without_interval
 
     def __repr__(self) -> str:
         return "; ".join(self._parts())
@@ -121,18 +132,18 @@ class Advice(Result):
                 yield "nothing is recommended: acceptance changed while it was counted"
                 return
             yield (
-                f"not decidable: K = {chosen.k} is {chosen.speedup} times as fast as without speculation; "
+                f"not decidable: K = {chosen.k} is {self.shown(chosen)} times as fast as without speculation; "
                 f"measure K = 0 and K = {chosen.k} for about {self.requests_to_measure} requests"
             )
             if self.off_above is not None:
-                yield f"predicted {self.off_above}"
+                yield f"predicted {self._even}"
             return
         if not self.k:
-            yield f"turn speculation off: no draft length is faster (K = {chosen.k}: {chosen.speedup})"
+            yield f"turn speculation off: no draft length is faster (K = {chosen.k}: {self.shown(chosen)})"
         else:
-            yield f"K = {self.k}, {chosen.speedup} times as fast as without speculation"
+            yield f"K = {self.k}, {self.shown(chosen)} times as fast as without speculation"
         if self.off_above is not None and (self.k or self.off_above.requests):
-            yield str(self.off_above)
+            yield self._even
         if not self.sure and self.k:
             yield f"{100 * chosen.near:.0f} % likely to be within {NEAR_PERCENT:g} % of the best"
         if self.times_rounds:
@@ -284,6 +295,7 @@ def advise(
         (*cost.notes(depth, (context, context)), *_notes(counts, error, kind)), signatures, cost.error_band,
         tuple(_beyond(counts, seconds, error, beyond)), upper_bound, even,
         len(counts.unit_rounds) if counts.unit == "requests" else None,
+        cost.error_known,
     )  # fmt: skip
 
 
@@ -316,11 +328,10 @@ def _notes(counts: Counted, error: tuple[float, float], kind: str | None) -> Ite
             "requests are not told apart in these counts: they are taken to differ as usual, with "
             f"{UNKNOWN_PHI:g} times the variance of equal requests"
         )
-    bias = 100 * math.expm1(error[0])
-    if bias:
-        direction = "low" if bias > 0 else "high"
-        factor = math.exp(error[0])
-        yield f"published runs of this class were predicted too {direction}: speedups are multiplied by {factor:.2f}"
+    factor = f"{math.exp(error[0]):.2f}"
+    if factor != "1.00":
+        direction = "low" if error[0] > 0 else "high"
+        yield f"published runs of this kind were predicted too {direction}: speedups are multiplied by {factor}"
 
 
 def _seconds(cost: CostModel, longest: int, context: int) -> tuple[Seconds, float]:
@@ -398,9 +409,14 @@ class BreakEven(NamedTuple):
     high: int | None
     most: int
 
+    @property
+    def without_interval(self) -> str:
+        return str(self).partition(" (")[0]
+
     def __str__(self) -> str:
         if self.requests is None:
-            return f"on for all numbers of requests at once up to {self.most}"
+            least = "" if self.low is None else f" (at the least up to {self.low})"
+            return f"on for all numbers of requests at once up to {self.most}{least}"
         high = "more" if self.high is None else f"{self.high}"
         if not self.requests:
             return f"off at any number of requests at once (at most {high})"

@@ -17,6 +17,11 @@ COLUMNS = (
     Column("speedup [95 %]", "speedup", SPEEDUP),
     Column("best", "best", SHARE),
 )
+WITHOUT_INTERVAL = (
+    *COLUMNS[:2],
+    Column("speedup, error unknown", "speedup", plain(lambda value: f"{value['estimate']:.2f}")),
+    *COLUMNS[3:],
+)
 DEFINITIONS = {
     "K": "Tokens that the drafter proposes in every round; 0 is decoding without speculation.",
     "Speedup": "Tokens per second over those of decoding without speculation, with a 95 % interval.",
@@ -40,19 +45,21 @@ def advice_result(document: Mapping[str, Any]) -> Result:
             "Acceptance is taken not to depend on the load. Estimates alone; the table has the interval at one load."
         )
         body += [heading("Speedup by load"), stack([figure("wide", "Until when does it pay?", loads, about)])]
-    body += [heading("Draft lengths"), as_html("advice", COLUMNS, lengths)]
+    columns = COLUMNS if document.get("error_known", True) else WITHOUT_INTERVAL
+    body += [heading("Draft lengths"), as_html("advice", columns, lengths)]
     asked = {name: str(value) for name, value in document["asked"].items() if value is not None}
     body += [heading("What was asked"), facts(asked.items()), heading("Definitions"), *definitions(DEFINITIONS)]
     flags = [document["flags"]] if document.get("flags") else []
-    verdict = _verdict(document["k"], lengths)
+    verdict = _verdict(document["k"], lengths, interval=document.get("error_known", True))
     return Result("Draft length from a server's counts", "Which K?", verdict, body, [*flags, *document["notes"]])
 
 
-def _verdict(k: int | None, lengths: Sequence[Row]) -> str:
+def _verdict(k: int | None, lengths: Sequence[Row], *, interval: bool) -> str:
     drafting = [length for length in lengths if length["k"]] if not k else [lengths[k]]
     best = max(drafting, key=lambda length: float(length["speedup"]["estimate"]))
     value = best["speedup"]
-    text = f"{value['estimate']:.2f} times ({value['low']:.2f} to {value['high']:.2f}) as fast as without speculation"
+    within = f" ({value['low']:.2f} to {value['high']:.2f})" if interval else ""
+    text = f"{value['estimate']:.2f} times{within} as fast as without speculation"
     if k is None:
         return f"Not decidable: K = {best['k']} is {text}. Measure K = 0 and K = {best['k']}."
     if not k:

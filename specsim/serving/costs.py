@@ -101,7 +101,10 @@ def round_seconds(
     def held(new: Ints, before: Ints, which: npt.NDArray[np.bool_] | slice = slice(None)) -> BatchTokens:
         return _by_round(batch_round[which], new[which], before[which], count)
 
-    read = None if prompts is None else _by_round(prompts.batch_round, prompts.new, prompts.cached, count)
+    read = None
+    if prompts is not None:
+        read = _by_round(prompts.batch_round, prompts.new, prompts.cached, count)
+        read = read._replace(prompts=read.new)
 
     checked = drafted if verified is None else verified
     if cost.pads_to_longest:

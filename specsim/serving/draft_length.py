@@ -23,8 +23,8 @@ from specsim.policy.base import check_setting, parse_settings, reads_of, setting
 from specsim.trace.trace import Trace
 
 State = Any  # of a rule: what it has seen so far
-CONTEXT_BUCKET = 16  # tokens, down to which rules round long contexts that costs are looked up at
-EXACT_CONTEXT = 256  # tokens; shorter contexts are not rounded
+CONTEXT_BUCKET = 16  # tokens, down to which rules round contexts that costs are looked up at
+EXACT_CONTEXT = 32  # tokens; shorter contexts are not rounded
 TABLES = 4096  # that are kept, of a kind
 MAX_DRAFT = "longest draft in tokens"
 
@@ -50,10 +50,16 @@ class Running(NamedTuple):
     sequences: int
     match: Ints | None = None
 
+    def select(self, requests: Bools) -> Running:
+        """Some of the requests [R]."""
+        match = None if self.match is None else self.match[requests]
+        own = {name: getattr(self, name)[requests] for name in self._fields[:6]}
+        return Running(**own, sequences=self.sequences, match=match)
+
     @property
     def context_bucket(self) -> int:
         """Cached tokens of a request on average, in few steps, and never more than costs of these contexts cover."""
-        context = int(self.cached.mean())
+        context = int(self.cached.sum()) // len(self.cached)
         return context if context < EXACT_CONTEXT else context // CONTEXT_BUCKET * CONTEXT_BUCKET
 
 
@@ -243,9 +249,10 @@ class PricedRule(DraftLengthRule):
         """Seconds of a target pass over all pending tokens and so many drafted ones, in sum over requests."""
         return self.tables.verify(len(running.request), running.context_bucket)[count]
 
-    def draft_s(self, running: Running, place: int, requests: int | Ints) -> Seconds:
+    def draft_s(self, running: Running, place: int | Ints, requests: int | Ints) -> Seconds:
         """Seconds of the draft pass at this place, from 0, over so many of the requests; of 0 requests none."""
-        return self.tables.draft(len(running.request), running.context_bucket, place)[requests]
+        room = 1 << (len(running.request) - 1).bit_length()  # so that a few tables serve batches of all sizes
+        return self.tables.draft(room, running.context_bucket)[place, requests]
 
     def round_s(self, sequences: int, running: Running) -> Seconds:
         """Seconds of a step of so many sequences by K, from 0 to the longest draft, the same K for all."""
@@ -253,11 +260,11 @@ class PricedRule(DraftLengthRule):
 
     def catch_up_s(self, running: Running) -> float:
         """Seconds that the first draft pass takes longer because the drafter's cache has fallen behind."""
-        count, behind = len(running.request), float(running.behind.mean())
+        count, behind = len(running.request), int(running.behind.sum()) // len(running.behind)
         if behind <= 1:  # as after any draft that was accepted whole
             return 0.0
-        late, up = (BatchTokens.alike(count, 1 + more, running.context_bucket) for more in (behind, 0))
-        return float(self.cost.batch_draft(0, late) - self.cost.batch_draft(0, up))
+        rounded = max(behind.bit_length() - 3, 0)  # bits, so that few numbers are looked up
+        return self.tables.catch_up(count, running.context_bucket, behind >> rounded << rounded)
 
     def step_s(self, running: Running, rounds: DraftRounds) -> float:
         """Seconds of a step in which these rounds were decoded."""
@@ -279,10 +286,12 @@ class StepTables:
             each = 1 + np.arange(sequences * longest + 1) / sequences
             return cost.batch_verify(BatchTokens.alike(sequences, each, context))
 
-        def draft(sequences: int, context: int, place: int) -> Seconds:
-            """[R + 1], by requests in the pass."""
-            tokens = BatchTokens.alike(np.arange(1, sequences + 1), 1, context + place)
-            return np.concatenate([[0.0], np.broadcast_to(cost.batch_draft(place, tokens), sequences)])
+        def draft(sequences: int, context: int) -> Seconds:
+            """[longest, R + 1], by place and requests in the pass."""
+            place, count = np.arange(longest)[:, None], np.arange(1, sequences + 1)
+            tokens = BatchTokens.alike(count, 1, context + place)
+            passes = np.broadcast_to(cost.batch_draft(place, tokens), (longest, sequences))
+            return np.concatenate([np.zeros((longest, 1)), passes], axis=1)
 
         def whole(sequences: int, context: int) -> Seconds:
             """[longest + 1], of steps by K."""
@@ -293,7 +302,13 @@ class StepTables:
             total: Seconds = draft_s + verify_s + cost.step_s + np.where(k > 0, cost.round_s, 0.0)
             return total
 
-        self.verify, self.draft, self.round = (lru_cache(TABLES)(function) for function in (verify, draft, whole))
+        def catch_up(sequences: int, context: int, behind: int) -> float:
+            """Of a draft pass that takes so many tokens of each sequence in beside the pending ones."""
+            late, up = (BatchTokens.alike(sequences, 1 + more, context) for more in (behind, 0))
+            return float(cost.batch_draft(0, late) - cost.batch_draft(0, up))
+
+        self.verify, self.draft = lru_cache(TABLES)(verify), lru_cache(TABLES)(draft)
+        self.round, self.catch_up = lru_cache(TABLES)(whole), lru_cache(TABLES)(catch_up)
 
 
 @dataclass(frozen=True)

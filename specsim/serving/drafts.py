@@ -7,16 +7,18 @@ follows the load chooses draft lengths in every step.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from specsim.cost.model import SPACE, ConstantCost
 from specsim.cost.table import refeeds
-from specsim.io.arrays import Bools, FloatArray, Ints
+from specsim.io.arrays import Bools, FloatArray, IntArray, Ints
 from specsim.io.errors import InputError
 from specsim.policy.base import BIASED, Policy
 from specsim.policy.chain.base import ChainPolicy
+from specsim.policy.chain.fixed_k import FixedK
 from specsim.policy.chain.space_k import SpaceK
 from specsim.policy.tree.static import StaticTree
 from specsim.replaying.checks import check_covered, check_replayable
@@ -27,7 +29,7 @@ from specsim.replaying.tree import Links, links
 from specsim.serving.costs import draft_levels
 from specsim.serving.draft_length import DraftLengthRule, DraftRounds, Running, State, fixed_length
 from specsim.trace.accepted import rule_of
-from specsim.trace.trace import Trace
+from specsim.trace.trace import OPTIONAL_LISTS, STEP_LISTS, Trace
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,8 +48,8 @@ class Drafts:
     trace: Trace
     label: str
     rule: DraftLengthRule
-    limit: Ints
-    match: Ints
+    limit: IntArray
+    match: IntArray
     rows: Ints | None = None
     tree: Links | None = None
     leaf: Bools | None = None
@@ -72,10 +74,10 @@ class Drafts:
             whole |= (accepted > 0) & self.leaf[row]
         return np.where(np.asarray(k) == 0, behind + 1, whole)
 
-    def decode(
+    def propose(
         self, state: State, running: Running, sequence: Ints, row: Ints, reshaped: Bools | None = None
-    ) -> DraftRounds:
-        """Decode a round of each of these sequences.
+    ) -> Proposal:
+        """Draft for a round of each of these sequences.
 
         state, running : what the rule has seen, and what it may know of the requests
         reshaped : whether the text ends elsewhere than as recorded, so that its drafts are cut to what remains
@@ -84,30 +86,44 @@ class Drafts:
         if rule.foresees:
             reachable = np.minimum(self.limit[row], running.remaining - 1)
             running = running._replace(match=np.minimum(self.match[row], reachable))
-        k = rule.choose(state, running)
-        drafted, accepted = self.draft(k, sequence, row)
+        chosen = rule.choose(state, running) if row.size else 0
+        k = chosen.astype(np.int64) if isinstance(chosen, np.ndarray) else np.full(len(row), chosen)
+        drafted, match = self.draft(k, sequence, row)
         if reshaped is not None:
-            drafted = np.where(reshaped, self._cut(drafted, running.remaining - 1), drafted)
+            drafted = np.where(reshaped, np.minimum(drafted, running.remaining - 1), drafted)
         verified, survival = drafted, None
         if self.survival is not None and drafted.any():
             survival = self.survival[row]
             drafted = grow(rule, state, running, survival, drafted)
             survival = shown(survival, drafted, int(drafted.max()))
             verified = np.minimum(rule.verify(state, running, survival, drafted), drafted)
-        accepted = np.minimum(accepted, draft_levels(verified, self.tree))
+        return Proposal(k, drafted, verified, match, survival)
+
+    def decode(self, state: State, running: Running, sequence: Ints, row: Ints) -> DraftRounds:
+        """Decode a round of each of these sequences."""
+        k, drafted, verified, match, survival = self.propose(state, running, sequence, row)
+        accepted = np.minimum(match, draft_levels(verified, self.tree))
         emitted = np.minimum(accepted + 1, running.remaining)
         behind = self.behind_after(row, running.behind, drafted, accepted, k)
         following = row + emitted
         begin, end = self.trace.offsets[sequence], self.trace.offsets[sequence + 1]
         following = np.where(following >= end, begin, following)
-        return DraftRounds(drafted, verified, accepted, emitted, behind, following, bool(np.any(k)), survival)
+        return DraftRounds(drafted, verified, accepted, emitted, behind, following, bool(k.any()), survival)
 
-    def _cut(self, drafted: Ints, tokens: Ints) -> Ints:
-        """Drafted tokens if only so many output tokens are left to draft; of a tree whole levels."""
-        if self.tree is None:
-            return np.minimum(drafted, tokens)
-        deepest = len(self.tree.level_end) - 1
-        return np.minimum(drafted, self.tree.level_end[np.minimum(tokens, deepest)] - 1)
+
+class Proposal(NamedTuple):
+    """Drafts of several requests, [R] per array.
+
+    k : tokens that the rule chose; drafted, verified : tokens
+    match : of the whole draft, tokens that would be accepted
+    survival : as in `DraftRounds`
+    """
+
+    k: Ints
+    drafted: Ints
+    verified: Ints
+    match: Ints
+    survival: FloatArray | None
 
 
 def grow(rule: DraftLengthRule, state: State, running: Running, survival: FloatArray, most: Ints) -> Ints:
@@ -130,23 +146,30 @@ def shown(survival: FloatArray, drafted: Ints, depth: int) -> FloatArray:
 Arm = Policy | DraftLengthRule | None  # None is decoding without speculation
 
 
-def drafts_of(trace: Trace, arm: Arm, *, seed: int = 0) -> Drafts:
+def drafts_of(trace: Trace, arm: Arm, *, seed: int = 0, served: bool = False) -> Drafts:
     """The drafts of a policy, of a rule that follows the load, or of neither.
 
     On a trace of rejection sampling, those of the first outcome under this seed.
+
+    served : by an engine whose pass over the prompt puts out the first token, so that rounds begin behind it
     """
-    if arm is None:
-        nothing = np.zeros(len(trace.token), dtype=np.int64)
-        return Drafts(trace, "no speculation", fixed_length(0), nothing, nothing, rows=np.arange(len(trace.token)))
-    if refeeds(trace):
+    if arm is not None and refeeds(trace):
         raise InputError(
             "the target of this trace has recurrent layers, and batches do not price the second pass that follows a "
             "rejection; take a single sequence at a time (`specsim tune`, `specsim replay`)"
         )
-    return _of_policy(trace, arm, seed) if isinstance(arm, Policy) else _of_rule(trace, arm, seed)
+    if served and isinstance(arm, FixedK) and trace.meta.get("drafter_kind") != SPACE:
+        return replace(_of_rule(trace, fixed_length(arm.k)), label=str(arm))
+    if isinstance(arm, Policy):
+        return _of_policy(trace, arm, seed, served)
+    if arm is not None:
+        return _of_rule(trace, arm)
+    nothing = np.zeros(len(trace.token), dtype=np.uint8)
+    rows = None if served else np.arange(len(trace.token))
+    return Drafts(trace, "no speculation", fixed_length(0), nothing, nothing, rows=rows)
 
 
-def _of_policy(trace: Trace, policy: Policy, seed: int) -> Drafts:
+def _of_policy(trace: Trace, policy: Policy, seed: int, served: bool) -> Drafts:
     """Drafts of a policy whose state starts anew in each sequence.
 
     Raises InputError where the length of a draft does not tell its passes: for trees that grow by what the drafter
@@ -166,12 +189,13 @@ def _of_policy(trace: Trace, policy: Policy, seed: int) -> Drafts:
     check_replayable(trace, policy)
     run, table = bind_kernel(policy), cost_table(trace, ConstantCost(1.0, 1.0))  # decisions do not see these costs
     check_covered(trace, policy, table)
-    log, count = RoundLog.zeros(len(trace.token)), 0
-    sequences = np.arange(trace.sequences)
+    part, kept = _behind_first_tokens(trace) if served else (trace, np.arange(len(trace.token)))
+    log, count = RoundLog.zeros(len(part.token)), 0
+    sequences = np.arange(part.sequences)
     for which in sequences[:, None] if policy.carries_state else [sequences]:
-        count += run(trace, table, seed, which, Sums.zeros(len(which)), log[count:])
+        count += run(part, table, seed, which, Sums.zeros(len(which)), log[count:])
     log = log[:count]
-    rows = trace.offsets[log.sequence] + log.t
+    rows = kept[part.offsets[log.sequence] + log.t]
     limit, match = np.zeros((2, len(trace.token)), dtype=np.int64)
     limit[rows], match[rows] = log.drafted, log.accepted
     tree = links(policy.shape) if isinstance(policy, StaticTree) else None
@@ -184,7 +208,20 @@ def _of_policy(trace: Trace, policy: Policy, seed: int) -> Drafts:
     return Drafts(trace, str(policy), always, limit, match, rows, tree, leaf, masks=masks)
 
 
-def _of_rule(trace: Trace, rule: DraftLengthRule, seed: int) -> Drafts:
+def _behind_first_tokens(trace: Trace) -> tuple[Trace, Ints]:
+    """The trace without the first token of every text, and the rows of it that are kept."""
+    part = trace.select(np.flatnonzero(trace.output_tokens > 1))
+    rows = part.position > 0
+    names = ("token", "match_len", *STEP_LISTS, *OPTIONAL_LISTS)
+    columns: dict[str, Any] = {name: getattr(part, name) for name in names}
+    columns = {name: None if column is None else column[rows] for name, column in columns.items()}
+    offsets = np.append(0, np.cumsum(part.output_tokens - 1))
+    rest = replace(part, **columns, offsets=offsets, budget_tokens=part.budget_tokens - 1, tree=None)
+    longer = np.repeat(trace.output_tokens > 1, trace.output_tokens)
+    return rest, np.flatnonzero(longer & (trace.position > 0))
+
+
+def _of_rule(trace: Trace, rule: DraftLengthRule) -> Drafts:
     """Drafts of a rule that follows the load."""
     if rule.max_draft_tokens > trace.depth:
         raise InputError(
@@ -199,5 +236,4 @@ def _of_rule(trace: Trace, rule: DraftLengthRule, seed: int) -> Drafts:
     survival = rule.survival(trace)
     if survival is not None and rule.biases_sampled_drafts and rule_of(trace) == "sampled-draft":
         raise InputError(f"rule {rule.label}: {BIASED}")
-    match, limit = trace.match_len.astype(np.int64), trace.draft_limit.astype(np.int64)
-    return Drafts(trace, rule.label, rule, limit, match, survival=survival)
+    return Drafts(trace, rule.label, rule, trace.draft_limit, trace.match_len, survival=survival)

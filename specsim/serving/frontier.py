@@ -24,6 +24,7 @@ from specsim.serving.draft_length import DraftLengthRule, ScheduledK
 from specsim.serving.drafts import drafts_of
 from specsim.serving.latency import ServingSummary, summarise_run
 from specsim.serving.policies import PolicyOrRule, cost_notes, fit_policies
+from specsim.serving.presets import ServerName, find_server
 from specsim.serving.rules.oracle import Oracle
 from specsim.serving.serve import Served
 from specsim.trace.files import TraceLike, read_plain_trace
@@ -72,13 +73,14 @@ class FrontierPoint:
 class ServingFrontier(Served):
     """Throughput against latency by load, see `FrontierPoint`.
 
-    users, pad : as asked
+    users, server, pad : as asked
     tpot_bounds_s : limits on seconds per output token: one of the 90th percentile over requests, or several, which
         requests have in turn
     points : by load, fixed draft lengths first, the oracle last
     """
 
     users: tuple[int, ...]
+    server: str
     pad: Pad
     tpot_bounds_s: tuple[float, ...]
     points: tuple[FrontierPoint, ...]
@@ -115,7 +117,12 @@ class ServingFrontier(Served):
         return pd.json_normalize([point.as_dict() for point in self.points], sep="_")
 
     def as_dict(self) -> dict[str, Any]:
-        asked = {"users": list(self.users), "pad": self.pad, "tpot_bounds_s": list(self.tpot_bounds_s)}
+        asked = {
+            "users": list(self.users),
+            "server": self.server,
+            "pad": self.pad,
+            "tpot_bounds_s": list(self.tpot_bounds_s),
+        }
         points = [point.as_dict() for point in self.points]
         return {**self.about(), **asked, "points": points, "schedule": self.schedule()}
 
@@ -142,7 +149,8 @@ def serve_frontier(
     requests: int | None = None,
     kv_tokens: int | None = None,
     tpot_ms: float | Iterable[float] = (),
-    pad: Pad = "none",
+    server: ServerName = "vllm",
+    pad: Pad | None = None,
     settings: Mapping[str, Mapping[str, Any]] | None = None,
     tuning_share: float = 0.5,
     seed: int = 0,
@@ -168,8 +176,8 @@ def serve_frontier(
     tpot_ms : float or iterable of float, optional
         Limit on milliseconds per output token, of 90 % of the requests. Several are the limits of single requests,
         which have them in turn.
-    pad : {"none", "longest", "graphs"}
-        How the engine pads ragged batches: every draft to the longest, or a pass to the next CUDA graph.
+    server, pad
+        As in `serve`.
     settings : mapping, optional
         Settings of each rule, by its name.
     workers : Workers, optional
@@ -201,7 +209,8 @@ def serve_frontier(
     ['oracle']
     """
     model, whole = as_cost(cost), read_plain_trace(trace)
-    priced = batch_cost(model, pad)
+    padding = find_server(server).pad if pad is None else pad
+    priced = batch_cost(model, padding)
     loads = tuple([users] if isinstance(users, int) else users)
     bounds_s = tuple(ms / 1e3 for ms in ([tpot_ms] if isinstance(tpot_ms, int | float) else tpot_ms))
     if not loads or min(loads) < 1 or any(bound <= 0 for bound in bounds_s):
@@ -228,6 +237,7 @@ def serve_frontier(
             priced,
             load,
             requests or max(LEAST_REQUESTS, REQUESTS_PER_USER * load),
+            server,
             kv_tokens,
             bounds_s,
             seed,
@@ -248,7 +258,8 @@ def serve_frontier(
         **about,
         cost_notes=notes,
         users=loads,
-        pad=pad,
+        server=server,
+        pad=padding,
         tpot_bounds_s=bounds_s,
         points=_points(loads, found, longest),
     )
@@ -271,18 +282,20 @@ class _Task(NamedTuple):
     cost: BatchCost
     users: int
     requests: int
+    server: str
     kv_tokens: int | None
     bounds_s: tuple[float, ...]
     seed: int
 
 
 def _summary(number: int, task: _Task) -> tuple[int, ServingSummary]:
-    from specsim.serving.continuous import run_server  # SimPy is not needed otherwise
+    from specsim.serving.continuous import run_server  # numba is slow to import
 
     trace = _part(task.source) if isinstance(task.source, _Source) else task.source
     sent = requests_of_trace(trace, task.requests, seed=task.seed)
-    drafts = drafts_of(trace, task.arm, seed=task.seed)
-    run = run_server(drafts, task.cost, sent, slots=task.users, users=task.users, kv_tokens=task.kv_tokens)
+    drafts = drafts_of(trace, task.arm, seed=task.seed, served=True)
+    limits: dict[str, Any] = {"slots": task.users, "users": task.users, "kv_tokens": task.kv_tokens}
+    run = run_server(drafts, task.cost, sent, server=task.server, **limits)
     own_bounds_s = np.resize(task.bounds_s, len(sent)) if task.bounds_s else None
     return number, summarise_run(run, tpot_bound_s=own_bounds_s)
 

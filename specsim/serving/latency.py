@@ -90,17 +90,18 @@ def summarise_run(
     begin_s = float(done[cold - 1]) if cold else 0.0
     end_s = float(run.submitted_s.max())
     measured = (run.submitted_s >= begin_s) & (run.submitted_s <= end_s)
-    end, rounds = run.steps["end_s"], run.steps["output_tokens"] > 0
+    end = run.steps["end_s"]
     inside = (end > begin_s) & (end <= end_s)
-    decoding = inside & rounds
-    if not decoding.any():
+    decoding = inside & (run.steps["sequences"] > 0)
+    if not (inside & (run.steps["output_tokens"] > 0)).any():
         raise InputError(
             f"{len(done)} requests are too few to reach a steady state: the last one arrives before the first tenth "
             "has finished; serve more requests"
         )
     seconds = end_s - begin_s
     took, sequences = run.steps["seconds"][decoding], run.steps["sequences"][decoding]
-    tokens = run.steps["output_tokens"][decoding]
+    tokens = run.steps["output_tokens"][inside]
+    round_tokens = tokens.sum() - run.steps["prefill_output"][inside].sum()
     output = run.requests.output_tokens
     with np.errstate(invalid="ignore"):
         tpot_s = np.where(output > 1, (run.finished_s - run.first_token_s) / np.maximum(output - 1, 1), np.nan)
@@ -116,9 +117,9 @@ def summarise_run(
         seconds=seconds,
         tokens_per_s=float(tokens.sum() / seconds),
         requests_per_s=requests_per_s,
-        mean_batch=float(np.average(sequences, weights=took)),
-        tokens_per_round=float(tokens.sum() / sequences.sum()),
-        mean_drafted=float(run.steps["drafted"][decoding].sum() / sequences.sum()),
+        mean_batch=float(np.average(sequences, weights=took)) if decoding.any() else 0.0,
+        tokens_per_round=float(round_tokens / max(sequences.sum(), 1)),
+        mean_drafted=float(run.steps["drafted"][decoding].sum() / max(sequences.sum(), 1)),
         tpot_s=_latency(tpot_s[measured]),
         ttft_s=_latency(ttft_s[measured]),
         preemptions=run.preemptions,

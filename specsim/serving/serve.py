@@ -20,6 +20,7 @@ from specsim.serving.drafts import drafts_of
 from specsim.serving.latency import ServingSummary, summarise_run
 from specsim.serving.lockstep import Lockstep, lockstep
 from specsim.serving.policies import PolicyOrRule, cost_notes, fit_policies
+from specsim.serving.presets import ServerName, find_server
 from specsim.serving.speedup_map import SpeedupMap, speedup_map
 from specsim.trace.files import TraceLike, read_plain_trace
 from specsim.trace.trace import Trace
@@ -133,7 +134,7 @@ class BatchResults(Served):
 class ServerResult(Served):
     """A server under load, without speculation and with it.
 
-    arrivals, slots, kv_tokens, users, block_tokens, step_tokens, pad, tpot_bound_s, ttft_bound_s : as asked
+    arrivals, slots, server, kv_tokens, users, block_tokens, step_tokens, pad, tpot_bound_s, ttft_bound_s : as asked
     left_out : recorded requests without output
     baseline, speculation : the two runs
     """
@@ -141,6 +142,7 @@ class ServerResult(Served):
     arrivals: str
     left_out: int
     slots: int
+    server: str
     kv_tokens: int | None
     users: int | None
     block_tokens: int | None
@@ -177,10 +179,11 @@ def serve(
     arrivals: str | PathLike[str] = "poisson:20",
     requests: int | None = None,
     slots: int = SLOTS,
+    server: ServerName = "vllm",
     kv_tokens: int | None = None,
     block_tokens: int | None = None,
     step_tokens: int | None = None,
-    pad: Pad = "none",
+    pad: Pad | None = None,
     tpot_ms: float | None = None,
     ttft_ms: float | None = None,
     tuning_share: float = 0.5,
@@ -204,6 +207,8 @@ def serve(
         Number of requests (default 1000, or all in the arrivals file).
     slots : int
         Largest batch of the server, in sequences.
+    server : {"vllm", "sglang", "llamacpp"}
+        Engine whose rules fill a step: who decodes, who reads a prompt, what the budget of tokens binds.
     kv_tokens : int, optional
         Tokens that the server's KV cache holds; default: unlimited.
     block_tokens : int, optional
@@ -211,10 +216,11 @@ def serve(
         admitted last gives its blocks back and is computed again, as in vLLM. Default: a request reserves its whole
         length, and none is preempted.
     step_tokens : int, optional
-        Most tokens of a step, pending, drafted and of prompts, as vLLM's max_num_batched_tokens: requests that decode
-        take theirs first, and prompts are read in chunks (chunked prefill). Default: prompts are read whole.
-    pad : {"none", "longest", "graphs"}
-        How the engine pads ragged batches: every draft to the longest, or a pass to the next CUDA graph.
+        Budget of tokens of a step, such as vLLM's max_num_batched_tokens: prompts are read in chunks, and vLLM cuts
+        drafts and lets requests wait that do not fit in. Default: the engine's on an 80 GB GPU.
+    pad : {"none", "longest", "graphs", "sequences"}, optional
+        How the engine pads ragged batches: every draft to the longest, or a pass to the next CUDA graph by its tokens
+        or its sequences. Default: as the engine does.
     tpot_ms, ttft_ms : float, optional
         Most milliseconds per output token, and to the first token, of a request that counts as good.
     **settings
@@ -242,19 +248,21 @@ def serve(
     >>> result.speculation.tokens_per_round > result.baseline.tokens_per_round
     True
     """
-    model, part, arm, about = _one_policy(trace, cost, policy, settings, tuning_share, seed, pad)
+    padding = find_server(server).pad if pad is None else pad
+    model, part, arm, about = _one_policy(trace, cost, policy, settings, tuning_share, seed, padding)
     asked, users = asked_requests(part, arrivals, requests, seed=seed)
     longest_text = int((asked.prompt_tokens + asked.output_tokens).max())
-    limits: dict[str, Any] = {"slots": slots, "kv_tokens": kv_tokens, "users": users}
+    limits: dict[str, Any] = {"slots": slots, "server": server, "kv_tokens": kv_tokens, "users": users}
     limits |= {"block_tokens": block_tokens, "step_tokens": step_tokens}
     bounds: dict[str, Any] = {
         "tpot_bound_s": None if tpot_ms is None else tpot_ms / 1e3,
         "ttft_bound_s": None if ttft_ms is None else ttft_ms / 1e3,
     }
-    from specsim.serving.continuous import run_server  # SimPy is not needed otherwise
+    from specsim.serving.continuous import run_server  # numba is slow to import
 
+    priced = batch_cost(model, padding)
     off, on = (
-        summarise_run(run_server(drafts_of(part, each, seed=seed), batch_cost(model, pad), asked, **limits), **bounds)
+        summarise_run(run_server(drafts_of(part, each, seed=seed, served=True), priced, asked, **limits), **bounds)
         for each in (None, arm)
     )
     return ServerResult(
@@ -262,7 +270,7 @@ def serve(
         cost_notes=cost_notes(model, part, arm.max_draft_tokens, slots, (0, longest_text)),
         arrivals=str(arrivals),
         left_out=asked.left_out,
-        pad=pad,
+        pad=padding,
         **limits,
         **bounds,
         baseline=off,

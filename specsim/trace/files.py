@@ -274,12 +274,19 @@ def _read_steps(path: Path, meta: dict[str, Any]) -> dict[str, Array]:
     """Read the columns of a trace, and the sequence and position of each row as "sequence_id of rows" and "t"."""
     lists = {**STEP_LISTS, **OPTIONAL_LISTS}
     kinds = {name: FLOAT_LISTS if np.issubdtype(dtype, np.floating) else INTEGER_LISTS for name, dtype in lists.items()}
-    table = read_table(path, dict.fromkeys(STEP_COLUMNS, INTEGERS) | kinds, OPTIONAL_LISTS, invalid=AGAIN)
-    values: dict[str, Array] = {name: _column(table, name, dtype, path) for name, dtype in STEP_COLUMNS.items()}
+    kinds = dict.fromkeys(STEP_COLUMNS, INTEGERS) | kinds
+    values: dict[str, Array] = {}
+    for name, kind in kinds.items():  # one by one: all at once would take the trace's memory three times
+        table = read_table(path, {name: kind}, OPTIONAL_LISTS, invalid=AGAIN)
+        if name in STEP_COLUMNS:
+            values[name] = _column(table, name, STEP_COLUMNS[name], path)
+        elif name in table.column_names:
+            values[name] = _list_column(table, name, lists[name], meta["depth"], path)
+        del table
+        pa.default_memory_pool().release_unused()
+    if len({len(column) for column in values.values()}) > 1:
+        raise InputError(f"{path}: columns differ in length; {AGAIN}")
     values["sequence_id of rows"] = values.pop("sequence_id")
-    for name, dtype in lists.items():
-        if name in table.column_names:
-            values[name] = _list_column(table, name, dtype, meta["depth"], path)
     return values
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -15,9 +15,10 @@ import pandas as pd
 from specsim.cost.batches import BatchTokens
 from specsim.cost.roofline.architecture import find_architecture
 from specsim.cost.roofline.cost import RooflineCost, find_drafter
-from specsim.cost.roofline.hardware import find_hardware
+from specsim.cost.roofline.document import in_engine
+from specsim.cost.roofline.hardware import GGUF_BITS, find_hardware
 from specsim.cost.roofline.passes import Operation, Roofline
-from specsim.cost.roofline.serving import with_prompt
+from specsim.cost.roofline.serving import tpot_s, with_prompt
 from specsim.io.errors import InputError
 
 DATA = Path(__file__).parent / "data"
@@ -44,23 +45,31 @@ FORMATS: dict[str, dict[str, Any]] = {
     "fp4": {"weights": "nvfp4", "activations": "float4"},
     "int8": {"weights": "int8"},
     "int4": {"weights": "int4"},
+    **{name: {"weights": name} for name in GGUF_BITS},
 }
 OF_EXPERTS: dict[str, dict[str, Any]] = {  # mixtures whose attention stays in 16 bits
     "fp4": {"weights": {"experts": "nvfp4", "mlp": "nvfp4"}},
     "int4": {"weights": {"experts": "int4-g32"}},
 }
 OF_MODELS: dict[str, dict[str, Any]] = {"gpt-oss-120b": {"weights": {"experts": "mxfp4"}}}  # come in one format
+OTHER_GPUS = {  # that specsim does not list
+    "radeon-890m": {  # AMD Ryzen AI 9 HX 370: 128 bits of LPDDR5X-7500; 16 CUs x 512 FLOPs a cycle x 2.9 GHz
+        "title": "AMD Radeon 890M", "memory_bytes_s": 120e9, "memory_bytes": 48e9, "flops": {"float16": 23.8e12},
+    },
+}  # fmt: skip
 LIKE, BY_BATCH = "vllm#20780", "by batch"
+AT_EARLY = "@2025-03"  # an engine's name with a month, see `specsim.cost.roofline.document.in_engine`
 CONTEXT = 500  # tokens of runs with speculation, which seldom name them: questions and answers of MT-Bench
 
 
 @dataclass(frozen=True)
 class Term:
-    """Operations on a device, which count so many times."""
+    """Operations on a device, which count so many times; whether they are of other requests' prompts."""
 
     passes: Roofline
     operations: tuple[Operation, ...]
     times: float = 1.0
+    prompts: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,8 +95,11 @@ class Case:
         return tuple(str(self.about[key]) for key in ("source", "target", "gpu", "engine"))
 
     @property
-    def experts(self) -> bool:
-        return find_architecture(self.about["target"]).experts is not None
+    def kind(self) -> tuple[str, ...]:
+        """What decides its error, see `RooflineCost.kind`."""
+        passes = self.terms[0].passes
+        cost = RooflineCost(passes, find_drafter("prompt-lookup", passes.model), batch=self.sequences)
+        return cost.kind(drafts=False)
 
 
 def read_csv(name: str) -> list[dict[str, str]]:
@@ -101,7 +113,11 @@ def passes(target: str, gpu: str, dtype: str, tp: int) -> Roofline:
     """Return a target's passes in the formats that a run names; InputError where they do not fit."""
     model = find_architecture(target)
     formats = OF_MODELS.get(target) or (model.experts and OF_EXPERTS.get(dtype)) or FORMATS[dtype]
-    return Roofline(model, find_hardware(gpu), tensor_parallel=tp, **formats)
+    hardware = find_hardware(OTHER_GPUS.get(gpu, gpu))
+    states = next(name for name in ("bfloat16", "float16") if name in hardware.flops)
+    if formats.get("activations") not in hardware.flops:
+        formats = {"weights": formats.get("weights")}
+    return Roofline(model, hardware, dtype=states, tensor_parallel=tp, **formats)
 
 
 def steps() -> list[Case]:
@@ -149,10 +165,14 @@ def served(row: dict[str, Any]) -> tuple[Case, float]:
     request_s = MILLISECOND * (row["ttft_ms"] + osl * row["tpot_ms"])
     prompts = (concurrency - 1) / osl
     step = Term(model, tuple(model.batch_operations(decoding)))
-    terms = step, Term(model, both[0], prompts), Term(model, both[1], -prompts)
+    terms = step, Term(model, both[0], prompts, prompts=True), Term(model, both[1], -prompts, prompts=True)
     about = {**row, "target": target, "batch": concurrency}
     case = Case(f"{row['gpu']}, {row['engine']}", terms, concurrency, MILLISECOND * row["tpot_ms"], about)
     return case, concurrency * (most_s - least_s) / request_s
+
+
+EARLY = (LIKE, "EAGLE-3's paper, table 3", "EAGLE-3's paper, table 5", "sglang#4716", "TensorRT-LLM#5146")
+"""Sources that measured before mid 2025, with engines that took longer to start a draft step."""
 
 
 @dataclass(frozen=True)
@@ -182,6 +202,11 @@ class Speculation:
         return f"{self.about['variant']} with {self.about['drafter']} on {self.system}"
 
     @property
+    def era(self) -> str:
+        """The engine, and whether it is of before mid 2025."""
+        return f"{self.engine}{AT_EARLY * (self.about['source'] in EARLY)}"
+
+    @property
     def draft_passes(self) -> int:
         """Of a round."""
         return 1 if self.cost.drafter.at_once else self.draft_tokens
@@ -194,8 +219,52 @@ class Speculation:
     @property
     def passes_s(self) -> float:
         """Of a round."""
-        verify = self.cost.tree_verify if self.tree else self.cost.verify
-        return float(self.cost.draft(self.draft_tokens, CONTEXT) + verify(self.verified_tokens, CONTEXT))
+        cost = self.cost
+        verify = cost.tree_verify if self.tree else cost.verify
+        other_s = cost.tree_round_overhead() if self.tree else cost.round_overhead()
+        return float(cost.draft(self.draft_tokens, CONTEXT) + verify(self.verified_tokens, CONTEXT)) + other_s
+
+
+def credible(runs: Sequence[Speculation]) -> list[Speculation]:
+    """Leave out targets that a source sped up by more than the acceptance length: a round takes no less than a step."""
+
+    def of(run: Speculation) -> tuple[str, str]:
+        return run.system, run.about["target"]
+
+    impossible = {of(run) for run in runs if run.measured > run.acceptance}
+    return [run for run in runs if of(run) not in impossible]
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """A time per output token of a server that speculates, whose time without is not published.
+
+    bare, cost : without an engine, and with its overheads as they are shipped
+    """
+
+    system: str
+    bare: RooflineCost
+    cost: RooflineCost
+    isl: float
+    osl: float
+    draft_tokens: int
+    acceptance: float
+    measured_s: float
+
+    def predicted_s(self, cost: RooflineCost) -> float:
+        return tpot_s(cost, self.isl, self.osl, cost.batch, self.draft_tokens, self.acceptance)
+
+
+def drafting_servers() -> list[Drafting]:
+    """Return servers that speculate."""
+    servers = []
+    for row in read_csv("drafting_servers.csv"):
+        bare = pair_cost({**row, "batch": row["concurrency"]})
+        costs = bare, in_engine(bare, row["engine"])
+        system, lengths = f"{row['gpu']}, {row['source']}", (float(row["isl"]), float(row["osl"]))
+        measured_s = MILLISECOND * float(row["tpot_ms"])
+        servers.append(Drafting(system, *costs, *lengths, int(row["steps"]), float(row["acceptance"]), measured_s))
+    return servers
 
 
 def speculation() -> list[Speculation]:
@@ -226,10 +295,12 @@ def speculation() -> list[Speculation]:
 
 
 def pair_cost(row: Mapping[str, str]) -> RooflineCost:
-    """Return the costs of a target and its drafter, which comes in 16 bits."""
+    """Return the costs of a target and its drafter, which comes in 16 bits unless it is part of the target."""
     target, name = least_passes(row), row["drafter"]
     drafter = find_drafter(json.loads(name) if name.startswith("{") else name, target.model)
     cost = RooflineCost(target, drafter, batch=int(row["batch"]))
+    if drafter.kind == "mtp":
+        return cost
     drafting = cost.draft_passes and replace(cost.draft_passes, weights=None, activations=None)
     return replace(cost, draft_passes=drafting)
 

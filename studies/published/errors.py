@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from scipy.optimize import least_squares, nnls
+from scipy.optimize import least_squares, minimize, nnls
 
 from specsim.cost.roofline.cost import Overheads, RooflineCost
+from specsim.cost.roofline.document import in_engine
 from specsim.cost.roofline.hardware import Derating
+from specsim.cost.roofline.published import Runs, Spread
 from specsim.io.arrays import Bools, Floats, Seconds
-from studies.published.cases import MILLISECOND, Case, Speculation
+from studies.published.cases import AT_EARLY, MILLISECOND, Case, Speculation
 from studies.published.fit import Cells, Parameters, fitted, robust
 
-OVERHEADS = ("round_s", "draft_step_s", "verified_sequence_s")
-MOST_MS = 20.0  # of each
+OVERHEADS = ("round_s", "draft_step_s", "verified_sequence_s", "tree_round_s")
+LEAST_MS, MOST_MS, START_MS = 0.001, 20.0, 0.3  # of each
+ALIKE = 0.03  # an engine's overhead is twice those of others as easily as a system's runs are off by this share
+LOOSE = 0.1  # as much as that, the mean of a time is drawn to the start: what no run tells stays there
+PER_SEQUENCE = OVERHEADS.index("verified_sequence_s")
+ENGINES = "vllm", "sglang", "tensorrt-llm"  # of today
+WITHOUT = "llamacpp", "ggml"  # engines whose overheads are not fitted to these runs
+USUAL = 0.1  # of the logarithm of measured over predicted
 FEWEST = 3  # runs of which two calibrate
 Divide = Callable[[Iterable[str]], list[set[str]]]
 
@@ -73,10 +82,12 @@ class Rounds:
     """Runs with speculation at given shares of the ceilings: arrays [N].
 
     step_s, passes_s : seconds of a decoding step, and of the passes of a round
-    terms : [N, 3], how often each of `OVERHEADS` counts
+    terms : [N, 4], how often each of `OVERHEADS` counts
+    engines : of every run, with their time
     """
 
     systems: list[str]
+    engines: list[str]
     acceptance: Floats
     measured: Floats
     step_s: Seconds
@@ -85,34 +96,64 @@ class Rounds:
 
     @classmethod
     def of(cls, runs: Sequence[Speculation], parameters: Parameters) -> Rounds:
-        overheads = Overheads(sequence_s=parameters.sequence_s)
-        priced = [
-            replace(run, cost=with_derating(replace(run.cost, overheads=overheads), parameters.derating))
-            for run in runs
-        ]
-        columns = [(run.acceptance, run.measured, run.step_s, run.passes_s) for run in priced]
-        terms = np.array([(1.0, run.draft_passes, run.cost.batch) for run in runs], dtype=np.float64)
-        return cls([run.system for run in runs], *np.array(columns).T, terms)
+        own = []
+        for run in runs:
+            cost = replace(run.cost, overheads=Overheads(sequence_s=parameters.sequence_s))
+            cost = with_derating(cost, parameters.on(cost.target.hardware))
+            own.append(replace(run, cost=in_engine(run.cost, "llamacpp") if run.engine in WITHOUT else cost))
+        columns = [(run.acceptance, run.measured, run.step_s, run.passes_s) for run in own]
+        fitted = [run.engine not in WITHOUT for run in runs]
+        terms = np.array([(1.0, run.draft_passes, run.cost.batch, run.tree) for run in runs], dtype=np.float64)
+        terms *= np.array(fitted)[:, None]
+        return cls([run.system for run in runs], [run.era for run in runs], *np.array(columns).T, terms)
 
-    def speedups(self, overheads_s: Floats) -> Floats:
-        """Predict the speedups [N] under these overheads [3]."""
-        return np.asarray(self.acceptance * self.step_s / (self.passes_s + self.terms @ overheads_s))
+    def speedups(self, overheads_s: Mapping[str, Floats]) -> Floats:
+        """Predict the speedups [N] under the overheads [4] of each engine."""
+        none = np.zeros(len(OVERHEADS))
+        own = [overheads_s.get(name, none) for name in self.engines]
+        other_s = (self.terms * np.array(own)).sum(axis=1)
+        return np.asarray(self.acceptance * self.step_s / (self.passes_s + other_s))
 
-    def fitted(self, seen: Bools) -> Floats:
-        """Fit the overheads [3], in seconds, to the runs that are seen, in which every system counts the same."""
+    def fitted(self, seen: Bools) -> dict[str, Floats]:
+        """Fit the overheads [4] of each engine, in seconds, to the runs that are seen.
+
+        Every system counts the same. Engines of a time have the same overheads but for what their own runs tell, and
+        one without runs has those of the others.
+        """
         systems = [system for system, here in zip(self.systems, seen, strict=True) if here]
+        names = sorted({*self.engines, *ENGINES} - {*WITHOUT})
+        eras = [int(AT_EARLY in name) for name in names]
+        shape = 2 + len(names), len(OVERHEADS)  # logarithms: of the mean of each time, and of what engines differ by
 
-        def errors(overheads_ms: Floats) -> Floats:
-            return robust(np.log(self.speedups(MILLISECOND * overheads_ms) / self.measured)[seen], systems)
+        def overheads_s(x: Floats) -> dict[str, Floats]:
+            means, differences = np.split(x.reshape(shape), [2])
+            differences[:, -1] = 0.0  # trees are published of one engine alone
+            means[:, PER_SEQUENCE] = means[0, PER_SEQUENCE]  # few runs of large batches are of one time alone
+            return {
+                name: np.asarray(MILLISECOND * np.exp(means[era] + difference))
+                for name, era, difference in zip(names, eras, differences, strict=True)
+            }
 
-        start, high = np.full(len(OVERHEADS), 0.3), np.full(len(OVERHEADS), MOST_MS)
-        return np.asarray(MILLISECOND * least_squares(errors, start, bounds=(0 * high, high)).x)
+        def errors(x: Floats) -> Floats:
+            own = robust(np.log(self.speedups(overheads_s(x)) / self.measured)[seen], systems)
+            means, differences = np.split(x, [2 * len(OVERHEADS)])
+            apart = np.concatenate([LOOSE * (means - math.log(START_MS)), differences])
+            return np.concatenate([own, ALIKE / math.log(2) * apart])
 
-    def held_out(self, divide: Divide) -> Floats:
-        """Predict the speedups of each part of the systems with overheads that fit the other systems."""
+        start = np.zeros(shape)
+        start[:2] = math.log(START_MS)
+        low, high = (math.log(end) for end in (LEAST_MS, MOST_MS))
+        return overheads_s(least_squares(errors, start.ravel(), bounds=(low, high)).x)
+
+    @property
+    def everything(self) -> Bools:
+        return np.ones(len(self.systems), dtype=np.bool_)
+
+    def held_out(self, names: Sequence[str], divide: Divide) -> Floats:
+        """Predict the speedups of runs with overheads that fit others, by the parts into which their names divide."""
         predicted = np.zeros(len(self.systems))
-        for part in divide(self.systems):
-            here = np.array([system in part for system in self.systems])
+        for part in divide(names):
+            here = np.array([name in part for name in names])
             predicted[here] = self.speedups(self.fitted(~here))[here]
         return predicted
 
@@ -137,7 +178,7 @@ def speedups_on_two(rounds: Rounds, runs: Sequence[Speculation]) -> Floats:
         columns = rounds.terms[ends][:, [0, varied]] / round_s[:, None]
         overheads_s = np.zeros(len(OVERHEADS))
         overheads_s[[0, varied]] = nnls(columns, np.maximum(1 - rounds.passes_s[ends] / round_s, 0.0))[0]
-        predicted[ordered[1:-1]] = rounds.speedups(overheads_s)[ordered[1:-1]]
+        predicted[ordered[1:-1]] = rounds.speedups(dict.fromkeys(rounds.engines, overheads_s))[ordered[1:-1]]
     return predicted
 
 
@@ -145,6 +186,24 @@ def with_derating(cost: RooflineCost, derating: Derating) -> RooflineCost:
     """Return the same costs at other shares of the ceilings."""
     drafting = cost.draft_passes and replace(cost.draft_passes, derating=derating)
     return replace(cost, target=replace(cost.target, derating=derating), draft_passes=drafting)
+
+
+def fitted_spread(runs: Sequence[Runs]) -> Spread:
+    """Fit how far words, systems and runs are apart: most likely for these means, near `USUAL` where few tell."""
+    count = np.array([r.runs for r in runs])
+    within = math.sqrt(sum(r.runs * r.sd**2 for r in runs) / max(count.sum() - len(runs), 1))
+    means, words = np.array([r.mean for r in runs]), sorted({word for r in runs for word in r.kind})
+    rows = np.array([[1.0, *(word in r.kind for word in words)] for r in runs])
+    same = np.array([[one.system == other.system for other in runs] for one in runs])
+
+    def unlikely(x: Floats) -> float:
+        of_words, of_systems = np.exp(2 * x)
+        between = of_words * rows @ rows.T + of_systems * same + np.diag(within**2 / count)
+        likely = np.linalg.slogdet(between)[1] + means @ np.linalg.solve(between, means)
+        return float(0.5 * likely + 0.5 * ((x - math.log(USUAL)) ** 2).sum())
+
+    word, system = np.exp(minimize(unlikely, np.full(2, math.log(USUAL)), method="Nelder-Mead").x)
+    return Spread(*(round(float(value), 3) for value in (word, system, within)))
 
 
 def summary(errors: Floats, systems: Sequence[str]) -> Mapping[str, float]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.optimize import least_squares
 
-from specsim.cost.roofline.hardware import Derating, usual_derating
+from specsim.cost.roofline.hardware import Derating, Hardware, on_links, usual_derating
 from specsim.cost.roofline.passes import seconds_of
 from specsim.io.arrays import Floats, Ints, Seconds
 from studies.published.cases import Case
@@ -17,23 +17,30 @@ from studies.published.cases import Case
 MICROSECOND = 1e-6
 FREE = {"memory": (0.4, 1.0), "launch_us": (0.5, 100.0), "all_reduce_us": (0.1, 60.0), "sequence_us": (0.1, 100.0)}
 START = {"memory": 0.8, "launch_us": 5.0, "all_reduce_us": 10.0, "sequence_us": 5.0}
+SERVERS = "sglang", "tensorrt-llm"  # engines whose share of prompts is fitted; vLLM reads them in decoding steps
+SHARES = np.arange(0, 2.01, 0.05)
 COMPUTE, OVERLAP = 0.75, 0.77  # as measured on an H100, see studies/gpu_passes: few published runs tell them
 OUTLIER = 0.1  # relative error from which on a run counts less
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """A derating, and the time of a sequence."""
+    """A derating, the time of a sequence, and the share of others' prompts that a token waits for, by engine."""
 
     memory: float
     launch_us: float
     all_reduce_us: float
     sequence_us: float
+    prompt_shares: tuple[float, ...] = (1.0,) * len(SERVERS)
 
     @property
     def derating(self) -> Derating:
         launch_s, all_reduce_s = (MICROSECOND * us for us in (self.launch_us, self.all_reduce_us))
         return Derating(self.memory, COMPUTE, launch_s, OVERLAP, all_reduce_s)
+
+    def on(self, hardware: Hardware) -> Derating:
+        """Return the derating on this hardware, whose links may be slow."""
+        return on_links(self.derating, hardware)
 
     @property
     def sequence_s(self) -> float:
@@ -49,16 +56,20 @@ class Parameters:
 
 @dataclass(frozen=True)
 class Cells:
-    """Operations of all cases [R], the case of each, how often it counts, and sequences of every case [N]."""
+    """Operations of all cases [R], the case of each, how often it counts, and sequences of every case [N].
+
+    prompts : [R, 2], whether it is of other requests' prompts in each of `SERVERS`
+    """
 
     work: tuple[Floats, ...]
     case: Ints
     times: Floats
     sequences: Floats
+    prompts: Floats
 
     @classmethod
     def of(cls, cases: Sequence[Case]) -> Cells:
-        rows = []
+        rows, prompts = [], []
         for number, case in enumerate(cases):
             for term in case.terms:
                 for operation in term.operations:
@@ -66,8 +77,10 @@ class Cells:
                     peak_s = float(operation.bytes) / memory, float(operation.flops) / flops
                     sent_s = float(operation.link_bytes) / (link or 1.0)
                     rows.append((*peak_s, operation.launches, sent_s, operation.all_reduces, number, term.times))
+                    prompts.append([term.prompts and case.about["engine"] == engine for engine in SERVERS])
         *work, case_of, times = np.array(rows, dtype=np.float64).T
-        return cls(tuple(work), case_of.astype(np.int64), times, np.array([float(case.sequences) for case in cases]))
+        sequences = np.array([float(case.sequences) for case in cases])
+        return cls(tuple(work), case_of.astype(np.int64), times, sequences, np.array(prompts, dtype=np.float64))
 
     def operation_seconds(self, derating: Derating) -> Seconds:
         """Predict the seconds of every operation [R]."""
@@ -75,7 +88,8 @@ class Cells:
 
     def seconds(self, parameters: Parameters) -> Seconds:
         """Predict the seconds of every case [N]."""
-        of_operations = self.times * self.operation_seconds(parameters.derating)
+        shares = 1 + self.prompts @ (np.array(parameters.prompt_shares) - 1)
+        of_operations = shares * self.times * self.operation_seconds(parameters.derating)
         passes_s: Seconds = np.bincount(self.case, of_operations, len(self.sequences))
         return passes_s + self.sequences * parameters.sequence_s
 
@@ -103,4 +117,18 @@ def fitted(cases: Sequence[Case]) -> Parameters:
     def errors(x: Floats) -> Floats:
         return robust(np.log(cells.seconds(parameters(x)) / measured), systems)
 
-    return parameters(least_squares(errors, np.log([*START.values()]), bounds=(low, high)).x)
+    at_one = parameters(least_squares(errors, np.log([*START.values()]), bounds=(low, high)).x)
+    return replace(
+        at_one, prompt_shares=prompt_shares(cells, measured, [case.about["engine"] for case in cases], at_one)
+    )
+
+
+def prompt_shares(cells: Cells, measured: Seconds, engines: Sequence[str], at_one: Parameters) -> tuple[float, ...]:
+    """Fit the share of prompts of each of `SERVERS`: the least median error of its runs. Few runs have long prompts."""
+    whole, none = (cells.seconds(replace(at_one, prompt_shares=(share,) * len(SERVERS))) for share in (1.0, 0.0))
+    medians = []
+    for engine in SERVERS:
+        own = np.array([name == engine for name in engines])
+        predicted = none[own] + SHARES[:, None] * (whole - none)[own]
+        medians.append(np.median(abs(np.log(predicted / measured[own])), axis=1) if own.any() else abs(SHARES - 1))
+    return tuple(float(SHARES[median.argmin()]) for median in medians)

@@ -110,7 +110,7 @@ def document() -> dict[str, Any]:
     return {
         "engines": {"llamacpp": "llama.cpp"},
         "derating": asdict(Derating(memory, COMPUTE, 1e-6 * launch_us, OVERLAP, ALL_REDUCE_S)),
-        "overheads": {"draft_step_s": 1e-3 * draft_ms, "round_s": 1e-3 * round_ms},
+        "overheads": {"llamacpp": {"draft_step_s": 1e-3 * draft_ms, "round_s": 1e-3 * round_ms}},
         "vector": vector,
         "remark": f"with llama.cpp's overheads, fitted to {len(runs)} published passes and rounds on {len(gpus)} GPUs; "
         f"passes and rounds on GPUs left out were a median {np.median(off):.0f} % off (90th percentile "

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from specsim.cost.roofline.cost import Overheads
-from specsim.cost.roofline.published import SMALL, ClassError, batch_class
+from specsim.cost.roofline.published import Errors, Runs, batch_class, expected_error
 from specsim.io.arrays import Floats, Seconds
 from specsim.io.files import write_json
 from specsim.report.table import Column
@@ -25,14 +24,20 @@ from studies.published.cases import (
     LIKE,
     Case,
     Speculation,
+    credible,
+    drafting_servers,
+    read_csv,
     serving,
     speculation,
     steps,
 )
 from studies.published.errors import (
+    AT_EARLY,
+    ENGINES,
     OVERHEADS,
     Rounds,
     each,
+    fitted_spread,
     groups,
     halves,
     held_out,
@@ -40,35 +45,44 @@ from studies.published.errors import (
     speedups_on_two,
     summary,
 )
-from studies.published.fit import Cells, Parameters, fitted
+from studies.published.fit import SERVERS, Cells, Parameters, fitted
 from studies.report import TENTH, Report
 
 GRAPHS = ("vllm", "sglang", "tensorrt-llm", "gpt-fast", "exllamav2")  # engines that run a step as a CUDA graph
 PACKED = ("int8", "int4")
 STEP, SERVED, SPEEDUP = "decoding step", "TPOT", "speedup"
-NAMES = SHEET, HELD_OUT, HALVES, TWO_RUNS = (
+NAMES = SHEET, HELD_OUT, HALVES, MODEL, TWO_RUNS = (
     "roofline without an engine",
     "preset, held-out",
     "preset, half held-out",
+    "preset, the deployment alone held-out",
     "interpolated between two of its runs",
 )
+BEFORE = "before"  # in before.csv: errors of the last preset, by the same runs
 DEPLOYMENT = ("target", "gpu", "engine", "version", "precision", "isl", "osl", "batch", "source")
 NEAR = 0.99  # of the best that was measured: a choice that loses no more is right
 MS, US = 1e3, 1e6
+FARTHEST = 0.4  # logarithm of measured over predicted from which on a system is an outlier
 WORST = 3  # systems that are named
+WORSE = 1.0  # points of a median error that are named
 DIGITS = 2  # of a preset's numbers
-BATCH_CLASSES = tuple(batch_class(size) for size in (1, SMALL, SMALL + 1))
+LEAST = 1e-6  # of them that is not left out, in seconds
 KINDS = "dense models", "experts"
-FEWEST = 5  # runs of a class whose errors are named
-STEP_DENSE, STEP_PACKED, SERVED_DENSE, SERVED_EXPERTS, CHAINS_DENSE, BATCHES_DENSE, TREES_DENSE, SPEEDUP_EXPERTS = (
+FEWEST = 5  # runs of a kind whose errors are named
+STEP_DENSE, STEP_PACKED, SERVED_DENSE, SERVED_EXPERTS, SERVED_DRAFTS, CHAINS, CHAINS_DENSE, BATCHES_DENSE = (
     "decoding step, dense",
     "decoding step, int8 or int4",
     "TPOT of a server, dense",
     "TPOT of a server, experts",
+    "TPOT of a server that drafts, experts",
+    "speedup of chains",
     "speedup of chains, batch 1, dense",
     "speedup of chains, larger batch, dense",
-    "speedup of trees, dense",
-    "speedup, experts",
+)
+CHAINS_EXPERTS, TREES, PACKED_SPEEDUPS = (
+    "speedup of chains, experts",
+    "speedup of trees",
+    "speedup, integer weights (llama.cpp and its like)",
 )
 
 
@@ -76,17 +90,24 @@ STEP_DENSE, STEP_PACKED, SERVED_DENSE, SERVED_EXPERTS, CHAINS_DENSE, BATCHES_DEN
 class Prediction:
     """A measured time or speedup, and the predictions of it by their names; NaN where there is none.
 
-    packed : whether the weights are integers, which are unpacked as they are read
+    kind : what decides its error, see `RooflineCost.kind`
     """
 
     what: str
     system: str
-    experts: bool
-    packed: bool
-    batch: int
+    kind: tuple[str, ...]
     tree: bool
     measured: float
     predicted: Mapping[str, float]
+
+    @property
+    def experts(self) -> bool:
+        return "experts" in self.kind
+
+    @property
+    def packed(self) -> bool:
+        """Whether the weights are integers, which are unpacked as they are read."""
+        return "integer weights" in self.kind
 
     def error(self, name: str) -> float:
         """Return the error in percent."""
@@ -98,6 +119,7 @@ class Study:
     """Published runs, and the preset that fits all of them but `packed`.
 
     plain, packed, runs : without speculation, the same with integer weights, and with speculation
+    overheads_s : by engine, those of `OVERHEADS`
     rounds : of the latter, under the preset's parameters
     left_out : why, of each published run that is not predicted
     """
@@ -107,7 +129,7 @@ class Study:
     runs: list[Speculation]
     rounds: Rounds
     parameters: Parameters
-    overheads_s: Floats
+    overheads_s: Mapping[str, Floats]
     left_out: list[str]
 
     @classmethod
@@ -118,10 +140,11 @@ class Study:
         left_out += ["steps outside CUDA graphs"] * (len(steps()) - len(graphs))
         packed = [case for case in graphs if case.about["dtype"] in PACKED]
         plain = [case for case in graphs if case not in packed] + served
-        runs, parameters = speculation(), fitted(plain)
+        published, parameters = speculation(), fitted(plain)
+        runs = credible(published)
+        left_out += ["of targets with speedups above their acceptance length"] * (len(published) - len(runs))
         rounds = Rounds.of(runs, parameters)
-        everything = np.ones(len(runs), dtype=np.bool_)
-        return cls(plain, packed, runs, rounds, parameters, rounds.fitted(everything), left_out)
+        return cls(plain, packed, runs, rounds, parameters, rounds.fitted(rounds.everything), left_out)
 
     @cached_property
     def held_out_s(self) -> Seconds:
@@ -132,40 +155,47 @@ class Study:
     def predictions(self) -> list[Prediction]:
         """Predict every run."""
         others, cases, rounds = self.held_out_s, self.plain, self.rounds
-        bare, none = Parameters.without_engine(), np.zeros(len(OVERHEADS))
+        bare = Parameters.without_engine()
+        unknown = np.full(len(cases), np.nan)
         sheet_s = Cells.of(cases).seconds(bare)
-        times = np.array([sheet_s, others, held_out(cases, halves), on_two_points(cases, others)]).T
-        sheet = Rounds.of(self.runs, bare).speedups(none)
-        on_two = speedups_on_two(rounds, self.runs)
-        speedups = np.array([sheet, self.held_out_speedups, rounds.held_out(halves), on_two]).T
-        seconds = Cells.of(self.packed)
-        packed_s = [seconds.seconds(parameters) for parameters in (bare, self.parameters, self.parameters)]
-        packed = np.array([*packed_s, np.full(len(self.packed), np.nan)]).T
+        times = np.array([sheet_s, others, held_out(cases, halves), unknown, on_two_points(cases, others)]).T
+        deployments = [run.deployment for run in self.runs]
+        speedups = np.array(
+            [
+                Rounds.of(self.runs, bare).speedups({}),
+                self.held_out_speedups,
+                rounds.held_out(rounds.systems, halves),
+                rounds.held_out(deployments, each),
+                speedups_on_two(rounds, self.runs),
+            ]
+        ).T
+        seconds, unknown = Cells.of(self.packed), np.full(len(self.packed), np.nan)
+        shipped_s = seconds.seconds(self.parameters)
+        packed = np.array([seconds.seconds(bare), shipped_s, shipped_s, unknown, unknown]).T
         of_cases = [
             Prediction(
-                SERVED if "tpot_ms" in case.about else STEP, case.system, case.experts, case in self.packed,
-                case.sequences, False, case.measured_s, dict(zip(NAMES, row, strict=True)),
+                SERVED if "tpot_ms" in case.about else STEP, case.system, case.kind, False, case.measured_s,
+                dict(zip(NAMES, row, strict=True)),
             )
             for case, row in zip(cases + self.packed, np.concatenate([times, packed]).tolist(), strict=True)
         ]  # fmt: skip
-        return of_cases + [
+        of_servers = [
             Prediction(
-                SPEEDUP, run.system, run.cost.target.model.experts is not None, False, run.cost.batch, run.tree,
-                run.measured, dict(zip(NAMES, row, strict=True)),
+                SERVED, server.system, server.cost.kind(), False, server.measured_s,
+                dict.fromkeys(NAMES, np.nan)
+                | {SHEET: server.predicted_s(server.bare), HELD_OUT: server.predicted_s(server.cost)},
             )
-            for run, row in zip(self.runs, speedups.tolist(), strict=True)
+            for server in drafting_servers()
         ]  # fmt: skip
+        return [*of_cases, *of_servers] + [
+            Prediction(SPEEDUP, run.system, run.cost.kind(), run.tree, run.measured, dict(zip(NAMES, row, strict=True)))
+            for run, row in zip(self.runs, speedups.tolist(), strict=True)
+        ]
 
     @cached_property
     def held_out_speedups(self) -> Floats:
         """Predict the runs with speculation by what fits all other sources."""
-        return self.rounds.held_out(each)
-
-    def overhead_ranges_s(self) -> Floats:
-        """Return the least and the largest of each overhead [2, 3] where one source is left out of the fit."""
-        systems = np.array(self.rounds.systems)
-        fits = np.array([self.rounds.fitted(systems != system) for system in sorted(set(systems))])
-        return np.array([fits.min(axis=0), fits.max(axis=0)])
+        return self.rounds.held_out(self.rounds.systems, each)
 
     def fastest_parallelism(self) -> tuple[int, int, int]:
         """Count deployments of several tensor parallelisms, and where the predicted or the largest is fastest."""
@@ -185,16 +215,15 @@ class Study:
         times = [[served[n] for n in group] for group in of_deployment if len(group) > 1]
         return [100 * (max(group) / min(group) - 1) for group in times]
 
-    def best_lengths(self, *, experts: bool) -> tuple[int, int]:
-        """Count tasks measured with chains of three or more lengths, and those for which a best length is predicted."""
-        predicted, of_task = self.held_out_speedups, dict[tuple[str, str], list[int]]()
+    def losses(self, *, experts: bool) -> Floats:
+        """Return what the predicted best length loses, by task that was measured with chains of three or more."""
+        predicted, of_task = self.held_out_speedups, dict[tuple[str, str, int], list[int]]()
         for number, run in enumerate(self.runs):
-            if not run.tree and (run.cost.target.model.experts is not None) == experts:
-                of_task.setdefault((run.deployment, run.about["task"]), []).append(number)
+            if not run.tree and ("experts" in run.cost.kind()) == experts:
+                of_task.setdefault((run.deployment, run.about["task"], run.cost.batch), []).append(number)
         several = [group for group in of_task.values() if len({self.runs[n].draft_tokens for n in group}) > 2]
-        chosen = [(max(group, key=predicted.__getitem__), group) for group in several]
-        right = [self.runs[n].measured >= NEAR * max(self.runs[i].measured for i in group) for n, group in chosen]
-        return len(several), sum(right)
+        chosen = [(self.runs[max(group, key=predicted.__getitem__)].measured, group) for group in several]
+        return np.array([1 - own / max(self.runs[n].measured for n in group) for own, group in chosen])
 
     def by_batch(self) -> Iterator[tuple[str, list[int], Floats, Floats]]:
         """Yield EAGLE-3's tables by batch: name, batches, published and predicted speedups."""
@@ -209,55 +238,92 @@ class Study:
     @cached_property
     def preset(self) -> dict[str, Any]:
         """Return the preset as specsim/cost/roofline/engines.json has it."""
-        overheads = Overheads(
-            sequence_s=self.parameters.sequence_s, **dict(zip(OVERHEADS, self.overheads_s.tolist(), strict=True))
-        )
-        parts = {"derating": asdict(self.parameters.derating), "overheads": asdict(overheads)}
+        names = [name + at for at in ("", AT_EARLY) for name in ENGINES]
+        overheads = {
+            name: {
+                "sequence_s": self.parameters.sequence_s,
+                **dict(zip(OVERHEADS, self.overheads_s[name], strict=True)),
+            }
+            for name in names
+        }
+        shares = dict(zip(SERVERS, self.parameters.prompt_shares, strict=True))
+
+        def rounded(part: Mapping[str, float]) -> dict[str, float]:
+            return {key: float(f"{value:.{DIGITS}g}") for key, value in part.items() if value >= LEAST}
+
         return {
-            name: {key: float(f"{value:.{DIGITS}g}") for key, value in part.items() if value}
-            for name, part in parts.items()
+            "derating": rounded(asdict(self.parameters.derating)),
+            "overheads": {name: rounded(part) for name, part in overheads.items()},
+            "prompt_shares": rounded(shares),
         }
 
     @cached_property
-    def classes(self) -> list[dict[str, Any]]:
-        """Return the errors of classes, as specsim/cost/roofline/published_errors.json has them."""
-        rows = []
-        for what, experts, size in product((STEP, SERVED, SPEEDUP), (False, True), BATCH_CLASSES):
-            own = [
-                p
-                for p in self.predictions
-                if (p.what, p.experts, p.packed, batch_class(p.batch)) == (what, experts, False, size)
-            ]
-            if len(own) < FEWEST:
-                continue
-            errors = np.array([p.error(HELD_OUT) for p in own])
-            ends = np.quantile(1 / (1 + errors / 100), [0.05, 0.95])
-            numbers = np.median(abs(errors)), np.quantile(abs(errors), 0.9), np.median(errors)
-            rounded = [*(round(float(x), 1) for x in numbers), *(round(float(x), 3) for x in ends)]
-            rows.append(ClassError(what, experts, size, len({p.system for p in own}), len(own), *rounded))
-        return [row._asdict() for row in rows]
+    def errors(self) -> dict[str, Any]:
+        """Return what specsim/cost/roofline/published_errors.json has."""
+        by_kind: dict[tuple[str, tuple[str, ...]], list[Prediction]] = {}
+        for p in self.predictions:
+            by_kind.setdefault((p.what, p.kind), []).append(p)
+        kinds = []
+        for (what, kind), group in sorted(by_kind.items()):
+            errors = abs(np.array([p.error(HELD_OUT) for p in group]))
+            numbers = [round(float(value), 1) for value in (np.median(errors), np.quantile(errors, 0.9))]
+            kinds.append([*Errors(what, kind, len({p.system for p in group}), len(group), *numbers)])
+        runs, whats = groups_of(self.predictions), (STEP, SERVED, SPEEDUP)
+        worst = {}
+        for what in whats:
+            ratios = [1 / (1 + p.error(SHEET) / 100) for p in self.predictions if p.what == what]
+            worst[what] = [round(float(end), 2) for end in (np.nanmin(ratios), np.nanmax(ratios))]
+        return {
+            "spread": {what: [*fitted_spread([r for r in runs if r.what == what])] for what in whats},
+            "worst": worst,
+            "kinds": kinds,
+            "runs": [[*r] for r in runs],
+        }
+
+    @cached_property
+    def coverage(self) -> dict[str, dict[str, float]]:
+        """Return the share of each system's runs that are in the band which the other systems give, by what it is."""
+        shares: dict[str, dict[str, float]] = {}
+        runs = groups_of(self.predictions)
+        for what in (STEP, SERVED, SPEEDUP):
+            for system in sorted({r.system for r in runs if r.what == what}):
+                others = [r for r in runs if r.what == what and r.system != system]
+                spread, inside = fitted_spread(others), []
+                for p in self.predictions:
+                    if (p.what, p.system) == (what, system):
+                        error = expected_error(others, p.kind, spread)
+                        if error is not None:
+                            low, high = error.band
+                            inside.append(low <= p.measured / p.predicted[HELD_OUT] <= high)
+                if inside:
+                    shares.setdefault(what, {})[system] = float(np.mean(inside))
+        return shares
 
     def write(self, out: Path) -> None:
-        """Write the preset and the errors of classes."""
+        """Write the preset and the errors by kind."""
         write_json(self.preset, out / "preset.json")
-        write_json({"classes": self.classes}, out / "errors.json")
+        write_json(self.errors, out / "errors.json")
 
     def report(self) -> Report:
         """Return the report."""
         rows = [{"class": name, **errors_row(chosen)} for name, chosen in self.rows()]
         of, two = ({row["class"]: row[name] for row in rows} for name in (HELD_OUT, TWO_RUNS))
-        table = [system_row(*group) for group in by_system(self.predictions)]
+        before = {(row["what"], row["models"], row["system"]): float(row["error"]) for row in read_csv("before.csv")}
+        table = [system_row(*group, before) for group in by_system(self.predictions)]
         worst = sorted(table, key=lambda row: -float(row[HELD_OUT]))[:WORST]
+        changes = [(f"{row['what']}, {row['models']}, {row['system']}", row[BEFORE], row[HELD_OUT]) for row in table]
+        worse = [f"{name} ({was:.0f} to {now:.0f} %)" for name, was, now in changes if now > was + WORSE]
         several, right, largest = self.fastest_parallelism()
-        lengths = [self.best_lengths(experts=experts) for experts in (False, True)]
-        fixed, repeats = (self.preset["derating"], self.preset["overheads"]), self.repeats()
-        ranges = MS * self.overhead_ranges_s()
+        lost = [self.losses(experts=experts) for experts in (False, True)]
+        fixed, repeats = self.preset["derating"], self.repeats()
+        held = {what: np.mean([*shares.values()]) for what, shares in self.coverage.items()}
         return Report(
             question="How far are predicted times and speedups from what others published?",
-            answer="With one preset for all engines, fitted to other systems, a decoding step of a "
+            answer="With one preset an engine, fitted to other systems, a decoding step of a "
             f"dense model is off by a median of {of[STEP_DENSE]:.1f} %, the time per output token (TPOT) by "
-            f"{of[SERVED_DENSE]:.1f} %, and the speedup of a chain at batch 1 by {of[CHAINS_DENSE]:.1f} %. Calibrated "
-            f"on two runs of a deployment, its other speedups are off by {two[CHAINS_DENSE]:.1f} %.",
+            f"{of[SERVED_DENSE]:.1f} %, and the speedup of a chain at batch 1 by {of[CHAINS_DENSE]:.1f} %. The K that "
+            f"is predicted to be best is {choice_text(np.concatenate(lost))}. Calibrated on two runs of a deployment, "
+            f"its other speedups are off by {two[CHAINS_DENSE]:.1f} %.",
             figure=dots(
                 [(row["class"], {name: point(row[name]) for name in (SHEET, HELD_OUT)}) for row in rows],
                 "errors",
@@ -271,11 +337,16 @@ class Study:
                 Column("what is predicted", "class"),
                 Column("runs", "runs"),
                 Column("systems", "systems"),
-                *(Column(f"{name}: median error, %", name, TENTH) for name in (SHEET, HELD_OUT)),
+                Column("last preset, held-out: median error, %", BEFORE, TENTH),
+                *(Column(f"{name}: median error, %", name, TENTH) for name in (SHEET, HELD_OUT, MODEL)),
                 Column("the same, systems weighing alike", "median_percent", TENTH),
                 Column("90th percentile, systems weighing alike", "p90_percent", TENTH),
             ],
-            shown=rows,
+            shown=[
+                {key: value for key, value in row.items() if key != MODEL or math.isfinite(value)}
+                | {BEFORE: before["class", row["class"], ""]}
+                for row in rows
+            ],
             table=table,
             trust=[
                 f"Measurements: {len(self.predictions)} published runs (data/), none from here. A system is a "
@@ -297,18 +368,32 @@ class Study:
                 f"Assumed: InferenceX's mean lengths are {INFERENCEX_LENGTH:g} of those that it names; with "
                 f"speculation {CONTEXT} tokens of context and the least tensor parallelism that fits, where the source "
                 f"does not say; {LIKE} ran on an H100, and EAGLE-3's tables have its acceptance.",
-                f"The preset: {fixed[0]['memory']:g} of the memory bandwidth, {US * fixed[0]['launch_s']:g} us a "
-                f"launch, {US * fixed[0]['all_reduce_s']:g} us an all-reduce, {US * fixed[1]['sequence_s']:g} us a "
-                "sequence, "
-                f"{US * fixed[1]['verified_sequence_s']:g} us more with drafts, {MS * fixed[1]['round_s']:g} ms a "
-                "round, "
-                f"{MS * fixed[1]['draft_step_s']:g} ms a draft step; with a source left out the last two "
-                f"are {ranges[0][0]:.2f} to {ranges[1][0]:.2f} and {ranges[0][1]:.2f} to {ranges[1][1]:.2f} ms.",
-                f"Choices: a best tensor parallelism (within 1 %) is predicted for {right} of {several} deployments "
-                f"(the largest is one for {largest}), a best chain length for "
-                + " and ".join(
-                    f"{good} of {count} tasks ({kind})" for (count, good), kind in zip(lengths, KINDS, strict=True)
+                f"The preset: {fixed['memory']:g} of the memory bandwidth, {US * fixed['launch_s']:g} us a "
+                f"launch, {US * fixed['all_reduce_s']:g} us an all-reduce; of a round, of a draft step and more of a "
+                "tree's round, in ms: "
+                + "; ".join(overheads_text(*item) for item in self.preset["overheads"].items())
+                + ". Engines of before mid 2025 (@2025-03) are fitted apart.",
+                "Intervals of 90 %, from the other systems, hold so many of a system's runs, on average over systems: "
+                + ", ".join(
+                    f"{100 * share:.0f} % ({what}; {len(self.coverage[what])} systems)" for what, share in held.items()
                 )
+                + ". Least: "
+                + ", ".join(
+                    f"{100 * share:.0f} % ({what}, {system})"
+                    for share, what, system in sorted(
+                        (share, what, system)
+                        for what, shares in self.coverage.items()
+                        for system, share in shares.items()
+                    )[:WORST]
+                )
+                + ".",
+                f"Against the last preset, held out too, {len(worse)} of {len(table)} systems got worse by more than "
+                f"{WORSE:g} points: {'; '.join(worse) or 'none'}.",
+                f"Choices: a best tensor parallelism (within 1 %) is predicted for {right} of {several} deployments "
+                f"(the largest is one for {largest}). A predicted best chain length is "
+                + " and ".join(f"{choice_text(own)} ({kind})" for own, kind in zip(lost, KINDS, strict=True))
+                + f"; by the last preset in {before['best K', 'tasks', '']:.0f} of all tasks, with a loss of "
+                f"{before['best K', 'loss', '']:.2f} %"
                 + ". Over the batches of EAGLE-3's tables the speedup falls: "
                 + "; ".join(batch_text(*table) for table in self.by_batch())
                 + ".",
@@ -322,17 +407,48 @@ class Study:
         """Yield the rows of the report: a class, and its predictions."""
 
         def of(what: str, *, experts: bool) -> list[Prediction]:
-            return [p for p in self.predictions if (p.what, p.experts, p.packed) == (what, experts, False)]
+            own = [p for p in self.predictions if (p.what, p.experts) == (what, experts) and "mtp" not in p.kind]
+            return [p for p in own if what == SERVED or not p.packed]
 
         yield STEP_DENSE, of(STEP, experts=False)
-        yield STEP_PACKED, [p for p in self.predictions if p.packed and not p.experts]
+        yield STEP_PACKED, [p for p in self.predictions if p.what == STEP and p.packed and not p.experts]
         yield SERVED_DENSE, of(SERVED, experts=False)
         yield SERVED_EXPERTS, of(SERVED, experts=True)
-        chains = [p for p in of(SPEEDUP, experts=False) if not p.tree]
-        yield CHAINS_DENSE, [p for p in chains if p.batch == 1]
-        yield BATCHES_DENSE, [p for p in chains if p.batch > 1]
-        yield TREES_DENSE, [p for p in of(SPEEDUP, experts=False) if p.tree]
-        yield SPEEDUP_EXPERTS, of(SPEEDUP, experts=True)
+        speedups = [p for p in self.predictions if p.what == SPEEDUP and not p.packed]
+        chains = [p for p in speedups if not p.tree]
+        yield SERVED_DRAFTS, [p for p in self.predictions if p.what == SERVED and "mtp" in p.kind]
+        yield CHAINS, chains
+        yield CHAINS_DENSE, [p for p in chains if not p.experts and p.kind[-1] == batch_class(1)]
+        yield BATCHES_DENSE, [p for p in chains if not p.experts and p.kind[-1] != batch_class(1)]
+        yield CHAINS_EXPERTS, [p for p in chains if p.experts]
+        yield TREES, [p for p in speedups if p.tree]
+        yield PACKED_SPEEDUPS, [p for p in self.predictions if p.what == SPEEDUP and p.packed]
+
+
+def choice_text(losses: Floats) -> str:
+    """Write in how many tasks a choice is near the best, and what it loses on average."""
+    near = int((losses <= 1 - NEAR).sum())
+    return f"within 1 % of the best in {near} of {len(losses)} tasks, and loses {100 * losses.mean():.2f} % on average"
+
+
+def overheads_text(engine: str, overheads: Mapping[str, float]) -> str:
+    """Write the overheads of an engine's rounds."""
+    return f"{engine} " + ", ".join(
+        f"{MS * overheads.get(name, 0.0):.2g}" for name in ("round_s", "draft_step_s", "tree_round_s")
+    )
+
+
+def groups_of(predictions: Sequence[Prediction]) -> list[Runs]:
+    """Summarise the errors by what is predicted, system and kind; one beyond `FARTHEST` counts like one there."""
+    of: dict[tuple[str, str, tuple[str, ...]], list[float]] = {}
+    for p in predictions:
+        of.setdefault((p.what, p.system, p.kind), []).append(math.log(p.measured / p.predicted[HELD_OUT]))
+    return [
+        Runs(
+            *key, len(logs), round(float(np.clip(np.mean(logs), -FARTHEST, FARTHEST)), 3), round(float(np.std(logs)), 3)
+        )
+        for key, logs in sorted(of.items())
+    ]
 
 
 def errors_row(predictions: Sequence[Prediction]) -> dict[str, Any]:
@@ -352,16 +468,18 @@ def by_system(predictions: Sequence[Prediction]) -> Iterator[tuple[str, str, str
     """Yield what is predicted, of which models, the system, and its predictions."""
     of: dict[tuple[str, str, str], list[Prediction]] = {}
     for p in predictions:
-        parts = ["experts" if p.experts else "dense", *(["tree"] * p.tree), *(["integer weights"] * p.packed)]
-        kind = ", ".join(parts)
+        kind = ", ".join([*p.kind[:-1], *(["tree"] * p.tree)])  # without the batch
         of.setdefault((p.what, kind, p.system), []).append(p)
     for (what, kind, system), group in sorted(of.items()):
         yield what, kind, system, group
 
 
-def system_row(what: str, kind: str, system: str, predictions: Sequence[Prediction]) -> dict[str, Any]:
-    """Return what table.csv has of a system."""
-    return {"what": what, "models": kind, "system": system, **errors_row(predictions)}
+def system_row(
+    what: str, kind: str, system: str, predictions: Sequence[Prediction], before: Mapping[tuple[str, ...], float]
+) -> dict[str, Any]:
+    """Return what table.csv has of a system; before : by what, kind and system, the last preset's median error."""
+    row = {"what": what, "models": kind, "system": system, **errors_row(predictions)}
+    return {**row, BEFORE: before.get((what, kind, system), float("nan"))}
 
 
 def batch_text(name: str, batches: Sequence[int], published: Floats, predicted: Floats) -> str:

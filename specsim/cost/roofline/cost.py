@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,20 +13,27 @@ import numpy.typing as npt
 from specsim.cost.batches import BatchCost, BatchTokens, DoesNotFit
 from specsim.cost.model import MAX_SECONDS, MAX_TREE_TOKENS
 from specsim.cost.roofline.architecture import (
-    MAX_SIZE,
     OTHER_MODEL,
-    Architecture,
-    architecture_from_config,
     config_path,
     find_architecture,
     find_model,
     model_config,
     public_shapes,
+    published_head,
 )
 from specsim.cost.roofline.drafters import CLASSES, ONE_PASS, drafter_config
+from specsim.cost.roofline.families import architecture_from_config
 from specsim.cost.roofline.hardware import GGUF_BITS
 from specsim.cost.roofline.passes import Operation, Roofline
-from specsim.cost.roofline.published import DRAFTERS, calibrated_error, class_error, error_note, log_error
+from specsim.cost.roofline.published import (
+    Error,
+    batch_class,
+    calibrated_error,
+    error_note,
+    published_error,
+    unknown_error,
+)
+from specsim.cost.roofline.shape import MAX_SIZE, Architecture, Attention, Mlp
 from specsim.io.arrays import Floats, Seconds
 from specsim.io.errors import InputError
 from specsim.io.names import find_name, known_name, plain
@@ -40,6 +48,8 @@ BLOCK_LAYERS = 5  # of published DFlash, DSpark and Domino drafters
 OWN_NAMES = ("dflash", "dspark", "p-eagle", "pard", "suffix")  # methods of engines beside their kind's usual one
 LOOKUPS = ("suffix", "ngram-gpu", "ngram-simple", "ngram-mod", "ngram-map-k", "ngram-map-k4v", "ngram-cache")
 DRAFT_MODELS = ("model", "draftmodel", "draft", "draftsimple", "standalone")  # names that do not say which
+CONSUMER = re.compile("GeForce|Radeon|Ryzen|Apple|Arc")  # in the title of a GPU that people have at home
+PROCESSOR = re.compile("EPYC|Xeon|CPU")
 LARGEST_NUMBER = 64  # of MEDUSA's heads, and of a block drafter's layers
 
 
@@ -68,7 +78,13 @@ class Drafter:
     @property
     def reads_verified(self) -> bool:
         """Whether a round's first pass reads all tokens that the last one verified, as engines run EAGLE-3 and MTP."""
-        return self.kind in ("eagle3", "mtp")
+        return self.kind in ("eagle3", "mtp") and not self.borrows_cache
+
+    @property
+    def borrows_cache(self) -> bool:
+        """Whether it attends to the target's cache and has none, as Gemma-4's."""
+        attention = self.model.of(Attention) if self.model else []
+        return bool(attention) and all(block.values == "shared" for block in attention)
 
 
 def find_drafter(drafter: str | Mapping[str, Any], target: Architecture) -> Drafter:
@@ -80,9 +96,11 @@ def find_drafter(drafter: str | Mapping[str, Any], target: Architecture) -> Draf
             vocabulary, ``{"kind": "eagle", "vocabulary": 8192}``
         "eagle3" : three states of the target are projected to one, a dense layer attends to it and an embedding, and a
             head of its own drafts 32,000 tokens; ``{"kind": "eagle3", "vocabulary": 32000, "hidden_size": ...,
-            "intermediate_size": ...}``; default sizes, and all heads, are the target's
+            "intermediate_size": ...}``; default: those of the head that is published for the target, else the
+            target's
         "mtp" : multi-token prediction, a state and an embedding are projected to one, then a layer of the target's own
-            kind, with its experts, and its head
+            kind, with its experts, and its head; for Gemma-4 the small model that is published for it, which attends
+            to the target's cache
         ``{"kind": "block", "layers": N}`` : N dense layers that draft all tokens in one pass, as DFlash, P-EAGLE and
             PARD do; sizes as of "eagle3", default: the target's
         ``{"kind": "medusa", "heads": K}``
@@ -127,28 +145,57 @@ def find_drafter(drafter: str | Mapping[str, Any], target: Architecture) -> Draf
             raise InputError(f"roofline: drafter {kind} has {key}={value!r}; give 1 to {most[key]}{short}")
     value, name = keys.get(number, 0), f"{kind} of {target.name}"
     drafted = min(EAGLE3_VOCABULARY, target.vocab_size) if kind == "eagle3" else target.vocab_size
-    layer = replace(target, name=name, vocab_size=keys.get("vocabulary", drafted), num_layers=1, dense_layers=0,
-                    window_layers=0, linear_layers=0)  # fmt: skip
-    sizes = {key: keys[key] for key in SIZES[1:] if key in keys}
-    dense = replace(layer, experts=None, tied=False, latent=None, linear=None, gated_attention=False, **sizes)
+    layer = replace(target.first(0, name), vocab_size=keys.get("vocabulary", drafted), tables=0, projected_width=0,
+                    streams=1)  # fmt: skip
+    hidden = target.hidden_size
+
+    def dense(layers: int = 1) -> Architecture:
+        """A dense model of the target's heads, or of sizes of its own."""
+        sizes = {key: keys[key] for key in SIZES[1:] if key in keys}
+        blocks = target.plain_attention, Mlp(sizes.get("intermediate_size", target.intermediate_size))
+        return replace(layer, layers=(blocks,) * layers, tied=False, **sizes)
+
     match kind:
         case "eagle":
-            return Drafter(kind, replace(layer, experts=None, projected_width=2 * target.hidden_size))
+            return Drafter(kind, replace(layer, layers=(target.dense_layer,), projected_width=2 * hidden))
         case "edd" | "vdm":
-            return Drafter(kind, replace(layer, experts=None))
+            return Drafter(kind, replace(layer, layers=(target.dense_layer,)))
         case "eagle3":
-            return Drafter(kind, replace(dense, projected_width=3 * target.hidden_size, attended_states=2))
+            if (sizes := published_head("eagle3", target)) and not {*SIZES[1:]} & set(keys):
+                head = architecture_from_config({"num_hidden_layers": 1, "vocab_size": layer.vocab_size,
+                                                 "model_type": "llama", **sizes}, name)  # fmt: skip
+                return _eagle3(head, target)
+            return _eagle3(dense(), target)
         case "mtp":
-            return Drafter(kind, replace(layer, projected_width=2 * target.hidden_size))
+            if assistant := published_head("mtp", target):
+                return _assistant(assistant, name)
+            return Drafter(kind, replace(layer, layers=(target.predicting_layer,), projected_width=2 * hidden))
         case "block":
-            return Drafter(kind, replace(dense, num_layers=value), method=method)
+            return Drafter(kind, dense(layers=value), method=method)
         case "eesd":
             return Drafter(kind, target.first(value + 1, name), shared_layers=value)
         case "self-sd":
             return Drafter(kind, target.first(value, name))
         case "medusa":
-            return Drafter(kind, replace(target.first(0, name), medusa_heads=value))
+            return Drafter(kind, replace(layer, medusa_heads=value))
     return Drafter(kind, method=method)
+
+
+def _eagle3(head: Architecture, target: Architecture) -> Drafter:
+    """The drafter of a dense layer that attends to a state and an embedding."""
+    return Drafter("eagle3", replace(head.attending(states=2), projected_width=3 * target.hidden_size))
+
+
+def _assistant(config: Mapping[str, Any], name: str) -> Drafter:
+    """Gemma-4's drafter: a small model on the target's cache, between projections from and to the target's states."""
+    text = dict(config.get("text_config", {}))
+    text = {"model_type": "gemma4_text", **text, "num_kv_shared_layers": text.get("num_hidden_layers")}
+    model = architecture_from_config(text, name)
+    if config.get("use_ordered_embeddings"):  # scores clusters of tokens, then those of the best clusters
+        clusters = config.get("num_centroids", 2048)
+        drafted = clusters + model.vocab_size // clusters * config.get("centroid_intermediate_top_k", 32)
+        model = replace(model, vocab_size=drafted)
+    return Drafter("mtp", replace(model, projected_width=3 * int(config["backbone_hidden_size"])))
 
 
 def _named_drafter(name: str) -> tuple[Mapping[str, Any], str]:
@@ -193,13 +240,13 @@ def _drafter_of_config(config: Mapping[str, Any], name: str, target: Architectur
             return Drafter("eagle", replace(model, projected_width=2 * target.hidden_size))
         return Drafter("model", model)
     if own.method == "mtp":
-        return find_drafter("mtp", target)
+        return _assistant(config, name) if "backbone_hidden_size" in config else find_drafter("mtp", target)
     if own.method == "medusa":
         return find_drafter({"kind": "medusa", "heads": own.heads}, target)
     head = architecture_from_config(own.sizes, name)
     head = replace(head, vocab_size=own.vocabulary or target.vocab_size, tied=False)
     if own.method == "eagle3":
-        return Drafter("eagle3", replace(head, projected_width=3 * target.hidden_size, attended_states=2))
+        return _eagle3(head, target)
     if own.method == "eagle":
         return Drafter("eagle", replace(head, projected_width=2 * target.hidden_size))
     return Drafter("block", head, method=own.method if own.method in OWN_NAMES else "", block=own.block)
@@ -213,6 +260,7 @@ class Overheads:
     sequence_s : each sequence of a pass of the target
     verified_sequence_s : each sequence of a pass of the target that verifies drafts, in addition
     round_s : a round
+    tree_round_s : a round with a tree, in addition
     policy_step_s : a decision whether to continue
     draft_step_s : a draft step; below 0 where measured ones take less than their pass by the roofline
     cold_start_s : the first draft step, where the target's pass has thrown the drafter's weights out of a cache
@@ -227,6 +275,7 @@ class Overheads:
     cold_start_ratio: float = 0.0
     sequence_s: float = 0.0
     verified_sequence_s: float = 0.0
+    tree_round_s: float = 0.0
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -260,6 +309,7 @@ class RooflineCost(BatchCost):
     draft_passes : the passes of `drafter.model`; default: on the target's hardware, as its own
     batch : sequences in lockstep; times are the batch's
     overheads : overhead of a round besides its passes
+    prompt_share : share of the time of other requests' prompts that a served token waits for
     covered : ranges of the calibration; `notes` names requests beyond them
     engine : name of the inference engine whose overheads these are
     remarks : what `notes` say of the costs beside their error
@@ -281,6 +331,7 @@ class RooflineCost(BatchCost):
     draft_passes: Roofline | None = None
     batch: int = 1
     overheads: Overheads = field(default_factory=Overheads)
+    prompt_share: float = 1.0
     covered: Covered | None = None
     engine: str = ""
     remarks: tuple[str, ...] = ()
@@ -305,6 +356,9 @@ class RooflineCost(BatchCost):
 
     def policy_step(self) -> float:
         return self.overheads.policy_step_s
+
+    def tree_round_overhead(self) -> float:
+        return self.round_overhead() + self.overheads.tree_round_s
 
     def batch_draft(self, place: npt.ArrayLike, tokens: BatchTokens) -> Seconds:
         overhead_s = self.overheads.draft_step(place) + np.zeros(np.shape(tokens.cached))
@@ -331,7 +385,8 @@ class RooflineCost(BatchCost):
         return np.maximum(pass_s + overhead_s, 0.0)
 
     def catch_up(self, context: npt.ArrayLike) -> Seconds:
-        return np.zeros(np.shape(context)) if self.drafter.reads_verified else super().catch_up(context)
+        read = self.drafter.reads_verified or self.drafter.borrows_cache
+        return np.zeros(np.shape(context)) if read else super().catch_up(context)
 
     @property
     def subject(self) -> str:
@@ -366,14 +421,14 @@ class RooflineCost(BatchCost):
         shared, model = self.drafter.shared_layers, self.target.model
         if not shared:
             return self.target.batch_operations(tokens)
-        above = replace(self.target, model=model.first(model.num_layers - shared))
+        above = replace(self.target, model=model.after(shared))
         last = BatchTokens.alike(tokens.sequences, 1, tokens.cached / tokens.sequences)
         return [*above.batch_operations(tokens), *self.target.layers(model.first(shared), last)]
 
     def batch_verify(self, tokens: BatchTokens) -> Seconds:
         self.check_memory(tokens)
         passes_s = self.target.total(self.verify_operations(tokens))
-        verifies = np.asarray(tokens.new > tokens.sequences)
+        verifies = np.asarray(tokens.new - tokens.prompts > tokens.sequences)
         of_sequence_s = self.overheads.sequence_s + verifies * self.overheads.verified_sequence_s
         return passes_s + tokens.sequences * of_sequence_s
 
@@ -381,27 +436,42 @@ class RooflineCost(BatchCost):
         """A pass, and a launch to compact the cache where tokens can be rejected."""
         return self.batch_verify(tokens) + (tokens.new > tokens.sequences) * self.target.derating.launch_s
 
+    def kind(self, *, drafts: bool = True) -> tuple[str, ...]:
+        """Words for what decides the error, as published runs have them; drafts : of a run with speculation."""
+        model, weights = self.target.model, self.target.weights
+        formats = weights.values() if isinstance(weights, Mapping) else [weights]
+        words = {
+            "dense": model.experts is None,
+            "experts": model.experts is not None,
+            "hybrid": model.linear is not None,
+            "integer weights": any(str(name).startswith("int") or name in GGUF_BITS for name in formats),
+            "consumer GPU": bool(CONSUMER.search(self.target.hardware.title)),
+            "CPU": bool(PROCESSOR.search(self.target.hardware.title)),
+        }
+        drafter = "eagle" if self.drafter.kind == "eagle3" else self.drafter.kind
+        own = [word for word, said in words.items() if said]
+        return (*own, *([drafter] if drafts else []), batch_class(self.batch))
+
     @property
-    def published_kind(self) -> bool:
-        """Whether speedups with such a drafter and such weights are published."""
-        formats = self.target.weights.values() if isinstance(self.target.weights, Mapping) else [self.target.weights]
-        unlike = any(str(name).startswith("int") or name in GGUF_BITS for name in formats)
-        return self.drafter.kind in DRAFTERS and not unlike
+    def _published(self) -> Error | None:
+        return published_error("speedup", self.kind()) if self.engine else None
 
     @property
     def error_band(self) -> tuple[float, float] | None:
-        if self.covered is not None or not self.engine or not self.published_kind:
-            return None
-        error = class_error("speedup", experts=self.target.model.experts is not None, batch=self.batch)
-        return None if error is None else (error.low, error.high)
+        return None if self.covered is not None or self._published is None else self._published.band
+
+    @property
+    def error_known(self) -> bool:
+        return self.covered is not None or self._published is not None
 
     @property
     def speedup_error(self) -> tuple[float, float]:
-        experts = self.target.model.experts is not None
-        bias, sd = log_error(experts=experts, batch=self.batch, known=bool(self.engine) and self.published_kind)
+        error = self._published
+        bias, sd = (0.0, unknown_error("speedup")) if error is None else (error.mean, error.sd)
         if self.covered is None:
             return bias, sd
         between = min(self.covered.batches) <= self.batch <= max(self.covered.batches)
+        experts = self.target.model.experts is not None
         return 0.0, calibrated_error(experts=experts, batch=self.batch) if between else sd
 
     def notes(self, max_draft_tokens: int, contexts: tuple[int, int]) -> list[str]:
@@ -418,8 +488,7 @@ class RooflineCost(BatchCost):
         if covered is None:
             if not self.engine:
                 return ["roofline, not calibrated", *slow]
-            experts, known = self.target.model.experts is not None, self.published_kind
-            return [error_note("speedup", experts=experts, batch=self.batch, known=known), *slow]
+            return [error_note("speedup", self.kind()), *slow]
         beyond = []
         if covered.subject != self.subject:
             beyond.append(f"{self.subject}, calibrated on {covered.subject}")

@@ -11,7 +11,9 @@
 ``activations`` : float8 or float4, for products in that type; default: weights are unpacked as they are read
 ``cache`` : format of keys and values: float8, q8_0, ...
 ``batch``, ``tensor_parallel``
-``engine`` : a name of `engine_preset`, whose overhead counts; default: none
+``engine`` : a name of `engine_preset`, whose overhead counts, also with the month of the release that runs, such as
+    "sglang@2025-03"; default: none
+``states`` : how the engine keeps linear attention's states, of `STATE_BYTES`
 ``calibration`` : ``target`` and ``drafter``, each with ``memory``, ``compute``, ``launch_s``, ``overlap``,
     ``all_reduce_s``;
     ``overheads``; ``covered``, as `calibration_document` gives them
@@ -29,7 +31,7 @@ from typing import Any
 from specsim.cost.roofline.architecture import find_architecture
 from specsim.cost.roofline.cost import Covered, Overheads, RooflineCost, find_drafter
 from specsim.cost.roofline.formats import find_format, stored_weights
-from specsim.cost.roofline.hardware import Derating, find_hardware
+from specsim.cost.roofline.hardware import Derating, find_hardware, on_links
 from specsim.cost.roofline.passes import Roofline
 from specsim.io.errors import InputError
 from specsim.io.json import from_keys
@@ -37,6 +39,7 @@ from specsim.io.names import known_name
 
 PRESET, LLAMACPP = (Path(__file__).parent / name for name in ("engines.json", "llamacpp.json"))
 WITHOUT_PRESET = ("transformers",)  # engines whose overhead nobody has measured here
+CHANGED = "2025-07"  # from this month on engines start a draft step several times as fast
 INVALID, REMAKE = "correct it, or calibrate again", "write it anew with `python -m studies published`"
 
 
@@ -53,6 +56,7 @@ class RooflineForm:
     tensor_parallel: int = 1
     activations: str | None = None
     cache: str | None = None
+    states: str = "float32"
     engine: str | None = None
     calibration: dict[str, Any] = field(default_factory=dict)
     stored: str = ""
@@ -72,6 +76,7 @@ class RooflineForm:
             tensor_parallel=self.tensor_parallel,
             activations=self.activations,
             cache=None if self.cache is None else find_format(self.cache),
+            states=self.states,
         )
         cost = RooflineCost(target, find_drafter(self.drafter, target.model), batch=self.batch)
         if stored:
@@ -148,19 +153,26 @@ class Preset:
 
     engines : full names by the names of `specsim advise --engine`
     derating : shares of the hardware's ceilings that are reached, times of a launch and of an all-reduce
-    overheads : of steps, sequences, rounds and draft steps
+    overheads : of sequences, rounds and draft steps, by engine; "vllm@2025-03" is of releases before `CHANGED`
+    prompt_shares : of the time of other requests' prompts, what a token waits for, by engine; default: all
     vector : of passes over a few rows, see `Roofline`
-    remark : what is known of the error, where `published_errors` has no class of it
+    remark : what is known of the error beside `published_errors`
     source, date : what the numbers were fitted to
     """
 
     engines: dict[str, str]
     derating: Derating
-    overheads: Overheads
+    overheads: dict[str, dict[str, float]]
     source: str
     date: str
+    prompt_shares: dict[str, float] = field(default_factory=dict)
     vector: float = 0.0
     remark: str = ""
+
+    def overheads_of(self, engine: str, month: str) -> Overheads:
+        """Of an engine as it was in a month, such as "2025-03"; of today's without one."""
+        early = [name for name in self.overheads if month and month < CHANGED and name.startswith(f"{engine}@")]
+        return Overheads(**self.overheads[early[0] if early else engine])
 
 
 @cache
@@ -189,27 +201,31 @@ def _read_preset(path: Path) -> Preset:
 def in_engine(cost: RooflineCost, engine: str) -> RooflineCost:
     """Return the costs of the same models on the same hardware in an inference engine; InputError if it is unknown.
 
+    engine : also with a month, such as "sglang@2025-03", whose release runs
+
     An engine whose overhead is not known adds none, and a remark says so.
     """
     preset = engine_preset()
     llamacpp = llamacpp_preset()
     known = [*preset.engines, *llamacpp.engines, *WITHOUT_PRESET]
+    engine, _, month = engine.partition("@")
     engine = known_name("engine", engine, known, where="for costs on a GPU")
     if engine in llamacpp.engines:
         preset = llamacpp
     if engine in WITHOUT_PRESET:
         return replace(cost, remarks=(*cost.remarks, f"without the overhead of {engine}, which is not known"))
-    overheads = preset.overheads
+    overheads = preset.overheads_of(engine, month)
     if cost.draft_passes is None or cost.drafter.at_once:  # a step is not launched for every token
         once_s = overheads.round_s + overheads.draft_step_s
         overheads = replace(overheads, round_s=once_s, draft_step_s=0.0)
-    of_passes: dict[str, Any] = {"derating": preset.derating, "vector": preset.vector}
-    cost = replace(
+    derating = on_links(preset.derating, cost.target.hardware)
+    of_passes: dict[str, Any] = {"derating": derating, "vector": preset.vector}
+    return replace(
         cost,
         target=replace(cost.target, **of_passes),
         draft_passes=cost.draft_passes and replace(cost.draft_passes, **of_passes),
         overheads=overheads,
+        prompt_share=preset.prompt_shares.get(engine, 1.0),
+        engine=engine,
+        remarks=(*cost.remarks, *([preset.remark] if preset.remark else [])),
     )
-    if preset.remark:  # no class of published errors is this engine's
-        return replace(cost, remarks=(*cost.remarks, preset.remark))
-    return replace(cost, engine=engine)

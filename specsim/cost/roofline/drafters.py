@@ -9,7 +9,7 @@ from typing import Any
 # What a drafter's class has in its name, and the drafter's name in engines; the first that fits counts.
 CLASSES = {
     "dflash": "dflash", "dspark": "dspark", "domino": "domino", "peagle": "p-eagle", "eagle3": "eagle3",
-    "medusa": "medusa", "mtp": "mtp", "eagle": "eagle",
+    "medusa": "medusa", "mtp": "mtp", "assistant": "mtp", "eagle": "eagle",
 }  # fmt: skip
 ONE_PASS = ("dflash", "dspark", "domino", "p-eagle", "pard")  # draft all tokens in a single pass
 """Drafters of kind block, by the names that engines and papers give them."""

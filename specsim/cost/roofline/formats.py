@@ -6,8 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from specsim.cost.roofline.architecture import Part, find_model, model_config, released_weights
+from specsim.cost.roofline.architecture import find_model, model_config, released_weights
 from specsim.cost.roofline.hardware import BITS
+from specsim.cost.roofline.shape import Part
 from specsim.io.errors import InputError
 from specsim.io.names import known_name
 
@@ -79,7 +80,11 @@ def stored_weights(model: str | Mapping[str, Any]) -> Stored | None:
         return None
     if not isinstance(found, Mapping):
         raise InputError(f"{where}: quantization_config is not an object; {HINT}")
-    return Stored(_stored(found, where), f"by quantization_config of {where}")
+    weights = _stored(found, where)
+    if found.get("expert_dtype", config.get("expert_dtype")) == "fp4":  # DeepSeek-V4; a scale for 32 weights
+        parts = weights if isinstance(weights, dict) else {"attention": weights, "mlp": weights}
+        weights = {**parts, "experts": "mxfp4"}
+    return Stored(weights, f"by quantization_config of {where}")
 
 
 def _stored(config: Mapping[str, Any], where: str) -> Weights:

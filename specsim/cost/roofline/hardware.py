@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,9 @@ from specsim.io.names import find_name, known_name
 
 DATASHEETS = Path(__file__).parent / "hardware.json"
 LARGEST_CEILING = 1e24
+PCIE_BYTES_S = 64e9  # of PCIe 5.0 x16 in a direction; the bridges of a pair of consumer GPUs are not faster
+# Published decoding steps on 4 and 8 RTX PRO 6000 take 10 to 20 us an all-reduce more than NVLink's explain.
+PCIE_ALL_REDUCE_S = 20e-6
 SEVERAL = re.compile(r"(?P<count>\d+)\s*[x\u00d7*]\s*(?P<name>.+)", re.IGNORECASE)  # such as 8xH100
 OTHER_GPU = 'of another GPU give the data sheet in a cost file: "hardware": {"memory_bytes_s": ..., "flops": {...}}'
 INVALID = "give memory_bytes_s and flops, or a name"
@@ -133,6 +136,16 @@ def usual_derating() -> Derating:
     """The derating of unmeasured hardware; the data file names its source."""
     usual = _datasheets()["derating"]
     return Derating(**{field.name: usual[field.name] for field in fields(Derating)})
+
+
+def on_links(derating: Derating, hardware: Hardware) -> Derating:
+    """The derating of an engine on this hardware: an all-reduce over PCIe takes longer than one over NVLink.
+
+    >>> on_links(Derating(all_reduce_s=5e-6), find_hardware("rtx-pro-6000")).all_reduce_s
+    2e-05
+    """
+    slow = 0 < hardware.link_bytes_s <= PCIE_BYTES_S
+    return replace(derating, all_reduce_s=max(derating.all_reduce_s, PCIE_ALL_REDUCE_S)) if slow else derating
 
 
 @cache

@@ -11,8 +11,17 @@ import numpy as np
 import numpy.typing as npt
 
 from specsim.cost.batches import BatchTokens
-from specsim.cost.roofline.architecture import Architecture, LatentAttention, LinearAttention, Part
 from specsim.cost.roofline.hardware import BITS, GGUF_BITS, PRODUCTS, Derating, Hardware, usual_derating
+from specsim.cost.roofline.shape import (
+    Architecture,
+    Attending,
+    Attention,
+    Experts,
+    LatentAttention,
+    LinearAttention,
+    Mlp,
+    Part,
+)
 from specsim.io.arrays import Floats, Seconds
 from specsim.io.errors import InputError
 from specsim.io.names import nearest_names
@@ -20,7 +29,11 @@ from specsim.io.names import nearest_names
 SMALL_BATCH = 8
 """Rows up to which llama.cpp, and Metal's kernels, multiply with packed weights as with a vector, row after row. A
 larger batch is multiplied with matrix units, and is taken to cost no less than this one."""
-STATE_BYTES = 4  # of a number of linear attention's state, in float32
+STATE_BYTES = {"float32": 4, "bfloat16": 2, "replay": 4}
+"""Bytes of a number of linear attention's state, by how an engine keeps it for tokens that may be rejected: it writes
+and reads back a state behind every verified token, in this type, or runs the accepted ones anew."""
+EXPERTS_ALIKE = 0.8
+"""n tokens of one sequence choose as many experts as n ** 0.8 independent ones. Fitted, see studies/published."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +70,7 @@ class Roofline:
         are then of the wider of both types. Default: weights are unpacked to `dtype` as they are read
     cache : format of keys and values, or of latents. Default: `dtype`
     tensor_parallel : devices that share weights and cache
+    states : how the engine keeps linear attention's states, of `STATE_BYTES`
     vector : share of float32's throughput at which further rows of a small batch are multiplied with packed weights,
         where an engine leaves matrix units to larger batches; 0: it does not. `Hardware.reread` counts before it
     derating : reached share of the ceilings
@@ -81,6 +95,7 @@ class Roofline:
     derating: Derating = field(default_factory=usual_derating)
     activations: str | None = None
     cache: str | None = None
+    states: str = "float32"
     vector: float = 0.0
 
     def __post_init__(self) -> None:
@@ -99,11 +114,14 @@ class Roofline:
                 raise InputError(f"roofline: weights in {name!r} are unknown; {nearest_names(str(name), [*BITS])}")
         if self.cache is not None and self.cache not in BITS:
             raise InputError(f"roofline: a cache in {self.cache!r} is unknown; {nearest_names(self.cache, [*BITS])}")
-        if self.tensor_parallel < 1 or self.model.num_heads % self.tensor_parallel:
-            raise InputError(
-                f"roofline: {self.tensor_parallel} devices cannot share the {self.model.num_heads} heads of "
-                f"{self.model.name}; choose a divisor"
-            )
+        if self.states not in STATE_BYTES:
+            raise InputError(f"roofline: states {self.states!r} are unknown; give one of {', '.join(STATE_BYTES)}")
+        for heads in sorted({block.heads for block in self.model.blocks if not isinstance(block, Mlp | Experts)}):
+            if self.tensor_parallel < 1 or heads % self.tensor_parallel:
+                raise InputError(
+                    f"roofline: {self.tensor_parallel} devices cannot share the {heads} heads of {self.model.name}; "
+                    "choose a divisor"
+                )
         if self.tensor_parallel > 1 and not self.hardware.link_bytes_s:
             raise InputError(f"roofline: {self.hardware.name} has no link_bytes_s, which tensor_parallel needs")
         if 0 < self.hardware.memory_bytes < self.weight_bytes / self.tensor_parallel:
@@ -149,31 +167,38 @@ class Roofline:
 
     def kv_bytes(self, context: npt.ArrayLike) -> Floats:
         """The cache of a sequence with `context` tokens, of all devices together but for their copies of it."""
-        return np.asarray(self._token_bytes(context) + self._state_bytes)
+        return np.asarray(self._token_bytes(context, 1) + self._state_bytes)
 
     def device_bytes(self, sequences: npt.ArrayLike, context: npt.ArrayLike) -> Floats:
         """Weights, and the caches of so many sequences with `context` tokens each, on a device."""
-        # Devices beyond the key-value heads hold copies of them, and all devices hold latents.
-        sharing = 1 if self.model.latent else min(self.tensor_parallel, self.model.num_kv_heads)
-        caches = self._token_bytes(context) / sharing + self._state_bytes / self.tensor_parallel
+        caches = self._token_bytes(context, self.tensor_parallel) + self._state_bytes / self.tensor_parallel
         return np.asarray(self.weight_bytes / self.tensor_parallel + np.asarray(sequences) * caches)
 
-    def _token_bytes(self, context: npt.ArrayLike) -> Floats:
-        """The part of a sequence's cache that grows with its context."""
-        model, tokens = self.model, np.asarray(context, dtype=np.float64)
-        cached = model.cached(tokens) * model.kv_width * self._cache_width
-        if model.latent and model.latent.index_tokens:
-            cached = cached + model.attention_layers * tokens * model.latent.index_key_bytes
-        return np.asarray(cached)
+    def _token_bytes(self, context: npt.ArrayLike, devices: int) -> Floats:
+        """The part of a sequence's cache that grows with its context, on one of these devices."""
+        tokens, bytes_ = np.asarray(context, dtype=np.float64), np.zeros(np.shape(context))
+        for block, count in self.model.blocks.items():
+            if isinstance(block, Attending):
+                kv = block.cached(tokens) * block.cached_width * self._cache_width
+                bytes_ = bytes_ + count * kv / holders(block, devices)
+                if block.index and block.index.own:
+                    bytes_ = bytes_ + count * tokens / block.index.ratio * block.index.key_bytes
+        return np.asarray(bytes_)
 
     @property
     def _state_bytes(self) -> float:
         """States of a sequence's linear attention, and the last tokens that it convolves."""
-        linear = self.model.linear
-        if linear is None:
-            return 0.0
-        convolved = (linear.kernel - 1) * linear.convolved_width * self._width
-        return self.model.linear_layers * (linear.state_size * STATE_BYTES + convolved)
+        return float(
+            sum(
+                count * (block.state_size * STATE_BYTES[self.states] + self._convolved_tokens(block))
+                for block, count in self.model.blocks.items()
+                if isinstance(block, LinearAttention)
+            )
+        )
+
+    def _convolved_tokens(self, linear: LinearAttention) -> float:
+        """Bytes of the tokens before a new one that a layer's convolution covers."""
+        return max(linear.kernel - 1, 0) * linear.convolved_width * self._width
 
     @property
     def _width(self) -> float:
@@ -228,100 +253,134 @@ class Roofline:
         """Operations of the layers of `model` in such a pass, summed over layers."""
         if not model.num_layers:
             return
-        rows, width, count, devices = tokens.new, self._width, model.num_layers, self.tensor_parallel
-        states = rows * model.hidden_size * width
-        yield Operation("norms", 2 * count * 4 * states, launches=2 * count)  # reads and writes state and residual
-        if model.latent and model.attention_layers:
-            yield from self._latent_attention(model, model.latent, tokens)
-        elif model.attention_layers:
-            yield from self._attention(model, tokens)
-        if model.linear and model.linear_layers:
-            yield from self._linear_attention(model, model.linear, tokens)
-        dense = count - model.expert_layers
-        if dense:
-            yield from self._mlp("MLP", rows, model.hidden_size, model.intermediate_size, dense)
-        if model.expert_layers:
-            yield from self._experts(model, rows)
+        rows, count, devices = tokens.new, model.blocks.total(), self.tensor_parallel
+        states = rows * model.hidden_size * self._width
+        # Reads and writes state and residual.
+        yield Operation("norms", count * 2 * (1 + model.streams) * states, launches=count)
+        for block, times in model.blocks.items():
+            match block:
+                case Attention():
+                    yield from self._attention(block, times, model.hidden_size, tokens)
+                case LatentAttention():
+                    yield from self._latent_attention(block, times, model.hidden_size, tokens)
+                case LinearAttention():
+                    yield from self._linear_attention(block, times, model.hidden_size, tokens)
+                case Mlp():
+                    yield from self._mlp("MLP", rows, model.hidden_size, block, times)
+                case Experts():
+                    yield from self._experts(block, times, model.hidden_size, tokens)
         if devices > 1:  # every device sends its share of the sum to the others, and then of the result
             sent = 2 * (devices - 1) / devices * states
-            yield Operation("all-reduce", 0.0, link_bytes=2 * count * sent, all_reduces=2 * count)
+            yield Operation("all-reduce", 0.0, link_bytes=count * sent, all_reduces=count)
 
-    def _attention(self, model: Architecture, tokens: BatchTokens) -> Iterator[Operation]:
+    def _attention(self, block: Attention, count: int, hidden: int, tokens: BatchTokens) -> Iterator[Operation]:
         """Attention to cached keys and values, by heads that devices share."""
-        rows, width, count, devices = tokens.new, self._width, model.attention_layers, self.tensor_parallel
-        hidden, queries = model.hidden_size, model.num_heads * model.head_dim
-        made = model.query_width + model.kv_width
-        cached = tokens.sequences * model.attended(tokens.cached / tokens.sequences)
-        new_per_key = tokens.pairs / (tokens.cached + rows)  # queries that weigh a key, on average over keys
-        inputs = model.attended_states * hidden
+        rows, width, devices = tokens.new, self._width, self.tensor_parallel
+        inputs, queries, results = block.states * hidden, block.query_width, block.value_width
+        made = block.gate_width + block.made_width
+        if block.query_rank:
+            yield self._linear("latents", rows, inputs, block.query_rank, count, "attention", divided=False)
+            yield self._linear("queries", rows, block.query_rank, queries, count, "attention")
+        else:
+            made += queries
         yield self._linear("queries, keys, values", rows, inputs, made, count, "attention")
-        moved = count * rows * (queries + model.kv_width) * width / devices
+        yield from self._beside(block, count, hidden, tokens)
+        moved = count * rows * (queries + block.cached_width) * width / devices
         yield Operation("rotation, cache write", 2 * moved, launches=count)
-        # Devices beyond the key-value heads hold copies of them.
-        kv = (cached + count * rows) * model.kv_width * self._cache_width / min(devices, model.num_kv_heads)
-        products = 4 * queries * new_per_key * (cached + count * rows) / devices
-        yield Operation("attention", kv + 2 * count * rows * queries * width / devices, products, count,
+        entries, pairs = self._reached(block, tokens)
+        kv = count * entries * block.kv_width * self._cache_width / holders(block, devices)
+        products = 2 * (queries + results) * count * pairs / devices
+        yield Operation("attention", kv + count * rows * (queries + results) * width / devices, products, count,
                         products=self._products(self.cache or self.dtype))  # fmt: skip
-        if model.gated_attention:
-            yield Operation("attention gate", 3 * count * rows * queries * width / devices, launches=count)
-        yield self._linear("output projection", rows, queries, hidden, count, "attention")
+        yield from self._gate(block, count, rows * results)
+        if block.output_rank:
+            groups = block.output_groups
+            yield self._per_head("output latents", rows, results // groups, block.output_rank, groups, count)
+            results = groups * block.output_rank
+        yield self._linear("output projection", rows, results, hidden, count, "attention")
 
     def _latent_attention(
-        self, model: Architecture, latent: LatentAttention, tokens: BatchTokens
+        self, block: LatentAttention, count: int, hidden: int, tokens: BatchTokens
     ) -> Iterator[Operation]:
         """Attention to cached latents, which every device has; heads and their matrices are shared."""
-        rows, width, count, devices = tokens.new, self._width, model.attention_layers, self.tensor_parallel
-        hidden, heads = model.hidden_size, model.num_heads
-        key_width = latent.nope_dim + latent.rope_dim
-        down = latent.query_rank + latent.cached_width
+        rows, width, devices, heads = tokens.new, self._width, self.tensor_parallel, block.heads
+        down = block.query_rank + block.cached_width
         yield self._linear("queries and latents", rows, hidden, down, count, "attention", divided=False)
-        yield self._linear("queries", rows, latent.query_rank or hidden, heads * key_width, count, "attention")
-        attended, pairs = tokens.cached + rows, tokens.pairs
-        if latent.index_tokens:
-            yield from self._indexer(model, latent, tokens)
-            attended, pairs = (np.minimum(all_, rows * latent.index_tokens) for all_ in (attended, pairs))
-        yield self._per_head("absorbed keys", rows, latent.nope_dim, latent.kv_rank, heads, count)
-        moved = rows * (heads * latent.cached_width / devices + latent.cached_width)
+        yield self._linear("queries", rows, block.query_rank or hidden, block.query_width, count, "attention")
+        yield from self._beside(block, count, hidden, tokens)
+        attended, pairs = self._reached(block, tokens)
+        yield self._per_head("absorbed keys", rows, block.nope_dim, block.kv_rank, heads, count)
+        moved = rows * (heads * block.cached_width / devices + block.cached_width)
         yield Operation("rotation, cache write", 2 * count * moved * width, launches=count)
-        wide = latent.cached_width + latent.kv_rank  # of a query and of its result, and of a pair's products
-        cache = attended * latent.cached_width * self._cache_width
+        wide = block.cached_width + block.kv_rank  # of a query and of its result, and of a pair's products
+        cache = attended * block.cached_width * self._cache_width
         yield Operation("attention", count * (cache + rows * heads * wide * width / devices),
                         2 * count * heads * wide * pairs / devices, count,
                         products=self._products(self.cache or self.dtype))  # fmt: skip
-        yield self._per_head("absorbed values", rows, latent.kv_rank, latent.value_dim, heads, count)
-        yield self._linear("output projection", rows, heads * latent.value_dim, hidden, count, "attention")
+        yield self._per_head("absorbed values", rows, block.kv_rank, block.value_dim, heads, count)
+        if block.gate_width:
+            made_from = block.gate_rank or hidden
+            yield self._linear("gate", rows, made_from, block.gate_width, count, "attention")
+        yield from self._gate(block, count, rows * heads * block.value_dim)
+        yield self._linear("output projection", rows, heads * block.value_dim, hidden, count, "attention")
 
-    def _indexer(self, model: Architecture, latent: LatentAttention, tokens: BatchTokens) -> Iterator[Operation]:
-        """The choice of cached tokens that queries attend to, on every device."""
-        rows, count = tokens.new, model.attention_layers
-        queries = latent.index_heads * latent.index_dim
-        yield self._linear("index queries", rows, latent.query_rank, queries, count, "attention", divided=False)
-        others = latent.index_dim + latent.index_heads  # a key, and a weight of each head
-        yield self._linear("index keys", rows, model.hidden_size, others, count, "attention", divided=False)
-        keys = (tokens.cached + rows) * latent.index_key_bytes
+    def _reached(self, block: Attending, tokens: BatchTokens) -> tuple[Floats, Floats]:
+        """Entries of a layer's cache that a pass reads, and pairs of a query and an entry that it attends to."""
+        rows, all_ = tokens.new, tokens.cached + tokens.new
+        context = tokens.cached / tokens.sequences
+        near = tokens.sequences * block.near(context, attended=True)
+        far = tokens.sequences * block.far(context)
+        near, far = (near + rows, far) if block.window else (near, far + rows)
+        near_pairs, far_pairs = tokens.pairs * (near / all_), tokens.pairs * (far / all_)
+        if block.index:
+            far, far_pairs = (np.minimum(each, rows * block.index.chosen) for each in (far, far_pairs))
+        return near + far, near_pairs + far_pairs
+
+    def _beside(self, block: Attending, count: int, hidden: int, tokens: BatchTokens) -> Iterator[Operation]:
+        """What attention projects from states beside queries, keys and values, and the choice of cached tokens that
+        queries attend to, on every device."""
+        rows, index = tokens.new, block.index
+        if block.beside:
+            yield self._linear("other projections", rows, hidden, block.beside, count, "attention", divided=False)
+        if index is None or not index.own:
+            return
+        queries, made_from = index.heads * index.dim, index.query_rank or hidden
+        yield self._linear("index queries", rows, made_from, queries, count, "attention", divided=False)
+        yield self._linear("index keys", rows, hidden, index.key_width, count, "attention", divided=False)
+        keys, pairs = (tokens.cached + rows) / index.ratio, tokens.pairs / index.ratio
         products = "float8" if "float8" in self.hardware.flops else self.dtype
         # Scores in float32 are written, and read to choose the highest.
-        yield Operation("index scores", count * (keys + 2 * 4 * tokens.pairs), 2 * count * queries * tokens.pairs,
+        yield Operation("index scores", count * (keys * index.key_bytes + 2 * 4 * pairs), 2 * count * queries * pairs,
                         2 * count, products=products)  # fmt: skip
 
+    def _gate(self, block: Attending, count: int, results: Floats) -> Iterator[Operation]:
+        """The gate on attention's results."""
+        if block.gate_width:
+            yield Operation("attention gate", 3 * count * results * self._width / self.tensor_parallel, launches=count)
+
     def _linear_attention(
-        self, model: Architecture, linear: LinearAttention, tokens: BatchTokens
+        self, linear: LinearAttention, count: int, hidden: int, tokens: BatchTokens
     ) -> Iterator[Operation]:
         """Attention to a state that is read and written once for each sequence, by heads that devices share.
 
-        An engine that keeps the state behind each drafted token, to undo rejected ones, writes more.
+        An engine that verifies drafts writes the state behind every token, to undo rejected ones, and reads one back.
         """
-        rows, width, count, devices = tokens.new, self._width, model.linear_layers, self.tensor_parallel
-        hidden, outputs = model.hidden_size, linear.output_width
+        rows, width, devices = tokens.new, self._width, self.tensor_parallel
+        outputs = linear.output_width
         yield self._linear("linear attention inputs", rows, hidden, linear.input_width, count, "attention")
         convolved, kernel = linear.convolved_width, linear.kernel
-        moved = 2 * rows + 2 * tokens.sequences * (kernel - 1) + kernel  # new tokens, those before them, weights
-        yield Operation("convolution", count * moved * convolved * width / devices,
-                        2 * count * rows * kernel * convolved / devices, count)  # fmt: skip
-        states = 2 * tokens.sequences * linear.state_size * STATE_BYTES
-        # Of each head: what the state holds of a key, its correction, and what it holds of a query.
+        if kernel:
+            moved = 2 * rows + 2 * tokens.sequences * (kernel - 1) + kernel  # new tokens, those before them, weights
+            yield Operation("convolution", count * moved * convolved * width / devices,
+                            2 * count * rows * kernel * convolved / devices, count)  # fmt: skip
+        if linear.inner_weights:
+            size = count * linear.inner_weights / devices
+            yield Operation("linear attention gates", size * self._weight_bytes("attention"), 2 * rows * size, count,
+                            products=self._products(self._format("attention")))  # fmt: skip
+        kept = tokens.sequences if self.states == "replay" else np.maximum(rows - tokens.prompts, tokens.sequences)
+        states = 2 * kept * linear.state_size * STATE_BYTES[self.states]
         yield Operation("linear attention", count * (states + rows * (convolved + outputs) * width) / devices,
-                        6 * count * rows * linear.state_size / devices, count)  # fmt: skip
+                        2 * linear.products * count * rows * linear.state_size / devices, count)  # fmt: skip
         yield Operation("norm, gate", 3 * count * rows * outputs * width / devices, launches=count)
         yield self._linear("linear attention outputs", rows, outputs, hidden, count, "attention")
 
@@ -353,32 +412,43 @@ class Roofline:
         work = weights + states * self._width, 2 * rows * size, count
         return Operation(name, *work, products=self._products(self._format("attention")))
 
-    def _mlp(self, name: str, rows: Floats, hidden: int, inner: int, count: int) -> Iterator[Operation]:
-        yield self._linear(f"{name} gate, up", rows, hidden, 2 * inner, count, "mlp")
-        gated = 3 * count * rows * inner * self._width / self.tensor_parallel
-        yield Operation(f"{name} activation", gated, launches=count)
+    def _mlp(self, name: str, rows: Floats, hidden: int, mlp: Mlp, count: int) -> Iterator[Operation]:
+        inner, gated = mlp.intermediate_size, mlp.matrices == 3
+        up = f"{name} gate, up" if gated else f"{name} up"
+        yield self._linear(up, rows, hidden, (mlp.matrices - 1) * inner, count, "mlp")
+        moved = mlp.matrices * count * rows * inner * self._width / self.tensor_parallel
+        yield Operation(f"{name} activation", moved, launches=count)
         yield self._linear(f"{name} down", rows, inner, hidden, count, "mlp")
 
-    def _experts(self, model: Architecture, rows: Floats) -> Iterator[Operation]:
-        experts, count, hidden = model.experts, model.expert_layers, model.hidden_size
-        assert experts is not None
-        inner, copies, width = experts.intermediate_size, rows * experts.per_token, self._width
-        matrix = count * hidden * inner / self.tensor_parallel
-        read = experts.read(rows)
+    def _experts(self, experts: Experts, count: int, hidden: int, tokens: BatchTokens) -> Iterator[Operation]:
+        rows, inner, width = tokens.new, experts.intermediate_size, self._width
+        copies = rows * experts.per_token
+        seen, ups = experts.latent or hidden, experts.matrices - 1
+        matrix = count * seen * inner / self.tensor_parallel
+        decoded = rows - tokens.prompts
+        of_sequence = np.maximum(decoded / np.maximum(tokens.sequences, 1), 1.0)
+        alike = 1.0 if experts.routing == "balanced" else EXPERTS_ALIKE
+        read = experts.read(decoded * of_sequence ** (alike - 1) + tokens.prompts)  # as many independent tokens
         again = self._further_bytes(copies / read, "experts")  # an expert's share of the rows
         weights = read * matrix * (self._weight_bytes("experts") + again)
         products = self._products(self._format("experts"))
         yield self._linear("router", rows, hidden, experts.count, count, None)
         yield Operation("choice of experts", count * rows * experts.count * width, launches=2 * count)
-        up = count * copies * (hidden + 2 * inner) * width
-        yield Operation("experts gate, up", 2 * weights + up, 4 * copies * matrix, count, products=products)
-        gated = 3 * count * copies * inner * width / self.tensor_parallel
+        if experts.latent:
+            yield self._linear("experts' latents", rows, hidden, seen, count, "mlp", divided=False)
+        up = count * copies * (seen + ups * inner) * width
+        yield Operation("experts gate, up" if ups == 2 else "experts up", ups * weights + up,
+                        2 * ups * copies * matrix, count, products=products)  # fmt: skip
+        gated = experts.matrices * count * copies * inner * width / self.tensor_parallel
         yield Operation("experts activation", gated, launches=count)
-        down = count * copies * (hidden + inner) * width
+        down = count * copies * (seen + inner) * width
         yield Operation("experts down", weights + down, 2 * copies * matrix, count, products=products)
-        yield Operation("sum of experts", count * (copies + rows) * hidden * width, launches=count)
+        yield Operation("sum of experts", count * (copies + rows) * seen * width, launches=count)
+        if experts.latent:
+            yield self._linear("states of latents", rows, seen, hidden, count, "mlp", divided=False)
         if experts.shared_intermediate_size:
-            yield from self._mlp("shared expert", rows, hidden, experts.shared_intermediate_size, count)
+            shared = Mlp(experts.shared_intermediate_size, experts.matrices)
+            yield from self._mlp("shared expert", rows, hidden, shared, count)
 
     def time(self, operation: Operation) -> Seconds:
         """Seconds of an operation."""
@@ -401,6 +471,12 @@ class Roofline:
     def batch_seconds(self, tokens: BatchTokens, *, ends: bool = True) -> Seconds:
         """Seconds of passes over ragged batches. ends : embedding and head as well; else the layers alone"""
         return self.total(self.batch_operations(tokens) if ends else self.layers(self.model, tokens))
+
+
+def holders(block: Attending, devices: int) -> int:
+    """How many of these devices hold a part of the cache each: those beyond the key-value heads hold copies of them,
+    and all devices hold latents."""
+    return min(devices, block.kv_heads) if isinstance(block, Attention) else 1
 
 
 @cache

@@ -1,114 +1,180 @@
-"""How far predictions of published runs are off, by class: what `notes` of uncalibrated costs say."""
+"""How far predictions of published runs are off, by kind of run: what `notes` and bands of uncalibrated costs say."""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from specsim.io.arrays import Floats
 
 ERRORS = Path(__file__).parent / "published_errors.json"
 SMALL = 8  # largest batch of the class between one sequence and many
 WIDE_PERCENT = 40.0  # 90th percentile from which on a prediction is not to be relied on
-FEW_SYSTEMS = 3  # as many systems as a class is believed to be unbiased, and as varied as all classes
 # Median errors of speedups of deployments between two that costs were calibrated on, by experts and batch: "How far to
 # trust this" of `python -m studies published`.
 CALIBRATED_PERCENT = {(False, True): 0.5, (False, False): 7.2, (True, True): 5.6, (True, False): 5.6}
 NORMAL_MEDIAN = 0.6745  # of the absolute value of a standard normal
 NORMAL_90 = 1.645  # from the 5th percentile of a standard normal to its median
-DRAFTERS = ("eagle", "eagle3", "block")  # kinds of which speedups and acceptance lengths are published
+NOT_ALIKE = "no published run like this one"
 
 
-class ClassError(NamedTuple):
-    """Errors of predictions of runs of a class, in systems that no fit had seen.
+class Runs(NamedTuple):
+    """Published runs of a kind on a system, and log(measured / predicted) by what fits the other systems.
 
     what : "decoding step", "TPOT" (time per output token of a loaded server) or "speedup"
-    experts : whether the target has experts
-    batch : class of batch sizes
-    systems, runs : how many were predicted
-    median_percent, p90_percent, bias_percent : median and 90th percentile without sign, and median with its sign
-    low, high : 5th and 95th percentile of measured over predicted
+    system : GPU and engine, or GPU and source
+    kind : what the runs are, such as ("experts", "mtp", "batch 1")
+    runs : how many
+    mean, sd : of log(measured / predicted)
     """
 
     what: str
-    experts: bool
-    batch: str
+    system: str
+    kind: tuple[str, ...]
+    runs: int
+    mean: float
+    sd: float
+
+
+class Errors(NamedTuple):
+    """Errors of published runs of a kind, in percent: how many runs and systems, and quantiles without sign."""
+
+    what: str
+    kind: tuple[str, ...]
     systems: int
     runs: int
     median_percent: float
     p90_percent: float
-    bias_percent: float
-    low: float
-    high: float
+
+
+class Spread(NamedTuple):
+    """Standard deviations of log(measured / predicted): of the words of a kind, of systems, of a system's runs."""
+
+    word: float
+    system: float
+    run: float
+
+
+class Error(NamedTuple):
+    """log(measured / predicted) of a run on another system: its mean, and from it to the 95th percentile."""
+
+    mean: float
+    reach: float
+
+    @property
+    def band(self) -> tuple[float, float]:
+        """5th and 95th percentile of measured over predicted; it holds the prediction itself."""
+        return math.exp(min(self.mean - self.reach, 0.0)), math.exp(max(self.mean + self.reach, 0.0))
+
+    @property
+    def sd(self) -> float:
+        """Standard deviation of a normal distribution that reaches as far."""
+        return self.reach / NORMAL_90
 
 
 def batch_class(batch: int) -> str:
     """Name the class of a batch size.
 
     >>> [batch_class(size) for size in (1, 8, 64)]
-    ['1', '2 to 8', '9 and more']
+    ['batch 1', 'batch 2 to 8', 'batch 9 and more']
     """
     if batch == 1:
-        return "1"
-    return f"2 to {SMALL}" if batch <= SMALL else f"{SMALL + 1} and more"
+        return "batch 1"
+    return f"batch 2 to {SMALL}" if batch <= SMALL else f"batch {SMALL + 1} and more"
 
 
 @cache
-def published_errors() -> tuple[ClassError, ...]:
-    """Read the errors by class, as `python -m studies published` finds them."""
-    return tuple(ClassError(**row) for row in json.loads(ERRORS.read_text())["classes"])
+def _document() -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(ERRORS.read_text())
+    return document
 
 
-def class_error(what: str, *, experts: bool, batch: int) -> ClassError | None:
-    """Find the errors of the class; None for a class without published runs."""
-    of_class = (what, experts, batch_class(batch))
-    return next((e for e in published_errors() if (e.what, e.experts, e.batch) == of_class), None)
+@cache
+def published_runs() -> tuple[Runs, ...]:
+    """Read the errors by system and kind, as `python -m studies published` finds them."""
+    return tuple(Runs(what, system, tuple(kind), *rest) for what, system, kind, *rest in _document()["runs"])
 
 
-def error_note(what: str, *, experts: bool, batch: int, known: bool = True) -> str:
+def published_errors(what: str, kind: Sequence[str]) -> Errors | None:
+    """Find the errors of runs of exactly this kind; None where none was published."""
+    found = next((row for row in _document()["kinds"] if row[0] == what and set(row[1]) == {*kind}), None)
+    return found and Errors(found[0], tuple(found[1]), *found[2:])
+
+
+@cache
+def published_error(what: str, kind: tuple[str, ...]) -> Error | None:
+    """Estimate the error of a run of this kind on a system that was not published; None without a run like it.
+
+    Every word of the kind shifts the logarithm by an unknown amount, and so does the system. What a word's runs tell
+    is drawn to 0 the more the fewer systems they ran on, and the interval is Student's over systems.
+
+    >>> published_error("speedup", ("experts", "prompt-lookup", "batch 1")) is None
+    True
+    """
+    return expected_error([runs for runs in published_runs() if runs.what == what], kind, spread_of(what))
+
+
+def expected_error(published: Sequence[Runs], kind: Iterable[str], spread: Spread) -> Error | None:
+    """Estimate the error of a run of this kind from published runs, see `published_error`.
+
+    References: Robinson 1991, "That BLUP is a good thing", Statistical Science 6(1).
+    """
+    from scipy.stats import t as student  # slow to import
+
+    words = sorted({word for runs in published for word in runs.kind})
+    systems = {runs.system for runs in published}
+    if not {*kind} <= {*words} or len(systems) < 2:
+        return None
+
+    def said(of: Iterable[str]) -> Floats:
+        return np.array([1.0, *(word in {*of} for word in words)])
+
+    rows = np.array([said(runs.kind) for runs in published])
+    same = np.array([[one.system == other.system for other in published] for one in published])
+    noise = np.diag([spread.run**2 / runs.runs for runs in published])
+    between = spread.word**2 * rows @ rows.T + spread.system**2 * same + noise
+    new = said(kind)
+    shared = spread.word**2 * rows @ new
+    solved = np.linalg.solve(between, np.column_stack([[runs.mean for runs in published], shared]))
+    variance = spread.word**2 * new @ new + spread.system**2 + spread.run**2 - shared @ solved[:, 1]
+    return Error(float(shared @ solved[:, 0]), float(student.ppf(0.95, len(systems) - 1) * math.sqrt(variance)))
+
+
+def spread_of(what: str) -> Spread:
+    """Read how far words, systems and runs are apart."""
+    return Spread(*_document()["spread"][what])
+
+
+def error_note(what: str, kind: tuple[str, ...]) -> str:
     """Write how far published runs like this one were off.
 
-    known : whether there are published runs of the drafter's kind and of the weights' format
-
-    >>> error_note("speedup", experts=True, batch=100_000)
-    'error unknown: no published speedup of this kind (experts, batch 9 and more)'
+    >>> error_note("speedup", ("experts", "prompt-lookup", "batch 1"))[:61]
+    'no published run like this one (experts, prompt-lookup, batch'
     """
-    name = f"{'experts' if experts else 'dense'}, batch {batch_class(batch)}"
-    error = class_error(what, experts=experts, batch=batch) if known else None
-    if error is None:
-        return f"error unknown: no published {what} of this kind ({name}{'' if known else ', this drafter or format'})"
-    wide = "; do not rely on it" if error.p90_percent > WIDE_PERCENT else ""
+    name = ", ".join(kind)
+    if published_error(what, kind) is None:
+        low, high = (100 * (1 / ratio - 1) for ratio in _document()["worst"][what])
+        return f"{NOT_ALIKE} ({name}): the plain roofline's worst {what}s are {high:+.0f} and {low:+.0f} % off"
+    errors = published_errors(what, kind)
+    if errors is None:
+        total = sum(runs.runs for runs in published_runs() if runs.what == what)
+        return f"uncalibrated: no published {what} is of this kind ({name}), its error is that of {total} others"
+    wide = "; do not rely on it" if errors.p90_percent > WIDE_PERCENT else ""
     return (
-        f"uncalibrated: the {what} of {error.runs} published runs ({name}; {error.systems} systems) was predicted with "
-        f"a median error of {error.median_percent:.0f} % (90th percentile {error.p90_percent:.0f} %){wide}"
+        f"uncalibrated: the {what} of {errors.runs} published runs ({name}; {errors.systems} systems) was predicted "
+        f"with a median error of {errors.median_percent:.0f} % (90th percentile {errors.p90_percent:.0f} %){wide}"
     )
 
 
-def log_error(*, experts: bool, batch: int, known: bool) -> tuple[float, float]:
-    """Mean and standard deviation of log(measured / predicted) of uncalibrated speedups.
-
-    A class is of few systems, so its bias is drawn to 0 and its variance to that of all classes, as if FEW_SYSTEMS more
-    had been measured. An unknown class has no bias and the variance of all.
-
-    known : whether there are published runs of the drafter's kind and of the weights' format
-
-    >>> [round(value, 2) for value in log_error(experts=False, batch=4, known=True)]
-    [-0.04, 0.13]
-    """
-    classes = [error for error in published_errors() if error.what == "speedup"]
-    systems = sum(error.systems for error in classes)
-    pooled = sum(error.systems * _log_sd(error) ** 2 for error in classes) / systems
-    error = class_error("speedup", experts=experts, batch=batch) if known else None
-    if error is None:
-        return 0.0, math.sqrt(pooled)
-    weight = error.systems / (error.systems + FEW_SYSTEMS)
-    bias = -math.log1p(error.bias_percent / 100)  # of predictions
-    return weight * bias, math.sqrt(weight * _log_sd(error) ** 2 + (1 - weight) * pooled)
-
-
-def _log_sd(error: ClassError) -> float:
-    return math.log(error.high / error.low) / (2 * NORMAL_90)
+def unknown_error(what: str) -> float:
+    """Standard deviation of log(measured / predicted) of a run that no published one is like: of systems and runs."""
+    return math.hypot(*spread_of(what))
 
 
 def calibrated_error(*, experts: bool, batch: int) -> float:

@@ -2,6 +2,7 @@
 
 While a request decodes, the prompts of the others are read in the same steps: a request that leaves after `osl` tokens
 makes room for a prompt, so each of the other `concurrency - 1` requests adds a prompt every `osl` output tokens.
+Engines that read prompts in steps of their own, or several at once, make a request wait for a share of them alone.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from specsim.io.errors import InputError
 def with_prompt(prompt_tokens: float, decoding: BatchTokens) -> BatchTokens:
     """Add a prompt to a decoding step. A token of the prompt attends to half of the prompt on average."""
     pairs = prompt_tokens * (prompt_tokens + 1) / 2
-    return BatchTokens(decoding.sequences + 1, decoding.new + prompt_tokens, decoding.cached, decoding.pairs + pairs)
+    both = decoding.sequences + 1, decoding.new + prompt_tokens, decoding.cached, decoding.pairs + pairs
+    return BatchTokens(*both, decoding.prompts + prompt_tokens)
 
 
 def prompt_s(passes: Roofline, prompt_tokens: float, decoding: BatchTokens) -> float:
@@ -45,7 +47,7 @@ def prompts_s(cost: CostModel, isl: float, osl: float, k: int = 0) -> float:
     if not isinstance(cost, RooflineCost):
         raise InputError("isl and osl need costs of shapes and hardware; give a GPU, a target and a drafter")
     decoding = BatchTokens.alike(cost.batch, k + 1, isl + osl / 2)
-    return (cost.batch - 1) / osl * prompt_s(cost.target, isl, decoding)
+    return cost.prompt_share * (cost.batch - 1) / osl * prompt_s(cost.target, isl, decoding)
 
 
 def tpot_s(

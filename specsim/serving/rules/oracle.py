@@ -39,15 +39,16 @@ class Oracle(ValuedRule):
         most = np.minimum(running.match, self.max_draft_tokens)
         # Passes are filled one after the other, requests with the shortest contexts first.
         by_context = np.argsort(running.cached, kind="stable")
-        request: list[int] = []
-        added_s = [0.0]
-        for place in range(int(most.max(initial=0))):
-            drafting = by_context[most[by_context] > place]
-            pass_s = self.draft_s(running, place, np.arange(1, len(drafting) + 1))
-            added_s.extend((added_s[len(request)] + pass_s).tolist())
-            request.extend(drafting.tolist())
+        places = np.arange(int(most.max(initial=0)))[:, None]
+        drafting = most[by_context] > places
+        in_pass = drafting.cumsum(axis=1)
+        place, position = np.nonzero(drafting)  # pass by pass
+        request = by_context[position]
+        before_s = np.cumsum(self.draft_s(running, places[:, 0], in_pass[:, -1])) if len(places) else np.empty(0)
+        pass_s = self.draft_s(running, place, in_pass[drafting])
+        added_s = np.append(0.0, np.append(0.0, before_s)[place] + pass_s)
         count = np.arange(len(request) + 1)
         once_s = self.cost.round_s + self.switch_s(running)
-        total_s = np.array(added_s) + self.verify_s(running, count) + np.where(count > 0, once_s, 0.0)
+        total_s = added_s + self.verify_s(running, count) + np.where(count > 0, once_s, 0.0)
         best = int(np.argmax(self.value_s(state, running) * count - total_s))
-        return np.bincount(np.array(request[:best], dtype=np.int64), minlength=len(most))
+        return np.bincount(request[:best], minlength=len(most))

@@ -10,11 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from specsim.cost.batches import BatchTokens
 from specsim.cost.files import read_cost
-from specsim.cost.roofline.architecture import Architecture, find_architecture, public_shapes
+from specsim.cost.roofline.architecture import find_architecture, public_shapes
 from specsim.cost.roofline.cost import RooflineCost, find_drafter
 from specsim.cost.roofline.hardware import Derating, Hardware, find_hardware, known_hardware
 from specsim.cost.roofline.passes import Operation, Roofline
+from specsim.cost.roofline.shape import Architecture, Attention, Experts, LinearAttention, Mlp
+from tests.support.active_weights import active_weights
 from tests.support.checks import refusal
 
 DEVICE = Hardware(
@@ -35,8 +38,10 @@ def by_name(roofline: Roofline, *asked: int) -> dict[str, Operation]:
     return {operation.name: operation for operation in roofline.operations(*asked)}
 
 
-def without_first_dense(name: str) -> Architecture:
-    return replace(find_architecture(name), dense_layers=0)
+def last_layer(name: str) -> Architecture:
+    """With experts, where the first layers are dense."""
+    model = find_architecture(name)
+    return model.after(model.num_layers - 1)
 
 
 # Billions of parameters, all and active, as names and model cards print them; cards count some of the embeddings.
@@ -46,18 +51,14 @@ PUBLISHED = {
     "qwen3-235b-a22b": (235, 22), "llama-4-scout": (109, 17), "llama-4-maverick": (400, 17),
     "gpt-oss-120b": (117, 5.1), "gpt-oss-20b": (21, 3.6), "qwen3.5-27b": (27, 27), "minicpm3-4b": (4, 4),
     "llama-3.1-405b": (405, 405), "qwen2.5-3b": (3.09, 3.09), "qwen2.5-14b": (14.7, 14.7), "qwq-32b": (32.5, 32.5),
-    "qwen3-14b": (14.8, 14.8),
+    "qwen3-14b": (14.8, 14.8), "gemma-3-27b": (27, 27), "gemma-4-31b": (30.7, 30.7), "gemma-4-26b-a4b": (25.2, 3.8),
+    "nemotron-3-nano-30b-a3b": (31.6, 3.6), "nemotron-3-super-120b-a12b": (120.6, 12.7), "glm-4.7": (355, 32),
+    "nemotron-3-ultra-550b-a55b": (550, 55), "deepseek-v4-flash": (284, 13), "deepseek-v4-pro": (1600, 49),
+    "glm-4.5-air": (106, 12), "glm-4.7-flash": (30, 3), "mimo-v2-flash": (309, 15), "qwen3.5-122b-a10b": (122, 10),
+    "qwen3-coder-480b-a35b": (480, 35), "mixtral-8x22b": (141, 39), "seed-oss-36b": (36, 36),
+    "longcat-flash": (560, 27),
+    "smollm3-3b": (3.08, 3.08),
 }  # fmt: skip
-
-
-def active_parameters(model: Architecture) -> int:
-    """Weights that a token is multiplied with: all but the embedding, and experts that it does not go to."""
-    embedding = 0 if model.tied else model.vocab_size * model.hidden_size
-    unused = 0
-    if model.experts:
-        idle = model.experts.count - model.experts.per_token
-        unused = model.expert_layers * idle * 3 * model.hidden_size * model.experts.intermediate_size
-    return model.parameters - embedding - unused
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -65,8 +66,8 @@ def test_a_model_has_as_many_parameters_as_published(name: str) -> None:
     model, (total, active) = find_architecture(name), PUBLISHED[name]
     assert model.parameters / 1e9 == pytest.approx(total, rel=0.025)
     head = model.vocab_size * model.hidden_size  # in or out, by the card
-    assert (active_parameters(model) - head) / 1e9 <= active * 1.05 + 0.5
-    assert (active_parameters(model) + head) / 1e9 >= active * 0.95
+    assert (active_weights(model) - head) / 1e9 <= active * 1.05 + 0.5
+    assert (active_weights(model) + head) / 1e9 >= active * 0.95
 
 
 FROM_TRANSFORMERS = (
@@ -91,20 +92,18 @@ def test_all_matrices_of_the_model_in_transformers_are_counted(name: str) -> Non
         if parameter.dim() > 1 and "shared_expert_gate" not in key and not key.endswith("_bias")
     )
     model = find_architecture(name)
-    norms = (2 * model.num_layers + 1) * model.hidden_size
-    assert model.parameters - norms == matrices
-    assert model.latent or model.num_kv_heads == heads
+    assert model.parameters - model.norms == matrices
+    assert model.latent or model.plain_attention.kv_heads == heads
 
 
 @pytest.mark.parametrize("name", sorted(public_shapes()))
 def test_a_token_is_multiplied_with_every_active_weight_once(name: str) -> None:
     """Two FLOPs a weight, beside attention to the cache and to states; convolutions are matrices here."""
     model = find_architecture(name)
-    operations = by_name(Roofline(model, replace(DEVICE, memory_bytes=0.0)), 1, 0)
+    operations = Roofline(model, replace(DEVICE, memory_bytes=0.0)).operations(1, 0)
     beside = ("attention", "index scores", "linear attention")
-    flops = sum(float(operation.flops) for name, operation in operations.items() if name not in beside)
-    norms = (2 * model.num_layers + 1) * model.hidden_size
-    assert flops == pytest.approx(2 * (active_parameters(model) - norms), rel=1e-12)
+    flops = sum(float(operation.flops) for operation in operations if operation.name not in beside)
+    assert flops == pytest.approx(2 * (active_weights(model) - model.norms), rel=1e-12)
 
 
 def counted_flops(*products: Callable[[Any], Any]) -> int:
@@ -166,20 +165,35 @@ def test_sparse_attention_reads_chosen_tokens_and_an_index_of_all() -> None:
     few = by_name(model, 3, 1000)["attention"]  # fewer than 2048: all are read, once
     assert few.bytes == 1003 * 576 * 2 + states
     assert model.kv_bytes(1000) == 1000 * (576 * 2 + 132)
-    shared = {**public_shapes()["glm-5"], "index_topk_freq": 4}
-    refusal(lambda: find_architecture(shared, "glm-5.2"), "glm-5.2", "index_topk_freq", "not priced")
-    shared = {**public_shapes()["glm-5"], "indexer_types": ["full"] * 77 + ["shared"]}
-    refusal(lambda: find_architecture(shared), "share an indexer")
+    # GLM-5.2 has an indexer in the first three layers and every fourth further one, 21 of 78; each has
+    # 6144 x (128 + 32) and 2048 x 32 x 128 weights.
+    fewer = find_architecture("glm-5.2")
+    assert find_architecture("glm-5").parameters - fewer.parameters == 57 * (6144 * 160 + 2048 * 4096)
+    all_, some = (Roofline(shape, replace(DEVICE, memory_bytes=0.0)) for shape in (find_architecture("glm-5"), fewer))
+    assert float(all_.kv_bytes(1000) - some.kv_bytes(1000)) == 57 * 1000 * 132
+    assert by_name(some, 3, 10**5)["index scores"].flops == by_name(all_, 3, 10**5)["index scores"].flops * 21 / 78
+    rule = {**public_shapes()["glm-5"], "index_topk_freq": 4, "index_skip_topk_offset": 3}
+    assert find_architecture(rule, "glm-5.2") == fewer
 
 
 def test_a_delta_network_reads_and_writes_a_state_of_fixed_size() -> None:
-    """Qwen3-Next: 16 key heads and 32 value heads of 128, a convolution over 4 tokens; 2 sequences of 3 tokens."""
-    model = replace(find_architecture("qwen3-next-80b-a3b"), num_layers=1, linear_layers=1)
+    """Qwen3-Next: 16 key heads and 32 value heads of 128, a convolution over 4 tokens; 2 sequences of 3 tokens.
+
+    To undo rejected tokens, a state is written behind each verified one, and read back.
+    """
+    model = find_architecture("qwen3-next-80b-a3b")
     operations = by_name(passes(model), 3, 1000, 2)
     state = 32 * 128 * 128 * 4  # bytes of a sequence, 2 MiB
     convolved = 2 * 16 * 128 + 32 * 128  # queries, keys, values
     gated = operations["linear attention"]
-    assert gated.bytes == 2 * 2 * state + 6 * (convolved + 4096) * 2
+    others = 6 * (convolved + 4096) * 2
+    assert gated.bytes == 2 * 6 * state + others
+    for states, moved in (("bfloat16", 2 * 6 * state / 2), ("replay", 2 * 2 * state)):
+        assert by_name(replace(passes(model), states=states), 3, 1000, 2)["linear attention"].bytes == moved + others
+    # A prompt of 500 tokens, beside two that are decoded.
+    prompt = BatchTokens(*map(np.asarray, (3.0, 502.0, 2000.0, 2002 + 500 * 501 / 2)), 500.0)
+    (beside,) = [each for each in passes(model).batch_operations(prompt) if each.name == "linear attention"]
+    assert beside.bytes == 2 * 3 * state + 502 * (convolved + 4096) * 2
     assert gated.flops == counted_flops(
         lambda new: new(6 * 32, 1, 128) @ new(6 * 32, 128, 128),  # what the state holds of the key
         lambda new: new(6 * 32, 128, 1) @ new(6 * 32, 1, 128),  # its correction
@@ -204,33 +218,111 @@ def test_a_delta_network_reads_and_writes_a_state_of_fixed_size() -> None:
 def test_every_fourth_layer_of_a_hybrid_has_attention_and_its_gate() -> None:
     """Qwen3.5-397B: 32 heads of 256, whose queries come with a gate as wide; 2 key-value heads."""
     model = find_architecture("qwen3.5-397b-a17b")
-    assert (model.num_layers, model.attention_layers, model.linear_layers) == (60, 15, 45)
+    assert (model.num_layers, model.count(Attention), model.count(LinearAttention)) == (60, 15, 45)
     operations = by_name(passes(model, 60), 1, 1000)
     assert operations["queries, keys, values"].flops == 15 * 2 * 4096 * (2 * 32 * 256 + 2 * 2 * 256)
     assert operations["output projection"].flops == 15 * 2 * 32 * 256 * 4096
     assert operations["attention"].bytes == 15 * (1001 * 2 * 2 * 256 + 2 * 32 * 256) * 2
     named = {**public_shapes()["qwen3.5-397b-a17b"], "layer_types": ["full_attention"] * 20 + ["linear_attention"] * 40}
-    assert find_architecture(named).attention_layers == 20
+    assert find_architecture(named).count(Attention) == 20
 
 
 def test_chunked_attention_reads_half_a_chunk_on_average() -> None:
     """Llama-4: 36 of 48 layers attend within chunks of 8192 tokens. Behind c tokens a chunk holds c mod 8192."""
     model = find_architecture("llama-4-scout")
-    assert (model.window, model.window_layers, model.dense_layers) == (8192, 36, 0)
-    assert float(model.attended(np.array(5000.0))) == 48 * 5000
+    counts = {block.window: count for block, count in model.blocks.items() if isinstance(block, Attention)}
+    assert (counts, model.count(Mlp)) == ({0: 12, 8192: 36}, 0)
+    (local,) = (block for block in model.of(Attention) if block.window)
+    assert float(local.attended(np.array(5000.0))) == 5000
     contexts = np.arange(8192.0, 10 * 8192)
-    local = model.attended(contexts) - 12 * contexts
-    assert local.mean() == pytest.approx(36 * np.mean(contexts % 8192), rel=1e-3)
-    assert float(model.cached(np.array(100_000.0))) == 12 * 100_000 + 36 * 8192
+    assert local.attended(contexts).mean() == pytest.approx(np.mean(contexts % 8192), rel=1e-3)
+    assert float(local.cached(np.array(100_000.0))) == 8192
     maverick = find_architecture("llama-4-maverick")
-    assert (maverick.expert_layers, maverick.dense_layers, maverick.intermediate_size) == (24, 24, 16384)
+    assert (maverick.count(Experts), maverick.count(Mlp), maverick.intermediate_size) == (24, 24, 16384)
     assert maverick.experts is not None and maverick.experts.shared_intermediate_size == 8192
+
+
+def kv(model: str, context: int) -> float:
+    return float(Roofline(find_architecture(model), replace(DEVICE, memory_bytes=0.0)).kv_bytes(context))
+
+
+@pytest.mark.parametrize(
+    ("model", "cached"),
+    [
+        # 10 layers of 4 key-value heads of 512, whose values are projected as keys; 50 of 16 of 256, with a window.
+        ("gemma-4-31b", 10 * 100_000 * 2 * 4 * 512 * 2 + 50 * 1024 * 2 * 16 * 256 * 2),
+        # An entry of 512 is key and value: 43 windows of 128; in 21 layers one for 4 tokens, with an index of 132
+        # bytes, in 20 one for 128.
+        ("deepseek-v4-flash", 43 * 128 * 1024 + 21 * 25_000 * (1024 + 132) + 20 * 781.25 * 1024),
+        # Keys of 192 and values of 128: 9 layers of 4 heads, 39 of 8 with a window of 128.
+        ("mimo-v2-flash", 9 * 100_000 * 4 * 320 * 2 + 39 * 128 * 8 * 320 * 2),
+        # 60 layers of 4 heads of 128; 57 with an index of 128 numbers.
+        ("minimax-m3", 100_000 * (60 * 4 * 256 * 2 + 57 * 128 * 2)),
+        # 6 layers of attention; 23 states of 64 x 64 x 128 in float32 and 3 tokens of 4096 + 2 x 8 x 128 numbers.
+        ("nemotron-3-nano-30b-a3b", 6 * 100_000 * 2 * 2 * 128 * 2 + 23 * (64 * 64 * 128 * 4 + 3 * 6144 * 2)),
+    ],
+)
+def test_a_cache_of_100000_tokens_has_the_bytes_of_its_layers(model: str, cached: float) -> None:
+    assert kv(model, 100_000) == pytest.approx(cached, rel=1e-12)
+
+
+def test_layers_that_share_a_cache_read_it_and_add_nothing_to_it() -> None:
+    """Gemma-4 of 30 layers whose last 10 use earlier keys and values: 5 of 6 layers have a window of 512."""
+    config = {
+        "model_type": "gemma4_text", "hidden_size": 1536, "intermediate_size": 6144, "num_hidden_layers": 30,
+        "num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 256, "sliding_window": 512,
+        "hidden_size_per_layer_input": 256, "vocab_size": 262144, "use_double_wide_mlp": True,
+    }  # fmt: skip
+    whole, shared = (find_architecture({**config, "num_kv_shared_layers": n}) for n in (0, 10))
+    # Of the last 10 layers 2 attend to all tokens; MLPs there are twice as wide.
+    kv_weights = 1536 * 2 * (8 * 256 + 2 * 512)
+    assert shared.parameters - whole.parameters == 10 * 3 * 1536 * 6144 - kv_weights
+    every, fewer = (Roofline(model, DEVICE) for model in (whole, shared))
+    assert float(every.kv_bytes(2000) - fewer.kv_bytes(2000)) == (8 * 512 * 512 + 2 * 2000 * 1024) * 2
+
+    def attention_bytes(roofline: Roofline) -> float:
+        return sum(float(o.bytes) for o in roofline.operations(1, 2000) if o.name == "attention")
+
+    assert attention_bytes(fewer) == attention_bytes(every)
+
+
+def test_compressed_attention_takes_the_share_of_work_that_its_report_states() -> None:
+    """At a million tokens DeepSeek-V4-Pro takes 27 % of the FLOPs a token of V3.2 and 10 % of its cache, Flash 10 and
+    7 % (arXiv:2606.19348, with caches of fewer bits: a latent of V3.2 has 656 bytes, an entry of V4 about 584)."""
+
+    def flops(name: str) -> float:
+        model = Roofline(find_architecture(name), replace(DEVICE, memory_bytes=0.0))
+        return sum(float(operation.flops) for operation in model.operations(1, 10**6))
+
+    assert flops("deepseek-v4-pro") / flops("deepseek-v3.2") == pytest.approx(0.27, abs=0.01)
+    assert flops("deepseek-v4-flash") / flops("deepseek-v3.2") == pytest.approx(0.10, abs=0.03)
+    assert kv("deepseek-v4-pro", 10**6) / kv("deepseek-v3.2", 10**6) == pytest.approx(0.10, abs=0.015)
+    assert kv("deepseek-v4-flash", 10**6) / kv("deepseek-v3.2", 10**6) == pytest.approx(0.07, abs=0.015)
+
+
+def test_a_state_space_layer_and_experts_of_latents_by_hand() -> None:
+    """Nemotron-3-Super: 128 heads of 64 with states of 128, 8 groups; 512 experts without a gate that see 1024 numbers,
+    22 a token; a shared one of 5376. 6 sequences of a token."""
+    model = find_architecture("nemotron-3-super-120b-a12b")
+    counts = (model.count(LinearAttention), model.count(Experts), model.count(Attention), model.count(Mlp))
+    assert counts == (40, 40, 8, 0)
+    mamba, experts = (
+        by_name(Roofline(replace(model, layers=(layer,)), DEVICE), 1, 1000, 6) for layer in model.layers[:2]
+    )
+    inner, convolved = 128 * 64, 128 * 64 + 2 * 8 * 128
+    assert mamba["linear attention inputs"].flops == 2 * 6 * 4096 * (inner + convolved + 128)
+    assert mamba["linear attention"].bytes == 2 * 6 * inner * 128 * 4 + 6 * (convolved + inner) * 2
+    assert mamba["linear attention"].flops == 2 * 2 * 6 * inner * 128  # an update and a product with the state
+    assert mamba["norms"].launches == 1  # a block a layer
+    assert experts["experts' latents"].flops == experts["states of latents"].flops == 2 * 6 * 4096 * 1024
+    assert experts["experts up"].flops == experts["experts down"].flops == 2 * 6 * 22 * 1024 * 2688
+    assert experts["shared expert up"].flops == 2 * 6 * 4096 * 5376
 
 
 def test_first_layers_are_dense_and_a_shared_expert_sees_every_token() -> None:
     model = find_architecture("kimi-k2")
-    assert (model.dense_layers, model.expert_layers) == (1, 60)
-    operations = by_name(passes(without_first_dense("kimi-k2")), 2, 0)
+    assert (model.count(Mlp), model.count(Experts)) == (1, 60)
+    operations = by_name(passes(last_layer("kimi-k2")), 1, 0, 2)
     assert operations["shared expert gate, up"].flops == 2 * 2 * 7168 * 2 * 2048
     assert operations["router"].flops == 2 * 2 * 7168 * 384
     # 384 experts, 8 a token: two tokens go to 8 + 8 (1 - 8 / 384) of them.
@@ -240,11 +332,14 @@ def test_first_layers_are_dense_and_a_shared_expert_sees_every_token() -> None:
 
 
 def test_a_kind_that_is_not_priced_is_refused_with_what_it_lacks() -> None:
-    refusal(lambda: find_architecture({"model_type": "mamba2"}), "model_type 'mamba2'", "nearest: ")
+    refusal(lambda: find_architecture({"model_type": "llama5"}), "model_type 'llama5'", "nearest: ")
+    refusal(lambda: find_architecture({"model_type": "rwkv"}), "'rwkv', whose passes are not priced: its recurrence")
     lacking = {key: value for key, value in public_shapes()["deepseek-v3"].items() if key != "kv_lora_rank"}
     refusal(lambda: find_architecture(lacking, "mine"), "architecture mine has no kv_lora_rank")
+    hybrid = {key: value for key, value in public_shapes()["glm-5.3-flash"].items() if key != "layer_types"}
+    refusal(lambda: find_architecture(hybrid), "no layer_types, which say what layers have attention")
     longer = {**public_shapes()["qwen3.5-27b"], "layer_types": ["linear_attention"] * 65}
-    refusal(lambda: find_architecture(longer), "layer_types names more than 64 layers")
+    refusal(lambda: find_architecture(longer), "its layer types are of 65 layers, not 64")
 
 
 def test_formats_of_parts_are_their_own() -> None:
@@ -261,7 +356,7 @@ def test_formats_of_parts_are_their_own() -> None:
 
 
 def test_experts_are_in_the_format_of_mlps_unless_they_have_their_own() -> None:
-    model = without_first_dense("kimi-k2")
+    model = last_layer("kimi-k2")
     same = by_name(passes(model, weights={"mlp": "nvfp4"}), 1, 100)
     own = by_name(passes(model, weights={"mlp": "bfloat16", "experts": "int4-g32"}), 1, 100)
     assert same["experts down"].bytes == own["experts down"].bytes  # 4.5 bits: a scale of 8 bits for 16, of 16 for 32

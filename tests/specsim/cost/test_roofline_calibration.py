@@ -21,7 +21,7 @@ from specsim.cost.batch_profile import BatchProfileCost
 from specsim.cost.files import read_cost
 from specsim.cost.grid import GridCost, GridPairCost, read_grid
 from specsim.cost.profile import ProfileCost
-from specsim.cost.roofline.architecture import Experts, find_architecture
+from specsim.cost.roofline.architecture import find_architecture, public_shapes
 from specsim.cost.roofline.calibration import calibrate, fit_passes, measured_cells, predicted_seconds, residuals
 from specsim.cost.roofline.cost import Overheads, RooflineCost, find_drafter
 from specsim.cost.roofline.document import calibration_document
@@ -147,10 +147,9 @@ def test_grids_of_two_models_at_several_batches_calibrate_both() -> None:
 def test_a_measured_layer_of_experts_is_met_under_balanced_routing() -> None:
     """Qwen3-30B-A3B's expert layer on an H100: its time doubles with the tokens until all experts are read."""
     tokens, measured_s = np.array([1, 2, 4, 8, 16, 32]), 1e-6 * np.array([49, 75, 124, 228, 420, 422])
-    model = find_architecture("qwen3-30b-a3b").first(1)
-    errors = {}
+    shape, errors = public_shapes()["qwen3-30b-a3b"], {}
     for routing in ("balanced", "uniform"):
-        layer = replace(model, experts=Experts(128, 8, 768, routing=routing))
+        layer = find_architecture({**shape, "routing": routing}).first(1)
         passes = Roofline(layer, find_hardware("h100"))
 
         def operations(n: int, passes: Roofline = passes) -> Any:

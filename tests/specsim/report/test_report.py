@@ -20,7 +20,7 @@ from specsim.claims.check import as_document as claims_document
 from specsim.claims.check import check_files
 from specsim.compare.document import as_document
 from specsim.cost.linear import LinearCost, LinearPass
-from specsim.cost.roofline.published import published_errors
+from specsim.cost.roofline.published import published_error
 from specsim.io.errors import InputError
 from specsim.io.files import write_text
 from specsim.policy.chain.fixed_k import FixedK
@@ -579,8 +579,8 @@ def test_a_headline_has_its_costs_and_their_error_beside_it(given: tuple[Any, ..
     said = re.search(r"([\d.]+) to ([\d.]+) over prompts, ([\d.]+) to ([\d.]+) with the error .*, costs: (.*)", tile[2])
     assert said is not None and said[5] == source
     low, high, least, most = map(float, said.groups()[:4])
-    (error,) = [e for e in published_errors() if (e.what, e.experts, e.batch) == ("speedup", False, "1")]
-    assert (least / low, most / high) == pytest.approx((error.low, error.high), abs=0.02)
+    error = published_error("speedup", ("dense", "eagle", "batch 1"))
+    assert error is not None and (least / low, most / high) == pytest.approx(error.band, abs=0.02)
     assert low < float(tile[1]) < high
 
 

@@ -42,7 +42,7 @@ def small(depth: int = 3) -> Trace:
 
 @pytest.fixture(scope="module")
 def compared() -> ServingFrontier:
-    return serve_frontier(small(), COST, ["turbospec", "sglang_adaptive"], users=[1, 4], tpot_ms=9.0)
+    return serve_frontier(small(), COST, ["turbospec", "sglang_adaptive"], users=[1, 4], tpot_ms=9.0, pad="none")
 
 
 def test_points_are_the_servers_own(compared: ServingFrontier) -> None:
@@ -50,7 +50,7 @@ def test_points_are_the_servers_own(compared: ServingFrontier) -> None:
         (1, 0, False), (1, 1, False), (1, 2, False), (1, 3, False), (1, None, False), (1, None, False), (1, None, True)
     ]  # fmt: skip
     sent = requests_of_trace(small(), 200)
-    run = run_server(drafts_of(small(), ScheduledK({1: 2})), COST, sent, slots=4, users=4)
+    run = run_server(drafts_of(small(), ScheduledK({1: 2}), served=True), COST, sent, slots=4, users=4)
     point = next(p for p in compared.points if (p.users, p.k) == (4, 2))
     assert point.summary == summarise_run(run, tpot_bound_s=0.009)
     oracle = next(p for p in compared.points if p.users == 4 and p.oracle)

@@ -370,14 +370,14 @@ def test_only_a_path_that_ends_at_a_leaf_leaves_a_token_behind() -> None:
 
 
 def test_a_request_that_ends_early_cuts_its_tree() -> None:
-    """Of 3 tokens in place of 25: with 2 left to draft, the tree's first two levels, and with none nothing."""
-    trace = ranks_trace([[0, 3, 3], *[[3, 3, 3]] * 24], [25], [9])
-    requests = Requests(np.zeros(1), np.array([9]), np.array([3]), np.array([0]))
-    run = run_server(drafts_of(trace, SPARSE), COST, requests, slots=1)
+    """Of 4 tokens in place of 25: with 2 left to draft, the tree's first two levels, and with none nothing."""
+    trace = ranks_trace([[3, 3, 3], [0, 3, 3], *[[3, 3, 3]] * 23], [25], [9])
+    requests = Requests(np.zeros(1), np.array([9]), np.array([4]), np.array([0]))
+    run = run_server(drafts_of(trace, SPARSE, served=True), COST, requests, slots=1)
     assert run.rounds["drafted"].tolist() == [6, 0] and run.rounds["accepted"].tolist() == [1, 0]
     # Two levels: 1 and 2 nodes expanded; then nothing, as the prefill before.
-    first = COST.drafter.fixed_s * 2 + COST.drafter.token_s * 3 + COST.drafter.cached_token_s * (8 + 9)
-    first += COST.target.fixed_s + COST.target.token_s * 7 + COST.target.cached_token_s * 8 + COST.step_s + COST.round_s
+    first = COST.drafter.fixed_s * 2 + COST.drafter.token_s * 3 + COST.drafter.cached_token_s * (9 + 10)
+    first += COST.target.fixed_s + COST.target.token_s * 7 + COST.target.cached_token_s * 9 + COST.step_s + COST.round_s
     assert run.steps["seconds"][1] == pytest.approx(first, rel=1e-12)
 
 

@@ -123,7 +123,8 @@ rate: 0.700, 0.530, 0.370, Avg Draft acceptance rate: 53.3%
 def test_a_servers_log_is_scheduled(tmp_path: Path) -> None:
     log = tmp_path / "vllm.log"
     log.write_text(LOG)
-    shown = call("specsim", "serve", "schedule", log, *ROOFLINE, "--batch", "1,256")
+    early = (*ROOFLINE[:-1], "vllm@2025-03")  # whose sequences with drafts took longer
+    shown = call("specsim", "serve", "schedule", log, *early, "--batch", "1,256")
     assert shown.code == 0 and "generated sequences that accept as" in shown.out and "schedule 1:3," in shown.out
     (loses,) = [line for line in shown.out.splitlines() if line.startswith("fixed K loses beyond")]
     beyond = int(loses.split()[7])

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from scipy.optimize import nnls
 
@@ -25,24 +24,27 @@ from specsim.serving.arrivals import Requests
 from specsim.serving.continuous import ServingRun, run_server
 from specsim.serving.draft_length import Running, ScheduledK, TurboSpec
 from specsim.serving.drafts import drafts_of
+from specsim.serving.presets import find_server
 
 # By request, a digit each: tokens drafted and accepted in each round as vLLM counted them, and, of the lab's recording,
 # how many of 5 drafted tokens would be accepted at each position.
 COUNTED = json.loads((Path(__file__).parent / "vllm_schedule.json").read_text())
 SLOTS, SCHEDULE, TOKENS = 4, ScheduledK({1: 5, 3: 2}), 96
+VLLM = dataclasses.replace(CONVENTIONS["vllm"], first_token="round")  # the server itself starts behind the first token
 COST = LinearCost(LinearPass(0.01, 3e-4, 2e-6), LinearPass(0.002, 1e-4, 5e-7), step_s=0.001)
 
 
-def served(rule: Any, *, drafts_ahead: bool = CONVENTIONS["vllm"].drafts_ahead) -> ServingRun:
+def served(rule: Any, *, drafts_ahead: bool = True) -> ServingRun:
     match_len = np.array([[int(digit) for digit in text] for text in COUNTED["match_len"]])
     sequences, tokens = match_len.shape
     drawn = generate(IID(0.5), sequences=sequences, output_tokens=tokens, depth=5, prompt_tokens=64)
     recorded = dataclasses.replace(drawn, match_len=match_len.ravel().astype(np.uint8))
-    trace, beyond = as_engine(recorded, CONVENTIONS["vllm"], max_output_tokens=TOKENS)
+    trace, beyond = as_engine(recorded, VLLM, max_output_tokens=TOKENS)
     assert beyond == 0
     first = np.arange(sequences) == 0
     requests = Requests(np.where(first, 0.0, 1e-6), trace.prompt_tokens, trace.output_tokens, np.arange(sequences))
-    return run_server(drafts_of(trace, rule), COST, requests, slots=SLOTS, drafts_ahead=drafts_ahead)
+    server = dataclasses.replace(find_server("vllm"), drafts_ahead=drafts_ahead)
+    return run_server(drafts_of(trace, rule, served=True), COST, requests, slots=SLOTS, server=server)
 
 
 LOADS = json.loads((Path(__file__).parent / "vllm_loads.json").read_text())
@@ -54,11 +56,10 @@ def closed_loop(users: str, cost: LinearCost = COST) -> ServingRun:
     sequences, tokens = match_len.shape
     drawn = generate(IID(0.5), sequences=sequences, output_tokens=tokens, depth=5, prompt_tokens=64)
     recorded = dataclasses.replace(drawn, match_len=match_len.ravel().astype(np.uint8))
-    trace, _ = as_engine(recorded, CONVENTIONS["vllm"], max_output_tokens=tokens)
+    trace, _ = as_engine(recorded, VLLM, max_output_tokens=tokens)
     which = np.arange(LOADS["loads"][users]["requests"]) % sequences
     requests = Requests(np.zeros(len(which)), trace.prompt_tokens[which], trace.output_tokens[which], which)
-    drafts, ahead = drafts_of(trace, ScheduledK({1: 3})), CONVENTIONS["vllm"].drafts_ahead
-    return run_server(drafts, cost, requests, slots=8, users=int(users), drafts_ahead=ahead)
+    return run_server(drafts_of(trace, ScheduledK({1: 3}), served=True), cost, requests, slots=8, users=int(users))
 
 
 @pytest.mark.parametrize("users", LOADS["loads"])
@@ -79,13 +80,36 @@ def test_a_load_is_forecast_from_steps_at_other_loads(users: str) -> None:
     (step_ms, target_ms, drafter_ms), _ = nnls(passes * weight[:, None], mean_ms * weight)
     run = closed_loop(users, LinearCost(LinearPass(step_ms / 1e3, target_ms / 1e3), LinearPass(1e-9, drafter_ms / 1e3)))
     output = run.requests.output_tokens
-    steps = pd.Series(run.rounds["step"]).groupby(run.rounds["request"]).min()
-    started_s = run.steps["end_s"][steps] - run.steps["seconds"][steps]  # vLLM's first token is of the prompt's pass
-    tokens_per_s = (output + 1).sum() / run.steps["end_s"][-1]
-    tpot_ms = 1e3 * ((run.finished_s - started_s) / output).mean()
+    tokens_per_s = output.sum() / run.steps["end_s"][-1]
+    tpot_ms = 1e3 * ((run.finished_s - run.first_token_s) / (output - 1)).mean()
     measured = LOADS["loads"][users]
     assert tokens_per_s == pytest.approx(np.mean(measured["tokens_per_s"]), rel=0.11)
     assert tpot_ms == pytest.approx(np.mean(measured["tpot_ms"]), rel=0.11)
+
+
+STEPS = json.loads((Path(__file__).parent / "vllm_steps.json").read_text())  # made by tests/support/vllm_steps.py
+
+
+@pytest.mark.parametrize("load", STEPS["runs"])
+def test_every_step_has_vllms_requests_and_tokens(load: str) -> None:
+    """vLLM 0.32 with a draft model, K = 3 and 8 slots: requests, tokens and cached tokens of each of its steps."""
+    users, budget = (int(word) for word in load.split() if word.isdigit())
+    match_len = [[int(digit) for digit in text] for text in STEPS["match_len"]]
+    drawn = generate(IID(0.5), sequences=len(match_len), output_tokens=len(match_len[0]), depth=3)
+    counted = dataclasses.replace(
+        drawn,
+        match_len=np.concatenate(match_len).astype(np.uint8),
+        prompt_tokens=np.array(STEPS["prompt_tokens"]),
+        meta={**drawn.meta, "drafter_kind": "model"},
+    )
+    trace, beyond = as_engine(counted, VLLM, max_output_tokens=48)
+    assert beyond == 0
+    which = np.arange(16) % trace.sequences
+    requests = Requests(np.zeros(16), trace.prompt_tokens[which], trace.output_tokens[which], which)
+    drafts = drafts_of(trace, ScheduledK({1: 3}), served=True)
+    run = run_server(drafts, COST, requests, slots=8, users=users, step_tokens=budget)
+    steps = [run.steps["sequences"] + run.steps["prompts"], run.steps["tokens"], run.steps["cached_tokens"]]
+    assert np.array(steps).T.tolist() == STEPS["runs"][load]
 
 
 def digits(run: ServingRun, fact: str) -> list[str]:

@@ -1,0 +1,544 @@
+"""Read the shape of a decoder from its config.json, by the traits of its family.
+
+``families.json`` names the traits of each model_type; the rest follows from a config's keys. Traits: "experts", of some
+layers at least; "two" matrices in an MLP, without a gate; "tied", the default; learned "positions"; "latent" attention;
+"sparse" attention of all layers, or of those that are "indexed"; "gate" on all of attention's results, or one number a
+head, "head-gate"; what is in place of attention: gated "delta" networks, "kda", "lightning", "mamba", "mamba2", "conv",
+"rg_lru", which may stand "beside" attention; blocks that stand "alone" in a layer, or "double" beside its experts; and
+families with rules of their own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from specsim.cost.roofline.shape import (
+    MAX_SIZE,
+    Architecture,
+    Attention,
+    Block,
+    Experts,
+    Indexer,
+    LatentAttention,
+    Layer,
+    LinearAttention,
+    Mlp,
+)
+from specsim.io.errors import InputError
+from specsim.io.json import checked
+from specsim.io.names import nearest_names
+
+FAMILIES = Path(__file__).parent / "families.json"
+MAX_LAYERS = 10_000
+INVALID = "give a decoder's config.json as Hugging Face has it"
+# What configs call the same.
+HIDDEN = ("hidden_size", "n_embd", "d_model")
+LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "attention_heads")
+KV_HEADS = ("num_key_value_heads", "num_kv_heads", "kv_n_heads", "num_attention_groups")
+HEAD_DIM = ("head_dim", "attention_head_dim", "kv_channels")
+DENSE = ("intermediate_size_mlp", "dense_intermediate_size", "prefix_dense_intermediate_size", "intermediate_size",
+         "ffn_dim", "n_inner", "ffn_hidden_size")  # fmt: skip
+EXPERT = ("moe_intermediate_size", "expert_ffn_hidden_size", "intermediate_size", "ffn_hidden_size")
+COUNT = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "top_k_experts", "moe_top_k")
+SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "num_shared_expert")
+SHARED_WIDTH = ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size",
+                "shared_experts_intermediate_size", "share_expert_dim")  # fmt: skip
+WINDOW = ("sliding_window", "sliding_window_size", "attention_window_size", "window_size", "attention_chunk_size")
+FULL, SLIDING, LINEAR, INDEXED, SPARSE, HEAVY, MOE, MLP = (
+    "full", "sliding", "linear", "indexed", "compressed sparse", "heavily compressed", "experts", "mlp",
+)  # fmt: skip
+KINDS = {
+    name: kind
+    for kind, names in {
+        FULL: "full_attention attention global hybrid *",
+        SLIDING: "sliding_attention chunked_attention local hybrid_sliding",
+        LINEAR: "linear_attention mamba conv recurrent M",
+        INDEXED: "indexed_attention minimax_m3_sparse deepseek_sparse_attention qwen_sparse_attention",
+        SPARSE: "compressed_sparse_attention",
+        HEAVY: "heavily_compressed_attention",
+        MOE: "moe E",
+        MLP: "mlp -",
+    }.items()
+    for name in names.split()
+}
+RECURRENT = frozenset({"delta", "kda", "lightning", "mamba", "mamba2", "conv", "rg_lru"})
+
+
+@cache
+def families() -> dict[str, frozenset[str]]:
+    """The traits of each model_type whose passes are priced."""
+    document = json.loads(FAMILIES.read_text())
+    return {name: frozenset(traits.split()) for traits, names in document["traits"].items() for name in names.split()}
+
+
+@cache
+def refused() -> dict[str, str]:
+    """Why the passes of a model_type are not priced."""
+    reasons = json.loads(FAMILIES.read_text())["refused"]
+    return {name: reason for reason, names in reasons.items() for name in names.split()}
+
+
+@cache
+def full_every() -> dict[str, int]:
+    """Of families whose config may not say so, every which layer has no window; 0: none."""
+    layers: dict[str, int] = json.loads(FAMILIES.read_text())["full_every"]
+    return layers
+
+
+def architecture_from_config(config: Any, name: str) -> Architecture:
+    """The shape in a parsed config.json; InputError for keys that are missing or a kind that is not known."""
+    where = f"architecture {name}"
+    checked(config, where, dict[str, Any], invalid=INVALID)
+    if "text_config" in config:  # a model of texts and images
+        outer = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
+        text = checked(config["text_config"], f"{where}: text_config", dict[str, Any], invalid=INVALID)
+        whole, config = str(config.get("model_type")), {"model_type": config.get("model_type"), **text, **outer}
+    else:
+        whole = ""
+    kind = whole if whole in refused() else str(config.get("model_type"))
+    if kind in refused():
+        raise InputError(f"{where} has model_type {kind!r}, whose passes are not priced: {refused()[kind]}")
+    if kind not in families():
+        nearest = nearest_names(kind, [*families()])
+        raise InputError(f"{where} has model_type {kind!r}, whose passes are not known; {nearest}")
+    try:
+        return Reading(config, where, families()[kind]).architecture(name)
+    except InputError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise InputError(f"{where}: its sizes do not fit each other ({error}); {INVALID}") from error
+
+
+class Reading:
+    """A config that is read. traits : of its family"""
+
+    def __init__(self, config: Mapping[str, Any], where: str, traits: frozenset[str]):
+        inner = (config.get(key) for key in ("attn_config", "ffn_config", "sparse_attention_config"))
+        self.config: dict[str, Any] = dict(config)
+        for more in inner:
+            if isinstance(more, Mapping):
+                self.config |= {key: value for key, value in more.items() if key not in ("model_type", "hidden_size")}
+        self.where, self.traits, self.kind = where, traits, str(config["model_type"])
+        if "double" in traits and "num_layers" in config:  # its num_hidden_layers counts attention
+            self.config["num_hidden_layers"] = config["num_layers"]
+        linear = self.config.get("linear_attn_config")  # Kimi's own
+        if isinstance(linear, Mapping):
+            names = {"num_heads": "linear_num_heads", "head_dim": "linear_head_dim",
+                     "short_conv_kernel_size": "linear_conv_kernel_dim"}  # fmt: skip
+            self.config |= {new: linear[old] for old, new in names.items() if old in linear}
+            self.config["full_attn_idxs"] = [layer - 1 for layer in linear.get("full_attn_layers", [])]
+
+    def size(self, *keys: str, default: int | None = None, of: Mapping[str, Any] | None = None) -> int:
+        config = self.config if of is None else of
+        value = next((config[key] for key in keys if config.get(key) is not None), default)
+        if isinstance(value, list) and value and len(set(value)) == 1:  # one for each layer, all the same
+            value = value[0]
+        if type(value) is not int or not 0 <= value < MAX_SIZE:
+            raise InputError(f"{self.where} has no {keys[0]} that is a whole number; {INVALID}")
+        return value
+
+    def listed(self, key: str, kind: Any = str) -> list[Any]:
+        """The list under a key; empty where there is none."""
+        value = self.config.get(key)
+        if value is None or (key == "moe_layer_freq" and not isinstance(value, list)):
+            return []
+        return list(checked(value, f"{self.where}: {key}", list[kind], invalid=INVALID))
+
+    def architecture(self, name: str) -> Architecture:
+        size = self.size
+        self.hidden = size(*HIDDEN)
+        heads_needed = not self.traits >= {"alone"} or self.kind == "nemotron_h"
+        if not self.hidden or (heads_needed and not size(*HEADS)):
+            raise InputError(f"{self.where} has no states or no heads; {INVALID}")
+        kinds = self.kinds()
+        count = len(kinds) if self.kind == "nemotron_h" else size(*LAYERS)
+        if not count <= len(kinds) <= count + size("num_nextn_predict_layers", default=0):
+            raise InputError(f"{self.where}: its layer types are of {len(kinds)} layers, not {count}; {INVALID}")
+        layers = tuple(self.layer(place, kind, count) for place, kind in enumerate(kinds[:count]))
+        experts = next((block for layer in layers for block in layer if isinstance(block, Experts)), None)
+        # An MLP as wide as all experts of a token together, for drafters of models that have no dense MLP.
+        dense = experts and experts.per_token * experts.intermediate_size + experts.shared_intermediate_size
+        tables, projected = self.tables(count)
+        return Architecture(
+            name=name,
+            hidden_size=self.hidden,
+            vocab_size=size("vocab_size"),
+            layers=layers,
+            tied=bool(self.config.get("tie_word_embeddings", self.config.get("tie_embedding", "tied" in self.traits))),
+            intermediate_size=size(*DENSE, default=dense or 4 * self.hidden),
+            mtp_layer=self.mtp_layer(kinds[count:]),
+            tables=tables,
+            projected_width=projected,
+            streams=size("hc_mult", "hc_count", default=1),
+        )
+
+    def kinds(self) -> list[str]:
+        """The kind of each layer's attention, or of its only block."""
+        if "compressed" in self.traits and (ratios := self.listed("compress_ratios", int)):
+            return [{0: SLIDING, 4: SPARSE}.get(ratio, HEAVY) for ratio in ratios]
+        for key in ("layer_types", "layers_block_type", "attention_layers", "hybrid_override_pattern"):
+            listed = self.config.get(key)
+            if isinstance(listed, str) and key == "hybrid_override_pattern":
+                listed = [*listed]
+            if isinstance(listed, list):
+                kinds = [KINDS.get(str(kind), "") for kind in listed]
+                unknown = [str(kind) for kind in listed if str(kind) not in KINDS]
+                if unknown:
+                    raise InputError(f"{self.where} has layers {unknown[0]!r}, whose passes are not known")
+                return kinds
+        count = self.size(*LAYERS)
+        if count > MAX_LAYERS:
+            raise InputError(f"{self.where} has {count} layers; give at most {MAX_LAYERS}")
+        return [self._kind(place, count) for place in range(count)]
+
+    def _kind(self, place: int, count: int) -> str:
+        """The kind of a layer's attention, where the config does not list kinds."""
+        config, behind = self.config, place + 1
+        for key, zero, other in (("attn_type_list", LINEAR, FULL), ("hybrid_layer_pattern", FULL, SLIDING),
+                                 ("sparse_attention_freq", FULL, INDEXED)):  # fmt: skip
+            if flags := self.listed(key, int):
+                return other if flags[place] else zero
+        for key in ("full_attn_idxs", "attn_layer_indices"):
+            if config.get(key) is not None:
+                return FULL if place in self.listed(key, int) else LINEAR
+        if blocks := self.listed("block_types"):
+            return KINDS.get(blocks[place % len(blocks)], FULL)
+        if "attn_layer_period" in config:
+            return FULL if place % self.size("attn_layer_period") == self.size("attn_layer_offset") else LINEAR
+        if "layer_group_size" in config:
+            return FULL if behind % self.size("layer_group_size") == 0 else LINEAR
+        if "delta" in self.traits:
+            return LINEAR if behind % max(self.size("full_attention_interval", default=4), 1) else FULL
+        if self.traits & {"mamba", "mamba2"} and "beside" not in self.traits:
+            return LINEAR
+        if self.traits & (RECURRENT - {"mamba", "mamba2"}):
+            raise InputError(f"{self.where} has no layer_types, which say what layers have attention; {INVALID}")
+        if "compressed" in self.traits:
+            return HEAVY if place < 2 or place % 2 == 0 else SPARSE
+        every = full_every().get(self.kind)
+        for key in ("sliding_window_pattern", "global_attn_every_n_layers"):
+            stated = config.get(key)
+            every = stated if type(stated) is int else every
+        if every is None or not self.window() or not config.get("use_sliding_window", True):
+            return FULL
+        if "gemma4" in self.traits and behind == count:
+            return FULL
+        return FULL if every and behind % every == 0 else SLIDING
+
+    def window(self) -> int:
+        return self.size(*WINDOW, default=0)
+
+    def layer(self, place: int, kind: str, count: int) -> Layer:
+        """The blocks of a layer."""
+        own = self.config.get("per_layer_config")
+        overrides = {int(key): value for key, value in own.items()} if isinstance(own, Mapping) else {}
+        config = {**self.config, **overrides.get(place, {})}
+        if "alone" in self.traits:
+            if kind in (MLP, MOE):
+                return (self.mlp() if kind == MLP else self.experts(config),)
+            return (self.linear() if kind == LINEAR else self.attention(config, kind, place),)
+        mixer: Block = self.linear() if kind == LINEAR else self.attention(config, kind, place)
+        if "double" in self.traits:  # experts run beside the second half
+            return (mixer, self.mlp(), mixer, self.mlp(), self.experts(config))
+        also = (self.linear(),) if "beside" in self.traits else ()
+        return (mixer, *also, *self.feed_forward(config, place, count))
+
+    def attention(self, config: Mapping[str, Any], kind: str, place: int) -> Attention | LatentAttention:
+        size, traits, hidden = self.size, self.traits, self.hidden
+        if kind == SLIDING:
+            config = {**config, **{key[4:]: value for key, value in config.items() if key.startswith("swa_") and value}}
+            other = config.get("attention_other_setting")  # Step's
+            config |= other if isinstance(other, Mapping) else {}
+        elif "gemma4" in traits and "per_layer_config" not in config:
+            config = {**config, "head_dim": size("global_head_dim", default=512)}
+            if config.get("attention_k_eq_v", True) and config.get("num_global_key_value_heads"):
+                config["num_key_value_heads"] = size("num_global_key_value_heads")
+        per_layer = config.get("num_attention_heads_per_layer")
+        heads = per_layer[place] if isinstance(per_layer, list) else size(*HEADS, of=config)
+        head_dim = size(*HEAD_DIM, default=hidden // heads, of=config)
+        common: dict[str, Any] = {"heads": heads, "index": self.index(kind, place)}
+        if kind == SLIDING:
+            common |= {"window": self.window(), "chunked": self.kind == "llama4_text"}
+        if "latent" in traits:
+            nope, rope = size("qk_nope_head_dim", of=config), size("qk_rope_head_dim", of=config)
+            if (rotated := self.listed("no_rope_layers", int)) and not rotated[place]:
+                nope, rope = nope + rope, 0
+            value_dim = size("v_head_dim", default=hidden // heads, of=config)
+            rank = size("q_lora_rank", default=0, of=config)
+            return LatentAttention(
+                **common,
+                kv_rank=size("kv_lora_rank", of=config),
+                rope_dim=rope,
+                query_rank=rank,
+                nope_dim=nope,
+                value_dim=value_dim,
+                gate_width=self.gate(heads, value_dim),
+                gate_rank=rank if self.kind == "axk2" else 0,  # made from queries' latents
+                beside=self.beside(kind),
+            )
+        kv_heads = size(*KV_HEADS, default=heads, of=config)
+        if self.kind == "mimo_v2_flash" and kind == SLIDING and "swa_num_key_value_heads" not in self.config:
+            kv_heads *= 2  # the rule of transformers' class
+        if config.get("multi_query") and not config.get("new_decoder_architecture"):
+            kv_heads = 1
+        value_dim = size("v_head_dim", default=0, of=config)
+        more: dict[str, Any] = {"values": "own"}
+        if "compressed" in traits:
+            common |= {"window": self.window(), "ratio": self.ratio(kind)}
+            more = {"values": "keys", "query_rank": size("q_lora_rank"), "output_rank": size("o_lora_rank"),
+                    "output_groups": size("o_groups")}  # fmt: skip
+        elif "gemma4" in traits and config.get("attention_k_eq_v") and kind == FULL:
+            more = {"values": "projected keys"}
+        shared = size("num_kv_shared_layers", default=0)
+        if shared and place >= size(*LAYERS) - shared:
+            more = {"values": "shared"}
+        return Attention(
+            **common,
+            **more,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            value_dim=value_dim,
+            gate_width=self.gate(heads, value_dim or head_dim),
+            beside=self.beside(kind),
+        )
+
+    def ratio(self, kind: str) -> int:
+        """Tokens that an entry of a compressed cache stands for; 0: it is not compressed."""
+        own = self.config.get("compress_rates") or {}
+        usual = {SPARSE: ("compressed_sparse_attention", 4), HEAVY: ("heavily_compressed_attention", 128)}
+        return self.size(usual[kind][0], default=usual[kind][1], of=own) if kind in usual else 0
+
+    def gate(self, heads: int, value_dim: int) -> int:
+        """Width of the gate on attention's results."""
+        stated = self.config.get("use_attention_gate", self.config.get("gating", True))
+        if not stated or not self.traits & {"gate", "head-gate"}:
+            return 0
+        return heads * value_dim if "gate" in self.traits or stated == "per-element" else heads
+
+    def beside(self, kind: str) -> int:
+        """Width of what a layer projects from states beside attention."""
+        size, traits, width = self.size, self.traits, 0
+        if "hc_mult" in self.config:  # mixes of several residual streams, before attention and before the MLP
+            streams = size("hc_mult")
+            mixes = 2 * streams if self.kind == "hy_v4" else (2 + streams) * streams
+            width += 2 * streams * mixes
+        if "hc_count" in self.config:
+            streams, rank = size("hc_count"), size("hc_lowrank")
+            width += 2 * streams * (2 * rank + streams)
+        if kind in (SPARSE, HEAVY):
+            head_dim, index_dim = size("head_dim"), size("index_head_dim")
+            width += 4 * head_dim + 3 * index_dim if kind == SPARSE else 2 * head_dim
+        if "relative" in traits:
+            heads = size(*HEADS)
+            width += size("d_rel") * heads + heads * (self.kind == "inkling2_text")
+        if "index_kpool" in self.config and kind == INDEXED:
+            width += size("index_head_dim")
+        if self.kind == "axk2":  # norms with gates, and queries and gates of the latent before and behind its norm
+            made = size(*HEADS) * (size("qk_nope_head_dim") + size("qk_rope_head_dim") + size("v_head_dim"))
+            width += 4 * size("gated_norm_rank") + size("q_lora_rank") * made // self.hidden
+        width += 2 * size("hidden_size_per_layer_input", default=0) + 2 * size("laurel_rank", default=0)
+        return width
+
+    def index(self, kind: str, place: int) -> Indexer | None:
+        """The indexer of a layer's attention."""
+        size, traits = self.size, self.traits
+        if self.kind.startswith("minimax_m3") and kind == INDEXED:  # chooses blocks of tokens
+            chosen = size("index_block_size", "sparse_block_size") * size("index_topk_blocks", "sparse_topk_blocks")
+            heads, dim = size("index_n_heads", "sparse_num_index_heads"), size("index_head_dim", "sparse_index_dim")
+            return Indexer(chosen, heads, dim, key_bytes=2 * dim, weighted=False)
+        if self.kind == "qwen4_exp_text" and kind in (INDEXED, FULL) and self.config.get("indexer_n_heads"):
+            heads, dim, ratio = size("indexer_n_heads"), size("indexer_head_dim"), size("indexer_compress_ratio")
+            return Indexer(size("indexer_budget"), heads, dim, ratio=ratio, key_bytes=2 * dim, weighted=False)
+        always = "sparse" in traits and kind != SLIDING
+        if not (always or kind == SPARSE or ("indexed" in traits and kind == INDEXED)):
+            return None
+        types, every = self.listed("indexer_types"), max(size("index_topk_freq", default=1), 1)
+        behind = max(place + 1 - size("index_skip_topk_offset", default=2), 0)
+        dim, rank = size("index_head_dim"), size("q_lora_rank", default=0)
+        return Indexer(
+            chosen=size("index_topk"),
+            heads=size("index_n_heads"),
+            dim=dim,
+            query_rank=rank,
+            ratio=self.ratio(kind) or size("index_kpool", default=1),
+            key_bytes=dim + 4,  # float8 with a scale in float32
+            own=types[place : place + 1] != ["shared"] if types else behind % every == 0,
+        )
+
+    def linear(self) -> LinearAttention:
+        """What a layer has in place of attention."""
+        size, hidden, kind = self.size, self.hidden, next(iter(self.traits & RECURRENT), "")
+        state = inner_weights = 0
+        products, kernel = 3, size("linear_conv_kernel_dim", "short_conv_kernel_size", "conv_kernel", default=4)
+        match kind:
+            case "delta":
+                heads = size("linear_num_value_heads")
+                output = heads * size("linear_value_head_dim")
+                state = output * size("linear_key_head_dim")
+                convolved = 2 * size("linear_num_key_heads") * size("linear_key_head_dim") + output
+                inputs = convolved + output + 2 * heads
+            case "kda":
+                heads, dim = size("linear_num_heads", *HEADS), size("linear_head_dim", "head_dim")
+                output, convolved = heads * dim, 3 * heads * dim
+                state, inputs = output * dim, convolved + heads
+                if self.kind == "bailing_hybrid":  # decays and gates of states
+                    inputs += 2 * output
+                else:  # of latents
+                    inputs, inner_weights = inputs + 2 * dim, 2 * dim * output
+            case "lightning":
+                heads = size(*HEADS)
+                output = heads * size("head_dim", default=hidden // heads)
+                state, convolved, inputs = output**2 // heads, 3 * output, 4 * output
+                products, kernel = 2, 0
+            case "mamba2":
+                heads, products = size("mamba_n_heads", "mamba_num_heads", "num_heads"), 2
+                keys = ("mamba_d_head", "mamba_head_dim", "head_dim")
+                head = next((self.config[key] for key in keys if key in self.config), None)
+                expanded = size("mamba_expand", "expand", default=2) * hidden
+                output = size("mamba_d_ssm", default=heads * head if type(head) is int else expanded)
+                width = size("mamba_d_state", "ssm_state_size", "state_size")
+                state = output * width
+                convolved = output + 2 * size("mamba_n_groups", "n_groups", default=1) * width
+                inputs, kernel = output + convolved + heads, size("mamba_d_conv", "conv_kernel")
+            case "mamba":
+                output = size("intermediate_size") if "alone" in self.traits else size("mamba_expand") * hidden
+                heads, products, convolved, inputs = output, 2, output, 2 * output
+                width = size("mamba_d_state", "state_size")
+                rank = size("mamba_dt_rank", "time_step_rank", default=-(-hidden // 16))
+                state, kernel = output * width, size("mamba_d_conv", "conv_kernel")
+                inner_weights = output * (rank + 2 * width) + rank * output + state
+            case "conv":
+                heads = output = convolved = hidden
+                inputs, kernel = 3 * hidden, size("conv_L_cache")
+            case "rg_lru":
+                heads, products = size(*HEADS), 1
+                state = output = convolved = size("lru_width", default=hidden)
+                inputs, kernel, inner_weights = 2 * output, size("conv1d_width"), 2 * output**2 // heads
+            case _:
+                raise InputError(f"{self.where} has layers without attention, which its family has not; {INVALID}")
+        return LinearAttention(
+            state_size=state,
+            convolved_width=convolved,
+            input_width=inputs + self.beside(LINEAR),
+            output_width=output,
+            kernel=kernel,
+            products=products,
+            inner_weights=inner_weights,
+            heads=heads,
+        )
+
+    def mlp(self, width: int | None = None) -> Mlp:
+        width = self.size(*DENSE, default=4 * self.hidden) if width is None else width
+        return Mlp(width, 2 if "two" in self.traits else 3)
+
+    def feed_forward(self, config: Mapping[str, Any], place: int, count: int) -> Iterator[Block]:
+        """The MLP of a layer, or its experts."""
+        if self.sparse(place, count):
+            yield self.experts(config)
+            return
+        shared_cache = place >= count - self.size("num_kv_shared_layers", default=0)
+        if self.kind == "recurrent_gemma":
+            yield self.mlp(self.size("intermediate_size") // 2)
+        elif self.kind.startswith("lfm2") and config.get("block_auto_adjust_ff_dim"):
+            width = 2 * self.size("block_ff_dim", "intermediate_size") // 3
+            width = int(width * float(config.get("block_ffn_dim_multiplier") or 1))
+            multiple = self.size("block_multiple_of", default=256)
+            yield self.mlp(multiple * -(-width // multiple))
+        elif self.kind == "granitemoehybrid":
+            yield self.mlp(self.size("shared_intermediate_size"))
+        elif config.get("use_double_wide_mlp") and shared_cache:
+            yield self.mlp(2 * self.size(*DENSE))
+        else:
+            widths = self.config.get("intermediate_size")
+            yield self.mlp(widths[place] if isinstance(widths, list) else None)
+
+    def sparse(self, place: int, count: int) -> bool:
+        """Whether a layer has experts in place of an MLP."""
+        size, config = self.size, self.config
+        if self.kind.startswith("gemma4"):
+            return bool(config.get("enable_moe_block"))
+        if "experts" not in self.traits or size(*COUNT, default=0) == 0:
+            return False
+        if kinds := self.listed("mlp_layer_types"):
+            return bool(kinds[place] != "dense")
+        if flags := self.listed("moe_layer_freq", int):
+            return bool(flags[place])
+        listed = config.get("moe_layers_enum")
+        if isinstance(listed, str):
+            return str(place) in listed.replace(" ", "").split(",")
+        if moe_layers := self.listed("moe_layers", int):
+            return place in moe_layers
+        if "expert_layer_period" in config:
+            return place % size("expert_layer_period") == size("expert_layer_offset")
+        if "moe_layer_start_index" in config:
+            end = config["moe_layer_end_index"]
+            last = end if type(end) is int and end >= 0 else count
+            within = size("moe_layer_start_index") <= place <= last
+            return within and (place + 1) % max(size("moe_layer_interval", default=1), 1) == 0
+        step = max(size("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_freq", default=1), 1)
+        first = size("first_k_dense_replace", "num_dense_layers", default=0)
+        plain = place < first or place in self.listed("mlp_only_layers", int)
+        return not plain and (place + 1) % step == 0
+
+    def experts(self, config: Mapping[str, Any]) -> Experts:
+        size = self.size
+        own = {"routing": config["routing"]} if "routing" in config else {}
+        probs = checked(config.get("router_probs", []), f"{self.where}: router_probs", list[float], invalid=INVALID)
+        width = size(*EXPERT, of=config)
+        shared = size(*SHARED, default=0) * width
+        if self.kind in ("llama4_text", "hunyuan_v1_moe"):
+            shared = width
+        if self.kind.startswith("gemma4"):
+            shared = size(*DENSE)
+        stated = size(*SHARED_WIDTH, default=shared)
+        count, per_token = size(*COUNT, of=config), size(*PER_TOKEN, of=config)
+        return Experts(
+            count=count,
+            # Some of a token's may be experts that return their input; on average over all.
+            per_token=per_token * count // (count + size("zero_expert_num", default=0)),
+            intermediate_size=width,
+            shared_intermediate_size=stated,
+            probs=tuple(probs),
+            matrices=2 if "two" in self.traits else 3,
+            latent=size("moe_latent_size", default=0),
+            **own,
+        )
+
+    def mtp_layer(self, kinds: list[str]) -> Layer:
+        """The layer of a module for multi-token prediction, where it is unlike the model's.
+
+        kinds : of the layers behind the model's own, where the config lists them
+        """
+        kinds = kinds or [KINDS.get(kind, FULL) for kind in self.listed("mtp_layer_types")]
+        if self.kind.startswith("mimo_v2"):  # dense, and with a window
+            return (self.attention(self.config, SLIDING, 0), self.mlp())
+        if not kinds or "alone" in self.traits:
+            return ()
+        behind = self.size(*LAYERS)
+        dense = self.listed("mtp_mlp_layer_types")[:1] == ["dense"] or "moe_layers_enum" in self.config
+        blocks = (self.mlp(),) if dense else self.feed_forward(self.config, behind, behind + 1)
+        return (self.attention(self.config, kinds[0], behind), *blocks)
+
+    def tables(self, layers: int) -> tuple[int, int]:
+        """Weights that are looked up beside the embedding, and the width of what is projected to a state besides."""
+        size, tables, projected = self.size, 0, 0
+        if "positions" in self.traits:
+            tables += self.hidden * size("n_positions", "max_position_embeddings")
+        if width := size("hidden_size_per_layer_input", default=0):
+            projected = layers * width
+            tables += size("vocab_size_per_layer_input", default=self.size("vocab_size")) * projected
+        if "gemma3n" in self.traits:
+            projected += 2 * (size("altup_num_inputs") - 1) * self.hidden
+        if places := self.listed("ple_layer_ids", int):
+            width = size("ple_embed_dim", default=self.hidden)
+            tables += len(places) * size("ngram_vocab_size_base") * width
+            projected += len(places) * width * (1 + size("hc_count"))
+        if "hc_count" in self.config:
+            projected += 2 * size("hc_count") * size("hc_lowrank")
+        return tables, projected

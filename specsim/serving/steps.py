@@ -1,0 +1,336 @@
+"""A step of a server, compiled: who decodes, who reads a prompt, who waits, and what comes of it.
+
+All of a server's state lies in the arrays of `ServerState`, by request; `Limits` holds what does not change. Times are
+numbers of steps, from 1: what happens at the end of the n-th step has the time n, what is there from the beginning 0.
+"""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from typing import Any
+
+import numba as nb
+import numpy as np
+
+from specsim.io.arrays import Bools, Ints
+
+ACTIVE, HEAD, WAITING, FREE, LEFT, SEEN, NEXT, STEP, PREEMPTED, ROUNDS, CHUNKS = range(11)  # places in `count`
+NEVER = -1
+
+# By request: tokens of its prompt and of its output; the row of the trace behind its text, and the one at which the
+# text begins anew if the output is longer; tokens emitted and read; the row of its next round; tokens that the drafter
+# has yet to take in; verified and accepted drafts; blocks held; whether its prompt is being read; whether its text ends
+# elsewhere than recorded; and times. `active`: admitted requests in the order of admission; `waiting`: a ring of those
+# that are not; `count`: single numbers, see above.
+ServerState = namedtuple(
+    "ServerState",
+    "prompt output end again emitted read row behind verified accepted held reading reshaped submitted started "
+    "first finished active waiting count",
+)
+
+# What was decoded and read, a row a round and a row a part of a prompt, in order; and by step whether it speculates.
+StepLog = namedtuple(
+    "StepLog",
+    "step request drafted checked accepted emitted behind cached read_step read_request new before put_out speculates",
+)
+
+# slots; step_tokens and block_tokens, 0 for none; mixes, cuts, ahead: see `ServerRules`; longest: draft in tokens;
+# kept: tokens of the budget that each request leaves free; width: tokens of a pass for each pending or verified token;
+# whole: whether drafts cannot be cut; closed: whether a request is asked as soon as another is answered; level_end: of
+# a tree, else empty
+Limits = namedtuple(
+    "Limits", "slots step_tokens block_tokens mixes cuts ahead longest kept width whole closed level_end"
+)
+
+compiled: Any = nb.njit(cache=True, nogil=True, error_model="numpy")
+
+
+def levels_of(level_end: Ints, drafted: int) -> int:
+    """Draft passes of a draft: a token each for chains, a level each for a tree that is cut at some depth."""
+    return int(np.searchsorted(level_end - 1, drafted)) if len(level_end) else drafted
+
+
+_levels_of: Any = compiled(levels_of)
+
+
+@compiled
+def submit(state: Any, request: int) -> None:
+    """Let a request wait behind all others."""
+    count = state.count
+    state.waiting[(count[HEAD] + count[WAITING]) % len(state.waiting)] = request
+    count[WAITING] += 1
+    state.submitted[request] = count[STEP]
+
+
+@compiled
+def _lacks(state: Any, limits: Any, request: int, tokens: int) -> int:
+    """Blocks of the cache that a request lacks for so many tokens; blocks of one token if it reserves all at once."""
+    return -(-tokens // max(limits.block_tokens, 1)) - state.held[request]
+
+
+@compiled
+def _hold(state: Any, limits: Any, request: int, tokens: int) -> bool:
+    """Let a request hold so many tokens of the cache, if they are free."""
+    more = _lacks(state, limits, request, tokens)
+    if more > state.count[FREE]:
+        return False
+    if more > 0:
+        state.count[FREE] -= more
+        state.held[request] += more
+    return True
+
+
+@compiled
+def _needed(state: Any, limits: Any, request: int) -> int:
+    """Tokens of the cache that a request asks for: those of its next round, or all it may ever need."""
+    if limits.block_tokens:
+        return state.prompt[request] + state.emitted[request] + limits.longest
+    return state.prompt[request] + state.output[request]
+
+
+@compiled
+def _fits(state: Any, limits: Any) -> bool:
+    """Whether the first waiting request could be admitted. A smaller one behind one that does not fit waits too."""
+    if not state.count[WAITING] or state.count[ACTIVE] >= limits.slots:
+        return False
+    request = state.waiting[state.count[HEAD]]
+    return _lacks(state, limits, request, _needed(state, limits, request)) <= state.count[FREE]
+
+
+@compiled
+def _preempt(state: Any) -> None:
+    """Take the memory of the request that was admitted last; it waits before all others."""
+    count = state.count
+    count[ACTIVE] -= 1
+    last = state.active[count[ACTIVE]]
+    count[FREE] += state.held[last]
+    state.held[last] = state.read[last] = 0
+    count[HEAD] = (count[HEAD] - 1) % len(state.waiting)
+    state.waiting[count[HEAD]] = last
+    count[WAITING] += 1
+    count[PREEMPTED] += 1
+
+
+@compiled
+def decoding(state: Any, limits: Any) -> Ints:
+    """The requests that may decode a round in the next step, in the order of admission."""
+    active = state.active[: state.count[ACTIVE]]
+    reading = state.reading[active]
+    if not limits.mixes and (reading.any() or _fits(state, limits)):
+        return active[:0].copy()
+    return active[~reading]
+
+
+@compiled
+def _read(state: Any, log: Any, request: int, room: int, kept: int) -> int:
+    """Let the step read more of a request's prompt, and return the room that is left."""
+    whole = state.prompt[request] + state.emitted[request]  # after a preemption, what it has put out as well
+    new = min(whole - state.read[request], room - kept)
+    at = state.count[CHUNKS]
+    log.read_step[at], log.read_request[at] = state.count[STEP], request
+    log.new[at], log.before[at] = new, state.read[request]
+    state.count[CHUNKS] += 1
+    state.read[request] += new
+    return room - new - kept
+
+
+@compiled
+def fill(state: Any, limits: Any, log: Any, now: Ints, verified: Ints) -> Bools:
+    """Fill a step: who of `now` takes part, whose prompts are read, who is admitted.
+
+    now : [R], as `decoding` gave them; verified : [R], drafted tokens to verify, which are cut where the budget binds
+
+    Returns whether each of `now` takes part [R]; logs the parts of prompts that are read.
+    """
+    count = state.count
+    room = limits.step_tokens if limits.step_tokens else np.int64(1 << 60)
+    preempted = count[PREEMPTED]
+    part = np.zeros(len(now), dtype=np.bool_)
+    chunks = count[CHUNKS]
+    both = limits.mixes or not len(now)  # whether the step reads prompts at all
+    if not limits.cuts:
+        for i in range(len(now)):
+            if state.held[now[i]] == 0 or not _make_room(state, limits, now[i]):  # preempted, as all behind it are
+                break
+            part[i] = True
+            room -= (1 + verified[i]) * limits.width * limits.mixes
+    i = at = 0
+    while i < count[ACTIVE] and room > limits.kept:
+        request = state.active[i]
+        i += 1
+        if state.reading[request]:
+            room = _read(state, log, request, room, limits.kept)
+        elif limits.cuts:
+            most = (room - limits.kept) // limits.width - 1
+            if most < 0 or (limits.whole and most < verified[at]) or not _make_room(state, limits, request):
+                break
+            verified[at], part[at] = min(verified[at], most), True
+            room -= (1 + verified[at]) * limits.width + limits.kept
+            at += 1
+    if both and count[PREEMPTED] == preempted:
+        while room > limits.kept and _fits(state, limits):
+            request = state.waiting[count[HEAD]]
+            _hold(state, limits, request, _needed(state, limits, request))
+            count[HEAD] = (count[HEAD] + 1) % len(state.waiting)
+            count[WAITING] -= 1
+            state.active[count[ACTIVE]] = request
+            count[ACTIVE] += 1
+            state.reading[request] = True
+            if state.started[request] == NEVER:
+                state.started[request] = count[STEP]
+            room = _read(state, log, request, room, limits.kept)
+    count[SEEN] = part.sum() + count[CHUNKS] - chunks
+    return part
+
+
+@compiled
+def _make_room(state: Any, limits: Any, request: int) -> bool:
+    """Let a request that decodes hold what its round may need; whether it may decode."""
+    if not limits.block_tokens:
+        return True
+    while not _hold(state, limits, request, _needed(state, limits, request)):
+        last = state.active[state.count[ACTIVE] - 1]
+        _preempt(state)
+        if last == request:
+            return False
+    return True
+
+
+@compiled
+def finish(
+    state: Any,
+    limits: Any,
+    log: Any,
+    now: Ints,
+    part: Bools,
+    k: Ints,
+    drafted: Ints,
+    verified: Ints,
+    match: Ints,
+    leaf: Bools,
+) -> None:
+    """Decode the rounds of a step that was filled, and log them.
+
+    now, part, drafted, verified : [R], as before; k : [R], tokens that the rule chose
+    match : [R], tokens of the whole draft that would be accepted; leaf : [R], whether a tree's path ends at a leaf
+    """
+    count = state.count
+    step = count[STEP]
+    speculates = False
+    for i in range(len(now)):
+        if not part[i]:
+            continue
+        request, at = now[i], count[ROUNDS]
+        accepted = min(match[i], _levels_of(limits.level_end, verified[i]))
+        emitted = min(accepted + 1, state.output[request] - state.emitted[request])
+        log.step[at], log.request[at] = step, request
+        log.drafted[at], log.checked[at], log.accepted[at] = drafted[i], verified[i], accepted
+        log.emitted[at], log.behind[at] = emitted, state.behind[request]
+        log.cached[at] = state.prompt[request] + state.emitted[request] - 1
+        count[ROUNDS] += 1
+        speculates |= k[i] > 0
+        if limits.width > 1:
+            state.behind[request] = 0
+        elif k[i] == 0:
+            state.behind[request] += 1
+        else:
+            whole = drafted[i] > 0 and _levels_of(limits.level_end, drafted[i]) == accepted
+            state.behind[request] = whole or (accepted > 0 and leaf[i])
+        state.verified[request] += verified[i]
+        state.accepted[request] += accepted
+        _emit(state, request, emitted)
+    log.speculates[step] = speculates
+    count[STEP] += 1
+    first = count[CHUNKS]
+    while first > 0 and log.read_step[first - 1] == step:
+        first -= 1
+    for at in range(first, count[CHUNKS]):
+        request = log.read_request[at]
+        log.put_out[at] = 0
+        if state.reading[request] and state.read[request] == state.prompt[request] + state.emitted[request]:
+            state.reading[request], state.behind[request] = False, 0
+            if state.first[request] == NEVER:
+                state.first[request] = count[STEP]
+            _emit(state, request, 1)
+            log.put_out[at] = 1
+    left = 0
+    for i in range(count[ACTIVE]):
+        request = state.active[i]
+        if state.emitted[request] < state.output[request]:
+            state.active[left] = request
+            left += 1
+            continue
+        state.finished[request] = count[STEP]
+        count[FREE] += state.held[request]
+        state.held[request] = 0
+        count[LEFT] -= 1
+        if limits.closed and count[NEXT] < len(state.prompt):
+            submit(state, count[NEXT])
+            count[NEXT] += 1
+    count[ACTIVE] = left
+
+
+@compiled
+def _emit(state: Any, request: int, tokens: int) -> None:
+    """Put tokens of a request out; a text that is longer than recorded begins anew."""
+    state.emitted[request] += tokens
+    state.row[request] += tokens
+    if state.row[request] >= state.end[request]:
+        state.row[request] = state.again[request]
+
+
+@compiled
+def _within(limits: Any, drafted: int, tokens: int) -> int:
+    """Drafted tokens if only so many output tokens are left to draft; of a tree whole levels."""
+    if not len(limits.level_end):
+        return min(drafted, tokens)
+    return min(drafted, limits.level_end[min(tokens, len(limits.level_end) - 1)] - 1)
+
+
+@compiled
+def run_steps(
+    state: Any, limits: Any, log: Any, lengths: Ints, draft_limit: Any, match_len: Any, leaf: Bools, until: int
+) -> None:
+    """Serve under a schedule of K by batch, up to so many steps, or until the log is full or nothing is left to do.
+
+    lengths : K of a batch of 0, 1, 2, ... sequences; the last is that of larger ones
+    draft_limit, match_len : by row of the trace, tokens drafted at most, and accepted
+    leaf : by row, whether a tree's path ends at a leaf; empty for chains
+    """
+    count = state.count
+    while count[LEFT] and count[STEP] < until and _has_room(state, limits, log):
+        now = decoding(state, limits)
+        seen = count[SEEN] if limits.ahead and count[SEEN] else len(now)
+        k = np.full(len(now), lengths[min(seen, len(lengths) - 1)])
+        row = state.row[now]
+        drafted, match = np.empty_like(now), np.empty_like(now)
+        ends = np.zeros(len(now), dtype=np.bool_)
+        for i in range(len(now)):
+            request = now[i]
+            drafted[i] = min(k[i], np.int64(draft_limit[row[i]]))
+            if state.reshaped[request]:
+                drafted[i] = _within(limits, drafted[i], state.output[request] - state.emitted[request] - 1)
+            match[i] = np.int64(match_len[row[i]])
+            if len(leaf):
+                ends[i] = leaf[row[i]]
+        take_step(state, limits, log, now, k, drafted, drafted.copy(), match, ends)
+
+
+@compiled
+def take_step(
+    state: Any, limits: Any, log: Any, now: Ints, k: Ints, drafted: Ints, verified: Ints, match: Ints, leaf: Bools
+) -> Bools:
+    """Take a step, see `fill` and `finish`; return who of `now` took part in it [R]."""
+    part = fill(state, limits, log, now, verified)
+    finish(state, limits, log, now, part, k, drafted, verified, match, leaf)
+    return part
+
+
+def has_room(state: Any, limits: Any, log: Any) -> bool:
+    """Whether the log has room for another step."""
+    count, slots = state.count, limits.slots
+    fits = count[ROUNDS] + slots <= len(log.step) and count[CHUNKS] + slots <= len(log.read_step)
+    return bool(fits and count[STEP] < len(log.speculates))
+
+
+_has_room: Any = compiled(has_room)
