@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch
 import transformers as hf
 from safetensors.torch import load_file, save_file
 
+from realrun.pairs.pair import Pair, load_pair
 from tests.support.families import EXPERTS, HEADS, LAYERS, LLAMA
 from tests.support.pairs.state import layer_alone
 from tests.support.tiny import tiny_tokenizer
@@ -118,6 +121,15 @@ def checkpoint(
     (folder / "config.json").write_text(json.dumps(facts))
     tiny_tokenizer().save_pretrained(folder)
     return model, dict(zip(family.names, own, strict=True))
+
+
+@cache
+@torch.inference_mode(False)
+def mtp_pair() -> Pair:
+    """A MiMo target and its module."""
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint(FAMILIES["MiMo"], Path(folder))
+        return replace(load_pair(folder, drafter="mtp", dtype="float64"), eos_token_ids=())
 
 
 def normed(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
