@@ -1,18 +1,26 @@
-"""Tensors in safetensors files, written whole or not at all."""
+"""Tensors in safetensors files, written whole or not at all.
+
+The header lists the tensors, so that a reader knows if one is missing whose absence has a meaning of its own: a head
+that is not in the file is the target's.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from specsim.io.errors import InputError
 from specsim.io.files import replacing, scratch_folder
+
+NAMES = "tensors"  # in the header: a JSON list of their names
 
 OS_ERROR = re.compile(r"\(os error (\d+)\)")  # in what safetensors says of a disk
 
@@ -27,10 +35,21 @@ def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapp
     ):
         written = folder / path.name
         try:
-            save_file(whole, written, metadata=dict(metadata))
+            save_file(whole, written, metadata={**metadata, NAMES: json.dumps(sorted(whole))})
         except SafetensorError as error:
             if number := OS_ERROR.search(str(error)):
                 raise OSError(int(number[1]), os.strerror(int(number[1]))) from None
             raise
         written.chmod(stat.S_IMODE(temporary.stat().st_mode))  # safetensors' files are the owner's alone
         os.replace(written, temporary)
+
+
+def check_names(path: Path, metadata: Mapping[str, str], names: Collection[str], advice: str) -> None:
+    """Raise InputError if a file does not hold the tensors that its header lists; older files list none."""
+    if NAMES not in metadata:
+        return
+    listed = json.loads(metadata[NAMES])
+    lacks, has = sorted({*listed} - {*names}), sorted({*names} - {*listed})
+    if lacks or has:
+        faults = [f"lacks {', '.join(lacks)}"] * bool(lacks) + [f"has {', '.join(has)} too"] * bool(has)
+        raise InputError(f"{path} {' and '.join(faults)}; {advice}")

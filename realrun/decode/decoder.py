@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
@@ -126,8 +127,11 @@ class Decoder:
         policy: Policy | None,
         state: Any,
         rounds: list[Round],
+        end: int = sys.maxsize,
     ) -> tuple[Any, Draft]:
         """Run a round: extend `tokens` and `rounds`; return the policy's new state and the draft.
+
+        The sequence is over at `end` tokens, or at an end-of-text token: no recurrent states are brought back then.
 
         Rounds begin and end with an idle device. In between, drafted and verified tokens have been copied to the host
         when the time is read, so that nothing is waited for twice. Where nothing is drafted, or all of a tree is
@@ -147,7 +151,13 @@ class Decoder:
             accepted = self._verify_chain(tokens, draft, context)
             verified = now()
         tokens.extend(accepted.emitted)
-        self.target.truncate(len(tokens) - 1)
+        refed, restored = 0, verified
+        if not self.target.recurrent:
+            self.target.truncate(len(tokens) - 1)
+        elif len(tokens) < end and tokens[-1] not in self.eos_token_ids:
+            self.target.truncate(len(tokens) - 1)
+            refed = self.target.refed
+            restored = self.clock() if refed else verified
         if policy is not None and draft.drafted:
             if isinstance(policy, TreePolicy):
                 nodes, params = [draft.nodes[node] for node in accepted.cached], params_of(policy)
@@ -167,13 +177,15 @@ class Decoder:
                 last=accepted.path[-1] + 1 if accepted.path else 0,
                 draft_s=proposed - start - draft.policy_s,
                 policy_s=draft.policy_s,
-                verify_s=verified - proposed,
-                other_s=self.clock() - verified,
+                verify_s=restored - proposed,
+                other_s=self.clock() - restored,
                 step_s=tuple(draft.step_s),
                 level_nodes=tuple(draft.level_nodes),
                 fed=draft.fed,
                 asked=draft.asked,
                 drafter=draft.drafter,
+                refed=refed,
+                refeed_s=restored - verified,
             )
         )
         return state, draft
@@ -255,6 +267,7 @@ class Decoder:
         positions, model = max_new_tokens + 1, self.target.model
         self.sampler.prepare(sequence, positions, int(model.config.vocab_size), self.target.device, model.dtype)
         if isinstance(policy, TreePolicy):
+            self.target.check_trees()
             largest = policy.max_verified_nodes + 1
             self.target.warm(range(1, largest + 1), length + largest)
         else:
@@ -341,7 +354,7 @@ class Decoding:
         decoder, before = self.decoder, len(self.tokens)
         limit = min(self.longest, self.end - len(self.tokens) - 1)
         context = RoundContext(decoder.sampler, self.sequence, self.position, limit, self.seed)
-        self.state, draft = decoder.round(self.tokens, context, self.policy, self.state, self.rounds)
+        self.state, draft = decoder.round(self.tokens, context, self.policy, self.state, self.rounds, self.end)
         self.peaks.note(decoder.logits, self.tokens, before)  # not timed
         self.done = len(self.tokens) >= self.end or self.tokens[-1] in decoder.eos_token_ids
         if self.done:

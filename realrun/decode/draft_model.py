@@ -104,6 +104,7 @@ class TreeGrower:
 
     def warm(self, policy: TreePolicy, length: int) -> None:
         """Prepare the model for this policy's passes over sequences of `length` tokens."""
+        self.lm.check_trees()
         nodes = policy.max_expanded * policy.max_draft_tokens
         self.lm.warm(range(1, max(2, policy.max_expanded) + 1), length + nodes, nodes)
 
@@ -363,7 +364,7 @@ class DraftModel:
         predictor: Predictor | None = None,
         siblings: Siblings = "top_k",
     ):
-        self.lm = model if isinstance(model, CachedLM) else make_lm(model)
+        self.lm = model if isinstance(model, CachedLM) else make_lm(model, drafting=True)
         self.siblings = siblings
         self.eos_token_ids = frozenset(eos_token_ids)
         self.predictor = None if predictor is None else predictor.cast(self.lm.device, self.lm.model.dtype)

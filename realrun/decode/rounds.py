@@ -40,6 +40,8 @@ class Round:
     fed : tokens that the first draft step ingested
     asked : decisions of the policy
     drafter : number of the drafter among several, from 1; 0 with a single drafter, or if nothing was drafted
+    refed : tokens that a second pass of the target fed again after a rejection, to bring its recurrent states back
+    refeed_s : seconds of that pass, a part of verify_s
     """
 
     t: int
@@ -56,6 +58,8 @@ class Round:
     fed: int = 0
     asked: int = 0
     drafter: int = 0
+    refed: int = 0
+    refeed_s: float = 0.0
 
     @property
     def seconds(self) -> float:

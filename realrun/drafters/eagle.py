@@ -5,8 +5,8 @@ makes logits of that. A feature is the target's last state after its final norm.
 pending, the rows of tokens 0 .. n are fused with features of the target (zeros for token 0), and the rows of drafted
 tokens with the drafter's own output before them.
 
-The layer that vLLM runs (model_executor/models/llama_eagle.py) differs in three things, and `Eagle` can be made so: its
-projection has no bias, its layer no first norm, and the first token no row.
+The authors' layer, which vLLM runs (model_executor/models/llama_eagle.py), differs in three things, and `Eagle` can be
+made so: its projection may have no bias, its layer has no first norm, and the first token no row.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from realrun.lm.static.split import StaticSplitTarget
 from realrun.lm.variants import with_layers
 from specsim.io.arrays import Bools, Ints
 
-BIAS = "fuse.bias"  # only layers that vLLM runs lack it
+BIAS, FIRST_NORM = "fuse.bias", "layers.0.input_layernorm.weight"  # layers that vLLM runs lack the latter
 
 
 class Eagle(torch.nn.Module):
@@ -41,15 +41,26 @@ class Eagle(torch.nn.Module):
 
     vocabulary : int64 [n], the tokens that it drafts; None for all. A draft step then reads n rows of the target's head
     for_vllm : whether it is the layer that vLLM runs
+    bias : whether the projection has one; default: unless for_vllm
     """
 
-    def __init__(self, target: Any, seed: int = 0, vocabulary: torch.Tensor | None = None, *, for_vllm: bool = False):
+    def __init__(
+        self,
+        target: Any,
+        seed: int = 0,
+        vocabulary: torch.Tensor | None = None,
+        *,
+        for_vllm: bool = False,
+        bias: bool | None = None,
+    ):
         super().__init__()
         self.config = copy.deepcopy(target.config)
         size = int(target.config.hidden_size)
         with torch.random.fork_rng([]):
             torch.manual_seed(seed)
-            self.fuse = torch.nn.Linear(2 * size, size, bias=not for_vllm).to(target.device, target.dtype)
+            self.fuse = torch.nn.Linear(2 * size, size, bias=not for_vllm if bias is None else bias).to(
+                target.device, target.dtype
+            )
         self.layers = one_layer_model(target, seed).model.layers
         if for_vllm:
             self.layers[0].input_layernorm = torch.nn.Identity()
@@ -96,18 +107,18 @@ class EagleLM(StateDrafterLM):
         start, end = self.length, self.length + len(tokens)
         if start > self.target.length:  # a token that it drafted itself
             assert len(tokens) == 1
-            x = self.eagle.fused(self.parts.embed(tokens), self.feature[None])
+            x = self.eagle.fused(self._embedded(tokens, [None]), self.feature[None])
         else:
             assert end <= self.target.length + 1
             self.state_rows, start = end, max(start, self.shift)
             if start == end:
                 return self._no_logits()
-            embedded = self.parts.embed(tokens[start - end :])
-            x = self.eagle.fused(embedded, self._target_features(range(start - 1, end - 1)))
+            above = range(start - 1, end - 1)
+            x = self.eagle.fused(self._embedded(tokens[start - end :], above), self._target_features(above))
             if len(x) > 1:  # only the last output is needed
                 self.stack.fill(x[:-1], start - self.shift, slice(start, end - 1))
         x = self.stack.run(x[-1:], end - 1 - self.shift, slice(end - 1, end), None)
-        self.feature = x[0]
+        self.feature = self.handed_on(x)[0]
         return self.finish(x)
 
     def _draft_rows(
@@ -117,14 +128,15 @@ class EagleLM(StateDrafterLM):
         before, count = len(self.features), len(tokens)
         lineage = seen[:, self.length :].numpy()
         parent, level = parents_and_levels(lineage, before)
-        embedded, at = self.parts.embed(tokens), torch.tensor(positions, device=self.device)
+        states = [at - 1 if roots and node < 0 else None for at, node in zip(positions, parent.tolist(), strict=True)]
+        embedded, at = self._embedded(tokens, states), torch.tensor(positions, device=self.device)
         out = torch.empty(count, embedded.shape[1], dtype=embedded.dtype, device=self.device)
         for depth in range(level.max() + 1):
             rows = np.flatnonzero(level == depth)
             self.order = np.concatenate([self.order, before + rows])
             cached = seen[rows, self.shift : self.length].numpy()
             slots = torch.from_numpy(np.hstack([cached, lineage[rows][:, self.order]]))
-            known = torch.cat([self.features, out])
+            known = torch.cat([self.features, self.handed_on(out)])
             above = known[torch.from_numpy(np.maximum(parent[rows], 0)).to(self.device)]
             none = torch.from_numpy(parent[rows] < 0).to(self.device)[:, None]
             if bool(none.any()):
@@ -137,14 +149,22 @@ class EagleLM(StateDrafterLM):
             x = self.eagle.fused(embedded[torch.from_numpy(rows)], above)
             index = torch.from_numpy(rows)
             out[index] = self.stack.run(x, end - len(rows), at[index], self.parts.tree_mask(slots, end))
-        self.features = torch.cat([self.features, out])
+        self.features = torch.cat([self.features, self.handed_on(out)])
         return self.finish(out)
+
+    def handed_on(self, x: torch.Tensor) -> torch.Tensor:
+        """Make what the next rows are fused with [n, d] of the layer's output [n, d]."""
+        return x
 
     def _target_features(self, positions: Sequence[int]) -> torch.Tensor:
         """Look up the target's features [n, d] at these positions, ascending; zeros before the first token."""
         before = sum(position < 0 for position in positions)
         index = torch.tensor([*positions][before:], dtype=torch.long, device=self.device)
         return F.pad(self._features_of(self.target.states[index]), (0, 0, before, 0))
+
+    def _embedded(self, tokens: Sequence[int], states: Sequence[int | None]) -> torch.Tensor:
+        """Look up embeddings [n, d]; states : positions of the target's states that the rows read, None for others."""
+        return self.parts.embed(tokens)
 
     def _features_of(self, states: torch.Tensor) -> torch.Tensor:
         """Make features [n, d] of the target's states."""
@@ -313,7 +333,9 @@ class EagleKind(InsideTargetKind):
 
     @classmethod
     def load(cls, target: Any, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> tuple[Any, Self]:
-        eagle = Eagle(target, vocabulary=draft_tokens(tensors), for_vllm=BIAS not in tensors)
+        for_vllm = FIRST_NORM not in tensors
+        bias = not for_vllm or BIAS in tensors  # which the authors' layers may lack
+        eagle = Eagle(target, vocabulary=draft_tokens(tensors), for_vllm=for_vllm, bias=bias)
         eagle.load_state_dict({name: tensor for name, tensor in tensors.items() if name != DRAFT_TOKENS})
         return target, cls(eagle.eval())
 

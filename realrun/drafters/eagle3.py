@@ -6,6 +6,10 @@ A norm and a head of its own, over a part of the vocabulary, make logits of the 
 token n pending, the rows of tokens 1 .. n have fused states of the target before them, and the rows of drafted tokens
 the drafter's own output, before its norm. The first token has no row because no state is before it.
 
+Published drafters differ in how many states they read and in the number of layers, of which those above the first are
+plain; in norms before the projection (`norm_before_fc`, `fc_norm`), in what the first layer adds to
+(`norm_before_residual`), and in handing on the normed output (`norm_output`, EAGLE-3.1).
+
 References: vLLM's model_executor/models/llama_eagle3.py, whose weight names are used here.
 """
 
@@ -16,8 +20,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
+from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from realrun.drafters.eagle import EagleKind, EagleLM, RowsOfStates, StaticRowsOfStates
 from realrun.drafters.kind import draft_vocabulary
@@ -31,7 +36,7 @@ from realrun.lm.static.split import StaticSplitTarget
 from realrun.lm.variants import core_of, layers_below
 from specsim.io.errors import InputError
 
-STATES = 3  # low, middle and high
+STATES = 3  # low, middle and high, unless a checkpoint says otherwise
 ARCHITECTURE, LAYERS_KEY = "LlamaForCausalLMEagle3", "eagle_aux_hidden_state_layer_ids"  # in config.json
 HEAD, EMBEDDING = "lm_head.weight", "embed_tokens.weight"  # the latter in files of others
 OFFSETS, MASK = "d2t", "t2d"  # in the file: target token less draft token, int64 [n]; which are drafted, bool [V]
@@ -39,11 +44,8 @@ ROTARY = {  # what rotary embeddings of the supported types state
     "rope_type", "rope_theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings",
 }  # fmt: skip
 # Where EAGLE-3 checkpoints differ from each other: the values that are supported, which are also the defaults.
-PLAIN = {
-    "num_hidden_layers": 1, "hidden_act": "silu", "attention_bias": False, "mlp_bias": False,
-    "norm_before_residual": False, "norm_before_fc": False, "fc_norm": False, "norm_output": False,
-    "use_aux_hidden_state": True,
-}  # fmt: skip
+PLAIN = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "use_aux_hidden_state": True}
+QWEN3 = "qwen3"  # the model type whose attention norms its queries and keys
 
 
 def default_states(layers: int) -> tuple[int, ...]:
@@ -56,7 +58,8 @@ def default_states(layers: int) -> tuple[int, ...]:
 def default_config(target: Any) -> dict[str, Any]:
     """Make the configuration of a drafter's layer: a Llama layer of the target's sizes."""
     config = target.config.get_text_config()
-    size, heads = int(config.hidden_size), int(config.num_attention_heads)
+    last = getattr(config, "per_layer_config", [config])[-1]  # heads may differ from layer to layer
+    size, heads = int(config.hidden_size), int(last.num_attention_heads)
     rotary = dict(getattr(config, "rope_parameters", None) or {})
     if rotary.get("rope_type") not in ("default", "llama3", "linear") or not rotary.keys() <= ROTARY:
         rotary = {"rope_type": "default"}
@@ -65,11 +68,11 @@ def default_config(target: Any) -> dict[str, Any]:
         "architectures": [ARCHITECTURE],
         "model_type": "llama",
         "hidden_size": size,
-        "intermediate_size": int(getattr(config, "intermediate_size", 4 * size)),
+        "intermediate_size": int(getattr(last, "intermediate_size", 4 * size)),
         "num_hidden_layers": 1,
         "num_attention_heads": heads,
-        "num_key_value_heads": int(getattr(config, "num_key_value_heads", None) or heads),
-        "head_dim": int(getattr(config, "head_dim", None) or size // heads),
+        "num_key_value_heads": int(getattr(last, "num_key_value_heads", None) or heads),
+        "head_dim": int(getattr(last, "head_dim", None) or size // heads),
         "hidden_act": "silu",
         "rms_norm_eps": float(getattr(config, "rms_norm_eps", 1e-6)),
         "rope_theta": theta,
@@ -81,25 +84,88 @@ def default_config(target: Any) -> dict[str, Any]:
     }
 
 
-class MidLayer(LlamaDecoderLayer):
-    """A Llama layer over an embedding and a hidden state [..., 2 d], which adds to the latter: [..., d]."""
+class MidLayer:
+    """Mixed into a decoder layer: it reads an embedding and a hidden state [..., 2 d], and adds to the latter [..., d].
 
-    def __init__(self, config: LlamaConfig):
-        super().__init__(config, layer_idx=0)
+    norm_before_residual : whether it adds to the normed hidden state
+    """
+
+    norm_before_residual = False
+    self_attn: Any
+    mlp: Any
+    input_layernorm: Any
+    post_attention_layernorm: Any
+
+    def widen(self, size: int, eps: float) -> None:
+        """Let the attention read [..., 2 d]."""
         for name in ("q_proj", "k_proj", "v_proj"):
             narrow = getattr(self.self_attn, name)
             setattr(self.self_attn, name, torch.nn.Linear(2 * narrow.in_features, narrow.out_features, bias=False))
-        self.hidden_norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.hidden_norm = LlamaRMSNorm(size, eps=eps)
 
-    def forward(self, hidden_states: torch.Tensor, **attention: Any) -> torch.Tensor:  # type: ignore[override]
-        embedded, hidden = hidden_states.chunk(2, dim=-1)
-        normed = torch.cat([self.input_layernorm(embedded), self.hidden_norm(hidden)], dim=-1)
-        x = hidden + self.self_attn(hidden_states=normed, **attention)[0]
+    def opened(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Split rows [..., 2 d] into what the layer adds to [..., d] and what its attention reads [..., 2 d]."""
+        embedded, hidden = x.chunk(2, dim=-1)
+        normed = self.hidden_norm(hidden)
+        both = torch.cat([self.input_layernorm(embedded), normed], dim=-1)
+        return normed if self.norm_before_residual else hidden, both
+
+    def forward(self, hidden_states: torch.Tensor, **attention: Any) -> torch.Tensor:
+        x, both = self.opened(hidden_states)
+        x = x + self.self_attn(hidden_states=both, **attention)[0]
         added: torch.Tensor = self.mlp(self.post_attention_layernorm(x))
         return x + added
 
 
-class Eagle3(torch.nn.Module):
+class LlamaMidLayer(MidLayer, LlamaDecoderLayer):  # type: ignore[misc]
+    """`MidLayer` of a Llama layer."""
+
+
+class Qwen3MidLayer(MidLayer, Qwen3DecoderLayer):  # type: ignore[misc]
+    """`MidLayer` of a Qwen3 layer."""
+
+
+def mid_layer(config: Any, stated: Mapping[str, Any]) -> Any:
+    """Make the first layer of a drafter of this configuration, whose config.json states how it differs."""
+    kind = Qwen3MidLayer if isinstance(config, Qwen3Config) else LlamaMidLayer
+    layer = kind(config, 0)
+    layer.widen(int(config.hidden_size), config.rms_norm_eps)
+    layer.norm_before_residual = bool(stated.get("norm_before_residual"))
+    return layer
+
+
+def layer_config(stated: Mapping[str, Any]) -> Any:
+    """Make the configuration of the layers of a drafter with this config.json."""
+    config: Any = (Qwen3Config if stated.get("model_type") == QWEN3 else LlamaConfig)(**{**stated, "layer_types": None})
+    config._attn_implementation = "sdpa"
+    return config
+
+
+class Fusion(torch.nn.Module):
+    """Norms and projection that make one state [..., d] of several of the target's [..., k d_T].
+
+    Its tensors are named as in checkpoints: fc, input_norm, fc_norm.
+    """
+
+    def __init__(self, stated: Mapping[str, Any], states: int, width: int, size: int, eps: float):
+        super().__init__()
+        self.fc = torch.nn.Linear(states * width, size, bias=False)
+        self.input_norm = LlamaRMSNorm(states * width, eps=eps) if stated.get("norm_before_fc") else None
+        norms = [LlamaRMSNorm(width, eps=eps) for _ in range(states)]
+        self.fc_norm = torch.nn.ModuleList(norms) if stated.get("fc_norm") else None
+
+    def fuse(self, states: torch.Tensor) -> torch.Tensor:
+        """Compute the fused state [..., d]."""
+        if self.input_norm is not None:
+            states = self.input_norm(states)
+        if self.fc_norm is not None:
+            parts = zip(self.fc_norm, states.chunk(len(self.fc_norm), dim=-1), strict=True)
+            states = torch.cat([norm(part) for norm, part in parts], dim=-1)
+        fused: torch.Tensor = self.fc(states)
+        return fused
+
+
+class Eagle3(Fusion):
     """The trained modules, under the names of published checkpoints.
 
     config : of the layer, as config.json of a checkpoint has it; by default of the target's sizes
@@ -114,19 +180,21 @@ class Eagle3(torch.nn.Module):
         seed: int = 0,
         tokens: torch.Tensor | None = None,
     ):
-        super().__init__()
-        self.config_json = dict(default_config(target) if config is None else config)
-        self.states_after = states_after(self.config_json, target)
-        _check(self.config_json, target)
+        stated = dict(default_config(target) if config is None else config)
+        chosen = states_after(stated, target)
+        _check(stated, target)
         # The target's positions: published drafters often state fewer, and their angles do not depend on it.
         positions = {"max_position_embeddings": int(target.config.get_text_config().max_position_embeddings)}
-        self.config: Any = LlamaConfig(**{**self.config_json, **positions, "vocab_size": int(target.config.vocab_size)})
-        self.config._attn_implementation = "sdpa"
-        size = int(self.config.hidden_size)
+        sizes = layer_config({**stated, **positions, "vocab_size": int(target.config.vocab_size)})
+        size = int(sizes.hidden_size)
         with torch.random.fork_rng([]):
             torch.manual_seed(seed)
-            self.fc = torch.nn.Linear(STATES * size, size, bias=False)
-            self.midlayer = MidLayer(self.config)
+            super().__init__(stated, len(chosen), size, size, sizes.rms_norm_eps)
+            self.midlayer = mid_layer(sizes, stated)
+            plain = Qwen3DecoderLayer if isinstance(sizes, Qwen3Config) else LlamaDecoderLayer
+            above = range(1, int(sizes.num_hidden_layers))
+            self.layers = torch.nn.ModuleDict({str(number): plain(sizes, number) for number in above})
+        self.config_json, self.states_after, self.config = stated, chosen, sizes
         self.norm = LlamaRMSNorm(size, eps=self.config.rms_norm_eps)
         self.to(target.device, target.dtype)
         self.norm.load_state_dict(target.model.norm.state_dict(), strict=False)  # trains faster, like the head's start
@@ -145,12 +213,12 @@ class Eagle3(torch.nn.Module):
         return torch.cat([embedded, hidden], dim=-1)
 
     def whole(self, target: Any) -> Any:
-        """Make a Llama model of this layer, the target's embedding, and a head over the target's vocabulary."""
+        """Make a model of these layers, the target's embedding, and a head over the target's vocabulary."""
         with torch.device("meta"):
-            model: Any = LlamaForCausalLM(self.config)
+            model: Any = (Qwen3ForCausalLM if isinstance(self.config, Qwen3Config) else LlamaForCausalLM)(self.config)
         inner = model.model
         inner.embed_tokens, inner.norm = target.get_input_embeddings(), self.norm
-        inner.layers = torch.nn.ModuleList([self.midlayer])
+        inner.layers = torch.nn.ModuleList([self.midlayer, *self.layers.values()])
         inner.rotary_emb = LlamaRotaryEmbedding(self.config).to(target.device)
         size = int(self.config.vocab_size)
         model.lm_head = self.lm_head if self.tokens is None else PartialHead(self.lm_head, self.tokens, size)
@@ -165,10 +233,10 @@ def states_after(facts: Mapping[str, Any], target: Any) -> tuple[int, ...]:
     layers = int(target.config.num_hidden_layers)
     counts, numbers = facts.get(LAYERS_KEY), (facts.get("eagle_config") or {}).get(LAYERS_KEY)
     chosen = tuple(counts or [number + 1 for number in numbers or ()]) or default_states(layers)
-    if len(chosen) != STATES or list(chosen) != sorted({*chosen}) or not 0 <= chosen[0] <= chosen[-1] <= layers:
+    if list(chosen) != sorted({*chosen}) or not 0 <= chosen[0] <= chosen[-1] <= layers:
         raise InputError(
-            f"EAGLE-3 states after {', '.join(map(str, chosen))} of {layers} layers; give {STATES} different numbers "
-            "in ascending order"
+            f"EAGLE-3 states after {', '.join(map(str, chosen))} of {layers} layers; give different numbers in "
+            "ascending order, and the target that the drafter was trained for"
         )
     return chosen
 
@@ -180,7 +248,7 @@ def _check(facts: Mapping[str, Any], target: Any) -> None:
         if stated.get(key, value) != value:
             raise InputError(f"the EAGLE-3 drafter has {key} {stated[key]!r}, only {value!r} is supported")
     size = int(target.config.get_text_config().hidden_size)
-    if (stated["hidden_size"], stated.get("target_hidden_size", size)) != (size, size):
+    if (stated["hidden_size"], stated.get("target_hidden_size") or size) != (size, size):
         raise InputError(
             f"the EAGLE-3 drafter has hidden size {stated['hidden_size']}, this target {size}; give the target that "
             "it was trained for"
@@ -203,8 +271,12 @@ class Eagle3LM(RowsOfStates, EagleLM):
         StateDrafterLM.__init__(self, target, model, FusedParts(model), model.model.layers)
 
     def _features_of(self, states: torch.Tensor) -> torch.Tensor:
-        features: torch.Tensor = self.eagle.fc(states)
+        features: torch.Tensor = self.eagle.fuse(states)
         return features
+
+    def handed_on(self, x: torch.Tensor) -> torch.Tensor:
+        normed: torch.Tensor = self.norm(x) if self.eagle.config_json.get("norm_output") else x
+        return normed
 
     def finish(self, x: torch.Tensor, keep: int = 0) -> torch.Tensor:
         return PartsLM.finish(self, x, keep)
@@ -214,7 +286,7 @@ class StaticEagle3(StaticRowsOfStates):
     """`Eagle3LM` over static caches."""
 
     def __init__(self, target: StaticSplitTarget, eagle: Eagle3):
-        self.fc = eagle.fc
+        self.fc = eagle.fuse
         StaticStateDrafter.__init__(self, target, eagle.whole(target.model))
         self.norm_after = self.norm_out
         self._keep_features(eagle.fused)
@@ -233,6 +305,10 @@ class Eagle3Kind(EagleKind):
     def passes(self) -> tuple[Any, Any]:
         return Eagle3LM, StaticEagle3
 
+    @property
+    def static(self) -> bool:
+        return not self.eagle.layers and not self.eagle.config_json.get("norm_output")
+
     @classmethod
     def check_target(cls, target: Any) -> None:
         super().check_target(target)
@@ -246,6 +322,10 @@ class Eagle3Kind(EagleKind):
             theirs = target.get_input_embeddings().weight
             if not torch.allclose(embedding[:size].to(theirs), theirs, rtol=0.01, atol=1e-4):  # in 16 bits
                 raise InputError("the EAGLE-3 drafter has other embeddings than this target; give its own target")
+        if offsets is None and len(own[HEAD]) < size:
+            raise ValueError(
+                f"{HEAD} has {len(own[HEAD])} of {size} tokens, and {OFFSETS}, which names them, is missing"
+            )
         tokens = torch.arange(len(own[HEAD])) + (0 if offsets is None else offsets.long())
         known = tokens < size  # the target's vocabulary ends where its tokenizer's does, without padding
         own[HEAD] = own[HEAD][known]

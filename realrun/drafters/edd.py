@@ -11,7 +11,6 @@ The same decoder without the states is the paper's VDM, an independent draft mod
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
@@ -30,7 +29,7 @@ from realrun.lm.split_target import SplitTarget
 from realrun.lm.static.llama import StaticLlama
 from realrun.lm.static.sizes import Rows
 from realrun.lm.static.split import StaticSplitTarget
-from realrun.lm.variants import layers_below
+from realrun.lm.variants import config_of_layers, layers_below
 from specsim.io.errors import InputError
 
 LAYERS_ABOVE = 3  # of the fourth-to-last state, of a list that starts with the embeddings: 29 of 32 layers below it
@@ -43,15 +42,24 @@ def default_split(target: Any) -> int:
     return max(1, int(target.config.num_hidden_layers) - LAYERS_ABOVE)
 
 
-def one_layer_model(target: Any, seed: int = 0) -> PreTrainedModel:
-    """Make a model of the target's kind: a single random layer, and copies of its embedding, final norm and head."""
-    config = copy.deepcopy(target.config)
-    config.num_hidden_layers = 1
-    if getattr(config, "layer_types", None):
-        config.layer_types = config.layer_types[-1:]
+def one_layer_model(target: Any, seed: int = 0, *, like: int | None = None) -> PreTrainedModel:
+    """Make a model of the target's kind: a single random layer, and copies of its embedding, final norm and head.
+
+    like : number of the target's layer that it has the structure of; by default it has the attention of the last layer
+        and, in a model whose first layers are dense and whose others are mixtures of experts, a dense MLP
+    """
+    last = len(target.model.layers) - 1
+    number = last if like is None else like % (last + 1)
+    config = config_of_layers(target.config, [number])
     with torch.random.fork_rng([]):
         torch.manual_seed(seed)
         model: Any = type(target)(config)
+        theirs = target.model.layers[number]
+        if like is not None and _shapes(model.model.layers[0]) != _shapes(theirs):  # it depends on a layer's number
+            layer = type(theirs)(target.config, number)
+            layer.apply(model._init_weights)
+            layer.self_attn.layer_idx = 0
+            model.model.layers[0] = layer
     model = in_number_type(cast_like(model, target), number_type(target))
     own = model.state_dict()
     with torch.no_grad():
@@ -59,6 +67,10 @@ def one_layer_model(target: Any, seed: int = 0) -> PreTrainedModel:
             if name in own and ".layers." not in name:
                 own[name].copy_(value)
     return model.eval()
+
+
+def _shapes(module: torch.nn.Module) -> dict[str, torch.Size]:
+    return {name: value.shape for name, value in module.state_dict().items()}
 
 
 def check_split(target: Any, split: int) -> None:
@@ -167,7 +179,7 @@ class EDDKind(InsideTargetKind):
 
     @classmethod
     def load(cls, target: Any, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> tuple[Any, Self]:
-        decoder = one_layer_model(target)
+        decoder = one_layer_model(target, like=-1)
         load_own_state(decoder, tensors, target)
         check_split(target, facts["states_after"])
         return target, cls(decoder, facts["states_after"])
@@ -199,7 +211,7 @@ class VDMKind(IndependentKind):
 
     @classmethod
     def load(cls, target: Any, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> tuple[Any, Self]:
-        decoder = one_layer_model(target)
+        decoder = one_layer_model(target, like=0)
         load_own_state(decoder, tensors, target)
         return target, cls(decoder)
 

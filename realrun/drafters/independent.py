@@ -14,7 +14,7 @@ from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
 from realrun.drafters.kind import DrafterKind, Origin
 from realrun.lm.cached import CachedLM
-from realrun.lm.choice import make_lm
+from realrun.lm.choice import library_lm, make_lm
 from realrun.proposals.chain import branch_columns, rejection_columns
 from realrun.proposals.recorder import Recorder
 
@@ -36,8 +36,8 @@ class IndependentKind(DrafterKind):
 
     def make_recorder(self, target: Any, sampler: Sampler) -> Recorder:
         if sampler.mode == "rejection":
-            return partial(rejection_columns, CachedLM(self.model), CachedLM(target))
-        return partial(branch_columns, CachedLM(self.model))
+            return partial(rejection_columns, library_lm(self.model, drafting=True), CachedLM(target))
+        return partial(branch_columns, library_lm(self.model, drafting=True))
 
     def weights(self, target: Any) -> Sequence[torch.nn.Module]:
         return (self.model,)

@@ -121,6 +121,11 @@ class InsideTargetKind(DrafterKind):
     def make_passes(self, target: Any) -> tuple[SplitTarget, CachedLM]:
         """Make the target's pass and the drafter's pass over it, for every model that comes in parts."""
 
+    @property
+    def static(self) -> bool:
+        """Say whether it has passes over static caches."""
+        return True
+
     @abstractmethod
     def make_static_passes(self, target: Any) -> tuple[StaticLlama, StaticLlama]:
         """Make the same two passes over static caches."""
@@ -128,7 +133,8 @@ class InsideTargetKind(DrafterKind):
     def make_drafter(
         self, target: Any, eos_token_ids: Sequence[int], predictor: Predictor | None
     ) -> tuple[CachedLM, DraftModel]:
-        whole, draft = self.make_static_passes(target) if static_serves(target) else self.make_passes(target)
+        make = self.make_static_passes if self.static and static_serves(target) else self.make_passes
+        whole, draft = make(target)
         return whole, DraftModel(draft, eos_token_ids, predictor)
 
     def make_recorder(self, target: Any, sampler: Sampler) -> Recorder:

@@ -28,7 +28,7 @@ from realrun.lm.choice import make_lm
 from realrun.lm.head import float32_product, gives_float32, spread
 from realrun.lm.static.graphs import Results
 from realrun.lm.variants import ADAPTER, tuned_target
-from realrun.proposals.positionwise import positionwise_columns
+from realrun.proposals.positionwise import Positionwise, positionwise_columns
 from realrun.proposals.recorder import Columns, Recorder, RecordRequest
 from specsim.io.errors import InputError
 
@@ -37,14 +37,18 @@ class MedusaHeads(torch.nn.Module):
     """K heads, each a residual block. residual [K, d, d], W_1; vocabulary [K, V, d], W_2.
 
     W_1 starts at zero and W_2 as the target's head, so that every head starts as the target's own
-    prediction (the paper has the two the wrong way round; errata E1). No biases, as in the formula.
+    prediction (the paper has the two the wrong way round; errata E1). No biases, as in the formula, which the authors'
+    published heads have.
 
     shared : whether W_2 is the target's head itself in all heads, [1, V, d] and not part of the state; it is most of
         the weights of a head
     tokens : int64 [n], the tokens that a shared W_2 drafts, [1, n, d]; None for all
+    bias : whether W_1 h has a bias added, [K, d]
     """
 
-    def __init__(self, target: Any, heads: int, shared: bool = False, tokens: torch.Tensor | None = None):
+    def __init__(
+        self, target: Any, heads: int, shared: bool = False, tokens: torch.Tensor | None = None, *, bias: bool = False
+    ):
         super().__init__()
         if not 1 <= heads <= 16:
             raise InputError(f"{heads} MEDUSA heads; choose 1 to 16")
@@ -53,6 +57,7 @@ class MedusaHeads(torch.nn.Module):
         self.config = copy.deepcopy(target.config)
         self.tokens, self.out_features = tokens.to(head.device) if shared and tokens is not None else None, len(head)
         self.residual = torch.nn.Parameter(head.new_zeros(heads, head.shape[1], head.shape[1]))
+        self.bias = torch.nn.Parameter(head.new_zeros(heads, head.shape[1])) if bias else None
         if shared:
             self.register_buffer("vocabulary", (head if tokens is None else head[tokens])[None], persistent=False)
         else:
@@ -63,7 +68,8 @@ class MedusaHeads(torch.nn.Module):
 
     def states(self, hidden: torch.Tensor) -> torch.Tensor:
         """Compute SiLU(W_1 h) + h, [K, n, d], from target states [n, d]."""
-        return F.silu(torch.matmul(hidden, self.residual.transpose(1, 2))) + hidden
+        mapped = torch.matmul(hidden, self.residual.transpose(1, 2))
+        return F.silu(mapped if self.bias is None else mapped + self.bias[:, None]) + hidden
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Compute logits [K, n, V] from target states [n, d]."""
@@ -75,7 +81,8 @@ class MedusaHeads(torch.nn.Module):
 
     def state(self, head: int, hidden: torch.Tensor) -> torch.Tensor:
         """Compute `states` of a single head, numbered from 0: [n, d]."""
-        return F.silu(hidden @ self.residual[head].T) + hidden
+        mapped = hidden @ self.residual[head].T
+        return F.silu(mapped if self.bias is None else mapped + self.bias[head]) + hidden
 
     def logits(self, head: int, states: torch.Tensor) -> torch.Tensor:
         """Compute logits [n, V] from a single head's states [n, d]."""
@@ -134,7 +141,7 @@ class MedusaLM(ParallelRowsLM):
     def _forward_nodes(self, tokens: Sequence[int], depths: Sequence[int], visible: torch.Tensor) -> torch.Tensor:
         return self._logits(len(tokens))
 
-    def _check_trees(self) -> None:
+    def check_trees(self) -> None:
         """Do nothing: heads need no tree mask."""
 
 
@@ -154,8 +161,8 @@ class MedusaDrafter(DraftModel):
         self.lm.take(target_hidden)  # type: ignore[attr-defined]
 
 
-class HeadProposals:
-    """The heads' proposals from states [T, d] of the target; a `realrun.proposals.positionwise.Positionwise`."""
+class HeadProposals(Positionwise):
+    """The heads' proposals from states [T, d] of the target."""
 
     def __init__(self, heads: MedusaHeads, hidden: torch.Tensor):
         self.heads, self.hidden = heads, hidden
@@ -199,9 +206,12 @@ class MedusaKind(DrafterKind):
         tuned = tuned_target(target, tensors, facts)
         if facts["heads"] != len(tensors["residual"]):  # checked before so many heads are made
             raise ValueError(f"{facts['heads']} heads, tensors of {len(tensors['residual'])}")
-        heads = MedusaHeads(tuned, facts["heads"], "vocabulary" not in tensors, draft_tokens(tensors))
-        own = {name for name in tensors if not name.startswith(ADAPTER) and name != DRAFT_TOKENS}
-        heads.load_state_dict({name: tensors[name] for name in own})
+        shared, bias = "vocabulary" not in tensors, "bias" in tensors
+        heads = MedusaHeads(tuned, facts["heads"], shared, draft_tokens(tensors), bias=bias)
+        own = {name: tensors[name] for name in tensors if not name.startswith(ADAPTER) and name != DRAFT_TOKENS}
+        if not shared:  # padding of the vocabulary stands for no token
+            own["vocabulary"] = own["vocabulary"][:, : heads.out_features]
+        heads.load_state_dict(own)
         return tuned, cls(heads.eval())
 
     def make_drafter(

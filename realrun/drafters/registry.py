@@ -9,6 +9,7 @@ import inspect
 from functools import cache
 from pathlib import Path
 
+from realrun.drafters.block import BlockKind
 from realrun.drafters.eagle import EagleKind
 from realrun.drafters.eagle3 import Eagle3Kind
 from realrun.drafters.edd import EDDKind, VDMKind
@@ -17,6 +18,7 @@ from realrun.drafters.independent import IndependentKind
 from realrun.drafters.kind import DrafterKind
 from realrun.drafters.lookup import LookupKind
 from realrun.drafters.medusa import MedusaKind
+from realrun.drafters.mtp import MtpKind
 from realrun.drafters.self_sd import SelfSDKind
 from realrun.drafters.space import SpaceKind
 from specsim.io.errors import InputError
@@ -32,9 +34,11 @@ DRAFTERS: dict[str, type[DrafterKind]] = {
     "vdm": VDMKind,
     "eagle": EagleKind,
     "eagle3": Eagle3Kind,
+    "block": BlockKind,
     "self-sd": SelfSDKind,
     "space": SpaceKind,
     "prompt-lookup": LookupKind,
+    "mtp": MtpKind,
 }
 
 

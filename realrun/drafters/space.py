@@ -25,12 +25,12 @@ from realrun.decode.draft_model import DraftModel
 from realrun.decode.sampling import Sampler
 from realrun.drafters.kind import DrafterKind
 from realrun.drafters.parallel_rows import ParallelRowsLM
-from realrun.lm.cached import CachedLM
+from realrun.lm.cached import CachedLM, refuse_recurrent_layers
 from realrun.lm.choice import make_lm
 from realrun.lm.layer_stack import capped, check_head
-from realrun.lm.variants import tuned_target
+from realrun.lm.variants import tuned_target, without_head
 from realrun.proposals.chain import CHUNK
-from realrun.proposals.positionwise import positionwise_columns
+from realrun.proposals.positionwise import Positionwise, positionwise_columns
 from realrun.proposals.recorder import Columns, Recorder, RecordRequest
 from specsim.io.arrays import Ints
 from specsim.io.errors import InputError
@@ -227,8 +227,8 @@ class SpaceDrafter(DraftModel):
         raise InputError(CHAINS_ONLY)
 
 
-class MaskProposals:
-    """The masks' proposals from their states [T, D, d]; a `realrun.proposals.positionwise.Positionwise`."""
+class MaskProposals(Positionwise):
+    """The masks' proposals from their states [T, D, d]."""
 
     def __init__(self, head: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor):
         self.head, self.hidden = head, hidden
@@ -296,6 +296,12 @@ class SpaceKind(DrafterKind):
 
     @classmethod
     def check_target(cls, target: Any) -> None:
+        if hasattr(without_head(target), "embed_tokens_per_layer"):
+            raise InputError(
+                f"{type(target).__name__} looks tokens up in an embedding for every layer, which has no row for mask "
+                "tokens; choose another drafter, such as MEDUSA-1"
+            )
+        refuse_recurrent_layers(target, "which read the mask tokens of a pass as text")
         check_head(target)
 
     @classmethod

@@ -86,7 +86,8 @@ def error_parts(priced: PricedTrace, replayed: Replay, rounds: Sequence[Sequence
     dict
         "draft", "policy", "verify" and "other", which sum to the error of the whole; and "by_verified": for each
         number of tokens verified beside the pending one, how many rounds there were and the error of their
-        verification. A positive error is a part predicted to take longer than it did.
+        verification. A positive error is a part predicted to take longer than it did. Of a target with recurrent
+        layers, "second_pass" too: the share of the whole that feeding tokens again was predicted to take, and took.
     """
     done = [round_ for sequence in rounds for round_ in sequence]
     measured_s = np.array([[getattr(round_, f"{part}_s") for part in PARTS] for round_ in done]).sum(axis=0)
@@ -105,7 +106,7 @@ def error_parts(priced: PricedTrace, replayed: Replay, rounds: Sequence[Sequence
         ]
     )
     verified = np.array([round_.verified for round_ in done])
-    took_s = np.array([round_.verify_s for round_ in done])
+    took_s = np.array([round_.verify_s - round_.refeed_s for round_ in done])
     price_s = verify_s[verified + 1, contexts >> table.bucket_bits]
     by_verified = [
         {
@@ -115,7 +116,16 @@ def error_parts(priced: PricedTrace, replayed: Replay, rounds: Sequence[Sequence
         }
         for tokens in np.unique(verified)
     ]
-    return {**parts, "by_verified": by_verified}
+    refed = np.array([round_.refed for round_ in done])
+    if not refed.any():
+        return {**parts, "by_verified": by_verified}
+    price_s = table.refeed_s[refed, contexts >> table.bucket_bits][refed > 0].sum()  # row 0 is unused
+    second_pass = {
+        "rounds": int((refed > 0).sum()),
+        "predicted": float(100 * price_s / whole_s),
+        "measured": float(100 * sum(round_.refeed_s for round_ in done) / whole_s),
+    }
+    return {**parts, "by_verified": by_verified, "second_pass": second_pass}
 
 
 def as_document(validation: Validation) -> dict[str, Any]:

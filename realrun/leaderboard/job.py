@@ -288,7 +288,7 @@ def measured(
             MeasuredCosts(
                 pair,
                 board.holdouts[name],
-                tree_tokens=how.tree_tokens if pair.drafter.trees and trees else 0,
+                tree_tokens=how.tree_tokens if pair.trees and trees else 0,
                 sampler=sampler,
                 seed=settings.seed,
                 texts=math.ceil(settings.repeats * len(prompts) / len(board.pairs)),
@@ -326,7 +326,7 @@ def measured(
 
 def within(pair: Pair, settings: RecordSettings) -> RecordSettings:
     """Select the sampling settings that this drafter can be recorded with."""
-    return settings if pair.drafter.trees else dataclasses.replace(settings, tree_nodes=0)
+    return settings if pair.trees else dataclasses.replace(settings, tree_nodes=0)
 
 
 def _identity(pairs: Mapping[str, Pair], prompts: Sequence[Prompt], settings: BoardSettings) -> dict[str, Any]:

@@ -8,39 +8,98 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import (
+    DummyLayer,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionCacheLayerMixin,
+)
 
 from specsim.io.errors import InputError
 
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING, RECURRENT = "full_attention", "sliding_attention", "recurrent"
+CHUNKED, CONVOLUTION = "chunked_attention", "conv"
+NAMED_TYPES = {FULL, SLIDING, CHUNKED, "linear_attention", "hybrid", CONVOLUTION, "mlp", "moe"}  # in configurations
 MASKED_ATTENTION = ("eager", "sdpa")  # of the library's attention functions, those that read any 4-D mask
 FIRST_ROOM = 256  # rows that a growing buffer holds at first
 
 
 def layer_types(config: Any) -> list[str]:
-    """List each layer's type, FULL or SLIDING.
+    """List each layer's type, FULL, SLIDING or RECURRENT: with states that stand for all tokens so far.
 
-    Raises InputError if a layer's cache cannot be rolled back token by token: recurrent states, chunks of tokens.
+    Raises InputError if drafts cannot be rolled back in a layer's cache.
     """
     text = config.get_text_config()
-    named = {*(getattr(text, "layer_types", None) or ())} - {FULL, SLIDING}
-    kinds = [type(layer) for layer in DynamicCache(config=text).layers]
-    other = named or {kind.__name__ for kind in kinds} - {DynamicLayer.__name__, DynamicSlidingWindowLayer.__name__}
+    named = getattr(text, "layer_types", None) or ()
+    layers = DynamicCache(config=text).layers
+    types = [_type_of(layer, name) for layer, name in zip_longest(layers, named)]
+    other = {*named} - NAMED_TYPES or {type(layers[i]).__name__ for i, kind in enumerate(types) if kind is None}
     if other:
         raise InputError(
             f"{text.model_type} models have layers of type {', '.join(sorted(other))}, whose cache cannot drop the "
             "last tokens, so drafts could not be rolled back; choose a model whose every layer caches keys and values"
         )
-    return [SLIDING if kind is DynamicSlidingWindowLayer else FULL for kind in kinds]
+    whole = [isinstance(layer, DynamicLayer) and type(layer) is not DynamicSlidingWindowLayer for layer in layers]
+    if RECURRENT in types and not any(whole):
+        raise InputError(
+            f"{text.model_type} models have recurrent layers and no layer that caches all keys and values, so drafts "
+            "could not be rolled back; choose a model with layers of full attention"
+        )
+    return [kind or FULL for kind in types]
+
+
+def _type_of(layer: Any, name: str | None) -> str | None:
+    """Choose a layer's type by its cache and the configuration's name for it; None if it is of another type.
+
+    A layer that reads the keys and values of another has no cache of its own, and may have a window.
+    """
+    if isinstance(layer, LinearAttentionCacheLayerMixin):
+        return RECURRENT
+    if isinstance(layer, DummyLayer):
+        return SLIDING if name == SLIDING else FULL
+    if type(layer) is DynamicSlidingWindowLayer:
+        return SLIDING
+    return FULL if type(layer) is DynamicLayer else None
+
+
+def has_recurrent_layers(config: Any) -> bool:
+    """Check whether a model has layers whose states cannot drop tokens (`realrun.lm.recurrent`)."""
+    return RECURRENT in layer_types(config)
+
+
+def has_convolutions(config: Any) -> bool:
+    """Check whether a model has convolutions whose cache can drop tokens (`realrun.lm.convolution`)."""
+    return CONVOLUTION in (getattr(config.get_text_config(), "layer_types", None) or ())
+
+
+def feeds_again(config: Any) -> bool:
+    """Check whether a target of this kind needs a second pass after a rejection: not where convolutions drop tokens."""
+    return has_recurrent_layers(config) and not has_convolutions(config)
+
+
+class ChunkSize(int):
+    """A window that begins at the last multiple of this size, in place of so many tokens before (Llama 4)."""
+
+
+def refuse_recurrent_layers(model: Any, why: str) -> None:
+    """Raise InputError if the model has recurrent layers, with the reason why they do not serve."""
+    if has_recurrent_layers(model.config):
+        raise InputError(
+            f"{type(model).__name__} has recurrent layers, {why}; choose an independent draft model or prompt-lookup"
+        )
 
 
 def window_of(config: Any) -> int | None:
     """Give the tokens, its own included, that a row of a SLIDING layer sees; None if no layer has a window."""
+    text = config.get_text_config()
+    if CHUNKED in (getattr(text, "layer_types", None) or ()):
+        return ChunkSize(text.attention_chunk_size)
     return int(config.get_text_config().sliding_window) if SLIDING in layer_types(config) else None
 
 
@@ -52,11 +111,12 @@ def make_cache(config: Any) -> Any:
 
 
 def within_window(mask: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor, window: int) -> torch.Tensor:
-    """Hide, in a bool or additive mask [..., n, k], slots `window` positions or more before a row.
+    """Hide, in a bool or additive mask [..., n, k], slots `window` positions or more before a row, or before its chunk.
 
     rows, slots : positions [..., n] and [..., k]
     """
-    near = rows[..., :, None] - slots[..., None, :] < window
+    rows, slots = rows[..., :, None], slots[..., None, :]
+    near = rows // window == slots // window if isinstance(window, ChunkSize) else rows - slots < window
     return mask & near if mask.dtype == torch.bool else mask.masked_fill(~near, torch.finfo(mask.dtype).min)
 
 
@@ -72,7 +132,8 @@ def masks_of(config: Any, window: int | None, mask: torch.Tensor, rows: torch.Te
         rows, slots = rows[:, None], slots[:, None]
     near = within_window(mask, rows, slots, window)
     # Models whose layers differ take a mask for each type of layer.
-    return {FULL: mask, SLIDING: near} if getattr(config.get_text_config(), "layer_types", None) else near
+    differ = getattr(config.get_text_config(), "layer_types", None)
+    return {FULL: mask, SLIDING: near, CHUNKED: near} if differ else near
 
 
 def grown(buffer: torch.Tensor, rows: int, most: int = sys.maxsize) -> torch.Tensor:
@@ -116,9 +177,12 @@ class CachedLM:
         that each round begins with some to ingest
     caches_pending_token : of such a drafter, whether the row of a round's pending token stays cached
     describes : whether `describe` is available: a pass and the statistics of its last row in a single launch
+    recurrent : whether layers have states that `truncate` brings back by another pass; see `realrun.lm.recurrent`
+    refed : tokens that the last `truncate` fed again for that
     """
 
-    reads_target_states = caches_pending_token = describes = False
+    reads_target_states = caches_pending_token = describes = recurrent = False
+    refed = 0
     keep_hidden = False
     hidden: torch.Tensor | None = None
     nodes = 0
@@ -191,7 +255,7 @@ class CachedLM:
         """
         end = self.nodes + len(tokens)
         assert len(depths) == len(tokens) and visible.shape == (len(tokens), end)
-        self._check_trees()
+        self.check_trees()
         self._check_positions(self.length + max(depths) + 1)
         logits = self._forward_nodes(tokens, depths, visible)
         self.nodes = end
@@ -249,7 +313,7 @@ class CachedLM:
                 f"{positions} tokens exceed the {self.max_positions} positions of the model; shorten prompt or output"
             )
 
-    def _check_trees(self) -> None:
+    def check_trees(self) -> None:
         """Raise InputError unless the model reads tree masks."""
         attention = self.model.config._attn_implementation
         if attention not in MASKED_ATTENTION:
@@ -280,6 +344,8 @@ class CachedLM:
     def run_model(self, **inputs: Any) -> torch.Tensor:
         """Run the library's own pass over the cache: logits [n, V]; keeps hidden rows if `keep_hidden` is set."""
         inputs |= {"past_key_values": self.cache, "use_cache": True}
+        if "attention_mask" in inputs:
+            self._check_scaling(self.cache.get_seq_length() + inputs["input_ids"].shape[1])
         if self.window is not None:
             rows = inputs["position_ids"][0]
             # Slots that were dropped since the last pass are at the end.
@@ -300,6 +366,18 @@ class CachedLM:
             hook.remove()
         self.hidden = fed[0][0]
         return self._of_known(logits)
+
+    def fork(self, text: Sequence[int]) -> None:
+        """Prepare a branch behind this text, where the model cannot branch off at all places at once."""
+
+    def _check_scaling(self, rows: int) -> None:
+        """Raise InputError where a model scales rows by their places in the cache, which in a tree are no positions."""
+        config = self.model.config.get_text_config()
+        if getattr(config, "attn_temperature_tuning", False) and rows >= config.floor_scale:
+            raise InputError(
+                f"{config.model_type} models scale attention by a token's place in the cache from {config.floor_scale} "
+                f"tokens on, and {rows} tokens and nodes do not stand at their places; shorten the text or draft chains"
+            )
 
     def drop_rows(self, count: int) -> None:
         """Drop the last `count` rows that `run_model` left in the library's cache."""
@@ -323,5 +401,5 @@ class CachedLM:
         if self.window is not None:
             self.slot_positions[self.length : self.length + len(path)] = self.slot_positions[source]
         for layer in self.cache.layers:
-            for cached in (layer.keys, layer.values):
+            for cached in () if layer.keys is None else (layer.keys, layer.values):  # none where they are another's
                 cached[:, :, self.length : self.length + len(path)] = cached[:, :, source]

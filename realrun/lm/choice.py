@@ -5,8 +5,10 @@ from __future__ import annotations
 from transformers import PreTrainedModel
 
 from realrun.lm import kernels
-from realrun.lm.cached import CachedLM
+from realrun.lm.cached import CachedLM, has_convolutions, has_recurrent_layers
+from realrun.lm.convolution import ConvolutionLM
 from realrun.lm.llama import FusedLlama, supported
+from realrun.lm.recurrent import RecurrentLM
 from realrun.lm.static.llama import StaticLlama
 
 
@@ -15,8 +17,15 @@ def static_serves(model: PreTrainedModel) -> bool:
     return supported(model) and (model.device.type == "cuda" or kernels.named())
 
 
-def make_lm(model: PreTrainedModel) -> CachedLM:
-    """Make the fastest CachedLM for this model on its device."""
+def make_lm(model: PreTrainedModel, drafting: bool = False) -> CachedLM:
+    """Make the fastest CachedLM for this model on its device; drafting : whether it drafts token by token."""
     if not supported(model):
-        return CachedLM(model)
+        return library_lm(model, drafting)
     return StaticLlama(model) if static_serves(model) else FusedLlama(model)
+
+
+def library_lm(model: PreTrainedModel, drafting: bool = False) -> CachedLM:
+    """Make the CachedLM that runs the library's own pass; drafting : as in `make_lm`."""
+    if has_convolutions(model.config):
+        return ConvolutionLM(model)
+    return RecurrentLM(model, drafting) if has_recurrent_layers(model.config) else CachedLM(model)

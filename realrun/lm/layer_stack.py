@@ -14,7 +14,17 @@ import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel
 
-from realrun.lm.cached import FULL, MASKED_ATTENTION, SLIDING, CachedLM, grown, layer_types, window_of, within_window
+from realrun.lm.cached import (
+    FULL,
+    MASKED_ATTENTION,
+    SLIDING,
+    CachedLM,
+    grown,
+    layer_types,
+    refuse_recurrent_layers,
+    window_of,
+    within_window,
+)
 from realrun.lm.llama import FusedParts, supported
 from realrun.lm.variants import NOTHING, SkippedSublayers, shallow_copy
 from specsim.io.errors import InputError
@@ -42,7 +52,7 @@ class LayerStack(Protocol):
         """
 
     def fill(self, x: torch.Tensor, start: int, positions: slice) -> None:
-        """Write only the keys and values of rows x [n, d], in a stack of a single layer."""
+        """Write only the keys and values of rows x [n, d]; stacks of several layers are those of `FusedParts`."""
 
     def move(self, slots: Sequence[int], start: int) -> None:
         """Copy the keys and values of these slots, in place, to slots `start` and on."""
@@ -98,7 +108,7 @@ class PartsLM(CachedLM):
         """Give the positions [n] of tree nodes of these depths."""
         return torch.tensor([self.length + depth for depth in depths], device=self.device)
 
-    def _check_trees(self) -> None:
+    def check_trees(self) -> None:
         """Do nothing: every model that comes in parts reads tree masks."""
 
     def _crop(self, end: int) -> None:
@@ -109,6 +119,7 @@ def model_parts(model: PreTrainedModel) -> ModelParts:
     """Choose the fastest form for this model; InputError if its parts do not make the whole."""
     if supported(model):
         return FusedParts(model)
+    refuse_recurrent_layers(model, "whose states a drafter inside the target cannot share")
     parts = LibraryParts(model)
     _check_sum_of_parts(parts, model)
     return parts

@@ -36,6 +36,7 @@ class Layer:
 
     norm_in: torch.Tensor | None  # [hidden]; None where attention reads the input as it is
     norm_hidden: torch.Tensor | None  # [hidden]; EAGLE-3's: an input row is an embedding and a hidden state, [2 hidden]
+    residual_normed: bool  # whether such a layer adds to the normed hidden state
     qkv: torch.Tensor  # [(Hq + 2 Hkv) * head_dim, hidden], of an input row's width
     q_norm: torch.Tensor | None  # [head_dim]; Qwen3 normalises every head
     k_norm: torch.Tensor | None
@@ -55,7 +56,7 @@ class Layer:
             return x, norm(x, self.norm_in, self.eps)
         embedded, hidden = x.chunk(2, dim=-1)
         both = norm(embedded, self.norm_in, self.eps), norm(hidden, self.norm_hidden, self.eps)
-        return hidden, torch.cat(both, dim=-1)
+        return both[1] if self.residual_normed else hidden, torch.cat(both, dim=-1)
 
     def project(self, normed: torch.Tensor, rotation: Rotation) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Compute queries [..., H, D], keys and values [..., Hkv, D] of normed rows, rotated to their positions."""
@@ -138,7 +139,7 @@ class LlamaLM(CachedLM):
             mixed = torch.matmul(scores.softmax(-1), values)
         return mixed.unflatten(-2, (groups, n)).movedim(-2, -4).flatten(-3)
 
-    def _check_trees(self) -> None:
+    def check_trees(self) -> None:
         """Do nothing: every supported model can verify trees."""
 
     def _crop(self, end: int) -> None:
@@ -200,11 +201,14 @@ class FusedStack:
         return x
 
     def fill(self, x: torch.Tensor, start: int, positions: slice) -> None:
-        """Write only the keys and values of rows x [n, d], in a stack of a single layer."""
-        (layer,) = self.layers
-        self._reserve(start + len(x))
-        _, normed = layer.normed(x, rms_norm)
-        self._project(0, normed, start, (self.lm.cos[positions], self.lm.sin[positions]))
+        """Write only the keys and values of rows x [n, d], each of which sees those before it."""
+        last, end = len(self.layers) - 1, start + len(x)
+        self._reserve(end)
+        if last:
+            mask = self.lm._causal_mask(len(x), end) if len(x) > 1 else None
+            x = self.run(x, start, positions, mask, layers=range(last))
+        _, normed = self.layers[last].normed(x, rms_norm)
+        self._project(last, normed, start, (self.lm.cos[positions], self.lm.sin[positions]))
 
     def _project(self, number: int, normed: torch.Tensor, start: int, rotation: Rotation) -> torch.Tensor:
         """Compute queries [n, H, D] of normed rows [n, d]; their keys and values enter slots `start` and on."""
@@ -326,6 +330,7 @@ def _join(layer: Any, eps: float) -> Layer:
     return Layer(
         norm_in=norm_in,
         norm_hidden=norm_hidden,
+        residual_normed=getattr(layer, "norm_before_residual", False),
         qkv=_joint(attention.q_proj, attention.k_proj, attention.v_proj),
         q_norm=q_norm,
         k_norm=k_norm,

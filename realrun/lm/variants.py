@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -31,6 +32,11 @@ def shallow_copy(module: Any) -> Any:
     return copied
 
 
+def without_head(model: Any) -> Any:
+    """Give the part of a model below its head, whatever the library calls it."""
+    return model.model if model.base_model is model else model.base_model
+
+
 def with_layers(model: Any, layers: Iterable[Any], config: Any = None) -> Any:
     """Make a model of these layers that shares embedding, norm and head, and the configuration unless given."""
     whole, inner = shallow_copy(model), shallow_copy(model.model)
@@ -39,6 +45,21 @@ def with_layers(model: Any, layers: Iterable[Any], config: Any = None) -> Any:
         inner.config = whole.config = config
     whole.model = inner
     return whole
+
+
+def config_of_layers(config: Any, numbers: Sequence[int]) -> Any:
+    """Copy a configuration for a model of these of its layers, in this order; a layer may stand there several times."""
+    new, types = copy.deepcopy(config), getattr(config, "layer_types", None)
+    new.num_hidden_layers = len(numbers)
+    with suppress(AttributeError):  # of some models they follow from the number of layers
+        if types:
+            new.layer_types = [types[number] for number in numbers]
+    if differing := getattr(config, "per_layer_attributes", None):  # such as the size of a head
+        layers = config.per_layer_config
+        new.per_layer_config = {
+            place: {name: getattr(layers[number], name) for name in differing} for place, number in enumerate(numbers)
+        }
+    return new
 
 
 class SkippedSublayers(NamedTuple):
@@ -127,10 +148,7 @@ def _expanded(model: Any, layers: list[Any], origins: Sequence[int], expansion: 
 
     origins : for each layer, the number of the model's layer that it is or copies
     """
-    config = copy.deepcopy(model.config)
-    config.num_hidden_layers = len(layers)
-    if getattr(config, "layer_types", None):
-        config.layer_types = [config.layer_types[origin] for origin in origins]
+    config = config_of_layers(model.config, origins)
     config.block_expansion = expansion
     return with_layers(model, [_numbered(layer, place) for place, layer in enumerate(layers)], config)
 
@@ -158,7 +176,7 @@ def tuned_target(target: Any, tensors: Mapping[str, torch.Tensor], facts: Mappin
             for name, value in whole.items():
                 parameters[name].copy_(value)
         return tuned
-    names = {name.removeprefix(ADAPTER).removesuffix(".A") for name in tensors if name.endswith(".A")}
+    names = {name.removeprefix(ADAPTER)[:-2] for name in tensors if name.startswith(ADAPTER)}
     if not names:
         return target
     scale = facts["adapter"]["alpha"] / facts["adapter"]["rank"]

@@ -20,9 +20,10 @@ from realrun.decode.acceptance_predictor import pending_token_states
 from realrun.decode.decoder import Decoder
 from realrun.decode.sampling import Sampler
 from realrun.kept_files import read_kept
-from realrun.lm.cached import CachedLM
+from realrun.lm.cached import CachedLM, feeds_again, has_recurrent_layers
 from realrun.lm.kernels import planless_attention
 from realrun.lm.number_type import NotFinite, check_columns, refuse_logits
+from realrun.lm.recurrent import NO_TREES
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt, prompt_facts
 from realrun.proposals.judged_trees import judged_columns
@@ -252,8 +253,9 @@ class _Recording:
     """The models and the recorder of a pair, ready to record sequences."""
 
     def __init__(self, pair: Pair, settings: RecordSettings):
-        if settings.tree is not None and not pair.drafter.trees:
-            raise InputError(f"drafter {pair.draft_name} drafts chains only; record it with --tree-nodes 0")
+        if settings.tree is not None and not pair.trees:
+            why = f" because {NO_TREES}" if pair.drafter.trees else ""
+            raise InputError(f"drafter {pair.draft_name} drafts chains only{why}; record it with --tree-nodes 0")
         self.pair, self.settings = pair, settings
         self.target, self.drafter = pair.make_drafter()
         self.decoder = Decoder(self.target, self.drafter, pair.eos_token_ids, settings.sampler)
@@ -320,6 +322,11 @@ def trace_of(
     if settings.tree is not None:
         trees = {name.removeprefix("tree_"): arrays.pop(name) for name in names if name.startswith("tree_")}
         arrays["tree"] = record_from_nodes(**trees, width=settings.tree.width)
+    configs = {
+        "target": pair.target.config,
+        **({"drafter": pair.draft_config} if pair.drafter.origin == "model" else {}),
+    }
+    recurrent = [role for role, config in configs.items() if has_recurrent_layers(config)]
     meta = {
         "target": pair.target_name,
         "drafter": pair.draft_name,
@@ -331,6 +338,8 @@ def trace_of(
         "depth": depth,
         "tree": None if settings.tree is None else settings.tree._asdict(),
         **({"typical": True} if settings.typical else {}),
+        **({"recurrent_layers": recurrent} if recurrent else {}),
+        **({"second_pass": True} if feeds_again(pair.target.config) else {}),
         "vocabulary": {"tokens": int(pair.target.config.vocab_size), "of": "the target's tokenizer"},
         "prompts": prompt_facts(prompts, settings.prompts_source),
         "eos_token_id": list(pair.eos_token_ids),

@@ -39,7 +39,7 @@ class Stream:
     points : (context, seconds) by part: ("autoregressive",), ("verify", tokens), ("draft", place), ("behind",) for
         the first step of a draft that has an additional token to ingest, both also as "scored draft" and "scored
         behind", ("catch up", tokens) if it has that many to ingest because other drafters drafted, ("tree draft",
-        nodes, place), ("tree verify", tokens)
+        nodes, place), ("tree verify", tokens), ("refeed", tokens), which is not part of "verify"
     each : seconds that do not depend on the context: "policy", "overhead", "tree policy", "tree overhead"
     """
 
@@ -94,13 +94,14 @@ class Stream:
         target_states : whether every draft starts by ingesting states of the target, so that no draft lags behind
         """
         lacking = round_.fed - 1 if round_.drafter else lacking
+        verify_s = round_.verify_s - round_.refeed_s
+        if round_.refed:
+            self.points["refeed", round_.refed].append((context, round_.refeed_s))
         if masks:
-            self.points["tree verify", pass_tokens(masks, round_.verified)].append((context, round_.verify_s))
+            self.points["tree verify", pass_tokens(masks, round_.verified)].append((context, verify_s))
         else:
             whole_tree = tree and round_.verified > 0
-            self.points["tree verify" if whole_tree else "verify", round_.verified + 1].append(
-                (context, round_.verify_s)
-            )
+            self.points["tree verify" if whole_tree else "verify", round_.verified + 1].append((context, verify_s))
         if not round_.step_s or (tree and scored):  # chains tell what scores add
             return
         behind = round_.fed > 1 and not target_states
@@ -180,6 +181,9 @@ class Stream:
             "round_overhead": constant("overhead"),
             "score_step": max(0.0, centre(scores, q)) if scores else 0.0,
         }
+        again = {key[1]: points for key, points in self.points.items() if key[0] == "refeed" and points}
+        if again:
+            table["refeed"] = _over_sizes(places, again, contexts, q).tolist()
         many = {key[1]: points for key, points in self.points.items() if key[0] == "catch up" and points}
         if many:
             lags = sorted({*(n for n in LAGS if n < max(many)), max(many)})

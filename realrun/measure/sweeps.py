@@ -91,7 +91,7 @@ class Prober:
         target.keep_hidden = drafter.wants_target_hidden
         self.rng = np.random.default_rng(seed)
         self.depth = min(depth, drafter.max_depth or depth)
-        self.sizes = tree_sizes(tree_tokens if pair.drafter.trees else 0)
+        self.sizes = tree_sizes(tree_tokens if pair.trees else 0)
         self.longest = max(self.depth, min(PASSES, drafter.max_depth or PASSES)) if self.sizes else self.depth
         masked = masked_passes(self.depth) if pair.drafter.mask_groups else []
         self.chains = [

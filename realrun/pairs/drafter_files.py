@@ -3,10 +3,10 @@
 Its tensors and its other facts are the kind's own (`realrun.drafters`). Some drafters have names: the lab's, with the
 command that trains each, and those that the package ships for other targets.
 
-EAGLE-3 checkpoints as they are published, and as vLLM and SGLang load them, are config.json and a file of weights.
-Names of weights and keys of config.json are those of the authors' code (github.com/SafeAILab/EAGLE), which both engines
-read. Embeddings are the target's. config.json names the layers whose states are read twice: vLLM counts layers, and
-SGLang numbers them from 0. EAGLE drafters are written as vLLM loads them.
+EAGLE-3 checkpoints are written as vLLM and SGLang load them: config.json and a file of weights, with the names of the
+authors' code (github.com/SafeAILab/EAGLE), which both engines read. Embeddings are the target's. config.json names the
+layers whose states are read twice: vLLM counts layers, and SGLang numbers them from 0. EAGLE drafters are written as
+vLLM loads them. What others publish is read by `realrun.pairs.published`.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from pickle import UnpicklingError
+from textwrap import shorten
 from typing import Any, NotRequired, TypedDict
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
 
+from realrun.drafters.block import BlockKind
 from realrun.drafters.eagle import Eagle
-from realrun.drafters.eagle3 import ARCHITECTURE, LAYERS_KEY, Eagle3, Eagle3Kind, vocabulary_tables
+from realrun.drafters.eagle3 import ARCHITECTURE, LAYERS_KEY, Eagle3, vocabulary_tables
 from realrun.drafters.kind import DrafterKind
 from realrun.drafters.registry import DRAFTERS
 from realrun.pairs.gguf_models import PACKAGES
-from realrun.tensor_files import save_tensors
+from realrun.pairs.published import CONFIG, WEIGHTS, is_published, read_published
+from realrun.tensor_files import check_names, save_tensors
 from specsim.io.errors import InputError
 from specsim.io.files import digest, replacing_folder, write_json
 from specsim.io.json import parse_json
@@ -54,7 +55,6 @@ RECIPES: dict[str, str | None] = {
 }
 LAB_DRAFTERS = tuple(RECIPES)
 EAGLE = "EagleLlamaForCausalLM"  # the architecture of an EAGLE drafter
-CONFIG, WEIGHTS, PICKLED = "config.json", "model.safetensors", "pytorch_model.bin"
 
 
 class Target(TypedDict):
@@ -138,24 +138,28 @@ def save_drafter(folder: Path, kind: str, tensors: Mapping[str, torch.Tensor], f
 
 
 def read_drafter(path: Path) -> DrafterFile:
-    """Read what `save_drafter` wrote, from a file or its folder, or an EAGLE-3 checkpoint's folder.
+    """Read what `save_drafter` wrote, from a file or its folder, or the folder of a published drafter.
 
     Raises InputError if it is missing or damaged.
     """
     file = path / FILE if path.is_dir() else path
     if _is_published(path):
-        tensors, config = read_checkpoint(path)
-        return DrafterFile(path, Eagle3Kind.name, tensors, {"config": config})
+        kind, tensors, facts = read_published(path)
+        return DrafterFile(path, kind, tensors, facts)
+    if path.suffix == ".gguf":
+        raise InputError(f"drafter {path} is a GGUF file, which is not read; give the checkpoint that it was made from")
     if not file.is_file():
         raise InputError(f"drafter {file} does not exist; train a drafter with `realrun train`")
     again = "train it again with `realrun train`"
     try:
         with safe_open(file, framework="pt") as handle:
             metadata = handle.metadata() or {}
-            kind = DRAFTERS.get(metadata.get("kind", ""))
-            if metadata.get("format") != FORMAT or kind is None or kind.origin != "file":
+            stated = DRAFTERS.get(metadata.get("kind", ""))
+            if metadata.get("format") != FORMAT or stated is None or stated.origin != "file":
                 raise InputError(f"{file} is not a drafter in the format {FORMAT}; {again}")
-            tensors = {name: handle.get_tensor(name) for name in handle.keys() if name != "none"}  # noqa: SIM118
+            tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
+        check_names(file, metadata, tensors, again)
+        tensors.pop("none", None)
         text = metadata["facts"]
     except (SafetensorError, OSError, KeyError) as error:
         raise InputError(f"drafter {file} is damaged ({error!r}); {again}") from None
@@ -164,7 +168,7 @@ def read_drafter(path: Path) -> DrafterFile:
 
 
 def _is_published(path: Path) -> bool:
-    return not (path / FILE).is_file() and is_checkpoint(path)
+    return not (path / FILE).is_file() and is_published(path)
 
 
 RESULTS = (  # facts that did not influence the training
@@ -176,10 +180,10 @@ RESULTS = (  # facts that did not influence the training
 def training_recipe(path: Path) -> dict[str, Any]:
     """Read from a drafter's file, which `load_drafter` reads as well, all that determined its training.
 
-    "not_recorded" lists facts that older files lack, and EAGLE-3 checkpoints.
+    "not_recorded" lists facts that older files lack, and published drafters.
     """
     if _is_published(path):
-        return {"not_recorded": list(Eagle3Kind.recipe)}
+        return {"not_recorded": list(DrafterKind.recipe)}
     with safe_open(path / FILE if path.is_dir() else path, framework="pt") as handle:
         metadata = handle.metadata()
     facts = json.loads(metadata["facts"])
@@ -189,8 +193,16 @@ def training_recipe(path: Path) -> dict[str, Any]:
     return {**recipe, "not_recorded": [key for key in DRAFTERS[metadata["kind"]].recipe if key not in facts]}
 
 
-def load_drafter(path: Path, target: Any) -> tuple[Any, DrafterKind]:
+def split_block(name: str) -> tuple[str, int | None]:
+    """Split FOLDER:K, a block drafter's folder and the tokens of a block; None for K unless such a folder exists."""
+    folder, _, tokens = name.rpartition(":")
+    return (folder, int(tokens)) if tokens.isdecimal() and Path(folder).is_dir() else (name, None)
+
+
+def load_drafter(path: Path, target: Any, block: int | None = None) -> tuple[Any, DrafterKind]:
     """Load the drafter in this file or folder, and its target, in the target's type and on its device.
+
+    block : tokens of a block, of drafters that draft blocks; default: as many as in training
 
     The target is `target`, or a copy with tuned weights if the file holds them.
     Raises InputError if the drafter belongs to another target or does not fit it.
@@ -199,17 +211,22 @@ def load_drafter(path: Path, target: Any) -> tuple[Any, DrafterKind]:
     _check_target(file, target)
     DRAFTERS[file.kind].check_target(target)
     try:
-        return DRAFTERS[file.kind].load(target, file.tensors, file.facts)
+        tuned, drafter = DRAFTERS[file.kind].load(target, file.tensors, file.facts)
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
         if isinstance(error, InputError):
             raise
-        first_line = str(error).strip().splitlines()[0]
+        reason = shorten(str(error), 300, placeholder=" ...")  # names the tensors in its second line
         advice = "train it again" if "target" in file.facts else "give the target that it was trained for"
-        raise InputError(f"drafter {file.path} does not fit its target ({first_line}); {advice}") from None
+        raise InputError(f"drafter {file.path} does not fit its target ({reason}); {advice}") from None
+    if block is None:
+        return tuned, drafter
+    if not isinstance(drafter, BlockKind):
+        raise InputError(f"{path} is of kind {file.kind}, which drafts no blocks; leave :{block} out")
+    return tuned, drafter.of(block)
 
 
 def _check_target(file: DrafterFile, target: Any) -> None:
-    if "target" not in file.facts:  # an EAGLE-3 checkpoint, which does not identify it
+    if "target" not in file.facts:  # published drafters do not identify it
         return
     trained_on, here = file.facts["target"], describe_target(target, "")
     name = trained_on.get("name")
@@ -258,21 +275,6 @@ def is_checkpoint(folder: Path, architecture: str = ARCHITECTURE) -> bool:
     return config.is_file() and f'"{architecture}"' in config.read_text()
 
 
-def read_checkpoint(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Read the tensors of a checkpoint and its config.json; InputError if they are missing or damaged."""
-    again = "download it again"
-    config: dict[str, Any] = parse_json((folder / CONFIG).read_text(), str(folder / CONFIG), invalid=again)
-    try:
-        if (folder / WEIGHTS).is_file():
-            tensors = load_file(folder / WEIGHTS)
-        else:
-            tensors = torch.load(folder / PICKLED, map_location="cpu", weights_only=True)
-    except (SafetensorError, OSError, RuntimeError, EOFError, UnpicklingError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise InputError(f"EAGLE-3 checkpoint {folder} has no weights that are read ({reason}); {again}") from None
-    return {name.replace("layers.0.", "midlayer."): tensor for name, tensor in tensors.items()}, config
-
-
 def write_checkpoint(tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any], folder: Path) -> None:
     """Write a checkpoint that vLLM and SGLang load, atomically; the folder is replaced."""
     head, layers = tensors["lm_head.weight"], config[LAYERS_KEY]
@@ -294,7 +296,7 @@ def write_eagle(eagle: Eagle, target: Any, folder: Path) -> None:
     """Write a loaded EAGLE drafter of this target as vLLM loads it; InputError if vLLM does not run such a layer."""
     if (kind := target.config.model_type) != "llama":
         raise InputError(f"vLLM loads EAGLE drafters of Llama targets, and this target is {kind}; give another target")
-    if not eagle.for_vllm or eagle.vocabulary is not None:
+    if not eagle.for_vllm or eagle.fuse.bias is not None or eagle.vocabulary is not None:
         raise InputError(
             "vLLM's EAGLE drafter has no bias and no first norm, and drafts all tokens, unlike this one; train one by "
             "`realrun train eagle --for-vllm`"

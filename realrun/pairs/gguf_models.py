@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
+from realrun.pairs.whole import check_whole, load_with_report
 from specsim.io.errors import InputError
 from specsim.io.files import digest, file_digest, replacing_folder, write_json
 
@@ -77,19 +78,19 @@ def dequantise(file: Path, folder: Path) -> dict[str, Any]:
     Raises
     ------
     InputError
-        If transformers cannot read the file, or the package gguf is missing.
+        If transformers cannot read the file, it lacks tensors, or the package gguf is missing.
     """
-    options = {"gguf_file": file.name, "trust_remote_code": False}
     try:
         with redirect_stderr(StringIO()):  # progress bars, one for each tensor
-            model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **options)
-            tokenizer = AutoTokenizer.from_pretrained(file.parent, **options)
+            model, report = load_with_report(str(file.parent), dtype=torch.float32, gguf_file=file.name)
+            tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False)
         license_, end_of_turn = _facts(file, "general.license", "tokenizer.ggml.eot_token_id")
     except ImportError:
         raise InputError("GGUF files need the package gguf; run `pip install gguf`") from None
     except (OSError, ValueError, LookupError, RuntimeError, struct.error) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(f"cannot read {file} as a GGUF model: {reason}") from None
+    check_whole(report, str(file), model)
     vars(model).pop("hf_quantizer", None)  # the weights are plain now; as a quantised model it would not be saved
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config

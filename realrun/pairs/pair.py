@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from realrun.decode.acceptance_predictor import FILE, Predictor, load_predictor
 from realrun.decode.draft_model import DraftModel
@@ -24,9 +24,10 @@ from realrun.drafters.independent import IndependentKind
 from realrun.drafters.kind import DrafterKind
 from realrun.drafters.registry import DRAFTERS, find_kind
 from realrun.drafters.self_sd import SelfSDKind
-from realrun.lm.cached import CachedLM, layer_types
+from realrun.lm.cached import CachedLM, has_recurrent_layers, layer_types
 from realrun.lm.clock import clock_name
 from realrun.lm.number_type import find_dtype, in_number_type, number_type
+from realrun.lm.recurrent import check_continues
 from realrun.lm.variants import core_of, expand, expanded_like
 from realrun.pairs.drafter_files import (
     LAB_DRAFTERS,
@@ -35,10 +36,12 @@ from realrun.pairs.drafter_files import (
     lab_drafter,
     load_drafter,
     shipped_drafter,
+    split_block,
     training_recipe,
     weights_digest,
 )
 from realrun.pairs.gguf_models import model_folder
+from realrun.pairs.whole import FAILURES, cannot_load, load_config, load_whole
 from realrun.proposals.recorder import Recorder
 from realrun.provenance import provenance
 from speckernels import backend_for
@@ -87,6 +90,12 @@ class Pair:
     def draft_config(self) -> Any:
         """Give the configuration that has the sizes of the drafter's vocabulary and states."""
         return self.drafter.config(self.target)
+
+    @property
+    def trees(self) -> bool:
+        """Whether trees can be drafted and verified: not where target or drafter has recurrent layers."""
+        configs = self.target.config, self.draft_config
+        return self.drafter.trees and not any(has_recurrent_layers(config) for config in configs)
 
     @property
     def drafter_facts(self) -> dict[str, Any]:
@@ -152,7 +161,8 @@ def load_pair(
         pair.
     drafter : str
         "model" for the draft model; "prompt-lookup", for any target; a drafter of the lab, such as "eesd" or "lab:eesd"
-        (`LAB_DRAFTERS`); "eagle" for target "smollm2"; a folder made by `realrun train`, or an EAGLE-3 checkpoint's;
+        (`LAB_DRAFTERS`); "eagle" for target "smollm2"; a folder made by `realrun train`, or a published drafter's
+        (`realrun.pairs.published`), as FOLDER:K for blocks of K tokens, by default as long as in training;
         your own `DrafterKind` as FILE.py or FILE.py:NAME, or by the name that an installed package gives it.
         draft_model is ignored unless this is "model".
     beside : Pair, optional
@@ -182,9 +192,8 @@ def load_pair(
     if kind is None or kind.origin != "model":
         return _load_inside(target, drafter, device, dtype, threads, predictor, beside)
     paths = [_find_target(target)[0], _resolve_draft(draft_model)]
-    tokenizers = [_load(AutoTokenizer, path) for path in paths]
+    tokenizers = [_load_tokenizer(path) for path in paths]
     check_tokenizers(tokenizers, [target, draft_model], allow_difference=allow_tokenizer_difference)
-    _check_cache(paths[1])
     alone = load_target(target, device=device, dtype=dtype, threads=threads) if beside is None else beside
     draft = _load_model(paths[1], tokenizers[1], device, dtype, int(alone.target.config.vocab_size))
     name = _public_name(draft_model, "draft")
@@ -207,7 +216,7 @@ def load_target(target: str = LAB, *, device: str = "cpu", dtype: str = "float32
     if threads is not None:
         torch.set_num_threads(threads)
     folder, deep_layers = _find_target(target)
-    tokenizer = _load(AutoTokenizer, folder)
+    tokenizer = _load_tokenizer(folder)
     model = _deepened(_load_model(folder, tokenizer, device, dtype), deep_layers)
     name = _public_name(target, "target")
     return Pair(model, SelfSDKind(), tokenizer, name, name, _eos_token_ids(model))
@@ -233,6 +242,7 @@ def _load_inside(
     beside: Pair | None,
 ) -> Pair:
     """Do `load_pair` for a drafter that any target has or that was trained for it."""
+    drafter, block = split_block(drafter)
     kind = find_kind(drafter)
     if kind is None and drafter not in LAB_DRAFTERS and not Path(drafter).exists():
         names = [name for name, known_kind in DRAFTERS.items() if known_kind.origin != "file"]
@@ -252,7 +262,7 @@ def _load_inside(
         pair = replace(alone, target=model, drafter=loaded, draft_name=name)
         return pair if predictor in (None, "none", "auto") else _with_predictor(pair, Path(predictor), strict=True)
     core = core_of(alone.target)  # which it was trained for, if blocks were added since
-    tuned, loaded = load_drafter(path, core)
+    tuned, loaded = load_drafter(path, core, block)
     model = alone.target if tuned is core else expanded_like(tuned, alone.target)
     home = (path if path.is_dir() else path.parent).resolve()
     owner = target if shipped else LAB
@@ -321,33 +331,36 @@ def _public_name(name: str, role: str) -> str:
 
 def _check_cache(path: str) -> None:
     """Raise InputError, before weights are read, if the cache of such a model cannot be rolled back."""
-    layer_types(_load(AutoConfig, path))
+    layer_types(load_config(path))
 
 
 def _load_model(
     path: str, tokenizer: PreTrainedTokenizerBase, device: str, dtype: str, size: int | None = None
 ) -> PreTrainedModel:
     """Load a model without padding in its vocabulary; the vocabulary has this size or the tokenizer's."""
-    _check_cache(path)
     tokenizer_tokens = tokens_of(tokenizer)
     try:
         # Experts' joint products, the library's default, know no float64.
         experts = {"experts_implementation": "eager"} if dtype == "float64" else {}
-        model = _load(AutoModelForCausalLM, path, dtype=find_dtype(dtype), **experts).to(device).eval()
+        model: Any = load_whole(path, dtype=find_dtype(dtype), **experts)
+        model = model.to(device).eval()
         fit_vocabulary(
             model, tokenizer_tokens, min(tokenizer_tokens, int(model.config.vocab_size)) if size is None else size
         )
-        return in_number_type(model, dtype)
+        model = in_number_type(model, dtype)
+        check_continues(model)
+        return model
     except (RuntimeError, AssertionError) as error:  # no such device, or its memory is full
         raise InputError(f"cannot put the models on {device}: {str(error).splitlines()[0]}") from None
 
 
-def _load(kind: type, path: str, **options: object):  # type: ignore[no-untyped-def]
+def _load_tokenizer(path: str) -> PreTrainedTokenizerBase:
+    _check_cache(path)  # a drafter's folder often has no tokenizer, which is not what is wrong with it
     try:
-        return kind.from_pretrained(path, trust_remote_code=False, **options)  # type: ignore[attr-defined]
-    except (OSError, ValueError) as error:
-        first_line = str(error).strip().splitlines()[0]
-        raise InputError(f"cannot load {path}: {first_line} Give a local folder or a hub id.") from None
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    except FAILURES as error:
+        raise cannot_load(path, error) from None
+    return tokenizer
 
 
 def _eos_token_ids(model: PreTrainedModel) -> tuple[int, ...]:
@@ -408,6 +421,8 @@ def fit_vocabulary(model: Any, tokenizer_tokens: int, size: int) -> Any:
     tokenizer lacks, are read and never proposed (`realrun.lm.cached.CachedLM.known_tokens`).
     """
     rows = len(model.get_input_embeddings().weight)
+    if rows > size:  # a drafter's mask token may be one of those that are cut off
+        model.padding_embeddings = model.get_input_embeddings().weight.detach()[size:].clone()
     if rows != size:
         with torch.random.fork_rng([]), torch.no_grad():  # rows to add are made at random first
             model.resize_token_embeddings(size, mean_resizing=False)

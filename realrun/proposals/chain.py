@@ -54,9 +54,10 @@ def branch_columns(lm: CachedLM, request: RecordRequest) -> Columns:
     logits = lm.forward([*request.prompt, *output[:-1]])[first - 1 :]
     along = along_text(logits, output, request.sampler, request.sequence)
     tokens = proposals.take(logits, lm.hidden, 0, 0)
-    prefix = lm.length
-    for begin in range(0, len(output), CHUNK):
-        rows = torch.arange(begin, min(begin + CHUNK, len(output)), device=logits.device)
+    prefix, branches = lm.length, 1 if lm.recurrent else CHUNK
+    for begin in range(0, len(output), branches):
+        lm.fork([*request.prompt, *output[:begin]])
+        rows = torch.arange(begin, min(begin + branches, len(output)), device=logits.device)
         branch = tokens[rows]
         for step in range(1, depth):
             logits = branch_pass(lm, branch, rows + first, prefix, step)
@@ -124,6 +125,8 @@ def tree_columns(trees: Trees) -> Columns:
 
 def branch_pass(lm: CachedLM, tokens: torch.Tensor, visible: torch.Tensor, prefix: int, steps: int) -> torch.Tensor:
     """Compute logits [n, V] after each branch's newest token; branch j follows visible[j] tokens of the prefix."""
+    if lm.recurrent:  # a single branch, after `fork`
+        return lm.forward(tokens.tolist())
     mask = branch_mask(visible, prefix, steps, lm.model.dtype)
     return lm.run_model(input_ids=tokens[None], position_ids=(visible + steps - 1)[None], attention_mask=mask)
 
@@ -239,9 +242,10 @@ def rejection_columns(drafter: CachedLM, target: CachedLM, request: RecordReques
     hidden = None if drafter.hidden is None else drafter.hidden[first - 1 :]
     truth = torch.tensor(output, device=on_path.device)
     along = along_text(on_path, output, sampler, sequence)
-    prefix = drafter.length
-    for begin in range(0, total, CHUNK):
-        end = min(begin + CHUNK, total)
+    prefix, branches = drafter.length, 1 if drafter.recurrent else CHUNK
+    for begin in range(0, total, branches):
+        drafter.fork([*request.prompt, *output[:begin]])
+        end = min(begin + branches, total)
         rows = torch.arange(begin, end, device=truth.device)
         logits = on_path[begin:end]
         states = None if hidden is None else hidden[begin:end]

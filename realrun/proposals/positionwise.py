@@ -1,8 +1,8 @@
-"""Dense recording of drafters whose tokens of a round do not depend on each other (MEDUSA, SPACE).
+"""Dense recording of drafters whose tokens of a round do not depend on each other (MEDUSA, SPACE, DFlash).
 
 MEDUSA's head i reads a single state of the target, whatever the tokens between are, and so do SPACE's masks. A single
 pass over the text therefore gives the proposals at all positions, and a position's tree has the same siblings below
-every node of a depth.
+every node of a depth. DSpark's tokens depend on the token before them alone, whose bias is added to such logits.
 """
 
 from __future__ import annotations
@@ -23,13 +23,22 @@ from specsim.io.arrays import Array
 
 
 class Positionwise(Protocol):
-    """Proposals at T output positions of a drafter that does not depend on earlier drafts."""
+    """Proposals at T output positions of a drafter that does not depend on earlier drafts.
+
+    chained : whether `bias` is to be added to the logits
+    """
+
+    chained: bool = False
 
     def states(self, step: int) -> torch.Tensor:
         """Compute the states [T, d] behind the tokens at depth step + 1."""
 
     def logits(self, step: int, states: torch.Tensor) -> torch.Tensor:
         """Compute logits [n, V] from n of these states."""
+
+    def bias(self, states: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
+        """Compute what tokens int64 [n] add to the logits [n, V] of the tokens behind them, with these states."""
+        raise AssertionError("only where tokens are chained")
 
 
 @torch.inference_mode()
@@ -43,18 +52,26 @@ def positionwise_columns(target: PreTrainedModel, proposed: Positionwise, reques
     output, sampler, depth = request.output, request.sampler, request.depth
     proposals = Proposals(request, int(target.config.vocab_size))
     along = AlongText(np.zeros((len(output), depth), np.int64), np.zeros((len(output), depth)))
+    chained = getattr(proposed, "chained", False)  # your own proposals need not say
+    text = torch.tensor([request.prompt[-1], *output], device=target.device)
+    drafted = text[: len(output)]
     for step in range(depth):
         hidden = proposed.states(step)
-        logits = proposed.logits(step, hidden)
+        logits = plain = proposed.logits(step, hidden)
         if step < len(output):
+            if chained:
+                count = len(output) - step
+                logits = plain[:count] + proposed.bias(hidden[:count], text[step : step + count])
             ahead = along_text(logits[: len(output) - step], output[step:], sampler, request.sequence, step)
             along.rank[: len(ahead.rank), step], along.prob[: len(ahead.prob), step] = ahead
         if sampler.mode != "rejection":
-            proposals.take(logits, hidden, 0, step)
+            logits = plain + proposed.bias(hidden, drafted) if chained else plain
+            drafted = proposals.take(logits, hidden, 0, step)
     if sampler.mode == "rejection":
         drafter = BesideTarget(target, proposed, len(request.prompt) - 1)
         return rejection_columns(drafter, CachedLM(target), request) | text_columns(along, request)
     columns = proposals.columns() | text_columns(along, request)
+    assert request.tree is None or not chained, "siblings depend on the token before them"
     if request.tree is None:
         return columns
     return columns | tree_columns(level_trees(proposals.siblings, proposals.sibling_probs, request.tree.nodes))
@@ -86,16 +103,20 @@ class BesideTarget(CachedLM):
 
     def _forward(self, tokens: Sequence[int], keep: int) -> torch.Tensor:
         # The rows before are never read.
-        return self._propose(0, F.pad(self.proposed.states(0), (0, 0, self.before, 0)))
+        return self._propose(0, F.pad(self.proposed.states(0), (0, 0, self.before, 0)), torch.tensor(tokens))
 
     def run_model(self, **inputs: Any) -> torch.Tensor:
-        """Give what is proposed at this step of the branches, whatever their tokens are."""
+        """Give what is proposed at this step of the branches, whatever their tokens are, unless they are chained."""
         step = (inputs["attention_mask"].shape[-1] - self.length) // inputs["input_ids"].shape[-1]
-        return self._propose(step, self.proposed.states(step)[inputs["position_ids"][0] - step - self.before])
+        states = self.proposed.states(step)[inputs["position_ids"][0] - step - self.before]
+        return self._propose(step, states, inputs["input_ids"][0])
 
     def drop_rows(self, count: int) -> None:
         """Do nothing: there is no cache."""
 
-    def _propose(self, step: int, states: torch.Tensor) -> torch.Tensor:
+    def _propose(self, step: int, states: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
         self.hidden = states
-        return self.proposed.logits(step, states)
+        logits = self.proposed.logits(step, states)
+        if not getattr(self.proposed, "chained", False):
+            return logits
+        return logits + self.proposed.bias(states, previous.to(self.device))

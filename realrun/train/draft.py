@@ -7,15 +7,17 @@ target's: they are most of a small model, and already fit.
 
 from __future__ import annotations
 
-import copy
 import re
 from dataclasses import asdict, dataclass
+from textwrap import shorten
 from typing import Any
 
 import numpy as np
 import torch
 
+from realrun.lm.cached import layer_types
 from realrun.lm.number_type import cast_like
+from realrun.lm.variants import config_of_layers, without_head
 from realrun.pairs.pair import Pair
 from realrun.train.common.folder import Tensors
 from realrun.train.common.on_text import Method, ModuleJob, TextRun, agreement, kl_nats, predicted, tensors_from_text
@@ -41,19 +43,28 @@ def with_fewer_layers(target: Any, layers: int) -> Any:
     if layers > total:
         raise InputError(f"--layers {layers} is more than the target's {total}; give fewer")
     chosen = [int(number) for number in np.linspace(0, total - 1, layers).round()]
-    config = copy.deepcopy(target.config)
-    config.num_hidden_layers = layers
-    if getattr(config, "layer_types", None):
-        config.layer_types = [config.layer_types[number] for number in chosen]
-    model = cast_like(type(target)(config), target)
+    try:
+        config = config_of_layers(target.config, chosen)
+        layer_types(config)  # such as recurrent layers alone
+        model = cast_like(type(target)(config), target)
+    except ValueError as error:  # such as layers that read the caches of others
+        raise _not_taken_out(target, error) from None
     places = {str(number): str(place) for place, number in enumerate(chosen)}
     state = {
         name if match is None else LAYER.sub(places[match[0]], name, count=1): tensor
         for name, tensor in target.state_dict().items()
         if (match := LAYER.search(name)) is None or match[0] in places
     }
-    model.load_state_dict(state)
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:  # such as a tensor that holds a part for every layer
+        raise _not_taken_out(target, error) from None
     return model.eval()
+
+
+def _not_taken_out(target: Any, error: Exception) -> InputError:
+    reason = shorten(str(error), 200, placeholder=" ...")
+    return InputError(f"layers of {type(target).__name__} do not make a model by themselves ({reason}); train eagle")
 
 
 class DraftModelTraining(ModuleJob):
@@ -61,7 +72,7 @@ class DraftModelTraining(ModuleJob):
 
     def __init__(self, target: Any, settings: DraftModelSettings):
         self.model = with_fewer_layers(target, settings.layers)
-        super().__init__(target, self.model.base_model, settings.lr)
+        super().__init__(target, without_head(self.model), settings.lr)
         self.model.get_input_embeddings().requires_grad_(False)
         self.model.get_output_embeddings().requires_grad_(False)
 

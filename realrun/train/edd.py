@@ -86,9 +86,10 @@ class DecoderTraining(ModuleJob):
         self.split = default_split(target) if settings.states_after is None else settings.states_after
         if self.split:
             check_split(target, self.split)
-        self.decoder: Any = one_layer_model(target, seed)
         # Trains faster than a random layer: the last layer reads states as the target does, the first layer embeddings.
-        start = target.model.layers[-1 if self.split else 0]
+        like = -1 if self.split else 0
+        self.decoder: Any = one_layer_model(target, seed, like=like)
+        start = target.model.layers[like]
         self.decoder.model.layers[0].load_state_dict(start.state_dict())
         trained: Any = self.decoder
         self.draft_vocabulary = settings.draft_vocabulary

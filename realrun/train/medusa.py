@@ -33,6 +33,7 @@ import torch.nn.functional as F
 
 from realrun.drafters.kind import DRAFT_TOKENS
 from realrun.drafters.medusa import MedusaHeads, MedusaKind
+from realrun.lm.variants import without_head
 from realrun.pairs.drafter_files import describe_target, load_drafter, training_recipe, weights_digest
 from realrun.pairs.pair import Pair
 from realrun.train.common.folder import Tensors, refuse_another
@@ -105,7 +106,7 @@ class HeadsTraining(ModuleJob):
     @torch.no_grad()
     def _states(self, batch: torch.Tensor) -> torch.Tensor:
         """Compute the target's states [B, T, d] after its final norm, at the first T tokens of a batch [B, T + 1]."""
-        states: torch.Tensor = self.target.base_model(input_ids=batch[:, :-1], use_cache=False).last_hidden_state
+        states: torch.Tensor = without_head(self.target)(input_ids=batch[:, :-1], use_cache=False).last_hidden_state
         return states
 
 
@@ -187,7 +188,7 @@ def train_medusa2(
 
     Raises InputError if peft is missing, the target cannot be adapted, or `train_on_text` raises it.
     """
-    check_adaptable(pair.target)
+    check_adaptable(pair.target, settings.adapter)
     recipe = asdict(settings)
     method = Method(
         "medusa",
@@ -387,7 +388,7 @@ def train_either(pair: Pair, settings: MedusaCommand, run: TextRun) -> dict[str,
     """Train MEDUSA-1, or MEDUSA-2: in two stages, in a single stage, or direct."""
     if not settings.joint:
         return train_medusa(pair, settings.first, run)
-    check_adaptable(pair.target)  # before heads are trained
+    check_adaptable(pair.target, settings.second.adapter)  # before heads are trained
     loop = run.loop if settings.joint_tokens is None else run.loop.lasting(settings.joint_tokens * 1e6)
     described = describe_target(pair.target, pair.target_name)
     plan = {"drafter": "medusa-2", "target": described, **asdict(settings.second), **loop.decisive}

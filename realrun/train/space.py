@@ -90,7 +90,7 @@ def train_space(pair: Pair, settings: SpaceSettings, run: TextRun) -> dict[str, 
     """
     SpaceKind.check_target(pair.target)
     if not settings.full:
-        check_adaptable(pair.target)
+        check_adaptable(pair.target, settings.adapter)
     own, adapter = settings.decisive, {"rank": settings.adapter.rank, "alpha": settings.adapter.alpha}
     method = Method(
         "space",

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specsim.cost.model import CostModel, not_a_cost
-from specsim.cost.table import CostTable, column_contexts, compile_table, context_range
+from specsim.cost.table import CostTable, column_contexts, compile_table, context_range, refeeds
 from specsim.io.arrays import Floats, Seconds
 from specsim.io.errors import InputError
 from specsim.trace.joined import JoinedTrace
@@ -74,7 +74,7 @@ class JoinedCost(CostModel):
 class JoinedTable(CostTable):
     """A joined cost compiled to arrays: a `CostTable` of the first drafter, and of all D the following.
 
-    each_draft_s : [D, k_max + 1, B]; each_verify_s : [D, n_max + 1, B]; as in `CostTable`
+    each_draft_s, each_refeed_s : [D, k_max + 1, B]; each_verify_s : [D, n_max + 1, B]; as in `CostTable`
     each_catch_up_s : [D, L + 1, B], additional time of the first draft step by missing tokens of the draft cache
     each_policy_step_s, each_round_overhead_s : [D]
     """
@@ -82,6 +82,7 @@ class JoinedTable(CostTable):
     each_draft_s: Seconds
     each_catch_up_s: Seconds
     each_verify_s: Seconds
+    each_refeed_s: Seconds
     each_policy_step_s: Floats
     each_round_overhead_s: Floats
 
@@ -96,7 +97,8 @@ def joined_table(trace: JoinedTrace, cost: CostModel) -> JoinedTable:
             "each by `specsim join --cost`"
         )
     contexts, longest = context_range(trace), int(trace.output_tokens.max())
-    tables = [compile_table(part, max_draft_tokens=trace.depth, contexts=contexts) for part in parts]
+    how: dict[str, Any] = {"max_draft_tokens": trace.depth, "contexts": contexts, "refeeds": refeeds(trace)}
+    tables = [compile_table(part, **how) for part in parts]
     at = column_contexts(contexts, tables[0].bucket_bits)
     catch_up_s = [
         np.stack([np.zeros(len(at)), *(part.catch_up_by(n, at) for n in range(1, longest + 1))]) for part in parts
@@ -113,6 +115,7 @@ def joined_table(trace: JoinedTrace, cost: CostModel) -> JoinedTable:
         each_draft_s=np.stack([table.draft_s for table in tables]),
         each_catch_up_s=np.stack(catch_up_s),
         each_verify_s=np.stack([table.verify_s for table in tables]),
+        each_refeed_s=np.stack([table.refeed_s for table in tables]),
         each_policy_step_s=np.array([table.policy_step_s for table in tables]),
         each_round_overhead_s=np.array([table.round_overhead_s for table in tables]),
     )

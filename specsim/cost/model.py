@@ -158,6 +158,14 @@ class CostModel:
         """A target pass over the pending token and n_tokens - 1 drafted tokens."""
         raise NotImplementedError
 
+    def refeed(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
+        """A second pass of a target with recurrent layers over n tokens, after some of a draft were rejected.
+
+        The pending token and the accepted ones are fed again, to bring its states back to the accepted prefix. By
+        default as long as verifying so many tokens. Only traces of such targets ask ("second_pass" in their meta.json).
+        """
+        return self.verify(n_tokens, context)
+
     def policy_step(self) -> float:
         """A decision whether to continue drafting."""
         return 0.0

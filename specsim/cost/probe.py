@@ -146,6 +146,8 @@ def _rescaled(cost: ProfileCost, factors: Factors) -> ProfileCost:
 
     def times(part: ProfileCost | TreeProfile, sizes: Sequence[int] | Ints) -> dict[str, Any]:
         of_field = {"verify_s": _by_size(factors.passes, sizes), "autoregressive_s": factors.passes[0]}
+        if isinstance(part, ProfileCost) and part.refeed_s is not None:
+            of_field["refeed_s"] = _by_size(factors.passes, range(1, len(part.refeed_s) + 1))
         return {name: seconds * of_field.get(name, factors.drafting) for name, seconds in _seconds_of(part).items()}
 
     tree = cost.tree and replace(cost.tree, **times(cost.tree, cost.tree.sizes))

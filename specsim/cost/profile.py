@@ -53,6 +53,7 @@ class ProfileSeconds(TypedDict):
     round_overhead: float
     score_step: NotRequired[float]
     tree: NotRequired[TreeSeconds | None]
+    refeed: NotRequired[list[list[float]] | None]
 
 
 class ProfileWidths(TypedDict):
@@ -118,6 +119,7 @@ class ProfileCost(CostModel):
     times_error : standard deviation of the logarithm of a speedup by the intervals of the measured times; None if
         the profile states none
     verify_s : [n_max, C] for n_tokens 1..n_max; autoregressive_s : [C]
+    refeed_s : [D, C], a second pass over 1, 2, ... tokens after a rejection; None of a target without recurrent layers
     """
 
     contexts: Ints
@@ -132,6 +134,7 @@ class ProfileCost(CostModel):
     catch_up_tokens: Ints | None = None
     catch_up_many_s: Seconds | None = None
     times_error: float | None = None
+    refeed_s: Seconds | None = None
 
     @property
     def error_band(self) -> tuple[float, float] | None:
@@ -200,6 +203,11 @@ class ProfileCost(CostModel):
                 f"{n_tokens}; profile again with a larger `realrun profile --max-draft-tokens`"
             )
         return self._along_context(self.verify_s[n_tokens - 1], context)
+
+    def refeed(self, n_tokens: int, context: npt.ArrayLike) -> Seconds:
+        if self.refeed_s is None:
+            return super().refeed(n_tokens, context)
+        return self._along_context(self.refeed_s[min(n_tokens, len(self.refeed_s)) - 1], context)
 
     def policy_step(self) -> float:
         return self.policy_step_s
@@ -305,7 +313,7 @@ def profile_from_json(data: Mapping[str, Any], where: str) -> ProfileCost:
     def read(values: Any, shape: list[int | None], key: str, *, positive: bool = False) -> Seconds:
         return checked_table(values, shape, f"{name}: {key}", AGAIN, positive=positive)
 
-    trees, many = seconds.get("tree"), seconds.get("catch_up_many")
+    trees, many, refeed = seconds.get("tree"), seconds.get("catch_up_many"), seconds.get("refeed")
     tree = catch_up_tokens = catch_up_many_s = None
     if trees is not None:
         sizes = checked_axis(trees["sizes"], f"{name}: sizes of trees", AGAIN, least=1)
@@ -334,4 +342,5 @@ def profile_from_json(data: Mapping[str, Any], where: str) -> ProfileCost:
         catch_up_tokens,
         catch_up_many_s,
         _times_error(document, seconds, name),
+        None if refeed is None else read(refeed, [None, count], "refeed"),
     )

@@ -36,6 +36,8 @@ class CostTable:
     verify_s : [n_max + 1, B], a target pass over n tokens (row 0 is unused)
     autoregressive_s : [B]
     tree : what trees cost, where the model can tell
+    refeed_s : [k_max + 1, B], a second pass over n tokens after a rejection (row 0 is unused); all 0 unless the target
+        has recurrent layers
     notes : what results must say of these costs
     masks : whether drafts ride in the target's pass, as SPACE's do
     """
@@ -44,6 +46,7 @@ class CostTable:
     draft_s: Seconds
     catch_up_s: Seconds
     verify_s: Seconds
+    refeed_s: Seconds
     autoregressive_s: Seconds
     policy_step_s: float
     round_overhead_s: float
@@ -65,9 +68,18 @@ def column_contexts(contexts: tuple[int, int], bucket_bits: int) -> Seconds:
 
 
 def compile_table(
-    model: CostModel, *, max_draft_tokens: int, contexts: tuple[int, int], trees: bool = False, bucket_bits: int = 4
+    model: CostModel,
+    *,
+    max_draft_tokens: int,
+    contexts: tuple[int, int],
+    trees: bool = False,
+    refeeds: bool = False,
+    bucket_bits: int = 4,
 ) -> CostTable:
-    """Evaluate a cost model once for everything a replay over these contexts can ask."""
+    """Evaluate a cost model once for everything a replay over these contexts can ask.
+
+    refeeds : whether tokens are fed again after a rejection
+    """
     context = column_contexts(contexts, bucket_bits)
 
     def rows(cost: Callable[[int, npt.ArrayLike], Seconds], largest: int) -> Seconds:
@@ -89,6 +101,7 @@ def compile_table(
         draft_s=draft_s,
         catch_up_s=model.catch_up(context),
         verify_s=rows(model.verify, max_draft_tokens + 1),
+        refeed_s=rows(model.refeed, max_draft_tokens) if refeeds else np.zeros_like(draft_s),
         autoregressive_s=model.autoregressive_step(context),
         policy_step_s=model.policy_step(),
         round_overhead_s=model.round_overhead(),
@@ -96,6 +109,11 @@ def compile_table(
         notes=tuple(model.notes(max_draft_tokens, contexts)),
         masks=isinstance(model, SpaceCost),
     )
+
+
+def refeeds(trace: Trace) -> bool:
+    """Whether a rejection costs a second pass on this trace, because the target has recurrent layers."""
+    return bool(trace.meta.get("second_pass"))
 
 
 def autoregressive_seconds(trace: Trace, table: CostTable) -> Floats:

@@ -50,6 +50,7 @@ class ChainCosts(NamedTuple):
     draft_s: Seconds
     catch_up_s: Seconds
     verify_s: Seconds
+    refeed_s: Seconds
     policy_step_s: float
     round_overhead_s: float
 
@@ -106,9 +107,12 @@ def _replay(  # type: ignore[no-untyped-def]
             if drafted > 0:
                 state = update(state, params, verified, accepted)
                 round_draft_s = draft_s[drafted, bucket] + behind * catch_up_s[bucket]
+            round_verify_s = verify_s[verified + 1, bucket]
+            if accepted < verified and t + accepted + 1 < end:
+                round_verify_s += costs.refeed_s[accepted + 1, bucket]
             draft_time += round_draft_s
             behind = 1 if 0 < drafted == accepted else 0  # a dropped token's pass has cached its predecessor
-            verify_time += verify_s[verified + 1, bucket]
+            verify_time += round_verify_s
             rounds += 1
             all_drafted += drafted
             all_verified += verified
@@ -120,7 +124,7 @@ def _replay(  # type: ignore[no-untyped-def]
                 log.drafted[log_row], log.verified[log_row] = drafted, verified
                 log.accepted[log_row] = log.last[log_row] = accepted
                 log.draft_s[log_row], log.policy_s[log_row] = round_draft_s, asked * costs.policy_step_s
-                log.verify_s[log_row] = verify_s[verified + 1, bucket]
+                log.verify_s[log_row] = round_verify_s
                 log.other_s[log_row] = costs.round_overhead_s
                 log_row += 1
             t += accepted + 1

@@ -31,6 +31,8 @@ def unsupported_reason(trace: Trace, kind: type[Policy]) -> str | None:
         return f"meant for drafters of kind {', '.join(kind.drafter_kinds)}; this trace's is {drafter}"
     if issubclass(kind, TreePolicy) and drafter == SPACE:
         return "the drafter of this trace drafts chains only"
+    if issubclass(kind, TreePolicy) and trace.meta.get("recurrent_layers"):
+        return f"the {trace.meta['recurrent_layers'][0]} of this trace has recurrent layers, which read no trees"
     if issubclass(kind, TreePolicy) and trace.sampled_by_rejection:
         return "trees are not replayed on a trace of rejection sampling; record with --mode greedy-draft"
     if kind.biases_sampled_drafts() and rule_of(trace) == "sampled-draft":

@@ -53,6 +53,7 @@ class OracleCosts(NamedTuple):
     draft_s: Seconds
     catch_up_s: Seconds
     verify_s: Seconds
+    refeed_s: Seconds
     round_overhead_s: float
 
 
@@ -82,6 +83,8 @@ def _chain_seconds(  # type: ignore[no-untyped-def]
                 after = min(t + accepted + 1, length)
                 then = remaining[after, 1] if accepted == k else remaining[after, 0]
                 total = draft_s[k, bucket] + verify_s[k + 1, bucket] + then
+                if accepted < k and after < length:
+                    total += costs.refeed_s[accepted + 1, bucket]
                 best = min(best, total)
             for behind in range(2):
                 drafting = best + behind * catch_up_s[bucket]
@@ -230,6 +233,8 @@ def _switch_seconds(  # type: ignore[no-untyped-def]
                     accepted = k if k < right else right
                     after = remaining[min(t + accepted + 1, length)]
                     total = draft_s[d, k, bucket] + verify_s[d, k + 1, bucket] + costs.round_overhead_s[d] + after
+                    if accepted < k and t + accepted + 1 < length:
+                        total += costs.refeed_s[d, accepted + 1, bucket]
                     best = min(best, total)
             remaining[t] = best
         seconds[s] = remaining[0]

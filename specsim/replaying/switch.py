@@ -42,6 +42,7 @@ class SwitchCosts(NamedTuple):
     draft_s: Seconds
     catch_up_s: Seconds
     verify_s: Seconds
+    refeed_s: Seconds
     policy_step_s: Floats
     round_overhead_s: Floats
 
@@ -99,7 +100,10 @@ def _replay(params, carries_state, which, trace, costs, sums, log):  # type: ign
             sums.accepted[i] += accepted
             sums.policy_steps[i] += asked
             sums.policy_s[i] += asked * costs.policy_step_s[d]
-            sums.verify_s[i] += costs.verify_s[d, drafted + 1, bucket]
+            round_verify_s = costs.verify_s[d, drafted + 1, bucket]
+            if accepted < drafted and t + accepted + 1 < end:
+                round_verify_s += costs.refeed_s[d, accepted + 1, bucket]
+            sums.verify_s[i] += round_verify_s
             sums.other_s[i] += costs.round_overhead_s[d]
             round_draft_s = 0.0
             if drafted > 0:
@@ -115,7 +119,7 @@ def _replay(params, carries_state, which, trace, costs, sums, log):  # type: ign
                 log.accepted[log_row] = log.last[log_row] = accepted
                 log.drafter[log_row] = d + 1 if drafted > 0 else 0
                 log.draft_s[log_row], log.policy_s[log_row] = round_draft_s, asked * costs.policy_step_s[d]
-                log.verify_s[log_row] = costs.verify_s[d, drafted + 1, bucket]
+                log.verify_s[log_row] = round_verify_s
                 log.other_s[log_row] = costs.round_overhead_s[d]
                 log_row += 1
             t += accepted + 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from specsim.cost.joined import JoinedCost, joined_table
 from specsim.cost.model import SPACE, CostModel, SpaceCost
-from specsim.cost.table import CostTable, compile_table, context_range
+from specsim.cost.table import CostTable, compile_table, context_range, refeeds
 from specsim.io.errors import InputError
 from specsim.policy.base import Policy
 from specsim.policy.chain.base import ChainPolicy
@@ -20,7 +20,8 @@ def cost_table(trace: Trace, model: CostModel, policy: Policy | None = None) -> 
         raise InputError(f"costs are of {len(model.parts)} drafters, the trace is of a single drafter; give its costs")
     model = round_cost_model(trace, model, policy)
     trees = trace.true_rank is not None and not isinstance(policy, ChainPolicy)
-    return compile_table(model, max_draft_tokens=trace.depth, contexts=context_range(trace), trees=trees)
+    contexts, again = context_range(trace), refeeds(trace)
+    return compile_table(model, max_draft_tokens=trace.depth, contexts=contexts, trees=trees, refeeds=again)
 
 
 def round_cost_model(trace: Trace, model: CostModel, policy: Policy | None = None) -> CostModel:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specsim.cost.model import SPACE, ConstantCost
+from specsim.cost.table import refeeds
 from specsim.io.arrays import Bools, FloatArray, IntArray, Ints
 from specsim.io.errors import InputError
 from specsim.policy.base import BIASED, Policy
@@ -155,6 +156,11 @@ def drafts_of(trace: Trace, arm: Arm, *, seed: int = 0, served: bool = False) ->
 
     served : by an engine whose pass over the prompt puts out the first token, so that rounds begin behind it
     """
+    if arm is not None and refeeds(trace):
+        raise InputError(
+            "the target of this trace has recurrent layers, and batches do not price the second pass that follows a "
+            "rejection; take a single sequence at a time (`specsim tune`, `specsim replay`)"
+        )
     if served and isinstance(arm, FixedK) and trace.meta.get("drafter_kind") != SPACE:
         return replace(_of_rule(trace, fixed_length(arm.k)), label=str(arm))
     if isinstance(arm, Policy):

@@ -84,7 +84,12 @@ class Synthetic(TypedDict):
 
 
 class Meta(TypedDict):
-    """Schema of meta.json; unknown keys are allowed."""
+    """Schema of meta.json; unknown keys are allowed.
+
+    recurrent_layers : which of "target" and "drafter" have such layers, so that they cannot draft or verify trees
+    second_pass : whether a round that rejects tokens ends with another pass of the target over the pending token and
+        the accepted ones, to bring its recurrent states back
+    """
 
     schema_version: Literal[3]
     target: str
@@ -111,6 +116,8 @@ class Meta(TypedDict):
     synthetic: NotRequired[Synthetic]
     informed: NotRequired[bool]
     text: NotRequired[bool]
+    recurrent_layers: NotRequired[list[str]]
+    second_pass: NotRequired[bool]
 
 
 def read_meta(folder: Path) -> dict[str, Any]:

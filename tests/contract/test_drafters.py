@@ -18,6 +18,7 @@ from realrun.decode.decoder import Decoder
 from realrun.decode.draft import Draft
 from realrun.decode.rounds import Decoded
 from realrun.decode.sampling import Sampler
+from realrun.drafters.block import Block
 from realrun.drafters.eagle import Eagle
 from realrun.drafters.eagle3 import Eagle3, default_config
 from realrun.drafters.edd import one_layer_model, own_state
@@ -42,7 +43,7 @@ from specsim.replaying.table import cost_table
 from specsim.trace.trace import Trace
 from tests.support.drafting import TOKENS, Case, case_pair, own_output, prompts_of, rounds_of
 from tests.support.pairs.inside import target_of
-from tests.support.pairs.state import PROMPTS
+from tests.support.pairs.state import BLOCKS, PROMPTS
 from tests.support.small_targets import small_target
 from tests.support.split_targets import NAMES, close_to, stacked
 from tests.support.tiny import tiny_pair
@@ -96,6 +97,7 @@ QUICK = [
     Case("edd", "qwen2-sdpa"),
     Case("eagle", "qwen3"),
     Case("eagle3", "qwen2-sdpa"),
+    Case("block", "qwen2-sdpa"),
 ]
 SLOW = [
     *[Case("eesd", "llama", *shape) for shape in ((1, 0), (1, 2), (2, 1), (3, 1))],
@@ -104,6 +106,7 @@ SLOW = [
     *[Case("edd", target) for target in ("qwen3", "mistral-sdpa")],
     *[Case("eagle", target) for target in ("qwen2-sdpa", "mistral-sdpa")],
     *[Case("eagle3", target) for target in ("qwen3", "mistral-sdpa")],
+    Case("block", "qwen3"),
 ]
 
 
@@ -152,6 +155,7 @@ FILES: dict[str, Callable[[Any], State]] = {
     "vdm": lambda target: (own_state(one_layer_model(target)), {}),
     "eagle": lambda target: (Eagle(target).state_dict(), {}),
     "eagle3": lambda target: (Eagle3(target).state_dict(), {"config": default_config(target)}),
+    "block": lambda target: (Block(target, BLOCKS["llama"]).state_dict(), {"config": BLOCKS["llama"]}),
     "self-sd": lambda target: ({}, {"attention": [0], "mlp": [1]}),
     "space": lambda target: ({"mask": torch.zeros(int(target.config.hidden_size)).double()}, {"masks": 3}),
 }

@@ -183,6 +183,7 @@ TREES = [make_policy("vct", {"width": 2, "depth": K}), make_policy("eagle2", {"n
 Run = list[tuple[list[int], list[tuple[int, int, int, int, int]]]]
 
 kinds = pytest.mark.parametrize("kind", DRAFTERS)
+RECORDED = [name for name in DRAFTERS if name != "block"]  # whose draft steps are graphs
 modes = pytest.mark.parametrize("mode", MODES)
 
 
@@ -205,7 +206,7 @@ def runs_of(kind: str, kernels: str, sampler: Sampler, policies: list[Policy], d
     with use_kernels(kernels):
         decoder = Decoder(*pair.make_drafter(), (), sampler)
         assert isinstance(getattr(decoder.target, "inner", decoder.target), StaticLlama) == (kernels != "auto")
-        assert kind == "prompt-lookup" or decoder.drafter.lm.describes == (kernels != "auto")  # type: ignore[attr-defined]
+        assert kind in ("prompt-lookup", "block") or decoder.drafter.lm.describes == (kernels != "auto")  # type: ignore[attr-defined]
         runs = [
             decoder.decode(prompt.tokens, tokens, policy, sequence=number)
             for policy in policies
@@ -313,7 +314,7 @@ ROWS_AT_ONCE = (
 
 
 @pytest.mark.parametrize("policy", [FIXED, *OF_STATES], ids=lambda policy: policy.name)
-@pytest.mark.parametrize("kind", [name for name, kind in DRAFTERS.items() if kind.has_states])
+@pytest.mark.parametrize("kind", [name for name in RECORDED if DRAFTERS[name].has_states])
 def test_a_draft_step_is_one_launch_and_a_few_bytes_back(kind: str, policy: Policy) -> None:
     asked = Asked(kind, policy)
     assert asked.captured == 0  # nothing is recorded on the clock
@@ -330,7 +331,7 @@ def test_a_draft_step_is_one_launch_and_a_few_bytes_back(kind: str, policy: Poli
         assert round_["bytes back"] == DESCRIBED_BYTES[policy.name] * round_["drafted"] + 8 * (round_["verified"] + 1)
 
 
-@pytest.mark.parametrize("kind", [name for name, kind in DRAFTERS.items() if kind.trees])
+@pytest.mark.parametrize("kind", [name for name in RECORDED if DRAFTERS[name].trees])
 def test_a_pass_of_a_tree_is_one_launch(kind: str) -> None:
     """EESD's target takes another launch for its lower layers over rows that were never fed."""
     asked = Asked(kind, TREES[0])
@@ -342,7 +343,7 @@ def test_a_pass_of_a_tree_is_one_launch(kind: str) -> None:
     assert any(round_["passes"] == K for round_ in asked.rounds)
 
 
-@pytest.mark.parametrize("kind", [name for name, kind in DRAFTERS.items() if kind.has_states])
+@pytest.mark.parametrize("kind", [name for name in RECORDED if DRAFTERS[name].has_states])
 def test_a_longer_output_leaves_nothing_of_the_shorter_ones_noise(kind: str) -> None:
     """It lies on the device, V numbers for every position."""
     pair, sampler = pair_of(kind, torch.float32), MODES["gumbel"]

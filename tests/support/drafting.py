@@ -21,6 +21,7 @@ from realrun.lm.variants import SkippedSublayers
 from realrun.pairs.pair import Pair
 from realrun.pairs.prompts import Prompt
 from specsim.policy.base import Policy
+from tests.support.mtp import mtp_pair
 from tests.support.pairs.medusa import medusa_pair
 from tests.support.pairs.space import space_pair, word_prompts
 from tests.support.pairs.state import PROMPTS, state_pair
@@ -81,12 +82,14 @@ def pair_without_scores(case: Case) -> Pair:
             return self_sd_pair(case.target)
         case "medusa":
             return medusa_pair(case.target)
-        case "edd" | "eagle" | "eagle-vllm" | "eagle3":
+        case "edd" | "eagle" | "eagle-vllm" | "eagle3" | "block":
             return state_pair(case.kind, case.target)
         case "vdm":
             return replace(tiny_pair(), drafter=VDMKind(tiny_pair().drafter.model))
         case "space":
             return space_pair()
+        case "mtp":
+            return mtp_pair()
         case "prompt-lookup":
             return replace(tiny_pair(), drafter=LookupKind())
     return tiny_pair()

@@ -34,6 +34,9 @@ class RampCost(CostModel):
     def verify(self, n_tokens: int, context: Any) -> Any:
         return 1e-2 + 1e-4 * n_tokens**1.5 + 2 * self.slope * np.asarray(context, dtype=float)
 
+    def refeed(self, n_tokens: int, context: Any) -> Any:
+        return 7e-3 + 5e-4 * n_tokens**2 + self.slope * np.asarray(context, dtype=float)
+
     def policy_step(self) -> float:
         return 2e-5
 
@@ -162,6 +165,7 @@ class Decoder:
         self.eos = set() if ids is None else {ids} if isinstance(ids, int) else set(ids)
         ends = [int(p) + int(n) for p, n in zip(trace.prompt_tokens, np.diff(trace.offsets), strict=True)]
         self.lowest, self.highest = min(map(int, trace.prompt_tokens)) - 1, max(ends) - 2
+        self.recurrent = bool(trace.meta.get("second_pass"))
         self.prices: dict[tuple[str, int, int], float] = {}
 
     def run(self) -> Decoded:
@@ -203,6 +207,8 @@ class Decoder:
             while accepted < len(draft) and [draft[accepted]] == wanted[t + accepted : t + accepted + 1]:
                 accepted += 1
             round_verify_s = self.price("verify", len(draft) + 1, context)
+            if self.recurrent and accepted < len(draft) and t + accepted + 1 < len(wanted):
+                round_verify_s += self.price("refeed", accepted + 1, context)
             draft_s += round_draft_s
             verify_s += round_verify_s
             other_s += self.cost.round_overhead()
@@ -318,6 +324,11 @@ def small_trace(seed: int = 0, **optional: np.ndarray) -> Trace:
         vocabulary=30,
         **optional,
     )
+
+
+def recurrent(trace: Trace) -> Trace:
+    """The same trace of a target with recurrent layers, so that a rejection costs a second pass."""
+    return replace(trace, meta={**trace.meta, "second_pass": True})
 
 
 def copies(trace: Trace, count: int) -> Trace:

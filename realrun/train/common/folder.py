@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -83,7 +84,10 @@ def checkpoint(
     try:
         parts: dict[str, Tensors] = {}
         state: dict[int, Tensors] = {}
-        for key, value in load_file(path, device=str(device)).items():
+        tensors = load_file(path, device=str(device))
+        with safe_open(path, framework="pt") as handle:
+            tensor_files.check_names(path, handle.metadata() or {}, tensors, "delete it to train anew")
+        for key, value in tensors.items():
             part, name = key.split(".", 1)
             if part == "optimizer":
                 index, slot = name.split(".")
@@ -95,7 +99,7 @@ def checkpoint(
     except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
         if isinstance(error, InputError):
             raise
-        reason = str(error).strip().splitlines()[0]
+        reason = shorten(str(error), 300, placeholder=" ...")
         raise InputError(f"checkpoint {path} is damaged ({reason}); delete it to train anew") from None
 
 
@@ -104,4 +108,5 @@ def read_facts(path: Path) -> dict[str, Any]:
     with safe_open(path, framework="pt") as handle:
         facts = handle.metadata() or {}
     place, advice = f"what checkpoint {path} says of itself", "delete it to train anew"
+    facts.pop(tensor_files.NAMES, None)
     return {name: parse_json(value, place, invalid=advice) for name, value in facts.items()}

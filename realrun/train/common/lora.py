@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -97,23 +98,42 @@ class Adapter:
 
 
 def adapted_modules(target: Any) -> list[str]:
-    """List all linear modules; the head only if it does not share the embedding's weight."""
+    """List all linear modules but routers; the head only if it does not share the embedding's weight."""
     head = target.get_output_embeddings()
     tied = head is not None and head.weight is target.get_input_embeddings().weight
     names = [
         name
         for name, module in target.named_modules()
-        if isinstance(module, torch.nn.Linear) and not (tied and module is head)
+        if isinstance(module, torch.nn.Linear)
+        and (not tied if module is head else type(module).forward is torch.nn.Linear.forward)
     ]
     if not names:
         raise InputError(f"{type(target).__name__} has no linear layers to adapt; choose a Llama-like target")
     return names
 
 
-def check_adaptable(target: Any) -> None:
-    """Raise InputError if this target cannot have an adapter, or peft is not installed."""
+def check_adaptable(target: Any, settings: AdapterSettings) -> None:
+    """Raise InputError if this target cannot have an adapter, or peft is not installed.
+
+    peft refuses some models only when the adapter is put in, so one is put into a model without weights.
+    """
     import_peft()
+    if any(hasattr(module, "A_log") and hasattr(module, "D") for module in target.modules()):
+        raise InputError(
+            f"{type(target).__name__} has Mamba layers, whose projections take no adapter because fused kernels read "
+            "their weights; train a drafter without an adapter, such as MEDUSA-1"
+        )
     adapted_modules(target)
+    with torch.device("meta"):
+        empty = type(target)(target.config)
+    try:
+        Adapter(empty, settings)
+    except (TypeError, ValueError, RuntimeError) as error:
+        reason = shorten(str(error), 200, placeholder=" ...")
+        raise InputError(
+            f"{type(target).__name__} takes no adapter of these settings ({reason}); change them, or train a drafter "
+            "without an adapter, such as MEDUSA-1"
+        ) from None
 
 
 def import_peft() -> Any:

@@ -581,10 +581,10 @@ def test_the_command_prints_every_comparison_of_drafts(
     assert batch.startswith("4 sequences at once against one at a time: equal (")
 
 
-def eagle3_pair(pair: Pair, states: tuple[int, ...], folder: Path) -> Pair:
+def eagle3_pair(pair: Pair, states: tuple[int, ...], folder: Path, **more: Any) -> Pair:
     """An EAGLE-3 drafter of random weights and a third of the vocabulary, from its checkpoint."""
     tokens = torch.arange(0, 2048, 3)
-    eagle = Eagle3(pair.target, {**default_config(pair.target), LAYERS_KEY: states}, seed=4, tokens=tokens)
+    eagle = Eagle3(pair.target, {**default_config(pair.target), LAYERS_KEY: states, **more}, seed=4, tokens=tokens)
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for parameter in eagle.parameters():
@@ -643,6 +643,27 @@ def test_vllm_records_what_realrun_records_of_an_eagle3_checkpoint(
     made = record_with_engine(pair, prompts[:4], settings, vllm, batch=batch)
     assert_same(made, record(pair, prompts[:4], settings))
     assert len({*map(tuple, made.draft_token.tolist())}) > 0.5 * len(made.token)  # or they would agree for nothing
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"norm_before_residual": True, "fc_norm": True, "norm_output": True},
+        {"norm_before_fc": True},
+        {"num_hidden_layers": 2},
+    ],
+    ids=["EAGLE-3.1", "normed states", "two layers"],
+)
+def test_vllm_drafts_the_same_with_the_norms_of_published_drafters(
+    vllm: VllmEngine, prompts: list[Prompt], lab_pair32: Pair, form: dict[str, Any], tmp_path: Path
+) -> None:
+    pair = eagle3_pair(lab_pair32, (1, 3, 7), tmp_path / "eagle3", **form)
+    settings = RecordSettings(DEPTH, 16, Sampler("greedy"))
+    made = record_with_engine(pair, prompts[:3], settings, vllm, batch=3)
+    # Two layers round more than the tolerance of one allows, so their tokens alone are compared.
+    assert_same(made, record(pair, prompts[:3], settings), () if "num_hidden_layers" in form else COLUMNS)
+    assert len({*map(tuple, made.draft_token.tolist())}) > 0.3 * len(made.token)  # or they would agree for nothing
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Slow: vLLM recorded in its servers; suffix decoding and MTP, against texts alone and the layer without a cache."""
+"""Slow: vLLM recorded in its servers; suffix decoding against texts alone, and MTP modules as they draft here."""
 
 from __future__ import annotations
 
@@ -20,18 +20,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
-from safetensors.torch import save_file
-from transformers import Qwen2Config, Qwen2ForCausalLM
-from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
 
 from realrun.decode.sampling import Sampler
 from realrun.engines.engine import run_apart, save_models
 from realrun.engines.processes.vllm_recorder import FOLDER, TEXTS
 from realrun.engines.vllm import ENVIRONMENT, PROCESS, V1_RUNNER, VllmEngine, rounds_of
 from realrun.measure.record import RecordSettings, record
-from realrun.pairs.pair import Pair
+from realrun.pairs.pair import Pair, load_pair
 from realrun.pairs.prompts import Prompt
+from realrun.proposals.recorder import RecordRequest
 from specsim.engines.conventions import CONVENTIONS
 from specsim.engines.formats.registry import read_format
 from specsim.lookup.from_text import TokenText, suffix_trace
@@ -43,7 +40,7 @@ from tests.realrun.engines.test_vllm_recording import assert_same
 from tests.specsim.engines.test_as_engine import replayed_rounds
 from tests.support import ROOT
 from tests.support.commands import call
-from tests.support.tiny import tiny_tokenizer
+from tests.support.mtp import FAMILIES, checkpoint
 
 pytestmark = pytest.mark.slow
 START_S = 150
@@ -186,7 +183,7 @@ def run(
     """Outputs and trace of a recorded run of folder/target, and the rounds of a normal run with the same outputs."""
     job = {
         "folder": str(folder), "prompts": prompts, "max_new_tokens": tokens, "eos_token_ids": [],
-        "speculation": speculation, "batch": batch, "context": 256,
+        "speculation": speculation, "batch": batch, "context": 256, "temperature": 0,
     }  # fmt: skip
     recorded = run_apart(
         PROCESS, {**job, "recording": str(folder / "out")}, folder, ENVIRONMENT | V1_RUNNER, vllm.python
@@ -224,83 +221,35 @@ def assert_rounds(trace: Trace, rounds: Sequence[Sequence[tuple[int, int]]], k: 
     assert sum(accepted for row in rounds for _, accepted in row) > 0
 
 
-def mimo(folder: Path, generator: torch.Generator) -> tuple[Any, dict[str, torch.Tensor]]:
-    """A tiny MiMo model of random weights with one MTP layer, written as its checkpoints are; the target, the layer."""
-    config = Qwen2Config(
-        vocab_size=VOCABULARY, hidden_size=128, intermediate_size=96, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=256, tie_word_embeddings=False, rms_norm_eps=1e-6,
-    )  # fmt: skip
-    config._attn_implementation = "sdpa"
-    target = Qwen2ForCausalLM(config).float().eval()
-    layer = Qwen2DecoderLayer(config, 0)
-    size = config.hidden_size
-    own = {f"{name}.weight": torch.ones(size) for name in ("token_layernorm", "hidden_layernorm", "final_layernorm")}
-    own |= {"input_proj.weight": torch.zeros(size, 2 * size), **layer.state_dict()}
-    weights = {**target.state_dict(), **{f"model.mtp_layers.0.{name}": value for name, value in own.items()}}
-    for name, value in weights.items():
-        noise = torch.randn(value.shape, generator=generator)
-        value.copy_(1 + 0.2 * noise if "norm" in name else 0.15 * noise)
-    folder.mkdir(parents=True)
-    save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    facts = {**config.to_dict(), "architectures": ["MiMoForCausalLM"], "num_nextn_predict_layers": 1}
-    (folder / "config.json").write_text(json.dumps(facts))
-    tiny_tokenizer().save_pretrained(folder)
-    return target, own
+# Its kernels take no narrower heads.
+WIDE = {
+    "vocab_size": VOCABULARY, "hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1,
+    "max_position_embeddings": 256,
+}  # fmt: skip
 
 
-@torch.inference_mode()
-def mtp_draft(
-    target: Any, own: Mapping[str, torch.Tensor], tokens: Sequence[int], depth: int
-) -> tuple[list[int], list[float]]:
-    """What an MTP layer drafts behind these tokens, without a cache, and its probabilities.
-
-    A row reads a token's embedding, zeros at the first row, and the target's last state before it; behind the tokens,
-    its own output in the state's place.
-    """
-    config, inner = target.config, target.model
-    layer = Qwen2DecoderLayer(config, 0).eval()
-    layer.load_state_dict({name: own[name] for name in layer.state_dict()})
-    before: list[torch.Tensor] = []
-    hook = inner.norm.register_forward_pre_hook(lambda module, given: before.append(given[0]))
-    inner(input_ids=torch.tensor([tokens[:-1]]), use_cache=False)
-    hook.remove()
-    states, text, probs = before[0][0], [*tokens], list[float]()
-
-    def normed(x: torch.Tensor, name: str) -> torch.Tensor:
-        return F.rms_norm(x, x.shape[-1:], own[f"{name}.weight"], config.rms_norm_eps)
-
-    for _ in range(depth):
-        embedded = inner.embed_tokens(torch.tensor(text[1:]))
-        embedded[0] = 0
-        joint = torch.cat([normed(states, "hidden_layernorm"), normed(embedded, "token_layernorm")], dim=-1)
-        x = (joint @ own["input_proj.weight"].T)[None]
-        places = torch.arange(len(states))[None]
-        mask = torch.full((len(states), len(states)), -torch.inf).triu(1)[None, None]
-        rotary = inner.rotary_emb(x, places)
-        out = layer(x, attention_mask=mask, position_ids=places, position_embeddings=rotary)[0]
-        out = normed(out, "final_layernorm")
-        probabilities = target.lm_head(out[-1]).softmax(-1)
-        probs.append(float(probabilities.max()))
-        text.append(int(probabilities.argmax()))
-        states = torch.cat([states, out[-1:]])
-    return text[len(tokens) :], probs
-
-
-def test_mtp_is_recorded_as_its_layer_computes(vllm: VllmEngine, tmp_path: Path) -> None:
-    """Eight requests at once, against the layer without a cache; a normal run's rounds are the replay's."""
+@pytest.mark.parametrize(("name", "sizes"), [("MiMo", {}), ("GLM-4.5", {"head_dim": 64, "moe_intermediate_size": 64})])
+def test_mtp_drafts_here_what_it_drafts_in_vllm(
+    name: str, sizes: Mapping[str, int], vllm: VllmEngine, tmp_path: Path
+) -> None:
+    """Of one checkpoint, eight requests at once; a normal run's rounds are the replay's."""
     count, k, generator = 24, 3, torch.Generator().manual_seed(5)
-    target, own = mimo(tmp_path / "target", generator)
+    checkpoint(FAMILIES[name], tmp_path / "target", torch.float32, **WIDE, **sizes)
+    config = tmp_path / "target" / "config.json"
+    published = config.read_text()
+    config.write_text(published.replace('"mimo"', '"qwen2"'))  # its transformers knows no MiMo either
     asked = torch.randint(VOCABULARY, (8, 20), generator=generator).tolist()
     speculation = {"method": "mtp", "num_speculative_tokens": k}
     texts, trace, rounds = run(vllm, tmp_path, speculation, asked, count, 8)
-    assert trace.token.reshape(8, count).tolist() == texts
+    config.write_text(published)
+    record_drafts = load_pair(str(tmp_path / "target"), drafter="mtp").make_recorder(Sampler())
     gaps = []
     for sequence, (prompt, text) in enumerate(zip(asked, texts, strict=True)):
-        for t in range(1, count):
-            row = sequence * count + t
-            drafted, probs = mtp_draft(target, own, [*prompt, *text[:t]], k)
-            assert trace.draft_token[row].tolist() == drafted
-            gaps.append(np.abs(trace.prob[row] - probs).max())
-    print(f"{len(gaps)} positions, largest difference of a probability {max(gaps):.1e}")
+        ours = record_drafts(RecordRequest(prompt, text, k, Sampler(), sequence))
+        rows = slice(sequence * count + 1, (sequence + 1) * count)  # it does not draft ahead of the first token
+        assert trace.token[rows].tolist() == text[1:]
+        assert trace.draft_token[rows].tolist() == ours["draft_token"][1:].tolist()
+        gaps.append(np.abs(trace.prob[rows] - ours["prob"][1:]).max())
+    print(f"{len(asked) * (count - 1)} positions, largest difference of a probability {max(gaps):.1e}")
     assert max(gaps) < 1e-5
     assert_rounds(trace, rounds, k, count)

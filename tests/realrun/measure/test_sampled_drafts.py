@@ -60,6 +60,7 @@ def markov_lm(probs: np.ndarray) -> Any:
     logits = torch.tensor(probs).log()
     model = SimpleNamespace(config=SimpleNamespace(vocab_size=3), dtype=torch.float64)
     lm = SimpleNamespace(model=model, hidden=None, length=0, reset=lambda: None, drop_rows=lambda rows: None)
+    lm.recurrent, lm.fork = False, lambda text: None
     lm.forward = lambda tokens: logits[torch.tensor(tokens)]
     lm.run_model = lambda input_ids, **_: logits[input_ids[0]]
     return lm

@@ -130,11 +130,11 @@ def test_what_would_draft_otherwise_is_refused_in_one_line(tmp_path: Path) -> No
         assert "\n" not in str(caught.value)
 
     settings: list[tuple[dict[str, Any], str]] = [
-        ({"norm_before_residual": True}, "norm_before_residual True, only False is supported"),
+        ({"attention_bias": True}, "attention_bias True, only False is supported"),
         ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state False, only True is supported"),
-        ({"num_hidden_layers": 2}, "num_hidden_layers 2, only 1 is supported"),
+        ({"num_hidden_layers": 2}, "does not fit its target .*give the target that it was trained for"),
         ({"hidden_size": 64}, "hidden size 64, this target 32; give the target that it was trained for"),
-        ({"eagle_aux_hidden_state_layer_ids": [1, 1, 3]}, "states after 1, 1, 3 of 4 layers; give 3 different numbers"),
+        ({"eagle_aux_hidden_state_layer_ids": [1, 1, 3]}, "states after 1, 1, 3 of 4 layers; give different numbers"),
         ({"eagle_aux_hidden_state_layer_ids": [2, 16, 29]}, "states after 2, 16, 29 of 4 layers"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rotary embeddings .*yarn"),
     ]

@@ -82,6 +82,18 @@ def test_what_is_no_model_is_refused_in_a_line(file: Path) -> None:
     refusal(lambda: load_pair(str(file)), f"cannot read {file} as a GGUF model")
 
 
+def test_a_file_that_lacks_a_tensor_is_refused_before_anything_is_written(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, lost = tiny_model(2, seed=5, dtype=torch.float32), "model.layers.0.self_attn.q_proj.weight"
+    state = {name: tensor for name, tensor in model.state_dict().items() if name != lost}
+    monkeypatch.setattr(model, "state_dict", lambda: state)
+    written.write_gguf(model, [0], file)
+    assert_refused(call("realrun", "convert", file, tmp_path / "out"), file, f"lacks {lost}")
+    refusal(lambda: load_pair(str(file), drafter="prompt-lookup"), f"{file} is not a whole", f"lacks {lost}")
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
+
+
 def test_a_converted_folder_is_loaded_by_the_library(file: Path, tmp_path: Path) -> None:
     out = tmp_path / "folder"
     document = json_of(call("realrun", "convert", file, out, "--json"))

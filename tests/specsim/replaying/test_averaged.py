@@ -30,7 +30,7 @@ from specsim.replaying.table import cost_table
 from specsim.trace.trace import Trace
 from tests.specsim.policy.test_policy import Coin
 from tests.specsim.policy.test_thompson import clipped_mean
-from tests.support.reference import Decoder, FixedLength, RampCost, build_trace, copies, small_trace
+from tests.support.reference import Decoder, FixedLength, RampCost, build_trace, copies, recurrent, small_trace
 
 COST = RampCost()
 COUNTS = ("num_rounds", "drafted", "accepted", "policy_steps")
@@ -43,7 +43,7 @@ def traces(draw: st.DrawFn) -> Trace:
     lengths = draw(st.lists(st.integers(1, 14), min_size=count, max_size=count))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     shape = (sum(lengths), draw(st.integers(1, 4)))
-    return build_trace(
+    trace = build_trace(
         rng,
         rng.random(shape) < draw(st.sampled_from([0.0, 0.5, 0.8, 1.0])),
         lengths,
@@ -53,6 +53,7 @@ def traces(draw: st.DrawFn) -> Trace:
         vocabulary=draw(st.sampled_from([4, 100])),
         score=rng.random(shape).astype(np.float32),
     )
+    return recurrent(trace) if draw(st.booleans()) else trace
 
 
 @dataclass
@@ -67,7 +68,7 @@ class Expectation:
         """rounds, drafted, accepted, policy steps, and seconds in draft, policy, verify, other."""
         trace, start = self.trace, int(self.trace.offsets[s])
         length, prompt = int(trace.output_tokens[s]), int(trace.prompt_tokens[s])
-        price = Decoder(trace, FixedLength(1), COST).price
+        price, recurs = Decoder(trace, FixedLength(1), COST).price, "second_pass" in trace.meta
 
         @cache
         def after(t: int, r: int, n: int, m: int, behind: bool) -> Any:
@@ -86,6 +87,8 @@ class Expectation:
                         counts = [1, drafted, accepted, asked]
                         seconds = [draft_s, asked * COST.policy_step()]
                         seconds += [price("verify", drafted + 1, context), COST.round_overhead()]
+                        if recurs and accepted < drafted and t + accepted + 1 < length:
+                            seconds[2] += price("refeed", accepted + 1, context)
                         judged = min(accepted + 1 + self.printed(), drafted) + self.wrong_n * (accepted < drafted)
                         full = 0 < drafted == accepted
                         rest = after(t + accepted + 1, r + accepted, n + judged, m + 1, full)

@@ -28,6 +28,7 @@ from tests.support.reference import (
     build_trace,
     draft_confidence,
     entropy_score,
+    recurrent,
     small_trace,
 )
 
@@ -61,6 +62,7 @@ def traces(draw: st.DrawFn) -> Trace:
         confidence=rng.integers(0, 9, shape) / 8 if tied else None,
         entropy_nats=rng.choice(TIED_ENTROPY, shape) if tied else None,
     )
+    trace = recurrent(trace) if draw(st.booleans()) else trace
     eos = draw(st.sampled_from([0, [0], [0, 1], None]))
     if eos in (0, [0]):
         return replace(trace, meta={**trace.meta, "eos_token_id": eos})

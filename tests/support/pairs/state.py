@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from realrun.drafters.block import Block, BlockKind
 from realrun.drafters.eagle import Eagle, EagleKind
 from realrun.drafters.eagle3 import Eagle3, Eagle3Kind
 from realrun.drafters.edd import EDDKind, one_layer_model
@@ -26,6 +27,18 @@ from tests.support.split_targets import target_of
 from tests.support.tiny import random_predictor, tiny_prompts, tiny_tokenizer
 
 KINDS = ("edd", "eagle", "eagle3")
+# As a published drafter's config.json states them, in small.
+SIZES = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 160, "rms_norm_eps": 1e-5, "mask": 96,
+    "tokens": 4, "states_after": [1, 3],
+}  # fmt: skip
+DFLASH = {**SIZES, "form": "dflash", "model_type": "qwen3"}
+BLOCKS: dict[str, dict[str, Any]] = {  # by the target that tests give them
+    "llama": DFLASH,
+    "qwen2-sdpa": {**SIZES, "form": "p-eagle"},
+    "qwen3": {**DFLASH, "draws_anchor": True, "markov_rank": 4},  # DSpark
+}
 TARGETS = ("llama", "qwen3", "qwen2-sdpa", "mistral-sdpa")  # fused parts, and the library's
 TOKENS, STEPS, BLOCK, UNROLLED = 24, 8, 6, 3
 PROMPTS = [Prompt("code", [17]), *tiny_prompts(4, seed=7)]  # the first has no state before its pending token
@@ -44,8 +57,11 @@ def state_pair(kind: str, name: str = "llama", eos_token_ids: tuple[int, ...] = 
         "eagle": lambda: EagleKind(Eagle(target, seed=1)),
         "eagle-vllm": lambda: EagleKind(Eagle(target, seed=1, for_vllm=True)),
         "eagle3": lambda: Eagle3Kind(Eagle3(target, seed=1)),
+        "block": lambda: BlockKind.of_block(Block(target, BLOCKS[name])),
     }
-    pair = Pair(target, makers[kind](), tiny_tokenizer(), name, kind, ())
+    with torch.random.fork_rng([]):
+        torch.manual_seed(1)
+        pair = Pair(target, makers[kind](), tiny_tokenizer(), name, kind, ())
     fit(pair, PROMPTS)
     return replace(pair, predictor=random_predictor(pair))
 
@@ -70,6 +86,15 @@ def fit(pair: Pair, prompts: Sequence[Prompt], rate: float = 0.02) -> None:
         if isinstance(pair.drafter, EDDKind):
             states, _ = states_and_logits(target, tokens, pair.drafter.split)
             logits = [block_logits(draft, tokens, states, BLOCK)]
+        elif isinstance(pair.drafter, BlockKind):
+            states, _ = states_and_logits(target, tokens, *draft.states_after)
+            drafted = pair.drafter.drafted
+            made = torch.stack([draft.along(*one, 0, drafted) for one in zip(tokens, states, strict=True)])
+            rows = [made[:, : tokens.shape[1] - k, k] for k in range(drafted)]
+            logits = [draft.logits(row) for row in rows]
+            if draft.markov_head is not None:
+                pairs = zip(logits, rows, strict=True)
+                logits = [row + draft.bias(state, tokens[:, k:]) for k, (row, state) in enumerate(pairs)]
         elif isinstance(pair.drafter, Eagle3Kind):
             states, _ = states_and_logits(target, tokens, *draft.states_after)
             logits = [draft.lm_head(draft.norm(x)) for x in unrolled(draft, target, tokens, states, UNROLLED)]

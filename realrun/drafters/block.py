@@ -1,0 +1,504 @@
+"""Drafters whose single pass drafts a whole block: DFlash (arXiv:2602.06036), P-EAGLE (arXiv:2602.01469), DSpark.
+
+A round's pass has one row for the pending token and one for each mask token behind it, at the positions that follow
+the text. Context rows stand for the text before them. They are made of the target's hidden states after some of its
+layers, which a projection `fc` fuses to one state a token.
+
+    DFlash   a context row is a token's fused state, normed, and every layer makes keys and values of it. The rows of a
+             block see the context and each other. The pending token's row drafts nothing, unless `draws_anchor` is set.
+    P-EAGLE  rows are EAGLE-3's: a token's embedding beside the fused state before it. Masks have a learned state in
+             place of the target's. Every row sees the rows before it, and all rows of the block draft.
+
+    DSpark   is DFlash, where each token adds to the logits of the next: w2 w1[token], which may have a gate made of the
+             row's state. The pending token's row drafts as well in most of them.
+
+A smaller block of DFlash drafts other tokens than the beginning of a larger one, because its rows see fewer masks.
+P-EAGLE's are the same.
+
+References: vLLM's model_executor/models/qwen3_dflash.py and llama_eagle3.py, whose weight names are used here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from typing import Any, ClassVar, Self
+
+import torch
+import torch.nn.functional as F
+from transformers import Qwen3Config
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding, rotate_half
+from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
+
+from realrun.decode.acceptance_predictor import Predictor
+from realrun.decode.draft_model import DraftModel
+from realrun.decode.sampling import Sampler
+from realrun.drafters.eagle3 import EMBEDDING, HEAD, Fusion, MidLayer, layer_config, mid_layer
+from realrun.drafters.kind import DrafterKind, draft_vocabulary
+from realrun.lm.cached import CachedLM, grown
+from realrun.lm.choice import static_serves
+from realrun.lm.head import Float32Head, PartialHead, gives_float32, logits_type, spread
+from realrun.lm.layer_stack import model_parts
+from realrun.lm.split_target import SplitTarget
+from realrun.lm.static.split import StaticSplitTarget
+from realrun.lm.variants import core_of, layers_below
+from realrun.proposals.positionwise import Positionwise, positionwise_columns
+from realrun.proposals.recorder import Columns, Recorder, RecordRequest
+from specsim.io.errors import InputError
+
+DFLASH, P_EAGLE = "dflash", "p-eagle"
+W1, W2, GATE = (f"markov_head.{name}.weight" for name in ("markov_w1", "markov_w2", "gate_proj"))
+BLOCKS = 16  # that recording computes at once
+
+KeysValues = list[tuple[torch.Tensor, ...]]  # keys and values, [Hkv, n, D] each, of every layer
+
+
+class MarkovHead(torch.nn.Module):
+    """What a token adds to the logits of the next; the names are those of checkpoints."""
+
+    def __init__(self, vocabulary: int, drafted: int, rank: int, size: int, gated: bool):
+        super().__init__()
+        self.markov_w1 = torch.nn.Embedding(vocabulary, rank)
+        self.markov_w2 = torch.nn.Linear(rank, drafted, bias=False)
+        self.gate_proj = torch.nn.Linear(size + rank, rank) if gated else None
+
+    def forward(self, states: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
+        """Compute the bias [n, V] of states [n, d] and the tokens before them, int64 [n]."""
+        embedded = self.markov_w1(previous)
+        if self.gate_proj is not None:
+            embedded = embedded * torch.sigmoid(self.gate_proj(torch.cat([states, embedded], dim=-1)))
+        bias: torch.Tensor = self.markov_w2(embedded)
+        return bias
+
+
+class Block(Fusion):
+    """The trained modules, under the names of published checkpoints.
+
+    config : config.json of the layers, and beside it: form, "dflash" or "p-eagle"; states_after, layer counts of the
+        target, ascending; mask, the token of the rows behind the pending token; tokens, drafted by a block in training;
+        draws_anchor, whether the pending token's row drafts the first of them; causal, whether DFlash's rows see only
+        those before them
+    own : names of the tensors that its file has; head and embedding that it lacks are the target's
+    tokens : int64 [n], the tokens that it drafts by a head of its own; None for all
+    """
+
+    layers: Any
+    mask: torch.Tensor  # [d], embedding of the mask token
+
+    def __init__(
+        self, target: Any, config: Mapping[str, Any], own: Sequence[str] = (), tokens: torch.Tensor | None = None
+    ):
+        self._check(config, target)
+        sizes, chosen = layer_config(config), tuple(config["states_after"])
+        size, eps = int(sizes.hidden_size), sizes.rms_norm_eps
+        super().__init__(config, len(chosen), size, size, eps)
+        self.facts, self.config, self.tokens = dict(config), sizes, tokens
+        self.form, self.states_after = config["form"], chosen
+        kind: Any = Qwen3DecoderLayer if isinstance(sizes, Qwen3Config) else LlamaDecoderLayer
+        self.layers = torch.nn.ModuleList(kind(sizes, number) for number in range(int(sizes.num_hidden_layers)))
+        self.norm = LlamaRMSNorm(size, eps=eps)
+        if self.form == DFLASH:
+            self.hidden_norm = LlamaRMSNorm(size, eps=eps)
+        else:
+            self.layers[0] = mid_layer(sizes, config)
+            self.mask_hidden = torch.nn.Parameter(torch.zeros(1, 1, len(chosen) * size))
+        rows, vocabulary = None if tokens is None else len(tokens), int(target.config.vocab_size)
+        if EMBEDDING in own:
+            self.embed_tokens = torch.nn.Embedding(vocabulary, size)
+        if HEAD in own:
+            linear = Float32Head if gives_float32(target) else torch.nn.Linear
+            self.lm_head = linear(size, rows or vocabulary, bias=False)
+        rank = int(config.get("markov_rank") or 0)
+        made = MarkovHead(vocabulary, rows or vocabulary, rank, size, GATE in own) if rank else None
+        self.markov_head = made
+        self.to(target.device, target.dtype)
+        self.rotary = LlamaRotaryEmbedding(self.config).to(target.device)
+        self.out_features, self.logits_type = vocabulary, logits_type(target)
+        # Parts of the target, which are no parts of this module's state.
+        head = self.lm_head if HEAD in own else target.get_output_embeddings()
+        embedding = self.embed_tokens if EMBEDDING in own else target.get_input_embeddings()
+        self._head = [head if tokens is None else PartialHead(head, tokens, vocabulary)]
+        self._embedding = [embedding]
+        mask = torch.zeros_like(self.norm.weight) if EMBEDDING in own else mask_embedding(target, int(config["mask"]))
+        self.register_buffer("mask", mask.detach(), persistent=False)
+
+    @staticmethod
+    def _check(config: Mapping[str, Any], target: Any) -> None:
+        """Raise InputError unless the drafter is of a structure that is read, and of the target's size."""
+        chosen, layers = [*config["states_after"]], int(core_of(target).config.num_hidden_layers)
+        own = "give the target that it was trained for"
+        if not chosen or chosen != sorted({*chosen}) or not 0 <= chosen[0] <= chosen[-1] <= layers:
+            raise InputError(
+                f"the drafter reads states after {', '.join(map(str, chosen))} of its target's layers, and this target "
+                f"has {layers}; {own}"
+            )
+        size = int(target.config.get_text_config().hidden_size)
+        if (config["hidden_size"], config.get("target_hidden_size") or size) != (size, size):
+            raise InputError(f"the drafter has hidden size {config['hidden_size']}, this target {size}; {own}")
+
+    @property
+    def masks_first(self) -> int:
+        """Give the row of the block that drafts its first token."""
+        return int(self.form == DFLASH and not self.facts.get("draws_anchor"))
+
+    @property
+    def shift(self) -> int:
+        """Count the tokens at the beginning of the text that have no context row."""
+        return int(self.form == P_EAGLE)
+
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        """Compute logits [n, V] of normed states [n, d]."""
+        logits: torch.Tensor = self._head[0](states)
+        return logits
+
+    def bias(self, states: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
+        """Compute what tokens, int64 [n], add to the logits [n, V] of the tokens behind them, with states [n, d]."""
+        assert self.markov_head is not None
+        some = self.markov_head(states, previous).to(self.logits_type)
+        return some if self.tokens is None else spread(some, self.tokens, self.out_features)
+
+    def fuse(self, states: torch.Tensor) -> torch.Tensor:
+        fused = super().fuse(states)
+        return self.hidden_norm(fused) if self.form == DFLASH else fused
+
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        embedded: torch.Tensor = self._embedding[0](tokens)
+        return embedded
+
+    def context(self, tokens: torch.Tensor, states: torch.Tensor, cached: KeysValues, start: int) -> KeysValues:
+        """Make the context rows of n tokens behind `start` others, in every layer.
+
+        tokens : int64 [n], of DFlash unused; states : the target's [n, k d_T], those that `fused` takes: after the
+            tokens themselves for DFlash, after the tokens before them for P-EAGLE
+        cached : of the rows before
+        """
+        n, positions = len(states), torch.arange(start, start + len(states), device=states.device)
+        fused = self.fuse(states)
+        if self.form == DFLASH:
+            return [self._keys_values(layer.self_attn, fused, positions) for layer in self.layers]
+        seen = torch.ones(n, len(cached[0][0][0]) + n, dtype=torch.bool, device=states.device).tril_(
+            len(cached[0][0][0])
+        )
+        x, made = torch.cat([self.embed(tokens), fused], dim=-1), KeysValues()
+        for layer, before in zip(self.layers, cached, strict=True):
+            x, new = self._through(layer, x[None], positions[None], before, seen[None])
+            x = x[0]
+            made.append((new[0][0], new[1][0]))
+        return made
+
+    def run(
+        self, pending: torch.Tensor, state: torch.Tensor | None, cached: KeysValues, before: torch.Tensor, drafted: int
+    ) -> torch.Tensor:
+        """Compute the normed states [m, drafted, d] of m blocks, over context rows that they share.
+
+        pending : int64 [m], their pending tokens; state : the target's before those, [m, k d_T], which P-EAGLE reads
+        before : int64 [m], the tokens before each
+        """
+        m, rows = len(pending), drafted + self.masks_first
+        masks = self.mask.expand(m, rows - 1, -1)
+        x = torch.cat([self.embed(pending)[:, None], masks], dim=1)
+        if self.form == P_EAGLE:
+            assert state is not None
+            fused = self.fuse(torch.cat([state[:, None], self.mask_hidden.expand(m, rows - 1, -1)], dim=1))
+            x = torch.cat([x, fused], dim=-1)
+        positions = before[:, None] + torch.arange(rows, device=before.device)
+        slots = torch.arange(len(cached[0][0][0]), device=before.device)
+        prefix = (slots < before[:, None] - self.shift)[:, None].expand(m, rows, -1)
+        own = torch.ones(rows, rows, dtype=torch.bool, device=before.device)
+        if self.form == P_EAGLE or self.facts.get("causal"):
+            own = own.tril()
+        seen = torch.cat([prefix, own.expand(m, rows, rows)], dim=-1)
+        for layer, keys_values in zip(self.layers, cached, strict=True):
+            x, _ = self._through(layer, x, positions, keys_values, seen)
+        states: torch.Tensor = self.norm(x[:, self.masks_first :])
+        return states
+
+    def along(self, text: torch.Tensor, states: torch.Tensor, first: int, drafted: int) -> torch.Tensor:
+        """Compute what `run` does for the blocks of all pending tokens of a text from place `first` on.
+
+        text : int64 [T]; states : the target's [T, k d_T] after these tokens
+        """
+        shift = self.shift
+        cached = self.context(text[shift:], states[: len(states) - shift], self.nothing, shift)
+        before = torch.arange(first, len(text), device=text.device)
+        above = F.pad(states, (0, 0, 1, 0))[before]  # before the first token there is no state
+        parts = [
+            self.run(text[before[i:j]], above[i:j], cached, before[i:j], drafted)
+            for i, j in pairwise([*range(0, len(before), BLOCKS), len(before)])
+        ]
+        return torch.cat(parts)
+
+    @property
+    def nothing(self) -> KeysValues:
+        """Keys and values of no row."""
+        none = self.fc.weight.new_empty(self.config.num_key_value_heads, 0, self.layers[0].self_attn.head_dim)
+        return [(none, none) for _ in self.layers]
+
+    def _keys_values(self, attention: Any, x: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Compute keys and values [..., Hkv, n, D] of x [..., n, d] at positions [..., n]."""
+        keys, values = (
+            projection(x).unflatten(-1, (-1, attention.head_dim)) for projection in (attention.k_proj, attention.v_proj)
+        )
+        if hasattr(attention, "k_norm"):
+            keys = attention.k_norm(keys)
+        return self._rotated(keys.transpose(-3, -2), positions), values.transpose(-3, -2)
+
+    def _rotated(self, heads: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        flat = positions.reshape(1, -1)
+        cos, sin = (part[0].unflatten(0, positions.shape).unsqueeze(-3) for part in self.rotary(heads, flat))
+        rotated: torch.Tensor = heads * cos + rotate_half(heads) * sin
+        return rotated
+
+    def _through(
+        self,
+        layer: Any,
+        x: torch.Tensor,
+        positions: torch.Tensor,
+        cached: tuple[torch.Tensor, ...],
+        seen: torch.Tensor,
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        """Run a layer over rows x [m, n, d]; with their keys and values.
+
+        cached : keys and values of the context; seen : bool [m, n, context + n]
+        """
+        attention = layer.self_attn
+        x, normed = layer.opened(x) if isinstance(layer, MidLayer) else (x, layer.input_layernorm(x))
+        queries = attention.q_proj(normed).unflatten(-1, (-1, attention.head_dim))
+        if hasattr(attention, "q_norm"):
+            queries = attention.q_norm(queries)
+        new = self._keys_values(attention, normed, positions)
+        keys, values = (
+            torch.cat([old.expand(len(x), *old.shape), own], dim=2) for old, own in zip(cached, new, strict=True)
+        )
+        heads = F.scaled_dot_product_attention(
+            self._rotated(queries.transpose(1, 2), positions), keys, values, seen[:, None], enable_gqa=True
+        )
+        x = x + attention.o_proj(heads.transpose(1, 2).flatten(2))
+        return x + layer.mlp(layer.post_attention_layernorm(x)), new
+
+
+def mask_embedding(target: Any, mask: int) -> torch.Tensor:
+    """Look up the target's embedding [d] of the mask token, which may be one of those that stand for no token."""
+    embedding = target.get_input_embeddings()
+    rows, padding = len(embedding.weight), getattr(target, "padding_embeddings", ())
+    if mask < rows:
+        found: torch.Tensor = embedding(torch.tensor(mask, device=embedding.weight.device))
+        return found
+    if mask - rows >= len(padding):
+        raise InputError(
+            f"the drafter's mask token is {mask} and this target has {rows} embeddings; give the target that it was "
+            "trained for"
+        )
+    return padding[mask - rows] * getattr(embedding, "embed_scale", 1.0)
+
+
+class BlockLM(CachedLM):
+    """The drafter's pass over a target that keeps its hidden states after the layers that it reads.
+
+    length : tokens of the text with context rows and, in a round, the tokens behind them
+    step : rows of the round's block that were given
+    """
+
+    reads_target_states = True
+
+    def __init__(self, target: SplitTarget | StaticSplitTarget, block: Block, drafted: int):
+        self.target, self.block, self.drafted = target, block, drafted
+        super().__init__(target.model)
+
+    def reset(self) -> None:
+        self.length = self.nodes = self.rows = self.step = 0
+        self.hidden = None
+        self.buffers = [[*pair] for pair in self.block.nothing]
+
+    @property
+    def cached(self) -> KeysValues:
+        """Keys and values of the context rows."""
+        slots = max(self.rows - self.block.shift, 0)
+        return [(keys[:, :slots], values[:, :slots]) for keys, values in self.buffers]
+
+    def fill(self, tokens: Sequence[int]) -> None:
+        """Make the context rows of the next tokens, which the target has verified."""
+        start, end, shift = self.rows, self.rows + len(tokens), self.block.shift
+        first = max(start, shift)
+        if first < end:
+            states = self.target.states[first - shift : end - shift]
+            ids = torch.tensor(tokens[first - start :], device=self.device)
+            made = self.block.context(ids, states, self.cached, first)
+            for buffers, new in zip(self.buffers, made, strict=True):
+                buffers[:] = [grown(buffer, end - shift) for buffer in buffers]
+                for buffer, part in zip(buffers, new, strict=True):
+                    buffer[:, first - shift : end - shift] = part
+        self.rows = end
+
+    def truncate(self, length: int) -> None:
+        """Keep context rows alone, of `length` tokens at most."""
+        self.rows = self.length = min(self.rows, length)
+        self.nodes = self.step = 0
+
+    def keep_nodes(self, path: Sequence[int]) -> None:
+        self.truncate(self.rows)
+
+    def _forward(self, tokens: Sequence[int], keep: int) -> torch.Tensor:
+        if self.length + len(tokens) <= self.target.length:
+            self.fill(tokens)
+            return torch.empty(0, self.block.out_features, dtype=self.block.logits_type, device=self.device)
+        if self.length <= self.target.length:
+            self.fill(tokens[:-1])
+            self.states = self._block(tokens[-1])
+        return self._next_row(tokens[-1:])
+
+    def _block(self, pending: int) -> torch.Tensor:
+        """Run the round's pass: normed states [drafted, d]."""
+        before, block = self.rows, self.block
+        # Before the first token there is no state.
+        state = (
+            self.target.states[before - 1 : before] if before else self.target.states.new_zeros(1, block.fc.in_features)
+        )
+        at = torch.tensor([before], device=self.device)
+        return block.run(torch.tensor([pending], device=self.device), state, self.cached, at, self.drafted)[0]
+
+    def _forward_nodes(self, tokens: Sequence[int], depths: Sequence[int], visible: torch.Tensor) -> torch.Tensor:
+        return self._next_row(tokens)
+
+    def _next_row(self, previous: Sequence[int]) -> torch.Tensor:
+        """Give logits [n, V] after n tokens, which are the same but for what these tokens add."""
+        if self.step == self.drafted:
+            raise InputError(f"a block drafts at most {self.drafted} tokens; lower the policy's limit")
+        states = self.states[self.step : self.step + 1]
+        self.step += 1
+        if self.keep_hidden:
+            self.hidden = states
+        logits = self.block.logits(states).expand(len(previous), -1)
+        if self.block.markov_head is None:
+            return logits
+        return logits + self.block.bias(states.expand(len(previous), -1), torch.tensor(previous, device=self.device))
+
+    def _check_trees(self) -> None:
+        """Do nothing: rows are the same whatever tree is drafted of them."""
+
+
+class BlockProposals(Positionwise):
+    """What blocks draft at T positions, states [T, drafted, d]."""
+
+    def __init__(self, block: Block, rows: torch.Tensor):
+        self.block, self.rows, self.chained = block, rows, block.markov_head is not None
+
+    def bias(self, states: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
+        return self.block.bias(states, previous)
+
+    def states(self, step: int) -> torch.Tensor:
+        return self.rows[:, step]
+
+    def logits(self, step: int, states: torch.Tensor) -> torch.Tensor:
+        return self.block.logits(states)
+
+
+@torch.inference_mode()
+def block_columns(target: SplitTarget, block: Block, drafted: int, request: RecordRequest) -> Columns:
+    """Record what blocks of so many tokens draft at every position; a `Recorder` once the others are given."""
+    if request.depth > drafted:
+        raise InputError(f"a block drafts at most {drafted} tokens, not {request.depth}; lower the depth")
+    text, first = [*request.prompt, *request.output[:-1]], len(request.prompt)
+    target.reset()
+    target.prefill(text)
+    rows = block.along(torch.tensor(text, device=target.device), target.states[: len(text)], first - 1, drafted)
+    return positionwise_columns(target.model, BlockProposals(block, rows), request)
+
+
+@dataclass(frozen=True, eq=False)
+class BlockKind(DrafterKind):
+    """Its file holds the state of `Block` and the published tables of its vocabulary, and fact "config".
+
+    drafted : tokens of a block; by default as many as it was trained for
+    """
+
+    block: Block
+    drafted: int
+
+    name: ClassVar[str] = "block"
+
+    @classmethod
+    def check_target(cls, target: Any) -> None:
+        model_parts(target)
+
+    @classmethod
+    def load(cls, target: Any, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> tuple[Any, Self]:
+        own, size = dict(tensors), int(target.config.vocab_size)
+        offsets, _ = own.pop("d2t", None), own.pop("t2d", None)
+        tokens = None
+        if HEAD in own:
+            drafts = torch.arange(len(own[HEAD])) + (0 if offsets is None else offsets.long().cpu())
+            known = drafts < size  # the target's vocabulary ends where its tokenizer's does, without padding
+            own[HEAD], drafts = own[HEAD][known], drafts[known]
+            tokens = None if len(drafts) == size else drafts.to(target.device)
+            if W2 in own:
+                own[W2] = own[W2][known]
+        for name in (W1, *((W2,) if HEAD not in own else ())):
+            if name in own:
+                own[name] = own[name][:size]
+        config = facts["config"]
+        if EMBEDDING in own:
+            embedding = own[EMBEDDING]
+            own[EMBEDDING] = embedding[:size]
+        block = Block(target, config, [*own], tokens)
+        block.load_state_dict(own)
+        if EMBEDDING in own:
+            block.mask = embedding[int(config["mask"])].to(block.mask)
+        return target, cls.of_block(block.eval().requires_grad_(False))
+
+    @classmethod
+    def of_block(cls, block: Block) -> Self:
+        """Make the drafter of these modules, whose blocks are as long as in training."""
+        return cls(block, int(block.facts["tokens"]))
+
+    @property
+    def trees(self) -> bool:  # type: ignore[override]
+        """Say whether it drafts trees: not where a token's siblings depend on the token before them."""
+        return self.block.markov_head is None
+
+    def of(self, drafted: int) -> Self:
+        """Draft blocks of this many tokens."""
+        if not 1 <= drafted <= self.trained:
+            raise InputError(f"blocks of {drafted} tokens; this drafter was trained for 1 to {self.trained}")
+        return replace(self, drafted=drafted)
+
+    @property
+    def trained(self) -> int:
+        """Give the tokens of a block in training."""
+        return int(self.block.facts["tokens"])
+
+    def make_passes(self, target: Any, *, static: bool = False) -> tuple[Any, BlockLM]:
+        """Make the target's pass, over a static cache or not, and the drafter's over it, which is plain torch."""
+        form = StaticSplitTarget if static else SplitTarget
+        split = form(target, *(layers_below(target, layers) for layers in self.block.states_after))
+        return split, BlockLM(split, self.block, self.drafted)
+
+    def make_drafter(
+        self, target: Any, eos_token_ids: Sequence[int], predictor: Predictor | None
+    ) -> tuple[CachedLM, DraftModel]:
+        split, lm = self.make_passes(target, static=static_serves(target))
+        drafter = DraftModel(lm, eos_token_ids, predictor)
+        drafter.max_depth = self.drafted
+        return split, drafter
+
+    def make_recorder(self, target: Any, sampler: Sampler) -> Recorder:
+        return partial(block_columns, self.make_passes(target)[0], self.block, self.drafted)
+
+    @property
+    def max_depth(self) -> int:
+        return self.drafted
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {
+            "form": self.block.form,
+            "block": self.drafted,
+            "trained_block": self.trained,
+            "states_after": [*self.block.states_after],
+            **draft_vocabulary(self.block.tokens),
+        }
+
+    def weights(self, target: Any) -> Sequence[torch.nn.Module]:
+        return (self.block,)

@@ -1,0 +1,268 @@
+"""Multi-token prediction: the module that a target's own checkpoint ships for drafting (DeepSeek-V3, arXiv:2412.19437).
+
+A projection joins the normed embedding of a token and the normed state of the target before it, [2 d -> d]. A layer of
+the target's kind follows, then a norm and the target's head. In a round that starts with token n pending, the rows of
+tokens 1 .. n read the target's states, and the rows of drafted tokens the module's own output before them: with K > 1
+it runs again on its own output, as engines run it. The first token has no row because no state is before it.
+
+transformers leaves these weights out when it loads a target, so they are read from the checkpoint's safetensors. The
+families differ in names, and in a few things that vLLM 0.32 decides and `Layout` states; SGLang differs from it in two,
+each of which is said there.
+
+References: vLLM's model_executor/models/deepseek_mtp.py, glm4_moe_mtp.py, mimo_mtp.py, qwen3_next_mtp.py and
+qwen3_5_mtp.py.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from safetensors import safe_open
+from transformers.utils.hub import cached_file
+
+from realrun.decode.acceptance_predictor import Predictor
+from realrun.decode.draft_model import DraftModel
+from realrun.drafters.eagle import EagleKind, EagleLM, RowsOfStates
+from realrun.drafters.edd import EMBEDDING, HEAD, share_vocabulary
+from realrun.drafters.kind import Origin
+from realrun.drafters.state_drafter import StateDrafterLM
+from realrun.lm.cached import FULL, CachedLM, has_recurrent_layers
+from realrun.lm.kept_states import RecurrentStates
+from realrun.lm.layer_stack import PartsLM, model_parts
+from realrun.lm.mimo import MiMoConfig
+from realrun.lm.split_target import SplitTarget
+from specsim.io.errors import InputError
+
+COPIES = ("embed_tokens.weight", "shared_head.head.weight")  # of the target's, which engines share with the module
+NORM, LAYER = "model.norm.weight", "model.layers.0."  # in the model of one layer
+INDEX, WEIGHTS = "model.safetensors.index.json", "model.safetensors"
+# Settings that a target gives by layer, for a layer with experts and for one without.
+BY_LAYER: dict[str, tuple[Any, Any]] = {
+    "layer_types": ([FULL], [FULL]),
+    "mlp_layer_types": (["sparse"], ["dense"]),
+    "mlp_only_layers": ([], [0]),
+    "first_k_dense_replace": (0, 1),
+    "decoder_sparse_step": (1, 1),
+}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a family names the parts of its modules in a checkpoint, and how it runs them.
+
+    module : pattern of the names of module {k}, counted from 0, of a target of {layers} layers; its rest names a part
+    layer : what precedes the names of the layer's own parts
+    embedding_first : whether the projection reads the embedding first, then the state
+    masks_first : whether the first row reads zeros in place of the embedding; in SGLang DeepSeek's and GLM's do not
+    reads_normed : whether the target's states are read behind its final norm
+    hands_on_normed : whether the module's own output is read behind its norm; in SGLang GLM's is
+    """
+
+    module: str
+    embedding_norm: str
+    state_norm: str
+    projection: str
+    norm: str
+    layer: str = ""
+    embedding_first: bool = True
+    masks_first: bool = True
+    reads_normed: bool = True
+    hands_on_normed: bool = True
+
+
+DEEPSEEK = Layout(
+    r"(?:.*\.)?layers\.{layer}\.", "enorm.weight", "hnorm.weight", "eh_proj.weight", "shared_head.norm.weight"
+)
+LAYOUTS: dict[str, Layout] = {
+    **dict.fromkeys(("deepseek_v3", "glm4_moe_lite"), DEEPSEEK),
+    "glm4_moe": Layout(**{**DEEPSEEK.__dict__, "hands_on_normed": False}),
+    MiMoConfig.model_type: Layout(
+        r"model\.mtp_layers\.{k}\.", "token_layernorm.weight", "hidden_layernorm.weight", "input_proj.weight",
+        "final_layernorm.weight", embedding_first=False, reads_normed=False,
+    ),
+    **dict.fromkeys(
+        ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
+        Layout(
+            r"mtp\.", "pre_fc_norm_embedding.weight", "pre_fc_norm_hidden.weight", "fc.weight", "norm.weight",
+            layer="layers.{k}.", masks_first=False,
+        ),
+    ),
+}  # fmt: skip
+
+
+def checkpoint_folder(target: Any) -> Path:
+    """Find the folder that a target was loaded from, on this machine."""
+    return Path(cached_file(target.name_or_path, "config.json") or "").parent
+
+
+def read_tensors(folder: Path, pattern: str) -> dict[str, torch.Tensor]:
+    """Read from a checkpoint's safetensors those whose names begin so, without this beginning."""
+    index = folder / INDEX
+    files = {*json.loads(index.read_text())["weight_map"].values()} if index.is_file() else {WEIGHTS}
+    tensors = {}
+    for file in sorted(files):
+        if not (folder / file).is_file():
+            continue
+        with safe_open(folder / file, framework="pt") as handle:
+            for name in handle.keys():  # noqa: SIM118
+                if found := re.match(pattern, name):
+                    tensors[name[found.end() :]] = handle.get_tensor(name)
+    return tensors
+
+
+def layer_model(target: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """Make a model of the target's kind with this layer and norm, and the target's embedding and head.
+
+    Raises InputError unless the tensors are all that it has.
+    """
+    config = copy.deepcopy(target.config)
+    config.num_hidden_layers = 1
+    plain = not any(".experts." in name for name in tensors)
+    for key, values in BY_LAYER.items():
+        if getattr(config, key, None) is not None:
+            setattr(config, key, values[plain])
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    shared = {EMBEDDING: target.get_input_embeddings().weight, HEAD: target.get_output_embeddings().weight}
+    if getattr(config, "tie_word_embeddings", False):
+        del shared[HEAD]
+    experts = {"experts_implementation": found} if (found := config._experts_implementation) else {}
+    try:
+        with torch.random.fork_rng([]):
+            model, report = type(target).from_pretrained(
+                None, config=config, state_dict={**shared, **tensors}, dtype=target.dtype, output_loading_info=True,
+                attn_implementation=config._attn_implementation, **experts,
+            )  # fmt: skip
+    except RuntimeError as error:
+        raise InputError(_does_not_fit(target, str(error).strip().splitlines()[0])) from None
+    wrong = [f"{key.split('_')[0]} {name}" for key, names in report.items() for name in sorted(map(str, names))]
+    if wrong:
+        raise InputError(_does_not_fit(target, ", ".join(wrong[:3]) + (", ..." if len(wrong) > 3 else "")))
+    model = model.to(target.device).eval()
+    share_vocabulary(model, target)
+    return model
+
+
+def _does_not_fit(target: Any, reason: str) -> str:
+    return f"the MTP module in {target.name_or_path} does not fit its target ({reason}); download it again"
+
+
+class Mtp(torch.nn.Module):
+    """A module as a checkpoint ships it.
+
+    model : of the target's kind, with the module's layer, norm and head and the target's embedding
+    modules : how many the checkpoint has; the first drafts, as in vLLM
+    """
+
+    def __init__(self, target: Any, layout: Layout, tensors: Mapping[str, torch.Tensor], modules: int = 1):
+        super().__init__()
+        own = {name: tensor for name, tensor in tensors.items() if name not in COPIES}
+        parts = [layout.embedding_norm, layout.state_norm, layout.projection, layout.norm]
+        if lacking := [name for name in parts if name not in own]:
+            raise InputError(_does_not_fit(target, f"missing {', '.join(lacking)}"))
+        embedding_norm, state_norm, projection, norm = (own.pop(name) for name in parts)
+        below = layout.layer.format(k=0)
+        if surplus := [name for name in own if not name.startswith(layout.layer.partition("{")[0])]:
+            raise InputError(_does_not_fit(target, f"unexpected {', '.join(surplus)}"))
+        layer = {name.removeprefix(below): value for name, value in own.items() if name.startswith(below)}
+        self.layout, self.modules_shipped = layout, modules
+        self.model = layer_model(target, {NORM: norm, **{LAYER + name: value for name, value in layer.items()}})
+        inner = self.model.model
+        self.embedding_norm, self.state_norm = copy.deepcopy(inner.norm), copy.deepcopy(inner.norm)
+        size = int(target.config.hidden_size)
+        self.projection = torch.nn.Linear(2 * size, size, bias=False, device=target.device, dtype=target.dtype)
+        for module, weight in (
+            (self.embedding_norm, embedding_norm), (self.state_norm, state_norm), (self.projection, projection),
+        ):  # fmt: skip
+            if weight.shape != module.weight.shape:
+                raise InputError(_does_not_fit(target, f"sizes {[*weight.shape]} and {[*module.weight.shape]}"))
+            module.weight = torch.nn.Parameter(weight.to(target.device, target.dtype), requires_grad=False)
+
+    def fused(self, embedded: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+        """Make the layer's input [..., d] of embeddings of tokens and the states before them, [..., d] each."""
+        normed = [self.embedding_norm(embedded), self.state_norm(features)]
+        joined: torch.Tensor = self.projection(torch.cat(normed if self.layout.embedding_first else normed[::-1], -1))
+        return joined
+
+
+class MtpLM(RowsOfStates, EagleLM):
+    """The module's pass over a target that keeps its last states."""
+
+    def __init__(self, target: Any, mtp: Mtp):
+        model = mtp.model
+        self.eagle, self.norm, self.head = mtp, model.model.norm, model.get_output_embeddings()
+        StateDrafterLM.__init__(self, target, model, model_parts(model), model.model.layers)
+
+    def _embedded(self, tokens: Sequence[int], states: Sequence[int | None]) -> torch.Tensor:
+        embedded = super()._embedded(tokens, states)
+        if not self.eagle.layout.masks_first:
+            return embedded
+        first = torch.tensor([state == 0 for state in states], device=self.device)
+        return embedded.masked_fill(first[:, None], 0)
+
+    def handed_on(self, x: torch.Tensor) -> torch.Tensor:
+        return self.parts.normed(x, self.norm) if self.eagle.layout.hands_on_normed else x
+
+    def _features_of(self, states: torch.Tensor) -> torch.Tensor:
+        normed: torch.Tensor = self.target.norm(states) if self.eagle.layout.reads_normed else states
+        return normed
+
+    def finish(self, x: torch.Tensor, keep: int = 0) -> torch.Tensor:
+        return PartsLM.finish(self, x, keep)
+
+
+@dataclass(frozen=True, eq=False)
+class MtpKind(EagleKind):
+    """Comes with the target's checkpoint."""
+
+    name: ClassVar[str] = "mtp"
+    origin: ClassVar[Origin] = "target"
+    paper_policy: ClassVar[str | None] = None
+
+    @classmethod
+    def check_target(cls, target: Any) -> None:
+        if not has_recurrent_layers(target.config):
+            super().check_target(target)
+
+    @classmethod
+    def load(cls, target: Any, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> tuple[Any, Self]:
+        """Read the target's own module; `tensors` and `facts` are empty."""
+        config = target.config.get_text_config()
+        layout = LAYOUTS.get(config.model_type)
+        if layout is None:
+            raise InputError(
+                f"MTP modules of {config.model_type} targets are not read, only those of {', '.join(LAYOUTS)}; give "
+                "another --drafter"
+            )
+        cls.check_target(target)
+        folder, modules = checkpoint_folder(target), list[dict[str, torch.Tensor]]()
+        layers = int(config.num_hidden_layers)
+        while found := read_tensors(folder, layout.module.format(k=len(modules), layer=layers + len(modules))):
+            modules.append(found)
+            if layout.layer:  # all modules are in one
+                break
+        if not modules:
+            raise InputError(f"{target.name_or_path} ships no MTP module; give another checkpoint or another --drafter")
+        return target, cls(Mtp(target, layout, modules[0], len(modules)).eval())
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"modules": self.eagle.modules_shipped}
+
+    def make_passes(self, target: Any) -> tuple[Any, CachedLM]:
+        recurrent = has_recurrent_layers(target.config)
+        whole = RecurrentStates(target) if recurrent else SplitTarget(target, *self.splits(target))
+        return whole, MtpLM(whole, self.eagle)
+
+    def make_drafter(
+        self, target: Any, eos_token_ids: Sequence[int], predictor: Predictor | None
+    ) -> tuple[CachedLM, DraftModel]:
+        whole, draft = self.make_passes(target)  # no family that ships a module has static passes
+        return whole, DraftModel(draft, eos_token_ids, predictor)

@@ -1,0 +1,244 @@
+"""Drafters as others publish them: a folder with config.json and weights, in the layouts of several libraries.
+
+    EAGLE-1, -2   SafeAILab's files, vLLM's, and those of older releases of speculators
+    EAGLE-3, 3.1  SafeAILab's, SpecForge's, AngelSlim's and speculators', which nests the sizes of the layers
+    P-EAGLE       speculators' and SpecForge's
+    DFlash        z-lab's, SpecForge's and speculators'; DSpark's as well, of which the confidence head is not read
+    MEDUSA        FasterDecoding's `medusa_lm_head.pt` or `.safetensors`, and vLLM's
+
+A layout is recognised by config.json and by the names of the tensors; other drafters are refused by name. Published
+files name their target, if at all, by a hub id, so that nothing checks whether a drafter is given its own.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+
+from realrun.drafters.block import DFLASH, P_EAGLE, W1
+from realrun.drafters.eagle3 import ARCHITECTURE, LAYERS_KEY
+from specsim.cost.roofline.drafters import LAYERS, drafter_config
+from specsim.io.errors import InputError
+from specsim.io.json import parse_json
+
+CONFIG, WEIGHTS, PICKLED, INDEX = "config.json", "model.safetensors", "pytorch_model.bin", ".index.json"
+MEDUSA_FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
+FILES = (WEIGHTS, PICKLED, *MEDUSA_FILES)
+AGAIN = "download it again"
+READ = "EAGLE-1 to EAGLE-3.1, P-EAGLE, DFlash, DSpark and MEDUSA"
+# What the drafters that are not read do that those which are read do not.
+OTHERS = {
+    "dflash2": "DFlash2, whose layers convolve and whose head selects candidates",
+    "domino": "Domino, whose head reads the tokens before each drafted token",
+    "xpress": "XPress",
+    "mtp": "an MTP module, which is a part of its target",
+}
+TRAINED_DEPTHS = 8  # of P-EAGLE, by default in both libraries
+VERIFIER = ("verifier_norm.weight", "verifier_lm_head.weight", "rotary_emb.inv_freq")  # copies of the target's parts
+
+Tensors = dict[str, torch.Tensor]
+
+
+class Published(NamedTuple):
+    """A published drafter: the name of its kind in `realrun.drafters.registry`, and what its `load` takes."""
+
+    kind: str
+    tensors: Tensors
+    facts: dict[str, Any]
+
+
+def is_published(folder: Path) -> bool:
+    """Check whether this is the folder of a published drafter, whether or not it is read."""
+    return folder.is_dir() and drafter_name(folder) is not None
+
+
+def drafter_name(folder: Path) -> str | None:
+    """Name the drafter in a folder, such as "eagle", "eagle3", "p-eagle", "dflash", "medusa"; None for other models.
+
+    Raises InputError if its config.json is damaged.
+    """
+    if any((folder / name).is_file() for name in MEDUSA_FILES):
+        return "medusa"
+    if not (folder / CONFIG).is_file():
+        return None
+    config = _config(folder)
+    written = json.dumps([config.get(key) for key in ("architectures", "speculators_model_type")]).lower()
+    other = next((name for name in OTHERS if name in written), None)
+    stated = drafter_config(config)
+    if other is not None or stated is not None:
+        return other or (stated.method if stated is not None else None)
+    # EAGLE-1's call themselves LlamaForCausalLM and have a projection that no Llama has, and no head.
+    names = _names(folder)
+    return "eagle" if {"fc.weight", "layers.0.self_attn.q_proj.weight"} <= names else None
+
+
+def read_published(folder: Path) -> Published:
+    """Read a published drafter.
+
+    Raises InputError, in one line, if it is damaged or of a kind or structure that is not read.
+    """
+    name = drafter_name(folder)
+    if name in OTHERS:
+        raise InputError(f"drafter {folder} is {OTHERS[name]}, which is not read; published drafters are {READ}")
+    readers = {
+        "eagle": _eagle,
+        "eagle3": _eagle3,
+        "p-eagle": _block,
+        "dflash": _block,
+        "dspark": _block,
+        "medusa": _medusa,
+    }
+    if name not in readers:
+        raise InputError(f"drafter {folder} is of kind {name}, which is not read; published drafters are {READ}")
+    config = _config(folder) if (folder / CONFIG).is_file() else {}
+    tensors = {key: tensor for key, tensor in _tensors(folder).items() if key not in VERIFIER}
+    try:
+        return readers[name](folder, tensors, config)
+    except KeyError as error:
+        raise InputError(f"drafter {folder} has no {error.args[0]}, which {name} drafters have; {AGAIN}") from None
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    config: dict[str, Any] = parse_json(
+        (folder / CONFIG).read_text(), str(folder / CONFIG), dict[str, Any], invalid=AGAIN
+    )
+    return config
+
+
+def _files(folder: Path) -> list[Path]:
+    """List the files of weights: one, or those that an index names."""
+    for name in FILES:
+        if (folder / name).is_file():
+            return [folder / name]
+        if (index := folder / f"{name}{INDEX}").is_file():
+            named: dict[str, Any] = parse_json(index.read_text(), str(index), dict[str, Any], invalid=AGAIN)
+            return [folder / file for file in sorted({*named.get("weight_map", {}).values()})]
+    raise InputError(f"drafter {folder} has no weights that are read (none of {', '.join(FILES)}); {AGAIN}")
+
+
+def _read(folder: Path, file: Path, *, names_only: bool = False) -> Mapping[str, torch.Tensor]:
+    try:
+        if names_only and file.suffix == ".safetensors":
+            with safe_open(file, framework="pt") as handle:
+                return dict.fromkeys(handle.keys(), torch.empty(0))
+        if file.suffix == ".safetensors":
+            return load_file(file)
+        tensors: Tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=names_only)
+    except (SafetensorError, OSError, RuntimeError, EOFError, UnpicklingError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise InputError(f"drafter {folder} has no weights that are read ({reason}); {AGAIN}") from None
+    return tensors
+
+
+def _tensors(folder: Path) -> Tensors:
+    return {name: tensor for file in _files(folder) for name, tensor in _read(folder, file).items()}
+
+
+def _names(folder: Path) -> set[str]:
+    """List the names of the tensors in a folder, none if it has no weights that are read."""
+    try:
+        return {name for file in _files(folder) for name in _read(folder, file, names_only=True)}
+    except InputError:
+        return set()
+
+
+def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Make a config.json flat, in which speculators nests the sizes of the layers."""
+    nested = config.get(LAYERS)
+    flat = {**config, **nested} if isinstance(nested, Mapping) else dict(config)
+    return {key: value for key, value in flat.items() if key not in (LAYERS, "auto_map") and "speculators" not in key}
+
+
+def _eagle(folder: Path, tensors: Tensors, config: Mapping[str, Any]) -> Published:
+    """EAGLE-1 and -2: the layer that vLLM runs, with a bias or without; the head and the embedding are the target's."""
+    layernorms = [name for name in tensors if name.endswith(("embedding_layernorm.weight", "lm_head_layernorm.weight"))]
+    if layernorms:
+        raise InputError(f"drafter {folder} is an EAGLE with the norms of HASS ({layernorms[0]}), which is not read")
+    renamed = {
+        re.sub(r"^(fusion_)?fc\.", "fuse.", name).replace("transformer.", "layers.0."): tensor
+        for name, tensor in tensors.items()
+        if not name.startswith(("embed_tokens.", "lm_head."))
+    }
+    return Published("eagle", renamed, {})
+
+
+def _eagle3(folder: Path, tensors: Tensors, config: Mapping[str, Any]) -> Published:
+    stated = {**_flat(config), "architectures": [ARCHITECTURE]}
+    if LAYERS in config:  # as vLLM reads them, where older files do not say
+        stated.setdefault("norm_before_residual", True)
+    renamed = {re.sub(r"^layers\.0\.", "midlayer.", name): tensor for name, tensor in tensors.items()}
+    return Published("eagle3", renamed, {"config": stated})
+
+
+def _block(folder: Path, tensors: Tensors, config: Mapping[str, Any]) -> Published:
+    stated, own = _flat(config), config.get("dflash_config") or {}
+    tensors = {name.removeprefix("logit_head."): tensor for name, tensor in tensors.items()}
+    tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("confidence_head.")}
+    form = P_EAGLE if "mask_hidden" in tensors else DFLASH
+    masks = [
+        places.get(key)
+        for places in (config, own)
+        for key in ("mask_token_id", "pard_token", "ptd_token_id")
+        if places.get(key) is not None
+    ]
+    if not masks:
+        raise InputError(f"drafter {folder} does not say which token masks are; write its mask_token_id in config.json")
+    facts: dict[str, Any] = {"form": form, "mask": masks[0]}
+    if form == P_EAGLE:
+        proposals = (config.get("speculators_config") or {}).get("proposal_methods") or [{}]
+        facts["tokens"] = proposals[0].get("speculative_tokens") or TRAINED_DEPTHS
+        nested = (config.get("eagle_config") or {}).get(LAYERS_KEY)
+        states = config.get(LAYERS_KEY) or (nested and [number + 1 for number in nested])
+    else:
+        windows = {*(stated.get("layer_types") or ())} - {"full_attention"}
+        if windows or own.get("use_swa") or own.get("attention_sink_bias") or own.get("attention_value_scale"):
+            raise InputError(f"drafter {folder} is a DFlash with windows, sinks or scaled values, which is not read")
+        anchor = config.get("sample_from_anchor", own.get("sample_from_anchor"))
+        if anchor is None:  # vLLM's default for the authors' DSpark; SpecForge's does not draft from it
+            anchor = W1 in tensors and not own
+        facts |= {"draws_anchor": anchor, "tokens": int(config["block_size"]) - (not anchor)}
+        facts["causal"] = bool(own.get("causal"))
+        facts["markov_rank"] = tensors[W1].shape[1] if W1 in tensors else 0
+        if any("joint_proj" in name for name in tensors):
+            raise InputError(f"drafter {folder} is a DSpark with a recurrent head, which is not read; {READ} are")
+        stated["model_type"] = "qwen3"
+        numbers = own.get("target_layer_ids") or config.get(
+            "target_layer_ids"
+        )  # of the layers whose output is read, from 0
+        states = config.get("aux_hidden_state_layer_ids") or (numbers and [number + 1 for number in numbers])
+    if not states:
+        raise InputError(f"drafter {folder} does not say which layers of its target it reads; add them to config.json")
+    facts["states_after"] = states
+    return Published("block", tensors, {"config": {**stated, **facts}})
+
+
+def _medusa(folder: Path, tensors: Tensors, config: Mapping[str, Any]) -> Published:
+    """MEDUSA's heads: residual blocks of one layer, with biases, and heads of their own or one for all."""
+    blocks: dict[tuple[str, int], torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        plain = name.removeprefix("medusa_heads.").removeprefix("medusa_head.")
+        plain = re.sub(r"^(\d+)\.(\d+)\.linear\.(\w+)$", r"blocks.\1.layers.\2.\3", plain)
+        plain = re.sub(r"^(\d+)\.(\d+)\.weight$", r"lm_heads.\1.weight", plain)
+        found = re.fullmatch(r"blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)|lm_heads\.(\d+)\.(weight)", plain)
+        if found is None:
+            raise InputError(f"drafter {folder} has MEDUSA heads with {name}, which are not read; {READ} are")
+        if found[2] not in (None, "0"):
+            raise InputError(f"drafter {folder} has MEDUSA heads of several layers ({name}), and only one is read")
+        part, head = (found[3], found[1]) if found[1] else ("head", found[4])
+        blocks[part, int(head)] = tensor
+    heads = sum(part == "weight" for part, _ in blocks)
+    stacked = {
+        "residual": torch.stack([blocks["weight", head] for head in range(heads)]),
+        "vocabulary": torch.stack([blocks["head", head] for head in range(heads)]),
+    }
+    if ("bias", 0) in blocks:
+        stacked["bias"] = torch.stack([blocks["bias", head] for head in range(heads)])
+    return Published("medusa", stacked, {"heads": heads})

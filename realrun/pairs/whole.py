@@ -1,0 +1,135 @@
+"""Loads a causal language model whole, or says what its checkpoint lacks.
+
+The library fills tensors that a checkpoint lacks with random numbers and drops those that the model has no place for.
+Drafters are published under the names of models: an EAGLE head calls itself LlamaForCausalLM. So every tensor is
+accounted for here. A composite checkpoint (text with vision or audio) gives its text model, without the other parts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+
+from realrun.lm.variants import without_head
+from realrun.pairs.published import drafter_name
+from specsim.io.errors import InputError
+
+NAMED = 3  # tensors of a kind that an error names at most
+HEAD = "lm_head.weight"
+# A composite checkpoint's names of its text model's tensors, and the text model's own.
+TEXT_MODEL = {
+    r"^(model\.)?language_model\.lm_head\.": "lm_head.",
+    r"^(model\.)?language_model\.(model\.)?(?!lm_head)": "model.",
+}
+MTP = re.compile(r"(^|\.)(mtp|mtp_layers|nextn)\.")  # modules beside a model, which drafter mtp reads
+LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+FAILURES = (
+    OSError, ValueError, TypeError, KeyError, AttributeError, ImportError, RuntimeError, SafetensorError,
+)  # fmt: skip
+
+
+def load_whole(path: str, **options: Any) -> PreTrainedModel:
+    """Load the model of a folder or hub id, of a composite checkpoint the text model. No remote code is run.
+
+    options : of the library's `from_pretrained`
+
+    Raises InputError if it cannot be loaded, or a tensor is missing, unexpected or of another shape.
+    """
+    config = load_config(path)
+    text = config.get_text_config()
+    composite = text is not config
+    if type(text) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise InputError(
+            f"{path} is a {config.model_type} model, whose text model transformers does not load by itself; give a "
+            "causal language model"
+        )
+    names = {"key_mapping": TEXT_MODEL} if composite else {}
+    try:
+        model, report = load_with_report(path, config=text, **names, **options)
+    except FAILURES as error:
+        raise cannot_load(path, error) from None
+    if composite and config.tie_word_embeddings and HEAD in report["missing_keys"]:  # stated for the whole alone
+        model.config.tie_word_embeddings = True
+        model.tie_weights()
+        report["missing_keys"] = {*report["missing_keys"]} - {HEAD}
+    parts = [f"model.{name}." for name, _ in without_head(model).named_children()]
+    check_whole(report, path, model, (*parts, HEAD) if composite else None)
+    return model
+
+
+def load_with_report(path: str, **options: Any) -> tuple[Any, dict[str, Any]]:
+    """Call the library's `from_pretrained`; it reports tensors of another shape as it does missing ones."""
+    kind: Any = AutoModelForCausalLM
+    loaded: tuple[Any, dict[str, Any]] = kind.from_pretrained(
+        path, trust_remote_code=False, output_loading_info=True, ignore_mismatched_sizes=True, **options
+    )
+    return loaded
+
+
+def load_config(path: str) -> PretrainedConfig:
+    """Load a model's configuration; InputError if there is none, or the folder holds a drafter instead of a model."""
+    if drafter := drafter_name(Path(path)):
+        raise InputError(f"{path} holds a drafter of kind {drafter}, not a model; pass it as --drafter")
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    except FAILURES as error:
+        raise cannot_load(path, error) from None
+    return config
+
+
+def cannot_load(path: str, error: Exception) -> InputError:
+    """Make the error of a model or tokenizer that the library does not load."""
+    first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return InputError(f"cannot load {path}: {first_line} Give a local folder or a hub id.")
+
+
+def check_whole(report: Mapping[str, Any], name: str, model: Any, parts: tuple[str, ...] | None = None) -> None:
+    """Raise InputError that names the tensors of the library's report, if a model was not loaded whole.
+
+    name : of the model; parts : of a composite checkpoint, how names of the text model's tensors begin; None if all
+        tensors are the model's
+    """
+    mismatched = {tensor: shapes for tensor, *shapes in report["mismatched_keys"]}
+    unexpected = [tensor for tensor in report["unexpected_keys"] if not _is_mtp(tensor, model)]
+    if parts is not None:
+        unexpected = [tensor for tensor in unexpected if tensor.startswith(parts)]
+    faults = {
+        "lacks": _listed({*report["missing_keys"]} - mismatched.keys()),
+        "also has": _listed(unexpected),
+        "has in another shape": _listed(
+            f"{tensor} ({_size(here)} instead of {_size(wanted)})" for tensor, (here, wanted) in mismatched.items()
+        ),
+    }
+    said = "; ".join(f"{fault} {tensors}" for fault, tensors in faults.items() if tensors)
+    if said:
+        kind = type(model).__name__
+        raise InputError(f"{name} is not a whole {kind}: it {said}; download it again, or give another model")
+
+
+def _is_mtp(tensor: str, model: Any) -> bool:
+    """Check whether a tensor belongs to an MTP module, which some families number as layers behind the model's own."""
+    config = model.config.get_text_config()
+    number = LAYER.search(tensor)
+    behind = int(number[1]) - int(config.num_hidden_layers) if number else -1
+    return 0 <= behind < (getattr(config, "num_nextn_predict_layers", None) or 0) or MTP.search(tensor) is not None
+
+
+def _listed(names: Iterable[str]) -> str:
+    ordered = sorted(names)
+    more = [f"{len(ordered) - NAMED} more"] if len(ordered) > NAMED else []
+    return ", ".join(ordered[:NAMED] + more)
+
+
+def _size(shape: Iterable[int]) -> str:
+    return " x ".join(map(str, shape)) or "a number"
