@@ -324,10 +324,10 @@ class Study:
             figure_name="errors",
             caption="Median error of predictions, by what is predicted and for which models",
             columns=[
-                Column("what is predicted", "class"),
+                Column("predicted", "class"),
                 Column("runs", "runs"),
-                Column("last preset, held-out: median error, %", BEFORE, TENTH),
-                Column("this preset, held-out: median error, %", HELD_OUT, TENTH),
+                Column("last preset: median error, %", BEFORE, TENTH),
+                Column("this preset: median error, %", HELD_OUT, TENTH),
                 Column("90th percentile, systems weighing alike", "p90_percent", TENTH),
             ],
             shown=[{**row, BEFORE: before["class", row["class"], ""]} for row in rows],
