@@ -338,11 +338,11 @@ class Study:
                 + "; ".join(f"{count} ({why})" for why, count in Counter(self.left_out).most_common(WORST))
                 + ".",
                 "Held out: a system is predicted by what fits all others; table.csv also has half of the systems, by "
-                f"what fits the other half. Speedups share the ceilings of all other runs. The worst is off by "
+                f"what fits the other half. Speedups share all ceilings. The worst is off by "
                 f"{worst[HELD_OUT]:.0f} % ({worst['what']}, {worst['models']}, {worst['system']}).",
                 f"Assumed: InferenceX's mean lengths are {INFERENCEX_LENGTH:g} of those that it names; with "
                 f"speculation {CONTEXT} tokens of context and the least tensor parallelism that fits, where the source "
-                f"does not say; {LIKE} ran on an H100, and EAGLE-3's tables have its acceptance.",
+                f"does not say; {LIKE} ran on an H100, with the acceptance of EAGLE-3's tables.",
                 f"The preset: {fixed['memory']:g} of the memory bandwidth, {US * fixed['launch_s']:g} us a "
                 f"launch, {US * fixed['all_reduce_s']:g} us an all-reduce; of a round, of a draft step and more of a "
                 "tree's round, in ms: "
