@@ -55,6 +55,11 @@ class Cell:
         return {**asdict(self), "best": self.best}
 
 
+def _last(batch: float) -> int:
+    """The last batch at which speculation gains, of the point where it stops."""
+    return math.floor(batch + SLACK)
+
+
 @dataclass(frozen=True)
 class BreakEven:
     """The batch beyond which speculation loses, with its 95 % interval over sequences.
@@ -73,7 +78,7 @@ class BreakEven:
     largest_batch: int
 
     def __str__(self) -> str:
-        ends = [f"over {self.largest_batch}" if b is None else f"{b:.0f}" for b in (self.batch, self.low, self.high)]
+        ends = [f"over {self.largest_batch}" if b is None else f"{_last(b)}" for b in (self.batch, self.low, self.high)]
         return ends[0] if len(set(ends)) == 1 else f"{ends[0]} [{ends[1]}, {ends[2]}]"
 
     def as_dict(self) -> dict[str, Any]:
@@ -88,7 +93,7 @@ class BreakEvenRange(NamedTuple):
     largest_batch: int
 
     def __str__(self) -> str:
-        return " to ".join(f"{end:.0f}" if math.isfinite(end) else f"over {self.largest_batch}" for end in self[:2])
+        return " to ".join(f"{_last(end)}" if math.isfinite(end) else f"over {self.largest_batch}" for end in self[:2])
 
 
 @dataclass(frozen=True)
@@ -125,7 +130,7 @@ class SpeedupMap:
         for even in self.break_even:
             if even.context == context and even.batch and lengths[max(lengths)] == 0:
                 lengths.pop(max(lengths))
-                lengths[math.floor(even.batch + SLACK) + 1] = 0
+                lengths[_last(even.batch) + 1] = 0
         return lengths
 
     def largest_batch(self, context: int | None = None) -> int:
