@@ -280,7 +280,7 @@ class Asked:
             nonlocal waits
             before, waits = device.counts, 0
             result = advance(*args)
-            last = args[-1][-1]
+            last = args[4][-1]  # of the rounds so far
             self.rounds.append(
                 difference(device.counts, before)
                 | {"waits": waits, "drafted": last.drafted, "verified": last.verified, "passes": len(last.level_nodes)}

@@ -233,7 +233,7 @@ RESULT = re.compile(
 )
 LEVEL = "95 %"  # of every interval and every comparison
 STATED = {  # by page, what is no result, and why
-    "CHANGELOG.md": {"0.32": "vLLM's version"},
+    "CHANGELOG.md": {"0.32": "vLLM's version", "3.1": "EAGLE's version", "3.6": "Qwen's version"},
     "docs/howto/serve.md": {"0.32": "vLLM's version"},
     "docs/howto/doctor.md": {
         "0.32": "vLLM's version",

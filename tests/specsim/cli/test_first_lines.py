@@ -42,7 +42,7 @@ ANSWERED = [
     (["advise", "k.json", "--gpu", "rtx5090", "--target", "Qwen/Qwen3-8B", "--drafter", "drafter_dflash.json",
       "--engine", "tensorrt_llm"], "max_draft_len"),
     (["advise", "k.json", "--gpu", "h100", "--target", "llama3.1:8b", "--drafter", "drafter_eagle3.json", "--engine",
-      "vllm"], "K = 4"),
+      "vllm"], '"eagle3"'),
     (["advise", "k.json", "--gpu", "NVIDIA A100-SXM4-80GB", "--target", "target_awq.json", "--drafter", "eagle3",
       "--engine", "vllm"], "weights int4"),
     (["advise", "k.json", "--gpu", "L40S", "--target", "Qwen/Qwen3-8B-AWQ", "--drafter", "z-lab/Qwen3-8B-DFlash-b16"],
