@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from specsim.io.names import known_name
+from specsim.serving.presets import SERVERS
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class Conventions:
         what is accepted beyond the limit, or behind an end of text, is counted, though it is never output
     counts_empty : whether rounds that drafted nothing count as rounds of speculation
     drafts_ahead : whether a round's draft is made at the end of the step before, so that a schedule of K by batch goes
-        by the sequences of that step, see `specsim.serving.continuous.run_server`
+        by the sequences of that step, see `specsim.serving.presets`
     drafts_past_end : whether a draft goes on behind an end-of-text token that the drafter proposes
     accepts_end : when a drafted end of text that is right counts as accepted: always, as a draft's last token alone, or
         never, because it counts as the token that the target adds
@@ -60,7 +61,7 @@ CONVENTIONS = {
             first_token="prefill",
             clips_draft=False,
             counts_empty=False,
-            drafts_ahead=True,
+            drafts_ahead=SERVERS["vllm"].drafts_ahead,
             drafts_past_end=True,
             accepts_end="always",
             source="runs on a CPU: per-request metrics of 36 prompts, texts and rounds equal to a replay, under a "
@@ -72,7 +73,7 @@ CONVENTIONS = {
             first_token="prefill",
             clips_draft=True,
             counts_empty=False,
-            drafts_ahead=False,
+            drafts_ahead=SERVERS["llamacpp"].drafts_ahead,
             drafts_past_end=True,
             accepts_end="last",
             source="runs on a CPU: LLAMA_TRACE of 36 prompts, texts and rounds equal to a replay",

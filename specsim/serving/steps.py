@@ -47,12 +47,10 @@ compiled: Any = nb.njit(cache=True, nogil=True, error_model="numpy")
 inlined: Any = nb.njit(cache=True, nogil=True, error_model="numpy", inline="always")
 
 
-def levels_of(level_end: Ints, drafted: int) -> int:
-    """Draft passes of a draft: a token each for chains, a level each for a tree that is cut at some depth."""
+@inlined
+def _levels_of(level_end: Ints, drafted: int) -> int:
+    """Number of draft passes: one per token of a chain, one per level of a tree; `draft_levels` of one draft."""
     return int(np.searchsorted(level_end - 1, drafted)) if len(level_end) else drafted
-
-
-_levels_of: Any = inlined(levels_of)
 
 
 @compiled

@@ -33,7 +33,7 @@ def test_two_rows_are_compared_over_the_baselines_of_their_own_runs() -> None:
 
 
 def test_arms_with_texts_of_their_own_add_their_spreads() -> None:
-    """Of 20 % and 10 %, as logarithms: the root of their squares' sum."""
+    """Half-widths of 20 % and 10 % on the logarithm: hypot(log 1.2, log 1.1) = log 1.2282."""
     arms = {
         "x": {"acceleration_rate": {"estimate": 3.0, "low": 3.0 / 1.2, "high": 3.0 * 1.2}},
         "y": {"acceleration_rate": {"estimate": 2.0, "low": 2.0 / 1.1, "high": 2.0 * 1.1}},

@@ -50,7 +50,7 @@ class Step:
 
 @dataclass
 class Served:
-    """Seconds at which each request got its first token and was over, and what happened on the way."""
+    """When each request got its first token and when it finished, in seconds; the steps; the number of preemptions."""
 
     first_s: list[float]
     finish_s: list[float]

@@ -475,11 +475,11 @@ class Architecture:
         return self.stack_parameters + self.head_parameters + embedding + self.tables + self.norms
 
     def first(self, layers: int, name: str = "") -> Architecture:
-        """The first layers of it, under the same head."""
+        """A model of the first layers alone, with the same output head."""
         return replace(self, name=name or f"{self.name}, {layers} layers", layers=self.layers[:layers])
 
     def after(self, layers: int) -> Architecture:
-        """The layers behind the first ones, under the same head."""
+        """A model without the first layers, with the same output head."""
         return replace(self, layers=self.layers[layers:])
 
 

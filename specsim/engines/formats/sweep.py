@@ -31,9 +31,12 @@ COLUMNS = {
 
 
 class Row(NamedTuple):
-    """A measurement; speed in tokens a second (or 1 / TPOT), length with the target's own token.
+    """A row of the table: one measurement of a server.
 
-    tpot_ms : of a request's output token; by the batch over the speed where it is not in the table
+    k, batch : draft length and number of requests
+    speed : output tokens per second of all requests; 1 / TPOT in a table without throughput, as only ratios count
+    length : acceptance length, the token that the target adds included
+    tpot_ms : milliseconds per output token of a request; batch / speed where the table does not have it
     """
 
     k: int
