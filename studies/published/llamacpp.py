@@ -24,8 +24,8 @@ from studies.published.fit import COMPUTE, OUTLIER, OVERLAP
 
 DATE = "2026-11"
 ALL_REDUCE_S = 5.4e-6  # as other engines; llama.cpp's devices take layers in turn unless it is told otherwise
-# Bounds and start of the fit: share of the memory bandwidth, kernel launch (us), share of the vector units, and overheads
-# of a draft step and of a round (ms). 16-bit weights on an RTX 3090 reach 94 % of the bandwidth; packed weights must be
+# Bounds and start of the fit: share of the memory bandwidth, kernel launch (us), share of the vector units, overheads
+# of a draft step and of a round (ms). 16-bit weights reach 94 % of the bandwidth on an RTX 3090; packed weights must be
 # unpacked as well.
 LOW, START, HIGH = [0.4, 0.3, 0.05, 1e-3, 1e-3], [0.85, 4.0, 0.4, 0.1, 0.5], [0.92, 60.0, 3.0, 5.0, 10.0]
 
