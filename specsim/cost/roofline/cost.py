@@ -47,8 +47,14 @@ EAGLE3_VOCABULARY = 32000  # tokens that released EAGLE-3 drafters can draft
 BLOCK_LAYERS = 5  # of published DFlash, DSpark and Domino drafters
 OWN_NAMES = ("dflash", "dspark", "p-eagle", "pard", "suffix")  # methods of engines beside their kind's usual one
 LOOKUPS = ("suffix", "ngram-gpu", "ngram-simple", "ngram-mod", "ngram-map-k", "ngram-map-k4v", "ngram-cache")
-DRAFT_MODELS = ("model", "draftmodel", "draft", "draftsimple", "standalone")  # names that do not say which
-CONSUMER = re.compile("GeForce|Radeon|Ryzen|Apple|Arc")  # in the title of a GPU that people have at home
+DRAFT_MODELS = (
+    "model",
+    "draftmodel",
+    "draft",
+    "draftsimple",
+    "standalone",
+)  # names that do not tell which model drafts
+CONSUMER = re.compile("GeForce|Radeon|Ryzen|Apple|Arc")  # titles of consumer GPUs
 PROCESSOR = re.compile("EPYC|Xeon|CPU")
 LARGEST_NUMBER = 64  # of MEDUSA's heads, and of a block drafter's layers
 
@@ -82,7 +88,7 @@ class Drafter:
 
     @property
     def borrows_cache(self) -> bool:
-        """Whether it attends to the target's cache and has none, as Gemma-4's."""
+        """Whether it attends to the target's KV cache and has no cache of its own, as Gemma-4's assistant."""
         attention = self.model.of(Attention) if self.model else []
         return bool(attention) and all(block.values == "shared" for block in attention)
 
@@ -182,16 +188,16 @@ def find_drafter(drafter: str | Mapping[str, Any], target: Architecture) -> Draf
 
 
 def _eagle3(head: Architecture, target: Architecture) -> Drafter:
-    """The drafter of a dense layer that attends to a state and an embedding."""
+    """EAGLE-3 with this layer, which attends to a projected state and an embedding."""
     return Drafter("eagle3", replace(head.attending(states=2), projected_width=3 * target.hidden_size))
 
 
 def _assistant(config: Mapping[str, Any], name: str) -> Drafter:
-    """Gemma-4's drafter: a small model on the target's cache, between projections from and to the target's states."""
+    """Gemma-4's assistant: a small model that attends to the target's cache and projects from and to its states."""
     text = dict(config.get("text_config", {}))
     text = {"model_type": "gemma4_text", **text, "num_kv_shared_layers": text.get("num_hidden_layers")}
     model = architecture_from_config(text, name)
-    if config.get("use_ordered_embeddings"):  # scores clusters of tokens, then those of the best clusters
+    if config.get("use_ordered_embeddings"):  # scores clusters of tokens, then the tokens of the best clusters
         clusters = config.get("num_centroids", 2048)
         drafted = clusters + model.vocab_size // clusters * config.get("centroid_intermediate_top_k", 32)
         model = replace(model, vocab_size=drafted)
@@ -199,7 +205,7 @@ def _assistant(config: Mapping[str, Any], name: str) -> Drafter:
 
 
 def _named_drafter(name: str) -> tuple[Mapping[str, Any], str]:
-    """The object that a drafter's name stands for: a kind, a config, or {"model": name}; and its name in engines."""
+    """The object that a drafter's name stands for (a kind, a config, or {"model": name}) and its name in engines."""
     if find_model(name) is None and config_path(name).is_file():
         return model_config(name), ""
     short, colon, number = name.partition(":")
@@ -309,10 +315,10 @@ class RooflineCost(BatchCost):
     draft_passes : the passes of `drafter.model`; default: on the target's hardware, as its own
     batch : sequences in lockstep; times are the batch's
     overheads : overhead of a round besides its passes
-    prompt_share : share of the time of other requests' prompts that a served token waits for
+    prompt_share : share of the prefill time of other requests that an output token waits for
     covered : ranges of the calibration; `notes` names requests beyond them
     engine : name of the inference engine whose overheads these are
-    remarks : what `notes` say of the costs beside their error
+    remarks : further lines of `notes`
 
     Raises InputError for a batch below 1.
 
@@ -341,6 +347,11 @@ class RooflineCost(BatchCost):
             raise InputError(f"roofline: batch={self.batch}; give at least 1")
         if self.draft_passes is None and self.drafter.model is not None:
             object.__setattr__(self, "draft_passes", replace(self.target, model=self.drafter.model))
+
+    def with_passes(self, **changes: Any) -> RooflineCost:
+        """A copy whose passes of target and drafter have these fields of `Roofline` changed."""
+        draft_passes = self.draft_passes and replace(self.draft_passes, **changes)
+        return replace(self, target=replace(self.target, **changes), draft_passes=draft_passes)
 
     @property
     def max_tree_tokens(self) -> int:
@@ -371,16 +382,16 @@ class RooflineCost(BatchCost):
         def rows_s(rows: npt.ArrayLike, ends: bool = True) -> Seconds:
             return passes.batch_seconds(BatchTokens.alike(tokens.sequences, rows, context), ends=ends)
 
-        if self.drafter.kind == "medusa":  # by the first step, on every sequence's last state
+        if self.drafter.kind == "medusa":  # its pass counts in the first step, over the last state of every sequence
             return np.where(first, rows_s(1), 0.0) + overhead_s
-        if self.drafter.kind == "block":  # a step takes what its token adds to the pass over all of them
+        if self.drafter.kind == "block":  # each step counts the time that its token adds to the single pass
             later_s = rows_s(count) - rows_s(np.maximum(count - 1, 1))
             return np.where(first, rows_s(1) + overhead_s, later_s)
         pass_s = passes.batch_seconds(tokens)
-        if self.drafter.kind == "eagle3":  # the target's states are projected by the first step
+        if self.drafter.kind == "eagle3":  # the first step projects the target's states
             later = replace(passes, model=replace(passes.model, projected_width=0))
             pass_s = np.where(first, pass_s, later.batch_seconds(tokens))
-        if self.drafter.reads_verified:  # a step takes what its token will add to the next round's first pass
+        if self.drafter.reads_verified:  # each step counts the time that its token adds to the next round's first pass
             pass_s = pass_s + rows_s(count + 1, ends=False) - rows_s(count, ends=False)
         return np.maximum(pass_s + overhead_s, 0.0)
 
@@ -437,7 +448,7 @@ class RooflineCost(BatchCost):
         return self.batch_verify(tokens) + (tokens.new > tokens.sequences) * self.target.derating.launch_s
 
     def kind(self, *, drafts: bool = True) -> tuple[str, ...]:
-        """Words for what decides the error, as published runs have them; drafts : of a run with speculation."""
+        """Features of the deployment that decide its error, see `Runs`. drafts : include the drafter"""
         model, weights = self.target.model, self.target.weights
         formats = weights.values() if isinstance(weights, Mapping) else [weights]
         words = {
@@ -449,7 +460,7 @@ class RooflineCost(BatchCost):
             "CPU": bool(PROCESSOR.search(self.target.hardware.title)),
         }
         drafter = "eagle" if self.drafter.kind == "eagle3" else self.drafter.kind
-        own = [word for word, said in words.items() if said]
+        own = [word for word, holds in words.items() if holds]
         return (*own, *([drafter] if drafts else []), batch_class(self.batch))
 
     @property

@@ -387,7 +387,7 @@ class Roofline:
     def _linear(
         self, name: str, rows: Floats, inputs: int, outputs: int, count: int, part: Part | None, *, divided: bool = True
     ) -> Operation:
-        """A matrix of each of `count` layers. divided : whether the devices share it; else each device holds all of it"""
+        """A matrix of each of `count` layers. divided : over the devices; else every device holds all of it"""
         size = inputs * outputs * count / (self.tensor_parallel if divided else 1)
         states = count * rows * (inputs + outputs) * self._width
         products = self._products(self._format(part)) if part else ""

@@ -5,7 +5,8 @@ GPUs: a is what the engine takes for a step beside the passes, b how much longer
 what bytes between GPUs and each sequence take, which no point tells and is kept as given. With drafts of K tokens, a
 round of which tau tokens come out takes tau times the time per token: a + b V(K + 1) + b D(K) + x K + y, and c, where V
 and D are verification and drafting by the roofline, x is what the engine takes for a draft step beside its pass, and y
-for a round. An x below 0 is a draft step that is faster than the data sheet says, but never below 0 itself.
+for a round. x may be below 0: then a draft step is faster than the roofline predicts. The predicted time of a draft
+step stays at 0 or above.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class Fitted:
     cost : calibrated
     factor : b, times of passes over those of the roofline
     errors_percent : of the predicted time per token at each point, with its sign
-    contradictions : points that no such costs meet, in words
+    contradictions : a line that names the points whose error exceeds the measurement noise; empty if none does
     held_out_percent : the same where the point itself is left out of the fit; None where too few are left
     """
 
@@ -132,7 +133,7 @@ def calibrated_on_points(cost: RooflineCost, points: Sequence[Point]) -> Fitted:
 
 
 def _contradictions(points: Sequence[Point], errors_percent: Sequence[float]) -> list[str]:
-    """Name points that the fit of all misses by more than noise, and those of the same run that differ by more."""
+    """Name the points whose time per token the fit misses by more than the measurement noise."""
     off = [
         f"{point} ({error:+.0f} %)"
         for point, error in zip(points, errors_percent, strict=True)
@@ -180,7 +181,8 @@ def _fit(cost: RooflineCost, points: Sequence[Point]) -> tuple[RooflineCost, flo
     bare = replace(scaled, overheads=replace(of_sequences, step_s=step_s))
     lengths = [float(point.k) for point in drafted]
     columns = [[1.0] * len(drafted)] if len(set(lengths)) == 1 else [[1.0] * len(drafted), lengths]
-    # Drafts that take the least are taken out, so that the part that is found of each is not below 0.
+    # nnls finds no negative time. So the shortest draft step is taken out of the prediction before the fit, and
+    # subtracted from the fitted time per draft step afterwards.
     least_s = _least_draft_s(bare, drafted) if len(columns) > 1 else 0.0
     left = [max(point.round_s - predicted_s(bare, point) + least_s * point.k, 0.0) for point in drafted]
     round_s, *draft = _shares(columns, left, [point.round_s for point in drafted])
@@ -189,7 +191,7 @@ def _fit(cost: RooflineCost, points: Sequence[Point]) -> tuple[RooflineCost, flo
 
 
 def _least_draft_s(cost: RooflineCost, points: Sequence[Point]) -> float:
-    """The shortest draft step of the points' rounds by the roofline; 0 for drafters without steps of their own."""
+    """Seconds of the shortest draft step in the points' rounds; 0 for drafters that do not run a pass per token."""
     if cost.draft_passes is None or cost.drafter.at_once:
         return 0.0
     return min(

@@ -159,7 +159,10 @@ def error_note(what: str, kind: tuple[str, ...]) -> str:
     name = ", ".join(kind)
     if published_error(what, kind) is None:
         low, high = (100 * (1 / ratio - 1) for ratio in _document()["worst"][what])
-        return f"no published run like this one ({name}): the plain roofline's worst {what}s are {high:+.0f} and {low:+.0f} % off"
+        return (
+            f"no published run like this one ({name}): the plain roofline's worst {what}s are {high:+.0f} and "
+            f"{low:+.0f} % off"
+        )
     errors = published_errors(what, kind)
     if errors is None:
         total = sum(runs.runs for runs in published_runs() if runs.what == what)
