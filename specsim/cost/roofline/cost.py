@@ -33,7 +33,7 @@ from specsim.cost.roofline.published import (
     published_error,
     unknown_error,
 )
-from specsim.cost.roofline.shape import MAX_SIZE, Architecture, Attention, Mlp
+from specsim.cost.roofline.shape import MAX_SIZE, Architecture, Attention, LinearAttention, Mlp
 from specsim.io.arrays import Floats, Seconds
 from specsim.io.errors import InputError
 from specsim.io.names import find_name, known_name, plain
@@ -454,7 +454,7 @@ class RooflineCost(BatchCost):
         words = {
             "dense": model.experts is None,
             "experts": model.experts is not None,
-            "hybrid": model.linear is not None,
+            "hybrid": model.count(LinearAttention) > 0,
             "integer weights": any(str(name).startswith("int") or name in GGUF_BITS for name in formats),
             "consumer GPU": bool(CONSUMER.search(self.target.hardware.title)),
             "CPU": bool(PROCESSOR.search(self.target.hardware.title)),

@@ -177,7 +177,8 @@ class LatentAttention(Attending):
     References: DeepSeek-AI 2024, DeepSeek-V2, arXiv:2405.04434, section 2.1.
 
     >>> from specsim.cost.roofline.architecture import find_architecture
-    >>> find_architecture("deepseek-v3").latent.cached_width
+    >>> from specsim.cost.roofline.shape import LatentAttention
+    >>> find_architecture("deepseek-v3").of(LatentAttention)[0].cached_width
     576
     """
 
@@ -224,7 +225,8 @@ class LinearAttention:
     References: Yang et al. 2024, "Gated Delta Networks", arXiv:2412.06464; Dao and Gu 2024, Mamba-2, arXiv:2405.21060.
 
     >>> from specsim.cost.roofline.architecture import find_architecture
-    >>> find_architecture("qwen3-next-80b-a3b").linear.state_size
+    >>> from specsim.cost.roofline.shape import LinearAttention
+    >>> find_architecture("qwen3-next-80b-a3b").of(LinearAttention)[0].state_size
     524288
     """
 
@@ -388,16 +390,6 @@ class Architecture:
     @property
     def num_layers(self) -> int:
         return len(self.layers)
-
-    @property
-    def latent(self) -> LatentAttention | None:
-        """The first latent attention block, or None."""
-        return next(iter(self.of(LatentAttention)), None)
-
-    @property
-    def linear(self) -> LinearAttention | None:
-        """The first block with a recurrent state, or None."""
-        return next(iter(self.of(LinearAttention)), None)
 
     @property
     def experts(self) -> Experts | None:
