@@ -45,7 +45,7 @@ SIZES = ("vocabulary", "hidden_size", "intermediate_size")
 SIZED = {"eagle": SIZES[:1], "eagle3": SIZES, "block": SIZES}  # may have sizes of their own
 EAGLE3_VOCABULARY = 32000  # tokens that released EAGLE-3 drafters can draft
 BLOCK_LAYERS = 5  # of published DFlash, DSpark and Domino drafters
-OWN_NAMES = ("dflash", "dspark", "p-eagle", "pard", "suffix")  # methods of engines beside their kind's usual one
+OWN_NAMES = ("dflash", "dspark", "p-eagle", "pard", "suffix")  # names of methods that share a kind with others
 LOOKUPS = ("suffix", "ngram-gpu", "ngram-simple", "ngram-mod", "ngram-map-k", "ngram-map-k4v", "ngram-cache")
 DRAFT_MODELS = (
     "model",
@@ -260,17 +260,17 @@ def _drafter_of_config(config: Mapping[str, Any], name: str, target: Architectur
 
 @dataclass(frozen=True)
 class Overheads:
-    """Overhead of a round besides its passes, in seconds.
+    """Overheads in seconds, without the passes of target and drafter.
 
-    step_s : a round, and a token without speculation
-    sequence_s : each sequence of a pass of the target
-    verified_sequence_s : each sequence of a pass of the target that verifies drafts, in addition
-    round_s : a round
-    tree_round_s : a round with a tree, in addition
-    policy_step_s : a decision whether to continue
-    draft_step_s : a draft step; below 0 where measured ones take less than their pass by the roofline
-    cold_start_s : the first draft step, where the target's pass has thrown the drafter's weights out of a cache
-    cold_start_ratio : what of it is left at each further step
+    step_s : per decode step and per round
+    sequence_s : per sequence of a target pass
+    verified_sequence_s : further seconds per sequence of a target pass that verifies drafts
+    round_s : per round
+    tree_round_s : further seconds per round with a tree
+    policy_step_s : per decision whether to continue drafting
+    draft_step_s : per draft step; below 0 if measured draft steps are faster than the roofline predicts
+    cold_start_s : further seconds of the first draft step, if the target's pass evicts the drafter's weights from cache
+    cold_start_ratio : factor by which `cold_start_s` shrinks at each further step
     """
 
     step_s: float = 0.0
@@ -291,7 +291,7 @@ class Overheads:
                 raise InputError(f"roofline: {name}={value}; give {least:g} to {most:g}")
 
     def draft_step(self, place: npt.ArrayLike) -> Seconds:
-        """Of the draft step at this place of a round, from 0."""
+        """Overhead of the draft step at this place of a round, from 0."""
         return np.asarray(self.draft_step_s + self.cold_start_s * self.cold_start_ratio ** np.asarray(place))
 
 
@@ -408,7 +408,7 @@ class RooflineCost(BatchCost):
         return f"{of.model.name} with {drafter} on {devices} in {of.dtype}{of.formats}"
 
     def missing_bytes(self, tokens: BatchTokens) -> Floats:
-        """Memory that weights and caches before such passes need on a device beyond what it has; 0 where they fit."""
+        """Bytes by which weights and caches before these passes exceed a device's memory; 0 if they fit."""
         memory_bytes = self.target.hardware.memory_bytes
         contexts = tokens.cached / tokens.sequences
         need_bytes = self.target.device_bytes(tokens.sequences, contexts)

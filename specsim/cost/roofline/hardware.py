@@ -109,7 +109,7 @@ class Derating:
     launch_s : seconds to start an operation
     overlap : share of the shorter of reading and computing that hides behind the longer. 1 is the roofline; a processor
         that waits for memory before it computes has less
-    all_reduce_s : seconds of an all-reduce beside sending its bytes
+    all_reduce_s : seconds of an all-reduce without the transfer of its bytes
 
     Raises InputError for a number out of range.
 

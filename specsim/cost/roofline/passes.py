@@ -160,13 +160,13 @@ class Roofline:
 
     @cached_property
     def weight_bytes(self) -> float:
-        """Of all devices together."""
+        """Bytes of the weights on all devices together."""
         packed = {**self.model.matrices, "head": self.model.head_parameters}
         rest = self.model.parameters - sum(packed.values())
         return sum(size * self._weight_bytes(part) for part, size in packed.items()) + rest * self._width
 
     def kv_bytes(self, context: npt.ArrayLike) -> Floats:
-        """The cache of a sequence with `context` tokens, of all devices together but for their copies of it."""
+        """Bytes of the cache of a sequence with `context` tokens on all devices together; copies count once."""
         return np.asarray(self._token_bytes(context, 1) + self._state_bytes)
 
     def device_bytes(self, sequences: npt.ArrayLike, context: npt.ArrayLike) -> Floats:

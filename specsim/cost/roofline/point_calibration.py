@@ -1,12 +1,19 @@
 """Roofline costs calibrated on a few measured points: times per output token of an engine, with and without drafts.
 
-A time per token without speculation is a + b R + c, where R is a decoding step by the roofline without bytes between
-GPUs: a is what the engine takes for a step beside the passes, b how much longer passes take than the roofline says, c
-what bytes between GPUs and each sequence take, which no point tells and is kept as given. With drafts of K tokens, a
-round of which tau tokens come out takes tau times the time per token: a + b V(K + 1) + b D(K) + x K + y, and c, where V
-and D are verification and drafting by the roofline, x is what the engine takes for a draft step beside its pass, and y
-for a round. x may be below 0: then a draft step is faster than the roofline predicts. The predicted time of a draft
-step stays at 0 or above.
+Without speculation, the time per output token is modelled as a + b R + c:
+
+R : seconds of a decode step by the roofline, without transfers between GPUs
+a : overhead of the engine per step
+b : ratio of measured to predicted pass times
+c : seconds of transfers between GPUs and of each sequence, which points do not determine; they keep their preset values
+
+With drafts of K tokens and mean acceptance length tau, a round takes tau times the time per output token. It is
+modelled as a + b V(K + 1) + b D(K) + x K + y + c:
+
+V, D : seconds of verification and drafting by the roofline
+x : overhead of the engine per draft step; below 0 if draft steps are faster than the roofline predicts, but the
+    predicted time of a draft step stays at 0 or above
+y : overhead of the engine per round
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def with_prompt(prompt_tokens: float, decoding: BatchTokens) -> BatchTokens:
 
 
 def prompt_s(passes: Roofline, prompt_tokens: float, decoding: BatchTokens) -> float:
-    """Seconds by which a prompt lengthens the step in which it is read, beside the tokens that are decoded.
+    """Seconds by which a prompt lengthens the decode step that it is prefilled with.
 
     Only the prompt's last token gets logits, so the layers alone count.
     """
